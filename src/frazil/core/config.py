@@ -1,0 +1,401 @@
+"""One TOML file, or the same in Python, checked before anything starts.
+
+Comes in: a path (plus `FRAZIL_…` environment variables), or dataclasses made in code. Goes out: a
+frozen `Config`. `[kafka]`, `[catalog]`, `[spark]` and `[decode.registry]` pass through untouched
+to librdkafka, Iceberg, Spark and the registry client; every other key is known here, and an unknown
+one is refused with the nearest known one. A secret is never a value in the file: it is `env:NAME`
+or `file:PATH`, resolved where it is used and masked wherever a config is shown.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from frazil.core.errors import ConfigError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # pragma: no cover
+    import tomli as tomllib
+
+T = TypeVar("T")
+
+#: Keys whose value is a secret in the libraries that the pass-through sections go to.
+SECRET = re.compile(
+    r"password|passphrase|secret|credential|(^|[.\-_])token$|user\.info|key\.pem|oauthbearer\.config",
+    re.IGNORECASE,
+)
+#: Names that Iceberg keeps for itself: Spark cannot read a table that has one as a column.
+RESERVED = frozenset(
+    "_file _pos _deleted _spec_id _partition _row_id _last_updated_sequence_number "
+    "_change_type _change_ordinal _commit_snapshot_id".split()
+)
+FORMATS = ("confluent-avro", "avro", "json", "raw")
+
+
+class Settings(dict[str, str]):
+    """A pass-through section. Shows its keys, and its values except the secret ones."""
+
+    def __repr__(self) -> str:
+        return repr({k: "***" if SECRET.search(k) else v for k, v in self.items()})
+
+    def resolved(self) -> dict[str, str]:
+        """With `env:` and `file:` references replaced. Never log or store what comes back."""
+        return {key: resolve(key, value) for key, value in self.items()}
+
+
+def resolve(key: str, value: str) -> str:
+    kind, _, name = value.partition(":")
+    if kind == "env":
+        if name not in os.environ:
+            raise ConfigError(
+                f"cannot resolve {key}: environment variable {name} is not set",
+                hint=f"export {name}=…",
+            )
+        return os.environ[name]
+    if kind == "file" and SECRET.search(key):
+        try:
+            return Path(name).read_text().strip()
+        except OSError as error:
+            raise ConfigError(f"cannot resolve {key}: {name}: {error.strerror}") from None
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class SinkConfig:
+    """`[sink]`: who the sink is, what it reads, how it paces itself."""
+
+    id: str
+    topics: tuple[str, ...] = ()
+    pattern: str = ""
+    #: earliest, latest, or a cut: {topic = {partition = offset}}; used only where no table has
+    #: a position yet
+    start: str | dict[str, dict[str, int]] = "earliest"
+    #: the offset index; by default `frazil_index` beside the first table
+    index: str = ""
+    #: Spark's checkpoint; a convenience that is never read back, so a temporary folder by default
+    checkpoint: str = ""
+    #: how often Spark looks for new offsets
+    trigger: str = "500ms"
+    #: how long staged batches may gather before they are committed together
+    commit_interval: str = "0s"
+    max_records_per_trigger: int = 4_000_000
+    max_bytes_per_trigger: str = "1GiB"
+    #: a partition's range is split so that one task gets at most this many offsets
+    max_records_per_task: int = 1_000_000
+    #: bounds of absorption: beyond any of them the stream blocks until commits go through
+    max_pending_batches: int = 64
+    max_pending_bytes: str = "16GiB"
+    max_pending_age: str = "6h"
+    #: how long a broker may be away before the stream stops
+    patience: str = "5m"
+    #: consumer group under which committed offsets are published; by default the sink's id
+    group: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    """`[decode]`: how a record's value becomes columns."""
+
+    format: str = "confluent-avro"
+    #: path of an Avro schema (.avsc); without it Confluent Avro asks the registry
+    schema: str = ""
+    registry: Settings = field(default_factory=Settings)
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogConfig:
+    """`[catalog]`: `name`, and everything else is Iceberg's own catalog property."""
+
+    name: str = "lake"
+    properties: Settings = field(default_factory=Settings)
+
+
+@dataclass(frozen=True, slots=True)
+class TableConfig:
+    """`[[table]]`: one Iceberg table, made from the writer schema when it is absent."""
+
+    name: str
+    partition_by: tuple[str, ...] = ()
+    properties: dict[str, str] = field(default_factory=dict)
+    format_version: int = 2
+    location: str = ""
+    branch: str = "main"
+    #: column whose lowest and highest value each batch records; by default the record's timestamp
+    event_time: str = ""
+    target_file_size: str = "256MiB"
+    compression: str = "zstd"
+    #: names of the metadata columns; an empty name leaves the column out (not `offset`'s)
+    topic_column: str = "_topic"
+    partition_column: str = "_topic_partition"
+    offset_column: str = "_offset"
+    timestamp_column: str = "_timestamp"
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    sink: SinkConfig
+    kafka: Settings
+    tables: tuple[TableConfig, ...]
+    decode: DecodeConfig = field(default_factory=DecodeConfig)
+    catalog: CatalogConfig = field(default_factory=CatalogConfig)
+    spark: Settings = field(default_factory=Settings)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def index_table(self) -> str:
+        if self.sink.index:
+            return self.sink.index
+        namespace, _, _ = self.tables[0].name.rpartition(".")
+        return f"{namespace}.frazil_index"
+
+    @property
+    def group(self) -> str:
+        return self.sink.group or self.sink.id
+
+
+def duration(text: str) -> float:
+    """Seconds of `500ms`, `20s`, `5m`, `6h`, `2d`."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*", text)
+    if not found:
+        raise ConfigError(f"cannot read duration {text!r}: expected a number with ms, s, m, h or d")
+    scale = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}[found.group(2)]
+    return float(found.group(1)) * scale
+
+
+def size(text: str) -> int:
+    """Bytes of `4096`, `64KiB`, `256MiB`, `1GiB` (`KB`, `MB`, `GB` are decimal)."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(iB|B)?\s*", text)
+    if not found:
+        raise ConfigError(f"cannot read size {text!r}: expected a number with KiB, MiB or GiB")
+    base = 1000 if found.group(3) == "B" and found.group(2) else 1024
+    return int(float(found.group(1)) * base ** " KMGT".index(found.group(2) or " "))
+
+
+def load(path: str | Path, environ: Mapping[str, str] = os.environ) -> Config:
+    """The config of a TOML file, with `FRAZIL_SECTION__KEY` variables laid over it."""
+    try:
+        with open(path, "rb") as file:
+            document = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"cannot read config {path}: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"cannot read config {path}: not TOML: {error}") from None
+    return from_document(overlay(document, environ), base=Path(path).parent)
+
+
+def overlay(document: dict[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+    """`FRAZIL_SINK__ID=a` sets `[sink] id`; `FRAZIL_KAFKA__BOOTSTRAP_SERVERS` a dotted key;
+    `FRAZIL_TABLE__0__NAME` a field of the first table; `FRAZIL_SINK__TOPICS=a,b` a list."""
+    for name in sorted(environ):
+        if not name.startswith("FRAZIL_") or "__" not in name:
+            continue
+        section, *rest = name.removeprefix("FRAZIL_").lower().split("__")
+        where: Any = document
+        if section == "table":
+            index = int(rest.pop(0)) if rest and rest[0].isdigit() else 0
+            tables = where.setdefault("table", [])
+            while len(tables) <= index:
+                tables.append({})
+            where = tables[index]
+        else:
+            where = where.setdefault(section, {})
+        if section == "decode" and rest[0] == "registry" and len(rest) > 1:
+            where = where.setdefault(rest.pop(0), {})
+            section = "registry"
+        key = rest[0]
+        if section in ("kafka", "catalog", "spark", "registry"):
+            alike = [k for k in where if re.sub(r"[.\-]", "_", k).lower() == key]
+            key = alike[0] if alike else key if key == "name" else key.replace("_", ".")
+        lists = ("topics", "partition_by")
+        where[key] = environ[name].split(",") if key in lists else environ[name]
+    return document
+
+
+def from_document(document: Mapping[str, Any], base: Path = Path()) -> Config:
+    known = ("sink", "kafka", "decode", "catalog", "spark", "table")
+    for section in document:
+        if section not in known:
+            raise ConfigError(f"cannot read config: unknown section [{section}]"
+                              f"{_nearest(section, known)}")  # fmt: skip
+    decode = dict(document.get("decode", {}))
+    decode["registry"] = _settings("decode.registry", decode.get("registry", {}))
+    if decode.get("schema"):  # a path in a file is meant from where the file is
+        decode["schema"] = str(base / decode["schema"])
+    catalog = dict(document.get("catalog", {}))
+    name = catalog.pop("name", "lake")
+    if "sink" not in document:
+        raise ConfigError("cannot read config: there is no [sink]", hint='[sink]\nid = "orders"')
+    tables = document.get("table", [])
+    if not isinstance(tables, list):
+        raise ConfigError("cannot read config: [table] is one table; expected [[table]]")
+    return Config(
+        sink=_section(SinkConfig, "[sink]", document["sink"]),
+        kafka=_settings("kafka", document.get("kafka", {})),
+        decode=_section(DecodeConfig, "[decode]", decode),
+        catalog=CatalogConfig(name, _settings("catalog", catalog)),
+        spark=_settings("spark", document.get("spark", {})),
+        tables=tuple(_section(TableConfig, "[[table]]", each) for each in tables),
+    )
+
+
+def check(config: Config) -> None:
+    """Everything that can be refused without asking a server."""
+    sink = config.sink
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,99}", sink.id):
+        raise ConfigError(f"cannot use sink id {sink.id!r}: expected 1 to 100 letters, digits, "
+                          "dots, dashes or underscores")  # fmt: skip
+    if bool(sink.topics) == bool(sink.pattern):
+        raise ConfigError("cannot read [sink]: expected either topics or pattern")
+    if sink.pattern:
+        try:
+            re.compile(sink.pattern)
+        except re.error as error:
+            raise ConfigError(f"cannot read [sink] pattern: {error}") from None
+    if isinstance(sink.start, str) and sink.start not in ("earliest", "latest"):
+        raise ConfigError(f"cannot read [sink] start: expected earliest, latest or a cut, "
+                          f"found {sink.start!r}")  # fmt: skip
+    for text in (sink.trigger, sink.commit_interval, sink.max_pending_age, sink.patience):
+        duration(text)
+    for text in (sink.max_bytes_per_trigger, sink.max_pending_bytes):
+        size(text)
+    for name in ("max_records_per_trigger", "max_records_per_task", "max_pending_batches"):
+        if getattr(sink, name) < 1:
+            raise ConfigError(f"cannot read [sink] {name}: expected at least 1")
+    if "bootstrap.servers" not in config.kafka:
+        raise ConfigError('cannot read [kafka]: "bootstrap.servers" is missing')
+    if config.decode.format not in FORMATS:
+        raise ConfigError(f"cannot read [decode] format: {config.decode.format!r} is unknown"
+                          f"{_nearest(config.decode.format, FORMATS)}")  # fmt: skip
+    if config.decode.format == "confluent-avro" and not (
+        config.decode.schema or config.decode.registry
+    ):
+        raise ConfigError("cannot decode Confluent Avro: neither [decode] schema nor "
+                          "[decode.registry] url is given")  # fmt: skip
+    if config.decode.format == "avro" and not config.decode.schema:
+        raise ConfigError("cannot decode bare Avro: [decode] schema is missing")
+    if len(config.tables) != 1:
+        raise ConfigError(f"cannot read [[table]]: expected one table, found {len(config.tables)}")
+    for table in config.tables:
+        _check_table(table)
+    _refuse_what_breaks_the_promise(config)
+
+
+def _check_table(table: TableConfig) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)+", table.name):
+        raise ConfigError(f"cannot use table name {table.name!r}: expected namespace.table of "
+                          "letters, digits and underscores")  # fmt: skip
+    if not table.offset_column or not table.partition_column or not table.topic_column:
+        raise ConfigError(f"cannot use table {table.name}: the topic, partition and offset columns "
+                          "carry the proof and cannot be left out")  # fmt: skip
+    names = (table.topic_column, table.partition_column, table.offset_column, table.timestamp_column)
+    if taken := RESERVED & set(names):
+        raise ConfigError(f"cannot use table {table.name}: the column name {min(taken)!r} is "
+                          "reserved by Iceberg")  # fmt: skip
+    if table.format_version not in (2, 3):
+        raise ConfigError(f"cannot use table {table.name}: expected format_version 2 or 3, "
+                          f"found {table.format_version}")  # fmt: skip
+    if size(table.target_file_size) > 512 * 1024**2:
+        raise ConfigError(f"cannot use table {table.name}: target_file_size is over 512MiB")
+
+
+#: section, key pattern, forbidden value pattern, reason
+_REFUSED = (
+    ("*", r"fail\.?on\.?data\.?loss", r"(?i)false", "a lost range must stop the stream, not pass "
+     "in silence"),
+    ("spark", r".*asyncProgressTracking.*", r".*", "progress is written by the commit, not beside "
+     "it"),
+    ("spark", r".*(realTimeMode|continuous).*", r".*", "without batches there is no cut to prove"),
+    ("kafka", r"enable\.auto\.commit", r"(?i)true", "the table is the position; the group's offsets "
+     "are published after the commit"),
+    ("kafka", r"auto\.offset\.reset", r"(?!error$).*", "a position that is gone must stop the "
+     "stream, not jump"),
+    ("kafka", r"group\.id", r".*", "set [sink] group instead"),
+    ("kafka", r"enable\.partition\.eof", r"(?i)false", "the end of a range may be invisible "
+     "offsets; only this event shows it"),
+)  # fmt: skip
+
+
+def _refuse_what_breaks_the_promise(config: Config) -> None:
+    sections = {"kafka": config.kafka, "spark": config.spark, "catalog": config.catalog.properties,
+                "decode.registry": config.decode.registry}  # fmt: skip
+    for section, settings in sections.items():
+        for key, value in settings.items():
+            if SECRET.search(key) and not re.match(r"(env|file):.", value):
+                raise ConfigError(
+                    f"cannot take [{section}] {key}: a secret stands in the config; "
+                    "expected env:NAME or file:PATH"
+                )
+            for where, key_pattern, value_pattern, reason in _REFUSED:
+                if (
+                    where in ("*", section)
+                    and re.fullmatch(key_pattern, key, re.IGNORECASE)
+                    and re.fullmatch(value_pattern, value)
+                ):
+                    raise ConfigError(f"cannot take [{section}] {key} = {value!r}: {reason}")
+
+
+def _section(kind: Callable[..., T], title: str, values: Mapping[str, Any]) -> T:
+    fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    taken: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in fields:
+            raise ConfigError(f"cannot read {title}: unknown key {key!r}{_nearest(key, fields)}")
+        taken[key] = _fit(f"{title} {key}", str(fields[key].type), value)
+    required = [n for n, f in fields.items() if f.default is f.default_factory is dataclasses.MISSING]
+    for name in required:
+        if name not in taken:
+            raise ConfigError(f"cannot read {title}: {name!r} is missing")
+    return kind(**taken)
+
+
+def _fit(where: str, kind: str, value: Any) -> Any:
+    try:
+        if kind == "int" and not isinstance(value, bool):
+            return int(value)
+        if kind == "str" and isinstance(value, (str, int, float)) and not isinstance(value, bool):
+            return str(value)
+        if kind.startswith("tuple") and isinstance(value, (list, tuple)):
+            return tuple(str(each) for each in value)
+        if kind == "dict[str, str]" and isinstance(value, Mapping):
+            return {str(k): str(v) for k, v in value.items()}
+        if kind.startswith("str | dict") and isinstance(value, (str, Mapping)):
+            return value
+        if kind == "Settings" and isinstance(value, Settings):
+            return value
+    except ValueError:
+        pass
+    raise ConfigError(f"cannot read {where}: expected {kind}, found {value!r}")
+
+
+def _settings(section: str, values: Mapping[str, Any]) -> Settings:
+    flat: dict[str, str] = {}
+
+    def walk(prefix: str, value: Any) -> None:
+        if isinstance(value, Mapping):  # TOML reads `bootstrap.servers = …` as a nested table
+            for key, below in value.items():
+                walk(f"{prefix}.{key}" if prefix else key, below)
+        elif isinstance(value, bool):
+            flat[prefix] = str(value).lower()
+        elif isinstance(value, (str, int, float)):
+            flat[prefix] = str(value)
+        else:
+            raise ConfigError(f"cannot read [{section}] {prefix}: expected text or a number")
+
+    walk("", values)
+    return Settings(flat)
+
+
+def _nearest(word: str, known: Any) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(known)}"

@@ -1,0 +1,181 @@
+"""The staged batch: its form on the wire and in storage. Pure.
+
+All data files of a batch stand in Iceberg manifests; this small record names the manifests, the
+ranges and the counts. Once it is stored the batch can be committed by any later life of the sink
+without reading Kafka again. A record carries its own checksum: a torn or altered one does not
+count as staged, and the batch is read again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from frazil.core.offsets import Cut, Partition, Range
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What became of one range of a batch in one table."""
+
+    range: Range
+    written: int
+    rejected: int = 0
+    skipped: int = 0
+    invisible: int = 0
+    #: lowest and highest offset that held a record; None when none did
+    seen: tuple[int, int] | None = None
+    #: lowest and highest event time, in microseconds
+    watermark: tuple[int, int] | None = None
+
+    def __add__(self, other: Tally) -> Tally:
+        """Of the range right behind this one."""
+        return Tally(
+            Range(self.range.partition, self.range.start, other.range.end),
+            self.written + other.written,
+            self.rejected + other.rejected,
+            self.skipped + other.skipped,
+            self.invisible + other.invisible,
+            _span(self.seen, other.seen),
+            _span(self.watermark, other.watermark),
+        )
+
+    @property
+    def balanced(self) -> bool:
+        """I3: every offset of the range has exactly one fate."""
+        return len(self.range) == self.written + self.rejected + self.skipped + self.invisible
+
+
+@dataclass(frozen=True, slots=True)
+class StagedTable:
+    name: str
+    uuid: str
+    schema_id: int
+    #: Iceberg's own encoding of each manifest file, base64
+    manifests: tuple[str, ...]
+    #: where they are, for those who clean up
+    paths: tuple[str, ...]
+    files: int
+    bytes: int
+    tallies: tuple[Tally, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StagedBatch:
+    sink: str
+    epoch: int
+    number: int
+    commit_id: str
+    begin: Cut
+    end: Cut
+    topics: Mapping[str, str]
+    cluster: str
+    staged_at_ms: int
+    window_start_ms: int
+    tables: tuple[StagedTable, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(table.bytes for table in self.tables)
+
+    @property
+    def file_name(self) -> str:
+        return f"{self.epoch:08d}-{self.number:010d}-{self.commit_id}.json"
+
+    def table(self, name: str) -> StagedTable:
+        return next(table for table in self.tables if table.name == name)
+
+
+def dump(batch: StagedBatch) -> bytes:
+    body = json.dumps(
+        {
+            "version": VERSION,
+            "sink": batch.sink,
+            "epoch": batch.epoch,
+            "number": batch.number,
+            "commit-id": batch.commit_id,
+            "begin": batch.begin.nested(),
+            "end": batch.end.nested(),
+            "topics": dict(batch.topics),
+            "cluster": batch.cluster,
+            "staged-at-ms": batch.staged_at_ms,
+            "window-start-ms": batch.window_start_ms,
+            "tables": [
+                {
+                    "name": table.name,
+                    "uuid": table.uuid,
+                    "schema-id": table.schema_id,
+                    "manifests": table.manifests,
+                    "paths": table.paths,
+                    "files": table.files,
+                    "bytes": table.bytes,
+                    "tallies": [tally_values(tally) for tally in table.tallies],
+                }
+                for table in batch.tables
+            ],
+        },
+        separators=(",", ":"),
+    ).encode()
+    return hashlib.sha256(body).hexdigest().encode() + b"\n" + body + b"\n"
+
+
+def load(stored: bytes) -> StagedBatch | None:
+    """The batch, or None where the record is torn, altered or of another version."""
+    digest, _, body = stored.partition(b"\n")
+    if hashlib.sha256(body.rstrip(b"\n")).hexdigest().encode() != digest:
+        return None
+    record = json.loads(body)
+    if record["version"] != VERSION:
+        return None
+    return StagedBatch(
+        sink=record["sink"],
+        epoch=record["epoch"],
+        number=record["number"],
+        commit_id=record["commit-id"],
+        begin=Cut.of(record["begin"]),
+        end=Cut.of(record["end"]),
+        topics=record["topics"],
+        cluster=record["cluster"],
+        staged_at_ms=record["staged-at-ms"],
+        window_start_ms=record["window-start-ms"],
+        tables=tuple(
+            StagedTable(
+                name=table["name"],
+                uuid=table["uuid"],
+                schema_id=table["schema-id"],
+                manifests=tuple(table["manifests"]),
+                paths=tuple(table["paths"]),
+                files=table["files"],
+                bytes=table["bytes"],
+                tallies=tuple(tally_of(values) for values in table["tallies"]),
+            )
+            for table in record["tables"]
+        ),
+    )
+
+
+def tally_values(tally: Tally) -> list[object]:
+    """A tally as JSON: also the form in which tasks hand theirs to the driver."""
+    where = tally.range
+    return [*where.partition, where.start, where.end, tally.written, tally.rejected, tally.skipped,
+            tally.invisible, tally.seen, tally.watermark]  # fmt: skip
+
+
+def tally_of(values: list[object]) -> Tally:
+    topic, number, start, end, written, rejected, skipped, invisible, seen, watermark = values
+    return Tally(
+        Range(Partition(topic, number), start, end),  # type: ignore[arg-type]
+        written, rejected, skipped, invisible,  # type: ignore[arg-type]
+        tuple(seen) if seen else None,  # type: ignore[arg-type]
+        tuple(watermark) if watermark else None,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def _span(a: tuple[int, int] | None, b: tuple[int, int] | None) -> tuple[int, int] | None:
+    if a is None or b is None:
+        return a or b
+    return min(a[0], b[0]), max(a[1], b[1])

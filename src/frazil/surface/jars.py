@@ -1,0 +1,155 @@
+"""Maven coordinates in, a cached folder of jars out.
+
+The Ivy that PySpark ships does the resolving, so nothing but Java and PySpark is needed, and a
+machine with its own Ivy or proxy settings is served by them. A folder appears in the cache only
+when it is whole (it is renamed into place), so a second call answers at once, offline too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from xml.sax.saxutils import quoteattr
+
+from frazil.core.errors import ConfigError, Unavailable
+
+ICEBERG = ("org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",)
+#: the embedded catalog of the demo and the tests: Iceberg's JDBC catalog on SQLite
+SQLITE = ("org.xerial:sqlite-jdbc:3.53.4.0",)
+KAFKA = ("org.apache.kafka:kafka_2.13:4.3.1", "org.slf4j:slf4j-simple:1.7.36")
+
+
+def cache_dir() -> Path:
+    root = os.environ.get("FRAZIL_CACHE") or Path.home() / ".cache" / "frazil"
+    return Path(root).expanduser()
+
+
+def java() -> str:
+    """The java command, or one sentence that says how to get it."""
+    home = os.environ.get("JAVA_HOME")
+    candidates = [str(Path(home, "bin", "java"))] if home else []
+    for candidate in [*candidates, "java"]:
+        if found := shutil.which(candidate):
+            return found
+    raise ConfigError(
+        "cannot find Java: neither JAVA_HOME nor PATH has a java command; "
+        "expected Java 17 or newer",
+        hint="install it, for example: apt-get install -y openjdk-17-jre-headless",
+    )
+
+
+def fetch(
+    coordinates: Sequence[str],
+    *,
+    transitive: bool = True,
+    overrides: Sequence[str] = (),
+    excludes: Sequence[str] = (),
+    say: Callable[[str], None] = lambda _: None,
+) -> list[Path]:
+    """The jars of `coordinates` (`group:artifact:version[:classifier]`) and of what they need.
+
+    `overrides` are coordinates that replace a version somewhere below; `excludes` are groups that
+    the caller's class path has already.
+    """
+    wanted = repr((tuple(coordinates), transitive, tuple(overrides), tuple(excludes)))
+    name = coordinates[0].split(":")[1] + "-" + hashlib.sha256(wanted.encode()).hexdigest()[:12]
+    target = cache_dir() / "jars" / name
+    if not target.is_dir():
+        say(f"fetching {', '.join(c.split(':', 1)[1] for c in coordinates)}")
+        _retrieve(coordinates, transitive, overrides, excludes, target)
+    return sorted(target.glob("*.jar"))
+
+
+def classpath(jars: Sequence[Path]) -> str:
+    return os.pathsep.join(map(str, jars))
+
+
+def _retrieve(
+    coordinates: Sequence[str],
+    transitive: bool,
+    overrides: Sequence[str],
+    excludes: Sequence[str],
+    target: Path,
+) -> None:
+    command = java()
+    ivy = sorted((_pyspark_home() / "jars").glob("ivy-*.jar"))
+    if not ivy:
+        raise ConfigError("cannot fetch jars: this PySpark ships no Ivy", hint="pip install pyspark")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=target.name + ".", dir=target.parent))
+    try:
+        (work / "ivy.xml").write_text(_ivy_xml(coordinates, transitive, overrides, excludes))
+        run = subprocess.run(
+            [
+                command, "-jar", str(ivy[-1]),
+                "-cache", str(cache_dir() / "ivy"),
+                "-ivy", str(work / "ivy.xml"),
+                "-confs", "default",
+                "-types", "jar", "bundle",
+                "-retrieve", f"{work}/libs/[artifact]-[revision](-[classifier]).[ext]",
+            ],
+            capture_output=True, text=True, timeout=900,
+        )  # fmt: skip
+        libs = work / "libs"
+        if run.returncode != 0 or not libs.is_dir():
+            lines = (run.stdout + run.stderr).splitlines()
+            why = [x.strip() for x in lines if "UNRESOLVED" in x or "not found" in x or "ERROR" in x]
+            raise Unavailable(
+                f"cannot fetch {', '.join(coordinates)}: {'; '.join(why[:3]) or lines[-1:]}",
+                hint="check the network, or put an Ivy settings file for your mirror in place",
+            )
+        try:
+            libs.rename(target)
+        except OSError:  # another process was first; its folder is as whole as ours
+            if not target.is_dir():
+                raise
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _ivy_xml(
+    coordinates: Sequence[str], transitive: bool, overrides: Sequence[str], excludes: Sequence[str]
+) -> str:
+    rows = []
+    for coordinate in coordinates:
+        org, artifact, version, *classifier = coordinate.split(":")
+        part = (
+            f'<artifact name={quoteattr(artifact)} type="jar" ext="jar" '
+            f"m:classifier={quoteattr(classifier[0])}/>"
+            if classifier
+            else ""
+        )
+        rows.append(
+            f"<dependency org={quoteattr(org)} name={quoteattr(artifact)} "
+            f'rev={quoteattr(version)} force="true" conf="default->default" '
+            f'transitive="{str(transitive).lower()}">{part}</dependency>'
+        )
+    rows += [f"<exclude org={quoteattr(group)}/>" for group in excludes]
+    for coordinate in overrides:
+        org, artifact, version = coordinate.split(":")
+        rows.append(
+            f"<override org={quoteattr(org)} module={quoteattr(artifact)} rev={quoteattr(version)}/>"
+        )
+    return (
+        '<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">'
+        '<info organisation="frazil" module="jars"/>'
+        '<configurations><conf name="default"/></configurations>'
+        f"<dependencies>{''.join(rows)}</dependencies></ivy-module>"
+    )
+
+
+def _pyspark_home() -> Path:
+    import pyspark  # imported late: fetching a broker's jars should not cost Spark's import
+
+    return Path(pyspark.__file__).parent
+
+
+if __name__ == "__main__":  # `make` warms the cache with progress on stderr
+    for group in (ICEBERG, SQLITE, KAFKA):
+        fetch(group, transitive=group is KAFKA, say=lambda text: print(text, file=sys.stderr))

@@ -1,0 +1,52 @@
+"""A Spark session from a config: for the command line, the demo and the tests.
+
+Users of the Python API bring their own session; `start(spark)` takes it as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+from pyspark.sql import SparkSession
+
+from frazil.core.config import Config
+from frazil.surface import jars
+
+#: Spark's own default, and what Iceberg's catalogs call their secrets.
+_REDACT = "(?i)secret|password|token|access[.]?key|credential|user[.]info"
+
+
+def session(
+    config: Config, *, log_level: str = "FATAL", say: Callable[[str], None] = lambda _: None
+) -> SparkSession:
+    """`log_level` is Spark's: our own errors say what is wrong, without Java's stack traces."""
+    jars.java()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers must find what we find
+    name = config.catalog.name
+    properties = config.catalog.properties.resolved()
+    found = [*jars.fetch(jars.ICEBERG, transitive=False, say=say)]
+    if "sqlite" in properties.get("uri", ""):
+        found += jars.fetch(jars.SQLITE, transitive=False, say=say)
+    settings = {
+        "spark.app.name": f"frazil-{config.sink.id}",
+        # Twice the cores: a task that waits for Kafka leaves its core to another. Four tries:
+        # plain local[n] would fail a job at the first lost worker.
+        "spark.master": f"local[{2 * (os.cpu_count() or 1)},4]",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.redaction.regex": _REDACT,
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+        f"spark.sql.catalog.{name}": "org.apache.iceberg.spark.SparkCatalog",
+        **{f"spark.sql.catalog.{name}.{key}": value for key, value in properties.items()},
+        **config.spark.resolved(),
+    }
+    extra = settings.pop("spark.jars", "")
+    builder = SparkSession.builder.config("spark.jars", ",".join([*map(str, found), *filter(None, [extra])]))
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel(log_level)
+    return spark

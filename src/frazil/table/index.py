@@ -1,0 +1,87 @@
+"""The offset index: an ordinary Iceberg table, one row per (batch, table, topic, partition).
+
+Committed last, so its ledger is the stream's position. Its rows are made from staged batches and
+the snapshots that hold them, so a row never speaks of data that is not there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from frazil.core.offsets import Range
+from frazil.ingest.stage import StagedBatch, StagedTable, Tally
+from frazil.ingest.write import TableShape, Writer
+from frazil.table.ledger import Entry, Snapshot
+
+_TIME = pa.timestamp("us", "UTC")
+COLUMNS = pa.schema(
+    [
+        pa.field("sink", pa.large_string(), nullable=False),
+        pa.field("batch", pa.int64(), nullable=False),
+        pa.field("table_name", pa.large_string(), nullable=False),
+        pa.field("topic", pa.large_string(), nullable=False),
+        pa.field("partition", pa.int32(), nullable=False),
+        pa.field("start_offset", pa.int64(), nullable=False),
+        pa.field("end_offset", pa.int64(), nullable=False),
+        pa.field("written", pa.int64(), nullable=False),
+        pa.field("rejected", pa.int64(), nullable=False),
+        pa.field("skipped", pa.int64(), nullable=False),
+        pa.field("invisible", pa.int64(), nullable=False),
+        pa.field("min_offset", pa.int64()),
+        pa.field("max_offset", pa.int64()),
+        pa.field("event_time_low", _TIME),
+        pa.field("event_time_high", _TIME),
+        pa.field("window_start", _TIME),
+        pa.field("epoch", pa.int64(), nullable=False),
+        pa.field("commit_id", pa.large_string(), nullable=False),
+        pa.field("snapshot_id", pa.int64(), nullable=False),
+        pa.field("committed_at", _TIME, nullable=False),
+    ]
+)
+
+
+def rows(located: Sequence[tuple[StagedBatch, Snapshot]]) -> pa.Table:
+    now = int(time.time() * 1_000_000)
+    found = []
+    for batch, snapshot in located:
+        for table in batch.tables:
+            for tally in table.tallies:
+                seen, span = tally.seen or (None, None), tally.watermark or (None, None)
+                where = tally.range
+                found.append(
+                    (batch.sink, batch.number, table.name, *where.partition, where.start, where.end,
+                     tally.written, tally.rejected, tally.skipped, tally.invisible, *seen, *span,
+                     batch.window_start_ms * 1000, batch.epoch, batch.commit_id, snapshot.id, now)
+                )  # fmt: skip
+    columns = list(zip(*found, strict=True)) if found else [()] * len(COLUMNS)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, COLUMNS, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=COLUMNS)
+
+
+def write(shape: TableShape, prefix: str, located: Sequence[tuple[StagedBatch, Snapshot]]) -> list[str]:
+    """The rows of these batches as one data file; its descriptor."""
+    writer = Writer(shape, prefix)
+    writer.write(rows(located).cast(shape.arrow))
+    return [file.descriptor for file in writer.close()]
+
+
+def rebuilt(entry: Entry, table: str, uuid: str) -> StagedBatch:
+    """A batch as far as a table's ledger can tell it, for index rows that were never written."""
+    tallies = []
+    for each in entry.ranges:
+        counts = entry.counts(each.partition)
+        tallies.append(
+            Tally(Range(each.partition, each.start, each.end), counts.written, counts.rejected,
+                  counts.skipped, counts.invisible)
+        )  # fmt: skip
+    staged = StagedTable(table, uuid, entry.schema_id, (), (), 0, 0, tuple(tallies))
+    return StagedBatch(
+        sink=entry.sink, epoch=entry.epoch, number=entry.batches[1], commit_id=entry.commit_ids[-1],
+        begin=entry.begin, end=entry.end, topics=entry.topics, cluster=entry.cluster,
+        staged_at_ms=0, window_start_ms=0, tables=(staged,),
+    )  # fmt: skip
+
+

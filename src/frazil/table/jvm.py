@@ -1,0 +1,410 @@
+"""Iceberg's Java API in Spark's JVM: the only room with Py4J. Plain Python values in and out.
+
+The user's own `spark.sql.catalog.*` settings name the catalog, so every catalog and store that
+Iceberg for Spark supports works here. What Java throws leaves this room as one of our errors
+(`_KINDS`); what is not in the map leaves it as `Unknown`, which the committer answers by reading
+back, never by guessing.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.java_gateway import ensure_callback_server_started
+from pyspark.sql import SparkSession
+
+from frazil.core.errors import ConfigError, Conflict, Foreign, FrazilError, Unavailable, Unknown
+from frazil.table.ledger import Snapshot
+
+#: Java exception (simple name, of the error or of a cause) → what it means for the operator.
+_KINDS: dict[str, type[FrazilError]] = {
+    # certain: nothing was applied
+    "CommitFailedException": Conflict,
+    "AlreadyExistsException": Conflict,
+    # ours alone: the ancestry validator said no. Whether an earlier try of the same commit was
+    # applied is for the reader of the ledger to say (H1).
+    "ValidationException": Unknown,
+    "CommitStateUnknownException": Unknown,
+    # the catalog or store does not answer; in a commit the caller still reads back
+    "ServiceUnavailableException": Unavailable,
+    "ServiceFailureException": Unavailable,
+    "RESTException": Unavailable,
+    "UncheckedIOException": Unavailable,
+    "RuntimeIOException": Unavailable,
+    "UncheckedSQLException": Unavailable,
+    "UncheckedInterruptedException": Unavailable,
+    "SdkClientException": Unavailable,
+    "S3Exception": Unavailable,
+    "NoSuchTableException": Foreign,
+    "NoSuchNamespaceException": Foreign,
+    "NoSuchIcebergTableException": Foreign,
+    "NotFoundException": Foreign,
+    "NotAuthorizedException": ConfigError,
+    "ForbiddenException": ConfigError,
+    "BadRequestException": ConfigError,
+    "IllegalArgumentException": ConfigError,
+    "UnsupportedOperationException": ConfigError,
+    "ClassNotFoundException": ConfigError,
+    "CatalogNotFoundException": ConfigError,
+}
+
+#: position of `added_snapshot_id` in Iceberg's manifest-file record (the spec's field order)
+_SNAPSHOT_ID = 6
+_PLACEHOLDER = 2**62  # too large for an Integer, so Py4J makes it the Long that Java wants
+
+
+@contextmanager
+def _translated(doing: str) -> Iterator[None]:
+    try:
+        yield
+    except Py4JJavaError as error:
+        names, fact = _causes(error.java_exception)
+        kind = next((_KINDS[name] for name in names if name in _KINDS), Unknown)
+        raise kind(f"cannot {doing}: {fact}") from None
+    except PySparkException as error:
+        name = type(error).__name__
+        fact = str(error).strip().splitlines()[0] if str(error).strip() else name
+        raise _KINDS.get(name, Unknown)(f"cannot {doing}: {fact}") from None
+    except (Py4JError, ConnectionError) as error:
+        raise Unknown(f"cannot {doing}: the JVM does not answer: {error}") from None
+
+
+def _causes(exception: Any) -> tuple[list[str], str]:
+    names = []
+    fact = ""
+    for _ in range(8):  # bounded: Java allows causes in a circle
+        if exception is None:
+            break
+        names.append(exception.getClass().getSimpleName())
+        message = (exception.getMessage() or "").strip().splitlines()
+        fact = fact or f"{names[-1]}: {message[0] if message else 'no message'}"
+        exception = exception.getCause()
+    return names, fact
+
+
+class _Validator:
+    """Asks `check` about the ancestry on every try of a commit, Iceberg's own retries included."""
+
+    def __init__(self, check: Callable[[Iterator[Snapshot]], str | None], read: Any) -> None:
+        self._check = check
+        self._read = read
+        self.refusal = ""
+
+    def validate(self, base_snapshots: Any) -> bool:
+        def history() -> Iterator[Snapshot]:
+            iterator = base_snapshots.iterator()
+            while iterator.hasNext():
+                yield self._read(iterator.next())
+
+        self.refusal = self._check(history()) or ""
+        return not self.refusal
+
+    def errorMessage(self) -> str:
+        return self.refusal or "the ledger has moved"
+
+    class Java:
+        implements = ("org.apache.iceberg.SnapshotAncestryValidator",)
+
+
+class _Deferred:
+    """Takes what Iceberg would delete after a failed commit, and deletes nothing.
+
+    A commit that was applied, and whose answer was lost, looks like a failure to Iceberg, and its
+    clean-up would remove the manifest list of the live snapshot (H1).
+    """
+
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+
+    def accept(self, path: str) -> None:
+        self.paths.append(path)
+
+    class Java:
+        implements = ("java.util.function.Consumer",)
+
+
+class Catalog:
+    def __init__(self, spark: SparkSession, name: str) -> None:
+        self.name = name
+        self._spark = spark
+        self._jvm: Any = spark._jvm
+        self._iceberg = self._jvm.org.apache.iceberg
+        gateway = spark.sparkContext._gateway
+        assert gateway is not None
+        ensure_callback_server_started(gateway)
+        self._gateway = gateway
+        with _translated(f"open catalog {name}"):
+            manager = spark._jsparkSession.sessionState().catalogManager()
+            self._spark_catalog = manager.catalog(name)
+            try:
+                self._catalog = self._spark_catalog.icebergCatalog()
+            except Py4JJavaError:
+                raise
+            except Py4JError:
+                raise ConfigError(
+                    f"cannot open catalog {name}: expected an Iceberg catalog, found "
+                    f"{self._spark_catalog.getClass().getName()}",
+                    hint=f"set spark.sql.catalog.{name} = org.apache.iceberg.spark.SparkCatalog",
+                ) from None
+
+    def load(self, table: str) -> Table | None:
+        """The table as it is now; None where it does not exist."""
+        with _translated(f"load table {table}"):
+            identifier = self._iceberg.catalog.TableIdentifier.parse(table)
+            if not self._catalog.tableExists(identifier):
+                return None
+            self._catalog.invalidateTable(identifier)
+            return Table(self, table, self._catalog.loadTable(identifier))
+
+    def create(
+        self,
+        table: str,
+        schema: str,
+        spec: str,
+        *,
+        properties: Mapping[str, str],
+        location: str = "",
+    ) -> Table:
+        """Create namespace and table; whoever else creates it at the same moment, one table is."""
+        with _translated(f"create table {table}"):
+            identifier = self._iceberg.catalog.TableIdentifier.parse(table)
+            self._create_namespace(table.split(".")[:-1])
+            java_schema = self._iceberg.SchemaParser.fromJson(schema)
+            java_spec = self._iceberg.PartitionSpecParser.fromJson(java_schema, spec)
+            builder = self._catalog.buildTable(identifier, java_schema)
+            builder = builder.withPartitionSpec(java_spec)
+            for key, value in properties.items():
+                builder = builder.withProperty(key, value)
+            if location:
+                builder = builder.withLocation(location)
+            try:
+                return Table(self, table, builder.create())
+            except Py4JJavaError as error:
+                if "AlreadyExistsException" not in _causes(error.java_exception)[0]:
+                    raise
+        there = self.load(table)
+        if there is None:
+            raise Conflict(f"cannot create table {table}: it came and went at the same moment")
+        return there
+
+    def _create_namespace(self, parts: Sequence[str]) -> None:
+        for depth in range(1, len(parts) + 1):
+            names = self._gateway.new_array(self._jvm.java.lang.String, depth)
+            for i in range(depth):
+                names[i] = parts[i]
+            if not self._spark_catalog.namespaceExists(names):
+                try:
+                    self._spark_catalog.createNamespace(names, {})
+                except Py4JJavaError as error:
+                    if "AlreadyExists" not in "".join(_causes(error.java_exception)[0]):
+                        raise
+                except PySparkException as error:
+                    if "ALREADY_EXISTS" not in str(error):
+                        raise
+
+    def read(self, snapshot: Any) -> Snapshot:
+        """One call to Java for one snapshot, however many keys its summary has."""
+        values = json.loads(self._iceberg.SnapshotParser.toJson(snapshot))
+        summary = dict(values.get("summary", {}))
+        return Snapshot(
+            id=values["snapshot-id"],
+            parent=values.get("parent-snapshot-id"),
+            sequence=values.get("sequence-number", 0),
+            timestamp_ms=values["timestamp-ms"],
+            operation=summary.pop("operation", ""),
+            summary=summary,
+            manifest_list=values.get("manifest-list", ""),
+        )
+
+
+class Table:
+    """One Iceberg table: what the committer, the audit and the sink need of it."""
+
+    def __init__(self, catalog: Catalog, name: str, table: Any) -> None:
+        self.name = name
+        self._catalog = catalog
+        self._iceberg = catalog._iceberg
+        self._table = table
+        self.uuid: str = table.uuid().toString()
+
+    def refresh(self) -> None:
+        with _translated(f"refresh table {self.name}"):
+            self._table.refresh()
+            found = self._table.uuid().toString()
+        if found != self.uuid:
+            raise Foreign(
+                f"cannot go on with table {self.name}: it was dropped and made again; "
+                f"expected uuid {self.uuid}, found {found}"
+            )
+
+    @property
+    def location(self) -> str:
+        return str(self._table.location()).rstrip("/")
+
+    @property
+    def schema(self) -> str:
+        return str(self._iceberg.SchemaParser.toJson(self._table.schema()))
+
+    @property
+    def schema_id(self) -> int:
+        return int(self._table.schema().schemaId())
+
+    @property
+    def spec(self) -> str:
+        return str(self._iceberg.PartitionSpecParser.toJson(self._table.spec()))
+
+    @property
+    def properties(self) -> dict[str, str]:
+        return dict(self._table.properties())
+
+    @property
+    def format_version(self) -> int:
+        return int(self._iceberg.TableUtil.formatVersion(self._table))
+
+    @property
+    def io_properties(self) -> dict[str, str]:
+        """What the executors' file IO needs. May hold credentials: never log it."""
+        try:
+            return {str(k): str(v) for k, v in dict(self._table.io().properties()).items()}
+        except Py4JError:  # a FileIO need not have properties
+            return {}
+
+    def history(self, branch: str) -> Iterator[Snapshot]:
+        """The branch's ancestry, newest first, as far as it is still there."""
+        with _translated(f"read the history of table {self.name}"):
+            snapshot = (
+                self._table.currentSnapshot() if branch == "main" else self._table.snapshot(branch)
+            )
+            while snapshot is not None:
+                yield self._catalog.read(snapshot)
+                parent = snapshot.parentId()
+                snapshot = None if parent is None else self._table.snapshot(parent)
+
+    def tagged(self, tag: str) -> Snapshot | None:
+        with _translated(f"read tag {tag} of table {self.name}"):
+            reference = self._table.refs().get(tag)
+            if reference is None:
+                return None
+            snapshot = self._table.snapshot(reference.snapshotId())
+            return None if snapshot is None else self._catalog.read(snapshot)
+
+    def write_manifest(self, path: str, files: Sequence[str]) -> str:
+        """Data files (as Iceberg's JSON) into one manifest at `path`; its encoded description."""
+        with _translated(f"write manifest {path}"):
+            specs = self._table.specs()
+            mapper = self._iceberg.util.JsonUtil.mapper()
+            out = self._table.io().newOutputFile(path)
+            spec = self._table.spec()
+            if files:
+                spec = specs.get(json.loads(files[0])["spec-id"])
+            writer = self._iceberg.ManifestFiles.write(self.format_version, spec, out, None)
+            try:
+                parse = self._iceberg.ContentFileParser.fromJson
+                for node in mapper.readTree("[" + ",".join(files) + "]").elements():
+                    writer.add(parse(node, specs))
+            finally:
+                writer.close()
+            # Iceberg's encoding insists on a snapshot id, which a staged manifest has not: it goes
+            # in as a placeholder and comes out as null again, so that the commit gives it its own.
+            manifest = writer.toManifestFile().copy()
+            manifest.put(_SNAPSHOT_ID, _PLACEHOLDER)
+            return base64.b64encode(self._iceberg.ManifestFiles.encode(manifest)).decode()
+
+    def append(
+        self,
+        manifests: Sequence[str],
+        summary: Mapping[str, str],
+        *,
+        branch: str,
+        check: Callable[[Iterator[Snapshot]], str | None],
+        leftovers: list[str],
+    ) -> None:
+        """One snapshot with all of `manifests`, or nothing.
+
+        `check` sees the ancestry the commit would build on, on every try, and answers None or why
+        not. Paths that Iceberg wants to delete are added to `leftovers` instead.
+        """
+        deferred = _Deferred()
+        with _translated(f"commit to table {self.name}"):
+            update = self._table.newFastAppend()
+            for manifest in manifests:
+                decoded = self._iceberg.ManifestFiles.decode(base64.b64decode(manifest))
+                decoded.put(_SNAPSHOT_ID, None)
+                update.appendManifest(decoded)
+            for key, value in summary.items():
+                update.set(key, value)
+            if branch != "main":
+                update.toBranch(branch)
+            update.validateWith(_Validator(check, self._catalog.read))
+            update.deleteWith(deferred)
+            try:
+                update.commit()
+            finally:
+                leftovers.extend(deferred.paths)
+
+    def tag(self, tag: str, snapshot_id: int) -> None:
+        """Point `tag` at a snapshot, in a commit of its own; expiry never takes it."""
+        with _translated(f"move tag {tag} of table {self.name}"):
+            update = self._table.manageSnapshots()
+            if self._table.refs().get(tag) is None:
+                update.createTag(tag, snapshot_id)
+                update.setMaxRefAgeMs(tag, 2**63 - 1)
+            else:
+                update.replaceTag(tag, snapshot_id)
+            update.commit()
+
+    def manifest_counts(self, snapshot_id: int) -> list[tuple[int, int]]:
+        """(added by snapshot, added rows) of each data manifest the snapshot lists."""
+        with _translated(f"read the manifests of table {self.name}"):
+            found = []
+            snapshot = self._table.snapshot(snapshot_id)
+            for manifest in snapshot.dataManifests(self._table.io()):
+                found.append((int(manifest.snapshotId()), int(manifest.addedRowsCount())))
+            return found
+
+    # The table's own storage, for staged batches beside the data.
+
+    def store(self, path: str, content: bytes) -> None:
+        """Write a new object. Never over another: names carry a fresh id."""
+        with _translated(f"write {path}"):
+            out = self._table.io().newOutputFile(path).create()
+            try:
+                out.write(bytearray(content))
+            finally:
+                out.close()
+
+    def fetch(self, path: str) -> bytes:
+        with _translated(f"read {path}"):
+            stream = self._table.io().newInputFile(path).newStream()
+            try:
+                return bytes(stream.readAllBytes())
+            finally:
+                stream.close()
+
+    def listing(self, prefix: str) -> list[str]:
+        with _translated(f"list {prefix}"):
+            try:
+                found, files = [], self._table.io().listPrefix(prefix).iterator()
+                while files.hasNext():
+                    found.append(str(files.next().location()))
+                return sorted(found)
+            except Py4JJavaError as error:
+                if "FileNotFoundException" in _causes(error.java_exception)[0]:
+                    return []
+                raise
+
+    def delete(self, path: str) -> None:
+        """Remove an object; one that is gone already is no error."""
+        with _translated(f"delete {path}"):
+            try:
+                self._table.io().deleteFile(path)
+            except Py4JJavaError as error:
+                names = _causes(error.java_exception)[0]
+                if not {"NotFoundException", "FileNotFoundException"} & set(names):
+                    raise

@@ -1,0 +1,346 @@
+"""Random schemas and values: both ways of reading agree with what was written. Then, mutilation:
+whatever is done to some datums, the others stay exact and every index is accounted for once."""
+
+from __future__ import annotations
+
+import datetime as dt
+import io
+import itertools
+import json
+import math
+import random
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from frazil.ingest.avro import Writer
+from frazil.ingest.decode import Decoder, Format, Shape
+
+# A schema, and a strategy for pairs: what fastavro is given, and what the column must hold.
+Kind = tuple[Any, st.SearchStrategy[tuple[Any, Any]]]
+_names = (f"N{i}" for i in itertools.count())
+_EPOCH = dt.datetime(1970, 1, 1)
+
+
+def same(values: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, Any]]:
+    return values.map(lambda value: (value, value))
+
+
+def logical(kind: str, meaning: str, /, **more: Any) -> dict[str, Any]:
+    return {"type": kind, "logicalType": meaning, **more}
+
+
+def moments(millis: bool, utc: bool) -> st.SearchStrategy[tuple[Any, Any]]:
+    def moment(micros: int) -> tuple[Any, Any]:
+        micros = micros // 1000 * 1000 if millis else micros
+        it = _EPOCH + dt.timedelta(microseconds=micros)
+        return (micros // 1000 if millis else micros), it.replace(
+            tzinfo=dt.timezone.utc if utc else None
+        )
+
+    return st.integers(-(10**16), 10**16).map(moment)
+
+
+def decimals(precision: int, scale: int) -> st.SearchStrategy[tuple[Any, Any]]:
+    most = 10**precision - 1
+    return same(st.integers(-most, most).map(lambda i: Decimal((i < 0, digits(i), -scale))))
+
+
+def digits(number: int) -> tuple[int, ...]:
+    return tuple(map(int, str(abs(number))))
+
+
+@st.composite
+def fixed(draw: st.DrawFn) -> Kind:
+    size = draw(st.integers(1, 20))
+    return (
+        {"type": "fixed", "name": next(_names), "size": size},
+        same(st.binary(min_size=size, max_size=size)),
+    )
+
+
+@st.composite
+def enums(draw: st.DrawFn) -> Kind:
+    symbols = [f"S{i}" for i in range(draw(st.integers(1, 5)))]
+    schema = {"type": "enum", "name": next(_names), "symbols": symbols}
+    return schema, same(st.sampled_from(symbols))
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+PLAIN: list[Callable[[], Kind]] = [
+    lambda: ("boolean", same(st.booleans())),
+    lambda: ("int", same(st.integers(-(2**31), 2**31 - 1))),
+    lambda: ("long", same(st.integers(-(2**63), 2**63 - 1))),
+    lambda: ("float", same(st.floats(width=32, allow_nan=False))),
+    lambda: ("double", same(st.floats(allow_nan=False))),
+    lambda: ("string", same(TEXT)),
+    lambda: ("bytes", same(st.binary(max_size=20))),
+    lambda: (logical("int", "date"), same(st.dates())),
+    lambda: (logical("int", "time-millis"), same(st.times().map(
+        lambda t: t.replace(microsecond=t.microsecond // 1000 * 1000)))),
+    lambda: (logical("long", "time-micros"), same(st.times())),
+    lambda: (logical("long", "timestamp-millis"), moments(True, True)),
+    lambda: (logical("long", "timestamp-micros"), moments(False, True)),
+    lambda: (logical("long", "local-timestamp-millis"), moments(True, False)),
+    lambda: (logical("long", "local-timestamp-micros"), moments(False, False)),
+    lambda: (logical("bytes", "decimal", precision=38, scale=5), decimals(38, 5)),
+    lambda: (logical("bytes", "decimal", precision=3, scale=3), decimals(3, 3)),
+    lambda: (logical("fixed", "decimal", name=next(_names), size=8, precision=18), decimals(18, 0)),
+]  # fmt: skip
+
+
+@st.composite
+def kinds(draw: st.DrawFn, depth: int = 3, bare: bool = False) -> Kind:
+    """`bare` forbids a union at the top, as a branch of one must not be another."""
+    shapes = ["plain"] * 4 + ["fixed", "enum"]
+    shapes += (["record", "array", "map"] if depth else []) + ([] if bare else ["optional"] * 3)
+    shapes += ["union"] if depth and not bare and draw(st.integers(0, 9)) == 0 else []
+    shape = draw(st.sampled_from(shapes))
+    if shape == "plain":
+        return draw(st.sampled_from(PLAIN))()
+    if shape == "fixed":
+        return draw(fixed())
+    if shape == "enum":
+        return draw(enums())
+    if shape == "record":
+        return draw(records(depth - 1, 1))
+    if shape == "array":
+        schema, values = draw(kinds(depth=depth - 1))
+        lists = st.lists(values, max_size=4)
+        return {"type": "array", "items": schema}, lists.map(
+            lambda pairs: ([written for written, _ in pairs], [read for _, read in pairs])
+        )
+    if shape == "map":
+        schema, values = draw(kinds(depth=depth - 1))
+        dicts = st.dictionaries(TEXT, values, max_size=3)
+        return {"type": "map", "values": schema}, dicts.map(
+            lambda items: (
+                {key: written for key, (written, _) in items.items()},
+                [(key, read) for key, (_, read) in items.items()],
+            )
+        )
+    if shape == "union":
+        integers = same(st.integers(-(2**31), 2**31 - 1))
+        return ["long", "null", "string"], st.one_of(
+            st.just((None, None)),
+            integers.map(lambda pair: (pair[0], {"member0": pair[1], "member1": None})),
+            same(TEXT).map(lambda pair: (pair[0], {"member0": None, "member1": pair[1]})),
+        )
+    schema, values = draw(kinds(depth=depth, bare=True))
+    return draw(st.sampled_from([["null", schema], [schema, "null"]])), st.one_of(
+        st.just((None, None)), values
+    )
+
+
+@st.composite
+def records(draw: st.DrawFn, depth: int, least: int) -> Kind:
+    fields = draw(st.lists(kinds(depth=depth), min_size=least, max_size=4))
+    named = {f"f {i}": each for i, each in enumerate(fields)}
+    inside = [{"name": name, "type": kind} for name, (kind, _) in named.items()]
+    schema = {"type": "record", "name": next(_names), "fields": inside}
+    values = st.fixed_dictionaries({name: values for name, (_, values) in named.items()})
+    return schema, values.map(
+        lambda row: (
+            {name: written for name, (written, _) in row.items()},
+            {name: read for name, (_, read) in row.items()},
+        )
+    )
+
+
+def encode(schema: Any, value: Any) -> bytes:
+    # Names as `f 0` are for us to bear; fastavro's own check of names is not what is tested.
+    out = io.BytesIO()
+    parsed = fastavro.parse_schema(json.loads(json.dumps(schema).replace("f ", "f_")))
+    fastavro.schemaless_writer(out, parsed, renamed(value))
+    return out.getvalue()
+
+
+def renamed(value: Any) -> Any:
+    if isinstance(value, dict):
+        plain = all(isinstance(key, str) and key.startswith("f ") for key in value)
+        return {(key.replace("f ", "f_") if plain else key): renamed(each)
+                for key, each in value.items()}  # fmt: skip
+    return [renamed(each) for each in value] if isinstance(value, list) else value
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_both_ways_of_reading_give_what_was_written(data: st.DataObject) -> None:
+    schema, values = data.draw(records(3, 0))
+    pairs = data.draw(st.lists(values, min_size=1, max_size=5))
+    datums = [encode(schema, written) for written, _ in pairs]
+    expected = [read for _, read in pairs]
+    fast, slow = Writer(json.dumps(schema)), Writer(json.dumps(schema))
+    slow._glue = {}
+    one, bad = fast.read(datums)
+    other, worse = slow.read(datums)
+    assert not bad and not worse
+    for table in (one, other):
+        table.validate(full=True)
+        assert table.schema.equals(fast.columns) and table.to_pylist() == expected
+    if schema["fields"]:
+        assert one.equals(other)
+        union = "member0" in str(fast.columns)
+        assert union or fast.block(datums) is not None, "the fast way was not taken"
+
+
+FUZZED: Any = {"type": "record", "name": "Row", "fields": [
+    {"name": "id", "type": "long"},
+    {"name": "name", "type": "string"},
+    {"name": "n", "type": "int"},
+    {"name": "note", "type": ["null", "string"]},
+    {"name": "color", "type": {"type": "enum", "name": "E", "symbols": ["A", "B", "C"]}},
+    {"name": "tags", "type": {"type": "array", "items": "string"}},
+    {"name": "more", "type": {"type": "map", "values": ["null", "long"]}},
+    {"name": "hash", "type": {"type": "fixed", "name": "H", "size": 4}},
+    {"name": "blob", "type": "bytes"},
+    {"name": "inner", "type": ["null", {"type": "record", "name": "I", "fields": [
+        {"name": "x", "type": "double"},
+        {"name": "l", "type": {"type": "array", "items": "int"}}]}]},
+]}  # fmt: skip
+PARSED = fastavro.parse_schema(FUZZED)
+HUGE = [b"\x80\x80\x80\x80\x80\x20", b"\xff" * 9 + b"\x01", b"\xfe" * 9 + b"\x01", b"\xff\xff\x7f"]
+
+
+def row(rng: random.Random, i: int) -> dict[str, Any]:
+    return {
+        "id": i, "name": "n" * rng.randrange(12), "n": rng.randrange(-(2**31), 2**31),
+        "note": rng.choice([None, "", "note"]), "color": rng.choice("ABC"),
+        "tags": ["t" * rng.randrange(5) for _ in range(rng.randrange(4))],
+        "more": {f"k{k}": rng.choice([None, k]) for k in range(rng.randrange(3))},
+        "hash": rng.randbytes(4), "blob": rng.randbytes(rng.randrange(9)),
+        "inner": rng.choice([None, {"x": rng.random(), "l": [1] * rng.randrange(3)}]),
+    }  # fmt: skip
+
+
+def mutilated(rng: random.Random, datum: bytes, other: bytes) -> bytes:
+    at = rng.randrange(len(datum) + 1)
+    return rng.choice([
+        lambda: datum + rng.randbytes(1),
+        lambda: datum[:at] + rng.randbytes(rng.choice([1, 1, 2, 8])) + datum[at:],
+        lambda: datum[:at],
+        lambda: datum[at:],
+        lambda: datum[:at] + bytes([rng.randrange(256)]) + datum[at + 1 :],
+        lambda: datum[:at] + other[rng.randrange(len(other)) :],
+        lambda: datum + other,
+        lambda: datum[:at] + rng.choice(HUGE) + datum[at:],
+        lambda: datum[:at] + rng.choice(HUGE) + datum[at + 1 :],
+        lambda: rng.randbytes(rng.randrange(60)),
+    ])()  # fmt: skip
+
+
+def judged(datum: bytes) -> tuple[str, Any]:
+    """fastavro's word on a datum."""
+    stream = io.BytesIO(datum)
+    try:
+        value: Any = fastavro.schemaless_reader(stream, PARSED, None)
+    except IndexError:
+        return "index", None
+    except Exception:
+        return "refused", None
+    return ("read" if stream.tell() == len(datum) else "longer"), value
+
+
+def plain(value: dict[str, Any]) -> dict[str, Any]:
+    """What we give, as fastavro gives it: of equal keys in a map the last."""
+    return {**value, "more": dict(value["more"])}
+
+
+def alike(one: Any, other: Any) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        return one == other or (math.isnan(one) and math.isnan(other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
+    return bool(one == other)
+
+
+STRICTER = ("at most 10 bytes", "expected a symbol", "expected -2147483648 to 2147483647")
+
+
+@pytest.mark.parametrize("headed", [False, True], ids=["avro", "confluent"])
+@pytest.mark.parametrize("seed", range(12))
+def test_mutilated_datums_never_harm_their_neighbours(seed: int, headed: bool) -> None:
+    rng = random.Random(seed)
+    rows = [row(rng, i) for i in range(600)]
+    datums = []
+    for each in rows:
+        out = io.BytesIO()
+        fastavro.schemaless_writer(out, PARSED, each)
+        datums.append(out.getvalue())
+    good = list(datums)
+    harmed = set(rng.sample(range(600), rng.choice([1, 2, 5, 60, 300])))
+    for i in harmed:
+        datums[i] = mutilated(rng, good[i], good[rng.randrange(600)])
+    head = b"\x00\x00\x00\x00\x07" if headed else b""
+    decoder = Decoder(Format("confluent-avro" if headed else "avro", json.dumps(FUZZED)))
+    decoded, rejected = decoder.decode([head + datum for datum in datums])
+
+    found: dict[int, Any] = {}
+    for group in decoded:
+        index = range(600) if group.index is None else group.index.tolist()
+        group.rows.validate(full=True)
+        for i, each in zip(index, group.rows.to_pylist(), strict=True):
+            assert i not in found
+            found[i] = each
+    refused = {each.index: each for each in rejected}
+    assert len(refused) == len(rejected) and not refused.keys() & found.keys()
+    assert refused.keys() | found.keys() == set(range(600))
+
+    for i in range(600):
+        if i not in harmed:
+            assert plain(found[i]) == rows[i]
+            continue
+        word, value = judged(datums[i])
+        if i in found:
+            # An index that names no branch of an optional: polars reads on where fastavro stops.
+            assert word == "index" or (word == "read" and alike(plain(found[i]), value))
+        else:
+            assert word != "read" or any(each in refused[i].reason for each in STRICTER)
+        # Alone it meets the same fate as among the others.
+        alone, out = decoder.decode([head + datums[i]])
+        assert [each.reason for each in out] == ([refused[i].reason] if i in refused else [])
+        assert all(alike(each.rows.to_pylist()[0], found[i]) for each in alone)
+
+
+JSON_SHAPE = pa.schema([
+    pa.field("a", pa.int64(), nullable=False), ("b", pa.large_string()), ("c", pa.float64()),
+    ("d", pa.struct([("e", pa.bool_()), ("f", pa.large_list(pa.int32()))])),
+])  # fmt: skip
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**66), 2**66), st.floats(), st.text(max_size=5)
+)
+NEARLY = st.fixed_dictionaries({}, optional={
+    "a": st.one_of(st.integers(), SCALARS), "b": st.one_of(TEXT, SCALARS),
+    "c": st.one_of(st.floats(), SCALARS), "z": SCALARS,
+    "d": st.one_of(SCALARS, st.fixed_dictionaries({}, optional={
+        "e": SCALARS, "f": st.lists(st.one_of(SCALARS, st.integers(0, 9)), max_size=3)})),
+})  # fmt: skip
+GOOD = st.builds(lambda a, b, c: {"a": a, "b": b, "c": c}, st.integers(-(2**63), 2**63 - 1), TEXT,
+                 st.floats(allow_nan=False, allow_infinity=False))  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            GOOD.map(lambda each: json.dumps(each).encode()),
+            st.one_of(GOOD, NEARLY).map(lambda each: json.dumps(each, ensure_ascii=False).encode(
+                errors="surrogatepass")),
+            st.binary(max_size=6),
+        ),
+        min_size=1, max_size=4,
+    )
+)  # fmt: skip
+def test_json_is_read_alike_at_once_and_one_by_one(values: list[bytes]) -> None:
+    fast, slow = Shape(JSON_SHAPE), Shape(JSON_SHAPE)
+    slow._parse = None
+    (one, out), (other, refused) = fast.decode(values), slow.decode(values)
+    assert out == refused and len(one) == len(other)
+    for mine, theirs in zip(one, other, strict=True):
+        assert mine.rows.equals(theirs.rows) and mine.rows.schema.equals(JSON_SHAPE)
