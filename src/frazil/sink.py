@@ -53,6 +53,7 @@ from frazil.ingest.stage import StagedBatch, StagedTable, Tally
 from frazil.ingest.task import RESULTS, Plan, Result, run_all
 from frazil.ingest.write import TableShape
 from frazil.table import index, schema
+from frazil.table.audit import COLUMNS_PROPERTY
 from frazil.table.commit import Bounds, Committer, Target, chain
 from frazil.table.jvm import Catalog, Table
 from frazil.table.ledger import Head, Snapshot
@@ -254,7 +255,10 @@ class Sink:
         if self._data is None:
             made = schema.iceberg_schema(columns, self._metadata, config)
             spec = schema.partition_spec(made, config.partition_by, config.name)
-            self._data = self._create(config.name, made, spec, config)
+            columns_property = ",".join(field.name for field in self._metadata.fields)
+            self._data = self._create(
+                config.name, made, spec, config, {COLUMNS_PROPERTY: columns_property}
+            )
         else:
             schema.check_fits(columns, self._data.schema, self._metadata, config.name)
         self._plan = Plan(
@@ -423,6 +427,10 @@ class Sink:
     def committer(self) -> Committer:
         return self._committer
 
+    @property
+    def catalog(self) -> Catalog:
+        return self._catalog
+
     def ends(self) -> Cut:
         """The end of the topics as they are now."""
         _, partitions = self._planner.origin()
@@ -510,8 +518,12 @@ class Sink:
             table = self._create(name, made, '{"spec-id": 0, "fields": []}', config)
         return table
 
-    def _create(self, name: str, made: str, spec: str, config: TableConfig) -> Table:
-        properties = {"format-version": str(config.format_version), **config.properties}
+    def _create(
+        self, name: str, made: str, spec: str, config: TableConfig, extra: Mapping[str, str] | None = None
+    ) -> Table:
+        properties = {
+            "format-version": str(config.format_version), **config.properties, **(extra or {})
+        }  # fmt: skip
         return self._catalog.create(
             name, made, spec, properties=properties, location=config.location
         )

@@ -44,6 +44,11 @@ def java() -> str:
     )
 
 
+def spark_command(name: str) -> str:
+    """`spark-sql` and its like, from this PySpark."""
+    return str(_pyspark_home() / "bin" / name)
+
+
 def fetch(
     coordinates: Sequence[str],
     *,

@@ -268,6 +268,10 @@ class Table:
         return int(self._iceberg.TableUtil.formatVersion(self._table))
 
     @property
+    def metadata_file(self) -> str:
+        return str(self._table.operations().current().metadataFileLocation())
+
+    @property
     def io_properties(self) -> dict[str, str]:
         """What the executors' file IO needs. May hold credentials: never log it."""
         try:
@@ -359,14 +363,22 @@ class Table:
                 update.replaceTag(tag, snapshot_id)
             update.commit()
 
-    def manifest_counts(self, snapshot_id: int) -> list[tuple[int, int]]:
-        """(added by snapshot, added rows) of each data manifest the snapshot lists."""
-        with _translated(f"read the manifests of table {self.name}"):
-            found = []
-            snapshot = self._table.snapshot(snapshot_id)
-            for manifest in snapshot.dataManifests(self._table.io()):
-                found.append((int(manifest.snapshotId()), int(manifest.addedRowsCount())))
-            return found
+    def data_files(self, branch: str) -> Iterator[dict[str, Any]]:
+        """The live data files as Iceberg's JSON, bounds included."""
+        with _translated(f"list the files of table {self.name}"):
+            parser = self._iceberg.ContentFileParser
+            specs = self._table.specs()
+            scan = self._table.newScan().includeColumnStats()
+            if branch != "main":
+                scan = scan.useRef(branch)
+            tasks = scan.planFiles()
+            try:
+                iterator = tasks.iterator()
+                while iterator.hasNext():
+                    file = iterator.next().file()
+                    yield json.loads(parser.toJson(file, specs.get(file.specId())))
+            finally:
+                tasks.close()
 
     # The table's own storage, for staged batches beside the data.
 

@@ -1,0 +1,265 @@
+"""The whole promise in two minutes: a real broker, a real table, real kills, and the verdict.
+
+A broker is started, orders are produced, and the pipeline runs in a process of its own that is
+killed with SIGKILL in the middle of commits: once when its table has the rows and the index has not,
+once when the batch is staged and nothing is committed. The last life catches up and audits.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from frazil.core.errors import FrazilError
+from frazil.surface import jars, orders
+from frazil.surface.broker import Broker
+from frazil.surface.child import Pipeline
+
+TOPIC = "orders"
+#: where each life before the last one is killed
+KILLS = ("committed:2", "commit:1")
+
+
+@dataclass
+class Outcome:
+    rows: int = 0
+    seconds: float = 0.0
+    kills: int = 0
+    commits: int = 0
+    verdict: str = ""
+    audit: dict[str, Any] = field(default_factory=dict)
+    folder: str = ""
+
+
+def demo(
+    *, rows: int, seconds: float | None, partitions: int, keep: Path | None, console: Console
+) -> Outcome:
+    """Run it all; progress goes to `console`, which is standard error."""
+    folder = keep or Path(tempfile.mkdtemp(prefix="frazil-demo-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    folder = folder.resolve()
+    if (folder / "warehouse").exists():
+        raise FrazilError(f"cannot run the demo in {folder}: it holds an earlier one",
+                          hint="choose another folder, or remove it")  # fmt: skip
+
+    def say(text: str) -> None:
+        console.print(f"[dim]{text}[/dim]")
+
+    jars.fetch(jars.ICEBERG, transitive=False, say=say)
+    jars.fetch(jars.SQLITE, transitive=False, say=say)
+    say("starting Apache Kafka")
+    with Broker(folder / "kafka", say=say) as broker:
+        orders.create_topic(broker.bootstrap, TOPIC, partitions)
+        config = _write_config(folder, broker.bootstrap, rows)
+        outcome = _run(broker.bootstrap, config, folder, rows, seconds, partitions, console)
+    shutil.rmtree(folder / "kafka", ignore_errors=True)
+    outcome.folder = str(folder)
+    return outcome
+
+
+def _run(
+    bootstrap: str, config: Path, folder: Path, rows: int, seconds: float | None, partitions: int,
+    console: Console,
+) -> Outcome:  # fmt: skip
+    began = time.monotonic()
+    deadline = None if seconds is None else began + seconds
+    total = rows if seconds is None else 2**62
+    produced = [0]
+
+    def go_on(sent: int) -> bool:
+        produced[0] = sent
+        return deadline is None or time.monotonic() < deadline
+
+    def generate() -> None:
+        produced[0] = orders.produce(bootstrap, TOPIC, partitions, rows=total, go_on=go_on)
+
+    generator = threading.Thread(target=generate, daemon=True)
+    generator.start()
+    outcome = Outcome()
+    batches: dict[int, int] = {}  # records per batch; a batch written again counts once
+    with _progress(console) as progress:
+        bar = progress.add_task("", total=None if seconds else rows, kills=0, commits=0, rate=0, lag=0)
+
+        def show() -> None:
+            done = sum(batches.values())
+            spent = time.monotonic() - began
+            progress.update(
+                bar, completed=done, kills=outcome.kills, commits=outcome.commits,
+                rate=done / spent, lag=max(0, produced[0] - done),
+            )  # fmt: skip
+
+        for hold in (*KILLS, ""):
+            if not hold:
+                generator.join()  # the last life must reach the end of everything
+            final = _life(config, folder, hold, batches, outcome, show)
+    outcome.rows = produced[0]
+    outcome.seconds = time.monotonic() - began
+    outcome.audit = final["audit"]
+    outcome.audit["metadata_file"] = final["metadata_file"]
+    outcome.verdict = final["audit"]["verdict"]
+    if outcome.verdict == "proven" and outcome.audit["written"] != outcome.rows:
+        outcome.verdict = f"unaccounted: {outcome.rows} produced, {outcome.audit['written']} written"
+    return outcome
+
+
+def _life(
+    config: Path, folder: Path, hold: str, batches: dict[int, int], outcome: Outcome, show: Any
+) -> dict[str, Any]:
+    until = "forever" if hold else "caught-up"
+    pipeline = Pipeline(config, hold=hold, until=until, audit=not hold, log=folder / "pipeline.log")
+    last: dict[str, Any] = {}
+    for event in pipeline.events():
+        last = event
+        if event.get("step") == "written":
+            batches[event["batch"]] = event["records"]
+        elif event.get("step") == "done":
+            outcome.commits += 1
+        elif "held" in event:
+            pipeline.kill()
+            outcome.kills += 1
+            break
+        show()
+    show()
+    if not hold or "held" not in last:
+        code = pipeline.wait()
+        if code != 0 or "audit" not in last:
+            raise FrazilError(
+                f"cannot finish the demo: the pipeline ended with exit code {code}: "
+                f"{last.get('message', 'no message')}",
+                hint=f"see {folder / 'pipeline.log'}",
+            )
+    return last
+
+
+def _write_config(folder: Path, bootstrap: str, rows: int) -> Path:
+    (folder / "order.avsc").write_text(orders.SCHEMA)
+    config = folder / "demo.toml"
+    per_batch = max(10_000, rows // 12)  # enough batches to be killed between
+    config.write_text(
+        f"""# What `frazil demo` ran.
+[sink]
+id = "demo"
+topics = ["{TOPIC}"]
+max_records_per_trigger = {per_batch}
+
+[kafka]
+"bootstrap.servers" = "{bootstrap}"
+
+[decode]
+format = "confluent-avro"
+schema = "order.avsc"
+
+[catalog]
+name = "lake"
+type = "jdbc"
+uri = "{_sqlite(folder)}"
+"jdbc.schema-version" = "V1"
+warehouse = "{folder}/warehouse"
+
+[[table]]
+name = "demo.orders"
+partition_by = ["day(placed_at)"]
+event_time = "placed_at"
+"""
+    )
+    return config
+
+
+def _sqlite(folder: Path) -> str:
+    return f"jdbc:sqlite:{folder}/catalog.db?busy_timeout=10000&journal_mode=WAL"
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        BarColumn(),
+        TextColumn("{task.completed:,.0f} rows"),
+        TextColumn("{task.fields[rate]:,.0f}/s"),
+        TextColumn("lag {task.fields[lag]:,.0f}"),
+        TextColumn("{task.fields[commits]} commits"),
+        TextColumn("[red]{task.fields[kills]} kills survived[/red]"),
+        TimeElapsedColumn(),
+        console=console,
+    )
+
+
+def render(outcome: Outcome, console: Console) -> None:
+    """The verdict as a table, and how to look for oneself."""
+    console.print(audit_table(outcome.audit))
+    colour = "green" if outcome.verdict == "proven" else "red"
+    console.print(
+        f"[bold {colour}]{outcome.verdict}[/]: {outcome.audit['written']:,} of {outcome.rows:,} "
+        f"records exactly once, {outcome.kills} kills survived, {outcome.audit['commits']} commits, "
+        f"{outcome.seconds:.0f} s ({outcome.rows / outcome.seconds:,.0f} rows/s, restarts included)"
+    )
+    console.print("\nLook for yourself, with Spark SQL and with DuckDB:")
+    folder = Path(outcome.folder)
+    found = [*jars.fetch(jars.ICEBERG, transitive=False), *jars.fetch(jars.SQLITE, transitive=False)]
+    query = "SELECT country, count(*) FROM {} GROUP BY country"
+    settings = {
+        "lake": "org.apache.iceberg.spark.SparkCatalog",
+        "lake.type": "jdbc",
+        "lake.uri": _sqlite(folder),
+        "lake.jdbc.schema-version": "V1",
+        "lake.warehouse": f"{folder}/warehouse",
+    }
+    confs = " ".join(f"--conf 'spark.sql.catalog.{k}={v}'" for k, v in settings.items())
+    print_plain(
+        console,
+        f"{jars.spark_command('spark-sql')} --jars {','.join(map(str, found))} {confs} "
+        f"-e '{query.format('lake.demo.orders')}'",
+    )
+    scan = f"iceberg_scan('{outcome.audit['metadata_file']}')"
+    print_plain(console, f'duckdb -c "INSTALL iceberg; LOAD iceberg; {query.format(scan)}"')
+
+
+def print_plain(console: Console, text: str) -> None:
+    console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+
+def audit_table(report: dict[str, Any]) -> Table:
+    table = Table(title=f"{report['table']}: sink {report['sink']}")
+    for name in ("partition", "range", "written", "rejected", "invisible", "gaps", "overlaps"):
+        table.add_column(name, justify="left" if name in ("partition", "range") else "right")
+    for line in report["partitions"]:
+        table.add_row(
+            f"{line['topic']}[{line['partition']}]",
+            f"[{line['start']:,}, {line['end']:,})".replace("[", "\\[", 1),
+            f"{line['written']:,}",
+            f"{line['rejected']:,}",
+            f"{line['invisible']:,}",
+            _spans(line["gaps"]),
+            _spans(line["overlaps"]),
+        )
+    for finding in report["findings"]:
+        table.caption = f"{table.caption}\n{finding}" if table.caption else finding
+    return table
+
+
+def _spans(spans: list[list[int]]) -> str:
+    return ", ".join(f"\\[{start}, {end})" for start, end in spans) or "0"
+
+
+def json_line(outcome: Outcome) -> str:
+    return json.dumps(
+        {
+            "rows": outcome.rows,
+            "seconds": round(outcome.seconds, 2),
+            "kills": outcome.kills,
+            "verdict": outcome.verdict,
+            "written": outcome.audit["written"],
+            "commits": outcome.audit["commits"],
+            "rows_per_second": round(outcome.rows / outcome.seconds),
+            "partitions": outcome.audit["partitions"],
+            "folder": outcome.folder,
+        }
+    )

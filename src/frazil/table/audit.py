@@ -1,0 +1,243 @@
+"""Is every offset there exactly once? Proven from metadata alone, without reading data.
+
+Two witnesses are compared. The ledger: the entries in the table's snapshots must join without hole
+or overlap, partition by partition. The manifests: the rows that the live data files hold, by
+their own counts and bounds of the offset columns, must be the rows the ledger says were written.
+This room does not import `commit`: the proof must not lean on what it proves.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from frazil.core.offsets import Partition, Range
+from frazil.table.ledger import Counts, Entry, Snapshot, parse
+
+#: Table property with the names of the topic, partition, offset and timestamp columns.
+COLUMNS_PROPERTY = "frazil.columns"
+
+
+class Table(Protocol):
+    """What the audit needs of a table."""
+
+    @property
+    def schema(self) -> str: ...
+    @property
+    def properties(self) -> dict[str, str]: ...
+    def data_files(self, branch: str) -> Iterator[dict[str, Any]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A live data file as its manifest describes it."""
+
+    path: str
+    rows: int
+    #: whose records it holds; None where its bounds span several topic partitions
+    partition: Partition | None
+    #: lowest and highest offset in it
+    offsets: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The verdict on one topic partition."""
+
+    range: Range
+    counts: Counts
+    gaps: tuple[Range, ...]
+    overlaps: tuple[Range, ...]
+    #: rows in the live files; None where files hold several partitions and only the sum can tell
+    rows: int | None
+
+    @property
+    def proven(self) -> bool:
+        whole = len(self.range) == self.counts.offsets
+        return whole and not self.gaps and not self.overlaps and self.rows in (None, self.counts.written)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    table: str
+    sink: str
+    lines: tuple[Line, ...]
+    commits: int
+    findings: tuple[str, ...] = field(default_factory=tuple)
+
+    @property
+    def written(self) -> int:
+        return sum(line.counts.written for line in self.lines)
+
+    @property
+    def verdict(self) -> str:
+        """`proven`, or the name of the worst that was found."""
+        if any(line.gaps for line in self.lines):
+            return "gap"
+        if any(line.overlaps for line in self.lines):
+            return "overlap"
+        if any(not line.proven for line in self.lines):
+            return "unaccounted"
+        if self.findings:
+            return self.findings[0].partition(":")[0]
+        return "proven"
+
+    def values(self) -> dict[str, object]:
+        """For `--json`."""
+        return {
+            "table": self.table,
+            "sink": self.sink,
+            "verdict": self.verdict,
+            "commits": self.commits,
+            "written": self.written,
+            "findings": list(self.findings),
+            "partitions": [
+                {
+                    "topic": line.range.partition.topic,
+                    "partition": line.range.partition.number,
+                    "start": line.range.start,
+                    "end": line.range.end,
+                    "written": line.counts.written,
+                    "rejected": line.counts.rejected,
+                    "skipped": line.counts.skipped,
+                    "invisible": line.counts.invisible,
+                    "rows_in_files": line.rows,
+                    "gaps": [[r.start, r.end] for r in line.gaps],
+                    "overlaps": [[r.start, r.end] for r in line.overlaps],
+                }
+                for line in self.lines
+            ],
+        }
+
+
+def live_files(table: Table, branch: str) -> list[DataFile]:
+    """What the manifests say about the live data files, bounds of the origin columns included."""
+    names = table.properties.get(COLUMNS_PROPERTY, "_topic,_topic_partition,_offset").split(",")
+    ids = {field["name"]: field["id"] for field in json.loads(table.schema)["fields"]}
+    topic, partition, offset = (ids.get(name) for name in names[:3])
+    found = []
+    for file in table.data_files(branch):
+        low, high = _bounds(file, "lower-bounds"), _bounds(file, "upper-bounds")
+        whose, span = None, None
+        if topic in low and low.get(partition) and low[topic] == high.get(topic):
+            if low[partition] == high.get(partition):
+                whose = Partition(low[topic].decode(), int.from_bytes(low[partition], "little"))
+            if offset in low and offset in high:
+                span = (int.from_bytes(low[offset], "little"), int.from_bytes(high[offset], "little"))
+        found.append(DataFile(file["file-path"], file["record-count"], whose, span))
+    return found
+
+
+def _bounds(file: Mapping[str, Any], key: str) -> dict[int | None, bytes]:
+    bounds = file.get(key) or {"keys": [], "values": []}
+    return {
+        key: bytes.fromhex(value)
+        for key, value in zip(bounds["keys"], bounds["values"], strict=True)
+    }
+
+
+def audit(
+    table: str, history: Iterable[Snapshot], files: Sequence[DataFile], sink: str = ""
+) -> list[Report]:
+    """One report per sink that wrote to the table (or for `sink` alone).
+
+    `history` is the branch's ancestry, newest first; `files` are the live data files.
+    """
+    snapshots = list(history)[::-1]
+    complete = not snapshots or snapshots[0].parent is None
+    entries: dict[str, list[Entry]] = {}
+    foreign = 0  # rows that others added, less those they removed
+    removed = False
+    for snapshot in snapshots:
+        entry = parse(snapshot.summary)
+        if entry is not None:
+            entries.setdefault(entry.sink, []).append(entry)
+        else:
+            added = int(snapshot.summary.get("added-records", 0))
+            deleted = int(snapshot.summary.get("deleted-records", 0))
+            foreign += added - deleted
+            removed |= snapshot.operation in ("delete", "overwrite") and deleted > added
+    reports = []
+    alone = len(entries) == 1
+    for name, mine in sorted(entries.items()):
+        if sink and name != sink:
+            continue
+        reports.append(
+            _report(table, name, mine, files, complete, alone, None if removed else foreign)
+        )
+    return reports
+
+
+def _report(
+    table: str,
+    sink: str,
+    entries: Sequence[Entry],
+    files: Sequence[DataFile],
+    complete: bool,
+    alone: bool,
+    foreign: int | None,
+) -> Report:
+    findings = []
+    paths = [file.path for file in files]
+    if len(set(paths)) != len(paths):
+        twice = sorted({path for path in paths if paths.count(path) > 1})
+        findings.append(f"overlap: {len(twice)} data files are in the table twice: {twice[0]}")
+    lines = _lines(entries, files if alone else [])
+    if not complete:
+        findings.append(
+            "cannot tell: snapshots before the oldest one left were expired; the ranges above are "
+            "those the remaining ledger proves"
+        )
+    elif not alone:
+        findings.append("cannot tell: several sinks write to this table; its rows are not told apart")
+    elif foreign is None:
+        findings.append("unaccounted: rows were removed by a commit that is not the sink's")
+    else:
+        live = sum(file.rows for file in files)
+        expected = sum(line.counts.written for line in lines) + foreign
+        if live != expected:
+            findings.append(f"unaccounted: the manifests hold {live} rows; the ledger says {expected}")
+    commits = sum(1 for entry in entries if entry.ranges)
+    return Report(table, sink, tuple(lines), commits, tuple(findings))
+
+
+def _lines(entries: Sequence[Entry], files: Sequence[DataFile]) -> list[Line]:
+    gaps: dict[Partition, list[Range]] = {}
+    overlaps: dict[Partition, list[Range]] = {}
+    counts: dict[Partition, Counts] = {}
+    first: dict[Partition, int] = {}
+    reached: dict[Partition, int] = {}
+    for entry in entries:
+        for partition, end in entry.end.items():
+            begin = entry.begin[partition]
+            first.setdefault(partition, begin)
+            here = reached.setdefault(partition, begin)
+            if begin > here:
+                gaps.setdefault(partition, []).append(Range(partition, here, begin))
+            elif begin < here:
+                twice = Range(partition, begin, min(here, max(begin, end)))
+                if len(twice):
+                    overlaps.setdefault(partition, []).append(twice)
+            reached[partition] = max(here, end)
+            counts[partition] = counts.get(partition, Counts()) + entry.counts(partition)
+    rows: dict[Partition, int | None] = {partition: 0 for partition in first}
+    for file in files:
+        if file.partition is None or file.partition not in rows:
+            rows = dict.fromkeys(rows)  # a compacted or foreign file: only the sum can tell
+            break
+        so_far = rows[file.partition]
+        rows[file.partition] = None if so_far is None else so_far + file.rows
+    if not files:
+        rows = dict.fromkeys(rows)
+    return [
+        Line(
+            Range(partition, first[partition], reached[partition]),
+            counts[partition],
+            tuple(gaps.get(partition, ())),
+            tuple(overlaps.get(partition, ())),
+            rows[partition],
+        )
+        for partition in sorted(first)
+    ]
