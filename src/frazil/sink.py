@@ -27,6 +27,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 
 from pyspark.errors import PySparkException
@@ -555,6 +556,40 @@ class Sink:
         seconds: Mapping[str, float] | None = None,
     ) -> None:
         self._on_step(Step(name, batch, time.time(), records, seconds))
+
+
+def inspect(config: Config, spark: SparkSession) -> dict[str, object]:
+    """What can be known of a sink from outside, running or not: for `frazil status`."""
+    catalog = Catalog(spark, config.catalog.name)
+    table = catalog.load(config.index_table)
+    head = Target(table, "main", config.sink.id, 0, time).head() if table else None
+    entry = head.entry if head else None
+    position = entry.end if entry else Cut()
+    staged = []
+    if table is not None:
+        folder = f"{table.location}/stage/{config.sink.id}/"
+        found = [stage.load(table.fetch(p)) for p in table.listing(folder) if p.endswith(".json")]
+        staged = [b for b in found if b is not None and not position.reaches(b.end)]
+    planner = Planner(config.kafka.resolved(), topics=config.sink.topics, pattern=config.sink.pattern)
+    _, partitions = planner.origin()
+    marks = planner.watermarks(partitions)
+    lag = {p: end - position.get(p, marks.low[p]) for p, end in marks.end.items()}
+    last = head.snapshot.timestamp_ms if head and head.snapshot else None
+    return {
+        "sink": config.sink.id,
+        "table": config.tables[0].name,
+        "index": config.index_table,
+        "epoch": entry.epoch if entry else None,
+        "position": position.nested(),
+        "lag": sum(lag.values()),
+        "lag_by_partition": Cut(lag).nested(),
+        "pending_batches": len(staged),
+        "pending_bytes": sum(batch.bytes for batch in staged),
+        "last_batch": entry.batches[1] if entry else None,
+        "last_commit": None
+        if last is None
+        else datetime.fromtimestamp(last / 1000, timezone.utc).isoformat(timespec="milliseconds"),
+    }
 
 
 _NO_TABLE = TableShape(

@@ -135,7 +135,7 @@ class Broker:
         config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
         run = subprocess.run(
-            [*self._java(), "kafka.tools.StorageTool", "format", "-t", cluster,
+            [*self._java(), "kafka.tools.StorageTool", "format", f"--cluster-id={cluster}",
              "-c", str(config), "--standalone"],
             capture_output=True, text=True, timeout=120,
         )  # fmt: skip

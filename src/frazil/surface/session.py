@@ -37,6 +37,9 @@ def session(
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.redaction.regex": _REDACT,
+        "spark.python.daemon.module": "frazil.surface.daemon",
+        # Records never enter the JVM: it plans and commits, so it should start fast and stay small.
+        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
         f"spark.sql.catalog.{name}": "org.apache.iceberg.spark.SparkCatalog",

@@ -1,0 +1,47 @@
+# Two commands to know: `make demo` and `make test`. Both set up all they need.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test unit check bench lock clean
+
+help:  ## what there is
+	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 10
+
+demo: $(READY)  ## broker, pipeline, two SIGKILLs, and the proof (ARGS='--rows 300000 --json')
+	@$(BIN)/frazil demo $(ARGS)
+
+test: $(READY) check  ## every test, against real Kafka, Spark and Iceberg
+	@$(BIN)/python -m pytest $(ARGS)
+
+unit: $(READY)  ## the tests that need no JVM, in seconds
+	@$(BIN)/python -m pytest -q tests/unit tests/property $(ARGS)
+
+check: $(READY)  ## lint and types
+	@$(BIN)/ruff check . 1>&2
+	@$(BIN)/ruff format --check -q . 1>&2
+	@$(BIN)/mypy 1>&2
+
+bench: $(READY)  ## Frazil against Spark's own way, one run; the last line is JSON
+	@$(BIN)/python bench/append.py $(ARGS)
+
+lock:  ## resolve the dependencies anew (needs uv)
+	uv pip compile -q --universal --python-version 3.10 --generate-hashes --no-emit-index-url \
+	  --group dev pyproject.toml -o requirements.lock
+
+clean:  ## remove the environment; the jar cache in ~/.cache/frazil stays
+	rm -rf $(VENV)
+
+$(READY): requirements.lock pyproject.toml
+	@command -v java >/dev/null || [ -n "$$JAVA_HOME" ] || { echo "frazil needs Java 17: install it, for example with: apt-get install -y openjdk-17-jre-headless" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "frazil needs Python 3.10 or newer; found $$($(PYTHON) --version); set PYTHON=python3.x" >&2; exit 2; }
+	@echo "setting up $(VENV) from requirements.lock (a minute or two, once)" >&2
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install -q --disable-pip-version-check --require-hashes -r requirements.lock 1>&2
+	@$(BIN)/pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . 1>&2
+	@echo "fetching the jars of Iceberg and Kafka (once)" >&2
+	@$(BIN)/python -m frazil.surface.jars
+	@touch $@

@@ -1,0 +1,80 @@
+"""Real servers for the tests. A missing one fails; it never skips."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frazil.core.config import Config, from_document
+from frazil.surface.broker import Broker
+from frazil.surface.session import session
+from tests.oracle import Lake
+
+_names = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with Broker(tmp_path_factory.mktemp("kafka") / "broker") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    return Lake(tmp_path_factory.mktemp("lake"))
+
+
+@pytest.fixture(scope="session")
+def spark(lake: Lake) -> Iterator[Any]:
+    running = session(lake.config("spark", "none", "none:1"))
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def name() -> str:
+    """A name no other test has: for topics, sinks and tables."""
+    return f"t{next(_names)}"
+
+
+@pytest.fixture
+def make_config(broker: Broker, lake: Lake, name: str) -> Callable[..., Config]:
+    """A config for this test's own topic, sink and table."""
+
+    def make(**sections: Any) -> Config:
+        return lake.config(name, name, broker.bootstrap, **sections)
+
+    return make
+
+
+@pytest.fixture
+def write_toml(broker: Broker, lake: Lake, name: str, tmp_path: Path) -> Callable[..., Path]:
+    def write(**sections: Any) -> Path:
+        document = lake.document(name, name, broker.bootstrap, **sections)
+        from_document(document)
+        path = tmp_path / "sink.toml"
+        path.write_text(_toml(document))
+        return path
+
+    return write
+
+
+def _toml(document: dict[str, Any]) -> str:
+    lines = []
+    for section, values in document.items():
+        for table in values if isinstance(values, list) else [values]:
+            lines.append(f"[[{section}]]" if isinstance(values, list) else f"[{section}]")
+            lines += [f'"{key}" = {_value(value)}' for key, value in table.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    return str(value) if isinstance(value, int) else '"' + str(value).replace('"', '\\"') + '"'

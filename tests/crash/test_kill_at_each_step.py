@@ -1,0 +1,67 @@
+"""SIGKILL of the real driver at every named step; the oracle reads the data files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from confluent_kafka import Producer
+
+from frazil.sink import STEPS
+from frazil.surface.broker import Broker
+from frazil.surface.child import Pipeline
+from frazil.surface.orders import create_topic
+from tests.oracle import Lake, assert_exact, assert_once
+
+PER_LIFE = 4_000
+
+
+def produce(bootstrap: str, topic: str, start: int, count: int, partitions: int = 3) -> None:
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5})
+    for i in range(start, start + count):
+        producer.produce(topic, f"record-{i}".encode(), partition=i % partitions)
+    producer.flush()
+
+
+def test_no_kill_at_any_step_loses_or_doubles_a_record(
+    broker: Broker, lake: Lake, name: str, write_toml: Callable[..., Path], tmp_path: Path
+):
+    """One life after the other, each killed at the next step, each taking over from the last.
+
+    Every life gets new records first, so that there is always a batch for the step to happen in;
+    after each kill the table must be readable and without doubles, at the end exact.
+    """
+    create_topic(broker.bootstrap, name, 3)
+    config = write_toml(sink={"max_records_per_trigger": PER_LIFE // 2})
+    kills = 0
+    for life, step in enumerate(STEPS):
+        produce(broker.bootstrap, name, life * PER_LIFE, PER_LIFE)
+        # The second time, so that a batch of this life is behind the kill as well.
+        pipeline = Pipeline(config, hold=f"{step}:2", until="forever", log=tmp_path / "log")
+        events = list(_until_held(pipeline))
+        assert events[-1] == {"held": step}, f"life {life} ended before {step}: {events[-1]}"
+        pipeline.kill()
+        kills += 1
+        if life or step == "done":
+            assert_once(lake.query(f"db.{name}", "_topic_partition, _offset"))
+    last = Pipeline(config, until="caught-up", audit=True, log=tmp_path / "log")
+    events = list(last.events())
+    assert last.wait() == 0
+    assert events[-1]["audit"]["verdict"] == "proven"
+    rows = assert_exact(lake, f"db.{name}", broker.bootstrap, name)
+    assert rows == kills * PER_LIFE
+    # The index tells the same, from its own rows: no gap, no overlap, none twice.
+    spans = lake.query(f"db.{name}_index", "partition, start_offset, end_offset", "ORDER BY ALL")
+    reached = {number: 0 for number in range(3)}
+    for number, start, end in spans:
+        assert start == reached[number]
+        reached[number] = end
+    assert sum(reached.values()) == rows
+    print(f"{kills} kills, {rows} rows exact")
+
+
+def _until_held(pipeline: Pipeline):  # type: ignore[no-untyped-def]
+    for event in pipeline.events():
+        yield event
+        if "held" in event:
+            return

@@ -1,0 +1,104 @@
+"""A table in memory with the rules of the real one, for tests of the committer.
+
+`tests/spark/test_table_contract.py` runs one suite on this and on Iceberg, so it cannot drift.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from frazil.core.errors import Unavailable, Unknown
+from frazil.table.ledger import Snapshot
+
+
+class FakeTable:
+    def __init__(self, name: str = "db.t", uuid: str = "uuid-1") -> None:
+        self.name = name
+        self.uuid = uuid
+        self.snapshots: dict[int, Snapshot] = {}
+        self.manifests: dict[int, list[str]] = {}  # what each snapshot added
+        self.refs: dict[str, int] = {}
+        self.deleted: list[str] = []
+        #: what the next appends do: "lost" applies and fails, "dropped" fails, "race" lets another
+        #: writer in first; empty: works
+        self.faults: list[str] = []
+        self.race: Callable[[], None] = lambda: None
+        self._ids = itertools.count(100)
+
+    def refresh(self) -> None: ...
+
+    def history(self, branch: str) -> Iterator[Snapshot]:
+        at = self.refs.get(branch)
+        while at is not None and at in self.snapshots:
+            yield self.snapshots[at]
+            at = self.snapshots[at].parent
+
+    def tagged(self, tag: str) -> Snapshot | None:
+        return self.snapshots.get(self.refs[tag]) if tag in self.refs else None
+
+    def tag(self, tag: str, snapshot_id: int) -> None:
+        self.refs[tag] = snapshot_id
+
+    def delete(self, path: str) -> None:
+        self.deleted.append(path)
+
+    def append(
+        self,
+        manifests: Sequence[str],
+        summary: Mapping[str, str],
+        *,
+        branch: str,
+        check: Callable[[Iterator[Snapshot]], str | None],
+        leftovers: list[str],
+    ) -> None:
+        fault = self.faults.pop(0) if self.faults else ""
+        if fault == "dropped":
+            raise Unavailable("cannot commit: 503")
+        if fault == "race":
+            self.race()
+        if refusal := check(self.history(branch)):
+            leftovers.append(f"/snap-refused-{next(self._ids)}.avro")
+            raise Unknown(f"cannot commit: ValidationException: {refusal}")
+        self.add(manifests, summary, branch)
+        if fault == "lost":
+            raise Unknown("cannot commit: CommitStateUnknownException")
+
+    def add(
+        self, manifests: Sequence[str], summary: Mapping[str, str], branch: str = "main"
+    ) -> Snapshot:
+        """Any writer's append, ours or foreign."""
+        number = next(self._ids)
+        snapshot = Snapshot(
+            id=number, parent=self.refs.get(branch), sequence=len(self.snapshots) + 1,
+            timestamp_ms=number, operation="append", summary=dict(summary),
+            manifest_list=f"/snap-{number}.avro",
+        )  # fmt: skip
+        self.snapshots[number] = snapshot
+        self.manifests[number] = list(manifests)
+        self.refs[branch] = number
+        return snapshot
+
+    def expire(self, keep: int = 1) -> None:
+        """Remove all but the newest `keep` snapshots of main, and what tags hold."""
+        held = {number for ref, number in self.refs.items() if ref != "main"}
+        recent = [snapshot.id for snapshot in self.history("main")][:keep]
+        for number in list(self.snapshots):
+            if number not in held and number not in recent:
+                del self.snapshots[number]
+
+    def live(self, branch: str = "main") -> list[str]:
+        """All manifests a reader of the branch sees, oldest first."""
+        found = [self.manifests[s.id] for s in self.history(branch)]
+        return [manifest for added in reversed(found) for manifest in added]
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds

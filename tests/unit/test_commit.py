@@ -1,0 +1,298 @@
+"""The protocol's rules on a table in memory; each test says what must never happen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from frazil.core.errors import Expired, Fenced, Gap, Overlap, Unavailable
+from frazil.core.offsets import Cut, Partition, Range
+from frazil.ingest.stage import StagedBatch, StagedTable, Tally
+from frazil.table.commit import ATTEMPTS, Bounds, Committer, Target, chain, entry_of
+from tests.fakes import FakeClock, FakeTable
+
+P = Partition("orders", 0)
+
+
+def batch(begin: int, end: int, commit_id: str, number: int = 0, epoch: int = 1) -> StagedBatch:
+    tally = Tally(Range(P, begin, end), end - begin)
+    table = StagedTable("db.t", "uuid-1", 0, (f"m-{commit_id}",), (), 1, 10, (tally,))
+    return StagedBatch("s", epoch, number, commit_id, Cut({P: begin}), Cut({P: end}), {}, "", 0, 0,
+                       (table,))  # fmt: skip
+
+
+def target(table: FakeTable, epoch: int = 1) -> Target:
+    return Target(table, "main", "s", epoch, FakeClock())
+
+
+def put(where: Target, one: StagedBatch) -> None:
+    where.commit(one.table("db.t").manifests, entry_of([one], "db.t", where.epoch))
+
+
+def test_batches_are_committed_once_and_in_order():
+    table = FakeTable()
+    life = target(table)
+    put(life, batch(0, 5, "a"))
+    put(life, batch(5, 9, "b"))
+    assert table.live() == ["m-a", "m-b"]
+
+
+def test_a_lost_answer_is_found_again_and_nothing_is_added_twice():
+    """H1, H2: the commit was applied, the client saw an error."""
+    table = FakeTable()
+    life = target(table)
+    table.faults = ["lost"]
+    put(life, batch(0, 5, "a"))
+    put(life, batch(5, 9, "b"))
+    assert table.live() == ["m-a", "m-b"]
+
+
+def test_a_dropped_request_is_tried_again_with_the_same_files():
+    table = FakeTable()
+    table.faults = ["dropped", "dropped"]
+    put(target(table), batch(0, 5, "a"))
+    assert table.live() == ["m-a"]
+
+
+def test_a_catalog_that_stays_away_is_for_later_and_leaves_the_batch_alone():
+    table = FakeTable()
+    table.faults = ["dropped"] * ATTEMPTS
+    life = target(table)
+    with pytest.raises(Unavailable, match="in 6 tries"):
+        put(life, batch(0, 5, "a"))
+    assert table.live() == []
+    put(life, batch(0, 5, "a"))
+    assert table.live() == ["m-a"]
+
+
+def test_a_foreign_commit_in_between_survives_and_does_not_disturb():
+    table = FakeTable()
+    life = target(table)
+    table.race = lambda: table.add(["foreign"], {})
+    table.faults = ["race"]
+    put(life, batch(0, 5, "a"))
+    assert table.live() == ["foreign", "m-a"]
+
+
+def test_check_then_commit_would_double_but_compare_and_set_does_not():
+    """H3: two lives both saw nothing; the second one's append must not get in."""
+    table = FakeTable()
+    zombie, heir = target(table, 1), target(table, 2)
+    table.race = lambda: put(heir, batch(0, 5, "heir", epoch=2))
+    table.faults = ["race"]
+    with pytest.raises(Fenced, match="this one is epoch 1, the table is at epoch 2"):
+        put(zombie, batch(0, 5, "zombie"))
+    assert table.live() == ["m-heir"]
+
+
+def test_what_failed_tries_left_is_swept_but_never_the_live_manifest_list():
+    table = FakeTable()
+    life = target(table)
+    other = target(table)
+    table.race = lambda: put(other, batch(0, 5, "a"))  # the same batch, by a lost first try
+    table.faults = ["race"]
+    put(life, batch(0, 5, "a"))
+    assert table.live() == ["m-a"]
+    live = next(table.history("main")).manifest_list
+    assert table.deleted
+    assert live not in table.deleted
+
+
+def test_a_claim_fences_the_older_life():
+    table = FakeTable()
+    old = target(table, 1)
+    put(old, batch(0, 5, "a"))
+    heir = target(table, 2)
+    heir.claim()
+    with pytest.raises(Fenced):
+        put(old, batch(5, 9, "b"))
+    put(heir, batch(5, 8, "c"))
+    assert table.live() == ["m-a", "m-c"]
+
+
+def test_of_two_claims_at_once_one_wins():
+    table = FakeTable()
+    first, second = target(table, 1), target(table, 1)
+    table.race = lambda: first.claim()  # type: ignore[func-returns-value]
+    table.faults = ["race"]
+    with pytest.raises(Fenced):
+        second.claim()
+    put(first, batch(0, 5, "a"))
+    assert table.live() == ["m-a"]
+
+
+def test_an_older_life_that_commits_during_the_claim_is_taken_into_account():
+    table = FakeTable()
+    old, heir = target(table, 1), target(table, 2)
+    table.race = lambda: put(old, batch(0, 5, "a"))
+    table.faults = ["race"]
+    head = heir.claim()
+    assert head.entry is not None
+    assert head.entry.end == Cut({P: 5})
+
+
+def test_a_gap_and_an_overlap_are_refused_with_both_ranges():
+    table = FakeTable()
+    life = target(table)
+    put(life, batch(0, 5, "a"))
+    with pytest.raises(Gap, match=r"orders\[0\] \[7, 9\).*ledger ends at orders\[0\]@5"):
+        put(life, batch(7, 9, "b"))
+    with pytest.raises(Overlap):
+        put(life, batch(3, 9, "c"))
+    assert table.live() == ["m-a"]
+
+
+def test_a_rolled_back_table_stops_the_sink():
+    table = FakeTable()
+    life = target(table)
+    put(life, batch(0, 5, "a"))
+    before = table.refs["main"]
+    put(life, batch(5, 9, "b"))
+    table.refs["main"] = before
+    with pytest.raises((Gap, Overlap), match="expected b as the newest entry, found a"):
+        put(life, batch(9, 12, "c"))
+
+
+def test_expiry_without_a_witness_stops_and_with_one_goes_on():
+    """H4: not found is not never committed."""
+    table = FakeTable()
+    life = target(table)
+    put(life, batch(0, 5, "a"))
+    witnessed = next(table.history("main"))
+    table.add(["compacted"], {})
+    table.add(["compacted again"], {})
+    bare = FakeTable()
+    bare.__dict__.update({k: (dict(v) if isinstance(v, dict) else v) for k, v in vars(table).items()})
+    bare.expire()
+    with pytest.raises(Expired, match="not found is not never committed"):
+        put(target(bare, 2), batch(5, 9, "b"))
+    life.witness(witnessed)
+    table.expire()
+    put(life, batch(5, 9, "b"))
+    assert table.live()[-1] == "m-b"
+
+
+class Rig:
+    """A committer over two tables in memory, driven by hand."""
+
+    def __init__(self, bounds: Bounds | None = None) -> None:
+        self.data, self.index = FakeTable(), FakeTable("db.i", "uuid-2")
+        self.steps: list[str] = []
+        self.finished: list[str] = []
+        self.restart()
+        self.bounds = bounds
+
+    def restart(self, epoch: int = 1, bounds: Bounds | None = None) -> None:
+        data, index = target(self.data, epoch), target(self.index, epoch)
+        data.claim()
+        index.claim()
+        self.targets = (data, index)
+        self.committer = Committer(
+            data=lambda: data, index=index,
+            index_manifests=lambda located: [f"i-{b.commit_id}@{s.id}" for b, s in located],
+            committed=lambda done: self.finished.extend(b.commit_id for b in done),
+            position=Cut(), interval=0, bounds=bounds or Bounds(100, 10**9, 3600),
+            step=lambda name, _: self.steps.append(name), clock=FakeClock(),
+        )  # fmt: skip
+
+    def commit(self, *batches: StagedBatch) -> None:
+        self.committer._pending = [(b, 0.0) for b in batches]
+        self.committer.commit(list(batches))
+
+
+def test_the_index_is_committed_last_and_names_the_snapshot_of_the_data():
+    rig = Rig()
+    rig.commit(batch(0, 5, "a"))
+    assert rig.steps == ["commit", "committed", "witnessed", "index-commit", "index-committed",
+                         "index-witnessed", "done"]  # fmt: skip
+    snapshot = next(rig.data.history("main"))
+    assert rig.index.live() == [f"i-a@{snapshot.id}"]
+    assert rig.committer.progress.position == Cut({P: 5})
+    assert rig.finished == ["a"]
+
+
+def test_absorbed_batches_share_one_snapshot_and_one_entry():
+    rig = Rig()
+    rig.commit(batch(0, 5, "a"), batch(5, 9, "b", 1), batch(9, 12, "c", 2))
+    assert rig.data.live() == ["m-a", "m-b", "m-c"]
+    assert len(list(rig.data.history("main"))) == 2  # the claim and the commit
+
+
+def test_a_batch_whose_answer_was_lost_may_come_back_together_with_new_ones():
+    """The group changes between the tries; what is there must be seen batch by batch."""
+    rig = Rig()
+    rig.data.faults = ["lost"] + ["dropped"] * ATTEMPTS
+    rig.data.tag = _failing_once(rig.data.tag)  # type: ignore[method-assign]
+    with pytest.raises(Unavailable):
+        rig.commit(batch(0, 5, "a"))
+    rig.data.faults = []
+    rig.commit(batch(0, 5, "a"), batch(5, 9, "b", 1))
+    assert rig.data.live() == ["m-a", "m-b"]
+    assert [m.split("@")[0] for m in rig.index.live()] == ["i-a", "i-b"]
+
+
+def test_an_index_answer_lost_for_one_batch_does_not_double_its_row():
+    rig = Rig()
+    rig.index.faults = ["lost"]
+    rig.index.tag = _failing_once(rig.index.tag)  # type: ignore[method-assign]
+    with pytest.raises(Unavailable):
+        rig.commit(batch(0, 5, "a"))
+    rig.commit(batch(0, 5, "a"), batch(5, 9, "b", 1))
+    assert [m.split("@")[0] for m in rig.index.live()] == ["i-a", "i-b"]
+
+
+def test_a_life_that_died_between_table_and_index_is_completed_by_the_next():
+    rig = Rig()
+    rig.index.faults = ["dropped"] * 2 * ATTEMPTS
+    with pytest.raises(Unavailable):
+        rig.commit(batch(0, 5, "a"))
+    rig.index.faults = []
+    rig.restart(epoch=2)
+    rig.commit(batch(0, 5, "a"))
+    assert rig.data.live() == ["m-a"]
+    assert [m.split("@")[0] for m in rig.index.live()] == ["i-a"]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "reason"),
+    [
+        (Bounds(2, 10**9, 3600), "2 batches wait for a commit; the bound is 2"),
+        (Bounds(100, 20, 3600), "20 staged bytes wait for a commit; the bound is 20"),
+        (Bounds(100, 10**9, 0), "a batch has waited 0 s; the bound is 0 s"),
+    ],
+)
+def test_each_bound_of_absorption_blocks_and_says_why(bounds: Bounds, reason: str):
+    rig = Rig()
+    rig.restart(epoch=2, bounds=bounds)
+    rig.committer._pending = [(batch(0, 5, "a"), 0.0), (batch(5, 9, "b"), 0.0)]
+    assert rig.committer._over() == reason
+
+
+def test_the_chain_prefers_what_the_table_already_has():
+    mine, other, behind = batch(0, 5, "mine"), batch(0, 5, "other", epoch=2), batch(5, 7, "x", 1)
+    assert chain(Cut({P: 0}), [other, mine, behind], {"mine"}) == [mine, behind]
+    assert chain(Cut({P: 0}), [other, mine], set()) == [other]
+    assert chain(Cut({P: 9}), [other, mine, behind], set()) == []
+
+
+def test_an_entry_of_several_batches_begins_where_a_new_partition_appeared():
+    new = Partition("orders", 1)
+    late = replace(
+        batch(5, 9, "b", 1), begin=Cut({P: 5, new: 40}), end=Cut({P: 9, new: 44})
+    )
+    entry = entry_of([batch(0, 5, "a"), late], "db.t", 1)
+    assert entry.begin == Cut({P: 0, new: 40})
+    assert entry.end == Cut({P: 9, new: 44})
+
+
+def _failing_once(call):  # type: ignore[no-untyped-def]
+    state = {"left": 1}
+
+    def wrapped(*args):  # type: ignore[no-untyped-def]
+        if state["left"]:
+            state["left"] -= 1
+            raise Unavailable("cannot move tag: 503")
+        return call(*args)
+
+    return wrapped
