@@ -68,7 +68,9 @@ def topic_records(bootstrap: str, topic: str) -> dict[tuple[int, int], bytes | N
     settings = {"bootstrap.servers": bootstrap, "group.id": "oracle", "enable.partition.eof": True,
                 "enable.auto.commit": False, "isolation.level": "read_committed"}  # fmt: skip
     consumer = Consumer(settings)
-    numbers = AdminClient({"bootstrap.servers": bootstrap}).list_topics(topic).topics[topic].partitions
+    numbers = (
+        AdminClient({"bootstrap.servers": bootstrap}).list_topics(topic).topics[topic].partitions
+    )
     consumer.assign([TopicPartition(topic, number, 0) for number in numbers])
     found: dict[tuple[int, int], bytes | None] = {}
     ended: set[int] = set()

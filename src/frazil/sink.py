@@ -137,7 +137,9 @@ class Sink:
             .writeStream.foreachBatch(self._guarded_batch)
             .queryName(f"frazil-{self.config.sink.id}-{self.epoch}")
             .option("checkpointLocation", self._checkpoint())
-            .trigger(processingTime=f"{int(duration(self.config.sink.trigger) * 1000)} milliseconds")
+            .trigger(
+                processingTime=f"{int(duration(self.config.sink.trigger) * 1000)} milliseconds"
+            )
             .start()
         )
         return self._query
@@ -520,7 +522,12 @@ class Sink:
         return table
 
     def _create(
-        self, name: str, made: str, spec: str, config: TableConfig, extra: Mapping[str, str] | None = None
+        self,
+        name: str,
+        made: str,
+        spec: str,
+        config: TableConfig,
+        extra: Mapping[str, str] | None = None,
     ) -> Table:
         properties = {
             "format-version": str(config.format_version), **config.properties, **(extra or {})
@@ -570,7 +577,9 @@ def inspect(config: Config, spark: SparkSession) -> dict[str, object]:
         folder = f"{table.location}/stage/{config.sink.id}/"
         found = [stage.load(table.fetch(p)) for p in table.listing(folder) if p.endswith(".json")]
         staged = [b for b in found if b is not None and not position.reaches(b.end)]
-    planner = Planner(config.kafka.resolved(), topics=config.sink.topics, pattern=config.sink.pattern)
+    planner = Planner(
+        config.kafka.resolved(), topics=config.sink.topics, pattern=config.sink.pattern
+    )
     _, partitions = planner.origin()
     marks = planner.watermarks(partitions)
     lag = {p: end - position.get(p, marks.low[p]) for p, end in marks.end.items()}
@@ -621,5 +630,3 @@ def translated(error: Exception) -> FrazilError:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return FrazilError(f"cannot go on: Spark stopped the stream: {lines[0] if lines else error!r}",
                        hint="\n".join(lines[-3:]))  # fmt: skip
-
-

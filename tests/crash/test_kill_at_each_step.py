@@ -52,7 +52,7 @@ def test_no_kill_at_any_step_loses_or_doubles_a_record(
     assert rows == kills * PER_LIFE
     # The index tells the same, from its own rows: no gap, no overlap, none twice.
     spans = lake.query(f"db.{name}_index", "partition, start_offset, end_offset", "ORDER BY ALL")
-    reached = {number: 0 for number in range(3)}
+    reached = dict.fromkeys(range(3), 0)
     for number, start, end in spans:
         assert start == reached[number]
         reached[number] = end

@@ -180,10 +180,12 @@ def test_both_ways_of_reading_give_what_was_written(data: st.DataObject) -> None
     slow._glue = {}
     one, bad = fast.read(datums)
     other, worse = slow.read(datums)
-    assert not bad and not worse
+    assert not bad
+    assert not worse
     for table in (one, other):
         table.validate(full=True)
-        assert table.schema.equals(fast.columns) and table.to_pylist() == expected
+        assert table.schema.equals(fast.columns)
+        assert table.to_pylist() == expected
     if schema["fields"]:
         assert one.equals(other)
         union = "member0" in str(fast.columns)
@@ -289,7 +291,8 @@ def test_mutilated_datums_never_harm_their_neighbours(seed: int, headed: bool) -
             assert i not in found
             found[i] = each
     refused = {each.index: each for each in rejected}
-    assert len(refused) == len(rejected) and not refused.keys() & found.keys()
+    assert len(refused) == len(rejected)
+    assert not refused.keys() & found.keys()
     assert refused.keys() | found.keys() == set(range(600))
 
     for i in range(600):
@@ -341,6 +344,8 @@ def test_json_is_read_alike_at_once_and_one_by_one(values: list[bytes]) -> None:
     fast, slow = Shape(JSON_SHAPE), Shape(JSON_SHAPE)
     slow._parse = None
     (one, out), (other, refused) = fast.decode(values), slow.decode(values)
-    assert out == refused and len(one) == len(other)
+    assert out == refused
+    assert len(one) == len(other)
     for mine, theirs in zip(one, other, strict=True):
-        assert mine.rows.equals(theirs.rows) and mine.rows.schema.equals(JSON_SHAPE)
+        assert mine.rows.equals(theirs.rows)
+        assert mine.rows.schema.equals(JSON_SHAPE)

@@ -163,7 +163,9 @@ def test_expiry_without_a_witness_stops_and_with_one_goes_on():
     table.add(["compacted"], {})
     table.add(["compacted again"], {})
     bare = FakeTable()
-    bare.__dict__.update({k: (dict(v) if isinstance(v, dict) else v) for k, v in vars(table).items()})
+    bare.__dict__.update(
+        {k: (dict(v) if isinstance(v, dict) else v) for k, v in vars(table).items()}
+    )
     bare.expire()
     with pytest.raises(Expired, match="not found is not never committed"):
         put(target(bare, 2), batch(5, 9, "b"))
@@ -278,9 +280,7 @@ def test_the_chain_prefers_what_the_table_already_has():
 
 def test_an_entry_of_several_batches_begins_where_a_new_partition_appeared():
     new = Partition("orders", 1)
-    late = replace(
-        batch(5, 9, "b", 1), begin=Cut({P: 5, new: 40}), end=Cut({P: 9, new: 44})
-    )
+    late = replace(batch(5, 9, "b", 1), begin=Cut({P: 5, new: 40}), end=Cut({P: 9, new: 44}))
     entry = entry_of([batch(0, 5, "a"), late], "db.t", 1)
     assert entry.begin == Cut({P: 0, new: 40})
     assert entry.end == Cut({P: 9, new: 44})

@@ -185,7 +185,8 @@ def test_an_optional_union_of_several_is_null_or_one_member() -> None:
     decoder = Decoder(Format("avro", json.dumps(schema)))
     values = [encode(schema, {"it": each}) for each in ("a", None, 5)]
     [group], rejected = decoder.decode(values)
-    assert not rejected and decoder.columns(values).field("it").nullable
+    assert not rejected
+    assert decoder.columns(values).field("it").nullable
     assert group.rows["it"].to_pylist() == [
         {"member0": "a", "member1": None, "member2": None}, None,
         {"member0": None, "member1": 5, "member2": None},
@@ -208,7 +209,8 @@ def test_a_named_type_used_twice_is_expanded_also_across_namespaces() -> None:
     row = {"a": {"x": 1, "tag": None}, "b": {"x": 2, "tag": "t"},
            "c": [{"p": {"x": 3, "tag": None}}]}  # fmt: skip
     table = Writer(json.dumps(schema)).block([encode(schema, row)])
-    assert table is not None and table.to_pylist() == [row]
+    assert table is not None
+    assert table.to_pylist() == [row]
 
 
 def test_field_names_that_polars_or_the_glue_would_trip_over_are_kept() -> None:
@@ -264,7 +266,8 @@ def test_a_schema_that_no_table_can_hold_is_rejected_with_its_reason(
 ) -> None:
     decoder = Decoder(Format("avro", json.dumps(schema)))
     decoded, rejected = decoder.decode([b"\x00", b"\x02"])
-    assert not decoded and [each.kind for each in rejected] == ["schema", "schema"]
+    assert not decoded
+    assert [each.kind for each in rejected] == ["schema", "schema"]
     assert reason in rejected[0].reason
     with pytest.raises(Misfit, match="cannot make columns"):
         decoder.columns([b"\x00"])
@@ -293,8 +296,10 @@ def test_one_byte_too_many_harms_no_neighbour(head: bytes, place: int) -> None:
     kind = "confluent-avro" if head else "avro"
     [group], [bad] = Decoder(Format(kind, json.dumps(FLAT))).decode(values)
     good = [i for i in range(2000) if i != place]
-    assert (bad.index, bad.kind) == (place, "datum") and "1 more bytes" in bad.reason
-    assert group.index is not None and group.index.tolist() == good
+    assert (bad.index, bad.kind) == (place, "datum")
+    assert "1 more bytes" in bad.reason
+    assert group.index is not None
+    assert group.index.tolist() == good
     assert group.rows["id"].to_pylist() == good
     assert group.rows["name"].to_pylist() == [f"n{i}" for i in good]
 
@@ -353,8 +358,10 @@ def test_a_datum_out_of_its_bounds_is_rejected_and_its_neighbours_stay(
     values = [encode(schema, {"it": good})] * 200
     values[77] = datum
     [group], [bad] = Decoder(Format("avro", json.dumps(schema))).decode(values)
-    assert (bad.index, bad.kind) == (77, "datum") and fact in bad.reason
-    assert group.rows.num_rows == 199 and len(set(map(str, group.rows["it"].to_pylist()))) == 1
+    assert (bad.index, bad.kind) == (77, "datum")
+    assert fact in bad.reason
+    assert group.rows.num_rows == 199
+    assert len(set(map(str, group.rows["it"].to_pylist()))) == 1
 
 
 @pytest.mark.parametrize(("kind", "datum", "value"), [
@@ -375,9 +382,11 @@ def test_what_polars_reads_leniently_is_read_alike_one_by_one(
     """Else a row's fate would hang on its neighbours, and a replay could end differently."""
     schema = record(it=kind)
     table = Writer(json.dumps(schema)).block([datum])
-    assert table is not None and table["it"].to_pylist() == [value]
+    assert table is not None
+    assert table["it"].to_pylist() == [value]
     again, bad = slow(schema).read([datum])
-    assert not bad and again.equals(table)
+    assert not bad
+    assert again.equals(table)
 
 
 def test_what_a_few_bytes_claim_is_not_allocated() -> None:
@@ -392,7 +401,8 @@ def test_what_a_few_bytes_claim_is_not_allocated() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     [group], rejected = Decoder(Format("avro", json.dumps(schema))).decode(values)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert len(rejected) == 100 and group.rows.num_rows == 2900
+    assert len(rejected) == 100
+    assert group.rows.num_rows == 2900
     assert grown < 64 * 1024, f"{grown} KiB"
 
 
@@ -417,7 +427,8 @@ def test_a_broken_block_is_split_so_that_one_bad_row_costs_few_slow_ones(
 def test_more_rows_than_a_block_holds_are_read_in_blocks() -> None:
     count = avro.BLOCK_ROWS + 10
     [group], rejected = Decoder(Format("avro", '"long"')).decode([zigzag(i) for i in range(count)])
-    assert not rejected and group.index is None
+    assert not rejected
+    assert group.index is None
     assert group.rows["value"].to_pylist() == list(range(count))
 
 
@@ -476,7 +487,9 @@ def test_each_schema_id_is_asked_for_once_in_a_process(registry: Any) -> None:
     registry.answers["/schemas/ids/7"] = 200, {"schema": json.dumps(FLAT)}
     for _ in range(3):
         [group], rejected = confluent(registry).decode([flat(i, header(7)) for i in range(9)])
-        assert not rejected and group.schema_id == 7 and group.index is None
+        assert not rejected
+        assert group.schema_id == 7
+        assert group.index is None
     assert registry.asked == ["/schemas/ids/7"]
 
 
@@ -517,7 +530,8 @@ def test_a_header_that_changes_without_a_sign_in_the_datum_is_seen(registry: Any
         decoded, rejected = confluent(registry).decode([header(head) + b"\x02" for head in heads])
         assert not rejected
         assert [each.rows.column_names for each in decoded] == [["meters"], ["feet"]]
-        assert decoded[1].index is not None and decoded[1].index.tolist() == [last]
+        assert decoded[1].index is not None
+        assert decoded[1].index.tolist() == [last]
 
 
 def test_good_values_of_one_schema_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -601,7 +615,8 @@ def test_a_registry_that_fails_is_unavailable_and_its_credentials_stay_unsaid(
 def test_a_registry_that_is_not_there_is_unavailable(registry: Any) -> None:
     with pytest.raises(Unavailable, match="does not answer") as failed:
         confluent(registry, url="http://user:secret@127.0.0.1:1").decode([flat(0, header(7))])
-    assert "http://127.0.0.1:1" in str(failed.value) and "secret" not in str(failed.value)
+    assert "http://127.0.0.1:1" in str(failed.value)
+    assert "secret" not in str(failed.value)
 
 
 def test_no_columns_without_a_value_that_names_a_schema(registry: Any) -> None:
@@ -633,7 +648,8 @@ def test_a_format_that_makes_no_sense_is_a_config_error(
 def test_raw_takes_every_value_also_null() -> None:
     decoder = Decoder(Format("raw"))
     [group], rejected = decoder.decode([b"", None, b"\xff"])
-    assert not rejected and group.rows.schema.equals(decoder.columns([]))
+    assert not rejected
+    assert group.rows.schema.equals(decoder.columns([]))
     assert group.rows["value"].to_pylist() == [b"", None, b"\xff"]
 
 
@@ -647,8 +663,8 @@ def test_only_nulls_are_all_rejected(kind: str) -> None:
     decoded, rejected = Decoder(Format(kind, '"int"'), pa.schema([("a", pa.int64())])).decode(
         [None, None]
     )
-    assert not decoded and [(each.index, each.kind) for each in rejected] == [
-        (0, "null"), (1, "null")]  # fmt: skip
+    assert not decoded
+    assert [(each.index, each.kind) for each in rejected] == [(0, "null"), (1, "null")]
 
 
 def test_the_module_needs_no_spark() -> None:
@@ -674,10 +690,13 @@ def both(shape: pa.Schema, values: list[bytes | None]) -> tuple[Any, list[Reject
     by_hand._parse = None
     took = fast._parse is not None and fast._block(values) is not None
     one, other = fast.decode(values), by_hand.decode(values)
-    assert one[1] == other[1] and accounted(len(values), *one) and accounted(len(values), *other)
+    assert one[1] == other[1]
+    assert accounted(len(values), *one)
+    assert accounted(len(values), *other)
     assert len(one[0]) == len(other[0])
     for mine, theirs in zip(one[0], other[0], strict=True):
-        assert mine.rows.schema.equals(shape) and theirs.rows.schema.equals(shape)
+        assert mine.rows.schema.equals(shape)
+        assert theirs.rows.schema.equals(shape)
         mine.rows.validate(full=True)
         assert mine.rows.equals(theirs.rows)
     return (one[0][0].rows.to_pylist() if one[0] else []), one[1], took
@@ -688,7 +707,9 @@ def test_json_objects_are_read_at_once() -> None:
              "l": [1, 2], "m": [{"q": 1.5}, None]}  # fmt: skip
     bare = {**dict.fromkeys(SHAPE.names), "id": 2}
     rows, rejected, took = both(SHAPE, [json.dumps(whole).encode(), b' {"id":2} '])
-    assert took and not rejected and rows == [whole, bare]
+    assert took
+    assert not rejected
+    assert rows == [whole, bare]
 
 
 @pytest.mark.parametrize(("value", "kind", "reason"), [
@@ -735,7 +756,9 @@ def test_json_that_does_not_fit_is_rejected_and_its_neighbours_stay(
     ]
     values[200] = value
     rows, [bad], took = both(SHAPE, values)
-    assert not took and (bad.index, bad.kind) == (200, kind) and reason in bad.reason
+    assert not took
+    assert (bad.index, bad.kind) == (200, kind)
+    assert reason in bad.reason
     assert [row["id"] for row in rows] == [i for i in range(300) if i != 200]
 
 
@@ -749,18 +772,23 @@ def test_a_value_cannot_break_out_of_its_wrapper() -> None:
         b'{"id":1},"x":1',
     ):  # even with the secret names known
         rows, rejected, _ = both(SHAPE, [value, b'{"id":3}'])
-        assert [each.kind for each in rejected] == ["json"] and [r["id"] for r in rows] == [3]
+        assert [each.kind for each in rejected] == ["json"]
+        assert [r["id"] for r in rows] == [3]
 
 
 def test_the_last_of_two_equal_keys_counts() -> None:
     rows, rejected, took = both(SHAPE, [b'{"id":1,"id":2}', b'{"id":3}'])
-    assert not took and not rejected and [row["id"] for row in rows] == [2, 3]
+    assert not took
+    assert not rejected
+    assert [row["id"] for row in rows] == [2, 3]
 
 
 def test_json_in_several_lines_is_read_at_once_too() -> None:
     values = [json.dumps({"id": i, "l": [i]}, indent=2).encode() + b"\r\n" for i in range(500)]
     rows, rejected, took = both(SHAPE, values)
-    assert took and not rejected and [row["id"] for row in rows] == list(range(500))
+    assert took
+    assert not rejected
+    assert [row["id"] for row in rows] == list(range(500))
 
 
 def test_rows_that_pyarrow_brings_in_another_order_are_not_believed(
@@ -769,7 +797,9 @@ def test_rows_that_pyarrow_brings_in_another_order_are_not_believed(
     read = decode.pj.read_json
     monkeypatch.setattr(decode.pj, "read_json", lambda *all: read(*all).take([1, 0]))
     rows, rejected, took = both(SHAPE, [b'{"id":0}', b'{"id":1}'])
-    assert not took and not rejected and [row["id"] for row in rows] == [0, 1]
+    assert not took
+    assert not rejected
+    assert [row["id"] for row in rows] == [0, 1]
 
 
 TYPED = pa.schema([
@@ -800,7 +830,8 @@ TYPED = pa.schema([
 ])  # fmt: skip
 def test_json_text_becomes_the_type_of_its_column(name: str, text: str, value: Any) -> None:
     rows, rejected, _ = both(TYPED, [b'{"%s":%s}' % (name.encode(), text.encode())])
-    assert not rejected and rows[0][name] == value
+    assert not rejected
+    assert rows[0][name] == value
 
 
 @pytest.mark.parametrize(("name", "text"), [
@@ -816,7 +847,8 @@ def test_json_text_becomes_the_type_of_its_column(name: str, text: str, value: A
 ])  # fmt: skip
 def test_json_text_that_would_have_to_be_guessed_at_is_rejected(name: str, text: str) -> None:
     _, [bad], _ = both(TYPED, [b'{"%s":%s}' % (name.encode(), text.encode())])
-    assert bad.kind == "shape" and f"field {name}: expected" in bad.reason
+    assert bad.kind == "shape"
+    assert f"field {name}: expected" in bad.reason
 
 
 def test_a_column_that_json_cannot_fill_is_a_misfit() -> None:
@@ -835,7 +867,8 @@ def test_without_a_shape_json_is_inferred_from_the_values() -> None:
         ("l", pa.large_list(pa.field("element", pa.struct([("k", pa.int64())])))),
         ("z", pa.large_string()), ("t", pa.large_string())])  # fmt: skip
     [group], [bad] = decoder.decode(values)
-    assert bad.index == 1 and group.rows.schema.equals(columns)
+    assert bad.index == 1
+    assert group.rows.schema.equals(columns)
     assert group.rows["a"].to_pylist() == [1.0, 2.5, None]
 
 

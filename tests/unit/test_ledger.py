@@ -14,7 +14,9 @@ P = Partition("orders", 0)
 
 
 def entry(begin: int, end: int, commit_id: str, **more: object) -> Entry:
-    base = Entry("s", 1, (commit_id,), (0, 0), Cut({P: begin}), Cut({P: end}), topics={"orders": "t"})
+    base = Entry(
+        "s", 1, (commit_id,), (0, 0), Cut({P: begin}), Cut({P: end}), topics={"orders": "t"}
+    )
     return replace(base, **more)  # type: ignore[arg-type]
 
 
@@ -66,7 +68,9 @@ def test_an_entry_of_a_thousand_partitions_stays_within_four_kib():
 def test_packed_vectors_of_any_size_come_back_as_they_were():
     dice = random.Random(3)
     for _ in range(50):
-        parts = [Partition(f"t{i % 3}", dice.randrange(10_000)) for i in range(dice.randrange(1, 300))]
+        parts = [
+            Partition(f"t{i % 3}", dice.randrange(10_000)) for i in range(dice.randrange(1, 300))
+        ]
         vectors = {p: (dice.randrange(2**40), dice.randrange(2**40)) for p in set(parts)}
         assert ledger._decode(ledger._encode(vectors)) == vectors
 

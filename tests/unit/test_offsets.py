@@ -23,7 +23,10 @@ def test_pieces_cover_a_range_exactly_and_none_is_over_the_size():
 
 
 def test_touching_ranges_join_and_a_hole_stays_visible():
-    assert join([Range(A, 5, 9), Range(A, 0, 5), Range(B, 1, 2)]) == [Range(A, 0, 9), Range(B, 1, 2)]
+    assert join([Range(A, 5, 9), Range(A, 0, 5), Range(B, 1, 2)]) == [
+        Range(A, 0, 9),
+        Range(B, 1, 2),
+    ]
     assert join([Range(A, 0, 5), Range(A, 6, 9)]) == [Range(A, 0, 5), Range(A, 6, 9)]
 
 

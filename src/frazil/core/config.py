@@ -35,8 +35,7 @@ SECRET = re.compile(
 )
 #: Names that Iceberg keeps for itself: Spark cannot read a table that has one as a column.
 RESERVED = frozenset(
-    "_file _pos _deleted _spec_id _partition _row_id _last_updated_sequence_number "
-    "_change_type _change_ordinal _commit_snapshot_id".split()
+    ["_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number", "_change_type", "_change_ordinal", "_commit_snapshot_id"]
 )
 FORMATS = ("confluent-avro", "avro", "json", "raw")
 
@@ -298,7 +297,12 @@ def _check_table(table: TableConfig) -> None:
     if not table.offset_column or not table.partition_column or not table.topic_column:
         raise ConfigError(f"cannot use table {table.name}: the topic, partition and offset columns "
                           "carry the proof and cannot be left out")  # fmt: skip
-    names = (table.topic_column, table.partition_column, table.offset_column, table.timestamp_column)
+    names = (
+        table.topic_column,
+        table.partition_column,
+        table.offset_column,
+        table.timestamp_column,
+    )
     if taken := RESERVED & set(names):
         raise ConfigError(f"cannot use table {table.name}: the column name {min(taken)!r} is "
                           "reserved by Iceberg")  # fmt: skip
@@ -352,7 +356,9 @@ def _section(kind: Callable[..., T], title: str, values: Mapping[str, Any]) -> T
         if key not in fields:
             raise ConfigError(f"cannot read {title}: unknown key {key!r}{_nearest(key, fields)}")
         taken[key] = _fit(f"{title} {key}", str(fields[key].type), value)
-    required = [n for n, f in fields.items() if f.default is f.default_factory is dataclasses.MISSING]
+    required = [
+        n for n, f in fields.items() if f.default is f.default_factory is dataclasses.MISSING
+    ]
     for name in required:
         if name not in taken:
             raise ConfigError(f"cannot read {title}: {name!r} is missing")

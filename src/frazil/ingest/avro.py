@@ -267,9 +267,7 @@ class Writer:
         if not self._fields:  # rows without columns: only a struct array keeps their number
             batch = pa.RecordBatch.from_struct_array(pa.array(rows, pa.struct([])))
             return pa.Table.from_batches([batch])
-        arrays = [
-            pa.array([row[name] for row in rows], each.arrow) for name, each in self._fields
-        ]
+        arrays = [pa.array([row[name] for row in rows], each.arrow) for name, each in self._fields]
         return pa.Table.from_arrays(arrays, schema=self.columns)
 
     def _preamble(self, headed: bool) -> bytes:
@@ -589,9 +587,7 @@ def _record(fields: dict[str, Type]) -> Type:
         return row
 
     def fit(array: pa.Array) -> pa.Array:
-        children = [
-            each.fitted(_whole(array).field(i)) for i, each in enumerate(fields.values())
-        ]
+        children = [each.fitted(_whole(array).field(i)) for i, each in enumerate(fields.values())]
         return pa.Array.from_buffers(arrow, len(array), array.buffers()[:1], children=children)
 
     glued = None

@@ -176,7 +176,8 @@ class Decoder:
                 found = _prepared("the schema", self._format.schema)
                 _writers["", self._format.schema] = found
             return found
-        assert self._registry is not None and schema_id is not None
+        assert self._registry is not None
+        assert schema_id is not None
         return self._registry.writer(schema_id)
 
 

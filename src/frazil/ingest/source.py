@@ -195,7 +195,9 @@ class Planner:
                 ends[partition] = marks.low[partition]
         return Cut(ends)
 
-    def _records_in(self, bytes: int, position: Cut, backlog: Mapping[Partition, int], most: int) -> int:
+    def _records_in(
+        self, bytes: int, position: Cut, backlog: Mapping[Partition, int], most: int
+    ) -> int:
         """How many records `bytes` hold, by a sample of those that come next.
 
         Kafka tells sizes only with the records. The sample is renewed now and then, and taken only
@@ -228,7 +230,9 @@ class Planner:
     def _offsets(self, partitions: list[Partition], spec: Any) -> Cut:
         if not partitions:
             return Cut()
-        level = IsolationLevel.READ_UNCOMMITTED if self._uncommitted else IsolationLevel.READ_COMMITTED
+        level = (
+            IsolationLevel.READ_UNCOMMITTED if self._uncommitted else IsolationLevel.READ_COMMITTED
+        )
         futures = self._admin.list_offsets(
             {TopicPartition(*partition): spec for partition in partitions},
             isolation_level=level,
@@ -252,7 +256,9 @@ class _Asking:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, (KafkaException, TimeoutError)):
-            fact = error.args[0].str() if error.args and hasattr(error.args[0], "str") else str(error)
+            fact = (
+                error.args[0].str() if error.args and hasattr(error.args[0], "str") else str(error)
+            )
             raise Unavailable(
                 f"cannot {self._what}: Kafka at {self._server} does not answer: {fact}",
                 hint="check bootstrap.servers, and that the brokers are up",
@@ -365,9 +371,7 @@ class RangeReader(DataSourceStreamReader):
         pieces = split(ranges, most=self._plan["task"], parallelism=self._plan["parallelism"])
         known = self._planner._known if self._planner else self._origin
         origin = json.dumps([known.cluster, dict(known.topics)])
-        return [
-            InputPartition((*p.partition, p.start, p.end, len(pieces), origin)) for p in pieces
-        ]
+        return [InputPartition((*p.partition, p.start, p.end, len(pieces), origin)) for p in pieces]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
         yield partition.value
@@ -379,7 +383,9 @@ class RangeReader(DataSourceStreamReader):
 
 def publish(kafka: Mapping[str, str], group: str, cut: Cut) -> None:
     """Tell Kafka how far the tables are, for its own lag tools. Never read back."""
-    consumer = Consumer({"log_level": "2", **kafka, "group.id": group, "enable.auto.commit": "false"})
+    consumer = Consumer(
+        {"log_level": "2", **kafka, "group.id": group, "enable.auto.commit": "false"}
+    )
     try:
         consumer.commit(
             offsets=[TopicPartition(*partition, offset) for partition, offset in cut.items()],

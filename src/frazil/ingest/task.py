@@ -24,7 +24,6 @@ from frazil.ingest.route import Metadata, route
 from frazil.ingest.stage import Tally, tally_of, tally_values
 from frazil.ingest.write import TableShape, Writer, WrittenFile
 
-
 #: What `run_all` gives, in Spark's words and in Arrow's.
 RESULTS = "result string, pieces int, origin string"
 _RESULTS = pa.schema([("result", pa.string()), ("pieces", pa.int32()), ("origin", pa.string())])
@@ -63,7 +62,8 @@ def run(plan: Plan, wanted: Range) -> Result:
     """Everything of one range, or an error and nothing that counts."""
     clock = _Stopwatch()
     target = plan.table.arrow
-    decoder = Decoder(plan.format, target)
+    origin = {field.name for field in plan.metadata.fields}
+    decoder = Decoder(plan.format, pa.schema([f for f in target if f.name not in origin]))
     writer = Writer(plan.table, plan.file_prefix)
     tally = Tally(Range(wanted.partition, wanted.start, wanted.start), 0)
     chunks = fetch(plan.kafka, wanted, patience=plan.patience)
@@ -89,7 +89,10 @@ def run(plan: Plan, wanted: Range) -> Result:
         seen = (int(chunk.offsets[0]), int(chunk.offsets[-1])) if len(chunk.offsets) else None
         reached = tally.range.end + len(chunk.values) + chunk.invisible
         tally += Tally(
-            Range(wanted.partition, tally.range.end, reached), 0, invisible=chunk.invisible, seen=seen
+            Range(wanted.partition, tally.range.end, reached),
+            0,
+            invisible=chunk.invisible,
+            seen=seen,
         )
     with clock("write"):
         files = writer.close()

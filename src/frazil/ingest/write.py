@@ -124,9 +124,7 @@ class Writer:
                 encoded = encoded.combine_chunks()
             codes = codes * (len(encoded.dictionary) + 1) + np.asarray(encoded.indices)
         found, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
-        values = [
-            tuple(keys.column(name)[int(at)].as_py() for name in names) for at in first
-        ]
+        values = [tuple(keys.column(name)[int(at)].as_py() for name in names) for at in first]
         if len(found) == 1:
             return [(values[0], rows)]
         order = np.argsort(inverse, kind="stable")

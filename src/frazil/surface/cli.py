@@ -112,7 +112,9 @@ def audit(
     for report in reports:
         if not as_json:
             Console().print(audit_table(report.values()))
-            Console().print(f"{report.verdict}: {report.written:,} rows in {report.commits} commits")
+            Console().print(
+                f"{report.verdict}: {report.written:,} rows in {report.commits} commits"
+            )
     if any(report.verdict != "proven" for report in reports):
         raise typer.Exit(3)
 

@@ -5,10 +5,6 @@ Polars stays out: it starts a thread when it is imported, and threads do not sur
 
 import sys
 
-import frazil.ingest.fetch
-import frazil.ingest.route
-import frazil.ingest.write
-
 if __name__ == "__main__":
     assert "polars" not in sys.modules
     from pyspark.daemon import manager

@@ -88,7 +88,9 @@ def _run(
     outcome = Outcome()
     batches: dict[int, int] = {}  # records per batch; a batch written again counts once
     with _progress(console) as progress:
-        bar = progress.add_task("", total=None if seconds else rows, kills=0, commits=0, rate=0, lag=0)
+        bar = progress.add_task(
+            "", total=None if seconds else rows, kills=0, commits=0, rate=0, lag=0
+        )
 
         def show() -> None:
             done = sum(batches.values())
@@ -108,7 +110,9 @@ def _run(
     outcome.audit["metadata_file"] = final["metadata_file"]
     outcome.verdict = final["audit"]["verdict"]
     if outcome.verdict == "proven" and outcome.audit["written"] != outcome.rows:
-        outcome.verdict = f"unaccounted: {outcome.rows} produced, {outcome.audit['written']} written"
+        outcome.verdict = (
+            f"unaccounted: {outcome.rows} produced, {outcome.audit['written']} written"
+        )
     return outcome
 
 
@@ -203,7 +207,10 @@ def render(outcome: Outcome, console: Console) -> None:
     )
     console.print("\nLook for yourself, with Spark SQL and with DuckDB:")
     folder = Path(outcome.folder)
-    found = [*jars.fetch(jars.ICEBERG, transitive=False), *jars.fetch(jars.SQLITE, transitive=False)]
+    found = [
+        *jars.fetch(jars.ICEBERG, transitive=False),
+        *jars.fetch(jars.SQLITE, transitive=False),
+    ]
     query = "SELECT country, count(*) FROM {} GROUP BY country"
     settings = {
         "lake": "org.apache.iceberg.spark.SparkCatalog",

@@ -85,7 +85,9 @@ def _retrieve(
     command = java()
     ivy = sorted((_pyspark_home() / "jars").glob("ivy-*.jar"))
     if not ivy:
-        raise ConfigError("cannot fetch jars: this PySpark ships no Ivy", hint="pip install pyspark")
+        raise ConfigError(
+            "cannot fetch jars: this PySpark ships no Ivy", hint="pip install pyspark"
+        )
     target.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=target.name + ".", dir=target.parent))
     try:
@@ -104,7 +106,9 @@ def _retrieve(
         libs = work / "libs"
         if run.returncode != 0 or not libs.is_dir():
             lines = (run.stdout + run.stderr).splitlines()
-            why = [x.strip() for x in lines if "UNRESOLVED" in x or "not found" in x or "ERROR" in x]
+            why = [
+                x.strip() for x in lines if "UNRESOLVED" in x or "not found" in x or "ERROR" in x
+            ]
             raise Unavailable(
                 f"cannot fetch {', '.join(coordinates)}: {'; '.join(why[:3]) or lines[-1:]}",
                 hint="check the network, or put an Ivy settings file for your mirror in place",

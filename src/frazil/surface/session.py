@@ -24,6 +24,7 @@ def session(
     """`log_level` is Spark's: our own errors say what is wrong, without Java's stack traces."""
     jars.java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers must find what we find
+    os.environ.setdefault("RUST_BACKTRACE", "0")  # a block that polars refuses is no news
     name = config.catalog.name
     properties = config.catalog.properties.resolved()
     found = [*jars.fetch(jars.ICEBERG, transitive=False, say=say)]
@@ -47,7 +48,9 @@ def session(
         **config.spark.resolved(),
     }
     extra = settings.pop("spark.jars", "")
-    builder = SparkSession.builder.config("spark.jars", ",".join([*map(str, found), *filter(None, [extra])]))
+    builder = SparkSession.builder.config(
+        "spark.jars", ",".join([*map(str, found), *filter(None, [extra])])
+    )
     for key, value in settings.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()

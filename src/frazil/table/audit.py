@@ -56,7 +56,12 @@ class Line:
     @property
     def proven(self) -> bool:
         whole = len(self.range) == self.counts.offsets
-        return whole and not self.gaps and not self.overlaps and self.rows in (None, self.counts.written)
+        return (
+            whole
+            and not self.gaps
+            and not self.overlaps
+            and self.rows in (None, self.counts.written)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +130,10 @@ def live_files(table: Table, branch: str) -> list[DataFile]:
             if low[partition] == high.get(partition):
                 whose = Partition(low[topic].decode(), int.from_bytes(low[partition], "little"))
             if offset in low and offset in high:
-                span = (int.from_bytes(low[offset], "little"), int.from_bytes(high[offset], "little"))
+                span = (
+                    int.from_bytes(low[offset], "little"),
+                    int.from_bytes(high[offset], "little"),
+                )
         found.append(DataFile(file["file-path"], file["record-count"], whose, span))
     return found
 
@@ -191,14 +199,18 @@ def _report(
             "those the remaining ledger proves"
         )
     elif not alone:
-        findings.append("cannot tell: several sinks write to this table; its rows are not told apart")
+        findings.append(
+            "cannot tell: several sinks write to this table; its rows are not told apart"
+        )
     elif foreign is None:
         findings.append("unaccounted: rows were removed by a commit that is not the sink's")
     else:
         live = sum(file.rows for file in files)
         expected = sum(line.counts.written for line in lines) + foreign
         if live != expected:
-            findings.append(f"unaccounted: the manifests hold {live} rows; the ledger says {expected}")
+            findings.append(
+                f"unaccounted: the manifests hold {live} rows; the ledger says {expected}"
+            )
     commits = sum(1 for entry in entries if entry.ranges)
     return Report(table, sink, tuple(lines), commits, tuple(findings))
 
@@ -222,7 +234,7 @@ def _lines(entries: Sequence[Entry], files: Sequence[DataFile]) -> list[Line]:
                     overlaps.setdefault(partition, []).append(twice)
             reached[partition] = max(here, end)
             counts[partition] = counts.get(partition, Counts()) + entry.counts(partition)
-    rows: dict[Partition, int | None] = {partition: 0 for partition in first}
+    rows: dict[Partition, int | None] = dict.fromkeys(first, 0)
     for file in files:
         if file.partition is None or file.partition not in rows:
             rows = dict.fromkeys(rows)  # a compacted or foreign file: only the sum can tell

@@ -444,9 +444,7 @@ class Committer:
             index,
             batches,
             lambda rest: self._index_manifests([(b, snapshots[b.commit_id]) for b in rest]),
-            lambda rest: replace(
-                entry_of(rest, name, index.epoch), tables={name: data.table.uuid}
-            ),
+            lambda rest: replace(entry_of(rest, name, index.epoch), tables={name: data.table.uuid}),
         )
         with self._changed:
             del self._pending[: len(batches)]
@@ -511,9 +509,7 @@ def chain(position: Cut, staged: Sequence[StagedBatch], committed: set[str]) -> 
     here = position
     while True:
         following = [
-            batch
-            for batch in staged
-            if batch.begin.continues(here) and not here.reaches(batch.end)
+            batch for batch in staged if batch.begin.continues(here) and not here.reaches(batch.end)
         ]
         if not following:
             return found
@@ -545,11 +541,11 @@ def _apart(table: str, there: Entry, entry: Entry) -> FrazilError:
 
 
 def _text(cut: Cut) -> str:
-    return ", ".join(f"{partition}@{offset}" for partition, offset in cut.items()) or "the beginning"
+    return (
+        ", ".join(f"{partition}@{offset}" for partition, offset in cut.items()) or "the beginning"
+    )
 
 
 def _spans(entry: Entry) -> str:
     ranges: list[Range] = entry.ranges
     return ", ".join(map(str, ranges[:8])) + (" …" if len(ranges) > 8 else "") or "no records"
-
-

@@ -61,7 +61,9 @@ def rows(located: Sequence[tuple[StagedBatch, Snapshot]]) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=COLUMNS)
 
 
-def write(shape: TableShape, prefix: str, located: Sequence[tuple[StagedBatch, Snapshot]]) -> list[str]:
+def write(
+    shape: TableShape, prefix: str, located: Sequence[tuple[StagedBatch, Snapshot]]
+) -> list[str]:
     """The rows of these batches as one data file; its descriptor."""
     writer = Writer(shape, prefix)
     writer.write(rows(located).cast(shape.arrow))
@@ -83,5 +85,3 @@ def rebuilt(entry: Entry, table: str, uuid: str) -> StagedBatch:
         begin=entry.begin, end=entry.end, topics=entry.topics, cluster=entry.cluster,
         staged_at_ms=0, window_start_ms=0, tables=(staged,),
     )  # fmt: skip
-
-
