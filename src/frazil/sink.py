@@ -272,11 +272,12 @@ class Sink:
             event_time=schema.event_time_column(self._data.schema, config),
             file_prefix=f"frazil-{self.config.sink.id}-{self.epoch}",
             patience=duration(self.config.sink.patience),
+            client=self.config.sink.fetch == "client",
         )
 
     def _first_values(self, wanted: Range) -> list[bytes]:
         chunks = fetch(self._kafka, wanted, patience=duration(self.config.sink.patience))
-        values = (value for chunk in chunks for value in chunk.values if value is not None)
+        values = (value for chunk in chunks for value in chunk.open()[0] if value is not None)
         return list(itertools.islice(values, _SAMPLE))
 
     # ── one batch ────────────────────────────────────────────────────────────────────────────

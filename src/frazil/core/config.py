@@ -94,6 +94,9 @@ class SinkConfig:
     max_pending_batches: int = 64
     max_pending_bytes: str = "16GiB"
     max_pending_age: str = "6h"
+    #: auto reads Kafka's batches as they are where the connection is plain, and with
+    #: confluent-kafka otherwise; client always uses confluent-kafka
+    fetch: str = "auto"
     #: how long a broker may be away before the stream stops
     patience: str = "5m"
     #: consumer group under which committed offsets are published; by default the sink's id
@@ -264,6 +267,8 @@ def check(config: Config) -> None:
     if isinstance(sink.start, str) and sink.start not in ("earliest", "latest"):
         raise ConfigError(f"cannot read [sink] start: expected earliest, latest or a cut, "
                           f"found {sink.start!r}")  # fmt: skip
+    if sink.fetch not in ("auto", "client"):
+        raise ConfigError(f"cannot read [sink] fetch: expected auto or client, found {sink.fetch!r}")
     for text in (sink.trigger, sink.commit_interval, sink.max_pending_age, sink.patience):
         duration(text)
     for text in (sink.max_bytes_per_trigger, sink.max_pending_bytes):

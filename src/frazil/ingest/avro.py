@@ -175,7 +175,7 @@ class Writer:
         if self._fields and all(each.glued is not None for _, each in self._fields):
             glue = {headed: self._preamble(headed) for headed in (False, True)}
             # What polars is able to read is found out by asking it, once, with no rows.
-            if self._open(glue[True], b"", 0) is not None:
+            if open_block(glue[True], b"", 0) is not None:
                 self._glue = glue
 
     def read(
@@ -220,7 +220,7 @@ class Writer:
             payload = b"".join(parts)
         except TypeError:  # a null among them
             return None
-        frame = self._open(glue, payload, count)
+        frame = open_block(glue, payload, count)
         if frame is None or frame.height != count:
             return None
         if not np.array_equal(_bits(frame.drop_in_place("tag")), _TAG_VALUES[:count]):
@@ -229,6 +229,10 @@ class Writer:
             sealed = np.frombuffer(_SEAL + header, dtype="<u8")[0]
             if not (_bits(frame.drop_in_place("head")) == sealed).all():
                 return None
+        return self.table(frame)
+
+    def table(self, frame: pl.DataFrame) -> pa.Table | None:
+        """The columns of `glued`, as polars read them, in the types of the table."""
         table = frame.to_arrow()
         if any(column.num_chunks != 1 for column in table.columns):
             return None
@@ -271,21 +275,35 @@ class Writer:
         return pa.Table.from_arrays(arrays, schema=self.columns)
 
     def _preamble(self, headed: bool) -> bytes:
-        fields = [{"name": f"f{i}", "type": t.glued} for i, (_, t) in enumerate(self._fields)]
-        fields += [{"name": name, "type": "double"} for name in ("tag", "head")[: 1 + headed]]
-        schema = json.dumps(_numbered({"type": "record", "fields": fields})).encode()
-        pair = _zigzag(len(b"avro.schema")) + b"avro.schema" + _zigzag(len(schema)) + schema
-        return b"Obj\x01" + _zigzag(1) + pair + _zigzag(0) + _SYNC
+        return preamble([*self.glued, *(("tag", "double"), ("head", "double"))[: 1 + headed]])
 
-    @staticmethod
-    def _open(glue: bytes, payload: bytes, count: int) -> pl.DataFrame | None:
-        sizes = _zigzag(count) + _zigzag(len(payload))
-        try:
-            return pl.read_avro(io.BytesIO(b"".join((glue, sizes, payload, _SYNC))))
-        except (KeyboardInterrupt, SystemExit, GeneratorExit):
-            raise
-        except BaseException:  # a panic of polars is a BaseException, and says: not this way
-            return None
+    @property
+    def glued(self) -> list[tuple[str, Any]]:
+        """The fields that polars reads a datum by."""
+        return [(f"f{i}", each.glued) for i, (_, each) in enumerate(self._fields)]
+
+    @property
+    def gluable(self) -> bool:
+        return bool(self._glue)
+
+
+def preamble(fields: Sequence[tuple[str, Any]]) -> bytes:
+    """The beginning of an Avro container with records of `fields`."""
+    named = [{"name": name, "type": each} for name, each in fields]
+    schema = json.dumps(_numbered({"type": "record", "fields": named})).encode()
+    pair = _zigzag(len(b"avro.schema")) + b"avro.schema" + _zigzag(len(schema)) + schema
+    return b"Obj\x01" + _zigzag(1) + pair + _zigzag(0) + _SYNC
+
+
+def open_block(glue: bytes, payload: bytes, count: int) -> pl.DataFrame | None:
+    """A container of one block, read by polars; None if polars will not."""
+    sizes = _zigzag(count) + _zigzag(len(payload))
+    try:
+        return pl.read_avro(io.BytesIO(b"".join((glue, sizes, payload, _SYNC))))
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException:  # a panic of polars is a BaseException, and says: not this way
+        return None
 
 
 def _bits(doubles: pl.Series) -> np.ndarray[Any, Any]:

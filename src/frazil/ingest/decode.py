@@ -32,12 +32,14 @@ from decimal import Context, Decimal, DecimalException
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from frazil.core.errors import ConfigError, Miscount, Misfit, Unavailable, Undecodable
-from frazil.ingest.avro import BLOCK_ROWS, Unfit, Writer, sift
+from frazil.ingest.avro import BLOCK_ROWS, Unfit, Writer, open_block, preamble, sift
+from frazil.ingest.records import Layout, Longs, Records
 
 KINDS = ("confluent-avro", "avro", "json", "raw")
 RAW = pa.schema([pa.field("value", pa.large_binary())])
@@ -104,6 +106,34 @@ class Decoder:
         if counted != len(values):
             raise Miscount(f"cannot decode: expected {len(values)} values, found {counted}")
         return decoded, rejected
+
+    def framed(self, records: Records) -> tuple[Decoded, Longs, Longs] | None:
+        """Kafka's batches straight into columns, with their offsets and timestamps.
+
+        None where that cannot be, or anything at all is odd: then the values are taken out first
+        and `decode` says which of them is bad. Only with the Confluent header, whose five known
+        bytes in every record are part of the proof that no border is shifted.
+        """
+        first = records.first_value if records.count else None
+        if self._format.kind != "confluent-avro" or first is None or _misheaded(first):
+            return None
+        header = first[:HEADER]
+        writer = self._writer(_id(header))
+        if not isinstance(writer, Writer) or not writer.gluable:
+            return None
+        frame = open_block(_framed(writer, records.layout), records.block, records.count)
+        if frame is None or frame.height != records.count:
+            return None
+        if not (frame["head"] == pl.Series([header])).all():
+            return None
+        known = records.checked(frame, frame["size"].to_numpy())
+        table = writer.table(frame.select(name for name, _ in writer.glued))
+        if known is None or table is None:
+            return None
+        offsets, stamps = known
+        rows = records.rows(offsets)
+        part = table.slice(rows.start, rows.stop - rows.start)
+        return Decoded(part, None, _id(header)), offsets[rows], stamps[rows]
 
     def columns(self, values: Sequence[bytes | None]) -> pa.Schema:
         """The columns that a table for such values has, with their nullability."""
@@ -179,6 +209,13 @@ class Decoder:
         assert self._registry is not None
         assert schema_id is not None
         return self._registry.writer(schema_id)
+
+
+@functools.lru_cache(maxsize=256)
+def _framed(writer: Writer, layout: Layout) -> bytes:
+    header = {"type": "fixed", "size": HEADER}
+    inner = [("size", "long"), ("head", header), *writer.glued]
+    return preamble([*layout.before, *inner, *layout.after])
 
 
 def _misheaded(value: bytes) -> str:

@@ -1,23 +1,28 @@
 """A range in, the bytes of its records out, in chunks. Runs on executors.
 
 Promises: exactly the records of the range, in offset order, each once; and every offset of the
-range is either a record or counted as invisible (transaction markers, aborted and compacted
-records), which is known only when a record or an end-of-partition at or beyond the range's end was
-seen, and never assumed. A position that retention has deleted raises; it is not jumped over.
+range is either a record or invisible (transaction markers, aborted and compacted records), which is
+known only when something at or beyond it was seen, and never assumed. A position that retention has
+deleted raises; it is not jumped over.
+
+Two ways to the same chunks: Kafka's own batches over a plain connection (`wire`), and
+confluent-kafka for everything else.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from frazil.core.errors import Expired, Miscount, Unavailable
 from frazil.core.offsets import Partition, Range
+from frazil.ingest import wire
+from frazil.ingest.records import Longs, Records
+
+Opened = tuple[list[bytes | None], Longs, Longs]
 
 #: Records per decoded chunk, and what one of them may weigh: large records make smaller chunks.
 CHUNK_RECORDS = 50_000
@@ -48,17 +53,41 @@ FIXED = {
 _consumers: dict[tuple[tuple[str, str], ...], Consumer] = {}
 
 
-@dataclass(frozen=True, slots=True)
 class Chunk:
-    partition: Partition
-    values: list[bytes | None]
-    offsets: np.ndarray[Any, np.dtype[np.int64]]
-    timestamps: np.ndarray[Any, np.dtype[np.int64]]  # milliseconds; -1 where the record has none
-    invisible: int  # offsets without a record, before and between these records
+    """Records of one partition: all that the offsets `[start, end)` hold.
+
+    Either Kafka's own batches, still closed, or values already taken out.
+    """
+
+    def __init__(
+        self, span: Range, records: Records | None, opened: Opened | None = None
+    ) -> None:
+        self.span = span
+        self.records = records
+        self._opened = opened
+
+    def open(self) -> Opened:
+        """Values, offsets, timestamps in milliseconds (-1 where a record has none)."""
+        if self._opened is None:
+            assert self.records is not None
+            self._opened = self.records.open()
+        return self._opened
 
 
-def fetch(kafka: Mapping[str, str], wanted: Range, *, patience: float) -> Iterator[Chunk]:
-    """All records of `wanted`. `patience`: seconds without any answer before it gives up."""
+def fetch(
+    kafka: Mapping[str, str], wanted: Range, *, patience: float, client: bool = False
+) -> Iterator[Chunk]:
+    """All records of `wanted`. `patience`: seconds without any answer before it gives up.
+
+    `client` insists on confluent-kafka, which is also what is used where `wire` cannot.
+    """
+    if not client and wire.supports(kafka):
+        try:
+            for records in wire.fetch(kafka, wanted, patience=patience):
+                yield Chunk(Range(wanted.partition, records.start, records.end), records)
+            return
+        except wire.Unsupported as where:
+            wanted = Range(wanted.partition, where.at, wanted.end)
     if not len(wanted):
         return
     consumer = _consumer(kafka)
@@ -111,13 +140,12 @@ class _Building:
 
     def __init__(self, partition: Partition, start: int) -> None:
         self.partition = partition
-        self.next = start
+        self.start = self.next = start
         self.bytes = 0
         self.mean_bytes = 0.0
-        self._invisible = 0
         self._values: list[bytes | None] = []
-        self._offsets: list[np.ndarray[Any, np.dtype[np.int64]]] = []
-        self._timestamps: list[np.ndarray[Any, np.dtype[np.int64]]] = []
+        self._offsets: list[Longs] = []
+        self._timestamps: list[Longs] = []
 
     def __len__(self) -> int:
         return len(self._values)
@@ -133,7 +161,6 @@ class _Building:
             offsets = np.arange(first, last + 1, dtype=np.int64)
         else:
             offsets = np.fromiter(map(Message.offset, messages), np.int64, count)
-        self._invisible += (last + 1 - self.next) - count
         self.next = last + 1
         self._offsets.append(offsets)
         self._timestamps.append(
@@ -147,19 +174,15 @@ class _Building:
 
     def close(self, end: int) -> int:
         """Nothing more comes before `end`: what is left of the range is invisible."""
-        self._invisible += end - self.next
         self.next = end
         return end
 
     def done(self) -> Chunk:
         empty = np.empty(0, np.int64)
-        return Chunk(
-            self.partition,
-            self._values,
-            np.concatenate(self._offsets) if self._offsets else empty,
-            np.concatenate(self._timestamps) if self._timestamps else empty,
-            self._invisible,
-        )
+        offsets = np.concatenate(self._offsets) if self._offsets else empty
+        stamps = np.concatenate(self._timestamps) if self._timestamps else empty
+        span = Range(self.partition, self.start, self.next)
+        return Chunk(span, None, (self._values, offsets, stamps))
 
 
 def _without_errors(

@@ -213,7 +213,7 @@ class Planner:
             sizes = [
                 len(value or b"")
                 for chunk in fetch(self._kafka, wanted, patience=_CALL_SECONDS)
-                for value in chunk.values
+                for value in chunk.open()[0]
             ]
             self._mean_bytes = sum(sizes) / max(1, len(sizes))
             self._sampled_at = time.monotonic()

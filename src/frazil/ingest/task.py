@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 from frazil.core.errors import FrazilError, Undecodable, across
 from frazil.core.offsets import Partition, Range
 from frazil.ingest.decode import Decoder, Format, Rejected
-from frazil.ingest.fetch import Chunk, fetch
+from frazil.ingest.fetch import fetch
+from frazil.ingest.records import Longs
 from frazil.ingest.route import Metadata, route
 from frazil.ingest.stage import Tally, tally_of, tally_values
 from frazil.ingest.write import TableShape, Writer, WrittenFile
@@ -40,6 +41,7 @@ class Plan:
     event_time: str
     file_prefix: str
     patience: float
+    client: bool = False  # read with confluent-kafka, whatever else is possible
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,34 +68,33 @@ def run(plan: Plan, wanted: Range) -> Result:
     decoder = Decoder(plan.format, pa.schema([f for f in target if f.name not in origin]))
     writer = Writer(plan.table, plan.file_prefix)
     tally = Tally(Range(wanted.partition, wanted.start, wanted.start), 0)
-    chunks = fetch(plan.kafka, wanted, patience=plan.patience)
+    chunks = fetch(plan.kafka, wanted, patience=plan.patience, client=plan.client)
     while True:
         with clock("fetch"):
             chunk = next(chunks, None)
         if chunk is None:
             break
         with clock("decode"):
-            decoded, rejected = decoder.decode(chunk.values)
-        if rejected:
-            raise _undecodable(chunk, rejected)
+            framed = decoder.framed(chunk.records) if chunk.records else None
+            if framed is not None:
+                decoded, offsets, stamps = [framed[0]], framed[1], framed[2]
+            else:
+                values, offsets, stamps = chunk.open()
+                decoded, rejected = decoder.decode(values)
+                if rejected:
+                    raise _undecodable(chunk.span.partition, offsets, rejected)
         with clock("write"):
             for group in decoded:
-                offsets, timestamps = chunk.offsets, chunk.timestamps
-                if group.index is not None:
-                    offsets, timestamps = offsets[group.index], timestamps[group.index]
+                at = slice(None) if group.index is None else group.index
                 rows = route(
-                    group.rows, target, plan.metadata, chunk.partition, offsets, timestamps
+                    group.rows, target, plan.metadata, wanted.partition, offsets[at], stamps[at]
                 )
                 writer.write(rows)
                 tally += _tally(rows, plan.event_time, tally.range)
-        seen = (int(chunk.offsets[0]), int(chunk.offsets[-1])) if len(chunk.offsets) else None
-        reached = tally.range.end + len(chunk.values) + chunk.invisible
-        tally += Tally(
-            Range(wanted.partition, tally.range.end, reached),
-            0,
-            invisible=chunk.invisible,
-            seen=seen,
-        )
+        seen = (int(offsets[0]), int(offsets[-1])) if len(offsets) else None
+        # Every offset of the span was seen by the reader: those without a record are invisible.
+        invisible = len(chunk.span) - len(offsets)
+        tally += Tally(chunk.span, 0, invisible=invisible, seen=seen)
     with clock("write"):
         files = writer.close()
     return Result(tally, tuple(files), clock.seconds())
@@ -101,7 +102,10 @@ def run(plan: Plan, wanted: Range) -> Result:
 
 def run_all(plan: Plan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The shape Spark's `mapInArrow` wants: rows of ranges in, rows of results out."""
-    gc.disable()  # a worker's garbage is counted references; cycles there are none worth looking for
+    # Spark collects garbage after every task, which takes longer than a small task among a thousand
+    # modules: they are taken out of its sight.
+    gc.disable()
+    gc.freeze()
     try:
         for batch in batches:
             for row in batch.to_pylist():
@@ -129,14 +133,12 @@ def _tally(rows: pa.Table, event_time: str, behind: Range) -> Tally:
     return Tally(here, len(rows), watermark=watermark)
 
 
-def _undecodable(chunk: Chunk, rejected: list[Rejected]) -> Undecodable:
+def _undecodable(partition: Partition, offsets: Longs, rejected: list[Rejected]) -> Undecodable:
     first = min(rejected, key=lambda each: each.index)
-    offset = int(chunk.offsets[first.index])
-    more = f" (and {len(rejected) - 1} more within {len(chunk.values)} records)"
+    more = f" (and {len(rejected) - 1} more of {len(offsets)})" if len(rejected) > 1 else ""
     return Undecodable(
-        f"cannot decode {chunk.partition} offset {offset}: {first.reason}"
-        f"{more if len(rejected) > 1 else ''}",
-        hint="nothing was lost or skipped: the stream goes on from here once the record can be read",
+        f"cannot decode {partition} offset {int(offsets[first.index])}: {first.reason}{more}",
+        hint="nothing was lost or skipped; the stream goes on from here when it can be read",
     )
 
 

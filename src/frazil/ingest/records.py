@@ -1,0 +1,195 @@
+"""Kafka's record batches, read as what they nearly are: Avro. Runs on executors.
+
+A record of Kafka's format v2 is written in the very encodings Avro uses: zigzag varints, and bytes
+behind their length. So the records of a batch *are* an Avro block, of a schema that begins with
+Kafka's own fields and goes on with the value's:
+
+    length · attributes · timestamp delta · offset delta · key · value … · number of headers
+
+polars reads that block in one pass, and no record ever becomes a Python object. Nothing else in
+the block marks a record's border, so nothing of it is believed (`checked`) before, row by row, the
+offset delta is the next one, the record's declared length is the sum of its parts, no header
+follows, and, batch by batch, the declared lengths fill the batch exactly. A datum that is one byte
+too long or too short shifts all that, and the block is dropped and opened one by one.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from frazil.ingest import avro
+from frazil.ingest.avro import Datum
+
+Longs = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One record batch, decompressed."""
+
+    base_offset: int
+    last_delta: int
+    count: int
+    first_ms: int
+    #: set where the broker's clock, not the producer's, stamped the records
+    append_ms: int | None
+    records: memoryview | bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What the records of a block have in common, taken from the first and checked on all."""
+
+    keyed: bool
+
+    @property
+    def before(self) -> list[tuple[str, Any]]:
+        key = "bytes" if self.keyed else "long"  # a null key is its length, -1, and nothing else
+        return [("length", "long"), ("attributes", "boolean"), ("time", "long"),
+                ("offset", "long"), ("key", key)]  # fmt: skip
+
+    @property
+    def after(self) -> list[tuple[str, Any]]:
+        return [("headers", "long")]
+
+
+@functools.cache
+def _framing(layout: Layout) -> bytes:
+    """Kafka's fields alone, the value as bytes."""
+    return avro.preamble([*layout.before, ("value", "bytes"), *layout.after])
+
+
+class Records:
+    """The batches of a chunk, unopened, and the offsets `[start, end)` that are wanted of them."""
+
+    def __init__(self, batches: Sequence[Batch], start: int, end: int) -> None:
+        self.batches = batches
+        self.start = start
+        self.end = end
+        self.count = sum(batch.count for batch in batches)
+
+    @functools.cached_property
+    def block(self) -> bytes:
+        return b"".join(batch.records for batch in self.batches)
+
+    @property
+    def layout(self) -> Layout:
+        return self._first[0]
+
+    @property
+    def first_value(self) -> bytes | None:
+        return self._first[1]
+
+    @functools.cached_property
+    def _first(self) -> tuple[Layout, bytes | None]:
+        record = Datum(self.block, 0)
+        record.long()
+        record.take(1)
+        record.long()
+        record.long()
+        key = record.long()
+        record.take(max(0, key))
+        size = record.long()
+        return Layout(keyed=key >= 0), None if size < 0 else record.take(size)
+
+    def open(self) -> tuple[list[bytes | None], Longs, Longs]:
+        """Values, offsets and timestamps (milliseconds) of the wanted records."""
+        if not self.count:  # nothing but invisible offsets
+            return self._one_by_one()
+        frame = avro.open_block(_framing(self.layout), self.block, self.count)
+        if frame is not None and frame.height == self.count:
+            sizes = frame["value"].bin.size().to_numpy().astype(np.int64)
+            known = self.checked(frame, sizes)
+            if known is not None:
+                offsets, stamps = known
+                rows = self.rows(offsets)
+                return frame["value"][rows].to_list(), offsets[rows], stamps[rows]
+        return self._one_by_one()
+
+    def checked(self, frame: pl.DataFrame, value_sizes: Longs) -> tuple[Longs, Longs] | None:
+        """Offsets and timestamps of all rows, if every row stands where Kafka put it."""
+        delta = frame["offset"].to_numpy()
+        time = frame["time"].to_numpy()
+        length = frame["length"].to_numpy()
+        if frame["headers"].to_numpy().any():
+            return None
+        if self.layout.keyed:
+            keys = frame["key"].bin.size().to_numpy().astype(np.int64)
+            key_bytes = _width(keys) + keys
+        else:
+            key_bytes = 1
+            if (frame["key"].to_numpy() != -1).any():
+                return None
+        parts = 2 + _width(time) + _width(delta) + key_bytes + _width(value_sizes) + value_sizes
+        if not np.array_equal(length, parts):
+            return None
+        counts = np.array([batch.count for batch in self.batches])
+        starts = np.cumsum(counts) - counts
+        filled = np.add.reduceat(length + _width(length), starts)
+        if not np.array_equal(filled, [len(batch.records) for batch in self.batches]):
+            return None
+        # Within a batch deltas grow one by one; compaction may leave holes, never go back.
+        expected = np.arange(self.count) - np.repeat(starts, counts)
+        if not np.array_equal(delta, expected):
+            last = np.repeat([batch.last_delta for batch in self.batches], counts)
+            inner = np.ones(self.count, bool)
+            inner[starts] = False
+            if (np.diff(delta, prepend=-1)[inner] <= 0).any() or (delta < 0).any():
+                return None
+            if (delta > last).any():
+                return None
+        offsets = np.repeat([batch.base_offset for batch in self.batches], counts) + delta
+        stamps = np.repeat([batch.first_ms for batch in self.batches], counts) + time
+        if any(batch.append_ms is not None for batch in self.batches):
+            appended = [-1 if b.append_ms is None else b.append_ms for b in self.batches]
+            fixed = np.repeat(appended, counts)
+            stamps = np.where(fixed >= 0, fixed, stamps)
+        return offsets, stamps
+
+    def rows(self, offsets: Longs) -> slice:
+        """Which of all rows are wanted: a batch may begin before the range or end behind it."""
+        first, behind = np.searchsorted(offsets, [self.start, self.end])
+        return slice(int(first), int(behind))
+
+    def _one_by_one(self) -> tuple[list[bytes | None], Longs, Longs]:
+        """Null values, headers, keys now and then: what one schema cannot say for all rows."""
+        values: list[bytes | None] = []
+        offsets: list[int] = []
+        stamps: list[int] = []
+        for batch in self.batches:
+            datum = Datum(bytes(batch.records), 0)
+            for _ in range(batch.count):
+                datum.long()
+                datum.take(1)
+                time, delta = datum.long(), datum.long()
+                datum.take(max(0, datum.long()))
+                size = datum.long()
+                value = None if size < 0 else datum.take(size)
+                for _ in range(datum.long()):
+                    datum.take(datum.long())
+                    datum.take(max(0, datum.long()))
+                if self.start <= batch.base_offset + delta < self.end:
+                    values.append(value)
+                    offsets.append(batch.base_offset + delta)
+                    stamps.append(
+                        batch.first_ms + time if batch.append_ms is None else batch.append_ms
+                    )
+        return values, np.array(offsets, np.int64), np.array(stamps, np.int64)
+
+
+def _width(numbers: Longs) -> Longs:
+    """Bytes of each number as a zigzag varint in its shortest form."""
+    zigzag = ((numbers << 1) ^ (numbers >> 63)).view(np.uint64)
+    width = np.ones(len(numbers), np.int64)
+    limit = 1 << 7
+    highest = int(zigzag.max()) if len(zigzag) else 0
+    while limit <= highest:
+        width += zigzag >= np.uint64(limit)
+        limit <<= 7
+    return width

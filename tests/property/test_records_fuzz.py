@@ -1,0 +1,179 @@
+"""Kafka's batches read as Avro: what comes out at once is what comes out one by one, or nothing."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import struct
+
+import fastavro
+import numpy as np
+import pytest
+
+from frazil.ingest.decode import Decoder, Format
+from frazil.ingest.records import Batch, Records
+
+SCHEMA = {
+    "type": "record",
+    "name": "R",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "name", "type": "string"},
+        {"name": "amount", "type": "double"},
+        {"name": "note", "type": ["null", "string"]},
+        {"name": "tags", "type": {"type": "array", "items": "string"}},
+        {"name": "flag", "type": "boolean"},
+    ],
+}
+PARSED = fastavro.parse_schema(SCHEMA)
+HEADER = b"\0" + struct.pack(">I", 7)
+DECODER = Decoder(Format("confluent-avro", json.dumps(SCHEMA)))
+
+
+def varint(number: int) -> bytes:
+    number = (number << 1) ^ (number >> 63)
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*out, number])
+
+
+def sized(data: bytes | None) -> bytes:
+    return varint(-1) if data is None else varint(len(data)) + data
+
+
+def record(
+    delta: int, value: bytes | None, *, time: int = 0, key: bytes | None = None, headers: int = 0
+) -> bytes:
+    extra = varint(headers) + (sized(b"trace") + sized(b"x")) * headers
+    body = b"\0" + varint(time) + varint(delta) + sized(key) + sized(value) + extra
+    return varint(len(body)) + body
+
+
+def datum(dice: random.Random, number: int) -> bytes:
+    out = io.BytesIO()
+    fastavro.schemaless_writer(
+        out,
+        PARSED,
+        {
+            "id": number,
+            "name": "n" * dice.randrange(200),
+            "amount": dice.random(),
+            "note": dice.choice([None, "gift"]),
+            "tags": ["t"] * dice.randrange(3),
+            "flag": dice.random() < 0.5,
+        },
+    )
+    return HEADER + out.getvalue()
+
+
+def batches(dice: random.Random, values: list[bytes | None], **how: object) -> list[Batch]:
+    """`values` in batches of random sizes, as a broker would have stored them."""
+    found, offset, at = [], 1000, 0
+    while at < len(values):
+        part = values[at : at + dice.randrange(1, 40)]
+        raw = b"".join(
+            record(i, value, time=dice.randrange(100), **how)  # type: ignore[arg-type]
+            for i, value in enumerate(part)
+        )
+        found.append(Batch(offset, len(part) - 1, len(part), 1_700_000_000_000, None, raw))
+        offset += len(part) + dice.randrange(3)
+        at += len(part)
+    return found
+
+
+def agree(given: list[Batch], start: int = 0, end: int = 2**62) -> bool:
+    """Was it read at once? And if so, is it what one by one gives?"""
+    records = Records(given, start, end)
+    values, offsets, stamps = Records(given, start, end)._one_by_one()
+    opened = Records(given, start, end).open()
+    assert opened[0] == values
+    assert np.array_equal(opened[1], offsets)
+    assert np.array_equal(opened[2], stamps)
+    framed = DECODER.framed(records)
+    if framed is None:
+        return False
+    decoded, rejected = DECODER.decode(values)
+    assert not rejected, "a bad record was let through"
+    assert framed[0].rows.equals(decoded[0].rows)
+    assert np.array_equal(framed[1], offsets)
+    assert np.array_equal(framed[2], stamps)
+    return True
+
+
+@pytest.mark.parametrize("key", [None, b"k", b"k" * 90], ids=["null", "short", "long"])
+def test_good_batches_are_read_at_once(key: bytes | None):
+    dice = random.Random(1)
+    assert agree(batches(dice, [datum(dice, i) for i in range(500)], key=key))
+
+
+def test_only_the_wanted_offsets_come_out():
+    dice = random.Random(2)
+    given = batches(dice, [datum(dice, i) for i in range(200)])
+    assert agree(given, 1030, 1111)
+    _, offsets, _ = Records(given, 1030, 1111).open()
+    assert offsets.min() >= 1030
+    assert offsets.max() < 1111
+
+
+def test_a_clock_of_the_broker_counts_for_the_whole_batch():
+    dice = random.Random(3)
+    raw = b"".join(record(i, datum(dice, i), time=i) for i in range(5))
+    given = [Batch(0, 4, 5, 1_000, 9_999, raw), Batch(5, 4, 5, 1_000, None, raw)]
+    assert agree(given)
+    assert Records(given, 0, 99).open()[2].tolist() == [9_999] * 5 + [1000, 1001, 1002, 1003, 1004]
+
+
+def test_holes_of_compaction_are_no_trouble():
+    dice = random.Random(4)
+    raw = b"".join(record(delta, datum(dice, delta)) for delta in (2, 3, 7, 40))
+    assert agree([Batch(100, 50, 4, 0, None, raw), Batch(160, 50, 4, 0, None, raw)])
+
+
+@pytest.mark.parametrize("how", [{"headers": 1}, {"headers": 3}])
+def test_headers_and_nulls_are_read_one_by_one(how: dict[str, int]):
+    dice = random.Random(5)
+    assert not agree(batches(dice, [datum(dice, i) for i in range(50)], **how))
+    mixed = [datum(dice, i) if i % 7 else None for i in range(50)]
+    values, _, _ = Records(batches(dice, mixed), 0, 2**62).open()
+    assert values == mixed
+
+
+def test_no_mutilated_datum_ever_shifts_a_neighbour():
+    """H9: one byte too many, too few, or other; the broker stores whatever it is given."""
+    dice = random.Random(6)
+    at_once = 0
+    for _ in range(600):
+        values: list[bytes | None] = [datum(dice, i) for i in range(dice.randrange(2, 120))]
+        for _ in range(dice.randrange(1, 4)):
+            at = dice.randrange(len(values))
+            values[at] = mutilated(dice, values[at] or b"", values)
+        given = batches(dice, values)
+        framed = DECODER.framed(Records(given, 0, 2**62))
+        if framed is None:
+            continue
+        at_once += 1  # only where every mutation still is a good datum
+        decoded, rejected = DECODER.decode(values)
+        assert not rejected
+        assert framed[0].rows.equals(decoded[0].rows)
+    assert at_once < 300
+
+
+def mutilated(dice: random.Random, value: bytes, others: list[bytes | None]) -> bytes:
+    way = dice.randrange(7)
+    spot = dice.randrange(max(1, len(value)))
+    if way == 0:
+        return value + bytes([dice.randrange(256)])
+    if way == 1:
+        return value[:-1]
+    if way == 2:
+        return value[:spot] + bytes([dice.randrange(256)]) + value[spot + 1 :]
+    if way == 3:
+        return value[:spot] + (others[dice.randrange(len(others))] or b"")
+    if way == 4:  # a whole record of Kafka's, hidden behind a datum
+        return value + record(dice.randrange(5), value)
+    if way == 5:  # the same, so that the lengths fit
+        return value[:-1] + record(1, value)[: dice.randrange(1, 60)]
+    return value[:5] + varint(dice.randrange(2**40)) + value[6:]

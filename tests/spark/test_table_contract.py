@@ -1,0 +1,592 @@
+"""One contract for two tables: the fake of the unit tests and Iceberg's own, so neither can drift.
+
+What only the real one can show (what is left on disk, expiry, lost answers of a REST catalog) comes
+after the contract.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import CommitTableRequest
+from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil, new_table_metadata
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
+from pyiceberg.table.update import update_table_metadata
+
+from frazil.core.errors import Expired, Fenced, Foreign, Gap, Overlap, Unavailable, Unknown
+from frazil.core.offsets import Cut, Partition
+from frazil.ingest.write import TableShape, Writer
+from frazil.table import jvm
+from frazil.table.commit import Target, witness_tag
+from frazil.table.jvm import Catalog
+from frazil.table.ledger import Entry, Snapshot, parse
+from tests.fakes import FakeTable
+from tests.oracle import Lake
+
+P = Partition("orders", 0)
+SCHEMA = json.dumps({"type": "struct", "schema-id": 0, "fields": [
+    {"id": 1, "name": "value", "required": False, "type": "string"}]})  # fmt: skip
+UNPARTITIONED = '{"spec-id": 0, "fields": []}'
+
+
+class Fake:
+    """The table of the unit tests."""
+
+    def __init__(self) -> None:
+        self.table: Any = FakeTable()
+
+    def manifest(self, tag: str) -> str:
+        return tag
+
+    def foreign(self, tag: str) -> None:
+        self.table.add([tag], {})
+
+    def slip_in(self, tag: str) -> None:
+        """Another writer's commit goes through while our next one is under way."""
+        self.table.race = lambda: self.foreign(tag)
+        self.table.faults = ["race"]
+
+    def lose_the_next_answer(self) -> None:
+        self.table.faults = ["lost"]
+
+    def live(self, branch: str = "main") -> list[str]:
+        return sorted(self.table.live(branch))
+
+    def still_there(self, path: str) -> bool:
+        return path not in self.table.deleted
+
+
+class Real:
+    """An Iceberg table in the catalog that the test's session has."""
+
+    def __init__(self, spark: Any, catalog: str, name: str) -> None:
+        self.spark = spark
+        self.name = f"db.{name}"
+        self.sql_name = f"{catalog}.db.{name}"
+        self.catalog = Catalog(spark, catalog)
+        self.table: Any = self.catalog.create(
+            self.name, SCHEMA, UNPARTITIONED, properties={"format-version": "2"}
+        )
+
+    def manifest(self, tag: str) -> str:
+        table = self.table
+        shape = TableShape(table.name, table.location, table.schema, table.schema_id, table.spec,
+                           table.properties, 2**20, "zstd", {})  # fmt: skip
+        writer = Writer(shape, "contract")
+        writer.write(pa.Table.from_pydict({"value": [tag]}, schema=shape.arrow))
+        path = f"{table.location}/metadata/{uuid.uuid4()}-m0.avro"
+        return str(table.write_manifest(path, [file.descriptor for file in writer.close()]))
+
+    def foreign(self, tag: str) -> None:
+        self.spark.sql(f"REFRESH TABLE {self.sql_name}")
+        self.spark.sql(f"INSERT INTO {self.sql_name} VALUES ('{tag}')")
+
+    def slip_in(self, tag: str) -> None:
+        append, other = self.table.append, self
+
+        def raced(*args: Any, check: Any, **more: Any) -> None:
+            left = ["once"]
+
+            def checked(history: Iterator[Snapshot]) -> str | None:
+                answer = check(history)
+                if left:
+                    left.pop()
+                    other.foreign(tag)
+                return answer  # type: ignore[no-any-return]
+
+            append(*args, check=checked, **more)
+
+        self._once(raced)
+
+    def lose_the_next_answer(self) -> None:
+        append = self.table.append
+
+        def lost(*args: Any, **more: Any) -> None:
+            append(*args, **more)
+            raise Unknown("cannot commit: the answer was lost")
+
+        self._once(lost)
+
+    def _once(self, instead: Callable[..., None]) -> None:
+        def call(*args: Any, **more: Any) -> None:
+            del self.table.append
+            instead(*args, **more)
+
+        self.table.append = call
+
+    def live(self, branch: str = "main") -> list[str]:
+        self.spark.sql(f"REFRESH TABLE {self.sql_name}")
+        at = "" if branch == "main" else f" VERSION AS OF '{branch}'"
+        rows = self.spark.sql(f"SELECT value FROM {self.sql_name}{at}").collect()
+        return sorted(row.value for row in rows)
+
+    def still_there(self, path: str) -> bool:
+        return Path(path.removeprefix("file:")).exists()
+
+
+@pytest.fixture(params=["fake", "real"])
+def subject(request: pytest.FixtureRequest, name: str) -> Fake | Real:
+    if request.param == "fake":
+        return Fake()
+    return Real(request.getfixturevalue("spark"), "lake", name)
+
+
+@pytest.fixture
+def real(spark: Any, name: str) -> Real:
+    return Real(spark, "lake", name)
+
+
+def yes(_: Iterator[Snapshot]) -> None:
+    return None
+
+
+def append(subject: Fake | Real, tag: str, branch: str = "main", **summary: str) -> list[str]:
+    leftovers: list[str] = []
+    subject.table.append(
+        [subject.manifest(tag)] if tag else [], summary, branch=branch, check=yes,
+        leftovers=leftovers,
+    )  # fmt: skip
+    return leftovers
+
+
+def history(subject: Fake | Real, branch: str = "main") -> list[Snapshot]:
+    subject.table.refresh()
+    return list(subject.table.history(branch))
+
+
+def entry(begin: int, end: int, commit_id: str, epoch: int = 1) -> Entry:
+    return Entry("s", epoch, (commit_id,), (0, 0), Cut({P: begin}), Cut({P: end}))
+
+
+class NoWait:
+    monotonic = staticmethod(time.monotonic)
+
+    @staticmethod
+    def sleep(_: float) -> None: ...
+
+
+def target(subject: Fake | Real, epoch: int = 1, branch: str = "main") -> Target:
+    return Target(subject.table, branch, "s", epoch, NoWait())  # type: ignore[arg-type]
+
+
+# ── the contract ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_new_table_has_no_history_and_no_tags(subject: Fake | Real):
+    assert history(subject) == []
+    assert history(subject, "elsewhere") == []
+    assert subject.table.tagged("frazil/s") is None
+
+
+def test_history_is_newest_first_with_parents_and_summaries(subject: Fake | Real):
+    for tag in ("a", "b", ""):
+        append(subject, tag, mark=tag or "empty")
+    found = history(subject)
+    assert [s.summary["mark"] for s in found] == ["empty", "b", "a"]
+    assert [s.parent for s in found] == [found[1].id, found[2].id, None]
+    assert [s.operation for s in found] == ["append"] * 3
+    assert found[0].sequence > found[1].sequence > found[2].sequence
+    assert found[0].timestamp_ms >= found[2].timestamp_ms > 0
+    assert len({s.manifest_list for s in found}) == 3
+    assert subject.live() == ["a", "b"]
+
+
+def test_a_refused_append_raises_and_changes_nothing(subject: Fake | Real):
+    append(subject, "a")
+    before = history(subject)
+    leftovers: list[str] = []
+    with pytest.raises(Unknown, match="the sun is too high"):
+        subject.table.append(
+            [subject.manifest("b")], {}, branch="main", check=lambda _: "the sun is too high",
+            leftovers=leftovers,
+        )  # fmt: skip
+    assert history(subject) == before
+    assert subject.live() == ["a"]
+    assert all(path != before[0].manifest_list for path in leftovers)
+
+
+def test_the_check_sees_the_ancestry_newest_first(subject: Fake | Real):
+    append(subject, "a", mark="a")
+    append(subject, "b", mark="b")
+    seen: list[list[Snapshot]] = []
+    subject.table.append(
+        [], {"mark": "c"}, branch="main", leftovers=[],
+        check=lambda ancestry: seen.append(list(ancestry)),  # type: ignore[func-returns-value]
+    )  # fmt: skip
+    assert [s.summary["mark"] for s in seen[-1]] == ["b", "a"]
+    assert seen[-1] == history(subject)[1:]
+
+
+def test_a_foreign_commit_that_slips_in_is_kept_and_the_check_sees_it(subject: Fake | Real):
+    append(subject, "a")
+    seen: list[int] = []
+    leftovers: list[str] = []
+    subject.slip_in("foreign")
+    subject.table.append(
+        [subject.manifest("b")], {}, branch="main", leftovers=leftovers,
+        check=lambda ancestry: seen.append(len(list(ancestry))),  # type: ignore[func-returns-value]
+    )  # fmt: skip
+    assert seen[-1] == 2
+    assert len(history(subject)) == 3
+    assert subject.live() == ["a", "b", "foreign"]
+    assert all(map(subject.still_there, leftovers))
+
+
+def test_what_a_commit_that_lost_a_race_leaves_is_handed_out_and_not_deleted(subject: Fake | Real):
+    append(subject, "a")
+    leftovers: list[str] = []
+    subject.slip_in("foreign")
+
+    def check(ancestry: Iterator[Snapshot]) -> str | None:
+        return "somebody else was here" if len(list(ancestry)) > 1 else None
+
+    with pytest.raises(Unknown, match="somebody else was here"):
+        subject.table.append(
+            [subject.manifest("b")], {}, branch="main", leftovers=leftovers, check=check
+        )
+    assert leftovers
+    assert all(map(subject.still_there, leftovers))
+    assert not {s.manifest_list for s in history(subject)} & set(leftovers)
+    assert subject.live() == ["a", "foreign"]
+
+
+def test_a_tag_is_set_moved_and_survives_later_commits(subject: Fake | Real):
+    append(subject, "a")
+    first = history(subject)[0]
+    subject.table.tag("frazil/s", first.id)
+    append(subject, "b")
+    assert subject.table.tagged("frazil/s") == first
+    assert subject.table.tagged("frazil/t") is None
+    second = history(subject)[0]
+    subject.table.tag("frazil/s", second.id)
+    assert subject.table.tagged("frazil/s") == second
+    subject.table.tag("frazil/s", second.id)  # a life that moves it again to where it is
+    assert subject.table.tagged("frazil/s") == second
+    assert len(history(subject)) == 2
+
+
+def test_a_branch_has_a_history_of_its_own(subject: Fake | Real):
+    append(subject, "on-main")
+    append(subject, "on-side", branch="side", mark="side")
+    [newest, *_] = history(subject, "side")
+    assert newest.summary["mark"] == "side"
+    assert [s.summary.get("mark") for s in history(subject)] == [None]
+    assert subject.live() == ["on-main"]
+    assert "on-side" in subject.live("side")
+
+
+def test_a_deleted_path_may_be_gone_already(subject: Fake | Real, tmp_path: Path):
+    subject.table.delete(f"file:{tmp_path}/never-was.avro")
+
+
+def test_an_entry_whose_answer_was_lost_is_found_and_not_added_twice(subject: Fake | Real):
+    life = target(subject)
+    subject.lose_the_next_answer()
+    life.commit([subject.manifest("a")], entry(0, 5, "a"))
+    life.commit([subject.manifest("b")], entry(5, 9, "b"))
+    assert subject.live() == ["a", "b"]
+    assert [parse(s.summary).commit_ids for s in history(subject)] == [("b",), ("a",)]  # type: ignore[union-attr]
+
+
+def test_a_foreign_commit_in_between_does_not_disturb_an_entry(subject: Fake | Real):
+    life = target(subject)
+    life.commit([subject.manifest("a")], entry(0, 5, "a"))
+    subject.slip_in("foreign")
+    life.commit([subject.manifest("b")], entry(5, 9, "b"))
+    assert subject.live() == ["a", "b", "foreign"]
+
+
+def test_an_older_life_is_fenced_and_its_rows_are_absent(subject: Fake | Real):
+    old = target(subject)
+    old.commit([subject.manifest("a")], entry(0, 5, "a"))
+    heir = target(subject, epoch=2)
+    assert heir.claim().entry.end == Cut({P: 5})  # type: ignore[union-attr]
+    with pytest.raises(Fenced, match="this one is epoch 1, the table is at epoch 2"):
+        old.commit([subject.manifest("b")], entry(5, 9, "b"))
+    heir.commit([subject.manifest("c")], entry(5, 8, "c", epoch=2))
+    assert subject.live() == ["a", "c"]
+
+
+def test_gaps_and_overlaps_are_refused(subject: Fake | Real):
+    life = target(subject)
+    life.commit([subject.manifest("a")], entry(0, 5, "a"))
+    with pytest.raises(Gap):
+        life.commit([subject.manifest("b")], entry(7, 9, "b"))
+    with pytest.raises(Overlap):
+        life.commit([subject.manifest("c")], entry(3, 9, "c"))
+    assert subject.live() == ["a"]
+
+
+def test_an_entry_on_a_branch_leaves_main_alone(subject: Fake | Real):
+    append(subject, "foreign")
+    life = target(subject, branch="side")
+    snapshot = life.commit([subject.manifest("a")], entry(0, 5, "a"))
+    life.witness(snapshot)
+    assert subject.table.tagged(f"{witness_tag('s')}/side") == snapshot
+    life.commit([subject.manifest("b")], entry(5, 9, "b"))
+    assert subject.live() == ["foreign"]
+    assert set(subject.live("side")) >= {"a", "b"}
+
+
+# ── what only the real table can show ────────────────────────────────────────────────────────────
+
+
+def test_the_manifest_list_of_a_lost_race_is_swept_once_the_entry_is_there(real: Real):
+    life = target(real)
+    life.commit([real.manifest("a")], entry(0, 5, "a"))
+    real.slip_in("foreign")
+    live_before = set(_manifest_lists(real))
+    life.commit([real.manifest("b")], entry(5, 9, "b"))
+    lists = {s.manifest_list for s in history(real)}
+    assert set(_manifest_lists(real)) == {Path(p.removeprefix("file:")).name for p in lists}
+    assert live_before < set(_manifest_lists(real))
+
+
+def test_a_tag_keeps_the_ledger_over_compaction_and_expiry(real: Real):
+    """H4, with Iceberg's own procedures."""
+    life = target(real)
+    for number, tag in enumerate("abc"):
+        life.witness(life.commit([real.manifest(tag)], entry(number, number + 1, tag)))
+    _rewrite_and_expire(real)
+    assert len(history(real)) == 1, "the expiry left more than the compacted snapshot"
+    life.commit([real.manifest("d")], entry(3, 4, "d"))
+    assert real.live() == ["a", "b", "c", "d", "foreign"]
+
+
+def test_without_its_witness_an_expired_ledger_stops_the_sink(real: Real):
+    """H4: not found is not never committed."""
+    life = target(real)
+    for number, tag in enumerate("abc"):
+        life.commit([real.manifest(tag)], entry(number, number + 1, tag))
+    _rewrite_and_expire(real)
+    for any_life in (life, target(real, epoch=2)):
+        with pytest.raises(Expired, match="not found is not never committed"):
+            any_life.commit([real.manifest("d")], entry(3, 4, "d", epoch=2))
+    with pytest.raises(Expired):
+        target(real, epoch=2).claim()
+    assert real.live() == ["a", "b", "c", "foreign"]
+
+
+def test_a_table_that_was_made_again_is_not_the_same_table(real: Real):
+    append(real, "a")
+    real.spark.sql(f"DROP TABLE {real.sql_name}")
+    real.catalog.create(real.name, SCHEMA, UNPARTITIONED, properties={})
+    with pytest.raises(Foreign, match="dropped and made again"):
+        real.table.refresh()
+
+
+def test_the_map_of_java_errors_names_classes_that_exist(spark: Any):
+    """A renamed exception would fall through to another kind in silence."""
+    loader = spark._jvm.java.lang.Class
+    where = (
+        "org.apache.iceberg.exceptions.", "org.apache.iceberg.jdbc.", "java.io.", "java.lang.",
+        "org.apache.spark.sql.connector.catalog.", "org.apache.iceberg.aws.shaded.",
+        "software.amazon.awssdk.services.s3.model.", "software.amazon.awssdk.core.exception.",
+    )  # fmt: skip
+    elsewhere = {"SdkClientException", "S3Exception"}  # in the user's own iceberg-aws-bundle
+
+    def exists(name: str) -> bool:
+        context = spark._jvm.java.lang.Thread.currentThread().getContextClassLoader()
+        for package in where:
+            try:
+                loader.forName(package + name, False, context)
+                return True
+            except Exception:
+                continue
+        return False
+
+    assert [name for name in jvm._KINDS if name not in elsewhere and not exists(name)] == []
+
+
+# ── a REST catalog that applies a commit and loses its answer ────────────────────────────────────
+
+
+class Rest(BaseHTTPRequestHandler):
+    """The few calls of Iceberg's REST protocol that a commit needs; pyiceberg does the arithmetic.
+
+    `faults`: what the next commits get. "lost": applied, then 503 with Retry-After, which makes the
+    client post again by itself. "down": 503 and nothing applied.
+    """
+
+    server: Any
+
+    def do_HEAD(self) -> None:
+        parts = self.path.split("?")[0].strip("/").split("/")
+        known = parts[-2] == "namespaces" or parts[-1] in self.server.tables
+        self._answer(204 if known else 404, None)
+
+    def do_GET(self) -> None:
+        parts = self.path.split("?")[0].strip("/").split("/")
+        if parts[-1] == "config":
+            self._answer(200, {"defaults": {}, "overrides": {}})
+        elif parts[-2] == "tables" and parts[-1] in self.server.tables:
+            self._answer(200, self._loaded(parts[-1]))
+        elif parts[-2] == "namespaces":
+            self._answer(200, {"namespace": ["db"], "properties": {}})
+        else:
+            self._refuse(404, "NoSuchTableException", "no such thing")
+
+    def do_POST(self) -> None:
+        parts = self.path.strip("/").split("/")
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if parts[-1] == "tables":
+            self._create(body)
+        elif parts[-2] == "tables":
+            self._commit(parts[-1], body)
+        else:
+            self._answer(200, {"namespace": ["db"], "properties": {}})
+
+    def _create(self, body: dict[str, Any]) -> None:
+        name = body["name"]
+        made = new_table_metadata(
+            Schema.model_validate(body["schema"]), PartitionSpec(), UNSORTED_SORT_ORDER,
+            f"file:{self.server.folder}/{name}", body.get("properties", {}),
+        )  # fmt: skip
+        self._save(name, made)
+        self._answer(200, self._loaded(name))
+
+    def _commit(self, name: str, body: dict[str, Any]) -> None:
+        request = CommitTableRequest.model_validate(
+            {**body, "identifier": {"namespace": ["db"], "name": name}}
+        )
+        base: TableMetadata = self.server.tables[name][0]
+        data = any(update.action == "add-snapshot" for update in request.updates)
+        self.server.posts += data
+        fault = self.server.faults.pop(0) if data and self.server.faults else ""
+        if fault == "down":
+            return self._refuse(503, "ServiceUnavailableException", "later")
+        try:
+            for requirement in request.requirements:
+                requirement.validate(base)
+        except Exception as error:
+            return self._refuse(409, "CommitFailedException", str(error))
+        self._save(name, update_table_metadata(base, tuple(request.updates)))
+        if fault == "lost":
+            return self._refuse(503, "ServiceUnavailableException", "later")
+        return self._answer(200, self._loaded(name))
+
+    def _save(self, name: str, metadata: TableMetadata) -> None:
+        path = Path(self.server.folder) / name / "metadata" / f"{uuid.uuid4()}.metadata.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(metadata.model_dump_json())
+        self.server.tables[name] = TableMetadataUtil.parse_raw(path.read_text()), f"file:{path}"
+
+    def _loaded(self, name: str) -> dict[str, Any]:
+        metadata, location = self.server.tables[name]
+        return {"metadata-location": location, "metadata": json.loads(metadata.model_dump_json()),
+                "config": {}}  # fmt: skip
+
+    def _refuse(self, status: int, kind: str, message: str) -> None:
+        self._answer(status, {"error": {"message": message, "type": kind, "code": status}})
+
+    def _answer(self, status: int, body: Any) -> None:
+        raw = b"" if body is None else json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(raw)))
+        if status == 503:
+            self.send_header("Retry-After", "0")
+        self.end_headers()
+        self.wfile.write(raw)
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+_catalogs = itertools.count(1)
+
+
+@pytest.fixture
+def rest(spark: Any, tmp_path: Path) -> Iterator[tuple[Any, str]]:
+    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Rest)
+    server.tables, server.faults, server.posts, server.folder = {}, [], 0, tmp_path
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    name = f"rest{next(_catalogs)}"
+    for key, value in {"": "org.apache.iceberg.spark.SparkCatalog", ".type": "rest",
+                       ".uri": f"http://127.0.0.1:{server.server_port}",
+                       ".warehouse": "w", ".rest.client.max-retries": "1"}.items():  # fmt: skip
+        spark.conf.set(f"spark.sql.catalog.{name}{key}", value)
+    yield server, name
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_commit_that_was_applied_and_posted_again_leaves_the_table_readable(
+    spark: Any, rest: tuple[Any, str], name: str
+):
+    """H1: the catalog applies the commit and answers 503; the client posts again by itself and gets
+    409; the validator, seeing our own entry, refuses; Iceberg's clean-up would then delete the
+    manifest list of the live snapshot."""
+    server, catalog = rest
+    subject = Real(spark, catalog, name)
+    life = target(subject)
+    life.commit([subject.manifest("a")], entry(0, 5, "a"))
+    posts = server.posts
+    server.faults = ["lost"]
+    life.commit([subject.manifest("b")], entry(5, 9, "b"))
+    assert server.posts - posts >= 2, "the client did not post again: the fault was not met"
+    found = history(subject)
+    assert [parse(s.summary).commit_ids for s in found] == [("b",), ("a",)]  # type: ignore[union-attr]
+    assert all(subject.still_there(s.manifest_list) for s in found)
+    assert subject.live() == ["a", "b"]
+    life.commit([subject.manifest("c")], entry(9, 12, "c"))
+    assert subject.live() == ["a", "b", "c"]
+
+
+def test_a_lost_answer_and_a_foreign_commit_lose_nobodys_rows(
+    spark: Any, rest: tuple[Any, str], name: str
+):
+    """H2: between our commit and the look at what came of it another writer commits."""
+    server, catalog = rest
+    subject = Real(spark, catalog, name)
+    life = target(subject)
+    life.commit([subject.manifest("a")], entry(0, 5, "a"))
+    subject.slip_in("foreign")
+    server.faults = ["", "", "lost"]  # the foreign one, ours refused, ours again
+    life.commit([subject.manifest("b")], entry(5, 9, "b"))
+    assert subject.live() == ["a", "b", "foreign"]
+    assert all(subject.still_there(s.manifest_list) for s in history(subject))
+
+
+def test_a_catalog_that_stays_away_is_unavailable_and_the_batch_can_go_in_later(
+    spark: Any, rest: tuple[Any, str], name: str
+):
+    server, catalog = rest
+    subject = Real(spark, catalog, name)
+    life = target(subject)
+    life.commit([subject.manifest("a")], entry(0, 5, "a"))
+    server.faults = ["down"] * 500
+    waiting = subject.manifest("b")
+    with pytest.raises(Unavailable, match="in 6 tries"):
+        life.commit([waiting], entry(5, 9, "b"))
+    server.faults = []
+    life.commit([waiting], replace(entry(5, 9, "b"), batches=(1, 1)))
+    assert subject.live() == ["a", "b"]
+
+
+def _rewrite_and_expire(real: Real) -> None:
+    """Another writer's row, so that the ledger's snapshots are not even the parent of what is left."""
+    catalog = real.sql_name.split(".")[0]
+    real.foreign("foreign")
+    real.spark.sql(f"REFRESH TABLE {real.sql_name}")
+    real.spark.sql(f"CALL {catalog}.system.rewrite_data_files(table => '{real.name}', "
+                   "options => map('rewrite-all', 'true'))")  # fmt: skip
+    real.spark.sql(f"CALL {catalog}.system.expire_snapshots(table => '{real.name}', "
+                   "older_than => TIMESTAMP '2099-01-01 00:00:00', retain_last => 1)")  # fmt: skip
+
+
+def _manifest_lists(real: Real) -> list[str]:
+    folder = Path(real.table.location.removeprefix("file:")) / "metadata"
+    return [path.name for path in folder.glob("snap-*.avro")]

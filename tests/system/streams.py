@@ -1,0 +1,160 @@
+"""What the stream tests share: records into a topic, a sink's life, a registry, bounded waiting."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import fastavro
+from confluent_kafka import Producer
+
+from frazil.core.config import Config
+from frazil.core.offsets import Partition
+from frazil.sink import Sink, Step
+from frazil.table.audit import Report, audit, live_files
+from frazil.table.jvm import Catalog
+
+WITHIN = 60.0  # seconds; a bound for what takes a few
+
+
+def produce(bootstrap: str, topic: str, values: Iterable[bytes], partitions: int = 1) -> int:
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5})
+    count = 0
+    for count, value in enumerate(values, 1):
+        producer.produce(topic, value, partition=(count - 1) % partitions)
+    assert producer.flush(30) == 0
+    return count
+
+
+def numbered(count: int, start: int = 0) -> Iterator[bytes]:
+    return (f"record-{i}".encode() for i in range(start, start + count))
+
+
+def eventually(
+    happened: Callable[[], Any], what: str, within: float = WITHIN, sink: Sink | None = None
+) -> Any:
+    """Poll until it is true; a stream that stops first tells why."""
+    deadline = time.monotonic() + within
+    while not (found := happened()):
+        if sink is not None:
+            sink.check()
+        assert time.monotonic() < deadline, f"not within {within:.0f} s: {what}"
+        time.sleep(0.02)
+    return found
+
+
+class Steps(list[Step]):
+    """Collects the steps of a sink, and can hold it at one of them."""
+
+    def __init__(self, hold: str = "") -> None:
+        super().__init__()
+        self._hold = hold
+        self.held, self.go = threading.Event(), threading.Event()
+
+    def __call__(self, step: Step) -> None:
+        self.append(step)
+        if step.name == self._hold:
+            self.held.set()
+            assert self.go.wait(WITHIN), f"held at {step.name} and never let go"
+
+    def named(self, name: str) -> list[Step]:
+        return [step for step in list(self) if step.name == name]
+
+
+@contextmanager
+def running(config: Config, spark: Any, steps: Steps | None = None) -> Iterator[Sink]:
+    sink = Sink(config, on_step=steps)
+    sink.start(spark)
+    try:
+        yield sink
+    finally:
+        if steps is not None:
+            steps.go.set()
+        if sink.committer.failure is None:
+            sink.stop(20)
+        else:
+            stop_quietly(sink)
+
+
+def stop_quietly(sink: Sink) -> None:
+    sink.stop(1)
+
+
+def catch_up(config: Config, spark: Any, steps: Steps | None = None) -> Sink:
+    """One life, to the end of the topics as they are now."""
+    with running(config, spark, steps) as sink:
+        ends = sink.ends()
+        assert sink.wait_until(ends, WITHIN), f"at {sink.position}, not at {ends}"
+    return sink
+
+
+def proven(config: Config, spark: Any) -> Report:
+    table = Catalog(spark, config.catalog.name).load(config.tables[0].name)
+    assert table is not None
+    branch = config.tables[0].branch
+    [report] = audit(table.name, table.history(branch), live_files(table, branch), config.sink.id)
+    assert report.verdict == "proven", report.values()
+    return report
+
+
+def avro(schema: dict[str, Any], value: dict[str, Any], schema_id: int | None = None) -> bytes:
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(schema), value)
+    head = b"" if schema_id is None else b"\0" + schema_id.to_bytes(4, "big")
+    return head + out.getvalue()
+
+
+class Registry:
+    """A schema registry of a few schemas. `gate`: ids whose answer waits until it is opened."""
+
+    def __init__(self, **schemas: dict[str, Any]) -> None:
+        self.schemas = {int(key.removeprefix("id")): value for key, value in schemas.items()}
+        self.shut: set[int] = set()
+        self.gate = threading.Event()
+        self.asked: list[int] = []
+        registry = self
+
+        class Answers(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                number = int(self.path.split("?")[0].rsplit("/", 1)[-1])
+                registry.asked.append(number)
+                if number in registry.shut:
+                    registry.gate.wait(WITHIN)
+                found = registry.schemas.get(number)
+                body: dict[str, Any] = {"error_code": 40403, "message": "Schema not found"}
+                if found is not None:
+                    body = {"schema": json.dumps(found)}
+                raw = json.dumps(body).encode()
+                self.send_response(404 if found is None else 200)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(raw)))
+                self.end_headers()
+                try:
+                    self.wfile.write(raw)
+                except OSError:
+                    pass  # the one who asked was killed
+
+            def log_message(self, *_: Any) -> None: ...
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> Registry:
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.gate.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def part(topic: str, number: int) -> Partition:
+    return Partition(topic, number)

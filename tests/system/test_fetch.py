@@ -1,0 +1,247 @@
+"""One contract for both ways of reading Kafka: our own Fetch request, and confluent-kafka."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
+
+from frazil.core.errors import Expired, Unavailable
+from frazil.core.offsets import Partition, Range
+from frazil.ingest import wire
+from frazil.ingest.fetch import fetch
+from frazil.surface.broker import Broker, free_ports
+from tests.oracle import topic_records
+
+WAYS = pytest.mark.parametrize("client", [False, True], ids=["wire", "client"])
+
+
+@pytest.fixture
+def topic(broker: Broker, name: str) -> Callable[..., str]:
+    def create(**config: str) -> str:
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        for future in admin.create_topics([NewTopic(name, 1, 1, config=config)]).values():
+            future.result()
+        return name
+
+    return create
+
+
+def producer(broker: Broker, **settings: Any) -> Producer:
+    quiet = {"linger.ms": 5, "log_level": 0}
+    return Producer({"bootstrap.servers": broker.bootstrap, **quiet, **settings})
+
+
+def read(
+    broker: Broker, topic: str, start: int, end: int, client: bool
+) -> tuple[dict[tuple[int, int], bytes | None], int]:
+    """What comes out of a range, and how many of its offsets were invisible."""
+    found: dict[tuple[int, int], bytes | None] = {}
+    position, invisible = start, 0
+    wanted = Range(Partition(topic, 0), start, end)
+    for chunk in fetch(
+        {"bootstrap.servers": broker.bootstrap}, wanted, patience=30, client=client
+    ):
+        values, offsets, stamps = chunk.open()
+        assert chunk.span.start == position, "the spans of chunks join"
+        assert len(values) == len(offsets) == len(stamps)
+        assert (np.diff(offsets) > 0).all()
+        assert (stamps > 1_600_000_000_000).all()
+        position = chunk.span.end
+        invisible += len(chunk.span) - len(values)
+        found.update({(0, int(o)): v for o, v in zip(offsets, values, strict=True)})
+    assert position == end
+    return found, invisible
+
+
+@WAYS
+@pytest.mark.parametrize("compression", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_every_compression_gives_the_same_records(
+    broker: Broker, topic: Callable[..., str], compression: str, client: bool
+):
+    name = topic()
+    sender = producer(broker, **{"compression.type": compression})
+    for i in range(5_000):
+        sender.produce(name, f"value-{i}".encode() * (1 + i % 5), key=b"k" if i % 3 else None)
+    sender.flush()
+    found, invisible = read(broker, name, 0, 5_000, client)
+    assert found == topic_records(broker.bootstrap, name)
+    assert invisible == 0
+
+
+@WAYS
+def test_keys_headers_tombstones_and_empty_values_survive(
+    broker: Broker, topic: Callable[..., str], client: bool
+):
+    name = topic()
+    sender = producer(broker)
+    for i in range(300):
+        value = None if i % 5 == 0 else b"" if i % 7 == 0 else b"v%d" % i
+        headers = [("trace", b"x"), ("none", None)] if i % 3 == 0 else None
+        sender.produce(name, value, key=b"key" if i % 2 else None, headers=headers)
+    sender.flush()
+    found, _ = read(broker, name, 0, 300, client)
+    assert found == topic_records(broker.bootstrap, name)
+
+
+@WAYS
+def test_a_range_begins_and_ends_in_the_middle_of_a_batch(
+    broker: Broker, topic: Callable[..., str], client: bool
+):
+    name = topic()
+    sender = producer(broker, **{"linger.ms": 500, "batch.num.messages": 1000})
+    for i in range(1_000):
+        sender.produce(name, b"v%d" % i)
+    sender.flush()
+    for start, end in ((0, 1), (17, 18), (123, 777), (999, 1000), (5, 5)):
+        found, invisible = read(broker, name, start, end, client)
+        assert sorted(offset for _, offset in found) == list(range(start, end))
+        assert invisible == 0
+
+
+@WAYS
+def test_aborted_transactions_and_markers_are_invisible_and_counted(
+    broker: Broker, topic: Callable[..., str], client: bool
+):
+    """Three producers interleave; a third of the transactions is aborted, the last one at the
+    very tail, so that the range ends with aborted records and a marker."""
+    name = topic()
+    senders = []
+    for number in range(3):
+        sender = producer(broker, **{"transactional.id": f"{name}-{number}-{client}"})
+        sender.init_transactions()
+        senders.append(sender)
+    committed = set()
+    for turn in range(30):
+        sender = senders[turn % 3]
+        sender.begin_transaction()
+        for i in range(20):
+            sender.produce(name, b"%d-%d" % (turn, i))
+        sender.flush()
+        if turn % 3 == 2 or turn == 29:
+            sender.abort_transaction()
+        else:
+            sender.commit_transaction()
+            committed |= {b"%d-%d" % (turn, i) for i in range(20)}
+    end = 30 * 21
+    found, invisible = read(broker, name, 0, end, client)
+    assert set(found.values()) == committed
+    assert found == topic_records(broker.bootstrap, name)
+    assert invisible == end - len(committed)
+    # Cut anywhere, the pieces hold the same: also a piece that is nothing but invisible.
+    pieces = [read(broker, name, at, min(at + 13, end), client) for at in range(0, end, 13)]
+    joined = {key: value for part, _ in pieces for key, value in part.items()}
+    assert joined == found
+    assert sum(hidden for _, hidden in pieces) == invisible
+
+
+@WAYS
+def test_a_topic_stamped_by_the_broker_has_the_brokers_time(
+    broker: Broker, topic: Callable[..., str], client: bool
+):
+    name = topic(**{"message.timestamp.type": "LogAppendTime"})
+    sender = producer(broker)
+    sender.produce(name, b"v", timestamp=1_000)
+    sender.flush()
+    read(broker, name, 0, 1, client)  # asserts a time of this century
+
+
+@WAYS
+def test_offsets_deleted_by_retention_stop_the_reader(
+    broker: Broker, topic: Callable[..., str], client: bool
+):
+    from confluent_kafka import TopicPartition
+
+    name = topic()
+    sender = producer(broker)
+    for i in range(100):
+        sender.produce(name, b"v%d" % i)
+    sender.flush()
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    for future in admin.delete_records([TopicPartition(name, 0, 60)]).values():
+        future.result()
+    with pytest.raises(Expired, match=r"\[10, 60\)" if not client else "offset 10"):
+        read(broker, name, 10, 100, client)
+    assert len(read(broker, name, 60, 100, client)[0]) == 40
+
+
+@WAYS
+def test_a_compacted_topic_has_holes_that_are_counted(
+    broker: Broker, topic: Callable[..., str], client: bool
+):
+    name = topic(
+        **{
+            "cleanup.policy": "compact",
+            "segment.ms": "100",
+            "min.cleanable.dirty.ratio": "0.01",
+            "min.compaction.lag.ms": "0",
+        }
+    )
+    sender = producer(broker, **{"linger.ms": 0})
+    total = 0
+    # Until the cleaner has been at it: new records roll the segments it may clean.
+    for _ in range(60):
+        for i in range(50):
+            sender.produce(name, b"v%d" % total, key=b"k%d" % (i % 5))
+            total += 1
+        sender.flush()
+        if len(topic_records(broker.bootstrap, name)) < total - 100:
+            break
+    found, invisible = read(broker, name, 0, total, client)
+    expected = topic_records(broker.bootstrap, name)
+    assert len(expected) < total, "the cleaner has not run"
+    # The cleaner may take more away between two looks; what is left must be the same.
+    assert expected.items() <= found.items()
+    assert invisible == total - len(found)
+
+
+@WAYS
+def test_a_broker_that_does_not_answer_is_named(client: bool):
+    [port] = free_ports(1)
+    kafka = {"bootstrap.servers": f"127.0.0.1:{port}"}
+    with pytest.raises(Unavailable, match=f"127.0.0.1:{port}"):
+        list(fetch(kafka, Range(Partition("t", 0), 0, 9), patience=1, client=client))
+
+
+def test_only_plain_connections_are_read_without_the_client():
+    assert wire.supports({"bootstrap.servers": "x"})
+    assert wire.supports({"security.protocol": "PLAINTEXT"})
+    assert not wire.supports({"security.protocol": "SASL_SSL"})
+    assert not wire.supports({"security.protocol": "ssl"})
+
+
+def test_a_broken_connection_is_made_again_and_nothing_is_missing(
+    broker: Broker, topic: Callable[..., str]
+):
+    name = topic()
+    sender = producer(broker)
+    for i in range(60_000):
+        sender.produce(name, b"v%06d" % i * 10)
+        sender.poll(0)
+    sender.flush()
+    kafka = {"bootstrap.servers": broker.bootstrap}
+    found: list[int] = []
+    for chunk in fetch(kafka, Range(Partition(name, 0), 0, 60_000), patience=30):
+        found += chunk.open()[1].tolist()
+        for connection in wire._connections.values():
+            connection.shutdown(2)
+    assert found == list(range(60_000))
+
+
+def test_a_topic_with_a_custom_size_limit_is_read_though_a_batch_is_larger_than_a_fetch(
+    broker: Broker, topic: Callable[..., str]
+):
+    name = topic(**{"max.message.bytes": str(8 * 1024**2)})
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    assert admin.describe_configs([ConfigResource(ResourceType.TOPIC, name)])
+    sender = producer(broker, **{"message.max.bytes": 8 * 1024**2})
+    large = b"x" * (5 * 1024**2)
+    for _ in range(3):
+        sender.produce(name, large)
+    sender.flush()
+    found, _ = read(broker, name, 0, 3, client=False)
+    assert list(found.values()) == [large] * 3

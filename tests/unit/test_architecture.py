@@ -1,0 +1,245 @@
+"""The house rules, held over the source's syntax: who may import whom, and who touches the JVM."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import frazil
+
+ROOT = Path(frazil.__file__).parent
+#: Each room may import from itself and from those before it.
+ROOMS = ("core", "ingest", "table", "sink", "surface")
+#: The way of the data: each station may import from those before it.
+STATIONS = ("avro", "records", "wire", "fetch", "decode", "route", "write", "stage", "task")
+#: Driver code in the stream's room: it may use stations, none of them may use it.
+DRIVER = ("source",)
+#: The proof must not lean on what it proves, nor either of them on what tidies up.
+APART = ("commit", "audit", "maintain")
+JVM = {"_jvm", "_jsc", "_jdf", "_jsparkSession", "_gateway", "_jwrapped", "_jc"}
+
+#: Imports inside functions: module → how many there may be, and why.
+LATE = {
+    "surface.cli": 16,  # a command loads what it needs: `frazil --help` answers at once
+    "surface.child": 4,  # the parent process, which also imports it, needs no Spark
+    "surface.daemon": 1,  # what is imported before the fork is chosen line by line
+    "surface.jars": 1,  # a broker's jars are fetched without paying for Spark's import
+}
+#: Imports by name at run time: module → how many.
+DYNAMIC = {"ingest.decode": 3}  # the registry's client is heavy and comes with confluent-kafka
+#: Handlers of `Exception` or wider below the sink: module → how many.
+BROAD = {
+    "table.commit": 1,  # the committer's thread: what is not ours must still stop the stream
+    "ingest.avro": 1,  # a panic of polars is a BaseException; the slow way decides
+}
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+TREES = {name_of(path): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
+MODULES = [name for name in TREES if (name and name not in ROOMS) or name == "sink"]
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Full names of all that is imported, wherever it stands; `from a import b` gives a and a.b."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute here"
+            assert node.module is not None
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@cache
+def ours(name: str) -> frozenset[str]:
+    """The modules of Frazil that a module imports."""
+    found = {each.removeprefix("frazil.") for each in imported(TREES[name])}
+    return frozenset(found & set(MODULES) - {name})
+
+
+@cache
+def reached(name: str) -> frozenset[str]:
+    """The same, and what those import, and so on."""
+    found: set[str] = set()
+    waiting = [name]
+    while waiting:
+        for each in ours(waiting.pop()) - found:
+            found.add(each)
+            waiting.append(each)
+    return frozenset(found)
+
+
+def outside(name: str) -> set[str]:
+    """Packages that a module needs, itself or through other modules of ours."""
+    return {
+        package.split(".")[0]
+        for each in {name, *reached(name)}
+        for package in imported(TREES[each])
+    }
+
+
+def room(name: str) -> str:
+    return name.split(".")[0]
+
+
+def test_the_source_is_seen():
+    assert {"core.config", "ingest.task", "table.jvm", "sink", "surface.cli"} <= set(MODULES)
+    assert {"ingest.fetch", "core.errors"} <= ours("ingest.task")
+    assert "table.ledger" in reached("surface.cli")
+
+
+def test_every_module_stands_in_a_room():
+    assert {room(name) for name in MODULES} == set(ROOMS)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_point_one_way(name: str):
+    here = ROOMS.index(room(name))
+    assert [each for each in ours(name) if ROOMS.index(room(each)) > here] == []
+
+
+def test_no_module_imports_itself_in_a_circle():
+    assert [name for name in MODULES if name in reached(name)] == []
+
+
+INGEST = [name.removeprefix("ingest.") for name in MODULES if room(name) == "ingest"]
+
+
+def test_every_station_has_its_place_on_the_way():
+    assert sorted(INGEST) == sorted([*STATIONS, *DRIVER])
+
+
+@pytest.mark.parametrize("station", STATIONS)
+def test_a_station_imports_only_those_before_it(station: str):
+    before = STATIONS[: STATIONS.index(station)]
+    used = {each.removeprefix("ingest.") for each in ours(f"ingest.{station}") if "ingest" in each}
+    assert used <= set(before)
+
+
+def test_the_core_needs_nothing_but_the_standard_library():
+    allowed = {"frazil", "tomli"}  # tomli is the standard library's tomllib before Python 3.11
+    for name in MODULES:
+        if room(name) == "core":
+            assert outside(name) - sys.stdlib_module_names <= allowed, name
+
+
+@pytest.mark.parametrize("one", APART)
+def test_commit_audit_and_maintain_do_not_lean_on_each_other(one: str):
+    name = f"table.{one}"
+    if name in MODULES:
+        assert reached(name).isdisjoint({f"table.{other}" for other in APART} - {name})
+    else:
+        assert one == "maintain"  # not built yet
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in MODULES if room(n) == "core" or n.removeprefix("ingest.") in STATIONS]
+)
+def test_what_runs_on_executors_needs_neither_spark_nor_py4j(name: str):
+    assert outside(name).isdisjoint({"pyspark", "py4j"})
+
+
+def broker_until_renamed(name: str) -> object:
+    why = "broker.py calls Java's options `_jvm`"
+    mark = [pytest.mark.xfail(strict=True, reason=why)] if name == "surface.broker" else []
+    return pytest.param(name, marks=mark)
+
+
+@pytest.mark.parametrize("name", [broker_until_renamed(n) for n in MODULES if n != "table.jvm"])
+def test_the_jvm_is_touched_in_one_room_only(name: str):
+    touched = {n.attr for n in ast.walk(TREES[name]) if isinstance(n, ast.Attribute)} & JVM
+    texts = {n.value for n in ast.walk(TREES[name]) if isinstance(n, ast.Constant)}
+    assert touched == set()
+    assert JVM.isdisjoint(t for t in texts if isinstance(t, str))  # getattr(spark, "_jvm")
+    packages = {each.split(".")[0] for each in imported(TREES[name])}
+    assert "py4j" not in packages
+    assert "pyspark.java_gateway" not in set(imported(TREES[name]))
+
+
+def test_the_jvms_room_does_touch_it():
+    attributes = {n.attr for n in ast.walk(TREES["table.jvm"]) if isinstance(n, ast.Attribute)}
+    assert attributes & JVM
+
+
+def test_only_the_sink_the_source_the_jvms_room_and_surfaces_know_spark():
+    knowing = {n for n in MODULES if "pyspark" in {i.split(".")[0] for i in imported(TREES[n])}}
+    assert {n for n in knowing if room(n) != "surface"} == {"sink", "ingest.source", "table.jvm"}
+
+
+def late(tree: ast.Module) -> int:
+    """Import statements that do not stand at the top of the module."""
+    top = {id(node) for each in tree.body for node in _with_branches(each)}
+    found = [n for n in ast.walk(tree) if isinstance(n, (ast.Import, ast.ImportFrom))]
+    return sum(id(node) not in top for node in found)
+
+
+def _with_branches(node: ast.stmt) -> Iterator[ast.stmt]:
+    """A statement, and what stands under `if sys.version_info …` or `if TYPE_CHECKING`."""
+    yield node
+    if isinstance(node, ast.If) and "__name__" not in ast.dump(node.test):
+        for below in [*node.body, *node.orelse]:
+            yield from _with_branches(below)
+
+
+def test_imports_inside_functions_are_counted():
+    found = {name: count for name in MODULES if (count := late(TREES[name]))}
+    assert {name: n for name, n in found.items() if n > LATE.get(name, 0)} == {}
+    assert set(LATE) == set(found)  # a licence nobody needs any more is taken back
+
+
+def test_imports_by_name_at_run_time_are_counted():
+    def count(tree: ast.Module) -> int:
+        wanted = {"import_module", "__import__"}
+        calls = [n.func for n in ast.walk(tree) if isinstance(n, ast.Call)]
+        return sum(getattr(f, "attr", getattr(f, "id", "")) in wanted for f in calls)
+
+    assert {name: found for name in MODULES if (found := count(TREES[name]))} == DYNAMIC
+
+
+def broad(tree: ast.Module) -> int:
+    """Handlers that catch `Exception`, `BaseException` or everything."""
+    found = 0
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ExceptHandler):
+            kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+            found += any(
+                kind is None or getattr(kind, "id", "") in ("Exception", "BaseException")
+                for kind in kinds
+            )
+    return found
+
+
+def test_below_the_sink_nothing_catches_everything():
+    below = [name for name in MODULES if ROOMS.index(room(name)) < ROOMS.index("sink")]
+    assert {name: count for name in below if (count := broad(TREES[name]))} == BROAD
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_has_one_plain_word_for_a_name_and_says_what_it_is(name: str):
+    word = name.split(".")[-1]
+    assert word.isalpha()
+    assert word.islower()
+    assert word not in {"models", "utils", "common", "helpers", "misc"}
+    assert ast.get_docstring(TREES[name])
+
+
+def test_no_class_is_a_manager_or_a_helper():
+    bad = ("Manager", "Helper", "Handler", "Impl", "Utils", "Factory")
+    classes = [n.name for t in TREES.values() for n in ast.walk(t) if isinstance(n, ast.ClassDef)]
+    assert [name for name in classes if name.endswith(bad)] == []
+
+
+def test_no_test_code_is_in_the_product():
+    for name in MODULES:
+        packages = {each.split(".")[0] for each in imported(TREES[name])}
+        assert packages.isdisjoint({"pytest", "hypothesis", "unittest", "tests"}), name

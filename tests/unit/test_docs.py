@@ -1,0 +1,104 @@
+"""What people can set, call or meet stands in the reference; nothing is left to be guessed."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from frazil.core import config, errors
+from frazil.core.errors import kinds
+from frazil.sink import STEPS
+from frazil.surface.cli import app
+
+ROOT = Path(__file__).parents[2]
+SECTIONS = (config.SinkConfig, config.DecodeConfig, config.CatalogConfig, config.TableConfig)
+FIELDS = [(kind.__name__, f.name) for kind in SECTIONS for f in dataclasses.fields(kind)]
+COMMANDS = [c.name or c.callback.__name__ for c in app.registered_commands if c.callback]
+ERRORS = [name for name, kind in kinds().items() if kind.__module__ == errors.__name__]
+
+
+def text(path: str) -> str:
+    return (ROOT / path).read_text()
+
+
+def names(page: str) -> set[str]:
+    """All that stands `in code` on a page, and its first words: `topics = [...]` names topics."""
+    spans = re.findall(r"`([^`\n]+)`", page)
+    return {*spans, *(re.split(r"[\s=(:]", span)[0] for span in spans)}
+
+
+def test_the_lists_are_not_empty():
+    assert len(FIELDS) > 25
+    assert {"run", "audit", "status", "demo"} <= set(COMMANDS)
+    assert len(ERRORS) > 10
+    assert STEPS
+
+
+@pytest.mark.parametrize(("kind", "name"), FIELDS)
+def test_every_setting_is_in_the_reference(kind: str, name: str):
+    assert name in names(text("docs/reference/config.md")), f"{kind}.{name}"
+
+
+@pytest.mark.parametrize("section", [f.name for f in dataclasses.fields(config.Config)])
+def test_every_section_is_in_the_reference(section: str):
+    heading = {"tables": "[[table]]"}.get(section, f"[{section}]")
+    assert heading in text("docs/reference/config.md")
+
+
+@pytest.mark.parametrize("kind", SECTIONS)
+def test_every_default_in_the_reference_is_the_codes(kind: type):
+    title = re.search(r"`\[+(\w+)\]+`", kind.__doc__ or "")
+    assert title
+    page = re.split(r"^## ", text("docs/reference/config.md"), flags=re.MULTILINE)
+    (section,) = [each for each in page if re.match(rf"`\[+{title[1]}\]+`\n", each)]
+    shown = dict(re.findall(r"^\| `(\w+)` \| [^|]* \| ([^|]*) \|", section, re.MULTILINE))
+    for field in dataclasses.fields(kind):
+        if field.default not in ("", (), dataclasses.MISSING):
+            assert shown[field.name].strip().strip('`"') == str(field.default), field.name
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_in_the_reference(name: str):
+    assert re.search(rf"`frazil {name}\b|^#+ .*\b{name}\b", text("docs/reference/cli.md"), re.M)
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_every_error_is_in_the_reference(name: str):
+    assert name in names(text("docs/reference/errors.md"))
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_every_step_of_a_batch_is_in_the_architecture(step: str):
+    assert step in names(text("docs/architecture.md"))
+
+
+def test_every_decision_is_listed():
+    listed = text("docs/decisions/README.md")
+    found = sorted(p.name for p in (ROOT / "docs/decisions").glob("*.md") if p.name != "README.md")
+    assert found
+    assert [name for name in found if name not in listed] == []
+    assert all(re.fullmatch(r"\d{3}-[a-z0-9-]+\.md", name) for name in found)
+
+
+def test_no_decision_is_listed_that_is_not_there():
+    for link in re.findall(r"\]\((\d{3}-[^)]+\.md)\)", text("docs/decisions/README.md")):
+        assert (ROOT / "docs/decisions" / link).is_file(), link
+
+
+def test_the_readme_begins_with_the_two_commands():
+    head = "\n".join(text("README.md").splitlines()[:40])
+    assert "make demo" in head
+    assert "make test" in head
+
+
+def test_links_between_the_docs_lead_somewhere():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    broken = []
+    for page in pages:
+        for link in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
+            if "://" not in link and not (page.parent / link).exists():
+                broken.append((str(page.relative_to(ROOT)), link))
+    assert broken == []

@@ -1,0 +1,358 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from frazil.core.config import RESERVED, TableConfig
+from frazil.core.errors import ConfigError, Misfit
+from frazil.ingest.route import Metadata
+from frazil.table.schema import check_fits, event_time_column, iceberg_schema, partition_spec
+
+METADATA = Metadata("_topic", "_topic_partition", "_offset", "_timestamp")
+TABLE = TableConfig("db.t")
+V3 = TableConfig("db.t", format_version=3)
+
+
+def made(columns: dict[str, pa.DataType] | pa.Schema, table: TableConfig = TABLE) -> str:
+    return iceberg_schema(pa.schema(columns), METADATA, table)
+
+
+def fields(text: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(text)["fields"]
+    return found
+
+
+def type_of(kind: pa.DataType, table: TableConfig = TABLE) -> Any:
+    return fields(made({"x": kind}, table))[0]["type"]
+
+
+# ── iceberg_schema ───────────────────────────────────────────────────────────────────────────
+
+
+def test_a_new_table_has_the_records_columns_and_the_metadata_behind_them():
+    columns = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("s", pa.string())])
+    assert [(f["id"], f["name"], f["type"], f["required"]) for f in fields(made(columns))] == [
+        (1, "id", "long", True),
+        (2, "s", "string", False),
+        (3, "_topic", "string", True),
+        (4, "_topic_partition", "int", True),
+        (5, "_offset", "long", True),
+        (6, "_timestamp", "timestamptz", False),
+    ]
+
+
+def test_a_metadata_column_without_a_name_is_left_out():
+    text = iceberg_schema(pa.schema({"x": pa.int64()}), Metadata("t", "p", "o", ""), TABLE)
+    assert [f["name"] for f in fields(text)] == ["x", "t", "p", "o"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (pa.int32(), "int"),
+        (pa.int64(), "long"),
+        (pa.float32(), "float"),
+        (pa.float64(), "double"),
+        (pa.bool_(), "boolean"),
+        (pa.large_string(), "string"),
+        (pa.large_binary(), "binary"),
+        (pa.binary(16), "fixed[16]"),
+        (pa.date32(), "date"),
+        (pa.time64("us"), "time"),
+        (pa.timestamp("us"), "timestamp"),
+        (pa.timestamp("us", "UTC"), "timestamptz"),
+        (pa.decimal128(9, 2), "decimal(9, 2)"),
+        (pa.uuid(), "uuid"),
+    ],
+)
+def test_each_type_has_its_place_in_iceberg(kind: pa.DataType, name: str):
+    assert type_of(kind) == name
+
+
+def test_nested_types_get_ids_of_their_own_all_different():
+    kind = pa.struct({"l": pa.list_(pa.struct({"m": pa.map_(pa.string(), pa.list_(pa.int32()))}))})
+    text = made({"x": kind})
+    ids: list[int] = []
+
+    def walk(value: Any) -> None:
+        if isinstance(value, dict):
+            ids.extend(
+                v for k, v in value.items() if k in ("id", "element-id", "key-id", "value-id")
+            )
+        for below in value.values() if isinstance(value, dict) else value:
+            if isinstance(below, (dict, list)):
+                walk(below)
+
+    walk(json.loads(text))
+    assert len(ids) == 11
+    assert len(set(ids)) == 11
+
+
+@pytest.mark.parametrize("zone", [None, "UTC"])
+def test_nanoseconds_need_format_three(zone: str | None):
+    kind = pa.timestamp("ns", zone)
+    with pytest.raises(Misfit, match=r"db\.t: .*'x'.*timestamp\[ns") as caught:
+        type_of(kind)
+    assert "format_version = 3" in caught.value.hint
+    assert type_of(kind, V3) == ("timestamptz_ns" if zone else "timestamp_ns")
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.duration("s"), pa.decimal256(50, 2), pa.time64("ns"), pa.timestamp("us", "+03:00")]
+)
+@pytest.mark.parametrize("table", [TABLE, V3])
+def test_a_type_iceberg_lacks_is_a_misfit(kind: pa.DataType, table: TableConfig):
+    with pytest.raises(Misfit, match=r"cannot create table db\.t: .*'x'"):
+        type_of(kind, table)
+
+
+@pytest.mark.xfail(strict=True, reason="the hint is the same for every type")
+def test_the_hint_about_nanoseconds_is_given_for_nanoseconds_only():
+    with pytest.raises(Misfit) as caught:
+        type_of(pa.duration("s"))
+    assert "nanosecond" not in caught.value.hint
+
+
+@pytest.mark.xfail(strict=True, reason="pyiceberg raises a ValueError for it")
+def test_a_column_without_any_type_is_a_misfit():
+    with pytest.raises(Misfit, match="Field: x"):
+        type_of(pa.null())
+
+
+def test_a_column_with_a_metadata_columns_name_is_a_misfit():
+    with pytest.raises(Misfit, match="'_offset', which is also the name of a metadata column"):
+        made({"_offset": pa.int64()})
+
+
+@pytest.mark.parametrize("name", sorted(RESERVED))
+def test_a_column_with_a_name_iceberg_keeps_is_a_misfit(name: str):
+    with pytest.raises(Misfit, match=f"a column '{name}', a name that Iceberg keeps for itself"):
+        made({name: pa.int64()})
+
+
+def test_columns_that_differ_only_in_case_are_a_misfit():
+    with pytest.raises(Misfit, match="columns 'Id' and 'iD' differ only in case"):
+        made({"Id": pa.int64(), "x": pa.int64(), "iD": pa.int64()})
+
+
+@pytest.mark.xfail(strict=True, reason="only the record's own top-level columns are compared")
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"_Offset": pa.int64()},
+        {"s": pa.struct({"a": pa.int64(), "A": pa.int64()})},
+    ],
+)
+def test_names_that_differ_only_in_case_are_found_everywhere(columns: dict[str, pa.DataType]):
+    with pytest.raises(Misfit):
+        made(columns)
+
+
+# ── partition_spec ───────────────────────────────────────────────────────────────────────────
+
+ORDERS = made(
+    {
+        "id": pa.int64(),
+        "country": pa.string(),
+        "at": pa.timestamp("us", "UTC"),
+        "day": pa.date32(),
+        "s": pa.struct({"at": pa.timestamp("us")}),
+        "tags": pa.list_(pa.string()),
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "source", "name", "transform"),
+    [
+        ("country", 2, "country", "identity"),
+        (" country ", 2, "country", "identity"),
+        ("identity(country)", 2, "country", "identity"),
+        ("year(at)", 3, "at_year", "year"),
+        ("months(at)", 3, "at_month", "month"),
+        ("day(at)", 3, "at_day", "day"),
+        ("days( at )", 3, "at_day", "day"),
+        ("hour(at)", 3, "at_hour", "hour"),
+        ("day(day)", 4, "day_day", "day"),
+        ("bucket(16, id)", 1, "id_bucket", "bucket[16]"),
+        ("bucket(id, 16)", 1, "id_bucket", "bucket[16]"),
+        ("truncate(4,country)", 2, "country_trunc", "truncate[4]"),
+        ("_topic_partition", 8, "_topic_partition", "identity"),
+    ],
+)
+def test_a_partition_field_is_read(text: str, source: int, name: str, transform: str):
+    spec = json.loads(partition_spec(ORDERS, (text,), "db.t"))
+    assert spec == {
+        "spec-id": 0,
+        "fields": [{"source-id": source, "field-id": 1000, "name": name, "transform": transform}],
+    }
+
+
+def test_a_field_inside_a_struct_can_be_partitioned_by():
+    (field,) = json.loads(partition_spec(ORDERS, ("hour(s.at)",), "db.t"))["fields"]
+    inside = fields(ORDERS)[4]["type"]["fields"][0]["id"]
+    assert (field["source-id"], field["name"]) == (inside, "s_at_hour")
+
+
+def test_many_fields_are_numbered_in_order_and_none_is_no_partition():
+    spec = json.loads(partition_spec(ORDERS, ("day(at)", "bucket(4, id)", "country"), "db.t"))
+    assert [f["field-id"] for f in spec["fields"]] == [1000, 1001, 1002]
+    assert json.loads(partition_spec(ORDERS, (), "db.t"))["fields"] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "expected a column, or one of year"),
+        ("day(", "expected a column, or one of year"),
+        ("day()", "expected a column, or one of year"),
+        ("day(hour(at))", "expected a column, or one of year"),
+        ("Day(at)", "expected a column, or one of year"),
+        ("bucket(-1, id)", "there is no column|expected a column"),
+        ("bucket(0, id)", "without its number"),
+        ("bucket(id)", "without its number"),
+        ("truncate(country)", "without its number"),
+        ("week(at)", "unknown transform"),
+        ("void(id)", "unknown transform"),
+        ("day(3, at)", "unknown transform"),
+        ("colour", "there is no column 'colour'; expected one of id, country"),
+        ("day(colour)", "there is no column 'colour'"),
+        ("hour(id)", "id is long, which hour does not take"),
+        ("hour(day)", "day is date, which hour does not take"),
+        ("year(country)", "country is string, which year does not take"),
+        ("truncate(2, at)", "which truncate does not take"),
+        ("tags", "which identity does not take"),
+        ("s", "which identity does not take"),
+    ],
+)
+def test_a_partition_field_that_cannot_be_is_refused(text: str, words: str):
+    with pytest.raises(ConfigError, match=words) as caught:
+        partition_spec(ORDERS, (text,), "db.t")
+    assert f"cannot partition table db.t by {text!r}" in caught.value.message
+
+
+@pytest.mark.xfail(strict=True, reason="left to Iceberg, which refuses it after the claim")
+def test_the_same_partition_field_twice_is_refused():
+    with pytest.raises(ConfigError):
+        partition_spec(ORDERS, ("day(at)", "days(at)"), "db.t")
+
+
+@pytest.mark.xfail(strict=True, reason="the number behind the column is dropped")
+def test_a_transform_with_two_numbers_is_refused():
+    with pytest.raises(ConfigError):
+        partition_spec(ORDERS, ("bucket(16, id, 4)",), "db.t")
+
+
+# ── check_fits ───────────────────────────────────────────────────────────────────────────────
+
+
+def fits(given: pa.Schema | dict[str, pa.DataType], there: pa.Schema | dict[str, pa.DataType]):
+    check_fits(pa.schema(given), made(there, V3), METADATA, "db.t")
+
+
+S, L, M = pa.struct, pa.list_, pa.map_
+
+
+@pytest.mark.parametrize(
+    ("given", "there"),
+    [
+        (pa.int32(), pa.int64()),
+        (pa.float32(), pa.float64()),
+        (pa.string(), pa.large_string()),
+        (pa.binary(), pa.large_binary()),
+        (pa.decimal128(5, 2), pa.decimal128(9, 2)),
+        (pa.uuid(), pa.uuid()),
+        (pa.timestamp("ns", "UTC"), pa.timestamp("ns", "UTC")),
+        (L(pa.int32()), pa.large_list(pa.int64())),
+        (M(pa.string(), pa.int32()), M(pa.string(), pa.int64())),
+        (S({"a": pa.int32()}), S({"a": pa.int64(), "b": pa.string()})),
+        (L(S({"a": pa.int32()})), L(S({"a": pa.int64()}))),
+    ],
+)
+def test_a_type_that_goes_into_the_tables_unchanged_fits(given: pa.DataType, there: pa.DataType):
+    fits({"x": given}, {"x": there})
+
+
+@pytest.mark.parametrize(
+    ("given", "there"),
+    [
+        (pa.int64(), pa.int32()),
+        (pa.float64(), pa.float32()),
+        (pa.int32(), pa.float64()),
+        (pa.int64(), pa.string()),
+        (pa.string(), pa.binary()),
+        (pa.decimal128(9, 2), pa.decimal128(5, 2)),
+        (pa.decimal128(5, 2), pa.decimal128(9, 3)),
+        (pa.timestamp("us"), pa.timestamp("us", "UTC")),
+        (pa.timestamp("ns"), pa.timestamp("us")),
+        (pa.date32(), pa.timestamp("us")),
+        (L(pa.int64()), L(pa.int32())),
+        (L(pa.int32()), pa.int32()),
+        (M(pa.string(), pa.int64()), M(pa.string(), pa.int32())),
+        (S({"a": pa.int64()}), S({"a": pa.int32()})),
+        (S({"a": pa.int32(), "b": pa.int32()}), S({"a": pa.int32()})),
+        (L(S({"b": pa.int32()})), L(S({"a": pa.int32()}))),
+    ],
+)
+def test_a_type_that_would_be_changed_or_cut_does_not_fit(given: pa.DataType, there: pa.DataType):
+    with pytest.raises(Misfit, match=r"column 'x' is .* in the table, .* in the records"):
+        fits({"x": given}, {"x": there})
+
+
+def test_a_required_field_of_a_struct_must_be_in_the_records():
+    there = S([pa.field("a", pa.int32()), pa.field("b", pa.int32(), nullable=False)])
+    with pytest.raises(Misfit, match="column 'x'"):
+        fits({"x": S({"a": pa.int32()})}, {"x": there})
+
+
+def test_a_table_may_have_more_optional_columns():
+    fits({"x": pa.int64()}, {"x": pa.int64(), "more": pa.string()})
+
+
+def test_every_difference_is_told_at_once():
+    there = pa.schema([pa.field("x", pa.int32()), pa.field("must", pa.int64(), nullable=False)])
+    with pytest.raises(Misfit) as caught:
+        fits({"x": pa.string(), "new": pa.int64()}, there)
+    assert caught.value.message == (
+        "cannot write to table db.t: its schema does not fit the records: "
+        "column 'x' is int32 in the table, string in the records; "
+        "column 'new' (int64) is not in the table; "
+        "column 'must' (int64) is required by the table and not in the records"
+    )
+
+
+def test_a_table_without_the_metadata_columns_does_not_fit():
+    bare = iceberg_schema(pa.schema({"x": pa.int64()}), Metadata("", "", "", ""), TABLE)
+    with pytest.raises(Misfit, match=r"'_topic' .* is not in the table.*'_offset'"):
+        check_fits(pa.schema({"x": pa.int64()}), bare, METADATA, "db.t")
+
+
+# ── event_time_column ────────────────────────────────────────────────────────────────────────
+
+
+def test_event_time_is_the_records_timestamp_unless_a_column_is_named():
+    assert event_time_column(ORDERS, TABLE) == "_timestamp"
+    assert event_time_column(ORDERS, TableConfig("db.t", timestamp_column="")) == ""
+    assert event_time_column(ORDERS, TableConfig("db.t", event_time="at")) == "at"
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        ("colour", "'colour' of table db.t: there is no such column"),
+        ("id", "expected a timestamp, found long"),
+        ("day", "expected a timestamp, found date"),
+    ],
+)
+def test_an_event_time_that_is_no_timestamp_is_refused(column: str, words: str):
+    with pytest.raises(ConfigError, match=words):
+        event_time_column(ORDERS, TableConfig("db.t", event_time=column))
+
+
+@pytest.mark.xfail(strict=True, reason="taken here, and a KeyError in every task")
+def test_an_event_time_inside_a_struct_is_refused_while_tasks_cannot_read_it():
+    with pytest.raises(ConfigError):
+        event_time_column(ORDERS, TableConfig("db.t", event_time="s.at"))

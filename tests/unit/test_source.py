@@ -1,0 +1,423 @@
+"""The planner against a Kafka of plain values: what it takes, what it refuses, how much."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException
+from confluent_kafka.admin import OffsetSpec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frazil.core.config import from_document
+from frazil.core.errors import ConfigError, Expired, Foreign, Unavailable, from_traceback
+from frazil.core.offsets import Cut, Partition, Range, join
+from frazil.ingest import source
+from frazil.ingest.source import Origin, Planner, RangeReader, Watermarks, options, split
+
+A, B, C = Partition("orders", 0), Partition("orders", 1), Partition("orders", 2)
+LOTS = 10**15
+
+
+@dataclass
+class Kafka:
+    """A cluster in memory, and the part of the AdminClient that the planner speaks to."""
+
+    low: dict[Partition, int] = field(default_factory=dict)
+    end: dict[Partition, int] = field(default_factory=dict)
+    cluster: str = "k"
+    ids: dict[str, str] = field(default_factory=lambda: {"orders": "id-1"})
+    record_bytes: int = 100
+    down: bool = False
+    samples: list[Range] = field(default_factory=list)
+    levels: set[Any] = field(default_factory=set)
+
+    def _answer(self, value: Any) -> Any:
+        if self.down:
+            raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+        return SimpleNamespace(result=lambda: value)
+
+    def list_topics(self, timeout: float) -> Any:
+        self._answer(None)
+        return SimpleNamespace(topics={p.topic: None for p in self.end})
+
+    def describe_cluster(self, request_timeout: float) -> Any:
+        return self._answer(SimpleNamespace(cluster_id=self.cluster))
+
+    def describe_topics(self, topics: Any, request_timeout: float) -> Any:
+        return {name: self._described(name) for name in topics.topic_names}
+
+    def _described(self, name: str) -> Any:
+        def missing() -> Any:
+            raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
+
+        parts = [SimpleNamespace(id=p.number) for p in self.end if p.topic == name]
+        if not parts:
+            return SimpleNamespace(result=missing)
+        return self._answer(SimpleNamespace(topic_id=self.ids.get(name, "?"), partitions=parts))
+
+    def list_offsets(self, wanted: Any, isolation_level: Any, request_timeout: float) -> Any:
+        self.levels.add(isolation_level)
+        earliest = type(OffsetSpec.earliest())
+        return {
+            tp: self._answer(
+                SimpleNamespace(
+                    offset=(self.low if isinstance(spec, earliest) else self.end)[
+                        Partition(tp.topic, tp.partition)
+                    ]
+                )
+            )
+            for tp, spec in wanted.items()
+        }
+
+    def fetch(self, kafka: Mapping[str, str], wanted: Range, *, patience: float) -> Iterator[Any]:
+        self.samples.append(wanted)
+        opened = [b"x" * self.record_bytes] * len(wanted), None, None
+        yield SimpleNamespace(open=lambda: opened)
+
+
+@pytest.fixture
+def kafka(monkeypatch: pytest.MonkeyPatch) -> Kafka:
+    stub = Kafka({A: 0, B: 0}, {A: 1000, B: 500})
+    monkeypatch.setattr(source, "AdminClient", lambda conf: stub)
+    monkeypatch.setattr(source, "fetch", stub.fetch)
+    return stub
+
+
+def planner(**more: Any) -> Planner:
+    return Planner({"bootstrap.servers": "b:1"}, **{"topics": ("orders",), **more})
+
+
+def advance(where: Planner, position: Cut, **more: Any) -> Cut:
+    return where.advance(position, **{"records": LOTS, "bytes": LOTS, "until": None, **more})
+
+
+# ── split ────────────────────────────────────────────────────────────────────────────────────
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 10**7), st.integers(0, 10**7)), max_size=8),
+    st.integers(10_000, 10**6),
+    st.integers(0, 64),
+)
+def test_pieces_cover_the_ranges_exactly_and_none_is_over_the_most(
+    spans: list[tuple[int, int]], most: int, parallelism: int
+):
+    ranges = [Range(Partition("t", i), a, a + b) for i, (a, b) in enumerate(spans)]
+    pieces = split(ranges, most=most, parallelism=parallelism)
+    assert join(pieces) == [each for each in ranges if len(each)]
+    assert all(0 < len(piece) <= most for piece in pieces)
+
+
+def test_one_long_range_is_split_for_every_core():
+    assert len(split([Range(A, 0, 4_000_000)], most=10**7, parallelism=4)) == 4
+
+
+def test_short_ranges_are_not_split_further():
+    ranges = [Range(A, 0, 50_000), Range(B, 0, 10)]
+    assert split(ranges, most=10**6, parallelism=16) == ranges
+    assert len(split([Range(A, 0, 50_001)], most=10**6, parallelism=16)) == 2
+
+
+def test_an_empty_range_makes_no_task():
+    assert split([Range(A, 5, 5)], most=10, parallelism=4) == []
+
+
+# ── origin ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_origin_that_knows_nothing_takes_any():
+    Origin().check(Origin("k", {"orders": "1"}))
+
+
+def test_the_same_cluster_and_topics_pass_and_new_topics_may_come():
+    Origin("k", {"a": "1"}).check(Origin("k", {"a": "1", "b": "2"}))
+
+
+def test_a_topic_that_is_not_asked_for_any_more_does_not_matter():
+    Origin("k", {"a": "1", "gone": "9"}).check(Origin("k", {"a": "1"}))
+
+
+def test_another_cluster_behind_the_address_stops_the_stream():
+    with pytest.raises(Foreign, match="belongs to Kafka cluster k, found cluster other"):
+        Origin("k").check(Origin("other"))
+
+
+def test_a_topic_that_was_made_again_stops_the_stream():
+    with pytest.raises(Foreign, match=r"topic a was dropped.*expected topic id 1, found 2"):
+        Origin("k", {"a": "1"}).check(Origin("k", {"a": "2"}))
+
+
+def test_the_planner_remembers_whom_it_saw(kafka: Kafka):
+    where = planner()
+    origin, partitions = where.origin()
+    assert origin == Origin("k", {"orders": "id-1"})
+    assert partitions == [A, B]
+    kafka.ids["orders"] = "id-2"
+    with pytest.raises(Foreign, match="expected topic id id-1, found id-2"):
+        advance(where, Cut({A: 0, B: 0}))
+
+
+def test_a_topic_that_is_not_there_is_a_matter_of_configuration(kafka: Kafka):
+    with pytest.raises(ConfigError, match="cannot read topic absent: it does not exist"):
+        planner(topics=("absent",)).origin()
+
+
+def test_a_pattern_takes_whole_names_and_no_internal_topics(kafka: Kafka):
+    for name in ("orders-eu", "my-orders", "__orders"):
+        kafka.end[Partition(name, 0)] = kafka.low[Partition(name, 0)] = 0
+    _, partitions = planner(topics=(), pattern="(__)?orders.*").origin()
+    assert {p.topic for p in partitions} == {"orders", "orders-eu"}
+
+
+def test_a_pattern_that_no_topic_matches_yet_waits(kafka: Kafka):
+    where = planner(topics=(), pattern="later-.*")
+    assert advance(where, Cut()) == Cut()
+
+
+def test_a_broker_that_is_away_is_named(kafka: Kafka):
+    kafka.down = True
+    with pytest.raises(Unavailable, match="cannot describe topics orders: Kafka at b:1 does not"):
+        planner().origin()
+    with pytest.raises(Unavailable, match="cannot list topics: Kafka at b:1 does not answer"):
+        planner(topics=(), pattern=".*").origin()
+    with pytest.raises(Unavailable, match="cannot read the offsets of 1 partitions"):
+        planner().watermarks([A])
+
+
+@pytest.mark.parametrize(
+    ("setting", "level"),
+    [
+        ({}, IsolationLevel.READ_COMMITTED),
+        ({"isolation.level": "read_committed"}, IsolationLevel.READ_COMMITTED),
+        ({"isolation.level": "read_uncommitted"}, IsolationLevel.READ_UNCOMMITTED),
+    ],
+)
+def test_the_end_is_the_last_stable_offset_unless_told_otherwise(
+    kafka: Kafka, setting: dict[str, str], level: Any
+):
+    where = Planner({"bootstrap.servers": "b:1", **setting}, topics=("orders",))
+    assert where.watermarks([A]) == Watermarks(Cut({A: 0}), Cut({A: 1000}))
+    assert kafka.levels == {level}
+
+
+# ── require ──────────────────────────────────────────────────────────────────────────────────
+
+MARKS = Watermarks(Cut({A: 10, B: 0}), Cut({A: 100, B: 50}))
+
+
+@pytest.mark.parametrize("position", [{A: 10, B: 0}, {A: 100, B: 50}, {A: 55}, {}])
+def test_a_position_within_what_is_there_is_good(kafka: Kafka, position: dict[Partition, int]):
+    planner().require(Cut(position), MARKS)
+
+
+def test_what_retention_deleted_is_told_to_the_offset(kafka: Kafka):
+    marks = Watermarks(Cut({A: 10, B: 7}), Cut({A: 100, B: 50}))
+    with pytest.raises(Expired) as caught:
+        planner().require(Cut({A: 4, B: 6}), marks)
+    assert caught.value.message == (
+        "cannot go on: retention has deleted orders[0] [4, 10), orders[1] [6, 7) (7 offsets) "
+        "before they were read"
+    )
+
+
+def test_a_topic_that_ends_before_the_position_stops_the_stream(kafka: Kafka):
+    with pytest.raises(Foreign, match=r"ends before.*orders\[0\] \(position 101, end 100\)"):
+        planner().require(Cut({A: 101, B: 50}), MARKS)
+
+
+def test_a_partition_that_vanished_stops_the_stream(kafka: Kafka):
+    with pytest.raises(Foreign, match=r"orders\[2\] no longer exist"):
+        planner().require(Cut({A: 10, C: 5}), MARKS)
+
+
+# ── start ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_new_sink_starts_where_it_is_told(kafka: Kafka):
+    kafka.low[A] = 10
+    assert planner().start(Cut(), "earliest") == Cut({A: 10, B: 0})
+    assert planner().start(Cut(), "latest") == Cut({A: 1000, B: 500})
+    assert planner().start(Cut(), {"orders": {"1": 77}}) == Cut({A: 10, B: 77})
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest", {"orders": {"0": 1}}])
+def test_a_position_outweighs_the_configured_start(kafka: Kafka, start: Any):
+    assert planner().start(Cut({A: 5, B: 6}), start) == Cut({A: 5, B: 6})
+
+
+def test_a_partition_that_came_while_the_sink_was_away_is_read_from_its_beginning(kafka: Kafka):
+    kafka.low[B] = 3
+    assert planner().start(Cut({A: 5}), "latest") == Cut({A: 5, B: 3})
+
+
+def test_a_start_that_cannot_be_is_refused(kafka: Kafka):
+    with pytest.raises(ConfigError, match=r"orders\[9\] does not exist"):
+        planner().start(Cut(), {"orders": {"9": 1}})
+    with pytest.raises(ConfigError, match=r"orders\[0\] offset 1001: it ends at 1000"):
+        planner().start(Cut(), {"orders": {"0": 1001}})
+    kafka.low[A] = 10
+    with pytest.raises(Expired, match=r"orders\[0\] \[5, 10\)"):
+        planner().start(Cut(), {"orders": {"0": 5}})
+
+
+# ── advance ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_without_limits_everything_is_taken(kafka: Kafka):
+    assert advance(planner(), Cut({A: 10, B: 500})) == Cut({A: 1000, B: 500})
+
+
+def test_a_limit_is_shared_in_proportion_to_what_waits(kafka: Kafka):
+    assert advance(planner(), Cut({A: 0, B: 0}), records=300) == Cut({A: 200, B: 100})
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 10**6)), min_size=1, max_size=12),
+    st.integers(1, 10**6),
+)
+def test_a_limited_plan_stays_near_the_limit_and_always_goes_on(
+    spans: list[tuple[int, int]], limit: int
+):
+    parts = [Partition("orders", i) for i in range(len(spans))]
+    low = dict(zip(parts, (a for a, _ in spans), strict=True))
+    end = {p: a + b for p, (a, b) in zip(parts, spans, strict=True)}
+    stub = Kafka(low, end)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(source, "AdminClient", lambda conf: stub)
+        patch.setattr(source, "fetch", stub.fetch)
+        ahead = advance(planner(), Cut(low), records=limit)
+    taken = {p: ahead[p] - low[p] for p in parts}
+    backlog = {p: end[p] - low[p] for p in parts}
+    assert all(0 <= taken[p] <= backlog[p] for p in parts)
+    assert sum(taken.values()) <= limit + len(parts)
+    assert sum(taken.values()) >= min(limit, sum(backlog.values()))
+    assert all(taken[p] > 0 for p in parts if backlog[p])  # none starves
+
+
+def test_a_new_partition_appears_with_its_beginning_and_is_read_from_there(kafka: Kafka):
+    where = planner()
+    kafka.low[C], kafka.end[C] = 7, 9
+    first = advance(where, Cut({A: 1000, B: 500}))
+    assert first == Cut({A: 1000, B: 500, C: 7})
+    assert advance(where, first) == Cut({A: 1000, B: 500, C: 9})
+
+
+def test_a_new_partition_appears_though_the_limit_is_reached(kafka: Kafka):
+    kafka.low[C], kafka.end[C] = 7, 9
+    assert advance(planner(), Cut({A: 0, B: 0}), records=3)[C] == 7
+
+
+def test_a_plan_goes_no_further_than_until(kafka: Kafka):
+    kafka.low[C], kafka.end[C] = 0, 9
+    until = Cut({A: 30})
+    assert advance(planner(), Cut({A: 10, B: 4}), until=until) == Cut({A: 30, B: 4})
+    assert advance(planner(), Cut({A: 40, B: 4}), until=until) == Cut({A: 40, B: 4})
+    assert advance(planner(), Cut({A: 0}), until=Cut({A: 5000, C: 5})) == Cut({A: 1000, C: 0})
+
+
+def test_a_plan_is_refused_when_offsets_are_gone(kafka: Kafka):
+    kafka.low[A] = 11
+    with pytest.raises(Expired, match=r"orders\[0\] \[10, 11\)"):
+        advance(planner(), Cut({A: 10, B: 0}))
+
+
+def test_bytes_limit_a_plan_by_the_size_of_a_sample(kafka: Kafka):
+    """1,500 records of 100 bytes wait; 30,000 bytes hold 300 of them."""
+    assert advance(planner(), Cut({A: 0, B: 0}), bytes=30_000) == Cut({A: 200, B: 100})
+    assert kafka.samples == [Range(A, 0, 500)]
+
+
+def test_a_sample_is_kept_for_a_while_and_taken_only_where_it_could_matter(kafka: Kafka):
+    where = planner()
+    position = advance(where, Cut({A: 0, B: 0}), bytes=30_000)
+    advance(where, position, bytes=30_000)
+    assert len(kafka.samples) == 1
+    assert advance(where, position, bytes=LOTS) == Cut({A: 1000, B: 500})
+    assert len(kafka.samples) == 1
+
+
+def test_nothing_to_read_needs_no_sample(kafka: Kafka):
+    assert advance(planner(), Cut({A: 1000, B: 500}), bytes=1) == Cut({A: 1000, B: 500})
+    assert kafka.samples == []
+
+
+def test_a_record_larger_than_the_limit_still_goes_through(kafka: Kafka):
+    where = planner()
+    assert advance(where, Cut({A: 0, B: 500}), bytes=1) == Cut({A: 1, B: 500})
+
+
+# ── Spark's view ─────────────────────────────────────────────────────────────────────────────
+
+
+def reader(start: Cut, until: Cut | None = None, **sink: Any) -> RangeReader:
+    config = from_document(
+        {
+            "sink": {"id": "s", "topics": ["orders"], **sink},
+            "kafka": {"bootstrap.servers": "b:1", "sasl.password": "env:FRAZIL_TEST_PASSWORD"},
+            "decode": {"format": "raw"},
+            "table": [{"name": "db.t"}],
+        }
+    )
+    given = options(config, start=start, origin=Origin("k", {}), parallelism=2, until=until)
+    return RangeReader(given)
+
+
+@pytest.fixture
+def password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FRAZIL_TEST_PASSWORD", "hunter2")
+
+
+@pytest.mark.usefixtures("password")
+def test_no_secret_travels_to_the_planning_process():
+    config = reader(Cut())._plan
+    assert config["kafka"]["sasl.password"] == "env:FRAZIL_TEST_PASSWORD"
+    assert "hunter2" not in json.dumps(config)
+
+
+@pytest.mark.usefixtures("password")
+def test_the_stream_begins_at_its_start_and_hands_out_every_offset_once(kafka: Kafka):
+    stream = reader(Cut({A: 5, B: 0}), max_records_per_task=300)
+    assert stream.initialOffset() == {"cut": {"orders": {"0": 5, "1": 0}}}
+    end = stream.latestOffset()
+    assert stream.initialOffset() == {"cut": {"orders": {"0": 5, "1": 0}}}
+    pieces = [each.value for each in stream.partitions(stream.initialOffset(), end)]
+    found = [Range(Partition(p[0], p[1]), p[2], p[3]) for p in pieces]
+    assert join(found) == [Range(A, 5, 1000), Range(B, 0, 500)]
+    assert {p[4] for p in pieces} == {len(pieces)}
+    assert {p[5] for p in pieces} == {'["k", {"orders": "id-1"}]'}
+
+
+@pytest.mark.usefixtures("password")
+def test_a_broker_that_is_away_is_borne_for_the_set_patience(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+):
+    now = [100.0]
+    monkeypatch.setattr(source, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    stream = reader(Cut({A: 5}), patience="10s")
+    kafka.down = True
+    assert stream.latestOffset() == {"cut": {"orders": {"0": 5}}}
+    now[0] += 9
+    assert stream.latestOffset() == {"cut": {"orders": {"0": 5}}}
+    kafka.down = False
+    assert stream.latestOffset() != {"cut": {"orders": {"0": 5}}}
+    kafka.down = True
+    now[0] += 100
+    stream.latestOffset()  # its silence is counted anew
+    now[0] += 11
+    with pytest.raises(RuntimeError) as caught:
+        stream.latestOffset()
+    assert isinstance(from_traceback(str(caught.value)), Unavailable)
+
+
+@pytest.mark.usefixtures("password")
+def test_what_cannot_go_on_leaves_the_planning_process_as_text(kafka: Kafka):
+    kafka.low[A] = 50
+    with pytest.raises(RuntimeError) as caught:
+        reader(Cut({A: 5})).latestOffset()
+    assert isinstance(from_traceback(str(caught.value)), Expired)
