@@ -30,7 +30,8 @@ T = TypeVar("T")
 
 #: Keys whose value is a secret in the libraries that the pass-through sections go to.
 SECRET = re.compile(
-    r"password|passphrase|secret|credential|(^|[.\-_])token$|user\.info|key\.pem|oauthbearer\.config",
+    r"password|passphrase|secret|credential|(^|[.\-_])token($|\.)|user\.info|key\.pem"
+    r"|oauthbearer\.config|authorization|account\.key|connection-string",
     re.IGNORECASE,
 )
 #: Names that Iceberg keeps for itself: Spark cannot read a table that has one as a column.
@@ -220,7 +221,8 @@ def overlay(document: dict[str, Any], environ: Mapping[str, str]) -> dict[str, A
             alike = [k for k in where if re.sub(r"[.\-]", "_", k).lower() == key]
             key = alike[0] if alike else key if key == "name" else key.replace("_", ".")
         lists = ("topics", "partition_by")
-        where[key] = environ[name].split(",") if key in lists else environ[name]
+        # commas inside parentheses belong to a transform: bucket(16, id)
+        where[key] = re.split(r",(?![^(]*\))", environ[name]) if key in lists else environ[name]
     return document
 
 
@@ -269,6 +271,8 @@ def check(config: Config) -> None:
                           f"found {sink.start!r}")  # fmt: skip
     if sink.fetch not in ("auto", "client"):
         raise ConfigError(f"cannot read [sink] fetch: expected auto or client, found {sink.fetch!r}")
+    if not isinstance(sink.start, str):
+        _check_cut(sink.start)
     for text in (sink.trigger, sink.commit_interval, sink.max_pending_age, sink.patience):
         duration(text)
     for text in (sink.max_bytes_per_trigger, sink.max_pending_bytes):
@@ -293,6 +297,15 @@ def check(config: Config) -> None:
     for table in config.tables:
         _check_table(table)
     _refuse_what_breaks_the_promise(config)
+
+
+def _check_cut(start: Mapping[str, Any]) -> None:
+    for topic, offsets in start.items():
+        numbers = offsets.items() if isinstance(offsets, Mapping) else [("", None)]
+        for partition, offset in numbers:
+            if not str(partition).isdigit() or not isinstance(offset, int) or offset < 0:
+                raise ConfigError(f"cannot read [sink] start: expected {{topic = {{partition = "
+                                  f"offset}}}}, found {topic} = {offsets!r}")  # fmt: skip
 
 
 def _check_table(table: TableConfig) -> None:

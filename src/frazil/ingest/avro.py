@@ -291,13 +291,13 @@ def preamble(fields: Sequence[tuple[str, Any]]) -> bytes:
     """The beginning of an Avro container with records of `fields`."""
     named = [{"name": name, "type": each} for name, each in fields]
     schema = json.dumps(_numbered({"type": "record", "fields": named})).encode()
-    pair = _zigzag(len(b"avro.schema")) + b"avro.schema" + _zigzag(len(schema)) + schema
-    return b"Obj\x01" + _zigzag(1) + pair + _zigzag(0) + _SYNC
+    pair = zigzag(len(b"avro.schema")) + b"avro.schema" + zigzag(len(schema)) + schema
+    return b"Obj\x01" + zigzag(1) + pair + zigzag(0) + _SYNC
 
 
 def open_block(glue: bytes, payload: bytes, count: int) -> pl.DataFrame | None:
     """A container of one block, read by polars; None if polars will not."""
-    sizes = _zigzag(count) + _zigzag(len(payload))
+    sizes = zigzag(count) + zigzag(len(payload))
     try:
         return pl.read_avro(io.BytesIO(b"".join((glue, sizes, payload, _SYNC))))
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -315,7 +315,7 @@ def _sealed() -> list[bytes]:
     return [tag + _SEAL for tag in _TAGS]
 
 
-def _zigzag(number: int) -> bytes:
+def zigzag(number: int) -> bytes:
     number <<= 1  # only counts and sizes come here: never negative
     out = bytearray()
     while number > 0x7F:

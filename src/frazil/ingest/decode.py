@@ -121,8 +121,9 @@ class Decoder:
         writer = self._writer(_id(header))
         if not isinstance(writer, Writer) or not writer.gluable:
             return None
-        frame = open_block(_framed(writer, records.layout), records.block, records.count)
-        if frame is None or frame.height != records.count:
+        rows_in_block = records.rows_in_block
+        frame = open_block(_framed(writer, records.layout), records.block, rows_in_block)
+        if frame is None or frame.height != rows_in_block:
             return None
         if not (frame["head"] == pl.Series([header])).all():
             return None

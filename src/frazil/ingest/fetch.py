@@ -201,7 +201,7 @@ def _without_errors(
             raise Expired(
                 f"cannot fetch {wanted}: offset {position} is no longer in the topic; "
                 f"retention has overtaken the sink",
-                hint="see `frazil status` for what the topic still holds",
+                hint="nothing was skipped; `frazil status` shows what the topic still holds",
             )
         elif not error.retriable() and error.code() not in _PASSING:
             raise Unavailable(f"cannot fetch {wanted}: {error.str()}")

@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from frazil.core.errors import Fatal
 from frazil.core.offsets import Cut, Partition, Range
 
 VERSION = 1
@@ -124,13 +125,14 @@ def dump(batch: StagedBatch) -> bytes:
 
 
 def load(stored: bytes) -> StagedBatch | None:
-    """The batch, or None where the record is torn, altered or of another version."""
+    """The batch, or None where the record is torn or altered."""
     digest, _, body = stored.partition(b"\n")
     if hashlib.sha256(body.rstrip(b"\n")).hexdigest().encode() != digest:
         return None
     record = json.loads(body)
     if record["version"] != VERSION:
-        return None
+        raise Fatal(f"cannot read a staged batch: expected version {VERSION}, found "
+                    f"{record['version']}", hint="use the Frazil that staged it")  # fmt: skip
     return StagedBatch(
         sink=record["sink"],
         epoch=record["epoch"],

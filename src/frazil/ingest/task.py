@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from frazil.core.errors import FrazilError, Undecodable, across
+from frazil.core.errors import FrazilError, Miscount, Undecodable, across
 from frazil.core.offsets import Partition, Range
 from frazil.ingest.decode import Decoder, Format, Rejected
 from frazil.ingest.fetch import fetch
@@ -26,8 +26,11 @@ from frazil.ingest.stage import Tally, tally_of, tally_values
 from frazil.ingest.write import TableShape, Writer, WrittenFile
 
 #: What `run_all` gives, in Spark's words and in Arrow's.
-RESULTS = "result string, pieces int, origin string"
-_RESULTS = pa.schema([("result", pa.string()), ("pieces", pa.int32()), ("origin", pa.string())])
+RESULTS = "result string, planned string, pieces int, origin string"
+_RESULTS = pa.schema(
+    [("result", pa.string()), ("planned", pa.string()), ("pieces", pa.int32()),
+     ("origin", pa.string())]
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,8 @@ def run(plan: Plan, wanted: Range) -> Result:
         # Every offset of the span was seen by the reader: those without a record are invisible.
         invisible = len(chunk.span) - len(offsets)
         tally += Tally(chunk.span, 0, invisible=invisible, seen=seen)
+    if tally.range != wanted:
+        raise Miscount(f"cannot finish {wanted}: the reader reached {tally.range}")
     with clock("write"):
         files = writer.close()
     return Result(tally, tuple(files), clock.seconds())
@@ -112,6 +117,7 @@ def run_all(plan: Plan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Record
                 wanted = Range(Partition(row["topic"], row["partition"]), row["start"], row["end"])
                 result = {
                     "result": run(plan, wanted).dump(),
+                    "planned": str(wanted),
                     "pieces": row["pieces"],
                     "origin": row["origin"],
                 }

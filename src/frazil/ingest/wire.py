@@ -75,9 +75,10 @@ def fetch(kafka: Mapping[str, str], wanted: Range, *, patience: float) -> Iterat
                     _send(kafka, wanted.partition, position, committed)
                 outstanding = False
                 code, batches, aborted = _receive(kafka, wanted.partition)
-            except (OSError, EOFError) as error:
+                visible = list(_visible(batches, aborted, wanted, position))
+            except (OSError, EOFError) as error:  # a wrong checksum too: it is fetched again
                 _forget(kafka, wanted.partition)
-                code, batches, aborted, trouble = -1, [], [], str(error) or type(error).__name__
+                code, batches, visible, trouble = -1, [], [], str(error) or type(error).__name__
             if code == _OUT_OF_RANGE:
                 _require(kafka, wanted, position)
             elif code not in _PASSING and code != 0:
@@ -100,7 +101,7 @@ def fetch(kafka: Mapping[str, str], wanted: Range, *, patience: float) -> Iterat
                 with contextlib.suppress(OSError):
                     _send(kafka, wanted.partition, reached, committed)
                     outstanding = True
-            yield Records(list(_visible(batches, aborted, wanted, position)), position, reached)
+            yield Records(visible, position, reached)
             position = reached
     finally:
         if outstanding:
@@ -316,5 +317,5 @@ def _require(kafka: Mapping[str, str], wanted: Range, position: int) -> None:
         raise Expired(
             f"cannot fetch {wanted}: retention has deleted "
             f"{Range(wanted.partition, position, min(low, wanted.end))}",
-            hint="nothing was skipped; see `frazil status` for what the topic still holds",
+            hint="nothing was skipped; `frazil status` shows what the topic still holds",
         )

@@ -2,7 +2,7 @@
 
 Promises: file names no other attempt has; Iceberg field ids and full statistics in each file; each
 file within one partition of the table's spec; a descriptor only for a file that is closed and
-uploaded. What an attempt that dies leaves behind is named after sink, epoch and batch.
+uploaded. What an attempt that dies leaves behind is named after sink, epoch and batch number.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ from pyiceberg.typedef import Record
 
 #: Open files per task: beyond it the one that was written least recently is finished.
 MAX_OPEN = 64
-ROW_GROUP_BYTES = 128 * 1024**2
-ROW_GROUP_ROWS = 1024**2
+#: What one row group gathers, as Arrow holds it, before it is encoded.
+ROW_GROUP_BYTES = 64 * 1024**2
+ROW_GROUP_ROWS = 512 * 1024
 #: A column is dictionary-encoded where at most this share of a sample's values are distinct.
 DICTIONARY_SHARE = 0.25
 
@@ -203,19 +204,28 @@ class _OpenFile:
             store_schema=False,
             version="2.6",
         )
-        row_bytes = max(1, sample.nbytes // max(1, len(sample)))
-        cap = min(ROW_GROUP_BYTES, max(1, shape.target_file_size))
-        self._group_rows = max(1, min(ROW_GROUP_ROWS, cap // row_bytes))
+        self._group_bytes = min(ROW_GROUP_BYTES, shape.target_file_size)
+        self._gathered: list[pa.Table] = []
+        self._rows = self._bytes = 0
 
     def write(self, rows: pa.Table) -> None:
-        for batch in rows.to_batches():
-            self._writer.write_batch(batch, row_group_size=self._group_rows)
+        self._gathered.append(rows)
+        self._rows += len(rows)
+        self._bytes += rows.nbytes
+        if self._rows >= ROW_GROUP_ROWS or self._bytes >= self._group_bytes:
+            self._encode()
+
+    def _encode(self) -> None:
+        if self._gathered:
+            self._writer.write_table(pa.concat_tables(self._gathered), row_group_size=self._rows)
+            self._gathered, self._rows, self._bytes = [], 0, 0
 
     @property
     def full(self) -> bool:
         return bool(self._stream.tell() >= self._target)
 
     def close(self) -> tuple[pq.FileMetaData, int]:
+        self._encode()
         self._writer.close()
         size = self._stream.tell()
         self._stream.close()

@@ -7,10 +7,12 @@ task, which means reading a zip file's whole directory again, a tenth of a secon
 """
 
 import gc
-import importlib.util
+import importlib.machinery
 import sys
 
-_zips = [path for path in sys.path if path.endswith(".zip") and "pyspark" in path or "py4j" in path]
+_zips = [
+    path for path in sys.path if path.endswith(".zip") and ("pyspark" in path or "py4j" in path)
+]
 _elsewhere = [path for path in sys.path if path not in _zips]
 if all(importlib.machinery.PathFinder.find_spec(name, _elsewhere) for name in ("pyspark", "py4j")):
     sys.path[:] = _elsewhere

@@ -167,6 +167,7 @@ def audit(
             deleted = int(snapshot.summary.get("deleted-records", 0))
             foreign += added - deleted
             removed |= snapshot.operation in ("delete", "overwrite") and deleted > added
+            removed |= int(snapshot.summary.get("added-delete-files", 0)) > 0
     reports = []
     alone = len(entries) == 1
     for name, mine in sorted(entries.items()):

@@ -179,11 +179,13 @@ class Target:
         witness = self.table.tagged(self._tag)
         return ledger.head(self.table.history(self._branch), self.sink, witness)
 
-    def claim(self) -> Head:
+    def claim(self, extend: Callable[[Cut], Cut] = lambda position: position) -> Head:
         """Begin a life: an empty commit with the next epoch. Of two at once, one wins.
 
         What an older life commits between the look and the claim is simply looked at again; only a
         claim of the same or a newer epoch means that somebody else was started at the same moment.
+        `extend` adds the partitions that the position does not know yet, each with its beginning:
+        from here on the ledger names every offset the life starts from.
         """
         for attempt in range(ATTEMPTS):
             head = self.head()
@@ -194,7 +196,7 @@ class Target:
                     hint="let that one run, or start again to take over from it",
                 )
             self.seen = head.commit_id
-            end = head.entry.end if head.entry else Cut()
+            end = extend(head.entry.end if head.entry else Cut())
             number = head.entry.batches[1] if head.entry else -1
             base = head.entry or Entry(self.sink, 0, (), (0, 0), Cut(), Cut())
             claim = replace(
@@ -212,7 +214,7 @@ class Target:
         """Apply one entry, or find that it is there. Raises Retryable when it is for later."""
         leftovers: list[str] = []
         trouble: FrazilError | None = None
-        for attempt in range(ATTEMPTS):
+        for attempt in range(ATTEMPTS + 1):
             head = self.head()
             decision = decide(self.table.name, head, self.seen, entry)
             if isinstance(decision, Already):
@@ -221,6 +223,8 @@ class Target:
                 return decision.snapshot
             if isinstance(decision, Refuse):
                 raise decision.error
+            if attempt == ATTEMPTS:
+                break  # the last try was read back as well
             if trouble is not None:
                 self._pause(attempt)
             try:
@@ -306,6 +310,7 @@ class Progress:
     last_commit_ms: int = 0
     trouble: str = ""
     blocked: str = ""
+    unpublished: str = ""
 
 
 class Committer:
@@ -356,7 +361,7 @@ class Committer:
     def submit(self, batch: StagedBatch) -> None:
         """Hand over a staged batch; blocks while more than the bounds allow is waiting."""
         with self._changed:
-            while reason := self._over():
+            while (reason := self._over()) and not self._flushing:
                 self._raise_failure()
                 self.progress.blocked = reason
                 self._changed.wait(1.0)
@@ -376,11 +381,16 @@ class Committer:
                 self._raise_failure()
             return reached
 
-    def flush(self, timeout: float | None = None) -> bool:
-        """Commit what is waiting now, whatever the interval says."""
+    def hurry(self) -> None:
+        """Commit what is waiting now, whatever the interval says, and hold nobody at a bound."""
         with self._changed:
             self._flushing = True
             self._changed.notify_all()
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """`hurry`, and wait for it."""
+        self.hurry()
+        with self._changed:
             self._changed.wait_for(lambda: self._failure or not self._pending, timeout)
             self._flushing = False
             self._raise_failure()
@@ -400,7 +410,9 @@ class Committer:
         while True:
             with self._changed:
                 due = self._pending and (
-                    self._flushing or self._clock.monotonic() - last >= self._interval
+                    self._flushing
+                    or self._clock.monotonic() - last >= self._interval
+                    or self._over()  # a bound is no reason to wait for the interval
                 )
                 if self._closed:
                     return
@@ -473,7 +485,11 @@ class Committer:
             snapshot = target.commit(ready, entry(rest))
             self._step(f"{prefix}committed", rest[-1])
             where |= {batch.commit_id: snapshot for batch in rest}
-        target.witness(where[batches[-1].commit_id])
+        else:
+            newest = target.head().snapshot  # maybe a claim on top: the tag never moves back
+            assert newest is not None
+            snapshot = newest
+        target.witness(snapshot)
         self._step(f"{prefix}witnessed", batches[-1])
         return where
 
@@ -503,7 +519,8 @@ class Committer:
 def chain(position: Cut, staged: Sequence[StagedBatch], committed: set[str]) -> list[StagedBatch]:
     """The staged batches that lead on from `position`, in order.
 
-    Where two lives staged the same ranges, the one that is in the table counts.
+    Where two lives staged the same ranges, the one that is in the table counts. A partition that
+    the position does not know yet began with the batch that has its lowest offset.
     """
     found: list[StagedBatch] = []
     here = position
@@ -513,7 +530,14 @@ def chain(position: Cut, staged: Sequence[StagedBatch], committed: set[str]) -> 
         ]
         if not following:
             return found
-        following.sort(key=lambda b: (b.commit_id in committed, b.epoch, b.number), reverse=True)
+        following.sort(
+            key=lambda b, here=here: (
+                sum(offset for partition, offset in b.begin.items() if partition not in here),
+                b.commit_id not in committed,
+                -b.epoch,
+                b.number,
+            )
+        )
         found.append(following[0])
         here = following[0].end
 

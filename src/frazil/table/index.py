@@ -54,7 +54,7 @@ def rows(located: Sequence[tuple[StagedBatch, Snapshot]]) -> pa.Table:
                 found.append(
                     (batch.sink, batch.number, table.name, *where.partition, where.start, where.end,
                      tally.written, tally.rejected, tally.skipped, tally.invisible, *seen, *span,
-                     batch.window_start_ms * 1000, batch.epoch, batch.commit_id, snapshot.id, now)
+                     batch.window_start_ms * 1000 or None, batch.epoch, batch.commit_id, snapshot.id, now)
                 )  # fmt: skip
     columns = list(zip(*found, strict=True)) if found else [()] * len(COLUMNS)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, COLUMNS, strict=True)]

@@ -124,10 +124,12 @@ def event_time_column(schema_json: str, table: TableConfig) -> str:
         return table.timestamp_column
     schema = Schema.model_validate_json(schema_json)
     try:
+        if table.event_time not in {field.name for field in schema.fields}:
+            raise ValueError
         kind = schema.find_type(table.event_time)
     except ValueError:
         raise ConfigError(f"cannot use event_time {table.event_time!r} of table {table.name}: "
-                          "there is no such column") from None  # fmt: skip
+                          "there is no such column at the top level") from None  # fmt: skip
     if not isinstance(kind, (TimestampType, TimestamptzType)):
         raise ConfigError(f"cannot use event_time {table.event_time!r} of table {table.name}: "
                           f"expected a timestamp, found {kind}")  # fmt: skip
