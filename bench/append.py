@@ -107,8 +107,10 @@ def compare(rows: int, repeat: int, partitions: int) -> dict[str, Any]:
                     run["broker_cpu"] = sum(kafka.cpu_times()[:2]) - before
                     if run["rows"] != rows:
                         raise SystemExit(f"{side.side} has {run['rows']} rows of {rows}")
-                    say(f"  {number + 1}/{repeat} {side.side:>6}: {run['seconds']:6.2f} s "
-                        f"{rows / run['seconds']:>9,.0f} rows/s  cpu {run['cpu']:.1f} s")  # fmt: skip
+                    say(
+                        f"  {number + 1}/{repeat} {side.side:>6}: {run['seconds']:6.2f} s "
+                        f"{rows / run['seconds']:>9,.0f} rows/s  cpu {run['cpu']:.1f} s"
+                    )
             for side in sides:
                 side.end()
     return _summary(rows, repeat, *sides)

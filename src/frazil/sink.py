@@ -26,9 +26,10 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TypeVar
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -36,11 +37,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from frazil.core.config import Config, TableConfig, duration, size
 from frazil.core.errors import (
+    ConfigError,
     Foreign,
     FrazilError,
     Gap,
     Miscount,
     Unavailable,
+    Undecodable,
+    Unknown,
     across,
     from_traceback,
 )
@@ -59,6 +63,7 @@ from frazil.table.commit import Bounds, Committer, Target, chain
 from frazil.table.jvm import Catalog, Table
 from frazil.table.ledger import Head, Snapshot
 
+T = TypeVar("T")
 _SAMPLE = 200
 
 #: The steps of a batch, in order. Crash tests kill at each of them.
@@ -90,9 +95,7 @@ class Sink:
             self._table.offset_column, self._table.timestamp_column,
         )  # fmt: skip
         self._format = Format(
-            config.decode.format,
-            Path(config.decode.schema).read_text() if config.decode.schema else "",
-            config.decode.registry.resolved(),
+            config.decode.format, _text(config.decode.schema), config.decode.registry.resolved()
         )
         self._plan: Plan | None = None
         self._carried: list[Result] = []
@@ -107,18 +110,12 @@ class Sink:
 
         With `until` the plan goes no further than that cut.
         """
-        self._spark = spark
         self._catalog = Catalog(spark, self.config.catalog.name)
-        self._planner = Planner(
-            self._kafka, topics=self.config.sink.topics, pattern=self.config.sink.pattern
-        )
-        self._planner.origin()  # before anything is claimed: are the topics there at all?
         self._claim()
-        position, staged = self._recover()
-        self._reached = self._planner.start(
-            staged[-1].end if staged else position, self.config.sink.start
-        )
+        staged, useless = self._recover()
         self._prepare(self._waiting_ranges(self._reached, _SAMPLE))
+        for path in useless:
+            self._index.delete(path)
         self._committer.start()
         for batch in staged:
             self._committer.submit(batch)
@@ -145,35 +142,59 @@ class Sink:
         return self._query
 
     def _claim(self) -> None:
-        """Fence every older life off, the index first: its ledger decides who is the newest."""
-        sink = self.config.sink.id
+        """Fence every older life off, the index first: its ledger decides who is the newest.
+
+        The topics are looked at before anything is claimed, and the claim on the index names the
+        cut this life starts from, so that no later look at Kafka can move it.
+        """
         self._index = self._index_table()
         self._data = self._catalog.load(self._table.name)
+        self._index_target = self._new_target(self.config.index_table, "main")
+        index_head = self._index_target.head()
+        entry = index_head.entry
+        self._origin = Origin(entry.cluster, entry.topics) if entry else Origin()
+        self._planner = Planner(
+            self._kafka,
+            topics=self.config.sink.topics,
+            pattern=self.config.sink.pattern,
+            origin=self._origin,
+        )
+        self._planner.origin()
+        self._data_target = None
+        heads = [index_head]
+        if self._data is not None:
+            self._data_target = self._new_target(self._table.name, self._table.branch)
+            heads.append(self._data_target.head())
+        self.epoch = 1 + max((head.entry.epoch for head in heads if head.entry), default=0)
+        start = self.config.sink.start
+        self._take(self._index_target, lambda position: self._planner.start(position, start))
+        if self._data_target is not None:
+            self._take(self._data_target)
 
-        def target(table: Table, branch: str) -> Target:
-            return Target(table, branch, sink, 0, time)
+    def _take(
+        self, target: Target, extend: Callable[[Cut], Cut] = lambda position: position
+    ) -> None:
+        target.epoch = self.epoch
+        head = target.claim(extend)
+        assert head.snapshot is not None
+        target.witness(head.snapshot)
 
-        index_target = target(self._index, "main")
-        data_target = target(self._data, self._table.branch) if self._data else None
-        heads = [t.head() for t in (index_target, data_target) if t is not None]
-        self.epoch = 1 + max((h.entry.epoch for h in heads if h.entry), default=0)
-        for each in (index_target, data_target):
-            if each is not None:
-                each.epoch = self.epoch
-                head = each.claim()
-                assert head.snapshot is not None
-                each.witness(head.snapshot)
-        self._index_target, self._data_target = index_target, data_target
+    def _new_target(self, name: str, branch: str) -> Target:
+        """With a handle of its own: the committer's thread and Spark's do not share tables."""
+        table = self._catalog.load(name)
+        if table is None:
+            raise Foreign(f"cannot open table {name}: it is gone")
+        return Target(table, branch, self.config.sink.id, 0, time)
 
-    def _recover(self) -> tuple[Cut, list[StagedBatch]]:
-        """The position, and the staged batches that lead on from it without reading Kafka again.
+    def _recover(self) -> tuple[list[StagedBatch], list[str]]:
+        """The staged batches that lead on from the position without reading Kafka again, and the
+        paths of records that are of no use any more.
 
         All older lives are fenced by now, so what is read here stays as it is.
         """
         entry = self._index_target.head().entry
         assert entry is not None  # the claim
         position = entry.end
-        self._origin = Origin(entry.cluster, entry.topics)
         self._check_table(entry.tables, position)
         self._number = entry.batches[1] + 1
         after = self._data_target.entries_after(position) if self._data_target else []
@@ -190,12 +211,12 @@ class Sink:
         head = self._data_target.head() if self._data_target else None
         if head and head.entry and not ahead.reaches(head.entry.end):
             raise Gap(
-                f"cannot take over sink {self.config.sink.id}: table {self._table.name} is ahead of "
-                f"the index, and its ledger does not lead there from {position}"
+                f"cannot take over sink {self.config.sink.id}: table {self._table.name} is ahead "
+                f"of the index, and its ledger does not lead there from {position}"
             )
-        for path, batch in stored:
-            if batch is None or batch not in staged:
-                self._index.delete(path)  # torn, superseded, or committed and indexed long ago
+        # Torn, superseded, or committed and indexed long ago.
+        useless = [path for path, batch in stored if batch is None or batch not in staged]
+        self._reached = ahead
         self._number = max([self._number, *(batch.number + 1 for batch in staged)])
         self._committer = Committer(
             data=self._target,
@@ -211,13 +232,19 @@ class Sink:
             ),
             step=lambda name, batch: self._step(name, batch.number if batch else -1),
         )
-        return position, staged
+        return staged, useless
 
     def _check_table(self, known: Mapping[str, str], position: Cut) -> None:
         """The table the position counts on must be there, the same, and not rolled back."""
         name = self._table.name
-        if name not in known:
+        if not known:
             return
+        if name not in known:
+            raise Foreign(
+                f"cannot go on: sink {self.config.sink.id} fills table {', '.join(known)}; "
+                f"the config names {name}",
+                hint="use another sink id for another table",
+            )
         if self._data is None:
             raise Foreign(
                 f"cannot go on: table {name} is gone; the index says that it holds everything "
@@ -251,9 +278,12 @@ class Sink:
     def _prepare(self, ranges: Sequence[Range]) -> None:
         """Make the table, or see that it fits, from a sample of the records that come first."""
         values = [value for each in ranges for value in self._first_values(each)]
-        if not values:
+        if not values and not (ranges and self._format.kind == "raw"):
             return  # nothing to learn a schema from; the first batch with records will
         columns = Decoder(self._format).columns(values)
+        if not len(columns):
+            raise Undecodable(f"cannot name the columns of table {self._table.name}: none of the "
+                              f"first {len(values)} records can be read")  # fmt: skip
         config = self._table
         if self._data is None:
             made = schema.iceberg_schema(columns, self._metadata, config)
@@ -262,12 +292,14 @@ class Sink:
             self._data = self._create(
                 config.name, made, spec, config, {COLUMNS_PROPERTY: columns_property}
             )
+            self._data_target = self._new_target(config.name, config.branch)
+            self._take(self._data_target)
         else:
             schema.check_fits(columns, self._data.schema, self._metadata, config.name)
         self._plan = Plan(
             kafka=self._kafka,
             format=self._format,
-            table=_shape(self._data, config),
+            table=_shape(self._data, config, self._metadata.topic),
             metadata=self._metadata,
             event_time=schema.event_time_column(self._data.schema, config),
             file_prefix=f"frazil-{self.config.sink.id}-{self.epoch}",
@@ -276,7 +308,12 @@ class Sink:
         )
 
     def _first_values(self, wanted: Range) -> list[bytes]:
-        chunks = fetch(self._kafka, wanted, patience=duration(self.config.sink.patience))
+        chunks = fetch(
+            self._kafka,
+            wanted,
+            patience=duration(self.config.sink.patience),
+            client=self.config.sink.fetch == "client",
+        )
         values = (value for chunk in chunks for value in chunk.open()[0] if value is not None)
         return list(itertools.islice(values, _SAMPLE))
 
@@ -300,7 +337,8 @@ class Sink:
             for key in ("fetch", "decode", "write", "cpu")
         }
         self._step("written", self._number, sum(t.written for t in tallies), seconds)
-        batch = self._stage(results, begin, end, tallies, int(window_start * 1000))
+        since = int(window_start * 1000)
+        batch = self._patiently(lambda: self._stage(results, begin, end, tallies, since))
         self._step("staged", self._number)
         self._number += 1
         self._reached = end
@@ -312,6 +350,7 @@ class Sink:
         plan = self._plan or Plan(  # no record with a value yet: the tasks count, and write nothing
             self._kafka, self._format, _NO_TABLE, self._metadata, "", "", 60.0
         )
+        plan = replace(plan, file_prefix=f"frazil-{self._file_stem}")
         rows = ranges.mapInArrow(functools.partial(run_all, plan), RESULTS).collect()
         if rows and (len({row.pieces for row in rows}) != 1 or rows[0].pieces != len(rows)):
             raise Miscount(
@@ -321,7 +360,12 @@ class Sink:
         for row in rows[:1]:
             cluster, topics = json.loads(row.origin)
             self._origin = Origin(cluster, topics)
-        return [Result.load(row.result) for row in rows]
+        results = [Result.load(row.result) for row in rows]
+        for row, result in zip(rows, results, strict=True):
+            if row.planned != str(result.tally.range):
+                raise Miscount(f"cannot stage batch {self._number}: {row.planned} was planned, "
+                               f"{result.tally.range} came back")  # fmt: skip
+        return results
 
     def _checked(self, results: Sequence[Result]) -> tuple[Cut, Cut, list[Tally]]:
         """The arithmetic (I3), the joint to the batch before, and the topics' identity."""
@@ -347,7 +391,10 @@ class Sink:
     def _stage(
         self, results: Sequence[Result], begin: Cut, end: Cut, tallies: list[Tally], since: int
     ) -> StagedBatch:
-        """Files into a manifest, the manifest into a batch record: durable, not yet visible."""
+        """Files into a manifest, the manifest into a batch record: durable, not yet visible.
+
+        Each try has names of its own: what an unfinished one left is in nobody's way.
+        """
         commit_id = str(uuid.uuid4())
         files = [file for result in results for file in result.files]
         assert self._data is not None
@@ -355,10 +402,7 @@ class Sink:
         manifests, paths = [], []
         if files:
             path = f"{data.location}/metadata/frazil-{self._file_stem}-{commit_id}-m0.avro"
-            encoded = self._patiently(
-                lambda: data.write_manifest(path, [file.descriptor for file in files])
-            )
-            manifests.append(encoded)
+            manifests.append(data.write_manifest(path, [file.descriptor for file in files]))
             paths.append(path)
         batch = StagedBatch(
             sink=self.config.sink.id,
@@ -384,22 +428,13 @@ class Sink:
                 ),
             ),
         )
-        self._patiently(
-            lambda: self._index.store(f"{self._stage_folder}{batch.file_name}", stage.dump(batch))
-        )
+        self._index.store(f"{self._stage_folder}{batch.file_name}", stage.dump(batch))
         return batch
 
     # ── what the committer asks for ──────────────────────────────────────────────────────────
 
     def _target(self) -> Target:
-        """The committer's own handle of the table: tables are not shared between threads."""
-        if self._data_target is None:
-            table = self._catalog.load(self._table.name)
-            if table is None:
-                raise Foreign(f"cannot commit to table {self._table.name}: it is gone")
-            self._data_target = Target(
-                table, self._table.branch, self.config.sink.id, self.epoch, time
-            )
+        assert self._data_target is not None  # made with the table, before its first batch
         return self._data_target
 
     def _index_manifests(self, located: Sequence[tuple[StagedBatch, Snapshot]]) -> list[str]:
@@ -417,8 +452,9 @@ class Sink:
             table.delete(f"{self._stage_folder}{batch.file_name}")
         try:
             publish(self._kafka, self.config.group, batches[-1].end)
+            self._committer.progress.unpublished = ""
         except Unavailable as error:  # a courtesy to Kafka's lag tools; the position is the table's
-            self._committer.progress.trouble = error.message
+            self._committer.progress.unpublished = error.message
 
     # ── waiting and ending ───────────────────────────────────────────────────────────────────
 
@@ -470,6 +506,7 @@ class Sink:
 
     def stop(self, timeout: float = 60.0) -> None:
         """After the batch under way; what is staged is committed, or waits for the next life."""
+        self._committer.hurry()
         with self._between_batches:
             if self._query is not None:
                 self._query.stop()
@@ -500,14 +537,14 @@ class Sink:
             if ends[partition] > offset
         ]
 
-    def _patiently(self, call: Callable[[], object]) -> object:  # type: ignore[misc]
+    def _patiently(self, call: Callable[[], T]) -> T:
         """Storage and brokers may be away for a while; a batch is not lost for that."""
         deadline = time.monotonic() + duration(self.config.sink.patience)
         pause = 0.2
         while True:
             try:
                 return call()
-            except Unavailable:
+            except (Unavailable, Unknown):
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(pause)
@@ -593,6 +630,8 @@ def inspect(config: Config, spark: SparkSession) -> dict[str, object]:
         "position": position.nested(),
         "lag": sum(lag.values()),
         "lag_by_partition": Cut(lag).nested(),
+        "topic_begins": marks.low.nested(),
+        "topic_ends": marks.end.nested(),
         "pending_batches": len(staged),
         "pending_bytes": sum(batch.bytes for batch in staged),
         "last_batch": entry.batches[1] if entry else None,
@@ -603,19 +642,36 @@ def inspect(config: Config, spark: SparkSession) -> dict[str, object]:
 
 
 _NO_TABLE = TableShape(
-    "", "file:///", '{"type":"struct","schema-id":0,"fields":[]}', 0, '{"spec-id":0,"fields":[]}', {},
-    1, "zstd", {},
-)  # fmt: skip
+    name="",
+    location="file:///",
+    schema='{"type":"struct","schema-id":0,"fields":[]}',
+    schema_id=0,
+    spec='{"spec-id":0,"fields":[]}',
+    properties={},
+    target_file_size=1,
+    compression="zstd",
+    io={},
+)
 
 
-def _shape(table: Table, config: TableConfig) -> TableShape:
+def _text(path: str) -> str:
+    """A schema file's text; no path, no text."""
+    try:
+        return Path(path).read_text() if path else ""
+    except OSError as error:
+        raise ConfigError(f"cannot read [decode] schema {path}: {error.strerror}") from None
+
+
+def _shape(table: Table, config: TableConfig, topic_column: str = "") -> TableShape:
+    # Bounds are cut at 16 bytes by default; the audit tells partitions apart by the whole topic.
+    whole = {f"write.metadata.metrics.column.{topic_column}": "full"} if topic_column else {}
     return TableShape(
         name=table.name,
         location=table.location,
         schema=table.schema,
         schema_id=table.schema_id,
         spec=table.spec,
-        properties=table.properties,
+        properties={**table.properties, **whole},
         target_file_size=size(config.target_file_size),
         compression=config.compression,
         io=table.io_properties,

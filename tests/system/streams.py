@@ -15,6 +15,7 @@ import fastavro
 from confluent_kafka import Producer
 
 from frazil.core.config import Config
+from frazil.core.errors import Unavailable
 from frazil.core.offsets import Partition
 from frazil.sink import Sink, Step
 from frazil.table.audit import Report, audit, live_files
@@ -41,7 +42,14 @@ def eventually(
 ) -> Any:
     """Poll until it is true; a stream that stops first tells why."""
     deadline = time.monotonic() + within
-    while not (found := happened()):
+
+    def now() -> Any:
+        try:
+            return happened()
+        except Unavailable:  # a partition just made has no leader yet
+            return None
+
+    while not (found := now()):
         if sink is not None:
             sink.check()
         assert time.monotonic() < deadline, f"not within {within:.0f} s: {what}"
@@ -49,22 +57,22 @@ def eventually(
     return found
 
 
-class Steps(list[Step]):
+class Steps:
     """Collects the steps of a sink, and can hold it at one of them."""
 
     def __init__(self, hold: str = "") -> None:
-        super().__init__()
+        self._seen: list[Step] = []
         self._hold = hold
         self.held, self.go = threading.Event(), threading.Event()
 
     def __call__(self, step: Step) -> None:
-        self.append(step)
+        self._seen.append(step)
         if step.name == self._hold:
             self.held.set()
             assert self.go.wait(WITHIN), f"held at {step.name} and never let go"
 
     def named(self, name: str) -> list[Step]:
-        return [step for step in list(self) if step.name == name]
+        return [step for step in list(self._seen) if step.name == name]
 
 
 @contextmanager
@@ -76,14 +84,7 @@ def running(config: Config, spark: Any, steps: Steps | None = None) -> Iterator[
     finally:
         if steps is not None:
             steps.go.set()
-        if sink.committer.failure is None:
-            sink.stop(20)
-        else:
-            stop_quietly(sink)
-
-
-def stop_quietly(sink: Sink) -> None:
-    sink.stop(1)
+        sink.stop(20)
 
 
 def catch_up(config: Config, spark: Any, steps: Steps | None = None) -> Sink:

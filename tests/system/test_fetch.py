@@ -43,9 +43,7 @@ def read(
     found: dict[tuple[int, int], bytes | None] = {}
     position, invisible = start, 0
     wanted = Range(Partition(topic, 0), start, end)
-    for chunk in fetch(
-        {"bootstrap.servers": broker.bootstrap}, wanted, patience=30, client=client
-    ):
+    for chunk in fetch({"bootstrap.servers": broker.bootstrap}, wanted, patience=30, client=client):
         values, offsets, stamps = chunk.open()
         assert chunk.span.start == position, "the spans of chunks join"
         assert len(values) == len(offsets) == len(stamps)

@@ -149,13 +149,7 @@ def test_what_runs_on_executors_needs_neither_spark_nor_py4j(name: str):
     assert outside(name).isdisjoint({"pyspark", "py4j"})
 
 
-def broker_until_renamed(name: str) -> object:
-    why = "broker.py calls Java's options `_jvm`"
-    mark = [pytest.mark.xfail(strict=True, reason=why)] if name == "surface.broker" else []
-    return pytest.param(name, marks=mark)
-
-
-@pytest.mark.parametrize("name", [broker_until_renamed(n) for n in MODULES if n != "table.jvm"])
+@pytest.mark.parametrize("name", [n for n in MODULES if n != "table.jvm"])
 def test_the_jvm_is_touched_in_one_room_only(name: str):
     touched = {n.attr for n in ast.walk(TREES[name]) if isinstance(n, ast.Attribute)} & JVM
     texts = {n.value for n in ast.walk(TREES[name]) if isinstance(n, ast.Constant)}

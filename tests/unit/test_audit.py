@@ -130,7 +130,6 @@ def test_compaction_is_proven_by_the_sum():
     assert {line.rows for line in report.lines} == {None}
 
 
-@pytest.mark.xfail(strict=True, reason="only deletes and overwrites are asked what they removed")
 def test_a_compaction_that_lost_a_row_is_found():
     history = whole().add({"added-records": "18", "deleted-records": "19"}, "replace")
     history.files = [DataFile("/big", 18, None, None)]
@@ -244,7 +243,6 @@ def test_a_foreign_delete_that_later_appends_make_up_for_is_still_found():
     assert history.report().verdict == "unaccounted"
 
 
-@pytest.mark.xfail(strict=True, reason="delete files in foreign snapshots are not looked at")
 @pytest.mark.parametrize("operation", ["delete", "overwrite"])
 def test_rows_that_a_foreign_merge_on_read_delete_hides_are_unaccounted_for(operation: str):
     """DELETE FROM t with position deletes: no data file changes, no deleted-records is said."""
@@ -252,21 +250,18 @@ def test_rows_that_a_foreign_merge_on_read_delete_hides_are_unaccounted_for(oper
     assert whole().add(summary, operation).report().verdict == "unaccounted"
 
 
-@pytest.mark.xfail(strict=True, reason="an overwrite counts as removal only where the sum sinks")
 def test_rows_that_a_foreign_overwrite_replaced_by_as_many_are_unaccounted_for():
     history = whole().add({"deleted-records": "19", "added-records": "19"}, "overwrite")
     history.files = [DataFile("/theirs", 19, None, None)]
     assert history.report().verdict == "unaccounted"
 
 
-@pytest.mark.xfail(strict=True, reason="DataFile.offsets is filled and never compared")
 def test_files_whose_offsets_are_not_the_ledgers_are_found():
     history = History().commit({A: (0, 5)})
     history.files = [replace(history.files[0], offsets=(1, 5))]
     assert history.report().verdict != "proven"
 
 
-@pytest.mark.xfail(strict=True, reason="DataFile.offsets is filled and never compared")
 def test_one_batch_twice_and_another_not_at_all_is_found_though_the_rows_add_up():
     history = History().commit({A: (0, 5)}).commit({A: (5, 10)})
     history.files[1] = replace(history.files[0], path="/other")
@@ -288,10 +283,6 @@ def test_an_expired_history_is_not_called_proven():
     assert [str(line.range) for line in report.lines] == ["orders[0] [9, 12)", "orders[1] [3, 7)"]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="the live files are held against what is left of the ledger: says unaccounted",
-)
 def test_an_expired_history_is_said_not_to_tell_instead_of_blaming_the_rows():
     assert expired(whole(), 2).report().verdict == "cannot tell"
 
@@ -316,7 +307,6 @@ def test_the_gap_of_one_sink_is_not_filled_by_another():
     assert {r.sink: r.verdict for r in history.reports()} == {"other": "cannot tell", "s": "gap"}
 
 
-@pytest.mark.xfail(strict=True, reason="every sink with an entry counts as a writer")
 def test_a_sink_that_only_claimed_does_not_disturb_the_proof():
     history = whole().commit({}, "other")
     assert {r.sink: r.verdict for r in history.reports()}["s"] == "proven"

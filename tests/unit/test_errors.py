@@ -106,7 +106,6 @@ def test_an_error_is_found_again_in_sparks_traceback(
     assert (found.message, found.hint) == (message, hint)
 
 
-@pytest.mark.xfail(strict=True, reason="the pattern runs to the last bracket of the line")
 def test_what_spark_adds_on_the_same_line_does_not_hide_the_error():
     text = f"{across(Expired('cannot go on', hint='look'))} [SQLSTATE: 38000]"
     assert isinstance(from_traceback(text), Expired)

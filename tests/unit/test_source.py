@@ -75,7 +75,9 @@ class Kafka:
             for tp, spec in wanted.items()
         }
 
-    def fetch(self, kafka: Mapping[str, str], wanted: Range, *, patience: float) -> Iterator[Any]:
+    def fetch(
+        self, kafka: Mapping[str, str], wanted: Range, *, patience: float, client: bool
+    ) -> Iterator[Any]:
         self.samples.append(wanted)
         opened = [b"x" * self.record_bytes] * len(wanted), None, None
         yield SimpleNamespace(open=lambda: opened)

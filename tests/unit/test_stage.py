@@ -12,10 +12,19 @@ P = Partition("orders", 0)
 def batch(**more: object) -> StagedBatch:
     tally = Tally(Range(P, 0, 10), 7, rejected=1, invisible=2, seen=(0, 8), watermark=(5, 9))
     table = StagedTable("db.t", "u", 3, ("bWFuaWZlc3Q=",), ("/m.avro",), 1, 99, (tally,))
-    values = dict(
-        sink="s", epoch=2, number=5, commit_id="c", begin=Cut({P: 0}), end=Cut({P: 10}),
-        topics={"orders": "id"}, cluster="k", staged_at_ms=1, window_start_ms=2, tables=(table,),
-    )  # fmt: skip
+    values: dict[str, object] = {
+        "sink": "s",
+        "epoch": 2,
+        "number": 5,
+        "commit_id": "c",
+        "begin": Cut({P: 0}),
+        "end": Cut({P: 10}),
+        "topics": {"orders": "id"},
+        "cluster": "k",
+        "staged_at_ms": 1,
+        "window_start_ms": 2,
+        "tables": (table,),
+    }
     return StagedBatch(**{**values, **more})  # type: ignore[arg-type]
 
 

@@ -24,20 +24,22 @@ from frazil.core.errors import ConfigError
 if sys.version_info >= (3, 11):
     import tomllib
 else:  # pragma: no cover
-    import tomli as tomllib
+    import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
 
 T = TypeVar("T")
 
 #: Keys whose value is a secret in the libraries that the pass-through sections go to.
 SECRET = re.compile(
-    r"password|passphrase|secret|credential|(^|[.\-_])token($|\.)|user\.info|key\.pem"
-    r"|oauthbearer\.config|authorization|account\.key|connection-string",
+    r"password|passphrase|secret|credential(?!s?[.\-](provider|source))|(^|[.\-_])token($|\.)"
+    r"|user\.info|key\.pem|oauthbearer\.config|authorization|account\.key|connection-string",
     re.IGNORECASE,
 )
 #: Names that Iceberg keeps for itself: Spark cannot read a table that has one as a column.
 RESERVED = frozenset(
-    ["_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number", "_change_type", "_change_ordinal", "_commit_snapshot_id"]
-)
+    ["_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id",
+     "_last_updated_sequence_number", "_change_type", "_change_ordinal", "_commit_snapshot_id"]
+)  # fmt: skip
+CODECS = ("zstd", "snappy", "gzip", "lz4", "brotli", "none")
 FORMATS = ("confluent-avro", "avro", "json", "raw")
 
 
@@ -205,6 +207,10 @@ def overlay(document: dict[str, Any], environ: Mapping[str, str]) -> dict[str, A
             continue
         section, *rest = name.removeprefix("FRAZIL_").lower().split("__")
         where: Any = document
+        depth = 1 + (section == "table" and rest[0].isdigit()) + (rest[0] == "registry")
+        if len(rest) != depth or not isinstance(where.get(section, {}), (dict, list)):
+            raise ConfigError(f"cannot read environment variable {name}: "
+                              "expected FRAZIL_SECTION__KEY")  # fmt: skip
         if section == "table":
             index = int(rest.pop(0)) if rest and rest[0].isdigit() else 0
             tables = where.setdefault("table", [])
@@ -218,6 +224,9 @@ def overlay(document: dict[str, Any], environ: Mapping[str, str]) -> dict[str, A
             section = "registry"
         key = rest[0]
         if section in ("kafka", "catalog", "spark", "registry"):
+            flat = _settings(section, where)  # TOML nests what is dotted and not quoted
+            where.clear()
+            where.update(flat)
             alike = [k for k in where if re.sub(r"[.\-]", "_", k).lower() == key]
             key = alike[0] if alike else key if key == "name" else key.replace("_", ".")
         lists = ("topics", "partition_by")
@@ -228,10 +237,15 @@ def overlay(document: dict[str, Any], environ: Mapping[str, str]) -> dict[str, A
 
 def from_document(document: Mapping[str, Any], base: Path = Path()) -> Config:
     known = ("sink", "kafka", "decode", "catalog", "spark", "table")
+    if not isinstance(document.get("table", []), list):
+        raise ConfigError("cannot read config: [table] is one table; expected [[table]]")
     for section in document:
         if section not in known:
             raise ConfigError(f"cannot read config: unknown section [{section}]"
                               f"{_nearest(section, known)}")  # fmt: skip
+        for each in document["table"] if section == "table" else [document[section]]:
+            _table(section, each)
+    _table("decode.registry", document.get("decode", {}).get("registry", {}))
     decode = dict(document.get("decode", {}))
     decode["registry"] = _settings("decode.registry", decode.get("registry", {}))
     if decode.get("schema"):  # a path in a file is meant from where the file is
@@ -241,8 +255,6 @@ def from_document(document: Mapping[str, Any], base: Path = Path()) -> Config:
     if "sink" not in document:
         raise ConfigError("cannot read config: there is no [sink]", hint='[sink]\nid = "orders"')
     tables = document.get("table", [])
-    if not isinstance(tables, list):
-        raise ConfigError("cannot read config: [table] is one table; expected [[table]]")
     return Config(
         sink=_section(SinkConfig, "[sink]", document["sink"]),
         kafka=_settings("kafka", document.get("kafka", {})),
@@ -251,6 +263,13 @@ def from_document(document: Mapping[str, Any], base: Path = Path()) -> Config:
         spark=_settings("spark", document.get("spark", {})),
         tables=tuple(_section(TableConfig, "[[table]]", each) for each in tables),
     )
+
+
+def _table(section: str, values: Any) -> None:
+    if not isinstance(values, Mapping):
+        raise ConfigError(
+            f"cannot read config: [{section}] is {values!r}; expected a table of keys"
+        )
 
 
 def check(config: Config) -> None:
@@ -270,7 +289,9 @@ def check(config: Config) -> None:
         raise ConfigError(f"cannot read [sink] start: expected earliest, latest or a cut, "
                           f"found {sink.start!r}")  # fmt: skip
     if sink.fetch not in ("auto", "client"):
-        raise ConfigError(f"cannot read [sink] fetch: expected auto or client, found {sink.fetch!r}")
+        raise ConfigError(
+            f"cannot read [sink] fetch: expected auto or client, found {sink.fetch!r}"
+        )
     if not isinstance(sink.start, str):
         _check_cut(sink.start)
     for text in (sink.trigger, sink.commit_interval, sink.max_pending_age, sink.patience):
@@ -321,6 +342,12 @@ def _check_table(table: TableConfig) -> None:
         table.offset_column,
         table.timestamp_column,
     )
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"cannot use table {table.name}: two metadata columns are named "
+                          f"{twice[0]!r}")  # fmt: skip
+    if table.compression not in CODECS:
+        raise ConfigError(f"cannot use table {table.name}: compression {table.compression!r} is "
+                          f"unknown{_nearest(table.compression, CODECS)}")  # fmt: skip
     if taken := RESERVED & set(names):
         raise ConfigError(f"cannot use table {table.name}: the column name {min(taken)!r} is "
                           "reserved by Iceberg")  # fmt: skip
@@ -338,8 +365,8 @@ _REFUSED = (
     ("spark", r".*asyncProgressTracking.*", r".*", "progress is written by the commit, not beside "
      "it"),
     ("spark", r".*(realTimeMode|continuous).*", r".*", "without batches there is no cut to prove"),
-    ("kafka", r"enable\.auto\.commit", r"(?i)true", "the table is the position; the group's offsets "
-     "are published after the commit"),
+    ("kafka", r"enable\.auto\.commit", r"(?i)true", "the table is the position; the group's "
+     "offsets are published after the commit"),
     ("kafka", r"auto\.offset\.reset", r"(?!error$).*", "a position that is gone must stop the "
      "stream, not jump"),
     ("kafka", r"group\.id", r".*", "set [sink] group instead"),
@@ -385,7 +412,7 @@ def _section(kind: Callable[..., T], title: str, values: Mapping[str, Any]) -> T
 
 def _fit(where: str, kind: str, value: Any) -> Any:
     try:
-        if kind == "int" and not isinstance(value, bool):
+        if kind == "int" and isinstance(value, (int, str)) and not isinstance(value, bool):
             return int(value)
         if kind == "str" and isinstance(value, (str, int, float)) and not isinstance(value, bool):
             return str(value)

@@ -23,7 +23,6 @@ Errors cross process borders as text inside Spark's tracebacks: `from_traceback`
 from __future__ import annotations
 
 import json
-import re
 
 
 class FrazilError(Exception):
@@ -121,11 +120,11 @@ def across(error: FrazilError) -> RuntimeError:
 
 def from_traceback(text: str) -> FrazilError | None:
     """The error that a worker or the planner raised, found in Spark's text about it."""
-    found = re.search(re.escape(_MARK) + r"(\[.*\])", text)
-    if not found:
+    _, mark, rest = text.partition(_MARK)
+    if not mark:
         return None
     try:
-        name, message, hint = json.loads(found.group(1))
+        (name, message, hint), _ = json.JSONDecoder().raw_decode(rest)  # Spark may add to the line
     except ValueError:
         return None
     return _rebuild(name, message, hint)

@@ -59,9 +59,7 @@ class Chunk:
     Either Kafka's own batches, still closed, or values already taken out.
     """
 
-    def __init__(
-        self, span: Range, records: Records | None, opened: Opened | None = None
-    ) -> None:
+    def __init__(self, span: Range, records: Records | None, opened: Opened | None = None) -> None:
         self.span = span
         self.records = records
         self._opened = opened
@@ -119,7 +117,7 @@ def _chunks(consumer: Consumer, wanted: Range, patience: float, server: str) -> 
         if any(map(Message.error, messages)):
             messages, ended = _without_errors(messages, wanted, position)
         past = len(messages)
-        while past and messages[past - 1].offset() >= wanted.end:
+        while past and (messages[past - 1].offset() or 0) >= wanted.end:
             past -= 1
         if past < len(messages):
             ended = wanted.end
@@ -152,8 +150,7 @@ class _Building:
 
     def add(self, messages: list[Message]) -> None:
         count = len(messages)
-        first, last = messages[0].offset(), messages[-1].offset()
-        assert first is not None and last is not None
+        first, last = messages[0].offset() or 0, messages[-1].offset() or 0
         if first < self.next:
             raise Miscount(f"cannot read {self.partition}: expected offset {self.next} or later, "
                            f"found {first}")  # fmt: skip
@@ -167,7 +164,7 @@ class _Building:
             np.fromiter((stamp for _, stamp in map(Message.timestamp, messages)), np.int64, count)
         )
         values = list(map(Message.value, messages))
-        self._values += values  # type: ignore[arg-type]
+        self._values += values
         sample = values[:: max(1, count // 32)]
         self.mean_bytes = sum(len(v) for v in sample if v is not None) / len(sample)
         self.bytes += int(self.mean_bytes * count)

@@ -99,7 +99,9 @@ class Records:
     def _seal(self) -> bytes:
         layout, value = self._first
         key = b"\0" if layout.keyed else b"\1"  # empty, or null
-        inner = b"\0" + _SECRET + b"\0" + key + avro.zigzag(len(value or b"")) + (value or b"") + b"\0"
+        inner = (
+            b"\0" + _SECRET + b"\0" + key + avro.zigzag(len(value or b"")) + (value or b"") + b"\0"
+        )
         return avro.zigzag(len(inner)) + inner
 
     @functools.cached_property
@@ -138,6 +140,7 @@ class Records:
         length = frame["length"].to_numpy()
         if frame["headers"].to_numpy().any():
             return None
+        key_bytes: Longs | int
         if self.layout.keyed:
             keys = frame["key"].bin.size().to_numpy().astype(np.int64)
             key_bytes = _width(keys) + keys

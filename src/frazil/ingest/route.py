@@ -74,7 +74,7 @@ def route(
             raise Misfit(
                 f"cannot write {partition}: the table requires column {field.name!r} "
                 f"({field.type}), which the record lacks",
-                hint=f"make the column optional: ALTER TABLE … ALTER COLUMN {field.name} DROP NOT NULL",
+                hint=f"make it optional: ALTER TABLE … ALTER COLUMN {field.name} DROP NOT NULL",
             )
         columns.append(_fit(column, field, partition))
     return pa.Table.from_arrays(columns, schema=target)
@@ -100,6 +100,11 @@ def _origin(
 
 def _fit(column: Any, field: pa.Field, partition: Partition) -> Any:
     if column.type != field.type:
+        if not castable(column.type, field.type):  # Arrow's cast would drop fields, or parse text
+            raise Misfit(
+                f"cannot write {partition}: column {field.name!r} does not fit; the table has "
+                f"{field.type}, the record {column.type}"
+            )
         try:
             column = pc.cast(column, field.type)  # safe: never truncates, never overflows
         except pa.ArrowException as error:
@@ -107,9 +112,68 @@ def _fit(column: Any, field: pa.Field, partition: Partition) -> Any:
                 f"cannot write {partition}: column {field.name!r} does not fit; the table has "
                 f"{field.type}, the record {column.type}: {error}"
             ) from None
-    if not field.nullable and column.null_count:
+    if missing := _nulls(column, field):
         raise Misfit(
             f"cannot write {partition}: the table requires column {field.name!r}, "
-            f"{column.null_count} records have no value in it"
+            f"{missing} records have no value in it"
         )
     return column
+
+
+def _nulls(column: Any, field: pa.Field) -> int:
+    """Nulls where the table requires a value; Arrow sees to structs, not to lists and maps."""
+    if not field.nullable and column.null_count:
+        return int(column.null_count)
+    if _is_list(field.type) or pa.types.is_map(field.type):
+        chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+        if pa.types.is_map(field.type):
+            return sum(_nulls(chunk.items, field.type.item_field) for chunk in chunks)
+        return sum(_nulls(chunk.flatten(), field.type.value_field) for chunk in chunks)
+    return 0
+
+
+def differences(columns: pa.Schema, target: pa.Schema) -> list[str]:
+    found = []
+    for field in columns:
+        if field.name not in target.names:
+            found.append(f"column {field.name!r} ({field.type}) is not in the table")
+            continue
+        there = target.field(field.name)
+        if not castable(field.type, there.type):
+            found.append(f"column {field.name!r} is {there.type} in the table, "
+                         f"{field.type} in the records")  # fmt: skip
+    for there in target:
+        if there.name not in columns.names and not there.nullable:
+            found.append(f"column {there.name!r} ({there.type}) is required by the table and not "
+                         "in the records")  # fmt: skip
+    return found
+
+
+def castable(given: pa.DataType, there: pa.DataType) -> bool:
+    """May every value of `given` go into `there` unchanged (Iceberg's own promotions)?"""
+    if pa.types.is_struct(given) and pa.types.is_struct(there):
+        return not differences(pa.schema(list(given)), pa.schema(list(there)))
+    if _is_list(given) and _is_list(there):
+        return castable(given.value_type, there.value_type)
+    if pa.types.is_map(given) and pa.types.is_map(there):
+        return castable(given.key_type, there.key_type) and castable(
+            given.item_type, there.item_type
+        )
+    if pa.types.is_decimal(given) and pa.types.is_decimal(there):
+        return bool(given.scale == there.scale and given.precision <= there.precision)
+    widening = {(pa.int32(), pa.int64()), (pa.float32(), pa.float64())}
+    return _plain(given) == _plain(there) or (given, there) in widening
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_string(kind):
+        return pa.large_string()
+    if pa.types.is_binary(kind):
+        return pa.large_binary()
+    if isinstance(kind, pa.BaseExtensionType):  # uuid
+        return kind.storage_type
+    return kind

@@ -25,7 +25,7 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from frazil.core.config import Config, Settings, duration, size
@@ -84,11 +84,13 @@ class Planner:
         topics: tuple[str, ...] = (),
         pattern: str = "",
         origin: Origin | None = None,
+        client: bool = False,
     ) -> None:
         self._kafka = dict(kafka)
         self._topics = topics
         self._pattern = pattern
         self._known = origin or Origin()
+        self._client = client
         self._admin = AdminClient({"log_level": "2", **kafka})
         self._uncommitted = kafka.get("isolation.level") == "read_uncommitted"
         self._mean_bytes = 0.0
@@ -118,8 +120,8 @@ class Planner:
     def watermarks(self, partitions: list[Partition]) -> Watermarks:
         with self._asking(f"read the offsets of {len(partitions)} partitions"):
             return Watermarks(
-                self._offsets(partitions, OffsetSpec.earliest()),
-                self._offsets(partitions, OffsetSpec.latest()),
+                self._offsets(partitions, OffsetSpec.earliest()),  # type: ignore[no-untyped-call]
+                self._offsets(partitions, OffsetSpec.latest()),  # type: ignore[no-untyped-call]
             )
 
     def start(self, position: Cut, start: str | Mapping[str, Mapping[str, int]]) -> Cut:
@@ -212,7 +214,7 @@ class Planner:
             wanted = Range(where, position[where], position[where] + min(500, backlog[where]))
             sizes = [
                 len(value or b"")
-                for chunk in fetch(self._kafka, wanted, patience=_CALL_SECONDS)
+                for chunk in fetch(self._kafka, wanted, patience=_CALL_SECONDS, client=self._client)
                 for value in chunk.open()[0]
             ]
             self._mean_bytes = sum(sizes) / max(1, len(sizes))
@@ -319,6 +321,7 @@ def options(
         "task": config.sink.max_records_per_task,
         "parallelism": parallelism,
         "patience": duration(config.sink.patience),
+        "client": config.sink.fetch == "client",
     }
     return {"plan": json.dumps(plan)}
 
@@ -352,6 +355,7 @@ class RangeReader(DataSourceStreamReader):
                     topics=tuple(self._plan["topics"]),
                     pattern=self._plan["pattern"],
                     origin=self._origin,
+                    client=self._plan["client"],
                 )
             self._at = self._planner.advance(
                 self._at,

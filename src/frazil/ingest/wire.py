@@ -125,7 +125,7 @@ def _visible(
     waiting = sorted(aborted, key=lambda each: each[1])
     void: set[int] = set()
     for raw in batches:
-        (base, length, _, magic, crc, attributes, last_delta, first_ms, max_ms, producer, _, _,
+        (base, _, _, magic, crc, attributes, last_delta, first_ms, max_ms, producer, _, _,
          count) = _HEADER.unpack_from(raw)  # fmt: skip
         if magic != 2:
             raise Unsupported(f"message format {magic}", position)
@@ -206,9 +206,7 @@ def _all(data: bytes, complete: bool, position: int) -> bytes:
 # ── the protocol ─────────────────────────────────────────────────────────────────────────────────
 
 
-def _send(
-    kafka: Mapping[str, str], partition: Partition, offset: int, committed: bool
-) -> None:
+def _send(kafka: Mapping[str, str], partition: Partition, offset: int, committed: bool) -> None:
     """Fetch, version 11: what every broker from 2.3 on understands."""
     topic = partition.topic.encode()
     body = b"".join(
@@ -249,7 +247,7 @@ def _receive(
             break  # the last one may be cut off
         batches.append(view[at : at + length])
         at += length
-    return code, batches, aborted  # type: ignore[return-value]
+    return code, batches, aborted
 
 
 def _read(connection: socket.socket) -> bytearray:
@@ -286,7 +284,7 @@ def _leader(kafka: Mapping[str, str], partition: Partition) -> tuple[str, int]:
             broker = found.brokers[leader]
         except (KafkaException, KeyError) as error:
             raise OSError(f"no leader of {partition}: {error}") from None
-        _leaders[key] = (broker.host, broker.port)
+        _leaders[key] = (str(broker.host), broker.port)
     return _leaders[key]
 
 

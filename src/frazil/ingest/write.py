@@ -120,7 +120,10 @@ class Writer:
         names = keys.schema.names
         codes = np.zeros(len(rows), np.int64)
         for name in names:  # one number per combination of partition values
-            encoded = keys.column(name).combine_chunks().dictionary_encode("encode")
+            column = keys.column(name).combine_chunks()
+            if isinstance(column.type, pa.BaseExtensionType):  # uuid: Arrow encodes its bytes
+                column = column.storage
+            encoded = column.dictionary_encode("encode")
             if isinstance(encoded, pa.ChunkedArray):
                 encoded = encoded.combine_chunks()
             codes = codes * (len(encoded.dictionary) + 1) + np.asarray(encoded.indices)
@@ -242,7 +245,7 @@ def _repetitive(sample: pa.Table) -> list[str] | bool:
     head = sample.slice(0, 4096)
     found = []
     for column in head.schema:
-        if pa.types.is_nested(column.type):
+        if pa.types.is_nested(column.type) or isinstance(column.type, pa.BaseExtensionType):
             continue
         distinct = pc.count_distinct(head.column(column.name)).as_py()
         if distinct <= max(2, len(head) * DICTIONARY_SHARE):
@@ -254,6 +257,8 @@ def _source(rows: pa.Table, schema: Schema, field_id: int) -> pa.Array:
     """A partition field's source column, which may stand inside structs."""
     path = schema.find_column_name(field_id)
     assert path is not None
+    if path in rows.schema.names:  # a dot may also stand in a name
+        return rows.column(path).combine_chunks()
     first, *rest = path.split(".")
     column = rows.column(first)
     for name in rest:

@@ -55,7 +55,7 @@ class Broker:
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.directory = directory
-        self._jvm = jvm
+        self._options = jvm
         self._settings = dict(settings or {})
         self._classpath = jars.classpath(jars.fetch(jars.KAFKA, say=say))
         self._port, self._controller = free_ports(2)
@@ -105,7 +105,7 @@ class Broker:
 
     def _java(self) -> list[str]:
         log_level = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
-        return [jars.java(), *self._jvm, log_level, "-cp", self._classpath]
+        return [jars.java(), *self._options, log_level, "-cp", self._classpath]
 
     def _format(self, config: Path) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)

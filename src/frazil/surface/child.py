@@ -32,7 +32,7 @@ class Pipeline:
         command = [sys.executable, "-m", "frazil.surface.child", str(config), "--until", until]
         command += ["--hold", hold] if hold else []
         command += ["--audit"] if audit else []
-        self._log = open(log, "ab") if log else subprocess.DEVNULL
+        self._log = open(log, "ab") if log else subprocess.DEVNULL  # noqa: SIM115 (see wait)
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=self._log, stdin=subprocess.DEVNULL,
             start_new_session=True, preexec_fn=die_with_parent,
@@ -103,7 +103,7 @@ def _run(given: argparse.Namespace, out: IO[str]) -> int:
             sink.wait_until(sink.ends())
         else:
             while True:
-                query.awaitTermination(0.2)
+                query.awaitTermination(1)
                 sink.check()
     finally:
         sink.stop()

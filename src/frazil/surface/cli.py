@@ -19,8 +19,12 @@ from frazil.core import config as configs
 from frazil.core.config import Config
 from frazil.core.errors import ConfigError, FrazilError, from_traceback
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
-                  help="Streams into Apache Iceberg tables, exactly once, with the proof.")  # fmt: skip
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Streams into Apache Iceberg tables, exactly once, with the proof.",
+)
 progress = Console(stderr=True)
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
@@ -47,8 +51,10 @@ def run(
             rows = sum(written.values())
             rate = rows / (time.monotonic() - began)
             waiting = len(sink.committer.pending)
-            progress.print(f"batch {step.batch} committed: {rows:,} rows, {rate:,.0f}/s"
-                           + (f", {waiting} batches staged behind it" if waiting else ""))  # fmt: skip
+            progress.print(
+                f"batch {step.batch} committed: {rows:,} rows, {rate:,.0f}/s"
+                + (f", {waiting} batches staged behind it" if waiting else "")
+            )
 
     sink = Sink(given, on_step=on_step)
     spark = _session(given)
@@ -209,8 +215,10 @@ def _bare(table: str, catalog: list[str]) -> Config:
     pairs = dict(pair.partition("=")[::2] for pair in catalog)
     section = configs.overlay({"catalog": pairs}, os.environ).get("catalog", {})
     if not section:
-        raise ConfigError(f"cannot find table {table}: no catalog is given",
-                          hint="add --catalog type=… --catalog uri=…, or give the sink's TOML file")  # fmt: skip
+        raise ConfigError(
+            f"cannot find table {table}: no catalog is given",
+            hint="add --catalog type=… --catalog uri=…, or give the sink's TOML file",
+        )
     return configs.from_document(
         {
             "sink": {"id": "audit", "topics": ["none"]},

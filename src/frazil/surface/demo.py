@@ -202,7 +202,8 @@ def render(outcome: Outcome, console: Console) -> None:
     colour = "green" if outcome.verdict == "proven" else "red"
     console.print(
         f"[bold {colour}]{outcome.verdict}[/]: {outcome.audit['written']:,} of {outcome.rows:,} "
-        f"records exactly once, {outcome.kills} kills survived, {outcome.audit['commits']} commits, "
+        f"records exactly once, {outcome.kills} kills survived, "
+        f"{outcome.audit['commits']} commits, "
         f"{outcome.seconds:.0f} s ({outcome.rows / outcome.seconds:,.0f} rows/s, restarts included)"
     )
     console.print("\nLook for yourself, with Spark SQL and with DuckDB:")

@@ -143,7 +143,8 @@ def _ivy_xml(
     for coordinate in overrides:
         org, artifact, version = coordinate.split(":")
         rows.append(
-            f"<override org={quoteattr(org)} module={quoteattr(artifact)} rev={quoteattr(version)}/>"
+            f"<override org={quoteattr(org)} module={quoteattr(artifact)} "
+            f"rev={quoteattr(version)}/>"
         )
     return (
         '<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">'

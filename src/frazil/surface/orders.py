@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 SCHEMA = json.dumps(
     {

@@ -166,15 +166,20 @@ def audit(
             added = int(snapshot.summary.get("added-records", 0))
             deleted = int(snapshot.summary.get("deleted-records", 0))
             foreign += added - deleted
-            removed |= snapshot.operation in ("delete", "overwrite") and deleted > added
+            # A compaction replaces rows by the same rows. Whatever else takes rows away, or hides
+            # them behind delete files, may have taken ours.
+            rewritten = snapshot.operation == "replace" and added == deleted
+            removed |= deleted > 0 and not rewritten
             removed |= int(snapshot.summary.get("added-delete-files", 0)) > 0
     reports = []
-    alone = len(entries) == 1
+    writers = {name for name, mine in entries.items() if any(each.ranges for each in mine)}
     for name, mine in sorted(entries.items()):
         if sink and name != sink:
             continue
         reports.append(
-            _report(table, name, mine, files, complete, alone, None if removed else foreign)
+            _report(
+                table, name, mine, files, complete, writers <= {name}, None if removed else foreign
+            )
         )
     return reports
 
@@ -193,7 +198,9 @@ def _report(
     if len(set(paths)) != len(paths):
         twice = sorted({path for path in paths if paths.count(path) > 1})
         findings.append(f"overlap: {len(twice)} data files are in the table twice: {twice[0]}")
-    lines = _lines(entries, files if alone else [])
+    lines = _lines(entries, files if alone and complete else [])
+    if alone and complete:
+        findings += _misplaced(lines, files)
     if not complete:
         findings.append(
             "cannot tell: snapshots before the oldest one left were expired; the ranges above are "
@@ -214,6 +221,32 @@ def _report(
             )
     commits = sum(1 for entry in entries if entry.ranges)
     return Report(table, sink, tuple(lines), commits, tuple(findings))
+
+
+def _misplaced(lines: Sequence[Line], files: Sequence[DataFile]) -> list[str]:
+    """Offsets that the files' own bounds put outside the ledger's ranges, or in twice.
+
+    Files whose bounds overlap share at most as many offsets as their bounds span together: more
+    rows than that, and some offset is there twice.
+    """
+    found = []
+    for line in lines:
+        mine = sorted(
+            (f.offsets, f.rows) for f in files if f.partition == line.range.partition and f.offsets
+        )
+        low, high, rows = 0, -1, 0
+        for (start, end), count in mine:
+            if start < line.range.start or end >= line.range.end:
+                found.append(f"unaccounted: a data file holds {line.range.partition} "
+                             f"[{start}, {end + 1}); the ledger has {line.range}")  # fmt: skip
+            if start > high:
+                low, high, rows = start, end, count
+            else:
+                high, rows = max(high, end), rows + count
+            if rows > high - low + 1:
+                found.append(f"overlap: {rows} rows of {line.range.partition} lie in the "
+                             f"{high - low + 1} offsets [{low}, {high + 1})")  # fmt: skip
+    return found
 
 
 def _lines(entries: Sequence[Entry], files: Sequence[DataFile]) -> list[Line]:

@@ -115,7 +115,7 @@ def decide(table: str, head: Head, seen: str | None, entry: Entry) -> Append | A
             Expired(
                 f"cannot commit to table {table}: its history ends before an entry of sink "
                 f"{entry.sink}, and there is no witness; not found is not never committed",
-                hint=f"compare the table with the topic, then set the tag {witness_tag(entry.sink)}",
+                hint=f"compare table and topic, then set the tag {witness_tag(entry.sink)}",
             )
         )
     if head.commit_id != seen:
@@ -282,7 +282,7 @@ class Target:
         return check
 
     def _sweep(self, leftovers: list[str], live: Snapshot) -> None:
-        """Remove the manifest lists of tries that came to nothing. The live one is not among them."""
+        """Remove the manifest lists of tries that came to nothing, and never the live one."""
         for path in leftovers:
             if path != live.manifest_list and "/snap-" in path:
                 self.table.delete(path)
@@ -530,16 +530,17 @@ def chain(position: Cut, staged: Sequence[StagedBatch], committed: set[str]) -> 
         ]
         if not following:
             return found
-        following.sort(
-            key=lambda b, here=here: (
-                sum(offset for partition, offset in b.begin.items() if partition not in here),
-                b.commit_id not in committed,
-                -b.epoch,
-                b.number,
+        ranked = [
+            (
+                sum(offset for partition, offset in batch.begin.items() if partition not in here),
+                batch.commit_id not in committed,
+                -batch.epoch,
+                batch.number,
             )
-        )
-        found.append(following[0])
-        here = following[0].end
+            for batch in following
+        ]
+        found.append(following[ranked.index(min(ranked))])
+        here = found[-1].end
 
 
 def _differs(table: str, there: Entry | None, seen: str | None, entry: Entry) -> FrazilError:

@@ -52,10 +52,26 @@ def rows(located: Sequence[tuple[StagedBatch, Snapshot]]) -> pa.Table:
                 seen, span = tally.seen or (None, None), tally.watermark or (None, None)
                 where = tally.range
                 found.append(
-                    (batch.sink, batch.number, table.name, *where.partition, where.start, where.end,
-                     tally.written, tally.rejected, tally.skipped, tally.invisible, *seen, *span,
-                     batch.window_start_ms * 1000 or None, batch.epoch, batch.commit_id, snapshot.id, now)
-                )  # fmt: skip
+                    (
+                        batch.sink,
+                        batch.number,
+                        table.name,
+                        *where.partition,
+                        where.start,
+                        where.end,
+                        tally.written,
+                        tally.rejected,
+                        tally.skipped,
+                        tally.invisible,
+                        *seen,
+                        *span,
+                        batch.window_start_ms * 1000 or None,
+                        batch.epoch,
+                        batch.commit_id,
+                        snapshot.id,
+                        now,
+                    )
+                )
     columns = list(zip(*found, strict=True)) if found else [()] * len(COLUMNS)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, COLUMNS, strict=True)]
     return pa.Table.from_arrays(arrays, schema=COLUMNS)

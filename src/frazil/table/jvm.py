@@ -134,10 +134,11 @@ class Catalog:
         self.name = name
         self._spark = spark
         self._jvm: Any = spark._jvm
+        assert self._jvm is not None
         self._iceberg = self._jvm.org.apache.iceberg
         gateway = spark.sparkContext._gateway
         assert gateway is not None
-        ensure_callback_server_started(gateway)
+        ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
         self._gateway = gateway
         with _translated(f"open catalog {name}"):
             manager = spark._jsparkSession.sessionState().catalogManager()

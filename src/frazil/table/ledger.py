@@ -250,7 +250,7 @@ def _decode(text: str) -> dict[Partition, tuple[int, ...]]:
 
 
 def _columns(rows: Sequence[Sequence[int]]) -> list[list[int]]:
-    """First column as it is, each further one as the difference to the one before: small numbers."""
+    """The first column as it is, each further one less the one before: small numbers."""
     first = [[row[0] for row in rows]]
     return first + [[row[i] - row[i - 1] for row in rows] for i in range(1, len(rows[0]))]
 

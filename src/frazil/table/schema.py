@@ -18,11 +18,17 @@ from pyiceberg.io.pyarrow import (
 )
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.transforms import Transform, parse_transform
-from pyiceberg.types import TimestampType, TimestamptzType
+from pyiceberg.types import (
+    BinaryType,
+    TimestampNanoType,
+    TimestampType,
+    TimestamptzNanoType,
+    TimestamptzType,
+)
 
 from frazil.core.config import RESERVED, TableConfig
 from frazil.core.errors import ConfigError, Misfit
-from frazil.ingest.route import Metadata
+from frazil.ingest.route import Metadata, differences
 
 _TRANSFORM = re.compile(
     r"\s*(?:(?P<name>[a-z]+)\s*\(\s*(?:(?P<width>\d+)\s*,\s*)?(?P<inner>[^(),]+?)\s*"
@@ -32,32 +38,43 @@ _TRANSFORM = re.compile(
 
 def iceberg_schema(columns: pa.Schema, metadata: Metadata, table: TableConfig) -> str:
     """Iceberg's JSON of a new table: the record's columns, then the metadata columns."""
-    clash = set(columns.names) & {field.name for field in metadata.fields}
-    if clash:
+    taken_by_us = {field.name.lower() for field in metadata.fields}
+    if clash := [name for name in columns.names if name.lower() in taken_by_us]:
         raise Misfit(
-            f"cannot create table {table.name}: the records have a column {sorted(clash)[0]!r}, "
+            f"cannot create table {table.name}: the records have a column {clash[0]!r}, "
             "which is also the name of a metadata column",
             hint="give the metadata column another name in [[table]]",
         )
     if taken := RESERVED & set(columns.names):
         raise Misfit(f"cannot create table {table.name}: the records have a column {min(taken)!r}, "
                      "a name that Iceberg keeps for itself")  # fmt: skip
-    lower: dict[str, str] = {}
-    for name in columns.names:  # Spark, and most engines, do not tell `Id` from `id`
-        if name.lower() in lower:
-            raise Misfit(f"cannot create table {table.name}: columns {lower[name.lower()]!r} and "
-                         f"{name!r} differ only in case")  # fmt: skip
-        lower[name.lower()] = name
+    _check_case(list(columns), table.name)
     try:
         schema = _pyarrow_to_schema_without_ids(
-            pa.schema([*columns, *metadata.fields]), format_version=table.format_version
+            pa.schema([*columns, *metadata.fields]),
+            format_version=3 if table.format_version == 3 else 2,
         )
-    except (UnsupportedPyArrowTypeException, TypeError, ValidationError) as error:
+    except (UnsupportedPyArrowTypeException, TypeError, ValueError, ValidationError) as error:
+        nanoseconds = "timestamp[ns" in str(error)
         raise Misfit(
             f"cannot create table {table.name}: {error}",
-            hint="nanosecond timestamps need format_version = 3",
+            hint="nanosecond timestamps need format_version = 3" if nanoseconds else "",
         ) from None
     return str(assign_fresh_schema_ids(schema).model_dump_json())
+
+
+def _check_case(fields: list[pa.Field], table: str) -> None:
+    """Spark, and most engines, do not tell `Id` from `id`."""
+    lower: dict[str, str] = {}
+    for field in fields:
+        if field.name.lower() in lower:
+            raise Misfit(f"cannot create table {table}: columns {lower[field.name.lower()]!r} and "
+                         f"{field.name!r} differ only in case")  # fmt: skip
+        lower[field.name.lower()] = field.name
+        kind = field.type
+        if pa.types.is_nested(kind):
+            inside = [kind.field(i) for i in range(kind.num_fields)]
+            _check_case(inside, table)
 
 
 def partition_spec(schema_json: str, partition_by: tuple[str, ...], table: str) -> str:
@@ -73,7 +90,9 @@ def partition_spec(schema_json: str, partition_by: tuple[str, ...], table: str) 
                 f"cannot partition table {table} by {text!r}: there is no column {column!r}; "
                 f"expected one of {', '.join(schema.column_names)}"
             ) from None
-        if not transform.can_transform(source.field_type):
+        if not transform.can_transform(source.field_type) or _unwritable(
+            str(transform).split("[")[0], source.field_type
+        ):
             raise ConfigError(
                 f"cannot partition table {table} by {text!r}: {column} is {source.field_type}, "
                 f"which {str(transform).split('[')[0]} does not take"
@@ -86,6 +105,8 @@ def partition_spec(schema_json: str, partition_by: tuple[str, ...], table: str) 
                 "transform": str(transform),
             }
         )
+        if fields[-1]["name"] in [each["name"] for each in fields[:-1]]:
+            raise ConfigError(f"cannot partition table {table} by {text!r}: it is there already")
     return json.dumps({"spec-id": 0, "fields": fields})
 
 
@@ -99,23 +120,6 @@ def check_fits(columns: pa.Schema, schema_json: str, metadata: Metadata, table: 
             + "; ".join(found),
             hint="change the table with ALTER TABLE, or write to another one",
         )
-
-
-def differences(columns: pa.Schema, target: pa.Schema) -> list[str]:
-    found = []
-    for field in columns:
-        if field.name not in target.names:
-            found.append(f"column {field.name!r} ({field.type}) is not in the table")
-            continue
-        there = target.field(field.name)
-        if not _castable(field.type, there.type):
-            found.append(f"column {field.name!r} is {there.type} in the table, "
-                         f"{field.type} in the records")  # fmt: skip
-    for there in target:
-        if there.name not in columns.names and not there.nullable:
-            found.append(f"column {there.name!r} ({there.type}) is required by the table and not "
-                         "in the records")  # fmt: skip
-    return found
 
 
 def event_time_column(schema_json: str, table: TableConfig) -> str:
@@ -136,36 +140,6 @@ def event_time_column(schema_json: str, table: TableConfig) -> str:
     return table.event_time
 
 
-def _castable(given: pa.DataType, there: pa.DataType) -> bool:
-    """May every value of `given` go into `there` unchanged (Iceberg's own promotions)?"""
-    if pa.types.is_struct(given) and pa.types.is_struct(there):
-        return not differences(pa.schema(list(given)), pa.schema(list(there)))
-    if _is_list(given) and _is_list(there):
-        return _castable(given.value_type, there.value_type)
-    if pa.types.is_map(given) and pa.types.is_map(there):
-        return _castable(given.key_type, there.key_type) and _castable(
-            given.item_type, there.item_type
-        )
-    if pa.types.is_decimal(given) and pa.types.is_decimal(there):
-        return given.scale == there.scale and given.precision <= there.precision
-    widening = {(pa.int32(), pa.int64()), (pa.float32(), pa.float64())}
-    return _plain(given) == _plain(there) or (given, there) in widening
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_string(kind):
-        return pa.large_string()
-    if pa.types.is_binary(kind):
-        return pa.large_binary()
-    if isinstance(kind, pa.BaseExtensionType):  # uuid
-        return kind.storage_type
-    return kind
-
-
 def _parse(text: str, table: str) -> tuple[str, Transform]:  # type: ignore[type-arg]
     found = _TRANSFORM.fullmatch(text)
     if not found:
@@ -175,7 +149,7 @@ def _parse(text: str, table: str) -> tuple[str, Transform]:  # type: ignore[type
     if found["column"]:
         return found["column"], parse_transform("identity")
     name = found["name"].removesuffix("s")
-    width = found["width"] or found["behind"]
+    width = found["width"] or found["behind"] if not (found["width"] and found["behind"]) else None
     if name in ("year", "month", "day", "hour", "identity") and not width:
         return found["inner"], parse_transform(name)
     if name in ("bucket", "truncate") and width and int(width) > 0:
@@ -183,6 +157,13 @@ def _parse(text: str, table: str) -> tuple[str, Transform]:  # type: ignore[type
     raise ConfigError(f"cannot partition table {table} by {text!r}: unknown transform, or one "
                       "without its number; expected bucket(n, column) or truncate(n, column), "
                       "or year, month, day, hour(column)")  # fmt: skip
+
+
+def _unwritable(transform: str, kind: object) -> bool:
+    """What Iceberg allows and pyiceberg's writer cannot compute."""
+    if isinstance(kind, (TimestampNanoType, TimestamptzNanoType)):
+        return transform in ("identity", "hour")
+    return isinstance(kind, BinaryType) and transform == "truncate"
 
 
 def _partition_name(column: str, transform: Transform) -> str:  # type: ignore[type-arg]
