@@ -177,3 +177,21 @@ def mutilated(dice: random.Random, value: bytes, others: list[bytes | None]) -> 
     if way == 5:  # the same, so that the lengths fit
         return value[:-1] + record(1, value)[: dice.randrange(1, 60)]
     return value[:5] + varint(dice.randrange(2**40)) + value[6:]
+
+
+@pytest.mark.parametrize("extra", [b"\0", b"\0\0", b"\0" + b"x" * 40])
+def test_the_last_record_of_a_block_may_be_no_longer_than_its_datum(extra: bytes):
+    """It has no neighbour that a shift would show in."""
+    dice = random.Random(8)
+    values: list[bytes | None] = [datum(dice, i) for i in range(20)]
+    values[-1] = (values[-1] or b"") + extra
+    given = [Batch(0, 19, 20, 0, None, b"".join(record(i, v) for i, v in enumerate(values)))]
+    assert DECODER.framed(Records(given, 0, 99)) is None
+    _, rejected = DECODER.decode(Records(given, 0, 99).open()[0])
+    assert [each.index for each in rejected] == [19]
+
+
+def test_nothing_but_invisible_offsets_is_nothing():
+    values, offsets, stamps = Records([], 5, 9).open()
+    assert values == []
+    assert len(offsets) == len(stamps) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -296,3 +297,66 @@ def _failing_once(call):  # type: ignore[no-untyped-def]
         return call(*args)
 
     return wrapped
+
+
+def test_a_commit_that_goes_through_on_the_last_try_is_read_back_too():
+    table = FakeTable()
+    table.faults = ["dropped"] * (ATTEMPTS - 1) + ["lost"]
+    put(target(table), batch(0, 5, "a"))
+    assert table.live() == ["m-a"]
+
+
+def test_a_new_partition_beside_an_idle_one_is_taken_over_from_its_first_batch():
+    """The position does not know the partition: every batch of it seems to lead on."""
+    new = Partition("orders", 1)
+
+    def of_new(begin: int, end: int, number: int, epoch: int = 1) -> StagedBatch:
+        one = batch(0, 0, f"n{number}", number, epoch)
+        return replace(one, begin=Cut({P: 5, new: begin}), end=Cut({P: 5, new: end}))
+
+    staged = [of_new(20, 30, 2, epoch=2), of_new(10, 20, 1), of_new(0, 10, 0)]
+    assert [b.number for b in chain(Cut({P: 5}), staged, set())] == [0, 1, 2]
+
+
+def test_a_claim_names_the_cut_that_the_life_starts_from():
+    table = FakeTable()
+    head = target(table).claim(lambda position: Cut({**{P: 7}, **position}))
+    assert head.entry is not None
+    assert head.entry.end == Cut({P: 7})
+    again = target(table, 2).claim(lambda position: Cut({**{P: 99}, **position}))
+    assert again.entry is not None
+    assert again.entry.end == Cut({P: 7}), "the ledger's cut counts, not the second look"
+
+
+def test_the_witness_never_moves_back_from_a_claim_to_an_older_batch():
+    rig = Rig()
+    rig.index.faults = ["dropped"] * 2 * ATTEMPTS
+    with pytest.raises(Unavailable):
+        rig.commit(batch(0, 5, "a"))
+    rig.index.faults = []
+    rig.restart(epoch=2)
+    for life in rig.targets:
+        life.witness(next(life.table.history("main")))
+    rig.commit(batch(0, 5, "a"))
+    claimed = rig.data.tagged("frazil/s")
+    assert claimed is not None
+    assert claimed.summary["frazil.epoch"] == "2"
+
+
+def test_a_bound_that_is_reached_brings_the_commit_forward_and_hurry_lets_everyone_in():
+    rig = Rig()
+    rig.restart(epoch=2, bounds=Bounds(1, 10**9, 3600))
+    committer = rig.committer
+    committer._interval = 3600
+    committer._clock = time
+    committer.start()
+    try:
+        committer.submit(batch(0, 5, "a", epoch=2))
+        committer.submit(batch(5, 9, "b", 1, epoch=2))  # would wait an hour for the interval
+        assert committer.wait_until(Cut({P: 5}), 10)
+        committer.hurry()
+        committer.submit(batch(9, 12, "c", 2, epoch=2))
+        assert committer.flush(10)
+    finally:
+        committer.close()
+    assert rig.data.live() == ["m-a", "m-b", "m-c"]

@@ -103,7 +103,8 @@ def _chunks(consumer: Consumer, wanted: Range, patience: float, server: str) -> 
     call = CALL_RECORDS
     deadline = time.monotonic() + patience
     while position < wanted.end:
-        messages = consumer.consume(call, timeout=1.0)
+        # Waits for all of `call` or the time-out: short, for a range's tail is shorter than that.
+        messages = consumer.consume(call, timeout=0.05)
         if not messages:
             if time.monotonic() > deadline:
                 raise Unavailable(

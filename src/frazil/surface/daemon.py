@@ -7,6 +7,7 @@ task, which means reading a zip file's whole directory again, a tenth of a secon
 """
 
 import gc
+import importlib
 import importlib.machinery
 import sys
 
@@ -19,11 +20,11 @@ if all(importlib.machinery.PathFinder.find_spec(name, _elsewhere) for name in ("
     for _path in _zips:
         sys.path_importer_cache.pop(_path, None)
 
-import frazil.ingest.route  # noqa: E402
-import frazil.ingest.write  # noqa: E402, F401  (made once here, inherited by every worker)
-
 if __name__ == "__main__":
     from pyspark.daemon import manager
+
+    if sys.argv[1:] == ["pyspark.worker"]:  # Spark has such daemons for planning, too
+        importlib.import_module("frazil.ingest.write")
 
     gc.freeze()  # Spark collects garbage after every task; these modules are none
     assert "polars" not in sys.modules
