@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from frazil.core.config import Config, from_document
+from frazil.surface import jars
 from frazil.surface.broker import Broker
 from frazil.surface.session import session
 from tests.oracle import Lake
@@ -30,7 +31,10 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
 
 @pytest.fixture(scope="session")
 def spark(lake: Lake) -> Iterator[Any]:
-    running = session(lake.config("spark", "none", "none:1"))
+    aws = jars.fetch(jars.AWS, transitive=False)  # for the tests with an object store
+    running = session(
+        lake.config("spark", "none", "none:1", spark={"spark.jars": ",".join(map(str, aws))})
+    )
     yield running
     running.stop()
 

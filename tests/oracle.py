@@ -37,6 +37,7 @@ class Lake:
             "decode": {"format": "raw", **sections.get("decode", {})},
             "catalog": {"type": "jdbc", "uri": uri, "jdbc.schema-version": "V1",
                         "warehouse": str(self.folder / "warehouse")},
+            "spark": sections.get("spark", {}),
             "table": [{"name": f"db.{name}", **sections.get("table", {})}],
         }  # fmt: skip
 

@@ -544,9 +544,10 @@ class Sink:
         while True:
             try:
                 return call()
-            except (Unavailable, Unknown):
+            except (Unavailable, Unknown) as error:
                 if time.monotonic() > deadline:
                     raise
+                self._committer.progress.blocked = error.message
                 time.sleep(pause)
                 pause = min(5.0, pause * 2)
 
@@ -576,7 +577,7 @@ class Sink:
 
     @property
     def _stage_folder(self) -> str:
-        return f"{self._index.location}/stage/{self.config.sink.id}/"
+        return stage_folder(self.config, self._index)
 
     @property
     def _file_stem(self) -> str:
@@ -612,7 +613,7 @@ def inspect(config: Config, spark: SparkSession) -> dict[str, object]:
     position = entry.end if entry else Cut()
     staged = []
     if table is not None:
-        folder = f"{table.location}/stage/{config.sink.id}/"
+        folder = stage_folder(config, table)
         found = [stage.load(table.fetch(p)) for p in table.listing(folder) if p.endswith(".json")]
         staged = [b for b in found if b is not None and not position.reaches(b.end)]
     planner = Planner(
@@ -652,6 +653,10 @@ _NO_TABLE = TableShape(
     compression="zstd",
     io={},
 )
+
+
+def stage_folder(config: Config, index_table: Table) -> str:
+    return f"{config.sink.stage.rstrip('/') or f'{index_table.location}/stage'}/{config.sink.id}/"
 
 
 def _text(path: str) -> str:

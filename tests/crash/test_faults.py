@@ -33,8 +33,8 @@ from tests.system.streams import (
 Make = Callable[..., Config]
 ROW = {"type": "record", "name": "Row", "fields": [
     {"name": "id", "type": "long"}, {"name": "text", "type": "string"}]}  # fmt: skip
-#: one more than a chunk, so that the file is open while the next chunk waits for its schema
-FIRST_CHUNK = 50_000
+#: several fetches of records, so that the file is open while a later chunk waits for its schema
+FIRST = 20_000
 
 
 def test_a_worker_killed_in_the_middle_of_a_file_is_replaced_and_the_batch_is_exact(
@@ -42,8 +42,8 @@ def test_a_worker_killed_in_the_middle_of_a_file_is_replaced_and_the_batch_is_ex
 ):
     """The second schema's answer is held back: the worker stands between two chunks of one file."""
     create_topic(broker.bootstrap, name, 1)
-    values = [avro(ROW, {"id": i, "text": f"t{i}"}, 1) for i in range(FIRST_CHUNK)]
-    values += [avro(ROW, {"id": FIRST_CHUNK + i, "text": "late"}, 2) for i in range(10)]
+    values = [avro(ROW, {"id": i, "text": f"{i:0300d}"}, 1) for i in range(FIRST)]
+    values += [avro(ROW, {"id": FIRST + i, "text": "late"}, 2) for i in range(10)]
     produce(broker.bootstrap, name, values)
     with Registry(id1=ROW, id2={**ROW, "doc": "the same, newer"}) as registry:
         registry.shut = {2}
@@ -63,8 +63,8 @@ def test_a_worker_killed_in_the_middle_of_a_file_is_replaced_and_the_batch_is_ex
     assert len(list(folder.rglob("*.parquet"))) == 2, "the dead worker's file, and the right one"
     rows = lake.query(f"db.{name}", "_offset, id, text")
     assert_once((offset,) for offset, _, _ in rows)
-    assert {(o, i) for o, i, _ in rows} == {(i, i) for i in range(FIRST_CHUNK + 10)}
-    assert proven(config, spark).written == FIRST_CHUNK + 10
+    assert {(o, i) for o, i, _ in rows} == {(i, i) for i in range(FIRST + 10)}
+    assert proven(config, spark).written == FIRST + 10
 
 
 def writing(folder: Path) -> list[psutil.Process]:

@@ -34,7 +34,6 @@ from frazil.table.commit import Target, witness_tag
 from frazil.table.jvm import Catalog
 from frazil.table.ledger import Entry, Snapshot, parse
 from tests.fakes import FakeTable
-from tests.oracle import Lake
 
 P = Partition("orders", 0)
 SCHEMA = json.dumps({"type": "struct", "schema-id": 0, "fields": [
@@ -577,7 +576,7 @@ def test_a_catalog_that_stays_away_is_unavailable_and_the_batch_can_go_in_later(
 
 
 def _rewrite_and_expire(real: Real) -> None:
-    """Another writer's row, so that the ledger's snapshots are not even the parent of what is left."""
+    """With another writer's row: the ledger's snapshots are not even the parent of what is left."""
     catalog = real.sql_name.split(".")[0]
     real.foreign("foreign")
     real.spark.sql(f"REFRESH TABLE {real.sql_name}")

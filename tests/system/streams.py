@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -76,7 +76,10 @@ class Steps:
 
 
 @contextmanager
-def running(config: Config, spark: Any, steps: Steps | None = None) -> Iterator[Sink]:
+def running(
+    config: Config, spark: Any, steps: Steps | None = None, flush: float = 20.0
+) -> Iterator[Sink]:
+    """One life; at its end what is staged has `flush` seconds to be committed."""
     sink = Sink(config, on_step=steps)
     sink.start(spark)
     try:
@@ -84,7 +87,7 @@ def running(config: Config, spark: Any, steps: Steps | None = None) -> Iterator[
     finally:
         if steps is not None:
             steps.go.set()
-        sink.stop(20)
+        sink.stop(flush)
 
 
 def catch_up(config: Config, spark: Any, steps: Steps | None = None) -> Sink:
@@ -136,10 +139,8 @@ class Registry:
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(raw)))
                 self.end_headers()
-                try:
+                with suppress(OSError):  # the one who asked may have been killed
                     self.wfile.write(raw)
-                except OSError:
-                    pass  # the one who asked was killed
 
             def log_message(self, *_: Any) -> None: ...
 

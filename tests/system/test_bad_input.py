@@ -47,6 +47,7 @@ from tests.system.streams import (
 )
 
 Make = Callable[..., Config]
+COLUMNS = "value binary, _topic string, _topic_partition int, _offset bigint, _timestamp timestamp"
 ROW = {"type": "record", "name": "Row", "fields": [{"name": "id", "type": "long"}]}
 
 
@@ -79,7 +80,8 @@ def test_a_topic_that_does_not_exist_is_named(spark: Any, name: str, make_config
     error = stopped(make_config(), spark)
     assert isinstance(error, ConfigError)
     assert f"topic {name}: it does not exist" in error.message
-    assert Catalog(spark, "lake").load(f"db.{name}_index") is None, "something was claimed"
+    index = Catalog(spark, "lake").load(f"db.{name}_index")
+    assert index is None or not list(index.history("main")), "something was claimed"
 
 
 def test_a_broker_that_cannot_be_reached_is_named_with_its_address(
@@ -207,8 +209,7 @@ def test_a_table_that_was_dropped_between_two_lives_is_not_filled_from_the_middl
     catch_up(config, spark)
     spark.sql(f"DROP TABLE lake.db.{name}")
     if then == "made again":
-        spark.sql(f"CREATE TABLE lake.db.{name} (value binary, _topic string, "
-                  "_topic_partition int, _offset bigint, _timestamp timestamp) USING iceberg")  # fmt: skip
+        spark.sql(f"CREATE TABLE lake.db.{name} ({COLUMNS}) USING iceberg")
     produce(broker.bootstrap, name, numbered(5, 10))
     error = stopped(config, spark)
     assert isinstance(error, Foreign)
@@ -222,16 +223,13 @@ def test_a_table_that_is_dropped_and_made_again_during_the_run_stops_the_stream(
     create_topic(broker.bootstrap, name, 1)
     produce(broker.bootstrap, name, numbered(10))
     config = make_config()
-    with running(config, spark) as sink:
+    with running(config, spark, flush=0.1) as sink:
         assert sink.wait_until(sink.ends(), WITHIN)
         spark.sql(f"DROP TABLE lake.db.{name}")
-        spark.sql(f"CREATE TABLE lake.db.{name} (value binary, _topic string, "
-                  "_topic_partition int, _offset bigint, _timestamp timestamp) USING iceberg")  # fmt: skip
+        spark.sql(f"CREATE TABLE lake.db.{name} ({COLUMNS}) USING iceberg")
         produce(broker.bootstrap, name, numbered(5, 10))
         with pytest.raises(Foreign, match="made again"):
             assert sink.wait_until(sink.ends(), 10), "it waits, and waiting cannot help"
-        if sink.committer.failure is None:
-            sink.stop(0.1)
 
 
 def test_a_table_that_was_rolled_back_between_two_lives_is_a_gap_with_its_ranges(
@@ -282,8 +280,10 @@ def frazil(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
 
 def test_an_unknown_key_is_refused_with_the_nearest_known_one(frazil: Any, tmp_path: Path):
     path = tmp_path / "sink.toml"
-    path.write_text('[sink]\nid = "a"\ntopics = ["t"]\nmax_record_per_trigger = 5\n'
-                    '[kafka]\n"bootstrap.servers" = "none:1"\n[[table]]\nname = "db.t"\n')  # fmt: skip
+    path.write_text(
+        '[sink]\nid = "a"\ntopics = ["t"]\nmax_record_per_trigger = 5\n'
+        '[kafka]\n"bootstrap.servers" = "none:1"\n[[table]]\nname = "db.t"\n'
+    )
     code, out, err = frazil("run", path)
     assert (code, out) == (2, "")
     assert "unknown key 'max_record_per_trigger'; did you mean 'max_records_per_trigger'?" in err
@@ -302,8 +302,10 @@ def test_what_would_break_the_promise_is_refused_with_the_reason(
 ):
     path = tmp_path / "sink.toml"
     more = "".join(f'"{key}" = "{value}"\n' for key, value in sections["kafka"].items())
-    path.write_text('[sink]\nid = "a"\ntopics = ["t"]\n[decode]\nformat = "raw"\n[kafka]\n'
-                    f'"bootstrap.servers" = "none:1"\n{more}[[table]]\nname = "db.t"\n')  # fmt: skip
+    path.write_text(
+        '[sink]\nid = "a"\ntopics = ["t"]\n[decode]\nformat = "raw"\n[kafka]\n'
+        f'"bootstrap.servers" = "none:1"\n{more}[[table]]\nname = "db.t"\n'
+    )
     code, _, err = frazil("run", path)
     assert code == 2
     assert reason in err
@@ -353,8 +355,7 @@ def test_the_audit_finds_a_planted_gap_and_exits_with_3(
 ):
     path = write_toml()
     spark.sql("CREATE NAMESPACE IF NOT EXISTS lake.db")
-    spark.sql(f"CREATE TABLE lake.db.{name} (value binary, _topic string, _topic_partition int, "
-              "_offset bigint, _timestamp timestamp) USING iceberg")  # fmt: skip
+    spark.sql(f"CREATE TABLE lake.db.{name} ({COLUMNS}) USING iceberg")
     code, _, err = frazil("audit", path)
     assert code == 2
     assert f"no snapshot of it was written by sink {name}" in err

@@ -31,7 +31,10 @@ LATE = {
     "surface.jars": 1,  # a broker's jars are fetched without paying for Spark's import
 }
 #: Imports by name at run time: module → how many.
-DYNAMIC = {"ingest.decode": 3}  # the registry's client is heavy and comes with confluent-kafka
+DYNAMIC = {
+    "ingest.decode": 3,  # the registry's client is heavy and comes with confluent-kafka
+    "surface.daemon": 1,  # only for the workers' daemon
+}
 #: Handlers of `Exception` or wider below the sink: module → how many.
 BROAD = {
     "table.commit": 1,  # the committer's thread: what is not ours must still stop the stream

@@ -197,7 +197,7 @@ class _OpenFile:
         self.path = path
         self._target = shape.target_file_size
         self._output = io.new_output(path)
-        self._stream = self._output.create()
+        self._stream = self._output.create(overwrite=True)  # the name is new: no need to ask first
         self._writer = pq.ParquetWriter(
             self._stream,
             sample.schema,

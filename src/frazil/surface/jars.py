@@ -20,6 +20,8 @@ from xml.sax.saxutils import quoteattr
 from frazil.core.errors import ConfigError, Unavailable
 
 ICEBERG = ("org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",)
+#: S3 for Iceberg's Java side
+AWS = ("org.apache.iceberg:iceberg-aws-bundle:1.12.0",)
 #: the embedded catalog of the demo and the tests: Iceberg's JDBC catalog on SQLite
 SQLITE = ("org.xerial:sqlite-jdbc:3.53.4.0",)
 KAFKA = ("org.apache.kafka:kafka_2.13:4.3.1", "org.slf4j:slf4j-simple:1.7.36")
@@ -161,5 +163,5 @@ def _pyspark_home() -> Path:
 
 
 if __name__ == "__main__":  # `make` warms the cache with progress on stderr
-    for group in (ICEBERG, SQLITE, KAFKA):
+    for group in (ICEBERG, SQLITE, AWS, KAFKA):
         fetch(group, transitive=group is KAFKA, say=lambda text: print(text, file=sys.stderr))

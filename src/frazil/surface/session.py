@@ -30,6 +30,8 @@ def session(
     found = [*jars.fetch(jars.ICEBERG, transitive=False, say=say)]
     if "sqlite" in properties.get("uri", ""):
         found += jars.fetch(jars.SQLITE, transitive=False, say=say)
+    if "S3FileIO" in properties.get("io-impl", "") or any(k.startswith("s3.") for k in properties):
+        found += jars.fetch(jars.AWS, transitive=False, say=say)
     settings = {
         "spark.app.name": f"frazil-{config.sink.id}",
         # Twice the cores: a task that waits for Kafka leaves its core to another. Four tries:

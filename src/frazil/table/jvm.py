@@ -66,6 +66,10 @@ def _translated(doing: str) -> Iterator[None]:
     except Py4JJavaError as error:
         names, fact = _causes(error.java_exception)
         kind = next((_KINDS[name] for name in names if name in _KINDS), Unknown)
+        if "Status Code: 403" in fact or "Status Code: 401" in fact:  # of S3; waiting does not help
+            raise ConfigError(
+                f"cannot {doing}: {fact}", hint="check the credentials, and what the bucket allows"
+            ) from None
         raise kind(f"cannot {doing}: {fact}") from None
     except PySparkException as error:
         name = type(error).__name__
