@@ -1,7 +1,7 @@
 """The truth, by reading data: independent of the ledger, the index and the audit.
 
-What is in the topic is read with a plain consumer; what is in the table is read with DuckDB from the
-table's own files, an engine without a line of ours in it.
+What is in the topic is read with a plain consumer; what is in the table is read with DuckDB from
+the table's own files, an engine without a line of ours in it.
 """
 
 from __future__ import annotations

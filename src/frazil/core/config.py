@@ -83,8 +83,8 @@ class SinkConfig:
     start: str | dict[str, dict[str, int]] = "earliest"
     #: the offset index; by default `frazil_index` beside the first table
     index: str = ""
-    #: folder for staged batches; by default `stage` beside the index's own files. Table buckets that
-    #: take nothing but Iceberg's files need another place
+    #: folder for staged batches; by default `stage` beside the index's own files. Table buckets
+    #: that take nothing but Iceberg's files need another place
     stage: str = ""
     #: Spark's checkpoint; a convenience that is never read back, so a temporary folder by default
     checkpoint: str = ""

@@ -8,10 +8,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from frazil.core.config import Config
+from frazil.core.errors import ConfigError
 from frazil.surface import jars
 
 #: Spark's own default, and what Iceberg's catalogs call their secrets.
@@ -42,7 +45,8 @@ def session(
         "spark.redaction.regex": _REDACT,
         "spark.python.daemon.module": "frazil.surface.daemon",
         # Records never enter the JVM: it plans and commits, so it should start fast and stay small.
-        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 "
+        f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties')}",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
         f"spark.sql.catalog.{name}": "org.apache.iceberg.spark.SparkCatalog",
@@ -55,6 +59,10 @@ def session(
     )
     for key, value in settings.items():
         builder = builder.config(key, value)
-    spark = builder.getOrCreate()
+    try:
+        spark = builder.getOrCreate()
+    except (PySparkException, RuntimeError) as error:
+        fact = str(error).strip().splitlines()[0]
+        raise ConfigError(f"cannot start Spark: {fact}", hint="see [spark] in the config") from None
     spark.sparkContext.setLogLevel(log_level)
     return spark

@@ -80,16 +80,17 @@ def _translated(doing: str) -> Iterator[None]:
 
 
 def _causes(exception: Any) -> tuple[list[str], str]:
-    names = []
-    fact = ""
+    """The names of an exception and its causes, and the outermost and innermost message."""
+    names, messages = [], []
     for _ in range(8):  # bounded: Java allows causes in a circle
         if exception is None:
             break
         names.append(exception.getClass().getSimpleName())
         message = (exception.getMessage() or "").strip().splitlines()
-        fact = fact or f"{names[-1]}: {message[0] if message else 'no message'}"
+        messages.append(f"{names[-1]}: {message[0] if message else 'no message'}")
         exception = exception.getCause()
-    return names, fact
+    inner = messages[-1].partition(": ")[2]
+    return names, messages[0] if inner in messages[0] else f"{messages[0]} ({messages[-1]})"
 
 
 class _Validator:
