@@ -38,6 +38,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from frazil.core.config import Config, TableConfig, duration, size
 from frazil.core.errors import (
     ConfigError,
+    Fenced,
     Foreign,
     FrazilError,
     Gap,
@@ -100,6 +101,7 @@ class Sink:
         self._plan: Plan | None = None
         self._carried: list[Result] = []
         self._between_batches = threading.Lock()
+        self._stopping = False
         self._query: StreamingQuery | None = None
         self._folder: str | None = None
 
@@ -113,6 +115,8 @@ class Sink:
         self._catalog = Catalog(spark, self.config.catalog.name)
         self._claim()
         staged, useless = self._recover()
+        _, partitions = self._planner.origin()
+        self._planner.require(self._reached, self._planner.watermarks(partitions))
         self._prepare(self._waiting_ranges(self._reached, _SAMPLE))
         for path in useless:
             self._index.delete(path)
@@ -148,7 +152,6 @@ class Sink:
         cut this life starts from, so that no later look at Kafka can move it.
         """
         self._index = self._index_table()
-        self._data = self._catalog.load(self._table.name)
         self._index_target = self._new_target(self.config.index_table, "main")
         index_head = self._index_target.head()
         entry = index_head.entry
@@ -160,15 +163,17 @@ class Sink:
             origin=self._origin,
         )
         self._planner.origin()
-        self._data_target = None
         heads = [index_head]
-        if self._data is not None:
-            self._data_target = self._new_target(self._table.name, self._table.branch)
-            heads.append(self._data_target.head())
+        if self._catalog.load(self._table.name) is not None:
+            heads.append(self._new_target(self._table.name, self._table.branch).head())
         self.epoch = 1 + max((head.entry.epoch for head in heads if head.entry), default=0)
         start = self.config.sink.start
         self._take(self._index_target, lambda position: self._planner.start(position, start))
-        if self._data_target is not None:
+        # Only now: a table that an older life makes after this look finds its maker fenced.
+        self._data = self._catalog.load(self._table.name)
+        self._data_target = None
+        if self._data is not None:
+            self._data_target = self._new_target(self._table.name, self._table.branch)
             self._take(self._data_target)
 
     def _take(
@@ -215,7 +220,8 @@ class Sink:
                 f"of the index, and its ledger does not lead there from {position}"
             )
         # Torn, superseded, or committed and indexed long ago.
-        useless = [path for path, batch in stored if batch is None or batch not in staged]
+        useful = {batch.commit_id for batch in staged}
+        useless = [path for path, batch in stored if batch is None or batch.commit_id not in useful]
         self._reached = ahead
         self._number = max([self._number, *(batch.number + 1 for batch in staged)])
         self._committer = Committer(
@@ -294,6 +300,7 @@ class Sink:
             )
             self._data_target = self._new_target(config.name, config.branch)
             self._take(self._data_target)
+            self._still_newest()
         else:
             schema.check_fits(columns, self._data.schema, self._metadata, config.name)
         self._plan = Plan(
@@ -306,6 +313,16 @@ class Sink:
             patience=duration(self.config.sink.patience),
             client=self.config.sink.fetch == "client",
         )
+
+    def _still_newest(self) -> None:
+        """A newer life that began before there was a table could not claim it, only the index."""
+        entry = self._index_target.head().entry
+        if entry is not None and entry.epoch > self.epoch:
+            raise Fenced(
+                f"cannot go on with table {self._table.name}: sink {self.config.sink.id} has a "
+                f"newer life; this one is epoch {self.epoch}, the index is at epoch {entry.epoch}",
+                hint="stop this one; the newer life has taken over and nothing of this one is lost",
+            )
 
     def _first_values(self, wanted: Range) -> list[bytes]:
         chunks = fetch(
@@ -508,8 +525,9 @@ class Sink:
         """After the batch under way; what is staged is committed, or waits for the next life."""
         self._committer.hurry()
         with self._between_batches:
-            if self._query is not None:
-                self._query.stop()
+            self._stopping = True  # a batch that is called from here on does nothing
+        if self._query is not None:
+            self._query.stop()  # not under the lock: it waits for a batch that may wait for it
         try:
             if self._committer.failure is None:
                 self._committer.flush(timeout)
@@ -522,6 +540,8 @@ class Sink:
 
     def _guarded_batch(self, ranges: DataFrame, number: int) -> None:
         with self._between_batches:
+            if self._stopping:
+                return
             try:
                 self._batch(ranges, number)
             except PySparkException as error:

@@ -141,9 +141,9 @@ class Planner:
                 began[partition] = marks.end[partition]
             else:
                 began[partition] = explicit.get(partition, marks.low[partition])
-        cut = Cut({**began, **position})
-        self.require(cut, marks)
-        return cut
+        # What the position names may be staged already: it is required when that is known.
+        self.require(Cut({p: o for p, o in began.items() if p not in position}), marks)
+        return Cut({**began, **position})
 
     def require(self, position: Cut, marks: Watermarks) -> None:
         """All offsets from `position` on must still be there: exact ranges where they are not."""
@@ -189,9 +189,12 @@ class Planner:
         total = sum(backlog.values())
         limit = min(records, self._records_in(bytes, position, backlog, records))
         if total > limit:
-            for partition, offset in position.items():
-                share = -(-backlog[partition] * limit // total)
-                ends[partition] = offset + min(backlog[partition], share)
+            shares = {partition: backlog[partition] * limit // total for partition in position}
+            left = limit - sum(shares.values())  # of rounding down: first to who would get nothing
+            waiting = [partition for partition in position if backlog[partition]]
+            for partition in sorted(waiting, key=lambda each: shares[each])[:left]:
+                shares[partition] += 1
+            ends = {partition: position[partition] + share for partition, share in shares.items()}
         for partition in partitions:
             if partition not in ends and (until is None or partition in until):
                 ends[partition] = marks.low[partition]

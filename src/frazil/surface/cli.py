@@ -175,8 +175,7 @@ def version() -> None:
 def main() -> None:
     """Errors as sentences, not as tracebacks."""
     try:
-        app(standalone_mode=False)
-        code = 0
+        code = app(standalone_mode=False) or 0  # without standalone mode click returns Exit's code
     except typer.Exit as end:
         code = end.exit_code
     except typer.Abort:

@@ -525,8 +525,13 @@ def chain(position: Cut, staged: Sequence[StagedBatch], committed: set[str]) -> 
     found: list[StagedBatch] = []
     here = position
     while True:
+        # A batch says nothing of a partition that came after it: there it stays where it is.
+        known = [
+            replace(batch, begin=Cut({**here, **batch.begin}), end=Cut({**here, **batch.end}))
+            for batch in staged
+        ]
         following = [
-            batch for batch in staged if batch.begin.continues(here) and not here.reaches(batch.end)
+            batch for batch in known if batch.begin.continues(here) and not here.reaches(batch.end)
         ]
         if not following:
             return found

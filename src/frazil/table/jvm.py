@@ -241,8 +241,14 @@ class Table:
 
     def refresh(self) -> None:
         with _translated(f"refresh table {self.name}"):
-            self._table.refresh()
-            found = self._table.uuid().toString()
+            try:
+                self._table.refresh()
+                found = self._table.uuid().toString()
+            except Py4JJavaError as error:  # Iceberg's own look at the uuid
+                _, found = _causes(error.java_exception)
+                if "UUID does not match" not in found:
+                    raise
+                found = found.rpartition("=")[2]
         if found != self.uuid:
             raise Foreign(
                 f"cannot go on with table {self.name}: it was dropped and made again; "
