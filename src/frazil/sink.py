@@ -155,14 +155,13 @@ class Sink:
         self._index_target = self._new_target(self.config.index_table, "main")
         index_head = self._index_target.head()
         entry = index_head.entry
-        self._origin = Origin(entry.cluster, entry.topics) if entry else Origin()
         self._planner = Planner(
             self._kafka,
             topics=self.config.sink.topics,
             pattern=self.config.sink.pattern,
-            origin=self._origin,
+            origin=Origin(entry.cluster, entry.topics) if entry else Origin(),
         )
-        self._planner.origin()
+        self._origin, _ = self._planner.origin()
         heads = [index_head]
         if self._catalog.load(self._table.name) is not None:
             heads.append(self._new_target(self._table.name, self._table.branch).head())
@@ -180,7 +179,7 @@ class Sink:
         self, target: Target, extend: Callable[[Cut], Cut] = lambda position: position
     ) -> None:
         target.epoch = self.epoch
-        head = target.claim(extend)
+        head = target.claim(extend, cluster=self._origin.cluster, topics=self._origin.topics)
         assert head.snapshot is not None
         target.witness(head.snapshot)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -75,19 +75,16 @@ class Kafka:
             for tp, spec in wanted.items()
         }
 
-    def fetch(
-        self, kafka: Mapping[str, str], wanted: Range, *, patience: float, client: bool
-    ) -> Iterator[Any]:
+    def sample_sizes(self, kafka: Mapping[str, str], wanted: Range) -> list[int]:
         self.samples.append(wanted)
-        opened = [b"x" * self.record_bytes] * len(wanted), None, None
-        yield SimpleNamespace(open=lambda: opened)
+        return [self.record_bytes] * len(wanted)
 
 
 @pytest.fixture
 def kafka(monkeypatch: pytest.MonkeyPatch) -> Kafka:
     stub = Kafka({A: 0, B: 0}, {A: 1000, B: 500})
     monkeypatch.setattr(source, "AdminClient", lambda conf: stub)
-    monkeypatch.setattr(source, "fetch", stub.fetch)
+    monkeypatch.setattr(source, "sample_sizes", stub.sample_sizes)
     return stub
 
 
@@ -290,7 +287,7 @@ def test_a_limited_plan_takes_exactly_the_limit(spans: list[tuple[int, int]], li
     stub = Kafka(low, end)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(source, "AdminClient", lambda conf: stub)
-        patch.setattr(source, "fetch", stub.fetch)
+        patch.setattr(source, "sample_sizes", stub.sample_sizes)
         ahead = advance(planner(), Cut(low), records=limit)
     taken = {p: ahead[p] - low[p] for p in parts}
     backlog = {p: end[p] - low[p] for p in parts}

@@ -31,7 +31,6 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from frazil.core.config import Config, Settings, duration, size
 from frazil.core.errors import ConfigError, Expired, Foreign, FrazilError, Unavailable, across
 from frazil.core.offsets import Cut, Partition, Range
-from frazil.ingest.fetch import fetch
 
 FORMAT = "frazil_ranges"
 RANGES = "topic string, partition int, start bigint, end bigint, pieces int, origin string"
@@ -84,13 +83,11 @@ class Planner:
         topics: tuple[str, ...] = (),
         pattern: str = "",
         origin: Origin | None = None,
-        client: bool = False,
     ) -> None:
         self._kafka = dict(kafka)
         self._topics = topics
         self._pattern = pattern
         self._known = origin or Origin()
-        self._client = client
         self._admin = AdminClient({"log_level": "2", **kafka})
         self._uncommitted = kafka.get("isolation.level") == "read_uncommitted"
         self._mean_bytes = 0.0
@@ -215,11 +212,7 @@ class Planner:
             if where is None or not backlog[where]:
                 return most
             wanted = Range(where, position[where], position[where] + min(500, backlog[where]))
-            sizes = [
-                len(value or b"")
-                for chunk in fetch(self._kafka, wanted, patience=_CALL_SECONDS, client=self._client)
-                for value in chunk.open()[0]
-            ]
+            sizes = sample_sizes(self._kafka, wanted)
             self._mean_bytes = sum(sizes) / max(1, len(sizes))
             self._sampled_at = time.monotonic()
         return max(1, int(bytes / (self._mean_bytes or 1.0)))
@@ -282,6 +275,18 @@ def _exists(name: str, future: Any) -> Any:
         raise
 
 
+def sample_sizes(kafka: Mapping[str, str], wanted: Range) -> list[int]:
+    """Sizes of the first records of a range, as many as come at once."""
+    conf = {"log_level": "2", **kafka, "group.id": "frazil-sample", "auto.offset.reset": "error"}
+    consumer = Consumer({**conf, "enable.auto.commit": "false"})
+    try:
+        consumer.assign([TopicPartition(*wanted.partition, wanted.start)])
+        messages = consumer.consume(len(wanted), timeout=1.0)
+        return [len(each.value() or b"") for each in messages if each.error() is None]
+    finally:
+        consumer.close()
+
+
 def _cap(until: Cut | None, partition: Partition) -> int:
     return 2**63 if until is None else until.get(partition, 0)
 
@@ -324,7 +329,6 @@ def options(
         "task": config.sink.max_records_per_task,
         "parallelism": parallelism,
         "patience": duration(config.sink.patience),
-        "client": config.sink.fetch == "client",
     }
     return {"plan": json.dumps(plan)}
 
@@ -358,7 +362,6 @@ class RangeReader(DataSourceStreamReader):
                     topics=tuple(self._plan["topics"]),
                     pattern=self._plan["pattern"],
                     origin=self._origin,
-                    client=self._plan["client"],
                 )
             self._at = self._planner.advance(
                 self._at,

@@ -23,8 +23,9 @@ if all(importlib.machinery.PathFinder.find_spec(name, _elsewhere) for name in ("
 if __name__ == "__main__":
     from pyspark.daemon import manager
 
-    if sys.argv[1:] == ["pyspark.worker"]:  # Spark has such daemons for planning, too
-        importlib.import_module("frazil.ingest.write")
+    # Spark has one such daemon for its tasks, and others for looking at sources and planning.
+    tasks = sys.argv[1:] == ["pyspark.worker"]
+    importlib.import_module("frazil.ingest.write" if tasks else "frazil.ingest.source")
 
     gc.freeze()  # Spark collects garbage after every task; these modules are none
     assert "polars" not in sys.modules

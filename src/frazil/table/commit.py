@@ -179,13 +179,19 @@ class Target:
         witness = self.table.tagged(self._tag)
         return ledger.head(self.table.history(self._branch), self.sink, witness)
 
-    def claim(self, extend: Callable[[Cut], Cut] = lambda position: position) -> Head:
+    def claim(
+        self,
+        extend: Callable[[Cut], Cut] = lambda position: position,
+        *,
+        cluster: str = "",
+        topics: Mapping[str, str] | None = None,
+    ) -> Head:
         """Begin a life: an empty commit with the next epoch. Of two at once, one wins.
 
         What an older life commits between the look and the claim is simply looked at again; only a
         claim of the same or a newer epoch means that somebody else was started at the same moment.
         `extend` adds the partitions that the position does not know yet, each with its beginning:
-        from here on the ledger names every offset the life starts from.
+        from here on the ledger names every offset the life starts from, and whose they are.
         """
         for attempt in range(ATTEMPTS):
             head = self.head()
@@ -202,6 +208,7 @@ class Target:
             claim = replace(
                 base, epoch=self.epoch, commit_ids=(str(uuid.uuid4()),), begin=end, end=end,
                 batches=(number, number), unwritten={}, watermark=None,
+                cluster=cluster or base.cluster, topics={**base.topics, **(topics or {})},
             )  # fmt: skip
             try:
                 self.commit([], claim)
