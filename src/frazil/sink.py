@@ -58,7 +58,7 @@ from frazil.ingest.source import FORMAT, Origin, Planner, RangeSource, options, 
 from frazil.ingest.stage import StagedBatch, StagedTable, Tally
 from frazil.ingest.task import RESULTS, Plan, Result, run_all
 from frazil.ingest.write import TableShape
-from frazil.table import index, schema
+from frazil.table import index, maintain, schema
 from frazil.table.audit import COLUMNS_PROPERTY
 from frazil.table.commit import Bounds, Committer, Target, chain
 from frazil.table.jvm import Catalog, Table
@@ -456,7 +456,8 @@ class Sink:
     def _index_manifests(self, located: Sequence[tuple[StagedBatch, Snapshot]]) -> list[str]:
         table = self._index_target.table
         assert isinstance(table, Table)
-        files = index.write(_shape(table, TableConfig(table.name)), self._file_stem, located)
+        shape = _shape(table, TableConfig(table.name))
+        files = index.write(shape, f"frazil-{self._file_stem}", located)
         if not files:
             return []
         path = f"{table.location}/metadata/frazil-{self._file_stem}-{uuid.uuid4()}-m0.avro"
@@ -659,6 +660,41 @@ def inspect(config: Config, spark: SparkSession) -> dict[str, object]:
         if last is None
         else datetime.fromtimestamp(last / 1000, timezone.utc).isoformat(timespec="milliseconds"),
     }
+
+
+def leftovers(config: Config, spark: SparkSession) -> list[tuple[Table, str]]:
+    """Files that lives of the sink before the newest left behind, with the table they lie in."""
+    catalog = Catalog(spark, config.catalog.name)
+    index_table = catalog.load(config.index_table)
+    if index_table is None:
+        return []
+    entry = Target(index_table, "main", config.sink.id, 0, time).head().entry
+    if entry is None:
+        return []
+    folder = stage_folder(config, index_table)
+    stored = [stage.load(index_table.fetch(path)) for path in index_table.listing(folder)]
+    found = []
+    for table in (index_table, catalog.load(config.tables[0].name)):
+        if table is None:
+            continue
+        name = f"{config.catalog.name}.{table.name}"
+        paths = table.listing(f"{table.location}/data/") + table.listing(
+            f"{table.location}/metadata/"
+        )
+        # Listed first, asked second: what is committed in between is referred to, not left behind.
+        data = spark.table(f"{name}.all_data_files").select("file_path").collect()
+        manifests = spark.table(f"{name}.all_manifests").select("path").collect()
+        found += [
+            (table, path)
+            for path in maintain.leftovers(
+                paths,
+                sink=config.sink.id,
+                epoch=entry.epoch,
+                referenced=[row[0] for row in (*data, *manifests)],
+                staged=[batch for batch in stored if batch is not None],
+            )
+        ]
+    return found
 
 
 _NO_TABLE = TableShape(

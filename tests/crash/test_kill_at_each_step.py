@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from confluent_kafka import Producer
 
-from frazil.sink import STEPS
+from frazil.core.config import load
+from frazil.sink import STEPS, leftovers
 from frazil.surface.broker import Broker
 from frazil.surface.child import Pipeline
 from frazil.surface.orders import create_topic
@@ -24,7 +26,12 @@ def produce(bootstrap: str, topic: str, start: int, count: int, partitions: int 
 
 
 def test_no_kill_at_any_step_loses_or_doubles_a_record(
-    broker: Broker, lake: Lake, name: str, write_toml: Callable[..., Path], tmp_path: Path
+    broker: Broker,
+    lake: Lake,
+    spark: Any,
+    name: str,
+    write_toml: Callable[..., Path],
+    tmp_path: Path,
 ):
     """One life after the other, each killed at the next step, each taking over from the last.
 
@@ -57,7 +64,15 @@ def test_no_kill_at_any_step_loses_or_doubles_a_record(
         assert start == reached[number]
         reached[number] = end
     assert sum(reached.values()) == rows
-    print(f"{kills} kills, {rows} rows exact")
+    # What the killed lives left behind is listed and removed, and nothing of the table with it.
+    given = load(config)
+    left = leftovers(given, spark)
+    assert left, "a life killed after writing and before staging leaves files"
+    for table, path in left:
+        table.delete(path)
+    assert leftovers(given, spark) == []
+    assert assert_exact(lake, f"db.{name}", broker.bootstrap, name) == rows
+    print(f"{kills} kills, {rows} rows exact, {len(left)} leftovers removed")
 
 
 def _until_held(pipeline: Pipeline):  # type: ignore[no-untyped-def]

@@ -92,7 +92,7 @@ class SinkConfig:
     trigger: str = "500ms"
     #: how long staged batches may gather before they are committed together
     commit_interval: str = "0s"
-    max_records_per_trigger: int = 4_000_000
+    max_records_per_trigger: int = 16_000_000
     max_bytes_per_trigger: str = "1GiB"
     #: a partition's range is split so that one task gets at most this many offsets
     max_records_per_task: int = 1_000_000

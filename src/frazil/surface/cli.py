@@ -141,6 +141,27 @@ def status(config: Annotated[Path, typer.Argument(help="The sink's TOML file.")]
 
 
 @app.command()
+def leftovers(
+    config: Annotated[Path, typer.Argument(help="The sink's TOML file.")],
+    remove: Annotated[bool, typer.Option(help="Remove them, too.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Files that killed or failed lives of the sink left behind; nothing live is among them."""
+    from frazil.sink import leftovers as find
+
+    given = configs.load(config)
+    found = find(given, _session(given))
+    for table, path in found:
+        if remove:
+            table.delete(path)
+        if not as_json:
+            print(path)
+    if as_json:
+        print(json.dumps({"leftovers": [path for _, path in found], "removed": remove}))
+    progress.print(f"{len(found)} files {'removed' if remove else 'found'}")
+
+
+@app.command()
 def demo(
     rows: Annotated[int, typer.Option(help="How many orders to stream.")] = 2_000_000,
     seconds: Annotated[float | None, typer.Option(help="Or for how long to produce them.")] = None,
