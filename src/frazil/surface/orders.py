@@ -106,6 +106,7 @@ def produce(
             "batch.num.messages": 20_000,
             "queue.buffering.max.messages": 200_000,
             "enable.idempotence": True,
+            "log_level": 3,  # a young broker has it retry; that is no news
         }
     )
     sent = 0
