@@ -27,7 +27,6 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TypeVar
 
@@ -58,7 +57,7 @@ from frazil.ingest.source import FORMAT, Origin, Planner, RangeSource, options, 
 from frazil.ingest.stage import StagedBatch, StagedTable, Tally
 from frazil.ingest.task import RESULTS, Plan, Result, run_all
 from frazil.ingest.write import TableShape
-from frazil.table import index, maintain, schema
+from frazil.table import index, schema
 from frazil.table.audit import COLUMNS_PROPERTY
 from frazil.table.commit import Bounds, Committer, Target, chain
 from frazil.table.jvm import Catalog, Table
@@ -622,79 +621,6 @@ class Sink:
         seconds: Mapping[str, float] | None = None,
     ) -> None:
         self._on_step(Step(name, batch, time.time(), records, seconds))
-
-
-def inspect(config: Config, spark: SparkSession) -> dict[str, object]:
-    """What can be known of a sink from outside, running or not: for `frazil status`."""
-    catalog = Catalog(spark, config.catalog.name)
-    table = catalog.load(config.index_table)
-    head = Target(table, "main", config.sink.id, 0, time).head() if table else None
-    entry = head.entry if head else None
-    position = entry.end if entry else Cut()
-    staged = []
-    if table is not None:
-        folder = stage_folder(config, table)
-        found = [stage.load(table.fetch(p)) for p in table.listing(folder) if p.endswith(".json")]
-        staged = [b for b in found if b is not None and not position.reaches(b.end)]
-    planner = Planner(
-        config.kafka.resolved(), topics=config.sink.topics, pattern=config.sink.pattern
-    )
-    _, partitions = planner.origin()
-    marks = planner.watermarks(partitions)
-    lag = {p: end - position.get(p, marks.low[p]) for p, end in marks.end.items()}
-    last = head.snapshot.timestamp_ms if head and head.snapshot else None
-    return {
-        "sink": config.sink.id,
-        "table": config.tables[0].name,
-        "index": config.index_table,
-        "epoch": entry.epoch if entry else None,
-        "position": position.nested(),
-        "lag": sum(lag.values()),
-        "lag_by_partition": Cut(lag).nested(),
-        "topic_begins": marks.low.nested(),
-        "topic_ends": marks.end.nested(),
-        "pending_batches": len(staged),
-        "pending_bytes": sum(batch.bytes for batch in staged),
-        "last_batch": entry.batches[1] if entry else None,
-        "last_commit": None
-        if last is None
-        else datetime.fromtimestamp(last / 1000, timezone.utc).isoformat(timespec="milliseconds"),
-    }
-
-
-def leftovers(config: Config, spark: SparkSession) -> list[tuple[Table, str]]:
-    """Files that lives of the sink before the newest left behind, with the table they lie in."""
-    catalog = Catalog(spark, config.catalog.name)
-    index_table = catalog.load(config.index_table)
-    if index_table is None:
-        return []
-    entry = Target(index_table, "main", config.sink.id, 0, time).head().entry
-    if entry is None:
-        return []
-    folder = stage_folder(config, index_table)
-    stored = [stage.load(index_table.fetch(path)) for path in index_table.listing(folder)]
-    found = []
-    for table in (index_table, catalog.load(config.tables[0].name)):
-        if table is None:
-            continue
-        name = f"{config.catalog.name}.{table.name}"
-        paths = table.listing(f"{table.location}/data/") + table.listing(
-            f"{table.location}/metadata/"
-        )
-        # Listed first, asked second: what is committed in between is referred to, not left behind.
-        data = spark.table(f"{name}.all_data_files").select("file_path").collect()
-        manifests = spark.table(f"{name}.all_manifests").select("path").collect()
-        found += [
-            (table, path)
-            for path in maintain.leftovers(
-                paths,
-                sink=config.sink.id,
-                epoch=entry.epoch,
-                referenced=[row[0] for row in (*data, *manifests)],
-                staged=[batch for batch in stored if batch is not None],
-            )
-        ]
-    return found
 
 
 _NO_TABLE = TableShape(

@@ -9,10 +9,11 @@ from typing import Any
 from confluent_kafka import Producer
 
 from frazil.core.config import load
-from frazil.sink import STEPS, leftovers
+from frazil.sink import STEPS
 from frazil.surface.broker import Broker
 from frazil.surface.child import Pipeline
 from frazil.surface.orders import create_topic
+from frazil.surface.status import leftovers
 from tests.oracle import Lake, assert_exact, assert_once
 
 PER_LIFE = 4_000

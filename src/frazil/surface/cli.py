@@ -129,10 +129,10 @@ def audit(
 def status(config: Annotated[Path, typer.Argument(help="The sink's TOML file.")],
            as_json: Json = False) -> None:  # fmt: skip
     """Position, lag, epoch, staged batches and last commit of a sink, running or not."""
-    from frazil.sink import inspect
+    from frazil.surface.status import status as look
 
     given = configs.load(config)
-    found = inspect(given, _session(given))
+    found = look(given, _session(given))
     if as_json:
         print(json.dumps(found))
         return
@@ -147,7 +147,7 @@ def leftovers(
     as_json: Json = False,
 ) -> None:
     """Files that killed or failed lives of the sink left behind; nothing live is among them."""
-    from frazil.sink import leftovers as find
+    from frazil.surface.status import leftovers as find
 
     given = configs.load(config)
     found = find(given, _session(given))

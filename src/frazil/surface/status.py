@@ -1,0 +1,95 @@
+"""What can be known of a sink from outside, running or not: for `frazil status` and `leftovers`."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime, timezone
+
+from pyspark.sql import SparkSession
+
+from frazil.core.config import Config
+from frazil.core.offsets import Cut
+from frazil.ingest import stage
+from frazil.ingest.source import Planner
+from frazil.ingest.stage import StagedBatch
+from frazil.sink import stage_folder
+from frazil.table import maintain
+from frazil.table.commit import Target
+from frazil.table.jvm import Catalog, Table
+
+
+def status(config: Config, spark: SparkSession) -> dict[str, object]:
+    """Position, lag, epoch, pending batches and last commit."""
+    catalog = Catalog(spark, config.catalog.name)
+    table = catalog.load(config.index_table)
+    head = Target(table, "main", config.sink.id, 0, time).head() if table else None
+    entry = head.entry if head else None
+    position = entry.end if entry else Cut()
+    stored = _stored(config, table) if table else []
+    staged = [batch for batch in stored if not position.reaches(batch.end)]
+    planner = Planner(
+        config.kafka.resolved(), topics=config.sink.topics, pattern=config.sink.pattern
+    )
+    _, partitions = planner.origin()
+    marks = planner.watermarks(partitions)
+    lag = {p: end - position.get(p, marks.low[p]) for p, end in marks.end.items()}
+    last = head.snapshot.timestamp_ms if head and head.snapshot else None
+    return {
+        "sink": config.sink.id,
+        "table": config.tables[0].name,
+        "index": config.index_table,
+        "epoch": entry.epoch if entry else None,
+        "position": position.nested(),
+        "lag": sum(lag.values()),
+        "lag_by_partition": Cut(lag).nested(),
+        "topic_begins": marks.low.nested(),
+        "topic_ends": marks.end.nested(),
+        "pending_batches": len(staged),
+        "pending_bytes": sum(batch.bytes for batch in staged),
+        "last_batch": entry.batches[1] if entry else None,
+        "last_commit": None
+        if last is None
+        else datetime.fromtimestamp(last / 1000, timezone.utc).isoformat(timespec="milliseconds"),
+    }
+
+
+def leftovers(config: Config, spark: SparkSession) -> list[tuple[Table, str]]:
+    """Files that lives of the sink before the newest left behind, with the table they lie in."""
+    catalog = Catalog(spark, config.catalog.name)
+    index_table = catalog.load(config.index_table)
+    if index_table is None:
+        return []
+    entry = Target(index_table, "main", config.sink.id, 0, time).head().entry
+    if entry is None:
+        return []
+    # In this order, so that what the running sink commits meanwhile is never taken for a leftover:
+    # staged batches first, then the files, then what the snapshots refer to.
+    stored = _stored(config, index_table)
+    found = []
+    for table in (index_table, catalog.load(config.tables[0].name)):
+        if table is None:
+            continue
+        name = f"{config.catalog.name}.{table.name}"
+        paths = table.listing(f"{table.location}/data/") + table.listing(
+            f"{table.location}/metadata/"
+        )
+        data = spark.table(f"{name}.all_data_files").select("file_path").collect()
+        manifests = spark.table(f"{name}.all_manifests").select("path").collect()
+        found += [
+            (table, path)
+            for path in maintain.leftovers(
+                paths,
+                sink=config.sink.id,
+                epoch=entry.epoch,
+                referenced=[row[0] for row in (*data, *manifests)],
+                staged=stored,
+            )
+        ]
+    return found
+
+
+def _stored(config: Config, index_table: Table) -> list[StagedBatch]:
+    """The batch records in the stage; torn ones do not count."""
+    paths = index_table.listing(stage_folder(config, index_table))
+    found = [stage.load(index_table.fetch(path)) for path in paths if path.endswith(".json")]
+    return [batch for batch in found if batch is not None]
