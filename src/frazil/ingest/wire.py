@@ -83,7 +83,7 @@ def fetch(kafka: Mapping[str, str], wanted: Range, *, patience: float) -> Iterat
                 _require(kafka, wanted, position)
             elif code not in _PASSING and code != 0:
                 raise Unavailable(f"cannot fetch {wanted}: the broker answers error {code}")
-            if code != 0 or not batches:
+            if code != 0 or not batches or _behind(batches[-1]) <= position:
                 if time.monotonic() > deadline:
                     raise Unavailable(
                         f"cannot fetch {wanted}: {kafka['bootstrap.servers']} gives nothing at "
@@ -96,7 +96,7 @@ def fetch(kafka: Mapping[str, str], wanted: Range, *, patience: float) -> Iterat
                     pause = min(2.0, pause * 2)
                 continue
             pause, deadline = 0.05, time.monotonic() + patience
-            reached = max(position, min(wanted.end, _behind(batches[-1])))
+            reached = min(wanted.end, _behind(batches[-1]))
             if reached < wanted.end:  # the broker prepares the next answer while we read this one
                 with contextlib.suppress(OSError):
                     _send(kafka, wanted.partition, reached, committed)
