@@ -6,10 +6,10 @@ READY := $(VENV)/.ready
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit check bench lock clean
+.PHONY: help demo test unit check bench bench-df lock clean
 
 help:  ## what there is
-	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 10
 
 demo: $(READY)  ## broker, pipeline, two SIGKILLs, and the proof (ARGS='--rows 300000 --json')
 	@$(BIN)/frazil demo $(ARGS)
@@ -27,6 +27,9 @@ check: $(READY)  ## lint and types
 
 bench: $(READY)  ## Frazil against Spark's own way, one run; the last line is JSON
 	@$(BIN)/python bench/append.py $(ARGS)
+
+bench-df: $(READY)  ## the same for DataFrames: frazil.write and frazil.read against Spark's own
+	@$(BIN)/python bench/frames.py $(ARGS)
 
 lock:  ## resolve the dependencies anew (needs uv)
 	uv pip compile -q --universal --python-version 3.10 --generate-hashes --no-emit-index-url \

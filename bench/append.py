@@ -27,10 +27,6 @@ from frazil.surface import jars, orders
 from frazil.surface.broker import Broker
 
 TOPIC = "orders"
-SPARK_KAFKA = (
-    "org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.1",
-    "org.apache.spark:spark-avro_2.13:4.1.1",
-)
 
 
 def say(text: str) -> None:
@@ -168,12 +164,7 @@ def spark_side(settings: dict[str, Any]) -> Any:
 
     found = [
         *jars.fetch(jars.ICEBERG, transitive=False, say=say),
-        *jars.fetch(
-            SPARK_KAFKA,
-            overrides=["org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0"],
-            excludes=["org.apache.hadoop", "org.scala-lang", "org.slf4j"],
-            say=say,
-        ),
+        *jars.spark_kafka(say),
     ]
     folder = settings["folder"]
     spark = (

@@ -31,10 +31,10 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
 
 @pytest.fixture(scope="session")
 def spark(lake: Lake) -> Iterator[Any]:
-    aws = jars.fetch(jars.AWS, transitive=False)  # for the tests with an object store
-    running = session(
-        lake.config("spark", "none", "none:1", spark={"spark.jars": ",".join(map(str, aws))})
-    )
+    more = jars.fetch(jars.AWS, transitive=False)  # for the tests with an object store
+    more += jars.spark_kafka()  # and those with Spark's own Kafka source
+    settings = {"spark.jars": ",".join(map(str, more)), "spark.sql.shuffle.partitions": "2"}
+    running = session(lake.config("spark", "none", "none:1", spark=settings))
     yield running
     running.stop()
 

@@ -38,6 +38,7 @@ class Lake:
             "catalog": {"type": "jdbc", "uri": uri, "jdbc.schema-version": "V1",
                         "warehouse": str(self.folder / "warehouse")},
             "spark": sections.get("spark", {}),
+            "transform": sections.get("transform", {}),
             "table": [{"name": f"db.{name}", **sections.get("table", {})}],
         }  # fmt: skip
 

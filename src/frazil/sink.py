@@ -5,72 +5,75 @@
     sink.wait_until(cut)           # every offset below `cut` is in the table, and in the index
     sink.stop()                    # after the batch under way; what is staged gets committed
 
-Structured Streaming plans ranges (`ingest.source`), Spark's tasks turn each range into data files
-(`ingest.task`), and `_batch` below does the rest: check the results against the plan, stage them,
-hand them to the committer, which works beside the next batch. Every step has a name; whoever wants
-to watch, time, or kill at a step passes `on_step`.
+Structured Streaming drives it. What comes in is the feed's affair (`frazil.feed`): offset ranges,
+where nothing stands between topic and table, or the rows of any streaming DataFrame. `_batch` below
+does the rest: have the feed write the files and check them against the plan, stage them, hand them
+to the committer, which works beside the next batch. Every step has a name; whoever wants to watch,
+time, or kill at a step passes `on_step`.
 
 The table is the checkpoint. Each life of a sink begins from the ledgers and the staged batches
-(`start`), with a Spark checkpoint of its own that is never read back: lost, old or foreign
-checkpoints cannot matter.
+(`start`). Spark's own checkpoint is made anew for each life and never read back, unless the query
+keeps state in it (`feed.frames`); and then it must agree with the ledger.
 """
 
 from __future__ import annotations
 
-import functools
-import itertools
-import json
-import shutil
-import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TypeVar
 
+import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from frazil.core.config import Config, TableConfig, duration, size
+from frazil.core.config import AVAILABLE_NOW, Config, TableConfig, check_stream, duration, size
 from frazil.core.errors import (
     ConfigError,
     Fenced,
     Foreign,
     FrazilError,
     Gap,
-    Miscount,
     Unavailable,
-    Undecodable,
     Unknown,
     across,
     from_traceback,
 )
-from frazil.core.offsets import Cut, Partition, Range, join
+from frazil.core.offsets import Cut, Partition, Range
+from frazil.feed import Feed, Reached, Written
+from frazil.feed.frames import Frames
+from frazil.feed.ranges import Ranges
+from frazil.feed.reads import transformed
 from frazil.ingest import stage
-from frazil.ingest.decode import Decoder, Format
-from frazil.ingest.fetch import fetch
 from frazil.ingest.route import Metadata
-from frazil.ingest.source import FORMAT, Origin, Planner, RangeSource, options, publish
-from frazil.ingest.stage import StagedBatch, StagedTable, Tally
-from frazil.ingest.task import RESULTS, Plan, Result, run_all
+from frazil.ingest.source import Origin, publish
+from frazil.ingest.stage import StagedBatch, StagedTable
 from frazil.ingest.write import TableShape
 from frazil.table import index, schema
 from frazil.table.audit import COLUMNS_PROPERTY
 from frazil.table.commit import Bounds, Committer, Target, chain
 from frazil.table.jvm import Catalog, Table
-from frazil.table.ledger import Head, Snapshot
+from frazil.table.ledger import Entry, Head, Snapshot
 
 T = TypeVar("T")
-_SAMPLE = 200
 
 #: The steps of a batch, in order. Crash tests kill at each of them.
 STEPS = (
     "planned", "written", "staged", "commit", "committed", "witnessed",
     "index-commit", "index-committed", "index-witnessed", "done",
 )  # fmt: skip
+
+_STOP_SECONDS = 60.0
+_INTERRUPTED = (
+    "py4j.protocol.Py4JJavaError: An error occurred while calling a batch: "
+    "java.lang.InterruptedException"
+)
+
+#: Sinks that stream in this process: one id, one stream.
+_running: dict[tuple[str, str, str], Sink] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,95 +87,203 @@ class Step:
     seconds: Mapping[str, float] | None = None
 
 
+class Query(StreamingQuery):
+    """Spark's own handle, except that its end means: everything is committed."""
+
+    def __init__(self, query: StreamingQuery, sink: Sink) -> None:
+        super().__init__(query._jsq)
+        self._sink = sink
+
+    def awaitTermination(self, timeout: float | None = None) -> bool | None:
+        """Until the stream has ended and what it staged is committed."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._ended():
+            if self._sink.committer.failure is not None:
+                raise self._sink.committer.failure
+            if deadline is not None and time.monotonic() > deadline:
+                return False
+        self._sink.stop()
+        if self._sink.committer.failure is not None:
+            raise self._sink.committer.failure
+        if waiting := len(self._sink.committer.pending):
+            raise Unavailable(
+                f"cannot end: {waiting} batches are staged and not committed: "
+                f"{self._sink.committer.progress.trouble or 'the time was up'}",
+                hint="nothing is lost: the next life commits them",
+            )
+        return None if timeout is None else True
+
+    def _ended(self) -> bool | None:
+        try:
+            return super().awaitTermination(0.25)  # type: ignore[arg-type]
+        except PySparkException as error:
+            raise translated(error) from None
+
+    def processAllAvailable(self) -> None:
+        """Until everything that is there now is committed."""
+        try:
+            super().processAllAvailable()
+        except PySparkException as error:
+            raise translated(error) from None
+        self._sink.committer.flush()
+
+    def stop(self) -> None:
+        self._sink.stop()
+
+
 class Sink:
-    def __init__(self, config: Config, *, on_step: Callable[[Step], None] | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        frame: DataFrame | None = None,
+        on_step: Callable[[Step], None] | None = None,
+    ) -> None:
+        """`frame`: a streaming DataFrame to write; without it, what the config says is read."""
         self.config = config
+        self._frame = frame
         self._on_step = on_step or (lambda _: None)
-        self._kafka = config.kafka.resolved()
         self._table: TableConfig = config.tables[0]
-        self._metadata = Metadata(
-            self._table.topic_column, self._table.partition_column,
-            self._table.offset_column, self._table.timestamp_column,
-        )  # fmt: skip
-        self._format = Format(
-            config.decode.format, _text(config.decode.schema), config.decode.registry.resolved()
-        )
-        self._plan: Plan | None = None
-        self._carried: list[Result] = []
+        self._feed: Feed
+        if frame is not None:
+            if config.transform:
+                raise ConfigError("cannot write a DataFrame with a [transform]: transform it, or "
+                                  "start the sink without it")  # fmt: skip
+            self._feed = Frames(self, lambda _: frame)
+        else:
+            check_stream(config)
+            if config.transform:
+                self._feed = Frames(self, lambda spark: transformed(spark, config))
+            else:
+                self._feed = Ranges(self)
+        self._kafka = config.kafka.resolved()
+        self._reached = Reached()
         self._between_batches = threading.Lock()
+        self._ending = threading.Lock()
+        self._started = False
         self._stopping = False
+        self._stopped = False
         self._query: StreamingQuery | None = None
-        self._folder: str | None = None
 
     # ── a life begins ────────────────────────────────────────────────────────────────────────
 
-    def start(self, spark: SparkSession, *, until: Cut | None = None) -> StreamingQuery:
+    def start(
+        self, spark: SparkSession | None = None, *, until: Cut | None = None
+    ) -> StreamingQuery:
         """Take over from the last life, commit what it staged, and stream on.
 
-        With `until` the plan goes no further than that cut.
+        With `until` the plan goes no further than that cut. A DataFrame brings its own session.
         """
+        if spark is None:
+            if self._frame is None:
+                raise ConfigError("cannot start: expected a Spark session, found none")
+            spark = self._frame.sparkSession
+        if until is not None and not isinstance(self._feed, Ranges):
+            raise ConfigError("cannot stop at a cut: a DataFrame's sources plan by themselves")
+        if self._started:
+            raise ConfigError(f"cannot start sink {self.config.sink.id} a second time",
+                              hint="a life needs a Sink of its own")  # fmt: skip
+        self._started = True
+        key = (self.config.catalog.name, self.config.index_table, self.config.sink.id)
+        if key in _running and _running[key].active:
+            raise ConfigError(
+                f"cannot start sink {self.config.sink.id}: this process runs a sink of that id "
+                "already",
+                hint="stop that one first, or give this one another id",
+            )
         self._catalog = Catalog(spark, self.config.catalog.name)
-        self._claim()
+        self._claim(spark)
         staged, useless = self._recover()
-        _, partitions = self._planner.origin()
-        self._planner.require(self._reached, self._planner.watermarks(partitions))
-        self._prepare(self._waiting_ranges(self._reached, _SAMPLE))
+        self._take_over(staged)
+        self._feed.resume(self._reached, str(self.epoch))
+        stream = self._feed.stream(spark, until)
+        trigger, paced = self.config.sink.trigger, self._feed.paced
+        # Our own source plans by its limits, one batch after the other, which Spark's trigger would
+        # take for the end of the data after the first.
+        ends = self.ends() if trigger == AVAILABLE_NOW and paced else None
+        writer = (
+            stream.writeStream.foreachBatch(self._guarded_batch)
+            .queryName(f"frazil-{self.config.sink.id}-{self.epoch}")
+            .option("checkpointLocation", self._feed.checkpoint)
+        )
+        if trigger == AVAILABLE_NOW and not paced:
+            writer = writer.trigger(availableNow=True)
+        else:
+            pause = 0.1 if trigger == AVAILABLE_NOW else duration(trigger)
+            writer = writer.trigger(processingTime=f"{int(pause * 1000)} milliseconds")
         for path in useless:
             self._index.delete(path)
-        self._committer.start()
-        for batch in staged:
-            self._committer.submit(batch)
-        spark.dataSource.register(RangeSource)
-        source = options(
-            self.config,
-            start=self._reached,
-            origin=self._origin,
-            parallelism=spark.sparkContext.defaultParallelism,
-            until=until,
-        )
-        self._query = (
-            spark.readStream.format(FORMAT)
-            .options(**source)
-            .load()
-            .writeStream.foreachBatch(self._guarded_batch)
-            .queryName(f"frazil-{self.config.sink.id}-{self.epoch}")
-            .option("checkpointLocation", self._checkpoint())
-            .trigger(
-                processingTime=f"{int(duration(self.config.sink.trigger) * 1000)} milliseconds"
-            )
-            .start()
-        )
-        return self._query
+        try:
+            self._committer.start()
+            for batch in staged:
+                self._committer.submit(batch)
+            self._query = writer.start()
+        except BaseException as error:
+            self._committer.close()
+            self._feed.close()
+            if isinstance(error, PySparkException):
+                raise translated(error) from None
+            raise
+        _running[key] = self
+        if ends is not None:
+            threading.Thread(
+                target=self._end_at, args=(ends,), name="frazil-available-now", daemon=True
+            ).start()
+        return Query(self._query, self)
 
-    def _claim(self) -> None:
+    @property
+    def active(self) -> bool:
+        return self._query is not None and self._query.isActive and not self._stopping
+
+    def _end_at(self, ends: Cut) -> None:
+        """What Spark's own trigger does: everything up to `ends`, and the batch without data that
+        closes the windows which the last records let it close."""
+        try:
+            self.wait_until(ends)
+            assert self._query is not None
+            batch = self._number
+            while self._feed.stateful and self._number == batch and self._query.isActive:
+                status = self._query.status
+                if not status["isTriggerActive"] and not status["isDataAvailable"]:
+                    break
+                time.sleep(0.05)
+            self.stop()
+        except FrazilError:
+            return  # whoever waits for the query is told
+
+    def _claim(self, spark: SparkSession) -> None:
         """Fence every older life off, the index first: its ledger decides who is the newest.
 
-        The topics are looked at before anything is claimed, and the claim on the index names the
+        The source is looked at before anything is claimed, and the claim on the index names the
         cut this life starts from, so that no later look at Kafka can move it.
         """
-        self._index = self._index_table()
-        self._index_target = self._new_target(self.config.index_table, "main")
-        index_head = self._index_target.head()
-        entry = index_head.entry
-        self._planner = Planner(
-            self._kafka,
-            topics=self.config.sink.topics,
-            pattern=self.config.sink.pattern,
-            origin=Origin(entry.cluster, entry.topics) if entry else Origin(),
+        index_table = self._catalog.load(self.config.index_table)
+        self._open_data()
+        entry = self._open_index(index_table) if index_table else None
+        self._origin = self._feed.look(spark, entry)
+        self._feed.check(
+            lambda: self._reached_from(entry, self._recover()[0]) if entry else Reached()
         )
-        self._origin, _ = self._planner.origin()
-        heads = [index_head]
-        if self._catalog.load(self._table.name) is not None:
-            heads.append(self._new_target(self._table.name, self._table.branch).head())
-        self.epoch = 1 + max((head.entry.epoch for head in heads if head.entry), default=0)
-        start = self.config.sink.start
-        self._take(self._index_target, lambda position: self._planner.start(position, start))
+        if index_table is None:
+            entry = self._open_index(self._create_index())
+        heads = [self._data_target.head().entry] if self._data_target else []
+        self.epoch = 1 + max((each.epoch for each in (entry, *heads) if each), default=0)
+        self._take(self._index_target, self._feed.start)
         # Only now: a table that an older life makes after this look finds its maker fenced.
+        self._open_data()
+        if self._data_target is not None:
+            self._take(self._data_target)
+
+    def _open_index(self, table: Table) -> Entry | None:
+        self._index = table
+        self._index_target = self._new_target(self.config.index_table, "main")
+        return self._index_target.head().entry
+
+    def _open_data(self) -> None:
         self._data = self._catalog.load(self._table.name)
         self._data_target = None
         if self._data is not None:
             self._data_target = self._new_target(self._table.name, self._table.branch)
-            self._take(self._data_target)
 
     def _take(
         self, target: Target, extend: Callable[[Cut], Cut] = lambda position: position
@@ -193,23 +304,24 @@ class Sink:
         """The staged batches that lead on from the position without reading Kafka again, and the
         paths of records that are of no use any more.
 
-        All older lives are fenced by now, so what is read here stays as it is.
+        Before the claim this is a look at what may still move; after it all older lives are fenced,
+        and what is read here stays as it is.
         """
         entry = self._index_target.head().entry
-        assert entry is not None  # the claim
+        assert entry is not None
         position = entry.end
         self._check_table(entry.tables, position)
-        self._number = entry.batches[1] + 1
         after = self._data_target.entries_after(position) if self._data_target else []
         committed = {commit_id for each, _ in after for commit_id in each.commit_ids}
         stored = self._stored()
-        staged = chain(position, [batch for _, batch in stored if batch], committed)
+        place = entry.source[1]
+        staged = chain(position, [batch for _, batch in stored if batch], committed, place)
         if self._data is not None:
             # The table is ahead of the index, and no staged batch tells of it: the ledger does.
             known = {batch.commit_id for batch in staged}
             lost = [e for e, _ in after if e.ranges and not known & set(e.commit_ids)]
             staged += [index.rebuilt(e, self._table.name, self._data.uuid) for e in lost]
-            staged = chain(position, staged, committed)
+            staged = chain(position, staged, committed, place)
         ahead = staged[-1].end if staged else position
         head = self._data_target.head() if self._data_target else None
         if head and head.entry and not ahead.reaches(head.entry.end):
@@ -220,14 +332,29 @@ class Sink:
         # Torn, superseded, or committed and indexed long ago.
         useful = {batch.commit_id for batch in staged}
         useless = [path for path, batch in stored if batch is None or batch.commit_id not in useful]
-        self._reached = ahead
-        self._number = max([self._number, *(batch.number + 1 for batch in staged)])
+        return staged, useless
+
+    @staticmethod
+    def _reached_from(entry: Entry | None, staged: Sequence[StagedBatch]) -> Reached:
+        if entry is None:
+            return Reached()
+        origin = Origin(entry.cluster, entry.topics)
+        if not staged:
+            return Reached(entry.end, entry.source[1], origin)
+        last = staged[-1]
+        return Reached(last.end, last.source[1], Origin(last.cluster, last.topics))
+
+    def _take_over(self, staged: Sequence[StagedBatch]) -> None:
+        entry = self._index_target.head().entry
+        assert entry is not None  # the claim
+        self._reached = self._reached_from(entry, staged)
+        self._number = max([entry.batches[1] + 1, *(batch.number + 1 for batch in staged)])
         self._committer = Committer(
             data=self._target,
             index=self._index_target,
             index_manifests=self._index_manifests,
             committed=self._after_commit,
-            position=position,
+            position=entry.end,
             interval=duration(self.config.sink.commit_interval),
             bounds=Bounds(
                 self.config.sink.max_pending_batches,
@@ -236,7 +363,6 @@ class Sink:
             ),
             step=lambda name, batch: self._step(name, batch.number if batch else -1),
         )
-        return staged, useless
 
     def _check_table(self, known: Mapping[str, str], position: Cut) -> None:
         """The table the position counts on must be there, the same, and not rolled back."""
@@ -273,44 +399,45 @@ class Sink:
             )
 
     def _stored(self) -> list[tuple[str, StagedBatch | None]]:
-        return [
-            (path, stage.load(self._index.fetch(path)))
-            for path in self._index.listing(self._stage_folder)
-            if path.endswith(".json")
-        ]
+        found = []
+        for path in self._index.listing(self._stage_folder):
+            if path.endswith(".json"):
+                try:
+                    found.append((path, stage.load(self._index.fetch(path))))
+                except Foreign:
+                    continue  # a life that still runs has committed it meanwhile
+        return found
 
-    def _prepare(self, ranges: Sequence[Range]) -> None:
-        """Make the table, or see that it fits, from a sample of the records that come first."""
-        values = [value for each in ranges for value in self._first_values(each)]
-        if not values and not (ranges and self._format.kind == "raw"):
-            return  # nothing to learn a schema from; the first batch with records will
-        columns = Decoder(self._format).columns(values)
-        if not len(columns):
-            raise Undecodable(f"cannot name the columns of table {self._table.name}: none of the "
-                              f"first {len(values)} records can be read")  # fmt: skip
+    # ── the table ────────────────────────────────────────────────────────────────────────────
+
+    def check_fits(self, columns: pa.Schema, metadata: Metadata) -> None:
+        """Can a table of such columns be made, or does the one that is there take them?"""
+        if self._data is None:
+            self._new_schema(columns, metadata)
+        else:
+            schema.check_fits(columns, self._data.schema, metadata, self._table.name)
+
+    def shape(
+        self, columns: pa.Schema, metadata: Metadata, among: Metadata | None = None
+    ) -> TableShape:
+        """Make the table, or see that it fits; what the executors must know of it."""
         config = self._table
         if self._data is None:
-            made = schema.iceberg_schema(columns, self._metadata, config)
-            spec = schema.partition_spec(made, config.partition_by, config.name)
-            columns_property = ",".join(field.name for field in self._metadata.fields)
+            made, spec = self._new_schema(columns, metadata)
+            names = ",".join(field.name for field in (among or metadata).fields)
             self._data = self._create(
-                config.name, made, spec, config, {COLUMNS_PROPERTY: columns_property}
+                config.name, made, spec, config, {COLUMNS_PROPERTY: names} if names else {}
             )
             self._data_target = self._new_target(config.name, config.branch)
             self._take(self._data_target)
             self._still_newest()
         else:
-            schema.check_fits(columns, self._data.schema, self._metadata, config.name)
-        self._plan = Plan(
-            kafka=self._kafka,
-            format=self._format,
-            table=_shape(self._data, config, self._metadata.topic),
-            metadata=self._metadata,
-            event_time=schema.event_time_column(self._data.schema, config),
-            file_prefix=f"frazil-{self.config.sink.id}-{self.epoch}",
-            patience=duration(self.config.sink.patience),
-            client=self.config.sink.fetch == "client",
-        )
+            schema.check_fits(columns, self._data.schema, metadata, config.name)
+        return _shape(self._data, config, (among or metadata).topic)
+
+    def _new_schema(self, columns: pa.Schema, metadata: Metadata) -> tuple[str, str]:
+        made = schema.iceberg_schema(columns, metadata, self._table)
+        return made, schema.partition_spec(made, self._table.partition_by, self._table.name)
 
     def _still_newest(self) -> None:
         """A newer life that began before there was a table could not claim it, only the index."""
@@ -322,114 +449,54 @@ class Sink:
                 hint="stop this one; the newer life has taken over and nothing of this one is lost",
             )
 
-    def _first_values(self, wanted: Range) -> list[bytes]:
-        chunks = fetch(
-            self._kafka,
-            wanted,
-            patience=duration(self.config.sink.patience),
-            client=self.config.sink.fetch == "client",
-        )
-        values = (value for chunk in chunks for value in chunk.open()[0] if value is not None)
-        return list(itertools.islice(values, _SAMPLE))
-
     # ── one batch ────────────────────────────────────────────────────────────────────────────
 
-    def _batch(self, ranges: DataFrame, _: int) -> None:
-        if self._plan is None:
-            rows = ranges.collect()
-            self._prepare([Range(Partition(r.topic, r.partition), r.start, r.end) for r in rows])
-        window_start = time.time()
+    def _batch(self, frame: DataFrame, number: int) -> None:
+        window_start = int(time.time() * 1000)
+        opening = self._feed.opening(number, self._reached)
+        if opening is not None:
+            self._hand_over(opening, window_start)
         self._step("planned", self._number)
-        results = self._carried + self._write(ranges)
-        if not results:
-            return  # a cut that only named new partitions
-        if self._data is None:
-            self._carried = results  # invisible offsets, and no table yet: told with the next batch
+        written = self._feed.write(frame, number, self._reached)
+        if written is None:
             return
-        begin, end, tallies = self._checked(results)
-        seconds = {
-            key: sum(r.seconds.get(key, 0.0) for r in results)
-            for key in ("fetch", "decode", "write", "cpu")
-        }
-        self._step("written", self._number, sum(t.written for t in tallies), seconds)
-        since = int(window_start * 1000)
-        batch = self._patiently(lambda: self._stage(results, begin, end, tallies, since))
-        self._step("staged", self._number)
+        self._step("written", self._number, written.rows, written.seconds)
+        self._hand_over(written, window_start)
+
+    def _hand_over(self, written: Written, window_start: int) -> None:
+        """Make it durable, and leave the rest to the committer."""
+        batch = self.patiently(lambda: self._stage(written, window_start))
+        self._reached = Reached(written.end, written.source[1], written.origin)
         self._number += 1
-        self._reached = end
-        self._carried = []
+        if written.begin != written.end:
+            self._step("staged", batch.number)
         self._committer.submit(batch)
 
-    def _write(self, ranges: DataFrame) -> list[Result]:
-        """Spark runs one task per range; only what successful tasks hand back is believed."""
-        plan = self._plan or Plan(  # no record with a value yet: the tasks count, and write nothing
-            self._kafka, self._format, _NO_TABLE, self._metadata, "", "", 60.0
-        )
-        plan = replace(plan, file_prefix=f"frazil-{self._file_stem}")
-        rows = ranges.mapInArrow(functools.partial(run_all, plan), RESULTS).collect()
-        if rows and (len({row.pieces for row in rows}) != 1 or rows[0].pieces != len(rows)):
-            raise Miscount(
-                f"cannot stage batch {self._number}: {rows[0].pieces} ranges were planned, "
-                f"{len(rows)} came back"
-            )
-        for row in rows[:1]:
-            cluster, topics = json.loads(row.origin)
-            self._origin = Origin(cluster, topics)
-        results = [Result.load(row.result) for row in rows]
-        for row, result in zip(rows, results, strict=True):
-            if row.planned != str(result.tally.range):
-                raise Miscount(f"cannot stage batch {self._number}: {row.planned} was planned, "
-                               f"{result.tally.range} came back")  # fmt: skip
-        return results
-
-    def _checked(self, results: Sequence[Result]) -> tuple[Cut, Cut, list[Tally]]:
-        """The arithmetic (I3), the joint to the batch before, and the topics' identity."""
-        for result in results:
-            tally = result.tally
-            if not tally.balanced or sum(file.rows for file in result.files) != tally.written:
-                raise Miscount(
-                    f"cannot stage {tally.range}: {len(tally.range)} offsets, of them "
-                    f"{tally.written} written, {tally.rejected} rejected, {tally.skipped} skipped, "
-                    f"{tally.invisible} invisible; {sum(f.rows for f in result.files)} in the files"
-                )
-        tallies: dict[Partition, Tally] = {}
-        for result in sorted(results, key=lambda r: r.tally.range):
-            key = result.tally.range.partition
-            tallies[key] = tallies[key] + result.tally if key in tallies else result.tally
-        ranges = join(result.tally.range for result in results)
-        end = self._reached.after(ranges)
-        begin = Cut({**{r.partition: r.start for r in ranges}, **self._reached})
-        # A topic that was dropped and made again between plan and fetch brought other records.
-        self._origin.check(self._patiently(lambda: self._planner.origin()[0]))
-        return begin, end, list(tallies.values())
-
-    def _stage(
-        self, results: Sequence[Result], begin: Cut, end: Cut, tallies: list[Tally], since: int
-    ) -> StagedBatch:
+    def _stage(self, written: Written, window_start_ms: int) -> StagedBatch:
         """Files into a manifest, the manifest into a batch record: durable, not yet visible.
 
         Each try has names of its own: what an unfinished one left is in nobody's way.
         """
         commit_id = str(uuid.uuid4())
-        files = [file for result in results for file in result.files]
         assert self._data is not None
         data = self._data
         manifests, paths = [], []
-        if files:
-            path = f"{data.location}/metadata/frazil-{self._file_stem}-{commit_id}-m0.avro"
-            manifests.append(data.write_manifest(path, [file.descriptor for file in files]))
+        if written.files:
+            path = f"{data.location}/metadata/{self.prefix}-{commit_id}-m0.avro"
+            manifests.append(data.write_manifest(path, [f.descriptor for f in written.files]))
             paths.append(path)
         batch = StagedBatch(
             sink=self.config.sink.id,
             epoch=self.epoch,
             number=self._number,
             commit_id=commit_id,
-            begin=begin,
-            end=end,
-            topics=self._origin.topics,
-            cluster=self._origin.cluster,
+            begin=written.begin,
+            end=written.end,
+            topics=written.origin.topics,
+            cluster=written.origin.cluster,
             staged_at_ms=int(time.time() * 1000),
-            window_start_ms=since,
+            window_start_ms=window_start_ms,
+            source=written.source,
             tables=(
                 StagedTable(
                     name=self._table.name,
@@ -437,9 +504,9 @@ class Sink:
                     schema_id=data.schema_id,
                     manifests=tuple(manifests),
                     paths=tuple(paths),
-                    files=len(files),
-                    bytes=sum(file.bytes for file in files),
-                    tallies=tuple(tallies),
+                    files=len(written.files),
+                    bytes=sum(file.bytes for file in written.files),
+                    tallies=written.tallies,
                 ),
             ),
         )
@@ -456,16 +523,18 @@ class Sink:
         table = self._index_target.table
         assert isinstance(table, Table)
         shape = _shape(table, TableConfig(table.name))
-        files = index.write(shape, f"frazil-{self._file_stem}", located)
+        files = index.write(shape, self.prefix, located)
         if not files:
             return []
-        path = f"{table.location}/metadata/frazil-{self._file_stem}-{uuid.uuid4()}-m0.avro"
+        path = f"{table.location}/metadata/{self.prefix}-{uuid.uuid4()}-m0.avro"
         return [table.write_manifest(path, files)]
 
     def _after_commit(self, batches: Sequence[StagedBatch]) -> None:
         table = self._index_target.table
         for batch in batches:
             table.delete(f"{self._stage_folder}{batch.file_name}")
+        if not self._kafka:
+            return
         try:
             publish(self._kafka, self.config.group, batches[-1].end)
             self._committer.progress.unpublished = ""
@@ -489,8 +558,7 @@ class Sink:
 
     def ends(self) -> Cut:
         """The end of the topics as they are now."""
-        _, partitions = self._planner.origin()
-        return self._planner.watermarks(partitions).end
+        return self._feed.ends()
 
     def wait_until(self, cut: Mapping[Partition, int], timeout: float | None = None) -> bool:
         """Block until every offset below `cut` is committed; False when the time is up.
@@ -500,12 +568,12 @@ class Sink:
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._committer.wait_until(cut, 0.25):
             self.check()
-            if self._reached.reaches(cut):
+            if not self.active and not self._committer.pending:
+                return False  # available-now, and its end lies before the cut
+            if self._reached.cut.reaches(cut):
                 self._committer.flush(0.25)
-            elif self._data is None and self._carried:
-                ranges = [result.tally.range for result in self._carried]
-                if self._reached.after(ranges).reaches(cut):
-                    return True  # nothing but invisible offsets: there is nothing to commit
+            elif self._reached.cut.after(self._feed.untold()).reaches(cut):
+                return True  # nothing but invisible offsets: there is nothing to commit
             if deadline is not None and time.monotonic() > deadline:
                 return False
         return True
@@ -517,46 +585,46 @@ class Sink:
         assert self._query is not None
         if (error := self._query.exception()) is not None:
             raise translated(error)
-        if not self._query.isActive:
+        ends_by_itself = self.config.sink.trigger == AVAILABLE_NOW and not self._stopped
+        if not self._query.isActive and not ends_by_itself:
             raise FrazilError("cannot go on: the stream was stopped")
 
     def stop(self, timeout: float = 60.0) -> None:
         """After the batch under way; what is staged is committed, or waits for the next life."""
-        self._committer.hurry()
-        with self._between_batches:
-            self._stopping = True  # a batch that is called from here on does nothing
-        if self._query is not None:
+        with self._ending:  # a second caller waits for the first
+            if self._stopped or self._query is None:
+                return
+            self._stopped = True
+            self._committer.hurry()
+            with self._between_batches:
+                self._stopping = True  # a batch that is called from here on is none
             self._query.stop()  # not under the lock: it waits for a batch that may wait for it
-        try:
-            if self._committer.failure is None:
-                self._committer.flush(timeout)
-        finally:
-            self._committer.close()
-            if self._folder:
-                shutil.rmtree(self._folder, ignore_errors=True)
+            try:
+                if self._committer.failure is None:
+                    self._committer.flush(timeout)
+            finally:
+                self._committer.close()
+                self._feed.close()
 
     # ── small things ─────────────────────────────────────────────────────────────────────────
 
-    def _guarded_batch(self, ranges: DataFrame, number: int) -> None:
+    def _guarded_batch(self, frame: DataFrame, number: int) -> None:
         with self._between_batches:
-            if self._stopping:
-                return
-            try:
-                self._batch(ranges, number)
-            except PySparkException as error:
-                raise across(translated(error)) from None
-            except FrazilError as error:
-                raise across(error) from None
+            if not self._stopping:
+                try:
+                    return self._batch(frame, number)
+                except PySparkException as error:
+                    raise across(translated(error)) from None
+                except FrazilError as error:
+                    raise across(error) from None
+        # To return would be to say that the batch is done, and Spark would note it. These words it
+        # takes for its own interruption, once it has been told to stop.
+        deadline = time.monotonic() + _STOP_SECONDS
+        while self._query is not None and self._query.isActive and time.monotonic() < deadline:
+            time.sleep(0.01)
+        raise RuntimeError(f"{_INTERRUPTED}: the sink was stopped")
 
-    def _waiting_ranges(self, start: Cut, most: int) -> list[Range]:
-        ends = self._planner.watermarks(list(start)).end
-        return [
-            Range(partition, offset, min(ends[partition], offset + most))
-            for partition, offset in start.items()
-            if ends[partition] > offset
-        ]
-
-    def _patiently(self, call: Callable[[], T]) -> T:
+    def patiently(self, call: Callable[[], T]) -> T:
         """Storage and brokers may be away for a while; a batch is not lost for that."""
         deadline = time.monotonic() + duration(self.config.sink.patience)
         pause = 0.2
@@ -566,18 +634,15 @@ class Sink:
             except (Unavailable, Unknown) as error:
                 if time.monotonic() > deadline:
                     raise
-                self._committer.progress.blocked = error.message
+                if hasattr(self, "_committer"):
+                    self._committer.progress.blocked = error.message
                 time.sleep(pause)
                 pause = min(5.0, pause * 2)
 
-    def _index_table(self) -> Table:
-        name = self.config.index_table
-        table = self._catalog.load(name)
-        if table is None:
-            config = TableConfig(name)
-            made = schema.iceberg_schema(index.COLUMNS, Metadata("", "", "", ""), config)
-            table = self._create(name, made, '{"spec-id": 0, "fields": []}', config)
-        return table
+    def _create_index(self) -> Table:
+        name, config = self.config.index_table, TableConfig(self.config.index_table)
+        made = schema.iceberg_schema(index.COLUMNS, Metadata("", "", "", ""), config)
+        return self._create(name, made, '{"spec-id": 0, "fields": []}', config)
 
     def _create(
         self,
@@ -599,19 +664,9 @@ class Sink:
         return stage_folder(self.config, self._index)
 
     @property
-    def _file_stem(self) -> str:
-        return f"{self.config.sink.id}-{self.epoch}-{self._number}"
-
-    def _checkpoint(self) -> str:
-        """A fresh one for each life; folders of lives long over are removed."""
-        if not self.config.sink.checkpoint:
-            self._folder = tempfile.mkdtemp(prefix="frazil-checkpoint-")
-            return self._folder
-        root = self.config.sink.checkpoint.rstrip("/")
-        for old in Path(root).glob("epoch-*") if Path(root).is_dir() else ():
-            if int(old.name.split("-")[1]) < self.epoch - 1:
-                shutil.rmtree(old, ignore_errors=True)
-        return f"{root}/epoch-{self.epoch}-{uuid.uuid4().hex[:8]}"
+    def prefix(self) -> str:
+        """How the files of the batch under way are named, to tell whose they are."""
+        return f"frazil-{self.config.sink.id}-{self.epoch}-{self._number}"
 
     def _step(
         self,
@@ -623,29 +678,8 @@ class Sink:
         self._on_step(Step(name, batch, time.time(), records, seconds))
 
 
-_NO_TABLE = TableShape(
-    name="",
-    location="file:///",
-    schema='{"type":"struct","schema-id":0,"fields":[]}',
-    schema_id=0,
-    spec='{"spec-id":0,"fields":[]}',
-    properties={},
-    target_file_size=1,
-    compression="zstd",
-    io={},
-)
-
-
 def stage_folder(config: Config, index_table: Table) -> str:
     return f"{config.sink.stage.rstrip('/') or f'{index_table.location}/stage'}/{config.sink.id}/"
-
-
-def _text(path: str) -> str:
-    """A schema file's text; no path, no text."""
-    try:
-        return Path(path).read_text() if path else ""
-    except OSError as error:
-        raise ConfigError(f"cannot read [decode] schema {path}: {error.strerror}") from None
 
 
 def _shape(table: Table, config: TableConfig, topic_column: str = "") -> TableShape:

@@ -9,10 +9,11 @@ import struct
 
 import fastavro
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from frazil.ingest.decode import Decoder, Format
-from frazil.ingest.records import Batch, Records
+from frazil.ingest.records import HEADERS, Batch, Records
 
 SCHEMA = {
     "type": "record",
@@ -87,33 +88,52 @@ def batches(dice: random.Random, values: list[bytes | None], **how: object) -> l
 def agree(given: list[Batch], start: int = 0, end: int = 2**62) -> bool:
     """Was it read at once? And if so, is it what one by one gives?"""
     records = Records(given, start, end)
-    values, offsets, stamps = Records(given, start, end)._one_by_one()
-    opened = Records(given, start, end).open()
-    assert opened[0] == values
-    assert np.array_equal(opened[1], offsets)
-    assert np.array_equal(opened[2], stamps)
+    values, offsets, stamps, keys, headers = Records(given, start, end)._one_by_one(envelope=True)
+    for envelope in (False, True):
+        opened = Records(given, start, end).open(envelope)
+        assert opened.values == values
+        assert np.array_equal(opened.offsets, offsets)
+        assert np.array_equal(opened.stamps, stamps)
+        assert opened.keys == (keys if envelope else None)
+        assert opened.headers == (headers if envelope else None)
     framed = DECODER.framed(records)
     if framed is None:
         return False
     decoded, rejected = DECODER.decode(values)
     assert not rejected, "a bad record was let through"
-    assert framed[0].rows.equals(decoded[0].rows)
-    assert np.array_equal(framed[1], offsets)
-    assert np.array_equal(framed[2], stamps)
+    assert framed.decoded.rows.equals(decoded[0].rows)
+    assert np.array_equal(framed.offsets, offsets)
+    assert np.array_equal(framed.stamps, stamps)
+    assert (
+        pa.nulls(len(values), pa.large_binary()) if framed.keys is None else framed.keys
+    ) == keys
     return True
 
 
-@pytest.mark.parametrize("key", [None, b"k", b"k" * 90], ids=["null", "short", "long"])
+@pytest.mark.parametrize(
+    "key", [None, b"", b"k", b"k" * 90], ids=["null", "empty", "short", "long"]
+)
 def test_good_batches_are_read_at_once(key: bytes | None):
     dice = random.Random(1)
     assert agree(batches(dice, [datum(dice, i) for i in range(500)], key=key))
+
+
+def test_each_row_that_is_read_at_once_has_its_own_key():
+    dice = random.Random(9)
+    keys = [b"%d" % i * dice.randrange(9) for i in range(60)]
+    raw = b"".join(record(i, datum(dice, i), key=key) for i, key in enumerate(keys))
+    given = [Batch(0, 59, 60, 0, None, raw)]
+    assert agree(given, 7, 41)
+    framed = DECODER.framed(Records(given, 7, 41))
+    assert framed is not None
+    assert framed.keys == pa.array(keys[7:41], pa.large_binary())
 
 
 def test_only_the_wanted_offsets_come_out():
     dice = random.Random(2)
     given = batches(dice, [datum(dice, i) for i in range(200)])
     assert agree(given, 1030, 1111)
-    _, offsets, _ = Records(given, 1030, 1111).open()
+    offsets = Records(given, 1030, 1111).open().offsets
     assert offsets.min() >= 1030
     assert offsets.max() < 1111
 
@@ -137,8 +157,7 @@ def test_headers_and_nulls_are_read_one_by_one(how: dict[str, int]):
     dice = random.Random(5)
     assert not agree(batches(dice, [datum(dice, i) for i in range(50)], **how))
     mixed = [datum(dice, i) if i % 7 else None for i in range(50)]
-    values, _, _ = Records(batches(dice, mixed), 0, 2**62).open()
-    assert values == mixed
+    assert Records(batches(dice, mixed), 0, 2**62).open().values == mixed
 
 
 def test_no_mutilated_datum_ever_shifts_a_neighbour():
@@ -157,7 +176,7 @@ def test_no_mutilated_datum_ever_shifts_a_neighbour():
         at_once += 1  # only where every mutation still is a good datum
         decoded, rejected = DECODER.decode(values)
         assert not rejected
-        assert framed[0].rows.equals(decoded[0].rows)
+        assert framed.decoded.rows.equals(decoded[0].rows)
     assert at_once < 300
 
 
@@ -192,6 +211,8 @@ def test_the_last_record_of_a_block_may_be_no_longer_than_its_datum(extra: bytes
 
 
 def test_nothing_but_invisible_offsets_is_nothing():
-    values, offsets, stamps = Records([], 5, 9).open()
+    values, offsets, stamps, keys, headers = Records([], 5, 9).open(envelope=True)
     assert values == []
     assert len(offsets) == len(stamps) == 0
+    assert keys == pa.array([], pa.large_binary())
+    assert headers == pa.array([], HEADERS)

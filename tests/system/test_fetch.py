@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import itertools
+import struct
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import google_crc32c
 import numpy as np
+import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
-from frazil.core.errors import Expired, Unavailable
+from frazil.core.errors import Expired, Unavailable, Undecodable
 from frazil.core.offsets import Partition, Range
 from frazil.ingest import wire
+from frazil.ingest.avro import zigzag
 from frazil.ingest.fetch import fetch
+from frazil.ingest.records import HEADERS
 from frazil.surface.broker import Broker, free_ports
 from tests.oracle import topic_records
 
@@ -45,9 +52,10 @@ def read(
     position, invisible = start, 0
     wanted = Range(Partition(topic, 0), start, end)
     for chunk in fetch({"bootstrap.servers": broker.bootstrap}, wanted, patience=30, client=client):
-        values, offsets, stamps = chunk.open()
+        values, offsets, stamps, keys, headers = chunk.open()
         assert chunk.span.start == position, "the spans of chunks join"
         assert len(values) == len(offsets) == len(stamps)
+        assert keys is headers is None
         assert (np.diff(offsets) > 0).all()
         assert (stamps > 1_600_000_000_000).all()
         position = chunk.span.end
@@ -85,6 +93,156 @@ def test_keys_headers_tombstones_and_empty_values_survive(
     sender.flush()
     found, _ = read(broker, name, 0, 300, client)
     assert found == topic_records(broker.bootstrap, name)
+
+
+#: A record's key and its headers.
+Envelope = tuple[bytes | None, list[tuple[str, bytes | None]]]
+
+HEADED: list[list[tuple[str, bytes | None]]] = [
+    [],
+    [("trace", b"x")],
+    [("b", b"1"), ("a", b"2"), ("b", b"3"), ("b", b"1")],
+    [("null", None), ("empty", b""), ("", b"\0\xff"), ("größe", b"x" * 300)],
+]
+#: Records of one kind are read at once, mixed ones one by one: neither may show.
+ENVELOPES: dict[str, list[Envelope]] = {
+    "no-keys": [(None, [])],
+    "empty-keys": [(b"", [])],
+    "keys": [(b"k", []), (b"\0\xff" * 100, []), (b"", [])],
+    "first-without-key": [(None, []), (b"k", []), (b"", [])],
+    "first-with-key": [(b"k", []), (None, []), (b"", [])],
+    "first-with-empty-key": [(b"", []), (None, [])],
+    "headers-on-all": [(None, HEADED[1]), (None, HEADED[2])],
+    "headers-on-some": [(None, []), (None, HEADED[2]), (None, HEADED[3])],
+    "everything": list(itertools.product((None, b"", b"key"), HEADED)),
+}
+
+
+def send(broker: Broker, topic: str, given: Sequence[Envelope], **settings: Any) -> None:
+    """In one batch, so that a range may begin and end within it."""
+    sender = producer(broker, **{"linger.ms": 500, **settings})
+    for i, (key, headers) in enumerate(given):
+        sender.produce(topic, b"v%d" % i, key=key, headers=headers)
+    sender.flush()
+
+
+def envelopes(broker: Broker, topic: str, start: int, end: int, client: bool) -> list[Envelope]:
+    found: list[Envelope] = []
+    kafka = {"bootstrap.servers": broker.bootstrap}
+    wanted = Range(Partition(topic, 0), start, end)
+    for chunk in fetch(kafka, wanted, patience=30, client=client, envelope=True):
+        values, offsets, _, keys, headers = chunk.open(envelope=True)
+        assert values == [b"v%d" % offset for offset in offsets]
+        assert keys is not None
+        assert headers is not None
+        assert (keys.type, headers.type) == (pa.large_binary(), HEADERS)
+        assert headers.null_count == 0
+        named = [[(each["key"], each["value"]) for each in row] for row in headers.to_pylist()]
+        found += zip(keys.to_pylist(), named, strict=True)
+        assert len(found) == chunk.span.end - start
+    return found
+
+
+@WAYS
+@pytest.mark.parametrize("kind", ENVELOPES)
+def test_keys_and_headers_come_out_as_they_were_sent(
+    broker: Broker, topic: Callable[..., str], kind: str, client: bool
+):
+    name = topic()
+    given = (ENVELOPES[kind] * 60)[:60]
+    send(broker, name, given)
+    for start, end in ((0, 60), (0, 1), (7, 41), (58, 60), (5, 5)):
+        assert envelopes(broker, name, start, end, client) == given[start:end]
+
+
+@WAYS
+@pytest.mark.parametrize("kind", ["keys", "everything"])
+@pytest.mark.parametrize("compression", ["gzip", "snappy", "lz4", "zstd"])
+def test_every_compression_keeps_keys_and_headers(
+    broker: Broker, topic: Callable[..., str], compression: str, kind: str, client: bool
+):
+    name = topic()
+    given = (ENVELOPES[kind] * 300)[:300]
+    send(broker, name, given, **{"compression.type": compression})
+    assert envelopes(broker, name, 0, 300, client) == given
+    assert envelopes(broker, name, 11, 222, client) == given[11:222]
+
+
+@WAYS
+def test_offsets_that_are_all_invisible_have_an_empty_envelope(
+    broker: Broker, topic: Callable[..., str], client: bool
+):
+    name = topic()
+    sender = producer(broker, **{"transactional.id": f"{name}-{client}"})
+    sender.init_transactions()
+    sender.begin_transaction()
+    sender.produce(name, b"v0", key=b"k", headers=[("trace", b"x")])
+    sender.flush()
+    sender.abort_transaction()
+    kafka = {"bootstrap.servers": broker.bootstrap}
+    wanted = Range(Partition(name, 0), 0, 2)
+    [chunk] = fetch(kafka, wanted, patience=30, client=client, envelope=True)
+    opened = chunk.open(envelope=True)
+    assert opened.keys == pa.array([], pa.large_binary())
+    assert opened.headers == pa.array([], HEADERS)
+
+
+@WAYS
+def test_a_chunk_has_an_envelope_only_for_those_who_ask(
+    broker: Broker, topic: Callable[..., str], client: bool
+):
+    name = topic()
+    send(broker, name, [(b"k", HEADED[1])])
+    kafka = {"bootstrap.servers": broker.bootstrap}
+    wanted = Range(Partition(name, 0), 0, 1)
+    [chunk] = fetch(kafka, wanted, patience=30, client=client, envelope=True)
+    for envelope in (False, True, False):
+        opened = chunk.open(envelope)
+        assert opened.values == [b"v0"]
+        assert (opened.keys is None, opened.headers is None) == (not envelope, not envelope)
+    [bare] = fetch(kafka, wanted, patience=30, client=client)
+    with pytest.raises(AssertionError, match="not asked"):
+        bare.open(envelope=True)
+    assert bare.open().values == [b"v0"]
+
+
+def store(broker: Broker, topic: str, header: bytes) -> None:
+    """A record with a header of that key, sent by hand: confluent-kafka sends UTF-8 only."""
+    record = b"\0\0\0\1\4v1\2" + zigzag(len(header)) + header + b"\2x"
+    now = int(time.time() * 1000)
+    covered = struct.pack(">hiqqqhii", 0, 0, now, now, -1, -1, -1, 1) + zigzag(len(record)) + record
+    checked = struct.pack(">ibI", -1, 2, google_crc32c.value(covered)) + covered
+    batch = struct.pack(">qi", 0, len(checked)) + checked
+    name = topic.encode()
+    request = b"".join(
+        (
+            struct.pack(">hhihhhi", 0, 3, 0, -1, -1, -1, 10_000),
+            struct.pack(">ih", 1, len(name)), name,
+            struct.pack(">iii", 1, 0, len(batch)), batch,
+        )
+    )  # fmt: skip
+    connection = wire._connection({"bootstrap.servers": broker.bootstrap}, Partition(topic, 0))
+    connection.sendall(struct.pack(">i", len(request)) + request)
+    [error] = struct.unpack_from(">h", wire._read(connection), 18 + len(name))
+    assert error == 0
+
+
+@WAYS
+def test_a_header_key_that_is_not_utf8_is_never_left_out_in_silence(
+    broker: Broker, topic: Callable[..., str], client: bool
+):
+    """confluent-kafka cannot hand it over: it gives a list that kills whoever looks at it."""
+    name = topic()
+    send(broker, name, [(None, HEADED[1])])
+    store(broker, name, b"a\xffb")
+    if client:
+        with pytest.raises(Undecodable, match=rf"{name}\[0\] offset 1: a header's key is not"):
+            envelopes(broker, name, 0, 2, client)
+    else:
+        found = envelopes(broker, name, 0, 2, client)
+        assert found == [(None, HEADED[1]), (None, [("a\ufffdb", b"x")])]
+    # Who does not ask for headers is not stopped by them.
+    assert len(read(broker, name, 0, 2, client)[0]) == 2
 
 
 @WAYS

@@ -554,9 +554,16 @@ def test_a_table_ahead_of_the_index_is_completed_when_a_partition_came_meanwhile
 # ── two at once ──────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """After the call, lives begin as in another process: none is known to run here."""
+    return lambda: monkeypatch.setattr("frazil.sink._running", {})
+
+
 def test_the_older_of_two_lives_is_fenced_and_its_rows_are_absent(
-    broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make
-):
+    broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make,
+    elsewhere: Callable[[], None],
+):  # fmt: skip
     b = broker.bootstrap
     create_topic(b, name, 2)
     produce(b, name, numbered(20), 2)
@@ -566,6 +573,7 @@ def test_the_older_of_two_lives_is_fenced_and_its_rows_are_absent(
     with running(config, spark, steps) as older:
         produce(b, name, numbered(20, 100), 2)
         assert steps.held.wait(WITHIN), "the older life has written files and not staged them"
+        elsewhere()
         newer = catch_up(config, spark)
         assert newer.epoch == older.epoch + 1
         steps.go.set()
@@ -592,13 +600,15 @@ def ended(sink: Sink) -> FrazilError | None:
 
 
 def test_of_two_lives_that_both_made_the_table_the_newer_goes_on(
-    broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make
-):
+    broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make,
+    elsewhere: Callable[[], None],
+):  # fmt: skip
     """Both began before there was a table to claim."""
     b = broker.bootstrap
     create_topic(b, name, 1)
     config = make_config()
     with running(config, spark) as older:
+        elsewhere()
         steps = Steps(hold="planned")
         with running(config, spark, steps) as newer:
             produce(b, name, numbered(10))
@@ -661,7 +671,9 @@ def test_stop_while_the_next_batch_is_about_to_begin_returns(
         guarded(*args)
 
     monkeypatch.setattr(sink, "_guarded_batch", gated)
-    query = sink.start(spark)
+    sink.start(spark)
+    query = sink._query  # Spark's own: the one that `start` hands out stops the sink
+    assert query is not None
     stop, told = query.stop, threading.Event()
     monkeypatch.setattr(query, "stop", lambda: (told.set(), stop()))
     produce(broker.bootstrap, name, numbered(5))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -14,17 +15,20 @@ import frazil
 
 ROOT = Path(frazil.__file__).parent
 #: Each room may import from itself and from those before it.
-ROOMS = ("core", "ingest", "table", "sink", "surface")
+ROOMS = ("core", "ingest", "table", "feed", "sink", "surface")
 #: The way of the data: each station may import from those before it.
-STATIONS = ("avro", "records", "wire", "fetch", "decode", "route", "write", "stage", "task")
+STATIONS = (
+    "avro", "records", "wire", "fetch", "decode", "route", "write", "stage", "task", "frame",
+)  # fmt: skip
 #: Driver code in the stream's room: it may use stations, none of them may use it.
-DRIVER = ("source",)
+DRIVER = ("source", "sample", "reader")
 #: The proof must not lean on what it proves, nor either of them on what tidies up.
 APART = ("commit", "audit", "maintain")
 JVM = {"_jvm", "_jsc", "_jdf", "_jsparkSession", "_gateway", "_jwrapped", "_jc"}
 
 #: Imports inside functions: module → how many there may be, and why.
 LATE = {
+    "": 4,  # `import frazil` loads nothing; its functions load Spark when they are called
     "surface.cli": 16,  # a command loads what it needs: `frazil --help` answers at once
     "surface.child": 4,  # the parent process, which also imports it, needs no Spark
     "surface.daemon": 1,  # what is imported before the fork is chosen line by line
@@ -32,6 +36,7 @@ LATE = {
 }
 #: Imports by name at run time: module → how many.
 DYNAMIC = {
+    "feed.reads": 1,  # `[transform] python` names the user's own module
     "ingest.decode": 3,  # the registry's client is heavy and comes with confluent-kafka
     "surface.daemon": 1,  # only for the workers' daemon
 }
@@ -48,7 +53,8 @@ def name_of(path: Path) -> str:
 
 
 TREES = {name_of(path): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
-MODULES = [name for name in TREES if (name and name not in ROOMS) or name == "sink"]
+#: `sink` is a room of one module, and `feed` says what a feed is in its own.
+MODULES = [name for name in TREES if (name and name not in ROOMS) or name in ("sink", "feed")]
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
@@ -166,9 +172,31 @@ def test_the_jvms_room_does_touch_it():
     assert attributes & JVM
 
 
-def test_only_the_sink_the_source_the_jvms_room_and_surfaces_know_spark():
+#: Modules that know Spark, besides surfaces: module → what for.
+KNOWING = {
+    "sink": "drives the query",
+    "table.jvm": "the JVM's room",
+    "ingest.source": "Spark's DataSource of ranges",
+    "ingest.reader": "Spark's DataSource of rows",
+    "feed": "what a feed is: a DataFrame comes in",
+    "feed.ranges": "a DataFrame of ranges",
+    "feed.frames": "any DataFrame",
+    "feed.reads": "makes a DataFrame",
+}
+
+
+def test_only_the_sink_the_feeds_the_sources_the_jvms_room_and_surfaces_know_spark():
     knowing = {n for n in MODULES if "pyspark" in {i.split(".")[0] for i in imported(TREES[n])}}
-    assert {n for n in knowing if room(n) != "surface"} == {"sink", "ingest.source", "table.jvm"}
+    assert {n for n in knowing if room(n) != "surface"} == set(KNOWING)
+
+
+def test_importing_the_package_loads_nothing_of_weight():
+    """`frazil --help`, and whoever only wants a config, must not pay for Spark."""
+    heavy = ("pyspark", "py4j", "pyarrow", "numpy", "pyiceberg", "polars", "confluent_kafka")
+    code = f"import sys, frazil; print([name for name in {heavy} if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert found.stdout.strip() == "[]"
+    assert frazil.__all__ == ["read", "register", "write"]
 
 
 def late(tree: ast.Module) -> int:
@@ -187,7 +215,7 @@ def _with_branches(node: ast.stmt) -> Iterator[ast.stmt]:
 
 
 def test_imports_inside_functions_are_counted():
-    found = {name: count for name in MODULES if (count := late(TREES[name]))}
+    found = {name: count for name in ["", *MODULES] if (count := late(TREES[name]))}
     assert {name: n for name, n in found.items() if n > LATE.get(name, 0)} == {}
     assert set(LATE) == set(found)  # a licence nobody needs any more is taken back
 

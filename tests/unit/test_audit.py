@@ -320,7 +320,8 @@ def test_the_report_is_plain_json():
     assert values["partitions"] == [
         {
             "topic": "orders", "partition": 0, "start": 0, "end": 9, "written": 7, "rejected": 0,
-            "skipped": 0, "invisible": 0, "rows_in_files": 7, "gaps": [[5, 7]], "overlaps": [],
+            "skipped": 0, "invisible": 0, "merged": 0, "rows_in_files": 7, "gaps": [[5, 7]],
+            "overlaps": [],
         }
     ]  # fmt: skip
 

@@ -183,7 +183,9 @@ def test_a_variable_with_more_parts_than_the_key_has_is_refused(tmp_path: Path):
 def test_an_unknown_section_is_refused_with_the_nearest_known_one():
     with pytest.raises(ConfigError, match=r"unknown section \[tables\]; did you mean 'table'"):
         from_document({**GOOD, "tables": []})
-    with pytest.raises(ConfigError, match="known are sink, kafka, decode, catalog, spark, table"):
+    with pytest.raises(
+        ConfigError, match="known are sink, kafka, decode, transform, catalog, spark, table"
+    ):
         from_document({**GOOD, "zzz": {}})
 
 
@@ -524,3 +526,136 @@ def test_a_size_is_binary_unless_its_unit_is_decimal(text: str, count: int):
 def test_a_size_with_an_unknown_unit_is_refused(text: str):
     with pytest.raises(ConfigError, match="cannot read size"):
         size(text)
+
+
+# ── Spark in the middle ──────────────────────────────────────────────────────────────────────
+
+
+def test_without_a_transform_there_is_none_and_with_one_there_is():
+    assert not made().transform
+    assert made(transform={"sql": "SELECT * FROM stream"}).transform
+    assert made(transform={"python": "module.inner:function"}).transform
+
+
+def test_a_transform_is_sql_or_python():
+    with pytest.raises(ConfigError, match=r"\[transform\]: expected either sql or python, found b"):
+        made(transform={"sql": "SELECT * FROM stream", "python": "module:function"})
+
+
+@pytest.mark.parametrize("text", ["module", "module:", ":function", "a:b:c", "module:not-a-name"])
+def test_a_python_transform_is_a_module_and_a_function(text: str):
+    with pytest.raises(ConfigError, match="expected module:function, found"):
+        made(transform={"python": text})
+
+
+def test_a_transforms_file_is_meant_from_where_the_config_is(tmp_path: Path):
+    text = TOML + '[transform]\npython = "mine.py:function"\n'
+    assert loaded(tmp_path, text).transform.python == f"{tmp_path}/mine.py:function"
+    text = TOML + '[transform]\npython = "module:function"\n'
+    assert loaded(tmp_path, text).transform.python == "module:function"
+
+
+def test_an_unknown_key_of_transform_is_refused_with_the_nearest():
+    with pytest.raises(ConfigError, match="unknown key 'output'; did you mean 'output_mode'"):
+        made(transform={"output": "append"})
+
+
+@pytest.mark.parametrize("mode", ["update", "complete"])
+def test_output_modes_that_replace_rows_are_refused_with_the_reason(mode: str):
+    with pytest.raises(ConfigError, match=f"{mode}.*replaces rows.*the table is append-only") as no:
+        made(transform={"sql": "SELECT 1", "output_mode": mode})
+    assert "withWatermark" in no.value.hint or "watermark" in no.value.hint
+    with pytest.raises(ConfigError, match="'sideways': expected append"):
+        made(transform={"sql": "SELECT 1", "output_mode": "sideways"})
+
+
+@pytest.mark.parametrize(
+    ("trigger", "reason"),
+    [
+        ("continuous", "has no batches, so there is no cut to prove"),
+        ("Continuous", "has no batches"),
+        ("real-time", "before their batch ends"),
+        ("realtime", "before their batch ends"),
+        ("once", "whatever the limits; use available-now"),
+    ],
+)
+def test_triggers_without_batches_or_limits_are_refused_with_the_reason(trigger: str, reason: str):
+    with pytest.raises(ConfigError, match=f"cannot use trigger '{trigger}': .*{reason}"):
+        made(sink={"trigger": trigger})
+
+
+def test_a_trigger_is_a_duration_or_available_now():
+    assert made(sink={"trigger": "available-now"}).sink.trigger == "available-now"
+    assert made(sink={"trigger": "2s"}).sink.trigger == "2s"
+    with pytest.raises(ConfigError, match="cannot read duration 'sometimes'"):
+        made(sink={"trigger": "sometimes"})
+
+
+def test_a_dataframes_sink_takes_fields_of_sink_and_table():
+    given = {"id": "s", "checkpoint": "/c", "partition_by": ["day(at)"], "event_time": "at",
+             "max_pending_batches": 3}  # fmt: skip
+    config = configs.for_frame("shop.orders", "ice", given)
+    assert (config.sink.id, config.sink.checkpoint) == ("s", "/c")
+    assert config.sink.max_pending_batches == 3
+    assert config.tables[0].name == "shop.orders"
+    assert (config.tables[0].partition_by, config.tables[0].event_time) == (("day(at)",), "at")
+    assert config.catalog.name == "ice"
+    assert config.kafka == {}
+    assert config.index_table == "shop.frazil_index"
+
+
+def test_a_dataframes_setting_that_is_not_known_is_refused_with_the_nearest():
+    with pytest.raises(ConfigError, match="unknown setting 'checkpoints'; did you mean 'checkp"):
+        configs.for_frame("shop.orders", "lake", {"id": "s", "checkpoints": "/c"})
+    with pytest.raises(ConfigError, match="unknown setting 'partitionBy'; did you mean 'partition"):
+        configs.for_frame("shop.orders", "lake", {"id": "s", "partitionBy": ["x"]})
+
+
+def test_a_dataframes_sink_is_checked_like_any_other():
+    with pytest.raises(ConfigError, match="'id' is missing"):
+        configs.for_frame("shop.orders", "lake", {})
+    with pytest.raises(ConfigError, match="cannot use table name"):
+        configs.for_frame("orders", "lake", {"id": "s"})
+    with pytest.raises(ConfigError, match="cannot use trigger 'once'"):
+        configs.for_frame("shop.orders", "lake", {"id": "s", "trigger": "once"})
+    with pytest.raises(ConfigError, match="expected int, found 'many'"):
+        configs.for_frame("shop.orders", "lake", {"id": "s", "max_pending_batches": "many"})
+
+
+def test_the_way_of_the_data_is_told_with_its_reason():
+    way, why = configs.way(made())
+    assert way.startswith("Kafka (orders) → ")
+    assert way.endswith("→ shop.orders")
+    assert "no record enters its JVM" in why
+    way, why = configs.way(made(transform={"sql": "SELECT * FROM stream"}))
+    assert "rows in Spark: [transform] sql →" in way
+    assert "there is a [transform]" in why
+    way, _ = configs.way(made(transform={"python": "module:function"}))
+    assert "[transform] python module:function →" in way
+    way, _ = configs.way(made(sink={"topics": [], "pattern": "or.*"}))
+    assert "Kafka (or.*)" in way
+
+
+def test_every_setting_in_effect_is_told_and_no_secret(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HUNTER", "hunter2")
+    config = made(
+        kafka={"sasl.password": "env:HUNTER", "client.id": "me"},
+        catalog={"name": "ice", "type": "rest", "s3.secret-access-key": "env:HUNTER"},
+        decode={"registry": {"url": "http://r", "basic.auth.user.info": "env:HUNTER"}},
+        spark={"spark.hadoop.fs.s3a.secret.key": "env:HUNTER", "spark.master": "local[1]"},
+        transform={"sql": "SELECT password FROM stream"},
+        sink={"trigger": "2s"},
+    )
+    shown = configs.settings(config)
+    assert "hunter2" not in repr(shown)
+    assert "env:HUNTER" not in repr(shown)
+    assert shown["kafka"] == {"bootstrap.servers": "broker:9092", "sasl.password": "***",
+                              "client.id": "me"}  # fmt: skip
+    assert shown["catalog"] == {"name": "ice", "type": "rest", "s3.secret-access-key": "***"}
+    assert shown["decode.registry"] == {"url": "http://r", "basic.auth.user.info": "***"}
+    assert shown["spark"]["spark.master"] == "local[1]"
+    assert shown["transform"]["sql"] == "SELECT password FROM stream"
+    assert shown["sink"]["trigger"] == "2s"
+    assert shown["sink"]["patience"] == "5m", "defaults are in effect, too"
+    assert shown["table 0"]["name"] == "shop.orders"
+    assert made().kafka == {"bootstrap.servers": "broker:9092"}

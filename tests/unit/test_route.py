@@ -9,17 +9,21 @@ import pytest
 
 from frazil.core.errors import Misfit
 from frazil.core.offsets import Partition
+from frazil.ingest.records import HEADERS
 from frazil.ingest.route import Metadata, route
 
 P = Partition("orders", 3)
 METADATA = Metadata("_topic", "_topic_partition", "_offset", "_timestamp")
+ENVELOPE = Metadata("_topic", "_topic_partition", "_offset", "_timestamp", "_key", "_headers")
 
 
-def routed(rows: pa.Table, *columns: pa.Field, metadata: Metadata = METADATA) -> pa.Table:
+def routed(
+    rows: pa.Table, *columns: pa.Field, metadata: Metadata = METADATA, **envelope: pa.Array
+) -> pa.Table:
     offsets = np.arange(100, 100 + len(rows), dtype=np.int64)
     stamps = np.arange(len(rows), dtype=np.int64) * 1000
     target = pa.schema([*columns, *metadata.fields])
-    return route(rows, target, metadata, P, offsets, stamps)
+    return route(rows, target, metadata, P, offsets, stamps, **envelope)
 
 
 def one(kind: pa.DataType, values: list[Any]) -> pa.Table:
@@ -64,6 +68,62 @@ def test_a_record_without_a_timestamp_has_none_instead_of_1969():
     out = route(one(pa.int64(), [1, 2]), target, METADATA, P, np.arange(2), np.array([-1, 0]))
     assert out.column("_timestamp").null_count == 1
     assert out.column("_timestamp")[0].as_py() is None
+
+
+def test_key_and_headers_stand_behind_the_timestamp_and_may_be_null():
+    assert ENVELOPE.fields == [
+        *METADATA.fields,
+        pa.field("_key", pa.large_binary()),
+        pa.field("_headers", HEADERS),
+    ]
+    only = Metadata("t", "p", "o", "", headers="h")
+    assert [field.name for field in only.fields] == ["t", "p", "o", "h"]
+
+
+def test_each_row_gets_its_key_and_headers_beside_it():
+    keys = pa.array([b"k", None, b""], pa.large_binary())
+    headers = [[{"key": "a", "value": b"1"}, {"key": "a", "value": None}], [], []]
+    out = routed(
+        one(pa.int64(), [1, 2, 3]), x(pa.int64()),
+        metadata=ENVELOPE, keys=keys, headers=pa.array(headers, HEADERS),
+    )  # fmt: skip
+    assert out.column("_key").to_pylist() == [b"k", None, b""]
+    assert out.column("_headers").to_pylist() == headers
+
+
+def test_without_keys_and_headers_the_keys_are_null_and_the_headers_empty():
+    out = routed(one(pa.int64(), [1, 2]), x(pa.int64()), metadata=ENVELOPE)
+    assert out.column("_key").to_pylist() == [None, None]
+    assert out.column("_headers").to_pylist() == [[], []]
+    out.validate(full=True)
+    assert len(routed(one(pa.int64(), []), x(pa.int64()), metadata=ENVELOPE)) == 0
+
+
+def test_keys_and_headers_without_a_column_are_left_out():
+    keys, headers = pa.array([b"k"], pa.large_binary()), pa.array([[]], HEADERS)
+    out = routed(one(pa.int64(), [1]), x(pa.int64()), keys=keys, headers=headers)
+    assert out.schema.names == ["x", "_topic", "_topic_partition", "_offset", "_timestamp"]
+
+
+@pytest.mark.parametrize("given", [None, [[{"key": "a", "value": None}], []]])
+def test_headers_take_the_shape_that_the_table_has_for_them(given: list[Any] | None):
+    """Iceberg names a list's items `element`, and others may have made its fields required."""
+    pair = pa.struct(
+        [pa.field("key", pa.large_string(), nullable=False), pa.field("value", pa.large_binary())]
+    )
+    there = pa.large_list(pa.field("element", pair, nullable=False))
+    target = pa.schema([pa.field("_headers", there, nullable=False)])
+    metadata = Metadata("", "", "", "", headers="_headers")
+    headers = None if given is None else pa.array(given, HEADERS)
+    rows = pa.Table.from_batches([pa.RecordBatch.from_pylist([{}, {}], schema=pa.schema([]))])
+    out = route(rows, target, metadata, P, np.arange(2), np.zeros(2, np.int64), headers=headers)
+    assert out.column("_headers").type == there
+    assert out.column("_headers").to_pylist() == (given or [[], []])
+
+
+def test_a_column_with_the_name_of_the_keys_column_is_a_misfit():
+    with pytest.raises(Misfit, match="'_key', which is also the name of a metadata column"):
+        routed(pa.table({"_key": [b"k"]}), metadata=ENVELOPE)
 
 
 def test_no_rows_make_no_rows_of_the_right_shape():

@@ -86,9 +86,10 @@ class SinkConfig:
     #: folder for staged batches; by default `stage` beside the index's own files. Table buckets
     #: that take nothing but Iceberg's files need another place
     stage: str = ""
-    #: Spark's checkpoint; a convenience that is never read back, so a temporary folder by default
+    #: Spark's checkpoint. Only a query that keeps state, or reads a source that keeps notes there,
+    #: reads it back and needs one; otherwise a temporary folder by default
     checkpoint: str = ""
-    #: how often Spark looks for new offsets
+    #: how often Spark looks for new offsets; or available-now: everything there is, then stop
     trigger: str = "500ms"
     #: how long staged batches may gather before they are committed together
     commit_interval: str = "0s"
@@ -117,6 +118,21 @@ class DecodeConfig:
     #: path of an Avro schema (.avsc); without it Confluent Avro asks the registry
     schema: str = ""
     registry: Settings = field(default_factory=Settings)
+
+
+@dataclass(frozen=True, slots=True)
+class TransformConfig:
+    """`[transform]`: what Spark does between the stream and the table; empty: nothing."""
+
+    #: a query over the view `stream`; tables of the catalog may be joined in
+    sql: str = ""
+    #: module:function, from DataFrame to DataFrame
+    python: str = ""
+    #: of the query that comes out; tables take append only
+    output_mode: str = "append"
+
+    def __bool__(self) -> bool:
+        return bool(self.sql or self.python)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +172,7 @@ class Config:
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     catalog: CatalogConfig = field(default_factory=CatalogConfig)
     spark: Settings = field(default_factory=Settings)
+    transform: TransformConfig = field(default_factory=TransformConfig)
 
     def __post_init__(self) -> None:
         check(self)
@@ -192,14 +209,18 @@ def size(text: str) -> int:
 
 def load(path: str | Path, environ: Mapping[str, str] = os.environ) -> Config:
     """The config of a TOML file, with `FRAZIL_SECTION__KEY` variables laid over it."""
+    return from_document(document(path, environ), base=Path(path).parent)
+
+
+def document(path: str | Path, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
-            document = tomllib.load(file)
+            found = tomllib.load(file)
     except OSError as error:
         raise ConfigError(f"cannot read config {path}: {error.strerror}") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"cannot read config {path}: not TOML: {error}") from None
-    return from_document(overlay(document, environ), base=Path(path).parent)
+    return overlay(found, environ)
 
 
 def overlay(document: dict[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
@@ -239,7 +260,7 @@ def overlay(document: dict[str, Any], environ: Mapping[str, str]) -> dict[str, A
 
 
 def from_document(document: Mapping[str, Any], base: Path = Path()) -> Config:
-    known = ("sink", "kafka", "decode", "catalog", "spark", "table")
+    known = ("sink", "kafka", "decode", "transform", "catalog", "spark", "table")
     if not isinstance(document.get("table", []), list):
         raise ConfigError("cannot read config: [table] is one table; expected [[table]]")
     for section in document:
@@ -253,19 +274,96 @@ def from_document(document: Mapping[str, Any], base: Path = Path()) -> Config:
     decode["registry"] = _settings("decode.registry", decode.get("registry", {}))
     if decode.get("schema"):  # a path in a file is meant from where the file is
         decode["schema"] = str(base / decode["schema"])
+    transform = dict(document.get("transform", {}))
+    if str(transform.get("python", "")).partition(":")[0].endswith(".py"):
+        transform["python"] = str(base / transform["python"])
     catalog = dict(document.get("catalog", {}))
     name = catalog.pop("name", "lake")
     if "sink" not in document:
         raise ConfigError("cannot read config: there is no [sink]", hint='[sink]\nid = "orders"')
     tables = document.get("table", [])
-    return Config(
+    config = Config(
         sink=_section(SinkConfig, "[sink]", document["sink"]),
         kafka=_settings("kafka", document.get("kafka", {})),
         decode=_section(DecodeConfig, "[decode]", decode),
         catalog=CatalogConfig(name, _settings("catalog", catalog)),
         spark=_settings("spark", document.get("spark", {})),
         tables=tuple(_section(TableConfig, "[[table]]", each) for each in tables),
+        transform=_section(TransformConfig, "[transform]", transform),
     )
+    check_stream(config)
+    return config
+
+
+#: Settings of `[sink]` that speak of the stream it reads.
+_OF_KAFKA = {"topics", "pattern", "start", "max_records_per_trigger", "max_bytes_per_trigger",
+             "max_records_per_task", "fetch", "group"}  # fmt: skip
+
+
+def for_frame(table: str, catalog: str, settings: Mapping[str, Any]) -> Config:
+    """The config of a sink that is fed by a DataFrame: fields of `[sink]` and `[[table]]`."""
+    sinks = {f.name for f in dataclasses.fields(SinkConfig)} - _OF_KAFKA
+    fields = {f.name for f in dataclasses.fields(TableConfig)} - {"name"}
+    for key in settings:
+        if key in _OF_KAFKA:
+            raise ConfigError(f"cannot write with {key!r}: what is read, and how much at once, is "
+                              "for the DataFrame's own sources to say")  # fmt: skip
+        if key not in sinks | fields:
+            raise ConfigError(f"cannot write: unknown setting {key!r}"
+                              f"{_nearest(key, sorted(sinks | fields))}")  # fmt: skip
+    of_sink = {key: value for key, value in settings.items() if key in sinks}
+    of_table = {key: value for key, value in settings.items() if key in fields}
+    return Config(
+        sink=_section(SinkConfig, "sink", of_sink),
+        kafka=Settings(),
+        catalog=CatalogConfig(catalog),
+        tables=(_section(TableConfig, "table", {"name": table, **of_table}),),
+        decode=DecodeConfig("raw"),
+    )
+
+
+def way(config: Config) -> tuple[str, str]:
+    """How the data goes, in the words of `frazil config explain`, and why."""
+    name = config.tables[0].name
+    source = f"Kafka ({', '.join(config.sink.topics) or config.sink.pattern})"
+    if not config.transform:
+        return (
+            f"{source} → fetch, decode and write in Spark's Python workers → {name}",
+            "there is no [transform]: Spark gets offset ranges, and no record enters its JVM",
+        )
+    what = "sql" if config.transform.sql else f"python {config.transform.python}"
+    return (
+        f"{source} → fetch and decode in Python workers → rows in Spark: [transform] {what} → "
+        f"write in Python workers → {name}",
+        "there is a [transform]: what Spark shall work on must be rows of its own",
+    )
+
+
+def settings(config: Config) -> dict[str, dict[str, Any]]:
+    """Every setting in effect, section by section; secrets are masked."""
+    shown: dict[str, dict[str, Any]] = {}
+    for name in ("sink", "kafka", "decode", "transform", "catalog", "spark"):
+        section: Any = getattr(config, name)
+        values: dict[str, Any] = (
+            dict(section) if isinstance(section, Settings) else dataclasses.asdict(section)
+        )
+        shown[name] = values
+        if name == "catalog":
+            values |= values.pop("properties")
+        if registry := values.pop("registry", None):
+            shown["decode.registry"] = dict(registry)
+    for number, table in enumerate(config.tables):
+        shown[f"table {number}"] = dataclasses.asdict(table)
+    return {
+        section: {
+            key: "***" if _is_secret(section, key) else value for key, value in values.items()
+        }
+        for section, values in shown.items()
+    }
+
+
+def _is_secret(section: str, key: str) -> bool:
+    return section in ("kafka", "decode.registry", "catalog", "spark") and bool(SECRET.search(key))
 
 
 def _table(section: str, values: Any) -> None:
@@ -281,6 +379,27 @@ def check(config: Config) -> None:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,99}", sink.id):
         raise ConfigError(f"cannot use sink id {sink.id!r}: expected 1 to 100 letters, digits, "
                           "dots, dashes or underscores")  # fmt: skip
+    if config.kafka or sink.topics or sink.pattern:  # none of them: fed by a DataFrame
+        check_stream(config)
+    _check_trigger(sink.trigger)
+    for text in (sink.commit_interval, sink.max_pending_age, sink.patience):
+        duration(text)
+    for text in (sink.max_bytes_per_trigger, sink.max_pending_bytes):
+        size(text)
+    for name in ("max_records_per_trigger", "max_records_per_task", "max_pending_batches"):
+        if getattr(sink, name) < 1:
+            raise ConfigError(f"cannot read [sink] {name}: expected at least 1")
+    _check_transform(config.transform)
+    if len(config.tables) != 1:
+        raise ConfigError(f"cannot read [[table]]: expected one table, found {len(config.tables)}")
+    for table in config.tables:
+        _check_table(table)
+    _refuse_what_breaks_the_promise(config)
+
+
+def check_stream(config: Config) -> None:
+    """What is read, and how: `[sink]`'s topics, `[kafka]` and `[decode]`."""
+    sink = config.sink
     if bool(sink.topics) == bool(sink.pattern):
         raise ConfigError("cannot read [sink]: expected either topics or pattern")
     if sink.pattern:
@@ -297,13 +416,6 @@ def check(config: Config) -> None:
         )
     if not isinstance(sink.start, str):
         _check_cut(sink.start)
-    for text in (sink.trigger, sink.commit_interval, sink.max_pending_age, sink.patience):
-        duration(text)
-    for text in (sink.max_bytes_per_trigger, sink.max_pending_bytes):
-        size(text)
-    for name in ("max_records_per_trigger", "max_records_per_task", "max_pending_batches"):
-        if getattr(sink, name) < 1:
-            raise ConfigError(f"cannot read [sink] {name}: expected at least 1")
     if "bootstrap.servers" not in config.kafka:
         raise ConfigError('cannot read [kafka]: "bootstrap.servers" is missing')
     if config.decode.format not in FORMATS:
@@ -316,11 +428,42 @@ def check(config: Config) -> None:
                           "[decode.registry] url is given")  # fmt: skip
     if config.decode.format == "avro" and not config.decode.schema:
         raise ConfigError("cannot decode bare Avro: [decode] schema is missing")
-    if len(config.tables) != 1:
-        raise ConfigError(f"cannot read [[table]]: expected one table, found {len(config.tables)}")
-    for table in config.tables:
-        _check_table(table)
-    _refuse_what_breaks_the_promise(config)
+
+
+AVAILABLE_NOW = "available-now"
+
+
+def _check_trigger(trigger: str) -> None:
+    reason = {
+        "continuous": "continuous processing has no batches, so there is no cut to prove",
+        "real-time": "real-time mode hands rows on before their batch ends, so there is no batch "
+        "to commit exactly once",
+        "once": "it takes everything in one batch whatever the limits; use available-now",
+    }.get(trigger.strip().lower().replace("realtime", "real-time"))
+    if reason:
+        raise ConfigError(f"cannot use trigger {trigger!r}: {reason}")
+    if trigger != AVAILABLE_NOW:
+        duration(trigger)
+
+
+def _check_transform(transform: TransformConfig) -> None:
+    if transform.sql and transform.python:
+        raise ConfigError("cannot read [transform]: expected either sql or python, found both")
+    if transform.python and not re.fullmatch(r"[^:]+:\w+", transform.python):
+        raise ConfigError(f"cannot read [transform] python: expected module:function, "
+                          f"found {transform.python!r}")  # fmt: skip
+    check_output_mode(transform.output_mode)
+
+
+def check_output_mode(mode: str) -> None:
+    if mode in ("update", "complete"):
+        raise ConfigError(
+            f"cannot write in output mode {mode!r}: it replaces rows that are there already, and "
+            "the table is append-only",
+            hint="use append: with a watermark, aggregations give each window once, when it closes",
+        )
+    if mode != "append":
+        raise ConfigError(f"cannot write in output mode {mode!r}: expected append")
 
 
 def _check_cut(start: Mapping[str, Any]) -> None:

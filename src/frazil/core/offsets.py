@@ -2,6 +2,9 @@
 
 A *range* is `[start, end)` of one topic partition. A *cut* says for each topic partition which
 offset comes next. A batch takes the stream from one cut to the next: `cut.after(ranges)`.
+
+A stream that is no Kafka topic has positions that only its source can read. There the batches
+themselves are counted, in a partition of their own (`BATCHES`): batch n is its range `[n, n+1)`.
 """
 
 from __future__ import annotations
@@ -19,6 +22,10 @@ class Partition(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.topic}[{self.number}]"
+
+
+#: Not a name that Kafka allows for a topic.
+BATCHES = Partition("(batches)", 0)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -87,6 +94,10 @@ class Cut(Mapping[Partition, int]):
         for partition, offset in self._next.items():
             topics.setdefault(partition.topic, {})[str(partition.number)] = offset
         return topics
+
+    @property
+    def topics(self) -> list[str]:
+        return sorted({partition.topic for partition in self._next})
 
     def __getitem__(self, partition: Partition) -> int:
         return self._next[partition]

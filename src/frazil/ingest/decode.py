@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, timezone
 from decimal import Context, Decimal, DecimalException
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -76,6 +76,15 @@ class Decoded:
     schema_id: int | None
 
 
+class Framed(NamedTuple):
+    """Kafka's batches in columns, with what stands beside each value. No record has headers."""
+
+    decoded: Decoded
+    offsets: Longs
+    stamps: Longs
+    keys: pa.Array | None  # large_binary; None: no record has one
+
+
 @dataclass(frozen=True, slots=True)
 class Rejected:
     """A value that cannot be read: itself a value, never an exception."""
@@ -107,8 +116,8 @@ class Decoder:
             raise Miscount(f"cannot decode: expected {len(values)} values, found {counted}")
         return decoded, rejected
 
-    def framed(self, records: Records) -> tuple[Decoded, Longs, Longs] | None:
-        """Kafka's batches straight into columns, with their offsets and timestamps.
+    def framed(self, records: Records) -> Framed | None:
+        """Kafka's batches straight into columns, with their offsets, timestamps and keys.
 
         None where that cannot be, or anything at all is odd: then the values are taken out first
         and `decode` says which of them is bad. Only with the Confluent header, whose five known
@@ -134,7 +143,8 @@ class Decoder:
         offsets, stamps = known
         rows = records.rows(offsets)
         part = table.slice(rows.start, rows.stop - rows.start)
-        return Decoded(part, None, _id(header)), offsets[rows], stamps[rows]
+        decoded = Decoded(part, None, _id(header))
+        return Framed(decoded, offsets[rows], stamps[rows], records.keys(frame, rows))
 
     def columns(self, values: Sequence[bytes | None]) -> pa.Schema:
         """The columns that a table for such values has, with their nullability."""

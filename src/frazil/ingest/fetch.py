@@ -15,14 +15,13 @@ import time
 from collections.abc import Iterator, Mapping
 
 import numpy as np
+import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from frazil.core.errors import Expired, Miscount, Unavailable
+from frazil.core.errors import Expired, Miscount, Unavailable, Undecodable
 from frazil.core.offsets import Partition, Range
 from frazil.ingest import wire
-from frazil.ingest.records import Longs, Records
-
-Opened = tuple[list[bytes | None], Longs, Longs]
+from frazil.ingest.records import HEADERS, Longs, Opened, Records
 
 #: Records per decoded chunk, and what one of them may weigh: large records make smaller chunks.
 CHUNK_RECORDS = 50_000
@@ -50,39 +49,57 @@ FIXED = {
     "auto.offset.reset": "error",
 }
 
+_Headers = list[tuple[str, bytes | None]]
+
 _consumers: dict[tuple[tuple[str, str], ...], Consumer] = {}
 
 
 class Chunk:
     """Records of one partition: all that the offsets `[start, end)` hold.
 
-    Either Kafka's own batches, still closed, or values already taken out.
+    Either Kafka's own batches, still closed, or values already taken out. `envelope` says whether
+    keys and headers can be had.
     """
 
-    def __init__(self, span: Range, records: Records | None, opened: Opened | None = None) -> None:
+    def __init__(
+        self,
+        span: Range,
+        records: Records | None,
+        opened: Opened | None = None,
+        envelope: bool = False,
+    ) -> None:
         self.span = span
         self.records = records
         self._opened = opened
+        self._envelope = envelope
 
-    def open(self) -> Opened:
-        """Values, offsets, timestamps in milliseconds (-1 where a record has none)."""
-        if self._opened is None:
+    def open(self, envelope: bool = False) -> Opened:
+        """Values, offsets, timestamps; with `envelope` keys and headers too."""
+        assert self._envelope or not envelope, "the envelope was not asked of `fetch`"
+        if self._opened is None or (envelope and self._opened.keys is None):
             assert self.records is not None
-            self._opened = self.records.open()
-        return self._opened
+            self._opened = self.records.open(envelope)
+        return self._opened if envelope else self._opened._replace(keys=None, headers=None)
 
 
 def fetch(
-    kafka: Mapping[str, str], wanted: Range, *, patience: float, client: bool = False
+    kafka: Mapping[str, str],
+    wanted: Range,
+    *,
+    patience: float,
+    client: bool = False,
+    envelope: bool = False,
 ) -> Iterator[Chunk]:
     """All records of `wanted`. `patience`: seconds without any answer before it gives up.
 
-    `client` insists on confluent-kafka, which is also what is used where `wire` cannot.
+    `client` insists on confluent-kafka, which is also what is used where `wire` cannot. With
+    `envelope` the chunks may be asked for keys and headers.
     """
     if not client and wire.supports(kafka):
         try:
             for records in wire.fetch(kafka, wanted, patience=patience):
-                yield Chunk(Range(wanted.partition, records.start, records.end), records)
+                span = Range(wanted.partition, records.start, records.end)
+                yield Chunk(span, records, envelope=envelope)
             return
         except wire.Unsupported as where:
             wanted = Range(wanted.partition, where.at, wanted.end)
@@ -92,14 +109,16 @@ def fetch(
     topic, number = wanted.partition
     consumer.assign([TopicPartition(topic, number, wanted.start)])
     try:
-        yield from _chunks(consumer, wanted, patience, kafka["bootstrap.servers"])
+        yield from _chunks(consumer, wanted, patience, kafka["bootstrap.servers"], envelope)
     finally:
         consumer.unassign()
 
 
-def _chunks(consumer: Consumer, wanted: Range, patience: float, server: str) -> Iterator[Chunk]:
+def _chunks(
+    consumer: Consumer, wanted: Range, patience: float, server: str, envelope: bool
+) -> Iterator[Chunk]:
     position = wanted.start  # every offset below it is a record handed on, or counted invisible
-    chunk = _Building(wanted.partition, wanted.start)
+    chunk = _Building(wanted.partition, wanted.start, envelope)
     call = CALL_RECORDS
     deadline = time.monotonic() + patience
     while position < wanted.end:
@@ -131,13 +150,13 @@ def _chunks(consumer: Consumer, wanted: Range, patience: float, server: str) -> 
             position = chunk.close(wanted.end)
         if len(chunk) >= CHUNK_RECORDS or chunk.bytes >= CHUNK_BYTES or position >= wanted.end:
             yield chunk.done()
-            chunk = _Building(wanted.partition, position)
+            chunk = _Building(wanted.partition, position, envelope)
 
 
 class _Building:
     """A chunk while its records come in."""
 
-    def __init__(self, partition: Partition, start: int) -> None:
+    def __init__(self, partition: Partition, start: int, envelope: bool) -> None:
         self.partition = partition
         self.start = self.next = start
         self.bytes = 0
@@ -145,6 +164,9 @@ class _Building:
         self._values: list[bytes | None] = []
         self._offsets: list[Longs] = []
         self._timestamps: list[Longs] = []
+        self._envelope = envelope
+        self._keys: list[bytes | None] = []
+        self._headers: list[_Headers] = []
 
     def __len__(self) -> int:
         return len(self._values)
@@ -168,7 +190,19 @@ class _Building:
         self._values += values
         sample = values[:: max(1, count // 32)]
         self.mean_bytes = sum(len(v) for v in sample if v is not None) / len(sample)
+        if self._envelope:
+            self.mean_bytes += self._add_envelope(messages) / count
         self.bytes += int(self.mean_bytes * count)
+
+    def _add_envelope(self, messages: list[Message]) -> int:
+        """Keys and headers; what they weigh."""
+        keys = list(map(Message.key, messages))
+        headers = _headers(messages, self.partition)
+        self._keys += keys
+        self._headers += headers
+        return sum(len(key) for key in keys if key) + sum(
+            len(name) + len(value or b"") for each in headers for name, value in each
+        )
 
     def close(self, end: int) -> int:
         """Nothing more comes before `end`: what is left of the range is invisible."""
@@ -180,7 +214,30 @@ class _Building:
         offsets = np.concatenate(self._offsets) if self._offsets else empty
         stamps = np.concatenate(self._timestamps) if self._timestamps else empty
         span = Range(self.partition, self.start, self.next)
-        return Chunk(span, None, (self._values, offsets, stamps))
+        opened = Opened(self._values, offsets, stamps)
+        if self._envelope:
+            opened = opened._replace(
+                keys=pa.array(self._keys, pa.large_binary()),
+                headers=pa.array(self._headers, HEADERS),
+            )
+        return Chunk(span, None, opened, self._envelope)
+
+
+def _headers(messages: list[Message], partition: Partition) -> list[_Headers]:
+    found: list[_Headers] = []
+    try:
+        # By `map`: for a key that is not UTF-8 confluent-kafka sets an error and returns a list all
+        # the same, with a hole that kills the process when touched. A call written out in Python
+        # may miss the error; `map` never does.
+        for headers in map(Message.headers, messages):
+            found.append(headers or [])  # type: ignore[arg-type]  # a dict is only ever sent
+    except (SystemError, UnicodeDecodeError):
+        raise Undecodable(
+            f"cannot read the headers of {partition} offset {messages[len(found)].offset()}: "
+            "a header's key is not UTF-8, and confluent-kafka does not hand it over",
+            hint="leave the column with the headers out, or read over a plain connection",
+        ) from None
+    return found
 
 
 def _without_errors(

@@ -20,15 +20,21 @@ import functools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 
 from frazil.ingest import avro
 from frazil.ingest.avro import Datum
 
 Longs = np.ndarray[Any, np.dtype[np.int64]]
+
+#: The headers of a record: in their order, a key as often as it was set.
+HEADERS = pa.list_(
+    pa.struct([pa.field("key", pa.large_string()), pa.field("value", pa.large_binary())])
+)
 
 _SECRET_NUMBER = int.from_bytes(os.urandom(7), "little")
 _SECRET = avro.zigzag(_SECRET_NUMBER)
@@ -68,6 +74,25 @@ class Layout:
 def _framing(layout: Layout) -> bytes:
     """Kafka's fields alone, the value as bytes."""
     return avro.preamble([*layout.before, ("value", "bytes"), *layout.after])
+
+
+class Opened(NamedTuple):
+    """Records taken out of their batches, and the envelope (keys, headers) where it was asked for.
+
+    Timestamps are in milliseconds, -1 where a record has none.
+    """
+
+    values: list[bytes | None]
+    offsets: Longs
+    stamps: Longs
+    keys: pa.Array | None = None  # large_binary, null where a record has none
+    headers: pa.Array | None = None  # HEADERS, an empty list where a record has none
+
+
+def no_headers(count: int) -> pa.Array:
+    """The headers of records that have none."""
+    ends = pa.array(np.zeros(count + 1, np.int32))
+    return pa.ListArray.from_arrays(ends, pa.array([], HEADERS.value_type), type=HEADERS)
 
 
 class Records:
@@ -116,10 +141,10 @@ class Records:
         size = record.long()
         return Layout(keyed=key >= 0), None if size < 0 else record.take(size)
 
-    def open(self) -> tuple[list[bytes | None], Longs, Longs]:
-        """Values, offsets and timestamps (milliseconds) of the wanted records."""
+    def open(self, envelope: bool = False) -> Opened:
+        """The wanted records; with `envelope` their keys and headers too."""
         if not self.count:  # nothing but invisible offsets
-            return self._one_by_one()
+            return self._one_by_one(envelope)
         frame = avro.open_block(_framing(self.layout), self.block, self.rows_in_block)
         if frame is not None and frame.height == self.rows_in_block:
             sizes = frame["value"].bin.size().to_numpy().astype(np.int64)
@@ -127,8 +152,16 @@ class Records:
             if known is not None:
                 offsets, stamps = known
                 rows = self.rows(offsets)
-                return frame["value"][rows].to_list(), offsets[rows], stamps[rows]
-        return self._one_by_one()
+                opened = Opened(frame["value"][rows].to_list(), offsets[rows], stamps[rows])
+                if not envelope:
+                    return opened
+                keys = self.keys(frame, rows)
+                count = len(opened.values)
+                return opened._replace(
+                    keys=pa.nulls(count, pa.large_binary()) if keys is None else keys,
+                    headers=no_headers(count),  # `checked` has seen to it
+                )
+        return self._one_by_one(envelope)
 
     def checked(self, frame: pl.DataFrame, value_sizes: Longs) -> tuple[Longs, Longs] | None:
         """Offsets and timestamps of all rows, if every row stands where Kafka put it."""
@@ -179,30 +212,48 @@ class Records:
         first, behind = np.searchsorted(offsets, [self.start, self.end])
         return slice(int(first), int(behind))
 
-    def _one_by_one(self) -> tuple[list[bytes | None], Longs, Longs]:
+    def keys(self, frame: pl.DataFrame, rows: slice) -> pa.Array | None:
+        """Of the wanted rows of a block that was `checked`; None: no record has one."""
+        return frame["key"][rows].to_arrow() if self.layout.keyed else None
+
+    def _one_by_one(self, envelope: bool = False) -> Opened:
         """Null values, headers, keys now and then: what one schema cannot say for all rows."""
         values: list[bytes | None] = []
         offsets: list[int] = []
         stamps: list[int] = []
+        keys: list[bytes | None] = []
+        headers: list[list[tuple[str, bytes | None]]] = []
         for batch in self.batches:
             datum = Datum(bytes(batch.records), 0)
             for _ in range(batch.count):
                 datum.long()
                 datum.take(1)
                 time, delta = datum.long(), datum.long()
-                datum.take(max(0, datum.long()))
+                size = datum.long()
+                key = None if size < 0 else datum.take(size)
                 size = datum.long()
                 value = None if size < 0 else datum.take(size)
+                found: list[tuple[str, bytes | None]] = []
                 for _ in range(datum.long()):
-                    datum.take(datum.long())
-                    datum.take(max(0, datum.long()))
+                    name, size = datum.take(datum.long()), datum.long()
+                    content = None if size < 0 else datum.take(size)
+                    if envelope:
+                        found.append((name.decode(errors="replace"), content))
                 if self.start <= batch.base_offset + delta < self.end:
                     values.append(value)
                     offsets.append(batch.base_offset + delta)
                     stamps.append(
                         batch.first_ms + time if batch.append_ms is None else batch.append_ms
                     )
-        return values, np.array(offsets, np.int64), np.array(stamps, np.int64)
+                    if envelope:
+                        keys.append(key)
+                        headers.append(found)
+        opened = Opened(values, np.array(offsets, np.int64), np.array(stamps, np.int64))
+        if not envelope:
+            return opened
+        return opened._replace(
+            keys=pa.array(keys, pa.large_binary()), headers=pa.array(headers, HEADERS)
+        )
 
 
 def _width(numbers: Longs) -> Longs:

@@ -1,12 +1,13 @@
 """Decoded columns in, columns in the table's own shape out. Runs on executors.
 
-Every decoded row goes to the table, with its topic, partition, offset and timestamp beside it, or
-the misfit is named: a column the table lacks, a value it requires, a type it cannot hold. Nothing
-is dropped to make a row fit.
+Every decoded row goes to the table, with its topic, partition, offset and timestamp beside it (and
+its key and headers where the table has columns for them), or the misfit is named: a column the
+table lacks, a value it requires, a type it cannot hold. Nothing is dropped to make a row fit.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ import pyarrow.compute as pc
 
 from frazil.core.errors import Misfit
 from frazil.core.offsets import Partition
+from frazil.ingest.records import HEADERS, no_headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,8 @@ class Metadata:
     partition: str
     offset: str
     timestamp: str
+    key: str = ""
+    headers: str = ""
 
     @property
     def fields(self) -> list[pa.Field]:
@@ -35,6 +39,8 @@ class Metadata:
             pa.field(self.partition, pa.int32(), nullable=False),
             pa.field(self.offset, pa.int64(), nullable=False),
             pa.field(self.timestamp, pa.timestamp("us", "UTC")),
+            pa.field(self.key, pa.large_binary()),
+            pa.field(self.headers, HEADERS),
         ]
         return [field for field in fields if field.name]
 
@@ -46,37 +52,51 @@ def route(
     partition: Partition,
     offsets: np.ndarray[Any, np.dtype[np.int64]],
     timestamps: np.ndarray[Any, np.dtype[np.int64]],
+    *,
+    keys: pa.Array | None = None,
+    headers: pa.Array | None = None,
 ) -> pa.Table:
-    """`rows` of one partition in the shape of the table."""
-    origin = _origin(metadata, partition, offsets, timestamps)
+    """`rows` of one partition in the shape of the table.
+
+    Without `keys` no row has one, without `headers` no row has any.
+    """
+    origin = _origin(metadata, partition, offsets, timestamps, keys, headers)
+    if both := [name for name in rows.schema.names if name in origin]:
+        raise Misfit(
+            f"cannot write {partition}: the record has a column {both[0]!r}, which is also the "
+            "name of a metadata column",
+            hint=f"give the metadata column another name in [[table]], e.g. _frazil{both[0]}",
+        )
+    return fitted(rows, target, str(partition), origin)
+
+
+def fitted(
+    rows: pa.Table, target: pa.Schema, what: str, beside: Mapping[str, pa.Array] | None = None
+) -> pa.Table:
+    """`rows`, and the columns `beside` them, in the shape of `target`; or the misfit is named."""
+    beside = beside or {}
     for name in rows.schema.names:
         if name not in target.names:
             raise Misfit(
-                f"cannot write {partition}: the record has a column {name!r} "
+                f"cannot write {what}: the record has a column {name!r} "
                 f"({rows.schema.field(name).type}) that the table lacks",
                 hint=f"add the column to the table: {name} {rows.schema.field(name).type}",
             )
-        if name in origin:
-            raise Misfit(
-                f"cannot write {partition}: the record has a column {name!r}, which is also the "
-                "name of a metadata column",
-                hint=f"give the metadata column another name in [[table]], e.g. _frazil{name}",
-            )
     columns = []
     for field in target:
-        if field.name in origin:
-            column = origin[field.name]
+        if field.name in beside:
+            column = beside[field.name]
         elif field.name in rows.schema.names:
             column = rows.column(field.name)
         elif field.nullable:
             column = pa.nulls(len(rows), field.type)
         else:
             raise Misfit(
-                f"cannot write {partition}: the table requires column {field.name!r} "
+                f"cannot write {what}: the table requires column {field.name!r} "
                 f"({field.type}), which the record lacks",
                 hint=f"make it optional: ALTER TABLE … ALTER COLUMN {field.name} DROP NOT NULL",
             )
-        columns.append(_fit(column, field, partition))
+        columns.append(_fit(column, field, what))
     return pa.Table.from_arrays(columns, schema=target)
 
 
@@ -85,6 +105,8 @@ def _origin(
     partition: Partition,
     offsets: np.ndarray[Any, np.dtype[np.int64]],
     timestamps: np.ndarray[Any, np.dtype[np.int64]],
+    keys: pa.Array | None,
+    headers: pa.Array | None,
 ) -> dict[str, pa.Array]:
     count = len(offsets)
     origin = {
@@ -95,26 +117,30 @@ def _origin(
     if metadata.timestamp:
         stamps = pa.array(timestamps * 1000, mask=timestamps < 0)
         origin[metadata.timestamp] = stamps.view(pa.timestamp("us", "UTC"))
+    if metadata.key:
+        origin[metadata.key] = pa.nulls(count, pa.large_binary()) if keys is None else keys
+    if metadata.headers:
+        origin[metadata.headers] = no_headers(count) if headers is None else headers
     return origin
 
 
-def _fit(column: Any, field: pa.Field, partition: Partition) -> Any:
+def _fit(column: Any, field: pa.Field, what: str) -> Any:
     if column.type != field.type:
         if not castable(column.type, field.type):  # Arrow's cast would drop fields, or parse text
             raise Misfit(
-                f"cannot write {partition}: column {field.name!r} does not fit; the table has "
+                f"cannot write {what}: column {field.name!r} does not fit; the table has "
                 f"{field.type}, the record {column.type}"
             )
         try:
             column = pc.cast(column, field.type)  # safe: never truncates, never overflows
         except pa.ArrowException as error:
             raise Misfit(
-                f"cannot write {partition}: column {field.name!r} does not fit; the table has "
+                f"cannot write {what}: column {field.name!r} does not fit; the table has "
                 f"{field.type}, the record {column.type}: {error}"
             ) from None
     if missing := _nulls(column, field):
         raise Misfit(
-            f"cannot write {partition}: the table requires column {field.name!r}, "
+            f"cannot write {what}: the table requires column {field.name!r}, "
             f"{missing} records have no value in it"
         )
     return column
@@ -161,8 +187,17 @@ def castable(given: pa.DataType, there: pa.DataType) -> bool:
         )
     if pa.types.is_decimal(given) and pa.types.is_decimal(there):
         return bool(given.scale == there.scale and given.precision <= there.precision)
-    widening = {(pa.int32(), pa.int64()), (pa.float32(), pa.float64())}
-    return _plain(given) == _plain(there) or (given, there) in widening
+    if pa.types.is_timestamp(given) and pa.types.is_timestamp(there):
+        # The zone is how a moment is shown, not which one it is; having none is another type.
+        return given.unit == there.unit and bool(given.tz) == bool(there.tz)
+    return _plain(given) == _plain(there) or (given, there) in _WIDENING
+
+
+_NARROW = (pa.int8(), pa.int16())
+_WIDENING = {
+    (pa.int32(), pa.int64()), (pa.float32(), pa.float64()),
+    *((small, large) for small in _NARROW for large in (pa.int32(), pa.int64())),
+}  # fmt: skip
 
 
 def _is_list(kind: pa.DataType) -> bool:

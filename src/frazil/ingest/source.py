@@ -30,7 +30,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 
 from frazil.core.config import Config, Settings, duration, size
 from frazil.core.errors import ConfigError, Expired, Foreign, FrazilError, Unavailable, across
-from frazil.core.offsets import Cut, Partition, Range
+from frazil.core.offsets import BATCHES, Cut, Partition, Range
 
 FORMAT = "frazil_ranges"
 RANGES = "topic string, partition int, start bigint, end bigint, pieces int, origin string"
@@ -87,7 +87,7 @@ class Planner:
         self._kafka = dict(kafka)
         self._topics = topics
         self._pattern = pattern
-        self._known = origin or Origin()
+        self.known = origin or Origin()
         self._admin = AdminClient({"log_level": "2", **kafka})
         self._uncommitted = kafka.get("isolation.level") == "read_uncommitted"
         self._mean_bytes = 0.0
@@ -97,7 +97,7 @@ class Planner:
         """Identity and partitions of the topics as they are now, checked against the known."""
         names = self._names()
         if not names:
-            return Origin(self._known.cluster, {}), []
+            return Origin(self.known.cluster, {}), []
         with self._asking(f"describe topics {', '.join(names)}"):
             cluster = self._admin.describe_cluster(request_timeout=_CALL_SECONDS).result()
             described = self._admin.describe_topics(
@@ -109,9 +109,9 @@ class Planner:
                 topics[name] = str(topic.topic_id)
                 partitions += [Partition(name, part.id) for part in topic.partitions]
             now = Origin(str(cluster.cluster_id), topics)
-        self._known.check(now)
-        merged = {**self._known.topics, **now.topics}
-        self._known = Origin(now.cluster, merged)
+        self.known.check(now)
+        merged = {**self.known.topics, **now.topics}
+        self.known = Origin(now.cluster, merged)
         return now, sorted(partitions)
 
     def watermarks(self, partitions: list[Partition]) -> Watermarks:
@@ -121,8 +121,13 @@ class Planner:
                 self._offsets(partitions, OffsetSpec.latest()),  # type: ignore[no-untyped-call]
             )
 
-    def start(self, position: Cut, start: str | Mapping[str, Mapping[str, int]]) -> Cut:
-        """Where to begin: the table's position, and the configured start where it has none."""
+    def start(
+        self, position: Cut, start: str | Mapping[str, Mapping[str, int]], *, first: bool = True
+    ) -> Cut:
+        """Where to begin: the table's position, and the configured start where it has none.
+
+        Not `first`: somebody else knows the position, and that the start is long gone is no news.
+        """
         _, partitions = self.origin()
         marks = self.watermarks(partitions)
         explicit = Cut() if isinstance(start, str) else Cut.of(start)  # type: ignore[arg-type]
@@ -138,8 +143,9 @@ class Planner:
                 began[partition] = marks.end[partition]
             else:
                 began[partition] = explicit.get(partition, marks.low[partition])
-        # What the position names may be staged already: it is required when that is known.
-        self.require(Cut({p: o for p, o in began.items() if p not in position}), marks)
+        if first:
+            # What the position names may be staged already: it is required when that is known.
+            self.require(Cut({p: o for p, o in began.items() if p not in position}), marks)
         return Cut({**began, **position})
 
     def require(self, position: Cut, marks: Watermarks) -> None:
@@ -168,6 +174,15 @@ class Planner:
         gone = [str(partition) for partition in position if partition not in marks.end]
         if gone:
             raise Foreign(f"cannot go on: {', '.join(gone)} no longer exist")
+
+    def waiting(self, position: Cut, most: int) -> list[Range]:
+        """What comes next, at most so many offsets of each partition."""
+        ends = self.watermarks(list(position)).end
+        return [
+            Range(partition, offset, min(ends[partition], offset + most))
+            for partition, offset in position.items()
+            if ends[partition] > offset
+        ]
 
     def advance(self, position: Cut, *, records: int, bytes: int, until: Cut | None) -> Cut:
         """The next cut: everything there is, within the limits of one trigger.
@@ -287,6 +302,11 @@ def sample_sizes(kafka: Mapping[str, str], wanted: Range) -> list[int]:
         consumer.close()
 
 
+def kafka_only(cut: Cut) -> Cut:
+    """Without the count of batches that a DataFrame's sink keeps beside the offsets."""
+    return Cut({partition: offset for partition, offset in cut.items() if partition != BATCHES})
+
+
 def _cap(until: Cut | None, partition: Partition) -> int:
     return 2**63 if until is None else until.get(partition, 0)
 
@@ -309,7 +329,7 @@ class RangeSource(DataSource):
         return RANGES
 
     def streamReader(self, schema: Any) -> RangeReader:
-        return RangeReader(self.options)
+        return RangeReader(json.loads(self.options["plan"]))
 
 
 def options(
@@ -334,8 +354,10 @@ def options(
 
 
 class RangeReader(DataSourceStreamReader):
-    def __init__(self, given: Mapping[str, str]) -> None:
-        self._plan = json.loads(given["plan"])
+    """Offsets as Spark keeps them: the cut, the cut the stream began from, and whose they are."""
+
+    def __init__(self, plan: Mapping[str, Any]) -> None:
+        self._plan = plan
         self._planner: Planner | None = None
         self._start = Cut.of(self._plan["start"])
         self._at = self._start
@@ -344,14 +366,19 @@ class RangeReader(DataSourceStreamReader):
         self._silent_since: float | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        return {"cut": self._start.nested()}  # Spark may ask after the first latestOffset
+        return self._offset(self._start)  # Spark may ask after the first latestOffset
 
     def latestOffset(self) -> dict[str, Any]:
         try:
             self._advance()
         except FrazilError as error:
             raise across(error) from None
-        return {"cut": self._at.nested()}
+        return self._offset(self._at)
+
+    def _offset(self, cut: Cut) -> dict[str, Any]:
+        known = self._planner.known if self._planner else self._origin
+        return {"cut": cut.nested(), "start": self._start.nested(), "cluster": known.cluster,
+                "topics": dict(known.topics)}  # fmt: skip
 
     def _advance(self) -> None:
         """One step, or none while Kafka is away: its absence is borne for the set patience."""
@@ -377,9 +404,15 @@ class RangeReader(DataSourceStreamReader):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         begin, reach = Cut.of(start["cut"]), Cut.of(end["cut"])
+        if start == end:
+            # Spark's way to say, before anything else, where a restarted query stands. What the
+            # options say of the start, and of whose topics these are, was for the first life.
+            self._start, self._at = Cut.of(start["start"]), reach
+            self._origin = Origin(start["cluster"], start["topics"])
+            return []
         ranges = [Range(p, begin[p], offset) for p, offset in reach.items() if p in begin]
         pieces = split(ranges, most=self._plan["task"], parallelism=self._plan["parallelism"])
-        known = self._planner._known if self._planner else self._origin
+        known = self._planner.known if self._planner else self._origin
         origin = json.dumps([known.cluster, dict(known.topics)])
         return [InputPartition((*p.partition, p.start, p.end, len(pieces), origin)) for p in pieces]
 
@@ -398,7 +431,7 @@ def publish(kafka: Mapping[str, str], group: str, cut: Cut) -> None:
     )
     try:
         consumer.commit(
-            offsets=[TopicPartition(*partition, offset) for partition, offset in cut.items()],
+            offsets=[TopicPartition(*each, offset) for each, offset in kafka_only(cut).items()],
             asynchronous=False,
         )
     except KafkaException as error:

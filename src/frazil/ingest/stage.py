@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from frazil.core.errors import Fatal
-from frazil.core.offsets import Cut, Partition, Range
+from frazil.core.offsets import BATCHES, Cut, Partition, Range
 
 VERSION = 1
 
@@ -28,6 +28,8 @@ class Tally:
     rejected: int = 0
     skipped: int = 0
     invisible: int = 0
+    #: offsets whose records went into rows that stand for several of them, or for none
+    merged: int = 0
     #: lowest and highest offset that held a record; None when none did
     seen: tuple[int, int] | None = None
     #: lowest and highest event time, in microseconds
@@ -41,14 +43,16 @@ class Tally:
             self.rejected + other.rejected,
             self.skipped + other.skipped,
             self.invisible + other.invisible,
+            self.merged + other.merged,
             _span(self.seen, other.seen),
             _span(self.watermark, other.watermark),
         )
 
     @property
     def balanced(self) -> bool:
-        """I3: every offset of the range has exactly one fate."""
-        return len(self.range) == self.written + self.rejected + self.skipped + self.invisible
+        """I3: every offset of the range has exactly one fate. (A batch may hold any rows.)"""
+        told = self.written + self.rejected + self.skipped + self.invisible + self.merged
+        return self.range.partition == BATCHES or len(self.range) == told
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,8 @@ class StagedBatch:
     staged_at_ms: int
     window_start_ms: int
     tables: tuple[StagedTable, ...]
+    #: where Spark's sources stood before and after it, in their own words (see `feed.checkpoint`)
+    source: tuple[str, str] = ("", "")
 
     @property
     def bytes(self) -> int:
@@ -105,6 +111,7 @@ def dump(batch: StagedBatch) -> bytes:
             "cluster": batch.cluster,
             "staged-at-ms": batch.staged_at_ms,
             "window-start-ms": batch.window_start_ms,
+            "source": batch.source,
             "tables": [
                 {
                     "name": table.name,
@@ -144,6 +151,7 @@ def load(stored: bytes) -> StagedBatch | None:
         cluster=record["cluster"],
         staged_at_ms=record["staged-at-ms"],
         window_start_ms=record["window-start-ms"],
+        source=tuple(record.get("source", ("", ""))),
         tables=tuple(
             StagedTable(
                 name=table["name"],
@@ -164,14 +172,15 @@ def tally_values(tally: Tally) -> list[object]:
     """A tally as JSON: also the form in which tasks hand theirs to the driver."""
     where = tally.range
     return [*where.partition, where.start, where.end, tally.written, tally.rejected, tally.skipped,
-            tally.invisible, tally.seen, tally.watermark]  # fmt: skip
+            tally.invisible, tally.merged, tally.seen, tally.watermark]  # fmt: skip
 
 
 def tally_of(values: list[object]) -> Tally:
-    topic, number, start, end, written, rejected, skipped, invisible, seen, watermark = values
-    return Tally(
+    topic, number, start, end, *counts, seen, watermark = values
+    counts += [0] * (5 - len(counts))  # records of a time before `merged`
+    return Tally(  # type: ignore[call-arg]
         Range(Partition(topic, number), start, end),  # type: ignore[arg-type]
-        written, rejected, skipped, invisible,  # type: ignore[arg-type]
+        *counts,  # type: ignore[arg-type]
         tuple(seen) if seen else None,  # type: ignore[arg-type]
         tuple(watermark) if watermark else None,  # type: ignore[arg-type]
     )  # fmt: skip

@@ -65,7 +65,7 @@ class Result:
 
 def run(plan: Plan, wanted: Range) -> Result:
     """Everything of one range, or an error and nothing that counts."""
-    clock = _Stopwatch()
+    clock = Stopwatch()
     target = plan.table.arrow
     origin = {field.name for field in plan.metadata.fields}
     decoder = Decoder(plan.format, pa.schema([f for f in target if f.name not in origin]))
@@ -80,12 +80,13 @@ def run(plan: Plan, wanted: Range) -> Result:
         with clock("decode"):
             framed = decoder.framed(chunk.records) if chunk.records else None
             if framed is not None:
-                decoded, offsets, stamps = [framed[0]], framed[1], framed[2]
+                decoded, offsets, stamps = [framed.decoded], framed.offsets, framed.stamps
             else:
-                values, offsets, stamps = chunk.open()
-                decoded, rejected = decoder.decode(values)
+                opened = chunk.open()
+                offsets, stamps = opened.offsets, opened.stamps
+                decoded, rejected = decoder.decode(opened.values)
                 if rejected:
-                    raise _undecodable(chunk.span.partition, offsets, rejected)
+                    raise undecodable(chunk.span.partition, offsets, rejected)
         with clock("write"):
             for group in decoded:
                 at = slice(None) if group.index is None else group.index
@@ -131,15 +132,18 @@ def run_all(plan: Plan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Record
 def _tally(rows: pa.Table, event_time: str, behind: Range) -> Tally:
     """Of rows just written; the offsets they stand for are counted with their chunk."""
     here = Range(behind.partition, behind.end, behind.end)
-    watermark = None
-    if event_time and len(rows):
-        span = pc.min_max(rows.column(event_time).cast(pa.timestamp("us", "UTC"), safe=False))
-        if span["min"].is_valid:
-            watermark = (span["min"].value, span["max"].value)
-    return Tally(here, len(rows), watermark=watermark)
+    return Tally(here, len(rows), watermark=watermark(rows, event_time))
 
 
-def _undecodable(partition: Partition, offsets: Longs, rejected: list[Rejected]) -> Undecodable:
+def watermark(rows: pa.Table, event_time: str) -> tuple[int, int] | None:
+    """Lowest and highest event time, in microseconds."""
+    if not event_time or not len(rows):
+        return None
+    span = pc.min_max(rows.column(event_time).cast(pa.timestamp("us", "UTC"), safe=False))
+    return (span["min"].value, span["max"].value) if span["min"].is_valid else None
+
+
+def undecodable(partition: Partition, offsets: Longs, rejected: list[Rejected]) -> Undecodable:
     first = min(rejected, key=lambda each: each.index)
     more = f" (and {len(rejected) - 1} more of {len(offsets)})" if len(rejected) > 1 else ""
     return Undecodable(
@@ -148,7 +152,7 @@ def _undecodable(partition: Partition, offsets: Longs, rejected: list[Rejected])
     )
 
 
-class _Stopwatch:
+class Stopwatch:
     def __init__(self) -> None:
         self._spent: dict[str, float] = {}
         self._cpu = time.process_time()

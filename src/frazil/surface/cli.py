@@ -29,6 +29,16 @@ progress = Console(stderr=True)
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
 
+config_app = typer.Typer(no_args_is_help=True, help="What a config file says.")
+app.add_typer(config_app, name="config")
+
+_PROVES = {
+    "records": "every record is accounted for",
+    "batches": "every range of the source was processed in exactly one committed batch; rows are "
+    "not told apart by record",
+}
+
+
 @app.command()
 def run(
     config: Annotated[Path, typer.Argument(help="TOML file; see docs/reference/config.md.")],
@@ -67,7 +77,8 @@ def run(
         if until_caught_up:
             sink.wait_until(sink.ends())
         while not until_caught_up:
-            query.awaitTermination(1)
+            if query.awaitTermination(1):
+                break  # available-now: everything there was is committed
             sink.check()
             now = sink.committer.progress.blocked or sink.committer.progress.trouble
             if now and now != said:
@@ -119,7 +130,8 @@ def audit(
         if not as_json:
             Console().print(audit_table(report.values()))
             Console().print(
-                f"{report.verdict}: {report.written:,} rows in {report.commits} commits"
+                f"{report.verdict}: {report.written:,} rows in {report.commits} commits; "
+                f"{_PROVES[report.proves]}"
             )
     if any(report.verdict != "proven" for report in reports):
         raise typer.Exit(3)
@@ -183,6 +195,23 @@ def demo(
         show.render(outcome, Console())
     if outcome.verdict != "proven":
         raise typer.Exit(3)
+
+
+@config_app.command()
+def explain(config: Annotated[Path, typer.Argument(help="TOML file.")],
+            as_json: Json = False) -> None:  # fmt: skip
+    """Which way the data takes, and why; and every setting in effect, secrets masked."""
+    given = configs.load(config)
+    way, why = configs.way(given)
+    settings = configs.settings(given)
+    if as_json:
+        print(json.dumps({"way": way, "why": why, "settings": settings}))
+        return
+    typer.echo(f"way: {way}\nwhy: {why}")
+    for section, values in settings.items():
+        typer.echo(f"\n[{section}]")
+        for key, value in values.items():
+            typer.echo(f"{key} = {json.dumps(value)}")
 
 
 @app.command()

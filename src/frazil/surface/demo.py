@@ -236,15 +236,15 @@ def print_plain(console: Console, text: str) -> None:
 
 def audit_table(report: dict[str, Any]) -> Table:
     table = Table(title=f"{report['table']}: sink {report['sink']}")
-    for name in ("partition", "range", "written", "rejected", "invisible", "gaps", "overlaps"):
+    fates = ["written", "rejected", "skipped", "invisible"]
+    fates += ["merged"] if any(line["merged"] for line in report["partitions"]) else []
+    for name in ("partition", "range", *fates, "gaps", "overlaps"):
         table.add_column(name, justify="left" if name in ("partition", "range") else "right")
     for line in report["partitions"]:
         table.add_row(
             f"{line['topic']}[{line['partition']}]",
             f"[{line['start']:,}, {line['end']:,})".replace("[", "\\[", 1),
-            f"{line['written']:,}",
-            f"{line['rejected']:,}",
-            f"{line['invisible']:,}",
+            *(f"{line[fate]:,}" for fate in fates),
             _spans(line["gaps"]),
             _spans(line["overlaps"]),
         )

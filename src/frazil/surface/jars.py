@@ -73,6 +73,20 @@ def fetch(
     return sorted(target.glob("*.jar"))
 
 
+def spark_kafka(say: Callable[[str], None] = lambda _: None) -> list[Path]:
+    """Spark's own Kafka source and `from_avro`: the pipeline needs neither, comparisons and
+    queries that are made with them do. Not all of it is published for this Spark version."""
+    return fetch(
+        (
+            "org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.1",
+            "org.apache.spark:spark-avro_2.13:4.1.1",
+        ),
+        overrides=["org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0"],
+        excludes=["org.apache.hadoop", "org.scala-lang", "org.slf4j"],
+        say=say,
+    )
+
+
 def classpath(jars: Sequence[Path]) -> str:
     return os.pathsep.join(map(str, jars))
 

@@ -15,10 +15,17 @@ from pyspark.sql import SparkSession
 
 from frazil.core.config import Config
 from frazil.core.errors import ConfigError
+from frazil.feed.reads import register
 from frazil.surface import jars
 
 #: Spark's own default, and what Iceberg's catalogs call their secrets.
 _REDACT = "(?i)secret|password|token|access[.]?key|credential|user[.]info"
+
+
+#: Records never enter the JVM: it plans and commits, so it should start fast and stay small.
+_SMALL_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+#: With a transform, rows do.
+_JVM = "-XX:+UseParallelGC"
 
 
 def session(
@@ -44,12 +51,13 @@ def session(
         "spark.ui.showConsoleProgress": "false",
         "spark.redaction.regex": _REDACT,
         "spark.python.daemon.module": "frazil.surface.daemon",
-        # Records never enter the JVM: it plans and commits, so it should start fast and stay small.
-        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 "
+        "spark.driver.extraJavaOptions": f"{_JVM if config.transform else _SMALL_JVM} "
         f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties')}",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
         f"spark.sql.catalog.{name}": "org.apache.iceberg.spark.SparkCatalog",
+        # A cached table is not looked at again: joins would go on with what it held at the start.
+        f"spark.sql.catalog.{name}.cache-enabled": "false",
         **{f"spark.sql.catalog.{name}.{key}": value for key, value in properties.items()},
         **config.spark.resolved(),
     }
@@ -65,4 +73,5 @@ def session(
         fact = str(error).strip().splitlines()[0]
         raise ConfigError(f"cannot start Spark: {fact}", hint="see [spark] in the config") from None
     spark.sparkContext.setLogLevel(log_level)
+    register(spark)
     return spark

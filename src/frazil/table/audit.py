@@ -3,6 +3,12 @@
 Two witnesses are compared. The ledger: the entries in the table's snapshots must join without hole
 or overlap, partition by partition. The manifests: the rows that the live data files hold, by
 their own counts and bounds of the offset columns, must be the rows the ledger says were written.
+
+What a ledger can prove is one of two things, and the report says which. Of *records*: every offset
+of every range is written, rejected, skipped or invisible. Of *batches*, where rows stand for
+several records or none, or the source has no offsets: every range of the source was processed in
+exactly one committed batch, and the rows in the table are those the batches wrote.
+
 This room does not import `commit`: the proof must not lean on what it proves.
 """
 
@@ -13,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from frazil.core.offsets import Partition, Range
+from frazil.core.offsets import BATCHES, Partition, Range
 from frazil.table.ledger import Counts, Entry, Snapshot, parse
 
 #: Table property with the names of the topic, partition, offset and timestamp columns.
@@ -54,13 +60,18 @@ class Line:
     rows: int | None
 
     @property
+    def by_record(self) -> bool:
+        """Does it speak of single records?"""
+        return self.range.partition != BATCHES and not self.counts.merged
+
+    @property
     def proven(self) -> bool:
-        whole = len(self.range) == self.counts.offsets
-        return (
-            whole
-            and not self.gaps
-            and not self.overlaps
-            and self.rows in (None, self.counts.written)
+        if self.gaps or self.overlaps:
+            return False
+        if self.range.partition == BATCHES:
+            return True
+        return len(self.range) == self.counts.offsets and (
+            self.rows is None or not self.by_record or self.rows == self.counts.written
         )
 
 
@@ -75,6 +86,14 @@ class Report:
     @property
     def written(self) -> int:
         return sum(line.counts.written for line in self.lines)
+
+    @property
+    def proves(self) -> str:
+        """`records` or `batches`: of what the verdict speaks."""
+        counted = [line for line in self.lines if line.range.partition != BATCHES]
+        rows = sum(line.counts.written for line in self.lines if line.range.partition == BATCHES)
+        by_record = counted and not rows and all(line.by_record for line in counted)
+        return "records" if by_record else "batches"
 
     @property
     def verdict(self) -> str:
@@ -95,6 +114,7 @@ class Report:
             "table": self.table,
             "sink": self.sink,
             "verdict": self.verdict,
+            "proves": self.proves,
             "commits": self.commits,
             "written": self.written,
             "findings": list(self.findings),
@@ -108,6 +128,7 @@ class Report:
                     "rejected": line.counts.rejected,
                     "skipped": line.counts.skipped,
                     "invisible": line.counts.invisible,
+                    "merged": line.counts.merged,
                     "rows_in_files": line.rows,
                     "gaps": [[r.start, r.end] for r in line.gaps],
                     "overlaps": [[r.start, r.end] for r in line.overlaps],
@@ -199,6 +220,7 @@ def _report(
         twice = sorted({path for path in paths if paths.count(path) > 1})
         findings.append(f"overlap: {len(twice)} data files are in the table twice: {twice[0]}")
     lines = _lines(entries, files if alone and complete else [])
+    findings += _unchained(entries)
     if alone and complete:
         findings += _misplaced(lines, files)
     if not complete:
@@ -223,6 +245,21 @@ def _report(
     return Report(table, sink, tuple(lines), commits, tuple(findings))
 
 
+def _unchained(entries: Sequence[Entry]) -> list[str]:
+    """Where an entry does not begin at the very place of Spark's sources where the last one ended.
+
+    Places are compared as they are. A sink that read Kafka by itself has none.
+    """
+    found, here = [], ""
+    for entry in entries:
+        before, after = entry.source
+        if here and before and before != here:
+            found.append(f"gap: batch {entry.batches[0]} begins at {before}, and the one before it "
+                         f"ends at {here}")  # fmt: skip
+        here = after
+    return found
+
+
 def _misplaced(lines: Sequence[Line], files: Sequence[DataFile]) -> list[str]:
     """Offsets that the files' own bounds put outside the ledger's ranges, or in twice.
 
@@ -230,7 +267,7 @@ def _misplaced(lines: Sequence[Line], files: Sequence[DataFile]) -> list[str]:
     rows than that, and some offset is there twice.
     """
     found = []
-    for line in lines:
+    for line in (each for each in lines if each.by_record):
         mine = sorted(
             (f.offsets, f.rows) for f in files if f.partition == line.range.partition and f.offsets
         )
@@ -268,7 +305,7 @@ def _lines(entries: Sequence[Entry], files: Sequence[DataFile]) -> list[Line]:
                     overlaps.setdefault(partition, []).append(twice)
             reached[partition] = max(here, end)
             counts[partition] = counts.get(partition, Counts()) + entry.counts(partition)
-    rows: dict[Partition, int | None] = dict.fromkeys(first, 0)
+    rows: dict[Partition, int | None] = dict.fromkeys((p for p in first if p != BATCHES), 0)
     for file in files:
         if file.partition is None or file.partition not in rows:
             rows = dict.fromkeys(rows)  # a compacted or foreign file: only the sum can tell
@@ -283,7 +320,7 @@ def _lines(entries: Sequence[Entry], files: Sequence[DataFile]) -> list[Line]:
             counts[partition],
             tuple(gaps.get(partition, ())),
             tuple(overlaps.get(partition, ())),
-            rows[partition],
+            rows.get(partition),
         )
         for partition in sorted(first)
     ]

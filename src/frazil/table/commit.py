@@ -40,7 +40,7 @@ from frazil.core.errors import (
     Unavailable,
     Unknown,
 )
-from frazil.core.offsets import Cut, Range
+from frazil.core.offsets import BATCHES, Cut, Partition, Range
 from frazil.ingest.stage import StagedBatch
 from frazil.table import ledger
 from frazil.table.ledger import Counts, Entry, Head, Snapshot
@@ -120,7 +120,9 @@ def decide(table: str, head: Head, seen: str | None, entry: Entry) -> Append | A
         )
     if head.commit_id != seen:
         return Refuse(_differs(table, there, seen, entry))
-    if there is not None and not entry.begin.continues(there.end):
+    if there is not None and not (
+        entry.begin.continues(there.end) and _joins(entry.source[0], there.source[1])
+    ):
         return Refuse(_apart(table, there, entry))
     return Append()
 
@@ -131,14 +133,17 @@ def witness_tag(sink: str) -> str:
 
 def entry_of(batches: Sequence[StagedBatch], table: str, epoch: int) -> Entry:
     """One ledger entry for batches that follow each other."""
-    unwritten: dict[object, Counts] = {}
+    unwritten: dict[Partition, Counts] = {}
+    rows = 0
     low: list[int] = []
     high: list[int] = []
     for batch in batches:
         for tally in batch.table(table).tallies:
-            counts = Counts(0, tally.rejected, tally.skipped, tally.invisible)
-            if counts != Counts():
-                key = tally.range.partition
+            key = tally.range.partition
+            counts = Counts(0, tally.rejected, tally.skipped, tally.invisible, tally.merged)
+            if key == BATCHES:
+                rows += tally.written
+            elif counts != Counts():
                 unwritten[key] = unwritten.get(key, Counts()) + counts
             if tally.watermark:
                 low.append(tally.watermark[0])
@@ -154,11 +159,13 @@ def entry_of(batches: Sequence[StagedBatch], table: str, epoch: int) -> Entry:
         batches=(first.number, last.number),
         begin=Cut(begin),
         end=last.end,
-        unwritten=unwritten,  # type: ignore[arg-type]
+        unwritten=unwritten,
         topics=last.topics,
         cluster=last.cluster,
         schema_id=last.table(table).schema_id,
         watermark=(min(low), max(high)) if low else None,
+        rows=rows,
+        source=(first.source[0], last.source[1]),
     )
 
 
@@ -207,7 +214,8 @@ class Target:
             base = head.entry or Entry(self.sink, 0, (), (0, 0), Cut(), Cut())
             claim = replace(
                 base, epoch=self.epoch, commit_ids=(str(uuid.uuid4()),), begin=end, end=end,
-                batches=(number, number), unwritten={}, watermark=None,
+                batches=(number, number), unwritten={}, watermark=None, rows=0,
+                source=(base.source[1], base.source[1]),
                 cluster=cluster or base.cluster, topics={**base.topics, **(topics or {})},
             )  # fmt: skip
             try:
@@ -523,8 +531,13 @@ class Committer:
             raise self._failure
 
 
-def chain(position: Cut, staged: Sequence[StagedBatch], committed: set[str]) -> list[StagedBatch]:
+def chain(
+    position: Cut, staged: Sequence[StagedBatch], committed: set[str], source: str = ""
+) -> list[StagedBatch]:
     """The staged batches that lead on from `position`, in order.
+
+    `source`: where Spark's sources stand there. Batches are counted, and two lives may have counted
+    different ones alike: a batch must begin at that very place, too.
 
     Where two lives staged the same ranges, the one that is in the table counts. A partition that
     the position does not know yet began with the batch that has its lowest offset.
@@ -538,7 +551,11 @@ def chain(position: Cut, staged: Sequence[StagedBatch], committed: set[str]) -> 
             for batch in staged
         ]
         following = [
-            batch for batch in known if batch.begin.continues(here) and not here.reaches(batch.end)
+            batch
+            for batch in known
+            if batch.begin.continues(here)
+            and not here.reaches(batch.end)
+            and _joins(batch.source[0], source)
         ]
         if not following:
             return found
@@ -552,7 +569,12 @@ def chain(position: Cut, staged: Sequence[StagedBatch], committed: set[str]) -> 
             for batch in following
         ]
         found.append(following[ranked.index(min(ranked))])
-        here = found[-1].end
+        here, source = found[-1].end, found[-1].source[1]
+
+
+def _joins(before: str, here: str) -> bool:
+    """A place of Spark's sources against the one before it; a feed of Kafka's ranges has none."""
+    return not before or not here or before == here
 
 
 def _differs(table: str, there: Entry | None, seen: str | None, entry: Entry) -> FrazilError:
@@ -574,6 +596,7 @@ def _apart(table: str, there: Entry, entry: Entry) -> FrazilError:
     kind = Overlap if there.end.reaches(entry.begin) else Gap
     return kind(
         f"cannot commit {_spans(entry)} to table {table}: its ledger ends at {_text(there.end)}"
+        + (f", {there.source[1]}; the batch begins at {entry.source[0]}" if entry.source[0] else "")
     )
 
 

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from frazil.core.offsets import Range
 from frazil.ingest.stage import StagedBatch, StagedTable, Tally
 from frazil.ingest.write import TableShape, Writer
 from frazil.table.ledger import Entry, Snapshot
@@ -30,6 +29,7 @@ COLUMNS = pa.schema(
         pa.field("rejected", pa.int64(), nullable=False),
         pa.field("skipped", pa.int64(), nullable=False),
         pa.field("invisible", pa.int64(), nullable=False),
+        pa.field("merged", pa.int64()),
         pa.field("min_offset", pa.int64()),
         pa.field("max_offset", pa.int64()),
         pa.field("event_time_low", _TIME),
@@ -63,6 +63,7 @@ def rows(located: Sequence[tuple[StagedBatch, Snapshot]]) -> pa.Table:
                         tally.rejected,
                         tally.skipped,
                         tally.invisible,
+                        tally.merged,
                         *seen,
                         *span,
                         batch.window_start_ms * 1000 or None,
@@ -82,7 +83,8 @@ def write(
 ) -> list[str]:
     """The rows of these batches as one data file; its descriptor."""
     writer = Writer(shape, prefix)
-    writer.write(rows(located).cast(shape.arrow))
+    target = shape.arrow  # an index of an older Frazil may lack a column
+    writer.write(rows(located).select(target.names).cast(target))
     return [file.descriptor for file in writer.close()]
 
 
@@ -92,12 +94,12 @@ def rebuilt(entry: Entry, table: str, uuid: str) -> StagedBatch:
     for each in entry.ranges:
         counts = entry.counts(each.partition)
         tallies.append(
-            Tally(Range(each.partition, each.start, each.end), counts.written, counts.rejected,
-                  counts.skipped, counts.invisible)
+            Tally(each, counts.written, counts.rejected, counts.skipped, counts.invisible,
+                  counts.merged)
         )  # fmt: skip
     staged = StagedTable(table, uuid, entry.schema_id, (), (), 0, 0, tuple(tallies))
     return StagedBatch(
         sink=entry.sink, epoch=entry.epoch, number=entry.batches[1], commit_id=entry.commit_ids[-1],
         begin=entry.begin, end=entry.end, topics=entry.topics, cluster=entry.cluster,
-        staged_at_ms=0, window_start_ms=0, tables=(staged,),
+        staged_at_ms=0, window_start_ms=0, tables=(staged,), source=entry.source,
     )  # fmt: skip

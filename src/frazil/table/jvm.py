@@ -1,5 +1,7 @@
 """Iceberg's Java API in Spark's JVM: the only room with Py4J. Plain Python values in and out.
 
+(And the little that Spark itself tells only in Java: a query's operators, files of a checkpoint.)
+
 The user's own `spark.sql.catalog.*` settings name the catalog, so every catalog and store that
 Iceberg for Spark supports works here. What Java throws leaves this room as one of our errors
 (`_KINDS`); what is not in the map leaves it as `Unknown`, which the committer answers by reading
@@ -12,12 +14,13 @@ import base64
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import ensure_callback_server_started
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from frazil.core.errors import ConfigError, Conflict, Foreign, FrazilError, Unavailable, Unknown
 from frazil.table.ledger import Snapshot
@@ -432,3 +435,96 @@ class Table:
                 names = _causes(error.java_exception)[0]
                 if not {"NotFoundException", "FileNotFoundException"} & set(names):
                     raise
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One step of a query, as Spark understood it."""
+
+    name: str
+    #: how many of its inputs are streams
+    streams: int
+    #: of a streaming source: its name and class, and the options it was given
+    source: str = ""
+    table: str = ""
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold secrets
+
+
+def operators(frame: DataFrame) -> list[Operator]:
+    """The streaming part of a query, sources included."""
+    found: list[Operator] = []
+
+    def visit(node: Any) -> None:
+        if not node.isStreaming():
+            return
+        name = node.getClass().getSimpleName()
+        inputs = node.children()
+        below = [inputs.apply(i) for i in range(inputs.size())]
+        if name == "StreamingRelationV2":
+            table = node.table().getClass().getName()
+            options = {str(k): str(v) for k, v in dict(node.extraOptions()).items()}
+            found.append(Operator(name, 0, str(node.sourceName()).lower(), table, options))
+        elif name == "StreamingRelation":
+            found.append(Operator(name, 0, str(node.sourceName())))
+        else:
+            found.append(Operator(name, sum(bool(each.isStreaming()) for each in below)))
+        for each in below:
+            visit(each)
+
+    with _translated("look at the query"):
+        visit(frame._jdf.queryExecution().analyzed())
+    return found
+
+
+def refuse_what_cannot_append(frame: DataFrame) -> None:
+    """Spark's own check of a streaming query, which it would make only when it starts."""
+    jvm: Any = frame.sparkSession._jvm
+    try:
+        jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker.checkForStreaming(
+            frame._jdf.queryExecution().analyzed(),
+            jvm.org.apache.spark.sql.streaming.OutputMode.Append(),
+        )
+    except PySparkException as error:
+        fact = str(error).strip().splitlines()[0].rstrip(";")
+        raise ConfigError(
+            f"cannot stream this query into a table: {fact}",
+            hint="a table takes rows once and for all: aggregations need withWatermark",
+        ) from None
+
+
+class Folder:
+    """A folder on any file system that Spark knows: where checkpoints are."""
+
+    def __init__(self, spark: SparkSession, path: str) -> None:
+        self.path = path.rstrip("/")
+        self._path: Any = spark._jvm.org.apache.hadoop.fs.Path  # type: ignore[union-attr]
+        with _translated(f"open {path}"):
+            configuration = spark._jsparkSession.sessionState().newHadoopConf()
+            self._files = self._path(path).getFileSystem(configuration)
+
+    def names(self, folder: str) -> list[str]:
+        with _translated(f"list {self.path}/{folder}"):
+            where = self._path(f"{self.path}/{folder}")
+            if not self._files.exists(where):
+                return []
+            return [status.getPath().getName() for status in self._files.listStatus(where)]
+
+    def read(self, name: str) -> str | None:
+        """A small text; None where there is no such file."""
+        with _translated(f"read {self.path}/{name}"):
+            where = self._path(f"{self.path}/{name}")
+            if not self._files.exists(where):
+                return None
+            stream = self._files.open(where)
+            try:
+                return bytes(stream.readAllBytes()).decode()
+            finally:
+                stream.close()
+
+    def write(self, name: str, text: str) -> None:
+        with _translated(f"write {self.path}/{name}"):
+            stream = self._files.create(self._path(f"{self.path}/{name}"), False)
+            try:
+                stream.write(bytearray(text.encode()))
+            finally:
+                stream.close()

@@ -9,7 +9,9 @@ Each commit of a sink leaves one `Entry` in the snapshot's summary, under keys w
     frazil.batches     first and last batch number
     frazil.ranges      from-cut and to-cut of every partition the sink knows
     frazil.counts      read, written, rejected, skipped, invisible
-    frazil.unwritten   the same per partition, only where rejected, skipped or invisible is not 0
+    frazil.unwritten   rejected, skipped, invisible and merged per partition, where not all are 0
+    frazil.rows        rows that stand for no single offset: of aggregations, joins, other sources
+    frazil.source      where Spark's sources stood before and after, in their own words
     frazil.topics      topic → topic id
     frazil.cluster     cluster id
     frazil.schema-id   the table schema that was written
@@ -26,10 +28,10 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from frazil.core.errors import Fatal
-from frazil.core.offsets import Cut, Partition, Range
+from frazil.core.offsets import BATCHES, Cut, Partition, Range
 
 PREFIX = "frazil."
 VERSION = "1"
@@ -49,12 +51,14 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The fates of offsets: `read` records were delivered, `invisible` offsets held none."""
+    """The fates of offsets: `read` records were delivered, `invisible` offsets held none, and of
+    `merged` ones it is known that they were processed, not which rows they became."""
 
     written: int = 0
     rejected: int = 0
     skipped: int = 0
     invisible: int = 0
+    merged: int = 0
 
     @property
     def read(self) -> int:
@@ -62,7 +66,7 @@ class Counts:
 
     @property
     def offsets(self) -> int:
-        return self.read + self.invisible
+        return self.read + self.invisible + self.merged
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(
@@ -70,6 +74,7 @@ class Counts:
             self.rejected + other.rejected,
             self.skipped + other.skipped,
             self.invisible + other.invisible,
+            self.merged + other.merged,
         )
 
 
@@ -87,6 +92,8 @@ class Entry:
     schema_id: int = 0
     watermark: tuple[int, int] | None = None
     tables: Mapping[str, str] = field(default_factory=dict)
+    rows: int = 0
+    source: tuple[str, str] = ("", "")
 
     def __post_init__(self) -> None:
         if set(self.begin) != set(self.end):
@@ -100,10 +107,11 @@ class Entry:
 
     def counts(self, partition: Partition) -> Counts:
         """I3 by construction: what is not accounted for otherwise was written."""
+        if partition == BATCHES:
+            return Counts(written=self.rows)
         other = self.unwritten.get(partition, Counts())
         length = self.end[partition] - self.begin[partition]
-        written = length - other.rejected - other.skipped - other.invisible
-        return Counts(written, other.rejected, other.skipped, other.invisible)
+        return replace(other, written=length - other.offsets)
 
     @property
     def total(self) -> Counts:
@@ -112,7 +120,8 @@ class Entry:
     def summary(self) -> dict[str, str]:
         total = self.total
         counts = {"read": total.read, "written": total.written, "rejected": total.rejected,
-                  "skipped": total.skipped, "invisible": total.invisible}  # fmt: skip
+                  "skipped": total.skipped, "invisible": total.invisible,
+                  "merged": total.merged}  # fmt: skip
         values = {
             "version": VERSION,
             "sink": self.sink,
@@ -126,9 +135,14 @@ class Entry:
             "schema-id": str(self.schema_id),
         }
         if self.unwritten:
+            fates = ("rejected", "skipped", "invisible") + ("merged",) * bool(total.merged)
             values["unwritten"] = _encode(
-                {p: (c.rejected, c.skipped, c.invisible) for p, c in self.unwritten.items()}
+                {p: [getattr(c, fate) for fate in fates] for p, c in self.unwritten.items()}
             )
+        if self.rows:
+            values["rows"] = str(self.rows)
+        if any(self.source):
+            values["source"] = json.dumps(self.source, separators=(",", ":"))
         if self.watermark:
             values["watermark"] = f"{self.watermark[0]}..{self.watermark[1]}"
         if self.tables:
@@ -169,6 +183,8 @@ def parse(summary: Mapping[str, str]) -> Entry | None:
             schema_id=int(value("schema-id")),
             watermark=(int(low), int(high)) if high else None,
             tables=json.loads(summary.get(PREFIX + "tables", "{}")),
+            rows=int(summary.get(PREFIX + "rows", 0)),
+            source=tuple(json.loads(summary.get(PREFIX + "source", '["",""]'))),
         )
     except (KeyError, ValueError, TypeError) as error:
         raise Fatal(f"cannot read a ledger entry of sink {sink}: {error!r}") from None

@@ -1,0 +1,150 @@
+"""What feeds a sink. Two feeders, one writer, one committer.
+
+`ranges`: nothing stands between topic and table, so Spark gets offset ranges and never a record.
+`frames`: any streaming DataFrame.
+
+A feed knows its source and how rows become files; it knows nothing of ledgers and commits. The sink
+asks it, in this order: `look` before anything is claimed, `start` for the cut a claim names,
+`resume` when it is known where the last life ended, `stream` for the DataFrame that Spark shall
+drive, and then `write` batch by batch.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from frazil.core.config import Config
+from frazil.core.offsets import Cut, Range
+from frazil.ingest.route import Metadata
+from frazil.ingest.source import Origin
+from frazil.ingest.stage import Tally
+from frazil.ingest.write import TableShape, WrittenFile
+from frazil.table.ledger import Entry
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """Where the stream stands: behind everything that is committed or staged."""
+
+    cut: Cut = field(default_factory=Cut)
+    #: the same for sources that have no offsets of Kafka's (`checkpoint.Place.text`)
+    source: str = ""
+    #: and whose offsets they are
+    origin: Origin = field(default_factory=Origin)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """One batch, written and checked against its plan: ready to be staged."""
+
+    begin: Cut
+    end: Cut
+    tallies: tuple[Tally, ...]
+    files: tuple[WrittenFile, ...]
+    origin: Origin
+    seconds: Mapping[str, float]
+    source: tuple[str, str] = ("", "")
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+
+class Host(Protocol):
+    """What a feed needs of its sink."""
+
+    config: Config
+
+    def shape(
+        self, columns: pa.Schema, metadata: Metadata, among: Metadata | None = None
+    ) -> TableShape:
+        """The table for such columns and those of `metadata` behind them, made if it is not there;
+        raises where it does not fit. `among`: metadata columns that stand among `columns`."""
+
+    def check_fits(self, columns: pa.Schema, metadata: Metadata) -> None:
+        """Raises where such columns would not fit; makes and claims nothing."""
+
+    def patiently(self, call: Callable[[], T]) -> T:
+        """`call`, again and again while a server is away."""
+
+    @property
+    def prefix(self) -> str:
+        """How the files of the batch under way are named."""
+
+
+class Feed(Protocol):
+    def look(self, spark: SparkSession, entry: Entry | None) -> Origin:
+        """See that the source is there and the one that `entry` knows; refuse what cannot work."""
+
+    def start(self, position: Cut) -> Cut:
+        """`position`, and where partitions begin that it does not know."""
+
+    def check(self, reached: Callable[[], Reached]) -> None:
+        """Raises where it could not go on from there. Nothing is claimed yet."""
+
+    def resume(self, reached: Reached, life: str) -> None: ...
+
+    def stream(self, spark: SparkSession, until: Cut | None) -> DataFrame: ...
+
+    @property
+    def checkpoint(self) -> str: ...
+
+    def opening(self, batch: int, reached: Reached) -> Written | None:
+        """What must be in the ledger before a first batch is read."""
+
+    def write(self, frame: DataFrame, batch: int, reached: Reached) -> Written | None:
+        """The files of one micro-batch; None where there is nothing to stage."""
+
+    def ends(self) -> Cut:
+        """The end of the stream as it is now."""
+
+    def untold(self) -> list[Range]:
+        """Ranges of invisible offsets alone, that wait for a table to tell them of."""
+
+    @property
+    def paced(self) -> bool:
+        """Does the source keep its own limits, and so takes several batches to its end?"""
+
+    @property
+    def stateful(self) -> bool:
+        """Does Spark remember something of the stream from batch to batch?"""
+
+    def close(self) -> None: ...
+
+
+class Temporary:
+    """A checkpoint for one life, which nobody reads back."""
+
+    def __init__(self) -> None:
+        self._made = ""
+
+    def folder(self, root: str, life: str) -> str:
+        """Below `root`, where those of lives long over are removed; or anywhere."""
+        if not root:
+            self._made = tempfile.mkdtemp(prefix="frazil-checkpoint-")
+            return self._made
+        root = root.rstrip("/")
+        for old in Path(root).glob("epoch-*") if Path(root).is_dir() else ():
+            if int(old.name.split("-")[1]) < int(life) - 1:
+                shutil.rmtree(old, ignore_errors=True)
+        return f"{root}/epoch-{life}-{uuid.uuid4().hex[:8]}"
+
+    def remove(self) -> None:
+        if self._made:
+            shutil.rmtree(self._made, ignore_errors=True)
+
+
+def added(seconds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    keys = {key for each in seconds for key in each}
+    return {key: sum(each.get(key, 0.0) for each in seconds) for key in sorted(keys)}

@@ -1,0 +1,216 @@
+"""A stream as a DataFrame of decoded rows, and what the config's transform makes of it."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import json
+import logging
+import re
+import sys
+import uuid
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from pyspark import cloudpickle
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from frazil.core.config import Config, Settings
+from frazil.core.errors import ConfigError
+from frazil.ingest.frame import Telling, Told, read_all
+from frazil.ingest.reader import RowSource, open_stream, options_config, spark_schema
+from frazil.ingest.source import FORMAT, Planner, RangeSource, options
+
+#: Names under which Spark knows our sources.
+FRAZIL = (FORMAT, RowSource.name())
+
+#: What the tasks of each read told, by the read's name: Spark's accumulators.
+_told: dict[str, Any] = {}
+#: ranges, of each read
+_REMEMBERED = 100_000
+_sessions: weakref.WeakSet[SparkSession] = weakref.WeakSet()
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("frazil")` known to a session. Once; again does nothing."""
+    if spark not in _sessions:
+        spark.dataSource.register(RangeSource)
+        spark.dataSource.register(RowSource)
+        _sessions.add(spark)
+
+
+def read(
+    spark: SparkSession,
+    config: Config,
+    *,
+    start: str | Mapping[str, Mapping[str, int]] = "",
+    end: Mapping[str, Mapping[str, int]] | None = None,
+) -> DataFrame:
+    """The stream of `config` as a streaming DataFrame of decoded rows.
+
+    Behind the record's own columns stand topic, partition, offset and timestamp (under the names
+    the config gives them), `_key` and `_headers`. `start`: earliest, latest or a cut; it counts for
+    a query's first start only, afterwards Spark knows the place. With `end`, a cut, a batch
+    DataFrame of exactly that range.
+    """
+    register(spark)
+    if end is not None:
+        return _batch(spark, config, start or "earliest", end)
+    opened = open_stream(config, start)
+    given = options(
+        config,
+        start=opened.start,
+        origin=opened.origin,
+        parallelism=spark.sparkContext.defaultParallelism,
+        until=None,
+    )
+    name = str(uuid.uuid4())
+    telling: Any = spark.sparkContext.accumulator({}, Telling())  # type: ignore[arg-type]
+    _told[name] = telling
+    ranges = spark.readStream.format(FORMAT).options(**given, read=name).load()
+    rows = functools.partial(read_all, opened.plan, telling.add)
+    return ranges.mapInArrow(rows, spark_schema(opened.plan))
+
+
+def _batch(spark: SparkSession, config: Config, start: Any, end: Any) -> DataFrame:
+    given = {
+        "start": start if isinstance(start, str) else json.dumps(start),
+        "end": json.dumps(end),
+    }
+    names = ("topic_column", "partition_column", "offset_column", "timestamp_column")
+    given |= {f"table.{name}": getattr(config.tables[0], name) for name in names}
+    for section, values in (
+        ("kafka", config.kafka),
+        ("decode.registry", config.decode.registry),
+        ("decode", {"format": config.decode.format, "schema": config.decode.schema}),
+        (
+            "sink",
+            {
+                key: getattr(config.sink, key)
+                for key in ("pattern", "fetch", "patience", "max_records_per_task")
+            },
+        ),
+        ("sink", {"topics": ",".join(config.sink.topics)}),
+    ):
+        given |= {f"{section}.{key}": str(value) for key, value in values.items() if value}
+    return spark.read.format(RowSource.name()).options(**given).load()
+
+
+def told(given: Mapping[str, str]) -> Told:
+    """What the tasks of a read told lately. Several queries may read alike, each at its pace."""
+    telling = _told.get(given.get("read", ""))
+    if telling is None:
+        return {}
+    found: Told = dict(telling.value)
+    for key in list(found)[:-_REMEMBERED]:
+        telling.value.pop(key, None)
+    return found
+
+
+def planner(source: str, given: Mapping[str, str]) -> Planner | None:
+    """Who can be asked about a source's topics, by its options; None where nobody can."""
+    if "plan" in given:
+        plan = json.loads(given["plan"])
+        kafka, topics, pattern = Settings(plan["kafka"]), tuple(plan["topics"]), plan["pattern"]
+    elif source in FRAZIL:
+        config = options_config(given)
+        kafka, topics, pattern = config.kafka, config.sink.topics, config.sink.pattern
+    elif source == "kafka":
+        # Spark's own. What secures a connection is said in Java's words there, not in librdkafka's.
+        if any(re.match(r"kafka\.(security|sasl|ssl)", key) for key in given):
+            return None
+        kafka = Settings({"bootstrap.servers": given["kafka.bootstrap.servers"]})
+        assigned = json.loads(given.get("assign", "{}"))
+        topics = tuple(t.strip() for t in given.get("subscribe", "").split(",") if t) or (
+            *assigned,
+        )
+        pattern = given.get("subscribepattern", "")
+    else:
+        return None
+    return Planner(kafka.resolved(), topics=topics, pattern=pattern)
+
+
+# ── the config's transform ───────────────────────────────────────────────────────────────────────
+
+
+def transformed(spark: SparkSession, config: Config) -> DataFrame:
+    """The stream, and what `[transform]` makes of it."""
+    rows = read(spark, config)
+    if config.transform.python:
+        return _by_python(rows, config.transform.python)
+    rows.createOrReplaceTempView("stream")
+    before = spark.catalog.currentCatalog()
+    spark.catalog.setCurrentCatalog(config.catalog.name)  # `db.customers` means the tables' own
+    try:
+        with _analysed("sql"):
+            return spark.sql(_quoted(config.transform.sql))
+    finally:
+        spark.catalog.setCurrentCatalog(before)
+
+
+def _by_python(rows: DataFrame, name: str) -> DataFrame:
+    where, _, function = name.rpartition(":")
+    try:
+        if where.endswith(".py"):
+            spec = importlib.util.spec_from_file_location("frazil_transform", where)
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[module.__name__] = module  # where cloudpickle looks for it
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(where)
+        call = getattr(module, function)
+    except (ImportError, AttributeError, OSError, SyntaxError) as error:
+        raise ConfigError(
+            f"cannot load [transform] python = {name!r}: {type(error).__name__}: {error}",
+            hint="module:function of an installed module, or file.py:function beside the config",
+        ) from None
+    if "site-packages" not in (module.__file__ or ""):
+        # What is not installed is not on the workers: its functions travel whole.
+        cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+    with _analysed(f"python {name}"):
+        made: DataFrame = call(rows)
+    return made
+
+
+@contextmanager
+def _analysed(what: str) -> Iterator[None]:
+    """Spark's own words for what is wrong with a transform, and the line."""
+    loggers = [
+        logging.getLogger(n) for n in ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+    ]
+    levels = [each.level for each in loggers]
+    for each in loggers:
+        each.setLevel(logging.CRITICAL)  # it would print the whole Java trace beside our message
+    try:
+        yield
+    except PySparkException as error:
+        first, *rest = str(error).strip().splitlines()
+        shown = [line for line in rest if line.strip() and not re.match(r"\s*['+:!]", line)]
+        raise ConfigError(
+            f"cannot use [transform] {what}: {first}", hint="\n".join(shown)
+        ) from None
+    finally:
+        for each, level in zip(loggers, levels, strict=True):
+            each.setLevel(level)
+
+
+#: Quoted text, comments, and the view's name where a table stands. `STREAM` is also a word of
+#: Spark's SQL, and without quotes `FROM stream s` would mean the table `s`, streamed.
+_TOKENS = re.compile(
+    r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`|--[^\n]*|/\*.*?\*/"""
+    r"""|(?P<before>\bfrom\b|\bjoin\b|,)(?P<space>\s*)\bstream\b(?!\s*[(.]|\s+\w+\.)""",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def _quoted(sql: str) -> str:
+    def one(found: re.Match[str]) -> str:
+        return f"{found['before']}{found['space']}`stream`" if found["before"] else found[0]
+
+    return _TOKENS.sub(one, sql)

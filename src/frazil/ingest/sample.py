@@ -1,0 +1,57 @@
+"""The first records of a stream, read to learn its columns. Runs on the driver."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from frazil.core.config import Config, duration
+from frazil.core.errors import ConfigError, Undecodable
+from frazil.core.offsets import Range
+from frazil.ingest.decode import Decoder, Format
+from frazil.ingest.fetch import fetch
+
+#: of each partition
+RECORDS = 200
+
+
+def format_of(config: Config) -> Format:
+    decode = config.decode
+    return Format(decode.format, _text(decode.schema), decode.registry.resolved())
+
+
+def columns(
+    config: Config, kafka: Mapping[str, str], format: Format, ranges: Sequence[Range]
+) -> pa.Schema | None:
+    """The columns of the records in `ranges`; None where there is none to learn from."""
+    values = [value for each in ranges for value in _first_values(config, kafka, each)]
+    if not values and not (ranges and format.kind == "raw"):
+        return None
+    found = Decoder(format).columns(values)
+    if not len(found):
+        raise Undecodable(f"cannot name the columns of {', '.join(map(str, ranges[:4]))}: none of "
+                          f"the first {len(values)} records can be read")  # fmt: skip
+    return found
+
+
+def schema_columns(format: Format) -> pa.Schema:
+    """The columns of a schema that is given, without a record."""
+    return Decoder(format).columns([])
+
+
+def _first_values(config: Config, kafka: Mapping[str, str], wanted: Range) -> list[bytes]:
+    patience, client = duration(config.sink.patience), config.sink.fetch == "client"
+    chunks = fetch(kafka, wanted, patience=patience, client=client)
+    values = (value for chunk in chunks for value in chunk.open().values if value is not None)
+    return list(itertools.islice(values, RECORDS))
+
+
+def _text(path: str) -> str:
+    """A schema file's text; no path, no text."""
+    try:
+        return Path(path).read_text() if path else ""
+    except OSError as error:
+        raise ConfigError(f"cannot read [decode] schema {path}: {error.strerror}") from None

@@ -1,0 +1,154 @@
+"""The examples do what they say: each against real Kafka, its table read by another engine."""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from examples import enrich, python_udf, sessionise, spark_kafka
+
+from frazil.core.config import Config, for_frame
+from frazil.surface import orders
+from frazil.surface.broker import Broker
+from frazil.surface.orders import create_topic
+from tests.oracle import Lake, assert_once
+from tests.system.streams import WITHIN, produce, proven
+
+Make = Callable[..., Config]
+NOW = {"trigger": "available-now"}
+
+
+def ended(query: Any) -> None:
+    """Everything there was is committed."""
+    assert query.awaitTermination(WITHIN), "not within its time"
+
+
+def lines(values: list[dict[str, Any]]) -> list[bytes]:
+    return [json.dumps(value).encode() for value in values]
+
+
+def counts(report: Any) -> dict[str, int]:
+    fates = ("written", "skipped", "invisible", "merged")
+    return {fate: sum(getattr(line.counts, fate) for line in report.lines) for fate in fates}
+
+
+def test_enrich_joins_the_stream_with_a_table_as_it_is_at_each_batch(
+    broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make, tmp_path: Path
+):
+    (tmp_path / "order.avsc").write_text(orders.SCHEMA)
+    spark.sql(f"CREATE TABLE lake.db.{name}_countries (country string, name string) USING iceberg")
+    spark.sql(f"INSERT INTO lake.db.{name}_countries VALUES ('DE', 'Germany'), ('FR', 'France')")
+    create_topic(broker.bootstrap, name, 2)
+    made = orders.Orders()
+    orders.produce(broker.bootstrap, name, 2, rows=600, orders=made)
+    decode = {"format": "confluent-avro", "schema": str(tmp_path / "order.avsc")}
+    config = make_config(decode=decode)
+
+    query = enrich.main(spark, config, f"db.{name}_countries")
+    query.processAllAvailable()
+    first = lake.query(f"db.{name}", "country, name", "GROUP BY ALL ORDER BY ALL")
+    spark.sql(f"INSERT INTO lake.db.{name}_countries VALUES ('JP', 'Japan')")
+    orders.produce(broker.bootstrap, name, 2, rows=600, orders=made)
+    query.processAllAvailable()
+    query.stop()
+
+    known = {"BR": None, "DE": "Germany", "FR": "France", "IN": None, "JP": None, "US": None}
+    assert dict(first) == known
+    rows = lake.query(f"db.{name}", "_topic_partition, _offset, order_id, country, name")
+    assert_once((p, o) for p, o, *_ in rows)
+    assert {order for _, _, order, *_ in rows} == set(range(1, 1201))
+    later = {(c, n) for _, _, order, c, n in rows if order > 600}
+    assert later == set({**known, "JP": "Japan"}.items())
+    report = proven(config, spark)
+    assert report.proves == "records"
+    assert counts(report) == {"written": 1200, "skipped": 0, "invisible": 0, "merged": 0}
+
+
+def test_sessionise_writes_each_session_once_over_several_lives(
+    broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make, tmp_path: Path
+):
+    noon = dt.datetime(2026, 1, 31, 12, tzinfo=dt.timezone.utc)
+
+    def click(user: str, minute: int) -> dict[str, Any]:
+        return {"user": user, "at": (noon + dt.timedelta(minutes=minute)).isoformat()}
+
+    create_topic(broker.bootstrap, name, 1)
+    config = make_config(
+        sink={**NOW, "checkpoint": str(tmp_path / "checkpoint")}, decode={"format": "json"}
+    )
+    clicks = [
+        click("ann", 0),
+        click("bob", 5),
+        click("ann", 20),
+        click("ann", 100),
+        click("bob", 110),
+    ]
+    produce(broker.bootstrap, name, lines(clicks))
+    ended(sessionise.main(spark, config))
+    # ann is open since minute 100, and bob's second session too, when the first life ends
+    produce(broker.bootstrap, name, lines([click("ann", 120), click("eve", 500)]))
+    ended(sessionise.main(spark, config))
+    produce(broker.bootstrap, name, lines([click("eve", 900)]))
+    ended(sessionise.main(spark, config))
+
+    def at(minute: int) -> dt.datetime:
+        return noon + dt.timedelta(minutes=minute)
+
+    found = lake.query(f"db.{name}", '"user", start, "end", clicks', "ORDER BY ALL")
+    expected = [
+        ("ann", at(0), at(50), 2),
+        ("ann", at(100), at(150), 2),
+        ("bob", at(5), at(35), 1),
+        ("bob", at(110), at(140), 1),
+        ("eve", at(500), at(530), 1),
+    ]
+    assert found == expected  # eve's second is open still
+    report = proven(config, spark)
+    assert report.proves == "batches"
+    assert counts(report)["merged"] == 8
+    assert counts(report)["written"] == len(found)
+
+
+def test_python_udf_accounts_for_every_record(
+    broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make
+):
+    create_topic(broker.bootstrap, name, 2)
+    mails = [f"user{i}@{'EXAMPLE.org' if i % 3 else 'test.net'}" for i in range(500)]
+    values = [{"id": i, "email": mail} for i, mail in enumerate(mails)]
+    values += [{"id": 1000 + i, "email": "none"} for i in range(20)]
+    produce(broker.bootstrap, name, lines(values), 2)
+    config = make_config(sink=NOW, decode={"format": "json"})
+    ended(python_udf.main(spark, config))
+    produce(broker.bootstrap, name, lines([{"id": 2000, "email": "z@z.eu"}]))
+    ended(python_udf.main(spark, config))  # a second life goes on where the first one ended
+
+    found = lake.query(f"db.{name}", "id, domain, fingerprint, _topic_partition, _offset")
+    assert_once((p, o) for *_, p, o in found)
+    assert {(i, d, f) for i, d, f, *_ in found} == {
+        (i, mail.partition("@")[2].lower(), hashlib.sha256(mail.encode()).hexdigest())
+        for i, mail in [*enumerate(mails), (2000, "z@z.eu")]
+    }
+    assert "email" not in {field.name for field in spark.table(f"lake.db.{name}").schema}
+    report = proven(config, spark)
+    assert report.proves == "records"
+    assert counts(report) == {"written": 501, "skipped": 20, "invisible": 0, "merged": 0}
+
+
+def test_spark_kafka_accounts_for_every_record(broker: Broker, lake: Lake, spark: Any, name: str):
+    create_topic(broker.bootstrap, name, 2)
+    values = [{"sensor": f"s{i % 5}", "celsius": i / 10} for i in range(400)]
+    settings = {"id": name, "index": f"db.{name}_index", **NOW}
+    for part in (values[:300], values[300:]):  # two lives, with nothing but the ledger between
+        produce(broker.bootstrap, name, lines(part), 2)
+        ended(spark_kafka.main(spark, broker.bootstrap, name, f"db.{name}", **settings))
+
+    found = lake.query(f"db.{name}", "_topic_partition, _offset, sensor, celsius")
+    assert_once((p, o) for p, o, *_ in found)
+    assert sorted(c for *_, c in found) == [v["celsius"] for v in values]
+    report = proven(for_frame(f"db.{name}", "lake", settings), spark)
+    assert report.proves == "records"
+    assert counts(report) == {"written": 400, "skipped": 0, "invisible": 0, "merged": 0}

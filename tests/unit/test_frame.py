@@ -1,0 +1,485 @@
+"""Where rows of Spark's become files of ours: what they carry, what is told, and what adds up."""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+import json
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frazil.core.errors import Misfit, from_traceback
+from frazil.core.offsets import Partition, Range
+from frazil.feed.frames import accounted
+from frazil.ingest import frame
+from frazil.ingest.frame import Outcome, ReadPlan, Telling, WritePlan, _Carried, presented, write
+from frazil.ingest.stage import Tally
+from frazil.ingest.write import WrittenFile
+from tests.unit.test_write import shape
+
+A, B, C = Partition("orders", 0), Partition("orders", 1), Partition("other", 0)
+COLUMNS = ("t", "p", "o")
+UTC = dt.timezone.utc
+
+Told = dict[tuple[str, int, int, int], tuple[int, int]]
+
+
+def outcome(carried: Mapping[Partition, Iterable[int]] | None, rows: int | None = None) -> Outcome:
+    """Of a task whose rows carry these offsets."""
+    if carried is None:
+        return Outcome((), rows or 0, 0, None, None, {})
+    found = {key: np.array(sorted(offsets), np.int64) for key, offsets in carried.items()}
+    return Outcome((), sum(map(len, found.values())), 0, found, None, {})
+
+
+# ── what a task hands back ───────────────────────────────────────────────────────────────────
+
+offset_sets = st.builds(
+    lambda low, above: {low + each for each in above},
+    st.integers(0, 2**62),
+    st.sets(st.integers(0, 5_000), min_size=1, max_size=200),
+)
+carried_sets = st.dictionaries(
+    st.builds(Partition, st.sampled_from(["orders", "größe"]), st.integers(0, 9)), offset_sets,
+    max_size=4,
+)  # fmt: skip
+
+
+@given(st.none() | carried_sets, st.none() | st.tuples(st.integers(), st.integers()))
+def test_an_outcome_comes_back_as_it_went(
+    carried: dict[Partition, set[int]] | None, span: tuple[int, int] | None
+):
+    packed = None if carried is None else {p: np.array(sorted(o)) for p, o in carried.items()}
+    file = WrittenFile('{"file-path":"/a"}', 3, 1000)
+    there = Outcome((file, file), 6, 77, packed, span, {"write": 0.5})
+    back = Outcome.load(there.dump())
+    assert (back.files, back.rows, back.bytes, back.watermark, dict(back.seconds)) == (
+        (file, file), 6, 77, span, {"write": 0.5},
+    )  # fmt: skip
+    if carried is None:
+        assert back.carried is None
+    else:
+        assert back.carried is not None
+        assert {p: o.tolist() for p, o in back.carried.items()} == {
+            p: sorted(o) for p, o in carried.items()
+        }
+
+
+def test_a_long_run_of_offsets_takes_little_room():
+    assert len(outcome({A: range(10**9, 10**9 + 10**6)}).dump()) < 2_000
+
+
+# ── which offsets rows carry ─────────────────────────────────────────────────────────────────
+
+
+def rows_with(*origins: tuple[Any, Any, Any]) -> pa.Table:
+    kinds = (pa.large_string(), pa.int32(), pa.int64())
+    columns = list(zip(*origins, strict=True)) or [(), (), ()]
+    return pa.table([pa.array(c, k) for c, k in zip(columns, kinds, strict=True)], COLUMNS)
+
+
+def carried(*tables: pa.Table) -> dict[Partition, list[int]] | None:
+    seen = _Carried(COLUMNS)
+    for each in tables:
+        seen.add(each)
+    found = seen.offsets()
+    return None if found is None else {p: offsets.tolist() for p, offsets in found.items()}
+
+
+def test_offsets_are_told_apart_by_topic_and_partition():
+    mixed = rows_with(("a", 0, 5), ("b", 0, 5), ("a", 1, 5), ("b", 7, 1), ("a", 0, 6))
+    assert carried(mixed) == {
+        Partition("a", 0): [5, 6], Partition("a", 1): [5], Partition("b", 0): [5],
+        Partition("b", 7): [1],
+    }  # fmt: skip
+
+
+def test_offsets_of_several_tables_come_together_in_order():
+    tables = [rows_with(("a", 0, 9), ("a", 0, 3)), rows_with(("a", 0, 5)), rows_with()]
+    assert carried(*tables) == {Partition("a", 0): [3, 5, 9]}
+
+
+def test_columns_in_several_pieces_are_read_as_one():
+    pieces = pa.concat_tables([rows_with(("a", 0, 1)), rows_with(("a", 1, 2), ("b", 0, 3))])
+    assert carried(pieces) == {
+        Partition("a", 0): [1], Partition("a", 1): [2], Partition("b", 0): [3]
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        [[("a", 0, 5), ("a", 0, 5)]],
+        [[("a", 0, 5), ("a", 0, 6)], [("a", 0, 4), ("a", 0, 5)]],
+        [[("a", 0, 5), ("b", 0, 5)], [("b", 0, 5)]],
+    ],
+)
+def test_an_offset_that_two_rows_carry_proves_nothing(tables: list[Any]):
+    assert carried(*(rows_with(*each) for each in tables)) is None
+
+
+@pytest.mark.parametrize("origin", [(None, 0, 5), ("a", None, 5), ("a", 0, None)])
+def test_a_row_without_an_origin_proves_nothing_and_nothing_after_it_does(origin: Any):
+    assert carried(rows_with(("a", 0, 1), origin), rows_with(("a", 0, 2))) is None
+    assert carried(rows_with(("a", 0, 1)), rows_with(origin)) is None
+
+
+def test_rows_without_the_columns_carry_nothing():
+    seen = _Carried(None)
+    seen.add(pa.table({"x": [1]}))
+    assert seen.offsets() is None
+
+
+def test_offsets_too_far_apart_to_be_told_one_by_one_prove_nothing():
+    far = frame.WIDEST_SPAN
+    assert carried(rows_with(("a", 0, 0), ("a", 0, far - 1))) == {Partition("a", 0): [0, far - 1]}
+    assert carried(rows_with(("a", 0, 0), ("a", 0, far))) is None
+
+
+def test_no_row_carries_no_offset():
+    assert carried() == {}
+
+
+# ── what adds up ─────────────────────────────────────────────────────────────────────────────
+
+
+def told(*pieces: tuple[Partition, int, int, int]) -> Told:
+    """(partition, start, end, how many of them held no record)"""
+    return {(*p, start, end): (end - start - n, n) for p, start, end, n in pieces}
+
+
+R = Range(A, 10, 20)
+
+
+def test_every_offset_written_is_accounted_for_without_being_told():
+    split = [outcome({A: range(10, 14)}), outcome({A: range(14, 20)})]
+    assert accounted([R], split, {}) == [Tally(R, 10, seen=(10, 19))]
+    assert accounted([R], [outcome({A: range(10, 20)})], told((A, 10, 20, 0))) == [
+        Tally(R, 10, seen=(10, 19))
+    ]
+
+
+def test_what_a_filter_left_out_is_skipped_where_the_source_told_how_many_there_were():
+    found = accounted([R], [outcome({A: [12, 17]})], told((A, 10, 15, 0), (A, 15, 20, 0)))
+    assert found == [Tally(R, 2, skipped=8, seen=(12, 17))]
+    assert accounted([R], [], told((A, 10, 20, 0))) == [Tally(R, 0, skipped=10)]
+
+
+def test_offsets_that_held_no_record_are_invisible_and_not_skipped():
+    found = accounted([R], [outcome({A: [12, 17]})], told((A, 10, 15, 2), (A, 15, 20, 1)))
+    assert found == [Tally(R, 2, skipped=5, invisible=3, seen=(12, 17))]
+    assert accounted([R], [outcome({A: range(10, 17)})], told((A, 10, 20, 3))) == [
+        Tally(R, 7, invisible=3, seen=(10, 16))
+    ]
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [],
+        [(A, 10, 15, 0)],
+        [(A, 10, 15, 0), (A, 16, 20, 0)],
+        [(A, 10, 16, 0), (A, 15, 20, 0)],
+        [(A, 10, 14, 0), (A, 12, 14, 0), (A, 16, 20, 0)],
+        [(A, 9, 20, 0)],
+        [(A, 10, 21, 0)],
+        [(B, 10, 20, 0)],
+        [(C, 10, 20, 0)],
+    ],
+)
+def test_pieces_that_do_not_tile_the_range_prove_nothing_unless_all_of_it_was_written(
+    pieces: list[Any],
+):
+    assert accounted([R], [outcome({A: [12, 17]})], told(*pieces)) is None
+    assert accounted([R], [outcome({A: range(10, 20)})], told(*pieces)) == [
+        Tally(R, 10, seen=(10, 19))
+    ]
+
+
+def test_pieces_of_other_batches_and_partitions_do_not_disturb():
+    pieces = told((A, 0, 10, 4), (A, 10, 20, 1), (A, 20, 30, 4), (B, 10, 20, 4))
+    assert accounted([R], [outcome({A: [12]})], pieces) == [
+        Tally(R, 1, skipped=8, invisible=1, seen=(12, 12))
+    ]
+
+
+def test_more_rows_than_records_prove_nothing():
+    assert accounted([R], [outcome({A: range(10, 18)})], told((A, 10, 20, 3))) is None
+
+
+@pytest.mark.parametrize("offset", [9, 20])
+def test_a_row_of_another_batch_proves_nothing(offset: int):
+    assert accounted([R], [outcome({A: [12, offset]})], told((A, 10, 20, 0))) is None
+
+
+def test_a_row_of_a_partition_that_the_batch_does_not_have_proves_nothing():
+    carried = {A: range(10, 20), B: [5]}
+    assert accounted([R], [outcome(carried)], told((A, 10, 20, 0))) is None
+
+
+def test_an_offset_that_two_tasks_wrote_proves_nothing():
+    twice = [outcome({A: [12, 13]}), outcome({A: [13, 14]})]
+    assert accounted([R], twice, told((A, 10, 20, 0))) is None
+
+
+def test_one_task_whose_rows_carry_nothing_spoils_the_proof():
+    some = [outcome({A: range(10, 20)}), outcome(None, rows=1)]
+    assert accounted([R], some, told((A, 10, 20, 0))) is None
+
+
+def test_each_partition_has_a_tally_of_its_own():
+    other = Range(B, 0, 3)
+    found = accounted(
+        [R, other],
+        [outcome({A: [10], B: [1]}), outcome({B: [2]})],
+        told((A, 10, 20, 1), (B, 0, 3, 0)),
+    )
+    assert found == [
+        Tally(R, 1, skipped=8, invisible=1, seen=(10, 10)),
+        Tally(other, 2, skipped=1, seen=(1, 2)),
+    ]
+    assert all(tally.balanced for tally in found)
+
+
+def test_a_batch_without_ranges_has_no_tally():
+    assert accounted([], [], {}) == []
+    assert accounted([], [outcome({A: [1]})], {}) is None
+
+
+@given(st.data())
+def test_what_is_accounted_for_always_adds_up(data: st.DataObject):
+    """Any fate of any offset, over any tasks and pieces: the tallies are the fates."""
+    start, length = data.draw(st.integers(0, 2**40)), data.draw(st.integers(1, 60))
+    where = Range(A, start, start + length)
+    fates = data.draw(st.lists(st.sampled_from("wsi"), min_size=length, max_size=length))
+    written = [start + i for i, fate in enumerate(fates) if fate == "w"]
+    tasks = data.draw(st.lists(st.integers(0, 2), min_size=len(written), max_size=len(written)))
+    outcomes = [
+        outcome({A: [o for o, t in zip(written, tasks, strict=True) if t == n]})
+        for n in range(3)
+        if n in tasks
+    ]
+    inner = data.draw(st.sets(st.integers(1, length - 1))) if length > 1 else set()
+    edges = [start + each for each in sorted({0, length, *inner})]
+    pieces = told(
+        *((A, a, b, fates[a - start : b - start].count("i")) for a, b in itertools.pairwise(edges))
+    )
+    [tally] = accounted([where], outcomes, pieces) or [None]
+    assert tally is not None
+    assert tally.balanced
+    assert (tally.written, tally.skipped, tally.invisible) == tuple(map(fates.count, "wsi"))
+    assert tally.seen == ((written[0], written[-1]) if written else None)
+
+
+def test_a_range_that_a_second_try_told_again_counts_once():
+    adding = Telling()
+    first = adding.addInPlace(adding.zero({}), {("a", 0, 0, 5): (4, 1)})
+    both = adding.addInPlace(first, {("a", 0, 0, 5): (4, 1), ("a", 0, 5, 9): (4, 0)})
+    assert both == {("a", 0, 0, 5): (4, 1), ("a", 0, 5, 9): (4, 0)}
+    assert adding.zero(both) == {}
+
+
+# ── types that Spark has ─────────────────────────────────────────────────────────────────────
+
+KINDS = [
+    (pa.uuid(), pa.large_string(), pa.large_binary()),
+    (pa.binary(16), pa.large_binary(), pa.large_binary()),
+    (pa.time64("us"), pa.int64(), pa.int64()),
+    (pa.time32("ms"), pa.int64(), pa.int64()),
+    (pa.timestamp("ns", "UTC"), pa.int64(), pa.int64()),
+    (pa.timestamp("ns"), pa.int64(), pa.int64()),
+]
+SAME = [
+    pa.int32(), pa.int64(), pa.float64(), pa.bool_(), pa.large_string(), pa.large_binary(),
+    pa.date32(), pa.decimal128(10, 2), pa.timestamp("us", "UTC"), pa.timestamp("us"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "top", "inside"), KINDS)
+def test_types_that_spark_lacks_become_ones_that_it_has(
+    kind: pa.DataType, top: pa.DataType, inside: pa.DataType
+):
+    deep = pa.struct(
+        [
+            pa.field("l", pa.list_(kind)),
+            pa.field("m", pa.map_(pa.large_string(), kind)),
+            pa.field("s", pa.struct([pa.field("x", kind, nullable=False)])),
+        ]
+    )
+    given = pa.schema([pa.field("x", kind, nullable=False), pa.field("deep", deep)])
+    found = presented(given)
+    assert found.field("x") == pa.field("x", top, nullable=False)
+    assert [field.name for field in found.field("deep").type] == ["l", "m", "s"]
+    lists, maps, struct = (field.type for field in found.field("deep").type)
+    assert lists.value_type == inside
+    assert (maps.key_type, maps.item_type) == (pa.large_string(), inside)
+    assert struct.field("x") == pa.field("x", inside, nullable=False)
+
+
+@pytest.mark.parametrize("kind", SAME)
+def test_types_that_spark_has_stay_as_they_are(kind: pa.DataType):
+    assert presented(pa.schema({"x": kind})) == pa.schema({"x": kind})
+
+
+ONE = uuid.UUID(int=7)
+NOON = dt.datetime(2024, 5, 1, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "expected"),
+    [
+        (pa.binary(3), [b"abc", None], [b"abc", None]),
+        (pa.time64("us"), [dt.time(0, 0, 1, 5), None], [1_000_005, None]),
+        (pa.time32("ms"), [dt.time(0, 0, 1), None], [1_000_000, None]),
+        (pa.timestamp("ns", "UTC"), [NOON, None], [int(NOON.timestamp()) * 10**9, None]),
+        (pa.list_(pa.time64("us")), [[dt.time(0, 0, 1)], None], [[1_000_000], None]),
+        (pa.map_(pa.large_string(), pa.binary(2)), [[("k", b"xy")], None], [[("k", b"xy")], None]),
+        (pa.struct({"t": pa.time64("us"), "u": pa.binary(2)}),
+         [{"t": dt.time(0, 0, 1), "u": b"xy"}, None], [{"t": 1_000_000, "u": b"xy"}, None]),
+        (pa.decimal128(5, 2), [Decimal("1.25"), None], [Decimal("1.25"), None]),
+    ],
+)  # fmt: skip
+def test_values_keep_their_meaning_in_types_that_spark_has(
+    kind: pa.DataType, values: list[Any], expected: list[Any]
+):
+    assert shown(pa.array(values, kind)) == expected
+
+
+def shown(column: pa.Array) -> list[Any]:
+    kind = presented(pa.schema({"x": column.type})).field("x").type
+    found = frame._present(column, kind)
+    assert found.type == kind
+    return list(found.to_pylist())
+
+
+def test_uuids_are_text_at_the_top_and_bytes_inside():
+    column = pa.array([ONE.bytes, None, ONE.bytes], pa.uuid())
+    assert shown(column) == [str(ONE), None, str(ONE)]
+    lists = pa.ListArray.from_arrays(pa.array([0, 1, 1, 3]), column)
+    assert shown(lists) == [[ONE.bytes], [], [None, ONE.bytes]]
+    assert shown(pa.StructArray.from_arrays([column], ["u"])) == [
+        {"u": ONE.bytes}, {"u": None}, {"u": ONE.bytes}
+    ]  # fmt: skip
+
+
+def test_a_read_plan_shows_no_secret():
+    plan = ReadPlan({"sasl.password": "hunter2"}, None, pa.schema([]), None, 1.0)  # type: ignore[arg-type]
+    assert "hunter2" not in repr(plan)
+
+
+# ── rows into files ──────────────────────────────────────────────────────────────────────────
+
+
+def plan_for(
+    folder: Path, columns: pa.Schema, *by: str, event_time: str = "", origin: bool = False
+) -> WritePlan:
+    return WritePlan(shape(folder, columns, *by), COLUMNS if origin else None, event_time, "f-s-1")
+
+
+def batches(columns: pa.Schema, *rows: Sequence[Any]) -> list[pa.RecordBatch]:
+    return [pa.RecordBatch.from_pylist(list(each), schema=columns) for each in rows]
+
+
+def read_back(found: Outcome) -> list[dict[str, Any]]:
+    paths = [json.loads(file.descriptor)["file-path"] for file in found.files]
+    return [row for path in paths for row in pq.ParquetFile(path).read().to_pylist()]
+
+
+def test_rows_come_back_from_the_files(tmp_path: Path):
+    columns = pa.schema({"id": pa.int64(), "name": pa.string(), "at": pa.timestamp("us", "UTC")})
+    rows = [{"id": i, "name": f"é{i}", "at": NOON + dt.timedelta(seconds=i)} for i in range(10)]
+    plan = plan_for(tmp_path, columns, event_time="at")
+    found = write(plan, batches(columns, rows[:4], [], rows[4:]))
+    assert read_back(found) == rows
+    assert found.rows == sum(file.rows for file in found.files) == 10
+    assert found.bytes > 0
+    assert found.carried is None
+    low = int(NOON.timestamp()) * 10**6
+    assert found.watermark == (low, low + 9 * 10**6)
+
+
+def test_a_task_without_rows_writes_no_file_and_says_so(tmp_path: Path):
+    columns = pa.schema({"t": pa.string(), "p": pa.int32(), "o": pa.int64()})
+    found = write(plan_for(tmp_path, columns, origin=True), [])
+    assert (found.files, found.rows, found.carried, found.watermark) == ((), 0, {}, None)
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_the_offsets_that_the_rows_carry_come_with_the_files(tmp_path: Path):
+    columns = pa.schema({"t": pa.string(), "p": pa.int32(), "o": pa.int64(), "x": pa.int64()})
+    rows = [{"t": "orders", "p": i % 2, "o": 100 - i, "x": i} for i in range(6)]
+    found = write(plan_for(tmp_path, columns, origin=True), batches(columns, rows))
+    assert found.carried is not None
+    assert {p: o.tolist() for p, o in found.carried.items()} == {
+        A: [96, 98, 100], B: [95, 97, 99]
+    }  # fmt: skip
+
+
+def test_small_batches_are_gathered_and_each_row_is_written_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(frame, "GATHER_ROWS", 10)
+    columns = pa.schema({"t": pa.string(), "p": pa.int32(), "o": pa.int64()})
+    sizes = [1, 0, 8, 3, 25, 9, 1, 4]
+    numbers = iter(range(sum(sizes)))
+    given = [[{"t": "orders", "p": 0, "o": next(numbers)} for _ in range(n)] for n in sizes]
+    tables: list[int] = []
+    gathered = frame._gathered
+
+    def watched(each: Iterable[pa.RecordBatch]) -> Any:
+        for table in gathered(each):
+            tables.append(len(table))
+            yield table
+
+    monkeypatch.setattr(frame, "_gathered", watched)
+    found = write(plan_for(tmp_path, columns, origin=True), batches(columns, *given))
+    assert tables == [12, 25, 10, 4]
+    assert [row["o"] for row in read_back(found)] == list(range(sum(sizes)))
+    assert found.carried is not None
+    assert found.carried[A].tolist() == list(range(sum(sizes)))
+
+
+def test_the_tables_partitions_are_kept(tmp_path: Path):
+    columns = pa.schema({"k": pa.string(), "n": pa.int64()})
+    rows = [{"k": "ab"[i % 2], "n": i} for i in range(6)]
+    found = write(plan_for(tmp_path, columns, "k"), batches(columns, rows[:3], rows[3:]))
+    assert sorted((json.loads(f.descriptor)["partition"], f.rows) for f in found.files) == [
+        (["a"], 3), (["b"], 3),
+    ]  # fmt: skip
+    assert sorted(row["n"] for row in read_back(found)) == list(range(6))
+
+
+def test_columns_may_come_in_another_order_and_narrower_and_optional_ones_may_be_missing(
+    tmp_path: Path,
+):
+    plan = plan_for(tmp_path, pa.schema({"a": pa.int64(), "b": pa.string(), "c": pa.float64()}))
+    given = pa.schema({"c": pa.float32(), "a": pa.int32()})
+    found = write(plan, batches(given, [{"c": 0.5, "a": 7}]))
+    assert read_back(found) == [{"a": 7, "b": None, "c": 0.5}]
+
+
+def test_a_row_that_does_not_fit_is_named_and_crosses_to_the_driver(tmp_path: Path):
+    plan = plan_for(tmp_path, pa.schema([pa.field("a", pa.int64(), nullable=False)]))
+    rows = batches(pa.schema({"a": pa.int64()}), [{"a": None}])
+    with pytest.raises(Misfit, match=r"to table db\.t: the table requires column 'a'"):
+        write(plan, rows)
+    with pytest.raises(RuntimeError) as raised:
+        list(frame.write_all(plan, rows))
+    assert isinstance(from_traceback(str(raised.value)), Misfit)
+
+
+def test_a_task_answers_with_one_row(tmp_path: Path):
+    columns = pa.schema({"a": pa.int64()})
+    [answer] = frame.write_all(plan_for(tmp_path, columns), batches(columns, [{"a": 1}, {"a": 2}]))
+    [row] = answer.to_pylist()
+    assert read_back(Outcome.load(row["outcome"])) == [{"a": 1}, {"a": 2}]
