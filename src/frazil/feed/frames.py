@@ -63,7 +63,7 @@ _STATELESS = frozenset(
 _PORTABLE = frozenset(["kafka", "rate-micro-batch", *FRAZIL])
 _NO_ORIGIN = Metadata("", "", "", "")
 #: Spark hands rows to Python by so many, if nothing is known of their size.
-_FIRST_ROWS, _MOST_ROWS = 1_000, 10_000
+_FIRST_ROWS, _MOST_ROWS = 4_096, 10_000
 _HANDED_BYTES = 16 * 1024**2
 _TOO_LARGE = r"OversizedAllocation|OutOfMemory|overflow|exceed"
 

@@ -1,0 +1,133 @@
+"""SIGKILL of a driver with Spark in the middle, at named steps; the oracle reads the data files."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from frazil.surface.broker import Broker
+from frazil.surface.child import Pipeline
+from frazil.surface.orders import create_topic
+from frazil.table.audit import Report, audit, live_files
+from frazil.table.jvm import Catalog
+from tests.oracle import Lake, assert_once, topic_records
+from tests.system.streams import WITHIN, eventually, produce
+
+PER_LIFE = 120
+PARTITIONS = 3
+#: The watermark's distance to the newest record, and the length of a window, in seconds.
+BEHIND, WINDOW = 20, 10
+
+
+def records(start: int) -> Iterator[bytes]:
+    """One a second, of four kinds."""
+    for n in range(start, start + PER_LIFE):
+        yield json.dumps({"n": n, "k": f"k{n % 4}", "at": n}).encode()
+
+
+def topic(bootstrap: str, name: str) -> dict[tuple[int, int], dict[str, Any]]:
+    found = topic_records(bootstrap, name)
+    return {at: json.loads(value or b"") for at, value in found.items()}
+
+
+def killed_at(config: Path, step: str, log: Path) -> None:
+    """One life, killed when it reaches the step for the second time: a batch is behind it."""
+    pipeline = Pipeline(config, hold=f"{step}:2", until="forever", log=log)
+    last: dict[str, Any] = {}
+    for last in pipeline.events():
+        if "held" in last:
+            break
+    assert last == {"held": step}, f"it ended before {step}: {last}"
+    pipeline.kill()
+
+
+def report(spark: Any, name: str) -> Report:
+    table = Catalog(spark, "lake").load(f"db.{name}")
+    assert table is not None
+    [found] = audit(table.name, table.history("main"), live_files(table, "main"), name)
+    return found
+
+
+def test_no_kill_loses_or_doubles_a_record_that_a_filter_lets_through(
+    broker: Broker, lake: Lake, name: str, write_toml: Callable[..., Path], tmp_path: Path
+):
+    create_topic(broker.bootstrap, name, PARTITIONS)
+    sql = "SELECT n, k, _topic, _topic_partition, _offset FROM stream WHERE n % 3 = 0"
+    config = write_toml(decode={"format": "json"}, transform={"sql": sql},
+                        sink={"max_records_per_trigger": PER_LIFE // 2})  # fmt: skip
+    steps = ("written", "staged", "committed", "index-committed")
+    for life, step in enumerate(steps):
+        produce(broker.bootstrap, name, records(life * PER_LIFE), PARTITIONS)
+        killed_at(config, step, tmp_path / "log")
+        assert_once(lake.query(f"db.{name}", "_topic_partition, _offset"))
+    last = Pipeline(config, audit=True, log=tmp_path / "log")
+    events = list(last.events())
+    assert last.wait() == 0, events[-1]
+    produced = topic(broker.bootstrap, name)
+    assert len(produced) == len(steps) * PER_LIFE
+    kept = {(*at, r["n"], r["k"]) for at, r in produced.items() if r["n"] % 3 == 0}
+    rows = lake.query(f"db.{name}", "_topic_partition, _offset, n, k")
+    assert_once(rows)
+    assert set(rows) == kept
+    found = events[-1]["audit"]
+    assert (found["verdict"], found["proves"]) == ("proven", "records"), found
+    lines = [line for line in found["partitions"] if line["topic"] == name]
+    for line in lines:
+        here = [row for row in kept if row[0] == line["partition"]]
+        assert line["written"] == len(here)
+        assert line["skipped"] == len(produced) // PARTITIONS - len(here)
+        assert (line["invisible"], line["rejected"], line["merged"]) == (0, 0, 0)
+    assert len(lines) == PARTITIONS
+
+
+TRANSFORM = f'''
+from pyspark.sql import functions as F
+
+
+def counted(rows):
+    timed = rows.withColumn("at", F.timestamp_seconds("at"))
+    late = timed.withWatermark("at", "{BEHIND} seconds")
+    windows = late.groupBy(F.window("at", "{WINDOW} seconds"), "k").count()
+    return windows.selectExpr("window.start AS start", "k", "count")
+'''
+
+
+def test_no_kill_loses_doubles_or_miscounts_a_window(
+    broker: Broker, lake: Lake, spark: Any, name: str, write_toml: Callable[..., Path],
+    tmp_path: Path,
+):  # fmt: skip
+    """Windows that were open when a life was killed hold what it had read of them."""
+    create_topic(broker.bootstrap, name, PARTITIONS)
+    (tmp_path / "mine.py").write_text(TRANSFORM)
+    config = write_toml(
+        decode={"format": "json"}, transform={"python": "mine.py:counted"},
+        sink={"max_records_per_trigger": PER_LIFE // 2, "checkpoint": str(tmp_path / "checkpoint")},
+        spark={"spark.sql.shuffle.partitions": "2"},
+    )  # fmt: skip
+    steps = ("planned", "written", "staged", "committed")
+    for life, step in enumerate(steps):
+        produce(broker.bootstrap, name, records(life * PER_LIFE), PARTITIONS)
+        killed_at(config, step, tmp_path / "log")
+        assert_once(lake.query(f"db.{name}", "start, k"))
+    produced = topic(broker.bootstrap, name).values()
+    assert len(produced) == len(steps) * PER_LIFE
+    closes = max(r["at"] for r in produced) - BEHIND
+    counts = Counter((r["at"] // WINDOW * WINDOW, r["k"]) for r in produced)
+    closed = {key: count for key, count in counts.items() if key[0] + WINDOW <= closes}
+
+    def there() -> list[tuple[Any, ...]]:
+        return lake.query(f"db.{name}", "epoch(start)::int, k, count")
+
+    last = Pipeline(config, until="forever", log=tmp_path / "log")
+    try:
+        eventually(lambda: len(there()) >= len(closed), "every window closes", 2 * WITHIN)
+    finally:
+        last.kill()
+    rows = there()
+    assert_once(row[:2] for row in rows)
+    assert {row[:2]: row[2] for row in rows} == closed
+    found = report(spark, name)
+    assert (found.verdict, found.proves) == ("proven", "batches"), found.values()
