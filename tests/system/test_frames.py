@@ -315,9 +315,9 @@ def test_a_range_is_read_exactly(
 @pytest.mark.parametrize(
     ("start", "end", "words"),
     [
-        ({}, {"0": 31}, r"frames-shared\[0\].* 31.* ends at 30"),
-        ({}, {"7": 1}, r"frames-shared\[7\]"),
-        ({"0": 9}, {"0": 4}, r"frames-shared\[0\]"),
+        ({}, {"0": 31}, r"frames-shared\[0\] to offset 31: the stream's range is \[0, 30\)"),
+        ({}, {"7": 1}, r"frames-shared\[7\] to offset 1: "),
+        ({"0": 9}, {"0": 4}, r"frames-shared\[0\] to offset 4: the stream's range is \[9, 30\)"),
     ],
 )
 def test_a_range_that_the_topic_does_not_have_is_refused_at_once(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from frazil.core.offsets import Cut, Partition, Range
+from frazil.core.offsets import BATCHES, Cut, Partition, Range
 from frazil.table.audit import DataFile, Report, audit, live_files
 from frazil.table.ledger import Counts, Entry, Snapshot, parse
 
@@ -470,3 +470,69 @@ def test_a_file_is_nobodys_where_its_bounds_do_not_say_it_exactly(file: dict[str
     (only,) = live_files(FilesOnly([file]), "audited")
     assert only.partition is None
     assert only.rows == 3
+
+
+# ── a DataFrame's sink ───────────────────────────────────────────────────────────────────────
+
+
+def frames() -> History:
+    """Two batches of a query that merges records: 10 became 3 rows, then 4 became 2."""
+    merged = [{A: Counts(merged=count)} for count in (10, 4)]
+    history = History()
+    history.commit({A: (0, 10), BATCHES: (0, 1)}, unwritten=merged[0], rows=3, source=("p0", "p1"))
+    history.commit({A: (10, 14), BATCHES: (1, 2)}, unwritten=merged[1], rows=2, source=("p1", "p2"))
+    history.files = [DataFile("/one", 3, None, None), DataFile("/two", 2, None, None)]
+    return history
+
+
+def test_rows_that_stand_for_several_records_prove_batches():
+    report = frames().report()
+    assert (report.verdict, report.proves, report.written) == ("proven", "batches", 5)
+
+
+def test_a_batch_counted_beside_whole_records_still_proves_records():
+    history = History().commit({A: (0, 5), BATCHES: (0, 1)}, source=("p0", "p1"))
+    history.files = [each for each in history.files if each.partition == A]
+    report = history.report()
+    assert (report.verdict, report.proves) == ("proven", "records")
+
+
+def test_one_batch_that_proves_less_makes_the_whole_verdict_one_of_batches():
+    history = frames()
+    files = list(history.files)
+    history.commit({A: (14, 20), BATCHES: (2, 3)}, source=("p2", "p3"))
+    history.files = [*files, DataFile("/three", 6, A, (14, 19))]
+    report = history.report()
+    assert (report.verdict, report.proves, report.written) == ("proven", "batches", 11)
+
+
+def test_a_row_too_many_or_too_few_is_found_without_offsets_too():
+    for rows in (1, 3):
+        history = frames()
+        history.files[1] = DataFile("/two", rows, None, None)
+        assert history.report().verdict == "unaccounted"
+
+
+def test_a_batch_that_is_missing_or_there_twice_is_found_by_its_number():
+    more = {A: Counts(merged=6)}
+    gap = frames().commit({A: (14, 20), BATCHES: (3, 4)}, unwritten=more, source=("p2", "p3"))
+    assert gap.report().verdict == "gap"
+    twice = frames().commit({A: (14, 20), BATCHES: (1, 2)}, unwritten=more, source=("p2", "p3"))
+    assert twice.report().verdict == "overlap"
+
+
+def test_batches_that_count_on_but_do_not_join_are_found_by_their_places():
+    """The numbers go on; the source was elsewhere in between."""
+    history = frames()
+    history.add(entry({BATCHES: (2, 3)}, source=("p9", "p10")).summary())
+    report = history.report()
+    assert report.verdict == "gap"
+    assert "begins at p9" in report.findings[0]
+    assert "ends at p2" in report.findings[0]
+
+
+def test_a_claim_between_two_batches_does_not_break_the_chain():
+    history = frames()
+    history.add(entry({A: (14, 14), BATCHES: (2, 2)}, source=("p2", "p2")).summary())
+    history.add(entry({A: (14, 14), BATCHES: (2, 3)}, source=("p2", "p3")).summary())
+    assert history.report().verdict == "proven"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from frazil.core.errors import Expired, Fenced, Gap, Overlap, Unavailable, Unknown
-from frazil.core.offsets import Cut, Partition, Range
+from frazil.core.offsets import BATCHES, Cut, Partition, Range
 from frazil.ingest.stage import StagedBatch, StagedTable, Tally
 from frazil.table.commit import ATTEMPTS, Bounds, Committer, Target, chain, entry_of
 from tests.fakes import FakeClock, FakeTable
@@ -372,3 +372,38 @@ def test_a_bound_that_is_reached_brings_the_commit_forward_and_hurry_lets_everyo
     finally:
         committer.close()
     assert rig.data.live() == ["m-a", "m-b", "m-c"]
+
+
+def counted(number: int, commit_id: str, before: str, after: str) -> StagedBatch:
+    """Batch `number` of a source without offsets: known by its places alone."""
+    begin, end = Cut({BATCHES: number}), Cut({BATCHES: number + 1})
+    tally = Tally(Range(BATCHES, number, number + 1), 7)
+    table = StagedTable("db.t", "uuid-1", 0, (f"m-{commit_id}",), (), 1, 10, (tally,))
+    return StagedBatch("s", 1, number, commit_id, begin, end, {}, "", 0, 0, (table,),
+                       source=(before, after))  # fmt: skip
+
+
+def test_a_batch_that_a_fenced_life_counted_alike_is_not_taken_over():
+    """Two lives counted from the same place and took different steps: their second batches have the
+    same number and begin elsewhere. The one that does not begin at the ledger's place would leave
+    out, or double, what lies between."""
+    fenced, next_of_fenced = counted(5, "a", "s5", "s7"), counted(6, "b", "s7", "s9")
+    mine = counted(6, "c", "s6", "s8")
+    assert chain(Cut({BATCHES: 6}), [fenced, next_of_fenced], set(), "s6") == []
+    assert chain(Cut({BATCHES: 6}), [next_of_fenced, mine], set(), "s6") == [mine]
+    assert chain(Cut({BATCHES: 5}), [next_of_fenced, fenced], set(), "s5") == [
+        fenced, next_of_fenced,
+    ]  # fmt: skip
+
+
+def test_a_batch_that_does_not_begin_at_the_ledgers_place_is_refused():
+    table = FakeTable()
+    life = target(table)
+    put(life, counted(0, "a", "s0", "s2"))
+    with pytest.raises((Gap, Overlap), match="begins at s1"):
+        put(life, counted(1, "b", "s1", "s3"))
+    put(life, counted(1, "c", "s2", "s3"))
+    assert table.live() == ["m-a", "m-c"]
+    entry = life.head().entry
+    assert entry is not None
+    assert (entry.rows, entry.source, entry.total.written) == (7, ("s2", "s3"), 7)
