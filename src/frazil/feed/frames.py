@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -62,10 +61,9 @@ _STATELESS = frozenset(
 #: Sources whose offsets say all there is to know; others keep notes in the checkpoint.
 _PORTABLE = frozenset(["kafka", "rate-micro-batch", *FRAZIL])
 _NO_ORIGIN = Metadata("", "", "", "")
-#: Spark hands rows to Python by so many, if nothing is known of their size.
-_FIRST_ROWS, _MOST_ROWS = 4_096, 10_000
-_HANDED_BYTES = 16 * 1024**2
-_TOO_LARGE = r"OversizedAllocation|OutOfMemory|overflow|exceed"
+#: Spark hands rows to Python by so many, as far as their size is known: of the batch before, or of
+#: a glance at the first.
+_GLANCE_ROWS, _MOST_ROWS, _HANDED_BYTES = 100, 10_000, 16 * 1024**2
 
 
 class Frames:
@@ -313,6 +311,9 @@ class Frames:
         found: dict[Partition, int] = {}
         for each in self._planners:
             found |= each.watermarks(each.origin()[1]).end
+        for source in self._sources:  # of an assigned topic only these partitions are read
+            for topic, numbers in json.loads(source.options.get("assign", "{}")).items():
+                found = {p: end for p, end in found.items() if p.topic != topic or p[1] in numbers}
         return Cut(found)
 
     def untold(self) -> list[Range]:
@@ -380,16 +381,15 @@ class Frames:
     def _run(self, frame: DataFrame) -> list[Outcome]:
         plan = replace(self._plan, file_prefix=self._host.prefix)
         tasks = frame.mapInArrow(functools.partial(write_all, plan), OUTCOMES)
-        rows = _FIRST_ROWS
+        if not self._row_bytes and not self.stateful:  # whose state a glance would leave half done
+            glance = frame.limit(_GLANCE_ROWS).toArrow()
+            self._row_bytes = glance.nbytes / max(1, len(glance))
         if self._row_bytes:
             rows = max(1, min(_MOST_ROWS, int(_HANDED_BYTES / self._row_bytes)))
-        try:
             with _handed_by(frame.sparkSession, rows):
                 found = tasks.collect()
-        except PySparkException as error:
-            if self._row_bytes or not re.search(_TOO_LARGE, str(error)):
-                raise
-            found = tasks.collect()  # rows as large as that go over by Spark's own limit
+        else:
+            found = tasks.collect()
         outcomes = [Outcome.load(row.outcome) for row in found]
         for each in outcomes:
             if (in_files := sum(file.rows for file in each.files)) != each.rows:

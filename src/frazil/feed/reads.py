@@ -20,7 +20,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from frazil.core.config import Config, Settings
-from frazil.core.errors import ConfigError
+from frazil.core.errors import ConfigError, from_traceback
 from frazil.ingest.frame import Telling, Told, read_all
 from frazil.ingest.reader import RowSource, open_stream, options_config, spark_schema
 from frazil.ingest.source import FORMAT, Planner, RangeSource, options
@@ -97,7 +97,10 @@ def _batch(spark: SparkSession, config: Config, start: Any, end: Any) -> DataFra
         ("sink", {"topics": ",".join(config.sink.topics)}),
     ):
         given |= {f"{section}.{key}": str(value) for key, value in values.items() if value}
-    return spark.read.format(RowSource.name()).options(**given).load()
+    try:
+        return spark.read.format(RowSource.name()).options(**given).load()
+    except PySparkException as error:
+        raise from_traceback(str(error)) or error from None
 
 
 def told(given: Mapping[str, str]) -> Told:

@@ -254,7 +254,7 @@ def write(plan: WritePlan, batches: Iterable[pa.RecordBatch]) -> Outcome:
         with clock("write"):
             size += given.nbytes
             count += len(given)
-            rows = fitted(given, target, f"to table {plan.table.name}")
+            rows = fitted(given, _as_given(target, given.schema), f"to table {plan.table.name}")
             writer.write(rows)
             carried.add(rows)
             if span := watermark(rows, plan.event_time):
@@ -264,6 +264,21 @@ def write(plan: WritePlan, batches: Iterable[pa.RecordBatch]) -> Outcome:
         files = tuple(writer.close())
     span = (min(low), max(high)) if low else None
     return Outcome(files, count, size, carried.offsets(), span, clock.seconds())
+
+
+def _as_given(target: pa.Schema, given: pa.Schema) -> pa.Schema:
+    """`target` with texts as Spark hands them over: to Parquet Arrow's two kinds are one."""
+    short = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
+    same = [
+        field.name in given.names and given.field(field.name).type == short.get(field.type)
+        for field in target
+    ]
+    return pa.schema(
+        [
+            f.with_type(short[f.type]) if as_it_is else f
+            for f, as_it_is in zip(target, same, strict=True)
+        ]
+    )
 
 
 def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
