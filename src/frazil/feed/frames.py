@@ -46,7 +46,7 @@ from frazil.ingest.route import Metadata
 from frazil.ingest.source import Origin, kafka_only
 from frazil.ingest.stage import Tally
 from frazil.table import schema
-from frazil.table.jvm import Folder, operators, refuse_what_cannot_append
+from frazil.table.jvm import Folder, Operator, operators, refuse_what_cannot_append
 from frazil.table.ledger import Entry
 
 #: What Spark does to a stream without remembering anything of it. All else is taken to keep state.
@@ -167,7 +167,7 @@ class Frames:
             portable = each.source in _PORTABLE or each.table.startswith("org.apache.iceberg.")
             if each.source and not portable:
                 found.append(f"source {each.source} keeps its place in Spark's checkpoint")
-            elif each.name not in _STATELESS and not (each.name == "Join" and each.streams == 1):
+            elif _keeps_state(each):
                 found.append(f"operator {each.name} keeps state in Spark's checkpoint")
         return list(dict.fromkeys(found))
 
@@ -179,10 +179,8 @@ class Frames:
     def _holds_back(self) -> bool:
         """May a record come out in a later batch than its own? Not of a query without state, and
         not of one that only remembers what it has seen."""
-        remembering = {"Deduplicate", "DeduplicateWithinWatermark"}
-        return self.stateful and any(
-            each.name not in _STATELESS | remembering
-            and not (each.name == "Join" and each.streams == 1)
+        return any(
+            _keeps_state(each) and not each.name.startswith("Deduplicate")
             for each in self._operators
         )
 
@@ -406,6 +404,11 @@ class Frames:
             f"sink {self._config.sink.id} ends at {_told(here)}",
             hint="the checkpoint or a source was changed under the query; see `frazil audit`",
         )
+
+
+def _keeps_state(operator: Operator) -> bool:
+    with_a_table = operator.name == "Join" and operator.streams == 1
+    return operator.name not in _STATELESS and not with_a_table
 
 
 def accounted(
