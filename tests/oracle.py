@@ -29,6 +29,7 @@ class Lake:
         self.folder = folder
 
     def document(self, name: str, topic: str, bootstrap: str, **sections: Any) -> dict[str, Any]:
+        tables = sections.get("table", {})
         uri = f"jdbc:sqlite:{self.folder}/catalog.db?busy_timeout=10000&journal_mode=WAL"
         return {
             "sink": {"id": name, "topics": [topic], "index": f"db.{name}_index",
@@ -39,7 +40,9 @@ class Lake:
                         "warehouse": str(self.folder / "warehouse")},
             "spark": sections.get("spark", {}),
             "transform": sections.get("transform", {}),
-            "table": [{"name": f"db.{name}", **sections.get("table", {})}],
+            "table": tables if isinstance(tables, list) else [{"name": f"db.{name}", **tables}],
+            "route": sections.get("route", []),
+            "dead_letters": sections.get("dead_letters", {}),
         }  # fmt: skip
 
     def config(self, name: str, topic: str, bootstrap: str, **sections: Any) -> Config:

@@ -37,26 +37,28 @@ from frazil.core.errors import (
     Foreign,
     FrazilError,
     Gap,
+    Misfit,
     Unavailable,
     Unknown,
     across,
     from_traceback,
 )
 from frazil.core.offsets import Cut, Partition, Range
-from frazil.feed import Feed, Reached, Written
+from frazil.feed import Feed, Reached, Written, WrittenTable
 from frazil.feed.frames import Frames
 from frazil.feed.ranges import Ranges
 from frazil.feed.reads import transformed
 from frazil.ingest import stage
 from frazil.ingest.route import Metadata
+from frazil.ingest.settle import TablePlan
 from frazil.ingest.source import Origin, publish
 from frazil.ingest.stage import StagedBatch, StagedTable
 from frazil.ingest.write import TableShape
 from frazil.table import index, schema
-from frazil.table.audit import COLUMNS_PROPERTY
-from frazil.table.commit import Bounds, Committer, Target, chain
+from frazil.table.commit import Bounds, Committer, Located, Target, chain
 from frazil.table.jvm import Catalog, Table
-from frazil.table.ledger import Entry, Head, Snapshot
+from frazil.table.ledger import Entry, Head
+from frazil.table.tables import Tables, each_of, shaped
 
 T = TypeVar("T")
 
@@ -143,7 +145,7 @@ class Sink:
         self.config = config
         self._frame = frame
         self._on_step = on_step or (lambda _: None)
-        self._table: TableConfig = config.tables[0]
+        self._alone = config.one_table
         self._feed: Feed
         if frame is not None:
             if config.transform:
@@ -164,6 +166,8 @@ class Sink:
         self._stopping = False
         self._stopped = False
         self._query: StreamingQuery | None = None
+        self._index_shape: TableShape | None = None
+        self._number = 0
 
     # ── a life begins ────────────────────────────────────────────────────────────────────────
 
@@ -192,6 +196,7 @@ class Sink:
                 hint="stop that one first, or give this one another id",
             )
         self._catalog = Catalog(spark, self.config.catalog.name)
+        self._tables = Tables(self._catalog, self.config, self._feed.template)
         self._claim(spark)
         staged, useless = self._recover()
         self._take_over(staged)
@@ -258,32 +263,36 @@ class Sink:
         cut this life starts from, so that no later look at Kafka can move it.
         """
         index_table = self._catalog.load(self.config.index_table)
-        self._open_data()
         entry = self._open_index(index_table) if index_table else None
+        self._open_tables(entry)
         self._origin = self._feed.look(spark, entry)
         self._feed.check(
             lambda: self._reached_from(entry, self._recover()[0]) if entry else Reached()
         )
         if index_table is None:
             entry = self._open_index(self._create_index())
-        heads = [self._data_target.head().entry] if self._data_target else []
+        heads = [held.target.head().entry for held in self._tables.held.values()]
         self.epoch = 1 + max((each.epoch for each in (entry, *heads) if each), default=0)
         self._take(self._index_target, self._feed.start)
         # Only now: a table that an older life makes after this look finds its maker fenced.
-        self._open_data()
-        if self._data_target is not None:
-            self._take(self._data_target)
+        self._open_tables(self._index_target.head().entry)
+        self._tables.take(self._take)
 
     def _open_index(self, table: Table) -> Entry | None:
         self._index = table
-        self._index_target = self._new_target(self.config.index_table, "main")
+        own = self._catalog.load(self.config.index_table)
+        if own is None:
+            raise Foreign(f"cannot open table {self.config.index_table}: it is gone")
+        # A handle of its own: the committer's thread and Spark's do not share tables.
+        self._index_target = Target(own, "main", self.config.sink.id, 0, time)
         return self._index_target.head().entry
 
-    def _open_data(self) -> None:
-        self._data = self._catalog.load(self._table.name)
-        self._data_target = None
-        if self._data is not None:
-            self._data_target = self._new_target(self._table.name, self._table.branch)
+    def _open_tables(self, entry: Entry | None) -> None:
+        self._tables.open([*self._tables.names, *self._known(entry)])
+
+    def _known(self, entry: Entry | None) -> dict[str, str]:
+        """The tables that the index counts on: name → uuid."""
+        return self._tables.known(entry.tables, self._index.fetch) if entry else {}
 
     def _take(
         self, target: Target, extend: Callable[[Cut], Cut] = lambda position: position
@@ -292,13 +301,6 @@ class Sink:
         head = target.claim(extend, cluster=self._origin.cluster, topics=self._origin.topics)
         assert head.snapshot is not None
         target.witness(head.snapshot)
-
-    def _new_target(self, name: str, branch: str) -> Target:
-        """With a handle of its own: the committer's thread and Spark's do not share tables."""
-        table = self._catalog.load(name)
-        if table is None:
-            raise Foreign(f"cannot open table {name}: it is gone")
-        return Target(table, branch, self.config.sink.id, 0, time)
 
     def _recover(self) -> tuple[list[StagedBatch], list[str]]:
         """The staged batches that lead on from the position without reading Kafka again, and the
@@ -310,29 +312,47 @@ class Sink:
         entry = self._index_target.head().entry
         assert entry is not None
         position = entry.end
-        self._check_table(entry.tables, position)
-        after = self._data_target.entries_after(position) if self._data_target else []
-        committed = {commit_id for each, _ in after for commit_id in each.commit_ids}
-        stored = self._stored()
+        known = self._known(entry)
+        if self._alone:
+            self._check_table(known, position)
+        else:
+            self._tables.compare(known)
+        after = {
+            name: held.target.entries_after(position)
+            for name, held in self._tables.held.items()
+            if name not in self._tables.amiss
+        }
+        committed = {i for found in after.values() for each, _ in found for i in each.commit_ids}
+        stored = [] if self._index.made and not self.config.sink.stage else self._stored()
         place = entry.source[1]
         staged = chain(position, [batch for _, batch in stored if batch], committed, place)
-        if self._data is not None:
+        if self._alone:
             # The table is ahead of the index, and no staged batch tells of it: the ledger does.
-            known = {batch.commit_id for batch in staged}
-            lost = [e for e, _ in after if e.ranges and not known & set(e.commit_ids)]
-            staged += [index.rebuilt(e, self._table.name, self._data.uuid) for e in lost]
+            ids = {batch.commit_id for batch in staged}
+            for name, found in after.items():
+                lost = [e for e, _ in found if e.ranges and not ids & set(e.commit_ids)]
+                uuid = self._tables[name].table.uuid
+                staged += [index.rebuilt(each, name, uuid) for each in lost]
             staged = chain(position, staged, committed, place)
-        ahead = staged[-1].end if staged else position
-        head = self._data_target.head() if self._data_target else None
-        if head and head.entry and not ahead.reaches(head.entry.end):
-            raise Gap(
-                f"cannot take over sink {self.config.sink.id}: table {self._table.name} is ahead "
-                f"of the index, and its ledger does not lead there from {position}"
-            )
+        self._look_ahead(staged[-1].end if staged else position, position)
         # Torn, superseded, or committed and indexed long ago.
         useful = {batch.commit_id for batch in staged}
         useless = [path for path, batch in stored if batch is None or batch.commit_id not in useful]
         return staged, useless
+
+    def _look_ahead(self, ahead: Cut, position: Cut) -> None:
+        """A table may have what no staged batch tells of any more. It gets no record twice: each
+        has its own floor."""
+        for name, held in self._tables.held.items():
+            end = held.target.head().entry
+            if name in self._tables.amiss or end is None or ahead.reaches(end.end):
+                continue
+            if self._alone:
+                raise Gap(
+                    f"cannot take over sink {self.config.sink.id}: table {name} is ahead of the "
+                    f"index, and its ledger does not lead there from {position}"
+                )
+            held.floor = Cut({p: o for p, o in end.end.items() if o > ahead.get(p, 0)})
 
     @staticmethod
     def _reached_from(entry: Entry | None, staged: Sequence[StagedBatch]) -> Reached:
@@ -349,13 +369,16 @@ class Sink:
         assert entry is not None  # the claim
         self._reached = self._reached_from(entry, staged)
         self._number = max([entry.batches[1] + 1, *(batch.number + 1 for batch in staged)])
+        interval = duration(self.config.sink.commit_interval)
         self._committer = Committer(
-            data=self._target,
+            target=self._tables.target,
             index=self._index_target,
             index_manifests=self._index_manifests,
+            tables=lambda: self._tables.said(self._stage_folder, self._index.store),
             committed=self._after_commit,
             position=entry.end,
-            interval=duration(self.config.sink.commit_interval),
+            pace=lambda name: self._tables.pace(name, interval),
+            alone=self._alone,
             bounds=Bounds(
                 self.config.sink.max_pending_batches,
                 size(self.config.sink.max_pending_bytes),
@@ -366,7 +389,7 @@ class Sink:
 
     def _check_table(self, known: Mapping[str, str], position: Cut) -> None:
         """The table the position counts on must be there, the same, and not rolled back."""
-        name = self._table.name
+        name = self.config.tables[0].name
         if not known:
             return
         if name not in known:
@@ -375,20 +398,20 @@ class Sink:
                 f"the config names {name}",
                 hint="use another sink id for another table",
             )
-        if self._data is None:
+        if name not in self._tables:
             raise Foreign(
                 f"cannot go on: table {name} is gone; the index says that it holds everything "
                 f"below {position.nested()}",
                 hint="restore the table, or use another sink id to fill a new one from the start",
             )
-        if self._data.uuid != known[name]:
+        held = self._tables[name]
+        if held.table.uuid != known[name]:
             raise Foreign(
                 f"cannot go on: table {name} was dropped and made again; expected uuid "
-                f"{known[name]}, found {self._data.uuid}",
+                f"{known[name]}, found {held.table.uuid}",
                 hint="restore the table, or use another sink id to fill the new one from the start",
             )
-        assert self._data_target is not None
-        head: Head = self._data_target.head()
+        head: Head = held.target.head()
         end = head.entry.end if head.entry else Cut()
         if not end.reaches(position):
             lost = [Range(p, end.get(p, 0), o) for p, o in position.items() if end.get(p, 0) < o]
@@ -408,44 +431,71 @@ class Sink:
                     continue  # a life that still runs has committed it meanwhile
         return found
 
-    # ── the table ────────────────────────────────────────────────────────────────────────────
+    # ── the tables ───────────────────────────────────────────────────────────────────────────
 
     def check_fits(self, columns: pa.Schema, metadata: Metadata) -> None:
-        """Can a table of such columns be made, or does the one that is there take them?"""
-        if self._data is None:
-            self._new_schema(columns, metadata)
-        else:
-            schema.check_fits(columns, self._data.schema, metadata, self._table.name)
+        self._tables.check(self.config.tables[0].name, columns, metadata)
 
     def shape(
         self, columns: pa.Schema, metadata: Metadata, among: Metadata | None = None
     ) -> TableShape:
-        """Make the table, or see that it fits; what the executors must know of it."""
-        config = self._table
-        if self._data is None:
-            made, spec = self._new_schema(columns, metadata)
-            names = ",".join(field.name for field in (among or metadata).fields)
-            self._data = self._create(
-                config.name, made, spec, config, {COLUMNS_PROPERTY: names} if names else {}
-            )
-            self._data_target = self._new_target(config.name, config.branch)
-            self._take(self._data_target)
-            self._still_newest()
-        else:
-            schema.check_fits(columns, self._data.schema, metadata, config.name)
-        return _shape(self._data, config, (among or metadata).topic)
+        """Of the only table of a DataFrame, whose columns the metadata stand among."""
+        name = self.config.tables[0].name
+        self._provide(name, columns, metadata, among or metadata)
+        return shaped(self._tables[name].table, self._tables[name].config,
+                      (among or metadata).topic)  # fmt: skip
 
-    def _new_schema(self, columns: pa.Schema, metadata: Metadata) -> tuple[str, str]:
-        made = schema.iceberg_schema(columns, metadata, self._table)
-        return made, schema.partition_spec(made, self._table.partition_by, self._table.name)
+    def provide(self, needs: Mapping[str, pa.Schema]) -> None:
+        """One evolver: between two runs of a batch, on the driver, nobody else changes a table."""
+        for name in sorted(needs):
+            try:
+                self._provide(name, needs[name])
+            except Misfit as error:
+                if self._alone:
+                    raise
+                self._tables.refused[name] = error.message
+
+    def _provide(
+        self,
+        name: str,
+        columns: pa.Schema,
+        metadata: Metadata | None = None,
+        among: Metadata | None = None,
+    ) -> None:
+        if metadata is None:
+            metadata = self._tables.metadata(name)
+        if name in self._tables:
+            # A JSON object that lacks a field says nothing of the next: nothing becomes optional.
+            relax = self.config.decode.format != "json"
+            self.patiently(lambda: self._tables.fit(name, columns, metadata, relax))
+            return
+        if name in self._tables.amiss:
+            raise self._tables.amiss[name]  # it was there once: not made anew from the middle
+        self.patiently(
+            lambda: self._tables.make(
+                name, columns, metadata, among or metadata, self._still_newest, self._take,
+                self.epoch,
+            )
+        )  # fmt: skip
+
+    def plans(self) -> dict[str, TablePlan]:
+        return {name: self._tables.plan(name) for name in self._tables.held}
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        return self._tables.refused
+
+    @property
+    def number(self) -> int:
+        return self._number
 
     def _still_newest(self) -> None:
         """A newer life that began before there was a table could not claim it, only the index."""
         entry = self._index_target.head().entry
         if entry is not None and entry.epoch > self.epoch:
             raise Fenced(
-                f"cannot go on with table {self._table.name}: sink {self.config.sink.id} has a "
-                f"newer life; this one is epoch {self.epoch}, the index is at epoch {entry.epoch}",
+                f"cannot go on: sink {self.config.sink.id} has a newer life; this one is epoch "
+                f"{self.epoch}, the index is at epoch {entry.epoch}",
                 hint="stop this one; the newer life has taken over and nothing of this one is lost",
             )
 
@@ -478,13 +528,9 @@ class Sink:
         Each try has names of its own: what an unfinished one left is in nobody's way.
         """
         commit_id = str(uuid.uuid4())
-        assert self._data is not None
-        data = self._data
-        manifests, paths = [], []
-        if written.files:
-            path = f"{data.location}/metadata/{self.prefix}-{commit_id}-m0.avro"
-            manifests.append(data.write_manifest(path, [f.descriptor for f in written.files]))
-            paths.append(path)
+        tables = each_of(
+            lambda item: self._staged_table(*item, commit_id), list(written.tables.items())
+        )
         batch = StagedBatch(
             sink=self.config.sink.id,
             epoch=self.epoch,
@@ -497,33 +543,38 @@ class Sink:
             staged_at_ms=int(time.time() * 1000),
             window_start_ms=window_start_ms,
             source=written.source,
-            tables=(
-                StagedTable(
-                    name=self._table.name,
-                    uuid=data.uuid,
-                    schema_id=data.schema_id,
-                    manifests=tuple(manifests),
-                    paths=tuple(paths),
-                    files=len(written.files),
-                    bytes=sum(file.bytes for file in written.files),
-                    tallies=written.tallies,
-                ),
-            ),
+            tables=tuple(tables),
+            total=written.total,
         )
         self._index.store(f"{self._stage_folder}{batch.file_name}", stage.dump(batch))
         return batch
 
+    def _staged_table(self, name: str, written: WrittenTable, commit_id: str) -> StagedTable:
+        table = self._tables[name].table
+        manifests, paths = [], []
+        if written.files:
+            path = f"{table.location}/metadata/{self.prefix}-{commit_id}-m0.avro"
+            manifests.append(table.write_manifest(path, [f.descriptor for f in written.files]))
+            paths.append(path)
+        return StagedTable(
+            name=name,
+            uuid=table.uuid,
+            schema_id=table.schema_id,
+            manifests=tuple(manifests),
+            paths=tuple(paths),
+            files=len(written.files),
+            bytes=sum(file.bytes for file in written.files),
+            tallies=written.tallies,
+        )
+
     # ── what the committer asks for ──────────────────────────────────────────────────────────
 
-    def _target(self) -> Target:
-        assert self._data_target is not None  # made with the table, before its first batch
-        return self._data_target
-
-    def _index_manifests(self, located: Sequence[tuple[StagedBatch, Snapshot]]) -> list[str]:
+    def _index_manifests(self, located: Sequence[Located]) -> list[str]:
         table = self._index_target.table
         assert isinstance(table, Table)
-        shape = _shape(table, TableConfig(table.name))
-        files = index.write(shape, self.prefix, located)
+        if self._index_shape is None:
+            self._index_shape = shaped(table, TableConfig(table.name))
+        files = index.write(self._index_shape, self.prefix, located)
         if not files:
             return []
         path = f"{table.location}/metadata/{self.prefix}-{uuid.uuid4()}-m0.avro"
@@ -642,22 +693,8 @@ class Sink:
     def _create_index(self) -> Table:
         name, config = self.config.index_table, TableConfig(self.config.index_table)
         made = schema.iceberg_schema(index.COLUMNS, Metadata("", "", "", ""), config)
-        return self._create(name, made, '{"spec-id": 0, "fields": []}', config)
-
-    def _create(
-        self,
-        name: str,
-        made: str,
-        spec: str,
-        config: TableConfig,
-        extra: Mapping[str, str] | None = None,
-    ) -> Table:
-        properties = {
-            "format-version": str(config.format_version), **config.properties, **(extra or {})
-        }  # fmt: skip
-        return self._catalog.create(
-            name, made, spec, properties=properties, location=config.location
-        )
+        spec = '{"spec-id": 0, "fields": []}'
+        return self._catalog.create(name, made, spec, properties={"format-version": "2"})
 
     @property
     def _stage_folder(self) -> str:
@@ -680,22 +717,6 @@ class Sink:
 
 def stage_folder(config: Config, index_table: Table) -> str:
     return f"{config.sink.stage.rstrip('/') or f'{index_table.location}/stage'}/{config.sink.id}/"
-
-
-def _shape(table: Table, config: TableConfig, topic_column: str = "") -> TableShape:
-    # Bounds are cut at 16 bytes by default; the audit tells partitions apart by the whole topic.
-    whole = {f"write.metadata.metrics.column.{topic_column}": "full"} if topic_column else {}
-    return TableShape(
-        name=table.name,
-        location=table.location,
-        schema=table.schema,
-        schema_id=table.schema_id,
-        spec=table.spec,
-        properties={**table.properties, **whole},
-        target_file_size=size(config.target_file_size),
-        compression=config.compression,
-        io=table.io_properties,
-    )
 
 
 def translated(error: Exception) -> FrazilError:

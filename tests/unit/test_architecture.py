@@ -18,7 +18,8 @@ ROOT = Path(frazil.__file__).parent
 ROOMS = ("core", "ingest", "table", "feed", "sink", "surface")
 #: The way of the data: each station may import from those before it.
 STATIONS = (
-    "avro", "records", "wire", "fetch", "decode", "route", "write", "stage", "task", "frame",
+    "avro", "records", "wire", "fetch", "decode", "rules", "debezium", "route", "evolve", "write",
+    "stage", "settle", "careful", "task", "frame",
 )  # fmt: skip
 #: Driver code in the stream's room: it may use stations, none of them may use it.
 DRIVER = ("source", "sample", "reader")
@@ -37,12 +38,14 @@ LATE = {
 #: Imports by name at run time: module → how many.
 DYNAMIC = {
     "feed.reads": 1,  # `[transform] python` names the user's own module
+    "ingest.rules": 1,  # `[[route]] python` names the user's own module
     "ingest.decode": 3,  # the registry's client is heavy and comes with confluent-kafka
     "surface.daemon": 1,  # only for the workers' daemon
 }
 #: Handlers of `Exception` or wider below the sink: module → how many.
 BROAD = {
     "table.commit": 1,  # the committer's thread: what is not ours must still stop the stream
+    "ingest.rules": 1,  # a user's function may raise anything
     "ingest.avro": 1,  # a panic of polars is a BaseException; the slow way decides
 }
 

@@ -11,7 +11,17 @@ import pytest
 from frazil.core.errors import Expired, Fenced, Gap, Overlap, Unavailable, Unknown
 from frazil.core.offsets import BATCHES, Cut, Partition, Range
 from frazil.ingest.stage import StagedBatch, StagedTable, Tally
-from frazil.table.commit import ATTEMPTS, Bounds, Committer, Target, chain, entry_of
+from frazil.table.commit import (
+    ATTEMPTS,
+    INDEX,
+    Bounds,
+    Committer,
+    Pace,
+    Target,
+    _Waiting,
+    chain,
+    entry_of,
+)
 from tests.fakes import FakeClock, FakeTable
 
 P = Partition("orders", 0)
@@ -204,16 +214,20 @@ class Rig:
         index.claim()
         self.targets = (data, index)
         self.committer = Committer(
-            data=lambda: data, index=index,
-            index_manifests=lambda located: [f"i-{b.commit_id}@{s.id}" for b, s in located],
+            target=lambda _: data, index=index, tables=lambda: {"db.t": "uuid-1"},
+            index_manifests=lambda located: [
+                f"i-{b.commit_id}@{s['db.t'].id}" for b, s in located
+            ],
             committed=lambda done: self.finished.extend(b.commit_id for b in done),
-            position=Cut(), interval=0, bounds=bounds or Bounds(100, 10**9, 3600),
+            position=Cut(), pace=lambda _: Pace(), bounds=bounds or Bounds(100, 10**9, 3600),
             step=lambda name, _: self.steps.append(name), clock=FakeClock(),
         )  # fmt: skip
 
     def commit(self, *batches: StagedBatch) -> None:
-        self.committer._pending = [(b, 0.0) for b in batches]
-        self.committer.commit(list(batches))
+        self.committer._pending = [_Waiting(b, 0.0) for b in batches]
+        self.committer.round(["db.t", INDEX])
+        if self.committer.progress.trouble:
+            raise Unavailable(self.committer.progress.trouble)
 
 
 def test_the_index_is_committed_last_and_names_the_snapshot_of_the_data():
@@ -280,7 +294,7 @@ def test_a_life_that_died_between_table_and_index_is_completed_by_the_next():
 def test_each_bound_of_absorption_blocks_and_says_why(bounds: Bounds, reason: str):
     rig = Rig()
     rig.restart(epoch=2, bounds=bounds)
-    rig.committer._pending = [(batch(0, 5, "a"), 0.0), (batch(5, 9, "b"), 0.0)]
+    rig.committer._pending = [_Waiting(batch(0, 5, "a"), 0.0), _Waiting(batch(5, 9, "b"), 0.0)]
     assert rig.committer._over() == reason
 
 

@@ -209,8 +209,8 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(section: str, key:
         ({**GOOD, "sink": {"topics": ["t"]}}, r"\[sink\]: 'id' is missing"),
         ({**GOOD, "table": [{}]}, r"\[\[table\]\]: 'name' is missing"),
         ({**GOOD, "table": {"name": "db.t"}}, r"\[table\] is one table; expected \[\[table\]\]"),
-        ({**GOOD, "table": []}, r"expected one table, found 0"),
-        ({**GOOD, "table": [{"name": "a.b"}, {"name": "a.c"}]}, r"expected one table, found 2"),
+        ({**GOOD, "table": []}, r"expected a table, found none"),
+        ({**GOOD, "table": [{"name": "a.b"}, {"name": "a.c"}]}, r"2 tables, and no \[\[route\]\]"),
         ({**GOOD, "kafka": {}}, r'\[kafka\]: "bootstrap.servers" is missing'),
     ],
 )

@@ -9,9 +9,19 @@ import pytest
 from frazil.core.config import RESERVED, TableConfig
 from frazil.core.errors import ConfigError, Misfit
 from frazil.ingest.route import Metadata
-from frazil.table.schema import check_fits, event_time_column, iceberg_schema, partition_spec
+from frazil.table.schema import (
+    Update,
+    check_fits,
+    event_time_column,
+    former_names,
+    iceberg_schema,
+    partition_spec,
+    sort_order,
+    update,
+)
 
 METADATA = Metadata("_topic", "_topic_partition", "_offset", "_timestamp")
+INT = pa.int32()
 TABLE = TableConfig("db.t")
 V3 = TableConfig("db.t", format_version=3)
 
@@ -148,6 +158,58 @@ def test_names_that_differ_only_in_case_are_found_everywhere(columns: dict[str, 
         made(columns)
 
 
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"a.b": pa.int64(), "a": pa.struct({"b": pa.int64()})}, "two columns are called 'a.b'"),
+        ({"": pa.int64()}, "column '' has no name"),
+    ],
+)
+def test_names_that_iceberg_could_not_tell_apart_are_a_misfit(
+    columns: dict[str, pa.DataType], words: str
+):
+    with pytest.raises(Misfit, match=words):
+        made(columns)
+
+
+def test_identifier_fields_are_required_and_so_is_all_around_them():
+    columns = {"id": pa.int64(), "s": pa.struct({"key": pa.string(), "x": pa.int32()})}
+    names = ("id", "s.key", "_offset")
+    schema = json.loads(made(columns, TableConfig("db.t", identifier_fields=names)))
+    identifier, around, _, _, offset, _ = schema["fields"]
+    assert schema["identifier-field-ids"] == [
+        identifier["id"], around["type"]["fields"][0]["id"], offset["id"],
+    ]  # fmt: skip
+    assert identifier["required"]
+    assert around["required"]
+    assert [each["required"] for each in around["type"]["fields"]] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("colour", "there is no column 'colour'; expected one of id, f"),
+        ("ID", "there is no column 'ID'"),
+        ("f", "it is float; expected a single value, and neither float nor double"),
+        ("d", "it is double"),
+        ("s", "it is struct"),
+        ("l", "it is list"),
+        ("l.element", "l.element is inside a list or a map"),
+        ("m.key", "m.key is inside a list or a map"),
+        ("s.l.element.x", "inside a list or a map"),
+    ],
+)
+def test_an_identifier_field_that_cannot_be_is_refused(name: str, words: str):
+    columns = {
+        "id": pa.int64(), "f": pa.float32(), "d": pa.float64(), "l": pa.list_(pa.int32()),
+        "m": pa.map_(pa.string(), pa.int32()),
+        "s": pa.struct({"l": pa.list_(pa.struct({"x": pa.int32()}))}),
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match=words) as caught:
+        made(columns, TableConfig("db.t", identifier_fields=("id", name)))
+    assert f"cannot use identifier field {name!r} of table db.t: " in caught.value.message
+
+
 # ── partition_spec ───────────────────────────────────────────────────────────────────────────
 
 ORDERS = made(
@@ -223,6 +285,7 @@ def test_many_fields_are_numbered_in_order_and_none_is_no_partition():
         ("truncate(2, at)", "which truncate does not take"),
         ("tags", "which identity does not take"),
         ("s", "which identity does not take"),
+        ("tags.element", "tags.element is inside a list or a map"),
     ],
 )
 def test_a_partition_field_that_cannot_be_is_refused(text: str, words: str):
@@ -239,6 +302,139 @@ def test_the_same_partition_field_twice_is_refused():
 def test_a_transform_with_two_numbers_is_refused():
     with pytest.raises(ConfigError):
         partition_spec(ORDERS, ("bucket(16, id, 4)",), "db.t")
+
+
+def test_a_partition_field_does_not_take_the_name_of_another_column():
+    columns = {"at": pa.date32(), "at_day": pa.int32(), "s_x": pa.int32(),
+               "s": pa.struct({"x": pa.int32()})}  # fmt: skip
+    spec = json.loads(partition_spec(made(columns), ("day(at)", "s.x", "at_day"), "db.t"))
+    assert [each["name"] for each in spec["fields"]] == ["at_day_part", "s_x_part", "at_day"]
+
+
+# ── sort_order ───────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("text", "source", "transform", "direction", "nulls"),
+    [
+        ("country", 2, "identity", "asc", "nulls-first"),
+        ("country asc", 2, "identity", "asc", "nulls-first"),
+        ("country DESC", 2, "identity", "desc", "nulls-last"),
+        (" country  desc  nulls  first ", 2, "identity", "desc", "nulls-first"),
+        ("country nulls last", 2, "identity", "asc", "nulls-last"),
+        ("bucket(16, id) asc nulls last", 1, "bucket[16]", "asc", "nulls-last"),
+        ("day(at) desc", 3, "day", "desc", "nulls-last"),
+        ("_offset", 9, "identity", "asc", "nulls-first"),
+    ],
+)
+def test_a_sort_field_is_read(text: str, source: int, transform: str, direction: str, nulls: str):
+    assert json.loads(sort_order(ORDERS, (text,), "db.t")) == {
+        "order-id": 1,
+        "fields": [{"transform": transform, "source-id": source, "direction": direction,
+                    "null-order": nulls}],
+    }  # fmt: skip
+
+
+def test_no_sort_field_is_no_order_and_many_keep_theirs():
+    assert sort_order(ORDERS, (), "db.t") == ""
+    order = json.loads(sort_order(ORDERS, ("s.at", "day(at) desc", "id"), "db.t"))
+    inside = fields(ORDERS)[4]["type"]["fields"][0]["id"]
+    assert [each["source-id"] for each in order["fields"]] == [inside, 3, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "expected a column, or one of year"),
+        ("colour", "there is no column 'colour'; expected one of id, country"),
+        ("id desc desc", "there is no column 'id desc'"),
+        ("id nulls", "there is no column 'id nulls'"),
+        ("bucket(id) desc", "without its number"),
+        ("hour(day)", "day is date, which hour does not take"),
+        ("s", "which identity does not take"),
+        ("tags.element", "tags.element is inside a list or a map"),
+    ],
+)
+def test_a_sort_field_that_cannot_be_is_refused(text: str, words: str):
+    with pytest.raises(ConfigError, match=words) as caught:
+        sort_order(ORDERS, (text,), "db.t")
+    assert f"cannot sort table db.t by {text!r}" in caught.value.message
+
+
+def test_the_same_sort_field_twice_is_refused():
+    with pytest.raises(ConfigError, match="it is there already"):
+        sort_order(ORDERS, ("id", "id desc"), "db.t")
+
+
+# ── update ───────────────────────────────────────────────────────────────────────────────────
+
+
+def planned(there: str, columns: dict[str, pa.DataType], **more: Any) -> Update:
+    beside = [field.name for field in METADATA.fields]
+    spec = partition_spec(there, ("bucket(4, x)",) if "x" in columns else (), "db.t")
+    return update(
+        there, pa.schema(columns), "db.t", spec=spec, format_version=2, beside=beside, **more
+    )
+
+
+def test_an_update_says_types_in_icebergs_json():
+    columns = [pa.field("x", pa.int32(), nullable=False), pa.field("s", pa.struct({"a": INT}))]
+    given = {"x": pa.int64(), "s": pa.struct({"b": pa.string(), "a": INT}), "l": pa.list_(INT)}
+    it = planned(made(pa.schema(columns)), given)
+    assert it
+    assert it.relax == ("x",)
+    [(path, kind)] = it.widen
+    assert (path, fields(kind)[0]["type"]) == ("x", "long")
+    [(inside, b, text), (top, new, array)] = it.add
+    assert (inside, b, fields(text)[0]["type"]) == ("s", "b", "string")
+    assert (top, new, fields(array)[0]["type"]["type"]) == ("", "l", "list")
+
+
+def test_what_fits_is_no_update():
+    assert not planned(made({"x": pa.int64()}), {"x": INT})
+
+
+def test_an_update_that_cannot_be_is_a_misfit_that_says_all():
+    with pytest.raises(Misfit) as caught:
+        planned(made({"x": pa.int64(), "y": INT}), {"x": pa.string(), "Y": INT})
+    assert caught.value.message == (
+        "cannot change table db.t so that the records fit: column 'x' is int64 in the table, "
+        "string in the records; columns 'y' and 'Y' differ only in case"
+    )
+
+
+def test_a_new_column_must_not_have_the_name_of_a_partition_field():
+    with pytest.raises(Misfit, match="column 'x_bucket' has the name of a partition field"):
+        planned(made({"x": INT}), {"x": INT, "x_bucket": INT})
+
+
+def test_identifier_fields_go_along_with_a_rename_of_what_is_around_them():
+    config = TableConfig("db.t", identifier_fields=("id", "s.a.key"))
+    inner = pa.struct({"key": pa.string()})
+    there = made({"id": INT, "s": pa.struct({"a": inner})}, config)
+    new = {"id": INT, "t": pa.struct({"b": pa.struct({"name": pa.string()})})}
+    aliases = {"t": "s", "t.b": "a", "t.b.name": "key"}
+    it = planned(there, new, aliases=aliases)
+    assert dict(it.rename) == {"s": "t", "s.a": "b", "s.a.key": "name"}
+    assert it.identifier == ("id", "t.b.name")
+    assert it.relax == ()
+
+
+def test_former_names_are_those_the_same_field_had():
+    def schema(x: str, inside: str, more: int) -> str:
+        element = {"type": "struct", "fields": [
+            {"id": 3, "name": inside, "required": False, "type": "int"}]}  # fmt: skip
+        return json.dumps({"type": "struct", "schema-id": 0, "fields": [
+            {"id": 1, "name": x, "required": False, "type": "int"},
+            {"id": 2, "name": "l", "required": False, "type": {
+                "type": "list", "element-id": 4, "element": element, "element-required": False}},
+            {"id": more, "name": "z", "required": False, "type": "int"},
+        ]})  # fmt: skip
+
+    now = schema("c", "q", 6)
+    earlier = [schema("a", "p", 5), schema("b", "p", 5), now]
+    assert former_names(now, earlier) == {"c": ("a", "b"), "l.element.q": ("p",)}
+    assert former_names(now, [now]) == {}
 
 
 # ── check_fits ───────────────────────────────────────────────────────────────────────────────

@@ -20,7 +20,7 @@ from frazil.core.config import TableConfig
 from frazil.core.errors import ConfigError
 from frazil.ingest import write
 from frazil.ingest.route import Metadata
-from frazil.ingest.write import TableShape, Writer, WrittenFile, file_io
+from frazil.ingest.write import OpenFiles, TableShape, Writer, WrittenFile, file_io
 from frazil.table.schema import iceberg_schema, partition_spec
 
 UTC = dt.timezone.utc
@@ -114,15 +114,13 @@ def test_a_file_is_rolled_when_it_reaches_the_target_size(tmp_path: Path):
     assert back == [value for chunk in chunks for value in chunk["x"]]
 
 
-def test_open_files_are_capped_and_the_least_recently_written_is_finished_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(write, "MAX_OPEN", 3)
+def test_open_files_are_capped_and_the_least_recently_written_is_finished_first(tmp_path: Path):
     where = shape(tmp_path, pa.schema({"k": pa.int32()}), "k")
-    writer = Writer(where, "p")
+    files_open = OpenFiles(most=3, bytes=0)  # no row waits in memory
+    writer = Writer(where, "p", files_open)
     for k in (1, 2, 3, 1, 4, 5, 1):  # 2 and 3 are pushed out, 1 stays
         writer.write(pa.table({"k": [k]}, schema=where.arrow))
-        assert len(writer._open) <= 3
+        assert files_open.open <= 3
     files = writer.close()
     assert sorted((each["partition"], each["record-count"]) for each in facts(files)) == [
         ([1], 3), ([2], 1), ([3], 1), ([4], 1), ([5], 1),

@@ -41,6 +41,7 @@ RESERVED = frozenset(
 )  # fmt: skip
 CODECS = ("zstd", "snappy", "gzip", "lz4", "brotli", "none")
 FORMATS = ("confluent-avro", "avro", "json", "raw")
+EVOLUTION = ("evolve", "frozen", "fail")
 
 
 class Settings(dict[str, str]):
@@ -108,6 +109,8 @@ class SinkConfig:
     patience: str = "5m"
     #: consumer group under which committed offsets are published; by default the sink's id
     group: str = ""
+    #: how many tables a sink may make: a guard where their names come from the data
+    max_tables: int = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +158,65 @@ class TableConfig:
     branch: str = "main"
     #: column whose lowest and highest value each batch records; by default the record's timestamp
     event_time: str = ""
+    #: columns that identify a row (Iceberg's identifier fields); they become required
+    identifier_fields: tuple[str, ...] = ()
+    #: order of the rows within each file: "country", "placed_at desc", "bucket(16, id) nulls last"
+    sort_by: tuple[str, ...] = ()
+    #: what a table does with records that do not fit: evolve changes it where that can be done,
+    #: frozen rejects them, fail stops the stream
+    evolution: str = "evolve"
+    #: renamed columns: new name → the name it had, which is also what older records call it
+    aliases: dict[str, str] = field(default_factory=dict)
     target_file_size: str = "256MiB"
     compression: str = "zstd"
+    #: how long staged files of this table may gather before a commit; by default the sink's
+    commit_interval: str = ""
+    #: and how large they may become before that; empty: only time counts
+    commit_bytes: str = ""
+    #: of the tables that are due, those with the higher number are committed first
+    priority: int = 0
     #: names of the metadata columns; an empty name leaves the column out (not `offset`'s)
     topic_column: str = "_topic"
     partition_column: str = "_topic_partition"
     offset_column: str = "_offset"
     timestamp_column: str = "_timestamp"
+
+
+@dataclass(frozen=True, slots=True)
+class RouteConfig:
+    """`[[route]]`: which tables a record is for. The first rule that matches decides."""
+
+    #: topics the rule speaks of, by name or by a pattern over the whole name; neither: all
+    topics: tuple[str, ...] = ()
+    pattern: str = ""
+    #: a field of the value (a path: `source.table`), or a header of the record
+    field: str = ""
+    header: str = ""
+    #: what the field or header must say, as text; empty: anything but null
+    values: tuple[str, ...] = ()
+    #: the tables it goes to; `{value}`, `{topic}` and groups of `pattern` may stand in a name
+    to: tuple[str, ...] = ()
+    #: leave the record out, and count it
+    skip: bool = False
+    #: module:function over columns, for what rules cannot say
+    python: str | Callable[..., Any] = ""
+    #: what may be put into a table's name, whole; all else is rejected
+    names: str = "[a-z][a-z0-9_]{0,63}"
+    #: debezium: the value is a change, and its row is what is written
+    envelope: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLettersConfig:
+    """`[dead_letters]`: where rejected records go. Without a table they stop the stream."""
+
+    table: str = ""
+    #: a batch with more rejected records than this share, or this number, stops the stream
+    max_share: float = 0.5
+    max_count: int = 1_000_000
+
+    def __bool__(self) -> bool:
+        return bool(self.table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +228,8 @@ class Config:
     catalog: CatalogConfig = field(default_factory=CatalogConfig)
     spark: Settings = field(default_factory=Settings)
     transform: TransformConfig = field(default_factory=TransformConfig)
+    routes: tuple[RouteConfig, ...] = ()
+    dead_letters: DeadLettersConfig = field(default_factory=DeadLettersConfig)
 
     def __post_init__(self) -> None:
         check(self)
@@ -183,6 +240,11 @@ class Config:
             return self.sink.index
         namespace, _, _ = self.tables[0].name.rpartition(".")
         return f"{namespace}.frazil_index"
+
+    @property
+    def one_table(self) -> bool:
+        """Does everything go to one table that is known by name?"""
+        return not self.routes and not self.dead_letters
 
     @property
     def group(self) -> str:
@@ -231,16 +293,17 @@ def overlay(document: dict[str, Any], environ: Mapping[str, str]) -> dict[str, A
             continue
         section, *rest = name.removeprefix("FRAZIL_").lower().split("__")
         where: Any = document
-        depth = 1 + (section == "table" and rest[0].isdigit()) + (rest[0] == "registry")
+        several = section in ("table", "route")
+        depth = 1 + (several and rest[0].isdigit()) + (rest[0] == "registry")
         if len(rest) != depth or not isinstance(where.get(section, {}), (dict, list)):
             raise ConfigError(f"cannot read environment variable {name}: "
                               "expected FRAZIL_SECTION__KEY")  # fmt: skip
-        if section == "table":
+        if several:
             index = int(rest.pop(0)) if rest and rest[0].isdigit() else 0
-            tables = where.setdefault("table", [])
-            while len(tables) <= index:
-                tables.append({})
-            where = tables[index]
+            found = where.setdefault(section, [])
+            while len(found) <= index:
+                found.append({})
+            where = found[index]
         else:
             where = where.setdefault(section, {})
         if section == "decode" and rest[0] == "registry" and len(rest) > 1:
@@ -253,30 +316,33 @@ def overlay(document: dict[str, Any], environ: Mapping[str, str]) -> dict[str, A
             where.update(flat)
             alike = [k for k in where if re.sub(r"[.\-]", "_", k).lower() == key]
             key = alike[0] if alike else key if key == "name" else key.replace("_", ".")
-        lists = ("topics", "partition_by")
+        lists = ("topics", "partition_by", "sort_by", "identifier_fields", "to", "values")
         # commas inside parentheses belong to a transform: bucket(16, id)
         where[key] = re.split(r",(?![^(]*\))", environ[name]) if key in lists else environ[name]
     return document
 
 
 def from_document(document: Mapping[str, Any], base: Path = Path()) -> Config:
-    known = ("sink", "kafka", "decode", "transform", "catalog", "spark", "table")
-    if not isinstance(document.get("table", []), list):
-        raise ConfigError("cannot read config: [table] is one table; expected [[table]]")
+    known = ("sink", "kafka", "decode", "transform", "catalog", "spark", "table", "route",
+             "dead_letters")  # fmt: skip
+    for several in ("table", "route"):
+        if not isinstance(document.get(several, []), list):
+            raise ConfigError(f"cannot read config: [{several}] is one {several}; expected "
+                              f"[[{several}]]")  # fmt: skip
     for section in document:
         if section not in known:
             raise ConfigError(f"cannot read config: unknown section [{section}]"
                               f"{_nearest(section, known)}")  # fmt: skip
-        for each in document["table"] if section == "table" else [document[section]]:
+        found = document[section]
+        for each in found if section in ("table", "route") else [found]:
             _table(section, each)
     _table("decode.registry", document.get("decode", {}).get("registry", {}))
     decode = dict(document.get("decode", {}))
     decode["registry"] = _settings("decode.registry", decode.get("registry", {}))
     if decode.get("schema"):  # a path in a file is meant from where the file is
         decode["schema"] = str(base / decode["schema"])
-    transform = dict(document.get("transform", {}))
-    if str(transform.get("python", "")).partition(":")[0].endswith(".py"):
-        transform["python"] = str(base / transform["python"])
+    transform = _from(base, document.get("transform", {}))
+    routes = [_from(base, each) for each in document.get("route", [])]
     catalog = dict(document.get("catalog", {}))
     name = catalog.pop("name", "lake")
     if "sink" not in document:
@@ -290,9 +356,21 @@ def from_document(document: Mapping[str, Any], base: Path = Path()) -> Config:
         spark=_settings("spark", document.get("spark", {})),
         tables=tuple(_section(TableConfig, "[[table]]", each) for each in tables),
         transform=_section(TransformConfig, "[transform]", transform),
+        routes=tuple(_section(RouteConfig, "[[route]]", each) for each in routes),
+        dead_letters=_section(
+            DeadLettersConfig, "[dead_letters]", document.get("dead_letters", {})
+        ),
     )
     check_stream(config)
     return config
+
+
+def _from(base: Path, section: Mapping[str, Any]) -> dict[str, Any]:
+    """With a path to a Python file meant from where the config is."""
+    given = dict(section)
+    if str(given.get("python", "")).partition(":")[0].endswith(".py"):
+        given["python"] = str(base / given["python"])
+    return given
 
 
 #: Settings of `[sink]` that speak of the stream it reads.
@@ -324,7 +402,7 @@ def for_frame(table: str, catalog: str, settings: Mapping[str, Any]) -> Config:
 
 def way(config: Config) -> tuple[str, str]:
     """How the data goes, in the words of `frazil config explain`, and why."""
-    name = config.tables[0].name
+    name = ", ".join(table.name for table in config.tables)
     source = f"Kafka ({', '.join(config.sink.topics) or config.sink.pattern})"
     if not config.transform:
         return (
@@ -354,6 +432,10 @@ def settings(config: Config) -> dict[str, dict[str, Any]]:
             shown["decode.registry"] = dict(registry)
     for number, table in enumerate(config.tables):
         shown[f"table {number}"] = dataclasses.asdict(table)
+    for number, route in enumerate(config.routes):
+        shown[f"route {number}"] = {**dataclasses.asdict(route), "python": str(route.python)}
+    if config.dead_letters:
+        shown["dead_letters"] = dataclasses.asdict(config.dead_letters)
     return {
         section: {
             key: "***" if _is_secret(section, key) else value for key, value in values.items()
@@ -390,10 +472,7 @@ def check(config: Config) -> None:
         if getattr(sink, name) < 1:
             raise ConfigError(f"cannot read [sink] {name}: expected at least 1")
     _check_transform(config.transform)
-    if len(config.tables) != 1:
-        raise ConfigError(f"cannot read [[table]]: expected one table, found {len(config.tables)}")
-    for table in config.tables:
-        _check_table(table)
+    _check_tables(config)
     _refuse_what_breaks_the_promise(config)
 
 
@@ -475,10 +554,57 @@ def _check_cut(start: Mapping[str, Any]) -> None:
                                   f"offset}}}}, found {topic} = {offsets!r}")  # fmt: skip
 
 
+_NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)+")
+
+
+def _check_tables(config: Config) -> None:
+    names = [table.name for table in config.tables]
+    if not names:
+        raise ConfigError("cannot read [[table]]: expected a table, found none")
+    if len(names) > 1 and not config.routes:
+        raise ConfigError(f"cannot read [[table]]: {len(names)} tables, and no [[route]] says what "
+                          "goes where")  # fmt: skip
+    if config.routes and config.transform:
+        raise ConfigError("cannot use [[route]] with a [transform]: what comes out of a query goes "
+                          "to one table", hint="use a sink for each query")  # fmt: skip
+    if config.dead_letters and config.transform:
+        raise ConfigError("cannot use [dead_letters] with a [transform]: a query's rows are "
+                          "Spark's own")  # fmt: skip
+    every = [*names, config.index_table, *filter(None, [config.dead_letters.table])]
+    lower = [name.lower() for name in every]
+    if twice := [name for name in every if lower.count(name.lower()) > 1]:
+        raise ConfigError(f"cannot use table {twice[0]}: two tables of the sink have that name")
+    for table in config.tables:
+        _check_table(table)
+    letters = config.dead_letters
+    if letters and not _NAME.fullmatch(letters.table):
+        raise ConfigError(f"cannot read [dead_letters] table: expected namespace.table, found "
+                          f"{letters.table!r}")  # fmt: skip
+    if not 0 <= letters.max_share <= 1 or letters.max_count < 0:
+        raise ConfigError("cannot read [dead_letters]: expected max_share from 0 to 1, and "
+                          "max_count from 0")  # fmt: skip
+    if config.sink.max_tables < len(names):
+        raise ConfigError(f"cannot read [sink] max_tables: {config.sink.max_tables} is less than "
+                          f"the {len(names)} tables of the config")  # fmt: skip
+
+
 def _check_table(table: TableConfig) -> None:
-    if not re.fullmatch(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)+", table.name):
+    if not _NAME.fullmatch(re.sub(r"\{\w+\}", "x", table.name)):
         raise ConfigError(f"cannot use table name {table.name!r}: expected namespace.table of "
                           "letters, digits and underscores")  # fmt: skip
+    if "{" in table.name.rpartition(".")[0]:
+        raise ConfigError(f"cannot use table name {table.name!r}: a namespace does not come from "
+                          "the data")  # fmt: skip
+    if "{" in table.name and table.location:
+        raise ConfigError(f"cannot use table {table.name}: tables made of a template cannot share "
+                          "one location")  # fmt: skip
+    if table.evolution not in EVOLUTION:
+        raise ConfigError(f"cannot use table {table.name}: evolution {table.evolution!r} is "
+                          f"unknown{_nearest(table.evolution, EVOLUTION)}")  # fmt: skip
+    if table.commit_interval:
+        duration(table.commit_interval)
+    if table.commit_bytes:
+        size(table.commit_bytes)
     if not table.offset_column or not table.partition_column or not table.topic_column:
         raise ConfigError(f"cannot use table {table.name}: the topic, partition and offset columns "
                           "carry the proof and cannot be left out")  # fmt: skip
@@ -560,10 +686,16 @@ def _fit(where: str, kind: str, value: Any) -> Any:
     try:
         if kind == "int" and isinstance(value, (int, str)) and not isinstance(value, bool):
             return int(value)
+        if kind == "float" and isinstance(value, (int, float, str)) and not isinstance(value, bool):
+            return float(value)
+        if kind == "bool" and str(value).lower() in ("true", "false"):
+            return str(value).lower() == "true"
+        if kind.startswith("str | Callable") and (isinstance(value, str) or callable(value)):
+            return value
         if kind == "str" and isinstance(value, (str, int, float)) and not isinstance(value, bool):
             return str(value)
         if kind.startswith("tuple") and isinstance(value, (list, tuple)):
-            return tuple(str(each) for each in value)
+            return tuple(_text(each) for each in value)
         if kind == "dict[str, str]" and isinstance(value, Mapping):
             return {str(k): str(v) for k, v in value.items()}
         if kind.startswith("str | dict") and isinstance(value, (str, Mapping)):
@@ -573,6 +705,10 @@ def _fit(where: str, kind: str, value: Any) -> Any:
     except ValueError:
         pass
     raise ConfigError(f"cannot read {where}: expected {kind}, found {value!r}")
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _settings(section: str, values: Mapping[str, Any]) -> Settings:

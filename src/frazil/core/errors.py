@@ -14,6 +14,8 @@
         ├── Foreign        the topic, cluster or table is not the one the ledger knows
         ├── Misfit         data and table schema do not fit
         ├── Undecodable    a record cannot be decoded
+        ├── Unroutable     no rule says to which table a record goes
+        ├── Overflow       a batch has more rejected records than the dead letters may take
         └── Miscount       the arithmetic of a batch does not add up
 
 A message reads `cannot <verb> <object>: <fact>; expected <x>, found <y>`; the hint says what to do.
@@ -91,6 +93,14 @@ class Misfit(Fatal):
 
 
 class Undecodable(Fatal):
+    pass
+
+
+class Unroutable(Fatal):
+    pass
+
+
+class Overflow(Fatal):
     pass
 
 

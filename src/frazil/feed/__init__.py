@@ -25,6 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 from frazil.core.config import Config
 from frazil.core.offsets import Cut, Range
 from frazil.ingest.route import Metadata
+from frazil.ingest.settle import TablePlan
 from frazil.ingest.source import Origin
 from frazil.ingest.stage import Tally
 from frazil.ingest.write import TableShape, WrittenFile
@@ -45,20 +46,27 @@ class Reached:
 
 
 @dataclass(frozen=True, slots=True)
+class WrittenTable:
+    tallies: tuple[Tally, ...]
+    files: tuple[WrittenFile, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Written:
     """One batch, written and checked against its plan: ready to be staged."""
 
     begin: Cut
     end: Cut
-    tallies: tuple[Tally, ...]
-    files: tuple[WrittenFile, ...]
+    tables: Mapping[str, WrittenTable]
     origin: Origin
     seconds: Mapping[str, float]
     source: tuple[str, str] = ("", "")
+    #: of all records, where there are several tables
+    total: tuple[Tally, ...] = ()
 
     @property
     def rows(self) -> int:
-        return sum(file.rows for file in self.files)
+        return sum(file.rows for table in self.tables.values() for file in table.files)
 
 
 class Host(Protocol):
@@ -75,6 +83,20 @@ class Host(Protocol):
     def check_fits(self, columns: pa.Schema, metadata: Metadata) -> None:
         """Raises where such columns would not fit; makes and claims nothing."""
 
+    def provide(self, needs: Mapping[str, pa.Schema]) -> None:
+        """Make these tables, or change them, so that records with such columns fit."""
+
+    def plans(self) -> dict[str, TablePlan]:
+        """The tables that are there, as the tasks of a batch must know them."""
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """Tables that could not be made or changed as records wanted it, and why."""
+
+    @property
+    def number(self) -> int:
+        """Of the batch under way."""
+
     def patiently(self, call: Callable[[], T]) -> T:
         """`call`, again and again while a server is away."""
 
@@ -84,6 +106,9 @@ class Host(Protocol):
 
 
 class Feed(Protocol):
+    def template(self, table: str) -> str:
+        """The `[[table]]` that a table was made of: its own name, or a template's."""
+
     def look(self, spark: SparkSession, entry: Entry | None) -> Origin:
         """See that the source is there and the one that `entry` knows; refuse what cannot work."""
 

@@ -38,7 +38,7 @@ from frazil.core.errors import (
     Overlap,
 )
 from frazil.core.offsets import BATCHES, Cut, Partition, Range
-from frazil.feed import Host, Reached, Temporary, Written, added
+from frazil.feed import Host, Reached, Temporary, Written, WrittenTable, added
 from frazil.feed.checkpoint import Checkpoint, Place, began, known
 from frazil.feed.reads import FRAZIL, planner, told
 from frazil.ingest.frame import OUTCOMES, Outcome, Told, WritePlan, write_all
@@ -61,9 +61,9 @@ _STATELESS = frozenset(
 #: Sources whose offsets say all there is to know; others keep notes in the checkpoint.
 _PORTABLE = frozenset(["kafka", "rate-micro-batch", *FRAZIL])
 _NO_ORIGIN = Metadata("", "", "", "")
-#: Spark hands rows to Python by so many, as far as their size is known: of the batch before, or of
-#: a glance at the first.
-_GLANCE_ROWS, _MOST_ROWS, _HANDED_BYTES = 100, 10_000, 16 * 1024**2
+#: Spark hands rows to Python by so many: at first, when nothing is known of their size, and then by
+#: their size in the batch before.
+_FIRST_ROWS, _MOST_ROWS, _HANDED_BYTES = 4_000, 10_000, 16 * 1024**2
 
 
 class Frames:
@@ -75,6 +75,9 @@ class Frames:
         self._row_bytes = 0.0
 
     # ── before anything is claimed ───────────────────────────────────────────────────────────
+
+    def template(self, table: str) -> str:
+        return table
 
     def look(self, spark: SparkSession, entry: Entry | None) -> Origin:
         self._spark = spark
@@ -333,7 +336,8 @@ class Frames:
             return None
         cut = Cut({**before.cut, BATCHES: 0})
         text = (before.text, before.text)
-        return Written(cut, cut, (), (), self._origin_now(), {}, text)
+        nothing = {self._config.tables[0].name: WrittenTable((), ())}
+        return Written(cut, cut, nothing, self._origin_now(), {}, text)
 
     def write(self, frame: DataFrame, batch: int, reached: Reached) -> Written | None:
         before, after, here = self._log.before(batch), self._log.after(batch), _place(reached)
@@ -369,8 +373,11 @@ class Frames:
         return Written(
             begin=Cut(begin),
             end=Cut(end),
-            tallies=tuple(tallies),
-            files=tuple(file for each in outcomes for file in each.files),
+            tables={
+                self._config.tables[0].name: WrittenTable(
+                    tuple(tallies), tuple(file for each in outcomes for file in each.files)
+                )
+            },
             origin=origin,
             seconds=added([each.seconds for each in outcomes]),
             source=(before.text, after.text),
@@ -379,14 +386,10 @@ class Frames:
     def _run(self, frame: DataFrame) -> list[Outcome]:
         plan = replace(self._plan, file_prefix=self._host.prefix)
         tasks = frame.mapInArrow(functools.partial(write_all, plan), OUTCOMES)
-        if not self._row_bytes and not self.stateful:  # whose state a glance would leave half done
-            glance = frame.limit(_GLANCE_ROWS).toArrow()
-            self._row_bytes = glance.nbytes / max(1, len(glance))
+        rows = _FIRST_ROWS
         if self._row_bytes:
             rows = max(1, min(_MOST_ROWS, int(_HANDED_BYTES / self._row_bytes)))
-            with _handed_by(frame.sparkSession, rows):
-                found = tasks.collect()
-        else:
+        with _handed_by(frame.sparkSession, rows):
             found = tasks.collect()
         outcomes = [Outcome.load(row.outcome) for row in found]
         for each in outcomes:

@@ -1,28 +1,40 @@
-"""Kafka straight into the table: Spark gets ranges, and the records never enter its JVM."""
+"""Kafka straight into the tables: Spark gets ranges, and the records never enter its JVM."""
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
+import pyarrow as pa
+from pyspark import TaskContext, cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
 from frazil.core.config import Config, duration
-from frazil.core.errors import Miscount
+from frazil.core.errors import Miscount, Misfit, Overflow
 from frazil.core.offsets import Cut, Partition, Range, join
-from frazil.feed import Host, Reached, Temporary, Written, added
+from frazil.feed import Host, Reached, Temporary, Written, WrittenTable, added
 from frazil.feed.reads import register
 from frazil.ingest import sample
 from frazil.ingest.decode import Format
-from frazil.ingest.route import Metadata
+from frazil.ingest.evolve import merged
+from frazil.ingest.rules import Rules
 from frazil.ingest.source import FORMAT, Origin, Planner, kafka_only, options
 from frazil.ingest.stage import Tally
-from frazil.ingest.task import RESULTS, Plan, Result, run_all
-from frazil.ingest.write import TableShape
-from frazil.table import schema
+from frazil.ingest.task import (
+    LETTER_COLUMNS,
+    RESULTS,
+    Plan,
+    Result,
+    of_table,
+    run,
+    run_all,
+)
 from frazil.table.ledger import Entry
+
+#: How often a batch is run again because tables had to be made or changed for it. Each time all
+#: tasks tell all they need: more than a few times means that something else changes the tables.
+_RERUNS = 8
 
 
 class Ranges:
@@ -33,16 +45,33 @@ class Ranges:
         self._host = host
         self._config: Config = host.config
         self._kafka = self._config.kafka.resolved()
-        table = self._config.tables[0]
-        self._metadata = Metadata(
-            table.topic_column, table.partition_column, table.offset_column, table.timestamp_column
-        )
         self._format: Format = sample.format_of(self._config)
-        self._plan: Plan | None = None
+        self._rules = self._made_rules() if self._config.routes else None
         self._carried: list[Result] = []
         self._origin = Origin()
         self.checkpoint = ""
         self._temporary = Temporary()
+
+    # ── before anything is claimed ───────────────────────────────────────────────────────────
+
+    def _made_rules(self, known: Iterable[str] = ()) -> Rules:
+        names = [table.name for table in self._config.tables]
+        reserved = [self._config.index_table, *filter(None, [self._config.dead_letters.table])]
+        from_data = sorted(set(known) - set(names) - set(reserved))
+        rules = Rules(
+            self._config.routes,
+            names,
+            reserved=reserved,
+            known=from_data,
+            room=self._config.sink.max_tables - len(names) - len(from_data),
+        )
+        for module in rules.travelling:
+            cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+        return rules
+
+    def template(self, table: str) -> str:
+        """The `[[table]]` that a table was made of."""
+        return self._rules.template(table) if self._rules else table
 
     def look(self, spark: SparkSession, entry: Entry | None) -> Origin:
         self._planner = Planner(
@@ -61,12 +90,35 @@ class Ranges:
 
     def check(self, reached: Callable[[], Reached]) -> None: ...
 
+    # ── where the last life ended ────────────────────────────────────────────────────────────
+
     def resume(self, reached: Reached, life: str) -> None:
         self._reached = kafka_only(reached.cut)
         _, partitions = self._planner.origin()
         self._planner.require(self._reached, self._planner.watermarks(partitions))
-        self._prepare(self._planner.waiting(self._reached, sample.RECORDS))
+        if letters := self._config.dead_letters.table:
+            self._host.provide({letters: LETTER_COLUMNS})
+        self._learn(self._planner.waiting(self._reached, sample.RECORDS))
         self.checkpoint = self._temporary.folder(self._config.sink.checkpoint, life)
+
+    def _learn(self, ranges: Sequence[Range]) -> None:
+        """Make the tables, or see that they fit, from a sample of the records that come first."""
+        if not self._config.one_table:
+            for _ in range(_RERUNS):
+                needs: dict[str, pa.Schema] = {}
+                for each in ranges:
+                    few = Range(
+                        each.partition, each.start, min(each.end, each.start + sample.RECORDS)
+                    )
+                    self._add_needs(needs, [run(self._plan(), few, dry=True)])
+                if not needs:
+                    return
+                self._host.provide(needs)
+            return
+        name = self._config.tables[0].name
+        columns = sample.columns(self._config, self._kafka, self._format, ranges)
+        if columns is not None:  # else there is nothing to learn from; the first batch will
+            self._host.provide({name: columns})
 
     def stream(self, spark: SparkSession, until: Cut | None) -> DataFrame:
         register(spark)
@@ -84,53 +136,76 @@ class Ranges:
         return self._planner.watermarks(partitions).end
 
     def untold(self) -> list[Range]:
-        return [result.tally.range for result in self._carried]
+        return [result.total.range for result in self._carried]
 
     def close(self) -> None:
         self._temporary.remove()
+
+    # ── batch by batch ───────────────────────────────────────────────────────────────────────
 
     def opening(self, batch: int, reached: Reached) -> Written | None:
         return None  # the claim names it
 
     def write(self, frame: DataFrame, batch: int, reached: Reached) -> Written | None:
         """Spark runs one task per range; only what successful tasks hand back is believed."""
-        if self._plan is None:
+        alone = self._config.one_table
+        if alone and not self._host.plans():
             rows = frame.collect()
-            self._prepare([Range(Partition(r.topic, r.partition), r.start, r.end) for r in rows])
-        results = self._carried + self._run(frame)
+            self._learn([Range(Partition(r.topic, r.partition), r.start, r.end) for r in rows])
+        results = self._carried + self._settled(frame)
         if not results:
             return None  # a cut that only named new partitions
-        if self._plan is None:
+        if alone and not self._host.plans():
             self._carried = results  # invisible offsets, and no table yet: told with the next batch
             return None
         written = self._checked(results, reached.cut)
         self._carried = []
         return written
 
-    def _prepare(self, ranges: Sequence[Range]) -> None:
-        """Make the table, or see that it fits, from a sample of the records that come first."""
-        table = self._config.tables[0]
-        columns = sample.columns(self._config, self._kafka, self._format, ranges)
-        if columns is None:
-            return  # nothing to learn a schema from; the first batch with records will
-        shape = self._host.shape(columns, self._metadata)
-        self._plan = Plan(
+    def _settled(self, frame: DataFrame) -> list[Result]:
+        """The batch, run again as long as tables must be made or changed for it."""
+        for _ in range(_RERUNS):
+            results = self._run(frame)
+            needs: dict[str, pa.Schema] = {}
+            self._add_needs(needs, results)
+            if not needs:
+                return results
+            self._host.provide(needs)
+        raise Misfit(
+            f"cannot write a batch: in {_RERUNS} tries the tables did not come to fit: "
+            f"{', '.join(sorted(needs))}",
+            hint="does somebody else change them?",
+        )
+
+    def _add_needs(self, needs: dict[str, pa.Schema], results: Sequence[Result]) -> None:
+        for result in results:
+            for name, columns in result.needs.items():
+                try:
+                    needs[name] = merged(needs[name], columns) if name in needs else columns
+                except Misfit:
+                    continue  # when the table is there, records of the other kind are rejected
+
+    def _plan(self) -> Plan:
+        plans = self._host.plans()
+        letters = plans.pop(self._config.dead_letters.table, None)
+        if self._rules is not None:
+            self._rules = self._made_rules([*plans, *self._host.refused])
+        return Plan(
             kafka=self._kafka,
             format=self._format,
-            table=shape,
-            metadata=self._metadata,
-            event_time=schema.event_time_column(shape.schema, table),
-            file_prefix="",
+            tables=plans,
+            rules=self._rules,
+            only=self._config.tables[0].name,
+            letters=letters,
+            refused=self._host.refused,
+            file_prefix=self._host.prefix,
+            batch=self._host.number,
             patience=duration(self._config.sink.patience),
             client=self._config.sink.fetch == "client",
         )
 
     def _run(self, frame: DataFrame) -> list[Result]:
-        plan = self._plan or Plan(  # no record with a value yet: the tasks count, and write nothing
-            self._kafka, self._format, _NO_TABLE, self._metadata, "", "", 60.0
-        )
-        plan = replace(plan, file_prefix=self._host.prefix)
-        rows = frame.mapInArrow(functools.partial(run_all, plan), RESULTS).collect()
+        rows = frame.mapInArrow(functools.partial(_tasks, self._plan()), RESULTS).collect()
         if rows and (len({row.pieces for row in rows}) != 1 or rows[0].pieces != len(rows)):
             raise Miscount(
                 f"cannot stage a batch: {rows[0].pieces} ranges were planned, {len(rows)} came back"
@@ -138,45 +213,80 @@ class Ranges:
         for row in rows[:1]:
             cluster, topics = json.loads(row.origin)
             self._origin = Origin(cluster, topics)
-        results = [Result.load(row.result) for row in rows]
-        for row, result in zip(rows, results, strict=True):
-            if row.planned != str(result.tally.range):
+        found = []
+        for row in rows:
+            results = [Result.of(values) for values in json.loads(row.results)]
+            whole = join(result.total.range for result in results)
+            if [row.planned] != [str(each) for each in whole]:
                 raise Miscount(f"cannot stage a batch: {row.planned} was planned, "
-                               f"{result.tally.range} came back")  # fmt: skip
-        return results
+                               f"{', '.join(map(str, whole))} came back")  # fmt: skip
+            found += results
+        return found
 
     def _checked(self, results: Sequence[Result], reached: Cut) -> Written:
         """The arithmetic (I3), the joint to the batch before, and the topics' identity."""
         for result in results:
-            tally = result.tally
-            if not tally.balanced or sum(file.rows for file in result.files) != tally.written:
-                raise Miscount(
-                    f"cannot stage {tally.range}: {len(tally.range)} offsets, of them "
-                    f"{tally.written} written, {tally.rejected} rejected, {tally.skipped} skipped, "
-                    f"{tally.invisible} invisible; {sum(f.rows for f in result.files)} in the files"
-                )
-        tallies: dict[Partition, Tally] = {}
-        for result in sorted(results, key=lambda r: r.tally.range):
-            key = result.tally.range.partition
-            tallies[key] = tallies[key] + result.tally if key in tallies else result.tally
-        ranges = join(result.tally.range for result in results)
+            for name, tally in (("", result.total), *result.tallies.items()):
+                files = sum(file.rows for file in result.files.get(name, ()))
+                if not tally.balanced or (name and files != tally.written):
+                    raise Miscount(
+                        f"cannot stage {tally.range}: {len(tally.range)} offsets, of them "
+                        f"{tally.written} written, {tally.rejected} rejected, {tally.skipped} "
+                        f"skipped, {tally.invisible} invisible; {files} in the files"
+                        + (f" of table {name}" if name else "")
+                    )
+        ordered = sorted(results, key=lambda result: result.total.range)
+        self._refuse_too_many(ordered)
+        ranges = join(result.total.range for result in results)
         end = reached.after(ranges)
         begin = Cut({**{r.partition: r.start for r in ranges}, **reached})
         # A topic that was dropped and made again between plan and fetch brought other records.
         self._origin.check(self._host.patiently(lambda: self._planner.origin()[0]))
-        files = tuple(file for result in results for file in result.files)
-        seconds = added([result.seconds for result in results])
-        return Written(begin, end, tuple(tallies.values()), files, self._origin, seconds)
+        touched = dict.fromkeys(name for result in ordered for name in result.tallies)
+        if self._config.one_table:
+            touched = {self._config.tables[0].name: None}
+        return Written(
+            begin,
+            end,
+            tables={name: self._of_table(name, ordered) for name in touched},
+            total=() if self._config.one_table else _joined(r.total for r in ordered),
+            origin=self._origin,
+            seconds=added([result.seconds for result in results]),
+        )
+
+    def _of_table(self, name: str, ordered: Sequence[Result]) -> WrittenTable:
+        nothing = Tally(ordered[0].total.range, 0)
+        return WrittenTable(
+            tallies=_joined(
+                result.tallies.get(name) or of_table(result.total, nothing)
+                for result in ordered
+                if name not in result.below
+            ),
+            files=tuple(file for result in ordered for file in result.files.get(name, ())),
+        )
+
+    def _refuse_too_many(self, results: Sequence[Result]) -> None:
+        rejected = sum(result.total.rejected for result in results)
+        read = rejected + sum(result.total.written + result.total.skipped for result in results)
+        letters = self._config.dead_letters
+        if rejected and (rejected > letters.max_count or rejected > letters.max_share * read):
+            raise Overflow(
+                f"cannot go on: {rejected} of {read} records of a batch are rejected; "
+                f"[dead_letters] allows {letters.max_share:.0%} and {letters.max_count}",
+                hint="nothing of the batch was written; mend what sends or reads them, or raise "
+                "max_share or max_count",
+            )
 
 
-_NO_TABLE = TableShape(
-    name="",
-    location="file:///",
-    schema='{"type":"struct","schema-id":0,"fields":[]}',
-    schema_id=0,
-    spec='{"spec-id":0,"fields":[]}',
-    properties={},
-    target_file_size=1,
-    compression="zstd",
-    io={},
-)
+def _tasks(plan: Plan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    context = TaskContext.get()
+    return run_all(plan, batches, context.attemptNumber() if context else 0)
+
+
+def _joined(tallies: Iterable[Tally]) -> tuple[Tally, ...]:
+    """Of each partition one; they come in order."""
+    found: dict[Partition, Tally] = {}
+    for tally in tallies:
+        key = tally.range.partition
+        found[key] = found[key] + tally if key in found else tally
+    return tuple(found.values())

@@ -161,6 +161,7 @@ class Writer:
         try:
             for reference in references:
                 build.type(json.loads(reference), "", 0)
+            build.aliases.clear()  # those of a reference are told where it is used
             schema = json.loads(text)
             if not (isinstance(schema, dict) and schema.get("type") in ("record", "error")):
                 schema = {"type": "record", "name": "frazil.Value",
@@ -171,6 +172,8 @@ class Writer:
         self._fields = list(fields.items())
         self._read = _record(fields).read
         self.columns = pa.schema([each.field(name) for name, each in self._fields])
+        #: path of a column (`s.a`, `l.element.a`, `m.value.a`) → names it had before
+        self.aliases: Mapping[str, tuple[str, ...]] = build.aliases
         self._glue: dict[bool, bytes] = {}
         if self._fields and all(each.glued is not None for _, each in self._fields):
             glue = {headed: self._preamble(headed) for headed in (False, True)}
@@ -348,6 +351,8 @@ class _Build:
     def __init__(self) -> None:
         self.named: dict[str, tuple[dict[str, Any], str]] = {}
         self.open: list[str] = []  # records being built, outermost first
+        self.path: list[str] = []  # of the column being built
+        self.aliases: dict[str, tuple[str, ...]] = {}
         self.count = 0
 
     def type(self, schema: Any, space: str, depth: int) -> Type:
@@ -374,15 +379,22 @@ class _Build:
                             "Parquet has no struct without fields")  # fmt: skip
             return _record(fields)
         if kind == "array":
-            return _array(self.type(_part(schema, "items"), space, depth + 1))
+            return _array(self.inside("element", _part(schema, "items"), space, depth))
         if kind == "map":
-            return _map(self.type(_part(schema, "values"), space, depth + 1))
+            return _map(self.inside("value", _part(schema, "values"), space, depth))
         if kind in ("enum", "fixed"):
             self.name(schema, space)
             return _enum(schema) if kind == "enum" else _fixed(schema)
         if kind in _PRIMITIVES:
             return _primitive(kind, schema)
         return self.reference(kind, space, depth)
+
+    def inside(self, name: str, schema: Any, space: str, depth: int) -> Type:
+        self.path.append(name)
+        try:
+            return self.type(schema, space, depth + 1)
+        finally:
+            self.path.pop()
 
     def name(self, schema: dict[str, Any], space: str) -> tuple[str, str]:
         """Remember a named type; gives its full name and the namespace of what is inside."""
@@ -414,16 +426,25 @@ class _Build:
             if not isinstance(name, str) or name in fields:
                 raise Unfit(f"record {full} has field {name!r} twice, or its name is no text")
             try:
-                fields[name] = self.type(_part(field, "type"), space, depth + 1)
+                fields[name] = self.inside(name, _part(field, "type"), space, depth)
             except Unfit as error:
                 raise Unfit(f"field {name}: {error}") from None
+            if isinstance(olds := field.get("aliases"), list):
+                path = ".".join([*self.path, name])
+                self.aliases[path] = tuple(each for each in olds if isinstance(each, str))
         self.open.pop()
         return fields
 
     def union(self, branches: list[Any], space: str, depth: int) -> Type:
         null = [branch in ("null", {"type": "null"}) for branch in branches]
+        numbers = iter(range(len(branches)))
+        several = len(branches) - sum(null) > 1
         types = [
-            None if is_null else self.type(branch, space, depth + 1)
+            None
+            if is_null
+            else self.inside(f"member{next(numbers)}", branch, space, depth)
+            if several
+            else self.type(branch, space, depth + 1)
             for branch, is_null in zip(branches, null, strict=True)
         ]
         real = [each for each in types if each]

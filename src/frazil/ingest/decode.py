@@ -90,8 +90,11 @@ class Rejected:
     """A value that cannot be read: itself a value, never an exception."""
 
     index: int
-    kind: str  # null | header | schema | datum | json | shape | limit
+    #: null | header | schema | datum | json | shape | limit, and of those behind: route | name |
+    #: envelope
+    kind: str
     reason: str
+    schema_id: int | None = None
 
 
 class Decoder:
@@ -166,6 +169,13 @@ class Decoder:
             why = writer.reason
         raise Undecodable(f"cannot name the columns of {len(values)} values: {why}")
 
+    def aliases(self, schema_id: int | None) -> Mapping[str, tuple[str, ...]]:
+        """Former names of columns, as the writer's schema tells them."""
+        if self._format.kind not in ("avro", "confluent-avro"):
+            return {}
+        writer = self._writer(schema_id)
+        return writer.aliases if isinstance(writer, Writer) else {}
+
     def _avro(self, values: Sequence[bytes | None]) -> tuple[list[Decoded], list[Rejected]]:
         headed = self._format.kind == "confluent-avro"
         size = HEADER if headed else 0
@@ -195,7 +205,7 @@ class Decoder:
             schema_id = _id(header) if headed else None
             writer = self._writer(schema_id)
             if not isinstance(writer, Writer):
-                rejected.extend(Rejected(i, "schema", writer.reason) for i in members)
+                rejected.extend(Rejected(i, "schema", writer.reason, schema_id) for i in members)
                 continue
             every = len(members) == len(values)
             group = values if every else [values[i] for i in members]
@@ -204,7 +214,7 @@ class Decoder:
                 header,
                 tried=every and header == tried,
             )
-            rejected.extend(Rejected(members[i], "datum", why) for i, why in bad)
+            rejected.extend(Rejected(members[i], "datum", why, schema_id) for i, why in bad)
             if table.num_rows:
                 index = None if every and not bad else _without(members, bad)
                 decoded.append(Decoded(table, index, schema_id))
@@ -601,7 +611,7 @@ def _of_struct(kind: pa.StructType) -> Convert:
     def convert(value: Any) -> dict[str, Any]:
         _must(value, dict, "object")
         for name in value:
-            if name not in names:
+            if name not in names and value[name] is not None:  # null says no more than nothing
                 raise Misshapen("no such field", _found(value[name]), name)
         row = {}
         name = ""
@@ -749,8 +759,11 @@ def _uuid(value: Any) -> bytes:
 # --- columns of JSON ----------------------------------------------------------------------------
 
 
-def infer(values: Iterable[bytes]) -> pa.Schema:
-    """The columns that all these JSON objects fit into; what is no object is passed over."""
+def infer(values: Iterable[bytes], guess: bool = True) -> pa.Schema:
+    """The columns that all these JSON objects fit into; what is no object is passed over.
+
+    A field that is null in all of them is text, at a guess, or left out.
+    """
     seen: dict[str, Any] = {}
     for value in values:
         try:
@@ -759,7 +772,15 @@ def infer(values: Iterable[bytes]) -> pa.Schema:
                 seen = _merged(seen, _kinds(parsed), "")
         except (ValueError, RecursionError):
             continue
+    if not guess:
+        seen = _told(seen)
     return pa.schema([pa.field(name, _arrow(kind, name)) for name, kind in seen.items()])
+
+
+def _told(kinds: dict[str, Any]) -> dict[str, Any]:
+    """Without fields of which only null is known."""
+    told = {name: _told(kind) if type(kind) is dict else kind for name, kind in kinds.items()}
+    return {name: kind for name, kind in told.items() if kind is not None and kind != {}}
 
 
 def _kinds(value: Any) -> Any:

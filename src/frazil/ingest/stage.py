@@ -82,6 +82,8 @@ class StagedBatch:
     staged_at_ms: int
     window_start_ms: int
     tables: tuple[StagedTable, ...]
+    #: what became of every record, whichever table it went to; empty where there is one table only
+    total: tuple[Tally, ...] = ()
     #: where Spark's sources stood before and after it, in their own words (see `feed.checkpoint`)
     source: tuple[str, str] = ("", "")
 
@@ -95,6 +97,11 @@ class StagedBatch:
 
     def table(self, name: str) -> StagedTable:
         return next(table for table in self.tables if table.name == name)
+
+    @property
+    def names(self) -> list[str]:
+        """The tables it holds something for."""
+        return [table.name for table in self.tables]
 
 
 def dump(batch: StagedBatch) -> bytes:
@@ -112,6 +119,7 @@ def dump(batch: StagedBatch) -> bytes:
             "staged-at-ms": batch.staged_at_ms,
             "window-start-ms": batch.window_start_ms,
             "source": batch.source,
+            "total": [tally_values(tally) for tally in batch.total],
             "tables": [
                 {
                     "name": table.name,
@@ -152,6 +160,7 @@ def load(stored: bytes) -> StagedBatch | None:
         staged_at_ms=record["staged-at-ms"],
         window_start_ms=record["window-start-ms"],
         source=tuple(record.get("source", ("", ""))),
+        total=tuple(tally_of(values) for values in record.get("total", ())),
         tables=tuple(
             StagedTable(
                 name=table["name"],

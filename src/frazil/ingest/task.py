@@ -1,4 +1,4 @@
-"""One range through the executor's stations: fetch ▶ decode ▶ route ▶ write.
+"""One range through the executor's stations: fetch ▶ settle ▶ write.
 
 Comes in: the plan of a batch (what all tasks share) and one range. Goes out: one `Result`, small
 and plain, which the driver checks against the plan before it stages anything.
@@ -6,31 +6,54 @@ and plain, which the driver checks against the plan before it stages anything.
 
 from __future__ import annotations
 
+import base64
 import gc
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from frazil.core.errors import FrazilError, Miscount, Undecodable, across
+from frazil.core.errors import FrazilError, Miscount, Misfit, Undecodable, Unroutable, across
 from frazil.core.offsets import Partition, Range
-from frazil.ingest.decode import Decoder, Format, Rejected
-from frazil.ingest.fetch import fetch
-from frazil.ingest.records import Longs
+from frazil.ingest.careful import Careful
+from frazil.ingest.decode import Format, Rejected
+from frazil.ingest.evolve import merged
+from frazil.ingest.fetch import Chunk, fetch
+from frazil.ingest.records import Longs, Opened
 from frazil.ingest.route import Metadata, route
+from frazil.ingest.rules import Rules
+from frazil.ingest.settle import Letter, Settler, TablePlan
 from frazil.ingest.stage import Tally, tally_of, tally_values
-from frazil.ingest.write import TableShape, Writer, WrittenFile
+from frazil.ingest.write import OpenFiles, Writer, WrittenFile
 
 #: What `run_all` gives, in Spark's words and in Arrow's.
-RESULTS = "result string, planned string, pieces int, origin string"
+RESULTS = "results string, planned string, pieces int, origin string"
 _RESULTS = pa.schema(
-    [("result", pa.string()), ("planned", pa.string()), ("pieces", pa.int32()),
+    [("results", pa.string()), ("planned", pa.string()), ("pieces", pa.int32()),
      ("origin", pa.string())]
 )  # fmt: skip
+#: Tries of a task, counted from 0, that go the usual way: behind them every chunk is settled in a
+#: process of its own, so that a record which kills it is found.
+FEARLESS = 2
+
+#: A dead letter: the record as it was, why it was rejected, by which tables, and when.
+LETTERS = Metadata("topic", "partition", "offset", "timestamp", "key", "headers")
+LETTER_COLUMNS = pa.schema(
+    [
+        pa.field("value", pa.large_binary()),
+        pa.field("kind", pa.large_string(), nullable=False),
+        pa.field("message", pa.large_string(), nullable=False),
+        pa.field("schema_id", pa.int32()),
+        pa.field("tables", pa.list_(pa.field("element", pa.large_string(), nullable=False))),
+        pa.field("batch", pa.int64(), nullable=False),
+        pa.field("rejected_at", pa.timestamp("us", "UTC"), nullable=False),
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,74 +62,222 @@ class Plan:
 
     kafka: Mapping[str, str] = field(repr=False)
     format: Format = field(repr=False)
-    table: TableShape
-    metadata: Metadata
-    event_time: str
-    file_prefix: str
-    patience: float
+    #: name → table; those that records may also go to and that are not here are needs
+    tables: Mapping[str, TablePlan]
+    #: None: everything goes to the table `only`
+    rules: Rules | None = None
+    only: str = ""
+    #: where rejected records go; None: they stop the stream
+    letters: TablePlan | None = None
+    #: tables that could not be made or changed as records wanted it, and why
+    refused: Mapping[str, str] = field(default_factory=dict)
+    file_prefix: str = ""
+    batch: int = 0
+    patience: float = 60.0
     client: bool = False  # read with confluent-kafka, whatever else is possible
+
+    @property
+    def envelope(self) -> bool:
+        """Are keys and headers wanted?"""
+        return self.letters is not None or bool(self.rules and self.rules.wants_headers)
+
+    def pieces(self, wanted: Range) -> Iterator[tuple[Range, frozenset[str]]]:
+        """The range, cut where some table begins to lack records; and who has them already."""
+        floors = {
+            name: plan.floor[wanted.partition]
+            for name, plan in (
+                *self.tables.items(),
+                *([("", self.letters)] if self.letters else []),
+            )
+            if wanted.start < plan.floor.get(wanted.partition, 0)
+        }
+        cuts = sorted({min(each, wanted.end) for each in floors.values()} | {wanted.end})
+        start = wanted.start
+        for end in cuts:
+            below = frozenset(name for name, floor in floors.items() if floor > start)
+            yield Range(wanted.partition, start, end), below
+            start = end
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    tally: Tally
-    files: tuple[WrittenFile, ...]
+    #: of all records of the range, whichever tables they went to
+    total: Tally
+    #: of each table that got, or rejected, any
+    tallies: Mapping[str, Tally]
+    files: Mapping[str, tuple[WrittenFile, ...]]
+    #: tables that must be made or changed first, with the columns they need; then nothing counts
+    needs: Mapping[str, pa.Schema]
+    #: tables that have the range already
+    below: frozenset[str]
     seconds: Mapping[str, float]  # fetch, decode, write; and cpu of the whole worker process
 
-    def dump(self) -> str:
-        files = [[f.descriptor, f.rows, f.bytes] for f in self.files]
-        return json.dumps([tally_values(self.tally), files, dict(self.seconds)])
+    def values(self) -> list[object]:
+        return [
+            tally_values(self.total),
+            {name: tally_values(tally) for name, tally in self.tallies.items()},
+            {name: [[f.descriptor, f.rows, f.bytes] for f in files]
+             for name, files in self.files.items()},
+            {name: base64.b64encode(columns.serialize()).decode()
+             for name, columns in self.needs.items()},
+            sorted(self.below),
+            dict(self.seconds),
+        ]  # fmt: skip
 
     @staticmethod
-    def load(text: str) -> Result:
-        tally, files, seconds = json.loads(text)
-        return Result(tally_of(tally), tuple(WrittenFile(*each) for each in files), seconds)
+    def of(values: list[object]) -> Result:
+        total, tallies, files, needs, below, seconds = values
+        return Result(
+            tally_of(total),  # type: ignore[arg-type]
+            {name: tally_of(each) for name, each in tallies.items()},  # type: ignore[attr-defined]
+            {
+                name: tuple(WrittenFile(*file) for file in each)
+                for name, each in files.items()  # type: ignore[attr-defined]
+            },
+            {
+                name: pa.ipc.read_schema(pa.py_buffer(base64.b64decode(columns)))
+                for name, columns in needs.items()  # type: ignore[attr-defined]
+            },
+            frozenset(below),  # type: ignore[call-overload]
+            seconds,  # type: ignore[arg-type]
+        )
 
 
-def run(plan: Plan, wanted: Range) -> Result:
-    """Everything of one range, or an error and nothing that counts."""
+def run(
+    plan: Plan,
+    wanted: Range,
+    below: frozenset[str] = frozenset(),
+    attempt: int = 0,
+    dry: bool = False,
+) -> Result:
+    """Everything of one range, or an error and nothing that counts. `dry`: only what is needed."""
     clock = Stopwatch()
-    target = plan.table.arrow
-    origin = {field.name for field in plan.metadata.fields}
-    decoder = Decoder(plan.format, pa.schema([f for f in target if f.name not in origin]))
-    writer = Writer(plan.table, plan.file_prefix)
-    tally = Tally(Range(wanted.partition, wanted.start, wanted.start), 0)
-    chunks = fetch(plan.kafka, wanted, patience=plan.patience, client=plan.client)
+    settler = Settler(plan.format, plan.rules, plan.tables, plan.refused, plan.only)
+    settle = settler.settle if attempt < FEARLESS else Careful(settler).settle
+    files = OpenFiles()
+    writers: dict[str, Writer] = {}
+    tallies: dict[str, Tally] = {}
+    needs: dict[str, pa.Schema] = {}
+    here = Range(wanted.partition, wanted.start, wanted.start)
+    total = Tally(here, 0)
+
+    def write(name: str, table: TablePlan, rows: pa.Table) -> None:
+        if needs or dry:
+            return  # the batch is run again
+        if name not in writers:
+            writers[name] = Writer(table.shape, plan.file_prefix, files)
+        writers[name].write(rows)
+        count(name, written=len(rows), watermark=watermark(rows, table.event_time))
+
+    def count(name: str, **counts: object) -> None:
+        known = tallies.get(name, Tally(here, 0))
+        tallies[name] = known + replace(Tally(here, 0), **counts)  # type: ignore[arg-type]
+
+    chunks = fetch(
+        plan.kafka, wanted, patience=plan.patience, client=plan.client, envelope=plan.envelope
+    )
     while True:
         with clock("fetch"):
             chunk = next(chunks, None)
         if chunk is None:
             break
         with clock("decode"):
-            framed = decoder.framed(chunk.records) if chunk.records else None
+            framed = settler.framed(chunk.records) if attempt < FEARLESS else None
             if framed is not None:
-                decoded, offsets, stamps = [framed.decoded], framed.offsets, framed.stamps
+                opened = Opened([], framed.offsets, framed.stamps, framed.keys)
             else:
-                opened = chunk.open()
-                offsets, stamps = opened.offsets, opened.stamps
-                decoded, rejected = decoder.decode(opened.values)
-                if rejected:
-                    raise undecodable(chunk.span.partition, offsets, rejected)
+                opened = chunk.open(plan.envelope)
+            settled = settle(wanted.partition, opened, framed, below)
+        letters = list(settled.letters.values())
+        if letters and plan.letters is None:
+            raise refused(wanted.partition, opened.offsets, letters)
         with clock("write"):
-            for group in decoded:
-                at = slice(None) if group.index is None else group.index
-                rows = route(
-                    group.rows, target, plan.metadata, wanted.partition, offsets[at], stamps[at]
-                )
-                writer.write(rows)
-                tally += _tally(rows, plan.event_time, tally.range)
-        seen = (int(offsets[0]), int(offsets[-1])) if len(offsets) else None
+            for name, columns in settled.needs.items():
+                needs[name] = columns if name not in needs else _both(needs[name], columns)
+            for name, rows in settled.rows:
+                write(name, plan.tables[name], rows)
+            if plan.letters is not None and letters and plan.letters.shape.name not in below:
+                rows = _letters(plan, chunk, wanted.partition, letters)
+                write(plan.letters.shape.name, plan.letters, rows)
+        for letter in letters:
+            for name in letter.tables:
+                if name not in below:
+                    count(name, rejected=1)
+        offsets = opened.offsets
         # Every offset of the span was seen by the reader: those without a record are invisible.
-        invisible = len(chunk.span) - len(offsets)
-        tally += Tally(chunk.span, 0, invisible=invisible, seen=seen)
-    if tally.range != wanted:
-        raise Miscount(f"cannot finish {wanted}: the reader reached {tally.range}")
+        total += Tally(
+            chunk.span,
+            len(offsets) - len(letters) - settled.skipped,
+            rejected=len(letters),
+            skipped=settled.skipped,
+            invisible=len(chunk.span) - len(offsets),
+            seen=(int(offsets[0]), int(offsets[-1])) if len(offsets) else None,
+        )
+    if total.range != wanted:
+        raise Miscount(f"cannot finish {wanted}: the reader reached {total.range}")
     with clock("write"):
-        files = writer.close()
-    return Result(tally, tuple(files), clock.seconds())
+        written = {name: tuple(writer.close()) for name, writer in writers.items()}
+    if needs:
+        return Result(total, {}, {}, needs, below, clock.seconds())
+    return Result(total, {name: of_table(total, tally) for name, tally in tallies.items()},
+                  written, {}, below, clock.seconds())  # fmt: skip
 
 
-def run_all(plan: Plan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def of_table(total: Tally, mine: Tally) -> Tally:
+    """What became of the range in one table: what was not for it, it skipped."""
+    read = total.written + total.rejected + total.skipped
+    return replace(
+        total, written=mine.written, rejected=mine.rejected, watermark=mine.watermark,
+        skipped=read - mine.written - mine.rejected,
+    )  # fmt: skip
+
+
+def _both(one: pa.Schema, other: pa.Schema) -> pa.Schema:
+    try:
+        return merged(one, other)
+    except Misfit:
+        return one  # when the table is there, records of the other are rejected
+
+
+def _letters(plan: Plan, chunk: Chunk, partition: Partition, letters: list[Letter]) -> pa.Table:
+    """Rejected records as rows of the dead-letter table."""
+    assert plan.letters is not None
+    letters = sorted(letters, key=lambda letter: letter.index)
+    opened = chunk.open(envelope=True)
+    at = pa.array([letter.index for letter in letters])
+    rows = pa.table(
+        [
+            pa.array([opened.values[letter.index] for letter in letters], pa.large_binary()),
+            [letter.kind for letter in letters],
+            [letter.reason[:_LONGEST] for letter in letters],
+            [letter.schema_id for letter in letters],
+            [list(letter.tables) for letter in letters],
+            [plan.batch] * len(letters),
+            [int(time.time() * 1_000_000)] * len(letters),
+        ],
+        names=LETTER_COLUMNS.names,
+    )
+    rows = pa.table(
+        [pa.array(rows.column(each.name).to_pylist(), each.type) for each in LETTER_COLUMNS],
+        schema=LETTER_COLUMNS,
+    )
+    index = np.asarray(at)
+    assert opened.keys is not None
+    assert opened.headers is not None
+    return route(
+        rows, plan.letters.shape.arrow, plan.letters.metadata, partition, opened.offsets[index],
+        opened.stamps[index], keys=opened.keys.take(at),
+        headers=opened.headers.take(at),
+    )  # fmt: skip
+
+
+#: Of a reason: some repeat what they found.
+_LONGEST = 1000
+
+
+def run_all(
+    plan: Plan, batches: Iterable[pa.RecordBatch], attempt: int = 0
+) -> Iterator[pa.RecordBatch]:
     """The shape Spark's `mapInArrow` wants: rows of ranges in, rows of results out."""
     # Spark collects garbage after every task, which takes longer than a small task among a thousand
     # modules: they are taken out of its sight.
@@ -116,8 +287,9 @@ def run_all(plan: Plan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Record
         for batch in batches:
             for row in batch.to_pylist():
                 wanted = Range(Partition(row["topic"], row["partition"]), row["start"], row["end"])
+                results = [run(plan, piece, below, attempt) for piece, below in plan.pieces(wanted)]
                 result = {
-                    "result": run(plan, wanted).dump(),
+                    "results": json.dumps([each.values() for each in results]),
                     "planned": str(wanted),
                     "pieces": row["pieces"],
                     "origin": row["origin"],
@@ -129,18 +301,26 @@ def run_all(plan: Plan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Record
         gc.enable()
 
 
-def _tally(rows: pa.Table, event_time: str, behind: Range) -> Tally:
-    """Of rows just written; the offsets they stand for are counted with their chunk."""
-    here = Range(behind.partition, behind.end, behind.end)
-    return Tally(here, len(rows), watermark=watermark(rows, event_time))
-
-
 def watermark(rows: pa.Table, event_time: str) -> tuple[int, int] | None:
     """Lowest and highest event time, in microseconds."""
     if not event_time or not len(rows):
         return None
     span = pc.min_max(rows.column(event_time).cast(pa.timestamp("us", "UTC"), safe=False))
     return (span["min"].value, span["max"].value) if span["min"].is_valid else None
+
+
+def refused(partition: Partition, offsets: Longs, letters: list[Letter]) -> FrazilError:
+    """What stops the stream where rejected records have nowhere to go."""
+    first = min(letters, key=lambda each: each.index)
+    if first.kind == "misfit":
+        return Misfit(first.reason, hint="set [dead_letters] table, and such records go there")
+    if first.kind in ("route", "name"):
+        return Unroutable(
+            f"cannot route {partition} offset {int(offsets[first.index])}: "
+            f"{first.reason.partition(': ')[2] or first.reason}",
+            hint="add a [[route]] for it, or set [dead_letters] table",
+        )
+    return undecodable(partition, offsets, [Rejected(e.index, e.kind, e.reason) for e in letters])
 
 
 def undecodable(partition: Partition, offsets: Longs, rejected: list[Rejected]) -> Undecodable:

@@ -14,24 +14,29 @@ The protocol for one table, and why each step is there:
    is one way to end well, step 2 finding the id, and nothing is deleted before that.
 5. Move the witness, a tag on the entry's snapshot, so that expiry cannot erase the ledger (H4).
 
-A batch is committed to its table first and to the index last: the index's ledger is the stream's
-position. A table that fails for now does not stop the stream: its batches wait, staged, and are
-committed together later. Everything here runs against `Table`, a small interface, so that the same
-code runs against Iceberg and inside a simulation.
+A batch is committed to its tables first and to the index last: the index's ledger is the stream's
+position, the cut at which all tables stand together. A table that fails for now does not stop the
+stream, nor the other tables: its batches wait, staged, and are committed together later. A table
+for which a batch holds nothing is not touched: its next entry begins where its ledger ends, and
+what lies between counts as `elsewhere`. Everything here runs against `Table`, a small interface, so
+that the same code runs against Iceberg and inside a simulation.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from frazil.core.errors import (
     Conflict,
     Expired,
+    Fatal,
     Fenced,
     FrazilError,
     Gap,
@@ -45,6 +50,10 @@ from frazil.ingest.stage import StagedBatch
 from frazil.table import ledger
 from frazil.table.ledger import Counts, Entry, Head, Snapshot
 
+#: The index among the tables that are due: no table has such a name.
+INDEX = "(index)"
+#: How many tables are committed to at the same time.
+THREADS = 4
 ATTEMPTS = 6
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
 
@@ -77,6 +86,9 @@ class Clock(Protocol):
 
 
 Step = Callable[[str, StagedBatch | None], None]
+
+#: A batch, and the snapshot that holds it in each of its tables.
+Located = tuple[StagedBatch, Mapping[str, Snapshot]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,16 +143,37 @@ def witness_tag(sink: str) -> str:
     return f"frazil/{sink}"
 
 
-def entry_of(batches: Sequence[StagedBatch], table: str, epoch: int) -> Entry:
-    """One ledger entry for batches that follow each other."""
+def entry_of(
+    batches: Sequence[StagedBatch], table: str, epoch: int, since: Cut | None = None
+) -> Entry:
+    """One ledger entry for batches that follow each other.
+
+    `since`: where the table's ledger ends, if batches may have passed that held nothing for it.
+    Without a table of that name (the index) the entry tells of every record.
+    """
     unwritten: dict[Partition, Counts] = {}
     rows = 0
     low: list[int] = []
     high: list[int] = []
+    first, last = batches[0], batches[-1]
+    begin = dict(first.begin)
+    for batch in batches[1:]:  # a partition that appeared later begins where it appeared
+        begin = {**batch.begin, **begin}
+    if since is not None:
+        begin |= {partition: offset for partition, offset in since.items() if partition in begin}
+    here = dict(begin)
     for batch in batches:
-        for tally in batch.table(table).tallies:
+        staged = next((each for each in batch.tables if each.name == table), None)
+        for tally in staged.tallies if staged else batch.total or batch.tables[0].tallies:
             key = tally.range.partition
-            counts = Counts(0, tally.rejected, tally.skipped, tally.invisible, tally.merged)
+            between = tally.range.start - here[key] if since is not None else 0
+            if between < 0:
+                there = Range(key, tally.range.start, min(here[key], tally.range.end))
+                raise Overlap(f"cannot commit {tally.range} to table {table}: it has {there} "
+                              "already")  # fmt: skip
+            here[key] = tally.range.end
+            counts = Counts(0, tally.rejected, tally.skipped, tally.invisible, tally.merged,
+                            between)  # fmt: skip
             if key == BATCHES:
                 rows += tally.written
             elif counts != Counts():
@@ -148,10 +181,9 @@ def entry_of(batches: Sequence[StagedBatch], table: str, epoch: int) -> Entry:
             if tally.watermark:
                 low.append(tally.watermark[0])
                 high.append(tally.watermark[1])
-    first, last = batches[0], batches[-1]
-    begin = dict(first.begin)
-    for batch in batches[1:]:  # a partition that appeared later begins where it appeared
-        begin = {**batch.begin, **begin}
+    for key, end in last.end.items() if since is not None else ():
+        if key != BATCHES and (behind := end - here[key]):
+            unwritten[key] = unwritten.get(key, Counts()) + Counts(elsewhere=behind)
     return Entry(
         sink=last.sink,
         epoch=epoch,
@@ -162,7 +194,7 @@ def entry_of(batches: Sequence[StagedBatch], table: str, epoch: int) -> Entry:
         unwritten=unwritten,
         topics=last.topics,
         cluster=last.cluster,
-        schema_id=last.table(table).schema_id,
+        schema_id=last.table(table).schema_id if table in last.names else 0,
         watermark=(min(low), max(high)) if low else None,
         rows=rows,
         source=(first.source[0], last.source[1]),
@@ -177,6 +209,8 @@ class Target:
         self.sink = sink
         self.epoch = epoch
         self.seen: str | None = None
+        #: where the entry that was seen ends
+        self.end = Cut()
         self._branch = branch
         self._clock = clock
         self._tag = witness_tag(sink) if branch == "main" else f"{witness_tag(sink)}/{branch}"
@@ -208,7 +242,7 @@ class Target:
                     f"claimed epoch {head.entry.epoch} at the same moment",
                     hint="let that one run, or start again to take over from it",
                 )
-            self.seen = head.commit_id
+            self._saw(head.entry)
             end = extend(head.entry.end if head.entry else Cut())
             number = head.entry.batches[1] if head.entry else -1
             base = head.entry or Entry(self.sink, 0, (), (0, 0), Cut(), Cut())
@@ -233,7 +267,7 @@ class Target:
             head = self.head()
             decision = decide(self.table.name, head, self.seen, entry)
             if isinstance(decision, Already):
-                self.seen = entry.commit_ids[-1]
+                self._saw(entry)
                 self._sweep(leftovers, decision.snapshot)
                 return decision.snapshot
             if isinstance(decision, Refuse):
@@ -260,6 +294,18 @@ class Target:
     def witness(self, snapshot: Snapshot) -> None:
         self.table.tag(self._tag, snapshot.id)
 
+    def rolled_back(self) -> bool:
+        """Is the branch no longer behind the witness? (Where history was expired, it may be.)"""
+        witness = self.table.tagged(self._tag)
+        if witness is None:
+            return False
+        oldest = None
+        for oldest in self.table.history(self._branch):
+            if oldest.id == witness.id:
+                return False
+        expired = oldest is not None and oldest.parent is not None
+        return not (expired and oldest is not None and witness.sequence < oldest.sequence)
+
     def entries_after(self, cut: Cut) -> list[tuple[Entry, Snapshot]]:
         """Entries that go beyond `cut`, oldest first."""
         found = []
@@ -281,8 +327,12 @@ class Target:
                 break
             there[batch.commit_id] = where[batch.commit_id]
         if there and [*there][-1] in found[-1][0].commit_ids:
-            self.seen = found[-1][0].commit_ids[-1]  # our own commit, whose answer was lost
+            self._saw(found[-1][0])  # our own commit, whose answer was lost
         return there
+
+    def _saw(self, entry: Entry | None) -> None:
+        self.seen = entry.commit_ids[-1] if entry else None
+        self.end = entry.end if entry else Cut()
 
     def _compare(self, head: Head, entry: Entry) -> Callable[[Iterator[Snapshot]], str | None]:
         """The compare-and-set: asked on each try, Iceberg's own retries included."""
@@ -315,6 +365,16 @@ class Bounds:
     age: float  # seconds
 
 
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """When a table's staged files are committed: when they are large enough or have waited long
+    enough; and which of several tables comes first."""
+
+    interval: float = 0.0
+    bytes: int | None = None
+    priority: int = 0
+
+
 @dataclass
 class Progress:
     """What status and metrics show. Written by the committer alone."""
@@ -324,37 +384,66 @@ class Progress:
     commits: int = 0
     last_commit_ms: int = 0
     trouble: str = ""
+    #: tables that cannot be committed to for now, and why
+    stuck: dict[str, str] = field(default_factory=dict)
     blocked: str = ""
     unpublished: str = ""
 
 
+class _Waiting:
+    """A staged batch on its way into its tables."""
+
+    def __init__(self, batch: StagedBatch, since: float) -> None:
+        self.batch = batch
+        self.since = since
+        self.snapshots: dict[str, Snapshot] = {}
+
+    def lacks(self, table: str) -> bool:
+        return table in self.batch.names and table not in self.snapshots
+
+    @property
+    def left(self) -> list[str]:
+        return [name for name in self.batch.names if name not in self.snapshots]
+
+
 class Committer:
-    """Commits staged batches in order: the table, then the index. One thread of the driver."""
+    """Commits staged batches in order: each to its tables, then the index. One thread of the driver
+    sees to it; where several tables are due, a few more help."""
 
     def __init__(
         self,
         *,
-        data: Callable[[], Target],
+        target: Callable[[str], Target],
         index: Target,
-        index_manifests: Callable[[Sequence[tuple[StagedBatch, Snapshot]]], list[str]],
+        index_manifests: Callable[[Sequence[Located]], list[str]],
+        tables: Callable[[], Mapping[str, str] | str],
         committed: Callable[[Sequence[StagedBatch]], None],
         position: Cut,
-        interval: float,
+        pace: Callable[[str], Pace],
         bounds: Bounds,
         step: Step,
         clock: Clock = time,
+        alone: bool = True,
     ) -> None:
+        """`alone`: one table takes everything, so that its ledger never stands behind the index,
+        and what is wrong with it stops the stream. `tables`: what the index says of them."""
         self.progress = Progress(position=position)
-        self._data = data
+        self._target = target
         self._index = index
         self._index_manifests = index_manifests
+        self._tables = tables
         self._committed = committed
-        self._interval = interval
+        self._pace = pace
         self._bounds = bounds
         self._step = step
         self._clock = clock
+        self._alone = alone
         self._changed = threading.Condition()
-        self._pending: list[tuple[StagedBatch, float]] = []
+        self._pending: list[_Waiting] = []
+        #: table → when it was last committed to; table → how often it failed since, and until when
+        #: it is left in peace
+        self._last: dict[str, float] = {}
+        self._failures: dict[str, tuple[int, float]] = {}
         self._failure: FrazilError | None = None
         self._flushing = False
         self._closed = False
@@ -367,7 +456,7 @@ class Committer:
     @property
     def pending(self) -> list[StagedBatch]:
         with self._changed:
-            return [batch for batch, _ in self._pending]
+            return [each.batch for each in self._pending]
 
     @property
     def failure(self) -> FrazilError | None:
@@ -382,7 +471,7 @@ class Committer:
                 self._changed.wait(1.0)
             self._raise_failure()
             self.progress.blocked = ""
-            self._pending.append((batch, self._clock.monotonic()))
+            self._pending.append(_Waiting(batch, self._clock.monotonic()))
             self._changed.notify_all()
 
     def wait_until(self, cut: Mapping, timeout: float | None = None) -> bool:  # type: ignore[type-arg]
@@ -420,58 +509,107 @@ class Committer:
             self._thread.join()
 
     def _run(self) -> None:
-        last = self._clock.monotonic() - self._interval
-        failures = 0
-        while True:
-            with self._changed:
-                due = self._pending and (
-                    self._flushing
-                    or self._clock.monotonic() - last >= self._interval
-                    or self._over()  # a bound is no reason to wait for the interval
-                )
-                if self._closed:
-                    return
-                if not due:
-                    self._changed.wait(min(1.0, self._interval) if self._pending else None)
-                    continue
-                batches = [batch for batch, _ in self._pending]
-            try:
-                self.commit(batches)
-                failures, self.progress.trouble = 0, ""
-                last = self._clock.monotonic()
-            except (Retryable, Unknown) as error:
-                # Absorbed: the batches stay staged, the stream goes on, the next round takes old
-                # and new together.
-                self.progress.trouble = error.message
-                failures += 1
+        try:
+            while True:
                 with self._changed:
-                    pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2**failures)
-                    self._changed.wait_for(lambda: self._closed, pause)
-            except FrazilError as error:
-                self._fail(error)
-                return
-            except Exception as error:
-                # The thread's outermost frame: what is not one of ours must still stop the stream.
-                self._fail(FrazilError(f"cannot commit: {type(error).__name__}: {error}"))
-                raise
+                    if self._closed:
+                        return
+                    due = self._due()
+                    if not due:
+                        self._changed.wait(self._nap())
+                        continue
+                self.round(due)
+        except FrazilError as error:
+            self._fail(error)
+        except Exception as error:
+            # The thread's outermost frame: what is not one of ours must still stop the stream.
+            self._fail(FrazilError(f"cannot commit: {type(error).__name__}: {error}"))
+            raise
 
-    def commit(self, batches: Sequence[StagedBatch]) -> None:
-        """One round: the table, then the index, each with its witness."""
-        data, index = self._data(), self._index
-        name = data.table.name
-        snapshots = self._bring(
-            "",
-            data,
-            batches,
-            lambda rest: [m for batch in rest for m in batch.table(name).manifests],
-            lambda rest: entry_of(rest, name, data.epoch),
-        )
+    def _due(self) -> list[str]:
+        """The tables to commit to now, the most urgent first; the index, `INDEX`, is the last."""
+        now = self._clock.monotonic()
+        hurried = self._flushing or bool(self._over())  # a bound is no reason to wait
+        waiting: dict[str, tuple[float, int]] = {}  # since when, and how many bytes
+        for each in self._pending:
+            for staged in each.batch.tables:
+                if staged.name not in each.snapshots:
+                    since, size = waiting.get(staged.name, (each.since, 0))
+                    waiting[staged.name] = since, size + staged.bytes
+        due = []
+        for name, (since, size) in waiting.items():
+            pace = self._pace(name)
+            last = self._last.get(name)  # the first is not kept waiting
+            rested = last is None or now - last >= pace.interval
+            large = pace.bytes is not None and size >= pace.bytes
+            if (hurried or rested or large) and self._failures.get(name, (0, 0.0))[1] <= now:
+                due.append((-pace.priority, since, name))
+        found = [name for _, _, name in sorted(due)]
+        if self._failures.get(INDEX, (0, 0.0))[1] <= now:
+            ready = bool(self._pending) and all(name in found for name in self._pending[0].left)
+            found += [INDEX] if ready else []
+        return found
+
+    def _nap(self) -> float | None:
+        """Until something may be due: a new batch wakes us anyway."""
+        if not self._pending:
+            return None
+        names = {name for each in self._pending for name in each.left} | {INDEX}
+        waits = [self._failures[name][1] - self._clock.monotonic()
+                 for name in names if name in self._failures]  # fmt: skip
+        paces = [self._pace(name).interval for name in names - {INDEX}]
+        return max(0.01, min([1.0, *(each for each in (*waits, *paces) if each > 0)]))
+
+    def round(self, due: Sequence[str]) -> None:
+        """Each table that is due, then the index, as far as all tables have come."""
+        names = [name for name in due if name != INDEX]
+        pending = self._snapshot_of_pending()
+        if len(names) > 1:
+            with ThreadPoolExecutor(min(THREADS, len(names)), "frazil-committer") as pool:
+                list(pool.map(lambda name: self._into_table(name, pending), names))
+        for name in names if len(names) == 1 else []:
+            self._into_table(name, pending)
+        done = list(itertools.takewhile(lambda each: not each.left, pending))
+        if done and INDEX in due:
+            self._tried(INDEX, lambda: self._into_index(done))
+
+    def _snapshot_of_pending(self) -> list[_Waiting]:
+        with self._changed:
+            return list(self._pending)
+
+    def _into_table(self, name: str, pending: Sequence[_Waiting]) -> None:
+        mine = [each for each in pending if each.lacks(name)]
+        batches = [each.batch for each in mine]
+
+        def bring() -> None:
+            target = self._target(name)
+            where = self._bring(
+                "",
+                target,
+                batches,
+                lambda rest: [m for batch in rest for m in batch.table(name).manifests],
+                lambda rest: entry_of(
+                    rest, name, target.epoch, None if self._alone else target.end
+                ),
+            )
+            with self._changed:
+                for each in mine:
+                    each.snapshots[name] = where[each.batch.commit_id]
+                self._changed.notify_all()
+
+        self._tried(name, bring)
+        self._last[name] = self._clock.monotonic()
+
+    def _into_index(self, done: Sequence[_Waiting]) -> None:
+        batches = [each.batch for each in done]
+        located = {each.batch.commit_id: (each.batch, each.snapshots) for each in done}
+        tables = self._tables()
         self._bring(
             "index-",
-            index,
+            self._index,
             batches,
-            lambda rest: self._index_manifests([(b, snapshots[b.commit_id]) for b in rest]),
-            lambda rest: replace(entry_of(rest, name, index.epoch), tables={name: data.table.uuid}),
+            lambda rest: self._index_manifests([located[b.commit_id] for b in rest]),
+            lambda rest: replace(entry_of(rest, INDEX, self._index.epoch), tables=tables),
         )
         with self._changed:
             del self._pending[: len(batches)]
@@ -482,6 +620,27 @@ class Committer:
             self._changed.notify_all()
         self._committed(batches)
         self._step("done", batches[-1])
+
+    def _tried(self, name: str, call: Callable[[], None]) -> None:
+        """`call`; or the table is left in peace for a while and its batches wait, staged.
+
+        Absorbed: the stream goes on, the next try takes old and new together. Where a person must
+        look, and others can go on, the table waits as well; status names it.
+        """
+        try:
+            call()
+            self._failures.pop(name, None)
+            self.progress.stuck.pop(name, None)
+        except Fenced:
+            raise
+        except (Retryable, Unknown, Fatal) as error:
+            if isinstance(error, Fatal) and (self._alone or name == INDEX):
+                raise
+            self.progress.stuck[name] = error.message
+            times = self._failures.get(name, (0, 0.0))[0] + 1
+            pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2**times)
+            self._failures[name] = times, self._clock.monotonic() + pause
+        self.progress.trouble = "; ".join(self.progress.stuck.values())
 
     def _bring(
         self,
@@ -509,14 +668,25 @@ class Committer:
         return where
 
     def _over(self) -> str:
-        waiting = len(self._pending)
-        if waiting >= self._bounds.batches:
-            return f"{waiting} batches wait for a commit; the bound is {self._bounds.batches}"
-        stored = sum(batch.bytes for batch, _ in self._pending)
-        if waiting and stored >= self._bounds.bytes:
+        """Why no more may be staged; empty where it may.
+
+        Where a table is stuck, batches that wait for nothing else do not count by number: the
+        others go on until bytes or age forbid it.
+        """
+        stuck = set() if self._alone else set(self.progress.stuck) - {INDEX}
+        moving = [each for each in self._pending if not stuck or set(each.left) - stuck]
+        if len(moving) >= self._bounds.batches:
+            return f"{len(moving)} batches wait for a commit; the bound is {self._bounds.batches}"
+        stored = sum(
+            table.bytes
+            for each in self._pending
+            for table in each.batch.tables
+            if table.name not in each.snapshots
+        )
+        if self._pending and stored >= self._bounds.bytes:
             return f"{stored} staged bytes wait for a commit; the bound is {self._bounds.bytes}"
-        if waiting:
-            age = self._clock.monotonic() - self._pending[0][1]
+        if self._pending:
+            age = self._clock.monotonic() - self._pending[0].since
             if age >= self._bounds.age:
                 return f"a batch has waited {age:.0f} s; the bound is {self._bounds.age:.0f} s"
         return ""

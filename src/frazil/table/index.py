@@ -1,13 +1,14 @@
 """The offset index: an ordinary Iceberg table, one row per (batch, table, topic, partition).
 
 Committed last, so its ledger is the stream's position. Its rows are made from staged batches and
-the snapshots that hold them, so a row never speaks of data that is not there.
+the snapshots that hold them, so a row never speaks of data that is not there. Where a stream fills
+several tables, rows of table `*` say what became of all records of the batch together.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
@@ -37,50 +38,55 @@ COLUMNS = pa.schema(
         pa.field("window_start", _TIME),
         pa.field("epoch", pa.int64(), nullable=False),
         pa.field("commit_id", pa.large_string(), nullable=False),
-        pa.field("snapshot_id", pa.int64(), nullable=False),
+        pa.field("snapshot_id", pa.int64()),
         pa.field("committed_at", _TIME, nullable=False),
     ]
 )
 
 
-def rows(located: Sequence[tuple[StagedBatch, Snapshot]]) -> pa.Table:
+#: The table's name in rows that speak of the whole stream.
+STREAM = "*"
+
+#: A batch, and the snapshot that holds it in each of its tables.
+Located = tuple[StagedBatch, Mapping[str, Snapshot]]
+
+
+def rows(located: Sequence[Located]) -> pa.Table:
     now = int(time.time() * 1_000_000)
     found = []
-    for batch, snapshot in located:
-        for table in batch.tables:
-            for tally in table.tallies:
-                seen, span = tally.seen or (None, None), tally.watermark or (None, None)
-                where = tally.range
-                found.append(
-                    (
-                        batch.sink,
-                        batch.number,
-                        table.name,
-                        *where.partition,
-                        where.start,
-                        where.end,
-                        tally.written,
-                        tally.rejected,
-                        tally.skipped,
-                        tally.invisible,
-                        tally.merged,
-                        *seen,
-                        *span,
-                        batch.window_start_ms * 1000 or None,
-                        batch.epoch,
-                        batch.commit_id,
-                        snapshot.id,
-                        now,
-                    )
+    for batch, snapshots in located:
+        told = [(table.name, tally) for table in batch.tables for tally in table.tallies]
+        for name, tally in (*told, *((STREAM, each) for each in batch.total)):
+            seen, span = tally.seen or (None, None), tally.watermark or (None, None)
+            where = tally.range
+            found.append(
+                (
+                    batch.sink,
+                    batch.number,
+                    name,
+                    *where.partition,
+                    where.start,
+                    where.end,
+                    tally.written,
+                    tally.rejected,
+                    tally.skipped,
+                    tally.invisible,
+                    tally.merged,
+                    *seen,
+                    *span,
+                    batch.window_start_ms * 1000 or None,
+                    batch.epoch,
+                    batch.commit_id,
+                    snapshots[name].id if name != STREAM else None,
+                    now,
                 )
+            )
     columns = list(zip(*found, strict=True)) if found else [()] * len(COLUMNS)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, COLUMNS, strict=True)]
     return pa.Table.from_arrays(arrays, schema=COLUMNS)
 
 
-def write(
-    shape: TableShape, prefix: str, located: Sequence[tuple[StagedBatch, Snapshot]]
-) -> list[str]:
+def write(shape: TableShape, prefix: str, located: Sequence[Located]) -> list[str]:
     """The rows of these batches as one data file; its descriptor."""
     writer = Writer(shape, prefix)
     target = shape.arrow  # an index of an older Frazil may lack a column

@@ -24,6 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from frazil.core.errors import ConfigError, Conflict, Foreign, FrazilError, Unavailable, Unknown
 from frazil.table.ledger import Snapshot
+from frazil.table.schema import Update
 
 #: Java exception (simple name, of the error or of a cause) → what it means for the operator.
 _KINDS: dict[str, type[FrazilError]] = {
@@ -59,6 +60,7 @@ _KINDS: dict[str, type[FrazilError]] = {
 
 #: position of `added_snapshot_id` in Iceberg's manifest-file record (the spec's field order)
 _SNAPSHOT_ID = 6
+_EVOLUTIONS = 5  # tries to change a schema while others change it too
 _PLACEHOLDER = 2**62  # too large for an Integer, so Py4J makes it the Long that Java wants
 
 
@@ -179,6 +181,7 @@ class Catalog:
         *,
         properties: Mapping[str, str],
         location: str = "",
+        sort_order: str = "",
     ) -> Table:
         """Create namespace and table; whoever else creates it at the same moment, one table is."""
         with _translated(f"create table {table}"):
@@ -188,12 +191,15 @@ class Catalog:
             java_spec = self._iceberg.PartitionSpecParser.fromJson(java_schema, spec)
             builder = self._catalog.buildTable(identifier, java_schema)
             builder = builder.withPartitionSpec(java_spec)
+            if sort_order:
+                order = self._iceberg.SortOrderParser.fromJson(java_schema, sort_order)
+                builder = builder.withSortOrder(order)
             for key, value in properties.items():
                 builder = builder.withProperty(key, value)
             if location:
                 builder = builder.withLocation(location)
             try:
-                return Table(self, table, builder.create())
+                return Table(self, table, builder.create(), made=True)
             except Py4JJavaError as error:
                 if "AlreadyExistsException" not in _causes(error.java_exception)[0]:
                     raise
@@ -217,6 +223,11 @@ class Catalog:
                     if "ALREADY_EXISTS" not in str(error):
                         raise
 
+    def plain(self, properties: Any) -> dict[str, str]:
+        """One call to Java, however many keys there are."""
+        found = json.loads(self._iceberg.util.JsonUtil.mapper().writeValueAsString(properties))
+        return {key: str(value) for key, value in found.items()}
+
     def read(self, snapshot: Any) -> Snapshot:
         """One call to Java for one snapshot, however many keys its summary has."""
         values = json.loads(self._iceberg.SnapshotParser.toJson(snapshot))
@@ -235,8 +246,9 @@ class Catalog:
 class Table:
     """One Iceberg table: what the committer, the audit and the sink need of it."""
 
-    def __init__(self, catalog: Catalog, name: str, table: Any) -> None:
+    def __init__(self, catalog: Catalog, name: str, table: Any, *, made: bool = False) -> None:
         self.name = name
+        self.made = made  # by us, just now: nobody has written to it before
         self._catalog = catalog
         self._iceberg = catalog._iceberg
         self._table = table
@@ -271,12 +283,24 @@ class Table:
         return int(self._table.schema().schemaId())
 
     @property
+    def schemas(self) -> list[str]:
+        """All that the table still knows, oldest first."""
+        schemas = self._table.schemas()
+        return [str(self._iceberg.SchemaParser.toJson(schemas[i])) for i in sorted(schemas)]
+
+    @property
     def spec(self) -> str:
         return str(self._iceberg.PartitionSpecParser.toJson(self._table.spec()))
 
     @property
+    def sort_order(self) -> str:
+        """Empty: none."""
+        order = self._table.sortOrder()
+        return "" if order.isUnsorted() else str(self._iceberg.SortOrderParser.toJson(order))
+
+    @property
     def properties(self) -> dict[str, str]:
-        return dict(self._table.properties())
+        return self._catalog.plain(self._table.properties())
 
     @property
     def format_version(self) -> int:
@@ -290,7 +314,7 @@ class Table:
     def io_properties(self) -> dict[str, str]:
         """What the executors' file IO needs. May hold credentials: never log it."""
         try:
-            return {str(k): str(v) for k, v in dict(self._table.io().properties()).items()}
+            return self._catalog.plain(self._table.io().properties())
         except Py4JError:  # a FileIO need not have properties
             return {}
 
@@ -394,6 +418,45 @@ class Table:
                     yield json.loads(parser.toJson(file, specs.get(file.specId())))
             finally:
                 tasks.close()
+
+    def evolve(self, plan: Callable[[str], Update]) -> None:
+        """Change the schema as `plan` says of the one that is there, in one commit.
+
+        Where another writer was first, or the answer was lost, `plan` is asked again: what has been
+        done is then no change any more.
+        """
+        tries = _EVOLUTIONS
+        while True:
+            self.refresh()
+            update = plan(self.schema)
+            if not update:
+                return
+            tries -= 1
+            try:
+                with _translated(f"change the schema of table {self.name}"):
+                    self._change(update)
+                return
+            # A ConfigError too: Spark shares the table, and may have refreshed it in between.
+            except (Conflict, Unknown, ConfigError):
+                if not tries:
+                    raise
+
+    def _change(self, update: Update) -> None:
+        def parsed(schema: str) -> Any:
+            return self._iceberg.SchemaParser.fromJson(schema).columns().get(0).type()
+
+        change = self._table.updateSchema()
+        for path, name in update.rename:
+            change.renameColumn(path, name)
+        for path in update.relax:
+            change.makeColumnOptional(path)
+        for path, kind in update.widen:
+            change.updateColumn(path, parsed(kind))
+        for path, name, kind in update.add:
+            change.addColumn(path or None, name, parsed(kind))
+        if update.rename and update.identifier:  # Iceberg loses those inside a struct
+            change.setIdentifierFields(list(update.identifier))
+        change.commit()
 
     # The table's own storage, for staged batches beside the data.
 

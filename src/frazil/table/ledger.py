@@ -9,14 +9,16 @@ Each commit of a sink leaves one `Entry` in the snapshot's summary, under keys w
     frazil.batches     first and last batch number
     frazil.ranges      from-cut and to-cut of every partition the sink knows
     frazil.counts      read, written, rejected, skipped, invisible
-    frazil.unwritten   rejected, skipped, invisible and merged per partition, where not all are 0
+    frazil.unwritten   rejected, skipped, invisible, merged and elsewhere per partition, where not
+                       all are 0
     frazil.rows        rows that stand for no single offset: of aggregations, joins, other sources
     frazil.source      where Spark's sources stood before and after, in their own words
     frazil.topics      topic → topic id
     frazil.cluster     cluster id
     frazil.schema-id   the table schema that was written
     frazil.watermark   lowest and highest event time (microseconds)
-    frazil.tables      table → uuid; only in the index, whose position counts on them
+    frazil.tables      table → uuid, or the path of a file that says so where they are many; only in
+                       the index, whose position counts on them
 
 The newest entry of a sink in a branch's ancestry is that sink's position in the table. Readable
 JSON where it is short; packed bits where there are many partitions, so that an entry stays within
@@ -52,13 +54,15 @@ class Snapshot:
 @dataclass(frozen=True, slots=True)
 class Counts:
     """The fates of offsets: `read` records were delivered, `invisible` offsets held none, and of
-    `merged` ones it is known that they were processed, not which rows they became."""
+    `merged` ones it is known that they were processed, not which rows they became. `elsewhere` are
+    those of batches that held nothing for this table: the index says what became of them."""
 
     written: int = 0
     rejected: int = 0
     skipped: int = 0
     invisible: int = 0
     merged: int = 0
+    elsewhere: int = 0
 
     @property
     def read(self) -> int:
@@ -66,7 +70,7 @@ class Counts:
 
     @property
     def offsets(self) -> int:
-        return self.read + self.invisible + self.merged
+        return self.read + self.invisible + self.merged + self.elsewhere
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(
@@ -75,7 +79,12 @@ class Counts:
             self.skipped + other.skipped,
             self.invisible + other.invisible,
             self.merged + other.merged,
+            self.elsewhere + other.elsewhere,
         )
+
+
+#: The fates that are written down: what is left was written.
+_FATES = ("rejected", "skipped", "invisible", "merged", "elsewhere")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +100,8 @@ class Entry:
     cluster: str = ""
     schema_id: int = 0
     watermark: tuple[int, int] | None = None
-    tables: Mapping[str, str] = field(default_factory=dict)
+    #: table → uuid; or the path of a file that holds them
+    tables: Mapping[str, str] | str = field(default_factory=dict)
     rows: int = 0
     source: tuple[str, str] = ("", "")
 
@@ -119,9 +129,7 @@ class Entry:
 
     def summary(self) -> dict[str, str]:
         total = self.total
-        counts = {"read": total.read, "written": total.written, "rejected": total.rejected,
-                  "skipped": total.skipped, "invisible": total.invisible,
-                  "merged": total.merged}  # fmt: skip
+        counts = {name: getattr(total, name) for name in ("read", "written", *_FATES)}
         values = {
             "version": VERSION,
             "sink": self.sink,
@@ -135,7 +143,8 @@ class Entry:
             "schema-id": str(self.schema_id),
         }
         if self.unwritten:
-            fates = ("rejected", "skipped", "invisible") + ("merged",) * bool(total.merged)
+            told = 3 if not total.merged else 4
+            fates = _FATES[: 5 if total.elsewhere else told]
             values["unwritten"] = _encode(
                 {p: [getattr(c, fate) for fate in fates] for p, c in self.unwritten.items()}
             )
@@ -146,7 +155,8 @@ class Entry:
         if self.watermark:
             values["watermark"] = f"{self.watermark[0]}..{self.watermark[1]}"
         if self.tables:
-            values["tables"] = json.dumps(dict(self.tables), separators=(",", ":"))
+            tables = self.tables if isinstance(self.tables, str) else dict(self.tables)
+            values["tables"] = json.dumps(tables, separators=(",", ":"))
         return {PREFIX + key: value for key, value in values.items()}
 
 

@@ -1,13 +1,16 @@
-"""Writer columns in, an Iceberg table's schema and spec out; and what does not fit, said exactly.
+"""Writer columns in; an Iceberg table's schema, spec and sort order out, or a change of its schema.
 
-Runs on the driver, before any task writes. In this version a table is created from the writer's
-columns, or must fit them already; it is not changed afterwards.
+Runs on the driver, before any task writes. What does not fit is said exactly. All that goes in and
+out is Iceberg's JSON or plain values: nothing here touches a table.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 from pyiceberg.exceptions import ValidationError
@@ -20,6 +23,12 @@ from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.transforms import Transform, parse_transform
 from pyiceberg.types import (
     BinaryType,
+    DoubleType,
+    FloatType,
+    ListType,
+    MapType,
+    NestedField,
+    StructType,
     TimestampNanoType,
     TimestampType,
     TimestamptzNanoType,
@@ -28,6 +37,7 @@ from pyiceberg.types import (
 
 from frazil.core.config import RESERVED, TableConfig
 from frazil.core.errors import ConfigError, Misfit
+from frazil.ingest.evolve import Aliases, changes, twins
 from frazil.ingest.route import Metadata, differences
 
 _TRANSFORM = re.compile(
@@ -48,72 +58,181 @@ def iceberg_schema(columns: pa.Schema, metadata: Metadata, table: TableConfig) -
     if taken := RESERVED & set(columns.names):
         raise Misfit(f"cannot create table {table.name}: the records have a column {min(taken)!r}, "
                      "a name that Iceberg keeps for itself")  # fmt: skip
-    _check_case(list(columns), table.name)
+    if said := twins(columns):
+        raise Misfit(f"cannot create table {table.name}: {said}")
     try:
-        schema = _pyarrow_to_schema_without_ids(
-            pa.schema([*columns, *metadata.fields]),
-            format_version=3 if table.format_version == 3 else 2,
-        )
+        schema = _fresh([*columns, *metadata.fields], table.format_version)
     except (UnsupportedPyArrowTypeException, TypeError, ValueError, ValidationError) as error:
         nanoseconds = "timestamp[ns" in str(error)
         raise Misfit(
             f"cannot create table {table.name}: {error}",
             hint="nanosecond timestamps need format_version = 3" if nanoseconds else "",
         ) from None
-    return str(assign_fresh_schema_ids(schema).model_dump_json())
+    return str(_identified(schema, table).model_dump_json())
 
 
-def _check_case(fields: list[pa.Field], table: str) -> None:
-    """Spark, and most engines, do not tell `Id` from `id`."""
-    lower: dict[str, str] = {}
-    for field in fields:
-        if field.name.lower() in lower:
-            raise Misfit(f"cannot create table {table}: columns {lower[field.name.lower()]!r} and "
-                         f"{field.name!r} differ only in case")  # fmt: skip
-        lower[field.name.lower()] = field.name
-        kind = field.type
-        if pa.types.is_nested(kind):
-            inside = [kind.field(i) for i in range(kind.num_fields)]
-            _check_case(inside, table)
+def _fresh(fields: Iterable[pa.Field], format_version: int) -> Schema:
+    schema = _pyarrow_to_schema_without_ids(
+        pa.schema(list(fields)), format_version=3 if format_version == 3 else 2
+    )
+    return assign_fresh_schema_ids(schema)
+
+
+def _identified(schema: Schema, table: TableConfig) -> Schema:
+    """With the identifier fields that the config names, which are required, and all around them."""
+    ids: list[int] = []
+    required: set[int] = set()
+    for path in table.identifier_fields:
+        doing = f"cannot use identifier field {path!r} of table {table.name}"
+        way = _source(schema, path, doing)
+        kind = way[-1].field_type
+        if not kind.is_primitive or isinstance(kind, (FloatType, DoubleType)):
+            raise ConfigError(f"{doing}: it is {kind}; expected a single value, and neither float "
+                              "nor double")  # fmt: skip
+        ids.append(way[-1].field_id)
+        required |= {each.field_id for each in way}
+    text = json.loads(schema.model_dump_json())
+    for field in _fields(text):
+        field["required"] = field["required"] or field["id"] in required
+    return Schema.model_validate({**text, "identifier-field-ids": ids})
 
 
 def partition_spec(schema_json: str, partition_by: tuple[str, ...], table: str) -> str:
     """Iceberg's JSON of `["day(placed_at)", "bucket(16, id)", "country"]`, checked."""
     schema = Schema.model_validate_json(schema_json)
-    fields = []
+    fields: list[dict[str, object]] = []
     for number, text in enumerate(partition_by):
-        column, transform = _parse(text, table)
-        try:
-            source = schema.find_field(column)
-        except ValueError:
-            raise ConfigError(
-                f"cannot partition table {table} by {text!r}: there is no column {column!r}; "
-                f"expected one of {', '.join(schema.column_names)}"
-            ) from None
-        if not transform.can_transform(source.field_type) or _unwritable(
-            str(transform).split("[")[0], source.field_type
-        ):
-            raise ConfigError(
-                f"cannot partition table {table} by {text!r}: {column} is {source.field_type}, "
-                f"which {str(transform).split('[')[0]} does not take"
-            )
-        fields.append(
-            {
-                "source-id": source.field_id,
-                "field-id": 1000 + number,
-                "name": _partition_name(column, transform),
-                "transform": str(transform),
-            }
-        )
-        if fields[-1]["name"] in [each["name"] for each in fields[:-1]]:
-            raise ConfigError(f"cannot partition table {table} by {text!r}: it is there already")
+        doing = f"cannot partition table {table} by {text!r}"
+        source, column, transform = _transformed(schema, text, doing)
+        if _unwritable(_word(transform), source.field_type):
+            raise _untaken(source, column, transform, doing)
+        term = {"source-id": source.field_id, "transform": str(transform)}
+        if any(term.items() <= each.items() for each in fields):
+            raise ConfigError(f"{doing}: it is there already")
+        name = _partition_name(column, transform)
+        while name in schema.column_names and name != column:
+            name += "_part"  # the name of a column that is not its source: Iceberg refuses it
+        fields.append({**term, "field-id": 1000 + number, "name": name})
     return json.dumps({"spec-id": 0, "fields": fields})
+
+
+_ORDER = re.compile(
+    r"(?P<term>.+?)(?:\s+(?P<direction>asc|desc))?(?:\s+nulls\s+(?P<nulls>first|last))?\s*",
+    re.IGNORECASE,
+)
+
+
+def sort_order(schema_json: str, sort_by: tuple[str, ...], table: str) -> str:
+    """Iceberg's JSON of `["country", "placed_at desc", "bucket(16, id) asc nulls last"]`, checked.
+
+    Empty for no order. As in Spark, nulls are least unless it is said where they stand.
+    """
+    schema = Schema.model_validate_json(schema_json)
+    fields: list[dict[str, object]] = []
+    for text in sort_by:
+        doing = f"cannot sort table {table} by {text!r}"
+        found = _ORDER.fullmatch(text)
+        source, column, transform = _transformed(schema, found["term"] if found else text, doing)
+        if _word(transform) != "identity" and _unwritable(_word(transform), source.field_type):
+            raise _untaken(source, column, transform, doing)
+        term = {"source-id": source.field_id, "transform": str(transform)}
+        if any(term.items() <= each.items() for each in fields):
+            raise ConfigError(f"{doing}: it is there already")
+        direction = (found["direction"] or "asc").lower() if found else "asc"
+        nulls = found["nulls"] if found else ""
+        nulls = (nulls or ("first" if direction == "asc" else "last")).lower()
+        fields.append({**term, "direction": direction, "null-order": f"nulls-{nulls}"})
+    return json.dumps({"order-id": 1, "fields": fields}) if fields else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What is to be changed in a table's schema. Paths have the names that it has before."""
+
+    add: tuple[tuple[str, str, str], ...] = ()  # path of the struct, name, type
+    widen: tuple[tuple[str, str], ...] = ()  # path, type
+    relax: tuple[str, ...] = ()  # paths
+    rename: tuple[tuple[str, str], ...] = ()  # path, name
+    #: names of the identifier fields afterwards
+    identifier: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.add or self.widen or self.relax or self.rename)
+
+
+def update(
+    schema_json: str,
+    columns: pa.Schema,
+    table: str,
+    *,
+    spec: str,
+    format_version: int,
+    aliases: Aliases | None = None,
+    beside: Collection[str] = (),
+) -> Update:
+    """What makes records with `columns` fit the table; nothing where they do, or a `Misfit`.
+
+    A type stands for itself as Iceberg's JSON of a schema with one column of it.
+    """
+    schema = Schema.model_validate_json(schema_json)
+    keys = schema.identifier_field_names()
+    partitions = [each["name"] for each in json.loads(spec)["fields"]]
+    found = changes(columns_of(schema_json), columns, aliases, beside=beside, identifier=keys,
+                    partitions=partitions, format_version=format_version)  # fmt: skip
+    if found.impossible:
+        raise Misfit(f"cannot change table {table} so that the records fit: "
+                     + "; ".join(found.impossible))  # fmt: skip
+
+    def typed(kind: pa.DataType) -> str:
+        return str(_fresh([pa.field("type", kind)], format_version).model_dump_json())
+
+    for path, name in sorted(found.rename, reverse=True):  # what is inside before what is around
+        keys = {_moved(each, path, name) for each in keys}
+    return Update(
+        add=tuple((path, field.name, typed(field.type)) for path, field in found.add),
+        widen=tuple((path, typed(kind)) for path, kind in found.widen),
+        relax=found.relax,
+        rename=found.rename,
+        identifier=tuple(sorted(keys)),
+    )
+
+
+def _moved(each: str, path: str, name: str) -> str:
+    if each != path and not each.startswith(f"{path}."):
+        return each
+    return path[: len(path) - len(path.rpartition(".")[2])] + name + each[len(path) :]
+
+
+def former_names(schema_json: str, earlier: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Names that the table's columns had in earlier schemas of it; newest path → names.
+
+    So that the records of a writer that knows nothing of a rename still find their column.
+    """
+    names: dict[int, list[str]] = {}
+    for text in earlier:
+        for field in _fields(json.loads(text)):
+            names.setdefault(field["id"], []).append(field["name"])
+    schema = Schema.model_validate_json(schema_json)
+    found = {}
+    for field in _fields(json.loads(schema_json)):
+        olds = dict.fromkeys(name for name in names.get(field["id"], ()) if name != field["name"])
+        if olds:
+            found[str(schema.find_column_name(field["id"]))] = tuple(olds)
+    return found
+
+
+def identifier_fields(schema_json: str) -> tuple[str, ...]:
+    return tuple(sorted(Schema.model_validate_json(schema_json).identifier_field_names()))
+
+
+def columns_of(schema_json: str) -> pa.Schema:
+    """A table's columns, as records are compared with them."""
+    return schema_to_pyarrow(Schema.model_validate_json(schema_json), include_field_ids=False)
 
 
 def check_fits(columns: pa.Schema, schema_json: str, metadata: Metadata, table: str) -> None:
     """The writer's columns against a table that is there: every difference, or none."""
-    target = schema_to_pyarrow(Schema.model_validate_json(schema_json), include_field_ids=False)
-    found = differences(pa.schema([*columns, *metadata.fields]), target)
+    found = differences(pa.schema([*columns, *metadata.fields]), columns_of(schema_json))
     if found:
         raise Misfit(
             f"cannot write to table {table}: its schema does not fit the records: "
@@ -140,12 +259,68 @@ def event_time_column(schema_json: str, table: TableConfig) -> str:
     return table.event_time
 
 
-def _parse(text: str, table: str) -> tuple[str, Transform]:  # type: ignore[type-arg]
+def _fields(schema: Any) -> Iterator[dict[str, Any]]:
+    """All fields of structs in Iceberg's JSON, however deep."""
+    if isinstance(schema, dict):
+        for field in schema.get("fields", ()):
+            yield field
+            yield from _fields(field["type"])
+        for inside in ("element", "key", "value"):
+            yield from _fields(schema.get(inside))
+
+
+def _source(schema: Schema, path: str, doing: str) -> list[NestedField]:
+    """The way to a column, itself the last; refused inside lists and maps, as Iceberg does."""
+    try:
+        way = _way(schema.fields, schema.find_field(path).field_id)
+    except ValueError:
+        raise ConfigError(f"{doing}: there is no column {path!r}; expected one of "
+                          f"{', '.join(schema.column_names)}") from None  # fmt: skip
+    if any(isinstance(each.field_type, (ListType, MapType)) for each in way[:-1]):
+        raise ConfigError(f"{doing}: {path} is inside a list or a map")
+    return way
+
+
+def _way(fields: Iterable[NestedField], field_id: int) -> list[NestedField]:
+    for field in fields:
+        if field.field_id == field_id:
+            return [field]
+        kind = field.field_type
+        inside: tuple[NestedField, ...] = ()
+        if isinstance(kind, StructType):
+            inside = kind.fields
+        elif isinstance(kind, ListType):
+            inside = (kind.element_field,)
+        elif isinstance(kind, MapType):
+            inside = kind.key_field, kind.value_field
+        if way := _way(inside, field_id):
+            return [field, *way]
+    return []
+
+
+def _transformed(schema: Schema, text: str, doing: str) -> tuple[NestedField, str, Transform]:  # type: ignore[type-arg]
+    """The column, its path and the transform of `day(placed_at)`."""
+    path, transform = _parse(text, doing)
+    source = _source(schema, path, doing)[-1]
+    if not transform.can_transform(source.field_type):
+        raise _untaken(source, path, transform, doing)
+    return source, path, transform
+
+
+def _untaken(source: NestedField, path: str, transform: Any, doing: str) -> ConfigError:
+    return ConfigError(f"{doing}: {path} is {source.field_type}, which {_word(transform)} does "
+                       "not take")  # fmt: skip
+
+
+def _word(transform: Any) -> str:
+    return str(transform).split("[")[0]
+
+
+def _parse(text: str, doing: str) -> tuple[str, Transform]:  # type: ignore[type-arg]
     found = _TRANSFORM.fullmatch(text)
     if not found:
-        raise ConfigError(f"cannot partition table {table} by {text!r}: expected a column, or one "
-                          "of year, month, day, hour(column), bucket(n, column), "
-                          "truncate(n, column)")  # fmt: skip
+        raise ConfigError(f"{doing}: expected a column, or one of year, month, day, hour(column), "
+                          "bucket(n, column), truncate(n, column)")  # fmt: skip
     if found["column"]:
         return found["column"], parse_transform("identity")
     name = found["name"].removesuffix("s")
@@ -154,9 +329,9 @@ def _parse(text: str, table: str) -> tuple[str, Transform]:  # type: ignore[type
         return found["inner"], parse_transform(name)
     if name in ("bucket", "truncate") and width and int(width) > 0:
         return found["inner"], parse_transform(f"{name}[{width}]")
-    raise ConfigError(f"cannot partition table {table} by {text!r}: unknown transform, or one "
-                      "without its number; expected bucket(n, column) or truncate(n, column), "
-                      "or year, month, day, hour(column)")  # fmt: skip
+    raise ConfigError(f"{doing}: unknown transform, or one without its number; expected "
+                      "bucket(n, column) or truncate(n, column), or year, month, day, "
+                      "hour(column)")  # fmt: skip
 
 
 def _unwritable(transform: str, kind: object) -> bool:
@@ -167,6 +342,6 @@ def _unwritable(transform: str, kind: object) -> bool:
 
 
 def _partition_name(column: str, transform: Transform) -> str:  # type: ignore[type-arg]
-    word = str(transform).split("[")[0]
+    word = _word(transform)
     flat = column.replace(".", "_")
     return flat if word == "identity" else f"{flat}_{'trunc' if word == 'truncate' else word}"

@@ -1,0 +1,473 @@
+"""The records of a chunk, each with its fate. Runs on executors.
+
+    bytes ▶ decode ▶ rules ▶ debezium ▶ evolve ▶ route ▶ rows of each table
+                └───────┴─────────┴─────────┴───────┴──▶ rejected
+
+In: the values of a chunk, with what stands beside them. Out: `Settled`: rows in the shape of each
+table, and a `Letter` for every record that cannot be decoded, routed or fitted. Every record is in
+all of its tables, or skipped by a rule, or rejected (by all of its tables, or some): nothing falls
+through.
+
+Where a table is missing, or could be changed so that records fit it, that is told as a need:
+the driver sees to it, for all tasks at once, and the batch is run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from frazil.core.errors import Misfit
+from frazil.core.offsets import Partition
+from frazil.ingest import debezium
+from frazil.ingest.decode import Decoder, Format, Framed, Rejected, infer
+from frazil.ingest.evolve import Aliases, changes, merged, renamed, together
+from frazil.ingest.records import Longs, Opened, Records
+from frazil.ingest.route import Metadata, differences, route
+from frazil.ingest.rules import Rules, Share, Unrouted, peek
+from frazil.ingest.write import TableShape
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlan:
+    """A table as the tasks of a batch see it."""
+
+    shape: TableShape
+    metadata: Metadata
+    event_time: str
+    evolution: str = "evolve"
+    aliases: Aliases = field(default_factory=dict)
+    #: paths of the table's schema that stay required, and names of its partition fields
+    identifier: tuple[str, ...] = ()
+    partitions: tuple[str, ...] = ()
+    format_version: int = 2
+    #: records below it are in the table already
+    floor: Mapping[Partition, int] = field(default_factory=dict)
+
+    @property
+    def columns(self) -> pa.Schema:
+        """The record's own."""
+        beside = {each.name for each in self.metadata.fields}
+        return pa.schema([each for each in self.shape.arrow if each.name not in beside])
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A rejected record, and why."""
+
+    index: int
+    kind: str
+    reason: str
+    #: the tables it was for, as far as that is known
+    tables: tuple[str, ...] = ()
+    schema_id: int | None = None
+
+
+@dataclass(slots=True)
+class Settled:
+    rows: list[tuple[str, pa.Table]] = field(default_factory=list)
+    letters: dict[int, Letter] = field(default_factory=dict)
+    skipped: int = 0
+    needs: dict[str, pa.Schema] = field(default_factory=dict)
+
+    def reject(self, letter: Letter) -> None:
+        """A record that several tables reject is one letter."""
+        known = self.letters.get(letter.index)
+        if known is not None:
+            reason = known.reason if letter.reason in known.reason else (
+                f"{known.reason}; {letter.reason}"
+            )  # fmt: skip
+            tables = tuple(dict.fromkeys((*known.tables, *letter.tables)))
+            letter = Letter(letter.index, known.kind, reason, tables, known.schema_id)
+        self.letters[letter.index] = letter
+
+    def need(self, table: str, columns: pa.Schema, aliases: Aliases) -> None:
+        known = self.needs.get(table)
+        try:
+            self.needs[table] = columns if known is None else merged(known, columns, aliases)
+        except Misfit:
+            return  # when the table is there, one of them is rejected for that
+
+
+class Settler:
+    """Settles the chunks of one task."""
+
+    def __init__(
+        self,
+        format: Format,
+        rules: Rules | None,
+        tables: Mapping[str, TablePlan],
+        refused: Mapping[str, str] | None = None,
+        only: str = "",
+    ) -> None:
+        """Without `rules` everything goes to `only`. `refused`: why a table could not be made, or
+        changed, for records that wanted it."""
+        self._format = format
+        self._rules = rules
+        self._tables = tables
+        self._refused = refused or {}
+        self._json = format.kind == "json"
+        self._decoder = Decoder(format)
+        self._decoders: dict[str, Decoder] = {}
+        self._verdicts: dict[tuple[str, str], str | bool] = {}
+        self._only = Share((only,), None, -1, "")
+
+    def framed(self, records: Records | None) -> Framed | None:
+        """Kafka's batches straight into columns, where that can be."""
+        return None if self._json or records is None else self._decoder.framed(records)
+
+    def settle(
+        self, partition: Partition, opened: Opened, framed: Framed | None, below: frozenset[str]
+    ) -> Settled:
+        """`below`: tables that have these records already."""
+        work = _Work(partition, opened, below)
+        way = self._rules.of_topic(partition.topic) if self._rules else self._only
+        if isinstance(way, Unrouted):
+            for i in range(len(opened.offsets)):
+                work.settled.reject(Letter(i, way.kind, way.reason))
+        elif self._json:
+            self._of_json(work, way)
+        else:
+            self._of_columns(work, way, framed)
+        return work.settled
+
+    # ── records that come as columns ─────────────────────────────────────────────────────────
+
+    def _of_columns(self, work: _Work, way: Share | None, framed: Framed | None) -> None:
+        if framed is not None:
+            groups, rejected = [framed.decoded], list[Rejected]()
+        else:
+            groups, rejected = self._decoder.decode(work.opened.values)
+        for each in rejected:
+            self._undecoded(work, each, way)
+        for group in groups:
+            shares = [way] if way else self._sorted(work, group.rows, group.index)
+            for share in shares:
+                rows = group.rows
+                at = _among(group.index, share.index)
+                if share.index is not None:
+                    rows = rows.take(pa.array(share.index))
+                if not share.tables:
+                    work.settled.skipped += len(rows)
+                    continue
+                if share.envelope:
+                    try:
+                        rows, kept, bad = debezium.unwrap(rows)
+                    except Misfit as error:
+                        kept = np.empty(0, np.int64)
+                        bad = [Rejected(i, "envelope", error.message) for i in range(len(rows))]
+                        rows = rows.slice(0, 0)
+                    for each in bad:
+                        where = each.index if at is None else int(at[each.index])
+                        work.settled.reject(
+                            Letter(where, each.kind, each.reason, share.tables, group.schema_id)
+                        )
+                    at = _among(at, kept)
+                aliases = self._decoder.aliases(group.schema_id)
+                for name in share.tables:
+                    self._into(work, name, rows, at, aliases, group.schema_id)
+
+    def _undecoded(self, work: _Work, rejected: Rejected, way: Share | None) -> None:
+        if rejected.kind == "null" and way and way.envelope:
+            work.settled.skipped += 1  # the tombstone behind a delete, which is a row already
+        elif way is not None and not way.tables:
+            work.settled.skipped += 1  # a rule skips the topic, whatever its records are
+        else:
+            tables = way.tables if way else ()
+            work.settled.reject(Letter(rejected.index, rejected.kind, rejected.reason, tables,
+                                       rejected.schema_id))  # fmt: skip
+
+    def _sorted(self, work: _Work, rows: pa.Table, index: Longs | None) -> list[Share]:
+        assert self._rules is not None
+        headers = work.beside("headers", index) if self._rules.wants_headers else None
+        origin = work.origin(index) if self._rules.wants_rows else None
+        found = self._rules.sort(work.partition.topic, rows, headers=headers, origin=origin)
+        for each in found.rejected:
+            where = each.index if index is None else int(index[each.index])
+            work.settled.reject(Letter(where, each.kind, each.reason))
+        return found.shares
+
+    def _into(
+        self,
+        work: _Work,
+        name: str,
+        rows: pa.Table,
+        at: Longs | None,
+        aliases: Aliases,
+        schema_id: int | None,
+    ) -> None:
+        """Rows of one writer schema into one table."""
+        if name in work.below or not len(rows):
+            return
+        plan = self._tables.get(name)
+        if plan is None:
+            if name in self._refused:
+                self._reject(work, name, self._refused[name], len(rows), at, schema_id)
+            else:
+                work.settled.need(name, rows.schema, aliases)
+            return
+        known = together(plan.aliases, aliases)
+        key = (name, rows.schema.to_string())
+        if key not in self._verdicts:
+            self._verdicts[key] = self._verdict(plan, rows.schema, known)
+        verdict = self._verdicts[key]
+        if verdict is True:
+            work.settled.need(name, rows.schema, known)
+        elif verdict:
+            self._reject(work, name, str(verdict), len(rows), at, schema_id)
+        else:
+            self._fitted(work, name, plan, renamed(rows, plan.columns, known), at, schema_id)
+
+    def _reject(
+        self, work: _Work, name: str, reason: str, count: int, at: Longs | None,
+        schema_id: int | None,
+    ) -> None:  # fmt: skip
+        for i in range(count) if at is None else at.tolist():
+            self._misfit(work, Letter(i, "misfit", reason, (name,), schema_id))
+
+    def _misfit(self, work: _Work, letter: Letter) -> None:
+        [name] = letter.tables
+        if name in self._tables and self._tables[name].evolution == "fail":
+            raise Misfit(
+                letter.reason, hint="change the table, or set its evolution to evolve or frozen"
+            )
+        work.settled.reject(letter)
+
+    def _verdict(self, plan: TablePlan, columns: pa.Schema, aliases: Aliases) -> str | bool:
+        """False: records with such columns fit; True: they will, when the table is changed; or why
+        they never do."""
+        if plan.evolution == "evolve":
+            found = _changes(plan, columns, aliases)
+            if not found.impossible:
+                why = self._refused.get(plan.shape.name, "")
+                return why if found and why else bool(found)
+            return f"cannot fit {plan.shape.name}: {'; '.join(found.impossible)}"
+        found_now = differences(_names(columns, plan.columns, aliases), plan.columns)
+        return f"cannot fit {plan.shape.name}: {'; '.join(found_now)}" if found_now else False
+
+    def _fitted(
+        self,
+        work: _Work,
+        name: str,
+        plan: TablePlan,
+        rows: pa.Table,
+        at: Longs | None,
+        schema_id: int | None,
+    ) -> None:
+        """In the table's shape; a row that does not fit is rejected by itself."""
+        try:
+            shaped = route(
+                rows, plan.shape.arrow, plan.metadata, work.partition,
+                _picked(work.opened.offsets, at), _picked(work.opened.stamps, at),
+            )  # fmt: skip
+        except Misfit as error:
+            positions = np.arange(len(rows)) if at is None else at
+            if len(rows) == 1:
+                letter = Letter(int(positions[0]), "misfit", error.message, (name,), schema_id)
+                self._misfit(work, letter)
+                return
+            for part in _parts(rows, plan.columns):
+                self._fitted(
+                    work, name, plan, rows.take(pa.array(part)), positions[part], schema_id
+                )
+            return
+        work.settled.rows.append((name, shaped))
+
+    # ── records that come as JSON: a table's own columns say how to read them ─────────────────
+
+    def _of_json(self, work: _Work, way: Share | None) -> None:
+        values = work.opened.values
+        if way is not None:
+            shares = [way]
+        else:
+            assert self._rules is not None
+            rows = peek(values, self._rules.fields)
+            if self._rules.wants_rows:
+                rows = rows.append_column("value", pa.array(values, pa.large_binary()))
+            shares = self._sorted(work, rows, None)
+        for share in shares:
+            at = share.index
+            mine = values if at is None else [values[i] for i in at.tolist()]
+            if not share.tables:
+                work.settled.skipped += len(mine)
+                continue
+            gone = np.zeros(len(mine), bool)  # tombstones, and what is no change
+            if share.envelope:
+                gone |= [value is None for value in mine]
+                work.settled.skipped += int(gone.sum())
+                mine, bad = debezium.unwrap_json(mine)
+                for each in bad:
+                    work.settled.reject(
+                        Letter(_at(at, each.index), each.kind, each.reason, share.tables)
+                    )
+                    gone[each.index] = True
+            if gone.any():
+                left = np.flatnonzero(~gone)
+                at = _among(at, left)
+                mine = [mine[i] for i in left.tolist()]
+            for name in share.tables if mine else ():
+                self._json_into(work, name, mine, at)
+
+    def _json_into(
+        self, work: _Work, name: str, values: Sequence[bytes | None], at: Longs | None
+    ) -> None:
+        if name in work.below:
+            return
+        plan = self._tables.get(name)
+        if plan is None:
+            if name in self._refused:
+                self._reject(work, name, self._refused[name], len(values), at, None)
+            else:
+                self._learn(work, name, None, enumerate(values), at, {})
+            return
+        if name not in self._decoders:
+            self._decoders[name] = Decoder(self._format, plan.columns)
+        groups, rejected = self._decoders[name].decode(values)
+        for group in groups:
+            self._fitted(work, name, plan, group.rows, _among(at, group.index), None)
+        reasons = {each.index: each for each in rejected}
+        misshapen = [i for i, each in reasons.items() if each.kind == "shape"]
+        if misshapen and plan.aliases:
+            misshapen = self._by_old_names(work, name, plan, values, misshapen, at)
+        later = set[int]()
+        if plan.evolution == "evolve" and name not in self._refused:
+            named = ((i, values[i]) for i in misshapen)
+            later = self._learn(work, name, plan, named, at, reasons)
+        for i, each in reasons.items():
+            if i not in later and (each.kind != "shape" or i in misshapen):
+                letter = Letter(_at(at, i), each.kind, each.reason, (name,))
+                if each.kind == "shape":
+                    self._misfit(work, replace(letter, kind="misfit"))
+                else:
+                    work.settled.reject(letter)
+
+    def _by_old_names(
+        self,
+        work: _Work,
+        name: str,
+        plan: TablePlan,
+        values: Sequence[bytes | None],
+        misshapen: list[int],
+        at: Longs | None,
+    ) -> list[int]:
+        """Records that call a renamed column as it was called; gives those that are none."""
+        olds = {new: old if isinstance(old, str) else old[0] for new, old in plan.aliases.items()}
+        key = f"{name} of old"
+        if key not in self._decoders:
+            fields = [each.with_name(olds.get(each.name, each.name)) for each in plan.columns]
+            self._decoders[key] = Decoder(self._format, pa.schema(fields))
+        groups, rejected = self._decoders[key].decode([values[i] for i in misshapen])
+        for group in groups:
+            where = _among(np.array(misshapen, np.int64), group.index)
+            rows = renamed(group.rows, plan.columns, plan.aliases)
+            self._fitted(work, name, plan, rows, _among(at, where), None)
+        return [misshapen[each.index] for each in rejected]
+
+    def _learn(
+        self,
+        work: _Work,
+        name: str,
+        plan: TablePlan | None,
+        values: Iterable[tuple[int, bytes | None]],
+        at: Longs | None,
+        reasons: Mapping[int, Rejected],
+    ) -> set[int]:
+        """Which of the values would fit if the table were made or changed for them."""
+        found = set()
+        for i, value in values:
+            try:
+                columns = infer([value] if value is not None else [], guess=False)
+                if not len(columns):
+                    raise Misfit("cannot name the columns of the value: it is no object with any")
+                if plan is not None:
+                    aliases = plan.aliases
+                    wanted = _changes(plan, columns, aliases)
+                    if wanted.impossible:
+                        raise Misfit("; ".join(wanted.impossible))
+                    if not (wanted.add or wanted.widen or wanted.rename):
+                        continue  # what is wrong with it, a change of the table does not heal
+                work.settled.need(name, columns, plan.aliases if plan else {})
+                found.add(i)
+            except Misfit as error:
+                if i not in reasons:
+                    work.settled.reject(Letter(_at(at, i), "misfit", error.message, (name,)))
+        return found
+
+
+class _Work:
+    """One chunk on its way."""
+
+    def __init__(self, partition: Partition, opened: Opened, below: frozenset[str]) -> None:
+        self.partition = partition
+        self.opened = opened
+        self.below = below
+        self.settled = Settled()
+
+    def beside(self, what: str, index: Longs | None) -> pa.Array | None:
+        column = getattr(self.opened, what)
+        return column if column is None or index is None else column.take(pa.array(index))
+
+    def origin(self, index: Longs | None) -> dict[str, pa.Array]:
+        """What a Python function sees beside the record's own columns."""
+        offsets = _picked(self.opened.offsets, index)
+        found = {
+            "_topic": pa.repeat(pa.scalar(self.partition.topic, pa.large_string()), len(offsets)),
+            "_topic_partition": pa.repeat(
+                pa.scalar(self.partition.number, pa.int32()), len(offsets)
+            ),
+            "_offset": pa.array(offsets),
+            "_timestamp": pa.array(_picked(self.opened.stamps, index) * 1000).view(
+                pa.timestamp("us", "UTC")
+            ),
+            "_key": self.beside("keys", index),
+            "_headers": self.beside("headers", index),
+        }
+        return {name: column for name, column in found.items() if column is not None}
+
+
+def _changes(plan: TablePlan, columns: pa.Schema, aliases: Aliases) -> Any:
+    return changes(
+        plan.shape.arrow, columns, aliases,
+        beside={each.name for each in plan.metadata.fields},
+        identifier=plan.identifier, partitions=plan.partitions,
+        format_version=plan.format_version,
+    )  # fmt: skip
+
+
+def _names(columns: pa.Schema, target: pa.Schema, aliases: Aliases) -> pa.Schema:
+    return renamed(columns.empty_table(), target, aliases).schema
+
+
+def _parts(rows: pa.Table, columns: pa.Schema) -> Iterator[Longs]:
+    """Rows that lack a value which the table requires, one by one, and all others together; where
+    that is not what is wrong, halves."""
+    lacking = np.zeros(len(rows), bool)
+    for each in columns:
+        if not each.nullable and each.name in rows.schema.names:
+            column = rows.column(each.name)
+            if column.null_count:
+                lacking |= column.is_null().to_numpy()
+    if lacking.any() and not lacking.all():
+        yield np.flatnonzero(~lacking)
+        yield np.flatnonzero(lacking)
+    else:
+        yield from np.array_split(np.arange(len(rows)), 2 if not lacking.all() else len(rows))
+
+
+def _among(outer: Longs | None, inner: Longs | None) -> Longs | None:
+    """Positions within positions."""
+    if outer is None or inner is None:
+        return inner if outer is None else outer
+    return outer[inner]
+
+
+def _at(index: Longs | None, i: int) -> int:
+    return i if index is None else int(index[i])
+
+
+def _picked(numbers: Longs, at: Longs | None) -> Longs:
+    return numbers if at is None else numbers[at]

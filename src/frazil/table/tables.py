@@ -1,0 +1,305 @@
+"""The tables of one sink: opened, made, changed and claimed. Runs on the driver.
+
+A table stands in the config by its name, or was made of a template (`lake.{value}`) for names that
+came from the data. What is here knows nothing of batches; the committer gets a `Target` of each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import pyarrow as pa
+
+from frazil.core.config import Config, TableConfig, duration, size
+from frazil.core.errors import Foreign, FrazilError, Gap
+from frazil.core.offsets import Cut
+from frazil.ingest.evolve import together
+from frazil.ingest.route import Metadata
+from frazil.ingest.settle import TablePlan
+from frazil.ingest.task import LETTERS
+from frazil.ingest.write import PARQUET, TableShape, check
+from frazil.table import schema
+from frazil.table.audit import COLUMNS_PROPERTY
+from frazil.table.commit import THREADS, Pace, Target
+from frazil.table.jvm import Catalog, Table
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+#: So many tables are named in the index's own summary; of more, it names the file that does.
+_NAMED = 16
+
+
+@dataclass(slots=True)
+class Held:
+    """One table, with a handle for the stream and one for the committer's threads."""
+
+    config: TableConfig
+    table: Table
+    target: Target
+    metadata: Metadata
+    #: what executors must know of it; made when it is asked for, and anew after a change
+    plan: TablePlan | None = None
+    #: what its ledger has beyond the position and all that is staged
+    floor: Cut = field(default_factory=Cut)
+
+
+class Tables:
+    def __init__(self, catalog: Catalog, config: Config, template: Callable[[str], str]) -> None:
+        self._catalog = catalog
+        self._config = config
+        self._template = template
+        self._configs = {table.name: table for table in config.tables}
+        if letters := config.dead_letters.table:
+            self._configs[letters] = TableConfig(
+                letters, topic_column=LETTERS.topic, partition_column=LETTERS.partition,
+                offset_column=LETTERS.offset, timestamp_column=LETTERS.timestamp,
+                evolution="fail",
+            )  # fmt: skip
+        self.held: dict[str, Held] = {}
+        #: what is wrong with a table that the index counts on
+        self.amiss: dict[str, FrazilError] = {}
+        self._gone: dict[str, str] = {}
+        self._said = ""
+        #: those that could not be made or changed for the records that wanted it, and why
+        self.refused: dict[str, str] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.held
+
+    def __getitem__(self, name: str) -> Held:
+        return self.held[name]
+
+    @property
+    def names(self) -> list[str]:
+        """Of the tables the config names; templates are none."""
+        return [name for name in self._configs if "{" not in name]
+
+    def config_of(self, name: str) -> TableConfig:
+        """By its own name, or as its template says."""
+        if name in self._configs:
+            return self._configs[name]
+        return replace(self._configs[self._template(name)], name=name)
+
+    def open(self, names: Iterable[str]) -> None:
+        """Those of the tables that are there."""
+        wanted = [name for name in names if name not in self.held]
+        for name, table in zip(wanted, each_of(self._catalog.load, wanted), strict=True):
+            if table is not None:
+                self._hold(name, table)
+
+    def _hold(self, name: str, table: Table) -> Held:
+        config = self.config_of(name)
+        # A handle of its own: the committer's threads and Spark's do not share tables.
+        own = self._catalog.load(name)
+        if own is None:
+            raise Foreign(f"cannot open table {name}: it is gone")
+        target = Target(own, config.branch, self._config.sink.id, 0, time)
+        self.held[name] = Held(config, table, target, self.metadata(name))
+        return self.held[name]
+
+    def metadata(self, name: str) -> Metadata:
+        """The columns that say where a row comes from."""
+        if name == self._config.dead_letters.table:
+            return LETTERS
+        config = self.config_of(name)
+        return Metadata(config.topic_column, config.partition_column, config.offset_column,
+                        config.timestamp_column)  # fmt: skip
+
+    def take(self, claim: Callable[[Target], None]) -> None:
+        """Claim all that are held, a few at a time."""
+        each_of(lambda held: claim(held.target), list(self.held.values()))
+
+    # ── making and changing ──────────────────────────────────────────────────────────────────
+
+    def check(self, name: str, columns: pa.Schema, metadata: Metadata) -> None:
+        """Can a table of such columns be made, or does the one that is there take them?"""
+        if name not in self.held:
+            self._new(name, columns, metadata)
+        elif self.config_of(name).evolution == "evolve":
+            self._update(self.held[name], columns, metadata)(self.held[name].table.schema)
+        else:
+            schema.check_fits(columns, self.held[name].table.schema, metadata, name)
+
+    def make(
+        self,
+        name: str,
+        columns: pa.Schema,
+        metadata: Metadata,
+        among: Metadata,
+        newest: Callable[[], None],
+        claim: Callable[[Target], None],
+        epoch: int,
+    ) -> Held:
+        """`newest` raises where a newer life owns the sink: a table that this life made itself
+        needs no claim then, for a newer one claims the index first and finds it afterwards."""
+        config = self.config_of(name)
+        made, spec, order = self._new(name, columns, metadata)
+        names = ",".join(field.name for field in among.fields)
+        codec = "uncompressed" if config.compression == "none" else config.compression
+        properties = {
+            "format-version": str(config.format_version),
+            f"{PARQUET}compression-codec": codec,  # Iceberg would set its own default
+            **config.properties,
+        }
+        if names:
+            properties[COLUMNS_PROPERTY] = names
+        table = self._catalog.create(
+            name, made, spec, properties=properties, location=config.location, sort_order=order
+        )
+        held = self._hold(name, table)
+        held.target.epoch = epoch
+        newest()
+        if not table.made:
+            claim(held.target)
+        return held
+
+    def _new(self, name: str, columns: pa.Schema, metadata: Metadata) -> tuple[str, str, str]:
+        config = self.config_of(name)
+        made = schema.iceberg_schema(columns, metadata, config)
+        return (
+            made,
+            schema.partition_spec(made, config.partition_by, name),
+            schema.sort_order(made, config.sort_by, name),
+        )
+
+    def fit(self, name: str, columns: pa.Schema, metadata: Metadata, relax: bool = True) -> None:
+        """Change the table so that such records fit it, or raise why that cannot be."""
+        held = self.held[name]
+        if held.config.evolution == "evolve":
+            held.table.evolve(self._update(held, columns, metadata, relax))
+            held.plan = None
+        else:
+            schema.check_fits(columns, held.table.schema, metadata, name)
+
+    def _update(
+        self, held: Held, columns: pa.Schema, metadata: Metadata, relax: bool = True
+    ) -> Callable[[str], schema.Update]:
+        def update(there: str) -> schema.Update:
+            beside = {field.name for field in schema.columns_of(there)}
+            lacking = [field for field in metadata.fields if field.name not in beside]
+            found = schema.update(
+                there,
+                pa.schema([*columns, *lacking]),
+                held.table.name,
+                spec=held.table.spec,
+                format_version=held.table.format_version,
+                aliases=_aliases(held),
+                beside={field.name for field in metadata.fields if field.name in beside},
+            )
+            return found if relax else replace(found, relax=())
+
+        return update
+
+    # ── what others ask for ──────────────────────────────────────────────────────────────────
+
+    def plan(self, name: str, among: Metadata | None = None) -> TablePlan:
+        held = self.held[name]
+        if held.plan is None:
+            shape = shaped(held.table, held.config, (among or held.metadata).topic)
+            check(shape)
+            held.plan = TablePlan(
+                shape=shape,
+                metadata=held.metadata,
+                event_time=schema.event_time_column(shape.schema, held.config),
+                evolution=held.config.evolution,
+                aliases=_aliases(held),
+                identifier=schema.identifier_fields(shape.schema),
+                partitions=tuple(each["name"] for each in json.loads(shape.spec)["fields"]),
+                format_version=held.table.format_version,
+                floor=held.floor,
+            )
+        return held.plan
+
+    def target(self, name: str) -> Target:
+        if name in self.amiss:
+            raise self.amiss[name]
+        return self.held[name].target
+
+    def pace(self, name: str, interval: float) -> Pace:
+        from_config = self.config_of(name)
+        return Pace(
+            duration(from_config.commit_interval) if from_config.commit_interval else interval,
+            size(from_config.commit_bytes) if from_config.commit_bytes else None,
+            from_config.priority,
+        )
+
+    # ── what the index knows of them ─────────────────────────────────────────────────────────
+
+    def known(self, said: Mapping[str, str] | str, fetch: Callable[[str], bytes]) -> dict[str, str]:
+        """Table → uuid, of an entry of the index."""
+        return dict(json.loads(fetch(said)) if isinstance(said, str) else said)
+
+    def said(self, folder: str, store: Callable[[str, bytes], None]) -> Mapping[str, str] | str:
+        """The same for the next entry; many tables go into a file, written when they change."""
+        uuids = dict(sorted((name, held.table.uuid) for name, held in self.held.items()))
+        for name, uuid in self._gone.items():
+            uuids.setdefault(name, uuid)
+        if len(uuids) <= _NAMED:
+            return uuids
+        text = json.dumps(uuids, separators=(",", ":")).encode()
+        path = f"{folder}tables-{hashlib.sha256(text).hexdigest()[:32]}.tables"
+        if path != self._said:
+            store(path, text)
+            self._said = path
+        return path
+
+    def compare(self, known: Mapping[str, str]) -> None:
+        """The tables the position counts on must be there, the same, and not rolled back."""
+        for name, uuid in known.items():
+            held = self.held.get(name)
+            if held is None:
+                self.amiss[name] = Foreign(
+                    f"cannot go on with table {name}: it is gone",
+                    hint="restore the table; its batches wait, staged",
+                )
+            elif held.table.uuid != uuid:
+                self.amiss[name] = Foreign(
+                    f"cannot go on with table {name}: it was dropped and made again; expected uuid "
+                    f"{uuid}, found {held.table.uuid}",
+                    hint="restore the table; its batches wait, staged",
+                )
+            elif held.target.rolled_back():
+                self.amiss[name] = Gap(
+                    f"cannot go on with table {name}: it was rolled back behind the snapshot that "
+                    "its witness names",
+                    hint="roll the table forward again; its batches wait, staged",
+                )
+            if name in self.amiss:
+                self._gone[name] = uuid
+
+
+def shaped(table: Table, config: TableConfig, topic_column: str = "") -> TableShape:
+    # Bounds are cut at 16 bytes by default; the audit tells partitions apart by the whole topic.
+    whole = {f"write.metadata.metrics.column.{topic_column}": "full"} if topic_column else {}
+    return TableShape(
+        name=table.name,
+        location=table.location,
+        schema=table.schema,
+        schema_id=table.schema_id,
+        spec=table.spec,
+        properties={**table.properties, **whole},
+        target_file_size=size(config.target_file_size),
+        compression=config.compression,
+        io=table.io_properties,
+        sort_order=table.sort_order,
+    )
+
+
+def _aliases(held: Held) -> dict[str, tuple[str, ...]]:
+    """What columns were called, by the config and by the table's own earlier schemas."""
+    return together(held.config.aliases, schema.former_names(held.table.schema, held.table.schemas))
+
+
+def each_of(call: Callable[[S], T], what: Sequence[S]) -> list[T]:
+    """`call` on each of many, a few at a time."""
+    if len(what) < 2:
+        return [call(each) for each in what]
+    with ThreadPoolExecutor(min(THREADS, len(what)), "frazil-tables") as pool:
+        return list(pool.map(call, what))
