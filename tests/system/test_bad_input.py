@@ -190,7 +190,7 @@ def test_a_table_whose_schema_does_not_fit_is_refused_with_every_difference(
     spark.sql("CREATE NAMESPACE IF NOT EXISTS lake.db")
     spark.sql(f"CREATE TABLE lake.db.{name} (value string, must bigint NOT NULL, _topic string, "
               "_offset bigint, _timestamp timestamp) USING iceberg")  # fmt: skip
-    error = stopped(make_config(), spark)
+    error = stopped(make_config(table={"evolution": "fail"}), spark)
     assert isinstance(error, Misfit)
     assert "column 'value' is" in error.message
     assert "column '_topic_partition' (int32) is not in the table" in error.message

@@ -78,7 +78,11 @@ def test_names_from_data_make_tables_and_bad_ones_are_dead_letters(
     assert len(lake.query(f"db.{name}_x", "id")) == 2
     assert len(lake.query(f"db.{name}_y", "id")) == 2
     letters = lake.query(f"db.{name}_dead", '"offset", kind, value', "ORDER BY 1")
-    assert [(offset, kind) for offset, kind, _ in letters] == [(2, "name"), (4, "name"), (5, "name")]
+    assert [(offset, kind) for offset, kind, _ in letters] == [
+        (2, "name"),
+        (4, "name"),
+        (5, "name"),
+    ]
     assert bytes(letters[0][2]) == events(*kinds)[2]
     for report in reports(config, spark, f"db.{name}_x", f"db.{name}_y", f"db.{name}_dead"):
         assert report.verdict == "proven", report.values()

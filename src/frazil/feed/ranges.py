@@ -17,8 +17,8 @@ from frazil.feed import Host, Reached, Temporary, Written, WrittenTable, added
 from frazil.feed.reads import register
 from frazil.ingest import sample
 from frazil.ingest.decode import Format
-from frazil.ingest.evolve import merged
 from frazil.ingest.rules import Rules
+from frazil.ingest.settle import add_need
 from frazil.ingest.source import FORMAT, Origin, Planner, kafka_only, options
 from frazil.ingest.stage import Tally
 from frazil.ingest.task import (
@@ -103,22 +103,14 @@ class Ranges:
 
     def _learn(self, ranges: Sequence[Range]) -> None:
         """Make the tables, or see that they fit, from a sample of the records that come first."""
-        if not self._config.one_table:
-            for _ in range(_RERUNS):
-                needs: dict[str, pa.Schema] = {}
-                for each in ranges:
-                    few = Range(
-                        each.partition, each.start, min(each.end, each.start + sample.RECORDS)
-                    )
-                    self._add_needs(needs, [run(self._plan(), few, dry=True)])
-                if not needs:
-                    return
-                self._host.provide(needs)
-            return
-        name = self._config.tables[0].name
-        columns = sample.columns(self._config, self._kafka, self._format, ranges)
-        if columns is not None:  # else there is nothing to learn from; the first batch will
-            self._host.provide({name: columns})
+        few = [Range(r.partition, r.start, min(r.end, r.start + sample.RECORDS)) for r in ranges]
+        for _ in range(_RERUNS):
+            plan = self._plan()
+            needs: dict[str, pa.Schema] = {}
+            _add_needs(needs, [run(plan, each, dry=True) for each in few])
+            if not needs:
+                return
+            self._host.provide(needs)
 
     def stream(self, spark: SparkSession, until: Cut | None) -> DataFrame:
         register(spark)
@@ -167,7 +159,7 @@ class Ranges:
         for _ in range(_RERUNS):
             results = self._run(frame)
             needs: dict[str, pa.Schema] = {}
-            self._add_needs(needs, results)
+            _add_needs(needs, results)
             if not needs:
                 return results
             self._host.provide(needs)
@@ -176,14 +168,6 @@ class Ranges:
             f"{', '.join(sorted(needs))}",
             hint="does somebody else change them?",
         )
-
-    def _add_needs(self, needs: dict[str, pa.Schema], results: Sequence[Result]) -> None:
-        for result in results:
-            for name, columns in result.needs.items():
-                try:
-                    needs[name] = merged(needs[name], columns) if name in needs else columns
-                except Misfit:
-                    continue  # when the table is there, records of the other kind are rejected
 
     def _plan(self) -> Plan:
         plans = self._host.plans()
@@ -281,6 +265,12 @@ class Ranges:
 def _tasks(plan: Plan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     context = TaskContext.get()
     return run_all(plan, batches, context.attemptNumber() if context else 0)
+
+
+def _add_needs(needs: dict[str, pa.Schema], results: Sequence[Result]) -> None:
+    for result in results:
+        for name, columns in result.needs.items():
+            add_need(needs, name, columns)
 
 
 def _joined(tallies: Iterable[Tally]) -> tuple[Tally, ...]:

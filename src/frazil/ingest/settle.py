@@ -14,7 +14,9 @@ the driver sees to it, for all tasks at once, and the batch is run again.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -86,11 +88,33 @@ class Settled:
         self.letters[letter.index] = letter
 
     def need(self, table: str, columns: pa.Schema, aliases: Aliases) -> None:
-        known = self.needs.get(table)
-        try:
-            self.needs[table] = columns if known is None else merged(known, columns, aliases)
-        except Misfit:
-            return  # when the table is there, one of them is rejected for that
+        add_need(self.needs, table, needed(columns, aliases))
+
+
+#: Where a need keeps the former names of its columns.
+_ALIASES = b"frazil.aliases"
+
+
+def needed(columns: pa.Schema, aliases: Aliases) -> pa.Schema:
+    """Columns that a table must have, with the names they had before."""
+    return columns.with_metadata({_ALIASES: json.dumps(together(aliases)).encode()})
+
+
+def aliases_of(need: pa.Schema) -> dict[str, tuple[str, ...]]:
+    said = json.loads((need.metadata or {}).get(_ALIASES, b"{}"))
+    return {path: tuple(names) for path, names in said.items()}
+
+
+def add_need(needs: dict[str, pa.Schema], table: str, need: pa.Schema) -> None:
+    """To what others need of the table; where both cannot be, to the first: when the table is
+    there, records of the other kind are rejected."""
+    known = needs.get(table)
+    if known is None:
+        needs[table] = need
+        return
+    aliases = together(aliases_of(known), aliases_of(need))
+    with suppress(Misfit):
+        needs[table] = needed(merged(known, need, aliases), aliases)
 
 
 class Settler:
@@ -240,13 +264,15 @@ class Settler:
     def _verdict(self, plan: TablePlan, columns: pa.Schema, aliases: Aliases) -> str | bool:
         """False: records with such columns fit; True: they will, when the table is changed; or why
         they never do."""
+        lacking = [each for each in plan.metadata.fields if each.name not in plan.shape.arrow.names]
         if plan.evolution == "evolve":
             found = _changes(plan, columns, aliases)
             if not found.impossible:
-                why = self._refused.get(plan.shape.name, "")
-                return why if found and why else bool(found)
+                changed = bool(found or lacking)
+                return changed and self._refused.get(plan.shape.name, changed)
             return f"cannot fit {plan.shape.name}: {'; '.join(found.impossible)}"
-        found_now = differences(_names(columns, plan.columns, aliases), plan.columns)
+        named = _names(columns, plan.columns, aliases)
+        found_now = differences(pa.schema([*named, *plan.metadata.fields]), plan.shape.arrow)
         return f"cannot fit {plan.shape.name}: {'; '.join(found_now)}" if found_now else False
 
     def _fitted(
@@ -325,6 +351,13 @@ class Settler:
                 self._learn(work, name, None, enumerate(values), at, {})
             return
         if name not in self._decoders:
+            # Its own columns fit; what it may lack are those that say where a row comes from.
+            if verdict := self._verdict(plan, plan.columns, {}):
+                if verdict is not True:
+                    self._reject(work, name, verdict, len(values), at, None)
+                else:
+                    work.settled.need(name, plan.columns, {})
+                return
             self._decoders[name] = Decoder(self._format, plan.columns)
         groups, rejected = self._decoders[name].decode(values)
         for group in groups:

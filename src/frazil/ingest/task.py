@@ -22,12 +22,11 @@ from frazil.core.errors import FrazilError, Miscount, Misfit, Undecodable, Unrou
 from frazil.core.offsets import Partition, Range
 from frazil.ingest.careful import Careful
 from frazil.ingest.decode import Format, Rejected
-from frazil.ingest.evolve import merged
 from frazil.ingest.fetch import Chunk, fetch
 from frazil.ingest.records import Longs, Opened
 from frazil.ingest.route import Metadata, route
 from frazil.ingest.rules import Rules
-from frazil.ingest.settle import Letter, Settler, TablePlan
+from frazil.ingest.settle import Letter, Settler, TablePlan, add_need
 from frazil.ingest.stage import Tally, tally_of, tally_values
 from frazil.ingest.write import OpenFiles, Writer, WrittenFile
 
@@ -189,11 +188,11 @@ def run(
                 opened = chunk.open(plan.envelope)
             settled = settle(wanted.partition, opened, framed, below)
         letters = list(settled.letters.values())
-        if letters and plan.letters is None:
+        if letters and plan.letters is None and not dry:
             raise refused(wanted.partition, opened.offsets, letters)
         with clock("write"):
             for name, columns in settled.needs.items():
-                needs[name] = columns if name not in needs else _both(needs[name], columns)
+                add_need(needs, name, columns)
             for name, rows in settled.rows:
                 write(name, plan.tables[name], rows)
             if plan.letters is not None and letters and plan.letters.shape.name not in below:
@@ -230,13 +229,6 @@ def of_table(total: Tally, mine: Tally) -> Tally:
         total, written=mine.written, rejected=mine.rejected, watermark=mine.watermark,
         skipped=read - mine.written - mine.rejected,
     )  # fmt: skip
-
-
-def _both(one: pa.Schema, other: pa.Schema) -> pa.Schema:
-    try:
-        return merged(one, other)
-    except Misfit:
-        return one  # when the table is there, records of the other are rejected
 
 
 def _letters(plan: Plan, chunk: Chunk, partition: Partition, letters: list[Letter]) -> pa.Table:

@@ -21,7 +21,7 @@ from frazil.core.errors import Foreign, FrazilError, Gap
 from frazil.core.offsets import Cut
 from frazil.ingest.evolve import together
 from frazil.ingest.route import Metadata
-from frazil.ingest.settle import TablePlan
+from frazil.ingest.settle import TablePlan, aliases_of
 from frazil.ingest.task import LETTERS
 from frazil.ingest.write import PARQUET, TableShape, check
 from frazil.table import schema
@@ -190,7 +190,7 @@ class Tables:
                 held.table.name,
                 spec=held.table.spec,
                 format_version=held.table.format_version,
-                aliases=_aliases(held),
+                aliases=together(_aliases(held), aliases_of(columns)),
                 beside={field.name for field in metadata.fields if field.name in beside},
             )
             return found if relax else replace(found, relax=())
