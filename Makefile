@@ -6,10 +6,10 @@ READY := $(VENV)/.ready
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit check bench bench-df lock clean
+.PHONY: help demo test unit check bench bench-df bench-tables poison lock clean
 
 help:  ## what there is
-	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 14
 
 demo: $(READY)  ## broker, pipeline, two SIGKILLs, and the proof (ARGS='--rows 300000 --json')
 	@$(BIN)/frazil demo $(ARGS)
@@ -30,6 +30,12 @@ bench: $(READY)  ## Frazil against Spark's own way, one run; the last line is JS
 
 bench-df: $(READY)  ## the same for DataFrames: frazil.write and frazil.read against Spark's own
 	@$(BIN)/python bench/frames.py $(ARGS)
+
+bench-tables: $(READY)  ## one stream into a thousand tables: what a table costs, and at rest
+	@$(BIN)/python bench/tables.py $(ARGS)
+
+poison: $(READY)  ## hostile records among good ones: every good one exact, every bad one told once (N=1000000)
+	@$(BIN)/python bench/poison.py --hostile $(or $(N),1000000) $(ARGS)
 
 lock:  ## resolve the dependencies anew (needs uv)
 	uv pip compile -q --universal --python-version 3.10 --generate-hashes --no-emit-index-url \

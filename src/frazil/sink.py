@@ -21,7 +21,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -127,7 +127,8 @@ class Query(StreamingQuery):
             super().processAllAvailable()
         except PySparkException as error:
             raise translated(error) from None
-        self._sink.committer.flush()
+        if not self._sink.committer.flush():
+            raise self._sink.committer.stalled() or Unavailable("cannot commit all that is staged")
 
     def stop(self) -> None:
         self._sink.stop()
@@ -139,15 +140,19 @@ class Sink:
         config: Config,
         *,
         frame: DataFrame | None = None,
+        feed: Callable[[Sink], Feed] | None = None,
         on_step: Callable[[Step], None] | None = None,
     ) -> None:
-        """`frame`: a streaming DataFrame to write; without it, what the config says is read."""
+        """`frame`: a streaming DataFrame to write; without it, what the config says is read, or
+        what `feed` brings."""
         self.config = config
         self._frame = frame
         self._on_step = on_step or (lambda _: None)
         self._alone = config.one_table
         self._feed: Feed
-        if frame is not None:
+        if feed is not None:
+            self._feed = feed(self)
+        elif frame is not None:
             if config.transform:
                 raise ConfigError("cannot write a DataFrame with a [transform]: transform it, or "
                                   "start the sink without it")  # fmt: skip
@@ -221,7 +226,7 @@ class Sink:
         try:
             self._committer.start()
             for batch in staged:
-                self._committer.submit(batch)
+                self._committer.submit(batch, bounded=False)
             self._query = writer.start()
         except BaseException as error:
             self._committer.close()
@@ -235,6 +240,55 @@ class Sink:
                 target=self._end_at, args=(ends,), name="frazil-available-now", daemon=True
             ).start()
         return Query(self._query, self)
+
+    def once(self, spark: SparkSession, counts_on: str = "") -> list[StagedBatch]:
+        """A life of one batch, without a query: gives what an earlier life left staged.
+
+        That is committed before the batch is read: it may be read from what it adds to. So may the
+        table `counts_on`, which must be as the ledger knows it.
+        """
+        self._catalog = Catalog(spark, self.config.catalog.name)
+        self._tables = Tables(self._catalog, self.config, self._feed.template)
+        self._claim(spark)
+        staged, useless = self._recover()
+        if counts_on in self._tables.amiss:
+            raise self._tables.amiss[counts_on]
+        self._take_over(staged)
+        for path in useless:
+            self._index.delete(path)
+        self._committer.start()
+        try:
+            for batch in staged:
+                self._committer.submit(batch, bounded=False)
+            self._commit_all()
+            self._feed.resume(self._reached, str(self.epoch))
+            self._batch(self._feed.stream(spark, None), 0)
+            self._commit_all()
+        except PySparkException as error:
+            raise translated(error) from None
+        finally:
+            self._committer.close()
+            self._feed.close()
+        return staged
+
+    def look(self, spark: SparkSession, tables: Iterable[str] = ()) -> None:
+        """Open the tables as they are, and these: nothing is claimed, nothing can be written."""
+        self._catalog = Catalog(spark, self.config.catalog.name)
+        self._tables = Tables(self._catalog, self.config, self._feed.template)
+        index_table = self._catalog.load(self.config.index_table)
+        entry = self._open_index(index_table) if index_table else None
+        self._feed.look(spark, entry)
+        self._open_tables(entry)
+        self._tables.open(tables)
+        self.epoch = entry.epoch if entry else 0
+
+    def _commit_all(self) -> None:
+        if not self._committer.flush(duration(self.config.sink.patience)):
+            raise self._committer.stalled() or Unavailable(
+                f"cannot end: {len(self._committer.pending)} batches are staged and not committed: "
+                f"{self._committer.progress.trouble or 'the time was up'}",
+                hint="nothing is lost: the next life commits them",
+            )
 
     @property
     def active(self) -> bool:
@@ -254,7 +308,8 @@ class Sink:
                 time.sleep(0.05)
             self.stop()
         except FrazilError:
-            return  # whoever waits for the query is told
+            if self._committer.failure is None:
+                self.stop()  # a table waits for a person: whoever waits for the query is told
 
     def _claim(self, spark: SparkSession) -> None:
         """Fence every older life off, the index first: its ledger decides who is the newest.
@@ -275,8 +330,25 @@ class Sink:
         self.epoch = 1 + max((each.epoch for each in (entry, *heads) if each), default=0)
         self._take(self._index_target, self._feed.start)
         # Only now: a table that an older life makes after this look finds its maker fenced.
-        self._open_tables(self._index_target.head().entry)
+        claimed = self._index_target.head().entry
+        self._open_tables(claimed)
+        if not self._alone:
+            if not self._index.made:  # a batch may be staged for a table the index knows nothing of
+                self._tables.open({n for _, each in self._stored() if each for n in each.names})
+            self._tables.compare(self._known(claimed))
+            if entry is None:
+                self._refuse_a_lost_index()
         self._tables.take(self._take)
+
+    def _refuse_a_lost_index(self) -> None:
+        for name, held in self._tables.held.items():
+            there = held.target.head().entry
+            if there is not None and there.ranges:
+                raise Gap(
+                    f"cannot start sink {self.config.sink.id}: its index {self.config.index_table} "
+                    f"is gone, and table {name} holds what it wrote before",
+                    hint="restore the index, or use another sink id and other tables",
+                )
 
     def _open_index(self, table: Table) -> Entry | None:
         self._index = table
@@ -315,8 +387,6 @@ class Sink:
         known = self._known(entry)
         if self._alone:
             self._check_table(known, position)
-        else:
-            self._tables.compare(known)
         after = {
             name: held.target.entries_after(position)
             for name, held in self._tables.held.items()
@@ -449,7 +519,9 @@ class Sink:
         """One evolver: between two runs of a batch, on the driver, nobody else changes a table."""
         for name in sorted(needs):
             try:
-                self._provide(name, needs[name])
+                full = len(self._tables.held) >= self.config.sink.max_tables + 1
+                if name in self._tables or not full:  # else the rules of the next run reject it
+                    self._provide(name, needs[name])
             except Misfit as error:
                 if self._alone:
                     raise
@@ -469,21 +541,27 @@ class Sink:
             relax = self.config.decode.format != "json"
             self.patiently(lambda: self._tables.fit(name, columns, metadata, relax))
             return
-        if name in self._tables.amiss:
-            raise self._tables.amiss[name]  # it was there once: not made anew from the middle
-        self.patiently(
+        held = self.patiently(
             lambda: self._tables.make(
                 name, columns, metadata, among or metadata, self._still_newest, self._take,
                 self.epoch,
             )
         )  # fmt: skip
+        reached = self._reached.cut  # an older life may have filled it beyond that
+        ahead = {p: offset for p, offset in held.target.end.items() if offset > reached.get(p, 0)}
+        if not self._alone:
+            held.floor = Cut(ahead)
 
     def plans(self) -> dict[str, TablePlan]:
-        return {name: self._tables.plan(name) for name in self._tables.held}
+        well = [name for name in self._tables.held if name not in self._tables.amiss]
+        return {name: self._tables.plan(name) for name in well}
 
     @property
     def refused(self) -> Mapping[str, str]:
-        return self._tables.refused
+        # A table that is gone is not made anew from the middle: its records are dead letters, and
+        # can be replayed when it is back.
+        amiss = {name: error.message for name, error in self._tables.amiss.items()}
+        return {**self._tables.refused, **amiss}
 
     @property
     def number(self) -> int:
@@ -491,7 +569,8 @@ class Sink:
 
     def _still_newest(self) -> None:
         """A newer life that began before there was a table could not claim it, only the index."""
-        entry = self._index_target.head().entry
+        # Not with the committer's own handle: this is another thread.
+        entry = Target(self._index, "main", self.config.sink.id, 0, time).head().entry
         if entry is not None and entry.epoch > self.epoch:
             raise Fenced(
                 f"cannot go on: sink {self.config.sink.id} has a newer life; this one is epoch "
@@ -507,6 +586,7 @@ class Sink:
         if opening is not None:
             self._hand_over(opening, window_start)
         self._step("planned", self._number)
+        self._tables.refused.clear()
         written = self._feed.write(frame, number, self._reached)
         if written is None:
             return
@@ -622,7 +702,8 @@ class Sink:
             if not self.active and not self._committer.pending:
                 return False  # available-now, and its end lies before the cut
             if self._reached.cut.reaches(cut):
-                self._committer.flush(0.25)
+                if not self._committer.flush(0.25) and (stalled := self._committer.stalled()):
+                    raise stalled
             elif self._reached.cut.after(self._feed.untold()).reaches(cut):
                 return True  # nothing but invisible offsets: there is nothing to commit
             if deadline is not None and time.monotonic() > deadline:

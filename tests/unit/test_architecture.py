@@ -19,7 +19,7 @@ ROOMS = ("core", "ingest", "table", "feed", "sink", "surface")
 #: The way of the data: each station may import from those before it.
 STATIONS = (
     "avro", "records", "wire", "fetch", "decode", "rules", "debezium", "route", "evolve", "write",
-    "stage", "settle", "careful", "task", "frame",
+    "stage", "settle", "careful", "task", "again", "frame",
 )  # fmt: skip
 #: Driver code in the stream's room: it may use stations, none of them may use it.
 DRIVER = ("source", "sample", "reader")
@@ -30,7 +30,7 @@ JVM = {"_jvm", "_jsc", "_jdf", "_jsparkSession", "_gateway", "_jwrapped", "_jc"}
 #: Imports inside functions: module → how many there may be, and why.
 LATE = {
     "": 4,  # `import frazil` loads nothing; its functions load Spark when they are called
-    "surface.cli": 16,  # a command loads what it needs: `frazil --help` answers at once
+    "surface.cli": 14,  # a command loads what it needs: `frazil --help` answers at once
     "surface.child": 4,  # the parent process, which also imports it, needs no Spark
     "surface.daemon": 1,  # what is imported before the fork is chosen line by line
     "surface.jars": 1,  # a broker's jars are fetched without paying for Spark's import
@@ -184,6 +184,7 @@ KNOWING = {
     "feed": "what a feed is: a DataFrame comes in",
     "feed.ranges": "a DataFrame of ranges",
     "feed.frames": "any DataFrame",
+    "feed.letters": "a DataFrame of dead letters",
     "feed.reads": "makes a DataFrame",
 }
 

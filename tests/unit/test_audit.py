@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from frazil.core.offsets import BATCHES, Cut, Partition, Range
-from frazil.table.audit import DataFile, Report, audit, live_files
+from frazil.table.audit import DataFile, Report, audit, known_tables, live_files
 from frazil.table.ledger import Counts, Entry, Snapshot, parse
 
 A, B = Partition("orders", 0), Partition("orders", 1)
@@ -320,10 +320,95 @@ def test_the_report_is_plain_json():
     assert values["partitions"] == [
         {
             "topic": "orders", "partition": 0, "start": 0, "end": 9, "written": 7, "rejected": 0,
-            "skipped": 0, "invisible": 0, "merged": 0, "rows_in_files": 7, "gaps": [[5, 7]],
-            "overlaps": [],
+            "skipped": 0, "invisible": 0, "merged": 0, "elsewhere": 0, "rows_in_files": 7,
+            "gaps": [[5, 7]], "overlaps": [],
         }
     ]  # fmt: skip
+
+
+# ── several tables ───────────────────────────────────────────────────────────────────────────
+
+
+def test_batches_that_held_nothing_for_a_table_are_accounted_for():
+    other = {A: Counts(0, rejected=1, skipped=2, elsewhere=4)}
+    report = History().commit({A: (0, 10)}, unwritten=other).report()
+    assert report.verdict == "proven"
+    assert report.values()["partitions"][0]["elsewhere"] == 4  # type: ignore[index]
+    assert report.written == 3
+
+
+def replayed(history: History, rows: int, at: tuple[int, int], batch: int = 0) -> History:
+    """A batch of dead letters of sink `s`, written by the sink that replays them."""
+    history.commit({BATCHES: (batch, batch + 1)}, "s.replay", rows=rows)
+    history.files[-1] = DataFile(f"/data/frazil-s.replay-1-{batch}-x.parquet", rows, A, at)
+    return history
+
+
+def test_replayed_letters_are_counted_in_and_batches_of_replays_are_proven():
+    history = whole().commit({A: (12, 20), B: (7, 9)}, unwritten={A: Counts(0, rejected=3)})
+    history.files = [replace(f, path=f"/data/frazil-s-{f.path[1:]}") for f in history.files]
+    mine, replay = replayed(history, 3, (13, 17)).reports()
+    assert (mine.sink, mine.verdict, mine.proves) == ("s", "proven", "records")
+    assert [line.rows for line in mine.lines] == [None, 9]  # of A only the sum can tell
+    assert (replay.sink, replay.verdict, replay.proves) == ("s.replay", "proven", "batches")
+    assert replay.written == 3
+
+
+def test_letters_of_a_time_before_the_table_lie_outside_its_ranges():
+    history = replayed(History().commit({A: (100, 110)}), 2, (5, 8))
+    history.files[0] = replace(history.files[0], path="/data/frazil-s-1-0-x.parquet")
+    assert {report.verdict for report in history.reports()} == {"proven"}
+
+
+def test_a_replayed_letter_too_many_is_found_by_both():
+    history = replayed(whole(), 2, (3, 6))
+    history.files[-1] = replace(history.files[-1], rows=3)
+    assert {report.verdict for report in history.reports()} == {"unaccounted"}
+
+
+def test_letters_that_were_replayed_twice_are_found_though_the_ledger_says_so_too():
+    other = {A: Counts(0, rejected=2)}
+    history = replayed(History().commit({A: (0, 10)}, unwritten=other), 2, (4, 5))
+    assert {report.verdict for report in history.reports()} == {"proven"}
+    twice = replayed(history, 2, (4, 5), batch=1)
+    assert {report.sink: report.verdict for report in twice.reports()}["s"] == "overlap"
+
+
+def test_a_batch_of_a_replay_that_is_missing_or_there_twice_is_found():
+    history = replayed(replayed(whole(), 1, (3, 3)), 1, (4, 4), batch=2)
+    assert {r.sink: r.verdict for r in history.reports()} == {"s": "proven", "s.replay": "gap"}
+
+
+def test_another_sink_that_only_sounds_alike_is_no_companion():
+    history = whole().commit({A: (0, 3)}, "t.replay")
+    assert {r.verdict for r in history.reports()} == {"cannot tell"}
+
+
+@dataclass
+class IndexOnly:
+    """The index, as far as the audit looks at it."""
+
+    entry: Entry | None
+    files: dict[str, bytes] = field(default_factory=dict)
+
+    def history(self, branch: str) -> Iterator[Snapshot]:
+        if self.entry is not None:
+            yield Snapshot(1, None, 1, 1, "append", self.entry.summary())
+
+    def tagged(self, tag: str) -> Snapshot | None:
+        return None
+
+    def fetch(self, path: str) -> bytes:
+        return self.files[path]
+
+
+def test_the_index_knows_the_tables_of_a_sink_few_or_many():
+    few = entry({A: (0, 1)}, tables={"db.a": "1"})
+    assert known_tables(IndexOnly(few), "s") == {"db.a": "1"}
+    assert known_tables(IndexOnly(few), "other") == {}
+    assert known_tables(IndexOnly(None), "s") == {}
+    many = IndexOnly(entry({A: (0, 1)}, tables="/x.tables"), {"/x.tables": b'{"db.b": "2"}'})
+    assert known_tables(many, "s") == {"db.b": "2"}
 
 
 # ── any history ──────────────────────────────────────────────────────────────────────────────

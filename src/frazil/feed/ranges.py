@@ -37,6 +37,10 @@ from frazil.table.ledger import Entry
 _RERUNS = 8
 
 
+#: Fewer rejected records than that are no share: a quiet stream has batches of one record.
+_FEW = 100
+
+
 class Ranges:
     paced = True
     stateful = False
@@ -54,20 +58,17 @@ class Ranges:
 
     # ── before anything is claimed ───────────────────────────────────────────────────────────
 
-    def _made_rules(self, known: Iterable[str] = ()) -> Rules:
+    def _made_rules(self) -> Rules:
         names = [table.name for table in self._config.tables]
         reserved = [self._config.index_table, *filter(None, [self._config.dead_letters.table])]
-        from_data = sorted(set(known) - set(names) - set(reserved))
-        rules = Rules(
-            self._config.routes,
-            names,
-            reserved=reserved,
-            known=from_data,
-            room=self._config.sink.max_tables - len(names) - len(from_data),
-        )
+        rules = Rules(self._config.routes, names, reserved=reserved)
         for module in rules.travelling:
             cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
         return rules
+
+    def _others(self) -> Iterable[str]:
+        """Tables made by names from the data that this feed does not hold itself."""
+        return ()
 
     def template(self, table: str) -> str:
         """The `[[table]]` that a table was made of."""
@@ -173,7 +174,10 @@ class Ranges:
         plans = self._host.plans()
         letters = plans.pop(self._config.dead_letters.table, None)
         if self._rules is not None:
-            self._rules = self._made_rules([*plans, *self._host.refused])
+            named = {table.name for table in self._config.tables}
+            from_data = sorted({*plans, *self._host.refused, *self._others()} - named)
+            room = self._config.sink.max_tables - len(named) - len(set(plans) - named)
+            self._rules = self._rules.again(from_data, room)
         return Plan(
             kafka=self._kafka,
             format=self._format,
@@ -253,7 +257,8 @@ class Ranges:
         rejected = sum(result.total.rejected for result in results)
         read = rejected + sum(result.total.written + result.total.skipped for result in results)
         letters = self._config.dead_letters
-        if rejected and (rejected > letters.max_count or rejected > letters.max_share * read):
+        too_large_a_share = rejected >= _FEW and rejected > letters.max_share * read
+        if rejected > letters.max_count or too_large_a_share:
             raise Overflow(
                 f"cannot go on: {rejected} of {read} records of a batch are rejected; "
                 f"[dead_letters] allows {letters.max_share:.0%} and {letters.max_count}",

@@ -13,8 +13,8 @@ error here as there, and no record's fault.
 
 The child is a fresh interpreter: after a fork the threads of polars are gone and its locks are not.
 It lives until it dies of a record, or until nobody holds its `Careful` any more. A fresh one takes
-a second, so a chunk is not halved: it is cut into as many parts as each of them then has records,
-and a deadly record costs three children.
+a second, so a chunk is not halved but cut into many parts at once, and a part into single records:
+a deadly record costs three children.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ import signal
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing.connection import Connection, Pipe
 from types import TracebackType
@@ -41,6 +40,7 @@ from frazil.core.errors import Fatal, FrazilError, Unavailable
 from frazil.core.offsets import Partition
 from frazil.ingest.decode import Framed
 from frazil.ingest.records import Opened
+from frazil.ingest.rules import Share
 from frazil.ingest.settle import Letter, Settled, Settler, add_need
 
 #: Seconds that a child has to start, and then for each answer.
@@ -48,6 +48,8 @@ START_SECONDS = 60.0
 ANSWER_SECONDS = 60.0
 #: Memory that a child may take beyond what it has when it starts.
 MEMORY = 2 * 1024**3
+#: Records that are tried one by one, when all of them together did not work.
+FEW = 256
 #: Deadly records of a chunk; more than that are no accident, and each takes seconds.
 MOST = 100
 
@@ -69,31 +71,30 @@ class Careful:
     ) -> Settled:
         whole = Settled()
         way = self._way(partition.topic)
-        tables = getattr(way, "tables", ())
+        tables = way.tables if isinstance(way, Share) else None
         spans = [(0, len(opened.offsets))]
+        deadly = 0
         while spans:
             start, end = spans.pop()
-            every = end - start == len(opened.offsets)
-            part = (
-                (opened, framed) if every else (_cut(opened, start, end), _part(framed, start, end))
-            )
-            answer = self._ask((partition, *part, below))
+            answer = self._ask((partition, *_cut(opened, framed, start, end), below))
             if isinstance(answer, Settled):
                 _add(whole, answer, start)
             elif end - start > 1:
-                spans.extend(reversed(list(_parts(start, end))))
-            elif tables == () and way is not None:
+                step = math.isqrt(end - start) if end - start > FEW else 1
+                spans += [(at, min(at + step, end)) for at in range(start, end, step)][::-1]
+            elif tables == ():
                 whole.skipped += 1  # a rule skips the topic, whatever its records are
             else:
                 reason = f"cannot read the record: {answer}"
-                whole.reject(Letter(start, "deadly", reason, tables))
-                if sum(each.kind == "deadly" for each in whole.letters.values()) > MOST:
+                whole.reject(Letter(start, "deadly", reason, tables or ()))
+                deadly += 1
+                if deadly > MOST:
                     raise Fatal(
-                        f"cannot read {partition} from offset {opened.offsets[0]}: more than "
-                        f"{MOST} records of {len(opened.offsets)} kill the process that reads "
-                        f"them; the last, at offset {opened.offsets[start]}: {answer}",
-                        hint="so many are rather the fault of the machine, or of a [[route]]'s "
-                        "function, than their own",
+                        f"cannot read {partition}: more than {MOST} of {len(opened.offsets)} "
+                        f"records kill the process that reads them; the one at offset "
+                        f"{opened.offsets[start]}: {answer}",
+                        hint="so many are hardly an accident: look at the machine, and at the "
+                        "function of the [[route]]",
                     )
         return whole
 
@@ -104,31 +105,25 @@ class Careful:
         answer = self._child.ask(work)
         if isinstance(answer, FrazilError):
             raise answer
-        if not isinstance(answer, Settled):
-            self._child = None
-        return answer
+        if isinstance(answer, Settled):
+            return answer
+        self._child = None
+        return str(answer)
 
 
-def _parts(start: int, end: int) -> Iterator[tuple[int, int]]:
-    step = math.isqrt(end - start)
-    return ((at, min(at + step, end)) for at in range(start, end, step))
-
-
-def _cut(opened: Opened, start: int, end: int) -> Opened:
+def _cut(
+    opened: Opened, framed: Framed | None, start: int, end: int
+) -> tuple[Opened, Framed | None]:
+    if end - start == len(opened.offsets):
+        return opened, framed
     # Taken, not sliced: the pickle of a slice has all that the array ever had.
     at = pa.array(range(start, end))
     keys, headers = (each if each is None else each.take(at) for each in opened[3:])
-    values, offsets, stamps = (each[start:end] for each in opened[:3])
-    return Opened(values, offsets, stamps, keys, headers)
-
-
-def _part(framed: Framed | None, start: int, end: int) -> Framed | None:
-    if framed is None:
-        return None
-    at = pa.array(range(start, end))
-    decoded = replace(framed.decoded, rows=framed.decoded.rows.take(at))
-    keys = framed.keys if framed.keys is None else framed.keys.take(at)
-    return Framed(decoded, framed.offsets[start:end], framed.stamps[start:end], keys)
+    offsets, stamps = opened.offsets[start:end], opened.stamps[start:end]
+    if framed is not None:
+        decoded = replace(framed.decoded, rows=framed.decoded.rows.take(at))
+        framed = Framed(decoded, offsets, stamps, keys)
+    return Opened(opened.values[start:end], offsets, stamps, keys, headers), framed
 
 
 def _add(whole: Settled, part: Settled, start: int) -> None:
@@ -148,7 +143,7 @@ class _Child:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "frazil.ingest.careful", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=2,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             )  # fmt: skip
         self._end = weakref.finalize(self, _end, self._process, self._line)

@@ -786,6 +786,8 @@ def _told(kinds: dict[str, Any]) -> dict[str, Any]:
 def _kinds(value: Any) -> Any:
     """A kind is a word, a dict of kinds (object), a list of one kind (array), or None (null)."""
     if type(value) is dict:
+        for name in value:
+            name.encode()  # half of a surrogate pair is no name
         return {name: _kinds(each) for name, each in value.items()}
     if type(value) is list:
         kind = None

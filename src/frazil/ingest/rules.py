@@ -131,6 +131,20 @@ class Rules:
         # The functions travel as they are: a worker may not have the file they came from.
         return functools.partial(Rules, **self._given), (self._routes, self._tables)
 
+    def again(self, known: Collection[str], room: int) -> Rules:
+        """The same rules, when more tables are there."""
+        given = {**self._given, "known": known, "room": room}
+        return Rules(self._routes, self._tables, **given)
+
+    def changes(self, topic: str) -> bool:
+        """May its records be envelopes of changes? Then those without a value are tombstones."""
+        return any(
+            route.envelope
+            and (not route.topics or topic in route.topics)
+            and (pattern is None or pattern.fullmatch(topic))
+            for route, pattern in zip(self._routes, self._patterns, strict=True)
+        )
+
     # ── where to ────────────────────────────────────────────────────────────────────────────────
 
     def of_topic(self, topic: str) -> Share | Unrouted | None:
@@ -204,7 +218,7 @@ class Rules:
             fact = "a [[table]] of its own has this name"
         elif self._template_of(name) is None:
             fact = "no [[table]] has or makes such a name"
-        elif self._room == 0 and name.lower() not in self._taken:
+        elif self._room is not None and self._room <= 0 and name.lower() not in self._taken:
             fact = "there is no room for another table"
         else:
             fact = self._clash(name, "table")

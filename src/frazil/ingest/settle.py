@@ -196,7 +196,7 @@ class Settler:
                     self._into(work, name, rows, at, aliases, group.schema_id)
 
     def _undecoded(self, work: _Work, rejected: Rejected, way: Share | None) -> None:
-        if rejected.kind == "null" and way and way.envelope:
+        if rejected.kind == "null" and self._changes(work):
             work.settled.skipped += 1  # the tombstone behind a delete, which is a row already
         elif way is not None and not way.tables:
             work.settled.skipped += 1  # a rule skips the topic, whatever its records are
@@ -204,6 +204,9 @@ class Settler:
             tables = way.tables if way else ()
             work.settled.reject(Letter(rejected.index, rejected.kind, rejected.reason, tables,
                                        rejected.schema_id))  # fmt: skip
+
+    def _changes(self, work: _Work) -> bool:
+        return self._rules is not None and self._rules.changes(work.partition.topic)
 
     def _sorted(self, work: _Work, rows: pa.Table, index: Longs | None) -> list[Share]:
         assert self._rules is not None
@@ -235,7 +238,7 @@ class Settler:
                 work.settled.need(name, rows.schema, aliases)
             return
         known = together(plan.aliases, aliases)
-        key = (name, rows.schema.to_string())
+        key = (name, f"{rows.schema.to_string()} {known}")
         if key not in self._verdicts:
             self._verdicts[key] = self._verdict(plan, rows.schema, known)
         verdict = self._verdicts[key]
@@ -307,36 +310,48 @@ class Settler:
 
     def _of_json(self, work: _Work, way: Share | None) -> None:
         values = work.opened.values
+        there: Longs | None = None
+        if self._changes(work):  # tombstones say nothing that a delete has not said
+            there = np.flatnonzero([value is not None for value in values])
+            work.settled.skipped += len(values) - len(there)
         if way is not None:
-            shares = [way]
+            shares = [replace(way, index=there)]
         else:
             assert self._rules is not None
-            rows = peek(values, self._rules.fields)
+            mine = values if there is None else [values[i] for i in there.tolist()]
+            rows = peek(mine, self._rules.fields)
             if self._rules.wants_rows:
-                rows = rows.append_column("value", pa.array(values, pa.large_binary()))
-            shares = self._sorted(work, rows, None)
+                rows = rows.append_column("value", pa.array(mine, pa.large_binary()))
+            found = self._sorted(work, rows, there)
+            shares = [replace(each, index=_among(there, each.index)) for each in found]
         for share in shares:
             at = share.index
             mine = values if at is None else [values[i] for i in at.tolist()]
             if not share.tables:
-                work.settled.skipped += len(mine)
+                self._skip_json(work, mine, at, by_topic=way is not None)
                 continue
-            gone = np.zeros(len(mine), bool)  # tombstones, and what is no change
             if share.envelope:
-                gone |= [value is None for value in mine]
-                work.settled.skipped += int(gone.sum())
                 mine, bad = debezium.unwrap_json(mine)
                 for each in bad:
                     work.settled.reject(
                         Letter(_at(at, each.index), each.kind, each.reason, share.tables)
                     )
-                    gone[each.index] = True
-            if gone.any():
-                left = np.flatnonzero(~gone)
+                left = np.flatnonzero([value is not None for value in mine])
+                work.settled.skipped += len(mine) - len(left) - len(bad)  # wrapped tombstones
                 at = _among(at, left)
                 mine = [mine[i] for i in left.tolist()]
             for name in share.tables if mine else ():
                 self._json_into(work, name, mine, at)
+
+    def _skip_json(
+        self, work: _Work, values: Sequence[bytes | None], at: Longs | None, by_topic: bool
+    ) -> None:
+        """Skipped by a rule; but what no rule could look into is rejected, not skipped."""
+        _, broken = ([], []) if by_topic else Decoder(self._format, pa.schema([])).decode(values)
+        bad = [each for each in broken if each.kind != "shape"]
+        for each in bad:
+            work.settled.reject(Letter(_at(at, each.index), each.kind, each.reason))
+        work.settled.skipped += len(values) - len(bad)
 
     def _json_into(
         self, work: _Work, name: str, values: Sequence[bytes | None], at: Longs | None
@@ -427,7 +442,7 @@ class Settler:
                 found.add(i)
             except Misfit as error:
                 if i not in reasons:
-                    work.settled.reject(Letter(_at(at, i), "misfit", error.message, (name,)))
+                    self._misfit(work, Letter(_at(at, i), "misfit", error.message, (name,)))
         return found
 
 

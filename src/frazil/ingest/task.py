@@ -161,8 +161,8 @@ def run(
     total = Tally(here, 0)
 
     def write(name: str, table: TablePlan, rows: pa.Table) -> None:
-        if needs or dry:
-            return  # the batch is run again
+        if needs or dry or name in below:
+            return  # the batch is run again; or the table has them
         if name not in writers:
             writers[name] = Writer(table.shape, plan.file_prefix, files)
         writers[name].write(rows)
@@ -186,7 +186,7 @@ def run(
                 opened = Opened([], framed.offsets, framed.stamps, framed.keys)
             else:
                 opened = chunk.open(plan.envelope)
-            settled = settle(wanted.partition, opened, framed, below)
+            settled = settle(wanted.partition, opened, framed, frozenset())
         letters = list(settled.letters.values())
         if letters and plan.letters is None and not dry:
             raise refused(wanted.partition, opened.offsets, letters)
@@ -195,12 +195,12 @@ def run(
                 add_need(needs, name, columns)
             for name, rows in settled.rows:
                 write(name, plan.tables[name], rows)
-            if plan.letters is not None and letters and plan.letters.shape.name not in below:
+            if plan.letters is not None and letters:
                 rows = _letters(plan, chunk, wanted.partition, letters)
                 write(plan.letters.shape.name, plan.letters, rows)
         for letter in letters:
             for name in letter.tables:
-                if name not in below:
+                if name in plan.tables and name not in below:
                     count(name, rejected=1)
         offsets = opened.offsets
         # Every offset of the span was seen by the reader: those without a record are invisible.

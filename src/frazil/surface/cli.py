@@ -1,6 +1,7 @@
 """The `frazil` command. Results on standard output, progress and errors on standard error.
 
-Exit codes: 0 well, 1 failed, 2 bad configuration, 3 the audit found something, 4 fenced.
+Exit codes: 0 well, 1 failed, 2 bad configuration, 3 the audit found something or dead letters were
+rejected again, 4 fenced.
 """
 
 from __future__ import annotations
@@ -31,12 +32,14 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard 
 
 config_app = typer.Typer(no_args_is_help=True, help="What a config file says.")
 app.add_typer(config_app, name="config")
+dlq_app = typer.Typer(no_args_is_help=True, help="Dead letters: records that were rejected.")
+app.add_typer(dlq_app, name="dlq")
 
-_PROVES = {
-    "records": "every record is accounted for",
-    "batches": "every range of the source was processed in exactly one committed batch; rows are "
-    "not told apart by record",
-}
+Topics = Annotated[list[str], typer.Option("--topic", help="Of this topic; may be repeated.")]
+Partitions = Annotated[list[int], typer.Option("--partition", help="Of this partition.")]
+Offsets = Annotated[str, typer.Option(help="One offset, or START..END without END itself.")]
+Kinds = Annotated[list[str], typer.Option("--kind", help="Of this kind: route, misfit, …")]
+Rejecting = Annotated[list[str], typer.Option("--table", help="Rejected by this table.")]
 
 
 @app.command()
@@ -106,34 +109,19 @@ def audit(
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Prove from metadata alone that every offset is there exactly once (exit 3 if not)."""
-    from frazil.surface.demo import audit_table
-    from frazil.table.audit import audit as examine
-    from frazil.table.audit import live_files
-    from frazil.table.jvm import Catalog
+    from frazil.surface import proof
 
     if Path(what).suffix == ".toml" or Path(what).is_file():
         given = configs.load(what)
-        name, sink, branch = given.tables[0].name, given.sink.id, given.tables[0].branch
+        found = proof.of_sink(given, _session(given))
     else:
-        given, name, sink = _bare(what, catalog), what, ""
-    spark = _session(given)
-    table = Catalog(spark, given.catalog.name).load(name)
-    if table is None:
-        raise ConfigError(f"cannot audit table {name}: it does not exist")
-    reports = examine(name, table.history(branch), live_files(table, branch), sink)
-    if not reports:
-        raise ConfigError(f"cannot audit table {name}: no snapshot of it was written by "
-                          f"{'sink ' + sink if sink else 'Frazil'}")  # fmt: skip
+        given = _bare(what, catalog)
+        found = proof.of_table(given, _session(given), what, branch)
     if as_json:
-        print(json.dumps([report.values() for report in reports]))
-    for report in reports:
-        if not as_json:
-            Console().print(audit_table(report.values()))
-            Console().print(
-                f"{report.verdict}: {report.written:,} rows in {report.commits} commits; "
-                f"{_PROVES[report.proves]}"
-            )
-    if any(report.verdict != "proven" for report in reports):
+        print(json.dumps([report.values() for report in found.reports]))
+    else:
+        proof.show(found, Console())
+    if not found.proven:
         raise typer.Exit(3)
 
 
@@ -212,6 +200,59 @@ def explain(config: Annotated[Path, typer.Argument(help="TOML file.")],
         typer.echo(f"\n[{section}]")
         for key, value in values.items():
             typer.echo(f"{key} = {json.dumps(value)}")
+
+
+@dlq_app.command("list")
+def list_letters(
+    config: Annotated[Path, typer.Argument(help="The sink's TOML file.")],
+    topic: Topics = [], partition: Partitions = [], offsets: Offsets = "",  # noqa: B006
+    kind: Kinds = [], table: Rejecting = [],  # noqa: B006
+    replayed: Annotated[bool, typer.Option("--replayed", help="Those that were replayed.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Those, and those that wait.")] = False,
+    limit: Annotated[int, typer.Option(help="How many of the newest are shown one by one.")] = 10,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """How many records were rejected, why, and by which tables; and the newest of them."""
+    from frazil.surface import dlq
+
+    given = configs.load(config)
+    wanted = dlq.selection(given, topic, partition, offsets, kind, table, limit)
+    which = "all" if every else "replayed" if replayed else "waiting"
+    found = dlq.listed(given, _session(given), wanted, which)
+    if as_json:
+        print(json.dumps(found))
+    else:
+        dlq.show_list(found, Console())
+
+
+@dlq_app.command()
+def replay(
+    config: Annotated[Path, typer.Argument(help="The sink's TOML file, as it is after the fix.")],
+    topic: Topics = [], partition: Partitions = [], offsets: Offsets = "",  # noqa: B006
+    kind: Kinds = [], table: Rejecting = [],  # noqa: B006
+    limit: Annotated[int | None, typer.Option(help="Only so many, the first by offset.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be.")] = False,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Write dead letters to their tables after a fix, exactly once (exit 3 if some are rejected
+    again; those stay)."""
+    from frazil.surface import dlq
+
+    given = configs.load(config)
+    wanted = dlq.selection(given, topic, partition, offsets, kind, table, limit)
+    spark = _session(given)
+    if dry_run:
+        outcome = dlq.look(given, spark, wanted)
+    else:
+        outcome = dlq.replay(
+            given, spark, wanted, lambda step: progress.print(f"batch {step.batch}: {step.name}")
+        )
+    if as_json:
+        print(json.dumps(dlq.values(outcome, dry_run)))
+    else:
+        dlq.show_replay(outcome, dry_run, Console())
+    if outcome.rejected:
+        raise typer.Exit(3)
 
 
 @app.command()

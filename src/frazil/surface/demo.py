@@ -237,7 +237,9 @@ def print_plain(console: Console, text: str) -> None:
 def audit_table(report: dict[str, Any]) -> Table:
     table = Table(title=f"{report['table']}: sink {report['sink']}")
     fates = ["written", "rejected", "skipped", "invisible"]
-    fates += ["merged"] if any(line["merged"] for line in report["partitions"]) else []
+    fates += [
+        fate for fate in ("merged", "elsewhere") if any(line[fate] for line in report["partitions"])
+    ]
     for name in ("partition", "range", *fates, "gaps", "overlaps"):
         table.add_column(name, justify="left" if name in ("partition", "range") else "right")
     for line in report["partitions"]:

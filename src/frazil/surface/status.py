@@ -14,6 +14,7 @@ from frazil.ingest.source import Planner
 from frazil.ingest.stage import StagedBatch
 from frazil.sink import stage_folder
 from frazil.table import maintain
+from frazil.table.audit import known_tables
 from frazil.table.commit import Target
 from frazil.table.jvm import Catalog, Table
 
@@ -36,7 +37,8 @@ def status(config: Config, spark: SparkSession) -> dict[str, object]:
     last = head.snapshot.timestamp_ms if head and head.snapshot else None
     return {
         "sink": config.sink.id,
-        "table": config.tables[0].name,
+        "table": ", ".join(table.name for table in config.tables),
+        "tables": len(known_tables(table, config.sink.id)) if table else 0,
         "index": config.index_table,
         "epoch": entry.epoch if entry else None,
         "position": position.nested(),
@@ -46,11 +48,43 @@ def status(config: Config, spark: SparkSession) -> dict[str, object]:
         "topic_ends": marks.end.nested(),
         "pending_batches": len(staged),
         "pending_bytes": sum(batch.bytes for batch in staged),
+        "waiting": _waiting(config, catalog, position, staged),
         "last_batch": entry.batches[1] if entry else None,
-        "last_commit": None
-        if last is None
-        else datetime.fromtimestamp(last / 1000, timezone.utc).isoformat(timespec="milliseconds"),
+        "last_commit": None if last is None else _moment(last),
     }
+
+
+def _waiting(
+    config: Config, catalog: Catalog, position: Cut, staged: list[StagedBatch]
+) -> dict[str, dict[str, object]]:
+    """The tables that staged batches wait for: how many, how large, since when, and why if that can
+    be seen from outside."""
+    found: dict[str, dict[str, object]] = {}
+    for name in sorted({name for batch in staged for name in batch.names}):
+        mine = [batch for batch in staged if name in batch.names]
+        table, why = catalog.load(name), ""
+        if table is None:
+            why = "the table is gone"
+        elif table.uuid != mine[-1].table(name).uuid:
+            why = "the table was dropped and made again"
+        else:
+            branch = next((t.branch for t in config.tables if t.name == name), "main")
+            entries = Target(table, branch, config.sink.id, 0, time).entries_after(position)
+            there = {commit_id for entry, _ in entries for commit_id in entry.commit_ids}
+            mine = [batch for batch in mine if batch.commit_id not in there]
+        if mine:
+            since = min(batch.staged_at_ms for batch in mine)
+            found[name] = {
+                "batches": len(mine),
+                "bytes": sum(batch.table(name).bytes for batch in mine),
+                "since": _moment(since),
+                "why": why,
+            }
+    return found
+
+
+def _moment(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, timezone.utc).isoformat(timespec="milliseconds")
 
 
 def leftovers(config: Config, spark: SparkSession) -> list[tuple[Table, str]]:
@@ -66,7 +100,9 @@ def leftovers(config: Config, spark: SparkSession) -> list[tuple[Table, str]]:
     # staged batches first, then the files, then what the snapshots refer to.
     stored = _stored(config, index_table)
     found = []
-    for table in (index_table, catalog.load(config.tables[0].name)):
+    names = {table.name for table in config.tables if "{" not in table.name}
+    names |= {*known_tables(index_table, config.sink.id), *(n for b in stored for n in b.names)}
+    for table in (index_table, *map(catalog.load, sorted(names))):
         if table is None:
             continue
         name = f"{config.catalog.name}.{table.name}"

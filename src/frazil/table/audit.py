@@ -9,19 +9,24 @@ of every range is written, rejected, skipped or invisible. Of *batches*, where r
 several records or none, or the source has no offsets: every range of the source was processed in
 exactly one committed batch, and the rows in the table are those the batches wrote.
 
+A sink and the one that replays its dead letters write to the same tables. Their rows add up, and
+each has a ledger of its own: the sink's tells of records, the other's of batches.
+
 This room does not import `commit`: the proof must not lean on what it proves.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from frazil.core.offsets import BATCHES, Partition, Range
-from frazil.table.ledger import Counts, Entry, Snapshot, parse
+from frazil.table.ledger import Counts, Entry, Snapshot, head, parse
 
+#: What the id of a sink that replays has behind the id of the sink whose dead letters they are.
+REPLAY = ".replay"
 #: Table property with the names of the topic, partition, offset and timestamp columns.
 COLUMNS_PROPERTY = "frazil.columns"
 
@@ -34,6 +39,23 @@ class Table(Protocol):
     @property
     def properties(self) -> dict[str, str]: ...
     def data_files(self, branch: str) -> Iterator[dict[str, Any]]: ...
+
+
+class Index(Protocol):
+    """What the audit needs of the offset index."""
+
+    def history(self, branch: str) -> Iterator[Snapshot]: ...
+    def tagged(self, tag: str) -> Snapshot | None: ...
+    def fetch(self, path: str) -> bytes: ...
+
+
+def known_tables(index: Index, sink: str) -> dict[str, str]:
+    """The tables that a sink's position counts on: name → uuid."""
+    entry = head(index.history("main"), sink, index.tagged(f"frazil/{sink}")).entry
+    if entry is None:
+        return {}
+    said = entry.tables
+    return dict(json.loads(index.fetch(said)) if isinstance(said, str) else said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +151,7 @@ class Report:
                     "skipped": line.counts.skipped,
                     "invisible": line.counts.invisible,
                     "merged": line.counts.merged,
+                    "elsewhere": line.counts.elsewhere,
                     "rows_in_files": line.rows,
                     "gaps": [[r.start, r.end] for r in line.gaps],
                     "overlaps": [[r.start, r.end] for r in line.overlaps],
@@ -193,15 +216,18 @@ def audit(
             removed |= deleted > 0 and not rewritten
             removed |= int(snapshot.summary.get("added-delete-files", 0)) > 0
     reports = []
+    rows = {name: sum(each.total.written for each in mine) for name, mine in entries.items()}
     writers = {name for name, mine in entries.items() if any(each.ranges for each in mine)}
     for name, mine in sorted(entries.items()):
         if sink and name != sink:
             continue
+        companion = name.removesuffix(REPLAY) if name.endswith(REPLAY) else name + REPLAY
         reports.append(
             _report(
-                table, name, mine, files, complete, writers <= {name}, None if removed else foreign
+                table, name, mine, files, complete, writers <= {name, companion},
+                rows.get(companion, 0), None if removed else foreign,
             )
-        )
+        )  # fmt: skip
     return reports
 
 
@@ -212,17 +238,22 @@ def _report(
     files: Sequence[DataFile],
     complete: bool,
     alone: bool,
+    beside: int,
     foreign: int | None,
 ) -> Report:
+    """`beside`: rows of the sink that replays this one's dead letters, or of the one it does so
+    for. Whose a file is, its name tells as long as it was not compacted."""
     findings = []
     paths = [file.path for file in files]
     if len(set(paths)) != len(paths):
         twice = sorted({path for path in paths if paths.count(path) > 1})
         findings.append(f"overlap: {len(twice)} data files are in the table twice: {twice[0]}")
-    lines = _lines(entries, files if alone and complete else [])
+    told = alone and complete
+    mixed = [file for file in files if beside and f"/frazil-{sink}-" not in file.path]
+    lines = _lines(entries, files if told else [], {file.partition for file in mixed})
     findings += _unchained(entries)
-    if alone and complete:
-        findings += _misplaced(lines, files)
+    if told:
+        findings += _misplaced(lines, files, {file.path for file in mixed})
     if not complete:
         findings.append(
             "cannot tell: snapshots before the oldest one left were expired; the ranges above are "
@@ -236,7 +267,7 @@ def _report(
         findings.append("unaccounted: rows were removed by a commit that is not the sink's")
     else:
         live = sum(file.rows for file in files)
-        expected = sum(line.counts.written for line in lines) + foreign
+        expected = sum(line.counts.written for line in lines) + beside + foreign
         if live != expected:
             findings.append(
                 f"unaccounted: the manifests hold {live} rows; the ledger says {expected}"
@@ -260,8 +291,13 @@ def _unchained(entries: Sequence[Entry]) -> list[str]:
     return found
 
 
-def _misplaced(lines: Sequence[Line], files: Sequence[DataFile]) -> list[str]:
+def _misplaced(
+    lines: Sequence[Line], files: Sequence[DataFile], mixed: Collection[str]
+) -> list[str]:
     """Offsets that the files' own bounds put outside the ledger's ranges, or in twice.
+
+    What was replayed may lie outside: a record that no rule had a table for is in no table's
+    ledger. In twice it may not be.
 
     Files whose bounds overlap share at most as many offsets as their bounds span together: more
     rows than that, and some offset is there twice.
@@ -269,11 +305,13 @@ def _misplaced(lines: Sequence[Line], files: Sequence[DataFile]) -> list[str]:
     found = []
     for line in (each for each in lines if each.by_record):
         mine = sorted(
-            (f.offsets, f.rows) for f in files if f.partition == line.range.partition and f.offsets
+            (f.offsets, f.rows, f.path in mixed)
+            for f in files
+            if f.partition == line.range.partition and f.offsets
         )
         low, high, rows = 0, -1, 0
-        for (start, end), count in mine:
-            if start < line.range.start or end >= line.range.end:
+        for (start, end), count, replayed in mine:
+            if not replayed and (start < line.range.start or end >= line.range.end):
                 found.append(f"unaccounted: a data file holds {line.range.partition} "
                              f"[{start}, {end + 1}); the ledger has {line.range}")  # fmt: skip
             if start > high:
@@ -286,7 +324,12 @@ def _misplaced(lines: Sequence[Line], files: Sequence[DataFile]) -> list[str]:
     return found
 
 
-def _lines(entries: Sequence[Entry], files: Sequence[DataFile]) -> list[Line]:
+def _lines(
+    entries: Sequence[Entry],
+    files: Sequence[DataFile],
+    mixed: Collection[Partition | None] = (),
+) -> list[Line]:
+    """`mixed`: partitions of which others wrote rows as well, where only the sum can tell."""
     gaps: dict[Partition, list[Range]] = {}
     overlaps: dict[Partition, list[Range]] = {}
     counts: dict[Partition, Counts] = {}
@@ -306,7 +349,10 @@ def _lines(entries: Sequence[Entry], files: Sequence[DataFile]) -> list[Line]:
             reached[partition] = max(here, end)
             counts[partition] = counts.get(partition, Counts()) + entry.counts(partition)
     rows: dict[Partition, int | None] = dict.fromkeys((p for p in first if p != BATCHES), 0)
+    rows |= dict.fromkeys(p for p in mixed if p in rows)
     for file in files:
+        if file.partition in mixed and file.partition is not None:
+            continue
         if file.partition is None or file.partition not in rows:
             rows = dict.fromkeys(rows)  # a compacted or foreign file: only the sum can tell
             break

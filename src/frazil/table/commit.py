@@ -34,10 +34,12 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from frazil.core.errors import (
+    ConfigError,
     Conflict,
     Expired,
     Fatal,
     Fenced,
+    Foreign,
     FrazilError,
     Gap,
     Overlap,
@@ -54,6 +56,8 @@ from frazil.table.ledger import Counts, Entry, Head, Snapshot
 INDEX = "(index)"
 #: How many tables are committed to at the same time.
 THREADS = 4
+#: How many batches share a snapshot at most: their ids stand in its summary.
+TOGETHER = 256
 ATTEMPTS = 6
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
 
@@ -181,16 +185,19 @@ def entry_of(
             if tally.watermark:
                 low.append(tally.watermark[0])
                 high.append(tally.watermark[1])
-    for key, end in last.end.items() if since is not None else ():
-        if key != BATCHES and (behind := end - here[key]):
-            unwritten[key] = unwritten.get(key, Counts()) + Counts(elsewhere=behind)
+    end = last.end
+    if since is not None:  # a ledger may be ahead of a batch, in partitions it got nothing of
+        end = Cut({key: max(offset, here[key]) for key, offset in end.items()})
+        for key, offset in end.items():
+            if key != BATCHES and (behind := offset - here[key]):
+                unwritten[key] = unwritten.get(key, Counts()) + Counts(elsewhere=behind)
     return Entry(
         sink=last.sink,
         epoch=epoch,
         commit_ids=tuple(batch.commit_id for batch in batches),
         batches=(first.number, last.number),
         begin=Cut(begin),
-        end=last.end,
+        end=end,
         unwritten=unwritten,
         topics=last.topics,
         cluster=last.cluster,
@@ -199,6 +206,10 @@ def entry_of(
         rows=rows,
         source=(first.source[0], last.source[1]),
     )
+
+
+#: Of a batch that is in the table, in a snapshot that is not there any more.
+EXPIRED = Snapshot(0, None, 0, 0, "", {})
 
 
 class Target:
@@ -307,12 +318,16 @@ class Target:
         return not (expired and oldest is not None and witness.sequence < oldest.sequence)
 
     def entries_after(self, cut: Cut) -> list[tuple[Entry, Snapshot]]:
-        """Entries that go beyond `cut`, oldest first."""
-        found = []
+        """Entries that go beyond `cut`, oldest first, as far as they were not expired."""
+        found: list[tuple[Entry, Snapshot]] = []
         for entry, snapshot in ledger.entries(self.table.history(self._branch), self.sink):
             if cut.reaches(entry.end):
-                break
+                return found[::-1]
             found.append((entry, snapshot))
+        if not found:
+            head = self.head()  # of an expired history the witness still has the newest
+            if head.entry is not None and head.snapshot and not cut.reaches(head.entry.end):
+                found.append((head.entry, head.snapshot))
         return found[::-1]
 
     def locate(self, batches: Sequence[StagedBatch]) -> dict[str, Snapshot]:
@@ -323,12 +338,23 @@ class Target:
         where = {i: snapshot for entry, snapshot in found for i in entry.commit_ids}
         there: dict[str, Snapshot] = {}
         for batch in batches:
-            if batch.commit_id not in where:
+            if batch.commit_id in where:
+                there[batch.commit_id] = where[batch.commit_id]
+            elif found and self._holds(batch, found[0][0]):
+                there[batch.commit_id] = EXPIRED
+            else:
                 break
-            there[batch.commit_id] = where[batch.commit_id]
         if there and [*there][-1] in found[-1][0].commit_ids:
             self._saw(found[-1][0])  # our own commit, whose answer was lost
         return there
+
+    def _holds(self, batch: StagedBatch, oldest: Entry) -> bool:
+        """Was it committed with entries whose snapshots are expired, before the oldest one left?"""
+        mine = [each for each in batch.tables if each.name == self.table.name]
+        ranges = [tally.range for each in mine for tally in each.tallies]
+        return bool(ranges) and all(
+            each.end <= oldest.begin.get(each.partition, -1) for each in ranges
+        )
 
     def _saw(self, entry: Entry | None) -> None:
         self.seen = entry.commit_ids[-1] if entry else None
@@ -383,11 +409,14 @@ class Progress:
     committed_batches: int = 0
     commits: int = 0
     last_commit_ms: int = 0
-    trouble: str = ""
     #: tables that cannot be committed to for now, and why
     stuck: dict[str, str] = field(default_factory=dict)
     blocked: str = ""
     unpublished: str = ""
+
+    @property
+    def trouble(self) -> str:
+        return "; ".join(list(self.stuck.values()))
 
 
 class _Waiting:
@@ -444,8 +473,11 @@ class Committer:
         #: it is left in peace
         self._last: dict[str, float] = {}
         self._failures: dict[str, tuple[int, float]] = {}
+        #: tables that only a person can help
+        self._hopeless: dict[str, FrazilError] = {}
         self._failure: FrazilError | None = None
-        self._flushing = False
+        self._hurried = False
+        self._flushers = 0
         self._closed = False
         self._thread: threading.Thread | None = None
 
@@ -462,10 +494,10 @@ class Committer:
     def failure(self) -> FrazilError | None:
         return self._failure
 
-    def submit(self, batch: StagedBatch) -> None:
+    def submit(self, batch: StagedBatch, bounded: bool = True) -> None:
         """Hand over a staged batch; blocks while more than the bounds allow is waiting."""
         with self._changed:
-            while (reason := self._over()) and not self._flushing:
+            while bounded and (reason := self._over()) and not self._flushing:
                 self._raise_failure()
                 self.progress.blocked = reason
                 self._changed.wait(1.0)
@@ -488,17 +520,34 @@ class Committer:
     def hurry(self) -> None:
         """Commit what is waiting now, whatever the interval says, and hold nobody at a bound."""
         with self._changed:
-            self._flushing = True
+            self._hurried = True
             self._changed.notify_all()
 
     def flush(self, timeout: float | None = None) -> bool:
-        """`hurry`, and wait for it."""
-        self.hurry()
+        """Commit what is waiting now; False where that is not done in time, or cannot be."""
         with self._changed:
-            self._changed.wait_for(lambda: self._failure or not self._pending, timeout)
-            self._flushing = False
+            self._flushers += 1
+            self._changed.notify_all()
+            try:
+                self._changed.wait_for(
+                    lambda: self._failure or not self._pending or self.stalled(), timeout
+                )
+            finally:
+                self._flushers -= 1
             self._raise_failure()
             return not self._pending
+
+    @property
+    def _flushing(self) -> bool:
+        return self._hurried or self._flushers > 0
+
+    def stalled(self) -> FrazilError | None:
+        """Why nothing more will be committed until somebody looks at a table."""
+        hopeless = dict(self._hopeless)
+        left = {name for each in self._pending for name in each.left}
+        if left and left <= set(hopeless) and self._pending[0].left:
+            return hopeless[min(left)]
+        return None
 
     def close(self) -> None:
         """End the thread after the commit under way. What is staged waits for the next life."""
@@ -569,7 +618,7 @@ class Committer:
                 list(pool.map(lambda name: self._into_table(name, pending), names))
         for name in names if len(names) == 1 else []:
             self._into_table(name, pending)
-        done = list(itertools.takewhile(lambda each: not each.left, pending))
+        done = list(itertools.takewhile(lambda each: not each.left, pending))[:TOGETHER]
         if done and INDEX in due:
             self._tried(INDEX, lambda: self._into_index(done))
 
@@ -578,11 +627,18 @@ class Committer:
             return list(self._pending)
 
     def _into_table(self, name: str, pending: Sequence[_Waiting]) -> None:
-        mine = [each for each in pending if each.lacks(name)]
+        waiting = [each for each in pending if each.lacks(name)]
+        mine = waiting[:TOGETHER]
         batches = [each.batch for each in mine]
 
         def bring() -> None:
             target = self._target(name)
+            for batch in batches:
+                if batch.table(name).uuid != target.table.uuid:
+                    raise Foreign(
+                        f"cannot commit to table {name}: it was dropped and made again; a batch "
+                        f"was staged for uuid {batch.table(name).uuid}, found {target.table.uuid}"
+                    )
             where = self._bring(
                 "",
                 target,
@@ -594,11 +650,12 @@ class Committer:
             )
             with self._changed:
                 for each in mine:
-                    each.snapshots[name] = where[each.batch.commit_id]
+                    each.snapshots[name] = replace(where[each.batch.commit_id], summary={})
                 self._changed.notify_all()
 
         self._tried(name, bring)
-        self._last[name] = self._clock.monotonic()
+        if len(mine) == len(waiting):  # else the rest is due at once
+            self._last[name] = self._clock.monotonic()
 
     def _into_index(self, done: Sequence[_Waiting]) -> None:
         batches = [each.batch for each in done]
@@ -630,17 +687,19 @@ class Committer:
         try:
             call()
             self._failures.pop(name, None)
+            self._hopeless.pop(name, None)
             self.progress.stuck.pop(name, None)
         except Fenced:
             raise
-        except (Retryable, Unknown, Fatal) as error:
-            if isinstance(error, Fatal) and (self._alone or name == INDEX):
-                raise
+        except (Retryable, Unknown, Fatal, ConfigError) as error:
+            if isinstance(error, (Fatal, ConfigError)):
+                if self._alone or name == INDEX:
+                    raise
+                self._hopeless[name] = error
             self.progress.stuck[name] = error.message
             times = self._failures.get(name, (0, 0.0))[0] + 1
-            pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2**times)
+            pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(times, 10))
             self._failures[name] = times, self._clock.monotonic() + pause
-        self.progress.trouble = "; ".join(self.progress.stuck.values())
 
     def _bring(
         self,

@@ -77,7 +77,7 @@ def rows(located: Sequence[Located]) -> pa.Table:
                     batch.window_start_ms * 1000 or None,
                     batch.epoch,
                     batch.commit_id,
-                    snapshots[name].id if name != STREAM else None,
+                    (snapshots[name].id or None) if name != STREAM else None,
                     now,
                 )
             )

@@ -139,13 +139,29 @@ class _Deferred:
         implements = ("java.util.function.Consumer",)
 
 
+class _Names:
+    """A package, class or static method of Java's, looked up once: each look is a call of its own,
+    and a commit makes many."""
+
+    def __init__(self, found: Any) -> None:
+        self._found = found
+
+    def __getattr__(self, name: str) -> Any:
+        known = _Names(getattr(self._found, name))
+        setattr(self, name, known)
+        return known
+
+    def __call__(self, *given: Any) -> Any:
+        return self._found(*given)
+
+
 class Catalog:
     def __init__(self, spark: SparkSession, name: str) -> None:
         self.name = name
         self._spark = spark
         self._jvm: Any = spark._jvm
         assert self._jvm is not None
-        self._iceberg = self._jvm.org.apache.iceberg
+        self._iceberg: Any = _Names(self._jvm.org.apache.iceberg)
         gateway = spark.sparkContext._gateway
         assert gateway is not None
         ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]

@@ -17,7 +17,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from frazil.core.config import Config, TableConfig, duration, size
-from frazil.core.errors import Foreign, FrazilError, Gap
+from frazil.core.errors import ConfigError, Foreign, FrazilError, Gap, Misfit
 from frazil.core.offsets import Cut
 from frazil.ingest.evolve import together
 from frazil.ingest.route import Metadata
@@ -87,9 +87,16 @@ class Tables:
             return self._configs[name]
         return replace(self._configs[self._template(name)], name=name)
 
+    def configured(self, name: str) -> bool:
+        """Does the config name it, or a template that makes it?"""
+        try:
+            return name in self._configs or self._template(name) in self._configs
+        except ConfigError:
+            return False
+
     def open(self, names: Iterable[str]) -> None:
         """Those of the tables that are there."""
-        wanted = [name for name in names if name not in self.held]
+        wanted = [name for name in names if name not in self.held and self.configured(name)]
         for name, table in zip(wanted, each_of(self._catalog.load, wanted), strict=True):
             if table is not None:
                 self._hold(name, table)
@@ -113,8 +120,9 @@ class Tables:
                         config.timestamp_column)  # fmt: skip
 
     def take(self, claim: Callable[[Target], None]) -> None:
-        """Claim all that are held, a few at a time."""
-        each_of(lambda held: claim(held.target), list(self.held.values()))
+        """Claim all that are held and well, a few at a time."""
+        well = [held for name, held in self.held.items() if name not in self.amiss]
+        each_of(lambda held: claim(held.target), well)
 
     # ── making and changing ──────────────────────────────────────────────────────────────────
 
@@ -153,6 +161,15 @@ class Tables:
         table = self._catalog.create(
             name, made, spec, properties=properties, location=config.location, sort_order=order
         )
+        if (
+            not table.made
+            and config.name not in self._configs
+            and (COLUMNS_PROPERTY not in table.properties)
+        ):
+            raise Misfit(
+                f"cannot fill table {name}, whose name comes from the data: it is there, and no "
+                "sink made it"
+            )
         held = self._hold(name, table)
         held.target.epoch = epoch
         newest()
@@ -238,9 +255,8 @@ class Tables:
 
     def said(self, folder: str, store: Callable[[str, bytes], None]) -> Mapping[str, str] | str:
         """The same for the next entry; many tables go into a file, written when they change."""
-        uuids = dict(sorted((name, held.table.uuid) for name, held in self.held.items()))
-        for name, uuid in self._gone.items():
-            uuids.setdefault(name, uuid)
+        held = list(self.held.items())  # at once: Spark's thread may be making another
+        uuids = dict(sorted((name, each.table.uuid) for name, each in held)) | self._gone
         if len(uuids) <= _NAMED:
             return uuids
         text = json.dumps(uuids, separators=(",", ":")).encode()
@@ -254,10 +270,12 @@ class Tables:
         """The tables the position counts on must be there, the same, and not rolled back."""
         for name, uuid in known.items():
             held = self.held.get(name)
-            if held is None:
+            if not self.configured(name):
+                self._gone[name] = uuid  # none of ours any more, and not forgotten
+            elif held is None:
                 self.amiss[name] = Foreign(
                     f"cannot go on with table {name}: it is gone",
-                    hint="restore the table; its batches wait, staged",
+                    hint="restore the table; what was staged for it waits",
                 )
             elif held.table.uuid != uuid:
                 self.amiss[name] = Foreign(

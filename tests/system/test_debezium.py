@@ -1,0 +1,160 @@
+"""Changes of a database become rows: real Kafka, Spark and Iceberg; the oracle reads the files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from frazil.core.config import Config
+from frazil.surface.broker import Broker
+from frazil.surface.orders import create_topic
+from tests.oracle import Lake
+from tests.system.streams import Registry, all_proven, avro, catch_up, produce
+
+Make = Callable[..., Config]
+SOURCE = {"type": "record", "name": "Source", "fields": [
+    {"name": "db", "type": "string"}, {"name": "table", "type": "string"},
+    {"name": "pos", "type": "long"}]}  # fmt: skip
+
+
+def envelope(*columns: Any) -> dict[str, Any]:
+    """As Debezium registers it, for a table with such columns."""
+    row = {"type": "record", "name": "Value", "fields": list(columns)}
+    return {"type": "record", "name": "Envelope", "fields": [
+        {"name": "before", "type": ["null", row]}, {"name": "after", "type": ["null", "Value"]},
+        {"name": "source", "type": SOURCE}, {"name": "op", "type": "string"},
+        {"name": "ts_ms", "type": ["null", "long"]},
+        {"name": "transaction", "type": ["null", "string"], "default": None}]}  # fmt: skip
+
+
+def change(
+    op: str, before: Any = None, after: Any = None, pos: int = 0, table: str = "people"
+) -> dict[str, Any]:
+    source = {"db": "shop", "table": table, "pos": pos}
+    return {"before": before, "after": after, "source": source, "op": op, "ts_ms": 1_000 + pos}
+
+
+def person(number: int, name: str | None, **more: Any) -> dict[str, Any]:
+    return {"id": number, "name": name, **more}
+
+
+def fates(lake: Lake, name: str) -> tuple[Any, ...]:
+    """Written, rejected and skipped of the whole stream, as the index has it."""
+    select = "sum(written), sum(rejected), sum(skipped)"
+    return lake.query(f"db.{name}_index", select, "WHERE table_name = '*'")[0]
+
+
+ROWS = [
+    ("r", 1, "Ada", 0), ("c", 2, "Bob", 1), ("u", 2, None, 2), ("d", 1, "Ada", 3),
+]  # fmt: skip
+CHANGES = [
+    change("r", after=person(1, "Ada")),
+    change("c", after=person(2, "Bob"), pos=1),
+    change("u", before=person(2, "Bob"), after=person(2, None), pos=2),
+    change("d", before=person(1, "Ada"), pos=3),
+    None,
+    change("t", pos=5),
+    change("m", pos=6),
+    change("u", before=person(2, "Bob"), pos=7),
+]
+
+
+def test_avro_changes_become_rows_and_what_is_no_row_a_dead_letter(
+    broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make
+):
+    create_topic(broker.bootstrap, name, 1)
+    columns = [{"name": "id", "type": "long"}, {"name": "name", "type": ["null", "string"]}]
+    one = envelope(*columns)
+    two = envelope(*columns, {"name": "age", "type": "int"})
+    with Registry(**{"1": one, "2": two}) as registry:
+        config = make_config(
+            decode={"format": "confluent-avro", "registry": {"url": registry.url}},
+            route=[{"pattern": ".*", "to": [f"db.{name}"], "envelope": "debezium"}],
+            dead_letters={"table": f"db.{name}_dead"},
+        )
+        values: list[Any] = [each and avro(one, each, 1) for each in CHANGES]
+        produce(broker.bootstrap, name, values)
+        catch_up(config, spark)
+        rows = lake.query(f"db.{name}", "_op, id, name, _source.pos", "ORDER BY _offset")
+        assert rows == ROWS
+        # A column more: the changes that follow have it, and deletes tell of it as well.
+        later = [
+            change("u", person(2, None, age=1), person(2, "B", age=2), 8),
+            change("d", person(2, "B", age=2), pos=9),
+        ]
+        produce(broker.bootstrap, name, [avro(two, each, 2) for each in later])
+        catch_up(config, spark)
+    rows = lake.query(f"db.{name}", "_op, age, _source.table, _ts_ms", "ORDER BY _offset")
+    assert rows[3:] == [("d", None, "people", 1_003), ("u", 2, "people", 1_008),
+                        ("d", 2, "people", 1_009)]  # fmt: skip
+    letters = lake.query(f"db.{name}_dead", '"offset", kind, schema_id, value', "ORDER BY 1")
+    assert [row[:3] for row in letters] == [(n, "envelope", 1) for n in (5, 6, 7)]
+    assert [row[3] for row in letters] == values[5:]
+    assert fates(lake, name) == (6, 3, 1)
+    all_proven(config, spark, f"db.{name}", f"db.{name}_dead")
+
+
+def test_json_changes_become_rows_with_a_schema_around_them_and_without(
+    broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make
+):
+    create_topic(broker.bootstrap, name, 1)
+
+    def text(value: Any, wrapped: bool) -> bytes | None:
+        around = {"schema": {"type": "struct", "fields": []}, "payload": value}
+        return json.dumps(around if wrapped else value).encode() if value or wrapped else None
+
+    config = make_config(
+        decode={"format": "json"},
+        route=[{"topics": [name], "to": [f"db.{name}"], "envelope": "debezium"}],
+        dead_letters={"table": f"db.{name}_dead", "max_share": 1},
+    )
+    changes = [*CHANGES, change("c", after=person(2**62 + 1, "large", tags=["x"]), pos=8)]
+    values: list[Any] = [text(each, wrapped) for wrapped in (False, True) for each in changes]
+    values += [b"{", b"[1]", b'{"op": "c"}', b'{"id": 1}', b"null"]
+    produce(broker.bootstrap, name, values)
+    catch_up(config, spark)
+    rows = lake.query(f"db.{name}", "_op, id, name, _source.pos, tags", "ORDER BY _offset")
+    both = [*((*row, None) for row in ROWS), ("c", 2**62 + 1, "large", 8, ["x"])]
+    assert rows == both * 2
+    letters = lake.query(f"db.{name}_dead", '"offset", kind, value', "ORDER BY 1")
+    assert [row[:2] for row in letters] == [
+        *((n, "envelope") for n in (5, 6, 7, 14, 15, 16)), (18, "json"), (19, "envelope"),
+        (20, "envelope"), (21, "envelope"), (22, "envelope"),
+    ]  # fmt: skip
+    assert [row[2] for row in letters] == [values[row[0]] for row in letters]
+    assert fates(lake, name) == (10, 11, 2), "a tombstone is skipped, in a wrapper or not"
+    all_proven(config, spark, f"db.{name}", f"db.{name}_dead")
+
+
+def test_changes_of_many_tables_in_one_topic_go_where_their_source_says(
+    broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make
+):
+    create_topic(broker.bootstrap, name, 1)
+    made = f"db.{name}_{{value}}"
+    config = make_config(
+        decode={"format": "json"},
+        table=[{"name": made}],
+        route=[{"field": "source.table", "to": [made], "envelope": "debezium"}],
+        dead_letters={"table": f"db.{name}_dead"},
+    )
+    values: list[Any] = [
+        change("c", after={"id": 1}, table="one"),
+        change("c", after={"key": "k"}, table="two"),
+        change("d", before={"id": 1}, table="one"),
+        None,
+        change("c", after={"id": 2, "more": 1}, table="one"),
+        change("t", table="two"),
+        change("c", after={"id": 3}, table="../three"),
+    ]
+    produce(
+        broker.bootstrap, name, [value and json.dumps(value).encode() for value in values]
+    )  # fmt: skip
+    catch_up(config, spark)
+    rows = lake.query(f"db.{name}_one", "_op, id, more", "ORDER BY _offset")
+    assert rows == [("c", 1, None), ("d", 1, None), ("c", 2, 1)]
+    assert lake.query(f"db.{name}_two", "_op, key") == [("c", "k")]
+    letters = lake.query(f"db.{name}_dead", '"offset", kind', "ORDER BY 1")
+    assert letters == [(5, "envelope"), (6, "name")]
+    assert fates(lake, name) == (4, 2, 1)
+    all_proven(config, spark, *(f"db.{name}_{each}" for each in ("one", "two", "dead")))

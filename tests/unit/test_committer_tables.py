@@ -1,0 +1,595 @@
+"""One committer, several tables in memory: each has its batches once and in order, whatever fails.
+
+`Stream` is the world around: tables, an index, and the staged batches that outlive a committer.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from frazil.core.errors import ConfigError, Fenced, Foreign, FrazilError, Gap, Unavailable
+from frazil.core.offsets import Cut, Partition, Range
+from frazil.ingest.stage import StagedBatch, StagedTable, Tally
+from frazil.table.commit import (
+    ATTEMPTS,
+    INDEX,
+    LONGEST_PAUSE,
+    Bounds,
+    Committer,
+    Pace,
+    Target,
+    _Waiting,
+    chain,
+    entry_of,
+)
+from frazil.table.ledger import Counts, Entry, entries
+from tests.fakes import FakeClock, FakeTable
+
+P, Q = Partition("orders", 0), Partition("orders", 1)
+ROOMY = Bounds(100, 10**9, 3600)
+#: Every try of one commit.
+AWAY = ["dropped"] * ATTEMPTS
+
+
+class Stream:
+    """Batches of one partition, ten offsets each, and tables that are made when they are named."""
+
+    def __init__(self, *names: str, paces: Mapping[str, Pace] | None = None) -> None:
+        self.tables = {name: FakeTable(name, f"uuid-{name}") for name in names}
+        self.index = FakeTable("db.index", "uuid-index")
+        self.paces = dict(paces or {})
+        self.staged: dict[str, StagedBatch] = {}
+        self.made = 0
+        self.clock = FakeClock()
+        self.epoch = 0
+        self.bounds = ROOMY
+        self.steps: list[tuple[str, str]] = []
+        self.amiss: dict[str, FrazilError] = {}
+        self.life()
+
+    def life(self) -> None:
+        """A life begins: claims, and what is staged is taken over."""
+        self.epoch += 1
+        self.index_target = Target(self.index, "main", "s", self.epoch, self.clock)
+        head = self.index_target.claim(lambda position: Cut({P: 0, Q: 0, **position}))
+        assert head.entry is not None
+        self.targets = {
+            name: Target(table, "main", "s", self.epoch, self.clock)
+            for name, table in self.tables.items()
+        }
+        for name, each in self.targets.items():
+            if name not in self.amiss:
+                each.claim()
+        self.committer = Committer(
+            target=self._target, index=self.index_target,
+            index_manifests=lambda located: [
+                f"{b.commit_id}:{','.join(sorted(s))}" for b, s in located
+            ],
+            tables=lambda: {}, committed=self._committed, position=head.entry.end,
+            pace=lambda name: self.paces.get(name, Pace()), bounds=self.bounds,
+            step=lambda name, batch: self.steps.append((name, batch.commit_id if batch else "")),
+            clock=self.clock, alone=False,
+        )  # fmt: skip
+        committed = {
+            i for each in self.tables.values() for entry in ledger(each) for i in entry.commit_ids
+        }
+        found = chain(head.entry.end, list(self.staged.values()), committed)
+        self.end = found[-1].end if found else head.entry.end
+        for batch in found:
+            self.committer.submit(batch)
+
+    def _target(self, name: str) -> Target:
+        if name in self.amiss:
+            raise self.amiss[name]
+        return self.targets[name]
+
+    def _committed(self, batches: Any) -> None:
+        for each in batches:
+            del self.staged[each.commit_id]
+
+    def batch(self, bytes: int = 1, at: Partition = P, **written: int) -> StagedBatch:
+        """`a=3`: three of the ten records are for db.a, the others are for nobody."""
+        self.made += 1
+        range_ = Range(at, self.end[at], self.end[at] + 10)
+        commit_id = f"c{self.made}"
+        tables = tuple(
+            StagedTable(
+                f"db.{name}", f"uuid-db.{name}", 0, (f"{commit_id}-{name}",), (), 1, bytes,
+                (Tally(range_, count, skipped=10 - count),),
+            )
+            for name, count in written.items()
+        )  # fmt: skip
+        total = Tally(range_, min(10, sum(written.values())))
+        total = Tally(range_, total.written, skipped=10 - total.written)
+        after = self.end.after([range_])
+        made = StagedBatch("s", self.epoch, self.made, commit_id, self.end, after, {}, "", 0, 0,
+                           tables, (total,))  # fmt: skip
+        self.staged[commit_id] = made
+        self.end = after
+        return made
+
+    def hand(self, **written: Any) -> StagedBatch:
+        made = self.batch(**written)
+        self.committer.submit(made)
+        return made
+
+    def due(self) -> list[str]:
+        return self.committer._due()
+
+    def round(self) -> list[str]:
+        """One turn of the committer's thread."""
+        due = self.due()
+        self.committer.round(due)
+        return due
+
+    def settle(self, rounds: int = 50) -> None:
+        """Until nothing is due, however long the pauses are."""
+        for _ in range(rounds):
+            if not self.round():
+                if not self.committer.pending:
+                    return
+                self.clock.sleep(LONGEST_PAUSE)
+        assert not self.committer.pending, self.committer.progress.stuck
+
+    def live(self, name: str) -> list[str]:
+        return self.tables[f"db.{name}"].live()
+
+    @property
+    def indexed(self) -> list[str]:
+        return [each.partition(":")[0] for each in self.index.live()]
+
+    @property
+    def stuck(self) -> Mapping[str, str]:
+        return self.committer.progress.stuck
+
+
+def ledger(table: FakeTable) -> list[Entry]:
+    """Oldest first, claims left out."""
+    found = [entry for entry, _ in entries(table.history("main"), "s")][::-1]
+    return [entry for entry in found if entry.ranges]
+
+
+def counts(entry: Entry, partition: Partition = P) -> Counts:
+    return entry.counts(partition)
+
+
+@pytest.fixture
+def stream() -> Stream:
+    return Stream("db.a", "db.b")
+
+
+# ── the order of things ─────────────────────────────────────────────────────────────────────────
+
+
+def test_a_batch_goes_to_each_of_its_tables_and_then_to_the_index(stream: Stream):
+    stream.hand(a=3, b=2)
+    stream.hand(b=4)
+    assert stream.round() == ["db.a", "db.b", INDEX]
+    assert stream.live("a") == ["c1-a"]
+    assert stream.live("b") == ["c1-b", "c2-b"]
+    assert stream.index.live() == ["c1:db.a,db.b", "c2:db.b"]
+    assert stream.committer.progress.position == Cut({P: 20, Q: 0})
+    assert stream.staged == {}
+    names = [name for name, _ in stream.steps]
+    assert names.index("index-commit") > max(i for i, n in enumerate(names) if n == "witnessed")
+
+
+def test_a_batch_that_holds_nothing_for_any_table_moves_the_index_alone(stream: Stream):
+    stream.hand()
+    assert stream.round() == [INDEX]
+    assert stream.committer.progress.position == Cut({P: 10, Q: 0})
+    [entry] = ledger(stream.index)
+    assert counts(entry) == Counts(skipped=10)
+    assert ledger(stream.tables["db.a"]) == []
+
+
+def test_a_batch_without_tables_waits_for_the_one_before_it(stream: Stream):
+    stream.tables["db.a"].faults = list(AWAY)
+    stream.hand(a=3)
+    stream.hand()
+    stream.round()
+    assert stream.indexed == []
+    stream.settle()
+    assert stream.indexed == ["c1", "c2"]
+
+
+def test_an_idle_table_begins_where_it_ended_and_counts_what_passed_as_elsewhere(stream: Stream):
+    stream.hand(a=3, b=1)
+    stream.settle()
+    for _ in range(3):
+        stream.hand(b=1)
+        stream.settle()
+    stream.hand(a=2)
+    stream.hand(b=1)
+    stream.settle()
+    stream.hand(a=1, at=Q)
+    stream.settle()
+    first, second, third = ledger(stream.tables["db.a"])
+    assert counts(first) == Counts(3, skipped=7)
+    assert (second.begin, second.end) == (Cut({P: 10, Q: 0}), Cut({P: 50, Q: 0}))
+    assert counts(second) == Counts(2, skipped=8, elsewhere=30)
+    assert (third.begin, third.end) == (Cut({P: 50, Q: 0}), Cut({P: 60, Q: 10}))
+    assert counts(third) == Counts(elsewhere=10)
+    assert counts(third, Q) == Counts(1, skipped=9)
+
+
+def test_a_table_that_skipped_a_batch_in_the_middle_of_a_commit_counts_it_too(stream: Stream):
+    for a in (1, 0, 0, 4):
+        stream.hand(**({"a": a} if a else {"b": 1}))
+    stream.settle()
+    [entry] = ledger(stream.tables["db.a"])
+    assert counts(entry) == Counts(5, skipped=15, elsewhere=20)
+    assert entry.commit_ids == ("c1", "c4")
+
+
+def test_a_table_that_appears_later_begins_with_its_first_batch(stream: Stream):
+    stream.hand(a=1)
+    stream.settle()
+    stream.tables["db.new"] = FakeTable("db.new", "uuid-db.new")
+    stream.targets["db.new"] = Target(stream.tables["db.new"], "main", "s", 1, stream.clock)
+    stream.hand(new=5)
+    stream.settle()
+    [entry] = ledger(stream.tables["db.new"])
+    assert entry.begin == Cut({P: 10, Q: 0})
+    assert counts(entry) == Counts(5, skipped=5)
+
+
+def test_an_entry_that_would_hold_offsets_twice_is_refused(stream: Stream):
+    one = stream.batch(a=1)
+    with pytest.raises(FrazilError, match=r"it has orders\[0\] \[0, 7\) already"):
+        entry_of([one], "db.a", 1, Cut({P: 7, Q: 0}))
+
+
+def test_a_table_ahead_in_one_partition_takes_records_of_another(stream: Stream):
+    """After a replay below its floor: it gets none of the one, and stays where it is in it."""
+    one = stream.batch(at=Q, a=4)
+    entry = entry_of([one], "db.a", 1, Cut({P: 25, Q: 0}))
+    assert (entry.begin, entry.end) == (Cut({P: 25, Q: 0}), Cut({P: 25, Q: 10}))
+    assert entry.total == Counts(4, skipped=6)
+
+
+# ── a table that is stuck ───────────────────────────────────────────────────────────────────────
+
+
+def test_a_stuck_table_holds_back_the_index_and_no_other_table(stream: Stream):
+    stream.tables["db.a"].faults = AWAY * 3
+    for i in range(5):
+        stream.hand(a=i + 1, b=1)
+        stream.round()
+    assert stream.live("b") == [f"c{i}-b" for i in range(1, 6)]
+    assert (stream.live("a"), stream.indexed) == ([], [])
+    assert "503" in stream.stuck["db.a"]
+    assert "503" in stream.committer.progress.trouble
+    stream.settle()
+    assert stream.live("a") == [f"c{i}-a" for i in range(1, 6)]
+    assert len(ledger(stream.tables["db.a"])) == 1, "old and new together"
+    assert stream.indexed == ["c1", "c2", "c3", "c4", "c5"]
+    assert (dict(stream.stuck), stream.committer.progress.trouble) == ({}, "")
+
+
+@pytest.mark.parametrize(
+    "error", [Foreign("cannot go on: it is gone"), Gap("cannot go on"), ConfigError("cannot: 403")]
+)
+def test_what_a_person_must_see_to_keeps_only_its_own_table_waiting(
+    stream: Stream, error: FrazilError
+):
+    stream.amiss["db.a"] = error
+    stream.hand(a=1, b=1)
+    stream.hand(b=1)
+    stream.round()
+    assert stream.stuck == {"db.a": error.message}
+    assert stream.live("b") == ["c1-b", "c2-b"]
+    assert stream.committer.progress.position == Cut({P: 0, Q: 0})
+    del stream.amiss["db.a"]
+    stream.settle()
+    assert stream.indexed == ["c1", "c2"]
+
+
+def test_a_stuck_table_is_left_in_peace_for_longer_and_longer_and_never_given_up(stream: Stream):
+    stream.amiss["db.a"] = Unavailable("cannot reach it")
+    stream.hand(a=1)
+    pauses = []
+    for _ in range(1100):  # an outage of more than eight hours
+        stream.round()
+        before = stream.clock.now
+        while "db.a" not in stream.due():
+            stream.clock.now += 0.1
+        pauses.append(stream.clock.now - before)
+    assert pauses[0] < 1 < pauses[5] < LONGEST_PAUSE < pauses[-1] + 1
+    assert max(pauses) <= LONGEST_PAUSE + 0.2
+    del stream.amiss["db.a"]
+    stream.settle()
+    assert stream.indexed == ["c1"]
+
+
+def test_the_index_goes_as_far_as_all_tables_have_come(stream: Stream):
+    stream.hand(b=1)
+    stream.hand(a=1, b=1)
+    stream.hand(b=1)
+    stream.tables["db.a"].faults = list(AWAY)
+    stream.round()
+    assert stream.indexed == ["c1"]
+    assert [each.commit_id for each in stream.committer.pending] == ["c2", "c3"]
+    stream.settle()
+    assert stream.indexed == ["c1", "c2", "c3"]
+
+
+def test_an_index_that_is_away_is_for_later_and_one_that_is_wrong_stops_the_stream(stream: Stream):
+    stream.index.faults = list(AWAY)
+    stream.hand(a=1)
+    stream.round()
+    assert INDEX in stream.stuck
+    assert stream.due() == []
+    stream.settle()
+    assert (stream.indexed, dict(stream.stuck)) == (["c1"], {})
+    stream.index.refs["main"] = next(iter(stream.index.snapshots))  # rolled back to the claim
+    stream.hand(a=1)
+    with pytest.raises(FrazilError, match="newest entry"):
+        stream.round()
+
+
+# ── answers that were lost, lives that ended ────────────────────────────────────────────────────
+
+
+def test_a_table_whose_answer_was_lost_has_its_batch_once(stream: Stream):
+    stream.tables["db.a"].faults = ["lost"]
+    stream.hand(a=1, b=1)
+    stream.hand(a=2)
+    stream.settle()
+    assert stream.live("a") == ["c1-a", "c2-a"]
+    assert [counts(entry).written for entry in ledger(stream.tables["db.a"])] == [3]
+
+
+def test_a_lost_answer_is_found_though_the_group_has_grown_and_the_table_was_idle(stream: Stream):
+    """The commit went through, reading back did not: the next try has more batches."""
+    table = stream.tables["db.a"]
+    stream.hand(b=1)
+    stream.settle()
+    stream.hand(a=1)
+    tag, table.tag = table.tag, _refusing  # type: ignore[method-assign]
+    stream.round()
+    assert stream.stuck
+    table.tag = tag  # type: ignore[method-assign]
+    stream.hand(b=1)
+    stream.hand(a=2)
+    stream.settle()
+    assert stream.live("a") == ["c2-a", "c4-a"]
+    first, second = ledger(table)
+    assert counts(first) == Counts(1, skipped=9)
+    assert counts(second) == Counts(2, skipped=8, elsewhere=10)
+
+
+def _refusing(*_: Any) -> None:
+    raise Unavailable("cannot move tag: 503")
+
+
+def test_a_life_that_ended_in_the_middle_is_taken_over_table_by_table(stream: Stream):
+    stream.tables["db.a"].faults = list(AWAY)
+    stream.hand(a=1, b=1)
+    stream.hand(b=2)
+    stream.round()
+    assert stream.live("b") == ["c1-b", "c2-b"]
+    stream.life()
+    stream.hand(a=3, b=3)
+    stream.settle()
+    assert stream.live("a") == ["c1-a", "c3-a"]
+    assert stream.live("b") == ["c1-b", "c2-b", "c3-b"]
+    assert stream.indexed == ["c1", "c2", "c3"]
+    assert [counts(each) for each in ledger(stream.tables["db.a"])] == [
+        Counts(4, skipped=16, elsewhere=10)
+    ]
+
+
+def test_a_table_that_stays_stuck_over_several_lives_loses_nothing(stream: Stream):
+    stream.amiss["db.a"] = Foreign("cannot go on: it is gone")
+    for _ in range(3):
+        stream.hand(a=1, b=1)
+        stream.hand(b=1)
+        stream.round()
+        stream.life()
+    assert stream.indexed == []
+    del stream.amiss["db.a"]
+    stream.life()
+    stream.settle()
+    assert stream.live("a") == ["c1-a", "c3-a", "c5-a"]
+    assert stream.live("b") == [f"c{i}-b" for i in range(1, 7)]
+    assert stream.indexed == [f"c{i}" for i in range(1, 7)]
+
+
+def test_batches_are_found_though_the_history_behind_them_was_expired(stream: Stream):
+    """One table waits for long, the others go on and are maintained, and then a new life begins."""
+    stream.amiss["db.a"] = Foreign("cannot go on: it is gone")
+    for _ in range(4):
+        stream.hand(a=1, b=1)
+        stream.round()
+    stream.tables["db.b"].expire()
+    stream.life()
+    stream.tables["db.b"].expire()
+    del stream.amiss["db.a"]
+    stream.life()
+    stream.hand(b=5)
+    stream.settle()
+    assert dict(stream.stuck) == {}
+    assert stream.indexed == ["c1", "c2", "c3", "c4", "c5"]
+    assert counts(ledger(stream.tables["db.b"])[-1]) == Counts(5, skipped=5)
+
+
+def test_a_newer_life_on_one_table_stops_the_older_one_for_all(stream: Stream):
+    stream.hand(a=1, b=1)
+    Target(stream.tables["db.b"], "main", "s", 9, stream.clock).claim()
+    with pytest.raises(Fenced):
+        stream.round()
+    assert stream.live("b") == []
+    assert stream.indexed == []
+
+
+def test_a_thread_that_is_fenced_tells_whoever_submits_or_waits():
+    stream = Stream("db.a", "db.b")
+    stream.committer._clock = time
+    Target(stream.tables["db.b"], "main", "s", 9, stream.clock).claim()
+    stream.committer.start()
+    try:
+        stream.hand(a=1, b=1)
+        with pytest.raises(Fenced):
+            stream.committer.wait_until(Cut({P: 10}), 10)
+        with pytest.raises(Fenced):
+            stream.hand(a=1)
+        with pytest.raises(Fenced):
+            stream.committer.flush(10)
+    finally:
+        stream.committer.close()
+
+
+def test_files_that_were_staged_for_another_table_of_that_name_are_not_committed(stream: Stream):
+    stream.hand(a=1, b=1)
+    stream.tables["db.a"] = FakeTable("db.a", "another")
+    stream.targets["db.a"] = Target(stream.tables["db.a"], "main", "s", 1, stream.clock)
+    stream.round()
+    assert "dropped and made again" in stream.stuck["db.a"]
+    assert stream.live("a") == []
+
+
+# ── bounds ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_batches_that_wait_for_a_stuck_table_alone_do_not_count_by_number():
+    stream = Stream("db.a", "db.b")
+    stream.bounds = Bounds(2, 100, 3600)
+    stream.life()
+    stream.amiss["db.a"] = Foreign("cannot go on: it is gone")
+    for _ in range(20):
+        stream.hand(a=1, b=1)  # never blocks
+        stream.round()
+    assert len(stream.committer.pending) == 20
+    assert stream.committer._over() == ""
+    stream.committer._pending.append(_Waiting(stream.batch(a=1, b=1, bytes=1), 0.0))
+    stream.committer._pending.append(_Waiting(stream.batch(b=1), 0.0))
+    assert stream.committer._over() == "2 batches wait for a commit; the bound is 2"
+
+
+def test_bytes_and_age_hold_the_stream_though_one_table_only_is_stuck():
+    stream = Stream("db.a", "db.b")
+    stream.bounds = Bounds(2, 100, 3600)
+    stream.life()
+    stream.amiss["db.a"] = Foreign("cannot go on: it is gone")
+    stream.hand(a=1, b=1, bytes=60)
+    stream.round()
+    stream.hand(a=1, bytes=60)
+    assert stream.committer._over() == "120 staged bytes wait for a commit; the bound is 100"
+    stream.bounds = Bounds(2, 1000, 3600)
+    stream.life()
+    stream.round()
+    assert stream.committer._over() == ""
+    stream.clock.now += 3600
+    assert stream.committer._over() == "a batch has waited 3600 s; the bound is 3600 s"
+
+
+def test_a_stuck_table_does_not_hold_those_who_flush_for_ever():
+    stream = Stream("db.a", "db.b")
+    stream.committer._clock = time
+    stream.amiss["db.a"] = Foreign("cannot go on: it is gone")
+    stream.committer.start()
+    try:
+        stream.hand(a=1, b=1)
+        found: list[bool] = []
+        waiter = threading.Thread(target=lambda: found.append(stream.committer.flush()))
+        waiter.start()
+        waiter.join(10)
+        assert found == [False]
+        assert isinstance(stream.committer.stalled(), Foreign)
+    finally:
+        stream.committer.close()
+    assert stream.live("b") == ["c1-b"]
+
+
+def test_a_table_that_is_back_soon_is_worth_waiting_for():
+    stream = Stream("db.a", "db.b")
+    stream.committer._clock = time
+    stream.tables["db.a"].faults = list(AWAY)
+    stream.committer.start()
+    try:
+        stream.hand(a=1, b=1)
+        assert stream.committer.flush(30)
+        assert stream.committer.stalled() is None
+    finally:
+        stream.committer.close()
+    assert stream.indexed == ["c1"]
+
+
+# ── pace ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_most_urgent_table_is_first_and_the_index_last():
+    stream = Stream("db.a", "db.b", "db.c", paces={"db.c": Pace(priority=5)})
+    stream.hand(b=1)
+    stream.clock.now += 1
+    stream.hand(a=1, c=1)
+    assert stream.due() == ["db.c", "db.b", "db.a", INDEX]
+
+
+def test_a_table_gathers_for_its_interval_while_others_go_on_at_theirs():
+    stream = Stream("db.a", "db.b", paces={"db.a": Pace(interval=60)})
+    stream.hand(a=1, b=1)
+    assert stream.round() == ["db.a", "db.b", INDEX], "the first is not kept waiting"
+    for _ in range(5):
+        stream.hand(a=1, b=1)
+        assert stream.round() == ["db.b"]
+        stream.clock.now += 10
+    assert 0 < stream.committer._nap() <= 1.0  # type: ignore[operator]
+    assert stream.indexed == ["c1"]
+    stream.clock.now += 10
+    assert stream.round() == ["db.a", INDEX]
+    assert len(ledger(stream.tables["db.a"])) == 2
+    assert stream.indexed == [f"c{i}" for i in range(1, 7)]
+
+
+def test_enough_bytes_or_a_flush_end_the_gathering():
+    stream = Stream("db.a", "db.b", paces={"db.a": Pace(interval=60, bytes=100)})
+    stream.hand(a=1)
+    stream.round()
+    stream.hand(a=1, bytes=60)
+    stream.hand(b=1, bytes=60)
+    assert stream.round() == ["db.b"]
+    stream.hand(a=1, bytes=40)
+    assert stream.round() == ["db.a", INDEX]
+    stream.hand(a=1)
+    assert stream.round() == []
+    stream.committer.hurry()
+    assert stream.round() == ["db.a", INDEX]
+
+
+def test_a_bound_ends_the_gathering_too():
+    stream = Stream("db.a", paces={"db.a": Pace(interval=3600)})
+    stream.bounds = Bounds(2, 10**9, 7200)
+    stream.life()
+    stream.hand(a=1)
+    stream.round()
+    stream.hand(a=1)
+    assert stream.due() == []
+    stream.hand(a=1)
+    assert stream.due() == ["db.a", INDEX]
+
+
+def test_more_than_an_entry_can_name_is_committed_in_several(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("frazil.table.commit.TOGETHER", 4)
+    stream = Stream("db.a", paces={"db.a": Pace(interval=3600)})
+    stream.amiss["db.a"] = Unavailable("cannot reach it")
+    for _ in range(10):
+        stream.hand(a=1)
+    stream.round()
+    del stream.amiss["db.a"]
+    stream.clock.now += 10
+    while stream.round():
+        pass
+    assert [len(each.commit_ids) for each in ledger(stream.tables["db.a"])] == [4, 4, 2]
+    assert [len(each.commit_ids) for each in ledger(stream.index)] == [4, 4, 2]
+    assert stream.indexed == [f"c{i}" for i in range(1, 11)]
+
+
+def test_nothing_waits_where_nothing_is_pending(stream: Stream):
+    assert (stream.due(), stream.committer._nap()) == ([], None)
