@@ -30,7 +30,15 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from frazil.core.config import AVAILABLE_NOW, Config, TableConfig, check_stream, duration, size
+from frazil.core.config import (
+    AVAILABLE_NOW,
+    Config,
+    TableConfig,
+    check_stream,
+    duration,
+    replayed,
+    size,
+)
 from frazil.core.errors import (
     ConfigError,
     Fenced,
@@ -156,6 +164,9 @@ class Sink:
             if config.transform:
                 raise ConfigError("cannot write a DataFrame with a [transform]: transform it, or "
                                   "start the sink without it")  # fmt: skip
+            if not config.one_table:
+                raise ConfigError("cannot write a DataFrame with [[route]] or [dead_letters]: its "
+                                  "rows go to one table")  # fmt: skip
             self._feed = Frames(self, lambda _: frame)
         else:
             check_stream(config)
@@ -444,7 +455,9 @@ class Sink:
             target=self._tables.target,
             index=self._index_target,
             index_manifests=self._index_manifests,
-            tables=lambda: self._tables.said(self._stage_folder, self._index.store),
+            tables=lambda: self._tables.said(
+                f"{self._index.location}/metadata/frazil-{self.config.sink.id}-", self._index.store
+            ),
             committed=self._after_commit,
             position=entry.end,
             pace=lambda name: self._tables.pace(name, interval),
@@ -519,11 +532,14 @@ class Sink:
         """One evolver: between two runs of a batch, on the driver, nobody else changes a table."""
         for name in sorted(needs):
             try:
-                full = len(self._tables.held) >= self.config.sink.max_tables + 1
-                if name in self._tables or not full:  # else the rules of the next run reject it
+                ours = {self.config.dead_letters.table, replayed(self.config.dead_letters.table)}
+                full = len(self._tables.held.keys() - ours) >= self.config.sink.max_tables
+                if name in {*self._tables.held, *ours} or not full:
                     self._provide(name, needs[name])
-            except Misfit as error:
-                if self._alone:
+                # else the rules of the next run say that there is no room
+            except (Misfit, Foreign, ConfigError) as error:
+                from_data = name not in self._tables.names
+                if self._alone or (isinstance(error, ConfigError) and not from_data):
                     raise
                 self._tables.refused[name] = error.message
 
@@ -702,8 +718,9 @@ class Sink:
             if not self.active and not self._committer.pending:
                 return False  # available-now, and its end lies before the cut
             if self._reached.cut.reaches(cut):
-                if not self._committer.flush(0.25) and (stalled := self._committer.stalled()):
-                    raise stalled
+                done = self._committer.flush(0.25)
+                if timeout is None and not done and (stalled := self._committer.stalled()):
+                    raise stalled  # nobody else would ever tell
             elif self._reached.cut.after(self._feed.untold()).reaches(cut):
                 return True  # nothing but invisible offsets: there is nothing to commit
             if deadline is not None and time.monotonic() > deadline:

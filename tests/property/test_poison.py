@@ -83,6 +83,7 @@ def test_every_good_record_is_exact_and_every_bad_one_is_rejected_once(
                 Partition("t", number), Opened(part, offsets, offsets), None, frozenset()
             )
             rows += [each for _, each in settled.rows]
+            pa.array([each.reason for each in settled.letters.values()], pa.large_string())
             letters += [(number, start + i, part[i]) for i in settled.letters]
             assert not settled.needs
             assert not settled.skipped

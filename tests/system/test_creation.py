@@ -36,9 +36,9 @@ ROW = {"type": "record", "name": "Row", "fields": [
 BEGIN = datetime(2023, 12, 31, 22, 30, tzinfo=timezone.utc)
 #: As the config has it, and Iceberg's own function of the same.
 TRANSFORMS = {
-    "country": "country", "bucket(4, id)": "bucket(4, id)", "truncate(2, country)": "truncate(2, country)",
-    "year(at)": "years(at)", "month(at)": "months(at)", "day(at)": "days(at)", "hour(at)": "hours(at)",
-    "inner.n": "inner.n",
+    "country": "country", "inner.n": "inner.n", "truncate(2, country)": "truncate(2, country)",
+    "bucket(4, id)": "bucket(4, id)", "year(at)": "years(at)", "month(at)": "months(at)",
+    "day(at)": "days(at)", "hour(at)": "hours(at)",
 }  # fmt: skip
 
 
@@ -129,7 +129,7 @@ def test_tables_are_partitioned_sorted_identified_and_placed_as_the_config_says(
         assert keys == sorted(keys)
         seen += [row["id"] for row in here]
     assert sorted(seen) == [row["id"] for row in given]
-    assert max(Counter(len(keys) for _ in files).values()) > 1
+    assert len(files) < len(seen) / 4, "there was something to sort"
 
 
 def _sql(text: str) -> str:

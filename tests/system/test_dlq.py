@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,13 +16,14 @@ import pytest
 from confluent_kafka import Producer
 
 from frazil.core.config import Config
-from frazil.core.errors import ConfigError
+from frazil.core.errors import ConfigError, Fenced, Foreign, Gap
 from frazil.feed.letters import Outcome, Selection
 from frazil.surface import cli, dlq, proof
 from frazil.surface.broker import Broker
 from frazil.surface.orders import create_topic
+from frazil.table.jvm import Catalog
 from tests.oracle import Lake, assert_once
-from tests.system.streams import Registry, avro, catch_up, eventually, produce, running
+from tests.system.streams import Registry, Steps, avro, catch_up, eventually, produce, running
 
 Make = Callable[..., Config]
 ALL = Selection()
@@ -221,9 +223,8 @@ def test_a_function_that_is_mended(
     broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make, tmp_path: Path
 ):
     create_topic(broker.bootstrap, name, 1)
-    values = [json.dumps({"kind": kind, "id": i}).encode() for i, kind in enumerate("aabba")]
-    schema = {"type": "record", "name": "r", "fields": [{"name": "kind", "type": "string"},
-                                                        {"name": "id", "type": "long"}]}  # fmt: skip
+    fields = [{"name": "kind", "type": "string"}, {"name": "id", "type": "long"}]
+    schema = {"type": "record", "name": "r", "fields": fields}
     values = [avro(schema, {"kind": kind, "id": i}, 1) for i, kind in enumerate("aabba")]
     produce(broker.bootstrap, name, values)
     with Registry(id1=schema) as registry:
@@ -375,6 +376,49 @@ def test_a_replay_while_the_sink_runs(
     assert_proven(new, spark)
 
 
+@pytest.mark.parametrize("step", ["written", "staged"])
+def test_two_replays_at_once_bring_every_letter_once(
+    rejected: Config, spark: Any, lake: Lake, name: str, step: str
+):
+    """The younger takes over what the older has staged, and fences it."""
+    steps, ended = Steps(hold=step), list[Any]()
+
+    def older() -> None:
+        try:
+            ended.append(dlq.replay(rejected, spark, ALL, steps).replayed)
+        except Fenced as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=older)
+    thread.start()
+    assert steps.held.wait(60)
+    outcome = replay(rejected, spark)
+    steps.go.set()
+    thread.join(60)
+    assert (outcome.replayed, outcome.finished) == ((5, 0) if step == "written" else (0, 5))
+    assert step == "staged" or isinstance(ended[0], Fenced)
+    assert sorted(ids(lake, f"db.{name}", "kind")) == ["a", "b", "c", "d", "e", "ok", "ok"]
+    assert replay(rejected, spark).selected == 1
+    assert_proven(rejected, spark)
+
+
+def test_notes_that_are_gone_or_rolled_back_are_not_guessed(
+    rejected: Config, spark: Any, lake: Lake, name: str
+):
+    notes = f"db.{name}_dead_replayed"
+    assert replay(rejected, spark, Selection(limit=2, kinds=("route",))).replayed == 2
+    table = Catalog(spark, "lake").load(notes)
+    assert table is not None
+    first = next(table.history("main")).id
+    assert replay(rejected, spark, Selection(limit=2, kinds=("route",))).replayed == 2
+    spark.sql(f"CALL lake.system.rollback_to_snapshot('{notes}', {first})")
+    with files_as_they_are(lake, f"db.{name}", notes), pytest.raises(Gap, match="rolled back"):
+        replay(rejected, spark)
+    spark.sql(f"DROP TABLE lake.{notes}")
+    with files_as_they_are(lake, f"db.{name}"), pytest.raises(Foreign, match="it is gone"):
+        replay(rejected, spark)
+
+
 # ── the command ──────────────────────────────────────────────────────────────────────────────────
 
 
@@ -409,8 +453,9 @@ def test_the_command_lists_and_replays(
     assert code == 2
     assert "hint: [dead_letters]" in err
     path = write_toml(table={"evolution": "frozen"}, **sections)
-    spark.sql(f"CREATE TABLE lake.db.{name} (id BIGINT, _topic STRING NOT NULL, _topic_partition "
-              "INT NOT NULL, _offset BIGINT NOT NULL, _timestamp TIMESTAMP) USING iceberg")  # fmt: skip
+    columns = "_topic STRING NOT NULL, _topic_partition INT NOT NULL, _offset BIGINT NOT NULL"
+    spark.sql(f"CREATE TABLE lake.db.{name} (id BIGINT, {columns}, _timestamp TIMESTAMP) "
+              "USING iceberg")  # fmt: skip
     assert frazil("run", path, "--until-caught-up")[0] == 0
     code, out, _ = frazil("dlq", "list", path, "--json")
     assert code == 0

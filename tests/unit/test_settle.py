@@ -454,18 +454,6 @@ def test_an_identifier_stays_required_when_all_else_becomes_optional(registered:
     assert (ids(settled, "db.t"), list(settled.letters)) == ([1], [1])
 
 
-@pytest.mark.xfail(strict=True, reason="F25: a verdict on columns forgets whose names they are")
-def test_schemas_of_like_columns_and_unlike_aliases_are_judged_each_by_itself(
-    registered: Format, monkeypatch: pytest.MonkeyPatch
-):
-    bare = record("R", LONG_ID, {"name": "title", "type": ["null", "string"]})
-    monkeypatch.setitem(decode._writers, (REGISTRY, 6), Writer(json.dumps(bare)))
-    settler = Settler(registered, None, plans(plan("db.t", evolution="frozen")), only="db.t")
-    settled = settle(settler, [avro(bare, {"id": 1, "title": "a"}, 6),
-                               avro(V3, {"id": 2, "title": "b"}, 3)])  # fmt: skip
-    assert (ids(settled, "db.t"), list(settled.letters)) == ([2], [0])
-
-
 def test_the_records_of_a_share_keep_their_offsets_whatever_is_cut_out_around_them(
     registered: Format,
 ):

@@ -362,6 +362,9 @@ def from_document(document: Mapping[str, Any], base: Path = Path()) -> Config:
         ),
     )
     check_stream(config)
+    if config.sink.id.endswith(".replay"):
+        raise ConfigError(f"cannot use sink id {config.sink.id!r}: so is called what replays the "
+                          "dead letters of another")  # fmt: skip
     return config
 
 
@@ -554,6 +557,11 @@ def _check_cut(start: Mapping[str, Any]) -> None:
                                   f"offset}}}}, found {topic} = {offsets!r}")  # fmt: skip
 
 
+def replayed(letters: str) -> str:
+    """The table that notes which dead letters were replayed."""
+    return f"{letters}_replayed"
+
+
 _NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)+")
 
 
@@ -570,7 +578,12 @@ def _check_tables(config: Config) -> None:
     if config.dead_letters and config.transform:
         raise ConfigError("cannot use [dead_letters] with a [transform]: a query's rows are "
                           "Spark's own")  # fmt: skip
-    every = [*names, config.index_table, *filter(None, [config.dead_letters.table])]
+    every = [*names, config.index_table]
+    if config.dead_letters:
+        every += [config.dead_letters.table, replayed(config.dead_letters.table)]
+    if not config.routes and "{" in names[0]:
+        raise ConfigError(f"cannot use table {names[0]}: no [[route]] says what stands for the "
+                          "words in its name")  # fmt: skip
     lower = [name.lower() for name in every]
     if twice := [name for name in every if lower.count(name.lower()) > 1]:
         raise ConfigError(f"cannot use table {twice[0]}: two tables of the sink have that name")

@@ -19,15 +19,22 @@ from pyspark import TaskContext
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
-from frazil.core.config import Config, DeadLettersConfig, RouteConfig, Settings, TableConfig
-from frazil.core.errors import ConfigError, Miscount
+from frazil.core.config import (
+    Config,
+    DeadLettersConfig,
+    RouteConfig,
+    Settings,
+    TableConfig,
+    replayed,
+)
+from frazil.core.errors import ConfigError, Foreign, Miscount
 from frazil.core.offsets import BATCHES, Cut, Range
 from frazil.feed import Host, Reached, Written, WrittenTable, added
 from frazil.feed.ranges import Ranges
 from frazil.ingest.again import NOTE_COLUMNS, NOTES, OUTCOMES, READ, TOLD, Again, Replay, run_all
 from frazil.ingest.source import Origin
 from frazil.ingest.stage import Tally
-from frazil.ingest.task import Plan, Result
+from frazil.ingest.task import Result
 from frazil.table.audit import REPLAY, known_tables
 from frazil.table.jvm import Catalog
 from frazil.table.ledger import Entry
@@ -100,7 +107,7 @@ def notes_table(config: Config) -> str:
             f"cannot look for dead letters of sink {config.sink.id}: the config has none",
             hint='[dead_letters]\ntable = "…"',
         )
-    return f"{config.dead_letters.table}_replayed"
+    return replayed(config.dead_letters.table)
 
 
 def replaying(config: Config) -> Config:
@@ -150,7 +157,7 @@ def _read(spark: SparkSession, catalog: Catalog, name: str) -> DataFrame | None:
     newest = next(iter(table.history("main")), None) if table else None
     if newest is None:
         return None
-    reader = spark.read.option("snapshot-id", str(newest.id))
+    reader = spark.read.option("versionAsOf", str(newest.id))
     return reader.table(f"{catalog.name}.{name}")
 
 
@@ -173,7 +180,7 @@ class Letters(Ranges):
         self.outcome = Outcome()
 
     def _others(self) -> Iterable[str]:
-        return set(self._known) - {self._notes}
+        return self._known
 
     def look(self, spark: SparkSession, entry: Entry | None) -> Origin:
         index = Catalog(spark, self._config.catalog.name).load(self._config.index_table)
@@ -224,20 +231,13 @@ class Letters(Ranges):
     def _nothing(self) -> Tally:
         return Tally(Range(BATCHES, self._number, self._number + 1), 0)
 
-    def _plan(self) -> Plan:
-        """The tables that the sink itself has made count as made."""
-        plan = super()._plan()
-        if plan.rules is None:
-            return plan
-        named = {table.name for table in self._config.tables}
-        made = {*plan.tables, *plan.refused, *self._known} - named - {self._notes}
-        room = self._config.sink.max_tables - len(named) - len(made)
-        return replace(plan, rules=plan.rules.again(sorted(made), max(0, room)))
-
     def _run(self, frame: DataFrame, look: bool = False) -> list[Result]:
         plan = self._plan()
         tables = dict(plan.tables)
         notes = tables.pop(self._notes, None)
+        if notes is None and not look:
+            why = self._host.refused.get(self._notes, "it is not there")
+            raise Foreign(f"cannot note in table {self._notes} what is replayed: {why}")
         replay = Replay(replace(plan, tables=tables), None if look else notes, self._number)
         rows = frame.mapInArrow(functools.partial(_tasks, replay), OUTCOMES).collect()
         self._again = sorted(

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark import TaskContext, cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
-from frazil.core.config import Config, duration
+from frazil.core.config import Config, duration, replayed
 from frazil.core.errors import Miscount, Misfit, Overflow
 from frazil.core.offsets import Cut, Partition, Range, join
 from frazil.feed import Host, Reached, Temporary, Written, WrittenTable, added
@@ -60,7 +60,9 @@ class Ranges:
 
     def _made_rules(self) -> Rules:
         names = [table.name for table in self._config.tables]
-        reserved = [self._config.index_table, *filter(None, [self._config.dead_letters.table])]
+        reserved = [self._config.index_table]
+        if letters := self._config.dead_letters.table:
+            reserved += [letters, replayed(letters)]
         rules = Rules(self._config.routes, names, reserved=reserved)
         for module in rules.travelling:
             cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
@@ -104,6 +106,9 @@ class Ranges:
 
     def _learn(self, ranges: Sequence[Range]) -> None:
         """Make the tables, or see that they fit, from a sample of the records that come first."""
+        if self._rules is not None and self._rules.wants_rows:
+            # A user's function may kill the process it runs in: a worker, never the driver.
+            return
         few = [Range(r.partition, r.start, min(r.end, r.start + sample.RECORDS)) for r in ranges]
         for _ in range(_RERUNS):
             plan = self._plan()
@@ -174,10 +179,11 @@ class Ranges:
         plans = self._host.plans()
         letters = plans.pop(self._config.dead_letters.table, None)
         if self._rules is not None:
-            named = {table.name for table in self._config.tables}
-            from_data = sorted({*plans, *self._host.refused, *self._others()} - named)
-            room = self._config.sink.max_tables - len(named) - len(set(plans) - named)
-            self._rules = self._rules.again(from_data, room)
+            named = {table.name for table in self._config.tables if "{" not in table.name}
+            notes = replayed(self._config.dead_letters.table)
+            made = {*plans, *self._others()} - named - {notes}
+            room = max(0, self._config.sink.max_tables - len(named) - len(made))
+            self._rules = self._rules.again(sorted({*made, *self._host.refused} - named), room)
         return Plan(
             kafka=self._kafka,
             format=self._format,

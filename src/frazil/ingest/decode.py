@@ -275,7 +275,10 @@ class Missing(Refused):
 
 # For the life of the process: a schema never changes under its id.
 _writers: dict[tuple[str, str | int], Writer | Refused] = {}
+_missing: dict[tuple[str, str | int], Missing] = {}
 MISSING_SECONDS = 30.0
+#: So many unknown ids are asked for in that time. Hostile data has 2³² of them.
+MOST_MISSING = 1_000
 
 
 def _prepared(name: str, text: str, references: Sequence[str] = ()) -> Writer | Refused:
@@ -305,9 +308,22 @@ class Registry:
 
     def writer(self, schema_id: int) -> Writer | Refused:
         key = (self.url, schema_id)
-        found = _writers.get(key)
-        if found is None or (isinstance(found, Missing) and found.until < time.monotonic()):
-            found = _writers[key] = self._ask(schema_id)
+        if key in _writers:
+            return _writers[key]
+        now = time.monotonic()
+        if key in _missing and _missing[key].until > now:
+            return _missing[key]
+        if len(_missing) >= MOST_MISSING:
+            for old in [each for each, missing in _missing.items() if missing.until <= now]:
+                del _missing[old]
+            if len(_missing) >= MOST_MISSING:
+                return Refused(f"cannot find schema {schema_id}: {MOST_MISSING} others were not "
+                               "found just now, and no more are asked for")  # fmt: skip
+        found = self._ask(schema_id)
+        if isinstance(found, Missing):
+            _missing[key] = found
+        else:
+            _writers[key] = found
         return found
 
     def _ask(self, schema_id: int) -> Writer | Refused:
@@ -481,7 +497,10 @@ class Shape:
 
 def _parsed(value: bytes) -> Any:
     # Floats are kept as their text has them, for decimal columns.
-    return json.loads(value.decode(), parse_constant=_no_constant, parse_float=Decimal)
+    try:
+        return json.loads(value.decode(), parse_constant=_no_constant, parse_float=Decimal)
+    except DecimalException:
+        raise ValueError("a number's exponent is beyond all bounds") from None
 
 
 def _no_constant(name: str) -> Any:

@@ -347,6 +347,8 @@ class Rules:
         name = getattr(call, "__qualname__", repr(call))
         try:
             said = call(given)  # type: ignore[operator]
+        except MemoryError:  # that is a record's fault, and not the function's
+            raise
         except Exception as error:
             last = traceback.extract_tb(error.__traceback__)[:2][-1]  # the function's own line
             raise Fatal(f"cannot route by {name}: {type(error).__name__}: {error} "

@@ -28,7 +28,7 @@ from frazil.core.offsets import Partition
 from frazil.ingest import debezium
 from frazil.ingest.decode import Decoder, Format, Framed, Rejected, infer
 from frazil.ingest.evolve import Aliases, changes, merged, renamed, together
-from frazil.ingest.records import Longs, Opened, Records
+from frazil.ingest.records import Longs, Opened, Records, no_headers
 from frazil.ingest.route import Metadata, differences, route
 from frazil.ingest.rules import Rules, Share, Unrouted, peek
 from frazil.ingest.write import TableShape
@@ -258,6 +258,9 @@ class Settler:
 
     def _misfit(self, work: _Work, letter: Letter) -> None:
         [name] = letter.tables
+        if name not in letter.reason:
+            what = letter.reason.removeprefix("cannot fit ")
+            letter = replace(letter, reason=f"cannot fit {name}: {what}")
         if name in self._tables and self._tables[name].evolution == "fail":
             raise Misfit(
                 letter.reason, hint="change the table, or set its evolution to evolve or frozen"
@@ -385,8 +388,9 @@ class Settler:
         if plan.evolution == "evolve" and name not in self._refused:
             named = ((i, values[i]) for i in misshapen)
             later = self._learn(work, name, plan, named, at, reasons)
+        unlike = set(misshapen)
         for i, each in reasons.items():
-            if i not in later and (each.kind != "shape" or i in misshapen):
+            if i not in later and (each.kind != "shape" or i in unlike):
                 letter = Letter(_at(at, i), each.kind, each.reason, (name,))
                 if each.kind == "shape":
                     self._misfit(work, replace(letter, kind="misfit"))
@@ -425,7 +429,17 @@ class Settler:
         reasons: Mapping[int, Rejected],
     ) -> set[int]:
         """Which of the values would fit if the table were made or changed for them."""
-        found = set()
+        found = set[int]()
+        if plan is None:  # all at once, as long as they agree: 1 and 1.5 are both a double
+            every = dict(values)
+            with suppress(Misfit):
+                columns = infer(
+                    [value for value in every.values() if value is not None], guess=False
+                )
+                if len(columns):
+                    work.settled.need(name, columns, {})
+                    return set(every)
+            values = every.items()
         for i, value in values:
             try:
                 columns = infer([value] if value is not None else [], guess=False)
@@ -462,19 +476,18 @@ class _Work:
     def origin(self, index: Longs | None) -> dict[str, pa.Array]:
         """What a Python function sees beside the record's own columns."""
         offsets = _picked(self.opened.offsets, index)
-        found = {
+        stamps = _picked(self.opened.stamps, index)
+        keys, headers = self.beside("keys", index), self.beside("headers", index)
+        return {
             "_topic": pa.repeat(pa.scalar(self.partition.topic, pa.large_string()), len(offsets)),
             "_topic_partition": pa.repeat(
                 pa.scalar(self.partition.number, pa.int32()), len(offsets)
             ),
             "_offset": pa.array(offsets),
-            "_timestamp": pa.array(_picked(self.opened.stamps, index) * 1000).view(
-                pa.timestamp("us", "UTC")
-            ),
-            "_key": self.beside("keys", index),
-            "_headers": self.beside("headers", index),
+            "_timestamp": pa.array(stamps * 1000, mask=stamps < 0).view(pa.timestamp("us", "UTC")),
+            "_key": pa.nulls(len(offsets), pa.large_binary()) if keys is None else keys,
+            "_headers": no_headers(len(offsets)) if headers is None else headers,
         }
-        return {name: column for name, column in found.items() if column is not None}
 
 
 def _changes(plan: TablePlan, columns: pa.Schema, aliases: Aliases) -> Any:

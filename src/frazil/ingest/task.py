@@ -86,7 +86,7 @@ class Plan:
             name: plan.floor[wanted.partition]
             for name, plan in (
                 *self.tables.items(),
-                *([("", self.letters)] if self.letters else []),
+                *([(self.letters.shape.name, self.letters)] if self.letters else []),
             )
             if wanted.start < plan.floor.get(wanted.partition, 0)
         }

@@ -34,7 +34,7 @@ def session(
     """`log_level` is Spark's: our own errors say what is wrong, without Java's stack traces."""
     jars.java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers must find what we find
-    os.environ.setdefault("RUST_BACKTRACE", "0")  # a block that polars refuses is no news
+    os.environ["RUST_BACKTRACE"] = "0"  # a block that polars refuses is no news
     name = config.catalog.name
     properties = config.catalog.properties.resolved()
     found = [*jars.fetch(jars.ICEBERG, transitive=False, say=say)]

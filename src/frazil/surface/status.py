@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 
 from frazil.core.config import Config
 from frazil.core.offsets import Cut
+from frazil.feed.letters import replaying
 from frazil.ingest import stage
 from frazil.ingest.source import Planner
 from frazil.ingest.stage import StagedBatch
@@ -88,7 +89,8 @@ def _moment(ms: int) -> str:
 
 
 def leftovers(config: Config, spark: SparkSession) -> list[tuple[Table, str]]:
-    """Files that lives of the sink before the newest left behind, with the table they lie in."""
+    """Files that lives of the sink before the newest left behind, and replays of its dead letters,
+    with the table they lie in."""
     catalog = Catalog(spark, config.catalog.name)
     index_table = catalog.load(config.index_table)
     if index_table is None:
@@ -121,6 +123,8 @@ def leftovers(config: Config, spark: SparkSession) -> list[tuple[Table, str]]:
                 staged=stored,
             )
         ]
+    if config.dead_letters:
+        found += leftovers(replaying(config), spark)
     return found
 
 

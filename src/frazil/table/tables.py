@@ -253,14 +253,14 @@ class Tables:
         """Table → uuid, of an entry of the index."""
         return dict(json.loads(fetch(said)) if isinstance(said, str) else said)
 
-    def said(self, folder: str, store: Callable[[str, bytes], None]) -> Mapping[str, str] | str:
+    def said(self, beginning: str, store: Callable[[str, bytes], None]) -> Mapping[str, str] | str:
         """The same for the next entry; many tables go into a file, written when they change."""
         held = list(self.held.items())  # at once: Spark's thread may be making another
         uuids = dict(sorted((name, each.table.uuid) for name, each in held)) | self._gone
         if len(uuids) <= _NAMED:
             return uuids
         text = json.dumps(uuids, separators=(",", ":")).encode()
-        path = f"{folder}tables-{hashlib.sha256(text).hexdigest()[:32]}.tables"
+        path = f"{beginning}tables-{hashlib.sha256(text).hexdigest()[:32]}.json"
         if path != self._said:
             store(path, text)
             self._said = path

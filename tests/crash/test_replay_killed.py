@@ -1,0 +1,128 @@
+"""SIGKILL of a replay at every named step; the oracle reads the data files."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from frazil.core.config import load
+from frazil.feed.letters import Outcome, Selection
+from frazil.sink import STEPS
+from frazil.surface import dlq, proof
+from frazil.surface.broker import Broker, die_with_parent
+from frazil.surface.orders import create_topic
+from frazil.surface.status import leftovers
+from tests.oracle import Lake, assert_once
+from tests.system.streams import catch_up, produce
+
+KINDS = 3
+RECORDS = 60 * (len(STEPS) + 1)
+#: Of each life: there are always letters left for the next.
+PER_LIFE = 20
+
+
+def test_no_kill_of_a_replay_loses_or_doubles_a_letter(
+    broker: Broker,
+    lake: Lake,
+    spark: Any,
+    name: str,
+    write_toml: Callable[..., Path],
+    tmp_path: Path,
+):
+    """One replay after the other, each killed at the next step, each taking over from the last.
+
+    The letters go to tables that are made for them by names from the data; the sink itself has
+    written to one of them already.
+    """
+    create_topic(broker.bootstrap, name, 2)
+    tables = [f"db.{name}_k{kind}" for kind in range(KINDS)]
+    sections: Any = {
+        "decode": {"format": "json"},
+        "table": [{"name": f"db.{name}_{{value}}"}],
+        "dead_letters": {"table": f"db.{name}_dead", "max_share": 1},
+    }
+    route = {"field": "kind", "to": [f"db.{name}_{{value}}"]}
+    values = [json.dumps({"id": i, "kind": f"k{i % KINDS}"}).encode() for i in range(RECORDS)]
+    produce(broker.bootstrap, name, values, 2)
+    config = write_toml(route=[{**route, "values": ["k0"]}], **sections)
+    catch_up(load(config), spark)
+    config = write_toml(route=[route], **sections)
+    for step in STEPS:
+        _killed_at(step, config, tmp_path)
+        for filled in tables:
+            assert_once((each,) for each in _ids(lake, filled))
+    last = dlq.replay(load(config), spark, Selection())
+    assert last.replayed
+    assert last.rejected == 0
+    left = leftovers(load(config), spark)
+    assert any(f"frazil-{name}.replay-" in path for _, path in left), "one died before it staged"
+    for table, path in left:
+        table.delete(path)
+    assert leftovers(load(config), spark) == []
+    for kind, filled in enumerate(tables):
+        assert sorted(_ids(lake, filled)) == list(range(kind, RECORDS, KINDS))
+    for report in proof.of_sink(load(config), spark).reports:
+        assert report.verdict == "proven", report.values()
+    notes = lake.query(f"db.{name}_dead_replayed", '"partition", "offset"')
+    assert_once(notes)
+    assert len(notes) == RECORDS - RECORDS // KINDS
+    assert dlq.replay(load(config), spark, Selection()) == Outcome()
+
+
+def _ids(lake: Lake, table: str) -> list[int]:
+    try:
+        return [row[0] for row in lake.query(table, "id")]
+    except LookupError:
+        return []  # not made yet
+
+
+def _killed_at(step: str, config: Path, folder: Path) -> None:
+    with (folder / "log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", __name__, str(config), step], stdout=subprocess.PIPE,
+            stderr=log, start_new_session=True, preexec_fn=die_with_parent,
+        )  # fmt: skip
+    try:
+        said = list(_until_held(process))
+        assert said, (folder / "log").read_text()[-2000:]
+        assert said[-1] == "held", f"the replay ended before {step}: {said}"
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _until_held(process: subprocess.Popen[bytes]) -> Iterator[str]:
+    assert process.stdout is not None
+    with process.stdout:
+        for line in process.stdout:
+            if line.startswith(b"step "):
+                yield line.split()[1].decode()
+                if line == b"step held\n":
+                    return
+
+
+def main() -> None:
+    """A replay in a process of its own, which is held at a step."""
+    from frazil.surface.session import session
+
+    path, wanted = sys.argv[1:]
+
+    def on_step(step: Any) -> None:
+        print("step", step.name, flush=True)
+        if step.name == wanted:
+            print("step held", flush=True)
+            threading.Event().wait()
+
+    config = load(path)
+    dlq.replay(config, session(config), Selection(limit=PER_LIFE), on_step)
+
+
+if __name__ == "__main__":
+    main()

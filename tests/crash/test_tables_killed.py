@@ -1,0 +1,177 @@
+"""SIGKILL of a driver that fills many tables, at every named step; the oracle reads the files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frazil.core.config import Config, load
+from frazil.core.errors import Fenced
+from frazil.core.offsets import Cut
+from frazil.sink import STEPS
+from frazil.surface.broker import Broker
+from frazil.surface.child import Pipeline
+from frazil.surface.orders import create_topic
+from frazil.surface.status import leftovers
+from frazil.table.audit import live_files
+from frazil.table.jvm import Catalog
+from tests.oracle import Lake, assert_once, topic_records
+from tests.system.streams import (
+    WITHIN,
+    Steps,
+    all_proven,
+    catch_up,
+    part,
+    produce,
+    running,
+)
+
+PER_LIFE = 120
+PARTITIONS = 2
+#: Of each kind of record: the tables it goes to. `x` is a name that comes from the data.
+TO = {"a": ["a"], "b": ["b", "a"], "x": ["of_x"], "odd": ["dead"], "noise": []}
+SUFFIXES = ("a", "b", "of_x", "dead")
+
+
+def sections(name: str) -> dict[str, Any]:
+    made = f"db.{name}_of_{{value}}"
+    return {
+        "decode": {"format": "json"},
+        "table": [{"name": f"db.{name}_a"}, {"name": f"db.{name}_b"}, {"name": made}],
+        "route": [
+            {"field": "kind", "values": ["noise"], "skip": True},
+            {"field": "kind", "values": ["a"], "to": [f"db.{name}_a"]},
+            {"field": "kind", "values": ["b"], "to": [f"db.{name}_b", f"db.{name}_a"]},
+            {"field": "kind", "names": "x", "to": [made]},
+        ],
+        "dead_letters": {"table": f"db.{name}_dead"},
+    }
+
+
+def records(life: int) -> Iterator[bytes]:
+    """Each life brings columns that no life before it had, to some of the tables."""
+    kinds = list(TO)
+    for i in range(PER_LIFE):
+        value = {"kind": kinds[i % len(kinds)], "n": life * PER_LIFE + i}
+        if i > PER_LIFE // 2:
+            value[f"v{life}"] = {"deep": i}
+        yield json.dumps(value).encode()
+
+
+def where(suffix: str) -> str:
+    return '"partition", "offset"' if suffix == "dead" else "_topic_partition, _offset"
+
+
+def assert_exact(lake: Lake, name: str, bootstrap: str, lives: int) -> int:
+    """Every table has what is for it, once, value for value; how many records there are."""
+    truth = {at: json.loads(value or b"") for at, value in topic_records(bootstrap, name).items()}
+    for suffix in SUFFIXES:
+        mine = {at: value for at, value in truth.items() if suffix in TO[value["kind"]]}
+        values = [f"v{life}.deep" for life in range(lives)] if suffix != "dead" else ["value"]
+        rows = lake.query(f"db.{name}_{suffix}", ", ".join([where(suffix), "kind", *values]))
+        assert_once(row[:2] for row in rows)
+        assert {row[:2] for row in rows} == mine.keys(), suffix
+        for number, offset, kind, *found in rows:
+            value = mine[number, offset]
+            if suffix == "dead":
+                assert (kind, json.loads(found[0])) == ("name", value)
+            else:
+                deep = [value.get(f"v{life}", {}).get("deep") for life in range(lives)]
+                assert (kind, found) == (value["kind"], deep)
+    return len(truth)
+
+
+def test_no_kill_at_any_step_loses_or_doubles_a_record_in_any_table(
+    broker: Broker, lake: Lake, spark: Any, name: str, write_toml: Callable[..., Path],
+    tmp_path: Path,
+):  # fmt: skip
+    """One life after the other, each killed at the next step, each taking over from the last.
+
+    Where a step happens once for each table, it is the third: some have the batch, some have not.
+    After one of the kills the record of what was staged is lost as well: each table gets what it
+    lacks, read again.
+    """
+    b = broker.bootstrap
+    create_topic(b, name, PARTITIONS)
+    config = write_toml(sink={"max_records_per_trigger": PER_LIFE // 2}, **sections(name))
+    for life, step in enumerate(STEPS):
+        produce(b, name, records(life), PARTITIONS)
+        nth = 3 if step in ("commit", "committed", "witnessed") else 2
+        pipeline = Pipeline(config, hold=f"{step}:{nth}", until="forever", log=tmp_path / "log")
+        last: dict[str, Any] = {}
+        for last in pipeline.events():
+            if "held" in last:
+                break
+        assert last == {"held": step}, f"life {life} ended before {step}: {last}"
+        pipeline.kill()
+        if step == "committed":
+            stage = lake.folder / "warehouse" / "db" / f"{name}_index" / "stage" / name
+            staged = list(stage.glob("*.json"))
+            assert staged
+            for path in staged:
+                path.unlink()
+        for suffix in SUFFIXES if life > 2 else ():
+            assert_once(lake.query(f"db.{name}_{suffix}", where(suffix)))
+    final = Pipeline(config, until="caught-up", log=tmp_path / "log")
+    events = list(final.events())
+    assert final.wait() == 0, events[-1]
+    count = assert_exact(lake, name, b, len(STEPS))
+    assert count == len(STEPS) * PER_LIFE
+    given, tables = load(config), [f"db.{name}_{suffix}" for suffix in SUFFIXES]
+    all_proven(given, spark, *tables)
+    # The index tells the same: no gap, no overlap, and every record has one fate.
+    columns = "partition, start_offset, end_offset, written, rejected, skipped"
+    spans = lake.query(f"db.{name}_index", columns, "WHERE table_name = '*' ORDER BY ALL")
+    reached = dict.fromkeys(range(PARTITIONS), 0)
+    for number, start, end, *fates in spans:
+        assert (start, sum(fates)) == (reached[number], end - start)
+        reached[number] = end
+    assert sum(reached.values()) == count
+    assert [sum(each) for each in zip(*(span[3:] for span in spans), strict=True)] == [
+        count * 3 // 5, count // 5, count // 5
+    ]  # fmt: skip
+    # What the killed lives left behind is removed, from all tables, and nothing else with it.
+    for table, path in leftovers(given, spark):
+        table.delete(path)
+    assert assert_exact(lake, name, b, len(STEPS)) == count
+    for each in tables:
+        made = Catalog(spark, "lake").load(each)
+        assert made is not None
+        live = {file.path.removeprefix("file:") for file in live_files(made, "main")}
+        data = Path(made.location.removeprefix("file:")) / "data"
+        assert {str(path) for path in data.rglob("*.parquet")} == live, each
+
+
+def test_the_older_of_two_lives_is_fenced_from_every_table(
+    broker: Broker, lake: Lake, spark: Any, name: str, make_config: Callable[..., Config],
+    monkeypatch: pytest.MonkeyPatch,
+):  # fmt: skip
+    """It wakes up with files written for tables that a newer life has filled, changed and made."""
+    b = broker.bootstrap
+    create_topic(b, name, PARTITIONS)
+    config = make_config(**sections(name))
+    produce(b, name, [b'{"kind": "a", "n": 0}', b'{"kind": "b", "n": 1}'], PARTITIONS)
+    catch_up(config, spark)
+    steps = Steps(hold="written")
+    with running(config, spark, steps) as older:
+        produce(b, name, records(0), PARTITIONS)
+        assert steps.held.wait(WITHIN), "the older life has written files and not staged them"
+        monkeypatch.setattr("frazil.sink._running", {})  # as in another process
+        produce(b, name, records(1), PARTITIONS)
+        newer = catch_up(config, spark)
+        assert newer.epoch == older.epoch + 1
+        steps.go.set()
+        with pytest.raises(Fenced, match=f"this one is epoch {older.epoch}"):
+            older.wait_until(Cut({part(name, 0): 10**6}), WITHIN)
+    assert assert_exact(lake, name, b, 2) == 2 * PER_LIFE + 2
+    for suffix in SUFFIXES:
+        table = Catalog(spark, "lake").load(f"db.{name}_{suffix}")
+        assert table is not None
+        late = [f.path for f in live_files(table, "main") if f.offsets and f.offsets[0] > 0]
+        assert late
+        assert all(f"/frazil-{name}-{newer.epoch}-" in path for path in late), suffix
+    all_proven(config, spark, *(f"db.{name}_{suffix}" for suffix in SUFFIXES))

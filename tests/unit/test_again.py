@@ -1,0 +1,214 @@
+"""A dead letter goes through as a whole or stays; whatever becomes of it, it is counted."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from frazil.core.config import RouteConfig, TableConfig
+from frazil.core.offsets import BATCHES, Range
+from frazil.ingest import again
+from frazil.ingest.again import NOTE_COLUMNS, NOTES, Again, AllBut, Replay
+from frazil.ingest.decode import Format
+from frazil.ingest.records import HEADERS
+from frazil.ingest.route import Metadata
+from frazil.ingest.rules import Rules
+from frazil.ingest.settle import TablePlan
+from frazil.ingest.task import FEARLESS, LETTER_COLUMNS, LETTERS, Plan, Result
+from frazil.ingest.write import TableShape
+from frazil.table.schema import iceberg_schema
+
+METADATA = Metadata("_topic", "_topic_partition", "_offset", "_timestamp")
+ID = pa.field("id", pa.int64())
+KIND = pa.field("kind", pa.large_string())
+#: A letter as Spark hands it over.
+HANDED = pa.schema(
+    [("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()),
+     ("timestamp", pa.timestamp("us", "UTC")), ("key", pa.binary()),
+     ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+     ("value", pa.binary()), ("tables", pa.list_(pa.string()))]
+)  # fmt: skip
+
+
+def table(
+    folder: Path, name: str, *columns: pa.Field, metadata: Metadata = METADATA, **more: Any
+) -> TablePlan:
+    schema = iceberg_schema(pa.schema(columns or (ID, KIND)), metadata, TableConfig(name))
+    spec = '{"spec-id": 0, "fields": []}'
+    shape = TableShape(name, f"{folder}/{name}", schema, 0, spec, {}, 2**20, "zstd", {})
+    return TablePlan(shape, metadata, metadata.timestamp, **more)
+
+
+def letter(offset: int, value: bytes | None, *tables: str, **more: Any) -> dict[str, Any]:
+    given = {"topic": "events", "partition": 0, "offset": offset, "timestamp": offset * 1000}
+    return {**given, "key": None, "headers": [], "value": value, "tables": list(tables), **more}
+
+
+def doc(kind: str, **members: Any) -> bytes:
+    return json.dumps({"id": 1, "kind": kind, **members}).encode()
+
+
+class Replaying:
+    """One task over letters, and what it wrote."""
+
+    def __init__(self, folder: Path, *tables: TablePlan, routes: Any = None, **more: Any) -> None:
+        self.folder = folder
+        names = [each.shape.name for each in tables]
+        rules = None if routes is None else Rules(routes, more.pop("names", names))
+        plan = Plan(
+            {}, Format("json"), {each.shape.name: each for each in tables}, rules, names[0],
+            batch=7, file_prefix="frazil-s.replay-1-7",
+        )  # fmt: skip
+        notes = table(folder, "db.notes", *NOTE_COLUMNS, metadata=NOTES)
+        self.replay = Replay(plan, more.pop("notes", notes), 3)
+
+    def __call__(self, *letters: dict[str, Any], attempt: int = 0) -> tuple[Result, list[Again]]:
+        batch = pa.RecordBatch.from_pylist(list(letters), schema=HANDED)
+        result, rejected = again.run(self.replay, [batch], attempt)
+        for name, tally in result.tallies.items():
+            assert tally.written == sum(file.rows for file in result.files[name])
+        assert Result.of(json.loads(json.dumps(result.values()))) == result
+        return result, rejected
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        files = sorted(self.folder.glob(f"{name}/data/*.parquet"))
+        return [row for file in files for row in pq.read_table(file).to_pylist()]
+
+    def offsets(self, name: str, column: str = "_offset") -> list[int]:
+        return sorted(row[column] for row in self.rows(name))
+
+
+def test_letters_become_the_rows_they_should_have_been_and_are_noted(tmp_path: Path):
+    replaying = Replaying(tmp_path, table(tmp_path, "db.t"))
+    result, rejected = replaying(letter(5, doc("a"), "db.t"), letter(9, doc("b")))
+    assert rejected == []
+    assert (result.total.range, result.total.written) == (Range(BATCHES, 3, 4), 2)
+    assert [(row["_offset"], row["kind"]) for row in replaying.rows("db.t")] == [(5, "a"), (9, "b")]
+    assert [row["_timestamp"].microsecond for row in replaying.rows("db.t")] == [5000, 9000]
+    notes = replaying.rows("db.notes")
+    assert [(n["topic"], n["partition"], n["offset"], n["tables"], n["batch"]) for n in notes] == [
+        ("events", 0, 5, ["db.t"], 7),
+        ("events", 0, 9, ["db.t"], 7),
+    ]
+
+
+def test_what_is_rejected_again_is_neither_written_nor_noted(tmp_path: Path):
+    replaying = Replaying(tmp_path, table(tmp_path, "db.t"))
+    result, rejected = replaying(letter(1, b"{"), letter(2, doc("a")), letter(3, None))
+    assert (result.total.written, result.total.rejected) == (1, 2)
+    assert [(each.offset, each.kind) for each in rejected] == [(1, "json"), (3, "null")]
+    assert replaying.offsets("db.t") == replaying.offsets("db.notes", "offset") == [2]
+
+
+def test_a_letter_that_names_the_tables_which_rejected_it_is_for_no_other(tmp_path: Path):
+    tables = [table(tmp_path, f"db.{each}") for each in "ab"]
+    replaying = Replaying(tmp_path, *tables, routes=[RouteConfig(to=("db.a", "db.b"))])
+    result, _ = replaying(letter(1, doc("x"), "db.b"), letter(2, doc("y")))
+    assert result.total.written == 2
+    assert (replaying.offsets("db.a"), replaying.offsets("db.b")) == ([2], [1, 2])
+    assert [row["tables"] for row in replaying.rows("db.notes")] == [["db.b"], ["db.a", "db.b"]]
+
+
+def test_a_letter_goes_to_all_of_its_tables_or_to_none(tmp_path: Path):
+    narrow = table(tmp_path, "db.b", ID, evolution="frozen")
+    replaying = Replaying(
+        tmp_path, table(tmp_path, "db.a"), narrow, routes=[RouteConfig(to=("db.a", "db.b"))]
+    )
+    result, rejected = replaying(letter(1, doc("x")), letter(2, b'{"id": 3}'))
+    assert (result.total.written, result.total.rejected) == (1, 1)
+    assert rejected[0].offset == 1
+    assert replaying.offsets("db.a") == replaying.offsets("db.b") == [2]
+
+
+def test_what_a_rule_skips_now_is_noted_as_gone_nowhere(tmp_path: Path):
+    routes = [RouteConfig(field="kind", values=("x",), skip=True), RouteConfig(to=("db.a",))]
+    replaying = Replaying(tmp_path, table(tmp_path, "db.a"), routes=routes)
+    result, _ = replaying(letter(1, doc("x")), letter(2, doc("y")), letter(3, doc("x"), "db.a"))
+    assert (result.total.written, result.total.skipped, result.total.rejected) == (1, 2, 0)
+    notes = {row["offset"]: row["tables"] for row in replaying.rows("db.notes")}
+    assert notes == {1: [], 2: ["db.a"], 3: []}
+
+
+def test_a_letter_whose_tables_the_rules_no_longer_name_stays(tmp_path: Path):
+    routes = [RouteConfig(field="kind", values=("x",), skip=True), RouteConfig(to=("db.a",))]
+    replaying = Replaying(tmp_path, table(tmp_path, "db.a"), routes=routes)
+    given = [letter(1, doc("y"), "db.old"), letter(2, doc("x"), "db.old")]
+    result, [rejected] = replaying(*given)
+    assert (result.total.skipped, result.total.rejected) == (1, 1)
+    assert rejected.offset == 1
+    assert rejected.reason.startswith("cannot replay into db.old: the rules send the record")
+    assert replaying.rows("db.a") == []
+
+
+def test_needs_are_told_and_nothing_counts_until_they_are_met(tmp_path: Path):
+    routes = [RouteConfig(field="kind", to=("db.{value}",))]
+    known = table(tmp_path, "db.a")
+    replaying = Replaying(tmp_path, known, routes=routes, names=["db.{value}"])
+    result, _ = replaying(letter(1, doc("a")), letter(2, doc("b")))
+    assert set(result.needs) == {"db.b"}
+    assert (result.files, result.tallies) == ({}, {})
+
+
+def test_a_look_writes_nothing_and_tells_what_would_be(tmp_path: Path):
+    routes = [RouteConfig(field="kind", to=("db.{value}",))]
+    known = table(tmp_path, "db.a")
+    replaying = Replaying(tmp_path, known, routes=routes, names=["db.{value}"], notes=None)
+    result, _ = replaying(letter(1, doc("a")), letter(2, doc("b")), letter(3, b"{"))
+    assert (result.total.written, result.total.rejected) == (2, 1)
+    assert set(result.needs) == {"db.b"}
+    assert not list(tmp_path.rglob("*.parquet"))
+
+
+def test_rules_see_the_headers_and_partitions_stay_apart(tmp_path: Path):
+    routes = [RouteConfig(header="to", values=("a",), to=("db.a",))]
+    replaying = Replaying(tmp_path, table(tmp_path, "db.a"), routes=routes)
+    headers = [{"key": "to", "value": b"a"}]
+    _, rejected = replaying(
+        letter(1, doc("x"), headers=headers),
+        letter(1, doc("x"), headers=headers, partition=4),
+        letter(2, doc("x"), timestamp=None),
+    )
+    assert [(each.partition, each.offset, each.kind) for each in rejected] == [(0, 2, "route")]
+    places = [(row["_topic_partition"], row["_offset"]) for row in replaying.rows("db.a")]
+    assert places == [(0, 1), (4, 1)]
+
+
+def test_a_task_that_died_twice_settles_its_letters_with_care(tmp_path: Path):
+    tables = [table(tmp_path, f"db.{each}") for each in "ab"]
+    replaying = Replaying(tmp_path, *tables, routes=[RouteConfig(to=("db.a", "db.b"))])
+    result, rejected = replaying(
+        letter(1, doc("x"), "db.b"), letter(2, doc("y")), letter(3, b"{"), attempt=FEARLESS
+    )
+    assert (result.total.written, [each.offset for each in rejected]) == (2, [3])
+    assert (replaying.offsets("db.a"), replaying.offsets("db.b")) == ([2], [1, 2])
+
+
+def test_many_reasons_are_counted_and_some_of_them_told(tmp_path: Path):
+    replaying = Replaying(tmp_path, table(tmp_path, "db.t"))
+    result, rejected = replaying(*(letter(i, b"{") for i in range(3 * again.TOLD)))
+    assert (result.total.rejected, len(rejected)) == (3 * again.TOLD, again.TOLD)
+
+
+def test_a_task_without_letters_has_a_result(tmp_path: Path):
+    result, rejected = again.run(Replaying(tmp_path, table(tmp_path, "db.t")).replay, [])
+    assert (result.total.written, result.files, rejected) == (0, {}, [])
+
+
+@pytest.mark.parametrize("copy", [lambda it: it, lambda it: pickle.loads(pickle.dumps(it))])
+def test_all_names_but_these(copy: Any):
+    others = copy(AllBut(["db.a"]))
+    assert "db.b" in others
+    assert "db.a" not in others
+
+
+def test_what_is_read_of_a_letter_is_there():
+    columns = {*LETTER_COLUMNS.names, *(each.name for each in LETTERS.fields)}
+    assert set(again.READ) <= columns
+    assert set(again.READ) == set(HANDED.names)
+    assert HEADERS.value_type.num_fields == 2
