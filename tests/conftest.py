@@ -18,6 +18,14 @@ from tests.oracle import Lake
 _names = itertools.count(1)
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Where tests run side by side, their jars are fetched before, once: Ivy shares its cache."""
+    if getattr(session.config.option, "numprocesses", None):
+        for group in (jars.ICEBERG, jars.SQLITE, jars.AWS):
+            jars.fetch(group, transitive=False)
+        jars.spark_kafka()
+
+
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     with Broker(tmp_path_factory.mktemp("kafka") / "broker") as running:

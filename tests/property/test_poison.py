@@ -24,6 +24,7 @@ from frazil.ingest.decode import Format
 from frazil.ingest.records import Opened
 from frazil.ingest.route import Metadata
 from frazil.ingest.settle import Settler, TablePlan
+from frazil.ingest.task import LETTER_COLUMNS
 from frazil.ingest.write import TableShape
 from frazil.table.schema import iceberg_schema
 
@@ -83,7 +84,9 @@ def test_every_good_record_is_exact_and_every_bad_one_is_rejected_once(
                 Partition("t", number), Opened(part, offsets, offsets), None, frozenset()
             )
             rows += [each for _, each in settled.rows]
-            pa.array([each.reason for each in settled.letters.values()], pa.large_string())
+            for name, told in (("message", "reason"), ("schema_id", "schema_id")):
+                column = [getattr(each, told) for each in settled.letters.values()]
+                pa.array(column, LETTER_COLUMNS.field(name).type)  # what is told can be written
             letters += [(number, start + i, part[i]) for i in settled.letters]
             assert not settled.needs
             assert not settled.skipped
