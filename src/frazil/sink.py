@@ -22,6 +22,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -337,7 +338,8 @@ class Sink:
         )
         if index_table is None:
             entry = self._open_index(self._create_index())
-        heads = [held.target.head().entry for held in self._tables.held.values()]
+        held = list(self._tables.held.values())
+        heads = each_of(lambda each: each.target.head().entry, held)
         self.epoch = 1 + max((each.epoch for each in (entry, *heads) if each), default=0)
         self._take(self._index_target, self._feed.start)
         # Only now: a table that an older life makes after this look finds its maker fenced.
@@ -398,11 +400,9 @@ class Sink:
         known = self._known(entry)
         if self._alone:
             self._check_table(known, position)
-        after = {
-            name: held.target.entries_after(position)
-            for name, held in self._tables.held.items()
-            if name not in self._tables.amiss
-        }
+        well = [(n, held) for n, held in self._tables.held.items() if n not in self._tables.amiss]
+        entries = each_of(lambda item: item[1].target.entries_after(position), well)
+        after = {name: found for (name, _), found in zip(well, entries, strict=True)}
         committed = {i for found in after.values() for each, _ in found for i in each.commit_ids}
         stored = [] if self._index.made and not self.config.sink.stage else self._stored()
         place = entry.source[1]
@@ -424,8 +424,9 @@ class Sink:
     def _look_ahead(self, ahead: Cut, position: Cut) -> None:
         """A table may have what no staged batch tells of any more. It gets no record twice: each
         has its own floor."""
-        for name, held in self._tables.held.items():
-            end = held.target.head().entry
+        tables = list(self._tables.held.items())
+        ends = each_of(lambda item: item[1].target.head().entry, tables)
+        for (name, held), end in zip(tables, ends, strict=True):
             if name in self._tables.amiss or end is None or ahead.reaches(end.end):
                 continue
             if self._alone:
@@ -530,6 +531,11 @@ class Sink:
 
     def provide(self, needs: Mapping[str, pa.Schema]) -> None:
         """One evolver: between two runs of a batch, on the driver, nobody else changes a table."""
+        for name in sorted(needs.keys() - self._tables.held.keys()):
+            # What the config wants of any of them is refused before the first of them is made.
+            if name in self._tables.names:
+                with suppress(Misfit):
+                    self._tables.check(name, needs[name], self._tables.metadata(name))
         for name in sorted(needs):
             try:
                 ours = {self.config.dead_letters.table, replayed(self.config.dead_letters.table)}

@@ -14,7 +14,8 @@ from frazil.sink import STEPS
 from frazil.surface.cli import app
 
 ROOT = Path(__file__).parents[2]
-SECTIONS = (config.SinkConfig, config.DecodeConfig, config.CatalogConfig, config.TableConfig)
+SECTIONS = (config.SinkConfig, config.DecodeConfig, config.TransformConfig, config.CatalogConfig,
+            config.TableConfig, config.RouteConfig, config.DeadLettersConfig)  # fmt: skip
 FIELDS = [(kind.__name__, f.name) for kind in SECTIONS for f in dataclasses.fields(kind)]
 COMMANDS = [c.name or c.callback.__name__ for c in app.registered_commands if c.callback]
 ERRORS = [name for name, kind in kinds().items() if kind.__module__ == errors.__name__]
@@ -57,7 +58,11 @@ def test_every_default_in_the_reference_is_the_codes(kind: type):
     shown = dict(re.findall(r"^\| `(\w+)` \| [^|]* \| ([^|]*) \|", section, re.MULTILINE))
     for field in dataclasses.fields(kind):
         if field.default not in ("", (), dataclasses.MISSING):
-            assert shown[field.name].strip().strip('`"') == str(field.default), field.name
+            assert shown[field.name].strip().strip('`"') == _shown(field.default), field.name
+
+
+def _shown(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -268,6 +268,10 @@ class Tables:
 
     def compare(self, known: Mapping[str, str]) -> None:
         """The tables the position counts on must be there, the same, and not rolled back."""
+        same = [name for name, uuid in known.items()
+                if name in self.held and self.held[name].table.uuid == uuid]  # fmt: skip
+        back = each_of(lambda name: self.held[name].target.rolled_back(), same)
+        rolled_back = {name for name, is_back in zip(same, back, strict=True) if is_back}
         for name, uuid in known.items():
             held = self.held.get(name)
             if not self.configured(name):
@@ -283,7 +287,7 @@ class Tables:
                     f"{uuid}, found {held.table.uuid}",
                     hint="restore the table; its batches wait, staged",
                 )
-            elif held.target.rolled_back():
+            elif name in rolled_back:
                 self.amiss[name] = Gap(
                     f"cannot go on with table {name}: it was rolled back behind the snapshot that "
                     "its witness names",
