@@ -64,6 +64,7 @@ from frazil.ingest.source import Origin, publish
 from frazil.ingest.stage import StagedBatch, StagedTable
 from frazil.ingest.write import TableShape
 from frazil.table import index, schema
+from frazil.table.audit import said_tables
 from frazil.table.commit import Bounds, Committer, Located, Target, chain
 from frazil.table.jvm import Catalog, Table
 from frazil.table.ledger import Entry, Head
@@ -356,7 +357,7 @@ class Sink:
     def _refuse_a_lost_index(self) -> None:
         for name, held in self._tables.held.items():
             there = held.target.head().entry
-            if there is not None and there.ranges:
+            if there is not None and any(there.end.values()):
                 raise Gap(
                     f"cannot start sink {self.config.sink.id}: its index {self.config.index_table} "
                     f"is gone, and table {name} holds what it wrote before",
@@ -377,7 +378,7 @@ class Sink:
 
     def _known(self, entry: Entry | None) -> dict[str, str]:
         """The tables that the index counts on: name → uuid."""
-        return self._tables.known(entry.tables, self._index.fetch) if entry else {}
+        return said_tables(entry.tables, self._index.properties) if entry else {}
 
     def _take(
         self, target: Target, extend: Callable[[Cut], Cut] = lambda position: position
@@ -456,9 +457,7 @@ class Sink:
             target=self._tables.target,
             index=self._index_target,
             index_manifests=self._index_manifests,
-            tables=lambda: self._tables.said(
-                f"{self._index.location}/metadata/frazil-{self.config.sink.id}-", self._index.store
-            ),
+            tables=lambda: self._tables.said(self._index_handle()),
             committed=self._after_commit,
             position=entry.end,
             pace=lambda name: self._tables.pace(name, interval),
@@ -540,7 +539,7 @@ class Sink:
             try:
                 ours = {self.config.dead_letters.table, replayed(self.config.dead_letters.table)}
                 full = len(self._tables.held.keys() - ours) >= self.config.sink.max_tables
-                if name in {*self._tables.held, *ours} or not full:
+                if name in {*self._tables.held, *self._tables.names, *ours} or not full:
                     self._provide(name, needs[name])
                 # else the rules of the next run say that there is no room
             except (Misfit, Foreign, ConfigError) as error:
@@ -670,6 +669,12 @@ class Sink:
         )
 
     # ── what the committer asks for ──────────────────────────────────────────────────────────
+
+    def _index_handle(self) -> Table:
+        """The committer's own."""
+        table = self._index_target.table
+        assert isinstance(table, Table)
+        return table
 
     def _index_manifests(self, located: Sequence[Located]) -> list[str]:
         table = self._index_target.table

@@ -207,6 +207,20 @@ class World:
         acts()
         assert before == {name: table.rows() for name, table in self.tables.items()}
 
+    def overtaken_at(self, name: str) -> None:
+        """A new life begins between the last look of the older one and its commit."""
+        table = {**self.tables, "db.index": self.index}.get(name)
+        if table is None:
+            return
+        old, fuse = self.committer, [self.life]
+        table.race = lambda: fuse.pop()() if fuse else None
+        table.faults.insert(0, "race")
+        old.hurry()
+        with suppress(Fenced, Died):
+            for each in old._due():
+                old.round([each])
+        fuse.clear()
+
     def fail(self, name: str, faults: list[str]) -> None:
         table = {**self.tables, "db.index": self.index}.get(name)
         if table is not None:
@@ -251,6 +265,8 @@ class World:
     def check_ledger(self, table: Table) -> None:
         """Entries join, every offset in them has a fate, and what is called written is there."""
         here: dict[Partition, int] = {}
+        epochs = [entry.epoch for entry, _ in table.said]
+        assert epochs == sorted(epochs), "a life went on after it was over"
         for entry, manifests in table.said:
             assert entry.begin.continues(here)
             here = dict(entry.end)
@@ -300,6 +316,7 @@ happenings = st.one_of(
     st.tuples(st.just("die_after"), st.integers(1, 12)),
     st.tuples(st.just("restart")),
     st.tuples(st.just("overtaken")),
+    st.tuples(st.just("overtaken_at"), st.sampled_from([*TABLES, "db.index"])),
     st.tuples(st.just("lose"), st.integers(0, 9)),
     st.tuples(st.just("wait"), st.integers(0, 40)),
 )

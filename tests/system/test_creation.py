@@ -90,7 +90,7 @@ def test_tables_are_partitioned_sorted_identified_and_placed_as_the_config_says(
     all_proven(config, spark, *by, special)
     expected = [(row["id"], row["country"], row["at"]) for row in given]
     for table in by:
-        assert lake.query(table, "id, country, at", "ORDER BY id") == expected
+        assert lake.query(table, 'id, country, "at"', "ORDER BY id") == expected
     asked = [
         f"SELECT '{table}' AS t, CAST({_sql(text)} AS STRING) AS p, count(*) AS n "
         f"FROM lake.{table} GROUP BY 2"

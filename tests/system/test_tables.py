@@ -20,6 +20,7 @@ from frazil.core.errors import Fatal, Misfit, Overflow, Unroutable
 from frazil.core.offsets import Cut
 from frazil.surface.broker import Broker
 from frazil.surface.orders import create_topic
+from frazil.surface.status import status
 from frazil.table import commit, jvm
 from frazil.table.jvm import Catalog
 from frazil.table.ledger import entries
@@ -559,6 +560,9 @@ def test_a_table_that_is_gone_waits_for_its_return_and_the_others_go_on(
         produce(b, name, events("a", "b", start=5))
         eventually(lambda: len(ids(other)) == 4, "b goes on and on", sink=sink)
     assert sink.position == cut(lake, f"db.{name}_index") == Cut({part(name, 0): 2})
+    waiting: Any = status(config, spark)["waiting"]
+    assert list(waiting) == [gone], "whoever asks from outside is told as well"
+    assert "gone" in str(waiting[gone])
     with running(config, spark, flush=0.5) as sink:
         eventually(lambda: gone in sink.committer.progress.stuck, "a is still named", sink=sink)
         produce(b, name, events("b", start=7))

@@ -12,6 +12,14 @@ from typing import Any
 
 import pytest
 
+from frazil.core.config import (
+    Config,
+    DeadLettersConfig,
+    DecodeConfig,
+    Settings,
+    SinkConfig,
+    TableConfig,
+)
 from frazil.core.errors import ConfigError, Fenced, Foreign, FrazilError, Gap, Unavailable
 from frazil.core.offsets import Cut, Partition, Range
 from frazil.ingest.stage import StagedBatch, StagedTable, Tally
@@ -28,6 +36,7 @@ from frazil.table.commit import (
     entry_of,
 )
 from frazil.table.ledger import Counts, Entry, entries
+from frazil.table.tables import Tables
 from tests.fakes import FakeClock, FakeTable
 
 P, Q = Partition("orders", 0), Partition("orders", 1)
@@ -592,3 +601,15 @@ def test_more_than_an_entry_can_name_is_committed_in_several(monkeypatch: pytest
 
 def test_nothing_waits_where_nothing_is_pending(stream: Stream):
     assert (stream.due(), stream.committer._nap()) == ([], None)
+
+
+@pytest.mark.xfail(strict=True, reason="F26: a table that is staged for and not there")
+def test_a_table_that_is_staged_for_and_not_there_is_named_and_keeps_only_itself_waiting():
+    config = Config(
+        SinkConfig("s", topics=("t",)), Settings({"bootstrap.servers": "x"}),
+        (TableConfig("db.t"),), DecodeConfig("json"), dead_letters=DeadLettersConfig("db.dead"),
+    )  # fmt: skip
+    tables = Tables(Any, config, lambda name: name)  # type: ignore[arg-type]
+    with pytest.raises(Foreign, match=r"db\.gone"):
+        tables.target("db.gone")
+    assert tables.pace("db.gone", 5.0).interval == 5.0

@@ -781,7 +781,8 @@ def _uuid(value: Any) -> bytes:
 def infer(values: Iterable[bytes], guess: bool = True) -> pa.Schema:
     """The columns that all these JSON objects fit into; what is no object is passed over.
 
-    A field that is null in all of them is text, at a guess, or left out.
+    Without `guess` a field that is null in all of them is left out, and an object that does not fit
+    those before it is passed over, too.
     """
     seen: dict[str, Any] = {}
     for value in values:
@@ -791,6 +792,9 @@ def infer(values: Iterable[bytes], guess: bool = True) -> pa.Schema:
                 seen = _merged(seen, _kinds(parsed), "")
         except (ValueError, RecursionError):
             continue
+        except Misfit:
+            if guess:
+                raise
     if not guess:
         seen = _told(seen)
     return pa.schema([pa.field(name, _arrow(kind, name)) for name, kind in seen.items()])

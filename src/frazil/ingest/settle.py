@@ -314,6 +314,7 @@ class Settler:
     def _of_json(self, work: _Work, way: Share | None) -> None:
         values = work.opened.values
         there: Longs | None = None
+        looked = None
         if self._changes(work):  # tombstones say nothing that a delete has not said
             there = np.flatnonzero([value is not None for value in values])
             work.settled.skipped += len(values) - len(there)
@@ -323,6 +324,9 @@ class Settler:
             assert self._rules is not None
             mine = values if there is None else [values[i] for i in there.tolist()]
             rows = peek(mine, self._rules.fields)
+            looked = np.zeros(len(values), bool)  # where something was seen
+            for column in rows.columns:
+                looked[slice(None) if there is None else there] |= column.is_valid().to_numpy()
             if self._rules.wants_rows:
                 rows = rows.append_column("value", pa.array(mine, pa.large_binary()))
             found = self._sorted(work, rows, there)
@@ -331,7 +335,7 @@ class Settler:
             at = share.index
             mine = values if at is None else [values[i] for i in at.tolist()]
             if not share.tables:
-                self._skip_json(work, mine, at, by_topic=way is not None)
+                self._skip_json(work, mine, at, None if way else looked)
                 continue
             if share.envelope:
                 mine, bad = debezium.unwrap_json(mine)
@@ -347,14 +351,19 @@ class Settler:
                 self._json_into(work, name, mine, at)
 
     def _skip_json(
-        self, work: _Work, values: Sequence[bytes | None], at: Longs | None, by_topic: bool
+        self, work: _Work, values: Sequence[bytes | None], at: Longs | None, looked: Any
     ) -> None:
-        """Skipped by a rule; but what no rule could look into is rejected, not skipped."""
-        _, broken = ([], []) if by_topic else Decoder(self._format, pa.schema([])).decode(values)
-        bad = [each for each in broken if each.kind != "shape"]
-        for each in bad:
-            work.settled.reject(Letter(_at(at, each.index), each.kind, each.reason))
-        work.settled.skipped += len(values) - len(bad)
+        """Skipped by a rule; but what no rule could look into is rejected, if it is no JSON."""
+        work.settled.skipped += len(values)
+        if looked is None:
+            return
+        where = np.arange(len(values)) if at is None else at
+        blind = np.flatnonzero(~looked[where]).tolist()
+        _, broken = Decoder(self._format, pa.schema([])).decode([values[i] for i in blind])
+        for each in broken:
+            if each.kind != "shape":
+                work.settled.skipped -= 1
+                work.settled.reject(Letter(int(where[blind[each.index]]), each.kind, each.reason))
 
     def _json_into(
         self, work: _Work, name: str, values: Sequence[bytes | None], at: Longs | None
@@ -430,15 +439,12 @@ class Settler:
     ) -> set[int]:
         """Which of the values would fit if the table were made or changed for them."""
         found = set[int]()
-        if plan is None:  # all at once, as long as they agree: 1 and 1.5 are both a double
+        if plan is None:  # all at once: 1 and 1.5 are both a double
             every = dict(values)
-            with suppress(Misfit):
-                columns = infer(
-                    [value for value in every.values() if value is not None], guess=False
-                )
-                if len(columns):
-                    work.settled.need(name, columns, {})
-                    return set(every)
+            columns = infer((each for each in every.values() if each is not None), guess=False)
+            if len(columns):
+                work.settled.need(name, columns, {})
+                return set(every)
             values = every.items()
         for i, value in values:
             try:

@@ -22,6 +22,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from frazil.core.errors import Foreign
 from frazil.core.offsets import BATCHES, Partition, Range
 from frazil.table.ledger import Counts, Entry, Snapshot, head, parse
 
@@ -29,6 +30,8 @@ from frazil.table.ledger import Counts, Entry, Snapshot, head, parse
 REPLAY = ".replay"
 #: Table property with the names of the topic, partition, offset and timestamp columns.
 COLUMNS_PROPERTY = "frazil.columns"
+#: Property of the index, with the sink's id behind it: table → uuid, as JSON.
+TABLES_PROPERTY = "frazil.tables"
 
 
 class Table(Protocol):
@@ -46,7 +49,8 @@ class Index(Protocol):
 
     def history(self, branch: str) -> Iterator[Snapshot]: ...
     def tagged(self, tag: str) -> Snapshot | None: ...
-    def fetch(self, path: str) -> bytes: ...
+    @property
+    def properties(self) -> dict[str, str]: ...
 
 
 def known_tables(index: Index, sink: str) -> dict[str, str]:
@@ -54,8 +58,16 @@ def known_tables(index: Index, sink: str) -> dict[str, str]:
     entry = head(index.history("main"), sink, index.tagged(f"frazil/{sink}")).entry
     if entry is None:
         return {}
-    said = entry.tables
-    return dict(json.loads(index.fetch(said)) if isinstance(said, str) else said)
+    return said_tables(entry.tables, index.properties)
+
+
+def said_tables(said: Mapping[str, str] | str, properties: Mapping[str, str]) -> dict[str, str]:
+    """Of an entry of the index: its own words, or the property that it names."""
+    if not isinstance(said, str):
+        return dict(said)
+    if said not in properties:
+        raise Foreign(f"cannot tell the tables of a sink: the index lacks its property {said}")
+    return dict(json.loads(properties[said]))
 
 
 @dataclass(frozen=True, slots=True)

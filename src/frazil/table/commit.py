@@ -543,11 +543,12 @@ class Committer:
 
     def stalled(self) -> FrazilError | None:
         """Why nothing more will be committed until somebody looks at a table."""
-        hopeless = dict(self._hopeless)
-        left = {name for each in self._pending for name in each.left}
-        if left and left <= set(hopeless) and self._pending[0].left:
-            return hopeless[min(left)]
-        return None
+        with self._changed:
+            hopeless = dict(self._hopeless)
+            left = {name for each in self._pending for name in each.left}
+            if left and left <= set(hopeless) and self._pending[0].left:
+                return hopeless[min(left)]
+            return None
 
     def close(self) -> None:
         """End the thread after the commit under way. What is staged waits for the next life."""

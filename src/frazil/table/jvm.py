@@ -418,6 +418,10 @@ class Table:
                 update.replaceTag(tag, snapshot_id)
             update.commit()
 
+    def set_property(self, key: str, value: str) -> None:
+        with _translated(f"set property {key} of table {self.name}"):
+            self._table.updateProperties().set(key, value).commit()
+
     def data_files(self, branch: str) -> Iterator[dict[str, Any]]:
         """The live data files as Iceberg's JSON, bounds included."""
         with _translated(f"list the files of table {self.name}"):

@@ -17,8 +17,8 @@ Each commit of a sink leaves one `Entry` in the snapshot's summary, under keys w
     frazil.cluster     cluster id
     frazil.schema-id   the table schema that was written
     frazil.watermark   lowest and highest event time (microseconds)
-    frazil.tables      table → uuid, or the path of a file that says so where they are many; only in
-                       the index, whose position counts on them
+    frazil.tables      table → uuid, or the name of the index's property that says so where they are
+                       many; only in the index, whose position counts on them
 
 The newest entry of a sink in a branch's ancestry is that sink's position in the table. Readable
 JSON where it is short; packed bits where there are many partitions, so that an entry stays within
@@ -100,7 +100,7 @@ class Entry:
     cluster: str = ""
     schema_id: int = 0
     watermark: tuple[int, int] | None = None
-    #: table → uuid; or the path of a file that holds them
+    #: table → uuid; or the name of the index's property that has them
     tables: Mapping[str, str] | str = field(default_factory=dict)
     rows: int = 0
     source: tuple[str, str] = ("", "")

@@ -6,7 +6,6 @@ came from the data. What is here knows nothing of batches; the committer gets a 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,14 +24,14 @@ from frazil.ingest.settle import TablePlan, aliases_of
 from frazil.ingest.task import LETTERS
 from frazil.ingest.write import PARQUET, TableShape, check
 from frazil.table import schema
-from frazil.table.audit import COLUMNS_PROPERTY
+from frazil.table.audit import COLUMNS_PROPERTY, TABLES_PROPERTY
 from frazil.table.commit import THREADS, Pace, Target
 from frazil.table.jvm import Catalog, Table
 
 S = TypeVar("S")
 T = TypeVar("T")
 
-#: So many tables are named in the index's own summary; of more, it names the file that does.
+#: So many tables are named in the summary of the index's snapshots; of more, it names a property.
 _NAMED = 16
 
 
@@ -66,7 +65,7 @@ class Tables:
         #: what is wrong with a table that the index counts on
         self.amiss: dict[str, FrazilError] = {}
         self._gone: dict[str, str] = {}
-        self._said = ""
+        self._said: dict[str, str] = {}
         #: those that could not be made or changed for the records that wanted it, and why
         self.refused: dict[str, str] = {}
 
@@ -237,9 +236,17 @@ class Tables:
     def target(self, name: str) -> Target:
         if name in self.amiss:
             raise self.amiss[name]
+        if name not in self.held:
+            raise Foreign(
+                f"cannot commit to table {name}: it is not there, or the config does not name it "
+                "any more",
+                hint="what was staged for it waits; restore the table, or its [[table]]",
+            )
         return self.held[name].target
 
     def pace(self, name: str, interval: float) -> Pace:
+        if not self.configured(name):
+            return Pace(interval)
         from_config = self.config_of(name)
         return Pace(
             duration(from_config.commit_interval) if from_config.commit_interval else interval,
@@ -249,22 +256,18 @@ class Tables:
 
     # ── what the index knows of them ─────────────────────────────────────────────────────────
 
-    def known(self, said: Mapping[str, str] | str, fetch: Callable[[str], bytes]) -> dict[str, str]:
-        """Table → uuid, of an entry of the index."""
-        return dict(json.loads(fetch(said)) if isinstance(said, str) else said)
-
-    def said(self, beginning: str, store: Callable[[str, bytes], None]) -> Mapping[str, str] | str:
-        """The same for the next entry; many tables go into a file, written when they change."""
+    def said(self, index: Table) -> Mapping[str, str] | str:
+        """Table → uuid for the next entry of the index; of many, the name of the property of the
+        index that has them, which is written when they change."""
         held = list(self.held.items())  # at once: Spark's thread may be making another
         uuids = dict(sorted((name, each.table.uuid) for name, each in held)) | self._gone
         if len(uuids) <= _NAMED:
             return uuids
-        text = json.dumps(uuids, separators=(",", ":")).encode()
-        path = f"{beginning}tables-{hashlib.sha256(text).hexdigest()[:32]}.json"
-        if path != self._said:
-            store(path, text)
-            self._said = path
-        return path
+        key = f"{TABLES_PROPERTY}.{self._config.sink.id}"
+        if uuids != self._said:
+            index.set_property(key, json.dumps(uuids, separators=(",", ":")))
+            self._said = uuids
+        return key
 
     def compare(self, known: Mapping[str, str]) -> None:
         """The tables the position counts on must be there, the same, and not rolled back."""
