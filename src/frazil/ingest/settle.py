@@ -77,7 +77,10 @@ class Settled:
     needs: dict[str, pa.Schema] = field(default_factory=dict)
 
     def reject(self, letter: Letter) -> None:
-        """A record that several tables reject is one letter."""
+        """A record that several tables reject is one letter. What it says can be written down:
+        some reasons repeat what they found, which may be long, or half of a surrogate pair."""
+        plain = letter.reason[:1000].encode(errors="replace").decode()
+        letter = replace(letter, reason=plain)
         known = self.letters.get(letter.index)
         if known is not None:
             reason = known.reason if letter.reason in known.reason else (

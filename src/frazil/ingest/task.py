@@ -47,7 +47,7 @@ LETTER_COLUMNS = pa.schema(
         pa.field("value", pa.large_binary()),
         pa.field("kind", pa.large_string(), nullable=False),
         pa.field("message", pa.large_string(), nullable=False),
-        pa.field("schema_id", pa.int32()),
+        pa.field("schema_id", pa.int64()),  # 32 bits, without a sign
         pa.field("tables", pa.list_(pa.field("element", pa.large_string(), nullable=False))),
         pa.field("batch", pa.int64(), nullable=False),
         pa.field("rejected_at", pa.timestamp("us", "UTC"), nullable=False),
@@ -241,7 +241,7 @@ def _letters(plan: Plan, chunk: Chunk, partition: Partition, letters: list[Lette
         [
             pa.array([opened.values[letter.index] for letter in letters], pa.large_binary()),
             [letter.kind for letter in letters],
-            [letter.reason[:_LONGEST] for letter in letters],
+            [letter.reason for letter in letters],
             [letter.schema_id for letter in letters],
             [list(letter.tables) for letter in letters],
             [plan.batch] * len(letters),
@@ -261,10 +261,6 @@ def _letters(plan: Plan, chunk: Chunk, partition: Partition, letters: list[Lette
         opened.stamps[index], keys=opened.keys.take(at),
         headers=opened.headers.take(at),
     )  # fmt: skip
-
-
-#: Of a reason: some repeat what they found.
-_LONGEST = 1000
 
 
 def run_all(
