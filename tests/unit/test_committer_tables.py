@@ -603,7 +603,6 @@ def test_nothing_waits_where_nothing_is_pending(stream: Stream):
     assert (stream.due(), stream.committer._nap()) == ([], None)
 
 
-@pytest.mark.xfail(strict=True, reason="F26: a table that is staged for and not there")
 def test_a_table_that_is_staged_for_and_not_there_is_named_and_keeps_only_itself_waiting():
     config = Config(
         SinkConfig("s", topics=("t",)), Settings({"bootstrap.servers": "x"}),

@@ -137,7 +137,6 @@ def test_of_records_that_can_never_be_in_one_table_the_first_is_needed():
     assert settled.needs["db.t"].field("id").type == pa.int64()
 
 
-@pytest.mark.xfail(strict=True, reason="F31: one odd record, and whole numbers exclude fractions")
 def test_one_record_that_is_unlike_all_others_does_not_decide_what_a_new_table_is_like():
     settled = settle(of_json(), [doc(id=1), doc(id="x"), doc(id=1.5, n=1)])
     assert settled.needs["db.t"].names == ["id", "n"]
@@ -199,7 +198,6 @@ def test_json_that_calls_a_column_by_its_former_name_finds_it():
     assert (settled.letters, settled.needs) == ({}, {})
 
 
-@pytest.mark.xfail(strict=True, reason="F25: only the first former name, and all names at once")
 @pytest.mark.parametrize("value", [doc(id=1, heading="x"), doc(key=1, name="x")])
 def test_json_may_use_any_former_name_and_mix_old_and_new_ones(value: bytes):
     table = plan("db.t", aliases={"name": ("title", "heading"), "id": ("key",)})

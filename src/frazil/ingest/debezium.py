@@ -149,7 +149,7 @@ def _both(one: pa.DataType, other: pa.DataType, path: str) -> pa.DataType:
 _JSON = json.JSONDecoder(parse_int=float, parse_constant=lambda name: _bad(name))
 
 
-class _NoRow(Exception):
+class NoRow(Exception):
     pass
 
 
@@ -163,7 +163,7 @@ def unwrap_json(values: Sequence[bytes | None]) -> tuple[list[bytes | None], lis
     for i, value in enumerate(values):
         try:
             rows[i] = None if value is None else _row(value.decode())
-        except _NoRow as error:
+        except NoRow as error:
             rejected.append(Rejected(i, "envelope", str(error)))
         except RecursionError:
             rejected.append(Rejected(i, "limit", "cannot read JSON: it is nested too deep"))
@@ -174,34 +174,34 @@ def unwrap_json(values: Sequence[bytes | None]) -> tuple[list[bytes | None], lis
 
 def _row(text: str) -> bytes | None:
     """The row in a change, cut out of its text: so digits, escapes and order stay as they are."""
-    change = _members(text)
+    change = members(text)
     if "payload" in change and change.keys() <= {"schema", "payload"}:
         payload, text = change["payload"]
         if payload is None:
             return None
-        change = _members(text) if isinstance(payload, dict) else {}
+        change = members(text) if isinstance(payload, dict) else {}
     if "op" not in change or not change.keys() & {"before", "after"}:
-        raise _NoRow("cannot unwrap a change: expected an object with op, before and after")
+        raise NoRow("cannot unwrap a change: expected an object with op, before and after")
     op = change["op"][0]
     side = "before" if op == "d" else "after"
     row, text = change.get(side, (None, ""))
     if not isinstance(op, str) or op in _NO_ROW or not isinstance(row, dict):
-        raise _NoRow(_why_not(op))
+        raise NoRow(_why_not(op))
     kept = [name for name in KEPT if name in change]
     if both := row.keys() & {f"_{name}" for name in kept}:
-        raise _NoRow(f"cannot unwrap a change: the row has a field {min(both)!r}, which is also "
+        raise NoRow(f"cannot unwrap a change: the row has a field {min(both)!r}, which is also "
                      "what the envelope's own is called")  # fmt: skip
     more = ",".join(f'"_{name}":{change[name][1]}' for name in kept)
     return f"{text[:-1].rstrip()}{',' if row else ''}{more}}}".encode()
 
 
-def _members(text: str) -> dict[str, tuple[Any, str]]:
+def members(text: str) -> dict[str, tuple[Any, str]]:
     """The members of a JSON object, each with its own text; of a name given twice, the last."""
     members: dict[str, tuple[Any, str]] = {}
     at = _skip(text, 0)
     if text[at : at + 1] != "{":
         _JSON.decode(text)  # says what is wrong, if it is no JSON at all
-        raise _NoRow("cannot unwrap a change: expected an object with op, before and after")
+        raise NoRow("cannot unwrap a change: expected an object with op, before and after")
     at = _skip(text, at + 1)
     more = text[at : at + 1] != "}"
     while more:

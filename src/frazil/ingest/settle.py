@@ -419,16 +419,18 @@ class Settler:
         at: Longs | None,
     ) -> list[int]:
         """Records that call a renamed column as it was called; gives those that are none."""
-        olds = {new: old if isinstance(old, str) else old[0] for new, old in plan.aliases.items()}
-        key = f"{name} of old"
-        if key not in self._decoders:
-            fields = [each.with_name(olds.get(each.name, each.name)) for each in plan.columns]
-            self._decoders[key] = Decoder(self._format, pa.schema(fields))
-        groups, rejected = self._decoders[key].decode([values[i] for i in misshapen])
+        here = set(plan.columns.names)
+        newer = {
+            old: new
+            for new, olds in together(plan.aliases).items()
+            for old in olds
+            if new in here and old not in here
+        }
+        texts: list[bytes | None] = [_under(values[i], newer) for i in misshapen]
+        groups, rejected = self._decoders[name].decode(texts)
         for group in groups:
             where = _among(np.array(misshapen, np.int64), group.index)
-            rows = renamed(group.rows, plan.columns, plan.aliases)
-            self._fitted(work, name, plan, rows, _among(at, where), None)
+            self._fitted(work, name, plan, group.rows, _among(at, where), None)
         return [misshapen[each.index] for each in rejected]
 
     def _learn(
@@ -506,6 +508,19 @@ def _changes(plan: TablePlan, columns: pa.Schema, aliases: Aliases) -> Any:
         identifier=plan.identifier, partitions=plan.partitions,
         format_version=plan.format_version,
     )  # fmt: skip
+
+
+def _under(value: bytes | None, newer: Mapping[str, str]) -> bytes | None:
+    """A JSON object under the names that its fields have now; digits stay as they are."""
+    try:
+        given = debezium.members((value or b"").decode())
+    except (ValueError, RecursionError, debezium.NoRow):
+        return value
+    named = {newer.get(name, name): raw for name, (_, raw) in given.items()}
+    if len(named) < len(given):
+        return value  # it has both
+    body = ",".join(f"{json.dumps(name)}:{raw}" for name, raw in named.items())
+    return f"{{{body}}}".encode(errors="surrogatepass")
 
 
 def _names(columns: pa.Schema, target: pa.Schema, aliases: Aliases) -> pa.Schema:
