@@ -37,8 +37,7 @@ LATE = {
 }
 #: Imports by name at run time: module → how many.
 DYNAMIC = {
-    "feed.reads": 1,  # `[transform] python` names the user's own module
-    "ingest.rules": 1,  # `[[route]] python` names the user's own module
+    "ingest.rules": 1,  # `[[route]]` and `[transform] python` name the user's own module
     "ingest.decode": 3,  # the registry's client is heavy and comes with confluent-kafka
     "surface.daemon": 1,  # only for the workers' daemon
 }

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.util
 import json
 import logging
 import re
-import sys
 import uuid
 import weakref
 from collections.abc import Iterator, Mapping
@@ -23,6 +20,7 @@ from frazil.core.config import Config, Settings
 from frazil.core.errors import ConfigError, from_traceback
 from frazil.ingest.frame import Telling, Told, read_all
 from frazil.ingest.reader import RowSource, open_stream, options_config, spark_schema
+from frazil.ingest.rules import load
 from frazil.ingest.source import FORMAT, Planner, RangeSource, options
 
 #: Names under which Spark knows our sources.
@@ -156,23 +154,7 @@ def transformed(spark: SparkSession, config: Config) -> DataFrame:
 
 
 def _by_python(rows: DataFrame, name: str) -> DataFrame:
-    where, _, function = name.rpartition(":")
-    try:
-        if where.endswith(".py"):
-            spec = importlib.util.spec_from_file_location("frazil_transform", where)
-            assert spec is not None
-            assert spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[module.__name__] = module  # where cloudpickle looks for it
-            spec.loader.exec_module(module)
-        else:
-            module = importlib.import_module(where)
-        call = getattr(module, function)
-    except (ImportError, AttributeError, OSError, SyntaxError) as error:
-        raise ConfigError(
-            f"cannot load [transform] python = {name!r}: {type(error).__name__}: {error}",
-            hint="module:function of an installed module, or file.py:function beside the config",
-        ) from None
+    call, module = load(name, "cannot load [transform]", "frazil_transform")
     if "site-packages" not in (module.__file__ or ""):
         # What is not installed is not on the workers: its functions travel whole.
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]

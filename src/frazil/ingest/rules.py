@@ -456,29 +456,34 @@ class Rules:
     def _loaded(self, title: str, number: int, python: Any) -> Callable[[pa.Table], Any]:
         if callable(python):
             return python  # type: ignore[no-any-return]
-        where, _, function = str(python).rpartition(":")
-        try:
-            if where.endswith(".py"):
-                spec = importlib.util.spec_from_file_location(f"frazil_route_{number + 1}", where)
-                assert spec is not None
-                assert spec.loader is not None
-                module = importlib.util.module_from_spec(spec)
-                sys.modules[module.__name__] = module  # where cloudpickle looks for it
-                spec.loader.exec_module(module)
-            else:
-                module = importlib.import_module(where)
-            call = getattr(module, function)
-        except (ImportError, AttributeError, OSError, SyntaxError, ValueError) as error:
-            raise ConfigError(
-                f"{title}: cannot load python = {python!r}: {type(error).__name__}: {error}",
-                hint="module:function of an installed module, or file.py:function beside the "
-                "config",
-            ) from None
+        call, module = load(str(python), f"{title}: cannot load", f"frazil_route_{number + 1}")
         if not callable(call):
             raise ConfigError(f"{title}: python = {python!r} is no function")
         if "site-packages" not in (module.__file__ or ""):
             self.travelling.append(module)
         return call  # type: ignore[no-any-return]
+
+
+def load(python: str, doing: str, name: str) -> tuple[Any, ModuleType]:
+    """A function of the user's, `module:function` or `file.py:function`, and where it is from. A
+    file becomes a module of the given name."""
+    where, _, function = python.rpartition(":")
+    try:
+        if where.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(name, where)
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[module.__name__] = module  # where cloudpickle looks for it
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(where)
+        return getattr(module, function), module
+    except (ImportError, AttributeError, OSError, SyntaxError, ValueError) as error:
+        raise ConfigError(
+            f"{doing} python = {python!r}: {type(error).__name__}: {error}",
+            hint="module:function of an installed module, or file.py:function beside the config",
+        ) from None
 
 
 def _levels(name: str, kind: str) -> Iterator[tuple[str, str]]:
