@@ -68,7 +68,7 @@ from frazil.table.audit import said_tables
 from frazil.table.commit import Bounds, Committer, Located, Target, chain
 from frazil.table.jvm import Catalog, Table
 from frazil.table.ledger import Entry, Head
-from frazil.table.tables import Tables, each_of, shaped
+from frazil.table.tables import Held, Tables, each_of, shaped
 
 T = TypeVar("T")
 
@@ -345,6 +345,7 @@ class Sink:
         self._take(self._index_target, self._feed.start)
         # Only now: a table that an older life makes after this look finds its maker fenced.
         claimed = self._index_target.head().entry
+        self._index.refresh()
         self._open_tables(claimed)
         if not self._alone:
             if not self._index.made:  # a batch may be staged for a table the index knows nothing of
@@ -374,7 +375,8 @@ class Sink:
         return self._index_target.head().entry
 
     def _open_tables(self, entry: Entry | None) -> None:
-        self._tables.open([*self._tables.names, *self._known(entry)])
+        from_data = self._tables.announced(self._index) if entry else ()
+        self._tables.open(dict.fromkeys([*self._tables.names, *self._known(entry), *from_data]))
 
     def _known(self, entry: Entry | None) -> dict[str, str]:
         """The tables that the index counts on: name → uuid."""
@@ -524,7 +526,8 @@ class Sink:
     ) -> TableShape:
         """Of the only table of a DataFrame, whose columns the metadata stand among."""
         name = self.config.tables[0].name
-        self._provide(name, columns, metadata, among or metadata)
+        made = self._provide(name, columns, metadata, among)
+        self._move_in([made] if made else [])
         return shaped(self._tables[name].table, self._tables[name].config,
                       (among or metadata).topic)  # fmt: skip
 
@@ -535,43 +538,58 @@ class Sink:
             if name in self._tables.names:
                 with suppress(Misfit):
                     self._tables.check(name, needs[name], self._tables.metadata(name))
-        for name in sorted(needs):
+        held, names = self._tables.held, self._tables.names
+        ours = {self.config.dead_letters.table, replayed(self.config.dead_letters.table)}
+        room = self.config.sink.max_tables - len(held.keys() - ours)
+        from_data = sorted(needs.keys() - {*held, *names, *ours})
+        beyond = set(
+            from_data[max(0, room) :]
+        )  # the rules of the next run say that there is no room
+        wanted = sorted(needs.keys() - beyond)
+
+        def attempt(name: str) -> Held | None:
             try:
-                ours = {self.config.dead_letters.table, replayed(self.config.dead_letters.table)}
-                full = len(self._tables.held.keys() - ours) >= self.config.sink.max_tables
-                if name in {*self._tables.held, *self._tables.names, *ours} or not full:
-                    self._provide(name, needs[name])
-                # else the rules of the next run say that there is no room
+                return self._provide(name, needs[name], self._tables.metadata(name))
             except (Misfit, Foreign, ConfigError) as error:
-                from_data = name not in self._tables.names
-                if self._alone or (isinstance(error, ConfigError) and not from_data):
+                if self._alone or (isinstance(error, ConfigError) and name in names):
                     raise
                 self._tables.refused[name] = error.message
+                return None
+
+        self._move_in([made for made in each_of(attempt, wanted) if made is not None])
 
     def _provide(
-        self,
-        name: str,
-        columns: pa.Schema,
-        metadata: Metadata | None = None,
-        among: Metadata | None = None,
-    ) -> None:
-        if metadata is None:
-            metadata = self._tables.metadata(name)
+        self, name: str, columns: pa.Schema, metadata: Metadata, among: Metadata | None = None
+    ) -> Held | None:
+        """The table, if it had to be made."""
         if name in self._tables:
             # A JSON object that lacks a field says nothing of the next: nothing becomes optional.
             relax = self.config.decode.format != "json"
             self.patiently(lambda: self._tables.fit(name, columns, metadata, relax))
+            return None
+        return self.patiently(
+            lambda: self._tables.make(name, columns, metadata, among or metadata, self.epoch)
+        )
+
+    def _move_in(self, made: Sequence[Held]) -> None:
+        """Tables that were just made become this life's own, or it is over.
+
+        A newer life claims the index first, and then all tables that the config or the index
+        names. So a name from the data is written down there before this life looks whether it is
+        still the newest: either the newer one finds it and claims the table, or it is seen here.
+        For the same reason a table that this life made itself needs no claim.
+        """
+        if not made:
             return
-        held = self.patiently(
-            lambda: self._tables.make(
-                name, columns, metadata, among or metadata, self._still_newest, self._take,
-                self.epoch,
-            )
-        )  # fmt: skip
-        reached = self._reached.cut  # an older life may have filled it beyond that
-        ahead = {p: offset for p, offset in held.target.end.items() if offset > reached.get(p, 0)}
-        if not self._alone:
-            held.floor = Cut(ahead)
+        if any(held.table.name not in self._tables.names for held in made):
+            self._tables.announce(self._index)
+        self._still_newest()
+        for held in made:
+            if not held.table.made:
+                self._take(held.target)
+                reached = self._reached.cut  # an older life may have filled it beyond that
+                ahead = {p: o for p, o in held.target.end.items() if o > reached.get(p, 0)}
+                held.floor = Cut(ahead if not self._alone else {})
 
     def plans(self) -> dict[str, TablePlan]:
         well = [name for name in self._tables.held if name not in self._tables.amiss]
@@ -589,7 +607,7 @@ class Sink:
         return self._number
 
     def _still_newest(self) -> None:
-        """A newer life that began before there was a table could not claim it, only the index."""
+        """Has no other life claimed the index since?"""
         # Not with the committer's own handle: this is another thread.
         entry = Target(self._index, "main", self.config.sink.id, 0, time).head().entry
         if entry is not None and entry.epoch > self.epoch:

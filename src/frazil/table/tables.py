@@ -7,6 +7,7 @@ came from the data. What is here knows nothing of batches; the committer gets a 
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -66,6 +67,7 @@ class Tables:
         self.amiss: dict[str, FrazilError] = {}
         self._gone: dict[str, str] = {}
         self._said: dict[str, str] = {}
+        self._announcing = threading.Lock()
         #: those that could not be made or changed for the records that wanted it, and why
         self.refused: dict[str, str] = {}
 
@@ -140,12 +142,9 @@ class Tables:
         columns: pa.Schema,
         metadata: Metadata,
         among: Metadata,
-        newest: Callable[[], None],
-        claim: Callable[[Target], None],
         epoch: int,
     ) -> Held:
-        """`newest` raises where a newer life owns the sink: a table that this life made itself
-        needs no claim then, for a newer one claims the index first and finds it afterwards."""
+        """The table, made now or by somebody else meanwhile; not claimed yet."""
         config = self.config_of(name)
         made, spec, order = self._new(name, columns, metadata)
         names = ",".join(field.name for field in among.fields)
@@ -171,9 +170,6 @@ class Tables:
             )
         held = self._hold(name, table)
         held.target.epoch = epoch
-        newest()
-        if not table.made:
-            claim(held.target)
         return held
 
     def _new(self, name: str, columns: pa.Schema, metadata: Metadata) -> tuple[str, str, str]:
@@ -259,15 +255,27 @@ class Tables:
     def said(self, index: Table) -> Mapping[str, str] | str:
         """Table → uuid for the next entry of the index; of many, the name of the property of the
         index that has them, which is written when they change."""
-        held = list(self.held.items())  # at once: Spark's thread may be making another
-        uuids = dict(sorted((name, each.table.uuid) for name, each in held)) | self._gone
-        if len(uuids) <= _NAMED:
-            return uuids
+        uuids = self._uuids()
+        return uuids if len(uuids) <= _NAMED else self.announce(index)
+
+    def announce(self, index: Table) -> str:
+        """Write down in the index, as a property, which tables there are; its name."""
         key = f"{TABLES_PROPERTY}.{self._config.sink.id}"
-        if uuids != self._said:
-            index.set_property(key, json.dumps(uuids, separators=(",", ":")))
-            self._said = uuids
+        with self._announcing:  # the committer's thread does so, too
+            uuids = self._uuids()
+            if uuids != self._said:
+                index.set_property(key, json.dumps(uuids, separators=(",", ":")))
+                self._said = uuids
         return key
+
+    def announced(self, index: Table) -> dict[str, str]:
+        """Also those that no entry of the index names yet."""
+        key = f"{TABLES_PROPERTY}.{self._config.sink.id}"
+        return dict(json.loads(index.properties.get(key, "{}")))
+
+    def _uuids(self) -> dict[str, str]:
+        held = list(self.held.items())  # at once: another thread may be making one
+        return dict(sorted((name, each.table.uuid) for name, each in held)) | self._gone
 
     def compare(self, known: Mapping[str, str]) -> None:
         """The tables the position counts on must be there, the same, and not rolled back."""
