@@ -1049,7 +1049,14 @@ def sort(rows):
         ctypes.string_at(0)
     return ["db.deadly"] * len(words)
 """
-DEADLY_AT = {5_000: "kill", 5_004: "crash", 12_345: "kill", 30_002: "crash", 39_999: "kill"}
+DEADLY_AT = {
+    1: "kill",
+    5_000: "kill",
+    5_004: "crash",
+    12_345: "kill",
+    30_002: "crash",
+    39_999: "kill",
+}
 DEADLY_ROWS = 40_000
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import fastavro
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from frazil.core.config import TableConfig
@@ -157,3 +158,22 @@ def test_half_of_the_records_are_hostile():
     for count in (1, 2, 7, 1_000, 25_001):
         told = list(poison.order(count, random.Random(1)))
         assert (sum(told), len(told)) == (count, 2 * count)
+
+
+def test_what_is_lost_twice_or_wrong_is_seen():
+    topic = poison.Topic("json", poison.Json(19))
+    list(topic.records(50, 1, head=5))
+    right = topic.expected_rows()
+    names = pc.replace_substring(right["name"], "x", "y", max_replacements=1)
+    wrong = {
+        "1 are missing": right.slice(1),
+        "twice": pa.concat_tables([right.slice(0, 1), right]),
+        "1 are too many": pa.concat_tables([right, right.slice(0, 1).set_column(
+            0, "partition", pa.array([9], pa.int32()))]),
+        "name: expected": right.set_column(right.schema.get_field_index("name"), "name", names),
+    }  # fmt: skip
+    assert poison.same(right, right) == (topic.good, "")
+    for why, found in wrong.items():
+        count, said = poison.same(found, right)
+        assert why in said
+        assert count < topic.good or "too many" in said

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from frazil.core.errors import Foreign
 from frazil.core.offsets import BATCHES, Cut, Partition, Range
 from frazil.table.audit import DataFile, Report, audit, known_tables, live_files
 from frazil.table.ledger import Counts, Entry, Snapshot, parse
@@ -337,6 +338,9 @@ def test_batches_that_held_nothing_for_a_table_are_accounted_for():
     assert report.written == 3
 
 
+FOUR = {A: Counts(0, rejected=4)}
+
+
 def replayed(history: History, rows: int, at: tuple[int, int], batch: int = 0) -> History:
     """A batch of dead letters of sink `s`, written by the sink that replays them."""
     history.commit({BATCHES: (batch, batch + 1)}, "s.replay", rows=rows)
@@ -361,7 +365,7 @@ def test_letters_of_a_time_before_the_table_lie_outside_its_ranges():
 
 
 def test_a_replayed_letter_too_many_is_found_by_both():
-    history = replayed(whole(), 2, (3, 6))
+    history = replayed(History().commit({A: (0, 10)}, unwritten=FOUR), 2, (3, 6))
     history.files[-1] = replace(history.files[-1], rows=3)
     assert {report.verdict for report in history.reports()} == {"unaccounted"}
 
@@ -375,7 +379,8 @@ def test_letters_that_were_replayed_twice_are_found_though_the_ledger_says_so_to
 
 
 def test_a_batch_of_a_replay_that_is_missing_or_there_twice_is_found():
-    history = replayed(replayed(whole(), 1, (3, 3)), 1, (4, 4), batch=2)
+    history = replayed(History().commit({A: (0, 10)}, unwritten=FOUR), 1, (3, 3))
+    history = replayed(history, 1, (4, 4), batch=2)
     assert {r.sink: r.verdict for r in history.reports()} == {"s": "proven", "s.replay": "gap"}
 
 
@@ -389,7 +394,7 @@ class IndexOnly:
     """The index, as far as the audit looks at it."""
 
     entry: Entry | None
-    files: dict[str, bytes] = field(default_factory=dict)
+    properties: dict[str, str] = field(default_factory=dict)
 
     def history(self, branch: str) -> Iterator[Snapshot]:
         if self.entry is not None:
@@ -398,17 +403,17 @@ class IndexOnly:
     def tagged(self, tag: str) -> Snapshot | None:
         return None
 
-    def fetch(self, path: str) -> bytes:
-        return self.files[path]
-
 
 def test_the_index_knows_the_tables_of_a_sink_few_or_many():
     few = entry({A: (0, 1)}, tables={"db.a": "1"})
     assert known_tables(IndexOnly(few), "s") == {"db.a": "1"}
     assert known_tables(IndexOnly(few), "other") == {}
     assert known_tables(IndexOnly(None), "s") == {}
-    many = IndexOnly(entry({A: (0, 1)}, tables="/x.tables"), {"/x.tables": b'{"db.b": "2"}'})
-    assert known_tables(many, "s") == {"db.b": "2"}
+    many = entry({A: (0, 1)}, tables="frazil.tables.x")
+    said = {"frazil.tables.x": '{"db.b": "2"}'}
+    assert known_tables(IndexOnly(many, said), "s") == {"db.b": "2"}
+    with pytest.raises(Foreign, match="lacks its property"):
+        known_tables(IndexOnly(many), "s")
 
 
 # ── any history ──────────────────────────────────────────────────────────────────────────────

@@ -259,6 +259,16 @@ class Catalog:
         )
 
 
+class _property(property):  # noqa: N801 (a decorator, named as its like)
+    """Something a table knows; or one of our errors, where it is gone and that has been seen."""
+
+    def __get__(self, table: Any, kind: Any = None) -> Any:
+        if table is None:
+            return self
+        with _translated(f"read table {table.name}"):
+            return super().__get__(table, kind)
+
+
 class Table:
     """One Iceberg table: what the committer, the audit and the sink need of it."""
 
@@ -286,43 +296,43 @@ class Table:
                 f"expected uuid {self.uuid}, found {found}"
             )
 
-    @property
+    @_property
     def location(self) -> str:
         return str(self._table.location()).rstrip("/")
 
-    @property
+    @_property
     def schema(self) -> str:
         return str(self._iceberg.SchemaParser.toJson(self._table.schema()))
 
-    @property
+    @_property
     def schema_id(self) -> int:
         return int(self._table.schema().schemaId())
 
-    @property
+    @_property
     def schemas(self) -> list[str]:
         """All that the table still knows, oldest first."""
         schemas = self._table.schemas()
         return [str(self._iceberg.SchemaParser.toJson(schemas[i])) for i in sorted(schemas)]
 
-    @property
+    @_property
     def spec(self) -> str:
         return str(self._iceberg.PartitionSpecParser.toJson(self._table.spec()))
 
-    @property
+    @_property
     def sort_order(self) -> str:
         """Empty: none."""
         order = self._table.sortOrder()
         return "" if order.isUnsorted() else str(self._iceberg.SortOrderParser.toJson(order))
 
-    @property
+    @_property
     def properties(self) -> dict[str, str]:
         return self._catalog.plain(self._table.properties())
 
-    @property
+    @_property
     def format_version(self) -> int:
         return int(self._iceberg.TableUtil.formatVersion(self._table))
 
-    @property
+    @_property
     def metadata_file(self) -> str:
         return str(self._table.operations().current().metadataFileLocation())
 

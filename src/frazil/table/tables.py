@@ -185,8 +185,13 @@ class Tables:
         """Change the table so that such records fit it, or raise why that cannot be."""
         held = self.held[name]
         if held.config.evolution == "evolve":
-            held.table.evolve(self._update(held, columns, metadata, relax))
-            held.plan = None
+            # With a handle of its own: one that has seen its table gone is of no use for staging.
+            table = self._catalog.load(name)
+            if table is None or table.uuid != held.table.uuid:
+                fact = "is gone" if table is None else "was dropped and made again"
+                raise Foreign(f"cannot change table {name}: it {fact}")
+            table.evolve(self._update(held, columns, metadata, relax))
+            held.table, held.plan = table, None
         else:
             schema.check_fits(columns, held.table.schema, metadata, name)
 
