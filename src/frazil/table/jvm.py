@@ -259,7 +259,7 @@ class Catalog:
         )
 
 
-class _property(property):  # noqa: N801 (a decorator, named as its like)
+class _property(property):
     """Something a table knows; or one of our errors, where it is gone and that has been seen."""
 
     def __get__(self, table: Any, kind: Any = None) -> Any:
