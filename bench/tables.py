@@ -193,22 +193,24 @@ class Bench:
 
 
 def measure(tables: int, rows: int) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="frazil-bench-") as name:
-        with Broker(Path(name) / "kafka", jvm=("-Xmx1g",), say=say) as broker:
-            for topic in ("one", "many"):
-                create_topic(broker.bootstrap, topic, PARTITIONS)
-            bench = Bench(Path(name), broker, tables, rows)
-            bench.phase("warm", "one", tables)
-            one = bench.phase("one", "one", tables)
-            made = bench.phase("made", "many", tables)
-            every = bench.phase("all", "many", tables)
-            few = bench.phase("few", "many", FEW)
-            bench.prove("many", tables, 3 * rows)
-            gone = f"db.t_{kind(tables - 1)}"
-            bench.spark.sql(f"DROP TABLE lake.{gone}")
-            bench.phase("stuck", "many", tables, stuck=gone)
-            bench.spark.stop()
-            memory = dict(bench.memory.most)
+    with (
+        tempfile.TemporaryDirectory(prefix="frazil-bench-") as name,
+        Broker(Path(name) / "kafka", jvm=("-Xmx1g",), say=say) as broker,
+    ):
+        for topic in ("one", "many"):
+            create_topic(broker.bootstrap, topic, PARTITIONS)
+        bench = Bench(Path(name), broker, tables, rows)
+        bench.phase("warm", "one", tables)
+        one = bench.phase("one", "one", tables)
+        made = bench.phase("made", "many", tables)
+        every = bench.phase("all", "many", tables)
+        few = bench.phase("few", "many", FEW)
+        bench.prove("many", tables, 3 * rows)
+        gone = f"db.t_{kind(tables - 1)}"
+        bench.spark.sql(f"DROP TABLE lake.{gone}")
+        bench.phase("stuck", "many", tables, stuck=gone)
+        bench.spark.stop()
+        memory = dict(bench.memory.most)
 
     def busy(phase: dict[str, Any]) -> float:
         return float(phase["write_s"] + phase["stage_s"] + phase["commit_s"] + phase["index_s"])

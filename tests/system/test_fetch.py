@@ -384,7 +384,7 @@ def test_a_broken_connection_is_made_again_and_nothing_is_missing(
     found: list[int] = []
     for chunk in fetch(kafka, Range(Partition(name, 0), 0, 60_000), patience=30):
         found += chunk.open()[1].tolist()
-        for connection in wire._connections.values():
+        for connection in wire._own.connections.values():
             with contextlib.suppress(OSError):
                 connection.shutdown(2)
     assert found == list(range(60_000))

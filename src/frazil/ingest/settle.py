@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from frazil.core.errors import Misfit
 from frazil.core.offsets import Partition
@@ -47,6 +48,8 @@ class TablePlan:
     identifier: tuple[str, ...] = ()
     partitions: tuple[str, ...] = ()
     format_version: int = 2
+    #: columns of days or moments by which it is partitioned
+    moments: tuple[str, ...] = ()
     #: records below it are in the table already
     floor: Mapping[Partition, int] = field(default_factory=dict)
 
@@ -299,6 +302,7 @@ class Settler:
                 rows, plan.shape.arrow, plan.metadata, work.partition,
                 _picked(work.opened.offsets, at), _picked(work.opened.stamps, at),
             )  # fmt: skip
+            _check_moments(shaped, plan)
         except Misfit as error:
             positions = np.arange(len(rows)) if at is None else at
             if len(rows) == 1:
@@ -508,6 +512,27 @@ def _changes(plan: TablePlan, columns: pa.Schema, aliases: Aliases) -> Any:
         identifier=plan.identifier, partitions=plan.partitions,
         format_version=plan.format_version,
     )  # fmt: skip
+
+
+#: The years 1 to 9999, in days since 1970: beyond them a partition has no name.
+_DAYS = (-719_162, 2_932_896)
+
+
+def _check_moments(rows: pa.Table, plan: TablePlan) -> None:
+    for name in plan.moments:
+        column = rows.column(name)
+        days = column.cast(pa.int64() if pa.types.is_timestamp(column.type) else pa.int32())
+        scale = {"us": 86_400_000_000, "ns": 86_400_000_000_000}.get(
+            getattr(column.type, "unit", ""), 1
+        )
+        span = pc.min_max(days)
+        if span["min"].is_valid and not (
+            _DAYS[0] * scale <= span["min"].as_py() and span["max"].as_py() < (_DAYS[1] + 1) * scale
+        ):
+            raise Misfit(
+                f"cannot fit {plan.shape.name}: column {name!r} has a moment outside the years 1 "
+                "to 9999, which no partition can name"
+            )
 
 
 def _under(value: bytes | None, newer: Mapping[str, str]) -> bytes | None:

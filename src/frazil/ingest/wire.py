@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
+import threading
 import time
 import zlib
 from collections.abc import Iterator, Mapping
@@ -43,8 +44,17 @@ _PASSING = frozenset((-1, 3, 5, 6, 7, 8, 9, 13, 56, 74, 75, 78, 103))
 _TRANSACTIONAL, _CONTROL, _APPEND_TIME = 1 << 4, 1 << 5, 1 << 3
 
 _admins: dict[str, AdminClient] = {}
-_leaders: dict[tuple[str, Partition], tuple[str, int]] = {}
-_connections: dict[tuple[str, int], socket.socket] = {}
+
+
+class _Own(threading.local):
+    """Of one thread: an answer belongs to who asked, and a driver may run several sinks."""
+
+    def __init__(self) -> None:
+        self.leaders: dict[tuple[str, Partition], tuple[str, int]] = {}
+        self.connections: dict[tuple[str, int], socket.socket] = {}
+
+
+_own = _Own()
 
 
 class Unsupported(Exception):
@@ -76,7 +86,11 @@ def fetch(kafka: Mapping[str, str], wanted: Range, *, patience: float) -> Iterat
                 outstanding = False
                 code, batches, aborted = _receive(kafka, wanted.partition)
                 visible = list(_visible(batches, aborted, wanted, position))
-            except (OSError, EOFError) as error:  # a wrong checksum too: it is fetched again
+            except (
+                OSError,
+                EOFError,
+                struct.error,
+            ) as error:  # a wrong checksum too: it is fetched again
                 _forget(kafka, wanted.partition)
                 code, batches, visible, trouble = -1, [], [], str(error) or type(error).__name__
             if code == _OUT_OF_RANGE:
@@ -268,24 +282,24 @@ def _exactly(connection: socket.socket, size: int) -> bytearray:
 
 def _connection(kafka: Mapping[str, str], partition: Partition) -> socket.socket:
     address = _leader(kafka, partition)
-    if address not in _connections:
+    if address not in _own.connections:
         connection = socket.create_connection(address, timeout=30)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _connections[address] = connection
-    return _connections[address]
+        _own.connections[address] = connection
+    return _own.connections[address]
 
 
 def _leader(kafka: Mapping[str, str], partition: Partition) -> tuple[str, int]:
     key = (kafka["bootstrap.servers"], partition)
-    if key not in _leaders:
+    if key not in _own.leaders:
         try:
             found = _admin(kafka).list_topics(partition.topic, timeout=10)
             leader = found.topics[partition.topic].partitions[partition.number].leader
             broker = found.brokers[leader]
         except (KafkaException, KeyError) as error:
             raise OSError(f"no leader of {partition}: {error}") from None
-        _leaders[key] = (str(broker.host), broker.port)
-    return _leaders[key]
+        _own.leaders[key] = (str(broker.host), broker.port)
+    return _own.leaders[key]
 
 
 def _admin(kafka: Mapping[str, str]) -> AdminClient:
@@ -297,8 +311,8 @@ def _admin(kafka: Mapping[str, str]) -> AdminClient:
 
 def _forget(kafka: Mapping[str, str], partition: Partition) -> None:
     """Drop the connection, and the belief who leads the partition."""
-    address = _leaders.pop((kafka["bootstrap.servers"], partition), None)
-    connection = _connections.pop(address, None) if address else None
+    address = _own.leaders.pop((kafka["bootstrap.servers"], partition), None)
+    connection = _own.connections.pop(address, None) if address else None
     if connection is not None:
         connection.close()
 

@@ -466,7 +466,7 @@ class _Layout:
 
     def descriptor(self, path: str, partition: Partition, metadata: Any, size: int) -> str:
         statistics = data_file_statistics_from_parquet_metadata(
-            parquet_metadata=metadata,
+            parquet_metadata=_Bounds(metadata),
             stats_columns=self.statistics,
             parquet_column_mapping=self.ids,
         ).to_serialized_dict()
@@ -492,6 +492,39 @@ class _Layout:
                 "values": [v.hex() if isinstance(v, bytes) else v for v in values.values()],
             }
         return json.dumps(descriptor)
+
+
+class _Bounds:
+    """Parquet's metadata, with the bounds of days and moments as the numbers they are: beyond the
+    year 9999 Python has none, and the column has."""
+
+    def __init__(self, found: Any) -> None:
+        self._found = found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._found, name)
+
+    def row_group(self, number: int) -> _Bounds:
+        return _Bounds(self._found.row_group(number))
+
+    def column(self, number: int) -> _Bounds:
+        return _Bounds(self._found.column(number))
+
+    @property
+    def statistics(self) -> _Bounds:
+        return _Bounds(self._found.statistics)
+
+    @property
+    def min(self) -> Any:
+        return self._found.min_raw if self._temporal else self._found.min
+
+    @property
+    def max(self) -> Any:
+        return self._found.max_raw if self._temporal else self._found.max
+
+    @property
+    def _temporal(self) -> bool:
+        return self._found.logical_type.type in ("DATE", "TIME", "TIMESTAMP")
 
 
 @lru_cache(maxsize=2048)  # a worker's next task writes the same tables

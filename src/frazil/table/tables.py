@@ -229,6 +229,7 @@ class Tables:
                 aliases=_aliases(held),
                 identifier=schema.identifier_fields(shape.schema),
                 partitions=tuple(each["name"] for each in json.loads(shape.spec)["fields"]),
+                moments=_moments(shape),
                 format_version=held.table.format_version,
                 floor=held.floor,
             )
@@ -327,6 +328,17 @@ def shaped(table: Table, config: TableConfig, topic_column: str = "") -> TableSh
         compression=config.compression,
         io=table.io_properties,
         sort_order=table.sort_order,
+    )
+
+
+def _moments(shape: TableShape) -> tuple[str, ...]:
+    """Columns of days or moments by which a table is partitioned."""
+    sources = {each["source-id"] for each in json.loads(shape.spec)["fields"]}
+    top = {each["id"]: each["name"] for each in json.loads(shape.schema)["fields"]}
+    names = [name for number, name in top.items() if number in sources]
+    temporal = (pa.types.is_date, pa.types.is_timestamp)
+    return tuple(
+        n for n in names if any(is_kind(shape.arrow.field(n).type) for is_kind in temporal)
     )
 
 
