@@ -9,14 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from examples import enrich, python_udf, sessionise, spark_kafka
+from examples import enrich, many_tables, python_udf, sessionise, spark_kafka
 
-from frazil.core.config import Config, for_frame
+from frazil.core.config import Config, document, for_frame, from_document
 from frazil.surface import orders
 from frazil.surface.broker import Broker
 from frazil.surface.orders import create_topic
 from tests.oracle import Lake, assert_once
-from tests.system.streams import WITHIN, produce, proven
+from tests.system.streams import WITHIN, catch_up, produce, proven
 
 Make = Callable[..., Config]
 NOW = {"trigger": "available-now"}
@@ -152,3 +152,22 @@ def test_spark_kafka_accounts_for_every_record(broker: Broker, lake: Lake, spark
     report = proven(for_frame(f"db.{name}", "lake", settings), spark)
     assert report.proves == "records"
     assert counts(report) == {"written": 400, "skipped": 0, "invisible": 0, "merged": 0}
+
+
+def test_many_tables_sends_every_record_where_it_belongs(broker: Broker, lake: Lake, spark: Any):
+    many_tables.main(broker.bootstrap)
+    example = Path(many_tables.__file__).with_suffix(".toml")
+    given = document(example, {"FRAZIL_KAFKA__BOOTSTRAP_SERVERS": broker.bootstrap})
+    given["catalog"] = lake.document("shop", "none", broker.bootstrap)["catalog"]
+    config = from_document(given, base=example.parent)
+    catch_up(config, spark)
+    tables = ("orders", "money", "inventory", "events_click", "events_search", "dead_letters")
+    found = {table: lake.query(f"shop.{table}", "count(*)")[0][0] for table in tables}
+    assert found == {"orders": 101, "money": 101, "inventory": 101, "events_click": 101,
+                     "events_search": 100, "dead_letters": 2}  # fmt: skip
+    assert lake.query("shop.inventory", "item", "WHERE _op = 'd'") == [(5,)]
+    kinds = {kind for (kind,) in lake.query("shop.dead_letters", "kind")}
+    assert kinds == {"route", "name"}
+    everything = lake.query("shop.frazil_index", "sum(written), sum(rejected), sum(skipped)",
+                            "WHERE table_name = '*'")  # fmt: skip
+    assert everything == [(403, 2, 102)]

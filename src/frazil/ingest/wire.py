@@ -86,11 +86,7 @@ def fetch(kafka: Mapping[str, str], wanted: Range, *, patience: float) -> Iterat
                 outstanding = False
                 code, batches, aborted = _receive(kafka, wanted.partition)
                 visible = list(_visible(batches, aborted, wanted, position))
-            except (
-                OSError,
-                EOFError,
-                struct.error,
-            ) as error:  # a wrong checksum too: it is fetched again
+            except (OSError, EOFError, struct.error) as error:  # a wrong checksum too: try again
                 _forget(kafka, wanted.partition)
                 code, batches, visible, trouble = -1, [], [], str(error) or type(error).__name__
             if code == _OUT_OF_RANGE:
