@@ -15,7 +15,7 @@ demo: $(READY)  ## broker, pipeline, two SIGKILLs, and the proof (ARGS='--rows 3
 	@$(BIN)/frazil demo $(ARGS)
 
 test: $(READY) check  ## every test, against real Kafka, Spark and Iceberg
-	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 unit: $(READY)  ## the tests that need no JVM, in seconds
 	@$(BIN)/python -m pytest -q tests/unit tests/property $(ARGS)

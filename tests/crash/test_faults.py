@@ -47,7 +47,10 @@ def test_a_worker_killed_in_the_middle_of_a_file_is_replaced_and_the_batch_is_ex
     produce(broker.bootstrap, name, values)
     with Registry(id1=ROW, id2={**ROW, "doc": "the same, newer"}) as registry:
         registry.shut = {2}
-        config = make_config(decode={"format": "confluent-avro", "registry": {"url": registry.url}})
+        config = make_config(
+            decode={"format": "confluent-avro", "registry": {"url": registry.url}},
+            table={"properties": {"write.parquet.row-group-size-bytes": "65536"}},
+        )
         folder = lake.folder / "warehouse" / "db" / name / "data"
         with running(config, spark) as sink:
             eventually(

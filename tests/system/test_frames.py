@@ -547,7 +547,7 @@ def test_a_result_that_does_not_fit_the_table_is_refused_before_anything_is_writ
 ):
     def config(sql: str) -> Config:
         return make_config(decode={"format": "json"}, sink={"topics": [shared]},
-                           transform={"sql": sql})  # fmt: skip
+                           transform={"sql": sql}, table={"evolution": "fail"})  # fmt: skip
 
     catch_up(config(f"SELECT n, k, {ORIGIN} FROM stream"), spark)
     tables = [f"db.{name}", f"db.{name}_index"]
