@@ -15,7 +15,7 @@ Both sides share one Spark session, made by `frazil.surface.session` for a confi
 warm and see the same noise. Rows are counted on both sides. The cold figures are from before that:
 the first job of a process and a JVM of its own for each side, the session's start not counted.
 
-    make bench-df                       # 4M rows, six times each
+    make bench-df                       # 4M rows, eight times each
     make bench-df ARGS='--rows 200000 --repeat 4'
 """
 
@@ -309,7 +309,7 @@ def compare(rows: int, repeat: int, partitions: int) -> dict[str, Any]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rows", type=int, default=4_000_000)
-    parser.add_argument("--repeat", type=int, default=6)
+    parser.add_argument("--repeat", type=int, default=8)
     parser.add_argument("--partitions", type=int, default=4)
     parser.add_argument("--cold", help=argparse.SUPPRESS)
     parser.add_argument("--settings", help=argparse.SUPPRESS)

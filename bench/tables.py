@@ -8,7 +8,7 @@ that batch can be told apart:
     made     into N tables that are not there yet: learned, created, written, committed
     all      into the same N tables again: every table gets rows, files and a commit
     few      the same number of records, all for ten of the N tables: idle tables at work
-    stuck    as `all`, while one table is gone: the others take theirs, and status names the one
+    stuck    as `all`, but one table is dropped meanwhile: the others take theirs, and it is named
 
     make bench-tables                          # 1,000 tables, 500,000 records a phase
     make bench-tables ARGS='--tables 100 --rows 100000'
@@ -133,17 +133,19 @@ class Bench:
         return from_document(document)
 
     def phase(self, name: str, way: str, kinds: int, stuck: str = "") -> dict[str, Any]:
-        produce(self.broker.bootstrap, way, self.rows, kinds)
+        if not stuck:
+            produce(self.broker.bootstrap, way, self.rows, kinds)
         steps: list[Step] = []
         sink = Sink(self.config(way), on_step=steps.append)
         began = time.monotonic()
         sink.start(self.spark)
         started = time.monotonic() - began
-        ends = sink.ends()
         if stuck:
-            self._until_stuck(sink, kinds - 1)
+            self.spark.sql(f"DROP TABLE lake.{stuck}")
+            produce(self.broker.bootstrap, way, self.rows, kinds)
+            self._until_stuck(sink)
         else:
-            sink.wait_until(ends)
+            sink.wait_until(sink.ends())
         seconds = time.monotonic() - began
         named = dict(sink.committer.progress.stuck)
         sink.stop(1.0)
@@ -166,7 +168,7 @@ class Bench:
             raise SystemExit(f"expected {stuck} to be stuck, found {named}")
         return {**found, "batches": batches}
 
-    def _until_stuck(self, sink: Sink, others: int) -> None:
+    def _until_stuck(self, sink: Sink) -> None:
         """All other tables have theirs, and one is named."""
         deadline = time.monotonic() + 600
         while time.monotonic() < deadline:
@@ -207,7 +209,6 @@ def measure(tables: int, rows: int) -> dict[str, Any]:
         few = bench.phase("few", "many", FEW)
         bench.prove("many", tables, 3 * rows)
         gone = f"db.t_{kind(tables - 1)}"
-        bench.spark.sql(f"DROP TABLE lake.{gone}")
         bench.phase("stuck", "many", tables, stuck=gone)
         bench.spark.stop()
         memory = dict(bench.memory.most)
