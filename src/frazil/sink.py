@@ -337,6 +337,8 @@ class Sink:
         self._feed.check(
             lambda: self._reached_from(entry, self._recover()[0]) if entry else Reached()
         )
+        if entry is None:
+            self._refuse_a_lost_index()
         if index_table is None:
             entry = self._open_index(self._create_index())
         held = list(self._tables.held.values())
@@ -351,19 +353,23 @@ class Sink:
             if not self._index.made:  # a batch may be staged for a table the index knows nothing of
                 self._tables.open({n for _, each in self._stored() if each for n in each.names})
             self._tables.compare(self._known(claimed))
-            if entry is None:
-                self._refuse_a_lost_index()
         self._tables.take(self._take)
 
     def _refuse_a_lost_index(self) -> None:
-        for name, held in self._tables.held.items():
-            there = held.target.head().entry
-            if there is not None and any(there.end.values()):
-                raise Gap(
-                    f"cannot start sink {self.config.sink.id}: its index {self.config.index_table} "
-                    f"is gone, and table {name} holds what it wrote before",
-                    hint="restore the index, or use another sink id and other tables",
-                )
+        """Before a new one is made. (Of one table alone the ledger tells all that an index has.)"""
+        for held in self._tables.held.values() if not self._alone else ():
+            self._refuse_unknown(held)
+
+    def _refuse_unknown(self, held: Held) -> None:
+        """A table that this sink has filled and the index knows nothing of: the position is not its
+        own, so what lies between cannot be told from what is lost."""
+        there = held.target.head().entry
+        if there is not None and any(there.end.values()):
+            raise Gap(
+                f"cannot go on: table {held.table.name} holds what sink {self.config.sink.id} "
+                f"wrote before, and its index {self.config.index_table} knows nothing of that",
+                hint="restore the index, or use another sink id and other tables",
+            )
 
     def _open_index(self, table: Table) -> Entry | None:
         self._index = table
@@ -542,10 +548,8 @@ class Sink:
         ours = {self.config.dead_letters.table, replayed(self.config.dead_letters.table)}
         room = self.config.sink.max_tables - len(held.keys() - ours)
         from_data = sorted(needs.keys() - {*held, *names, *ours})
-        beyond = set(
-            from_data[max(0, room) :]
-        )  # the rules of the next run say that there is no room
-        wanted = sorted(needs.keys() - beyond)
+        beyond = from_data[max(0, room) :]  # the next run is told that there is no room
+        wanted = sorted(needs.keys() - set(beyond))
 
         def attempt(name: str) -> Held | None:
             try:
@@ -581,15 +585,14 @@ class Sink:
         """
         if not made:
             return
+        others = [held for held in made if not held.table.made]
+        for held in others:  # one that the index knows was found and claimed at the start
+            self._refuse_unknown(held)
         if any(held.table.name not in self._tables.names for held in made):
             self._tables.announce(self._index)
         self._still_newest()
-        for held in made:
-            if not held.table.made:
-                self._take(held.target)
-                reached = self._reached.cut  # an older life may have filled it beyond that
-                ahead = {p: o for p, o in held.target.end.items() if o > reached.get(p, 0)}
-                held.floor = Cut(ahead if not self._alone else {})
+        for held in others:
+            self._take(held.target)
 
     def plans(self) -> dict[str, TablePlan]:
         well = [name for name in self._tables.held if name not in self._tables.amiss]
@@ -695,8 +698,7 @@ class Sink:
         return table
 
     def _index_manifests(self, located: Sequence[Located]) -> list[str]:
-        table = self._index_target.table
-        assert isinstance(table, Table)
+        table = self._index_handle()
         if self._index_shape is None:
             self._index_shape = shaped(table, TableConfig(table.name))
         files = index.write(self._index_shape, self.prefix, located)

@@ -14,7 +14,7 @@ from frazil.surface.orders import create_topic
 from frazil.table.audit import Report, audit, live_files
 from frazil.table.jvm import Catalog
 from tests.oracle import Lake, assert_once, topic_records
-from tests.system.streams import WITHIN, eventually, produce
+from tests.system.streams import eventually, produce
 
 PER_LIFE = 120
 PARTITIONS = 3
@@ -123,7 +123,7 @@ def test_no_kill_loses_doubles_or_miscounts_a_window(
 
     last = Pipeline(config, until="forever", log=tmp_path / "log")
     try:
-        eventually(lambda: len(there()) >= len(closed), "every window closes", 2 * WITHIN)
+        eventually(lambda: len(there()) >= len(closed), "every window closes")
     finally:
         last.kill()
     rows = there()

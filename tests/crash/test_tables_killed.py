@@ -85,7 +85,6 @@ def assert_exact(lake: Lake, name: str, bootstrap: str, lives: int) -> int:
     return len(truth)
 
 
-@pytest.mark.timeout(600)  # eleven drivers
 def test_no_kill_at_any_step_loses_or_doubles_a_record_in_any_table(
     broker: Broker, lake: Lake, spark: Any, name: str, write_toml: Callable[..., Path],
     tmp_path: Path,

@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import Producer
 
 from frazil.core.config import Config, RouteConfig
-from frazil.core.errors import Fatal, Misfit, Overflow, Unroutable
+from frazil.core.errors import Fatal, Gap, Misfit, Overflow, Unroutable
 from frazil.core.offsets import Cut
 from frazil.surface.broker import Broker
 from frazil.surface.orders import create_topic
@@ -683,3 +683,41 @@ def test_a_lost_batch_record_brings_no_table_anything_twice(
     for number, start, end in spans:
         assert start == reached[number]
         reached[number] = end
+
+
+def test_a_name_from_data_is_in_the_index_before_its_table_is_filled_and_a_lost_index_is_refused(
+    broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make
+):
+    """So that a newer life finds every table that an older one may fill; without the index nobody
+    can tell what passed such a table by from what was lost, however often it is tried."""
+    create_topic(broker.bootstrap, name, 1)
+    produce(broker.bootstrap, name, events("a", "b"))
+    config = make_config(
+        decode={"format": "json"},
+        table=[{"name": f"db.{name}_a"}, {"name": f"db.{name}_from_{{value}}"}],
+        route=[
+            {"field": "kind", "values": ["a"], "to": [f"db.{name}_a"]},
+            {"field": "kind", "to": [f"db.{name}_from_{{value}}"]},
+        ],
+        dead_letters={"table": f"db.{name}_dead"},
+    )
+    steps = Steps(hold="staged")
+    with running(config, spark, steps) as sink:
+        assert steps.held.wait(WITHIN)
+        index = Catalog(spark, "lake").load(config.index_table)
+        assert index is not None
+        assert f"db.{name}_from_b" in index.properties[f"frazil.tables.{config.sink.id}"]
+        assert lake.query(f"db.{name}_from_b", "count(*)") == [(0,)]
+        steps.go.set()
+        assert sink.wait_until(sink.ends(), WITHIN)
+    spark.sql(f"DROP TABLE lake.{config.index_table}")
+    for _ in range(2):
+        with pytest.raises(Gap, match=rf"table db.{name}_a holds what sink .* wrote before"):
+            catch_up(config, spark)
+    # A table that only data names is found when the data does.
+    alone = replace(config, routes=config.routes[1:], tables=config.tables[1:])
+    produce(broker.bootstrap, name, events("b"))
+    for _ in range(2):
+        with pytest.raises(Gap, match=rf"table db.{name}_from_b holds what sink"):
+            catch_up(alone, spark)
+    assert lake.query(f"db.{name}_from_b", "count(*)") == [(1,)]

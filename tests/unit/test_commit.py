@@ -421,3 +421,25 @@ def test_a_batch_that_does_not_begin_at_the_ledgers_place_is_refused():
     entry = life.head().entry
     assert entry is not None
     assert (entry.rows, entry.source, entry.total.written) == (7, ("s2", "s3"), 7)
+
+
+def test_an_entry_never_begins_before_the_ledger_it_goes_on_from():
+    """An idle table's entry begins at its own end: what lies below that would be there twice."""
+    with pytest.raises(Overlap, match=r"\[5, 9\) to table db.t: it has orders\[0\] \[5, 7\)"):
+        entry_of([batch(5, 9, "b")], "db.t", 1, Cut({P: 7}))
+    idle = entry_of([batch(5, 9, "b")], "db.t", 1, Cut({P: 2}))
+    assert (idle.begin[P], idle.end[P], idle.counts(P).elsewhere, idle.counts(P).written) == (
+        2, 9, 3, 4,
+    )  # fmt: skip
+
+
+def test_an_entry_that_is_not_the_one_last_seen_is_refused_even_if_it_would_join():
+    """Another writer under this sink's id, whose entry happens to end where ours begins."""
+    table = FakeTable()
+    life, other = target(table), target(table)
+    put(life, batch(0, 5, "a"))
+    other.claim = None  # type: ignore[assignment,method-assign]  # it never claimed anything
+    other.seen = "a"
+    put(other, batch(5, 9, "b"))
+    with pytest.raises((Gap, Overlap), match="expected a as the newest entry, found b"):
+        put(life, batch(9, 12, "c"))

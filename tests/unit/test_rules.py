@@ -715,3 +715,12 @@ def test_rules_over_paths_work_on_what_peek_saw():
               route(field="s.t", values=("1",), skip=True)]  # fmt: skip
     rules = Rules(routes, TABLES)
     assert ways(rules.sort("t", peek(values, rules.fields)), 3) == [("lake.all",), (), "route"]
+
+
+@pytest.mark.parametrize("room", [0, -1, -1000])
+def test_where_there_is_no_room_or_less_than_none_no_name_from_data_is_admitted(room: int):
+    """Less than none: the cap was lowered below what is there."""
+    rules = Rules([RouteConfig(field="kind", to=("db.t_{value}",))], ["db.t_{value}"],
+                  known=["db.t_known"], room=room)  # fmt: skip
+    assert rules.admit("db.t_known") == ""
+    assert "no room for another table" in rules.admit("db.t_new")

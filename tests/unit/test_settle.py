@@ -21,7 +21,16 @@ from frazil.ingest.decode import Format
 from frazil.ingest.records import HEADERS, Opened
 from frazil.ingest.route import Metadata
 from frazil.ingest.rules import SKIP, Rules
-from frazil.ingest.settle import Letter, Settled, Settler, TablePlan, add_need, aliases_of, needed
+from frazil.ingest.settle import (
+    Letter,
+    Settled,
+    Settler,
+    TablePlan,
+    _Work,
+    add_need,
+    aliases_of,
+    needed,
+)
 from frazil.ingest.write import TableShape
 from frazil.table.schema import iceberg_schema
 
@@ -510,3 +519,19 @@ def test_needs_that_cannot_be_merged_keep_the_first_and_needs_that_can_keep_form
     assert needs["db.t"].names == ["a", "b"]
     assert needs["db.t"].field("a").type == pa.int64()
     assert aliases_of(needs["db.t"]) == {"a": ("x",), "b": ("y",)}
+
+
+@pytest.mark.parametrize("kind", [pa.timestamp("us", "UTC"), pa.date32()])
+def test_a_moment_that_no_partition_can_name_is_a_misfit_of_its_own_row(kind: pa.DataType):
+    day = 1 if pa.types.is_date(kind) else 86_400_000_000
+    days = {"first": -719_162, "last": 2_932_896, "before": -719_163, "behind": 2_932_897}
+    by_day = plan("db.t", ID, pa.field("at", kind), evolution="frozen", moments=("at",))
+    moments = pa.array([number * day for number in days.values()], pa.int64())
+    rows = pa.table({"id": pa.array(range(4)), "at": moments.cast(pa.int32()).cast(kind)
+                     if day == 1 else moments.cast(kind)})  # fmt: skip
+    settler = Settler(Format("raw"), None, plans(by_day), only="db.t")
+    work = _Work(HERE, opened([b""] * 4), NOBODY)
+    settler._into(work, "db.t", rows, None, {}, None)
+    assert ids(work.settled, "db.t") == [0, 1]
+    assert kinds(work.settled) == {2: "misfit", 3: "misfit"}
+    assert "outside the years 1 to 9999" in work.settled.letters[2].reason

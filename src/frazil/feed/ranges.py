@@ -35,8 +35,6 @@ from frazil.table.ledger import Entry
 #: How often a batch is run again because tables had to be made or changed for it. Each time all
 #: tasks tell all they need: more than a few times means that something else changes the tables.
 _RERUNS = 8
-
-
 #: Fewer rejected records than that are no share: a quiet stream has batches of one record.
 _FEW = 100
 
@@ -146,14 +144,10 @@ class Ranges:
 
     def write(self, frame: DataFrame, batch: int, reached: Reached) -> Written | None:
         """Spark runs one task per range; only what successful tasks hand back is believed."""
-        alone = self._config.one_table
-        if alone and not self._host.plans():
-            rows = frame.collect()
-            self._learn([Range(Partition(r.topic, r.partition), r.start, r.end) for r in rows])
         results = self._carried + self._settled(frame)
         if not results:
             return None  # a cut that only named new partitions
-        if alone and not self._host.plans():
+        if self._config.one_table and not self._host.plans():
             self._carried = results  # invisible offsets, and no table yet: told with the next batch
             return None
         written = self._checked(results, reached.cut)

@@ -236,30 +236,21 @@ def _letters(plan: Plan, chunk: Chunk, partition: Partition, letters: list[Lette
     assert plan.letters is not None
     letters = sorted(letters, key=lambda letter: letter.index)
     opened = chunk.open(envelope=True)
-    at = pa.array([letter.index for letter in letters])
-    rows = pa.table(
-        [
-            pa.array([opened.values[letter.index] for letter in letters], pa.large_binary()),
-            [letter.kind for letter in letters],
-            [letter.reason for letter in letters],
-            [letter.schema_id for letter in letters],
-            [list(letter.tables) for letter in letters],
-            [plan.batch] * len(letters),
-            [int(time.time() * 1_000_000)] * len(letters),
-        ],
-        names=LETTER_COLUMNS.names,
-    )
-    rows = pa.table(
-        [pa.array(rows.column(each.name).to_pylist(), each.type) for each in LETTER_COLUMNS],
-        schema=LETTER_COLUMNS,
-    )
-    index = np.asarray(at)
+    at = np.array([letter.index for letter in letters])
+    now = int(time.time() * 1_000_000)
+    values = [
+        (opened.values[letter.index], letter.kind, letter.reason, letter.schema_id,
+         list(letter.tables), plan.batch, now)
+        for letter in letters
+    ]  # fmt: skip
+    columns = zip(zip(*values, strict=True), LETTER_COLUMNS, strict=True)
+    rows = pa.table([pa.array(v, each.type) for v, each in columns], schema=LETTER_COLUMNS)
     assert opened.keys is not None
     assert opened.headers is not None
     return route(
-        rows, plan.letters.shape.arrow, plan.letters.metadata, partition, opened.offsets[index],
-        opened.stamps[index], keys=opened.keys.take(at),
-        headers=opened.headers.take(at),
+        rows, plan.letters.shape.arrow, plan.letters.metadata, partition, opened.offsets[at],
+        opened.stamps[at], keys=opened.keys.take(pa.array(at)),
+        headers=opened.headers.take(pa.array(at)),
     )  # fmt: skip
 
 
