@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit check bench bench-df bench-tables poison lock clean
+.PHONY: help demo test unit check bench bench-df bench-tables bench-audit poison planted lock clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 14
@@ -34,8 +34,14 @@ bench-df: $(READY)  ## the same for DataFrames: frazil.write and frazil.read aga
 bench-tables: $(READY)  ## one stream into a thousand tables: what a table costs, and at rest
 	@$(BIN)/python bench/tables.py $(ARGS)
 
+bench-audit: $(READY)  ## the audit of a billion rows in 100,000 batches, from metadata alone
+	@$(BIN)/python bench/audit.py $(ARGS)
+
 poison: $(READY)  ## hostile records among good ones: every good one exact, every bad one told once (N=1000000)
 	@$(BIN)/python bench/poison.py --hostile $(or $(N),1000000) $(ARGS)
+
+planted: $(READY)  ## corruption planted in tables that were well: all of it found, and nothing else (N=2000)
+	@$(BIN)/python bench/planted.py --count $(or $(N),2000) $(ARGS)
 
 lock:  ## resolve the dependencies anew (needs uv)
 	uv pip compile -q --universal --python-version 3.10 --generate-hashes --no-emit-index-url \

@@ -1147,8 +1147,8 @@ def side(documents: list[dict[str, Any]]) -> None:
     from pyiceberg.table import StaticTable
 
     from frazil.sink import Sink, Step
+    from frazil.surface.proof import of_table
     from frazil.surface.session import session
-    from frazil.table.audit import audit, live_files
 
     spark = None
     for each in documents:
@@ -1177,7 +1177,8 @@ def side(documents: list[dict[str, Any]]) -> None:
         for name in (config.tables[0].name, config.dead_letters.table):
             table = sink.catalog.load(name)
             assert table is not None, name
-            reports = audit(name, table.history("main"), live_files(table, "main"), config.sink.id)
+            found = of_table(sink.catalog.look, name, "main").reports
+            reports = [each for each in found if each.sink == config.sink.id]
             # By pyiceberg, with not a line of ours.
             files = StaticTable.from_metadata(table.metadata_file).scan().plan_files()
             answer[name] = {"verdicts": [report.verdict for report in reports],

@@ -34,8 +34,8 @@ from frazil.core.config import Config, from_document
 from frazil.sink import Sink, Step
 from frazil.surface.broker import Broker
 from frazil.surface.orders import create_topic, zigzag
+from frazil.surface.proof import of_table
 from frazil.surface.session import session
-from frazil.table.audit import audit, live_files
 from frazil.table.jvm import Catalog
 
 PARTITIONS = 4
@@ -185,7 +185,8 @@ class Bench:
         for i in range(tables):
             table = catalog.load(f"db.t_{kind(i)}")
             assert table is not None, kind(i)
-            [report] = audit(table.name, table.history("main"), live_files(table, "main"), way)
+            reports = of_table(catalog.look, table.name, "main").reports
+            [report] = [each for each in reports if (each.table, each.sink) == (table.name, way)]
             if report.verdict != "proven":
                 raise SystemExit(f"{table.name}: {report.values()}")
             rows += report.written

@@ -43,6 +43,7 @@ class Lake:
             "table": tables if isinstance(tables, list) else [{"name": f"db.{name}", **tables}],
             "route": sections.get("route", []),
             "dead_letters": sections.get("dead_letters", {}),
+            "completeness": sections.get("completeness", {}),
         }  # fmt: skip
 
     def config(self, name: str, topic: str, bootstrap: str, **sections: Any) -> Config:

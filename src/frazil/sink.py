@@ -23,7 +23,8 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import TypeVar
 
 import pyarrow as pa
@@ -42,6 +43,7 @@ from frazil.core.config import (
 )
 from frazil.core.errors import (
     ConfigError,
+    Fatal,
     Fenced,
     Foreign,
     FrazilError,
@@ -63,11 +65,14 @@ from frazil.ingest.settle import TablePlan
 from frazil.ingest.source import Origin, publish
 from frazil.ingest.stage import StagedBatch, StagedTable
 from frazil.ingest.write import TableShape
-from frazil.table import index, schema
-from frazil.table.audit import said_tables
+from frazil.table import complete, index, ledger, schema
+from frazil.table.audit import REPLAY, said_tables
 from frazil.table.commit import Bounds, Committer, Located, Target, chain
+from frazil.table.complete import Caller, Completeness
 from frazil.table.jvm import Catalog, Table
-from frazil.table.ledger import Entry, Head
+from frazil.table.ledger import Entry, Head, Snapshot
+from frazil.table.maintain import Upkeep
+from frazil.table.rewind import refuse_unfinished
 from frazil.table.tables import Held, Tables, each_of, shaped
 
 T = TypeVar("T")
@@ -79,6 +84,7 @@ STEPS = (
 )  # fmt: skip
 
 _STOP_SECONDS = 60.0
+_CALL_SECONDS = 10.0  # for a callback under way when the sink stops
 _INTERRUPTED = (
     "py4j.protocol.Py4JJavaError: An error occurred while calling a batch: "
     "java.lang.InterruptedException"
@@ -152,12 +158,17 @@ class Sink:
         frame: DataFrame | None = None,
         feed: Callable[[Sink], Feed] | None = None,
         on_step: Callable[[Step], None] | None = None,
+        on_complete: Callable[[datetime], object] | None = None,
     ) -> None:
         """`frame`: a streaming DataFrame to write; without it, what the config says is read, or
-        what `feed` brings."""
+        what `feed` brings. `on_complete` is told until when all is complete, at the start and then
+        whenever that moves over an hour; on a thread of its own, and again where it raises."""
         self.config = config
         self._frame = frame
         self._on_step = on_step or (lambda _: None)
+        self._on_complete = on_complete
+        self._caller: Caller | None = None
+        self._complete_until: int | None = None
         self._alone = config.one_table
         self._feed: Feed
         if feed is not None:
@@ -185,7 +196,9 @@ class Sink:
         self._stopped = False
         self._query: StreamingQuery | None = None
         self._index_shape: TableShape | None = None
+        self._spent: list[str] = []
         self._number = 0
+        self._untold: list[Located] = []
 
     # ── a life begins ────────────────────────────────────────────────────────────────────────
 
@@ -217,6 +230,7 @@ class Sink:
         self._tables = Tables(self._catalog, self.config, self._feed.template)
         self._claim(spark)
         staged, useless = self._recover()
+        self._recall(spark)
         self._take_over(staged)
         self._feed.resume(self._reached, str(self.epoch))
         stream = self._feed.stream(spark, until)
@@ -237,6 +251,10 @@ class Sink:
         for path in useless:
             self._index.delete(path)
         try:
+            if self._on_complete is not None:
+                self._caller = Caller(self._on_complete)
+                if self._complete_until is not None:
+                    self._caller.tell(self._complete_until)  # the last life may have died before
             self._committer.start()
             for batch in staged:
                 self._committer.submit(batch, bounded=False)
@@ -244,6 +262,8 @@ class Sink:
         except BaseException as error:
             self._committer.close()
             self._feed.close()
+            if self._caller is not None:
+                self._caller.close(0)
             if isinstance(error, PySparkException):
                 raise translated(error) from None
             raise
@@ -266,6 +286,7 @@ class Sink:
         staged, useless = self._recover()
         if counts_on in self._tables.amiss:
             raise self._tables.amiss[counts_on]
+        self._recall(spark)
         self._take_over(staged)
         for path in useless:
             self._index.delete(path)
@@ -345,6 +366,7 @@ class Sink:
         heads = each_of(lambda each: each.target.head().entry, held)
         self.epoch = 1 + max((each.epoch for each in (entry, *heads) if each), default=0)
         self._take(self._index_target, self._feed.start)
+        self._widen_index()
         # Only now: a table that an older life makes after this look finds its maker fenced.
         claimed = self._index_target.head().entry
         self._index.refresh()
@@ -371,16 +393,22 @@ class Sink:
                 hint="restore the index, or use another sink id and other tables",
             )
 
+    def _refuse_unfinished(self) -> None:
+        refuse_unfinished(self._index.properties, self.config.sink.id.removesuffix(REPLAY))
+
     def _open_index(self, table: Table) -> Entry | None:
         self._index = table
+        self._refuse_unfinished()
         own = self._catalog.load(self.config.index_table)
         if own is None:
             raise Foreign(f"cannot open table {self.config.index_table}: it is gone")
         # A handle of its own: the committer's thread and Spark's do not share tables.
-        self._index_target = Target(own, "main", self.config.sink.id, 0, time)
+        self._index_target = Target(own, "main", self.config.sink.id, 0, time, claimed_first=True)
         return self._index_target.head().entry
 
     def _open_tables(self, entry: Entry | None) -> None:
+        if entry is not None:  # and again after a claim: of a rewind and a life, one sees the other
+            self._refuse_unfinished()
         from_data = self._tables.announced(self._index) if entry else ()
         self._tables.open(dict.fromkeys([*self._tables.names, *self._known(entry), *from_data]))
 
@@ -425,6 +453,7 @@ class Sink:
                 staged += [index.rebuilt(each, name, uuid) for each in lost]
             staged = chain(position, staged, committed, place)
         self._look_ahead(staged[-1].end if staged else position, position)
+        self._untold = [] if self._alone else self._left_untold(after, staged, position)
         # Torn, superseded, or committed and indexed long ago.
         useful = {batch.commit_id for batch in staged}
         useless = [path for path, batch in stored if batch is None or batch.commit_id not in useful]
@@ -445,6 +474,34 @@ class Sink:
                 )
             held.floor = Cut({p: o for p, o in end.end.items() if o > ahead.get(p, 0)})
 
+    def _left_untold(
+        self,
+        after: Mapping[str, Sequence[tuple[Entry, Snapshot]]],
+        staged: Sequence[StagedBatch],
+        position: Cut,
+    ) -> list[Located]:
+        """What tables have beyond the position, and no staged batch tells of: the index gets its
+        rows from their ledgers, with the next batch. (Unless the entry does not say where in it the
+        batches lie that held nothing for the table.)"""
+        ids = {batch.commit_id for batch in staged}
+        found: list[Located] = []
+        for name, entries in after.items():
+            for entry, snapshot in entries:
+                known = all(
+                    (gone := entry.counts(each.partition).elsewhere) == 0
+                    or each.start + gone <= position.get(each.partition, 0)
+                    for each in entry.ranges
+                )
+                if entry.ranges and known and not ids & set(entry.commit_ids):
+                    batch = index.rebuilt(entry, name, self._tables[name].table.uuid)
+                    found.append((batch, {name: snapshot}))
+        if found:  # a life before this one may have had them written
+            there = self._index.plain.rows(["commit_id", "table_name"],
+                                           {"sink": [self.config.sink.id]}).to_pylist()  # fmt: skip
+            told = {(row["commit_id"], row["table_name"]) for row in there}
+            found = [each for each in found if (each[0].commit_id, *each[1]) not in told]
+        return found
+
     @staticmethod
     def _reached_from(entry: Entry | None, staged: Sequence[StagedBatch]) -> Reached:
         if entry is None:
@@ -454,6 +511,38 @@ class Sink:
             return Reached(entry.end, entry.source[1], origin)
         last = staged[-1]
         return Reached(last.end, last.source[1], Origin(last.cluster, last.topics))
+
+    def _widen_index(self) -> None:
+        """An index of an older Frazil gets the columns that it lacks."""
+
+        def lacking(there: str) -> schema.Update:
+            found = schema.update(there, index.COLUMNS, self._index.name, spec=self._index.spec,
+                                  format_version=self._index.format_version)  # fmt: skip
+            return replace(found, widen=(), relax=())
+
+        if not self._index.made:
+            self.patiently(lambda: self._index.evolve(lacking))
+
+    def _recall(self, spark: SparkSession) -> None:
+        """Until when the stream is complete, and where its partitions stand, by the index's rows.
+
+        (A replay of dead letters is no stream: its event times say nothing of what is to come.)
+        """
+        rules = complete.Rules.of(self.config.completeness)
+        apart, sink = self.config.dead_letters.table, self.config.sink.id
+        self._judge = None if sink.endswith(REPLAY) else Completeness(rules, apart)
+        if self._judge is None or self._index.made:
+            return
+        rows = self.patiently(lambda: self._index_rows(spark))
+        marks, self._complete_until = complete.recalled(rows, rules, apart)
+        self._judge = Completeness(rules, apart, marks, self._complete_until)
+
+    def _index_rows(self, spark: SparkSession) -> pa.Table:
+        """This sink's, from the files themselves; with Spark where only it can read them."""
+        try:
+            return self._index.plain.rows(complete.COLUMNS, {"sink": [self.config.sink.id]})
+        except (ConfigError, Fatal):
+            return index_rows(spark, self.config, complete.COLUMNS)
 
     def _take_over(self, staged: Sequence[StagedBatch]) -> None:
         entry = self._index_target.head().entry
@@ -467,6 +556,7 @@ class Sink:
             index_manifests=self._index_manifests,
             tables=lambda: self._tables.said(self._index_handle()),
             committed=self._after_commit,
+            indexed=self._complete,
             position=entry.end,
             pace=lambda name: self._tables.pace(name, interval),
             alone=self._alone,
@@ -476,6 +566,17 @@ class Sink:
                 duration(self.config.sink.max_pending_age),
             ),
             step=lambda name, batch: self._step(name, batch.number if batch else -1),
+            tidy=self._tidy,
+        )
+        table = self._index_handle()
+        self._upkeep = Upkeep(
+            table,
+            sink=self.config.sink.id,
+            epoch=self.epoch,
+            shape=lambda: shaped(table, TableConfig(table.name)),
+            prefix=lambda: self.prefix,
+            history=duration(self.config.sink.index_history),
+            step=lambda name: self._step(name, self._number),
         )
 
     def _check_table(self, known: Mapping[str, str], position: Cut) -> None:
@@ -504,6 +605,8 @@ class Sink:
             )
         head: Head = held.target.head()
         end = head.entry.end if head.entry else Cut()
+        # A partition that came with the last claim is not in the table's ledger yet.
+        end = Cut({**{p: self._began(p) for p in position if p not in end}, **end})
         if not end.reaches(position):
             lost = [Range(p, end.get(p, 0), o) for p, o in position.items() if end.get(p, 0) < o]
             raise Gap(
@@ -511,6 +614,15 @@ class Sink:
                 f"has not: {', '.join(map(str, lost))}",
                 hint="roll the table forward again, or use another sink id",
             )
+
+    def _began(self, partition: Partition) -> int:
+        """Where the index says that a partition began, as far as its history goes back."""
+        began = 0
+        for entry, _ in ledger.entries(self._index_handle().history("main"), self.config.sink.id):
+            if partition not in entry.begin:
+                break
+            began = entry.begin[partition]
+        return began
 
     def _stored(self) -> list[tuple[str, StagedBatch | None]]:
         found = []
@@ -589,8 +701,8 @@ class Sink:
         for held in others:  # one that the index knows was found and claimed at the start
             self._refuse_unknown(held)
         if any(held.table.name not in self._tables.names for held in made):
-            self._tables.announce(self._index)
-        self._still_newest()
+            self.patiently(lambda: self._tables.announce(self._index))
+        self.patiently(self._still_newest)
         for held in others:
             self._take(held.target)
 
@@ -701,16 +813,40 @@ class Sink:
         table = self._index_handle()
         if self._index_shape is None:
             self._index_shape = shaped(table, TableConfig(table.name))
-        files = index.write(self._index_shape, self.prefix, located)
+        until = None
+        if self._judge is not None:
+            now = int(time.time() * 1_000_000)
+            until = self._judge.tell([batch for batch, _ in located], self._known_ends, now)
+        try:
+            files = index.write(self._index_shape, self.prefix, [*self._untold, *located], until)
+        except OSError as error:  # of the store
+            raise Unavailable(f"cannot write to the index {table.name}: {error}") from None
+        except pa.ArrowException as error:
+            raise Misfit(f"cannot write to the index {table.name}: {error}") from None
         if not files:
             return []
         path = f"{table.location}/metadata/{self.prefix}-{uuid.uuid4()}-m0.avro"
         return [table.write_manifest(path, files)]
 
+    def _known_ends(self) -> Cut:
+        """Of partitions whose end is not known, none counts as read to its end."""
+        try:
+            return self._feed.ends()
+        except FrazilError:
+            return Cut()
+
+    def _complete(self, batches: Sequence[StagedBatch]) -> None:
+        """They are in the index: so is until when all is complete with them."""
+        self._untold = []
+        if self._judge is None:
+            return
+        before, now = self._complete_until, self._judge.committed(batches)
+        self._complete_until = now
+        if self._caller is not None and now is not None and complete.crossed(before, now):
+            self._caller.tell(now)
+
     def _after_commit(self, batches: Sequence[StagedBatch]) -> None:
-        table = self._index_target.table
-        for batch in batches:
-            table.delete(f"{self._stage_folder}{batch.file_name}")
+        self._unstage(batches)
         if not self._kafka:
             return
         try:
@@ -719,12 +855,42 @@ class Sink:
         except Unavailable as error:  # a courtesy to Kafka's lag tools; the position is the table's
             self._committer.progress.unpublished = error.message
 
+    def _unstage(self, batches: Sequence[StagedBatch]) -> None:
+        """Their records are of no use any more; what cannot be removed now is removed later."""
+        self._spent += [f"{self._stage_folder}{batch.file_name}" for batch in batches]
+        try:
+            while self._spent:
+                self._index_target.table.delete(self._spent[0])
+                self._spent.pop(0)
+        except FrazilError as error:
+            self._committer.progress.untidy = error.message
+
+    def _tidy(self) -> None:
+        """After each commit to the index. Whatever happens here, the stream goes on."""
+        try:
+            trouble = self._upkeep.tidy()
+        except Exception as error:
+            trouble = f"cannot look after the index: {type(error).__name__}: {error}"
+        if trouble or not self._spent:
+            self._committer.progress.untidy = trouble
+
     # ── waiting and ending ───────────────────────────────────────────────────────────────────
 
     @property
     def position(self) -> Cut:
         """Everything below it is committed, in the table and in the index."""
         return self._committer.progress.position
+
+    @property
+    def complete_until(self) -> datetime | None:
+        """Every event before it is committed, as far as none is later than `[completeness]` says;
+        None where nothing can be said yet."""
+        return None if self._complete_until is None else complete.moment(self._complete_until)
+
+    @property
+    def untold(self) -> str:
+        """What `on_complete` raised, as long as it has not been told since."""
+        return self._caller.trouble if self._caller else ""
 
     @property
     def committer(self) -> Committer:
@@ -785,6 +951,8 @@ class Sink:
             finally:
                 self._committer.close()
                 self._feed.close()
+                if self._caller is not None:
+                    self._caller.close(min(timeout, _CALL_SECONDS))
 
     # ── small things ─────────────────────────────────────────────────────────────────────────
 
@@ -823,7 +991,7 @@ class Sink:
         name, config = self.config.index_table, TableConfig(self.config.index_table)
         made = schema.iceberg_schema(index.COLUMNS, Metadata("", "", "", ""), config)
         spec = '{"spec-id": 0, "fields": []}'
-        return self._catalog.create(name, made, spec, properties={"format-version": "2"})
+        return self._catalog.create(name, made, spec, properties=index.PROPERTIES)
 
     @property
     def _stage_folder(self) -> str:
@@ -842,6 +1010,15 @@ class Sink:
         seconds: Mapping[str, float] | None = None,
     ) -> None:
         self._on_step(Step(name, batch, time.time(), records, seconds))
+
+
+def index_rows(spark: SparkSession, config: Config, columns: Sequence[str]) -> pa.Table:
+    """A sink's rows of its index, read by Spark; columns that the index lacks are left out."""
+    catalog = config.catalog.name
+    spark.catalog.refreshTable(f"{catalog}.{config.index_table}")  # a session may remember an older
+    frame = spark.read.table(f"{catalog}.{config.index_table}")
+    mine = frame.where(frame["sink"] == config.sink.id)
+    return mine.select(*(name for name in columns if name in frame.columns)).toArrow()
 
 
 def stage_folder(config: Config, index_table: Table) -> str:

@@ -11,10 +11,9 @@ from typing import Any
 from frazil.surface.broker import Broker
 from frazil.surface.child import Pipeline
 from frazil.surface.orders import create_topic
-from frazil.table.audit import Report, audit, live_files
-from frazil.table.jvm import Catalog
+from frazil.table.audit import Report
 from tests.oracle import Lake, assert_once, topic_records
-from tests.system.streams import eventually, produce
+from tests.system.streams import audited, eventually, produce
 
 PER_LIFE = 120
 PARTITIONS = 3
@@ -45,9 +44,7 @@ def killed_at(config: Path, step: str, log: Path) -> None:
 
 
 def report(spark: Any, name: str) -> Report:
-    table = Catalog(spark, "lake").load(f"db.{name}")
-    assert table is not None
-    [found] = audit(table.name, table.history("main"), live_files(table, "main"), name)
+    [found] = [each for each in audited(spark, f"db.{name}") if each.sink == name]
     return found
 
 

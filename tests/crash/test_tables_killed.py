@@ -17,7 +17,6 @@ from frazil.surface.broker import Broker
 from frazil.surface.child import Pipeline
 from frazil.surface.orders import create_topic
 from frazil.surface.status import leftovers
-from frazil.table.audit import live_files
 from frazil.table.jvm import Catalog
 from tests.oracle import Lake, assert_once, topic_records
 from tests.system.streams import (
@@ -141,7 +140,7 @@ def test_no_kill_at_any_step_loses_or_doubles_a_record_in_any_table(
     for each in tables:
         made = Catalog(spark, "lake").load(each)
         assert made is not None
-        live = {file.path.removeprefix("file:") for file in live_files(made, "main")}
+        live = {file.path.removeprefix("file:") for file in made.plain.files()[0]}
         data = Path(made.location.removeprefix("file:")) / "data"
         assert {str(path) for path in data.rglob("*.parquet")} == live, each
 
@@ -171,7 +170,7 @@ def test_the_older_of_two_lives_is_fenced_from_every_table(
     for suffix in SUFFIXES:
         table = Catalog(spark, "lake").load(f"db.{name}_{suffix}")
         assert table is not None
-        late = [f.path for f in live_files(table, "main") if f.offsets and f.offsets[0] > 0]
+        late = [f.path for f in table.plain.files()[0] if f.offsets and f.offsets[0] > 0]
         assert late
         assert all(f"/frazil-{name}-{newer.epoch}-" in path for path in late), suffix
     all_proven(config, spark, *(f"db.{name}_{suffix}" for suffix in SUFFIXES))

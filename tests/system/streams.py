@@ -18,7 +18,8 @@ from frazil.core.config import Config
 from frazil.core.errors import Unavailable
 from frazil.core.offsets import Partition
 from frazil.sink import Sink, Step
-from frazil.table.audit import Report, audit, live_files
+from frazil.surface.proof import of_sink, of_table
+from frazil.table.audit import Report
 from frazil.table.jvm import Catalog
 
 WITHIN = 180.0  # seconds; a bound for what takes a few, on a machine that is busy
@@ -101,24 +102,27 @@ def catch_up(config: Config, spark: Any, steps: Steps | None = None) -> Sink:
 
 
 def proven(config: Config, spark: Any) -> Report:
-    table = Catalog(spark, config.catalog.name).load(config.tables[0].name)
-    assert table is not None
-    branch = config.tables[0].branch
-    [report] = audit(table.name, table.history(branch), live_files(table, branch), config.sink.id)
-    assert report.verdict == "proven", report.values()
-    return report
+    return all_proven(config, spark, config.tables[0].name)[config.tables[0].name]
 
 
 def all_proven(config: Config, spark: Any, *tables: str) -> dict[str, Report]:
-    """The audit of each of many tables."""
-    found = {}
-    for name in tables:
-        table = Catalog(spark, config.catalog.name).load(name)
-        assert table is not None, name
-        history, files = table.history("main"), live_files(table, "main")
-        [found[name]] = audit(name, history, files, config.sink.id)
+    """The audit of each of many tables, and of the index."""
+    found = {report.table: report for report in reports(config, spark)}
+    for name in (*tables, config.index_table):
         assert found[name].verdict == "proven", found[name].values()
-    return found
+    return {name: found[name] for name in tables}
+
+
+def reports(config: Config, spark: Any) -> list[Report]:
+    """Of all tables of the sink."""
+    proof = of_sink(config, Catalog(spark, config.catalog.name).look)
+    return [report for report in proof.reports if report.sink == config.sink.id]
+
+
+def audited(spark: Any, name: str, catalog: str = "lake") -> list[Report]:
+    """Of one table, by its name alone: a report for each of its sinks."""
+    proof = of_table(Catalog(spark, catalog).look, name, "main")
+    return [report for report in proof.reports if report.table == name]
 
 
 def avro(schema: dict[str, Any], value: dict[str, Any], schema_id: int | None = None) -> bytes:

@@ -40,13 +40,13 @@ from frazil.sink import Sink, Step
 from frazil.surface.broker import Broker
 from frazil.surface.orders import create_topic
 from frazil.table import commit, jvm
-from frazil.table.audit import Report, audit, live_files
-from frazil.table.jvm import Catalog
+from frazil.table.audit import Report
 from tests.oracle import Lake, assert_exact, assert_once, topic_records
 from tests.system.streams import (
     WITHIN,
     Registry,
     Steps,
+    audited,
     avro,
     catch_up,
     eventually,
@@ -145,9 +145,7 @@ def wait_for_rows(lake: Lake, name: str, count: int, sink: Sink) -> None:
 
 
 def report(spark: Any, name: str) -> Report:
-    table = Catalog(spark, "lake").load(f"db.{name}")
-    assert table is not None
-    [found] = audit(table.name, table.history("main"), live_files(table, "main"), name)
+    [found] = [each for each in audited(spark, f"db.{name}") if each.sink == name]
     return found
 
 

@@ -20,7 +20,7 @@ from frazil.core.errors import ConfigError
 from frazil.sink import Sink
 from frazil.surface import orders
 from frazil.surface.broker import Broker, die_with_parent, free_ports
-from frazil.table.audit import audit, live_files
+from frazil.surface.proof import of_table
 
 KEY, SECRET = "frazil", "not-a-real-secret"
 
@@ -116,7 +116,8 @@ def test_a_topic_goes_to_s3_through_a_rest_catalog_and_two_lives(
     table = sink.catalog.load(f"db.{name}")
     assert table is not None
     assert table.location.startswith("s3://lake/")
-    [report] = audit(name, table.history("main"), live_files(table, "main"))
+    report, stream = of_table(sink.catalog.look, f"db.{name}", "main").reports
+    assert stream.verdict == "proven"
     assert report.verdict == "proven"
     assert report.written == 18_000
     assert table.listing(f"s3://stage/frazil/{name}/") == [], "what is committed is cleaned up"

@@ -22,7 +22,6 @@ from frazil.sink import Sink
 from frazil.surface.broker import Broker
 from frazil.surface.orders import create_topic
 from frazil.table import commit, jvm
-from frazil.table.audit import live_files
 from frazil.table.jvm import Catalog
 from frazil.table.ledger import entries
 from tests.oracle import Lake, assert_exact, assert_once, topic_records
@@ -311,7 +310,7 @@ def test_a_large_range_is_split_over_tasks(
     assert assert_exact(lake, f"db.{name}", broker.bootstrap, name) == 200
     table = Catalog(spark, "lake").load(f"db.{name}")
     assert table is not None
-    assert sorted(file.rows for file in live_files(table, "main")) == [50] * 4
+    assert sorted(file.rows for file in table.plain.files()[0]) == [50] * 4
 
 
 # ── lives ────────────────────────────────────────────────────────────────────────────────────────
@@ -584,7 +583,7 @@ def test_the_older_of_two_lives_is_fenced_and_its_rows_are_absent(
     assert table is not None
     epochs = Counter(
         file.path.rsplit("/", 1)[1].removeprefix(f"frazil-{name}-").split("-")[0]
-        for file in live_files(table, "main")
+        for file in table.plain.files()[0]
     )
     assert str(older.epoch) not in epochs
     assert_joined(index_rows(lake, name))

@@ -29,8 +29,13 @@ JVM = {"_jvm", "_jsc", "_jdf", "_jsparkSession", "_gateway", "_jwrapped", "_jc"}
 
 #: Imports inside functions: module → how many there may be, and why.
 LATE = {
-    "": 4,  # `import frazil` loads nothing; its functions load Spark when they are called
-    "surface.cli": 14,  # a command loads what it needs: `frazil --help` answers at once
+    "": 5,  # `import frazil` loads nothing; its functions load Spark when they are called
+    "table.plain": 3,  # local files are read without paying for pyiceberg's import
+    "table.store": 1,  # the same
+    "table.catalogs": 4,  # the same, and psycopg is there or not
+    "surface.cli": 17,  # a command loads what it needs: `frazil --help` answers at once
+    "surface.opened": 2,  # Spark only where it is needed
+    "surface.proof": 1,  # and Kafka's client only where the broker is asked
     "surface.child": 4,  # the parent process, which also imports it, needs no Spark
     "surface.daemon": 1,  # what is imported before the fork is chosen line by line
     "surface.jars": 1,  # a broker's jars are fetched without paying for Spark's import
@@ -45,6 +50,7 @@ DYNAMIC = {
 BROAD = {
     "table.commit": 1,  # the committer's thread: what is not ours must still stop the stream
     "ingest.rules": 1,  # a user's function may raise anything
+    "table.complete": 1,  # and so may the one that is told of complete hours
     "ingest.avro": 1,  # a panic of polars is a BaseException; the slow way decides
 }
 
@@ -199,7 +205,7 @@ def test_importing_the_package_loads_nothing_of_weight():
     code = f"import sys, frazil; print([name for name in {heavy} if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     assert found.stdout.strip() == "[]"
-    assert frazil.__all__ == ["read", "register", "write"]
+    assert frazil.__all__ == ["as_of", "read", "register", "write"]
 
 
 def late(tree: ast.Module) -> int:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from frazil.core.errors import Foreign
 from frazil.core.offsets import BATCHES, Cut, Partition, Range
-from frazil.table.audit import DataFile, Report, audit, known_tables, live_files
+from frazil.table.audit import Evidence, Report, audit, known_tables
 from frazil.table.ledger import Counts, Entry, Snapshot, parse
+from frazil.table.plain import DataFile
+from frazil.table.told import of
 
 A, B = Partition("orders", 0), Partition("orders", 1)
 Ranges = Mapping[Partition, tuple[int, int]]
@@ -41,6 +45,7 @@ class History:
 
     snapshots: list[Snapshot] = field(default_factory=list)
     files: list[DataFile] = field(default_factory=list)
+    deletes: int = 0
 
     def add(self, summary: Mapping[str, str], operation: str = "append") -> History:
         number = len(self.snapshots) + 1
@@ -52,10 +57,12 @@ class History:
     def commit(self, ranges: Ranges, sink: str = "s", **more: Any) -> History:
         one = entry(ranges, sink, **more)
         self.files += files_of(one, f"{sink}-{len(self.snapshots)}")
-        return self.add(one.summary())
+        return self.add({**one.summary(), "added-records": str(one.total.written)})
 
     def reports(self, sink: str = "") -> list[Report]:
-        return audit("db.t", self.snapshots[::-1], self.files, sink)
+        return audit(
+            Evidence("db.t", self.snapshots[::-1], files=self.files, deletes=self.deletes), sink
+        )
 
     def report(self) -> Report:
         (only,) = self.reports()
@@ -139,8 +146,39 @@ def test_a_compaction_that_lost_a_row_is_found():
 
 def test_a_foreign_append_is_accounted_for():
     history = whole().add({"added-records": "100"})
-    history.files.append(DataFile("/foreign", 100, None, None))
+    history.files.append(DataFile("/foreign", 100, None, None, nulls=100))
     assert history.report().verdict == "proven"
+
+
+def test_rows_of_others_that_have_offsets_may_be_copies_of_ours():
+    """INSERT INTO t SELECT * FROM t, compacted with the rest: whose they are, nobody can tell."""
+    history = whole().add({"added-records": "19"})
+    history.files = [DataFile("/big", 38, None, (0, 11))]
+    assert history.report().verdict == "cannot tell"
+    history.files = [DataFile("/big", 38, None, (0, 11), nulls=19)]
+    assert history.report().verdict == "proven"
+    history.files = [DataFile("/big", 38, None, (0, 11), topics=("orders", "orders"))]
+    assert history.report().verdict == "overlap"
+
+
+def test_rows_of_others_in_a_file_of_one_partition_are_not_counted_as_ours():
+    history = (
+        whole()
+        .add({"added-records": "4"})
+        .add({"added-records": "9", "deleted-records": "9"}, "replace")
+    )
+    history.files[0] = replace(history.files[0], rows=history.files[0].rows + 4, nulls=4)
+    report = history.report()
+    assert (report.verdict, report.lines[0].rows) == ("proven", 12)
+
+
+def test_what_was_removed_may_have_been_theirs():
+    """Somebody added rows and took them back; ours are all there, in a file of all partitions."""
+    history = whole().add({"added-records": "5"}).add({"deleted-records": "5"}, "delete")
+    history.files = [DataFile("/big", 19, None, (0, 11), topics=("orders", "orders"))]
+    assert history.report().verdict == "proven"
+    history.files = [DataFile("/big", 19, None, None)]
+    assert history.report().verdict == "cannot tell"
 
 
 def test_a_foreign_snapshot_without_records_does_not_matter():
@@ -148,7 +186,7 @@ def test_a_foreign_snapshot_without_records_does_not_matter():
 
 
 def test_a_table_no_sink_wrote_to_has_no_report():
-    assert audit("db.t", [], []) == []
+    assert audit(Evidence("db.t", [], files=[])) == []
     assert History().add({"added-records": "3"}).reports() == []
     assert whole().reports("another") == []
 
@@ -200,35 +238,41 @@ def test_manifests_that_hold_other_rows_than_the_ledger_says_are_found(by: int):
     history = whole()
     history.files[0] = replace(history.files[0], rows=history.files[0].rows + by)
     report = history.report()
-    assert report.verdict == "unaccounted"
-    said = f"unaccounted: the manifests hold {19 + by} rows; the ledger says 19"
-    assert said in report.findings
+    assert report.verdict == {-1: "unaccounted", 1: "overlap"}[by]
+    assert report.lines[0].ranges(report.verdict) == (Range(A, 0, 5),)
+    assert report.lines[1].verdict == "proven"
 
 
 def test_rows_that_moved_between_partitions_are_found_though_the_sum_is_right():
     history = whole()
     history.files[0] = replace(history.files[0], rows=history.files[0].rows + 1)
     history.files[1] = replace(history.files[1], rows=history.files[1].rows - 1)
-    assert history.report().verdict == "unaccounted"
+    assert [line.verdict for line in history.report().lines] == ["overlap", "unaccounted"]
 
 
 def test_a_missing_file_is_found():
     history = whole()
     del history.files[1]
-    assert history.report().verdict == "unaccounted"
+    report = history.report()
+    assert report.verdict == "gap"
+    assert [line.gaps for line in report.lines] == [(), (Range(B, 0, 3),)]
 
 
 def test_an_empty_table_that_should_hold_rows_is_found():
     history = whole()
     history.files = []
-    assert history.report().verdict == "unaccounted"
+    report = history.report()
+    assert [line.gaps for line in report.lines] == [
+        (Range(A, 0, 12),),
+        (Range(B, 0, 7),),
+    ]
 
 
 def test_a_foreign_copy_of_our_rows_is_found():
     """INSERT INTO t SELECT * FROM t: the sum is announced, the partition has its rows twice."""
     history = whole().add({"added-records": "19"})
     history.files += [replace(file, path=file.path + "-copy") for file in history.files]
-    assert history.report().verdict == "unaccounted"
+    assert history.report().verdict == "overlap"
 
 
 @pytest.mark.parametrize("operation", ["delete", "overwrite"])
@@ -236,19 +280,30 @@ def test_rows_that_a_foreign_commit_removed_are_unaccounted_for(operation: str):
     history = whole().add({"deleted-records": "5"}, operation)
     history.files = history.files[1:]
     report = history.report()
-    assert report.verdict == "unaccounted"
+    assert report.verdict == "gap"
+    assert report.lines[0].gaps == (Range(A, 0, 5),)
 
 
 def test_a_foreign_delete_that_later_appends_make_up_for_is_still_found():
     history = whole().add({"deleted-records": "5"}, "delete").add({"added-records": "5"})
+    history.files[0] = replace(history.files[0], partition=None, offsets=None)
     assert history.report().verdict == "unaccounted"
+
+
+def test_rows_that_a_foreign_hand_wrote_anew_are_all_there():
+    """UPDATE of one partition: other files, the same offsets."""
+    history = whole().add({"deleted-records": "5", "added-records": "5"}, "overwrite")
+    history.files[0] = replace(history.files[0], path="/theirs")
+    assert history.report().verdict == "proven"
 
 
 @pytest.mark.parametrize("operation", ["delete", "overwrite"])
 def test_rows_that_a_foreign_merge_on_read_delete_hides_are_unaccounted_for(operation: str):
     """DELETE FROM t with position deletes: no data file changes, no deleted-records is said."""
     summary = {"added-delete-files": "1", "added-position-deletes": "5"}
-    assert whole().add(summary, operation).report().verdict == "unaccounted"
+    history = whole().add(summary, operation)
+    history.deletes = 1
+    assert history.report().verdict == "unaccounted"
 
 
 def test_rows_that_a_foreign_overwrite_replaced_by_as_many_are_unaccounted_for():
@@ -320,9 +375,10 @@ def test_the_report_is_plain_json():
     assert values["verdict"] == "gap"
     assert values["partitions"] == [
         {
-            "topic": "orders", "partition": 0, "start": 0, "end": 9, "written": 7, "rejected": 0,
+            "topic": "orders", "partition": 0, "verdict": "gap", "start": 0, "end": 9,
+            "written": 7, "rejected": 0,
             "skipped": 0, "invisible": 0, "merged": 0, "elsewhere": 0, "rows_in_files": 7,
-            "gaps": [[5, 7]], "overlaps": [],
+            "gaps": [[5, 7]], "overlaps": [], "unaccounted": [],
         }
     ]  # fmt: skip
 
@@ -341,26 +397,30 @@ def test_batches_that_held_nothing_for_a_table_are_accounted_for():
 FOUR = {A: Counts(0, rejected=4)}
 
 
+def named(sink: str, batch: int) -> str:
+    return f"/data/frazil-{sink}-1-{batch}-{uuid.uuid4()}.parquet"
+
+
 def replayed(history: History, rows: int, at: tuple[int, int], batch: int = 0) -> History:
     """A batch of dead letters of sink `s`, written by the sink that replays them."""
     history.commit({BATCHES: (batch, batch + 1)}, "s.replay", rows=rows)
-    history.files[-1] = DataFile(f"/data/frazil-s.replay-1-{batch}-x.parquet", rows, A, at)
+    history.files[-1] = DataFile(named("s.replay", batch), rows, A, at)
     return history
 
 
 def test_replayed_letters_are_counted_in_and_batches_of_replays_are_proven():
     history = whole().commit({A: (12, 20), B: (7, 9)}, unwritten={A: Counts(0, rejected=3)})
-    history.files = [replace(f, path=f"/data/frazil-s-{f.path[1:]}") for f in history.files]
+    history.files = [replace(f, path=named("s", i)) for i, f in enumerate(history.files)]
     mine, replay = replayed(history, 3, (13, 17)).reports()
     assert (mine.sink, mine.verdict, mine.proves) == ("s", "proven", "records")
-    assert [line.rows for line in mine.lines] == [None, 9]  # of A only the sum can tell
+    assert [line.rows for line in mine.lines] == [17, 9]  # names tell whose rows they are
     assert (replay.sink, replay.verdict, replay.proves) == ("s.replay", "proven", "batches")
     assert replay.written == 3
 
 
 def test_letters_of_a_time_before_the_table_lie_outside_its_ranges():
     history = replayed(History().commit({A: (100, 110)}), 2, (5, 8))
-    history.files[0] = replace(history.files[0], path="/data/frazil-s-1-0-x.parquet")
+    history.files[0] = replace(history.files[0], path=named("s", 0))
     assert {report.verdict for report in history.reports()} == {"proven"}
 
 
@@ -433,7 +493,8 @@ def chains(draw: st.DrawFn) -> History:
         elif kind == "foreign":
             rows = draw(st.integers(0, 9))
             history.add({"added-records": str(rows)})
-            history.files += [DataFile(f"/x{len(history.files)}", rows, None, None)] * bool(rows)
+            theirs = DataFile(f"/x{len(history.files)}", rows, None, None, nulls=rows)
+            history.files += [theirs] * bool(rows)
         else:
             ranges = {p: (o, o + draw(st.integers(0, 20))) for p, o in position.items()}
             unwritten = {}
@@ -502,66 +563,6 @@ def test_an_entry_that_is_dropped_repeated_or_shifted_is_always_found(
     assert [r.verdict for r in history.reports()] != ["proven"]
 
 
-# ── what the manifests say ───────────────────────────────────────────────────────────────────
-
-
-class FilesOnly:
-    """A table of which nothing but its schema and files is known."""
-
-    def __init__(self, files: list[dict[str, Any]], columns: str | None = None) -> None:
-        names = ["id", "_topic", "_topic_partition", "_offset"]
-        if columns:
-            names[1:] = columns.split(",")[:3]
-        fields = [{"id": i + 1, "name": name} for i, name in enumerate(names)]
-        self.schema = json.dumps({"type": "struct", "fields": fields})
-        self.properties = {"frazil.columns": columns} if columns else {}
-        self._files = files
-
-    def data_files(self, branch: str) -> Iterator[dict[str, Any]]:
-        assert branch == "audited"
-        yield from self._files
-
-
-def manifest_entry(
-    low: tuple[str, int, int], high: tuple[str, int, int], ids: tuple[int, ...] = (2, 3, 4)
-) -> dict[str, Any]:
-    def bounds(values: tuple[str, int, int]) -> dict[str, Any]:
-        topic, number, offset = values
-        raw = topic.encode(), number.to_bytes(4, "little"), offset.to_bytes(8, "little")
-        return {"keys": list(ids), "values": [each.hex() for each in raw[: len(ids)]]}
-
-    return {
-        "file-path": "/f", "record-count": 3,
-        "lower-bounds": bounds(low), "upper-bounds": bounds(high),
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("columns", [None, "t,p,o,at"])
-def test_bounds_tell_whose_records_a_file_holds(columns: str | None):
-    file = manifest_entry(("orders", 3, 256), ("orders", 3, 70_000))
-    assert live_files(FilesOnly([file], columns), "audited") == [
-        DataFile("/f", 3, Partition("orders", 3), (256, 70_000))
-    ]
-
-
-@pytest.mark.parametrize(
-    "file",
-    [
-        manifest_entry(("a", 0, 1), ("b", 0, 9)),
-        manifest_entry(("a", 0, 1), ("a", 1, 9)),
-        manifest_entry(("a", 0, 1), ("a", 0, 9), ids=(2,)),
-        manifest_entry(("a", 0, 1), ("a", 0, 9), ids=()),
-        {"file-path": "/f", "record-count": 3},
-        # bounds are cut at 16 bytes, the upper one rounded up
-        manifest_entry(("a-topic-with-a-l", 0, 1), ("a-topic-with-a-m", 0, 9)),
-    ],
-)
-def test_a_file_is_nobodys_where_its_bounds_do_not_say_it_exactly(file: dict[str, Any]):
-    (only,) = live_files(FilesOnly([file]), "audited")
-    assert only.partition is None
-    assert only.rows == 3
-
-
 # ── a DataFrame's sink ───────────────────────────────────────────────────────────────────────
 
 
@@ -626,3 +627,214 @@ def test_a_claim_between_two_batches_does_not_break_the_chain():
     history.add(entry({A: (14, 14), BATCHES: (2, 2)}, source=("p2", "p2")).summary())
     history.add(entry({A: (14, 14), BATCHES: (2, 3)}, source=("p2", "p3")).summary())
     assert history.report().verdict == "proven"
+
+
+# ── the index ────────────────────────────────────────────────────────────────────────────────
+
+
+def indexed(history: History) -> pa.Table:
+    """The rows that a sink's index has of such a history, with one batch in each commit."""
+    found = []
+    for number, snapshot in enumerate(history.snapshots):
+        one = parse(snapshot.summary)
+        for each in one.ranges if one else ():
+            assert one is not None
+            counts = one.counts(each.partition)
+            start = each.start + counts.elsewhere  # batches that held nothing for it came before
+            found.append(
+                {
+                    "sink": one.sink, "batch": number, "table_name": "db.t",
+                    "topic": each.partition.topic, "partition": each.partition.number,
+                    "start_offset": start, "end_offset": each.end, "written": counts.written,
+                    "rejected": counts.rejected, "skipped": counts.skipped,
+                    "invisible": counts.invisible, "merged": counts.merged, "epoch": one.epoch,
+                    "commit_id": one.commit_ids[-1], "snapshot_id": snapshot.id,
+                }
+            )  # fmt: skip
+    return pa.Table.from_pylist(found)
+
+
+def numbered() -> History:
+    """As `whole`, where every commit has its own id and number."""
+    history = History()
+    for number, (a, b) in enumerate([((0, 0), (0, 0)), ((0, 5), (0, 3)), ((5, 9), (3, 3)),
+                                     ((9, 12), (3, 7))]):  # fmt: skip
+        history.commit({A: a, B: b}, commit_ids=(f"c{number}",), batches=(number, number))
+    return history
+
+
+POSITION = Cut({A: 12, B: 7})
+
+
+def heard(history: History, rows: pa.Table | None = None, **more: Any) -> Report:
+    rows = indexed(history) if rows is None else rows
+    given = {"files": history.files, "index": {"s": of(rows)}, "positions": {"s": POSITION}, **more}
+    (only,) = audit(Evidence("db.t", history.snapshots[::-1], **given))
+    return only
+
+
+def changed(rows: pa.Table, at: int, **values: Any) -> pa.Table:
+    listed = rows.to_pylist()
+    listed[at].update(values)
+    return pa.Table.from_pylist(listed)
+
+
+def test_three_witnesses_that_agree_prove_it():
+    report = heard(numbered())
+    assert (report.verdict, report.findings) == ("proven", ())
+    assert report.witnesses == ("ledger", "index", "manifests")
+
+
+def test_what_was_expired_is_proven_by_the_index_and_the_manifests():
+    history = numbered()
+    rows = indexed(history)
+    report = heard(expired(history, 1), rows)
+    assert report.verdict == "proven", report.values()
+    assert [str(line.range) for line in report.lines] == ["orders[0] [0, 12)", "orders[1] [0, 7)"]
+    assert (report.written, report.commits) == (19, 1)
+
+
+def test_of_what_was_expired_too_a_missing_file_is_found_with_its_range():
+    history = numbered()
+    rows = indexed(history)
+    del history.files[0]
+    report = heard(expired(history, 1), rows)
+    assert report.verdict == "gap"
+    assert [line.gaps for line in report.lines] == [(Range(A, 0, 5),), ()]
+
+
+def test_only_the_witness_is_left_and_nothing_is_missing():
+    """Compacted, and then expired down to the compaction: the tag still names the last entry."""
+    history = numbered()
+    rows, witness = indexed(history), history.snapshots[-1]
+    history.add({"added-records": "19", "deleted-records": "19"}, "replace")
+    history.files = [DataFile("/big", 19, None, (0, 11), topics=("orders", "orders"))]
+    report = heard(expired(history, 1), rows, witnesses={"s": witness})
+    assert report.verdict == "proven", report.values()
+
+
+@pytest.mark.parametrize("change", [
+    {"written": 4}, {"written": 4, "rejected": 1}, {"rejected": 1}, {"start_offset": 1},
+    {"end_offset": 4}, {"end_offset": 6}, {"commit_id": "c9"}, {"snapshot_id": 3}, {"batch": 2},
+    {"epoch": 7}, {"partition": 1}, {"topic": "others"},
+])  # fmt: skip
+def test_an_index_row_that_was_edited_is_found(change: dict[str, Any]):
+    history = numbered()
+    report = heard(history, changed(indexed(history), 0, **change))
+    assert report.verdict != "proven"
+    named = {r.partition for each in report.found for r in each.ranges}
+    assert named <= {A, B, Partition("others", 0)}
+
+
+def test_an_index_row_that_is_missing_is_named():
+    history = numbered()
+    report = heard(history, indexed(history).slice(1))
+    assert report.verdict == "unaccounted"
+    assert [line.verdict for line in report.lines] == ["unaccounted", "proven"]
+    assert report.lines[0].ranges("unaccounted") == (Range(A, 0, 5),)
+
+
+def test_an_index_row_that_is_there_twice_is_named():
+    history = numbered()
+    rows = indexed(history)
+    report = heard(history, pa.concat_tables([rows, rows.slice(2, 1)]))
+    assert report.verdict == "overlap"
+    assert [line.overlaps for line in report.lines] == [(Range(A, 5, 9),), ()]
+
+
+def test_what_the_index_does_not_know_yet_is_no_fault():
+    """The index is committed last: a table may be a commit ahead of it."""
+    history = numbered()
+    rows = indexed(history)
+    behind = rows.filter([each["batch"] < 3 for each in rows.to_pylist()])
+    assert heard(history, behind, positions={"s": Cut({A: 9, B: 3})}).verdict == "proven"
+    assert heard(history, behind).verdict == "unaccounted"
+
+
+def test_a_table_that_was_rolled_back_is_found_by_the_index_and_by_its_witness():
+    history = numbered()
+    rows, witness = indexed(history), history.snapshots[-1]
+    history.snapshots.pop()
+    history.files = history.files[:-2]
+    report = heard(history, rows)
+    assert report.verdict == "gap"
+    assert [line.gaps for line in report.lines] == [(Range(A, 9, 12),), (Range(B, 3, 7),)]
+    evidence = Evidence("db.t", history.snapshots[::-1], {"s": witness}, history.files)
+    (report,) = audit(evidence)
+    assert "rolled back" in report.findings[0]
+
+
+def test_a_table_rolled_back_behind_all_entries_is_found():
+    history = numbered()
+    (report,) = audit(Evidence("db.t", [], files=[], index={"s": of(indexed(history))}))
+    assert report.verdict == "gap"
+
+
+def test_batches_that_held_nothing_for_a_table_have_rows_of_the_stream():
+    """Expired but for the last entry: between rows of the table lie rows of the whole stream."""
+    history = History()
+    history.commit({A: (0, 5)}, commit_ids=("c0",))
+    history.commit({A: (5, 20)}, commit_ids=("c1",), batches=(1, 1),
+                   unwritten={A: Counts(elsewhere=7)})  # fmt: skip
+    history.files = [DataFile("/one", 5, A, (0, 4)), DataFile("/two", 8, A, (12, 19))]
+    rows = indexed(history)
+    assert rows["start_offset"].to_pylist() == [0, 12]
+    stream = changed(rows, 0, start_offset=5, end_offset=12, written=7, table_name="*").slice(0, 1)
+    position = {"s": Cut({A: 20})}
+    whole = heard(expired(history, 1), rows, stream={"s": of(stream)}, positions=position)
+    assert whole.verdict == "proven", whole.values()
+    assert whole.lines[0].counts == Counts(13, elsewhere=7)
+    short = changed(stream, 0, end_offset=11, written=6)
+    report = heard(history, rows, stream={"s": of(short)}, positions=position)
+    assert report.lines[0].gaps == (Range(A, 11, 12),)
+
+
+def test_an_entry_that_says_other_counts_than_its_ranges_or_its_snapshot_is_found():
+    history = numbered()
+    summary = dict(history.snapshots[1].summary)
+    more = {
+        **summary,
+        "frazil.counts": summary["frazil.counts"].replace('"written":8', '"written":9'),
+    }
+    assert more != summary
+    for wrong in (more, {**summary, "added-records": "9"}):
+        history.snapshots[1] = replace(history.snapshots[1], summary=wrong)
+        report = history.report()
+        assert report.verdict == "unaccounted"
+        assert "batches 1..1" in report.findings[0]
+
+
+# ── the rows themselves ──────────────────────────────────────────────────────────────────────
+
+
+def rows_of(*offsets: tuple[Partition, Sequence[int]]) -> pa.Table:
+    listed = [(p.topic, p.number, offset) for p, each in offsets for offset in each]
+    return pa.table(list(zip(*listed, strict=True)), names=["topic", "partition", "offset"])
+
+
+def test_rows_that_are_all_there_once_are_proven_behind_delete_files_too():
+    deep = rows_of((A, range(12)), (B, range(7)))
+    report = heard(numbered(), deep=deep, deletes=2)
+    assert (report.verdict, report.witnesses[-1]) == ("proven", "rows")
+
+
+@pytest.mark.parametrize(
+    ("kind", "offsets", "where"),
+    [
+        ("gap", [0, 1, 3, 4, *range(5, 12)], Range(A, 0, 5)),
+        ("overlap", [0, 1, 1, 3, 4, *range(5, 12)], Range(A, 1, 2)),
+        ("overlap", [*range(12), 11], Range(A, 11, 12)),
+    ],
+)
+def test_rows_that_are_missing_or_there_twice_are_found_by_reading_them(
+    kind: str, offsets: list[int], where: Range
+):
+    """What metadata cannot tell: counts and bounds are as they should be."""
+    report = heard(numbered(), deep=rows_of((A, offsets), (B, range(7))))
+    assert [line.verdict for line in report.lines][1] == "proven"
+    assert where in report.lines[0].ranges(kind)
+
+
+def test_rows_where_nobody_wrote_any_are_found_by_reading_them():
+    report = heard(numbered(), deep=rows_of((A, [*range(12), 99]), (B, range(7))))
+    assert report.verdict == "unaccounted"

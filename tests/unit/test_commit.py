@@ -198,6 +198,27 @@ def test_expiry_without_a_witness_stops_and_with_one_goes_on():
     assert table.live()[-1] == "m-b"
 
 
+def test_who_always_claims_first_may_come_to_a_table_whose_history_was_expired():
+    """A claim leaves a witness: none is there, so no data of the sink is."""
+    table = FakeTable()
+    put(target(table), batch(0, 5, "a"))
+    table.add(["compacted"], {})
+    table.expire()
+    with pytest.raises(Expired):
+        Target(table, "main", "s.replay", 1, FakeClock()).claim()
+    late = Target(table, "main", "s.replay", 1, FakeClock(), claimed_first=True)
+    head = late.claim()
+    assert head.entry is not None
+    assert head.snapshot is not None
+    late.witness(head.snapshot)
+    table.add(["compacted again"], {})
+    table.expire()
+    assert late.head().entry == head.entry, "with a witness it counts, as ever"
+    older = Target(table, "main", "s.replay", 1, FakeClock(), claimed_first=True)
+    with pytest.raises(Fenced):
+        older.claim()
+
+
 class Rig:
     """A committer over two tables in memory, driven by hand."""
 

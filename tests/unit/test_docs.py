@@ -15,7 +15,8 @@ from frazil.surface.cli import app
 
 ROOT = Path(__file__).parents[2]
 SECTIONS = (config.SinkConfig, config.DecodeConfig, config.TransformConfig, config.CatalogConfig,
-            config.TableConfig, config.RouteConfig, config.DeadLettersConfig)  # fmt: skip
+            config.TableConfig, config.RouteConfig, config.DeadLettersConfig,
+            config.CompletenessConfig)  # fmt: skip
 FIELDS = [(kind.__name__, f.name) for kind in SECTIONS for f in dataclasses.fields(kind)]
 COMMANDS = [c.name or c.callback.__name__ for c in app.registered_commands if c.callback]
 ERRORS = [name for name, kind in kinds().items() if kind.__module__ == errors.__name__]

@@ -408,6 +408,25 @@ def test_rows_come_back_from_the_files(tmp_path: Path):
     assert found.watermark == (low, low + 9 * 10**6)
 
 
+def test_event_times_are_told_apart_by_the_partition_that_rows_say_they_come_from(tmp_path: Path):
+    columns = pa.schema({"t": pa.string(), "p": pa.int32(), "o": pa.int64(),
+                         "at": pa.timestamp("us", "UTC")})  # fmt: skip
+    low = int(NOON.timestamp()) * 10**6
+
+    def row(partition: int, offset: int, second: int | None) -> dict[str, Any]:
+        moment = None if second is None else NOON + dt.timedelta(seconds=second)
+        return {"t": "a", "p": partition, "o": offset, "at": moment}
+
+    given = [row(0, 0, 5), row(1, 0, 2), row(0, 1, 7), row(2, 0, None)], [row(1, 1, 9)]
+    found = write(plan_for(tmp_path, columns, event_time="at", origin=True),
+                  batches(columns, *given))  # fmt: skip
+    a, b = Partition("a", 0), Partition("a", 1)
+    spans = {a: (low + 5 * 10**6, low + 7 * 10**6), b: (low + 2 * 10**6, low + 9 * 10**6)}
+    assert found.watermarks == spans
+    assert Outcome.load(found.dump()).watermarks == spans
+    assert write(plan_for(tmp_path, columns, event_time="at"), []).watermarks == {}
+
+
 def test_a_task_without_rows_writes_no_file_and_says_so(tmp_path: Path):
     columns = pa.schema({"t": pa.string(), "p": pa.int32(), "o": pa.int64()})
     found = write(plan_for(tmp_path, columns, origin=True), [])

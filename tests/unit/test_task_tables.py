@@ -136,6 +136,16 @@ def test_every_offset_has_a_fate_in_the_sum_and_in_each_table(log: Log, kinds: P
     assert result.tallies["db.a"].watermark == (0, 13_000_000)
 
 
+def test_the_event_times_of_a_range_are_those_of_all_tables_and_not_of_dead_letters(
+    log: Log, kinds: Plan
+):
+    log |= {0: b"{", 3: doc(id=3, kind="a"), 5: doc(id=5, kind="b"), 9: b"{"}
+    assert run(kinds, Range(HERE, 0, 10)).total.watermark == (3_000_000, 5_000_000)
+    there = run(kinds, Range(HERE, 0, 10), frozenset({"db.b"}))  # which has its record already
+    assert there.total.watermark == (3_000_000, 5_000_000)
+    assert run(kinds, Range(HERE, 6, 10)).total.watermark is None
+
+
 def test_a_letter_is_the_record_as_it_was_with_why_and_for_whom(log: Log, kinds: Plan):
     log |= {3: b"{", 14: doc(id="x", kind="both"), 15: doc(id=1, kind="b", more=1)}
     result = run(kinds, Range(HERE, 0, 20))

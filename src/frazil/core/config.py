@@ -84,6 +84,8 @@ class SinkConfig:
     start: str | dict[str, dict[str, int]] = "earliest"
     #: the offset index; by default `frazil_index` beside the first table
     index: str = ""
+    #: how long snapshots of the index are kept; of many, only the newest 500
+    index_history: str = "1d"
     #: folder for staged batches; by default `stage` beside the index's own files. Table buckets
     #: that take nothing but Iceberg's files need another place
     stage: str = ""
@@ -220,6 +222,19 @@ class DeadLettersConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class CompletenessConfig:
+    """`[completeness]`: from when on an hour counts as complete."""
+
+    #: how much older than the newest record of its partition a record may be
+    lateness: str = "0s"
+    #: a partition that brought nothing for so long, and has nothing left to read, holds the others
+    #: back no more; never: it always does
+    idle: str = "never"
+    #: event times further ahead of the clock than this are not believed
+    ahead: str = "1h"
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     sink: SinkConfig
     kafka: Settings
@@ -230,6 +245,7 @@ class Config:
     transform: TransformConfig = field(default_factory=TransformConfig)
     routes: tuple[RouteConfig, ...] = ()
     dead_letters: DeadLettersConfig = field(default_factory=DeadLettersConfig)
+    completeness: CompletenessConfig = field(default_factory=CompletenessConfig)
 
     def __post_init__(self) -> None:
         check(self)
@@ -324,7 +340,7 @@ def overlay(document: dict[str, Any], environ: Mapping[str, str]) -> dict[str, A
 
 def from_document(document: Mapping[str, Any], base: Path = Path()) -> Config:
     known = ("sink", "kafka", "decode", "transform", "catalog", "spark", "table", "route",
-             "dead_letters")  # fmt: skip
+             "dead_letters", "completeness")  # fmt: skip
     for several in ("table", "route"):
         if not isinstance(document.get(several, []), list):
             raise ConfigError(f"cannot read config: [{several}] is one {several}; expected "
@@ -360,6 +376,9 @@ def from_document(document: Mapping[str, Any], base: Path = Path()) -> Config:
         dead_letters=_section(
             DeadLettersConfig, "[dead_letters]", document.get("dead_letters", {})
         ),
+        completeness=_section(
+            CompletenessConfig, "[completeness]", document.get("completeness", {})
+        ),
     )
     check_stream(config)
     if config.sink.id.endswith(".replay"):
@@ -382,24 +401,28 @@ _OF_KAFKA = {"topics", "pattern", "start", "max_records_per_trigger", "max_bytes
 
 
 def for_frame(table: str, catalog: str, settings: Mapping[str, Any]) -> Config:
-    """The config of a sink that is fed by a DataFrame: fields of `[sink]` and `[[table]]`."""
+    """The config of a sink that is fed by a DataFrame: fields of `[sink]`, `[[table]]` and
+    `[completeness]`."""
     sinks = {f.name for f in dataclasses.fields(SinkConfig)} - _OF_KAFKA
     fields = {f.name for f in dataclasses.fields(TableConfig)} - {"name"}
+    others = {f.name for f in dataclasses.fields(CompletenessConfig)}
     for key in settings:
         if key in _OF_KAFKA:
             raise ConfigError(f"cannot write with {key!r}: what is read, and how much at once, is "
                               "for the DataFrame's own sources to say")  # fmt: skip
-        if key not in sinks | fields:
+        if key not in sinks | fields | others:
             raise ConfigError(f"cannot write: unknown setting {key!r}"
-                              f"{_nearest(key, sorted(sinks | fields))}")  # fmt: skip
+                              f"{_nearest(key, sorted(sinks | fields | others))}")  # fmt: skip
     of_sink = {key: value for key, value in settings.items() if key in sinks}
     of_table = {key: value for key, value in settings.items() if key in fields}
+    of_hours = {key: value for key, value in settings.items() if key in others}
     return Config(
         sink=_section(SinkConfig, "sink", of_sink),
         kafka=Settings(),
         catalog=CatalogConfig(catalog),
         tables=(_section(TableConfig, "table", {"name": table, **of_table}),),
         decode=DecodeConfig("raw"),
+        completeness=_section(CompletenessConfig, "completeness", of_hours),
     )
 
 
@@ -423,7 +446,7 @@ def way(config: Config) -> tuple[str, str]:
 def settings(config: Config) -> dict[str, dict[str, Any]]:
     """Every setting in effect, section by section; secrets are masked."""
     shown: dict[str, dict[str, Any]] = {}
-    for name in ("sink", "kafka", "decode", "transform", "catalog", "spark"):
+    for name in ("sink", "kafka", "decode", "transform", "catalog", "spark", "completeness"):
         section: Any = getattr(config, name)
         values: dict[str, Any] = (
             dict(section) if isinstance(section, Settings) else dataclasses.asdict(section)
@@ -467,7 +490,10 @@ def check(config: Config) -> None:
     if config.kafka or sink.topics or sink.pattern:  # none of them: fed by a DataFrame
         check_stream(config)
     _check_trigger(sink.trigger)
-    for text in (sink.commit_interval, sink.max_pending_age, sink.patience):
+    hours = config.completeness
+    for text in (sink.commit_interval, sink.max_pending_age, sink.patience, sink.index_history,
+                 hours.lateness, hours.ahead,
+                 *([] if hours.idle == NEVER else [hours.idle])):  # fmt: skip
         duration(text)
     for text in (sink.max_bytes_per_trigger, sink.max_pending_bytes):
         size(text)
@@ -513,6 +539,7 @@ def check_stream(config: Config) -> None:
 
 
 AVAILABLE_NOW = "available-now"
+NEVER = "never"
 
 
 def _check_trigger(trigger: str) -> None:

@@ -366,6 +366,7 @@ class Frames:
             tallies = accounted(ranges, outcomes, records)
         if tallies is None:
             tallies = [Tally(each, 0, merged=len(each)) for each in ranges]
+        tallies = [_timed(tally, outcomes) for tally in tallies]
         rows = sum(each.rows for each in outcomes) - sum(tally.written for tally in tallies)
         spans = [each.watermark for each in outcomes if each.watermark]
         span = (min(s[0] for s in spans), max(s[1] for s in spans)) if spans else None
@@ -444,6 +445,15 @@ def accounted(
         span = None if seen is None else (int(seen[0]), int(seen[1]))
         tallies.append(Tally(each, count, skipped=skipped, invisible=invisible, seen=span))
     return tallies
+
+
+def _timed(tally: Tally, outcomes: Sequence[Outcome]) -> Tally:
+    """With the event times of its partition's rows, as far as they say which one they are of."""
+    found = [each.watermarks.get(tally.range.partition) for each in outcomes]
+    spans = [span for span in found if span]
+    if not spans:
+        return tally
+    return replace(tally, watermark=(min(s[0] for s in spans), max(s[1] for s in spans)))
 
 
 def _invisible(wanted: Range, told: Told) -> int | None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -192,19 +193,22 @@ class Outcome:
     carried: Mapping[Partition, Longs] | None
     watermark: tuple[int, int] | None
     seconds: Mapping[str, float]
+    #: the same for each partition, as far as rows say which one they come from
+    watermarks: Mapping[Partition, tuple[int, int]] = field(default_factory=dict)
 
     def dump(self) -> str:
         files = [[f.descriptor, f.rows, f.bytes] for f in self.files]
         carried = None if self.carried is None else [
             [*partition, *_pack(offsets)] for partition, offsets in self.carried.items()
         ]  # fmt: skip
+        spans = [[*partition, *span] for partition, span in self.watermarks.items()]
         return json.dumps(
-            [files, self.rows, self.bytes, carried, self.watermark, dict(self.seconds)]
+            [files, self.rows, self.bytes, carried, self.watermark, dict(self.seconds), spans]
         )
 
     @staticmethod
     def load(text: str) -> Outcome:
-        files, rows, bytes, carried, span, seconds = json.loads(text)
+        files, rows, bytes, carried, span, seconds, spans = json.loads(text)
         return Outcome(
             tuple(WrittenFile(*each) for each in files),
             rows,
@@ -214,6 +218,7 @@ class Outcome:
             },
             tuple(span) if span else None,
             seconds,
+            {Partition(topic, number): (low, high) for topic, number, low, high in spans},
         )  # fmt: skip
 
 
@@ -247,7 +252,7 @@ def write(plan: WritePlan, batches: Iterable[pa.RecordBatch]) -> Outcome:
     clock = Stopwatch()
     target = plan.table.arrow
     writer = Writer(plan.table, plan.file_prefix)
-    carried = _Carried(plan.origin)
+    carried = _Carried(plan.origin, plan.event_time)
     count = size = 0
     low, high = [], []
     for given in _gathered(batches):
@@ -263,7 +268,7 @@ def write(plan: WritePlan, batches: Iterable[pa.RecordBatch]) -> Outcome:
     with clock("write"):
         files = tuple(writer.close())
     span = (min(low), max(high)) if low else None
-    return Outcome(files, count, size, carried.offsets(), span, clock.seconds())
+    return Outcome(files, count, size, carried.offsets(), span, clock.seconds(), carried.watermarks)
 
 
 def _as_given(target: pa.Schema, given: pa.Schema) -> pa.Schema:
@@ -296,11 +301,13 @@ def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 class _Carried:
-    """Which offsets went by, and whether each did once."""
+    """Which offsets went by, and whether each did once; and of each partition the event times."""
 
-    def __init__(self, columns: tuple[str, str, str] | None) -> None:
+    def __init__(self, columns: tuple[str, str, str] | None, event_time: str = "") -> None:
         self._columns = columns
+        self._event_time = event_time
         self._seen: dict[Partition, list[Longs]] = {}
+        self.watermarks: dict[Partition, tuple[int, int]] = {}
 
     def add(self, rows: pa.Table) -> None:
         if self._columns is None:
@@ -316,7 +323,18 @@ class _Carried:
             mine = None if len(names) == 1 else np.asarray(pc.equal(topic, name))
             for each in np.unique(numbers if mine is None else numbers[mine]):
                 here = numbers == each if mine is None else mine & (numbers == each)
-                self._seen.setdefault(Partition(name, int(each)), []).append(offsets[here])
+                partition = Partition(name, int(each))
+                self._seen.setdefault(partition, []).append(offsets[here])
+                self._widen(partition, rows, here)
+
+    def _widen(self, partition: Partition, rows: pa.Table, here: npt.NDArray[np.bool_]) -> None:
+        if not self._event_time:
+            return
+        mine = rows.select([self._event_time])
+        span = watermark(mine if here.all() else mine.filter(pa.array(here)), self._event_time)
+        if span:
+            low, high = self.watermarks.get(partition, span)
+            self.watermarks[partition] = min(low, span[0]), max(high, span[1])
 
     def offsets(self) -> dict[Partition, Longs] | None:
         if self._columns is None:

@@ -161,12 +161,19 @@ def run(
     total = Tally(here, 0)
 
     def write(name: str, table: TablePlan, rows: pa.Table) -> None:
-        if needs or dry or name in below:
-            return  # the batch is run again; or the table has them
+        nonlocal total
+        if needs or dry:
+            return  # the batch is run again
+        span = watermark(rows, table.event_time)
+        if table is not plan.letters:  # a record that could not be read has no event time
+            total += Tally(Range(wanted.partition, total.range.end, total.range.end), 0,
+                           watermark=span)  # fmt: skip
+        if name in below:
+            return  # the table has them
         if name not in writers:
             writers[name] = Writer(table.shape, plan.file_prefix, files)
         writers[name].write(rows)
-        count(name, written=len(rows), watermark=watermark(rows, table.event_time))
+        count(name, written=len(rows), watermark=span)
 
     def count(name: str, **counts: object) -> None:
         known = tallies.get(name, Tally(here, 0))

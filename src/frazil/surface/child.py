@@ -77,8 +77,8 @@ def main() -> int:
 def _run(given: argparse.Namespace, out: IO[str]) -> int:
     from frazil.core import config as configs
     from frazil.sink import Sink, Step
+    from frazil.surface.proof import of_sink
     from frazil.surface.session import session
-    from frazil.table.audit import audit, live_files
 
     step, _, count = given.hold.partition(":")
     left = [int(count or 1)]
@@ -109,14 +109,12 @@ def _run(given: argparse.Namespace, out: IO[str]) -> int:
         sink.stop()
     _tell(out, caught_up=sink.position.nested())
     if given.audit:
-        target = config.tables[0]
-        table = sink.catalog.load(target.name)
+        name = config.tables[0].name
+        proof = of_sink(config, sink.catalog.look)
+        [report] = [each for each in proof.reports if each.table == name]
+        table = sink.catalog.load(name)
         assert table is not None
-        reports = audit(
-            target.name, table.history(target.branch), live_files(table, target.branch),
-            config.sink.id,
-        )  # fmt: skip
-        _tell(out, audit=reports[0].values(), metadata_file=table.metadata_file)
+        _tell(out, audit=report.values(), metadata_file=table.metadata_file)
     return 0
 
 

@@ -1,7 +1,7 @@
 """The `frazil` command. Results on standard output, progress and errors on standard error.
 
-Exit codes: 0 well, 1 failed, 2 bad configuration, 3 the audit found something or dead letters were
-rejected again, 4 fenced.
+Exit codes: 0 well, 1 failed, 2 bad configuration, 3 the audit found something, dead letters were
+rejected again, or no table holds an offset, 4 fenced.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from rich.console import Console
 from frazil.core import config as configs
 from frazil.core.config import Config
 from frazil.core.errors import ConfigError, FrazilError, from_traceback
+from frazil.core.offsets import Partition
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -28,12 +29,18 @@ app = typer.Typer(
 )
 progress = Console(stderr=True)
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+Spark = Annotated[
+    bool | None,
+    typer.Option("--spark/--no-spark", help="Open tables with Spark; by default only if needed."),
+]
 
 
 config_app = typer.Typer(no_args_is_help=True, help="What a config file says.")
 app.add_typer(config_app, name="config")
 dlq_app = typer.Typer(no_args_is_help=True, help="Dead letters: records that were rejected.")
 app.add_typer(dlq_app, name="dlq")
+index_app = typer.Typer(no_args_is_help=True, help="The offset index.")
+app.add_typer(index_app, name="index")
 
 Topics = Annotated[list[str], typer.Option("--topic", help="Of this topic; may be repeated.")]
 Partitions = Annotated[list[int], typer.Option("--partition", help="Of this partition.")]
@@ -75,7 +82,7 @@ def run(
     progress.print(f"sink {given.sink.id}: epoch {sink.epoch}, position {sink.position.nested()}")
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
-    said = ""
+    said = untidy = ""
     try:
         if until_caught_up:
             sink.wait_until(sink.ends())
@@ -83,9 +90,13 @@ def run(
             if query.awaitTermination(1):
                 break  # available-now: everything there was is committed
             sink.check()
-            now = sink.committer.progress.blocked or sink.committer.progress.trouble
+            how = sink.committer.progress
+            now = how.blocked or how.trouble
             if now and now != said:
                 progress.print(f"[yellow]waiting: {now}[/yellow]")
+            if how.untidy and how.untidy != untidy:
+                progress.print(f"[yellow]for later: {how.untidy}[/yellow]")
+            untidy = how.untidy
             said = now
     except KeyboardInterrupt:
         progress.print("stopping after the batch under way")
@@ -106,22 +117,33 @@ def audit(
     catalog: Annotated[list[str], typer.Option(
         help="key=value of the catalog, e.g. type=rest; also FRAZIL_CATALOG__… variables.")] = [],  # noqa: B006
     branch: Annotated[str, typer.Option(help="Which branch of the table.")] = "main",
+    deep: Annotated[bool, typer.Option(
+        "--deep", help="Read the offset columns, too, as a fourth witness.")] = False,
+    against_kafka: Annotated[bool, typer.Option(
+        "--against-kafka", help="Compare with the broker's offsets, too.")] = False,
+    spark: Spark = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Prove from metadata alone that every offset is there exactly once (exit 3 if not)."""
     from frazil.surface import proof
+    from frazil.surface.opened import opener
 
     if Path(what).suffix == ".toml" or Path(what).is_file():
         given = configs.load(what)
-        found = proof.of_sink(given, _session(given))
+        opened = opener(given, spark, progress.print)
+        found = proof.of_sink(given, opened, deep)
+        if against_kafka:
+            found = proof.against_kafka(given, opened, found)
+    elif against_kafka:
+        raise ConfigError("cannot compare with Kafka: only a sink's TOML file says where it is")
     else:
-        given = _bare(what, catalog)
-        found = proof.of_table(given, _session(given), what, branch)
+        opened = opener(_bare(what, catalog), spark, progress.print)
+        found = proof.of_table(opened, what, branch, deep)
     if as_json:
-        print(json.dumps([report.values() for report in found.reports]))
+        print(json.dumps(proof.values(found)))
     else:
         proof.show(found, Console())
-    if not found.proven:
+    if found.verdict != "proven":
         raise typer.Exit(3)
 
 
@@ -138,6 +160,29 @@ def status(config: Annotated[Path, typer.Argument(help="The sink's TOML file.")]
         return
     for key, value in found.items():
         typer.echo(f"{key:>16}  {_plain(value)}")
+
+
+@app.command()
+def complete(
+    config: Annotated[Path, typer.Argument(help="The sink's TOML file.")],
+    hour: Annotated[str, typer.Argument(
+        help="An hour, 2026-11-15T10, or a day, 2026-11-15, in UTC.")] = "",
+    wait: Annotated[str, typer.Option(help="Wait so long for it: 90s, 10m.")] = "",
+    spark: Spark = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Until when the stream is complete, and what holds it back (exit 3 if HOUR is not)."""
+    from frazil.surface import complete as hours
+    from frazil.surface.opened import opener
+
+    given = configs.load(config)
+    found = hours.awaited(given, opener(given, spark, progress.print), hour, wait)
+    if as_json:
+        print(json.dumps(hours.values(found)))
+    else:
+        hours.show(found, Console())
+    if found.complete is False:
+        raise typer.Exit(3)
 
 
 @app.command()
@@ -159,6 +204,80 @@ def leftovers(
     if as_json:
         print(json.dumps({"leftovers": [path for _, path in found], "removed": remove}))
     progress.print(f"{len(found)} files {'removed' if remove else 'found'}")
+
+
+@app.command()
+def locate(
+    what: Annotated[str, typer.Argument(metavar="TABLE|CONFIG",
+                    help="A sink's TOML file, or a table's name with --catalog.")],
+    topic: Annotated[str, typer.Argument(help="Kafka's topic.")],
+    partition: Annotated[int, typer.Argument(help="Its partition.")],
+    offset: Annotated[int, typer.Argument(help="The offset that is looked for.")],
+    table: Annotated[str, typer.Option(help="Only in this table of the sink.")] = "",
+    catalog: Annotated[list[str], typer.Option(
+        help="key=value of the catalog, e.g. type=rest; also FRAZIL_CATALOG__… variables.")] = [],  # noqa: B006
+    branch: Annotated[str, typer.Option(help="Which branch of the table.")] = "main",
+    spark: Spark = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Which batch, snapshot and files hold an offset (exit 3 if no table holds it)."""
+    from frazil.surface import locate as locating
+    from frazil.surface.opened import opener
+
+    where = Partition(topic, partition)
+    if Path(what).suffix == ".toml" or Path(what).is_file():
+        given = configs.load(what)
+        opened = opener(given, spark, progress.print)
+        found = locating.of_sink(given, opened, where, offset, table)
+    else:
+        given = _bare(what, catalog)
+        opened = opener(given, spark, progress.print)
+        found = locating.of_table(given.catalog.name, opened, what, where, offset, branch)
+    if as_json:
+        print(json.dumps(locating.values(found)))
+    else:
+        locating.show(found, Console())
+    if not found.held:
+        raise typer.Exit(3)
+
+
+@app.command()
+def rewind(
+    config: Annotated[Path, typer.Argument(help="The sink's TOML file.")],
+    to: Annotated[str, typer.Option(
+        help='batch:N, a time as 2026-11-15T10:00:00Z, or {"topic": {"0": 17}}.')],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    discard_foreign: Annotated[bool, typer.Option(
+        "--discard-foreign", help="Also undo what others wrote to the tables since.")] = False,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Take all tables of a sink, and its index, back to a cut; the stream goes on from there."""
+    from frazil.surface import rewind as rewinding
+
+    given = configs.load(config)
+    if not (yes or dry_run) and (as_json or not sys.stdin.isatty()):
+        raise ConfigError("cannot rewind without being asked for it: expected --yes or --dry-run")
+    spark = _session(given)
+    plan = rewinding.look(given, spark, to, discard_foreign=discard_foreign)
+    if as_json and (dry_run or plan.refusals):
+        print(json.dumps({**plan.values(), "done": False}))
+    elif not as_json:
+        rewinding.show(plan, Console())
+    for refusal in plan.refusals:
+        raise refusal
+    if dry_run or (plan.nothing and not as_json):
+        return
+    if not yes:
+        typer.confirm("running lives of the sink are stopped by this; go on?", abort=True)
+    plan = rewinding.rewind(
+        given, spark, to, discard_foreign=discard_foreign,
+        on_step=lambda name, table: progress.print(f"{name} {table}".rstrip()),
+    )  # fmt: skip
+    if as_json:
+        print(json.dumps({**plan.values(), "done": True}))
+    else:
+        rewinding.show(plan, Console(), done=True)
 
 
 @app.command()
@@ -252,6 +371,25 @@ def replay(
     else:
         dlq.show_replay(outcome, dry_run, Console())
     if outcome.rejected:
+        raise typer.Exit(3)
+
+
+@index_app.command("rebuild")
+def rebuild_index(
+    config: Annotated[Path, typer.Argument(help="The sink's TOML file.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write rows that the index lacks again, from the ledgers (exit 3 if some cannot be told)."""
+    from frazil.surface import reindex
+
+    given = configs.load(config)
+    found = reindex.rebuilt(given, _session(given), dry_run)
+    if as_json:
+        print(json.dumps({"sinks": [each.values() for each in found], "dry_run": dry_run}))
+    else:
+        reindex.show(found, dry_run, Console())
+    if any(each.unknown for each in found):
         raise typer.Exit(3)
 
 

@@ -18,12 +18,12 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from frazil.core.errors import FrazilError
 from frazil.surface import jars, orders
 from frazil.surface.broker import Broker
 from frazil.surface.child import Pipeline
+from frazil.surface.proof import audit_table
 
 TOPIC = "orders"
 #: where each life before the last one is killed
@@ -232,31 +232,6 @@ def render(outcome: Outcome, console: Console) -> None:
 
 def print_plain(console: Console, text: str) -> None:
     console.print(text, soft_wrap=True, markup=False, highlight=False)
-
-
-def audit_table(report: dict[str, Any]) -> Table:
-    table = Table(title=f"{report['table']}: sink {report['sink']}")
-    fates = ["written", "rejected", "skipped", "invisible"]
-    fates += [
-        fate for fate in ("merged", "elsewhere") if any(line[fate] for line in report["partitions"])
-    ]
-    for name in ("partition", "range", *fates, "gaps", "overlaps"):
-        table.add_column(name, justify="left" if name in ("partition", "range") else "right")
-    for line in report["partitions"]:
-        table.add_row(
-            f"{line['topic']}[{line['partition']}]",
-            f"[{line['start']:,}, {line['end']:,})".replace("[", "\\[", 1),
-            *(f"{line[fate]:,}" for fate in fates),
-            _spans(line["gaps"]),
-            _spans(line["overlaps"]),
-        )
-    for finding in report["findings"]:
-        table.caption = f"{table.caption}\n{finding}" if table.caption else finding
-    return table
-
-
-def _spans(spans: list[list[int]]) -> str:
-    return ", ".join(f"\\[{start}, {end})" for start, end in spans) or "0"
 
 
 def json_line(outcome: Outcome) -> str:

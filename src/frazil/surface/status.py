@@ -59,8 +59,9 @@ def _waiting(
     config: Config, catalog: Catalog, position: Cut, staged: list[StagedBatch]
 ) -> dict[str, dict[str, object]]:
     """The tables that staged batches wait for: how many, how large, since when, and why if that can
-    be seen from outside."""
+    be seen from outside. What all tables have waits for the index."""
     found: dict[str, dict[str, object]] = {}
+    behind: set[str] = set()
     for name in sorted({name for batch in staged for name in batch.names}):
         mine = [batch for batch in staged if name in batch.names]
         table, why = catalog.load(name), ""
@@ -73,6 +74,7 @@ def _waiting(
             entries = Target(table, branch, config.sink.id, 0, time).entries_after(position)
             there = {commit_id for entry, _ in entries for commit_id in entry.commit_ids}
             mine = [batch for batch in mine if batch.commit_id not in there]
+        behind |= {batch.commit_id for batch in mine}
         if mine:
             since = min(batch.staged_at_ms for batch in mine)
             found[name] = {
@@ -81,6 +83,13 @@ def _waiting(
                 "since": _moment(since),
                 "why": why,
             }
+    if mine := [batch for batch in staged if batch.commit_id not in behind]:
+        found[config.index_table] = {
+            "batches": len(mine),
+            "bytes": 0,
+            "since": _moment(min(batch.staged_at_ms for batch in mine)),
+            "why": "all their tables have them",
+        }
     return found
 
 

@@ -1,8 +1,17 @@
 """Is every offset there exactly once? Proven from metadata alone, without reading data.
 
-Two witnesses are compared. The ledger: the entries in the table's snapshots must join without hole
-or overlap, partition by partition. The manifests: the rows that the live data files hold, by
-their own counts and bounds of the offset columns, must be the rows the ledger says were written.
+Three witnesses are compared, each of which could be wrong alone:
+
+- *the ledger*, the entries in the table's own snapshots, must join without hole or overlap,
+  partition by partition, and each must have added the rows that it says;
+- *the index*, a row for each batch and partition, must join too, and tell of each entry what the
+  entry tells of itself;
+- *the manifests*: the rows that the live data files hold, by their own counts and bounds of the
+  offset columns, must be the rows that the other two say were written, range by range.
+
+A ledger whose older snapshots were expired is a witness of what is left of it; the index knows the
+rest. Where two witnesses cannot tell what the third one says, the verdict is `cannot tell`, with
+the reason. A fourth witness, on request, are the offset columns themselves (`deep`).
 
 What a ledger can prove is one of two things, and the report says which. Of *records*: every offset
 of every range is written, rejected, skipped or invisible. Of *batches*, where rows stand for
@@ -18,30 +27,42 @@ This room does not import `commit`: the proof must not lean on what it proves.
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from itertools import compress, islice
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from frazil.core.errors import Foreign
-from frazil.core.offsets import BATCHES, Partition, Range
-from frazil.table.ledger import Counts, Entry, Snapshot, head, parse
+from frazil.core.offsets import BATCHES, Cut, Partition, Range
+from frazil.table.ledger import PREFIX, Counts, Snapshot, head, parse
+from frazil.table.plain import DataFile
+from frazil.table.spans import FATES, Spans, by_partition, of_entries, select
+from frazil.table.told import Told
 
 #: What the id of a sink that replays has behind the id of the sink whose dead letters they are.
 REPLAY = ".replay"
-#: Table property with the names of the topic, partition, offset and timestamp columns.
-COLUMNS_PROPERTY = "frazil.columns"
 #: Property of the index, with the sink's id behind it: table → uuid, as JSON.
 TABLES_PROPERTY = "frazil.tables"
-
-
-class Table(Protocol):
-    """What the audit needs of a table."""
-
-    @property
-    def schema(self) -> str: ...
-    @property
-    def properties(self) -> dict[str, str]: ...
-    def data_files(self, branch: str) -> Iterator[dict[str, Any]]: ...
+#: The index's rows that speak of the whole stream have this for a table.
+STREAM = "*"
+#: What the audit reads of the index.
+INDEX_COLUMNS = (
+    "sink", "batch", "table_name", "topic", "partition", "start_offset", "end_offset", "written",
+    "rejected", "skipped", "invisible", "merged", "min_offset", "max_offset", "epoch", "commit_id",
+    "snapshot_id",
+)  # fmt: skip
+#: The worst first.
+KINDS = ("gap", "overlap", "unaccounted", "cannot tell")
+#: So many ranges of a kind are named one by one.
+_NAMED = 100
 
 
 class Index(Protocol):
@@ -71,15 +92,36 @@ def said_tables(said: Mapping[str, str] | str, properties: Mapping[str, str]) ->
 
 
 @dataclass(frozen=True, slots=True)
-class DataFile:
-    """A live data file as its manifest describes it."""
+class Finding:
+    kind: str
+    says: str
+    ranges: tuple[Range, ...] = ()
 
-    path: str
-    rows: int
-    #: whose records it holds; None where its bounds span several topic partitions
-    partition: Partition | None
-    #: lowest and highest offset in it
-    offsets: tuple[int, int] | None
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.says}"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known of one table: from its metadata, and from the index's rows."""
+
+    table: str
+    #: the branch's ancestry, newest first
+    history: Sequence[Snapshot]
+    #: sink → the snapshot that its witness, the tag, names
+    witnesses: Mapping[str, Snapshot] = field(default_factory=dict)
+    #: the live data files; None: they are not looked at
+    files: Sequence[DataFile] | None = None
+    #: live delete files, which hide rows of data files
+    deletes: int = 0
+    #: sink → the index's rows of this table; a sink whose index was not found is not in it
+    index: Mapping[str, Told] = field(default_factory=dict)
+    #: sink → the index's rows of the whole stream (`*`), of one that fills several tables
+    stream: Mapping[str, Told] = field(default_factory=dict)
+    #: sink → where the index says that all its tables stand together
+    positions: Mapping[str, Cut] = field(default_factory=dict)
+    #: topic, partition and offset of every row that a reader sees
+    deep: pa.Table | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +130,21 @@ class Line:
 
     range: Range
     counts: Counts
-    gaps: tuple[Range, ...]
-    overlaps: tuple[Range, ...]
+    findings: tuple[Finding, ...] = ()
     #: rows in the live files; None where files hold several partitions and only the sum can tell
-    rows: int | None
+    rows: int | None = None
+
+    def ranges(self, kind: str) -> tuple[Range, ...]:
+        mine = [r for each in self.findings if each.kind == kind for r in each.ranges]
+        return tuple(sorted({r for r in mine if r.partition == self.range.partition}))
+
+    @property
+    def gaps(self) -> tuple[Range, ...]:
+        return self.ranges("gap")
+
+    @property
+    def overlaps(self) -> tuple[Range, ...]:
+        return self.ranges("overlap")
 
     @property
     def by_record(self) -> bool:
@@ -99,14 +152,8 @@ class Line:
         return self.range.partition != BATCHES and not self.counts.merged
 
     @property
-    def proven(self) -> bool:
-        if self.gaps or self.overlaps:
-            return False
-        if self.range.partition == BATCHES:
-            return True
-        return len(self.range) == self.counts.offsets and (
-            self.rows is None or not self.by_record or self.rows == self.counts.written
-        )
+    def verdict(self) -> str:
+        return worst(self.findings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +162,13 @@ class Report:
     sink: str
     lines: tuple[Line, ...]
     commits: int
-    findings: tuple[str, ...] = field(default_factory=tuple)
+    found: tuple[Finding, ...] = ()
+    #: who was heard
+    witnesses: tuple[str, ...] = ()
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        return tuple(map(str, self.found))
 
     @property
     def written(self) -> int:
@@ -132,15 +185,7 @@ class Report:
     @property
     def verdict(self) -> str:
         """`proven`, or the name of the worst that was found."""
-        if any(line.gaps for line in self.lines):
-            return "gap"
-        if any(line.overlaps for line in self.lines):
-            return "overlap"
-        if any(not line.proven for line in self.lines):
-            return "unaccounted"
-        if self.findings:
-            return self.findings[0].partition(":")[0]
-        return "proven"
+        return worst(self.found)
 
     def values(self) -> dict[str, object]:
         """For `--json`."""
@@ -149,6 +194,7 @@ class Report:
             "sink": self.sink,
             "verdict": self.verdict,
             "proves": self.proves,
+            "witnesses": list(self.witnesses),
             "commits": self.commits,
             "written": self.written,
             "findings": list(self.findings),
@@ -156,6 +202,7 @@ class Report:
                 {
                     "topic": line.range.partition.topic,
                     "partition": line.range.partition.number,
+                    "verdict": line.verdict,
                     "start": line.range.start,
                     "end": line.range.end,
                     "written": line.counts.written,
@@ -167,218 +214,659 @@ class Report:
                     "rows_in_files": line.rows,
                     "gaps": [[r.start, r.end] for r in line.gaps],
                     "overlaps": [[r.start, r.end] for r in line.overlaps],
+                    "unaccounted": [[r.start, r.end] for r in line.ranges("unaccounted")],
                 }
                 for line in self.lines
             ],
         }
 
 
-def live_files(table: Table, branch: str) -> list[DataFile]:
-    """What the manifests say about the live data files, bounds of the origin columns included."""
-    names = table.properties.get(COLUMNS_PROPERTY, "_topic,_topic_partition,_offset").split(",")
-    ids = {field["name"]: field["id"] for field in json.loads(table.schema)["fields"]}
-    topic, partition, offset = (ids.get(name) for name in names[:3])
-    found = []
-    for file in table.data_files(branch):
-        low, high = _bounds(file, "lower-bounds"), _bounds(file, "upper-bounds")
-        whose, span = None, None
-        if topic in low and low.get(partition) and low[topic] == high.get(topic):
-            if low[partition] == high.get(partition):
-                whose = Partition(low[topic].decode(), int.from_bytes(low[partition], "little"))
-            if offset in low and offset in high:
-                span = (
-                    int.from_bytes(low[offset], "little"),
-                    int.from_bytes(high[offset], "little"),
-                )
-        found.append(DataFile(file["file-path"], file["record-count"], whose, span))
-    return found
+def worst(findings: Iterable[Finding]) -> str:
+    kinds = {each.kind for each in findings}
+    return next((kind for kind in KINDS if kind in kinds), "proven")
 
 
-def _bounds(file: Mapping[str, Any], key: str) -> dict[int | None, bytes]:
-    bounds = file.get(key) or {"keys": [], "values": []}
-    return {
-        key: bytes.fromhex(value)
-        for key, value in zip(bounds["keys"], bounds["values"], strict=True)
-    }
-
-
-def audit(
-    table: str, history: Iterable[Snapshot], files: Sequence[DataFile], sink: str = ""
-) -> list[Report]:
-    """One report per sink that wrote to the table (or for `sink` alone).
-
-    `history` is the branch's ancestry, newest first; `files` are the live data files.
-    """
-    snapshots = list(history)[::-1]
-    complete = not snapshots or snapshots[0].parent is None
-    entries: dict[str, list[Entry]] = {}
-    foreign = 0  # rows that others added, less those they removed
-    removed = False
-    for snapshot in snapshots:
-        entry = parse(snapshot.summary)
-        if entry is not None:
-            entries.setdefault(entry.sink, []).append(entry)
-        else:
-            added = int(snapshot.summary.get("added-records", 0))
-            deleted = int(snapshot.summary.get("deleted-records", 0))
-            foreign += added - deleted
-            # A compaction replaces rows by the same rows. Whatever else takes rows away, or hides
-            # them behind delete files, may have taken ours.
-            rewritten = snapshot.operation == "replace" and added == deleted
-            removed |= deleted > 0 and not rewritten
-            removed |= int(snapshot.summary.get("added-delete-files", 0)) > 0
-    reports = []
-    rows = {name: sum(each.total.written for each in mine) for name, mine in entries.items()}
-    writers = {name for name, mine in entries.items() if any(each.ranges for each in mine)}
-    for name, mine in sorted(entries.items()):
-        if sink and name != sink:
-            continue
-        companion = name.removesuffix(REPLAY) if name.endswith(REPLAY) else name + REPLAY
-        reports.append(
-            _report(
-                table, name, mine, files, complete, writers <= {name, companion},
-                rows.get(companion, 0), None if removed else foreign,
-            )
-        )  # fmt: skip
-    return reports
-
-
-def _report(
-    table: str,
-    sink: str,
-    entries: Sequence[Entry],
-    files: Sequence[DataFile],
-    complete: bool,
-    alone: bool,
-    beside: int,
-    foreign: int | None,
-) -> Report:
-    """`beside`: rows of the sink that replays this one's dead letters, or of the one it does so
-    for. Whose a file is, its name tells as long as it was not compacted."""
-    findings = []
-    paths = [file.path for file in files]
-    if len(set(paths)) != len(paths):
-        twice = sorted({path for path in paths if paths.count(path) > 1})
-        findings.append(f"overlap: {len(twice)} data files are in the table twice: {twice[0]}")
-    told = alone and complete
-    mixed = [file for file in files if beside and f"/frazil-{sink}-" not in file.path]
-    lines = _lines(entries, files if told else [], {file.partition for file in mixed})
-    findings += _unchained(entries)
-    if told:
-        findings += _misplaced(lines, files, {file.path for file in mixed})
-    if not complete:
-        findings.append(
-            "cannot tell: snapshots before the oldest one left were expired; the ranges above are "
-            "those the remaining ledger proves"
-        )
-    elif not alone:
-        findings.append(
-            "cannot tell: several sinks write to this table; its rows are not told apart"
-        )
-    elif foreign is None:
-        findings.append("unaccounted: rows were removed by a commit that is not the sink's")
-    else:
-        live = sum(file.rows for file in files)
-        expected = sum(line.counts.written for line in lines) + beside + foreign
-        if live != expected:
-            findings.append(
-                f"unaccounted: the manifests hold {live} rows; the ledger says {expected}"
-            )
-    commits = sum(1 for entry in entries if entry.ranges)
-    return Report(table, sink, tuple(lines), commits, tuple(findings))
-
-
-def _unchained(entries: Sequence[Entry]) -> list[str]:
-    """Where an entry does not begin at the very place of Spark's sources where the last one ended.
-
-    Places are compared as they are. A sink that read Kafka by itself has none.
-    """
-    found, here = [], ""
-    for entry in entries:
-        before, after = entry.source
-        if here and before and before != here:
-            found.append(f"gap: batch {entry.batches[0]} begins at {before}, and the one before it "
-                         f"ends at {here}")  # fmt: skip
-        here = after
-    return found
-
-
-def _misplaced(
-    lines: Sequence[Line], files: Sequence[DataFile], mixed: Collection[str]
-) -> list[str]:
-    """Offsets that the files' own bounds put outside the ledger's ranges, or in twice.
-
-    What was replayed may lie outside: a record that no rule had a table for is in no table's
-    ledger. In twice it may not be.
-
-    Files whose bounds overlap share at most as many offsets as their bounds span together: more
-    rows than that, and some offset is there twice.
-    """
-    found = []
-    for line in (each for each in lines if each.by_record):
-        mine = sorted(
-            (f.offsets, f.rows, f.path in mixed)
-            for f in files
-            if f.partition == line.range.partition and f.offsets
-        )
-        low, high, rows = 0, -1, 0
-        for (start, end), count, replayed in mine:
-            if not replayed and (start < line.range.start or end >= line.range.end):
-                found.append(f"unaccounted: a data file holds {line.range.partition} "
-                             f"[{start}, {end + 1}); the ledger has {line.range}")  # fmt: skip
-            if start > high:
-                low, high, rows = start, end, count
-            else:
-                high, rows = max(high, end), rows + count
-            if rows > high - low + 1:
-                found.append(f"overlap: {rows} rows of {line.range.partition} lie in the "
-                             f"{high - low + 1} offsets [{low}, {high + 1})")  # fmt: skip
-    return found
-
-
-def _lines(
-    entries: Sequence[Entry],
-    files: Sequence[DataFile],
-    mixed: Collection[Partition | None] = (),
-) -> list[Line]:
-    """`mixed`: partitions of which others wrote rows as well, where only the sum can tell."""
-    gaps: dict[Partition, list[Range]] = {}
-    overlaps: dict[Partition, list[Range]] = {}
-    counts: dict[Partition, Counts] = {}
-    first: dict[Partition, int] = {}
-    reached: dict[Partition, int] = {}
-    for entry in entries:
-        for partition, end in entry.end.items():
-            begin = entry.begin[partition]
-            first.setdefault(partition, begin)
-            here = reached.setdefault(partition, begin)
-            if begin > here:
-                gaps.setdefault(partition, []).append(Range(partition, here, begin))
-            elif begin < here:
-                twice = Range(partition, begin, min(here, max(begin, end)))
-                if len(twice):
-                    overlaps.setdefault(partition, []).append(twice)
-            reached[partition] = max(here, end)
-            counts[partition] = counts.get(partition, Counts()) + entry.counts(partition)
-    rows: dict[Partition, int | None] = dict.fromkeys((p for p in first if p != BATCHES), 0)
-    rows |= dict.fromkeys(p for p in mixed if p in rows)
-    for file in files:
-        if file.partition in mixed and file.partition is not None:
-            continue
-        if file.partition is None or file.partition not in rows:
-            rows = dict.fromkeys(rows)  # a compacted or foreign file: only the sum can tell
-            break
-        so_far = rows[file.partition]
-        rows[file.partition] = None if so_far is None else so_far + file.rows
-    if not files:
-        rows = dict.fromkeys(rows)
+def audit(evidence: Evidence, sink: str = "") -> list[Report]:
+    """One report per sink that wrote to the table (or for `sink` alone)."""
+    table = _Table(evidence)
     return [
-        Line(
-            Range(partition, first[partition], reached[partition]),
-            counts[partition],
-            tuple(gaps.get(partition, ())),
-            tuple(overlaps.get(partition, ())),
-            rows.get(partition),
-        )
-        for partition in sorted(first)
+        _Case(evidence, table, name).report()
+        for name in sorted(table.sinks)
+        if not sink or name == sink
     ]
+
+
+Parts = Mapping[Partition, Spans]
+
+
+@dataclass(frozen=True, slots=True)
+class _Ledger:
+    """One sink's entries in one table, oldest first."""
+
+    snapshots: tuple[Snapshot, ...]
+    parts: Parts
+    #: does it go back to the table's first snapshot?
+    complete: bool
+
+
+class _Table:
+    """What concerns all sinks of a table together."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        oldest_first = list(evidence.history)[::-1]
+        self.complete = not oldest_first or oldest_first[0].parent is None
+        mine: dict[str, list[Snapshot]] = {}
+        #: rows that others added, less those they removed
+        self.foreign = 0
+        #: did they remove any, and certainly some of ours?
+        self.removed = self.taken = False
+        #: compactions that left more rows than they found
+        self.swollen: list[str] = []
+        rewound = set()
+        for snapshot in oldest_first:
+            summary = snapshot.summary
+            if (sink := summary.get(PREFIX + "sink")) is not None:
+                if PREFIX + "rewound" in summary:  # of the index: its rows tell what stayed
+                    mine[sink] = []
+                    rewound.add(sink)
+                mine.setdefault(sink, []).append(snapshot)
+                continue
+            added = int(summary.get("added-records", 0))
+            removed = int(summary.get("deleted-records", 0))
+            if snapshot.operation == "replace":  # rows by the same rows: nobody's are added
+                if added > removed:
+                    self.swollen.append(f"snapshot {snapshot.id} rewrote {removed} rows as {added}")
+                removed, added = max(0, removed - added), 0
+            # Whatever takes rows away, or hides them behind delete files, may have taken ours; more
+            # than others had, certainly.
+            self.removed |= removed > 0 or int(summary.get("added-delete-files", 0)) > 0
+            self.taken |= self.complete and removed > self.foreign
+            self.foreign += added - removed
+        for sink, witness in evidence.witnesses.items():
+            # Of an expired history the witness still has the newest entry.
+            expired = not self.complete and witness.sequence < oldest_first[0].sequence
+            if expired and sink not in mine and parse(witness.summary) is not None:
+                mine[sink] = [witness]
+        #: sink → what the index tells of it in this table
+        self.rows = {name: by_partition(told.spans) for name, told in evidence.index.items()}
+        # Of a table that was rolled back behind its first entry the index alone may know.
+        self.sinks = {
+            name: _Ledger(
+                tuple(mine.get(name, ())),
+                by_partition(of_entries([each.summary for each in mine.get(name, ())])),
+                self.complete and name not in rewound,
+            )
+            for name in {*mine, *(name for name, rows in self.rows.items() if rows)}
+        }
+        self.whole = {name: self._together(name) for name in self.sinks}
+
+    def _together(self, sink: str) -> Parts:
+        """What ledger and index tell of a sink: the index, as far as the ledger was expired."""
+        ledger, rows = self.sinks[sink], self.rows.get(sink, {})
+        if ledger.complete:
+            return ledger.parts
+        found = dict(ledger.parts)
+        for partition, told in rows.items():
+            left = ledger.parts.get(partition)
+            if left is None:
+                found[partition] = told
+            else:
+                found[partition] = joined(select(told, told.end <= left.start[0]), left)
+        return found
+
+    def knows(self, sink: str) -> bool:
+        """Is all that a sink ever wrote here told by somebody?"""
+        ledger = self.sinks[sink]
+        return ledger.complete or sink in self.rows or not ledger.parts
+
+    def owners(self, partition: Partition) -> set[str]:
+        return {name for name, parts in self.whole.items() if partition in parts}
+
+
+class _Case:
+    """The case of one sink in one table."""
+
+    def __init__(self, evidence: Evidence, table: _Table, sink: str) -> None:
+        self.evidence = evidence
+        self.table = table
+        self.sink = sink
+        self.ledger = table.sinks[sink]
+        self.rows = table.rows.get(sink, {})
+        self.whole = table.whole[sink]
+        self.findings: list[Finding] = []
+        self.in_files: dict[Partition, int | None] = {}
+
+    def report(self) -> Report:
+        self.hear_ledger()
+        if self.sink in self.table.rows:
+            self.hear_index()
+        if not self.table.knows(self.sink):
+            self.found("cannot tell", "snapshots before the oldest one left were expired, and no "
+                       "index was found; the ranges are what the ledger left proves")  # fmt: skip
+        if self.evidence.files is not None:
+            self.hear_manifests()
+        if self.evidence.deep is not None:
+            self.hear_rows()
+        lines = []
+        for partition, part in sorted(self.whole.items()):
+            mine = [f for f in self.findings if any(r.partition == partition for r in f.ranges)]
+            start, end = int(part.start[0]), int(part.end.max())
+            lines.append(
+                Line(Range(partition, start, max(start, end)), self._counts(partition), tuple(mine),
+                     self.in_files.get(partition))
+            )  # fmt: skip
+        busy = np.zeros(len(self.ledger.snapshots), bool)
+        for part in self.ledger.parts.values():
+            busy[part.source[part.end > part.start]] = True
+        commits = int(busy.sum())
+        heard = {"ledger": bool(self.ledger.snapshots), "index": self.sink in self.table.rows,
+                 "manifests": self.evidence.files is not None,
+                 "rows": self.evidence.deep is not None}  # fmt: skip
+        found = sorted(self.findings, key=lambda each: KINDS.index(each.kind))
+        return Report(self.evidence.table, self.sink, tuple(lines), commits, tuple(found),
+                      tuple(name for name, was in heard.items() if was))  # fmt: skip
+
+    def _counts(self, partition: Partition) -> Counts:
+        """What became of a partition's offsets. Between rows of the index lies what held nothing
+        for the table."""
+        part = self.whole[partition]
+        sums = {fate: int(getattr(part, fate).sum()) for fate in FATES}
+        if partition != BATCHES and not self.ledger.complete:
+            holes, _ = _joints(part)
+            sums["elsewhere"] += sum(end - start for start, end in holes)
+        return Counts(**sums)
+
+    def found(self, kind: str, says: str, ranges: Iterable[Range] = ()) -> None:
+        self.findings.append(Finding(kind, says, tuple(ranges)))
+
+    def ranged(self, kind: str, partition: Partition, spans: Iterable[tuple[int, int]],
+               says: str) -> None:  # fmt: skip
+        """A finding for ranges of one partition, if there are any; `{}` in the text names them."""
+        ranges = [Range(partition, max(0, a), max(0, a, b)) for a, b in islice(spans, _NAMED)]
+        if ranges:
+            named = ", ".join(map(str, ranges[:4])) + (" …" if len(ranges) > 4 else "")
+            self.found(kind, says.format(named), ranges)
+
+    # ── the ledger ───────────────────────────────────────────────────────────────────────────
+
+    def hear_ledger(self) -> None:
+        for partition, part in self.ledger.parts.items():
+            gaps, overlaps = _joints(part)
+            self.ranged("gap", partition, gaps, "no entry of the ledger has {}")
+            self.ranged("overlap", partition, overlaps, "the ledger has {} twice")
+            self.ranged("unaccounted", partition, _pairs(part, part.written < 0),
+                        "of {} more is told than there is")  # fmt: skip
+        self._unchained()
+        self._miscounted()
+        self._rolled_back()
+
+    def _unchained(self) -> None:
+        """Where an entry does not begin at the very place of Spark's sources where the last one
+        ended. Places are compared as they are; a sink that read Kafka by itself has none."""
+        here = ""
+        for snapshot in self.ledger.snapshots:
+            said = snapshot.summary.get(PREFIX + "source")
+            before, after = json.loads(said) if said else ("", "")
+            if here and before and before != here:
+                batch = snapshot.summary[PREFIX + "batches"].partition("..")[0]
+                self.found("gap", f"batch {batch} begins at {before}, and the one before it ends "
+                                  f"at {here}")  # fmt: skip
+            here = after
+
+    def _miscounted(self) -> None:
+        """Entries that say something else than their own ranges do, or than Iceberg counted."""
+        derived = np.zeros((len(FATES), len(self.ledger.snapshots)), np.int64)
+        for part in self.ledger.parts.values():
+            for told, fate in zip(derived, FATES, strict=True):
+                if getattr(part, fate).any():
+                    told[part.source] += getattr(part, fate)  # an entry names a partition once
+        for i, (snapshot, sums) in enumerate(
+            zip(self.ledger.snapshots, derived.T.tolist(), strict=True)
+        ):
+            summary, rows = snapshot.summary, sums[0]
+            text = summary.get(PREFIX + "counts", "{}")
+            counted = {} if text == _counts(sums) else json.loads(text)
+            if counted and any(counted.get(f, 0) != n for f, n in zip(FATES, sums, strict=True)):
+                said = {fate: number for fate, number in counted.items() if number}
+                ranges = {f: n for f, n in zip(FATES, sums, strict=True) if n}
+                self.found("unaccounted", f"the entry of batches {summary[PREFIX + 'batches']} says"
+                           f" {said}; its ranges say {ranges}", self._of_entry(i))  # fmt: skip
+            added = summary.get("added-records", "0")
+            if self.evidence.files is not None and int(added) != rows:
+                self.found("unaccounted", f"the entry of batches {summary[PREFIX + 'batches']} says"
+                           f" {rows} written; its snapshot {snapshot.id} added {added}",
+                           self._of_entry(i))  # fmt: skip
+
+    def _of_entry(self, number: int) -> list[Range]:
+        return [
+            Range(partition, int(part.start[at]), int(part.end[at]))
+            for partition, part in self.ledger.parts.items()
+            for at in np.flatnonzero((part.source == number) & (part.end > part.start))[:1]
+        ]
+
+    def _rolled_back(self) -> None:
+        witness = self.evidence.witnesses.get(self.sink)
+        entry = parse(witness.summary) if witness is not None else None
+        if entry is None:
+            return
+        reached = {p: int(part.end.max()) for p, part in self.ledger.parts.items()}
+        lost = [
+            Range(partition, reached.get(partition, 0), end)
+            for partition, end in entry.end.items()
+            if reached.get(partition, 0) < end
+        ]
+        if lost:
+            named = ", ".join(map(str, lost[:4]))
+            self.found("gap", f"the table was rolled back: its witness has {named}, and its ledger "
+                       "has not", lost)  # fmt: skip
+
+    # ── the index ────────────────────────────────────────────────────────────────────────────
+
+    def hear_index(self) -> None:
+        stream = self.evidence.stream.get(self.sink)
+        whole = {} if stream is None else by_partition(stream.spans)
+        strange = by_partition(self.evidence.index[self.sink].strange)
+        position = self.evidence.positions.get(self.sink)
+        for partition, part in self.rows.items():
+            gaps, overlaps = _joints(part)
+            # Batches that held nothing for the table have rows of the whole stream.
+            bare = [hole for gap in gaps for hole in _uncovered(whole.get(partition), *gap)]
+            self.ranged("gap", partition, bare, "the index has no row of {}")
+            self.ranged("overlap", partition, overlaps, "the index has {} twice")
+            sums = part.written + part.rejected + part.skipped + part.invisible + part.merged
+            odd = (sums != part.end - part.start) if partition != BATCHES else sums < 0
+            wrong = [*_pairs(part, odd), *_pairs(strange.get(partition, NOTHING))]
+            self.ranged("unaccounted", partition, wrong,
+                        "the index's row of {} does not add up")  # fmt: skip
+        for partition in sorted({*self.rows, *self.ledger.parts}):
+            here = None if position is None else position.get(partition, 0)
+            self._compare(partition, here)
+        self._misnamed()
+
+    def _compare(self, partition: Partition, position: int | None) -> None:
+        """Entry by entry against the index's rows of it."""
+        rows = self.rows.get(partition, NOTHING)
+        entries = self.ledger.parts.get(partition, NOTHING)
+        reached = int(entries.end.max()) if len(entries) else 0
+        if self.ledger.snapshots or self.ledger.complete:
+            self.ranged("gap", partition, _pairs(rows, rows.end > reached),
+                        "the index has {}, and the table's ledger has not")  # fmt: skip
+        if self.ledger.complete and len(entries):
+            self.ranged("unaccounted", partition, _pairs(rows, rows.start < entries.start[0]),
+                        "the index has {}, from before the ledger begins")  # fmt: skip
+        entries = _busy(entries)
+        if not len(entries) or _same(entries, rows):
+            return
+        low = np.searchsorted(rows.start, entries.start)
+        high = np.searchsorted(rows.start, entries.end)
+        # The index is committed last: it may not know yet what the table has beyond the position.
+        later = entries.end > (entries.end.max() if position is None else position)
+        wanted = {"length": entries.end - entries.start - entries.elsewhere}
+        wanted |= {fate: getattr(entries, fate) for fate in FATES[:-1]}
+        differ = np.zeros(len(entries), bool)
+        for fate, there in wanted.items():
+            column = rows.end - rows.start if fate == "length" else getattr(rows, fate)
+            sums = np.append(0, np.cumsum(column))
+            mine = sums[high] - sums[low]
+            differ |= np.where(later, mine > there, mine != there)
+        # A row that begins in an entry ends in it.
+        last = np.maximum(high, 1) - 1
+        differ |= (high > low) & (rows.end[last] > entries.end) if len(rows) else False
+        none = differ & (low == high)
+        self.ranged("unaccounted", partition, _pairs(entries, none),
+                    "the ledger has {}, and the index has no row of it")  # fmt: skip
+        self.ranged("unaccounted", partition, _pairs(entries, differ & ~none),
+                    "ledger and index tell different counts of {}")  # fmt: skip
+
+    def _misnamed(self) -> None:
+        """Each row of a batch must name a commit that the ledger has, its snapshot and its life."""
+        index = self.evidence.index[self.sink]
+        places: dict[str, tuple[int, int, int, int]] = {}
+        for snapshot in self.ledger.snapshots:
+            summary = snapshot.summary
+            first, _, last = summary[PREFIX + "batches"].partition("..")
+            fact = (snapshot.id, int(first), int(last), int(summary[PREFIX + "epoch"]))
+            places |= dict.fromkeys(summary[PREFIX + "commit-id"].split(","), fact)
+        known = [places.get(each) for each in index.commit_ids]
+        unknown = np.array([each is None for each in known], bool)
+        facts = np.array([each or (0, 0, 0, 0) for each in known], np.int64).reshape(-1, 4)
+        there, first, last, epoch = facts.T
+        wrong = (index.snapshots != there) & (index.snapshots != 0)
+        wrong |= (index.batches < first) | (index.batches > last) | (index.epochs > epoch)
+        if not (wrong | unknown).any():
+            return
+        for partition, rows in self.rows.items():
+            entries = self.ledger.parts.get(partition, NOTHING)
+            if not len(entries):
+                continue
+            # Of what was expired nobody can tell.
+            since = rows.start >= entries.start[0]
+            odd = np.where(unknown[rows.source], since, wrong[rows.source])
+            self.ranged("unaccounted", partition, _pairs(rows, odd),
+                        "the index's row of {} names another batch, life, commit or snapshot than"
+                        " the ledger")  # fmt: skip
+
+    # ── the manifests ────────────────────────────────────────────────────────────────────────
+
+    def hear_manifests(self) -> None:
+        files = self.evidence.files or ()
+        times = Counter(file.path for file in files)
+        if twice := sorted(path for path, count in times.items() if count > 1):
+            ranges = {r for file in files if times[file.path] > 1 and (r := _range_of(file))}
+            self.found("overlap", f"{len(twice)} data files are in the table twice: {twice[0]}",
+                       sorted(ranges))  # fmt: skip
+        for each in self.table.swollen:
+            self.found("overlap", f"a compaction left rows there twice: {each}")
+        if not self.table.knows(self.sink):
+            return
+        companion = (
+            self.sink.removesuffix(REPLAY) if self.sink.endswith(REPLAY) else self.sink + REPLAY
+        )
+        writers = {
+            name
+            for name, parts in self.table.whole.items()
+            if name != self.sink and any(part.written.any() for part in parts.values())
+        }
+        # Whose a file is, its name tells as long as it was not compacted.
+        named = {file.path: _maker(file.path) for file in files}
+        maker = named if writers else dict.fromkeys(named, self.sink)
+        mixed = any(
+            file.partition is None
+            and file.nulls < file.rows
+            and maker[file.path] in ("", self.sink)
+            for file in files
+        )
+        by_partition: dict[Partition | None, list[DataFile]] = {}
+        for file in files:
+            by_partition.setdefault(file.partition, []).append(file)
+        told = True  # by bounds and names alone, whatever others wrote
+        for partition, part in self.whole.items():
+            if _unplaced(partition, part):
+                told = told and not part.written.any()
+                continue
+            if _joints(part)[1]:
+                continue  # said already, and what lies in it twice is nobody's
+            here = by_partition.get(partition, [])
+            rivals = (self.table.owners(partition) & writers) | ({companion} & writers)
+            mine = [f for f in here if f.offsets and (not rivals or maker[f.path] == self.sink)]
+            sure = not mixed and not any(not maker[f.path] for f in here if rivals)
+            sure = sure and all(file.offsets for file in here)
+            told = told and sure
+            held = sum(file.rows - file.nulls for file in mine)
+            self.in_files[partition] = held if sure else None
+            if sure or not rivals:
+                self._segments(partition, part, mine, part.written, sure)
+                self._homes(partition, [f for f in mine if named[f.path] == self.sink])
+            if rivals == {companion}:
+                # Dead letters that were replayed: of offsets that the table rejected, or that no
+                # rule had it for, or that lie outside.
+                near = [file for file in here if file.offsets]
+                room = part.written + part.rejected + part.skipped
+                self._segments(partition, part, near, room, None)
+        topics = {partition.topic for partition in self.whole}
+        for where, strays in by_partition.items():
+            if where and where.topic in topics and not self.table.owners(where):
+                self.ranged("unaccounted", where,
+                            [(f.offsets[0], f.offsets[1] + 1) for f in strays if f.offsets],
+                            "data files hold {}, which nobody says was written")  # fmt: skip
+        if not told or self.evidence.deletes:
+            self._sum(files, writers - {companion})
+
+    def _segments(
+        self,
+        partition: Partition,
+        part: Spans,
+        files: Sequence[DataFile],
+        room: NDArray[np.int64],
+        sure: bool | None,
+    ) -> None:
+        """The rows of the files against what was written, range by range.
+
+        Files and ranges need not have the same borders: what files reach into is taken together.
+        `sure`: no other file can hold rows of the partition; None: rows may lie outside of it.
+        """
+        if (part.start[1:] < part.start[:-1]).any() or (part.end <= part.start).any():
+            order = np.argsort(part.start, kind="stable")
+            order = order[part.end[order] > part.start[order]]
+            part, room = select(part, order), room[order]
+        offsets = np.array([f.offsets for f in files], np.int64).reshape(-1, 2)
+        rows = np.array([f.rows - f.nulls for f in files], np.int64)
+        low = np.searchsorted(part.start, offsets[:, 0], "right") - 1
+        high = np.searchsorted(part.start, offsets[:, 1], "right") - 1
+        inside = np.zeros(len(files), bool)
+        if len(part):
+            inside = (low >= 0) & (offsets[:, 0] < part.end[low]) & (offsets[:, 1] < part.end[high])
+        if sure is not None:
+            self.ranged("unaccounted", partition,
+                        [(a, b + 1) for a, b in offsets[~inside].tolist()],
+                        "data files hold {}, which nobody says was written")  # fmt: skip
+        low, high, rows = low[inside], high[inside], rows[inside]
+        covered = np.zeros(len(part) + 1, np.int64)
+        if len(low):
+            order = np.argsort(low, kind="stable")
+            low, high, rows = low[order], np.maximum.accumulate(high[order]), rows[order]
+            first = np.flatnonzero(np.append(True, low[1:] > high[:-1]))
+            begins, ends = low[first], high[np.append(first[1:], len(low)) - 1]
+            np.add.at(covered, begins, 1)
+            np.add.at(covered, ends + 1, -1)
+            held = np.add.reduceat(rows, first)
+            sums = np.append(0, np.cumsum(room))
+            wanted = sums[ends + 1] - sums[begins]
+            spans = list(zip(part.start[begins].tolist(), part.end[ends].tolist(), strict=True))
+            self.ranged("overlap", partition, compress(spans, held > wanted),
+                        "the files hold more rows of {} than were written")  # fmt: skip
+            if sure:
+                self.ranged("unaccounted", partition, compress(spans, held < wanted),
+                            "the files hold fewer rows of {} than were written")  # fmt: skip
+        if sure:
+            bare = (np.cumsum(covered[:-1]) == 0) & (part.written > 0)
+            self.ranged("gap", partition, _pairs(part, bare), "no data file holds {}")
+
+    @cached_property
+    def entries(self) -> dict[int, int]:
+        """Sequence number of a commit → which entry of the ledger it has."""
+        return {each.sequence: i for i, each in enumerate(self.ledger.snapshots)}
+
+    def _homes(self, partition: Partition, files: Sequence[DataFile]) -> None:
+        """A file as the sink wrote it lies within the ranges of the commit that brought it."""
+        part = self.ledger.parts.get(partition, NOTHING)
+        entry = self.entries
+        known = [(f.offsets, entry[f.sequence]) for f in files if f.offsets and f.sequence in entry]
+        at = np.searchsorted(part.source, [number for _, number in known])
+        astray = [
+            (low, high + 1)
+            for ((low, high), number), i in zip(known, at.tolist(), strict=True)
+            if i == len(part) or part.source[i] != number
+            or low < part.start[i] or high >= part.end[i]
+        ]  # fmt: skip
+        self.ranged("unaccounted", partition, astray,
+                    "data files hold {}, outside of what was written by their commit")  # fmt: skip
+
+    def _sum(self, files: Sequence[DataFile], others: Collection[str]) -> None:
+        """All rows of the table together, where bounds do not tell them apart."""
+        if self.evidence.deep is not None:
+            return  # the rows themselves are asked
+        if self.evidence.deletes:
+            self.found("unaccounted", f"{self.evidence.deletes} delete files hide rows of this "
+                       "table; which ones, metadata does not say (see --deep)")  # fmt: skip
+            return
+        if not all(map(self.table.knows, self.table.sinks)):
+            self.found("cannot tell", "another sink writes to this table, whose older snapshots "
+                       "were expired; its rows are not told apart")  # fmt: skip
+            return
+        table = self.table
+        told = [(sink, *each) for sink, parts in table.whole.items() for each in parts.items()]
+        # Of ours: rows with an offset (a replay's too, though it counts batches), and without.
+        placed = unplaced = 0
+        topics = {topic for cut in self.evidence.positions.values() for topic in cut.topics}
+        for sink, partition, part in told:
+            rows = int(part.written.sum())
+            if partition != BATCHES:
+                topics.add(partition.topic)
+                placed += rows
+            elif sink.endswith(REPLAY):
+                placed += rows
+            else:
+                unplaced += rows
+        # Of the files: rows with an offset, of a topic that a sink here reads, of another, or of
+        # nobody knows which; rows without; and rows of which nothing was measured.
+        measured = [file for file in files if file.offsets or file.nulls == file.rows]
+        with_offset = between = elsewhere = unclear = 0
+        for file in measured:
+            low, high = file.topics or ("", "")
+            if low in topics and low == high:
+                with_offset += file.rows - file.nulls
+            elif low in topics and high in topics:
+                between += file.rows - file.nulls
+            elif low and low == high:
+                elsewhere += file.rows - file.nulls
+            else:
+                unclear += file.rows - file.nulls
+        without = sum(file.nulls for file in measured)
+        live = sum(file.rows for file in files)
+        unknown = live - sum(file.rows for file in measured)
+        spare = max(0, unplaced - without)  # of the unknown, that is what must have no offset
+        most = with_offset + between + unclear + unknown - spare
+        kept = table.complete and not table.removed  # then all that others did is known
+        expected = placed + unplaced + (table.foreign if kept else elsewhere)
+        if (kept and live != expected) or live < expected or most < placed or unknown < spare:
+            self.found("unaccounted", f"the manifests hold {live} rows; ledger and index say "
+                       f"{expected}, {placed} of them with offsets")  # fmt: skip
+        elif table.taken and (unplaced or unknown):
+            self.found("unaccounted", "rows were removed by a commit that is not the sink's")
+        elif with_offset > placed:
+            self.found("overlap", f"the manifests hold {with_offset} rows with offsets; ledger and "
+                       f"index say {placed}")  # fmt: skip
+        elif (
+            (placed and most > placed and (table.foreign or not kept))
+            or (unplaced and not kept and (live > expected or table.removed))
+            or ((unknown or unclear) and (table.removed or (placed and not kept)))
+        ):
+            self.found("cannot tell", "others wrote to this table, or removed rows, and their rows "
+                       "are not told apart from the sink's (see --deep)")  # fmt: skip
+        elif others:
+            self.found("cannot tell", "several sinks write to this table; its rows are not told "
+                       "apart")  # fmt: skip
+
+    # ── the rows themselves ──────────────────────────────────────────────────────────────────
+
+    def hear_rows(self) -> None:
+        """Every offset that a reader sees: once, and as many of each range as were written."""
+        found = self.evidence.deep
+        assert found is not None
+        alone = {self.sink} >= {name for name, parts in self.table.whole.items() if parts}
+        for partition, part in self.whole.items():
+            if _unplaced(partition, part):
+                continue
+            mask = pc.and_(pc.equal(found["topic"], partition.topic),
+                           pc.equal(found["partition"], partition.number))  # fmt: skip
+            offsets = np.sort(np.asarray(found["offset"].filter(mask).combine_chunks()))
+            again = offsets[1:][offsets[1:] == offsets[:-1]].tolist()
+            self.ranged("overlap", partition, _runs(again), "rows of {} are there twice")
+            part = select(part, part.end > part.start)
+            held = np.searchsorted(offsets, part.end) - np.searchsorted(offsets, part.start)
+            self.ranged("gap", partition, _pairs(part, held < part.written),
+                        "of {} rows are missing")  # fmt: skip
+            if alone:
+                self.ranged("overlap", partition, _pairs(part, held > part.written),
+                            "of {} there are more rows than were written")  # fmt: skip
+                if len(offsets) > held.sum():
+                    self.found("unaccounted", f"{len(offsets) - held.sum()} rows of {partition} lie"
+                               " where nobody says that any were written")  # fmt: skip
+
+
+#: No ranges at all.
+NOTHING = of_entries([])
+
+
+def joined(one: Spans, other: Spans) -> Spans:
+    """Of the same partition, one behind the other."""
+    columns = [each.name for each in fields(Spans)[1:]]
+    return Spans(
+        one.partitions,
+        *(np.concatenate([getattr(one, name), getattr(other, name)]) for name in columns),
+    )
+
+
+def _counts(sums: Sequence[int]) -> str:
+    """As a ledger's entry says them, to be compared before it is read: most say what they must."""
+    told = ",".join([f'"{fate}":{number}' for fate, number in zip(FATES, sums, strict=True)])
+    return f'{{"read":{sum(sums[:3])},{told}}}'
+
+
+def _busy(part: Spans) -> Spans:
+    """Without the ranges that are empty."""
+    busy = part.end > part.start
+    return part if busy.all() else select(part, busy)
+
+
+def _same(entries: Spans, rows: Spans) -> bool:
+    """Do both tell the same, range by range?"""
+    if len(entries) != len(rows) or entries.elsewhere.any():
+        return False
+    columns = ("start", "end", *FATES[:-1])
+    return all((getattr(entries, name) == getattr(rows, name)).all() for name in columns)
+
+
+def _joints(part: Spans) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Where the ranges of one partition, in their order, leave something out or come again."""
+    if (part.start[1:] == part.end[:-1]).all() and (part.start <= part.end).all():
+        return [], []
+    reached = np.maximum.accumulate(part.end)
+    here = np.append(part.start[0], np.maximum(reached[:-1], part.start[0]))
+    apart = part.start > here
+    twice = np.minimum(part.end, here) > part.start
+    gaps = zip(here[apart].tolist(), part.start[apart].tolist(), strict=True)
+    ends = np.minimum(part.end, here)[twice]
+    return list(gaps), list(zip(part.start[twice].tolist(), ends.tolist(), strict=True))
+
+
+def _pairs(part: Spans, chosen: NDArray[np.bool_] | None = None) -> list[tuple[int, int]]:
+    """The ranges that were chosen, or all; neighbours made one."""
+    found: list[tuple[int, int]] = []
+    if chosen is None:
+        chosen = np.ones(len(part), bool)
+    for start, end in zip(part.start[chosen].tolist(), part.end[chosen].tolist(), strict=True):
+        if found and found[-1][1] == start:
+            found[-1] = (found[-1][0], end)
+        else:
+            found.append((start, end))
+    return found
+
+
+def _runs(offsets: Iterable[int]) -> list[tuple[int, int]]:
+    """Single offsets as ranges."""
+    found: list[tuple[int, int]] = []
+    for offset in offsets:
+        if found and found[-1][1] >= offset:
+            found[-1] = (found[-1][0], offset + 1)
+        else:
+            found.append((offset, offset + 1))
+    return found
+
+
+def _uncovered(whole: Spans | None, start: int, end: int) -> list[tuple[int, int]]:
+    """What no range of `whole` has of [start, end)."""
+    if whole is None:
+        return [(start, end)]
+    gaps, _ = _joints(whole)
+    bare = [(start, int(whole.start[0])), *gaps, (int(whole.end.max()), end)]
+    cut = [(max(a, start), min(b, end)) for a, b in bare]
+    return [(a, b) for a, b in cut if a < b]
+
+
+def _unplaced(partition: Partition, part: Spans) -> bool:
+    """Do its rows stand for no single offset?"""
+    return partition == BATCHES or bool(part.merged.any())
+
+
+def _range_of(file: DataFile) -> Range | None:
+    if file.partition is None or file.offsets is None:
+        return None
+    return Range(file.partition, file.offsets[0], file.offsets[1] + 1)
+
+
+def _maker(path: str) -> str:
+    """The sink that wrote a data file, by the name it gave it; empty: nobody can tell."""
+    named = re.match(r"frazil-(.+)-\d+-\d+-[0-9a-f-]{36}", path.rsplit("/", 1)[-1])
+    return named[1] if named else ""

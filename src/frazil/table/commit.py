@@ -215,7 +215,18 @@ EXPIRED = Snapshot(0, None, 0, 0, "", {})
 class Target:
     """One table as one life of a sink sees it."""
 
-    def __init__(self, table: Table, branch: str, sink: str, epoch: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        table: Table,
+        branch: str,
+        sink: str,
+        epoch: int,
+        clock: Clock,
+        *,
+        claimed_first: bool = False,
+    ) -> None:
+        """`claimed_first`: the sink never commits here what it has not claimed, and a claim leaves
+        a witness behind. So no witness means no data of it, also where the history was expired."""
         self.table = table
         self.sink = sink
         self.epoch = epoch
@@ -224,12 +235,16 @@ class Target:
         self.end = Cut()
         self._branch = branch
         self._clock = clock
+        self._claimed_first = claimed_first
         self._tag = witness_tag(sink) if branch == "main" else f"{witness_tag(sink)}/{branch}"
 
     def head(self) -> Head:
         self.table.refresh()
         witness = self.table.tagged(self._tag)
-        return ledger.head(self.table.history(self._branch), self.sink, witness)
+        found = ledger.head(self.table.history(self._branch), self.sink, witness)
+        if not found.complete and witness is None and self._claimed_first:
+            return Head(None, None, complete=True)
+        return found
 
     def claim(
         self,
@@ -366,7 +381,8 @@ class Target:
 
         def check(history: Iterator[Snapshot]) -> str | None:
             now = ledger.head(history, self.sink, witness)
-            if not now.complete or now.commit_id != head.commit_id:
+            forgotten = not now.complete and not (head.entry is None and self._claimed_first)
+            if forgotten or now.commit_id != head.commit_id:
                 return f"the newest entry of sink {self.sink} is no longer {head.commit_id}"
             return None
 
@@ -413,6 +429,8 @@ class Progress:
     stuck: dict[str, str] = field(default_factory=dict)
     blocked: str = ""
     unpublished: str = ""
+    #: what the index could not be tidied for
+    untidy: str = ""
 
     @property
     def trouble(self) -> str:
@@ -453,20 +471,26 @@ class Committer:
         step: Step,
         clock: Clock = time,
         alone: bool = True,
+        tidy: Callable[[], None] = lambda: None,
+        indexed: Callable[[Sequence[StagedBatch]], None] = lambda _: None,
     ) -> None:
         """`alone`: one table takes everything, so that its ledger never stands behind the index,
-        and what is wrong with it stops the stream. `tables`: what the index says of them."""
+        and what is wrong with it stops the stream. `tables`: what the index says of them. `tidy`
+        looks after the index when it has been committed to; it must not raise. `indexed` is called
+        before anybody is told of the new position, `committed` after that."""
         self.progress = Progress(position=position)
         self._target = target
         self._index = index
         self._index_manifests = index_manifests
         self._tables = tables
         self._committed = committed
+        self._indexed = indexed
         self._pace = pace
         self._bounds = bounds
         self._step = step
         self._clock = clock
         self._alone = alone
+        self._tidy = tidy
         self._changed = threading.Condition()
         self._pending: list[_Waiting] = []
         #: table → when it was last committed to; table → how often it failed since, and until when
@@ -499,7 +523,7 @@ class Committer:
         with self._changed:
             while bounded and (reason := self._over()) and not self._flushing:
                 self._raise_failure()
-                self.progress.blocked = reason
+                self.progress.blocked = self._because(reason)
                 self._changed.wait(1.0)
             self._raise_failure()
             self.progress.blocked = ""
@@ -546,9 +570,10 @@ class Committer:
         with self._changed:
             hopeless = dict(self._hopeless)
             left = {name for each in self._pending for name in each.left}
-            if left and left <= set(hopeless) and self._pending[0].left:
-                return hopeless[min(left)]
-            return None
+            if not self._pending or not left <= set(hopeless):
+                return None
+            # The index waits for the tables of the first batch, and then for nobody.
+            return hopeless[min(left)] if self._pending[0].left else hopeless.get(INDEX)
 
     def close(self) -> None:
         """End the thread after the commit under way. What is staged waits for the next life."""
@@ -645,8 +670,9 @@ class Committer:
                 target,
                 batches,
                 lambda rest: [m for batch in rest for m in batch.table(name).manifests],
-                lambda rest: entry_of(
-                    rest, name, target.epoch, None if self._alone else target.end
+                lambda rest: replace(
+                    entry_of(rest, name, target.epoch, None if self._alone else target.end),
+                    index=self._index.table.name,
                 ),
             )
             with self._changed:
@@ -669,6 +695,7 @@ class Committer:
             lambda rest: self._index_manifests([located[b.commit_id] for b in rest]),
             lambda rest: replace(entry_of(rest, INDEX, self._index.epoch), tables=tables),
         )
+        self._indexed(batches)
         with self._changed:
             del self._pending[: len(batches)]
             self.progress.position = batches[-1].end
@@ -678,12 +705,14 @@ class Committer:
             self._changed.notify_all()
         self._committed(batches)
         self._step("done", batches[-1])
+        self._tidy()
 
     def _tried(self, name: str, call: Callable[[], None]) -> None:
         """`call`; or the table is left in peace for a while and its batches wait, staged.
 
         Absorbed: the stream goes on, the next try takes old and new together. Where a person must
-        look, and others can go on, the table waits as well; status names it.
+        look, and others can go on, the table waits as well; status names it. So does the index:
+        data goes on into the tables without it, until the bounds say that it is enough.
         """
         try:
             call()
@@ -694,7 +723,9 @@ class Committer:
             raise
         except (Retryable, Unknown, Fatal, ConfigError) as error:
             if isinstance(error, (Fatal, ConfigError)):
-                if self._alone or name == INDEX:
+                # The index has not what the stream says, or has it already: whose position is it?
+                contradicted = name == INDEX and isinstance(error, (Gap, Overlap))
+                if contradicted or (self._alone and name != INDEX):
                     raise
                 self._hopeless[name] = error
             self.progress.stuck[name] = error.message
@@ -750,6 +781,13 @@ class Committer:
             if age >= self._bounds.age:
                 return f"a batch has waited {age:.0f} s; the bound is {self._bounds.age:.0f} s"
         return ""
+
+    def _because(self, reason: str) -> str:
+        """With what they wait for, where that is known."""
+        waiting = sum(not each.left for each in self._pending)
+        if waiting and not self._pending[0].left:
+            reason += f"; {waiting} of them are in all their tables, and not in the index yet"
+        return f"{reason}: {self.progress.trouble}" if self.progress.trouble else reason
 
     def _fail(self, error: FrazilError) -> None:
         with self._changed:

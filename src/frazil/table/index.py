@@ -7,13 +7,19 @@ several tables, rows of table `*` say what became of all records of the batch to
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol, TypeVar
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
+from frazil.core.errors import Misfit
+from frazil.core.offsets import Range
 from frazil.ingest.stage import StagedBatch, StagedTable, Tally
-from frazil.ingest.write import TableShape, Writer
+from frazil.ingest.write import TableShape, Writer, file_io
 from frazil.table.ledger import Entry, Snapshot
 
 _TIME = pa.timestamp("us", "UTC")
@@ -40,6 +46,7 @@ COLUMNS = pa.schema(
         pa.field("commit_id", pa.large_string(), nullable=False),
         pa.field("snapshot_id", pa.int64()),
         pa.field("committed_at", _TIME, nullable=False),
+        pa.field("complete_until", _TIME),  # see `table.complete`
     ]
 )
 
@@ -51,7 +58,8 @@ STREAM = "*"
 Located = tuple[StagedBatch, Mapping[str, Snapshot]]
 
 
-def rows(located: Sequence[Located]) -> pa.Table:
+def rows(located: Sequence[Located], complete: Mapping[str, int | None] | None = None) -> pa.Table:
+    """`complete`: commit id → until when the stream is complete with that batch."""
     now = int(time.time() * 1_000_000)
     found = []
     for batch, snapshots in located:
@@ -79,6 +87,7 @@ def rows(located: Sequence[Located]) -> pa.Table:
                     batch.commit_id,
                     (snapshots[name].id or None) if name != STREAM else None,
                     now,
+                    (complete or {}).get(batch.commit_id),
                 )
             )
     columns = list(zip(*found, strict=True)) if found else [()] * len(COLUMNS)
@@ -86,22 +95,45 @@ def rows(located: Sequence[Located]) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=COLUMNS)
 
 
-def write(shape: TableShape, prefix: str, located: Sequence[Located]) -> list[str]:
+def write(
+    shape: TableShape,
+    prefix: str,
+    located: Sequence[Located],
+    complete: Mapping[str, int | None] | None = None,
+) -> list[str]:
     """The rows of these batches as one data file; its descriptor."""
+    return put(shape, prefix, rows(located, complete))
+
+
+def put(shape: TableShape, prefix: str, rows: pa.Table) -> list[str]:
+    """Rows of an index into data files; their descriptors."""
+    target = shape.arrow  # an index of an older Frazil may lack a column, anybody's may have more
+    lacking = [each for each in target if each.name not in rows.column_names]
+    for each in lacking:
+        if not each.nullable:
+            raise Misfit(f"cannot write to the index {shape.name}: its column {each.name!r} is "
+                         "required, and none of Frazil's", hint="make it optional")  # fmt: skip
+        rows = rows.append_column(each, pa.nulls(len(rows), each.type))
     writer = Writer(shape, prefix)
-    target = shape.arrow  # an index of an older Frazil may lack a column
-    writer.write(rows(located).select(target.names).cast(target))
+    writer.write(rows.select(target.names).cast(target))
     return [file.descriptor for file in writer.close()]
+
+
+def paths(descriptors: Sequence[str]) -> list[str]:
+    return [str(json.loads(each)["file-path"]) for each in descriptors]
 
 
 def rebuilt(entry: Entry, table: str, uuid: str) -> StagedBatch:
     """A batch as far as a table's ledger can tell it, for index rows that were never written."""
     tallies = []
+    whose = entry.watermark if len(entry.ranges) == 1 else None  # of several, nobody knows
     for each in entry.ranges:
         counts = entry.counts(each.partition)
+        # Batches that held nothing for the table came before the one that did.
+        span = Range(each.partition, each.start + counts.elsewhere, each.end)
         tallies.append(
-            Tally(each, counts.written, counts.rejected, counts.skipped, counts.invisible,
-                  counts.merged)
+            Tally(span, counts.written, counts.rejected, counts.skipped, counts.invisible,
+                  counts.merged, watermark=whose)
         )  # fmt: skip
     staged = StagedTable(table, uuid, entry.schema_id, (), (), 0, 0, tuple(tallies))
     return StagedBatch(
@@ -109,3 +141,100 @@ def rebuilt(entry: Entry, table: str, uuid: str) -> StagedBatch:
         begin=entry.begin, end=entry.end, topics=entry.topics, cluster=entry.cluster,
         staged_at_ms=0, window_start_ms=0, tables=(staged,), source=entry.source,
     )  # fmt: skip
+
+
+# ── few and large files ──────────────────────────────────────────────────────────────────────────
+
+#: A file of the index is of a tier by its rows: 1 to 31, 32 to 1,023, and so on. So many of one
+#: tier become one of the next: thus a row is written again once for each tier, and no more.
+FANOUT = 32
+#: A file of so many rows is left as it is.
+FULL = 2**18
+#: So many files are read at once at most: a commit that is due waits for it.
+MOST = 8 * FANOUT
+#: What belongs together for those who ask: gaps, overlaps, where an offset is.
+ORDER = ("table_name", "topic", "partition", "start_offset")
+#: Of a new index. Each commit adds a manifest and two metadata files; whatever merges files merges
+#: manifests as well, and the oldest metadata files go.
+PROPERTIES = {
+    "format-version": "2",
+    "commit.manifest.min-count-to-merge": "4",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "50",
+}
+_READERS = 8  # threads: reading waits for the store more than for the processor
+
+
+class File(Protocol):
+    """A live data file of the index."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def deletes(self) -> int:
+        """Files that hide some of its rows."""
+
+
+F = TypeVar("F", bound=File)
+
+
+def tiers(files: Sequence[F]) -> list[list[F]]:
+    """Those that may be merged. One whose rows are hidden in part is for others to rewrite."""
+    found: list[list[F]] = []
+    for file in files:
+        if file.rows < FULL and not file.deletes and file.path.endswith(".parquet"):
+            tier, rows = 0, file.rows
+            while rows >= FANOUT:
+                tier, rows = tier + 1, rows // FANOUT
+            found += [[] for _ in range(tier + 1 - len(found))]
+            found[tier].append(file)
+    return found
+
+
+def due(files: Sequence[F]) -> list[F]:
+    """The files to make one of, if any; `files` come with the oldest rows first."""
+    for tier in tiers(files):
+        if len(tier) >= FANOUT:
+            chosen: list[F] = []
+            while len(chosen) < min(len(tier), MOST) and sum(f.rows for f in chosen) < FULL:
+                chosen.append(tier[len(chosen)])
+            return chosen
+    return []
+
+
+def read(shape: TableShape, paths: Sequence[str]) -> pa.Table:
+    """All rows of these files, as the table has them now."""
+    io = file_io(shape.location, shape.io)
+
+    def one(path: str) -> pa.Table:
+        with io.new_input(path).open() as file:
+            return _fitted(pq.read_table(file), shape)
+
+    with ThreadPoolExecutor(_READERS, "frazil-index") as pool:
+        return pa.concat_tables([shape.arrow.empty_table(), *pool.map(one, paths)])
+
+
+def ordered(rows: pa.Table) -> pa.Table:
+    by = [(name, "ascending") for name in ORDER if name in rows.column_names]
+    return rows.sort_by(by) if by else rows
+
+
+def _fitted(rows: pa.Table, shape: TableShape) -> pa.Table:
+    """By field id: a column may have been added or renamed since the file was written."""
+    known = {_number(each): n for n, each in enumerate(rows.schema)}
+    columns = []
+    for each in shape.arrow:
+        if _number(each) in known:
+            columns.append(rows.column(known[_number(each)]).cast(each.type))
+        elif each.nullable:
+            columns.append(pa.nulls(len(rows), each.type))
+        else:
+            raise Misfit(f"cannot read the index {shape.name}: a file lacks its required column "
+                         f"{each.name!r}")  # fmt: skip
+    return pa.Table.from_arrays(columns, schema=shape.arrow)
+
+
+def _number(field: pa.Field) -> bytes | None:
+    return (field.metadata or {}).get(b"PARQUET:field_id")

@@ -24,6 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from frazil.core.errors import ConfigError, Conflict, Foreign, FrazilError, Unavailable, Unknown
 from frazil.table.ledger import Snapshot
+from frazil.table.plain import Plain
 from frazil.table.schema import Update
 
 #: Java exception (simple name, of the error or of a cause) → what it means for the operator.
@@ -186,8 +187,18 @@ class Catalog:
             identifier = self._iceberg.catalog.TableIdentifier.parse(table)
             if not self._catalog.tableExists(identifier):
                 return None
-            self._catalog.invalidateTable(identifier)
-            return Table(self, table, self._catalog.loadTable(identifier))
+            return Table(self, table, self.open(table))
+
+    def open(self, table: str) -> Any:
+        """Java's own table."""
+        identifier = self._iceberg.catalog.TableIdentifier.parse(table)
+        self._catalog.invalidateTable(identifier)
+        return self._catalog.loadTable(identifier)
+
+    def look(self, table: str) -> Plain | None:
+        """The table as its metadata file says it is now, for those who only read."""
+        found = self.load(table)
+        return None if found is None else found.plain
 
     def create(
         self,
@@ -269,6 +280,20 @@ class _property(property):
             return super().__get__(table, kind)
 
 
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A data file of a table's newest snapshot."""
+
+    path: str
+    rows: int
+    #: which commit brought its rows
+    sequence: int
+    #: files that hide some of them
+    deletes: int
+    #: Iceberg's JSON
+    descriptor: str
+
+
 class Table:
     """One Iceberg table: what the committer, the audit and the sink need of it."""
 
@@ -285,11 +310,16 @@ class Table:
             try:
                 self._table.refresh()
                 found = self._table.uuid().toString()
-            except Py4JJavaError as error:  # Iceberg's own look at the uuid
-                _, found = _causes(error.java_exception)
-                if "UUID does not match" not in found:
+            except Py4JJavaError as error:
+                names, found = _causes(error.java_exception)
+                if "NullPointerException" in names:
+                    # A handle that has seen its table gone does not see that it is back.
+                    self._table = self._catalog.open(self.name)
+                    found = self._table.uuid().toString()
+                elif "UUID does not match" in found:  # Iceberg's own look at it
+                    found = found.rpartition("=")[2]
+                else:
                     raise
-                found = found.rpartition("=")[2]
         if found != self.uuid:
             raise Foreign(
                 f"cannot go on with table {self.name}: it was dropped and made again; "
@@ -335,6 +365,12 @@ class Table:
     @_property
     def metadata_file(self) -> str:
         return str(self._table.operations().current().metadataFileLocation())
+
+    @property
+    def plain(self) -> Plain:
+        """As its metadata file says it is now."""
+        self.refresh()
+        return Plain(self.name, self.metadata_file, self.io_properties)
 
     @property
     def io_properties(self) -> dict[str, str]:
@@ -417,6 +453,104 @@ class Table:
             finally:
                 leftovers.extend(deferred.paths)
 
+    def live(self) -> tuple[Snapshot | None, list[Live]]:
+        """The current snapshot of main, and its data files, those with the oldest rows first."""
+        with _translated(f"list the files of table {self.name}"):
+            snapshot = self._table.currentSnapshot()
+            if snapshot is None:
+                return None, []
+            parser, specs = self._iceberg.ContentFileParser, self._table.specs()
+            tasks = self._table.newScan().useSnapshot(snapshot.snapshotId()).planFiles()
+            found = []
+            try:
+                iterator = tasks.iterator()
+                while iterator.hasNext():
+                    task = iterator.next()
+                    file = task.file()
+                    text = str(parser.toJson(file, specs.get(file.specId())))
+                    values = json.loads(text)
+                    found.append(Live(values["file-path"], values["record-count"],
+                                      int(file.dataSequenceNumber() or 0),
+                                      int(task.deletes().size()), text))  # fmt: skip
+            finally:
+                tasks.close()
+            return self._catalog.read(snapshot), sorted(found, key=lambda each: each.sequence)
+
+    def rewrite(
+        self,
+        removed: Sequence[Live],
+        added: Sequence[str],
+        summary: Mapping[str, str],
+        *,
+        since: int,
+        same: bool,
+        check: Callable[[Iterator[Snapshot]], str | None],
+        leftovers: list[str],
+    ) -> None:
+        """One snapshot of main with the files `added` (Iceberg's JSON) for those `removed`.
+
+        `since` is the snapshot that was read: what others did meanwhile to the files that go is a
+        conflict, what they added is none. `same`: the rows are the same ones. `check` and
+        `leftovers` as for `append`.
+        """
+        deferred = _Deferred()
+        with _translated(f"rewrite files of table {self.name}"):
+            update: Any
+            if same:
+                update = self._table.newRewrite()
+            else:  # (that it also fails where a file is gone already is what this word is for)
+                update = self._table.newOverwrite().validateNoConflictingDeletes()
+            update.validateFromSnapshot(since)
+            parse, specs = self._iceberg.ContentFileParser.fromJson, self._table.specs()
+            mapper = self._iceberg.util.JsonUtil.mapper()
+            for file in removed:
+                update.deleteFile(parse(mapper.readTree(file.descriptor), specs))
+            for descriptor in added:
+                update.addFile(parse(mapper.readTree(descriptor), specs))
+            for key, value in summary.items():
+                update.set(key, value)
+            update.validateWith(_Validator(check, self._catalog.read))
+            update.deleteWith(deferred)
+            try:
+                update.commit()
+            finally:
+                leftovers.extend(deferred.paths)
+
+    def manifests(self, snapshot_id: int) -> set[str]:
+        """The paths of a snapshot's manifests and of their list."""
+        with _translated(f"read the manifests of table {self.name}"):
+            snapshot = self._table.snapshot(snapshot_id)
+            found = {str(each.path()) for each in snapshot.allManifests(self._table.io())}
+            return {*found, str(snapshot.manifestListLocation())}
+
+    def moment(self, number: int) -> int | None:
+        """When its n-th snapshot was made (milliseconds; -1 is the newest); None: there is none."""
+        with _translated(f"read the snapshots of table {self.name}"):
+            snapshots = self._table.operations().current().snapshots()
+            at = number if number >= 0 else int(snapshots.size()) + number
+            there = 0 <= at < int(snapshots.size())
+            return int(snapshots.get(at).timestampMillis()) if there else None
+
+    def expire(self, before_ms: int, keep: int) -> None:
+        """Forget the snapshots of main before a moment, except the last `keep` and what a tag or
+        branch names; and remove the files that none of those left needs.
+
+        Where Iceberg cannot read what a snapshot needs, it takes it to need nothing (it goes on
+        after the third try). So what it wants removed is looked at again.
+        """
+        deferred = _Deferred()
+        with _translated(f"expire snapshots of table {self.name}"):
+            update = self._table.expireSnapshots().expireOlderThan(before_ms).retainLast(keep)
+            update.deleteWith(deferred)
+            update.commit()
+            self._table.refresh()
+            needed: set[str] = set()
+            for reference in self._table.refs().values():
+                needed |= self.manifests(reference.snapshotId())
+        _, files = self.live()
+        needed.update(file.path for file in files)
+        self.remove([path for path in deferred.paths if path not in needed])
+
     def tag(self, tag: str, snapshot_id: int) -> None:
         """Point `tag` at a snapshot, in a commit of its own; expiry never takes it."""
         with _translated(f"move tag {tag} of table {self.name}"):
@@ -432,22 +566,56 @@ class Table:
         with _translated(f"set property {key} of table {self.name}"):
             self._table.updateProperties().set(key, value).commit()
 
-    def data_files(self, branch: str) -> Iterator[dict[str, Any]]:
-        """The live data files as Iceberg's JSON, bounds included."""
-        with _translated(f"list the files of table {self.name}"):
-            parser = self._iceberg.ContentFileParser
-            specs = self._table.specs()
-            scan = self._table.newScan().includeColumnStats()
-            if branch != "main":
-                scan = scan.useRef(branch)
-            tasks = scan.planFiles()
-            try:
-                iterator = tasks.iterator()
-                while iterator.hasNext():
-                    file = iterator.next().file()
-                    yield json.loads(parser.toJson(file, specs.get(file.specId())))
-            finally:
-                tasks.close()
+    def remove_property(self, key: str) -> None:
+        with _translated(f"remove property {key} of table {self.name}"):
+            self._table.updateProperties().remove(key).commit()
+
+    def tags(self) -> dict[str, int]:
+        """Each with the snapshot it names."""
+        with _translated(f"read the tags of table {self.name}"):
+            refs = self._table.refs()
+            return {str(n): int(refs[n].snapshotId()) for n in refs if refs[n].isTag()}
+
+    def fork(self, branch: str, snapshot_id: int) -> None:
+        """A branch that begins at a snapshot, whatever it was before."""
+        with _translated(f"fork branch {branch} of table {self.name}"):
+            update = self._table.manageSnapshots()
+            if self._table.refs().get(branch) is None:
+                update.createBranch(branch, snapshot_id)
+            else:
+                update.replaceBranch(branch, snapshot_id)
+            update.commit()
+
+    def move(self, refs: Mapping[str, int | None], *, expected: Mapping[str, int | None]) -> None:
+        """Point branches and tags at other snapshots, or remove them, all in one commit; a Conflict
+        where those `expected` are not where they should be. Who is not there yet becomes a tag.
+
+        Iceberg's own updates of references are tried again on whatever they find. This one is not.
+        """
+        with _translated(f"move {', '.join(refs)} of table {self.name}"):
+            operations = self._table.operations()
+            base = operations.refresh()
+            for name, wanted in expected.items():
+                ref = base.ref(name)
+                there = None if ref is None else int(ref.snapshotId())
+                if there != wanted:
+                    raise Conflict(
+                        f"cannot move {name} of table {self.name}: expected it at snapshot "
+                        f"{wanted}, found {there}"
+                    )
+            metadata, references = self._iceberg.TableMetadata, self._iceberg.SnapshotRef
+            update = metadata.buildFrom(base)
+            for name, snapshot_id in refs.items():
+                ref = base.ref(name)
+                if snapshot_id is None:
+                    update.removeRef(name)
+                elif ref is None:
+                    made = references.tagBuilder(snapshot_id).maxRefAgeMs(2**63 - 1).build()
+                    update.setRef(name, made)
+                else:
+                    update.setRef(name, references.builderFrom(ref, snapshot_id).build())
+            operations.commit(base, update.build())
+            self._table.refresh()
 
     def evolve(self, plan: Callable[[str], Update]) -> None:
         """Change the schema as `plan` says of the one that is there, in one commit.
@@ -518,6 +686,13 @@ class Table:
                 if "FileNotFoundException" in _causes(error.java_exception)[0]:
                     return []
                 raise
+
+    def remove(self, paths: Sequence[str]) -> None:
+        """Remove many objects at once, as the store can; what it refuses stays."""
+        with _translated(f"remove {len(paths)} files of table {self.name}"):
+            if paths:
+                io = self._table.io()
+                self._iceberg.CatalogUtil.deleteFiles(io, list(paths), "unneeded", True)
 
     def delete(self, path: str) -> None:
         """Remove an object; one that is gone already is no error."""

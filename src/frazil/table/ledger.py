@@ -17,6 +17,7 @@ Each commit of a sink leaves one `Entry` in the snapshot's summary, under keys w
     frazil.cluster     cluster id
     frazil.schema-id   the table schema that was written
     frazil.watermark   lowest and highest event time (microseconds)
+    frazil.index       the offset index, that whoever audits the table may find it
     frazil.tables      table → uuid, or the name of the index's property that says so where they are
                        many; only in the index, whose position counts on them
 
@@ -104,6 +105,8 @@ class Entry:
     tables: Mapping[str, str] | str = field(default_factory=dict)
     rows: int = 0
     source: tuple[str, str] = ("", "")
+    #: the name of the offset index
+    index: str = ""
 
     def __post_init__(self) -> None:
         if set(self.begin) != set(self.end):
@@ -154,6 +157,8 @@ class Entry:
             values["source"] = json.dumps(self.source, separators=(",", ":"))
         if self.watermark:
             values["watermark"] = f"{self.watermark[0]}..{self.watermark[1]}"
+        if self.index:
+            values["index"] = self.index
         if self.tables:
             tables = self.tables if isinstance(self.tables, str) else dict(self.tables)
             values["tables"] = json.dumps(tables, separators=(",", ":"))
@@ -195,6 +200,7 @@ def parse(summary: Mapping[str, str]) -> Entry | None:
             tables=json.loads(summary.get(PREFIX + "tables", "{}")),
             rows=int(summary.get(PREFIX + "rows", 0)),
             source=tuple(json.loads(summary.get(PREFIX + "source", '["",""]'))),
+            index=summary.get(PREFIX + "index", ""),
         )
     except (KeyError, ValueError, TypeError) as error:
         raise Fatal(f"cannot read a ledger entry of sink {sink}: {error!r}") from None

@@ -1,16 +1,42 @@
-"""What failed attempts left behind: listed, and removed on request. Never anything live.
+"""What lives leave behind, and what they look after. Never anything live is touched.
 
-A file of ours says in its name which sink, life and batch made it. It is a leftover if its life is
-over (an older epoch than the ledger's newest: fenced, so it can never be committed), no snapshot
-refers to it, and no staged batch that may still be committed does.
+`leftovers`: what failed attempts left, listed, and removed on request. A file of ours says in its
+name which sink, life and batch made it. It is a leftover if its life is over (an older epoch than
+the ledger's newest: fenced, so it can never be committed), no snapshot refers to it, and no staged
+batch that may still be committed does.
+
+`Upkeep`: the offset index stays small. Every commit adds a file to it, a manifest and a snapshot.
+The life that commits merges them now and then, between two commits and on the thread that makes
+them, so never against itself. Others who write to the same index do the same: of two that merge
+the same files one gives way, and tries again later. Whatever goes wrong here is for later, too.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any, Protocol
 
+import pyarrow as pa
+
+from frazil.core.errors import FrazilError, Miscount
 from frazil.ingest.stage import StagedBatch
+from frazil.ingest.write import TableShape
+from frazil.table import index, ledger
+from frazil.table.ledger import PREFIX, Snapshot
+
+#: In the summary of a snapshot that is no entry of a ledger: which merge it is.
+MERGE = f"{PREFIX}merge"
+#: How many snapshots of the index are kept at least and at most: each is in every metadata file.
+KEPT, MOST = 100, 500
+#: So many go at once: to find out which files they alone need, all others are looked at.
+AT_ONCE = 100
+#: Seconds of peace after a failure, and the longest.
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 600.0
 
 
 def leftovers(
@@ -40,3 +66,188 @@ def leftovers(
 def _plain(path: str) -> str:
     """One spelling for a local path, which Hadoop and Python write differently."""
     return re.sub(r"^file:/+", "/", path)
+
+
+class Index(Protocol):
+    """What looking after the index needs of it."""
+
+    name: str
+
+    def refresh(self) -> None: ...
+    def history(self, branch: str) -> Iterator[Snapshot]: ...
+    def tagged(self, tag: str) -> Snapshot | None: ...
+    def live(self) -> tuple[Snapshot | None, Sequence[Any]]: ...
+    def rewrite(
+        self,
+        removed: Sequence[Any],
+        added: Sequence[str],
+        summary: Mapping[str, str],
+        *,
+        since: int,
+        same: bool,
+        check: Callable[[Iterator[Snapshot]], str | None],
+        leftovers: list[str],
+    ) -> None: ...
+    def manifests(self, snapshot_id: int) -> set[str]: ...
+    def moment(self, number: int) -> int | None: ...
+    def expire(self, before_ms: int, keep: int) -> None: ...
+    def remove(self, paths: Sequence[str]) -> None: ...
+
+
+class Clock(Protocol):
+    def monotonic(self) -> float: ...
+
+
+@dataclass(slots=True)
+class _Try:
+    """A merge that was asked for: was it done? The table will tell."""
+
+    id: str
+    #: the snapshot whose files it read
+    since: int
+    #: files that it made, and those that Iceberg made for it and wants deleted
+    made: list[str]
+    unneeded: list[str]
+    #: the newest snapshot when it was looked for in vain; 0: it was not looked for yet
+    seen: int = 0
+
+
+class Upkeep:
+    """Of one life of a sink. `tidy` is called after each of its commits to the index."""
+
+    def __init__(
+        self,
+        table: Index,
+        *,
+        sink: str,
+        epoch: int,
+        shape: Callable[[], TableShape],
+        prefix: Callable[[], str],
+        history: float,
+        step: Callable[[str], None] = lambda _: None,
+        clock: Clock = time,
+    ) -> None:
+        """`history`: seconds after which a snapshot of the index is forgotten."""
+        self.trouble = ""
+        self._table = table
+        self._sink = sink
+        self._epoch = epoch
+        self._shape = shape
+        self._prefix = prefix
+        self._history = history
+        self._step = step
+        self._clock = clock
+        self._tries: list[_Try] = []
+        self._commits = 0
+        self._enough = index.FANOUT  # so many files are worth a look at each of them
+        self._failures = 0
+        self._until = 0.0
+
+    def tidy(self) -> str:
+        """Do what is due; what went wrong, if something did."""
+        now = self._clock.monotonic()
+        if now < self._until:
+            return self.trouble
+        self._failures += 1  # unless it goes well
+        self._until = now + min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self._failures, 10))
+        try:
+            self._settle()
+            self._merge()
+            self._forget()
+        except (FrazilError, OSError, pa.ArrowException) as error:
+            self.trouble = getattr(error, "message", "") or f"{type(error).__name__}: {error}"
+            return self.trouble
+        self._failures, self._until, self.trouble = 0, 0.0, ""
+        return ""
+
+    def _merge(self) -> None:
+        """Many files of a tier into one of the next."""
+        newest = next(self._table.history("main"), None)
+        if newest is None or not self._worth_a_look(newest):
+            return
+        check = self._newest_life()
+        if check(self._table.history("main")):
+            return  # a newer life looks after it; the next commit will tell this one
+        base, files = self._table.live()
+        chosen = index.due(files)
+        if base is None or not chosen:
+            most = max(map(len, index.tiers(files)), default=0)
+            self._enough = len(files) + index.FANOUT - most
+            return
+        shape = self._shape()
+        rows = index.read(shape, [file.path for file in chosen])
+        if len(rows) != (expected := sum(file.rows for file in chosen)):
+            raise Miscount(f"cannot merge {len(chosen)} files of {self._table.name}: expected "
+                           f"{expected} rows, found {len(rows)}")  # fmt: skip
+        written = index.put(shape, self._prefix(), index.ordered(rows))
+        this = _Try(str(uuid.uuid4()), base.id, index.paths(written), [])
+        self._step("index-merge")
+        self._tries.append(this)
+        trouble: FrazilError | None = None
+        try:
+            self._table.rewrite(
+                chosen, written, {MERGE: this.id}, since=base.id, same=True, check=check,
+                leftovers=this.unneeded,
+            )  # fmt: skip
+        except FrazilError as error:
+            trouble = error  # applied or not: the next look at the table tells
+        self._settle()
+        if trouble is not None and this in self._tries:
+            raise trouble
+        self._step("index-merged")
+        self._enough = 0  # the next tier may have become full
+
+    def _worth_a_look(self, newest: Snapshot) -> bool:
+        count = newest.summary.get("total-data-files")
+        if count is None:  # somebody else's commit did not say
+            return self._commits % index.FANOUT == 0
+        return int(count) >= self._enough
+
+    def _newest_life(self) -> Callable[[Iterator[Snapshot]], str | None]:
+        """Is this life still the newest? Asked on each try of a commit."""
+        witness = self._table.tagged(f"frazil/{self._sink}")
+
+        def check(history: Iterator[Snapshot]) -> str | None:
+            entry = ledger.head(history, self._sink, witness).entry
+            if entry is None or entry.epoch != self._epoch:
+                return f"sink {self._sink} has another life than epoch {self._epoch}"
+            return None
+
+        return check
+
+    def _settle(self) -> None:
+        """What became of the merges: only the table knows. What none of them needs is removed.
+
+        An answer may be lost, and the request still on its way. It was made for a snapshot that was
+        the newest one, so once there is a newer one it can come to nothing any more.
+        """
+        if self._tries:
+            self._table.refresh()
+        for each in list(self._tries):
+            after = self._after(each.since)
+            done = [snapshot.id for snapshot in after if snapshot.summary.get(MERGE) == each.id]
+            newest = after[0].id if after else each.since
+            if done:
+                needed = self._table.manifests(done[0])
+                self._table.remove([path for path in each.unneeded if path not in needed])
+            elif each.seen in (0, newest):
+                each.seen = newest
+                continue
+            else:
+                self._table.remove([*each.made, *each.unneeded])
+            self._tries.remove(each)
+
+    def _after(self, snapshot_id: int) -> list[Snapshot]:
+        history = self._table.history("main")
+        return list(takewhile(lambda snapshot: snapshot.id != snapshot_id, history))
+
+    def _forget(self) -> None:
+        """Snapshots that are old, or too many; never the last ones, nor a witness."""
+        self._commits += 1
+        if self._commits % index.FANOUT != 1 or self._table.moment(KEPT + AT_ONCE) is None:
+            return
+        before = int((time.time() - self._history) * 1000)
+        before = max(before, self._table.moment(-MOST) or 0)
+        if (self._table.moment(AT_ONCE) or before) < before:
+            self._table.expire(before, KEPT)
+            self._step("index-expired")

@@ -25,9 +25,10 @@ from frazil.ingest.settle import TablePlan, aliases_of
 from frazil.ingest.task import LETTERS
 from frazil.ingest.write import PARQUET, TableShape, check
 from frazil.table import schema
-from frazil.table.audit import COLUMNS_PROPERTY, TABLES_PROPERTY
+from frazil.table.audit import REPLAY, TABLES_PROPERTY
 from frazil.table.commit import THREADS, Pace, Target
 from frazil.table.jvm import Catalog, Table
+from frazil.table.plain import COLUMNS_PROPERTY
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -108,7 +109,10 @@ class Tables:
         own = self._catalog.load(name)
         if own is None:
             raise Foreign(f"cannot open table {name}: it is gone")
-        target = Target(own, config.branch, self._config.sink.id, 0, time)
+        # One that replays dead letters comes to tables that are there, and may be old.
+        sink = self._config.sink.id
+        late = sink.endswith(REPLAY)
+        target = Target(own, config.branch, sink, 0, time, claimed_first=late)
         self.held[name] = Held(config, table, target, self.metadata(name))
         return self.held[name]
 
@@ -156,6 +160,8 @@ class Tables:
         }
         if names:
             properties[COLUMNS_PROPERTY] = names
+            # Who compacts the table should leave the audit the whole topic, too.
+            properties.setdefault(f"write.metadata.metrics.column.{among.topic}", "full")
         table = self._catalog.create(
             name, made, spec, properties=properties, location=config.location, sort_order=order
         )

@@ -1,0 +1,190 @@
+"""What `frazil complete` says: until when a stream is complete, and what holds it back.
+
+From the index alone: neither Kafka nor, as a rule, Spark is asked.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from rich.console import Console
+
+from frazil.core.config import Config, duration
+from frazil.core.errors import ConfigError
+from frazil.core.offsets import BATCHES, Partition
+from frazil.table import ledger
+from frazil.table.commit import witness_tag
+from frazil.table.complete import COLUMNS, SECOND, Rules, end_of, recalled, shown
+from frazil.table.plain import Plain
+
+#: How often an hour that is waited for is looked at.
+_EVERY = 1.0
+#: So many partitions are shown one by one; JSON has all of them.
+_SHOWN = 20
+_NO_LIMIT = 2**60
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One partition."""
+
+    partition: Partition
+    #: everything below it is committed
+    offset: int
+    #: the highest event time that counts; None: there was none
+    event_time: int | None
+    #: the highest one there was, where it is not believed
+    unbelieved: int | None
+    #: `holds` the stream back; is `ahead` of the one that does; is `idle`, and does not count once
+    #: it is read to its end; is `silent`, without an event time, and counts until it is
+    state: str
+    #: what it lacks until the end of the hour
+    lacks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    sink: str
+    index: str
+    lateness: int
+    until: int | None
+    hour: str
+    #: where the hour ends
+    end: int | None
+    standings: tuple[Standing, ...]
+
+    @property
+    def complete(self) -> bool | None:
+        """Is the hour? None where none was asked for."""
+        if self.end is None:
+            return None
+        return self.until is not None and self.until >= self.end
+
+
+def awaited(
+    config: Config, opened: Callable[[str], Plain | None], hour: str = "", wait: str = ""
+) -> Answer:
+    """The answer as it is now, or as soon as the hour is complete, or when the time is up."""
+    if wait and not hour:
+        raise ConfigError("cannot wait: no hour is given", hint="frazil complete CONFIG HOUR")
+    deadline = time.monotonic() + (duration(wait) if wait else 0.0)
+    while True:
+        found = answer(config, opened, hour)
+        left = deadline - time.monotonic()
+        if found.complete is not False or left <= 0:
+            return found
+        time.sleep(min(_EVERY, left))
+
+
+def answer(config: Config, opened: Callable[[str], Plain | None], hour: str = "") -> Answer:
+    end = end_of(hour) if hour else None
+    sink, name = config.sink.id, config.index_table
+    table = opened(name)
+    if table is None:
+        raise ConfigError(f"cannot say until when sink {sink} is complete: its index {name} does "
+                          "not exist")  # fmt: skip
+    entry = ledger.head(table.history("main"), sink, table.tagged(witness_tag(sink))).entry
+    if entry is None:
+        raise ConfigError(f"cannot say until when sink {sink} is complete: its index {name} has "
+                          "nothing of it")  # fmt: skip
+    there = {each["name"] for each in json.loads(table.schema)["fields"]}
+    rows = table.rows([each for each in COLUMNS if each in there], {"sink": [sink]})
+    rules, apart = Rules.of(config.completeness), config.dead_letters.table
+    marks, until = recalled(rows, rules, apart)
+    wild, _ = recalled(rows, replace(rules, ahead=_NO_LIMIT), apart)
+    judged = [p for p in entry.end if p != BATCHES]
+    if BATCHES in entry.end and not any(p in marks for p in judged):
+        judged = [BATCHES]
+    stands = {p: marks[p].high - rules.lateness for p in judged if p in marks}
+    newest = max((marks[p].since for p in stands), default=0)
+    idle = {p for p in stands if rules.idle is not None and newest - marks[p].since >= rules.idle}
+    lowest = min((stands[p] for p in stands if p not in idle), default=None)
+
+    def standing(partition: Partition) -> Standing:
+        high = marks[partition].high if partition in marks else None
+        highest = wild[partition].high if partition in wild else None
+        here = stands.get(partition)
+        lacks = max(0, end - here) if end is not None and here is not None else 0
+        state = "ahead"
+        if here is None:
+            state = "silent"
+        elif partition in idle:
+            state = "idle"
+        elif here == lowest:
+            state = "holds"
+        unbelieved = highest if highest != high else None
+        return Standing(partition, entry.end[partition], high, unbelieved, state, lacks)
+
+    return Answer(sink, name, rules.lateness, until, hour, end, tuple(map(standing, judged)))
+
+
+def values(found: Answer) -> dict[str, object]:
+    return {
+        "sink": found.sink,
+        "index": found.index,
+        "complete_until": shown(found.until),
+        "lateness": found.lateness / SECOND,
+        "hour": found.hour or None,
+        "ends": shown(found.end),
+        "complete": found.complete,
+        "partitions": [
+            {
+                "topic": each.partition.topic,
+                "partition": each.partition.number,
+                "offset": each.offset,
+                "event_time": shown(each.event_time),
+                "unbelieved": shown(each.unbelieved),
+                "state": each.state,
+                "lacks": each.lacks / SECOND,
+            }
+            for each in found.standings
+        ],
+    }
+
+
+def show(found: Answer, console: Console) -> None:
+    def say(text: str) -> None:
+        console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+    until = "cannot say yet until when it is complete"
+    if found.until is not None:
+        until = f"complete until {shown(found.until)}"
+    say(f"sink {found.sink}: {until}")
+    if found.end is not None:
+        verdict = "complete" if found.complete else "not complete yet"
+        say(f"{found.hour}: {verdict}; it ends at {shown(found.end)}")
+    held = sorted(
+        (each for each in found.standings if _matters(each, found)),
+        key=lambda each: (each.event_time is not None, each.event_time or 0),
+    )
+    for each in held[:_SHOWN]:
+        say(f"  {each.partition}: {_sentence(each)}")
+    if len(held) > _SHOWN:
+        say(f"  and {len(held) - _SHOWN} more; --json has all of them")
+
+
+def _matters(each: Standing, found: Answer) -> bool:
+    if found.complete:
+        return False
+    return each.state != "ahead" or each.lacks > 0 or each.unbelieved is not None
+
+
+def _sentence(each: Standing) -> str:
+    if each.event_time is None:
+        text = (f"no record with an event time, up to offset {each.offset}; holds the others back "
+                "as long as there is more to read")  # fmt: skip
+    else:
+        text = f"at {shown(each.event_time)}"
+        if each.state == "holds":
+            text += ", holds the others back"
+        if each.state == "idle":
+            text += ", idle: does not hold the others back once it is read to its end"
+        if each.lacks:
+            text += f", lacks {timedelta(microseconds=each.lacks)}"
+    if each.unbelieved is not None:
+        text += f"; {shown(each.unbelieved)} is too far ahead of the clock to be believed"
+    return text

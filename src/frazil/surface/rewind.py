@@ -1,0 +1,456 @@
+"""What `frazil rewind` does: a sink's tables and its index go back to a cut, all together.
+
+`look` says what would go and why it may not; `rewind` does it. What is possible, `table.boundary`
+finds; the steps are those of `table.rewind`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
+from pyspark.sql import SparkSession
+from rich.console import Console
+from rich.table import Table as Shown
+
+from frazil.core.config import Config, TableConfig
+from frazil.core.errors import ConfigError, Expired, Fatal, Foreign, FrazilError
+from frazil.core.offsets import Cut, Range
+from frazil.ingest import stage
+from frazil.ingest.source import Origin, Planner, kafka_only
+from frazil.ingest.stage import StagedBatch
+from frazil.sink import stage_folder
+from frazil.table import index as offset_index
+from frazil.table.audit import REPLAY, TABLES_PROPERTY, said_tables
+from frazil.table.boundary import COLUMNS, Choice, Wanted, earliest, wanted
+from frazil.table.commit import Target
+from frazil.table.jvm import Catalog, Table
+from frazil.table.rewind import Rewinding, Without, fence
+from frazil.table.tables import each_of, shaped
+
+#: Of more tables than this, only sums are shown.
+_SHOWN = 50
+_CALL_SECONDS = 20.0
+_REPLAYED = "dead letters were replayed into its tables after that"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a rewind would do, or did."""
+
+    sink: str
+    index: str
+    to: str
+    choice: Choice
+    position: Cut
+    #: batches of the index that go, and batches that are staged
+    batches: int
+    staged: int
+    #: a rewind that was begun and not finished is finished by this one
+    unfinished: bool = False
+    #: what a person should know, and what forbids it
+    warnings: tuple[str, ...] = ()
+    refusals: tuple[FrazilError, ...] = field(default=(), compare=False)
+
+    @property
+    def nothing(self) -> bool:
+        """Do all stand there already?"""
+        return not (self.choice.moves or self.batches or self.staged or self.unfinished)
+
+    def values(self) -> dict[str, Any]:
+        """For `--json`."""
+        boundary = self.choice.boundary
+        return {
+            "sink": self.sink,
+            "index": self.index,
+            "to": self.to,
+            "batch": boundary.batch,
+            "cut": boundary.cut.nested(),
+            "committed_at": boundary.at and boundary.at.isoformat(),
+            "position": self.position.nested(),
+            "batches": self.batches,
+            "staged": self.staged,
+            "unfinished": self.unfinished,
+            "because": list(self.choice.because),
+            "warnings": list(self.warnings),
+            "refused": [error.message for error in self.refusals],
+            "tables": [
+                {
+                    "table": each.table,
+                    "branch": each.branch,
+                    "moves": each.moves,
+                    "snapshot_now": each.now,
+                    "snapshot_then": each.then,
+                    "commits": each.commits,
+                    "rows": each.rows,
+                    "ranges": [[*r.partition, r.start, r.end] for r in each.ranges],
+                    "foreign": [
+                        {"snapshot": lost.snapshot_id, "sink": lost.sink, "says": lost.said}
+                        for lost in each.foreign
+                    ],
+                    "expired": each.expired,
+                }
+                for each in self.choice.stands
+            ],
+        }
+
+
+def look(config: Config, spark: SparkSession, to: str, *, discard_foreign: bool = False) -> Plan:
+    """Nothing is claimed, nothing is written."""
+    return _Rewind(config, spark, to, discard_foreign).look()
+
+
+def rewind(
+    config: Config,
+    spark: SparkSession,
+    to: str,
+    *,
+    discard_foreign: bool = False,
+    on_step: Callable[[str, str], None] = lambda name, table: None,
+) -> Plan:
+    """Go back; running lives of the sink are fenced. Raises what `look` refuses.
+
+    `on_step` is told each of `table.rewind.STEPS`, and the table it speaks of.
+    """
+    doing = _Rewind(config, spark, to, discard_foreign, on_step)
+    plan = doing.look()
+    for refusal in plan.refusals:
+        raise refusal
+    if not plan.nothing:
+        doing.run(plan)
+    return plan
+
+
+class _Rewind:
+    def __init__(
+        self,
+        config: Config,
+        spark: SparkSession,
+        to: str,
+        discard_foreign: bool,
+        on_step: Callable[[str, str], None] = lambda name, table: None,
+    ) -> None:
+        self._config = config
+        self._spark = spark
+        self._wanted: Wanted = wanted(to)
+        self._discard_foreign = discard_foreign
+        self._sink = config.sink.id
+        self._replay = config.sink.id + REPLAY
+        self._catalog = Catalog(spark, config.catalog.name)
+        found = self._catalog.load(config.index_table)
+        if found is None:
+            raise ConfigError(f"cannot rewind sink {self._sink}: its index {config.index_table} "
+                              "does not exist")  # fmt: skip
+        self._index = found
+        self._tables = self._open()
+        #: the first offsets that Kafka has; what a replay wrote, and how much it staged
+        self._kept: Cut | None = None
+        self._replays: tuple[pa.Table, int] | None = None
+        self._doing = Rewinding(
+            self._sink, found, self._tables, rows=lambda: self._rows(self._sink),
+            staged=lambda: self._stored(self._sink), without=self._without, clock=time,
+            step=on_step,
+        )  # fmt: skip
+
+    # ── what there is ────────────────────────────────────────────────────────────────────────
+
+    def _open(self) -> dict[str, tuple[Table, str]]:
+        """Every table that config, index or stage name, with the branch that the sink fills."""
+        config, index = self._config, self._index
+        entry = Target(index, "main", self._sink, 0, time, claimed_first=True).head().entry
+        if entry is None:
+            raise ConfigError(f"cannot rewind sink {self._sink}: its index {config.index_table} "
+                              "knows nothing of it")  # fmt: skip
+        known = said_tables(entry.tables, index.properties)
+        announced = json.loads(index.properties.get(f"{TABLES_PROPERTY}.{self._sink}", "{}"))
+        names = [table.name for table in config.tables if "{" not in table.name]
+        names += [config.dead_letters.table] if config.dead_letters else []
+        names += [n for _, each in self._stored(self._sink) if each for n in each.names]
+        wanted = list(dict.fromkeys([*names, *known, *announced]))
+        found = {}
+        for name, table in zip(wanted, each_of(self._catalog.load, wanted), strict=True):
+            if table is None and name not in known:
+                continue  # not made yet
+            if table is None or table.uuid != known.get(name, table.uuid):
+                fact = "is gone" if table is None else "was dropped and made again"
+                raise Foreign(f"cannot rewind table {name}: it {fact}", hint="restore the table")
+            found[name] = table, _branch(config, name)
+        return found
+
+    def _stored(self, sink: str) -> list[tuple[str, StagedBatch | None]]:
+        config = replace(self._config, sink=replace(self._config.sink, id=sink))
+        paths = self._index.listing(stage_folder(config, self._index))
+        return [(path, stage.load(self._index.fetch(path)))
+                for path in paths if path.endswith(".json")]  # fmt: skip
+
+    def _rows(self, sink: str) -> pa.Table:
+        """Of the index as it is now, with Spark: whatever the store, and deletes applied."""
+        self._index.refresh()
+        newest = next(self._index.history("main"))
+        reader = self._spark.read.option("versionAsOf", str(newest.id))
+        rows = reader.table(f"{self._catalog.name}.{self._index.name}")
+        return rows.where(rows.sink == sink).select(*COLUMNS).toArrow()
+
+    def _without(self, batch: int, epoch: int) -> Without:
+        """The files of the index that hold rows of batches behind one, written anew."""
+        self._index.refresh()
+        base, files = self._index.live()
+        assert base is not None
+        shape = shaped(self._index, TableConfig(self._index.name))
+        removed, kept = [], []
+        for file in files:
+            rows = offset_index.read(shape, [file.path])
+            gone = pc.and_(pc.equal(rows["sink"], self._sink), pc.greater(rows["batch"], batch))
+            if not pc.any(gone).as_py():
+                continue
+            if file.deletes or len(rows) != file.rows:
+                raise Fatal(f"cannot rewind the index {self._index.name}: rows of {file.path} were "
+                            "deleted by hand", hint="rewrite its data files first")  # fmt: skip
+            removed.append(file)
+            kept.append(rows.filter(pc.invert(gone)))
+        rows = pa.concat_tables(kept) if kept else None
+        if rows is None or not rows.num_rows:
+            return Without(base.id, removed)
+        prefix = f"frazil-{self._sink}-{epoch}-{max(0, batch)}"
+        return Without(
+            base.id, removed, offset_index.put(shape, prefix, offset_index.ordered(rows))
+        )
+
+    # ── looking ──────────────────────────────────────────────────────────────────────────────
+
+    def look(self) -> Plan:
+        doing = self._doing
+        doing.read()
+        note = doing.note
+        if note is not None and note.to != self._wanted.text:
+            raise ConfigError(
+                f"cannot rewind to {self._wanted.text}: a rewind to {note.to} was begun and not "
+                "finished",
+                hint=f"finish that one first: --to '{note.to}'",
+            )
+        stream = doing.stream
+        start = stream.at(note.batch) if note is not None else stream.named(self._wanted)
+        choice = doing.choice(start)
+        batches = pc.unique(doing.rows["batch"])
+        refusals = list(self._refusals(choice))
+        if self._wanted.batch is not None and note is None and choice.because:
+            refusals.insert(0, ConfigError(
+                f"cannot rewind to {self._wanted.text}: {'; '.join(choice.because)}",
+                hint=f"the nearest boundary below is --to batch:{choice.boundary.batch}",
+            ))  # fmt: skip
+        return Plan(
+            sink=self._sink,
+            index=self._index.name,
+            to=self._wanted.text,
+            choice=choice,
+            position=doing.entry.end,
+            batches=pc.sum(pc.greater(batches, choice.boundary.batch)).as_py() or 0,
+            staged=doing.staged,
+            unfinished=note is not None,
+            warnings=tuple(self._warnings(choice)),
+            refusals=tuple(refusals),
+        )
+
+    def _refusals(self, choice: Choice) -> Iterator[FrazilError]:
+        where = f"cannot rewind sink {self._sink} to {choice.boundary}"
+        yield from self._impossible(choice)
+        if (said := self._replayed(choice)) and said != _REPLAYED:
+            yield Fatal(f"{where}: {said}", hint=self._instead(choice))
+        if lost := self._lost(choice):
+            yield Expired(
+                f"{where}: Kafka does not have {', '.join(map(str, lost[:4]))} any more; they "
+                "would be gone for good",
+                hint=self._instead(choice),
+            )
+
+    def _impossible(self, choice: Choice) -> Iterator[FrazilError]:
+        """What the tables themselves say against it."""
+        where = f"cannot rewind sink {self._sink} to {choice.boundary}"
+        if choice.trouble:
+            yield Fatal(f"{where}: {choice.trouble}", hint="see `frazil audit`")
+        if choice.expired:
+            names = ", ".join(each.table for each in choice.expired[:4])
+            yield Expired(f"{where}: snapshots of {names} were expired", hint=self._instead(choice))
+        if any(lost.sink == self._replay for lost in choice.foreign):
+            yield Fatal(f"{where}: {_REPLAYED}", hint=self._instead(choice))
+        elif choice.foreign and not self._discard_foreign:
+            table = next(each for each in choice.stands if each.foreign)
+            yield Foreign(
+                f"{where}: table {table.table} would lose {len(table.foreign)} commits of others, "
+                f"as {table.foreign[0]}",
+                hint="--discard-foreign, if nobody wants them; or a later cut",
+            )
+
+    def _replayed(self, choice: Choice) -> str:
+        """Did a replay of dead letters write what this would undo, or undo the letters of?"""
+        if any(lost.sink == self._replay for lost in choice.foreign):
+            return _REPLAYED
+        if self._replays is None:
+            self._replays = self._rows(self._replay), len(self._stored(self._replay))
+        rows, staged = self._replays
+        if staged:
+            return "a replay of dead letters was staged and not committed"
+        since = min((each.since_ms for each in choice.stands if each.since_ms), default=None)
+        if since is None:
+            return ""
+        late = pc.greater_equal(rows["committed_at"], pa.scalar(since * 1000, _MOMENT))
+        if pc.any(late).as_py():
+            return "dead letters were replayed after that; they may be those of batches that go"
+        return ""
+
+    def _lost(self, choice: Choice) -> list[Range]:
+        """What could not be read again."""
+        config, entry = self._config, self._doing.entry
+        if not config.kafka:
+            return []
+        if self._kept is None:
+            planner = Planner(
+                config.kafka.resolved(), topics=config.sink.topics, pattern=config.sink.pattern
+            )
+            now, partitions = planner.origin()
+            Origin(entry.cluster, entry.topics).check(now)
+            self._kept = planner.watermarks(partitions).low
+        return [
+            Range(key, offset, min(entry.end[key], self._kept.get(key, entry.end[key])))
+            for key, offset in kafka_only(choice.boundary.cut).items()
+            if offset < min(entry.end[key], self._kept.get(key, entry.end[key]))
+        ]
+
+    def _instead(self, refused: Choice) -> str:
+        """The earliest cut that nothing forbids."""
+        doing = self._doing
+
+        def allowed(choice: Choice) -> bool:
+            return not self._replayed(choice) and not self._lost(choice)
+
+        found = earliest(doing.stream, doing.states, self._sink, refused, allowed)
+        if found is None:
+            return "no later cut is possible either"
+        return f"the earliest possible cut is --to batch:{found.batch} {_offsets(found.cut)}"
+
+    def _warnings(self, choice: Choice) -> Iterator[str]:
+        config = self._config
+        if config.sink.checkpoint and config.transform:
+            yield (
+                f"Spark's checkpoint in {config.sink.checkpoint} is not taken back: a query that "
+                "keeps state in it needs one of that moment, or starts anew"
+            )
+        if choice.moves and (compacted := self._compacted()):
+            yield (
+                f"topic {', '.join(compacted)} is compacted: what was compacted away since does "
+                "not come again"
+            )
+        losers = {lost.sink for lost in choice.foreign if lost.sink}
+        for sink in sorted(losers) if self._discard_foreign else ():
+            yield f"sink {sink} loses records, and will say so when it starts"
+
+    def _compacted(self) -> list[str]:
+        topics = self._doing.entry.end.topics
+        if not self._config.kafka or not topics:
+            return []
+        admin = AdminClient({"log_level": "2", **self._config.kafka.resolved()})
+        kind = ConfigResource.Type.TOPIC
+        wanted = [ConfigResource(kind, topic) for topic in topics]
+        asked = admin.describe_configs(wanted, request_timeout=_CALL_SECONDS)
+        found = []
+        for resource, answer in asked.items():
+            try:
+                policy = answer.result()["cleanup.policy"].value
+            except (KafkaException, KeyError):  # not allowed to ask; no more than a warning is lost
+                continue
+            found += [resource.name] if "compact" in policy else []
+        return sorted(found)
+
+    # ── doing ────────────────────────────────────────────────────────────────────────────────
+
+    def run(self, plan: Plan) -> None:
+        doing = self._doing
+        self._fence_replay()
+        doing.claim()
+        doing.read()
+        self._replays = None
+        choice = doing.choice(doing.stream.at(plan.choice.boundary.batch))
+        if choice.boundary != plan.choice.boundary:
+            raise Fatal(f"cannot rewind sink {self._sink}: it went on meanwhile, and "
+                        f"{'; '.join(choice.because)}", hint="run it again")  # fmt: skip
+        for error in self._refusals(choice):
+            raise error
+        doing.run(choice, plan.to, self._refuse)
+
+    def _refuse(self, choice: Choice) -> None:
+        """Asked of each table once more before it moves."""
+        for error in self._impossible(choice):
+            raise error
+
+    def _fence_replay(self) -> None:
+        """A replay that still runs is another sink: its lives are fenced one by one."""
+        target = Target(self._index, "main", self._replay, 0, time, claimed_first=True)
+        entry = target.head().entry
+        if entry is not None:
+            known = said_tables(entry.tables, self._index.properties)
+            mine = [each for name, each in self._tables.items() if name in known]
+            fence(target, [Target(each, branch, self._replay, 0, time) for each, branch in mine])
+
+
+_MOMENT = pa.timestamp("us", "UTC")
+
+
+def _branch(config: Config, name: str) -> str:
+    """A table's own, or its template's."""
+    for table in config.tables:
+        if re.fullmatch(re.sub(r"\\\{\w+\\\}", r"\\w+", re.escape(table.name)), name):
+            return table.branch
+    return "main"
+
+
+def _offsets(cut: Mapping[Any, int]) -> str:
+    named = [f"{partition}@{offset}" for partition, offset in cut.items()]
+    return f"({', '.join(named[:4])}{' …' if len(named) > 4 else ''})"
+
+
+def show(plan: Plan, console: Console, done: bool = False) -> None:
+    """Table by table: where it is, where it goes, and what goes."""
+    boundary, moves = plan.choice.boundary, plan.choice.moves
+    if moves:
+        shown = Shown(title=f"sink {plan.sink} {'went' if done else 'goes'} back to {boundary}")
+        for name in ("table", "snapshot now", "then", "commits", "rows", "ranges"):
+            shown.add_column(name, justify="right" if name in ("commits", "rows") else "left")
+        for each in moves[:_SHOWN]:
+            ranges = [str(one).replace("[", "\\[") for one in each.ranges]
+            shown.add_row(
+                each.table if each.branch == "main" else f"{each.table} ({each.branch})",
+                str(each.now),
+                "empty" if each.then is None else str(each.then),
+                f"{each.commits:,}",
+                f"{each.rows:,}",
+                "\n".join(ranges[:8]) + ("\n…" if len(ranges) > 8 else ""),
+            )
+        console.print(shown)
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    if len(moves) > _SHOWN:
+        say(f"and {len(moves) - _SHOWN} tables more: {sum(each.rows for each in moves):,} rows")
+    for text in (*plan.choice.because, *plan.warnings):
+        say(text)
+    for each in moves:
+        for lost in each.foreign:
+            say(f"{each.table} loses {lost}")
+    if plan.nothing:
+        say(f"all tables of sink {plan.sink} stand at {boundary} {_offsets(boundary.cut)} already")
+        return
+    went = "went" if done else "would go"
+    rows = sum(each.rows for each in moves)
+    say(
+        f"{rows:,} rows of {len(moves)} tables, {plan.batches:,} batches of the index and "
+        f"{plan.staged:,} staged batches {went}; the stream goes on at {_offsets(boundary.cut)}"
+    )

@@ -1,0 +1,145 @@
+"""What the offset index tells of a sink's tables, in columns. Pure.
+
+Rows come in, file by file; out come the ranges of each table, and whose they say that they are.
+All rows of a batch name the same commit, so that is kept once, and a range says which one it is of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from frazil.table.spans import Spans, codes, narrow, numbers, select, sorted_rows, together
+
+#: What is read of the index.
+COLUMNS = (
+    "batch", "table_name", "topic", "partition", "start_offset", "end_offset", "written",
+    "rejected", "skipped", "invisible", "merged", "min_offset", "max_offset", "epoch", "commit_id",
+    "snapshot_id",
+)  # fmt: skip
+#: Whose a row says that it is.
+_FACTS = ("snapshot_id", "batch", "epoch")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The index's rows of one table. The `source` of a range is its place among the commits."""
+
+    spans: Spans
+    commit_ids: tuple[str, ...] = ()
+    snapshots: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    batches: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    epochs: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    #: rows whose lowest and highest offset seen cannot be those of so many records
+    strange: Spans = field(default_factory=lambda: together([]))
+
+    def __len__(self) -> int:
+        return len(self.spans)
+
+
+def of(rows: pa.Table) -> Told:
+    """Rows of one table."""
+    return _together([_told(rows)])
+
+
+def of_file(rows: pa.Table) -> list[tuple[str, Told]]:
+    """Rows of any tables, table by table; after this the rows are not needed any more."""
+    return [(name, _told(mine)) for name, mine in _split(rows)]
+
+
+def by_table(files: Iterable[Sequence[tuple[str, Told]]]) -> dict[str, Told]:
+    """What several files tell."""
+    found: dict[str, list[Told]] = {}
+    for name, told in chain.from_iterable(files):
+        found.setdefault(name, []).append(told)
+    return {name: _together(told) for name, told in found.items()}
+
+
+def one(several: Sequence[Told]) -> Told:
+    """All of them, as if they were of one table."""
+    if not several:
+        return NOTHING
+    return several[0] if len(several) == 1 else _together(several)
+
+
+def of_batches(told: Told, batches: NDArray[np.int64], *, others: bool = False) -> Told:
+    """Those rows that are of some batches, or of all `others`."""
+    chosen = np.isin(told.batches, batches, invert=others)
+    if chosen.all():
+        return told
+    kept = [select(each, chosen[each.source]) for each in (told.spans, told.strange)]
+    return replace(told, spans=kept[0], strange=kept[1])
+
+
+def _split(file: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    names, code = codes(file["table_name"])
+    if len(names) == 1:
+        yield names[0], file
+        return
+    sorted_so = bool((code[1:] >= code[:-1]).all())
+    for i, name in enumerate(names):
+        if sorted_so:
+            low, high = np.searchsorted(code, np.array([i, i + 1], code.dtype)).tolist()
+            yield name, file.slice(low, high - low)
+        else:
+            yield name, file.take(np.flatnonzero(code == i))
+
+
+def _told(rows: pa.Table) -> Told:
+    spans = sorted_rows(rows)
+    strange = select(spans, np.empty(0, np.intp))
+    if {"min_offset", "max_offset"} <= set(rows.column_names):
+        low, high = (numbers(rows[each], -1)[spans.source] for each in ("min_offset", "max_offset"))
+        read = spans.written + spans.rejected  # what a query skipped, nobody saw
+        wrong = (low < spans.start) | (high >= spans.end) | (low > high) | (read > high - low + 1)
+        wrong &= (low >= 0) | (high >= 0)
+        strange = select(spans, np.flatnonzero(wrong))
+    if not {"commit_id", *_FACTS} <= set(rows.column_names):
+        return Told(narrow(spans), strange=strange)
+    ids, code = codes(rows["commit_id"])
+    facts = [numbers(rows[each]) for each in _FACTS]
+    # The first row that names a commit speaks for the others, if they say the same.
+    first = np.zeros(len(ids), np.intp)
+    first[code[::-1]] = np.arange(len(rows))[::-1]
+    same = np.ones(len(rows), bool)
+    for each in facts:
+        same &= each == each[first[code]]
+    commit = code
+    if not same.all():  # those that differ speak for themselves
+        alone = np.flatnonzero(~same)
+        commit = code.copy()
+        commit[alone] = len(ids) + np.arange(len(alone))
+        ids = [*ids, *(ids[each] for each in code[alone].tolist())]
+        first = np.append(first, alone)
+    spans, strange = (
+        replace(each, source=commit[each.source].astype(np.int32)) for each in (spans, strange)
+    )
+    snapshots, batches, epochs = (each[first] for each in facts)
+    return Told(narrow(spans), tuple(ids), snapshots, batches, epochs, narrow(strange))
+
+
+def _together(told: Sequence[Told]) -> Told:
+    spans: list[Spans] = []
+    strange: list[Spans] = []
+    place = 0
+    for each in told:
+        for kept, into in ((each.spans, spans), (each.strange, strange)):
+            into.append(replace(kept, source=kept.source + np.int32(place)))
+        place += len(each.commit_ids)
+    return Told(
+        together(spans, rising=True),
+        tuple(one for each in told for one in each.commit_ids),
+        np.concatenate([each.snapshots for each in told]),
+        np.concatenate([each.batches for each in told]),
+        np.concatenate([each.epochs for each in told]),
+        together(strange, rising=True),
+    )
+
+
+#: No rows at all.
+NOTHING = Told(together([]))

@@ -1,0 +1,121 @@
+"""SIGKILL of a rewind in a process of its own; the oracle reads the data files."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frazil.core.config import load
+from frazil.core.errors import Gap
+from frazil.sink import Sink
+from frazil.surface.broker import Broker, die_with_parent
+from frazil.surface.orders import create_topic
+from frazil.surface.rewind import rewind
+from tests.oracle import Lake, assert_once
+from tests.system.streams import all_proven, catch_up, produce
+
+#: Some tables have moved and others have not; all have; the index has gone back, too. (Of every
+#: step `tests/unit/test_rewind.py` makes sure.)
+KILLS = ("moved", "unstaged", "indexed")
+KINDS = ("a", "b", "c")
+
+
+def test_no_kill_of_a_rewind_loses_or_doubles_a_record(
+    broker: Broker, lake: Lake, spark: Any, name: str, write_toml: Callable[..., Path],
+    tmp_path: Path,
+):  # fmt: skip
+    """One rewind after the other, each killed at the next step; in between the stream goes on."""
+    create_topic(broker.bootstrap, name, 2)
+    path = write_toml(
+        decode={"format": "json"},
+        table=[{"name": f"db.{name}_{kind}"} for kind in KINDS],
+        route=[{"field": "k", "values": [k], "to": [f"db.{name}_{k}"]} for k in KINDS],
+        dead_letters={"table": f"db.{name}_dead"},
+    )
+    config, made = load(path), 0
+    tables = [f"db.{name}_{kind}" for kind in (*KINDS, "dead")]
+    for _ in range(2):
+        made += fill(broker, name, made)
+        catch_up(config, spark)
+    for step in KILLS:
+        made += fill(broker, name, made)
+        catch_up(config, spark)
+        killed_at(step, path, "batch:0", tmp_path)
+        with pytest.raises(Gap, match="was begun and not finished"):
+            Sink(config).start(spark)
+        plan = rewind(config, spark, "batch:0")
+        assert plan.unfinished
+        kept = numbers(lake, name)
+        assert len(kept) == sum(plan.choice.boundary.cut.values())
+        all_proven(config, spark, *tables)
+        catch_up(config, spark)
+        assert numbers(lake, name) == list(range(made))
+        all_proven(config, spark, *tables)
+
+
+def fill(broker: Broker, topic: str, start: int, count: int = 40) -> int:
+    kinds = (*KINDS, "odd")
+    values = [json.dumps({"k": kinds[i % 4], "n": i}).encode() for i in range(start, start + count)]
+    return produce(broker.bootstrap, topic, values, 2)
+
+
+def numbers(lake: Lake, name: str) -> list[int]:
+    """What all tables hold together, dead letters too."""
+    found = [n for kind in KINDS for (n,) in lake.query(f"db.{name}_{kind}", "n")]
+    found += [json.loads(value)["n"] for (value,) in lake.query(f"db.{name}_dead", "value")]
+    assert_once((n,) for n in found)
+    return sorted(found)
+
+
+def killed_at(step: str, config: Path, to: str, folder: Path) -> None:
+    with (folder / "log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", __name__, str(config), to, step], stdout=subprocess.PIPE,
+            stderr=log, start_new_session=True, preexec_fn=die_with_parent,
+        )  # fmt: skip
+    try:
+        said = list(until_held(process))
+        assert said, (folder / "log").read_text()[-2000:]
+        assert said[-1] == "held", f"the rewind ended before {step}: {said}"
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def until_held(process: subprocess.Popen[bytes]) -> Iterator[str]:
+    assert process.stdout is not None
+    with process.stdout:
+        for line in process.stdout:
+            if line.startswith(b"step "):
+                yield line.split()[1].decode()
+                if line == b"step held\n":
+                    return
+
+
+def main() -> None:
+    """A rewind in a process of its own, which is held at a step."""
+    from frazil.surface.session import session
+
+    path, to, wanted = sys.argv[1:]
+
+    def on_step(step: str, _: str) -> None:
+        print("step", step, flush=True)
+        if step == wanted:
+            print("step held", flush=True)
+            threading.Event().wait()
+
+    config = load(path)
+    rewind(config, session(config), to, on_step=on_step)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,353 @@
+"""Ranges in columns say what the ledger's own reader and the index's rows say, one by one."""
+
+from __future__ import annotations
+
+import json
+from base64 import b85decode
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from frazil.core.errors import Fatal
+from frazil.core.offsets import BATCHES, Cut, Partition, Range
+from frazil.table.ledger import Counts, Entry, parse
+from frazil.table.spans import Spans, joints, of_entries, of_rows, side_by_side, sorted_rows
+
+Told = tuple[int, Partition, int, int, Counts]
+TOPICS = ("orders", "payments", "Zürich.a-b_c", "0")
+#: Far apart, so that numbers of every width are packed.
+offsets = st.one_of(
+    st.integers(0, 3), st.integers(0, 10**6), st.integers(0, 2**31), st.integers(0, 2**63 - 1)
+)
+
+
+def each(spans: Spans) -> Iterator[Told]:
+    columns = (spans.source, spans.key, spans.start, spans.end, *spans.fates())
+    for source, key, start, end, *counts in zip(*(c.tolist() for c in columns), strict=True):
+        yield source, spans.partitions[key], start, end, Counts(*counts)
+
+
+@st.composite
+def entries(draw: st.DrawFn) -> Entry:
+    """Any that can be written, from one partition to enough of them that its text is packed."""
+    begin: dict[Partition, int] = {}
+    end: dict[Partition, int] = {}
+    unwritten: dict[Partition, Counts] = {}
+    for topic in draw(st.lists(st.sampled_from(TOPICS), min_size=1, unique=True)):
+        held = draw(st.sampled_from((1, 3, 40, 150)))
+        numbers = draw(
+            st.one_of(
+                st.just(range(held)),
+                st.sets(st.integers(0, draw(st.sampled_from((5, 300, 2**31 - 1)))), max_size=held),
+            )
+        )
+        base, length = draw(offsets), draw(st.sampled_from((0, 1, 100, 10**9)))
+        rnd = draw(st.randoms(use_true_random=False))
+        told = draw(st.sampled_from((0, 0.1, 1)))
+        fates = draw(st.integers(3, 5))
+        for number in numbers:
+            where = Partition(topic, number)
+            begin[where] = min(base + rnd.randrange(10**4), 2**63 - 1)
+            end[where] = min(begin[where] + rnd.randint(0, length), 2**63 - 1)
+            if rnd.random() < told:
+                left, some = end[where] - begin[where], []
+                for _ in range(fates):
+                    some.append(rnd.randint(0, left))
+                    left -= some[-1]
+                unwritten[where] = Counts(0, *some)
+    rows = 0
+    if draw(st.booleans()):
+        begin[BATCHES] = draw(st.integers(0, 10**6))
+        end[BATCHES] = begin[BATCHES] + draw(st.integers(0, 1))
+        rows = draw(st.integers(0, 10**9))
+    return Entry("s", 1, ("id",), (0, 0), Cut(begin), Cut(end), unwritten, rows=rows)
+
+
+def expected(summaries: Sequence[Mapping[str, str]]) -> Iterator[Told]:
+    for i, summary in enumerate(summaries):
+        entry = parse(summary)
+        assert entry is not None
+        for partition, end in entry.end.items():
+            yield i, partition, entry.begin[partition], end, entry.counts(partition)
+
+
+def laid(told: Iterable[Told]) -> list[Told]:
+    """Partition by partition, in their order."""
+    return sorted(told, key=lambda each: each[1])
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(entries(), max_size=5))
+def test_columns_of_entries_say_what_the_ledgers_reader_says(made: list[Entry]):
+    summaries = [entry.summary() for entry in made]
+    spans = of_entries(summaries)
+    assert list(each(spans)) == laid(expected(summaries))
+    assert list(spans.partitions) == sorted(spans.partitions)
+
+
+def history(packed: bool, count: int = 30, tables: int = 1) -> list[Entry]:
+    """A sink's life: batch after batch, and a partition more now and then."""
+    here = {Partition("orders", i): 10 * i for i in range(3, 150 if packed else 6)}
+    made = []
+    for batch in range(count):
+        if batch % 7 == 3:
+            here[Partition("orders", 1000 + batch)] = 0
+        begin = Cut(here)
+        here = {where: offset + 5 + batch % 3 for where, offset in here.items()}
+        some = list(here)[batch % 3 :: 3]
+        unwritten = dict.fromkeys(some, Counts(0, 1, 0, 1, batch % 2, (batch % 5) // 3))
+        made.append(Entry("s", 1, ("id",), (batch, batch), begin, Cut(here), unwritten))
+    return made
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_sinks_whole_life_is_read_alike(packed: bool):
+    summaries = [entry.summary() for entry in history(packed)]
+    assert summaries[-1]["frazil.ranges"].startswith("packed:") == packed
+    assert list(each(of_entries(summaries))) == laid(expected(summaries))
+
+
+def test_of_nothing_there_are_no_ranges():
+    assert len(of_entries([])) == 0
+    assert joints(of_entries([])) == []
+    assert joints(of_rows(rows([]))) == []
+
+
+def mended(key: str, value: str) -> dict[str, str]:
+    return {**history(True, 1)[0].summary(), key: value}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("frazil.version", "2"),
+        ("frazil.ranges", 'packed:{"orders":["0/0/2/","1/1/2/0"]}'),
+        ("frazil.ranges", 'packed:{"orders":["0/0/2/","1/0/2/","1/0/1/"]}'),
+        ("frazil.ranges", 'packed:{"orders":["0/0/2/","1/40/2/0r","1/0/2/"]}'),
+        ("frazil.ranges", '{"orders":{"0":[1]}}'),
+        ("frazil.ranges", '{"orders":{"0":[1,2],"1":[1,2,3]}}'),
+        ("frazil.ranges", "{"),
+        ("frazil.rows", "many"),
+        ("frazil.unwritten", '{"orders":{"3":["one"]}}'),
+    ],
+)
+def test_an_entry_that_cannot_be_read_is_refused(key: str, value: str):
+    with pytest.raises(Fatal, match="cannot read"):
+        of_entries([history(True, 1)[0].summary(), mended(key, value)])
+
+
+@pytest.mark.parametrize("letter", ['\\"', "ü", "/", " "])
+def test_text_of_base85_is_refused_where_its_own_decoder_refuses_it(letter: str):
+    text = history(True, 1)[0].summary()["frazil.ranges"]
+    at = text.index("/147/", text.index("/147/") + 1) + 20
+    torn = text[:at] + letter + text[at + 1 :]
+    with pytest.raises(ValueError, match=r"base85|ASCII"):
+        b85decode(json.loads(torn.removeprefix("packed:"))["orders"][1].split("/", 3)[3])
+    with pytest.raises(Fatal, match="cannot read"):
+        of_entries([mended("frazil.ranges", torn)])
+
+
+Row = tuple[str, int, int, int, int, int, int, int, int | None]
+NAMES = ("topic", "partition", "start_offset", "end_offset", "written", "rejected", "skipped",
+         "invisible", "merged")  # fmt: skip
+
+
+def rows(found: Sequence[Row], chunks: int = 1) -> pa.Table:
+    """As the index has them; in several pieces, as a reader of many files gives them."""
+    types = [pa.large_string(), pa.int32(), *[pa.int64()] * 7]
+    schema = pa.schema(list(zip(NAMES, types, strict=True)))
+    size = -(-len(found) // chunks) or 1
+    return pa.concat_tables(
+        pa.Table.from_arrays(
+            [pa.array([row[i] for row in some], kind) for i, kind in enumerate(types)],
+            schema=schema,
+        )
+        for some in ([found[at : at + size] for at in range(0, len(found), size)] or [[]])
+    )
+
+
+amounts = st.integers(0, 9)
+index_rows = st.tuples(
+    st.sampled_from(TOPICS), st.integers(0, 3), offsets, offsets, amounts, amounts, amounts,
+    amounts, st.none() | amounts,
+)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(index_rows, max_size=20), st.integers(1, 3), st.booleans())
+def test_columns_of_the_indexs_rows_are_theirs_in_order(
+    found: list[Row], chunks: int, dictionary: bool
+):
+    table = rows(found, chunks)
+    if dictionary:
+        table = table.set_column(0, "topic", table["topic"].dictionary_encode())
+    spans = of_rows(table)
+    told = list(each(spans))
+    assert told == sorted(told, key=lambda each: each[1:3])
+    assert sorted(told) == [
+        (i, Partition(topic, number), start, end, Counts(*fates[:-1], fates[-1] or 0))
+        for i, (topic, number, start, end, *fates) in enumerate(found)
+    ]
+    assert list(spans.partitions) == sorted({Partition(*row[:2]) for row in found})
+
+
+def test_an_index_of_an_older_frazil_lacks_a_column():
+    table = rows([("orders", 0, 0, 5, 5, 0, 0, 0, 0)]).drop_columns(["merged"])
+    (joint,) = joints(of_rows(table))
+    assert joint.counts == Counts(written=5)
+    assert not joint.odd
+
+
+def naive(spans: Spans) -> dict[Partition, tuple[int, int, Counts, list[Range], list[Range]]]:
+    """As `joints`, range by range."""
+    found: dict[Partition, tuple[int, int, Counts, list[Range], list[Range]]] = {}
+    for _, where, start, end, counts in each(spans):
+        first, here, total, gaps, overlaps = found.get(where, (start, start, Counts(), [], []))
+        if start > here:
+            gaps = [*gaps, Range(where, here, start)]
+        elif start < min(here, end):
+            overlaps = [*overlaps, Range(where, start, min(here, end))]
+        found[where] = first, max(here, end), total + counts, gaps, overlaps
+    return found
+
+
+near = st.integers(0, 30)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), near, near, near, amounts), max_size=30))
+def test_gaps_overlaps_and_sums_are_those_of_one_range_after_the_other(
+    found: list[tuple[int, int, int, int, int]],
+):
+    partitions = (BATCHES, Partition("orders", 1), Partition("orders", 4))
+    found.sort(key=lambda row: row[0])
+    start = np.array([row[1] for row in found], np.int64)
+    none = np.zeros_like(start)
+    end = start + np.array([row[2] for row in found], np.int64)
+    rejected = np.array([row[4] for row in found], np.int64)
+    written = end - start - rejected
+    key, source = np.array([row[0] for row in found], np.int32), np.arange(len(found))
+    spans = Spans(
+        partitions, key, source.astype(np.int32), start, end, written, rejected, *[none] * 4
+    )
+    told = naive(spans)
+    made = joints(spans)
+    assert [joint.partition for joint in made] == sorted(told, key=partitions.index)
+    for joint in made:
+        first, last, counts, gaps, overlaps = told[joint.partition]
+        assert (joint.start, joint.end, joint.counts) == (first, last, counts)
+        assert joint.gaps == tuple((each.start, each.end) for each in gaps)
+        assert joint.overlaps == tuple((each.start, each.end) for each in overlaps)
+        mine = [i for i, row in enumerate(found) if partitions[row[0]] == joint.partition]
+        assert joint.ranges == len(mine)
+        assert list(joint.odd) == [(start[i], end[i]) for i in mine if written[i] < 0]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_whole_life_joins_and_an_entry_that_is_gone_leaves_a_gap(packed: bool):
+    made = history(packed)
+    whole = joints(of_entries([entry.summary() for entry in made]))
+    assert [each.gaps + each.overlaps + each.odd for each in whole] == [()] * len(whole)
+    assert sum((each.counts for each in whole), Counts()) == sum((e.total for e in made), Counts())
+    torn = joints(of_entries([entry.summary() for entry in made[:4] + made[5:]]))
+    for joint in torn:
+        lost = made[4].begin.get(joint.partition), made[4].end.get(joint.partition)
+        assert joint.gaps == ((lost,) if lost[0] is not None else ())
+    twice = joints(of_entries([entry.summary() for entry in made[:5] + made[4:]]))
+    for joint in twice:
+        lost = made[4].begin.get(joint.partition), made[4].end.get(joint.partition)
+        assert joint.overlaps == ((lost,) if lost[0] is not None else ())
+
+
+def test_a_row_whose_fates_do_not_add_up_is_odd():
+    good: Row = ("orders", 0, 0, 5, 3, 1, 1, 0, 0)
+    rest: list[Row] = [
+        ("orders", 0, 5, 9, 3, 0, 0, 0, 0),
+        ("orders", 1, 9, 5, 0, 0, 0, 0, -4),
+        (*BATCHES, 0, 1, 70, 0, 0, 0, 0),
+        ("orders", 0, 9, 10, 2, -1, 0, 0, 0),
+    ]
+    found = joints(of_rows(rows([good, *rest])))
+    assert [joint.odd for joint in found] == [(), ((5, 9), (9, 10)), ((9, 5),)]
+
+
+def test_an_entry_that_wrote_less_than_nothing_is_odd():
+    where = Partition("orders", 0)
+    entry = Entry("s", 1, ("id",), (0, 0), Cut({where: 0}), Cut({where: 5}), {where: Counts(0, 5)})
+    worse = replace(entry, unwritten={where: Counts(0, 6)})
+    assert joints(of_entries([entry.summary()]))[0].odd == ()
+    assert joints(of_entries([worse.summary()]))[0].odd == ((0, 5),)
+
+
+@pytest.mark.parametrize("gone", [None, 70])
+def test_files_that_are_sorted_each_are_laid_side_by_side(gone: int | None):
+    """As the sink compacts its index: some batches to a file, by partition and offset in it."""
+    made: list[Row] = []
+    for first in (80, 0, 40):  # files come in any order
+        made += [
+            ("orders", where, 10 * batch, 10 * batch + 10, 9 - where, 1, where, 0, 0)
+            for where in range(3)
+            for batch in range(first, first + 40)
+            if batch != gone
+        ]
+    table = rows(made, 3 if gone is None else 1)
+    spans = of_rows(table)
+    told = list(each(spans))
+    assert [row[1:4] for row in told] == sorted(row[1:4] for row in told)
+    assert sorted(row[0] for row in told) == list(range(len(made)))
+    for source, where, start, end, counts in told:
+        assert (*where, start, end, counts.written, counts.rejected, counts.skipped) == (
+            made[source][:7]
+        )
+    lost = () if gone is None else ((10 * gone, 10 * gone + 10),)
+    assert [joint.gaps for joint in joints(spans)] == [lost] * 3
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(index_rows, max_size=8), max_size=5))
+def test_files_one_after_the_other_are_as_good_as_one_table(files: list[list[Row]]):
+    whole = of_rows(rows([row for file in files for row in file]))
+    spans = of_rows(rows(file) for file in files)
+    assert spans.partitions == whole.partitions
+    assert sorted(each(spans)) == sorted(each(whole))
+    assert [row[1:3] for row in each(spans)] == [row[1:3] for row in each(whole)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.lists(st.tuples(st.integers(0, 1), near, near, amounts), max_size=6), max_size=4)
+)
+def test_pieces_that_were_joined_each_are_joined_like_one(
+    files: list[list[tuple[int, int, int, int]]],
+):
+    tables = [
+        rows([("orders", n, 100 * i + a, 100 * i + a + b, b, x, 0, 0, 0) for n, a, b, x in file])
+        for i, file in enumerate(files)
+    ]
+    apart = side_by_side(joints(sorted_rows(table)) for table in reversed(tables))
+    assert apart == joints(of_rows(tables))
+
+
+def test_pieces_that_reach_into_each_other_are_not_joined():
+    hole, filled = (
+        rows([("o", 0, 0, 2, 2, 0, 0, 0, 0), ("o", 0, 4, 6, 2, 0, 0, 0, 0)]),
+        rows([("o", 0, 2, 4, 2, 0, 0, 0, 0)]),
+    )
+    assert side_by_side([joints(sorted_rows(hole)), joints(sorted_rows(filled))]) is None
+    assert [joint.gaps for joint in joints(of_rows([hole, filled]))] == [()]
+
+
+def test_fates_can_be_added_to_each_other():
+    """In as few bits as they are read, a hundred and a hundred would be less than nothing."""
+    where = Partition("orders", 0)
+    entry = Entry("s", 1, ("id",), (0, 0), Cut({where: 0}), Cut({where: 300}),
+                  {where: Counts(0, 100, 100)})  # fmt: skip
+    table = rows([("orders", 0, 0, 300, 100, 100, 100, 0, 0)])
+    for spans in (of_entries([entry.summary()]), of_rows(table), of_rows([table])):
+        assert (spans.written + spans.rejected + spans.skipped).tolist() == [300]
+        assert joints(spans)[0].odd == ()

@@ -1,0 +1,451 @@
+"""All tables of a sink and its index go back to a cut together, and the stream goes on from there.
+Real Kafka, Spark and Iceberg; the oracle reads the data files."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from frazil.core.config import Config, load
+from frazil.core.errors import ConfigError, Expired, Fatal, Fenced, Foreign, Gap
+from frazil.core.offsets import Cut
+from frazil.feed.letters import Selection
+from frazil.sink import Sink
+from frazil.surface import cli, dlq
+from frazil.surface.broker import Broker
+from frazil.surface.orders import create_topic
+from frazil.surface.rewind import look, rewind
+from frazil.table.jvm import Catalog, Table
+from tests.oracle import Lake, assert_exact, assert_once
+from tests.system.streams import (
+    WITHIN,
+    Steps,
+    all_proven,
+    catch_up,
+    numbered,
+    part,
+    produce,
+    proven,
+    running,
+)
+
+Make = Callable[..., Config]
+
+
+def batches(broker: Broker, spark: Any, config: Config, count: int, each: int = 20) -> list[Cut]:
+    """So many lives of one batch; where each of them ended."""
+    topic = config.sink.topics[0]
+    ends = []
+    for number in range(count):
+        produce(broker.bootstrap, topic, numbered(each, number * each), 2)
+        ends.append(catch_up(config, spark).position)
+    return ends
+
+
+def offsets(lake: Lake, table: str) -> set[tuple[int, int]]:
+    rows = lake.query(table, "_topic_partition, _offset")
+    assert_once(rows)
+    return set(rows)  # type: ignore[arg-type]
+
+
+def below(cut: Cut) -> set[tuple[int, int]]:
+    return {(p.number, offset) for p, end in cut.items() for offset in range(end)}
+
+
+def table_of(spark: Any, name: str) -> Table:
+    found = Catalog(spark, "lake").load(name)
+    assert found is not None
+    return found
+
+
+def test_a_table_goes_back_and_the_stream_goes_on(
+    broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make
+):
+    create_topic(broker.bootstrap, name, 2)
+    config = make_config()
+    ends = batches(broker, spark, config, 4)
+    before = lake.metadata_file(f"db.{name}"), lake.metadata_file(f"db.{name}_index")
+    plan = look(config, spark, "batch:1")
+    assert before == (lake.metadata_file(f"db.{name}"), lake.metadata_file(f"db.{name}_index"))
+    (moved,) = plan.choice.moves
+    assert (plan.choice.boundary.cut, plan.batches, moved.rows, moved.commits) == (
+        ends[1],
+        2,
+        40,
+        2,
+    )
+    steps: list[str] = []
+    assert rewind(config, spark, "batch:1", on_step=lambda step, _: steps.append(step)) == plan
+    assert steps == ["claimed", "noted", "forked", "moved", "unstaged", "indexed", "done"]
+    assert offsets(lake, f"db.{name}") == below(ends[1])
+    assert lake.query(f"db.{name}_index", "max(batch)") == [(1,)]
+    assert proven(config, spark).written == 40
+    assert look(config, spark, "batch:1").nothing
+    sink = catch_up(config, spark)
+    assert sink.epoch == 4 + 3, "two epochs were the rewind's"
+    assert assert_exact(lake, f"db.{name}", broker.bootstrap, name) == 80
+    assert proven(config, spark).written == 80
+    refs = {row.name for row in spark.table(f"lake.db.{name}.refs").collect()}
+    assert refs == {"main", f"frazil/{name}"}
+
+
+@pytest.mark.parametrize("to", ["offsets", "time", "beginning"])
+def test_a_cut_is_also_said_by_offsets_or_a_time(
+    broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make, to: str
+):
+    create_topic(broker.bootstrap, name, 2)
+    config = make_config()
+    first = batches(broker, spark, config, 1)[0]
+    moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(time.time() + 1))
+    time.sleep(1.1)  # the second is over
+    produce(broker.bootstrap, name, numbered(20, 20), 2)
+    catch_up(config, spark)
+    wanted = {"offsets": json.dumps({name: {"0": 15}}), "time": moment, "beginning": "batch:-1"}
+    plan = rewind(config, spark, wanted[to])
+    cut = Cut({part(name, 0): 0, part(name, 1): 0}) if to == "beginning" else first
+    assert plan.choice.boundary.cut == cut
+    assert offsets(lake, f"db.{name}") == below(cut)
+    catch_up(config, spark)
+    assert assert_exact(lake, f"db.{name}", broker.bootstrap, name) == 40
+    proven(config, spark)
+
+
+def kinds(*names: str, start: int = 0) -> Iterator[bytes]:
+    return (json.dumps({"kind": kind, "n": start + i}).encode() for i, kind in enumerate(names))
+
+
+def many(name: str) -> dict[str, Any]:
+    made = f"db.{name}_of_{{value}}"
+    return {
+        "decode": {"format": "json"},
+        "table": [{"name": f"db.{name}_a"}, {"name": f"db.{name}_b"}, {"name": made}],
+        "route": [
+            {"field": "kind", "values": ["a"], "to": [f"db.{name}_a"]},
+            {"field": "kind", "values": ["b"], "to": [f"db.{name}_b", f"db.{name}_a"]},
+            {"field": "kind", "names": "[xyz]", "to": [made]},
+        ],
+        "dead_letters": {"table": f"db.{name}_dead"},
+    }
+
+
+def test_many_tables_go_back_together_those_made_since_and_dead_letters_too(
+    broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make
+):
+    create_topic(broker.bootstrap, name, 1)
+    config = make_config(**many(name))
+    lives = [("a", "b", "x"), ("a", "a"), ("odd", "b"), ("y", "y", "odd"), ("b", "a", "y")]
+    at = 0
+    for life in lives:
+        produce(broker.bootstrap, name, kinds(*life, start=at))
+        at += len(life)
+        catch_up(config, spark)
+
+    def numbers(suffix: str) -> list[int]:
+        if suffix == "dead":
+            values = lake.query(f"db.{name}_dead", "value", 'ORDER BY "offset"')
+            return [json.loads(value)["n"] for (value,) in values]
+        return [n for (n,) in lake.query(f"db.{name}_{suffix}", "n", "ORDER BY n")]
+
+    plan = rewind(config, spark, "batch:1")
+    assert {each.table: each.rows for each in plan.choice.moves} == {
+        f"db.{name}_a": 3, f"db.{name}_b": 2, f"db.{name}_of_y": 3, f"db.{name}_dead": 2
+    }  # fmt: skip
+    found = {suffix: numbers(suffix) for suffix in ("a", "b", "of_x", "of_y", "dead")}
+    assert found == {"a": [0, 1, 3, 4], "b": [1], "of_x": [2], "of_y": [], "dead": []}
+    every = [f"db.{name}_{suffix}" for suffix in found]
+    all_proven(config, spark, *every)
+    catch_up(config, spark)
+    found = {suffix: numbers(suffix) for suffix in found}
+    assert found == {"a": [0, 1, 3, 4, 6, 10, 11], "b": [1, 6, 10], "of_x": [2],
+                     "of_y": [7, 8, 12], "dead": [5, 9]}  # fmt: skip
+    all_proven(config, spark, *every)
+    spans = lake.query(f"db.{name}_index", "start_offset, end_offset",
+                       "WHERE table_name = '*' ORDER BY ALL")  # fmt: skip
+    assert [start for start, _ in spans] == [0, *(end for _, end in spans[:-1])]
+    assert spans[-1][1] == at
+
+
+def test_absorbed_batches_go_back_as_one_and_a_batch_between_them_is_refused(
+    broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make
+):
+    create_topic(broker.bootstrap, name, 2)
+    batches(broker, spark, make_config(), 1)
+    slow = make_config(sink={"commit_interval": "1h"})
+    steps = Steps()
+    with running(slow, spark, steps):
+        for number in range(1, 4):
+            produce(broker.bootstrap, name, numbered(20, 20 * number), 2)
+            deadline = time.monotonic() + WITHIN
+            while len(steps.named("staged")) < number:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+    staged = len(steps.named("staged"))
+    # The first of a life is committed at once, the others wait for the interval.
+    with pytest.raises(ConfigError, match=f"took batches 2 to {staged} in one commit") as refused:
+        rewind(slow, spark, "batch:2")
+    assert "--to batch:1" in refused.value.hint
+    plan = rewind(slow, spark, json.dumps({name: {"0": 35}}))
+    assert plan.choice.boundary.batch == 1
+    assert offsets(lake, f"db.{name}") == below(plan.choice.boundary.cut)
+    proven(slow, spark)
+
+
+# ── what forbids it ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_others_wrote_since_is_kept_unless_somebody_gives_it_up(
+    broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make
+):
+    create_topic(broker.bootstrap, name, 2)
+    config = make_config()
+    ends = batches(broker, spark, config, 2)
+    columns = "_topic, _topic_partition, _offset, value"
+    insert = f"INSERT INTO lake.db.{name} ({columns}) VALUES ('foreign', 0, 0, CAST('x' AS BINARY))"
+    spark.sql(insert)
+    with pytest.raises(Foreign, match="would lose 1 commits of others, as snapshot"):
+        rewind(config, spark, "batch:0")
+    assert len(lake.query(f"db.{name}")) == 41
+    assert look(config, spark, "batch:1").nothing, "nothing of it goes"
+    plan = rewind(config, spark, "batch:0", discard_foreign=True)
+    assert [lost.said for lost in plan.choice.foreign] == ["append: 1 rows added, 0 deleted"]
+    assert offsets(lake, f"db.{name}") == below(ends[0])
+    proven(config, spark)
+
+
+def test_a_compaction_is_undone_and_nothing_is_lost_by_that(
+    broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make
+):
+    create_topic(broker.bootstrap, name, 2)
+    config = make_config()
+    ends = batches(broker, spark, config, 3)
+    spark.sql(f"CALL lake.system.rewrite_data_files(table => 'db.{name}', "
+              "options => map('rewrite-all', 'true'))")  # fmt: skip
+    rewind(config, spark, "batch:1")
+    assert offsets(lake, f"db.{name}") == below(ends[1])
+    catch_up(config, spark)
+    assert assert_exact(lake, f"db.{name}", broker.bootstrap, name) == 60
+    proven(config, spark)
+
+
+def test_expired_snapshots_are_told_with_the_earliest_cut_that_is_left(
+    broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make
+):
+    create_topic(broker.bootstrap, name, 2)
+    config = make_config()
+    ends = batches(broker, spark, config, 4)
+    spark.sql(f"CALL lake.system.expire_snapshots(table => 'db.{name}', retain_last => 3, "
+              "older_than => TIMESTAMP '2100-01-01 00:00:00')")  # fmt: skip
+    with pytest.raises(Expired, match=rf"snapshots of db\.{name} were expired") as refused:
+        rewind(config, spark, "batch:0")
+    assert "the earliest possible cut is --to batch:2" in refused.value.hint
+    rewind(config, spark, "batch:2")
+    assert offsets(lake, f"db.{name}") == below(ends[2])
+    catch_up(config, spark)
+    assert assert_exact(lake, f"db.{name}", broker.bootstrap, name) == 80
+
+
+def test_what_kafka_has_no_more_is_not_thrown_away(
+    broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make
+):
+    create_topic(broker.bootstrap, name, 2)
+    config = make_config()
+    batches(broker, spark, config, 3)
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    for future in admin.delete_records([TopicPartition(name, 0, 12)]).values():
+        future.result()
+    with pytest.raises(
+        Expired, match=rf"Kafka does not have {name}\[0\] \[10, 12\) any more"
+    ) as no:
+        rewind(config, spark, "batch:0")
+    assert "--to batch:1" in no.value.hint
+    rewind(config, spark, "batch:1")
+    assert len(offsets(lake, f"db.{name}")) == 40
+
+
+def test_letters_that_were_replayed_since_are_not_undone_by_halves(
+    broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make
+):
+    create_topic(broker.bootstrap, name, 1)
+    config = make_config(**many(name))
+    for life in (("a", "odd"), ("a", "odd"), ("a", "a")):
+        produce(broker.bootstrap, name, kinds(*life))
+        catch_up(config, spark)
+    mended = make_config(**{**many(name), "route": [{"field": "kind", "to": [f"db.{name}_a"]}]})
+    assert dlq.replay(mended, spark, Selection(limit=1)).replayed == 1
+    for to in ("batch:0", "batch:1"):
+        with pytest.raises(Fatal, match="dead letters were replayed"):
+            rewind(mended, spark, to)
+    produce(broker.bootstrap, name, kinds("a"))
+    catch_up(mended, spark)
+    rewind(mended, spark, "batch:2")
+    assert len(lake.query(f"db.{name}_a")) == 5, "four of the stream, one of the replay"
+    catch_up(mended, spark)
+    assert dlq.replay(mended, spark, Selection()).replayed == 1, "the witness went along"
+    assert len(offsets(lake, f"db.{name}_a")) == 7
+    all_proven(mended, spark, f"db.{name}_dead")
+
+
+# ── lives ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_running_life_is_fenced_and_what_it_staged_is_gone(
+    broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make,
+    monkeypatch: pytest.MonkeyPatch,
+):  # fmt: skip
+    create_topic(broker.bootstrap, name, 2)
+    config = make_config()
+    ends = batches(broker, spark, config, 2)
+    steps = Steps(hold="staged")
+    with running(config, spark, steps) as sink:
+        produce(broker.bootstrap, name, numbered(20, 40), 2)
+        assert steps.held.wait(WITHIN)
+        plan = rewind(config, spark, "batch:0")
+        assert plan.staged == 1
+        steps.go.set()
+        with pytest.raises(Fenced):
+            sink.wait_until(Cut({part(name, 0): 10**6}), WITHIN)
+    assert offsets(lake, f"db.{name}") == below(ends[0])
+    monkeypatch.setattr("frazil.sink._running", {})
+    catch_up(config, spark)
+    assert assert_exact(lake, f"db.{name}", broker.bootstrap, name) == 60
+    proven(config, spark)
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("step", ["noted", "forked", "moved", "unstaged", "indexed"])
+def test_no_life_starts_from_half_a_rewind_and_the_next_one_finishes_it(
+    broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make, step: str
+):
+    create_topic(broker.bootstrap, name, 1)
+    config = make_config(**many(name))
+    for life in (("a", "b", "odd"), ("b", "x"), ("a", "x")):
+        produce(broker.bootstrap, name, kinds(*life))
+        catch_up(config, spark)
+
+    def kill(reached: str, _: str) -> None:
+        if reached == step:
+            raise Killed
+
+    with pytest.raises(Killed):
+        rewind(config, spark, "batch:0", on_step=kill)
+    with pytest.raises(Gap, match="a rewind to batch:0 was begun and not finished"):
+        Sink(config).start(spark)
+    with pytest.raises(Gap, match="a rewind to batch:0 was begun and not finished"):
+        dlq.look(config, spark, Selection())
+    with pytest.raises(ConfigError, match="a rewind to batch:0 was begun"):
+        rewind(config, spark, "batch:1")
+    assert rewind(config, spark, "batch:0").unfinished
+    rows = {suffix: len(lake.query(f"db.{name}_{suffix}")) for suffix in ("a", "b", "of_x", "dead")}
+    assert rows == {"a": 2, "b": 1, "of_x": 0, "dead": 1}
+    catch_up(config, spark)
+    rows = {suffix: len(lake.query(f"db.{name}_{suffix}")) for suffix in rows}
+    assert rows == {"a": 4, "b": 2, "of_x": 2, "dead": 1}
+    all_proven(config, spark, *(f"db.{name}_{suffix}" for suffix in rows))
+
+
+def test_sinks_that_share_an_index_do_not_go_back_together(
+    broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make
+):
+    create_topic(broker.bootstrap, name, 2)
+    one = make_config()
+    other = replace(
+        one,
+        sink=replace(one.sink, id=f"{name}_2", index=one.index_table),
+        tables=(replace(one.tables[0], name=f"db.{name}_2"),),
+    )
+    for number in range(2):
+        produce(broker.bootstrap, name, numbered(20, 20 * number), 2)
+        catch_up(one, spark)
+        catch_up(other, spark)
+    rewind(one, spark, "batch:0")
+    assert len(lake.query(f"db.{name}")) == 20
+    rows = lake.query(one.index_table, "sink, count(*)", "GROUP BY 1 ORDER BY 1")
+    assert rows == [(name, 2), (f"{name}_2", 4)]
+    proven(other, spark)
+    catch_up(other, spark)
+    catch_up(one, spark)
+    for config in (one, other):
+        assert proven(config, spark).written == 40
+
+
+# ── the table's side ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_references_move_together_or_not_at_all(spark: Any, name: str):
+    spark.sql(f"CREATE TABLE lake.db.{name} (n INT)")
+    for number in range(3):
+        spark.sql(f"INSERT INTO lake.db.{name} VALUES ({number})")
+    table = table_of(spark, f"db.{name}")
+    third, second, first = [snapshot.id for snapshot in table.history("main")]
+    table.tag("frazil/s", third)
+    table.fork("side", first)
+    spark.sql(f"INSERT INTO lake.db.{name} VALUES (3)")
+    with pytest.raises(Exception, match="expected it at snapshot"):
+        table.move({"main": second, "frazil/s": second}, expected={"main": third})
+    table.refresh()
+    newest = next(table.history("main")).id
+    assert table.tags() == {"frazil/s": third}
+    table.move({"main": second, "frazil/s": second, "side": None, "frazil/new": first},
+               expected={"main": newest, "side": first})  # fmt: skip
+    assert [snapshot.id for snapshot in table.history("main")] == [second, first]
+    assert table.tags() == {"frazil/s": second, "frazil/new": first}
+    assert next(table.history("side"), None) is None
+    table.move({"main": None, "frazil/s": None}, expected={"main": second})
+    assert next(table.history("main"), None) is None
+    spark.sql(f"INSERT INTO lake.db.{name} VALUES (7)")
+    table.refresh()
+    (only,) = table.history("main")
+    assert only.parent is None
+    table.set_property("a", "b")
+    table.remove_property("a")
+    assert "a" not in table.properties
+
+
+# ── the command ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_command_asks_says_and_does(
+    broker: Broker, spark: Any, lake: Lake, name: str, write_toml: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+):  # fmt: skip
+    create_topic(broker.bootstrap, name, 2)
+    path = write_toml()
+    batches(broker, spark, load(path), 3)
+    monkeypatch.setattr(cli, "_session", lambda _: spark)
+
+    def command(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["frazil", "rewind", str(path), *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    assert command("--to", "batch:1")[0] == 2, "nobody said yes"
+    assert command("--to", "soon", "--yes")[0] == 2
+    assert command("--to", "batch:9", "--yes")[0] == 2
+    code, out, _ = command("--to", "batch:1", "--dry-run", "--json")
+    plan = json.loads(out)
+    assert (code, plan["done"], plan["batch"], plan["batches"]) == (0, False, 1, 1)
+    assert plan["tables"][0]["rows"] == 20
+    assert len(lake.query(f"db.{name}")) == 60
+    code, out, _ = command("--to", "batch:1", "--dry-run")
+    assert code == 0
+    assert "20 rows of 1 tables, 1 batches of the index and 0 staged batches would go" in out
+    code, out, _ = command("--to", "batch:1", "--yes", "--json")
+    assert (code, json.loads(out)["done"]) == (0, True)
+    assert len(lake.query(f"db.{name}")) == 40
+    code, out, _ = command("--to", "batch:1", "--yes")
+    assert code == 0
+    assert "stand at batch:1" in out
