@@ -22,6 +22,7 @@ command itself as a person runs it. What importing costs is told apart.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import multiprocessing
 import os
@@ -140,6 +141,7 @@ def hear_manifests(folder: Path) -> tuple[float, Callable[[], Any]]:
 
 def hear_all(folder: Path) -> tuple[float, Callable[[], Any]]:
     """All that `frazil audit` does, but for starting Python and printing."""
+    gc.disable()  # as the command does
     began = time.perf_counter()
     from frazil.surface import proof
     from frazil.table.plain import find

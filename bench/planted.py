@@ -27,6 +27,7 @@ import shutil
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -43,7 +44,6 @@ import pyarrow as pa
 sys.path.insert(0, str(Path(__file__).parent))
 
 from frazil.core.config import Config, from_document
-from frazil.core.errors import FrazilError
 from frazil.core.offsets import BATCHES, Cut, Partition, Range
 from frazil.surface import proof
 from frazil.table import index
@@ -1302,8 +1302,12 @@ def case(
                     say(f"{report.table}, sink {report.sink}: {report.verdict}")
                     say("".join(f"  {each}\n" for each in report.findings))
             return told
-        except FrazilError as error:
-            told.complaints.append(f"seed {seed}: {kind}: {chosen.__name__}: refused: {error}")
+        except Exception as error:  # a refusal or a crash is no verdict; the others go on
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            told.complaints.append(
+                f"seed {seed}: {kind}: {chosen.__name__}: {type(error).__name__}: {error} "
+                f"({Path(where.filename).name}:{where.lineno})"
+            )
             return told
         finally:
             shutil.rmtree(history.folder, ignore_errors=True)

@@ -16,7 +16,16 @@ from hypothesis import strategies as st
 from frazil.core.errors import Fatal
 from frazil.core.offsets import BATCHES, Cut, Partition, Range
 from frazil.table.ledger import Counts, Entry, parse
-from frazil.table.spans import Spans, joints, of_entries, of_rows, side_by_side, sorted_rows
+from frazil.table.spans import (
+    Spans,
+    codes,
+    joints,
+    numbers,
+    of_entries,
+    of_rows,
+    side_by_side,
+    sorted_rows,
+)
 
 Told = tuple[int, Partition, int, int, Counts]
 TOPICS = ("orders", "payments", "Zürich.a-b_c", "0")
@@ -351,3 +360,22 @@ def test_fates_can_be_added_to_each_other():
     for spans in (of_entries([entry.summary()]), of_rows(table), of_rows([table])):
         assert (spans.written + spans.rejected + spans.skipped).tolist() == [300]
         assert joints(spans)[0].odd == ()
+
+
+@given(
+    st.lists(st.lists(st.none() | st.integers(-5, 5), max_size=20), max_size=3),
+    st.integers(0, 9),
+    st.integers(0, 9),
+)
+def test_numbers_and_texts_are_read_from_any_part_of_a_column(
+    chunks: list[list[int | None]], skip: int, count: int
+):
+    column = pa.chunked_array([pa.array(each, pa.int64()) for each in chunks], pa.int64())
+    part = column.slice(skip, count)
+    assert numbers(part, -9).tolist() == [-9 if n is None else n for n in part.to_pylist()]
+    texts = pa.chunked_array(
+        [pa.array(map(str, each), pa.string()) for each in chunks], pa.string()
+    )
+    for kind in (texts, texts.dictionary_encode()):
+        known, code = codes(kind.slice(skip, count))
+        assert [known[i] for i in code.tolist()] == kind.slice(skip, count).to_pylist()

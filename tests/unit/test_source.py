@@ -34,6 +34,7 @@ class Kafka:
     ids: dict[str, str] = field(default_factory=lambda: {"orders": "id-1"})
     record_bytes: int = 100
     down: bool = False
+    leaderless: set[Partition] = field(default_factory=set)
     samples: list[Range] = field(default_factory=list)
     levels: set[Any] = field(default_factory=set)
 
@@ -64,8 +65,14 @@ class Kafka:
     def list_offsets(self, wanted: Any, isolation_level: Any, request_timeout: float) -> Any:
         self.levels.add(isolation_level)
         earliest = type(OffsetSpec.earliest())
+
+        def leaderless() -> Any:
+            raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
+
         return {
-            tp: self._answer(
+            tp: SimpleNamespace(result=leaderless)
+            if Partition(tp.topic, tp.partition) in self.leaderless
+            else self._answer(
                 SimpleNamespace(
                     offset=(self.low if isinstance(spec, earliest) else self.end)[
                         Partition(tp.topic, tp.partition)
@@ -94,6 +101,19 @@ def planner(**more: Any) -> Planner:
 
 def advance(where: Planner, position: Cut, **more: Any) -> Cut:
     return where.advance(position, **{"records": LOTS, "bytes": LOTS, "until": None, **more})
+
+
+def test_a_partition_that_does_not_answer_stays_where_it_is_and_holds_no_other_up(kafka: Kafka):
+    kafka.leaderless = {B}
+    assert advance(planner(), Cut({A: 10, B: 20})) == Cut({A: 1000, B: 20})
+    assert advance(planner(), Cut({A: 10})) == Cut({A: 1000}), "a new one waits until it answers"
+    with pytest.raises(Unavailable):
+        planner().start(Cut(), "earliest")  # where it begins, nobody knows
+    kafka.leaderless = {A, B}
+    with pytest.raises(Unavailable):
+        advance(planner(), Cut({A: 10, B: 20}))
+    kafka.leaderless = set()
+    assert advance(planner(), Cut({A: 1000, B: 20})) == Cut({A: 1000, B: 500})
 
 
 # ── split ────────────────────────────────────────────────────────────────────────────────────

@@ -71,6 +71,8 @@ class Watermarks:
 
     low: Cut
     end: Cut
+    #: partitions that did not answer, where others did
+    silent: frozenset[Partition] = frozenset()
 
 
 class Planner:
@@ -114,12 +116,13 @@ class Planner:
         self.known = Origin(now.cluster, merged)
         return now, sorted(partitions)
 
-    def watermarks(self, partitions: list[Partition]) -> Watermarks:
+    def watermarks(self, partitions: list[Partition], patient: bool = False) -> Watermarks:
+        """`patient`: it is enough that some partitions answer."""
         with self._asking(f"read the offsets of {len(partitions)} partitions"):
-            return Watermarks(
-                self._offsets(partitions, OffsetSpec.earliest()),  # type: ignore[no-untyped-call]
-                self._offsets(partitions, OffsetSpec.latest()),  # type: ignore[no-untyped-call]
-            )
+            low = self._offsets(partitions, OffsetSpec.earliest(), patient)  # type: ignore[no-untyped-call]
+            there = [partition for partition in partitions if partition in low]
+            end = self._offsets(there, OffsetSpec.latest(), patient)  # type: ignore[no-untyped-call]
+            return Watermarks(low, end, frozenset(partitions) - frozenset(end))
 
     def start(
         self, position: Cut, start: str | Mapping[str, Mapping[str, int]], *, first: bool = True
@@ -188,13 +191,13 @@ class Planner:
         """The next cut: everything there is, within the limits of one trigger.
 
         A partition that is new stands in the next cut with its beginning; its records come with the
-        cut after that.
+        cut after that. One that does not answer stays where it is, and holds no other up.
         """
         _, partitions = self.origin()
-        marks = self.watermarks(partitions)
-        self.require(position, marks)
+        marks = self.watermarks(partitions, patient=True)
+        self.require(Cut({p: o for p, o in position.items() if p not in marks.silent}), marks)
         ends = {
-            partition: max(offset, min(marks.end[partition], _cap(until, partition)))
+            partition: max(offset, min(marks.end.get(partition, offset), _cap(until, partition)))
             for partition, offset in position.items()
         }
         backlog = {partition: ends[partition] - offset for partition, offset in position.items()}
@@ -207,7 +210,7 @@ class Planner:
             for partition in sorted(waiting, key=lambda each: shares[each])[:left]:
                 shares[partition] += 1
             ends = {partition: position[partition] + share for partition, share in shares.items()}
-        for partition in partitions:
+        for partition in marks.end:
             if partition not in ends and (until is None or partition in until):
                 ends[partition] = marks.low[partition]
         return Cut(ends)
@@ -240,7 +243,7 @@ class Planner:
         expected = re.compile(self._pattern)
         return sorted(t for t in found if expected.fullmatch(t) and not t.startswith("__"))
 
-    def _offsets(self, partitions: list[Partition], spec: Any) -> Cut:
+    def _offsets(self, partitions: list[Partition], spec: Any, patient: bool = False) -> Cut:
         if not partitions:
             return Cut()
         level = (
@@ -251,9 +254,16 @@ class Planner:
             isolation_level=level,
             request_timeout=_CALL_SECONDS,
         )
-        return Cut(
-            {Partition(tp.topic, tp.partition): f.result().offset for tp, f in futures.items()}
-        )
+        found: dict[Partition, int] = {}
+        trouble: KafkaException | None = None
+        for where, future in futures.items():
+            try:
+                found[Partition(where.topic, where.partition)] = future.result().offset
+            except KafkaException as error:  # it has no leader, say
+                trouble = error
+        if trouble is not None and not (patient and found):
+            raise trouble
+        return Cut(found)
 
     def _asking(self, what: str) -> _Asking:
         return _Asking(what, self._kafka.get("bootstrap.servers", "?"))

@@ -6,6 +6,7 @@ rejected again, or no table holds an offset, 4 fenced.
 
 from __future__ import annotations
 
+import gc
 import json
 import signal
 import sys
@@ -128,6 +129,7 @@ def audit(
     from frazil.surface import proof
     from frazil.surface.opened import opener
 
+    gc.disable()  # a short life, and 100,000 snapshots would be walked again and again
     if Path(what).suffix == ".toml" or Path(what).is_file():
         given = configs.load(what)
         opened = opener(given, spark, progress.print)

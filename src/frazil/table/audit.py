@@ -418,7 +418,11 @@ class _Case:
         derived = np.zeros((len(FATES), len(self.ledger.snapshots)), np.int64)
         for part in self.ledger.parts.values():
             for told, fate in zip(derived, FATES, strict=True):
-                if getattr(part, fate).any():
+                if not getattr(part, fate).any():
+                    continue
+                if len(part) == len(told):  # every entry has it
+                    told += getattr(part, fate)
+                else:
                     told[part.source] += getattr(part, fate)  # an entry names a partition once
         for i, (snapshot, sums) in enumerate(
             zip(self.ledger.snapshots, derived.T.tolist(), strict=True)
@@ -502,6 +506,8 @@ class _Case:
         # The index is committed last: it may not know yet what the table has beyond the position.
         later = entries.end > (entries.end.max() if position is None else position)
         wanted = {"length": entries.end - entries.start - entries.elsewhere}
+        if partition == BATCHES:  # of those that held nothing for a table, its ledger says nothing
+            wanted = {}
         wanted |= {fate: getattr(entries, fate) for fate in FATES[:-1]}
         differ = np.zeros(len(entries), bool)
         for fate, there in wanted.items():

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import zlib
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -30,7 +31,7 @@ from frazil.core.errors import Expired, Fatal, Foreign
 from frazil.core.offsets import Partition
 from frazil.table.catalogs import metadata_file
 from frazil.table.ledger import Snapshot
-from frazil.table.store import Container, Store, frame
+from frazil.table.store import Container, Store, frame, local
 from frazil.table.store import NeedsSpark as NeedsSpark
 
 #: Table property with the names of the topic, partition, offset and timestamp columns.
@@ -293,7 +294,10 @@ class Plain:
         def one(path: str) -> T:
             return make(self._file(wanted, where, path).select(columns))
 
-        with ThreadPoolExecutor(_READERS) as readers:
+        # A store is waited for. Local files are not, and each reader needs memory of its own.
+        here = all(map(local, live["file_path"]))
+        count = min(_READERS, os.cpu_count() or 1) if here else _READERS
+        with ThreadPoolExecutor(count) as readers:
             yield from readers.map(one, live["file_path"])
 
     def _column(self, name: str) -> _Column:
@@ -412,6 +416,11 @@ def _any_within(ordered: Sequence[Any], low: Any, high: Any) -> bool:
     return at < len(ordered) and bool(ordered[at] <= high)
 
 
+def _all(texts: pa.DictionaryArray, values: Collection[str]) -> bool:
+    """Is each of the texts one of the values?"""
+    return not texts.null_count and set(texts.dictionary.to_pylist()) <= set(values)
+
+
 def _fitting(
     table: pa.Table, wanted: Sequence[_Column], where: Mapping[str, Collection[str]]
 ) -> pa.Table:
@@ -424,6 +433,8 @@ def _fitting(
     }
     found = pa.table(columns)
     for name, values in where.items():
+        if all(_all(each, values) for each in found[name].chunks):
+            continue  # nothing to leave out: a filter would copy every column
         chosen = pa.array(list(values), pa.string())
         masks = [
             pc.is_in(each.dictionary, chosen).take(each.indices) for each in found[name].chunks

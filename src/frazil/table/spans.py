@@ -27,7 +27,7 @@ from frazil.table.packed import Names, Numbers, Vectors
 #: What can become of an offset, in the order of `Counts`.
 FATES = tuple(each.name for each in fields(Counts))
 #: Entries that are read at once.
-_ENTRIES = 4096
+_ENTRIES = 8192
 #: Elements that are looked at together: what fits into the processor's own memory.
 _AT_ONCE = 1 << 18
 

@@ -99,7 +99,7 @@ def _told(rows: pa.Table) -> Told:
         wrong = (low < spans.start) | (high >= spans.end) | (low > high) | (read > high - low + 1)
         wrong &= (low >= 0) | (high >= 0)
         strange = select(spans, np.flatnonzero(wrong))
-    if not {"commit_id", *_FACTS} <= set(rows.column_names):
+    if not len(rows) or not {"commit_id", *_FACTS} <= set(rows.column_names):
         return Told(narrow(spans), strange=strange)
     ids, code = codes(rows["commit_id"])
     facts = [numbers(rows[each]) for each in _FACTS]
