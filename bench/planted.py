@@ -233,9 +233,11 @@ def told(table: Table, rows: Sequence[Row]) -> tuple[Range | str, ...]:
         for file in table.live(table.branch)
     )
     # Iceberg cuts bounds of a long topic, and what is cut says nothing.
-    cut = table.optional and any(row[0] and len(row[0]) > 16 for row in rows)
-    compacted = any("frazil-" not in f["file-path"] for f in table.live(table.branch))
-    found = tuple(spans(rows)) if by_bounds and not (cut and compacted) else ()
+    cut = table.optional and any(
+        "/frazil-" not in file["file-path"] and any(len(row[0] or "") > 16 for row in file["rows"])
+        for file in table.live(table.branch)
+    )
+    found = tuple(spans(rows)) if by_bounds and not cut else ()
     replayed = any(tag.endswith(".replay") for tag in table.refs)  # by batches, not by records
     return (*found, ANYWHERE) if replayed or not found else found
 

@@ -248,8 +248,8 @@ class Sink:
         else:
             pause = 0.1 if trigger == AVAILABLE_NOW else duration(trigger)
             writer = writer.trigger(processingTime=f"{int(pause * 1000)} milliseconds")
-        for path in useless:
-            self._index.delete(path)
+        self._spent += useless
+        self._unstage([])
         try:
             if self._on_complete is not None:
                 self._caller = Caller(self._on_complete)
@@ -288,8 +288,8 @@ class Sink:
             raise self._tables.amiss[counts_on]
         self._recall(spark)
         self._take_over(staged)
-        for path in useless:
-            self._index.delete(path)
+        self._spent += useless
+        self._unstage([])
         self._committer.start()
         try:
             for batch in staged:
@@ -823,10 +823,7 @@ class Sink:
             raise Unavailable(f"cannot write to the index {table.name}: {error}") from None
         except pa.ArrowException as error:
             raise Misfit(f"cannot write to the index {table.name}: {error}") from None
-        if not files:
-            return []
-        path = f"{table.location}/metadata/{self.prefix}-{uuid.uuid4()}-m0.avro"
-        return [table.write_manifest(path, files)]
+        return files
 
     def _known_ends(self) -> Cut:
         """Of partitions whose end is not known, none counts as read to its end."""

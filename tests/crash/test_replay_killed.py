@@ -19,6 +19,7 @@ from frazil.surface import dlq, proof
 from frazil.surface.broker import Broker, die_with_parent
 from frazil.surface.orders import create_topic
 from frazil.surface.status import leftovers
+from frazil.table.jvm import Catalog
 from tests.oracle import Lake, assert_once
 from tests.system.streams import catch_up, produce
 
@@ -69,7 +70,7 @@ def test_no_kill_of_a_replay_loses_or_doubles_a_letter(
     assert leftovers(load(config), spark) == []
     for kind, filled in enumerate(tables):
         assert sorted(_ids(lake, filled)) == list(range(kind, RECORDS, KINDS))
-    for report in proof.of_sink(load(config), spark).reports:
+    for report in proof.of_sink(load(config), Catalog(spark, "lake").look).reports:
         assert report.verdict == "proven", report.values()
     notes = lake.query(f"db.{name}_dead_replayed", '"partition", "offset"')
     assert_once(notes)

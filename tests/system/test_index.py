@@ -93,9 +93,8 @@ class Life:
         batch = StagedBatch(self.sink, self.epoch, self.number, str(uuid.uuid4()), self.end,
                             self.end.after(ranges), {}, "", 0, 0, (staged,))  # fmt: skip
         located = [(batch, {"db.t": Snapshot(7, None, 0, 0, "", {})})]
-        path = f"{self.table.location}/metadata/{self.prefix}-{uuid.uuid4()}-m0.avro"
-        manifest = self.table.write_manifest(path, index.write(self.shape(), self.prefix, located))
-        self.target.witness(self.target.commit([manifest], entry_of([batch], "", self.epoch)))
+        files = index.write(self.shape(), self.prefix, located)
+        self.target.witness(self.target.commit(files, entry_of([batch], "", self.epoch)))
         self.end, self.number = batch.end, self.number + 1
         return self.upkeep.tidy()
 

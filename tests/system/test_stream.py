@@ -436,7 +436,8 @@ def test_beyond_its_bound_the_stream_blocks_with_the_reason_and_goes_on_by_itsel
     config = make_config(sink={"max_records_per_trigger": 20, "max_pending_batches": 2})
     with running(config, spark) as sink:
         eventually(lambda: sink.committer.progress.blocked, "the stream blocks", sink=sink)
-        assert sink.committer.progress.blocked == "2 batches wait for a commit; the bound is 2"
+        blocked = sink.committer.progress.blocked
+        assert blocked.startswith("2 batches wait for a commit; the bound is 2: cannot"), blocked
         assert len(sink.committer.pending) == 2
         outage.over = True
         assert sink.wait_until(sink.ends(), WITHIN)

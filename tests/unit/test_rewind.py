@@ -775,7 +775,8 @@ def test_whatever_happened_before_and_wherever_it_is_killed_all_stand_together_a
     if by_hand and by_hand[0] in world.tables:  # somebody rolls a table back
         table = world.tables[by_hand[0]]
         older = [snapshot.id for snapshot in table.history("main")][by_hand[1] :][:1]
-        table.refs |= {"main": number for number in older}
+        if older:
+            table.refs["main"] = older[0]
     last = max((world.batches[i].number for i in world.index.live()), default=-1)
     text = f"batch:{min(batch, last)}"
     choice = world.choose(text)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import cache
 from typing import Any
 
 import pyarrow.compute as pc
@@ -100,6 +101,7 @@ class _Where:
 
 def of_sink(config: Config, opened: Open, where: Partition, offset: int, table: str = "") -> Answer:
     """In all tables of the sink, or in one of them."""
+    opened = cache(opened)  # one moment for all questions
     index = opened(config.index_table)
     if index is None:
         raise ConfigError(f"cannot locate {where} at {offset}: the index {config.index_table} does "
@@ -117,6 +119,7 @@ def of_table(
     catalog: str, opened: Open, name: str, where: Partition, offset: int, branch: str = "main"
 ) -> Answer:
     """In one table, whoever wrote it; its ledger names the index."""
+    opened = cache(opened)
     table = opened(name)
     if table is None:
         raise ConfigError(f"cannot locate {where} at {offset}: table {name} does not exist")
@@ -147,7 +150,8 @@ def _answer(
         for key in dict.fromkeys(map(_key, here))
     ]
     told = {batch.sink for batch in batches}
-    for sink in sinks:
+    # Of what lies before all rows no ledger knows more.
+    for sink in sinks if lowest is None or offset >= lowest else ():
         if sink not in told:
             batches += _of_ledger(asked, sink, tables)
     if batches:

@@ -73,12 +73,11 @@ class Index:
         return self._told.get(table, told.NOTHING)
 
     def chain(self) -> Told:
-        """Rows that tell of all records: those of the stream; of batches that have none, as there
-        was one table only, the table's own. Their snapshots are not the index's."""
+        """Rows that tell of all records: those of the stream; where it has none, as there was one
+        table only, the table's own. Their snapshots are not the index's."""
         others = [each for name, each in self._told.items() if name != STREAM]
         if len(self.stream):
-            whole = self.stream.batches
-            others = [told.of_batches(each, whole, others=True) for each in others]
+            others = [told.outside(each, self.stream) for each in others]
             others = [self.stream, *(each for each in others if len(each))]
         found = told.one(others)
         return replace(found, snapshots=np.zeros_like(found.snapshots))

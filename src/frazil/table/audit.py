@@ -506,9 +506,9 @@ class _Case:
         # The index is committed last: it may not know yet what the table has beyond the position.
         later = entries.end > (entries.end.max() if position is None else position)
         wanted = {"length": entries.end - entries.start - entries.elsewhere}
-        if partition == BATCHES:  # of those that held nothing for a table, its ledger says nothing
-            wanted = {}
         wanted |= {fate: getattr(entries, fate) for fate in FATES[:-1]}
+        if partition == BATCHES:  # of batches a ledger tells nothing but the rows that were written
+            wanted = {"written": entries.written}
         differ = np.zeros(len(entries), bool)
         for fate, there in wanted.items():
             column = rows.end - rows.start if fate == "length" else getattr(rows, fate)

@@ -204,6 +204,11 @@ def due(files: Sequence[F]) -> list[F]:
     return []
 
 
+def enough(files: Sequence[File]) -> int:
+    """How many files there must be for something to be due: new ones are of few rows."""
+    return len(files) + max(0, FANOUT - max(map(len, tiers(files)), default=0))
+
+
 def read(shape: TableShape, paths: Sequence[str]) -> pa.Table:
     """All rows of these files, as the table has them now."""
     io = file_io(shape.location, shape.io)

@@ -430,7 +430,8 @@ class Table:
         check: Callable[[Iterator[Snapshot]], str | None],
         leftovers: list[str],
     ) -> None:
-        """One snapshot with all of `manifests`, or nothing.
+        """One snapshot with all of `manifests`, or nothing. A data file, as Iceberg's JSON, may
+        stand for its manifest: where there are few, to have it written by the commit is quicker.
 
         `check` sees the ancestry the commit would build on, on every try, and answers None or why
         not. Paths that Iceberg wants to delete are added to `leftovers` instead.
@@ -439,6 +440,9 @@ class Table:
         with _translated(f"commit to table {self.name}"):
             update = self._table.newFastAppend()
             for manifest in manifests:
+                if manifest.startswith("{"):
+                    update.appendFile(self._data_file(manifest))
+                    continue
                 decoded = self._iceberg.ManifestFiles.decode(base64.b64decode(manifest))
                 decoded.put(_SNAPSHOT_ID, None)
                 update.appendManifest(decoded)
@@ -459,22 +463,32 @@ class Table:
             snapshot = self._table.currentSnapshot()
             if snapshot is None:
                 return None, []
-            parser, specs = self._iceberg.ContentFileParser, self._table.specs()
-            tasks = self._table.newScan().useSnapshot(snapshot.snapshotId()).planFiles()
+            specs = dict(self._table.specs())
+            (spec,) = specs.values() if len(specs) == 1 else (None,)
+            newest = self._catalog.read(snapshot)
+            hidden = newest.summary.get("total-delete-files") != "0"
+            tasks = self._table.newScan().useSnapshot(newest.id).planFiles()
             found = []
-            try:
+            try:  # each call to Java has its price, and there are as many of them as files
                 iterator = tasks.iterator()
                 while iterator.hasNext():
                     task = iterator.next()
                     file = task.file()
-                    text = str(parser.toJson(file, specs.get(file.specId())))
+                    text = str(self._iceberg.ContentFileParser.toJson(
+                        file, specs[file.specId()] if spec is None else spec))  # fmt: skip
                     values = json.loads(text)
-                    found.append(Live(values["file-path"], values["record-count"],
-                                      int(file.dataSequenceNumber() or 0),
-                                      int(task.deletes().size()), text))  # fmt: skip
+                    deletes = int(task.deletes().size()) if hidden else 0
+                    sequence = int(file.dataSequenceNumber() or 0)
+                    found.append(
+                        Live(values["file-path"], values["record-count"], sequence, deletes, text)
+                    )
             finally:
                 tasks.close()
-            return self._catalog.read(snapshot), sorted(found, key=lambda each: each.sequence)
+            return newest, sorted(found, key=lambda each: each.sequence)
+
+    def _data_file(self, descriptor: str) -> Any:
+        node = self._iceberg.util.JsonUtil.mapper().readTree(descriptor)
+        return self._iceberg.ContentFileParser.fromJson(node, self._table.specs())
 
     def rewrite(
         self,
@@ -501,12 +515,10 @@ class Table:
             else:  # (that it also fails where a file is gone already is what this word is for)
                 update = self._table.newOverwrite().validateNoConflictingDeletes()
             update.validateFromSnapshot(since)
-            parse, specs = self._iceberg.ContentFileParser.fromJson, self._table.specs()
-            mapper = self._iceberg.util.JsonUtil.mapper()
             for file in removed:
-                update.deleteFile(parse(mapper.readTree(file.descriptor), specs))
+                update.deleteFile(self._data_file(file.descriptor))
             for descriptor in added:
-                update.addFile(parse(mapper.readTree(descriptor), specs))
+                update.addFile(self._data_file(descriptor))
             for key, value in summary.items():
                 update.set(key, value)
             update.validateWith(_Validator(check, self._catalog.read))

@@ -98,6 +98,13 @@ class Clock(Protocol):
     def monotonic(self) -> float: ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Merged:
+    path: str
+    rows: int
+    deletes: int = 0
+
+
 @dataclass(slots=True)
 class _Try:
     """A merge that was asked for: was it done? The table will tell."""
@@ -171,8 +178,7 @@ class Upkeep:
         base, files = self._table.live()
         chosen = index.due(files)
         if base is None or not chosen:
-            most = max(map(len, index.tiers(files)), default=0)
-            self._enough = len(files) + index.FANOUT - most
+            self._enough = index.enough(files)
             return
         shape = self._shape()
         rows = index.read(shape, [file.path for file in chosen])
@@ -195,7 +201,8 @@ class Upkeep:
         if trouble is not None and this in self._tries:
             raise trouble
         self._step("index-merged")
-        self._enough = 0  # the next tier may have become full
+        left = [file for file in files if file not in chosen]
+        self._enough = index.enough([*left, _Merged(this.made[0], expected)])
 
     def _worth_a_look(self, newest: Snapshot) -> bool:
         count = newest.summary.get("total-data-files")

@@ -14,7 +14,16 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from frazil.table.spans import Spans, codes, narrow, numbers, select, sorted_rows, together
+from frazil.table.spans import (
+    Spans,
+    by_partition,
+    codes,
+    narrow,
+    numbers,
+    select,
+    sorted_rows,
+    together,
+)
 
 #: What is read of the index.
 COLUMNS = (
@@ -67,12 +76,20 @@ def one(several: Sequence[Told]) -> Told:
     return several[0] if len(several) == 1 else _together(several)
 
 
-def of_batches(told: Told, batches: NDArray[np.int64], *, others: bool = False) -> Told:
-    """Those rows that are of some batches, or of all `others`."""
-    chosen = np.isin(told.batches, batches, invert=others)
-    if chosen.all():
-        return told
-    kept = [select(each, chosen[each.source]) for each in (told.spans, told.strange)]
+def outside(told: Told, whole: Told) -> Told:
+    """Those rows that begin where no row of `whole` is."""
+    there = by_partition(whole.spans)
+    kept = []
+    for spans in (told.spans, told.strange):
+        masks = [np.ones(0, bool)]
+        for partition, rows in by_partition(spans).items():
+            mask = np.ones(len(rows), bool)
+            if partition in there:
+                at = np.searchsorted(there[partition].start, rows.start, "right") - 1
+                reached = np.maximum.accumulate(there[partition].end)
+                mask = (at < 0) | (rows.start >= reached[at])
+            masks.append(mask)
+        kept.append(select(spans, np.concatenate(masks)))
     return replace(told, spans=kept[0], strange=kept[1])
 
 
