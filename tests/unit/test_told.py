@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -98,12 +97,13 @@ def test_rows_whose_lowest_and_highest_offset_cannot_be_are_strange(
     assert found.strange.start.tolist() == ([10] if strange else [])
 
 
-def test_rows_of_some_batches():
+def test_rows_that_lie_where_others_are_none():
     found = told.of(rows([row(batch=batch) for batch in range(5)]))
-    assert [each[1] for each in said(told.of_batches(found, np.array([1, 3])))] == [10, 30]
-    rest = told.of_batches(found, np.array([1, 3]), others=True)
+    whole = told.of(rows([row(batch=batch) for batch in (1, 3)]))
+    rest = told.outside(found, whole)
     assert [each[1] for each in said(rest)] == [0, 20, 40]
-    assert said(told.one([rest, told.of_batches(found, np.array([1, 3]))])) == said(found)
+    assert said(told.one([rest, whole])) == said(found)
+    assert said(told.outside(found, told.NOTHING)) == said(found)
     assert len(told.one([])) == 0
 
 
