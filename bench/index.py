@@ -1,10 +1,10 @@
 """What the offset index costs: its share of a batch of 100,000 rows, in one run.
 
-One life of a sink takes batches of equal size from a topic. The steps of each batch are timed; the
-index's part is from the last table's witness to the end of the batch, and what looking after the
-index took behind it (merging its files, expiring its snapshots), spread over all batches. A batch
-is what lies between plan and end. Commits run beside the next batch, so most of the index's part
-is hidden: what it costs the stream is less than its share.
+One life of a sink takes batches of equal size from a topic, one at a time: the next one begins when
+the last is done, so that no two of them are in each other's way. The steps of each are timed.
+A batch is what lies between plan and end. The index's part is from the last table's witness to its
+own, and what looking after it took (merging its files, expiring its snapshots), spread over all
+batches. In a stream commits run beside the next batch: what the index costs there is less.
 
     python bench/index.py                          # 50 batches of 100,000 rows
     python bench/index.py --batches 20 --rows 10000
@@ -16,11 +16,12 @@ import argparse
 import json
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from statistics import median
 
-from frazil.core.config import from_document
+from frazil.core.config import Config, from_document
 from frazil.sink import Sink, Step
 from frazil.surface.broker import Broker
 from frazil.surface.orders import SCHEMA, create_topic, produce
@@ -29,17 +30,44 @@ from frazil.surface.session import session
 PARTITIONS = 4
 #: The first batches start workers and load Java's classes.
 WARM = 5
+PARTS = {
+    "write": ("planned", "written"),
+    "stage": ("written", "staged"),
+    "commit": ("staged", "witnessed"),
+    "index_rows": ("witnessed", "index-commit"),
+    "index_commit": ("index-commit", "index-committed"),
+    "index_witness": ("index-committed", "index-witnessed"),
+    "publish": ("index-witnessed", "done"),
+}
 
 
 class Timed(Sink):
-    """Knows how long it looked after its index."""
+    """One batch at a time; knows when each step was, and how long it looked after its index."""
 
-    tidied = 0.0
+    def __init__(self, config: Config) -> None:
+        super().__init__(config, on_step=self._timed)
+        self.at: dict[int, dict[str, float]] = {}
+        self.rows: dict[int, int] = {}
+        self.tidied = 0.0
+        self.merges = 0
+        self._idle = threading.Event()
+        self._idle.set()
+
+    def _timed(self, step: Step) -> None:
+        if step.name == "planned":
+            self._idle.wait(60)  # until the last batch's commits are over
+        elif step.name == "written":
+            self.rows[step.batch] = step.records
+        elif step.name == "staged":
+            self._idle.clear()
+        self.merges += step.name == "index-merged"
+        self.at.setdefault(step.batch, {}).setdefault(step.name, time.perf_counter())
 
     def _tidy(self) -> None:
         began = time.perf_counter()
         super()._tidy()
         self.tidied += time.perf_counter() - began
+        self._idle.set()
 
 
 def main() -> None:
@@ -51,56 +79,51 @@ def main() -> None:
         (Path(folder) / "order.avsc").write_text(SCHEMA)
         config = from_document(
             {
-                "sink": {"id": "bench", "topics": ["orders"], "trigger": "10ms",
-                         "max_records_per_trigger": given.rows},
+                "sink": {
+                    "id": "bench",
+                    "topics": ["orders"],
+                    "trigger": "10ms",
+                    "max_records_per_trigger": given.rows,
+                },
                 "kafka": {"bootstrap.servers": broker.bootstrap},
                 "decode": {"schema": f"{folder}/order.avsc"},
                 "catalog": {"type": "hadoop", "warehouse": f"{folder}/lake"},
                 "table": [{"name": "db.orders"}],
             }
-        )  # fmt: skip
+        )
         create_topic(broker.bootstrap, "orders", PARTITIONS)
         print(f"producing {given.rows * given.batches:,} orders", file=sys.stderr)
         produce(broker.bootstrap, "orders", PARTITIONS, rows=given.rows * given.batches)
         spark = session(config, say=lambda text: print(text, file=sys.stderr))
-        steps: list[Step] = []
-        sink = Timed(config, on_step=steps.append)
+        sink = Timed(config)
         sink.start(spark)
         sink.wait_until(sink.ends())
         sink.stop()
         spark.stop()
-    print(json.dumps(figures(steps, sink.tidied, given.rows)))
+    print(json.dumps(figures(sink, given.rows)))
 
 
-def figures(steps: list[Step], tidied: float, rows: int) -> dict[str, object]:
-    at: dict[int, dict[str, float]] = {}
-    for step in steps:
-        at.setdefault(step.batch, {}).setdefault(step.name, step.at)
-    whole = [each for each in at.values() if {"planned", "done", "witnessed"} <= set(each)]
-    whole = sorted(whole, key=lambda each: each["planned"])[WARM:]
-    batch = [each["done"] - each["planned"] for each in whole]
-    index = [each["done"] - each["witnessed"] for each in whole]
+def figures(sink: Timed, rows: int) -> dict[str, object]:
+    whole = [each for number, each in sorted(sink.at.items()) if sink.rows.get(number) == rows]
+    batches = [each for each in whole if {"planned", "done", "index-witnessed"} <= set(each)][WARM:]
     parts = {
-        name: round(1000 * median(each[end] - each[start] for each in whole))
-        for name, start, end in (
-            ("write", "planned", "written"), ("stage", "written", "staged"),
-            ("commit", "staged", "witnessed"), ("index_rows", "witnessed", "index-commit"),
-            ("index_commit", "index-commit", "index-committed"),
-            ("index_witness", "index-committed", "index-witnessed"),
-        )
-    }  # fmt: skip
-    tidy = tidied / max(1, len([s for s in steps if s.name == "done"]))
-    wall = whole[-1]["done"] - whole[0]["planned"]
+        name: median(each[end] - each[start] for each in batches)
+        for name, (start, end) in PARTS.items()
+    }
+    tidy = sink.tidied / max(1, sum("done" in each for each in sink.at.values()))
+    index = median(each["index-witnessed"] - each["witnessed"] for each in batches) + tidy
+    batch = median(each["done"] - each["planned"] for each in batches) + tidy
     return {
         "rows": rows,
-        "batches": len(whole),
-        "batch_ms": round(1000 * median(batch)),
-        "index_ms": round(1000 * median(index)),
-        "tidy_ms": round(1000 * tidy, 1),
-        "share": round((median(index) + tidy) / (median(batch) + tidy), 4),
-        "rows_per_second": round(rows * (len(whole) - 1) / wall),
-        "merges": sum(step.name == "index-merged" for step in steps),
-        "parts_ms": parts,
+        "batches": len(batches),
+        "batch_ms": round(1000 * batch),
+        "index_ms": round(1000 * index),
+        "share": round(index / batch, 4),
+        "merges": sink.merges,
+        "parts_ms": {
+            **{name: round(1000 * each) for name, each in parts.items()},
+            "tidy": round(1000 * tidy, 1),
+        },
     }
 
 
