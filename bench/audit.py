@@ -342,8 +342,9 @@ def make(life: Life, folder: Path) -> None:
             if i % 20 == 19:
                 say(f"  {len(entries):,} of {life.batches:,} batches, "
                     f"{time.perf_counter() - began:.0f} s")  # fmt: skip
-    for layout, table in tables.items():
-        fill(table, batches, entries, layout)
+    for layout in LAYOUTS:
+        fill(tables.pop(layout), batches, entries, layout)
+    del entries
     found = pa.concat_tables(rows).unify_dictionaries()
     rows.clear()
     files = fill_index(folder / "batch", life, heads, found)

@@ -327,8 +327,15 @@ def test_run_audit_and_status_from_the_command_line(
     assert assert_exact(lake, f"db.{name}", broker.bootstrap, name) == 30
     code, out, _ = frazil("audit", path, "--json")
     assert code == 0
-    [report] = json.loads(out)
+    report, stream = json.loads(out)
     assert (report["verdict"], report["written"]) == ("proven", 30)
+    assert report["witnesses"] == ["ledger", "index", "manifests"]
+    assert (stream["verdict"], stream["witnesses"]) == ("proven", ["ledger", "index"])
+    code, out, _ = frazil("audit", path, "--deep", "--against-kafka", "--json")
+    assert code == 0
+    deep, _, kafka = json.loads(out)
+    assert deep["witnesses"][-1] == "rows"
+    assert (kafka["verdict"], [line["lag"] for line in kafka["broker"]]) == ("proven", [0, 0])
     code, out, _ = frazil("audit", path)
     assert code == 0
     assert "proven: 30 rows in 1 commits" in " ".join(out.split())
