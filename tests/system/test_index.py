@@ -4,6 +4,7 @@ Iceberg; DuckDB reads what is in the index."""
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 import uuid
@@ -376,7 +377,15 @@ def test_l10_l11_l12_a_life_that_is_killed_while_it_merges_leaves_nothing_behind
     assert table is not None
     assert len(table.live()[1]) < index.FANOUT, "the next life merged them"
     assert table.listing(f"{table.location}/stage/{name}/") == []
+    folder = Path(table.location.removeprefix("file:")) / "metadata"
+    new, old = (folder / f"{uuid.uuid4()}-m0.avro" for _ in "ab")
+    for each in (new, old):
+        each.write_bytes(b"of a commit that came to nothing")
+    os.utime(old, (time.time() - 100_000,) * 2)
     found = leftovers(config, spark)
+    assert [path for _, path in found if path.endswith((new.name, old.name))] == [
+        path for _, path in found if path.endswith(old.name)
+    ], "a new one may be of a commit under way"
     made = [path for _, path in found if "/data/frazil-" in path and f"{name}_index" in path]
     assert made, "the file of the merge that was killed"
     for where, each in found:

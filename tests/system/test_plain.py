@@ -20,9 +20,7 @@ from frazil.table.jvm import Table as Java
 from frazil.table.plain import Plain, find
 from tests.oracle import Lake
 from tests.system.streams import catch_up, numbered, produce
-from tests.system.test_object_store import _sink, store
-
-assert store  # the fixture: a REST catalog and an object store
+from tests.system.test_object_store import _sink
 
 
 def loaded(spark: Any, catalog: str, name: str) -> Java:

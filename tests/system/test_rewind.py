@@ -38,7 +38,7 @@ from tests.system.streams import (
     proven,
     running,
 )
-from tests.system.test_object_store import _sink, store  # noqa: F401 (a fixture)
+from tests.system.test_object_store import _sink
 
 Make = Callable[..., Config]
 
@@ -238,7 +238,7 @@ def test_a_query_of_sparks_goes_on_from_where_its_sources_stood(
 
 
 def test_a_rest_catalog_and_an_object_store_take_it_too(
-    broker: Broker, spark: Any, store: dict[str, str], name: str, tmp_path: Path,  # noqa: F811
+    broker: Broker, spark: Any, store: dict[str, str], name: str, tmp_path: Path,
 ):  # fmt: skip
     """References move by the catalog's own compare-and-set; the index's files are read and written
     in the bucket."""

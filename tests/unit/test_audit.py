@@ -838,3 +838,14 @@ def test_rows_that_are_missing_or_there_twice_are_found_by_reading_them(
 def test_rows_where_nobody_wrote_any_are_found_by_reading_them():
     report = heard(numbered(), deep=rows_of((A, [*range(12), 99]), (B, range(7))))
     assert report.verdict == "unaccounted"
+
+
+def test_rows_of_batches_may_carry_offsets():
+    """An exploded list: several rows of one record, each with its offset."""
+    history = frames()
+    history.files = [
+        replace(each, offsets=(0, 9), topics=("orders", "orders")) for each in history.files
+    ]
+    assert history.report().verdict == "proven"
+    history.files[0] = replace(history.files[0], rows=history.files[0].rows - 1)
+    assert history.report().verdict == "unaccounted"

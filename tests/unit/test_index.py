@@ -619,6 +619,16 @@ def test_l12_what_an_abandoned_life_leaves_is_found_by_its_name():
     assert found == [made[0], made[1], made[3]]
 
 
+def test_l12_what_iceberg_made_for_a_commit_that_came_to_nothing_is_found_too():
+    """Its names tell nothing: whoever asks must know that they are old."""
+    one, other = f"/i/metadata/{uuid.uuid4()}-m0.avro", f"/i/metadata/{uuid.uuid4()}-m12.avro"
+    lists = [f"/i/metadata/snap-{n}-1-{uuid.uuid4()}.avro" for n in (123, 456)]
+    ours = f"/i/metadata/frazil-s-1-7-{uuid.uuid4()}-m0.avro"
+    others = ["/i/metadata/v7.metadata.json", "/i/metadata/version-hint.text", "/i/metadata/x.avro"]
+    found = maintain.abandoned([one, other, *lists, ours, *others], [f"file:{one}", lists[1]])
+    assert found == [other, lists[0]]
+
+
 def test_l13_one_partitions_trouble_stays_its_own():
     """The index and the ledger tell of each partition apart: one hole, one line that says so."""
     snapshots, told = [], []

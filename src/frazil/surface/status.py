@@ -19,6 +19,9 @@ from frazil.table.audit import known_tables
 from frazil.table.commit import Target
 from frazil.table.jvm import Catalog, Table
 
+#: Seconds after which a file of Iceberg's that no snapshot refers to is of no commit under way.
+_OLD = 24 * 3600.0
+
 
 def status(config: Config, spark: SparkSession) -> dict[str, object]:
     """Position, lag, epoch, pending batches and last commit."""
@@ -120,8 +123,17 @@ def leftovers(config: Config, spark: SparkSession) -> list[tuple[Table, str]]:
         paths = table.listing(f"{table.location}/data/") + table.listing(
             f"{table.location}/metadata/"
         )
+        old = []
+        if table is index_table:  # nobody else writes to it, and no commit takes so long
+            before = int((time.time() - _OLD) * 1000)
+            old = table.listing(f"{table.location}/metadata/", before)
         data = spark.table(f"{name}.all_data_files").select("file_path").collect()
         manifests = spark.table(f"{name}.all_manifests").select("path").collect()
+        lists = spark.table(f"{name}.snapshots").select("manifest_list").collect()
+        found += [
+            (table, path)
+            for path in maintain.abandoned(old, [row[0] for row in (*manifests, *lists)])
+        ]
         found += [
             (table, path)
             for path in maintain.leftovers(

@@ -731,6 +731,9 @@ class _Case:
         without = sum(file.nulls for file in measured)
         live = sum(file.rows for file in files)
         unknown = live - sum(file.rows for file in measured)
+        if unplaced:  # rows that stand for several records may carry the offset of one of them
+            with_offset = between = elsewhere = unclear = without = 0
+            unknown = live
         spare = max(0, unplaced - without)  # of the unknown, that is what must have no offset
         most = with_offset + between + unclear + unknown - spare
         kept = table.complete and not table.removed  # then all that others did is known

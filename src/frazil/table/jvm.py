@@ -687,12 +687,15 @@ class Table:
             finally:
                 stream.close()
 
-    def listing(self, prefix: str) -> list[str]:
+    def listing(self, prefix: str, before_ms: int | None = None) -> list[str]:
+        """What lies there; with `before_ms`, only what was made before that moment."""
         with _translated(f"list {prefix}"):
             try:
                 found, files = [], self._table.io().listPrefix(prefix).iterator()
                 while files.hasNext():
-                    found.append(str(files.next().location()))
+                    file = files.next()
+                    if before_ms is None or file.createdAtMillis() < before_ms:
+                        found.append(str(file.location()))
                 return sorted(found)
             except Py4JJavaError as error:
                 if "FileNotFoundException" in _causes(error.java_exception)[0]:

@@ -3,7 +3,8 @@
 `leftovers`: what failed attempts left, listed, and removed on request. A file of ours says in its
 name which sink, life and batch made it. It is a leftover if its life is over (an older epoch than
 the ledger's newest: fenced, so it can never be committed), no snapshot refers to it, and no staged
-batch that may still be committed does.
+batch that may still be committed does. `abandoned`: the same of files that Iceberg itself made for
+a commit, whose names say nothing.
 
 `Upkeep`: the offset index stays small. Every commit adds a file to it, a manifest and a snapshot.
 The life that commits merges them now and then, between two commits and on the thread that makes
@@ -61,6 +62,18 @@ def leftovers(
         if (int(name[1]), int(name[2])) not in waiting:
             found.append(path)
     return found
+
+
+def abandoned(paths: Iterable[str], referenced: Iterable[str]) -> list[str]:
+    """Those of `paths` that are manifests, or lists of them, of Iceberg's own naming, and that no
+    snapshot refers to: of commits that came to nothing, if they are old enough."""
+    kept = {_plain(path) for path in referenced}
+    its = re.compile(r"(snap-\d+-\d+-)?[0-9a-f-]{36}(-m\d+)?\.avro")
+    return [
+        path
+        for path in paths
+        if its.fullmatch(path.rsplit("/", 1)[-1]) and _plain(path) not in kept
+    ]
 
 
 def _plain(path: str) -> str:
