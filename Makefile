@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit check bench bench-df bench-tables bench-audit poison planted lock clean
+.PHONY: help demo test test-long unit check bench bench-df bench-tables bench-audit poison planted lock clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 14
@@ -16,6 +16,9 @@ demo: $(READY)  ## broker, pipeline, two SIGKILLs, and the proof (ARGS='--rows 3
 
 test: $(READY) check  ## every test, against real Kafka, Spark and Iceberg
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+test-long: $(READY)  ## the tests that take their time and that `make test` leaves out
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m long $(ARGS)
 
 unit: $(READY)  ## the tests that need no JVM, in seconds
 	@$(BIN)/python -m pytest -q tests/unit tests/property $(ARGS)

@@ -1,12 +1,17 @@
-"""What the offset index costs: its share of a batch of 100,000 rows, in one run.
+"""What the offset index costs in batches of 100,000 rows, as two ratios of one run.
 
-One life of a sink takes batches of equal size from a topic, one at a time: the next one begins when
-the last is done, so that no two of them are in each other's way. The steps of each are timed.
-A batch is what lies between plan and end. The index's part is from the last table's witness to its
-own, and what looking after it took (merging its files, expiring its snapshots), spread over all
-batches. In a stream commits run beside the next batch: what the index costs there is less.
+`share`: one batch at a time, the next one begins when the last is done. A batch is what lies
+between plan and end; the index's part of it is from the last table's witness to the index's own,
+and what looking after it took (merging its files, expiring its snapshots), spread over all batches.
 
-    python bench/index.py                          # 50 batches of 100,000 rows
+`cost`: as streams run, each batch beside the commits of the one before it. Lives with an index and
+lives without it take turns; how much longer do batches take with it? (Nothing but a benchmark may
+leave it out.)
+
+On a local disk Hadoop starts a process, `chmod`, for each file that Iceberg writes, and one for its
+checksum: eight in each commit to the index. `parts_ms` has them in it.
+
+    python bench/index.py                          # 100,000 rows, 40 batches and 8 × 10 of them
     python bench/index.py --batches 20 --rows 10000
 """
 
@@ -20,6 +25,9 @@ import threading
 import time
 from pathlib import Path
 from statistics import median
+from typing import Any
+
+from pyspark.sql import SparkSession
 
 from frazil.core.config import Config, from_document
 from frazil.sink import Sink, Step
@@ -28,8 +36,10 @@ from frazil.surface.orders import SCHEMA, create_topic, produce
 from frazil.surface.session import session
 
 PARTITIONS = 4
-#: The first batches start workers and load Java's classes.
-WARM = 5
+#: The first batches of a life start workers and load Java's classes.
+WARM = 3
+#: Lives with and without an index, and batches of each.
+LIVES, BATCHES = 4, 10
 PARTS = {
     "write": ("planned", "written"),
     "stage": ("written", "staged"),
@@ -42,19 +52,30 @@ PARTS = {
 
 
 class Timed(Sink):
-    """One batch at a time; knows when each step was, and how long it looked after its index."""
+    """Knows when each step of each batch was, and how long it looked after its index."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, alone: bool = False, indexed: bool = True) -> None:
+        """`alone`: one batch at a time."""
         super().__init__(config, on_step=self._timed)
         self.at: dict[int, dict[str, float]] = {}
         self.rows: dict[int, int] = {}
         self.tidied = 0.0
         self.merges = 0
+        self._alone_in_time = alone
+        self._indexed = indexed
         self._idle = threading.Event()
         self._idle.set()
 
+    def _take_over(self, *given: Any) -> None:
+        super()._take_over(*given)
+        bring = self._committer._bring
+        if not self._indexed:
+            self._committer._bring = (  # type: ignore[method-assign]
+                lambda prefix, *rest: {} if prefix else bring(prefix, *rest)
+            )
+
     def _timed(self, step: Step) -> None:
-        if step.name == "planned":
+        if step.name == "planned" and self._alone_in_time:
             self._idle.wait(60)  # until the last batch's commits are over
         elif step.name == "written":
             self.rows[step.batch] = step.records
@@ -65,7 +86,8 @@ class Timed(Sink):
 
     def _tidy(self) -> None:
         began = time.perf_counter()
-        super()._tidy()
+        if self._indexed:
+            super()._tidy()
         self.tidied += time.perf_counter() - began
         self._idle.set()
 
@@ -73,57 +95,92 @@ class Timed(Sink):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--rows", type=int, default=100_000, help="of a batch")
-    parser.add_argument("--batches", type=int, default=50)
+    parser.add_argument("--batches", type=int, default=40, help="one at a time")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, Broker(Path(folder) / "kafka") as broker:
-        (Path(folder) / "order.avsc").write_text(SCHEMA)
-        config = from_document(
-            {
-                "sink": {
-                    "id": "bench",
-                    "topics": ["orders"],
-                    "trigger": "10ms",
-                    "max_records_per_trigger": given.rows,
-                },
-                "kafka": {"bootstrap.servers": broker.bootstrap},
-                "decode": {"schema": f"{folder}/order.avsc"},
-                "catalog": {"type": "hadoop", "warehouse": f"{folder}/lake"},
-                "table": [{"name": "db.orders"}],
-            }
-        )
+        bench = Bench(Path(folder), broker.bootstrap, given.rows)
+        rows = given.rows * max(given.batches, LIVES * BATCHES)
         create_topic(broker.bootstrap, "orders", PARTITIONS)
-        print(f"producing {given.rows * given.batches:,} orders", file=sys.stderr)
-        produce(broker.bootstrap, "orders", PARTITIONS, rows=given.rows * given.batches)
-        spark = session(config, say=lambda text: print(text, file=sys.stderr))
-        sink = Timed(config)
-        sink.start(spark)
-        sink.wait_until(sink.ends())
-        sink.stop()
+        say(f"producing {rows:,} orders")
+        produce(broker.bootstrap, "orders", PARTITIONS, rows=rows)
+        spark = session(bench.config("first"), say=say)
+        alone = bench.life(spark, "first", given.batches, alone=True)
+        periods: dict[bool, list[float]] = {True: [], False: []}
+        for n in range(2 * LIVES):
+            indexed = n % 2 == 0
+            life = bench.life(spark, f"turn_{n}", BATCHES, indexed=indexed)
+            begun = sorted(each["planned"] for each in bench.whole(life))
+            periods[indexed] += [b - a for a, b in zip(begun[WARM:], begun[WARM + 1 :])]  # noqa: B905
         spark.stop()
-    print(json.dumps(figures(sink, given.rows)))
+    print(json.dumps({**bench.share(alone), **cost(periods)}))
 
 
-def figures(sink: Timed, rows: int) -> dict[str, object]:
-    whole = [each for number, each in sorted(sink.at.items()) if sink.rows.get(number) == rows]
-    batches = [each for each in whole if {"planned", "done", "index-witnessed"} <= set(each)][WARM:]
-    parts = {
-        name: median(each[end] - each[start] for each in batches)
-        for name, (start, end) in PARTS.items()
-    }
-    tidy = sink.tidied / max(1, sum("done" in each for each in sink.at.values()))
-    index = median(each["index-witnessed"] - each["witnessed"] for each in batches) + tidy
-    batch = median(each["done"] - each["planned"] for each in batches) + tidy
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+class Bench:
+    def __init__(self, folder: Path, bootstrap: str, rows: int) -> None:
+        self.folder, self.bootstrap, self.rows = folder, bootstrap, rows
+        (folder / "order.avsc").write_text(SCHEMA)
+
+    def config(self, name: str) -> Config:
+        uri = f"jdbc:sqlite:{self.folder}/catalog.db?busy_timeout=10000&journal_mode=WAL"
+        return from_document(
+            {
+                "sink": {"id": name, "topics": ["orders"], "trigger": "10ms",
+                         "index": f"db.{name}_index", "max_records_per_trigger": self.rows},
+                "kafka": {"bootstrap.servers": self.bootstrap},
+                "decode": {"schema": f"{self.folder}/order.avsc"},
+                "catalog": {"type": "jdbc", "uri": uri, "jdbc.schema-version": "V1",
+                            "warehouse": f"{self.folder}/lake"},
+                "table": [{"name": f"db.{name}"}],
+            }
+        )  # fmt: skip
+
+    def life(self, spark: SparkSession, name: str, batches: int, **how: bool) -> Timed:
+        sink = Timed(self.config(name), **how)
+        sink.start(spark)
+        deadline = time.monotonic() + 600
+        while len(self.whole(sink)) < batches and time.monotonic() < deadline:
+            sink.check()
+            time.sleep(0.05)
+        sink.stop()
+        say(f"{name}: {len(self.whole(sink))} batches")
+        return sink
+
+    def whole(self, sink: Timed) -> list[dict[str, float]]:
+        """The batches that were as large as they should be, and are done."""
+        found = [each for n, each in sorted(sink.at.items()) if sink.rows.get(n) == self.rows]
+        return [each for each in found if {"planned", "done"} <= set(each)]
+
+    def share(self, sink: Timed) -> dict[str, object]:
+        batches = [each for each in self.whole(sink) if "index-witnessed" in each][WARM:]
+        parts = {
+            name: median(each[end] - each[start] for each in batches)
+            for name, (start, end) in PARTS.items()
+        }
+        tidy = sink.tidied / max(1, sum("done" in each for each in sink.at.values()))
+        index = median(each["index-witnessed"] - each["witnessed"] for each in batches) + tidy
+        batch = median(each["done"] - each["planned"] for each in batches) + tidy
+        shown = {name: round(1000 * each) for name, each in parts.items()}
+        return {
+            "rows": self.rows,
+            "batches": len(batches),
+            "batch_ms": round(1000 * batch),
+            "index_ms": round(1000 * index),
+            "share": round(index / batch, 4),
+            "merges": sink.merges,
+            "parts_ms": {**shown, "tidy": round(1000 * tidy, 1)},
+        }
+
+
+def cost(periods: dict[bool, list[float]]) -> dict[str, object]:
+    having, lacking = median(periods[True]), median(periods[False])
     return {
-        "rows": rows,
-        "batches": len(batches),
-        "batch_ms": round(1000 * batch),
-        "index_ms": round(1000 * index),
-        "share": round(index / batch, 4),
-        "merges": sink.merges,
-        "parts_ms": {
-            **{name: round(1000 * each) for name, each in parts.items()},
-            "tidy": round(1000 * tidy, 1),
-        },
+        "stream_ms": round(1000 * having),
+        "stream_without_ms": round(1000 * lacking),
+        "cost": round(1 - lacking / having, 4),
     }
 
 

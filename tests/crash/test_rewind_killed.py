@@ -29,6 +29,7 @@ KILLS = ("moved", "unstaged", "indexed")
 KINDS = ("a", "b", "c")
 
 
+@pytest.mark.long
 def test_no_kill_of_a_rewind_loses_or_doubles_a_record(
     broker: Broker, lake: Lake, spark: Any, name: str, write_toml: Callable[..., Path],
     tmp_path: Path,

@@ -135,6 +135,7 @@ def exact(lake: Lake, name: str, batches: int, sinks: tuple[str, ...] = ("s",)) 
 # ── it looks after itself ────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.long
 def test_hundreds_of_batches_stay_few_files_manifests_snapshots_and_metadata_files(
     spark: Any, lake: Lake, name: str, few: None
 ):
@@ -504,6 +505,7 @@ def invoked(path: Path, *options: str) -> tuple[int, list[tuple[int, int]]]:
     return found["written"], sorted((each["start"], each["end"]) for each in found["ranges"])
 
 
+@pytest.mark.long
 def test_of_several_tables_each_gets_its_rows_and_the_stream_its_own(
     broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make
 ):

@@ -101,6 +101,7 @@ def test_a_table_goes_back_and_the_stream_goes_on(
 
 
 @pytest.mark.parametrize("to", ["offsets", "time", "beginning"])
+@pytest.mark.long
 def test_a_cut_is_also_said_by_offsets_or_a_time(
     broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make, to: str
 ):
@@ -176,6 +177,7 @@ def test_many_tables_go_back_together_those_made_since_and_dead_letters_too(
     assert spans[-1][1] == at
 
 
+@pytest.mark.long
 def test_absorbed_batches_go_back_as_one_and_a_batch_between_them_is_refused(
     broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make
 ):
@@ -201,6 +203,7 @@ def test_absorbed_batches_go_back_as_one_and_a_batch_between_them_is_refused(
     proven(slow, spark)
 
 
+@pytest.mark.long
 def test_a_branch_goes_back_and_main_does_not(
     broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make
 ):
@@ -222,6 +225,7 @@ def test_a_branch_goes_back_and_main_does_not(
     assert refs == {"main", "side", f"frazil/{name}/side"}
 
 
+@pytest.mark.long
 def test_a_query_of_sparks_goes_on_from_where_its_sources_stood(
     broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make
 ):
@@ -237,6 +241,7 @@ def test_a_query_of_sparks_goes_on_from_where_its_sources_stood(
     proven(config, spark)
 
 
+@pytest.mark.long
 def test_a_rest_catalog_and_an_object_store_take_it_too(
     broker: Broker, spark: Any, store: dict[str, str], name: str, tmp_path: Path,
 ):  # fmt: skip
@@ -343,6 +348,7 @@ def test_what_kafka_has_no_more_is_not_thrown_away(
     assert len(offsets(lake, f"db.{name}")) == 40
 
 
+@pytest.mark.long
 def test_letters_that_were_replayed_since_are_not_undone_by_halves(
     broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make
 ):
@@ -427,6 +433,7 @@ def test_no_life_starts_from_half_a_rewind_and_the_next_one_finishes_it(
     all_proven(config, spark, *(f"db.{name}_{suffix}" for suffix in rows))
 
 
+@pytest.mark.long
 def test_sinks_that_share_an_index_do_not_go_back_together(
     broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make
 ):
