@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long unit check bench bench-df bench-tables bench-audit poison planted lock clean
+.PHONY: help demo test test-long unit check bench bench-df bench-tables bench-upsert bench-audit poison planted lock clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 14
@@ -36,6 +36,9 @@ bench-df: $(READY)  ## the same for DataFrames: frazil.write and frazil.read aga
 
 bench-tables: $(READY)  ## one stream into a thousand tables: what a table costs, and at rest
 	@$(BIN)/python bench/tables.py $(ARGS)
+
+bench-upsert: $(READY)  ## upserts against MERGE INTO, with and without maintenance, and full scans after them
+	@$(BIN)/python bench/upsert.py $(ARGS)
 
 bench-audit: $(READY)  ## the audit of a billion rows in 100,000 batches, from metadata alone
 	@$(BIN)/python bench/audit.py $(ARGS)

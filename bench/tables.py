@@ -34,7 +34,7 @@ from frazil.core.config import Config, from_document
 from frazil.sink import Sink, Step
 from frazil.surface.broker import Broker
 from frazil.surface.orders import create_topic, zigzag
-from frazil.surface.proof import of_table
+from frazil.surface.proof import of_sink
 from frazil.surface.session import session
 from frazil.table.jvm import Catalog
 
@@ -181,15 +181,13 @@ class Bench:
 
     def prove(self, way: str, tables: int, expected: int) -> None:
         """Every table by the audit, and all rows together."""
-        catalog, rows = Catalog(self.spark, "lake"), 0
-        for i in range(tables):
-            table = catalog.load(f"db.t_{kind(i)}")
-            assert table is not None, kind(i)
-            reports = of_table(catalog.look, table.name, "main").reports
-            [report] = [each for each in reports if (each.table, each.sink) == (table.name, way)]
+        proof = of_sink(self.config(way), Catalog(self.spark, "lake").look)
+        reports = {each.table: each for each in proof.reports if each.sink == way}
+        mine = [reports[f"db.t_{kind(i)}"] for i in range(tables)]
+        for report in mine:
             if report.verdict != "proven":
-                raise SystemExit(f"{table.name}: {report.values()}")
-            rows += report.written
+                raise SystemExit(f"{report.table}: {report.values()}")
+        rows = sum(report.written for report in mine)
         if rows != expected:
             raise SystemExit(f"{rows} rows in the tables, {expected} records")
         say(f"{tables} tables proven by the audit, {rows:,} rows")

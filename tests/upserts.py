@@ -10,7 +10,10 @@ same: the higher topic, then the higher partition), and of it the record with th
 What a later batch says of a key always replaces what an earlier one said.
 
     oracle = Oracle(records, key=("id",))
-    oracle.check(lake.metadata_file("db.t"), spark_rows(spark, "lake.db.t"))   # raises, or counts
+    oracle.check(lake.metadata_file("db.t"), Spark=spark_rows(spark, "lake.db.t"))
+
+`check` raises with every key that differs, and in which snapshot; otherwise it says how many
+comparisons it made. What was rejected on its way must be left out of the records.
 """
 
 from __future__ import annotations

@@ -68,10 +68,11 @@ from frazil.ingest.write import TableShape
 from frazil.table import complete, index, ledger, schema
 from frazil.table.audit import REPLAY, said_tables
 from frazil.table.commit import Bounds, Committer, Located, Target, chain
+from frazil.table.compact import Compaction
 from frazil.table.complete import Caller, Completeness
 from frazil.table.jvm import Catalog, Table
 from frazil.table.ledger import Entry, Head, Snapshot
-from frazil.table.maintain import Upkeep
+from frazil.table.maintain import Keeper, Upkeep
 from frazil.table.rewind import refuse_unfinished
 from frazil.table.tables import Held, Tables, each_of, shaped
 
@@ -171,6 +172,13 @@ class Sink:
         self._complete_until: int | None = None
         self._alone = config.one_table
         self._feed: Feed
+        keyed = [table.name for table in config.tables if table.key]
+        if keyed and (frame is not None or config.transform or feed is not None):
+            raise ConfigError(
+                f"cannot write to table {keyed[0]}: only records that come straight from Kafka "
+                "have keys that are upserted or logged",
+                hint="leave out what stands between topic and table, or use mode append",
+            )
         if feed is not None:
             self._feed = feed(self)
         elif frame is not None:
@@ -569,7 +577,7 @@ class Sink:
             tidy=self._tidy,
         )
         table = self._index_handle()
-        self._upkeep = Upkeep(
+        upkeep = Upkeep(
             table,
             sink=self.config.sink.id,
             epoch=self.epoch,
@@ -578,6 +586,8 @@ class Sink:
             history=duration(self.config.sink.index_history),
             step=lambda name: self._step(name, self._number),
         )
+        #: who looks after tables, the index first
+        self._keepers: dict[str, Keeper] = {table.name: upkeep}
 
     def _check_table(self, known: Mapping[str, str], position: Cut) -> None:
         """The table the position counts on must be there, the same, and not rolled back."""
@@ -786,19 +796,21 @@ class Sink:
     def _staged_table(self, name: str, written: WrittenTable, commit_id: str) -> StagedTable:
         table = self._tables[name].table
         manifests, paths = [], []
-        if written.files:
-            path = f"{table.location}/metadata/{self.prefix}-{commit_id}-m0.avro"
-            manifests.append(table.write_manifest(path, [f.descriptor for f in written.files]))
-            paths.append(path)
+        for number, files in enumerate((written.files, written.deletes)):
+            if files:
+                path = f"{table.location}/metadata/{self.prefix}-{commit_id}-m{number}.avro"
+                manifests.append(table.write_manifest(path, [f.descriptor for f in files]))
+                paths.append(path)
         return StagedTable(
             name=name,
             uuid=table.uuid,
             schema_id=table.schema_id,
             manifests=tuple(manifests),
             paths=tuple(paths),
-            files=len(written.files),
-            bytes=sum(file.bytes for file in written.files),
+            files=len(written.files) + len(written.deletes),
+            bytes=sum(file.bytes for file in (*written.files, *written.deletes)),
             tallies=written.tallies,
+            keys=written.keys,
         )
 
     # ── what the committer asks for ──────────────────────────────────────────────────────────
@@ -864,12 +876,31 @@ class Sink:
 
     def _tidy(self) -> None:
         """After each commit to the index. Whatever happens here, the stream goes on."""
-        try:
-            trouble = self._upkeep.tidy()
-        except Exception as error:
-            trouble = f"cannot look after the index: {type(error).__name__}: {error}"
-        if trouble or not self._spent:
-            self._committer.progress.untidy = trouble
+        for name, held in list(self._tables.held.items()):
+            if name not in self._keepers and held.config.upsert_key and held.config.compact_after:
+                self._keepers[name] = self._compaction(held)
+        troubles = []
+        for name, keeper in self._keepers.items():
+            try:
+                troubles.append(keeper.tidy() if name not in self._tables.amiss else "")
+            except Exception as error:
+                troubles.append(f"cannot look after {name}: {type(error).__name__}: {error}")
+        if any(troubles) or not self._spent:
+            self._committer.progress.untidy = "; ".join(filter(None, troubles))
+
+    def _compaction(self, held: Held) -> Compaction:
+        table = held.target.table  # the committer's own handle
+        assert isinstance(table, Table)
+        return Compaction(
+            table,
+            sink=self.config.sink.id,
+            epoch=self.epoch,
+            branch=held.config.branch,
+            shape=lambda: shaped(table, held.config, held.metadata.topic),
+            prefix=lambda: self.prefix,
+            after=held.config.compact_after,
+            step=lambda name: self._step(name, self._number),
+        )
 
     # ── waiting and ending ───────────────────────────────────────────────────────────────────
 

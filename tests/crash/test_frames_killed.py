@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from frazil.surface.broker import Broker
 from frazil.surface.child import Pipeline
 from frazil.surface.orders import create_topic
@@ -48,14 +50,22 @@ def report(spark: Any, name: str) -> Report:
     return found
 
 
+@pytest.mark.parametrize(
+    "steps",
+    [
+        ("staged", "committed"),
+        pytest.param(("written", "staged", "committed", "index-committed"), marks=pytest.mark.long),
+    ],
+    ids=["some", "more"],
+)
 def test_no_kill_loses_or_doubles_a_record_that_a_filter_lets_through(
-    broker: Broker, lake: Lake, name: str, write_toml: Callable[..., Path], tmp_path: Path
-):
+    broker: Broker, lake: Lake, name: str, write_toml: Callable[..., Path], tmp_path: Path,
+    steps: tuple[str, ...],
+):  # fmt: skip
     create_topic(broker.bootstrap, name, PARTITIONS)
     sql = "SELECT n, k, _topic, _topic_partition, _offset FROM stream WHERE n % 3 = 0"
     config = write_toml(decode={"format": "json"}, transform={"sql": sql},
                         sink={"max_records_per_trigger": PER_LIFE // 2})  # fmt: skip
-    steps = ("written", "staged", "committed", "index-committed")
     for life, step in enumerate(steps):
         produce(broker.bootstrap, name, records(life * PER_LIFE), PARTITIONS)
         killed_at(config, step, tmp_path / "log")
@@ -92,9 +102,17 @@ def counted(rows):
 '''
 
 
+@pytest.mark.parametrize(
+    "steps",
+    [
+        ("written", "committed"),
+        pytest.param(("planned", "written", "staged", "committed"), marks=pytest.mark.long),
+    ],
+    ids=["some", "more"],
+)
 def test_no_kill_loses_doubles_or_miscounts_a_window(
     broker: Broker, lake: Lake, spark: Any, name: str, write_toml: Callable[..., Path],
-    tmp_path: Path,
+    tmp_path: Path, steps: tuple[str, ...],
 ):  # fmt: skip
     """Windows that were open when a life was killed hold what it had read of them."""
     create_topic(broker.bootstrap, name, PARTITIONS)
@@ -104,7 +122,6 @@ def test_no_kill_loses_doubles_or_miscounts_a_window(
         sink={"max_records_per_trigger": PER_LIFE // 2, "checkpoint": str(tmp_path / "checkpoint")},
         spark={"spark.sql.shuffle.partitions": "2"},
     )  # fmt: skip
-    steps = ("planned", "written", "staged", "committed")
     for life, step in enumerate(steps):
         produce(broker.bootstrap, name, records(life * PER_LIFE), PARTITIONS)
         killed_at(config, step, tmp_path / "log")

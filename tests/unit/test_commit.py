@@ -22,6 +22,7 @@ from frazil.table.commit import (
     chain,
     entry_of,
 )
+from frazil.table.ledger import parse
 from tests.fakes import FakeClock, FakeTable
 
 P = Partition("orders", 0)
@@ -267,6 +268,34 @@ def test_absorbed_batches_share_one_snapshot_and_one_entry():
     rig.commit(batch(0, 5, "a"), batch(5, 9, "b", 1), batch(9, 12, "c", 2))
     assert rig.data.live() == ["m-a", "m-b", "m-c"]
     assert len(list(rig.data.history("main"))) == 2  # the claim and the commit
+
+
+def deleting(one: StagedBatch, keys: int = 3) -> StagedBatch:
+    return replace(one, tables=tuple(replace(each, keys=keys) for each in one.tables))
+
+
+def test_absorbed_batches_with_deletes_are_snapshots_of_their_own_and_in_order():
+    rig = Rig()
+    rig.commit(
+        batch(0, 5, "a"), batch(5, 9, "b", 1), deleting(batch(9, 12, "c", 2)),
+        deleting(batch(12, 15, "d", 3), 1), batch(15, 16, "e", 4),
+    )  # fmt: skip
+    entries = [parse(each.summary) for each in rig.data.history("main")][::-1][1:]
+    assert [each and each.commit_ids for each in entries] == [("a", "b"), ("c",), ("d",), ("e",)]
+    assert [each and each.keys for each in entries] == [0, 3, 1, 0]
+    assert len(list(rig.index.history("main"))) == 2  # one entry of the index for all of them
+
+
+def test_batches_with_deletes_go_on_where_an_answer_was_lost():
+    rig = Rig()
+    rig.data.faults = ["", "lost"] + ["dropped"] * ATTEMPTS
+    batches = [deleting(batch(n, n + 1, str(n), n)) for n in range(4)]
+    with pytest.raises(Unavailable):
+        rig.commit(*batches)
+    rig.data.faults = []
+    rig.commit(*batches)
+    assert rig.data.live() == [f"m-{n}" for n in range(4)]
+    assert rig.committer.progress.position == Cut({P: 4})
 
 
 def test_a_batch_whose_answer_was_lost_may_come_back_together_with_new_ones():

@@ -659,3 +659,41 @@ def test_every_setting_in_effect_is_told_and_no_secret(monkeypatch: pytest.Monke
     assert shown["sink"]["patience"] == "5m", "defaults are in effect, too"
     assert shown["table 0"]["name"] == "shop.orders"
     assert made().kafka == {"bootstrap.servers": "broker:9092"}
+
+
+# ── upserts ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("table", "reason"),
+    [
+        ({"mode": "changelog"}, "no key says which rows are the same"),
+        ({"mode": "upsert"}, "no key says which rows are the same"),
+        ({"key": ["id"]}, "it has a key, and its mode is append"),
+        ({"mode": "merge", "key": ["id"]}, "mode 'merge' is unknown"),
+        ({"partitioned_by_key": True}, "partitioned_by_key is for upsert tables"),
+        ({"mode": "upsert", "key": ["id"], "identifier_fields": ["n"]}, "are different columns"),
+        ({"mode": "upsert", "key": ["_offset"]}, "'_offset' says where a row comes from"),
+    ],
+)
+def test_an_upsert_table_has_a_key_and_no_other_has(table: dict[str, Any], reason: str):
+    with pytest.raises(ConfigError, match=reason):
+        made(table=table)
+
+
+def test_an_upsert_table_is_taken():
+    config = made(table={"mode": "upsert", "key": ["id", "n"], "partitioned_by_key": True})
+    assert config.tables[0].key == ("id", "n")
+
+
+@pytest.mark.parametrize(
+    ("decode", "reason"),
+    [
+        ({"key": "xml"}, "'xml' is unknown"),
+        ({"key": "avro"}, "key_schema is missing"),
+        ({"key": "confluent-avro"}, "neither \\[decode\\] key_schema nor"),
+    ],
+)
+def test_how_keys_are_read_is_checked(decode: dict[str, str], reason: str):
+    with pytest.raises(ConfigError, match=reason):
+        made(decode={"format": "json", **decode})

@@ -197,7 +197,7 @@ def encoded(*changes: Any) -> list[bytes]:
 
 def test_json_is_unwrapped_with_and_without_connects_wrapper():
     one = change("c", None, row(1))
-    out, rejected = unwrap_json(encoded(one, {"schema": {"type": "struct"}, "payload": one}))
+    out, rejected, _ = unwrap_json(encoded(one, {"schema": {"type": "struct"}, "payload": one}))
     assert rejected == []
     wanted = {"id": 1, "name": "x", "_op": "c", "_source": {"table": "t", "lsn": 7}, "_ts_ms": 5}
     assert [json.loads(each or b"") for each in out] == [wanted, wanted]
@@ -205,7 +205,7 @@ def test_json_is_unwrapped_with_and_without_connects_wrapper():
 
 def test_tombstones_are_neither_rows_nor_rejected():
     assert unwrap_json([None, b'{"schema":null,"payload":null}', b'{"payload": null}']) == (
-        [None] * 3, [],
+        [None] * 3, [], set(),
     )  # fmt: skip
 
 
@@ -215,7 +215,7 @@ def test_json_chooses_the_side_as_avro_does():
         change("d", row(4), row(5)), change("t"), change("m"), change("c"), change("d"),
         change("u", row(2)), change(None, None, row(1)), change(7, None, row(1)),
     ]  # fmt: skip
-    out, rejected = unwrap_json(encoded(*changes))
+    out, rejected, _ = unwrap_json(encoded(*changes))
     assert [each and json.loads(each)["id"] for each in out] == [1, 2, 3, 4, *[None] * 7]
     assert [each.index for each in rejected] == list(range(4, 11))
     assert {each.kind for each in rejected} == {"envelope"}
@@ -229,16 +229,18 @@ def test_every_digit_and_escape_stays_as_it_was():
         b'"e":1E+400,"zero":-0.0,"s":"\\u00e4\\ud83d\\ude00 \\"}\xc3\xa4","n":{"op":"z"}}'
     )
     value = b' {"after" : ' + inner + b' ,\n"op":"c", "ts_ms":9223372036854775807}\n'
-    (out,), rejected = unwrap_json([value])
+    (out,), rejected, _ = unwrap_json([value])
     assert rejected == []
     assert out == inner[:-1] + b',"_op":"c","_ts_ms":9223372036854775807}'
-    (out,), rejected = unwrap_json([b'{"op":"c","after":{"n":' + b"9" * 5000 + b"}}"])
+    (out,), rejected, _ = unwrap_json([b'{"op":"c","after":{"n":' + b"9" * 5000 + b"}}"])
     assert rejected == []
     assert out == b'{"n":' + b"9" * 5000 + b',"_op":"c"}'
 
 
 def test_a_row_without_fields_and_names_given_twice_are_read_as_json_has_them():
-    out, rejected = unwrap_json([b'{"op":"c","after":{ }}', b'{"op":"d","op":"c","after":{"a":1}}'])
+    out, rejected, _ = unwrap_json(
+        [b'{"op":"c","after":{ }}', b'{"op":"d","op":"c","after":{"a":1}}']
+    )
     assert rejected == []
     assert out == [b'{"_op":"c"}', b'{"a":1,"_op":"c"}']
 
@@ -262,13 +264,14 @@ def test_a_row_without_fields_and_names_given_twice_are_read_as_json_has_them():
 )  # fmt: skip
 def test_bad_json_is_rejected_by_itself(value: bytes, kind: str):
     good = b'{"op":"c","after":{"a":1}}'
-    out, rejected = unwrap_json([good, value, good])
+    out, rejected, _ = unwrap_json([good, value, good])
     assert out == [b'{"a":1,"_op":"c"}', None, b'{"a":1,"_op":"c"}']
     assert [(each.index, each.kind) for each in rejected] == [(1, kind)]
 
 
 def test_the_json_decoder_reads_on():
-    out, _ = unwrap_json(encoded(change("c", None, row(1)), change("d", row(2))))
+    out, _, deleted = unwrap_json(encoded(change("c", None, row(1)), change("d", row(2))))
+    assert deleted == {1}
     decoded, rejected = Decoder(Format("json")).decode(out)
     assert rejected == []
     assert decoded[0].rows.column("id").to_pylist() == [1, 2]

@@ -42,6 +42,8 @@ RESERVED = frozenset(
 CODECS = ("zstd", "snappy", "gzip", "lz4", "brotli", "none")
 FORMATS = ("confluent-avro", "avro", "json", "raw")
 EVOLUTION = ("evolve", "frozen", "fail")
+MODES = ("append", "upsert", "changelog")
+KEY_FORMATS = ("confluent-avro", "avro", "json", "text")
 
 
 class Settings(dict[str, str]):
@@ -122,6 +124,12 @@ class DecodeConfig:
     format: str = "confluent-avro"
     #: path of an Avro schema (.avsc); without it Confluent Avro asks the registry
     schema: str = ""
+    #: how a record's key is read, where only the key says what a record without a value deletes:
+    #: confluent-avro, avro, json, or text. By default as the value where that is JSON, or where the
+    #: registry knows its schema; otherwise text
+    key: str = ""
+    #: path of the key's Avro schema
+    key_schema: str = ""
     registry: Settings = field(default_factory=Settings)
 
 
@@ -160,6 +168,16 @@ class TableConfig:
     branch: str = "main"
     #: column whose lowest and highest value each batch records; by default the record's timestamp
     event_time: str = ""
+    #: append: every record a row. upsert: the last record of each key is its row, and a record
+    #: without a value deletes it. changelog: every record a row, and one without a value, too
+    mode: str = "append"
+    #: of an upsert table or a change log: the columns that are a row's key
+    key: tuple[str, ...] = ()
+    #: all records of a key stand in one Kafka partition: they need not be brought together before
+    #: they are written. Checked in every batch; a stream of which it is not true stops
+    partitioned_by_key: bool = False
+    #: of an upsert table: after so many commits with deletes the sink compacts it; 0: never
+    compact_after: int = 10
     #: columns that identify a row (Iceberg's identifier fields); they become required
     identifier_fields: tuple[str, ...] = ()
     #: order of the rows within each file: "country", "placed_at desc", "bucket(16, id) nulls last"
@@ -182,6 +200,11 @@ class TableConfig:
     partition_column: str = "_topic_partition"
     offset_column: str = "_offset"
     timestamp_column: str = "_timestamp"
+
+    @property
+    def upsert_key(self) -> tuple[str, ...]:
+        """The key by which rows are replaced; empty: none are."""
+        return self.key if self.mode == "upsert" else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,7 +355,8 @@ def overlay(document: dict[str, Any], environ: Mapping[str, str]) -> dict[str, A
             where.update(flat)
             alike = [k for k in where if re.sub(r"[.\-]", "_", k).lower() == key]
             key = alike[0] if alike else key if key == "name" else key.replace("_", ".")
-        lists = ("topics", "partition_by", "sort_by", "identifier_fields", "to", "values")
+        lists = ("topics", "partition_by", "sort_by", "identifier_fields", "to", "values",
+                 *(["key"] if section == "table" else []))  # fmt: skip
         # commas inside parentheses belong to a transform: bucket(16, id)
         where[key] = re.split(r",(?![^(]*\))", environ[name]) if key in lists else environ[name]
     return document
@@ -355,8 +379,9 @@ def from_document(document: Mapping[str, Any], base: Path = Path()) -> Config:
     _table("decode.registry", document.get("decode", {}).get("registry", {}))
     decode = dict(document.get("decode", {}))
     decode["registry"] = _settings("decode.registry", decode.get("registry", {}))
-    if decode.get("schema"):  # a path in a file is meant from where the file is
-        decode["schema"] = str(base / decode["schema"])
+    for path in ("schema", "key_schema"):
+        if decode.get(path):  # a path in a file is meant from where the file is
+            decode[path] = str(base / decode[path])
     transform = _from(base, document.get("transform", {}))
     routes = [_from(base, each) for each in document.get("route", [])]
     catalog = dict(document.get("catalog", {}))
@@ -536,6 +561,15 @@ def check_stream(config: Config) -> None:
                           "[decode.registry] url is given")  # fmt: skip
     if config.decode.format == "avro" and not config.decode.schema:
         raise ConfigError("cannot decode bare Avro: [decode] schema is missing")
+    kind = config.decode.key
+    if kind and kind not in KEY_FORMATS:
+        raise ConfigError(f"cannot read [decode] key: {kind!r} is unknown"
+                          f"{_nearest(kind, KEY_FORMATS)}")  # fmt: skip
+    if kind == "avro" and not config.decode.key_schema:
+        raise ConfigError("cannot decode keys of bare Avro: [decode] key_schema is missing")
+    if kind == "confluent-avro" and not (config.decode.key_schema or config.decode.registry):
+        raise ConfigError("cannot decode keys of Confluent Avro: neither [decode] key_schema nor "
+                          "[decode.registry] url is given")  # fmt: skip
 
 
 AVAILABLE_NOW = "available-now"
@@ -641,6 +675,7 @@ def _check_table(table: TableConfig) -> None:
     if table.evolution not in EVOLUTION:
         raise ConfigError(f"cannot use table {table.name}: evolution {table.evolution!r} is "
                           f"unknown{_nearest(table.evolution, EVOLUTION)}")  # fmt: skip
+    _check_mode(table)
     if table.commit_interval:
         duration(table.commit_interval)
     if table.commit_bytes:
@@ -668,6 +703,29 @@ def _check_table(table: TableConfig) -> None:
                           f"found {table.format_version}")  # fmt: skip
     if size(table.target_file_size) > 512 * 1024**2:
         raise ConfigError(f"cannot use table {table.name}: target_file_size is over 512MiB")
+
+
+def _check_mode(table: TableConfig) -> None:
+    doing = f"cannot use table {table.name}"
+    if table.mode not in MODES:
+        raise ConfigError(f"{doing}: mode {table.mode!r} is unknown{_nearest(table.mode, MODES)}")
+    if (table.mode == "append") == bool(table.key):
+        raise ConfigError(
+            f"{doing}: it has a key, and its mode is append"
+            if table.key
+            else f"{doing}: its mode is {table.mode}, and no key says which rows are the same",
+            hint='mode = "upsert"\nkey = ["id"]',
+        )
+    if table.compact_after < 0:
+        raise ConfigError(f"{doing}: compact_after is below 0")
+    if table.partitioned_by_key and not table.upsert_key:
+        raise ConfigError(f"{doing}: partitioned_by_key is for upsert tables")
+    if table.upsert_key and set(table.identifier_fields or table.key) != set(table.key):
+        raise ConfigError(f"{doing}: its key and its identifier fields are different columns")
+    beside = {table.topic_column, table.partition_column, table.offset_column,
+              table.timestamp_column}  # fmt: skip
+    if taken := beside & set(table.key):
+        raise ConfigError(f"{doing}: {min(taken)!r} says where a row comes from, and is no key")
 
 
 #: section, key pattern, forbidden value pattern, reason

@@ -49,6 +49,9 @@ class Reached:
 class WrittenTable:
     tallies: tuple[Tally, ...]
     files: tuple[WrittenFile, ...]
+    #: of an upsert table: files of keys whose older rows go, and how many keys
+    deletes: tuple[WrittenFile, ...] = ()
+    keys: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext, cloudpickle
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sql
 
 from frazil.core.config import Config, duration, replayed
 from frazil.core.errors import Miscount, Misfit, Overflow
@@ -26,10 +30,12 @@ from frazil.ingest.task import (
     RESULTS,
     Plan,
     Result,
+    apply_all,
     of_table,
     run,
     run_all,
 )
+from frazil.ingest.upsert import Applied, refuse_scattered
 from frazil.table.ledger import Entry
 
 #: How often a batch is run again because tables had to be made or changed for it. Each time all
@@ -48,8 +54,12 @@ class Ranges:
         self._config: Config = host.config
         self._kafka = self._config.kafka.resolved()
         self._format: Format = sample.format_of(self._config)
+        self._key_format = sample.key_format_of(self._config)
+        self._parallelism = 1
         self._rules = self._made_rules() if self._config.routes else None
         self._carried: list[Result] = []
+        #: what the batch under way made of its changes to upsert tables
+        self._applied: dict[str, Applied] = {}
         self._origin = Origin()
         self.checkpoint = ""
         self._temporary = Temporary()
@@ -118,11 +128,12 @@ class Ranges:
 
     def stream(self, spark: SparkSession, until: Cut | None) -> DataFrame:
         register(spark)
+        self._parallelism = spark.sparkContext.defaultParallelism
         source = options(
             self._config,
             start=self._reached,
             origin=self._origin,
-            parallelism=spark.sparkContext.defaultParallelism,
+            parallelism=self._parallelism,
             until=until,
         )
         return spark.readStream.format(FORMAT).options(**source).load()
@@ -182,6 +193,9 @@ class Ranges:
             kafka=self._kafka,
             format=self._format,
             tables=plans,
+            keyed={each.name: each.mode for each in self._config.tables if each.key},
+            key_format=self._key_format,
+            buckets=self._parallelism,
             rules=self._rules,
             only=self._config.tables[0].name,
             letters=letters,
@@ -193,7 +207,15 @@ class Ranges:
         )
 
     def _run(self, frame: DataFrame) -> list[Result]:
-        rows = frame.mapInArrow(functools.partial(_tasks, self._plan()), RESULTS).collect()
+        plan = self._plan()
+        done = frame.mapInArrow(functools.partial(_tasks, plan), RESULTS)
+        if any(table.key and not table.partitioned_by_key for table in plan.tables.values()):
+            # All changes of a key come together in one task of a second stage.
+            together = done.repartitionById(plan.buckets, sql.col("bucket"))
+            done = together.mapInArrow(functools.partial(apply_all, plan), RESULTS)
+        told = done.collect()
+        self._applied = _applied([row for row in told if row.applied is not None])
+        rows = [row for row in told if row.results is not None]
         if rows and (len({row.pieces for row in rows}) != 1 or rows[0].pieces != len(rows)):
             raise Miscount(
                 f"cannot stage a batch: {rows[0].pieces} ranges were planned, {len(rows)} came back"
@@ -217,12 +239,7 @@ class Ranges:
             for name, tally in (("", result.total), *result.tallies.items()):
                 files = sum(file.rows for file in result.files.get(name, ()))
                 if not tally.balanced or (name and files != tally.written):
-                    raise Miscount(
-                        f"cannot stage {tally.range}: {len(tally.range)} offsets, of them "
-                        f"{tally.written} written, {tally.rejected} rejected, {tally.skipped} "
-                        f"skipped, {tally.invisible} invisible; {files} in the files"
-                        + (f" of table {name}" if name else "")
-                    )
+                    raise _miscount(tally, name, files)
         ordered = sorted(results, key=lambda result: result.total.range)
         self._refuse_too_many(ordered)
         ranges = join(result.total.range for result in results)
@@ -244,14 +261,21 @@ class Ranges:
 
     def _of_table(self, name: str, ordered: Sequence[Result]) -> WrittenTable:
         nothing = Tally(ordered[0].total.range, 0)
-        return WrittenTable(
-            tallies=_joined(
-                result.tallies.get(name) or of_table(result.total, nothing)
-                for result in ordered
-                if name not in result.below
-            ),
-            files=tuple(file for result in ordered for file in result.files.get(name, ())),
+        tallies = _joined(
+            result.tallies.get(name) or of_table(result.total, nothing)
+            for result in ordered
+            if name not in result.below
         )
+        if name not in self._applied:
+            files = tuple(file for result in ordered for file in result.files.get(name, ()))
+            return WrittenTable(tallies, files)
+        done = self._applied[name]
+        tallies = tuple(_with_rows(t, done.written.get(t.range.partition, 0)) for t in tallies)
+        rows = sum(file.rows for file in done.files)
+        keys = sum(file.rows for file in done.deletes)
+        if rows != sum(tally.written for tally in tallies) or keys != done.keys:
+            raise _miscount(tallies[0], name, rows)
+        return WrittenTable(tallies, done.files, done.deletes, keys)
 
     def _refuse_too_many(self, results: Sequence[Result]) -> None:
         rejected = sum(result.total.rejected for result in results)
@@ -276,6 +300,37 @@ def _add_needs(needs: dict[str, pa.Schema], results: Sequence[Result]) -> None:
     for result in results:
         for name, columns in result.needs.items():
             add_need(needs, name, columns)
+
+
+def _applied(rows: Sequence[Any]) -> dict[str, Applied]:
+    """What became of the changes to each upsert table."""
+    found: dict[str, Applied] = {}
+    told: dict[str, list[tuple[Partition, Any]]] = {}
+    for row in rows:
+        name, values, partition = json.loads(row.applied)
+        done = Applied.of(values)
+        found[name] = found[name] + done if name in found else done
+        if partition is not None:  # nobody brought the records of a key together
+            keys = np.frombuffer(row.keys, np.uint64)
+            told.setdefault(name, []).append((Partition(*partition), keys))
+    for name, mine in told.items():
+        refuse_scattered(name, mine)
+    return found
+
+
+def _with_rows(tally: Tally, rows: int) -> Tally:
+    """So many of the records that went into an upsert table are rows of it now."""
+    if rows > tally.merged:
+        raise _miscount(tally, "", rows)
+    return replace(tally, written=rows, merged=tally.merged - rows)
+
+
+def _miscount(tally: Tally, name: str, files: int) -> Miscount:
+    return Miscount(
+        f"cannot stage {tally.range}: {len(tally.range)} offsets, of them {tally.written} written, "
+        f"{tally.merged} merged, {tally.rejected} rejected, {tally.skipped} skipped, "
+        f"{tally.invisible} invisible; {files} in the files" + (f" of table {name}" if name else "")
+    )
 
 
 def _joined(tallies: Iterable[Tally]) -> tuple[Tally, ...]:

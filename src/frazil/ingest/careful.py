@@ -60,7 +60,7 @@ class Careful:
     def __init__(self, settler: Settler) -> None:
         self._way = settler._rules.of_topic if settler._rules else lambda _: settler._only
         parts = (settler._format, settler._rules, settler._tables, settler._refused,
-                 *settler._only.tables)  # fmt: skip
+                 settler._only.tables[0], settler._keyed, settler._key_format)  # fmt: skip
         # What brought a user's function here without its file can send it on.
         pickler: Any = sys.modules.get("pyspark.cloudpickle", pickle)
         self._parts: bytes = pickler.dumps(parts)
@@ -128,6 +128,8 @@ def _cut(
 
 def _add(whole: Settled, part: Settled, start: int) -> None:
     whole.rows += part.rows
+    whole.gone += part.gone
+    whole.left += part.left
     whole.skipped += part.skipped
     for letter in part.letters.values():
         whole.reject(replace(letter, index=start + letter.index))

@@ -1,10 +1,11 @@
 """Debezium's changes → rows. Runs on executors, between rules and the tables' shapes.
 
 A change says what was done (`op`), the row before and after it, and where in the source it
-happened. Append-only: each change becomes one row, deletes too. Its columns are those of `after`,
-or of `before` where the row was deleted; beside them `_op`, `_source` and `_ts_ms`, as the envelope
-has them. What is no change of a row (a truncate, a message) or lacks the row is rejected with kind
-`envelope`; tombstones are left to the caller.
+happened. Each becomes one row, deletes too: an append-only table keeps them all, an upsert table
+takes the key of the deleted (and the key that a row had before it got another, `left`). Its columns
+are those of `after`, or of `before` where the row was deleted; beside them `_op`, `_source` and
+`_ts_ms`, as the envelope has them. What is no change of a row (a truncate, a message) or lacks the
+row is rejected with kind `envelope`; tombstones are left to the caller.
 
 Avro comes in decoded, so its envelopes are columns; JSON before it is decoded, since a table says
 what columns its JSON has, and it goes out as JSON with every digit as it was.
@@ -77,6 +78,45 @@ def unwrap(rows: pa.Table) -> tuple[pa.Table, Longs | None, list[Rejected]]:
             arrays[field.name] = _picked(pair, field.type, deleted)
     arrays["_op"] = arrays["_op"].cast(pa.large_string())
     return pa.table([arrays[name] for name in target.names], schema=target), index, rejected
+
+
+def left(rows: pa.Table, key: Sequence[str]) -> tuple[pa.Table, Longs]:
+    """The keys that rows had before these changes and have no more, and whose they were.
+
+    A change of a row's key: where `before` is told, and its key is not that of `after`.
+    """
+    after, before = (_children(rows, side) for side in ("after", "before"))
+    moved = np.zeros(len(rows), bool)
+    if not all(name in after and name in before for name in key):
+        return rows.slice(0, 0).select([]), np.empty(0, np.int64)
+    for name in key:
+        same = pc.equal(after[name], before[name].cast(after[name].type))
+        moved |= ~same.fill_null(False).to_numpy(False)
+    for there in (_whole(rows, "after"), *(before[name] for name in key)):
+        moved &= there.is_valid().to_numpy(False)
+    index = np.flatnonzero(moved)
+    keys = {name: before[name].take(pa.array(index)) for name in key}
+    return pa.table(keys), index
+
+
+def left_json(value: bytes | None, key: Sequence[str]) -> bytes | None:
+    """The same of one change in JSON: the former key as an object, if it was another."""
+    try:
+        change = members((value or b"").decode())
+        if "payload" in change and change.keys() <= {"schema", "payload"}:
+            change = members(change["payload"][1])
+        sides = [change.get(side, (None, "")) for side in ("before", "after")]
+        if not all(isinstance(row, dict) for row, _ in sides):
+            return None
+        before, after = (members(text) for _, text in sides)
+    except (ValueError, NoRow, RecursionError):
+        return None
+    if any(before.get(name, (None, ""))[0] is None for name in key):
+        return None
+    if all(before[name][0] == after.get(name, (None, ""))[0] for name in key):
+        return None
+    body = ",".join(f"{json.dumps(name)}:{before[name][1]}" for name in key)
+    return f"{{{body}}}".encode()
 
 
 def _why_not(op: Any) -> str:
@@ -153,32 +193,38 @@ class NoRow(Exception):
     pass
 
 
-def unwrap_json(values: Sequence[bytes | None]) -> tuple[list[bytes | None], list[Rejected]]:
+def unwrap_json(
+    values: Sequence[bytes | None],
+) -> tuple[list[bytes | None], list[Rejected], set[int]]:
     """The same of JSON, with Kafka Connect's {"schema", "payload"} around it or without.
 
-    As many values as come in: rows as JSON objects, None for tombstones and for what is rejected.
+    As many values as come in: rows as JSON objects, None for tombstones and for what is rejected;
+    and which of them were deleted.
     """
     rows: list[bytes | None] = [None] * len(values)
     rejected: list[Rejected] = []
+    deleted: set[int] = set()
     for i, value in enumerate(values):
         try:
-            rows[i] = None if value is None else _row(value.decode())
+            rows[i], gone = (None, False) if value is None else _row(value.decode())
+            deleted |= {i} if gone else set()
         except NoRow as error:
             rejected.append(Rejected(i, "envelope", str(error)))
         except RecursionError:
             rejected.append(Rejected(i, "limit", "cannot read JSON: it is nested too deep"))
         except ValueError as error:
             rejected.append(Rejected(i, "json", f"cannot read JSON: {error}"))
-    return rows, rejected
+    return rows, rejected, deleted
 
 
-def _row(text: str) -> bytes | None:
-    """The row in a change, cut out of its text: so digits, escapes and order stay as they are."""
+def _row(text: str) -> tuple[bytes | None, bool]:
+    """The row in a change, cut out of its text: so digits, escapes and order stay as they are; and
+    whether it was deleted."""
     change = members(text)
     if "payload" in change and change.keys() <= {"schema", "payload"}:
         payload, text = change["payload"]
         if payload is None:
-            return None
+            return None, False
         change = members(text) if isinstance(payload, dict) else {}
     if "op" not in change or not change.keys() & {"before", "after"}:
         raise NoRow("cannot unwrap a change: expected an object with op, before and after")
@@ -192,7 +238,7 @@ def _row(text: str) -> bytes | None:
         raise NoRow(f"cannot unwrap a change: the row has a field {min(both)!r}, which is also "
                      "what the envelope's own is called")  # fmt: skip
     more = ",".join(f'"_{name}":{change[name][1]}' for name in kept)
-    return f"{text[:-1].rstrip()}{',' if row else ''}{more}}}".encode()
+    return f"{text[:-1].rstrip()}{',' if row else ''}{more}}}".encode(), op == "d"
 
 
 def members(text: str) -> dict[str, tuple[Any, str]]:

@@ -23,6 +23,18 @@ def format_of(config: Config) -> Format:
     return Format(decode.format, _text(decode.schema), decode.registry.resolved())
 
 
+def key_format_of(config: Config) -> Format | None:
+    """How keys are read; None: as text."""
+    decode = config.decode
+    kind = decode.key or ("avro" if decode.key_schema else "")
+    if not kind:
+        known = decode.format == "confluent-avro" and not decode.schema
+        kind = decode.format if known or decode.format == "json" else "text"
+    if kind == "text":
+        return None
+    return Format(kind, _text(decode.key_schema), decode.registry.resolved())
+
+
 def columns(
     config: Config, kafka: Mapping[str, str], format: Format, ranges: Sequence[Range]
 ) -> pa.Schema | None:
@@ -54,4 +66,4 @@ def _text(path: str) -> str:
     try:
         return Path(path).read_text() if path else ""
     except OSError as error:
-        raise ConfigError(f"cannot read [decode] schema {path}: {error.strerror}") from None
+        raise ConfigError(f"cannot read schema {path} of [decode]: {error.strerror}") from None

@@ -29,6 +29,7 @@ from frazil.core.offsets import Partition
 from frazil.ingest import debezium
 from frazil.ingest.decode import Decoder, Format, Framed, Rejected, infer
 from frazil.ingest.evolve import Aliases, changes, merged, renamed, together
+from frazil.ingest.keys import Keys
 from frazil.ingest.records import Longs, Opened, Records, no_headers
 from frazil.ingest.route import Metadata, differences, route
 from frazil.ingest.rules import Rules, Share, Unrouted, peek
@@ -52,12 +53,29 @@ class TablePlan:
     moments: tuple[str, ...] = ()
     #: records below it are in the table already
     floor: Mapping[Partition, int] = field(default_factory=dict)
+    #: of an upsert table: its key columns, and how the files look that take keys away
+    key: tuple[str, ...] = ()
+    deletes: TableShape | None = None
+    partitioned_by_key: bool = False
+    #: of a change log: its key columns
+    log: tuple[str, ...] = ()
 
     @property
     def columns(self) -> pa.Schema:
         """The record's own."""
         beside = {each.name for each in self.metadata.fields}
         return pa.schema([each for each in self.shape.arrow if each.name not in beside])
+
+    @property
+    def key_columns(self) -> pa.Schema:
+        key = self.key or self.log
+        return pa.schema([each for each in self.shape.arrow if each.name in key])
+
+    @property
+    def of_deletes(self) -> pa.Schema:
+        """The columns of a delete: the key, and where its record is from."""
+        wanted = {*self.key, *(each.name for each in self.metadata.fields)}
+        return pa.schema([each for each in self.shape.arrow if each.name in wanted])
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +93,10 @@ class Letter:
 @dataclass(slots=True)
 class Settled:
     rows: list[tuple[str, pa.Table]] = field(default_factory=list)
+    #: keys that records delete from upsert tables
+    gone: list[tuple[str, pa.Table]] = field(default_factory=list)
+    #: the same of records that are among the rows, too: the key a row had before
+    left: list[tuple[str, pa.Table]] = field(default_factory=list)
     letters: dict[int, Letter] = field(default_factory=dict)
     skipped: int = 0
     needs: dict[str, pa.Schema] = field(default_factory=dict)
@@ -95,6 +117,20 @@ class Settled:
 
     def need(self, table: str, columns: pa.Schema, aliases: Aliases) -> None:
         add_need(self.needs, table, needed(columns, aliases))
+
+
+#: The mode of a table that keeps every change, and the column that says which: u or d, where a
+#: record has a value or none; or what Debezium says.
+LOG = "changelog"
+OP = pa.field("_op", pa.large_string())
+
+
+def _with_op(rows: pa.Table, op: str) -> pa.Table:
+    """With its operation; a change that tells its own keeps it."""
+    if "_op" not in rows.schema.names:
+        return rows.append_column(OP, pa.repeat(pa.scalar(op, OP.type), len(rows)))
+    at = rows.schema.get_field_index("_op")
+    return rows.set_column(at, OP, rows.column("_op").cast(OP.type).fill_null(op))
 
 
 #: Where a need keeps the former names of its columns.
@@ -133,9 +169,13 @@ class Settler:
         tables: Mapping[str, TablePlan],
         refused: Mapping[str, str] | None = None,
         only: str = "",
+        keyed: Mapping[str, str] | None = None,
+        key_format: Format | None = None,
     ) -> None:
         """Without `rules` everything goes to `only`. `refused`: why a table could not be made, or
-        changed, for records that wanted it."""
+        changed, for records that wanted it. `keyed`: names and templates of
+        upsert tables and change logs, with their mode; `key_format`: how the keys of records
+        without a value are read, None for text."""
         self._format = format
         self._rules = rules
         self._tables = tables
@@ -145,6 +185,8 @@ class Settler:
         self._decoders: dict[str, Decoder] = {}
         self._verdicts: dict[tuple[str, str], str | bool] = {}
         self._only = Share((only,), None, -1, "")
+        self._keyed = keyed or {}
+        self._key_format = key_format
 
     def framed(self, records: Records | None) -> Framed | None:
         """Kafka's batches straight into columns, where that can be."""
@@ -163,6 +205,7 @@ class Settler:
             self._of_json(work, way)
         else:
             self._of_columns(work, way, framed)
+        work.settled.skipped += len(work.needless - work.heard - work.settled.letters.keys())
         return work.settled
 
     # ── records that come as columns ─────────────────────────────────────────────────────────
@@ -172,7 +215,7 @@ class Settler:
             groups, rejected = [framed.decoded], list[Rejected]()
         else:
             groups, rejected = self._decoder.decode(work.opened.values)
-        for each in rejected:
+        for each in self._deleting(work, way, rejected):
             self._undecoded(work, each, way)
         for group in groups:
             shares = [way] if way else self._sorted(work, group.rows, group.index)
@@ -185,6 +228,7 @@ class Settler:
                     work.settled.skipped += len(rows)
                     continue
                 if share.envelope:
+                    self._moved(work, share.tables, rows, at, group.schema_id)
                     try:
                         rows, kept, bad = debezium.unwrap(rows)
                     except Misfit as error:
@@ -199,7 +243,12 @@ class Settler:
                     at = _among(at, kept)
                 aliases = self._decoder.aliases(group.schema_id)
                 for name in share.tables:
-                    self._into(work, name, rows, at, aliases, group.schema_id)
+                    mine = (rows, at)
+                    if share.envelope and name in self._tables:
+                        mine = self._deleted(work, name, *mine, group.schema_id)
+                    elif self._mode(name) == LOG:
+                        mine = (_with_op(rows, "u"), at)
+                    self._into(work, name, *mine, aliases, group.schema_id)
 
     def _undecoded(self, work: _Work, rejected: Rejected, way: Share | None) -> None:
         if rejected.kind == "null" and self._changes(work):
@@ -210,6 +259,89 @@ class Settler:
             tables = way.tables if way else ()
             work.settled.reject(Letter(rejected.index, rejected.kind, rejected.reason, tables,
                                        rejected.schema_id))  # fmt: skip
+
+    # ── what deletes ─────────────────────────────────────────────────────────────────────────
+
+    def _mode(self, name: str) -> str:
+        """upsert or changelog; empty: neither."""
+        return self._keyed.get(self._rules.template(name) if self._rules else name, "")
+
+    def _deleting(
+        self, work: _Work, way: Share | None, rejected: Sequence[Rejected]
+    ) -> list[Rejected]:
+        """Records without a value delete from upsert tables, or are a row of a change log; gives
+        those that are neither."""
+        names = [name for name in way.tables if self._mode(name)] if way else []
+        if not names or self._changes(work):
+            return list(rejected)
+        nulls = np.array([each.index for each in rejected if each.kind == "null"], np.int64)
+        for name in names:
+            self._tombstones(work, name, nulls)
+        others = [name for name in way.tables if name not in names] if way else []
+        for i in nulls.tolist() if others else ():
+            reason = "cannot read the value: found null"
+            work.settled.reject(Letter(i, "null", reason, tuple(others)))
+        return [each for each in rejected if each.kind != "null"]
+
+    def _tombstones(self, work: _Work, name: str, at: Longs) -> None:
+        plan = self._tables.get(name)
+        if plan is None:
+            work.needless.update(at.tolist())  # there is nothing that could be deleted
+            return
+        work.heard.update(at.tolist())
+        if not len(at) or name in work.below:
+            return
+        keys = work.opened.keys
+        given = [None] * len(at) if keys is None else keys.take(pa.array(at)).to_pylist()
+        self._by_keys(work, name, plan, self._key_format, given, at)
+
+    def _by_keys(
+        self, work: _Work, name: str, plan: TablePlan, format: Format | None,
+        given: Sequence[bytes | None], at: Longs,
+    ) -> None:  # fmt: skip
+        rows, index, bad = Keys(format, plan.key_columns).read(given)
+        for each in bad:
+            letter = Letter(int(at[each.index]), each.kind, each.reason, (name,), each.schema_id)
+            work.settled.reject(letter)
+        if plan.log:
+            self._fitted(work, name, plan, _with_op(rows, "d"), at[index], None)
+        else:
+            self._fitted(work, name, plan, rows, at[index], None, work.settled.gone)
+
+    def _deleted(
+        self, work: _Work, name: str, rows: pa.Table, at: Longs | None, schema_id: int | None
+    ) -> tuple[pa.Table, Longs | None]:
+        """Of unwrapped changes: those that an upsert table takes as rows."""
+        plan = self._tables[name]
+        if not plan.key or name in work.below:
+            return rows, at
+        gone = pc.equal(rows.column("_op"), "d").to_numpy()
+        if not gone.any():
+            return rows, at
+        index = np.flatnonzero(gone)
+        lacking = [each for each in plan.key if each not in rows.schema.names]
+        if not lacking:
+            keys = rows.select(plan.key).take(pa.array(index))
+            where = _among(at, index)
+            self._fitted(work, name, plan, keys, where, schema_id, work.settled.gone)
+        else:
+            fact = f"the change has no column {lacking[0]!r}, which is its key"
+            self._reject(work, name, fact, len(index), _among(at, index), schema_id)
+        kept = np.flatnonzero(~gone)
+        return rows.take(pa.array(kept)), _among(at, kept)
+
+    def _moved(
+        self, work: _Work, names: Sequence[str], rows: pa.Table, at: Longs | None,
+        schema_id: int | None,
+    ) -> None:  # fmt: skip
+        """A row that got another key leaves the old one."""
+        for name in names:
+            plan = self._tables.get(name)
+            if plan is not None and plan.key and name not in work.below:
+                keys, index = debezium.left(rows, plan.key)
+                if len(index):
+                    where = _among(at, index)
+                    self._fitted(work, name, plan, keys, where, schema_id, work.settled.left)
 
     def _changes(self, work: _Work) -> bool:
         return self._rules is not None and self._rules.changes(work.partition.topic)
@@ -241,7 +373,7 @@ class Settler:
             if name in self._refused:
                 self._reject(work, name, self._refused[name], len(rows), at, schema_id)
             else:
-                work.settled.need(name, rows.schema, aliases)
+                self._need(work, name, rows.schema, aliases)
             return
         known = together(plan.aliases, aliases)
         key = (name, f"{rows.schema.to_string()} {known}")
@@ -249,11 +381,18 @@ class Settler:
             self._verdicts[key] = self._verdict(plan, rows.schema, known)
         verdict = self._verdicts[key]
         if verdict is True:
-            work.settled.need(name, rows.schema, known)
+            self._need(work, name, rows.schema, known)
         elif verdict:
             self._reject(work, name, str(verdict), len(rows), at, schema_id)
         else:
             self._fitted(work, name, plan, renamed(rows, plan.columns, known), at, schema_id)
+
+    def _need(self, work: _Work, name: str, columns: pa.Schema, aliases: Aliases) -> None:
+        if self._mode(name) == LOG:  # of a delete nothing is known but its key
+            if "_op" not in columns.names:
+                columns = columns.append(OP)
+            columns = pa.schema([each.with_nullable(True) for each in columns], columns.metadata)
+        work.settled.need(name, columns, aliases)
 
     def _reject(
         self, work: _Work, name: str, reason: str, count: int, at: Longs | None,
@@ -295,14 +434,20 @@ class Settler:
         rows: pa.Table,
         at: Longs | None,
         schema_id: int | None,
+        deletes: list[tuple[str, pa.Table]] | None = None,
     ) -> None:
-        """In the table's shape; a row that does not fit is rejected by itself."""
+        """In the table's shape; a row that does not fit is rejected by itself. The rows may be keys
+        that are to be deleted."""
+        if not len(rows):
+            return
+        target = plan.shape.arrow if deletes is None else plan.of_deletes
         try:
             shaped = route(
-                rows, plan.shape.arrow, plan.metadata, work.partition,
+                rows, target, plan.metadata, work.partition,
                 _picked(work.opened.offsets, at), _picked(work.opened.stamps, at),
             )  # fmt: skip
-            _check_moments(shaped, plan)
+            if deletes is None:
+                _check_moments(shaped, plan)
         except Misfit as error:
             positions = np.arange(len(rows)) if at is None else at
             if len(rows) == 1:
@@ -310,11 +455,10 @@ class Settler:
                 self._misfit(work, letter)
                 return
             for part in _parts(rows, plan.columns):
-                self._fitted(
-                    work, name, plan, rows.take(pa.array(part)), positions[part], schema_id
-                )
+                some = rows.take(pa.array(part))
+                self._fitted(work, name, plan, some, positions[part], schema_id, deletes)
             return
-        work.settled.rows.append((name, shaped))
+        (work.settled.rows if deletes is None else deletes).append((name, shaped))
 
     # ── records that come as JSON: a table's own columns say how to read them ─────────────────
 
@@ -344,8 +488,11 @@ class Settler:
             if not share.tables:
                 self._skip_json(work, mine, at, None if way else looked)
                 continue
+            gone = np.zeros(len(mine), bool)
             if share.envelope:
-                mine, bad = debezium.unwrap_json(mine)
+                changed = mine
+                mine, bad, deleted = debezium.unwrap_json(mine)
+                gone[list(deleted)] = True
                 for each in bad:
                     work.settled.reject(
                         Letter(_at(at, each.index), each.kind, each.reason, share.tables)
@@ -353,9 +500,12 @@ class Settler:
                 left = np.flatnonzero([value is not None for value in mine])
                 work.settled.skipped += len(mine) - len(left) - len(bad)  # wrapped tombstones
                 at = _among(at, left)
-                mine = [mine[i] for i in left.tolist()]
+                mine, gone = [mine[i] for i in left.tolist()], gone[left]
+                changed = [changed[i] for i in left.tolist()]
+                for name in share.tables:
+                    self._moved_json(work, name, changed, at)
             for name in share.tables if mine else ():
-                self._json_into(work, name, mine, at)
+                self._json_into(work, name, mine, at, gone)
 
     def _skip_json(
         self, work: _Work, values: Sequence[bytes | None], at: Longs | None, looked: Any
@@ -372,12 +522,42 @@ class Settler:
                 work.settled.skipped -= 1
                 work.settled.reject(Letter(int(where[blind[each.index]]), each.kind, each.reason))
 
-    def _json_into(
-        self, work: _Work, name: str, values: Sequence[bytes | None], at: Longs | None
+    def _moved_json(
+        self, work: _Work, name: str, changes: Sequence[bytes | None], at: Longs | None
     ) -> None:
+        plan = self._tables.get(name)
+        if plan is None or not plan.key or name in work.below:
+            return
+        left = {i: debezium.left_json(each, plan.key) for i, each in enumerate(changes)}
+        index = np.array([i for i, each in left.items() if each is not None], np.int64)
+        rows, some, _ = Keys(Format("json"), plan.key_columns).read([left[i] for i in index])
+        where = (np.arange(len(changes)) if at is None else at)[index[some]]
+        self._fitted(work, name, plan, rows, where, None, work.settled.left)
+
+    def _json_into(
+        self,
+        work: _Work,
+        name: str,
+        values: Sequence[bytes | None],
+        at: Longs | None,
+        deleted: Any,
+    ) -> None:
+        """`deleted`: which of the values are rows that are no more."""
         if name in work.below:
             return
         plan = self._tables.get(name)
+        if self._mode(name):
+            where = np.arange(len(values)) if at is None else at
+            nulls = np.array([value is None for value in values], bool)
+            self._tombstones(work, name, where[nulls])
+            if plan is not None:
+                texts = [values[i] for i in np.flatnonzero(deleted).tolist()]
+                self._by_keys(work, name, plan, Format("json"), texts, where[deleted])
+                nulls |= deleted
+            kept = np.flatnonzero(~nulls)
+            values, at = [values[i] for i in kept.tolist()], where[kept]
+            if not values:
+                return
         if plan is None:
             if name in self._refused:
                 self._reject(work, name, self._refused[name], len(values), at, None)
@@ -395,7 +575,8 @@ class Settler:
             self._decoders[name] = Decoder(self._format, plan.columns)
         groups, rejected = self._decoders[name].decode(values)
         for group in groups:
-            self._fitted(work, name, plan, group.rows, _among(at, group.index), None)
+            rows = _with_op(group.rows, "u") if plan.log else group.rows
+            self._fitted(work, name, plan, rows, _among(at, group.index), None)
         reasons = {each.index: each for each in rejected}
         misshapen = [i for i, each in reasons.items() if each.kind == "shape"]
         if misshapen and plan.aliases:
@@ -452,7 +633,7 @@ class Settler:
             every = dict(values)
             columns = infer((each for each in every.values() if each is not None), guess=False)
             if len(columns):
-                work.settled.need(name, columns, {})
+                self._need(work, name, columns, {})
                 return set(every)
             values = every.items()
         for i, value in values:
@@ -467,7 +648,7 @@ class Settler:
                         raise Misfit("; ".join(wanted.impossible))
                     if not (wanted.add or wanted.widen or wanted.rename):
                         continue  # what is wrong with it, a change of the table does not heal
-                work.settled.need(name, columns, plan.aliases if plan else {})
+                self._need(work, name, columns, plan.aliases if plan else {})
                 found.add(i)
             except Misfit as error:
                 if i not in reasons:
@@ -483,6 +664,9 @@ class _Work:
         self.opened = opened
         self.below = below
         self.settled = Settled()
+        #: positions of tombstones for tables that are not there, and for some that are
+        self.needless: set[int] = set()
+        self.heard: set[int] = set()
 
     def beside(self, what: str, index: Longs | None) -> pa.Array | None:
         column = getattr(self.opened, what)

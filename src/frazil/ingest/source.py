@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -346,6 +347,7 @@ def options(
     config: Config, *, start: Cut, origin: Origin, parallelism: int, until: Cut | None
 ) -> dict[str, str]:
     """What travels to the planning process. Secrets stay `env:` and `file:` references."""
+    by_key = any(table.partitioned_by_key for table in config.tables)
     plan = {
         "kafka": dict(config.kafka),
         "topics": config.sink.topics,
@@ -356,8 +358,9 @@ def options(
         "until": None if until is None else until.nested(),
         "records": config.sink.max_records_per_trigger,
         "bytes": size(config.sink.max_bytes_per_trigger),
-        "task": config.sink.max_records_per_task,
-        "parallelism": parallelism,
+        # One task for each Kafka partition where a task is to see all records of a key.
+        "task": sys.maxsize if by_key else config.sink.max_records_per_task,
+        "parallelism": 1 if by_key else parallelism,
         "patience": duration(config.sink.patience),
     }
     return {"plan": json.dumps(plan)}

@@ -67,6 +67,8 @@ class StagedTable:
     files: int
     bytes: int
     tallies: tuple[Tally, ...]
+    #: how many keys its delete files take away: such a batch is a snapshot of its own
+    keys: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,7 @@ def dump(batch: StagedBatch) -> bytes:
                     "files": table.files,
                     "bytes": table.bytes,
                     "tallies": [tally_values(tally) for tally in table.tallies],
+                    "keys": table.keys,
                 }
                 for table in batch.tables
             ],
@@ -171,6 +174,7 @@ def load(stored: bytes) -> StagedBatch | None:
                 files=table["files"],
                 bytes=table["bytes"],
                 tallies=tuple(tally_of(values) for values in table["tallies"]),
+                keys=table.get("keys", 0),
             )
             for table in record["tables"]
         ),

@@ -28,13 +28,19 @@ from frazil.ingest.route import Metadata, route
 from frazil.ingest.rules import Rules
 from frazil.ingest.settle import Letter, Settler, TablePlan, add_need
 from frazil.ingest.stage import Tally, tally_of, tally_values
+from frazil.ingest.upsert import Changes, Parcel, apply, fingerprints, parcels, unpacked
 from frazil.ingest.write import OpenFiles, Writer, WrittenFile
 
-#: What `run_all` gives, in Spark's words and in Arrow's.
-RESULTS = "results string, planned string, pieces int, origin string"
+#: What `run_all` and `apply_all` give, in Spark's words and in Arrow's: the result of a range, or
+#: a parcel of changes for one bucket, or what became of them.
+RESULTS = (
+    "results string, planned string, pieces int, origin string, applied string, keys binary, "
+    "bucket int, label string, parcel binary"
+)
 _RESULTS = pa.schema(
     [("results", pa.string()), ("planned", pa.string()), ("pieces", pa.int32()),
-     ("origin", pa.string())]
+     ("origin", pa.string()), ("applied", pa.string()), ("keys", pa.binary()),
+     ("bucket", pa.int32()), ("label", pa.string()), ("parcel", pa.binary())]
 )  # fmt: skip
 #: Tries of a task, counted from 0, that go the usual way: behind them every chunk is settled in a
 #: process of its own, so that a record which kills it is found.
@@ -68,6 +74,12 @@ class Plan:
     only: str = ""
     #: where rejected records go; None: they stop the stream
     letters: TablePlan | None = None
+    #: names and templates of upsert tables and change logs, with their mode; and how the keys of
+    #: records without a value are read
+    keyed: Mapping[str, str] = field(default_factory=dict)
+    key_format: Format | None = field(default=None, repr=False)
+    #: into how many buckets their changes are cut
+    buckets: int = 1
     #: tables that could not be made or changed as records wanted it, and why
     refused: Mapping[str, str] = field(default_factory=dict)
     file_prefix: str = ""
@@ -78,7 +90,8 @@ class Plan:
     @property
     def envelope(self) -> bool:
         """Are keys and headers wanted?"""
-        return self.letters is not None or bool(self.rules and self.rules.wants_headers)
+        headers = bool(self.rules and self.rules.wants_headers)
+        return self.letters is not None or bool(self.keyed) or headers
 
     def pieces(self, wanted: Range) -> Iterator[tuple[Range, frozenset[str]]]:
         """The range, cut where some table begins to lack records; and who has them already."""
@@ -148,10 +161,18 @@ def run(
     below: frozenset[str] = frozenset(),
     attempt: int = 0,
     dry: bool = False,
+    changes: dict[str, Changes] | None = None,
 ) -> Result:
-    """Everything of one range, or an error and nothing that counts. `dry`: only what is needed."""
+    """Everything of one range, or an error and nothing that counts. `dry`: only what is needed.
+
+    What is for upsert tables is not written but added to `changes`; until it is known which record
+    of a key is the last, it counts as merged.
+    """
     clock = Stopwatch()
-    settler = Settler(plan.format, plan.rules, plan.tables, plan.refused, plan.only)
+    settler = Settler(
+        plan.format, plan.rules, plan.tables, plan.refused, plan.only, plan.keyed,
+        plan.key_format,
+    )  # fmt: skip
     settle = settler.settle if attempt < FEARLESS else Careful(settler).settle
     files = OpenFiles()
     writers: dict[str, Writer] = {}
@@ -170,10 +191,18 @@ def run(
                            watermark=span)  # fmt: skip
         if name in below:
             return  # the table has them
+        if table.key:
+            gathered(name).rows.append(rows)
+            count(name, merged=len(rows), watermark=span)
+            return
         if name not in writers:
             writers[name] = Writer(table.shape, plan.file_prefix, files)
         writers[name].write(rows)
         count(name, written=len(rows), watermark=span)
+
+    def gathered(name: str) -> Changes:
+        assert changes is not None
+        return changes.setdefault(name, Changes())
 
     def count(name: str, **counts: object) -> None:
         known = tallies.get(name, Tally(here, 0))
@@ -202,6 +231,11 @@ def run(
                 add_need(needs, name, columns)
             for name, rows in settled.rows:
                 write(name, plan.tables[name], rows)
+            for name, keys in settled.gone if not (needs or dry) else ():
+                gathered(name).gone.append(keys)
+                count(name, merged=len(keys))
+            for name, keys in settled.left if not (needs or dry) else ():
+                gathered(name).gone.append(keys)
             if plan.letters is not None and letters:
                 rows = _letters(plan, chunk, wanted.partition, letters)
                 write(plan.letters.shape.name, plan.letters, rows)
@@ -233,8 +267,8 @@ def of_table(total: Tally, mine: Tally) -> Tally:
     """What became of the range in one table: what was not for it, it skipped."""
     read = total.written + total.rejected + total.skipped
     return replace(
-        total, written=mine.written, rejected=mine.rejected, watermark=mine.watermark,
-        skipped=read - mine.written - mine.rejected,
+        total, written=mine.written, rejected=mine.rejected, merged=mine.merged,
+        watermark=mine.watermark, skipped=read - mine.written - mine.rejected - mine.merged,
     )  # fmt: skip
 
 
@@ -273,18 +307,60 @@ def run_all(
         for batch in batches:
             for row in batch.to_pylist():
                 wanted = Range(Partition(row["topic"], row["partition"]), row["start"], row["end"])
-                results = [run(plan, piece, below, attempt) for piece, below in plan.pieces(wanted)]
-                result = {
-                    "results": json.dumps([each.values() for each in results]),
-                    "planned": str(wanted),
-                    "pieces": row["pieces"],
-                    "origin": row["origin"],
-                }
-                yield pa.RecordBatch.from_pylist([result], schema=_RESULTS)
+                changes: dict[str, Changes] = {}
+                results = [run(plan, piece, below, attempt, changes=changes)
+                           for piece, below in plan.pieces(wanted)]  # fmt: skip
+                needed = any(result.needs for result in results)  # then the batch is run again
+                for name, mine in changes.items() if not needed else ():
+                    yield from _handed_on(plan, plan.tables[name], mine, wanted.partition)
+                yield _row(
+                    results=json.dumps([each.values() for each in results]),
+                    planned=str(wanted),
+                    pieces=row["pieces"],
+                    origin=row["origin"],
+                    bucket=0,
+                )
     except FrazilError as error:
         raise across(error) from None
     finally:
         gc.enable()
+
+
+def _handed_on(
+    plan: Plan, table: TablePlan, changes: Changes, partition: Partition
+) -> Iterator[pa.RecordBatch]:
+    """The changes of one task to one table: written, or parcels for those who write them."""
+    if not table.partitioned_by_key:
+        for bucket, parcel in parcels(table, changes, plan.buckets):
+            yield _row(bucket=bucket, label=parcel.label, parcel=parcel.rows)
+        return
+    done = apply(table, changes, plan.file_prefix)
+    yield _row(
+        applied=json.dumps([table.shape.name, done.values(), list(partition)]),
+        keys=fingerprints(table, changes).tobytes(),
+        bucket=0,
+    )
+
+
+def apply_all(plan: Plan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows of one bucket: changes are written, everything else is handed on."""
+    gathered: list[Parcel] = []
+    try:
+        for batch in batches:
+            for row in batch.to_pylist():
+                if row["parcel"] is None:
+                    yield _row(**row)
+                else:
+                    gathered.append(Parcel.of(row["label"], row["parcel"]))
+        for name, changes in unpacked(gathered):
+            done = apply(plan.tables[name], changes, plan.file_prefix)
+            yield _row(applied=json.dumps([name, done.values(), None]))
+    except FrazilError as error:
+        raise across(error) from None
+
+
+def _row(**values: object) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([values], schema=_RESULTS)
 
 
 def watermark(rows: pa.Table, event_time: str) -> tuple[int, int] | None:

@@ -76,6 +76,8 @@ class TableShape:
     compression: str  # where the table's properties name none
     io: Mapping[str, str] = field(repr=False)
     sort_order: str = ""  # Iceberg's JSON; empty: as the rows come
+    #: of a shape of equality deletes: the ids of its columns
+    equality: tuple[int, ...] = ()
 
     @property
     def arrow(self) -> pa.Schema:
@@ -288,6 +290,7 @@ class _Layout:
 
     def __init__(self, shape: TableShape) -> None:
         self.name = shape.name
+        self._equality = list(shape.equality)
         self._properties = dict(shape.properties)
         kind = self._properties.get("write.format.default", "parquet")
         if kind.lower() != "parquet":
@@ -484,6 +487,8 @@ class _Layout:
             "split-offsets": sorted(statistics["split_offsets"] or []),
             "sort-order-id": self.order_id,
         }
+        if self._equality:
+            descriptor |= {"content": "equality-deletes", "equality-ids": self._equality}
         for name in ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts",
                      "lower_bounds", "upper_bounds"):  # fmt: skip
             values: dict[int, Any] = statistics[name] or {}

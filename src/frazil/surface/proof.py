@@ -6,7 +6,8 @@ The evidence is gathered here, from metadata files and the index's rows; `table.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,6 +38,8 @@ _PROVES = {
     "records": "every record is accounted for",
     "batches": "every range of the source was processed in exactly one committed batch; rows are "
     "not told apart by record",
+    "changes": "every record was applied by exactly one committed batch; which of their rows later "
+    "ones replaced is not told apart",
 }
 #: Of more reports than this, only those that are not proven are shown partition by partition.
 _SHOWN = 4
@@ -58,7 +61,7 @@ class Proof:
 
 
 class Index:
-    """One sink's part of the offset index: read once, for all of its tables."""
+    """One sink's part of the offset index: read once, for all of its tables, and meanwhile."""
 
     def __init__(self, table: Plain, sink: str) -> None:
         self.table = table
@@ -66,8 +69,21 @@ class Index:
         entry = head(table.history("main"), sink, table.tagged(f"frazil/{sink}")).entry
         self.position = entry.end if entry else Cut()
         self.tables = known_tables(table, sink)
-        self._told = told.by_table(table.each(told.of_file, told.COLUMNS, {"sink": [sink]}))
-        self.stream = self.rows_of(STREAM)
+        beside = ThreadPoolExecutor(1)
+        self._reading = beside.submit(self._read)
+        beside.shutdown(wait=False)
+
+    def _read(self) -> dict[str, Told]:
+        where = {"sink": [self.sink]}
+        return told.by_table(self.table.each(told.of_file, told.COLUMNS, where))
+
+    @property
+    def _told(self) -> dict[str, Told]:
+        return self._reading.result()
+
+    @property
+    def stream(self) -> Told:
+        return self.rows_of(STREAM)
 
     def rows_of(self, table: str) -> Told:
         return self._told.get(table, told.NOTHING)
@@ -90,6 +106,23 @@ class Index:
         )  # fmt: skip
         found = audit(evidence, self.sink)
         return found[0] if found else Report(self.table.name, self.sink, (), 0)
+
+
+class _Read(Mapping[str, Told]):
+    """Sink → what its index tells of a table; waits for it when it is asked."""
+
+    def __init__(self, indexes: Iterable[Index], table: str) -> None:
+        self._indexes = {each.sink: each for each in indexes}
+        self._table = table
+
+    def __getitem__(self, sink: str) -> Told:
+        return self._indexes[sink].rows_of(self._table)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._indexes)
+
+    def __len__(self) -> int:
+        return len(self._indexes)
 
 
 def of_table(opened: Open, name: str, branch: str, deep: bool = False) -> Proof:
@@ -163,8 +196,8 @@ def _reports(
         _witnesses(table, branch),
         files,
         deletes,
-        index={each.sink: each.rows_of(table.name) for each in indexes},
-        stream={each.sink: each.stream for each in indexes},
+        index=_Read(indexes, table.name),
+        stream=_Read(indexes, STREAM),
         positions={each.sink: each.position for each in indexes},
         deep=table.origins(branch) if deep else None,
     )

@@ -127,7 +127,7 @@ def leftovers(config: Config, spark: SparkSession) -> list[tuple[Table, str]]:
         if table is index_table:  # nobody else writes to it, and no commit takes so long
             before = int((time.time() - _OLD) * 1000)
             old = table.listing(f"{table.location}/metadata/", before)
-        data = spark.table(f"{name}.all_data_files").select("file_path").collect()
+        files = spark.table(f"{name}.all_files").select("file_path").collect()  # of deletes, too
         manifests = spark.table(f"{name}.all_manifests").select("path").collect()
         lists = spark.table(f"{name}.snapshots").select("manifest_list").collect()
         found += [
@@ -140,7 +140,7 @@ def leftovers(config: Config, spark: SparkSession) -> list[tuple[Table, str]]:
                 paths,
                 sink=config.sink.id,
                 epoch=entry.epoch,
-                referenced=[row[0] for row in (*data, *manifests)],
+                referenced=[row[0] for row in (*files, *manifests)],
                 staged=stored,
             )
         ]

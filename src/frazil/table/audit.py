@@ -18,6 +18,11 @@ of every range is written, rejected, skipped or invisible. Of *batches*, where r
 several records or none, or the source has no offsets: every range of the source was processed in
 exactly one committed batch, and the rows in the table are those the batches wrote.
 
+Of *changes*, in an upsert table: every offset was applied by exactly one committed batch, each of
+which brought the rows and took away the keys that its entry says. Later batches and compactions
+remove rows that earlier ones brought, and the metadata does not say which: that the rows left are
+the last of their keys is what the batches' own deletes see to, and no count can show.
+
 A sink and the one that replays its dead letters write to the same tables. Their rows add up, and
 each has a ledger of its own: the sink's tells of records, the other's of batches.
 
@@ -165,6 +170,8 @@ class Report:
     found: tuple[Finding, ...] = ()
     #: who was heard
     witnesses: tuple[str, ...] = ()
+    #: do its batches replace the rows of their keys?
+    upserts: bool = False
 
     @property
     def findings(self) -> tuple[str, ...]:
@@ -176,7 +183,9 @@ class Report:
 
     @property
     def proves(self) -> str:
-        """`records` or `batches`: of what the verdict speaks."""
+        """`records`, `batches` or `changes`: of what the verdict speaks."""
+        if self.upserts:
+            return "changes"
         counted = [line for line in self.lines if line.range.partition != BATCHES]
         rows = sum(line.counts.written for line in self.lines if line.range.partition == BATCHES)
         by_record = counted and not rows and all(line.by_record for line in counted)
@@ -260,6 +269,8 @@ class _Table:
         self.foreign = 0
         #: did they remove any, and certainly some of ours?
         self.removed = self.taken = False
+        #: did the sink itself take away what its deletes hide?
+        self.compacted = False
         #: compactions that left more rows than they found
         self.swollen: list[str] = []
         rewound = set()
@@ -277,6 +288,9 @@ class _Table:
                 if added > removed:
                     self.swollen.append(f"snapshot {snapshot.id} rewrote {removed} rows as {added}")
                 removed, added = max(0, removed - added), 0
+                if PREFIX + "compact" in summary:
+                    self.compacted = True
+                    continue
             # Whatever takes rows away, or hides them behind delete files, may have taken ours; more
             # than others had, certainly.
             self.removed |= removed > 0 or int(summary.get("added-delete-files", 0)) > 0
@@ -287,18 +301,25 @@ class _Table:
             expired = not self.complete and witness.sequence < oldest_first[0].sequence
             if expired and sink not in mine and parse(witness.summary) is not None:
                 mine[sink] = [witness]
+        # The ledgers first: the index may still be on its way.
+        entries = {name: of_entries([each.summary for each in told]) for name, told in mine.items()}
         #: sink → what the index tells of it in this table
         self.rows = {name: by_partition(told.spans) for name, told in evidence.index.items()}
         # Of a table that was rolled back behind its first entry the index alone may know.
         self.sinks = {
             name: _Ledger(
                 tuple(mine.get(name, ())),
-                by_partition(of_entries([each.summary for each in mine.get(name, ())])),
+                by_partition(entries.get(name, NOTHING)),
                 self.complete and name not in rewound,
             )
             for name in {*mine, *(name for name, rows in self.rows.items() if rows)}
         }
         self.whole = {name: self._together(name) for name in self.sinks}
+        #: sinks whose batches replace the rows of their keys
+        self.upserts = {
+            name for name, found in mine.items()
+            if any(PREFIX + "keys" in each.summary for each in found)
+        }  # fmt: skip
 
     def _together(self, sink: str) -> Parts:
         """What ledger and index tell of a sink: the index, as far as the ledger was expired."""
@@ -310,8 +331,12 @@ class _Table:
             left = ledger.parts.get(partition)
             if left is None:
                 found[partition] = told
+                continue
+            before = told.end <= left.start[0]
+            if not _same(_busy(left), select(told, ~before)):  # else all is there already
+                found[partition] = joined(select(told, before), left)
             else:
-                found[partition] = joined(select(told, told.end <= left.start[0]), left)
+                found[partition] = told
         return found
 
     def knows(self, sink: str) -> bool:
@@ -364,7 +389,8 @@ class _Case:
                  "rows": self.evidence.deep is not None}  # fmt: skip
         found = sorted(self.findings, key=lambda each: KINDS.index(each.kind))
         return Report(self.evidence.table, self.sink, tuple(lines), commits, tuple(found),
-                      tuple(name for name, was in heard.items() if was))  # fmt: skip
+                      tuple(name for name, was in heard.items() if was),
+                      self.sink in self.table.upserts)  # fmt: skip
 
     def _counts(self, partition: Partition) -> Counts:
         """What became of a partition's offsets. Between rows of the index lies what held nothing
@@ -440,6 +466,12 @@ class _Case:
                 self.found("unaccounted", f"the entry of batches {summary[PREFIX + 'batches']} says"
                            f" {rows} written; its snapshot {snapshot.id} added {added}",
                            self._of_entry(i))  # fmt: skip
+            keys, gone = (summary.get(name, "0")
+                          for name in (PREFIX + "keys", "added-equality-deletes"))  # fmt: skip
+            if self.evidence.files is not None and keys != gone:
+                self.found("unaccounted", f"the entry of batches {summary[PREFIX + 'batches']} says"
+                           f" that it takes {keys} keys away; its snapshot {snapshot.id} takes "
+                           f"{gone}", self._of_entry(i))  # fmt: skip
 
     def _of_entry(self, number: int) -> list[Range]:
         return [
@@ -563,6 +595,9 @@ class _Case:
                        sorted(ranges))  # fmt: skip
         for each in self.table.swollen:
             self.found("overlap", f"a compaction left rows there twice: {each}")
+        if self.table.upserts:
+            self._hear_upserts(files)
+            return
         if not self.table.knows(self.sink):
             return
         companion = (
@@ -617,6 +652,26 @@ class _Case:
                             "data files hold {}, which nobody says was written")  # fmt: skip
         if not told or self.evidence.deletes:
             self._sum(files, writers - {companion})
+
+    def _hear_upserts(self, files: Sequence[DataFile]) -> None:
+        """Rows come and go: none may be there that nobody says was written, and as long as nothing
+        was compacted all that were written are, though deletes may hide them."""
+        table = self.table
+        if table.removed or table.foreign:
+            self.found("unaccounted", "others added rows to this table, or removed or hid some")
+        for partition, part in self.whole.items():
+            mine = [file for file in files if file.partition == partition and file.offsets]
+            if partition != BATCHES and not _joints(part)[1]:
+                self._segments(partition, part, mine, part.written, False)
+                made = [file for file in mine if _maker(file.path) == self.sink]
+                self._homes(partition, made if not table.compacted else [])
+        live = sum(file.rows for file in files)
+        every = (part for parts in table.whole.values() for part in parts.values())
+        told = sum(int(part.written.sum()) for part in every)
+        known = table.complete and all(map(table.knows, table.sinks)) and not table.removed
+        if live > told + table.foreign or (known and not table.compacted and live < told):
+            self.found("unaccounted", f"the manifests hold {live} rows; ledger and index say that "
+                       f"{told} were written")  # fmt: skip
 
     def _segments(
         self,
@@ -764,8 +819,9 @@ class _Case:
         found = self.evidence.deep
         assert found is not None
         alone = {self.sink} >= {name for name, parts in self.table.whole.items() if parts}
+        upserts = self.sink in self.table.upserts
         for partition, part in self.whole.items():
-            if _unplaced(partition, part):
+            if _unplaced(partition, part) and not upserts:
                 continue
             mask = pc.and_(pc.equal(found["topic"], partition.topic),
                            pc.equal(found["partition"], partition.number))  # fmt: skip
@@ -774,8 +830,8 @@ class _Case:
             self.ranged("overlap", partition, _runs(again), "rows of {} are there twice")
             part = select(part, part.end > part.start)
             held = np.searchsorted(offsets, part.end) - np.searchsorted(offsets, part.start)
-            self.ranged("gap", partition, _pairs(part, held < part.written),
-                        "of {} rows are missing")  # fmt: skip
+            missing = _pairs(part, held < part.written) if not upserts else []
+            self.ranged("gap", partition, missing, "of {} rows are missing")
             if alone:
                 self.ranged("overlap", partition, _pairs(part, held > part.written),
                             "of {} there are more rows than were written")  # fmt: skip

@@ -5,7 +5,8 @@ The protocol for one table, and why each step is there:
 1. Read the ledger: the newest entry of this sink in the branch's ancestry.
 2. `decide`. The batch's id is in the ledger: it is committed already. A newer epoch: fenced. An
    entry other than the one last seen, or one the batch does not continue: refuse, with both ranges.
-3. Append the staged manifests with the new entry in the summary, under a compare-and-set that
+3. Add the staged files with the new entry in the summary (an append, or a row delta where the batch
+   takes rows away, which then is a snapshot of its own), under a compare-and-set that
    Iceberg repeats on each of its own retries: the newest entry must still be the one of step 1.
    Check-then-commit alone is no fence: two writers can both see "absent" (H3). Iceberg's clean-up
    after failures is deferred, for it would delete the manifest list of a commit that was applied
@@ -156,7 +157,7 @@ def entry_of(
     Without a table of that name (the index) the entry tells of every record.
     """
     unwritten: dict[Partition, Counts] = {}
-    rows = 0
+    rows = keys = 0
     low: list[int] = []
     high: list[int] = []
     first, last = batches[0], batches[-1]
@@ -168,6 +169,7 @@ def entry_of(
     here = dict(begin)
     for batch in batches:
         staged = next((each for each in batch.tables if each.name == table), None)
+        keys += staged.keys if staged else 0
         for tally in staged.tallies if staged else batch.total or batch.tables[0].tallies:
             key = tally.range.partition
             between = tally.range.start - here[key] if since is not None else 0
@@ -204,6 +206,7 @@ def entry_of(
         schema_id=last.table(table).schema_id if table in last.names else 0,
         watermark=(min(low), max(high)) if low else None,
         rows=rows,
+        keys=keys,
         source=(first.source[0], last.source[1]),
     )
 
@@ -274,7 +277,7 @@ class Target:
             base = head.entry or Entry(self.sink, 0, (), (0, 0), Cut(), Cut())
             claim = replace(
                 base, epoch=self.epoch, commit_ids=(str(uuid.uuid4()),), begin=end, end=end,
-                batches=(number, number), unwritten={}, watermark=None, rows=0,
+                batches=(number, number), unwritten={}, watermark=None, rows=0, keys=0,
                 source=(base.source[1], base.source[1]),
                 cluster=cluster or base.cluster, topics={**base.topics, **(topics or {})},
             )  # fmt: skip
@@ -743,17 +746,16 @@ class Committer:
     ) -> dict[str, Snapshot]:
         """`batches` into one table; where each of them is, by commit id."""
         where = target.locate(batches)
-        rest = batches[len(where) :]
-        if rest:
-            ready = manifests(rest)
-            self._step(f"{prefix}commit", rest[-1])
-            snapshot = target.commit(ready, entry(rest))
-            self._step(f"{prefix}committed", rest[-1])
-            where |= {batch.commit_id: snapshot for batch in rest}
-        else:
-            newest = target.head().snapshot  # maybe a claim on top: the tag never moves back
-            assert newest is not None
-            snapshot = newest
+        snapshot: Snapshot | None = None
+        for some in _apart_by_deletes(batches[len(where) :], target.table.name):
+            ready = manifests(some)
+            self._step(f"{prefix}commit", some[-1])
+            snapshot = target.commit(ready, entry(some))
+            self._step(f"{prefix}committed", some[-1])
+            where |= {batch.commit_id: snapshot for batch in some}
+        if snapshot is None:
+            snapshot = target.head().snapshot  # maybe a claim on top: the tag never moves back
+            assert snapshot is not None
         target.witness(snapshot)
         self._step(f"{prefix}witnessed", batches[-1])
         return where
@@ -838,6 +840,25 @@ def chain(
         ]
         found.append(following[ranked.index(min(ranked))])
         here, source = found[-1].end, found[-1].source[1]
+
+
+def _apart_by_deletes(batches: Sequence[StagedBatch], table: str) -> Iterator[list[StagedBatch]]:
+    """Which of them may share a snapshot of the table.
+
+    A batch with equality deletes has one of its own: they take away rows of older snapshots only,
+    so of two batches in one snapshot both versions of a key would stay (H5).
+    """
+    together: list[StagedBatch] = []
+    for batch in batches:
+        if not any(each.keys for each in batch.tables if each.name == table):
+            together.append(batch)
+            continue
+        if together:
+            yield together
+        yield [batch]
+        together = []
+    if together:
+        yield together
 
 
 def _joins(before: str, here: str) -> bool:

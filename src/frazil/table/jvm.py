@@ -294,6 +294,18 @@ class Live:
     descriptor: str
 
 
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A file that a manifest lists, of data or of deletes."""
+
+    #: Iceberg's JSON
+    descriptor: str
+    #: data sequence number: with which commit it came
+    sequence: int
+    #: its spec has no partitions; deletes of such a file count everywhere
+    everywhere: bool
+
+
 class Table:
     """One Iceberg table: what the committer, the audit and the sink need of it."""
 
@@ -348,6 +360,37 @@ class Table:
     def spec(self) -> str:
         return str(self._iceberg.PartitionSpecParser.toJson(self._table.spec()))
 
+    def unpartitioned_spec(self) -> str:
+        """A spec of the table without partitions, under which deletes reach all of its rows. One
+        that has none gets it, in one commit in which its own spec stays what it is."""
+        with _translated(f"give table {self.name} a spec without partitions"):
+            for _ in range(2):
+                for spec in self._table.specs().values():
+                    if not spec.fields().size():
+                        return str(self._iceberg.PartitionSpecParser.toJson(spec))
+                fields = json.loads(self.spec)["fields"]
+                transaction = self._table.newTransaction()
+                change = transaction.updateSpec()
+                for field in fields:
+                    change.removeField(field["name"])
+                change.commit()
+                change = transaction.updateSpec()
+                for field in fields:
+                    change.addField(field["name"], self._term(field))
+                change.commit()
+                transaction.commitTransaction()
+                self._table.refresh()
+        raise Conflict(f"cannot give table {self.name} a spec without partitions")
+
+    def _term(self, field: Mapping[str, Any]) -> Any:
+        """A partition field's transform of its column, as an expression."""
+        terms = self._iceberg.expressions.Expressions
+        column = self._table.schema().findColumnName(field["source-id"])
+        name, _, width = str(field["transform"]).rstrip("]").partition("[")
+        if name in ("bucket", "truncate"):
+            return getattr(terms, name)(column, int(width))
+        return terms.ref(column) if name == "identity" else getattr(terms, name)(column)
+
     @_property
     def sort_order(self) -> str:
         """Empty: none."""
@@ -400,15 +443,16 @@ class Table:
             return None if snapshot is None else self._catalog.read(snapshot)
 
     def write_manifest(self, path: str, files: Sequence[str]) -> str:
-        """Data files (as Iceberg's JSON) into one manifest at `path`; its encoded description."""
+        """Files (as Iceberg's JSON), all of data or all of deletes, into one manifest at `path`;
+        its encoded description."""
         with _translated(f"write manifest {path}"):
             specs = self._table.specs()
             mapper = self._iceberg.util.JsonUtil.mapper()
             out = self._table.io().newOutputFile(path)
-            spec = self._table.spec()
-            if files:
-                spec = specs.get(json.loads(files[0])["spec-id"])
-            writer = self._iceberg.ManifestFiles.write(self.format_version, spec, out, None)
+            first = json.loads(files[0])
+            manifests = self._iceberg.ManifestFiles
+            make = manifests.write if first["content"] == "data" else manifests.writeDeleteManifest
+            writer = make(self.format_version, specs.get(first["spec-id"]), out, None)
             try:
                 parse = self._iceberg.ContentFileParser.fromJson
                 for node in mapper.readTree("[" + ",".join(files) + "]").elements():
@@ -430,22 +474,30 @@ class Table:
         check: Callable[[Iterator[Snapshot]], str | None],
         leftovers: list[str],
     ) -> None:
-        """One snapshot with all of `manifests`, or nothing. A data file, as Iceberg's JSON, may
-        stand for its manifest: where there are few, to have it written by the commit is quicker.
+        """One snapshot with all of `manifests`, or nothing: an append, or a row delta where some of
+        them hold deletes. A data file, as Iceberg's JSON, may stand for its manifest: where there
+        are few, to have it written by the commit is quicker.
 
         `check` sees the ancestry the commit would build on, on every try, and answers None or why
         not. Paths that Iceberg wants to delete are added to `leftovers` instead.
         """
         deferred = _Deferred()
         with _translated(f"commit to table {self.name}"):
-            update = self._table.newFastAppend()
-            for manifest in manifests:
-                if manifest.startswith("{"):
-                    update.appendFile(self._data_file(manifest))
-                    continue
-                decoded = self._iceberg.ManifestFiles.decode(base64.b64decode(manifest))
-                decoded.put(_SNAPSHOT_ID, None)
-                update.appendManifest(decoded)
+            files = [each for each in manifests if each.startswith("{")]
+            staged = [self._iceberg.ManifestFiles.decode(base64.b64decode(each))
+                      for each in manifests if not each.startswith("{")]  # fmt: skip
+            update: Any
+            if any(str(each.content().name()) == "DELETES" for each in staged):
+                update = self._table.newRowDelta()
+                for manifest in staged:
+                    self._add_each(update, manifest)
+            else:
+                update = self._table.newFastAppend()
+                for file in files:
+                    update.appendFile(self._data_file(file))
+                for manifest in staged:
+                    manifest.put(_SNAPSHOT_ID, None)
+                    update.appendManifest(manifest)
             for key, value in summary.items():
                 update.set(key, value)
             if branch != "main":
@@ -456,6 +508,23 @@ class Table:
                 update.commit()
             finally:
                 leftovers.extend(deferred.paths)
+
+    def _add_each(self, update: Any, manifest: Any) -> None:
+        """The files of a staged manifest: a row delta takes no manifests."""
+        deletes = str(manifest.content().name()) == "DELETES"
+        manifests = self._iceberg.ManifestFiles
+        read = manifests.readDeleteManifest if deletes else manifests.read
+        reader = read(manifest, self._table.io(), self._table.specs())
+        try:
+            entries = reader.iterator()
+            while entries.hasNext():
+                file = entries.next().copy()
+                if deletes:
+                    update.addDeletes(file)
+                else:
+                    update.addRows(file)
+        finally:
+            reader.close()
 
     def live(self) -> tuple[Snapshot | None, list[Live]]:
         """The current snapshot of main, and its data files, those with the oldest rows first."""
@@ -718,6 +787,88 @@ class Table:
                 names = _causes(error.java_exception)[0]
                 if not {"NotFoundException", "FileNotFoundException"} & set(names):
                     raise
+
+    # What compaction needs: deletes beside the data, and a commit that replaces both.
+
+    def contents(
+        self, branch: str, known: Mapping[str, list[Listed]]
+    ) -> tuple[Snapshot | None, dict[str, list[Listed]]]:
+        """The newest snapshot of a branch, and what its manifests list. Manifests never change:
+        those that are `known` are not read again."""
+        with _translated(f"list the files of table {self.name}"):
+            snapshot = (
+                self._table.currentSnapshot() if branch == "main" else self._table.snapshot(branch)
+            )
+            if snapshot is None:
+                return None, {}
+            found = {}
+            for manifest in snapshot.allManifests(self._table.io()):
+                path = str(manifest.path())
+                found[path] = known[path] if path in known else self._listed(manifest)
+            return self._catalog.read(snapshot), found
+
+    def _listed(self, manifest: Any) -> list[Listed]:
+        specs, files = self._table.specs(), self._iceberg.ManifestFiles
+        spec = specs.get(manifest.partitionSpecId())
+        everywhere = bool(spec.isUnpartitioned())
+        data = str(manifest.content().name()) == "DATA"
+        read = files.read if data else files.readDeleteManifest
+        reader = read(manifest, self._table.io(), specs)
+        found = []
+        try:
+            iterator = reader.iterator()
+            while iterator.hasNext():
+                file = iterator.next()
+                text = str(self._iceberg.ContentFileParser.toJson(file, spec))
+                found.append(Listed(text, int(file.dataSequenceNumber() or 0), everywhere))
+        finally:
+            reader.close()
+        return found
+
+    def replace(
+        self,
+        removed: Sequence[str],
+        added: Sequence[str],
+        summary: Mapping[str, str],
+        *,
+        branch: str,
+        since: int,
+        leftovers: list[str],
+    ) -> None:
+        """One snapshot with the files `added` for those `removed`, of data and of deletes (as
+        Iceberg's JSON), that hold the same rows; made on the snapshot `since` or not at all.
+
+        New data files get the sequence number of this very commit. Iceberg drops deletes that are
+        older than all data files it keeps, and does not look at new ones that claim an older number
+        (H6); here there is no commit in between whose deletes could be missed.
+        """
+        deferred = _Deferred()
+
+        def check(history: Iterator[Snapshot]) -> str | None:
+            newest = next(history, None)
+            if newest is None or newest.id != since:
+                return f"snapshot {since} is not the newest one any more"
+            return None
+
+        self.refresh()
+        if refusal := check(self.history(branch)):  # Iceberg would say so at greater length
+            raise Conflict(f"cannot rewrite files of table {self.name}: {refusal}")
+        with _translated(f"rewrite files of table {self.name}"):
+            update = self._table.newRewrite().validateFromSnapshot(since)
+            for descriptor in removed:
+                update.deleteFile(self._data_file(descriptor))
+            for descriptor in added:
+                update.addFile(self._data_file(descriptor))
+            for key, value in summary.items():
+                update.set(key, value)
+            if branch != "main":
+                update.toBranch(branch)
+            update.validateWith(_Validator(check, self._catalog.read))
+            update.deleteWith(deferred)
+            try:
+                update.commit()
+            finally:
+                leftovers.extend(deferred.paths)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ Each commit of a sink leaves one `Entry` in the snapshot's summary, under keys w
     frazil.counts      read, written, rejected, skipped, invisible
     frazil.unwritten   rejected, skipped, invisible, merged and elsewhere per partition, where not
                        all are 0
+    frazil.keys        keys whose older rows it took away; only of an upsert table
     frazil.rows        rows that stand for no single offset: of aggregations, joins, other sources
     frazil.source      where Spark's sources stood before and after, in their own words
     frazil.topics      topic → topic id
@@ -107,6 +108,7 @@ class Entry:
     source: tuple[str, str] = ("", "")
     #: the name of the offset index
     index: str = ""
+    keys: int = 0
 
     def __post_init__(self) -> None:
         if set(self.begin) != set(self.end):
@@ -157,6 +159,8 @@ class Entry:
             values["source"] = json.dumps(self.source, separators=(",", ":"))
         if self.watermark:
             values["watermark"] = f"{self.watermark[0]}..{self.watermark[1]}"
+        if self.keys:
+            values["keys"] = str(self.keys)
         if self.index:
             values["index"] = self.index
         if self.tables:
@@ -201,6 +205,7 @@ def parse(summary: Mapping[str, str]) -> Entry | None:
             rows=int(summary.get(PREFIX + "rows", 0)),
             source=tuple(json.loads(summary.get(PREFIX + "source", '["",""]'))),
             index=summary.get(PREFIX + "index", ""),
+            keys=int(summary.get(PREFIX + "keys", 0)),
         )
     except (KeyError, ValueError, TypeError) as error:
         raise Fatal(f"cannot read a ledger entry of sink {sink}: {error!r}") from None

@@ -6,6 +6,7 @@ the ledger's newest: fenced, so it can never be committed), no snapshot refers t
 batch that may still be committed does. `abandoned`: the same of files that Iceberg itself made for
 a commit, whose names say nothing.
 
+`Keeper`: whoever rewrites files of a table beside a stream of commits to it, and yields to them.
 `Upkeep`: the offset index stays small. Every commit adds a file to it, a manifest and a snapshot.
 The life that commits merges them now and then, between two commits and on the thread that makes
 them, so never against itself. Others who write to the same index do the same: of two that merge
@@ -24,7 +25,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from frazil.core.errors import FrazilError, Miscount
+from frazil.core.errors import Conflict, FrazilError, Miscount
 from frazil.ingest.stage import StagedBatch
 from frazil.ingest.write import TableShape
 from frazil.table import index, ledger
@@ -50,7 +51,7 @@ def leftovers(
 ) -> list[str]:
     """Those of `paths` that lives of `sink` before `epoch` made and nothing needs."""
     ours = re.compile(
-        rf"frazil-{re.escape(sink)}-(\d+)-(\d+)-[0-9a-f-]{{36}}(-m0)?\.(parquet|avro)"
+        rf"frazil-{re.escape(sink)}-(\d+)-(\d+)-[0-9a-f-]{{36}}(-m\d)?\.(parquet|avro|puffin)"
     )
     kept = {_plain(path) for path in referenced}
     waiting = {(batch.epoch, batch.number) for batch in staged}
@@ -81,14 +82,21 @@ def _plain(path: str) -> str:
     return re.sub(r"^file:/+", "/", path)
 
 
-class Index(Protocol):
-    """What looking after the index needs of it."""
+class Kept(Protocol):
+    """What looking after a table needs of it."""
 
     name: str
 
     def refresh(self) -> None: ...
     def history(self, branch: str) -> Iterator[Snapshot]: ...
     def tagged(self, tag: str) -> Snapshot | None: ...
+    def manifests(self, snapshot_id: int) -> set[str]: ...
+    def remove(self, paths: Sequence[str]) -> None: ...
+
+
+class Index(Kept, Protocol):
+    """What looking after the index needs of it."""
+
     def live(self) -> tuple[Snapshot | None, Sequence[Any]]: ...
     def rewrite(
         self,
@@ -101,10 +109,8 @@ class Index(Protocol):
         check: Callable[[Iterator[Snapshot]], str | None],
         leftovers: list[str],
     ) -> None: ...
-    def manifests(self, snapshot_id: int) -> set[str]: ...
     def moment(self, number: int) -> int | None: ...
     def expire(self, before_ms: int, keep: int) -> None: ...
-    def remove(self, paths: Sequence[str]) -> None: ...
 
 
 class Clock(Protocol):
@@ -119,8 +125,8 @@ class _Merged:
 
 
 @dataclass(slots=True)
-class _Try:
-    """A merge that was asked for: was it done? The table will tell."""
+class Try:
+    """A rewrite that was asked for: was it done? The table will tell."""
 
     id: str
     #: the snapshot whose files it read
@@ -128,11 +134,106 @@ class _Try:
     #: files that it made, and those that Iceberg made for it and wants deleted
     made: list[str]
     unneeded: list[str]
-    #: the newest snapshot when it was looked for in vain; 0: it was not looked for yet
+    #: the newest snapshot when it was looked for in vain; 0: it was not looked for yet; `since`: it
+    #: can be done on that snapshot only
     seen: int = 0
 
 
-class Upkeep:
+class Keeper:
+    """Of one table and one life of a sink. `tidy` is called after each commit of that life; what it
+    does is `work`. Whatever goes wrong there is for later: no commit of the stream fails for it."""
+
+    def __init__(
+        self, table: Kept, *, sink: str, epoch: int, mark: str, branch: str = "main",
+        clock: Clock = time,
+    ) -> None:  # fmt: skip
+        """`mark`: under which name the summary of a snapshot says which rewrite it is."""
+        self.trouble = ""
+        self._kept = table
+        self._sink = sink
+        self._epoch = epoch
+        self._mark = mark
+        self._branch = branch
+        self._clock = clock
+        self._tries: list[Try] = []
+        self._failures = 0
+        self._until = 0.0
+
+    def tidy(self) -> str:
+        """Do what is due; what went wrong, if something did."""
+        now = self._clock.monotonic()
+        if now < self._until:
+            return self.trouble
+        self._failures += 1  # unless it goes well
+        self._until = now + min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self._failures, 10))
+        try:
+            self.settle()
+            self.work()
+        except (FrazilError, OSError, pa.ArrowException) as error:
+            self.trouble = getattr(error, "message", "") or f"{type(error).__name__}: {error}"
+            return self.trouble
+        self._failures, self._until, self.trouble = 0, 0.0, ""
+        return ""
+
+    def work(self) -> None:
+        raise NotImplementedError
+
+    def attempt(self, this: Try, rewrite: Callable[[], None]) -> None:
+        """Ask for a rewrite; if it was not done, raise why."""
+        self._tries.append(this)
+        trouble: FrazilError | None = None
+        try:
+            rewrite()
+        except FrazilError as error:
+            trouble = error  # applied or not: the next look at the table tells
+        if this not in self.settle():
+            raise trouble or Conflict(f"cannot rewrite files of {self._kept.name}: the commit "
+                                      "returned, and the table does not show it")  # fmt: skip
+
+    def newest_life(self) -> Callable[[Iterator[Snapshot]], str | None]:
+        """Is this life still the newest? Asked on each try of a commit."""
+        tag = f"frazil/{self._sink}"
+        witness = self._kept.tagged(tag if self._branch == "main" else f"{tag}/{self._branch}")
+
+        def check(history: Iterator[Snapshot]) -> str | None:
+            entry = ledger.head(history, self._sink, witness).entry
+            if entry is None or entry.epoch != self._epoch:
+                return f"sink {self._sink} has another life than epoch {self._epoch}"
+            return None
+
+        return check
+
+    def settle(self) -> list[Try]:
+        """Those that were done: only the table knows. What none of them needs is removed.
+
+        An answer may be lost, and the request still on its way. It was made for a snapshot that was
+        the newest one, so once there is a newer one it can come to nothing any more.
+        """
+        if self._tries:
+            self._kept.refresh()
+        found = []
+        for each in list(self._tries):
+            after = self._after(each.since)
+            done = [s.id for s in after if s.summary.get(self._mark) == each.id]
+            newest = after[0].id if after else each.since
+            if done:
+                needed = self._kept.manifests(done[0])
+                self._kept.remove([path for path in each.unneeded if path not in needed])
+                found.append(each)
+            elif each.seen in (0, newest):
+                each.seen = newest
+                continue
+            else:
+                self._kept.remove([*each.made, *each.unneeded])
+            self._tries.remove(each)
+        return found
+
+    def _after(self, snapshot_id: int) -> list[Snapshot]:
+        history = self._kept.history(self._branch)
+        return list(takewhile(lambda snapshot: snapshot.id != snapshot_id, history))
+
+
+class Upkeep(Keeper):
     """Of one life of a sink. `tidy` is called after each of its commits to the index."""
 
     def __init__(
@@ -148,44 +249,25 @@ class Upkeep:
         clock: Clock = time,
     ) -> None:
         """`history`: seconds after which a snapshot of the index is forgotten."""
-        self.trouble = ""
+        super().__init__(table, sink=sink, epoch=epoch, mark=MERGE, clock=clock)
         self._table = table
-        self._sink = sink
-        self._epoch = epoch
         self._shape = shape
         self._prefix = prefix
         self._history = history
         self._step = step
-        self._clock = clock
-        self._tries: list[_Try] = []
         self._commits = 0
         self._enough = index.FANOUT  # so many files are worth a look at each of them
-        self._failures = 0
-        self._until = 0.0
 
-    def tidy(self) -> str:
-        """Do what is due; what went wrong, if something did."""
-        now = self._clock.monotonic()
-        if now < self._until:
-            return self.trouble
-        self._failures += 1  # unless it goes well
-        self._until = now + min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self._failures, 10))
-        try:
-            self._settle()
-            self._merge()
-            self._forget()
-        except (FrazilError, OSError, pa.ArrowException) as error:
-            self.trouble = getattr(error, "message", "") or f"{type(error).__name__}: {error}"
-            return self.trouble
-        self._failures, self._until, self.trouble = 0, 0.0, ""
-        return ""
+    def work(self) -> None:
+        self._merge()
+        self._forget()
 
     def _merge(self) -> None:
         """Many files of a tier into one of the next."""
         newest = next(self._table.history("main"), None)
         if newest is None or not self._worth_a_look(newest):
             return
-        check = self._newest_life()
+        check = self.newest_life()
         if check(self._table.history("main")):
             return  # a newer life looks after it; the next commit will tell this one
         base, files = self._table.live()
@@ -199,20 +281,15 @@ class Upkeep:
             raise Miscount(f"cannot merge {len(chosen)} files of {self._table.name}: expected "
                            f"{expected} rows, found {len(rows)}")  # fmt: skip
         written = index.put(shape, self._prefix(), index.ordered(rows))
-        this = _Try(str(uuid.uuid4()), base.id, index.paths(written), [])
+        this = Try(str(uuid.uuid4()), base.id, index.paths(written), [])
         self._step("index-merge")
-        self._tries.append(this)
-        trouble: FrazilError | None = None
-        try:
-            self._table.rewrite(
+        self.attempt(
+            this,
+            lambda: self._table.rewrite(
                 chosen, written, {MERGE: this.id}, since=base.id, same=True, check=check,
                 leftovers=this.unneeded,
-            )  # fmt: skip
-        except FrazilError as error:
-            trouble = error  # applied or not: the next look at the table tells
-        self._settle()
-        if trouble is not None and this in self._tries:
-            raise trouble
+            ),
+        )  # fmt: skip
         self._step("index-merged")
         left = [file for file in files if file not in chosen]
         self._enough = index.enough([*left, _Merged(this.made[0], expected)])
@@ -222,44 +299,6 @@ class Upkeep:
         if count is None:  # somebody else's commit did not say
             return self._commits % index.FANOUT == 0
         return int(count) >= self._enough
-
-    def _newest_life(self) -> Callable[[Iterator[Snapshot]], str | None]:
-        """Is this life still the newest? Asked on each try of a commit."""
-        witness = self._table.tagged(f"frazil/{self._sink}")
-
-        def check(history: Iterator[Snapshot]) -> str | None:
-            entry = ledger.head(history, self._sink, witness).entry
-            if entry is None or entry.epoch != self._epoch:
-                return f"sink {self._sink} has another life than epoch {self._epoch}"
-            return None
-
-        return check
-
-    def _settle(self) -> None:
-        """What became of the merges: only the table knows. What none of them needs is removed.
-
-        An answer may be lost, and the request still on its way. It was made for a snapshot that was
-        the newest one, so once there is a newer one it can come to nothing any more.
-        """
-        if self._tries:
-            self._table.refresh()
-        for each in list(self._tries):
-            after = self._after(each.since)
-            done = [snapshot.id for snapshot in after if snapshot.summary.get(MERGE) == each.id]
-            newest = after[0].id if after else each.since
-            if done:
-                needed = self._table.manifests(done[0])
-                self._table.remove([path for path in each.unneeded if path not in needed])
-            elif each.seen in (0, newest):
-                each.seen = newest
-                continue
-            else:
-                self._table.remove([*each.made, *each.unneeded])
-            self._tries.remove(each)
-
-    def _after(self, snapshot_id: int) -> list[Snapshot]:
-        history = self._table.history("main")
-        return list(takewhile(lambda snapshot: snapshot.id != snapshot_id, history))
 
     def _forget(self) -> None:
         """Snapshots that are old, or too many; never the last ones, nor a witness."""

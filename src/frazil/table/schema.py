@@ -82,7 +82,7 @@ def _identified(schema: Schema, table: TableConfig) -> Schema:
     """With the identifier fields that the config names, which are required, and all around them."""
     ids: list[int] = []
     required: set[int] = set()
-    for path in table.identifier_fields:
+    for path in table.upsert_key or table.identifier_fields:
         doing = f"cannot use identifier field {path!r} of table {table.name}"
         way = _source(schema, path, doing)
         kind = way[-1].field_type

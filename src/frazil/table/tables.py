@@ -23,6 +23,7 @@ from frazil.ingest.evolve import together
 from frazil.ingest.route import Metadata
 from frazil.ingest.settle import TablePlan, aliases_of
 from frazil.ingest.task import LETTERS
+from frazil.ingest.upsert import deletes_shape
 from frazil.ingest.write import PARQUET, TableShape, check
 from frazil.table import schema
 from frazil.table.audit import REPLAY, TABLES_PROPERTY
@@ -227,6 +228,14 @@ class Tables:
         if held.plan is None:
             shape = shaped(held.table, held.config, (among or held.metadata).topic)
             check(shape)
+            key = held.config.upsert_key
+            if key and set(key) != set(schema.identifier_fields(shape.schema)):
+                found = ", ".join(schema.identifier_fields(shape.schema)) or "none"
+                raise ConfigError(
+                    f"cannot upsert into table {name} by {', '.join(key)}: its identifier fields "
+                    f"are {found}",
+                    hint=f"ALTER TABLE {name} SET IDENTIFIER FIELDS {', '.join(key)}",
+                )
             held.plan = TablePlan(
                 shape=shape,
                 metadata=held.metadata,
@@ -238,6 +247,10 @@ class Tables:
                 moments=_moments(shape),
                 format_version=held.table.format_version,
                 floor=held.floor,
+                key=key,
+                log=held.config.key if not key else (),
+                deletes=deletes_shape(shape, key, held.table.unpartitioned_spec()) if key else None,
+                partitioned_by_key=held.config.partitioned_by_key,
             )
         return held.plan
 

@@ -1,0 +1,64 @@
+"""SIGKILL of a driver that upserts, at named steps: at every snapshot of every life the table is
+what a plain dictionary holds, read by Spark and by DuckDB."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frazil.core.config import load
+from frazil.sink import STEPS
+from frazil.surface.broker import Broker
+from frazil.surface.child import Pipeline
+from frazil.surface.status import leftovers
+from tests.oracle import Lake
+from tests.system.streams import proven
+from tests.system.test_upserts import Feed, batches, chaos, upsert
+from tests.upserts import spark_rows
+
+PER_LIFE, KEYS, PARTITIONS = 200, 50, 3
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [("staged", "committed", "index-commit"), pytest.param(STEPS, marks=pytest.mark.long)],
+    ids=["some", "every"],
+)
+def test_no_kill_brings_a_row_back_loses_one_or_leaves_a_twin(
+    broker: Broker, lake: Lake, spark: Any, name: str, write_toml: Callable[..., Path],
+    tmp_path: Path, steps: tuple[str, ...],
+):  # fmt: skip
+    feed = Feed(broker, name, PARTITIONS)
+    config = write_toml(decode={"format": "json"}, table=upsert(),
+                        sink={"max_records_per_trigger": PER_LIFE // 2})  # fmt: skip
+
+    def check() -> None:
+        feed.oracle.check(
+            lake.metadata_file(f"db.{name}"), Spark=spark_rows(spark, f"lake.db.{name}")
+        )
+
+    for life, step in enumerate(steps):
+        chaos(feed, life, PER_LIFE, KEYS, PARTITIONS)
+        pipeline = Pipeline(config, hold=f"{step}:2", until="forever", log=tmp_path / "log")
+        last: dict[str, Any] = {}
+        for last in pipeline.events():
+            if "held" in last:
+                break
+        assert last == {"held": step}, f"life {life} ended before {step}: {last}"
+        pipeline.kill()
+        check()
+    final = Pipeline(config, until="caught-up", log=tmp_path / "log")
+    events = list(final.events())
+    assert final.wait() == 0, events[-1]
+    check()
+    given = load(config)
+    told = sum(line.counts.written + line.counts.merged for line in proven(given, spark).lines)
+    assert told == len(steps) * PER_LIFE
+    assert len(batches(lake, f"db.{name}")) >= 2 * len(steps)
+    # What the killed lives left behind is removed, and nothing else with it.
+    for table, path in leftovers(given, spark):
+        table.delete(path)
+    check()

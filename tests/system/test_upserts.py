@@ -1,0 +1,305 @@
+"""Upserts on real Kafka, Spark and Iceberg: at every snapshot the table is what a plain dictionary
+holds after the records up to there, read by Spark and by DuckDB."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from frazil.core.config import Config
+from frazil.core.errors import ConfigError, Overlap
+from frazil.sink import Sink
+from frazil.surface.broker import Broker
+from frazil.surface.orders import create_topic
+from tests.oracle import Lake
+from tests.system.streams import (
+    Steps,
+    catch_up,
+    eventually,
+    proven,
+    running,
+)
+from tests.upserts import Oracle, Record, history, of_envelope, spark_rows
+
+Make = Callable[..., Config]
+NOW = int(time.time() * 1000)
+
+
+class Feed:
+    """Records into a topic, which an oracle knows as well."""
+
+    def __init__(self, broker: Broker, topic: str, partitions: int, key: tuple[str, ...] = ("id",)):
+        create_topic(broker.bootstrap, topic, partitions)
+        # A topic just made has no leader: what is tried again must not come out of order.
+        settings = {"bootstrap.servers": broker.bootstrap, "enable.idempotence": "true"}
+        self._producer = Producer(settings)
+        self.topic, self._key = topic, key
+        self._next = [0] * partitions
+        self.oracle = Oracle(key=key)
+
+    def send(
+        self, *rows: dict[str, Any], partition: int = 0, stamp: int = 1, gone: bool = False
+    ) -> None:
+        """Rows; with `gone`, the keys of rows that are no more."""
+        for row in rows:
+            key = {name: row[name] for name in self._key}
+            value = None if gone else json.dumps(row)
+            self._put(value, json.dumps(key), partition, stamp)
+            record = Record(self.topic, partition, self._next[partition] - 1, stamp,
+                            tuple(key.values()), None if gone else row)  # fmt: skip
+            self.oracle.add([record])
+
+    def change(self, *changes: dict[str, Any], partition: int = 0) -> None:
+        """Debezium's."""
+        for each in changes:
+            self._put(json.dumps(each), None, partition, 1)
+            offset = self._next[partition] - 1
+            self.oracle.add([of_envelope((self.topic, partition), offset, 1, each, self._key)])
+
+    def raw(self, value: str | None, key: str | None, partition: int = 0) -> None:
+        """What the oracle need not know."""
+        self._put(value, key, partition, 1)
+
+    def _put(self, value: str | None, key: str | None, partition: int, stamp: int) -> None:
+        # (What is older than a week, retention takes.)
+        self._producer.produce(self.topic, value, key, partition=partition, timestamp=NOW + stamp)
+        self._next[partition] += 1
+        self._producer.poll(0)
+
+    def flush(self) -> None:
+        assert self._producer.flush(30) == 0
+
+
+@pytest.fixture
+def check(spark: Any, lake: Lake) -> Callable[..., int]:
+    def every_snapshot(feed: Feed, table: str) -> int:
+        rows = spark_rows(spark, f"lake.{table}")
+        return feed.oracle.check(lake.metadata_file(table), Spark=rows)
+
+    return every_snapshot
+
+
+def upsert(**more: Any) -> dict[str, Any]:
+    return {"mode": "upsert", "key": ["id"], **more}
+
+
+def batches(lake: Lake, table: str) -> list[dict[str, str]]:
+    """Summaries of the snapshots that took records in."""
+    found = history(json.loads(Path(lake.metadata_file(table)).read_text()))
+    return [dict(each.summary) for each in found if any(a < b for a, b in each.ranges.values())]
+
+
+def chaos(feed: Feed, seed: int, count: int, keys: int, partitions: int) -> None:
+    """Any key in any partition at any time, deleted now and then."""
+    chance = random.Random(seed)
+    for n in range(count):
+        row = {"id": chance.randrange(keys), "value": seed * 10_000 + n}
+        feed.send(row, partition=chance.randrange(partitions), stamp=chance.randrange(1, 50),
+                  gone=chance.random() < 0.2)  # fmt: skip
+    feed.flush()
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_at_every_snapshot_the_table_is_what_a_dictionary_holds(
+    broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make, check: Any, version: int
+):
+    feed = Feed(broker, name, 3)
+    config = make_config(
+        decode={"format": "json"}, table=upsert(format_version=version),
+        sink={"max_records_per_trigger": 150},
+    )  # fmt: skip
+    for life in range(2):
+        chaos(feed, life, 400, keys=60, partitions=3)
+        catch_up(config, spark)
+    assert check(feed, f"db.{name}") >= 10
+    report = proven(config, spark)
+    assert report.proves == "changes"
+    told = sum(line.counts.written + line.counts.merged for line in report.lines)
+    assert told == 800
+    assert all(int(each["frazil.keys"]) == int(each["added-equality-deletes"])
+               for each in batches(lake, f"db.{name}"))  # fmt: skip
+
+
+def test_one_key_inserted_updated_deleted_and_inserted_again_in_one_batch(
+    broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make, check: Any
+):
+    feed = Feed(broker, name, 1, key=("id", "part"))
+    config = make_config(decode={"format": "json"}, table=upsert(key=["id", "part"]))
+    one = {"id": 1, "part": "a"}
+    feed.send({**one, "value": 1}, {**one, "value": 2})
+    feed.send(one, gone=True)
+    feed.send({**one, "value": 3}, {"id": 1, "part": "b", "value": 4})
+    feed.send({"id": 2, "part": "a", "value": 5})
+    feed.send({"id": 2, "part": "a"}, gone=True)
+    feed.flush()
+    catch_up(config, spark)
+    rows = lake.query(f"db.{name}", "id, part, value", "ORDER BY ALL")
+    assert rows == [(1, "a", 3), (1, "b", 4)]
+    [summary] = batches(lake, f"db.{name}")
+    assert json.loads(summary["frazil.counts"]) == {
+        "read": 2, "written": 2, "rejected": 0, "skipped": 0, "invisible": 0, "merged": 5,
+        "elsewhere": 0,
+    }  # fmt: skip
+    check(feed, f"db.{name}")
+
+
+def test_a_key_that_moves_to_another_partition_leaves_no_twin_also_when_the_spec_changes(
+    broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make, check: Any
+):
+    feed = Feed(broker, name, 1)
+    config = make_config(
+        decode={"format": "json"},
+        table=upsert(partition_by=["place", "bucket(4, id)"], compact_after=0),
+    )
+    places = ["north", "south", "east"]
+    for turn in range(3):
+        feed.send(*({"id": n, "place": places[(n + turn) % 3]} for n in range(20)))
+        feed.flush()
+        catch_up(config, spark)
+        if turn == 1:
+            spark.sql(f"ALTER TABLE lake.db.{name} REPLACE PARTITION FIELD place WITH "
+                      "truncate(1, place)")  # fmt: skip
+    feed.send(*({"id": n} for n in range(5)), gone=True)
+    feed.flush()
+    catch_up(config, spark)
+    assert len(lake.query(f"db.{name}", "id")) == 15
+    assert check(feed, f"db.{name}") >= 8
+    specs = spark.sql(f"SELECT DISTINCT spec_id FROM lake.db.{name}.files").collect()
+    assert sorted(row[0] for row in specs) == [0, 1, 2]  # its first, that of deletes, its second
+    proven(config, spark)
+
+
+def test_batches_that_gathered_are_snapshots_of_their_own_and_in_order(
+    broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make, check: Any
+):
+    feed = Feed(broker, name, 1)
+    config = make_config(
+        decode={"format": "json"}, table=upsert(),
+        sink={"max_records_per_trigger": 10, "commit_interval": "1h"},
+    )  # fmt: skip
+    feed.send({"id": 0, "value": -1})
+    feed.flush()
+    steps = Steps()
+    with running(config, spark, steps) as sink:
+        sink.wait_until(sink.ends())
+        for turn in range(4):  # the same keys in each batch
+            feed.send(*({"id": n, "value": turn} for n in range(10)))
+        feed.flush()
+        eventually(lambda: len(sink.committer.pending) == 4, "four batches wait", sink=sink)
+    assert len(batches(lake, f"db.{name}")) == 5
+    assert sorted(lake.query(f"db.{name}", "id, value")) == [(n, 3) for n in range(10)]
+    check(feed, f"db.{name}")
+    proven(config, spark)
+
+
+def test_keys_that_stay_in_their_kafka_partition_need_no_shuffle_and_others_are_found_out(
+    broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make, check: Any
+):
+    feed = Feed(broker, name, 2)
+    config = make_config(decode={"format": "json"}, table=upsert(partitioned_by_key=True))
+    for turn in range(2):
+        for n in range(40):
+            feed.send({"id": n % 20, "value": turn * 100 + n}, partition=n % 2)
+        feed.flush()
+        catch_up(config, spark)
+    check(feed, f"db.{name}")
+    proven(config, spark)
+    feed.send({"id": 100, "value": 1}, partition=0)
+    feed.send({"id": 100, "value": 2}, partition=1)
+    feed.flush()
+    sink = Sink(config)
+    sink.start(spark)
+    try:
+        with pytest.raises(Overlap, match="the same key came from"):
+            sink.wait_until(sink.ends())
+    finally:
+        sink.stop()
+    assert len(lake.query(f"db.{name}", "id")) == 20  # nothing of the batch was written
+
+
+def change(op: str, before: Any = None, after: Any = None) -> dict[str, Any]:
+    return {"op": op, "before": before, "after": after, "ts_ms": 1}
+
+
+def test_changes_of_a_database_are_applied_and_keys_that_change_too(
+    broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make
+):
+    feed = Feed(broker, name, 1)
+    config = make_config(
+        decode={"format": "json"}, table=upsert(),
+        route=[{"pattern": ".*", "to": [f"db.{name}"], "envelope": "debezium"}],
+        dead_letters={"table": f"db.{name}_dead"},
+    )  # fmt: skip
+
+    def rows() -> list[tuple[Any, ...]]:
+        return sorted(lake.query(f"db.{name}", "id, name, _op"))
+
+    def row(number: int | None, name: str = "a") -> dict[str, Any]:
+        return {"id": number, "name": name}
+
+    feed.change(change("c", after=row(1)), change("c", after=row(2)), change("c", after=row(3)))
+    feed.change(change("u", row(1), row(1, "b")), change("d", row(2)))
+    feed.raw(None, '{"id": 2}')  # the tombstone behind a delete
+    feed.flush()
+    catch_up(config, spark)
+    assert rows() == [(1, "b", "u"), (3, "a", "c")]
+    feed.raw(json.dumps(change("u", row(3), row(4, "moved"))), None)
+    feed.raw(json.dumps(change("c", after=row(2, "again"))), None)
+    feed.raw(json.dumps(change("c", after=row(None))), None)  # a key must have a value
+    feed.flush()
+    catch_up(config, spark)
+    assert rows() == [(1, "b", "u"), (2, "again", "c"), (4, "moved", "u")]
+    assert lake.query(f"db.{name}_dead", '"offset"') == [(8,)]
+    proven(config, spark)
+
+
+def test_a_tombstone_before_there_is_a_table_deletes_nothing(
+    broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make, check: Any
+):
+    feed = Feed(broker, name, 1)
+    config = make_config(decode={"format": "json"}, table=upsert())
+    feed.send({"id": 1}, gone=True)
+    feed.flush()
+    with running(config, spark) as sink:
+        feed.send({"id": 2, "value": 1})
+        feed.flush()
+        assert sink.wait_until(sink.ends(), 60)
+    assert lake.query(f"db.{name}", "id") == [(2,)]
+    proven(config, spark)
+
+
+def test_a_table_with_another_identity_is_refused(
+    broker: Broker, spark: Any, name: str, make_config: Make
+):
+    feed = Feed(broker, name, 1)
+    spark.sql(f"CREATE TABLE lake.db.{name} (id BIGINT NOT NULL, value BIGINT) USING iceberg")
+    feed.send({"id": 2, "value": 1})
+    feed.flush()
+    sink = Sink(make_config(decode={"format": "json"}, table=upsert()))
+    with pytest.raises(ConfigError, match="its identifier fields are none"):
+        sink.start(spark)
+
+
+def test_a_change_log_has_every_change_as_a_row(
+    broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make
+):
+    feed = Feed(broker, name, 1)
+    config = make_config(decode={"format": "json"}, table={"mode": "changelog", "key": ["id"]})
+    feed.send({"id": 1, "value": 1}, {"id": 1, "value": 2})
+    feed.send({"id": 1}, gone=True)
+    feed.flush()
+    catch_up(config, spark)
+    feed.send({"id": 1, "value": 3, "more": "x"})
+    feed.flush()
+    catch_up(config, spark)
+    rows = lake.query(f"db.{name}", "_offset, _op, id, value, more", "ORDER BY _offset")
+    assert rows == [(0, "u", 1, 1, None), (1, "u", 1, 2, None), (2, "d", 1, None, None),
+                    (3, "u", 1, 3, "x")]  # fmt: skip
+    assert proven(config, spark).proves == "records"

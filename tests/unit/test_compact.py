@@ -1,0 +1,573 @@
+"""Compaction against a table in memory whose reader applies deletes row by row, as the spec says.
+
+The files are real ones on disk; the snapshots are a Python list. What Iceberg itself makes of it is
+in `tests/spark/test_compact.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file
+from pyiceberg.table.puffin import PuffinFile
+
+from frazil.core.errors import Miscount, Misfit, Unavailable, Unknown
+from frazil.core.offsets import Cut
+from frazil.ingest.compact import Delete, Hiding, Job, Source, compact, mask
+from frazil.ingest.write import TableShape, Writer
+from frazil.table import compact as rounds
+from frazil.table.compact import COMPACT, Compaction
+from frazil.table.ledger import Entry, Snapshot
+
+FIELDS = [
+    {"id": 1, "name": "since", "required": True, "type": "long"},  # a name that others use, too
+    {"id": 2, "name": "code", "required": True, "type": "string"},
+    {"id": 3, "name": "value", "required": False, "type": "string"},
+]
+KEYS = {1: ("since",), 2: ("since", "code")}
+UNPARTITIONED = '{"spec-id": 0, "fields": []}'
+BUCKETS = json.dumps({"spec-id": 1, "fields": [
+    {"source-id": 2, "field-id": 1000, "name": "code", "transform": "identity"}]})  # fmt: skip
+LARGE = 2**15  # a target size for which a file of a thousand rows is not small
+Row = tuple[int, str, str | None]
+
+
+def schema(*fields: Mapping[str, Any]) -> str:
+    return json.dumps({"type": "struct", "schema-id": 0, "fields": list(fields)})
+
+
+def shape(folder: Path, spec: str = UNPARTITIONED, target: int = 2**27) -> TableShape:
+    return TableShape("db.t", str(folder), schema(*FIELDS), 0, spec, {}, target, "none", {})
+
+
+def written(shape: TableShape, rows: Sequence[Sequence[Any]]) -> list[str]:
+    writer = Writer(shape, "test")
+    columns = [list(each) for each in zip(*rows, strict=True)]
+    if columns:
+        arrays = [pa.array(c, f.type) for c, f in zip(columns, shape.arrow, strict=True)]
+        writer.write(pa.Table.from_arrays(arrays, schema=shape.arrow))
+    return [file.descriptor for file in writer.close()]
+
+
+def equality(of: TableShape, keys: int) -> TableShape:
+    return replace(of, schema=schema(*FIELDS[:keys]), spec=UNPARTITIONED,
+                   equality=tuple(range(1, keys + 1)))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Listed:
+    descriptor: str
+    sequence: int
+    everywhere: bool
+
+
+class Memory:
+    """A table whose snapshots are lists of files; who reads it applies the deletes by hand."""
+
+    name = "db.t"
+
+    def __init__(self, shape: TableShape, version: int = 2, keys: int = 1) -> None:
+        self.shape = shape
+        self.format_version = version
+        self.keys = keys
+        self.snapshots: list[tuple[Snapshot, list[Listed]]] = []
+        self.removed: list[str] = []
+        #: what the next `replace` meets: "lost" applies and fails, "down" fails, "late" lets a
+        #: commit in before it
+        self.fault = ""
+        self.late: Callable[[], None] = lambda: None
+        self.model: dict[tuple[Any, ...], Row] = {}
+        self.add([], {**Entry("s", 1, ("claim",), (0, 0), Cut(), Cut()).summary()})
+
+    def add(self, files: list[Listed], summary: Mapping[str, str], kept: Any = None) -> None:
+        before = self.snapshots[-1] if self.snapshots else None
+        sequence = len(self.snapshots) + 1
+        numbered = [replace(each, sequence=each.sequence or sequence) for each in files]
+        old = (before[1] if before else []) if kept is None else kept
+        snapshot = Snapshot(100 + sequence, before[0].id if before else None, sequence, 0, "",
+                            dict(summary), f"list-{sequence}")  # fmt: skip
+        self.snapshots.append((snapshot, [*old, *numbered]))
+
+    def upsert(self, rows: Sequence[Row], deleted: Sequence[tuple[Any, ...]] = ()) -> None:
+        """One batch, as the sink commits it: rows, and deletes of all its keys."""
+        last = {row[: self.keys]: row for row in rows}
+        gone = [*dict.fromkeys([*last, *deleted])]
+        files = [Listed(each, 0, False) for each in written(self.shape, list(last.values()))]
+        files += [Listed(each, 0, True) for each in written(equality(self.shape, self.keys), gone)]
+        self.add(files, {"added-equality-delete-files": "1"})
+        for key in deleted:
+            self.model.pop(key, None)
+        self.model.update(last)
+
+    @property
+    def files(self) -> list[dict[str, Any]]:
+        return [json.loads(each.descriptor) | {"sequence": each.sequence}
+                for each in self.snapshots[-1][1]]  # fmt: skip
+
+    def count(self, content: str) -> int:
+        return sum(each["content"] == content for each in self.files)
+
+    def rows(self) -> list[Row]:
+        files = self.files
+        found = []
+        for data in (each for each in files if each["content"] == "data"):
+            gone = set()
+            for each in files:
+                if each.get("referenced-data-file") == data["file-path"]:
+                    gone |= positions(each)
+            deleted = set()
+            for each in files:
+                if each["content"] == "equality-deletes" and each["sequence"] > data["sequence"]:
+                    deleted |= set(read(each["file-path"]))
+            for position, row in enumerate(read(data["file-path"])):
+                if position not in gone and row[: self.keys] not in deleted:
+                    found.append(row)
+        return sorted(found)
+
+    def check(self) -> None:
+        assert self.rows() == sorted(self.model.values())
+        for each in self.files:
+            assert Path(each["file-path"]).exists()
+
+    # What a keeper needs of it.
+
+    def refresh(self) -> None: ...
+
+    def history(self, branch: str) -> Iterator[Snapshot]:
+        assert branch == "main"
+        return (snapshot for snapshot, _ in reversed(self.snapshots))
+
+    def tagged(self, tag: str) -> Snapshot | None:
+        return None
+
+    def manifests(self, snapshot_id: int) -> set[str]:
+        return {"live.avro"}
+
+    def remove(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            self.removed.append(path)
+            Path(path).unlink(missing_ok=True)
+
+    def contents(self, branch: str, known: Mapping[str, Any]) -> tuple[Snapshot, dict[str, Any]]:
+        snapshot, files = self.snapshots[-1]
+        return snapshot, {"manifest": files}
+
+    def replace(
+        self, removed: Sequence[str], added: Sequence[str], summary: Mapping[str, str], *,
+        branch: str, since: int, leftovers: list[str],
+    ) -> None:  # fmt: skip
+        fault, self.fault = self.fault, ""
+        if fault == "down":
+            raise Unavailable("cannot rewrite: 503")
+        if fault == "late":
+            self.late()
+        leftovers.append("list.avro")
+        if self.snapshots[-1][0].id != since:
+            raise Unknown("cannot rewrite: it is not the newest one any more")
+        files = self.snapshots[-1][1]
+        assert removed
+        assert set(removed) <= {each.descriptor for each in files}
+        assert len(set(removed)) == len(removed)
+        kept = [each for each in files if each.descriptor not in removed]
+        masks = [each for each in map(json.loads, added) if each["content"] != "data"]
+        if masks:  # Iceberg's rule
+            assert any(json.loads(each)["content"] != "data" for each in removed)
+        self.add([Listed(each, 0, False) for each in added], summary, kept)
+        named = [e["referenced-data-file"] for e in self.files if e.get("referenced-data-file")]
+        assert len(set(named)) == len(named), "two masks of one file"
+        if fault == "lost":
+            raise Unknown("cannot rewrite: the answer was lost")
+
+
+@lru_cache(maxsize=1000)
+def read(path: str) -> list[tuple[Any, ...]]:
+    return [tuple(row.values()) for row in pq.read_table(path).to_pylist()]
+
+
+def positions(said: Mapping[str, Any]) -> set[int]:
+    """By pyiceberg's reader, or Arrow's."""
+    path = said["file-path"]
+    if said["file-format"] == "puffin":
+        [vector] = deletion_vectors_from_puffin_file(PuffinFile(Path(path).read_bytes()))
+        assert vector.referenced_data_file == said["referenced-data-file"]
+        found = set(vector.to_vector().to_pylist())
+    else:
+        found = {row["pos"] for row in pq.read_table(path).to_pylist()}
+    assert len(found) == said["record-count"]
+    return found
+
+
+class Clock:
+    now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 10_000.0
+        return self.now
+
+
+def compaction(table: Memory, **more: Any) -> Compaction:
+    given = {"sink": "s", "epoch": 1, "shape": lambda: table.shape, "after": 1, "clock": Clock(),
+             "prefix": lambda: "frazil-s-1-0", **more}  # fmt: skip
+    return Compaction(table, **given)
+
+
+@pytest.fixture(params=[2, 3])
+def version(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+# ── rounds ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_small_files_become_one_and_no_delete_is_left(tmp_path: Path):
+    table = Memory(shape(tmp_path))
+    for batch in range(10):
+        table.upsert([(key, "a", f"{batch}") for key in range(batch, batch + 20)], [(batch,)])
+    steps: list[str] = []
+    assert compaction(table, step=steps.append).tidy() == ""
+    assert steps == ["compact", "compacted"]
+    assert table.count("equality-deletes") == 0
+    assert table.count("data") == 2, "the newest batch has nothing to take out"
+    assert COMPACT in table.snapshots[-1][0].summary
+    table.check()
+
+
+def test_of_a_large_file_only_positions_are_written(tmp_path: Path, version: int):
+    table = Memory(shape(tmp_path, target=LARGE), version)
+    table.upsert([(key, "a", "old") for key in range(1000)])
+    base = table.files[0]["file-path"]
+    keeper = compaction(table)
+    for batch in range(3):
+        table.upsert([(batch, "a", f"new {batch}")], [(500 + batch,)])
+        assert keeper.tidy() == ""
+        table.check()
+        assert table.count("equality-deletes") == 0
+        [hides] = [e for e in table.files if e.get("referenced-data-file") == base]
+        assert positions(hides) == {*range(batch + 1), *range(500, 501 + batch)}
+        assert hides["file-format"] == ("puffin" if version == 3 else "parquet")
+
+
+def test_a_large_file_of_which_much_is_gone_is_written_anew(tmp_path: Path, version: int):
+    table = Memory(shape(tmp_path, target=LARGE), version)
+    table.upsert([(key, "a", "old") for key in range(1000)])
+    keeper = compaction(table)
+    table.upsert([], [(key,) for key in range(150)])
+    keeper.tidy()
+    assert table.count("position-deletes") == 1
+    table.upsert([], [(key,) for key in range(150, 250)])
+    keeper.tidy()
+    assert [each["record-count"] for each in table.files] == [750]
+    table.check()
+
+
+def test_a_key_of_several_columns_and_partitions_is_deleted_wherever_it_is(tmp_path: Path):
+    table = Memory(shape(tmp_path, BUCKETS), keys=1)
+    table.upsert([(1, "a", "x"), (2, "a", "x"), (3, "b", "x")])
+    table.upsert([(1, "b", "moved")])
+    compaction(table).tidy()
+    table.check()
+    both = Memory(shape(tmp_path), keys=2)
+    both.upsert([(1, "a", "x"), (1, "b", "x"), (2, "b", "x")])
+    both.upsert([(1, "b", "y")], [(2, "b")])
+    compaction(both).tidy()
+    assert both.rows() == [(1, "a", "x"), (1, "b", "y")]
+    assert both.count("equality-deletes") == 0
+
+
+def test_deletes_that_count_for_nothing_are_removed_without_reading(tmp_path: Path):
+    table = Memory(shape(tmp_path))
+    table.upsert([(key, "a", "x") for key in range(10)])
+    table.upsert([(key, "a", "x") for key in range(10, 20)])
+    ran: list[Any] = []
+    compaction(table, run=lambda jobs: ran.extend(jobs) or []).tidy()
+    assert ran == [], "bounds say that the keys do not meet"
+    assert table.count("equality-deletes") == 0
+    table.check()
+
+
+def test_a_round_is_due_after_so_many_commits_with_deletes(tmp_path: Path):
+    table = Memory(shape(tmp_path))
+    keeper = compaction(table, after=3)
+    table.upsert([(1, "a", "0")])
+    keeper.tidy()
+    rewritten = []
+    for batch in range(7):
+        table.upsert([(1, "a", str(batch))])
+        before = len(table.snapshots)
+        keeper.tidy()
+        rewritten.append(len(table.snapshots) - before)
+    assert rewritten == [0, 0, 1, 0, 0, 1, 0]
+
+
+def test_a_table_too_large_for_one_round_takes_several(tmp_path: Path, version: int):
+    table = Memory(shape(tmp_path, target=LARGE), version)
+    for part in range(5):
+        table.upsert([(key, "a", "old") for key in range(part * 1000, part * 1000 + 1000)])
+    keeper = compaction(table, most=1)  # a file each
+    keeper.tidy()
+    table.upsert([], [(key,) for key in range(0, 5000, 500)])
+    looked = [keeper.tidy() == "" and table.count("equality-deletes") for _ in range(6)]
+    assert looked == [1, 1, 1, 1, 0, 0], "the delete goes when the last file was looked at"
+    assert table.count("position-deletes") == 5
+    table.check()
+
+
+# ── what may come in between ─────────────────────────────────────────────────────────────────────
+
+
+def test_a_delete_that_lands_while_a_round_runs_is_not_lost(tmp_path: Path):
+    """H6: the round is thrown away with its files, and done again later."""
+    table = Memory(shape(tmp_path))
+    table.upsert([(1, "a", "x"), (2, "a", "x")])
+    table.upsert([(2, "a", "y")])
+    table.fault = "late"
+
+    def late() -> None:
+        table.upsert([], [(1,)])
+        table.upsert([(3, "a", "z")])
+
+    table.late = late
+    keeper = compaction(table)
+    assert "not the newest" in keeper.tidy()
+    table.check()
+    assert sum(path.endswith(".parquet") for path in table.removed) == 1
+    assert keeper.tidy() == ""
+    assert table.count("equality-deletes") == 0
+    table.check()
+
+
+@pytest.mark.parametrize("fault", ["lost", "down"])
+def test_whether_a_round_was_done_is_asked_of_the_table(tmp_path: Path, fault: str):
+    table = Memory(shape(tmp_path))
+    for value in "xyz":
+        table.upsert([(1, "a", value), (ord(value), "a", value)])
+    table.fault = fault
+    keeper = compaction(table)
+    trouble = keeper.tidy()
+    assert bool(trouble) == (fault == "down")
+    made = [path for path in table.removed if path.endswith(".parquet")]
+    assert made == []
+    table.check()
+    table.upsert([(1, "a", "last")])
+    assert keeper.tidy() == ""
+    assert table.count("equality-deletes") == 0
+    table.check()
+    if fault == "down":
+        assert len([path for path in table.removed if path.endswith(".parquet")]) == 1
+
+
+def test_a_life_that_is_over_touches_nothing(tmp_path: Path):
+    table = Memory(shape(tmp_path))
+    table.upsert([(1, "a", "x")])
+    table.upsert([(1, "a", "y")])
+    table.add([], Entry("s", 2, ("newer",), (0, 0), Cut(), Cut()).summary())
+    before = len(table.snapshots)
+    assert compaction(table).tidy() == ""
+    assert len(table.snapshots) == before
+
+
+def test_what_goes_wrong_is_told_and_for_later(tmp_path: Path):
+    table = Memory(shape(tmp_path))
+    table.upsert([(1, "a", "x")])
+    table.upsert([(1, "a", "y")])
+
+    def fails(jobs: Sequence[Job]) -> list[Any]:
+        raise OSError("the store is away")
+
+    keeper = compaction(table, run=fails)
+    assert "the store is away" in keeper.tidy()
+    assert keeper.trouble
+    table.check()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_happens_the_rows_are_those_of_the_model(tmp_path: Path, seed: int):
+    """Small and large files, several lives, few bytes a round, lost answers, late deletes."""
+    chance = random.Random(seed)
+    keys, version = chance.choice([1, 2]), chance.choice([2, 3])
+    spec = chance.choice([UNPARTITIONED, BUCKETS])
+    table = Memory(shape(tmp_path, spec, chance.choice([2**13, LARGE, 2**27])), version, keys)
+
+    def batch() -> None:
+        span = chance.choice([5, 40, 400])
+        low = chance.randrange(0, 400)
+        keyed = [(chance.randrange(low, low + span), chance.choice("ab")) for _ in range(span)]
+        gone = [each[:keys] for each in keyed[: chance.randrange(0, 4)]]
+        value = str(chance.random())
+        table.upsert([(*each, value) for each in keyed if each[:keys] not in gone], gone)
+
+    most = chance.choice([1, 2000, 2**30])
+    keeper = compaction(table, most=most)
+    table.late = batch
+    for _ in range(25):
+        batch()
+        if chance.random() < 0.1:
+            keeper = compaction(table, most=most)  # another process of the same life, say
+        table.fault = chance.choice(["", "", "", "lost", "down", "late"])
+        keeper.tidy()
+        table.check()
+    table.fault = ""
+    for _ in range(100):
+        keeper.tidy()
+        if not table.count("equality-deletes"):
+            break
+    table.check()
+    assert table.count("equality-deletes") == 0
+
+
+def test_deletes_of_a_branch_that_was_moved_here_are_not_taken_for_known(tmp_path: Path):
+    """Of a lower number than what was looked at, and still never seen."""
+    table = Memory(shape(tmp_path, target=LARGE))
+    table.upsert([(key, "a", "old") for key in range(1000)])
+    base = list(table.snapshots)
+    table.upsert([], [(1,)])
+    elsewhere = table.snapshots[-1]
+    table.snapshots = [*base, (replace(elsewhere[0], id=7), base[-1][1])]
+    table.model[1,] = (1, "a", "old")
+    table.upsert([], [(2,)])
+    keeper = compaction(table)
+    keeper.tidy()
+    table.check()
+    moved = [each for each in elsewhere[1] if each not in base[-1][1]]
+    snapshot, files = table.snapshots[-1]
+    table.snapshots[-1] = (replace(snapshot, id=8, summary={"added-equality-delete-files": "1"}),
+                           [*files, *moved])  # fmt: skip
+    del table.model[1,]
+    table.add([], Entry("s", 1, ("again",), (0, 0), Cut(), Cut()).summary())
+    table.check()
+    assert keeper.tidy() == ""
+    assert table.count("equality-deletes") == 0
+    table.check()
+
+
+# ── one task ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def source(descriptor: str, sequence: int, **more: Any) -> Source:
+    said = json.loads(descriptor)
+    given = {"small": True, "rows": said["record-count"], **more}
+    return Source(path=said["file-path"], bytes=said["file-size-in-bytes"], sequence=sequence,
+                  **given)  # fmt: skip
+
+
+def test_a_delete_counts_for_older_files_only(tmp_path: Path):
+    here = shape(tmp_path)
+    [data] = written(here, [(1, "a", "x"), (2, "a", "x")])
+    [gone] = written(equality(here, 1), [(1,)])
+    delete = Delete(json.loads(gone)["file-path"], 5, (1,))
+    for sequence, left in ((4, 1), (5, 2), (6, 2)):
+        done = compact(Job(here, "p", (source(data, sequence),), (delete,), 0.2, 0))
+        assert sum(file.rows for file in done.files) == left
+
+
+def test_files_of_older_schemas_are_read_by_the_ids_of_their_columns(tmp_path: Path):
+    old = replace(shape(tmp_path), schema=schema(
+        {"id": 1, "name": "id", "required": True, "type": "int"}, FIELDS[1]))  # fmt: skip
+    [data] = written(old, [(1, "a"), (2, "b")])
+    here = shape(tmp_path)
+    [gone] = written(equality(here, 1), [(1,)])
+    delete = Delete(json.loads(gone)["file-path"], 9, (1,))
+    done = compact(Job(here, "p", (source(data, 1),), (delete,), 0.2, 0))
+    [file] = done.files
+    assert read(json.loads(file.descriptor)["file-path"]) == [(2, "b", None)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [("uuid", [uuid.UUID(int=n).bytes for n in (1, 2, 3)]), ("fixed[3]", [b"abc", b"abd", b"abe"]),
+     ("binary", [b"", b"a", b"ab"]), ("decimal(9, 2)", ["1.00", "1.10", "2.00"]),
+     ("date", [1, 2, 3]), ("timestamptz", [1, 2, 3]), ("time", [1, 2, 3]),
+     ("boolean", [True, False])],
+)  # fmt: skip
+def test_keys_may_be_of_any_type(tmp_path: Path, kind: str, values: list[Any]):
+    here = replace(shape(tmp_path), schema=schema(
+        {"id": 1, "name": "deleted", "required": True, "type": kind}))  # fmt: skip
+    arrow = here.arrow.field(0).type
+    plain = arrow.storage_type if isinstance(arrow, pa.BaseExtensionType) else arrow
+    columns = pa.array(values, pa.string() if "decimal" in kind else plain).cast(plain)
+    table = pa.Table.from_arrays([columns.cast(arrow)], schema=here.arrow)
+
+    def put(of: TableShape, rows: pa.Table) -> str:
+        writer = Writer(of, "test")
+        writer.write(rows)
+        return writer.close()[0].descriptor
+
+    gone = put(replace(here, equality=(1,)), table.slice(1, 1))
+    delete = Delete(json.loads(gone)["file-path"], 9, (1,))
+    done = compact(Job(here, "p", (source(put(here, table), 1),), (delete,), 0.2, 0))
+    assert sum(file.rows for file in done.files) == len(values) - 1
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_positions_are_read_as_they_were_written(tmp_path: Path, version: int):
+    here = shape(tmp_path)
+    [data] = written(here, [(n, "a", "x") for n in range(100_000)])
+    gone = np.array([0, 7, 65_535, 65_536, 99_999], np.uint64)
+    said = json.loads(mask(here, "p", version, data, gone))
+    assert positions(said) == set(gone.tolist())
+    at = (said["content-offset"], said["content-size-in-bytes"]) if version == 3 else None
+    hides = Hiding(said["file-path"], at)
+    done = compact(Job(here, "p", (source(data, 1, hiding=(hides,)),), (), 0.2, 0))
+    assert sum(file.rows for file in done.files) == 99_995
+    kept = compact(Job(here, "p", (source(data, 1, hiding=(hides,), small=False),), (), 0.2, 0))
+    assert [len(each) for each in kept.gone.values()] == [0], "they are written down already"
+
+
+def test_rows_keep_their_numbers_when_they_move(tmp_path: Path):
+    here = shape(tmp_path)
+    [data] = written(here, [(n, "a", "x") for n in range(5)])
+    [gone] = written(equality(here, 1), [(1,), (3,)])
+    delete = Delete(json.loads(gone)["file-path"], 9, (1,))
+    done = compact(Job(here, "p", (source(data, 4, first_row=100),), (delete,), 0.2, 0))
+    path = json.loads(done.files[0].descriptor)["file-path"]
+    assert [row[-2:] for row in read(path)] == [(100, 4), (102, 4), (104, 4)]
+    again = compact(
+        Job(here, "p", (source(done.files[0].descriptor, 10, first_row=500),), (), 0.2, 0)
+    )
+    path = json.loads(again.files[0].descriptor)["file-path"]
+    assert [row[-2:] for row in read(path)] == [(100, 4), (102, 4), (104, 4)]
+
+
+def test_a_file_that_is_not_what_its_manifest_says_is_refused(tmp_path: Path):
+    here = shape(tmp_path)
+    [data] = written(here, [(1, "a", "x")])
+    with pytest.raises(Miscount, match="expected 2 rows, found 1"):
+        compact(Job(here, "p", (source(data, 1, rows=2),), (), 0.2, 0))
+    with pytest.raises(Misfit, match="deleted by column 7"):
+        compact(Job(here, "p", (source(data, 1),), (Delete("x", 9, (7,)),), 0.2, 0))
+
+
+def test_a_task_writes_no_more_large_files_anew_than_it_may(tmp_path: Path):
+    here = shape(tmp_path)
+    files = [written(here, [(n, "a", "x") for n in range(100)])[0] for _ in range(3)]
+    [gone] = written(equality(here, 1), [(n,) for n in range(50)])
+    delete = Delete(json.loads(gone)["file-path"], 9, (1,))
+    sources = tuple(source(each, 1, small=False) for each in files)
+    done = compact(Job(here, "p", sources, (delete,), 0.2, 1))
+    assert len(done.replaced) == 1
+    assert [len(each) for each in done.gone.values()] == [50, 50]
+
+
+def test_the_files_of_a_partition_go_to_one_task(tmp_path: Path):
+    table = Memory(shape(tmp_path, BUCKETS))
+    for batch in range(4):
+        table.upsert([(1, "a", str(batch)), (2, "b", str(batch))])
+    here = table.shape
+    state = rounds.State(table.snapshots[-1][1], Schema.model_validate_json(here.schema), {})
+    files = rounds.chosen(state, here.target_file_size)
+    assert len(files) == 6
+    room = 2 * max(file.bytes for file in files)
+    tasks = rounds.jobs(state, files, here, "p", room=3 * room // 2)
+    assert [len(task.sources) for task in tasks] == [3, 3]

@@ -1,0 +1,285 @@
+"""What deletes from an upsert table: records without a value, Debezium's deletes, a key that a row
+had before it got another. In any other table they are what they were."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import fastavro
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from frazil.core.config import RouteConfig, TableConfig
+from frazil.core.offsets import Partition
+from frazil.ingest.decode import Format
+from frazil.ingest.records import Opened
+from frazil.ingest.route import Metadata
+from frazil.ingest.rules import Rules
+from frazil.ingest.settle import LOG, Settled, Settler, TablePlan
+from frazil.ingest.write import TableShape
+from frazil.table.schema import iceberg_schema
+
+HERE = Partition("events", 2)
+METADATA = Metadata("_topic", "_topic_partition", "_offset", "_timestamp")
+COLUMNS = pa.schema([pa.field("id", pa.int64()), pa.field("name", pa.large_string())])
+CHANGES = pa.schema([*COLUMNS, pa.field("_op", pa.large_string(), nullable=False)])
+CHANGES_LOGGED = pa.schema([*COLUMNS, pa.field("_op", pa.large_string())])
+JSON = Format("json")
+
+
+def plan(
+    name: str, columns: pa.Schema = COLUMNS, key: tuple[str, ...] = ("id",), log: bool = False
+) -> TablePlan:
+    config = TableConfig(name, mode="upsert" if key and not log else "append",
+                         key=() if log else key)  # fmt: skip
+    shape = TableShape(name, "", iceberg_schema(columns, METADATA, config), 0, "", {}, 0, "", {})
+    if log:
+        return TablePlan(shape, METADATA, "", log=key)
+    return TablePlan(shape, METADATA, "", key=key, identifier=key)
+
+
+def settler(
+    format: Format,
+    *tables: TablePlan,
+    routes: tuple[RouteConfig, ...] = (),
+    key: Format | None = JSON,
+    upserts: tuple[str, ...] = (),
+) -> Settler:
+    plans = {each.shape.name: each for each in tables}
+    keyed = dict.fromkeys(upserts, "upsert")
+    keyed |= {name: LOG if each.log else "upsert" for name, each in plans.items()
+              if each.key or each.log}  # fmt: skip
+    rules = Rules(routes, list({**plans, **keyed})) if routes else None
+    return Settler(format, rules, plans, None, "db.t", keyed, key)
+
+
+def settle(by: Settler, *records: tuple[bytes | None, bytes | None]) -> Settled:
+    """Keys and values, at offsets 100, 101, …: every record has one fate."""
+    keys, values = zip(*records, strict=True)
+    offsets = np.arange(100, 100 + len(records), dtype=np.int64)
+    opened = Opened(list(values), offsets, offsets, pa.array(keys, pa.large_binary()), None)
+    settled = by.settle(HERE, opened, None, frozenset())
+    told = {each for _, rows in (*settled.rows, *settled.gone)
+            for each in rows.column("_offset").to_pylist()}  # fmt: skip
+    told |= {100 + index for index in settled.letters}
+    if not settled.needs:
+        assert len(told) + settled.skipped == len(records)
+    return settled
+
+
+def gone(settled: Settled, name: str = "db.t") -> list[tuple[Any, ...]]:
+    return _told(settled.gone, name)
+
+
+def left(settled: Settled, name: str = "db.t") -> list[tuple[Any, ...]]:
+    return _told(settled.left, name)
+
+
+def _told(found: list[tuple[str, pa.Table]], name: str) -> list[tuple[Any, ...]]:
+    """Offset and key of each."""
+    rows = [row for table, rows in found if table == name for row in rows.to_pylist()]
+    return sorted((row["_offset"], *(v for k, v in row.items() if not k.startswith("_")))
+                  for row in rows)  # fmt: skip
+
+
+def ids(settled: Settled, name: str = "db.t") -> list[int]:
+    return [n for table, rows in settled.rows if table == name for n in rows["id"].to_pylist()]
+
+
+def doc(**members: Any) -> bytes:
+    return json.dumps(members).encode()
+
+
+def test_a_record_without_a_value_deletes_its_key():
+    settled = settle(
+        settler(JSON, plan("db.t")), (doc(id=1), doc(id=1, name="a")), (doc(id=2), None)
+    )
+    assert (ids(settled), gone(settled)) == ([1], [(101, 2)])
+    assert settled.gone[0][1].schema.names == ["id", "_topic", "_topic_partition", "_offset",
+                                               "_timestamp"]  # fmt: skip
+
+
+def test_keys_may_be_text_a_bare_value_or_connects_payload():
+    by = settler(JSON, plan("db.t"), key=None)
+    assert gone(settle(by, (b"7", None))) == [(100, 7)]
+    by = settler(JSON, plan("db.t"))
+    payload = doc(schema={"type": "struct"}, payload={"id": 9})
+    assert gone(settle(by, (b"8", None), (payload, None))) == [(100, 8), (101, 9)]
+    names = plan("db.t", key=("name",))
+    assert gone(settle(settler(JSON, names, key=None), ("é 1".encode(), None))) == [(100, "é 1")]
+
+
+def test_a_key_that_cannot_be_read_is_rejected_by_itself():
+    settled = settle(
+        settler(JSON, plan("db.t")),
+        (None, None), (b"{", None), (doc(name="x"), None), (doc(id=None), None), (doc(id=3), None),
+    )  # fmt: skip
+    assert gone(settled) == [(104, 3)]
+    assert sorted(settled.letters) == [0, 1, 2, 3]
+    assert {letter.kind for letter in settled.letters.values()} == {"key"}
+    assert "nothing says what it deletes" in settled.letters[0].reason
+
+
+def test_a_key_of_several_columns():
+    two = plan("db.t", key=("id", "name"))
+    settled = settle(
+        settler(JSON, two), (doc(name="a", id=1), None), (doc(id=1), None), (b"1", None)
+    )
+    assert gone(settled) == [(100, 1, "a")]
+    assert sorted(settled.letters) == [1, 2]
+
+
+def test_a_row_without_its_key_is_rejected():
+    settled = settle(settler(JSON, plan("db.t")), (None, doc(name="a")), (None, doc(id=1)))
+    assert ids(settled) == [1]
+    assert settled.letters[0].tables == ("db.t",)
+
+
+def test_in_an_append_table_a_record_without_a_value_is_rejected_as_ever():
+    settled = settle(settler(JSON, plan("db.t", key=())), (doc(id=2), None))
+    assert settled.letters[0].kind == "null"
+    assert not settled.gone
+
+
+def test_where_there_is_no_table_there_is_nothing_to_delete():
+    settled = settle(settler(JSON, upserts=("db.t",)), (doc(id=2), None))
+    assert (settled.skipped, settled.letters, settled.needs) == (1, {}, {})
+    settled = settle(settler(JSON, upserts=("db.t",)), (doc(id=2), None), (b"1", doc(id=1)))
+    assert list(settled.needs) == ["db.t"]
+
+
+# ── Avro ────────────────────────────────────────────────────────────────────────────────────────
+
+SCHEMA = {"type": "record", "name": "r", "fields": [
+    {"name": "id", "type": "long"}, {"name": "name", "type": ["null", "string"]}]}  # fmt: skip
+KEY = {"type": "record", "name": "k", "fields": [{"name": "id", "type": ["null", "int"]}]}
+
+
+def datum(schema: Any, **values: Any) -> bytes:
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, schema, values)
+    return out.getvalue()
+
+
+def test_avro_values_and_keys():
+    by = settler(Format("avro", json.dumps(SCHEMA)), plan("db.t"),
+                 key=Format("avro", json.dumps(KEY)))  # fmt: skip
+    settled = settle(
+        by,
+        (datum(KEY, id=1), datum(SCHEMA, id=1, name="a")),
+        (datum(KEY, id=5), None),
+        (datum(KEY, id=None), None),
+        (b"", None),
+    )
+    assert (ids(settled), gone(settled)) == ([1], [(101, 5)])
+    assert sorted(settled.letters) == [2, 3]
+
+
+def test_a_tombstone_for_two_kinds_of_tables_deletes_in_one_and_is_rejected_by_the_other():
+    routes = (RouteConfig(to=("db.t", "db.log")),)
+    by = settler(Format("avro", json.dumps(SCHEMA)), plan("db.t"), plan("db.log", key=()),
+                 routes=routes)  # fmt: skip
+    settled = settle(by, (doc(id=4), None))
+    assert gone(settled) == [(100, 4)]
+    assert settled.letters[0].tables == ("db.log",)
+
+
+# ── Debezium ────────────────────────────────────────────────────────────────────────────────────
+
+ROUTES = (RouteConfig(to=("db.t",), envelope="debezium"),)
+
+
+def change(op: str, before: dict[str, Any] | None, after: dict[str, Any] | None) -> bytes:
+    return doc(op=op, before=before, after=after)
+
+
+def row(n: int | None, name: str = "a") -> dict[str, Any]:
+    return {"id": n, "name": name}
+
+
+STORY = [
+    (None, change("c", None, row(1))),
+    (None, change("u", row(1), row(1, "b"))),
+    (None, change("d", row(2), None)),
+    (None, None),  # the tombstone behind it
+    (None, change("u", row(3), row(4))),  # another key
+    (None, change("u", None, row(5))),  # `before` is not told
+]
+
+
+def check_story(settled: Settled) -> None:
+    assert ids(settled) == [1, 1, 4, 5]
+    assert gone(settled) == [(102, 2)]
+    assert left(settled) == [(104, 3)]
+    assert (settled.skipped, settled.letters) == (1, {})
+
+
+def test_changes_in_json():
+    check_story(settle(settler(JSON, plan("db.t", CHANGES), routes=ROUTES), *STORY))
+
+
+def test_changes_in_avro():
+    inner = {**SCHEMA, "name": "row"}
+    envelope = {"type": "record", "name": "change", "fields": [
+        {"name": "op", "type": "string"}, {"name": "before", "type": ["null", inner]},
+        {"name": "after", "type": ["null", "row"]}]}  # fmt: skip
+    by = settler(Format("avro", json.dumps(envelope)), plan("db.t", CHANGES), routes=ROUTES)
+    story = [(k, None if v is None else datum(envelope, **json.loads(v))) for k, v in STORY]
+    check_story(settle(by, *story))
+
+
+def test_a_delete_without_its_key_is_rejected():
+    by = settler(JSON, plan("db.t", CHANGES), routes=ROUTES)
+    settled = settle(
+        by, (None, change("d", {"name": "a"}, None)), (None, change("d", row(None), None))
+    )
+    assert sorted(settled.letters) == [0, 1]
+    assert not settled.gone
+
+
+def test_in_an_append_table_every_change_is_a_row():
+    by = settler(JSON, plan("db.t", CHANGES, key=()), routes=ROUTES)
+    settled = settle(by, *STORY)
+    assert ids(settled) == [1, 1, 2, 4, 5]
+    assert not settled.gone
+    assert not settled.left
+
+
+# ── a change log ────────────────────────────────────────────────────────────────────────────────
+
+
+def logged(settled: Settled) -> list[tuple[Any, ...]]:
+    rows = [row for _, rows in settled.rows for row in rows.to_pylist()]
+    return sorted((row["_offset"], row["_op"], row["id"], row["name"]) for row in rows)
+
+
+@pytest.mark.parametrize("kind", ["json", "avro"])
+def test_every_change_is_a_row_of_a_change_log_deletes_too(kind: str):
+    format, key, value = JSON, doc(id=2), doc(id=1, name="a")
+    if kind == "avro":
+        format, value = Format("avro", json.dumps(SCHEMA)), datum(SCHEMA, id=1, name="a")
+    by = settler(format, plan("db.t", CHANGES_LOGGED, log=True))
+    settled = settle(by, (doc(id=1), value), (key, None), (doc(id=1), value))
+    assert logged(settled) == [(100, "u", 1, "a"), (101, "d", 2, None), (102, "u", 1, "a")]
+
+
+def test_a_change_log_is_made_with_its_operation_and_optional_columns():
+    by = settler(JSON, upserts=())
+    by._keyed = {"db.t": LOG}
+    need = settle(by, (doc(id=1), doc(id=1, name="a"))).needs["db.t"]
+    assert need.names == ["id", "name", "_op"]
+    assert all(each.nullable for each in need)
+    by = settler(Format("avro", json.dumps(SCHEMA)))
+    by._keyed = {"db.t": LOG}
+    need = settle(by, (doc(id=1), datum(SCHEMA, id=1, name="a"))).needs["db.t"]
+    assert need.names == ["id", "name", "_op"]
+    assert all(each.nullable for each in need)
+
+
+def test_a_database_tells_the_operation_itself():
+    by = settler(JSON, plan("db.t", CHANGES_LOGGED, log=True), routes=ROUTES)
+    ops = [each[1] for each in logged(settle(by, *STORY))]
+    assert ops == ["c", "u", "d", "u", "u"]
