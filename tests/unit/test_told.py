@@ -98,8 +98,12 @@ def test_rows_whose_lowest_and_highest_offset_cannot_be_are_strange(
 
 
 def test_rows_that_lie_where_others_are_none():
-    found = told.of(rows([row(batch=batch) for batch in range(5)]))
-    whole = told.of(rows([row(batch=batch) for batch in (1, 3)]))
+    """Of a life that tells of the whole stream nothing is filled in: what it lacks is lost."""
+    lives = {0: 1, 1: 2, 2: 3, 3: 2, 4: 3, 5: 2}
+    found = told.of(rows([row(batch=batch, epoch=lives[batch]) for batch in range(5)]))
+    whole = told.of(rows([row(batch=batch, epoch=2) for batch in (1, 3)]))
+    lost = told.of(rows([row(batch=batch, epoch=lives[batch]) for batch in range(6)]))
+    assert [each[1] for each in said(told.outside(lost, whole))] == [0, 20, 40]
     rest = told.outside(found, whole)
     assert [each[1] for each in said(rest)] == [0, 20, 40]
     assert said(told.one([rest, whole])) == said(found)

@@ -188,9 +188,9 @@ class State:
             file.hiding = [each for each in found if each.sequence >= file.sequence]
         #: of files that are there, and that nobody else hid rows of since
         self.known = {
-            file.path: found
+            file.path: fact
             for file in self.data
-            if (found := known.get(file.path)) and found.hiding == file.hiding_ids
+            if (fact := known.get(file.path)) and fact.hiding == file.hiding_ids
         }
 
     def since(self, file: File) -> int:

@@ -77,8 +77,10 @@ def one(several: Sequence[Told]) -> Told:
 
 
 def outside(told: Told, whole: Told) -> Told:
-    """Those rows that begin where no row of `whole` is."""
+    """Those rows that begin where no row of `whole` is, of lives of which it has none at all: a
+    life that tells of the whole stream does so of each batch."""
     there = by_partition(whole.spans)
+    silent = ~np.isin(told.epochs, whole.epochs)
     kept = []
     for spans in (told.spans, told.strange):
         masks = [np.ones(0, bool)]
@@ -88,6 +90,8 @@ def outside(told: Told, whole: Told) -> Told:
                 at = np.searchsorted(there[partition].start, rows.start, "right") - 1
                 reached = np.maximum.accumulate(there[partition].end)
                 mask = (at < 0) | (rows.start >= reached[at])
+            if len(silent):
+                mask = mask & silent[rows.source]
             masks.append(mask)
         kept.append(select(spans, np.concatenate(masks)))
     return replace(told, spans=kept[0], strange=kept[1])
