@@ -849,3 +849,74 @@ def test_rows_of_batches_may_carry_offsets():
     assert history.report().verdict == "proven"
     history.files[0] = replace(history.files[0], rows=history.files[0].rows - 1)
     assert history.report().verdict == "unaccounted"
+
+
+# ── upserts ──────────────────────────────────────────────────────────────────────────────────
+
+
+def upserted() -> History:
+    """Two batches of ten records over six keys each; of the second, one deletes."""
+    history = History().commit({A: (0, 0)})
+    for start, written in ((0, 6), (10, 5)):
+        one = entry({A: (start, start + 10)}, unwritten={A: Counts(merged=10 - written)}, keys=6)
+        history.files.append(DataFile(f"/f-{start}", written, None, (start, start + 9)))
+        history.deletes += 1
+        history.add({**one.summary(), "added-records": str(written), "added-delete-files": "1",
+                     "added-equality-deletes": "6"}, "overwrite")  # fmt: skip
+    return history
+
+
+def test_of_an_upsert_table_changes_are_proven_though_its_deletes_hide_rows():
+    report = upserted().report()
+    assert (report.verdict, report.proves) == ("proven", "changes")
+    assert report.lines[0].counts == Counts(11, merged=9)
+
+
+def test_a_delete_file_that_is_not_what_the_entry_says_is_found():
+    history = upserted()
+    summary = {**history.snapshots[-1].summary, "added-equality-deletes": "5"}
+    history.snapshots[-1] = replace(history.snapshots[-1], summary=summary)
+    report = history.report()
+    assert report.verdict == "unaccounted"
+    assert "takes 6 keys away" in report.findings[0]
+
+
+def test_rows_that_are_missing_or_too_many_in_an_upsert_table_are_found():
+    history = upserted()
+    lost, kept = history.files.copy(), history.files.copy()
+    history.files = lost[1:]
+    assert history.report().verdict == "unaccounted"
+    history.files = [*kept, DataFile("/more", 3, None, (0, 9))]
+    assert history.report().verdict == "unaccounted"
+    history.files = [*kept, kept[0]]
+    assert history.report().verdict == "overlap"
+
+
+def test_the_sinks_own_compaction_takes_rows_away_and_that_is_well():
+    history = upserted()
+    history.files, history.deletes = [DataFile("/g", 7, None, (0, 19))], 0
+    history.add({"frazil.compact": "u", "added-records": "7", "deleted-records": "11"}, "replace")
+    assert history.report().verdict == "proven"
+    history.add({"frazil.compact": "v", "added-records": "9", "deleted-records": "7"}, "replace")
+    assert history.report().verdict == "overlap"
+
+
+@pytest.mark.parametrize(
+    ("operation", "summary", "verdict"),
+    [
+        ("delete", {"deleted-records": "2"}, "unaccounted"),
+        ("delete", {"added-delete-files": "1", "added-position-deletes": "1"}, "unaccounted"),
+        ("append", {"added-records": "2"}, "cannot tell"),
+    ],
+)
+def test_what_others_do_to_an_upsert_table_is_told(
+    operation: str, summary: dict[str, str], verdict: str
+):
+    assert upserted().add(summary, operation).report().verdict == verdict
+
+
+def test_a_gap_in_the_ledger_of_an_upsert_table_is_found():
+    history = upserted()
+    del history.snapshots[1]
+    report = history.report()
+    assert "gap" in {each.kind for each in report.found}

@@ -657,8 +657,12 @@ class _Case:
         """Rows come and go: none may be there that nobody says was written, and as long as nothing
         was compacted all that were written are, though deletes may hide them."""
         table = self.table
-        if table.removed or table.foreign:
-            self.found("unaccounted", "others added rows to this table, or removed or hid some")
+        if table.removed:
+            self.found("unaccounted", "rows were removed or hidden by a commit that is not the "
+                       "sink's")  # fmt: skip
+        elif table.foreign:
+            self.found("cannot tell", "others added rows to this table, of keys that it may have "
+                       "already")  # fmt: skip
         for partition, part in self.whole.items():
             mine = [file for file in files if file.partition == partition and file.offsets]
             if partition != BATCHES and not _joints(part)[1]:
