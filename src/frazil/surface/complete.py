@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 
 from rich.console import Console
 
@@ -147,9 +148,7 @@ def values(found: Answer) -> dict[str, object]:
 
 
 def show(found: Answer, console: Console) -> None:
-    def say(text: str) -> None:
-        console.print(text, soft_wrap=True, markup=False, highlight=False)
-
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     until = "cannot say yet until when it is complete"
     if found.until is not None:
         until = f"complete until {shown(found.until)}"

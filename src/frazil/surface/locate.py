@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pyarrow.compute as pc
@@ -93,10 +93,15 @@ class _Where:
     branches: Mapping[str, str] = field(default_factory=dict)
 
     def branch(self, table: str) -> str:
-        for name, branch in self.branches.items():
-            if re.fullmatch(re.sub(r"\\\{\w+\\\}", r"\\w+", re.escape(name)), table):
-                return branch
-        return "main"
+        return branch_of(self.branches, table)
+
+
+def branch_of(branches: Mapping[str, str], table: str) -> str:
+    """A table's own, or its template's; `branches` has those that the config names."""
+    for name, branch in branches.items():
+        if re.fullmatch(re.sub(r"\\\{\w+\\\}", r"\\w+", re.escape(name)), table):
+            return branch
+    return "main"
 
 
 def of_sink(config: Config, opened: Open, where: Partition, offset: int, table: str = "") -> Answer:
@@ -403,9 +408,7 @@ def _iso(moment: datetime | None) -> str | None:
 
 
 def show(answer: Answer, console: Console) -> None:
-    def say(text: str) -> None:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     if answer.said:
         say(f"{answer.partition} at {answer.offset}: {answer.said}")
     for batch in answer.batches:
