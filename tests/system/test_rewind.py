@@ -79,12 +79,8 @@ def test_a_table_goes_back_and_the_stream_goes_on(
     plan = look(config, spark, "batch:1")
     assert before == (lake.metadata_file(f"db.{name}"), lake.metadata_file(f"db.{name}_index"))
     (moved,) = plan.choice.moves
-    assert (plan.choice.boundary.cut, plan.batches, moved.rows, moved.commits) == (
-        ends[1],
-        2,
-        40,
-        2,
-    )
+    assert (plan.choice.boundary.cut, plan.batches) == (ends[1], 2)
+    assert (moved.rows, moved.commits) == (40, 2)
     steps: list[str] = []
     assert rewind(config, spark, "batch:1", on_step=lambda step, _: steps.append(step)) == plan
     assert steps == ["claimed", "noted", "forked", "moved", "unstaged", "indexed", "done"]
@@ -247,32 +243,22 @@ def test_a_rest_catalog_and_an_object_store_take_it_too(
 ):  # fmt: skip
     """References move by the catalog's own compare-and-set; the index's files are read and written
     in the bucket."""
-    orders.create_topic(broker.bootstrap, name, 2)
+    create_topic(broker.bootstrap, name, 2)
+    config = _sink(spark, broker, store, name, tmp_path, stage="s3://stage/frazil").config
     source = orders.Orders()
     ends = []
     for _ in range(3):
         orders.produce(broker.bootstrap, name, 2, rows=1_000, orders=source)
-        sink = _sink(spark, broker, store, name, tmp_path, stage="s3://stage/frazil")
-        sink.start(spark)
-        try:
-            assert sink.wait_until(sink.ends(), WITHIN)
-        finally:
-            sink.stop()
-        ends.append(sink.position)
+        ends.append(catch_up(config, spark).position)
     count = f"SELECT count(*), count(DISTINCT order_id) FROM s3lake.db.{name}"
-    plan = rewind(sink.config, spark, json.dumps(ends[0].nested()))
+    plan = rewind(config, spark, json.dumps(ends[0].nested()))
     assert plan.choice.boundary.cut == ends[0]
     assert tuple(spark.sql(count).first()) == (1_000, 1_000)
-    assert rewind(sink.config, spark, "batch:-1").choice.stands[0].then is None
+    assert rewind(config, spark, "batch:-1").choice.stands[0].then is None
     assert tuple(spark.sql(count).first()) == (0, 0)
-    again = _sink(spark, broker, store, name, tmp_path, stage="s3://stage/frazil")
-    again.start(spark)
-    try:
-        assert again.wait_until(again.ends(), WITHIN)
-    finally:
-        again.stop()
+    catch_up(config, spark)
     assert tuple(spark.sql(count).first()) == (3_000, 3_000)
-    for report in of_table(again.catalog.look, f"db.{name}", "main").reports:
+    for report in of_table(Catalog(spark, "s3lake").look, f"db.{name}", "main").reports:
         assert report.verdict == "proven", report.values()
 
 

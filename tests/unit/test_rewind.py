@@ -22,15 +22,7 @@ from frazil.core.errors import ConfigError, Conflict, Fatal, Fenced, FrazilError
 from frazil.core.offsets import Cut, Partition, Range
 from frazil.ingest.stage import StagedBatch, StagedTable, Tally
 from frazil.table import index as offset_index
-from frazil.table.boundary import (
-    BEGINNING,
-    Boundary,
-    Choice,
-    Stream,
-    Wanted,
-    earliest,
-    wanted,
-)
+from frazil.table.boundary import BEGINNING, Boundary, Choice, Stream, earliest
 from frazil.table.commit import INDEX, Bounds, Committer, Pace, Target, chain, entry_of
 from frazil.table.ledger import Snapshot, entries, parse
 from frazil.table.rewind import PROPERTY, STEPS, Rewinding, Without, note_of, refuse_unfinished
@@ -123,19 +115,13 @@ class World:
         heads = [Target(t, "main", "s", 0, self.clock).head().entry for t in self.every]
         self.epoch = 1 + max((each.epoch for each in heads if each), default=0)
         self.index_target = Target(self.index, "main", "s", self.epoch, self.clock)
-        head = self.index_target.claim(lambda position: Cut({**self.beginnings, **position}))
+        head = take(self.index_target, lambda position: Cut({**self.beginnings, **position}))
         refuse_unfinished(self.index.properties, "s")
-        assert head.entry is not None
-        assert head.snapshot is not None
-        self.index_target.witness(head.snapshot)
         self.targets: dict[str, Target] = {}
         for name, table in self.tables.items():
             assert not Target(table, "main", "s", 0, self.clock).rolled_back(), name
             self.targets[name] = Target(table, "main", "s", self.epoch, self.clock)
-            claimed = self.targets[name].claim()
-            assert claimed.entry is not None
-            assert claimed.snapshot is not None
-            self.targets[name].witness(claimed.snapshot)
+            claimed = take(self.targets[name])
             if self.alone:  # as `Sink._check_table`
                 assert claimed.entry.end.reaches(head.entry.end)
         self.committer = Committer(
@@ -208,10 +194,7 @@ class World:
             gone = [i for i in self.index.live() if self.batches[i].number > batch]
             return Without(self.index.refs["main"], gone)
 
-        class Staging:
-            delete = staticmethod(lambda path: self.staged.pop(path, None))
-
-        self.index.delete = Staging.delete  # type: ignore[method-assign,assignment]
+        self.index.delete = lambda path: self.staged.pop(path, None)
         return Rewinding(
             "s", self.index, {name: (table, "main") for name, table in self.tables.items()},
             rows=self.rows, staged=lambda: list(self.staged.items()), without=without,
@@ -221,7 +204,12 @@ class World:
     def choose(self, text: str) -> Choice:
         found = self.rewinding()
         found.read()
-        return found.choice(found.stream.named(wanted(text)))
+        return found.choice(found.stream.named(text))
+
+    def earliest(self, refused: Choice) -> Any:
+        found = self.rewinding()
+        found.read()
+        return earliest(found.stream, found.states, "s", refused, lambda _: True)
 
     def rewind(
         self, text: str, step: Callable[[str, str], None] = lambda name, table: None,
@@ -231,7 +219,7 @@ class World:
         doing = self.rewinding(step)
         doing.read()
         begun = doing.note
-        start = doing.stream.at(begun.batch) if begun else doing.stream.named(wanted(text))
+        start = doing.stream.at(begun.batch) if begun else doing.stream.named(text)
         doing.claim()
         doing.read()
         choice = doing.choice(start)
@@ -264,6 +252,12 @@ class World:
         assert all("frazil-rewind" not in ref for table in self.every for ref in table.refs)
 
 
+def take(target: Target, extend: Callable[[Cut], Cut] = lambda position: position) -> Any:
+    head = target.claim(extend)
+    target.witness(head.snapshot)
+    return head
+
+
 def moment_of(at: int) -> datetime:
     return datetime(2025, 1, 1, at, tzinfo=timezone.utc)
 
@@ -277,45 +271,29 @@ def filled(*batches: Sequence[str], alone: bool = False) -> World:
     return world
 
 
-# ── how a cut is said ────────────────────────────────────────────────────────────────────────────
+# ── boundaries ───────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "batch"),
     [
-        ("batch:17", Wanted("batch:17", batch=17)),
-        ("batch:-9", Wanted("batch:-9", batch=BEGINNING)),
-        ('{"orders": {"0": 7}}', Wanted('{"orders": {"0": 7}}', offsets=Cut({P: 7}))),
-        ("2025-01-01T02:30", Wanted("2025-01-01T02:30",
-                                    moment=datetime(2025, 1, 1, 2, 30, tzinfo=timezone.utc))),
-        ("2025-01-01T02:30:00Z", Wanted("2025-01-01T02:30:00Z",
-                                        moment=datetime(2025, 1, 1, 2, 30, tzinfo=timezone.utc))),
+        ("batch:1", 1), ("batch:-1", BEGINNING), ("batch:-9", BEGINNING),
+        ('{"orders": {"0": 20}}', 1), ('{"orders": {"0": 29}}', 1), ('{"orders": {"0": 99}}', 2),
+        ('{"orders": {"0": 9}}', BEGINNING), ('{"orders": {"1": 0}}', 2),  # nothing is of it
+        ("2025-01-01T01:59", 1), ("2025-01-01T01:59:00Z", 1), ("2025-01-01T03:59+02:00", 1),
+        ("2025-01-01T02:00", 2), ("2024-12-31T23:59", BEGINNING),
     ],
 )  # fmt: skip
-def test_a_cut_is_a_batch_a_moment_or_offsets(text: str, expected: Wanted):
-    assert wanted(text) == expected
+def test_the_boundary_is_the_newest_at_or_below_a_batch_a_moment_or_offsets(text: str, batch: int):
+    world = filled(["db.a"], ["db.a"], ["db.a"], alone=True)
+    found = Stream(world.rows(), world.end).named(text)
+    assert (found.batch, found.cut[P]) == (batch, 10 * (batch + 1))
 
 
 @pytest.mark.parametrize("text", ["", "17", "batch:", "yesterday", "{", '{"orders": 7}', "[]"])
 def test_what_is_no_cut_is_refused(text: str):
     with pytest.raises(ConfigError, match="cannot read the cut"):
-        wanted(text)
-
-
-# ── boundaries ───────────────────────────────────────────────────────────────────────────────────
-
-
-def test_the_boundary_is_the_newest_at_or_below_what_is_wanted():
-    world = filled(["db.a"], ["db.a"], ["db.a"], alone=True)
-    stream = world.rewinding()
-    stream.read()
-    named = [stream.stream.named(wanted(text)) for text in (
-        "batch:1", '{"orders": {"0": 20}}', '{"orders": {"0": 29}}', "2025-01-01T01:59",
-    )]  # fmt: skip
-    assert [(each.batch, each.cut[P]) for each in named] == [(1, 20)] * 4
-    assert stream.stream.named(wanted('{"orders": {"0": 99}}')).batch == 2
-    assert stream.stream.named(wanted('{"orders": {"0": 9}}')).batch == BEGINNING
-    assert stream.stream.named(wanted('{"orders": {"1": 0}}')).batch == 2, "nothing is of it"
+        World().choose(text)
 
 
 def test_a_partition_that_came_later_stands_at_its_beginning():
@@ -328,8 +306,8 @@ def test_a_partition_that_came_later_stands_at_its_beginning():
     assert stream.at(0).cut == Cut({P: 10, Q: 0})
     assert stream.at(1).cut == Cut({P: 10, Q: 10})
     assert stream.beginnings == Cut({P: 0, Q: 0})
-    assert stream.reaching({P: 10, Q: 1}) == stream.at(1)
-    assert stream.reaching({P: 21}) is None
+    assert [*stream.beyond(stream.at(0), {P: 10, Q: 1})] == [stream.at(1), stream.at(2)]
+    assert [*stream.beyond(stream.at(0), {P: 21})] == []
 
 
 @pytest.mark.parametrize(
@@ -435,12 +413,8 @@ def test_expired_snapshots_are_named_with_the_earliest_boundary_left():
     world.tables["db.a"].expire(keep=2)
     choice = world.choose("batch:0")
     assert [(each.table, each.expired) for each in choice.expired] == [("db.a", True)]
-    doing = world.rewinding()
-    doing.read()
-    found = earliest(doing.stream, doing.states, "s", choice, lambda _: True)
-    assert found is not None
-    assert found.batch == 3
-    world.check(world.rewind(f"batch:{found.batch}"))
+    assert world.earliest(choice).batch == 3
+    world.check(world.rewind("batch:3"))
 
 
 def test_the_witness_alone_proves_a_table_that_does_not_move():
@@ -478,20 +452,11 @@ def test_foreign_commits_that_would_go_are_listed_and_those_before_stay():
 def test_claims_of_others_and_compactions_are_no_loss_and_their_witnesses_go_along():
     world = filled(["db.a"])
     table = world.tables["db.a"]
-    other = Target(table, "main", "s.replay", 1, world.clock)
-    first = other.claim()
-    assert first.snapshot is not None
-    other.witness(first.snapshot)
+    first = take(Target(table, "main", "s.replay", 1, world.clock))
     world.make("db.a")
     world.settle()
-    other.epoch = 2
-    second = other.claim()
-    assert second.snapshot is not None
-    other.witness(second.snapshot)
-    new = Target(table, "main", "late", 1, world.clock)
-    third = new.claim()
-    assert third.snapshot is not None
-    new.witness(third.snapshot)
+    take(Target(table, "main", "s.replay", 2, world.clock))
+    take(Target(table, "main", "late", 1, world.clock))
     (found,) = world.choose("batch:0").moves
     assert found.foreign == ()
     assert found.tags == {"frazil/s.replay": first.snapshot.id, "frazil/late": None}
@@ -782,9 +747,7 @@ def test_whatever_happened_before_and_wherever_it_is_killed_all_stand_together_a
     choice = world.choose(text)
     assert choice.boundary.batch <= min(batch, last)
     if choice.trouble or choice.expired:
-        doing = world.rewinding()
-        doing.read()
-        found = earliest(doing.stream, doing.states, "s", choice, lambda _: True)
+        found = world.earliest(choice)
         if found is None:
             return
         text = f"batch:{found.batch}"

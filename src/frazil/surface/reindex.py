@@ -20,16 +20,18 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 
 from frazil.core.config import Config, TableConfig
-from frazil.core.errors import ConfigError, Conflict, Fatal, Gap, Retryable, Unavailable, Unknown
+from frazil.core.errors import ConfigError, Conflict, Fatal, Retryable, Unavailable, Unknown
 from frazil.core.offsets import Range
+from frazil.ingest.write import TableShape
+from frazil.surface.locate import branch_of
 from frazil.table import index
 from frazil.table.audit import REPLAY, said_tables
-from frazil.table.commit import ATTEMPTS, FIRST_PAUSE, Target, witness_tag
+from frazil.table.commit import ATTEMPTS, FIRST_PAUSE, Target
 from frazil.table.jvm import Catalog, Live, Table
 from frazil.table.ledger import PREFIX, Entry, Snapshot, entries, parse
 from frazil.table.plain import DataFile
 from frazil.table.rebuild import COLUMNS, Told, rebuild
-from frazil.table.rewind import note_of
+from frazil.table.rewind import refuse_unfinished, witness_of
 from frazil.table.tables import shaped
 
 #: In the summary of a snapshot that is no entry of a ledger: which rebuild it is.
@@ -103,7 +105,8 @@ class _Rebuilding:
             )
             if entry is None:
                 return None
-            self._refuse_a_rewind()
+            doing = f"rebuild the index {self._table.name}"
+            refuse_unfinished(self._table.properties, self._sink, doing)
             base, files = self._table.live()
             assert base is not None  # the entry's, or one above it
             rows = self._rows(base)
@@ -122,14 +125,6 @@ class _Rebuilding:
         assert trouble is not None
         raise Unavailable(f"cannot rebuild the index {self._table.name} in {ATTEMPTS} tries: "
                           f"{trouble.message}")  # fmt: skip
-
-    def _refuse_a_rewind(self) -> None:
-        if (note := note_of(self._table.properties, self._sink)) is not None:
-            raise Gap(
-                f"cannot rebuild the index {self._table.name}: a rewind to {note.to} was begun and "
-                "not finished; ledgers and position do not stand together",
-                hint=f"finish it: frazil rewind CONFIG --to '{note.to}'",
-            )
 
     # ── what is there ────────────────────────────────────────────────────────────────────────
 
@@ -150,14 +145,14 @@ class _Rebuilding:
                 fact = "is gone" if table is None else "was dropped and made again"
                 unknown.append((name, None, f"the table {fact}"))
                 continue
-            branch = self._branches.get(name, "main")
-            tag = witness_tag(self._sink) + ("" if branch == "main" else f"/{branch}")
-            mine = self._mine(table.history(branch), table.tagged(tag))
+            branch = branch_of(self._branches, name)
+            witness = table.tagged(witness_of(self._sink, branch))
+            mine = self._mine(table.history(branch), witness)
             found.append(Told(name, table.uuid, mine, _files(table, branch)))
         several = pc.any(pc.equal(rows["table_name"], index.STREAM)).as_py()
         if several or not self._config.one_table:
             history = self._table.history("main")
-            tagged = self._table.tagged(witness_tag(self._sink))
+            tagged = self._table.tagged(witness_of(self._sink, "main"))
             found.append(Told(index.STREAM, "", self._mine(history, tagged)))
         return found
 
@@ -171,21 +166,14 @@ class _Rebuilding:
         self, entry: Entry, base: Snapshot, files: Sequence[Live], new: pa.Table, drop: pa.Table
     ) -> None:
         shape = shaped(self._table, TableConfig(self._table.name))
-        removed: list[Live] = []
-        rows = []
-        gone = set(zip(*(drop[key].to_pylist() for key in _KEYS), strict=True))
-        for file in files if gone else ():
-            there = index.read(shape, [file.path])
-            keys = zip(*(there[key].to_pylist() for key in _KEYS), strict=True)
-            mine = pc.equal(there["sink"], self._sink).to_pylist()
-            kept = [not (is_mine and key in gone) for is_mine, key in zip(mine, keys, strict=True)]
-            if all(kept):
-                continue
-            if file.deletes:
-                raise Fatal(f"cannot rebuild the index {self._table.name}: delete files hide rows "
-                            f"of {file.path}", hint="rewrite its data files first")  # fmt: skip
-            removed.append(file)
-            rows.append(there.filter(pa.array(kept, pa.bool_())))
+        going = set(zip(*(drop[key].to_pylist() for key in _KEYS), strict=True))
+
+        def gone(rows: pa.Table) -> pa.Array:
+            keys = zip(*(rows[key].to_pylist() for key in _KEYS), strict=True)
+            dropped = pa.array([key in going for key in keys], pa.bool_())
+            return pc.and_(pc.equal(rows["sink"], self._sink), dropped)
+
+        removed, rows = taken_out(shape, files, gone, "rebuild") if going else ([], [])
         target = shape.arrow
         fresh = new.select([name for name in new.column_names if name in target.names])
         rows.append(fresh)
@@ -221,6 +209,24 @@ class _Rebuilding:
             return "the snapshot that was read is gone"
 
         return check
+
+
+def taken_out(
+    shape: TableShape, files: Sequence[Live], gone: Callable[[pa.Table], pa.Array], what: str
+) -> tuple[list[Live], list[pa.Table]]:
+    """Those files of the index that have rows that are to go, and what is left of each."""
+    removed, left = [], []
+    for file in files:
+        rows = index.read(shape, [file.path])
+        going = gone(rows)
+        if not pc.any(going).as_py():
+            continue
+        if file.deletes or len(rows) != file.rows:
+            raise Fatal(f"cannot {what} the index {shape.name}: rows of {file.path} were deleted "
+                        "by hand", hint="rewrite its data files first")  # fmt: skip
+        removed.append(file)
+        left.append(rows.filter(pc.invert(going)))
+    return removed, left
 
 
 def _files(table: Table, branch: str) -> Sequence[DataFile]:

@@ -7,10 +7,11 @@ finds; the steps are those of `table.rewind`.
 from __future__ import annotations
 
 import json
-import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from functools import cached_property, partial
 from typing import Any
 
 import pyarrow as pa
@@ -28,9 +29,11 @@ from frazil.ingest import stage
 from frazil.ingest.source import Origin, Planner, kafka_only
 from frazil.ingest.stage import StagedBatch
 from frazil.sink import stage_folder
+from frazil.surface.locate import branch_of
+from frazil.surface.reindex import taken_out
 from frazil.table import index as offset_index
 from frazil.table.audit import REPLAY, TABLES_PROPERTY, said_tables
-from frazil.table.boundary import COLUMNS, Choice, Wanted, earliest, wanted
+from frazil.table.boundary import COLUMNS, Choice, earliest
 from frazil.table.commit import Target
 from frazil.table.jvm import Catalog, Table
 from frazil.table.rewind import Rewinding, Without, fence
@@ -39,7 +42,6 @@ from frazil.table.tables import each_of, shaped
 #: Of more tables than this, only sums are shown.
 _SHOWN = 50
 _CALL_SECONDS = 20.0
-_REPLAYED = "dead letters were replayed into its tables after that"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,7 @@ class _Rewind:
     ) -> None:
         self._config = config
         self._spark = spark
-        self._wanted: Wanted = wanted(to)
+        self._to = to
         self._discard_foreign = discard_foreign
         self._sink = config.sink.id
         self._replay = config.sink.id + REPLAY
@@ -151,9 +153,6 @@ class _Rewind:
                               "does not exist")  # fmt: skip
         self._index = found
         self._tables = self._open()
-        #: the first offsets that Kafka has; what a replay wrote, and how much it staged
-        self._kept: Cut | None = None
-        self._replays: tuple[pa.Table, int] | None = None
         self._doing = Rewinding(
             self._sink, found, self._tables, rows=lambda: self._rows(self._sink),
             staged=lambda: self._stored(self._sink), without=self._without, clock=time,
@@ -174,15 +173,16 @@ class _Rewind:
         names = [table.name for table in config.tables if "{" not in table.name]
         names += [config.dead_letters.table] if config.dead_letters else []
         names += [n for _, each in self._stored(self._sink) if each for n in each.names]
-        wanted = list(dict.fromkeys([*names, *known, *announced]))
+        names = list(dict.fromkeys([*names, *known, *announced]))
+        branches = {each.name: each.branch for each in config.tables}
         found = {}
-        for name, table in zip(wanted, each_of(self._catalog.load, wanted), strict=True):
+        for name, table in zip(names, each_of(self._catalog.load, names), strict=True):
             if table is None and name not in known:
                 continue  # not made yet
             if table is None or table.uuid != known.get(name, table.uuid):
                 fact = "is gone" if table is None else "was dropped and made again"
                 raise Foreign(f"cannot rewind table {name}: it {fact}", hint="restore the table")
-            found[name] = table, _branch(config, name)
+            found[name] = table, branch_of(branches, name)
         return found
 
     def _stored(self, sink: str) -> list[tuple[str, StagedBatch | None]]:
@@ -205,54 +205,53 @@ class _Rewind:
         base, files = self._index.live()
         assert base is not None
         shape = shaped(self._index, TableConfig(self._index.name))
-        removed, kept = [], []
-        for file in files:
-            rows = offset_index.read(shape, [file.path])
-            gone = pc.and_(pc.equal(rows["sink"], self._sink), pc.greater(rows["batch"], batch))
-            if not pc.any(gone).as_py():
-                continue
-            if file.deletes or len(rows) != file.rows:
-                raise Fatal(f"cannot rewind the index {self._index.name}: rows of {file.path} were "
-                            "deleted by hand", hint="rewrite its data files first")  # fmt: skip
-            removed.append(file)
-            kept.append(rows.filter(pc.invert(gone)))
-        rows = pa.concat_tables(kept) if kept else None
-        if rows is None or not rows.num_rows:
+
+        def gone(rows: pa.Table) -> pa.ChunkedArray:
+            return pc.and_(pc.equal(rows["sink"], self._sink), pc.greater(rows["batch"], batch))
+
+        removed, left = taken_out(shape, files, gone, "rewind")
+        rows = pa.concat_tables([shape.arrow.empty_table(), *left])
+        if not rows.num_rows:
             return Without(base.id, removed)
         prefix = f"frazil-{self._sink}-{epoch}-{max(0, batch)}"
-        return Without(
-            base.id, removed, offset_index.put(shape, prefix, offset_index.ordered(rows))
-        )
+        added = offset_index.put(shape, prefix, offset_index.ordered(rows))
+        return Without(base.id, removed, added)
+
+    def _read(self) -> None:
+        self._doing.read()
+        #: when a replay of dead letters last wrote something, and how much of it is staged
+        self._replayed_at = pc.max(self._rows(self._replay)["committed_at"]).as_py()
+        self._replay_staged = len(self._stored(self._replay))
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────
 
     def look(self) -> Plan:
         doing = self._doing
-        doing.read()
-        note = doing.note
-        if note is not None and note.to != self._wanted.text:
+        self._read()
+        note, to = doing.note, self._to
+        if note is not None and note.to != to:
             raise ConfigError(
-                f"cannot rewind to {self._wanted.text}: a rewind to {note.to} was begun and not "
-                "finished",
+                f"cannot rewind to {to}: a rewind to {note.to} was begun and not finished",
                 hint=f"finish that one first: --to '{note.to}'",
             )
         stream = doing.stream
-        start = stream.at(note.batch) if note is not None else stream.named(self._wanted)
+        start = stream.at(note.batch) if note is not None else stream.named(to)
         choice = doing.choice(start)
-        batches = pc.unique(doing.rows["batch"])
+        number = choice.boundary.batch
         refusals = list(self._refusals(choice))
-        if self._wanted.batch is not None and note is None and choice.because:
+        if to.startswith("batch:") and note is None and choice.because:
             refusals.insert(0, ConfigError(
-                f"cannot rewind to {self._wanted.text}: {'; '.join(choice.because)}",
-                hint=f"the nearest boundary below is --to batch:{choice.boundary.batch}",
+                f"cannot rewind to {to}: {'; '.join(choice.because)}",
+                hint=f"the nearest boundary below is --to batch:{number}",
             ))  # fmt: skip
+        later = stream.rows.filter(pc.greater(stream.rows["batch"], number))
         return Plan(
             sink=self._sink,
             index=self._index.name,
-            to=self._wanted.text,
+            to=to,
             choice=choice,
             position=doing.entry.end,
-            batches=pc.sum(pc.greater(batches, choice.boundary.batch)).as_py() or 0,
+            batches=pc.count_distinct(later["batch"]).as_py(),
             staged=doing.staged,
             unfinished=note is not None,
             warnings=tuple(self._warnings(choice)),
@@ -261,26 +260,13 @@ class _Rewind:
 
     def _refusals(self, choice: Choice) -> Iterator[FrazilError]:
         where = f"cannot rewind sink {self._sink} to {choice.boundary}"
-        yield from self._impossible(choice)
-        if (said := self._replayed(choice)) and said != _REPLAYED:
-            yield Fatal(f"{where}: {said}", hint=self._instead(choice))
-        if lost := self._lost(choice):
-            yield Expired(
-                f"{where}: Kafka does not have {', '.join(map(str, lost[:4]))} any more; they "
-                "would be gone for good",
-                hint=self._instead(choice),
-            )
-
-    def _impossible(self, choice: Choice) -> Iterator[FrazilError]:
-        """What the tables themselves say against it."""
-        where = f"cannot rewind sink {self._sink} to {choice.boundary}"
         if choice.trouble:
             yield Fatal(f"{where}: {choice.trouble}", hint="see `frazil audit`")
         if choice.expired:
             names = ", ".join(each.table for each in choice.expired[:4])
             yield Expired(f"{where}: snapshots of {names} were expired", hint=self._instead(choice))
-        if any(lost.sink == self._replay for lost in choice.foreign):
-            yield Fatal(f"{where}: {_REPLAYED}", hint=self._instead(choice))
+        if said := self._replayed(choice):
+            yield Fatal(f"{where}: {said}", hint=self._instead(choice))
         elif choice.foreign and not self._discard_foreign:
             table = next(each for each in choice.stands if each.foreign)
             yield Foreign(
@@ -288,41 +274,45 @@ class _Rewind:
                 f"as {table.foreign[0]}",
                 hint="--discard-foreign, if nobody wants them; or a later cut",
             )
+        if lost := self._lost(choice):
+            yield Expired(
+                f"{where}: Kafka does not have {', '.join(map(str, lost[:4]))} any more; they "
+                "would be gone for good",
+                hint=self._instead(choice),
+            )
 
     def _replayed(self, choice: Choice) -> str:
         """Did a replay of dead letters write what this would undo, or undo the letters of?"""
         if any(lost.sink == self._replay for lost in choice.foreign):
-            return _REPLAYED
-        if self._replays is None:
-            self._replays = self._rows(self._replay), len(self._stored(self._replay))
-        rows, staged = self._replays
-        if staged:
+            return "dead letters were replayed into its tables after that"
+        if self._replay_staged:
             return "a replay of dead letters was staged and not committed"
         since = min((each.since_ms for each in choice.stands if each.since_ms), default=None)
-        if since is None:
+        if since is None or self._replayed_at is None:
             return ""
-        late = pc.greater_equal(rows["committed_at"], pa.scalar(since * 1000, _MOMENT))
-        if pc.any(late).as_py():
+        if self._replayed_at >= datetime.fromtimestamp(since / 1000, timezone.utc):
             return "dead letters were replayed after that; they may be those of batches that go"
         return ""
 
     def _lost(self, choice: Choice) -> list[Range]:
         """What could not be read again."""
-        config, entry = self._config, self._doing.entry
-        if not config.kafka:
+        if not self._config.kafka:
             return []
-        if self._kept is None:
-            planner = Planner(
-                config.kafka.resolved(), topics=config.sink.topics, pattern=config.sink.pattern
-            )
-            now, partitions = planner.origin()
-            Origin(entry.cluster, entry.topics).check(now)
-            self._kept = planner.watermarks(partitions).low
-        return [
-            Range(key, offset, min(entry.end[key], self._kept.get(key, entry.end[key])))
-            for key, offset in kafka_only(choice.boundary.cut).items()
-            if offset < min(entry.end[key], self._kept.get(key, entry.end[key]))
-        ]
+        end, kept = self._doing.entry.end, self._first_kept
+        gone = {key: min(offset, kept.get(key, offset)) for key, offset in end.items()}
+        cut = kafka_only(choice.boundary.cut)
+        return [Range(key, o, gone[key]) for key, o in cut.items() if o < gone[key]]
+
+    @cached_property
+    def _first_kept(self) -> Cut:
+        """The first offsets that Kafka has."""
+        config, entry = self._config, self._doing.entry
+        planner = Planner(
+            config.kafka.resolved(), topics=config.sink.topics, pattern=config.sink.pattern
+        )
+        now, partitions = planner.origin()
+        Origin(entry.cluster, entry.topics).check(now)
+        return planner.watermarks(partitions).low
 
     def _instead(self, refused: Choice) -> str:
         """The earliest cut that nothing forbids."""
@@ -357,16 +347,14 @@ class _Rewind:
         if not self._config.kafka or not topics:
             return []
         admin = AdminClient({"log_level": "2", **self._config.kafka.resolved()})
-        kind = ConfigResource.Type.TOPIC
-        wanted = [ConfigResource(kind, topic) for topic in topics]
-        asked = admin.describe_configs(wanted, request_timeout=_CALL_SECONDS)
+        wanted = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in topics]
         found = []
-        for resource, answer in asked.items():
+        for topic, answer in admin.describe_configs(wanted, request_timeout=_CALL_SECONDS).items():
             try:
                 policy = answer.result()["cleanup.policy"].value
             except (KafkaException, KeyError):  # not allowed to ask; no more than a warning is lost
                 continue
-            found += [resource.name] if "compact" in policy else []
+            found += [topic.name] if "compact" in policy else []
         return sorted(found)
 
     # ── doing ────────────────────────────────────────────────────────────────────────────────
@@ -375,19 +363,16 @@ class _Rewind:
         doing = self._doing
         self._fence_replay()
         doing.claim()
-        doing.read()
-        self._replays = None
+        self._read()
         choice = doing.choice(doing.stream.at(plan.choice.boundary.batch))
         if choice.boundary != plan.choice.boundary:
             raise Fatal(f"cannot rewind sink {self._sink}: it went on meanwhile, and "
                         f"{'; '.join(choice.because)}", hint="run it again")  # fmt: skip
-        for error in self._refusals(choice):
-            raise error
+        self._refuse(choice)
         doing.run(choice, plan.to, self._refuse)
 
     def _refuse(self, choice: Choice) -> None:
-        """Asked of each table once more before it moves."""
-        for error in self._impossible(choice):
+        for error in self._refusals(choice):
             raise error
 
     def _fence_replay(self) -> None:
@@ -400,25 +385,16 @@ class _Rewind:
             fence(target, [Target(each, branch, self._replay, 0, time) for each, branch in mine])
 
 
-_MOMENT = pa.timestamp("us", "UTC")
-
-
-def _branch(config: Config, name: str) -> str:
-    """A table's own, or its template's."""
-    for table in config.tables:
-        if re.fullmatch(re.sub(r"\\\{\w+\\\}", r"\\w+", re.escape(table.name)), name):
-            return table.branch
-    return "main"
-
-
-def _offsets(cut: Mapping[Any, int]) -> str:
+def _offsets(cut: Cut) -> str:
     named = [f"{partition}@{offset}" for partition, offset in cut.items()]
     return f"({', '.join(named[:4])}{' …' if len(named) > 4 else ''})"
 
 
 def show(plan: Plan, console: Console, done: bool = False) -> None:
     """Table by table: where it is, where it goes, and what goes."""
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     boundary, moves = plan.choice.boundary, plan.choice.moves
+    rows = sum(each.rows for each in moves)
     if moves:
         shown = Shown(title=f"sink {plan.sink} {'went' if done else 'goes'} back to {boundary}")
         for name in ("table", "snapshot now", "then", "commits", "rows", "ranges"):
@@ -434,12 +410,8 @@ def show(plan: Plan, console: Console, done: bool = False) -> None:
                 "\n".join(ranges[:8]) + ("\n…" if len(ranges) > 8 else ""),
             )
         console.print(shown)
-
-    def say(text: str) -> None:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-
     if len(moves) > _SHOWN:
-        say(f"and {len(moves) - _SHOWN} tables more: {sum(each.rows for each in moves):,} rows")
+        say(f"and {len(moves) - _SHOWN} tables more: {rows:,} rows")
     for text in (*plan.choice.because, *plan.warnings):
         say(text)
     for each in moves:
@@ -449,7 +421,6 @@ def show(plan: Plan, console: Console, done: bool = False) -> None:
         say(f"all tables of sink {plan.sink} stand at {boundary} {_offsets(boundary.cut)} already")
         return
     went = "went" if done else "would go"
-    rows = sum(each.rows for each in moves)
     say(
         f"{rows:,} rows of {len(moves)} tables, {plan.batches:,} batches of the index and "
         f"{plan.staged:,} staged batches {went}; the stream goes on at {_offsets(boundary.cut)}"

@@ -1,50 +1,46 @@
 """All tables of a sink, and its index, go back to a boundary together. Runs on the driver.
 
-The steps, each of which can be the last one before a kill (decision 022 tells what follows then):
+The steps, each of which can be the last one before a kill (decision 022 tells what follows then,
+and why each is there):
 
-1. *Claim*: an empty commit with the next epoch, on the index first and then on every table. Every
-   life that still runs is fenced; what is read from here on stays as it is.
-2. *Note*: a property of the index says to which boundary. As long as it is there no life of the
-   sink starts, and no other rewind. Then look once more: a life that claimed before it could see
-   the note is seen now.
+1. *Claim* the next epoch, on the index first and then on every table: every life is fenced.
+2. *Note* to which boundary, in a property of the index. As long as it is there no life starts.
 3. *Fork and move*, table by table: an empty commit with a newer epoch on top of the snapshot to go
-   to, on a branch of its own; then branch and witness are pointed there at once, if nobody has
-   written in between. So no moment shows the old snapshot with its old epoch, on which a life of
-   that time could go on.
+   to, on a branch of its own; then branch and witness are pointed there at once.
 4. *Unstage*: the records of staged batches are removed.
-5. *Index*: one commit takes the rows of all batches that went and puts the position where the
-   tables stand. The index is not rolled back: other sinks have their ledgers in it, too.
+5. *Index*: one commit takes out the rows of all batches that went, and is the new position.
 6. The note is removed.
 
-Run again after a kill it claims anew, finds the note, and does what is left: a table that has
-nothing beyond the boundary any more is done. Everything here runs against `Table`, a small
-interface, so that the same code runs against Iceberg and inside a simulation.
+Run again after a kill it claims anew, finds the note, and does what is left. Everything here runs
+against `Table`, a small interface, so that the same code runs against Iceberg and in a simulation.
 """
 
 from __future__ import annotations
 
 import json
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from frazil.core.errors import (
-    Conflict,
-    Expired,
-    Fatal,
-    Fenced,
-    Gap,
-    Retryable,
-    Unavailable,
-    Unknown,
-)
+from frazil.core.errors import Conflict, Fatal, Fenced, Gap, Retryable, Unavailable, Unknown
 from frazil.core.offsets import Cut, Range
 from frazil.ingest.stage import StagedBatch
 from frazil.table import commit
-from frazil.table.boundary import Ancestry, Boundary, Choice, Stand, State, Stream, choose, stand
+from frazil.table.boundary import (
+    Ancestry,
+    Boundary,
+    Choice,
+    Stand,
+    State,
+    Stream,
+    choose,
+    empty,
+    stand,
+)
 from frazil.table.commit import ATTEMPTS, FIRST_PAUSE, Clock, Target, witness_tag
 from frazil.table.ledger import PREFIX, Entry, Snapshot, head
 from frazil.table.tables import each_of
@@ -97,51 +93,49 @@ class Without:
     added: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(NamedTuple):
     """What the index's property says of a rewind under way."""
 
     to: str
     batch: int
-    cut: Cut
-
-    def text(self) -> str:
-        return json.dumps({"to": self.to, "batch": self.batch, "cut": self.cut.nested()})
+    cut: dict[str, dict[str, int]]
 
 
 def note_of(properties: Mapping[str, str], sink: str) -> Note | None:
     said = properties.get(f"{PROPERTY}.{sink}")
-    if said is None:
-        return None
-    values = json.loads(said)
-    return Note(values["to"], values["batch"], Cut.of(values["cut"]))
+    return None if said is None else Note(**json.loads(said))
 
 
-def refuse_unfinished(properties: Mapping[str, str], sink: str) -> None:
+def refuse_unfinished(properties: Mapping[str, str], sink: str, what: str = "") -> None:
     """Some tables may have gone back already, and the position has not."""
     note = note_of(properties, sink)
     if note is not None:
         raise Gap(
-            f"cannot start sink {sink}: a rewind to {note.to} was begun and not finished; its "
-            "tables do not stand together",
+            f"cannot {what or f'start sink {sink}'}: a rewind to {note.to} was begun and not "
+            "finished; its tables do not stand together",
             hint=f"finish it: frazil rewind CONFIG --to '{note.to}'",
         )
+
+
+def witness_of(sink: str, branch: str) -> str:
+    """The tag that is a sink's witness in a branch, as `commit.Target` sets it."""
+    return witness_tag(sink) if branch == "main" else f"{witness_tag(sink)}/{branch}"
 
 
 def fence(index: Target, tables: Sequence[Target]) -> int:
     """Fence every life off, the index first, as a life does; the epoch that this takes."""
     heads = each_of(lambda target: target.head().entry, [index, *tables])
     epoch = 1 + max((entry.epoch for entry in heads if entry is not None), default=0)
-
-    def take(target: Target) -> None:
-        target.epoch = epoch
-        found = target.claim()
-        assert found.snapshot is not None
-        target.witness(found.snapshot)
-
-    take(index)
-    each_of(take, tables)
+    _take(index, epoch)
+    each_of(lambda target: _take(target, epoch), tables)
     return epoch
+
+
+def _take(target: Target, epoch: int, extend: Callable[[Cut], Cut] = lambda end: end) -> None:
+    target.epoch = epoch
+    claimed = target.claim(extend)
+    assert claimed.snapshot is not None
+    target.witness(claimed.snapshot)
 
 
 class Rewinding:
@@ -163,7 +157,7 @@ class Rewinding:
         self.sink = sink
         self._index = index
         self._tables = dict(tables)
-        self._rows_of_index = rows
+        self._rows = rows
         self._stored = staged
         self._without = without
         self._clock = clock
@@ -179,37 +173,27 @@ class Rewinding:
 
     def read(self) -> None:
         """Index, tables and stage as they are now."""
-        newest = self._index_target.head()
-        if newest.entry is None:
+        entry = self._index_target.head().entry
+        if entry is None:
             raise Gap(f"cannot rewind sink {self.sink}: its index knows nothing of it")
-        self.entry = newest.entry
-        self.rows = self._rows_of_index()
-        self.stream = Stream(self.rows, self.entry.end)
+        self.entry = entry
+        self.stream = Stream(self._rows(), entry.end)
         self.note = note_of(self._index.properties, self.sink)
-        ranges: dict[str, dict[str, list[Range]]] = {}
         stored = self._stored()
         self.staged = len(stored)
+        self._held: dict[str, dict[str, list[Range]]] = defaultdict(dict)
         for batch in (each for _, each in stored if each is not None):
-            for each in batch.tables:
-                mine = ranges.setdefault(each.name, {})
-                mine[batch.commit_id] = [tally.range for tally in each.tallies]
-        self._held = ranges
+            for table in batch.tables:
+                ranges = [tally.range for tally in table.tallies]
+                self._held[table.name][batch.commit_id] = ranges
         self.states = each_of(self._state, list(self._tables))
 
     def _state(self, name: str) -> State:
         table, branch = self._tables[name]
         table.refresh()
-        return State(
-            name,
-            branch,
-            Ancestry(table.history(branch)),
-            table.tagged(self._tag(branch)),
-            table.tags(),
-            self._held.get(name, {}),
-        )
-
-    def _tag(self, branch: str) -> str:
-        return witness_tag(self.sink) if branch == "main" else f"{witness_tag(self.sink)}/{branch}"
+        witness = table.tagged(witness_of(self.sink, branch))
+        history = Ancestry(table.history(branch))
+        return State(name, branch, history, witness, table.tags(), self._held.get(name, {}))
 
     def choice(self, start: Boundary) -> Choice:
         return choose(self.stream, self.states, self.sink, start)
@@ -223,82 +207,92 @@ class Rewinding:
     def run(self, choice: Choice, to: str, refuse: Callable[[Choice], None]) -> None:
         """To the boundary of `choice`, which was chosen after the claim. `refuse`: raises where a
         table's stand must not be; asked again of each before it moves."""
-        note = Note(to, choice.boundary.batch, choice.boundary.cut)
+        boundary, key = choice.boundary, f"{PROPERTY}.{self.sink}"
+        note = Note(to, boundary.batch, boundary.cut.nested())
         if self.note != note:
-            self._index.set_property(f"{PROPERTY}.{self.sink}", note.text())
+            self._index.set_property(key, json.dumps(note._asdict()))
         # A life that claimed the index before it could see the note is seen here, and goes on.
         if self._index_target.head().commit_id != self._index_target.seen:
             if self.note is None:
-                self._index.remove_property(f"{PROPERTY}.{self.sink}")
+                self._index.remove_property(key)
             raise self._fenced(self._index.name)
         self._step("noted", "")
-        boundary = choice.boundary
-        source = _place(choice.stands)
         begin = self.stream.beginnings
         # A table cannot miss what lies before the beginning of a partition.
-        self._first = Cut({key: o for key, o in boundary.cut.items() if o == begin[key]})
+        self._first = Cut({p: o for p, o in boundary.cut.items() if o == begin[p]})
         each_of(lambda name: self._back(name, boundary, refuse), list(self._tables))
         for path, _ in self._stored():
             self._index.delete(path)
         self._step("unstaged", "")
-        self._index_back(boundary, source)
+        self._index_back(boundary, _place(choice.stands))
         self._step("indexed", "")
-        self._index.remove_property(f"{PROPERTY}.{self.sink}")
+        self._index.remove_property(key)
         self._step("done", "")
 
-    def _back(self, name: str, boundary: Boundary, refuse: Callable[[Choice], None]) -> None:
-        """One table: again until there is nothing of the sink beyond the boundary."""
-        table, branch = self._tables[name]
-        target = self._targets[name]
+    def _until(self, done: Callable[[], bool], what: str) -> None:
+        """Look and do, again until a look shows that it is done: whether an attempt that failed
+        was applied after all, only the next look tells."""
         trouble = ""
-        for attempt in range(ATTEMPTS):
+        for attempt in range(ATTEMPTS + 1):
             if trouble:
                 self._clock.sleep(FIRST_PAUSE * 2**attempt)
+            try:
+                if done():
+                    return
+            except (Retryable, Unknown) as error:
+                trouble = error.message
+        raise Unavailable(
+            f"cannot rewind {what} in {ATTEMPTS} tries: {trouble}",
+            hint="run it again: it goes on where it stopped",
+        )
+
+    def _back(self, name: str, boundary: Boundary, refuse: Callable[[Choice], None]) -> None:
+        """One table, until there is nothing of the sink beyond the boundary."""
+        table, target = self._tables[name][0], self._targets[name]
+
+        def done() -> bool:
             found = stand(self._state(name), self.sink, boundary, self.stream)
-            if not found.moves and not found.trouble and not found.expired:
-                self._extend(target)
-                return
             if found.trouble:
                 raise Fatal(f"cannot rewind table {name}: {found.trouble}")
+            if not found.moves and not found.expired:
+                self._extend(target)
+                return True
             refuse(Choice(boundary, (found,)))
-            newest = head(table.history(branch), self.sink).commit_id
-            if newest != target.seen:
+            if target.head().commit_id != target.seen:
                 raise self._fenced(name)
-            try:
-                if found.then is None:
-                    self._emptied(target, table, found)
-                else:
-                    self._forked(table, found)
-                self._step("moved", name)
-            except (Retryable, Unknown) as error:
-                trouble = error.message  # moved or not: the next look tells
-        raise Unavailable(f"cannot rewind table {name} in {ATTEMPTS} tries: {trouble}")
+            if found.then is None:
+                self._emptied(target, table, found)
+            else:
+                self._forked(table, found)
+            self._step("moved", name)
+            return False
+
+        self._until(done, f"table {name}")
 
     def _forked(self, table: Table, found: Stand) -> None:
+        kept = found.entry
         assert found.then is not None
-        assert found.entry is not None
+        assert kept is not None
         fork = f"frazil-rewind-{self.sink}"
         table.fork(fork, found.then)
-        end = Cut({**self._first, **found.entry.end})
-        entry = _claim(found.entry, self.epoch + 1, end)
-        leftovers: list[str] = []
+        end = Cut({**self._first, **kept.end})
+        claim = self._claim(kept, end, kept.batches[1], kept.source[1])
 
         def check(history: Iterator[Snapshot]) -> str | None:
             newest = next(history, None)
-            there = None if newest is None else newest.id
-            return None if there == found.then else f"branch {fork} is at {there}"
+            return None if newest and newest.id == found.then else f"branch {fork} has moved"
 
         try:
-            table.append([], entry.summary(), branch=fork, check=check, leftovers=leftovers)
+            table.append([], claim.summary(), branch=fork, check=check, leftovers=[])
         except (Retryable, Unknown):
             table.refresh()  # applied or not
         claimed = head(table.history(fork), self.sink)
-        if claimed.commit_id != entry.commit_ids[-1] or claimed.snapshot is None:
+        if claimed.commit_id != claim.commit_ids[-1] or claimed.snapshot is None:
             raise Conflict(f"cannot claim branch {fork} of table {table.name}")
         self._step("forked", table.name)
-        moves = {found.branch: claimed.snapshot.id, self._tag(found.branch): claimed.snapshot.id}
+        tag = witness_of(self.sink, found.branch)
         table.move(
-            {**found.tags, **moves, fork: None},
+            {**found.tags, found.branch: claimed.snapshot.id, tag: claimed.snapshot.id, fork: None},
             expected={found.branch: found.now, fork: claimed.snapshot.id},
         )
 
@@ -312,7 +306,7 @@ class Rewinding:
                         "and would begin with what main has now")  # fmt: skip
         self._step("forked", table.name)
         table.move(
-            {**found.tags, found.branch: None, self._tag(found.branch): None},
+            {**found.tags, found.branch: None, witness_of(self.sink, found.branch): None},
             expected={found.branch: found.now},
         )
         self._extend(target)
@@ -322,57 +316,42 @@ class Rewinding:
         newest = target.head().entry
         if newest is not None and (newest.epoch > self.epoch or newest.end.reaches(self._first)):
             return  # claimed on top already, or no need
-        target.epoch = self.epoch + 1
-        claimed = target.claim(lambda end: Cut({**self._first, **end}))
-        assert claimed.snapshot is not None
-        target.witness(claimed.snapshot)
+        _take(target, self.epoch + 1, lambda end: Cut({**self._first, **end}))
 
     def _index_back(self, boundary: Boundary, source: str) -> None:
-        target, trouble = self._index_target, ""
-        mine = ""
-        for attempt in range(ATTEMPTS):
-            if trouble:
-                self._clock.sleep(FIRST_PAUSE * 2**attempt)
+        target = self._index_target
+        entry = self._claim(self.entry, boundary.cut, boundary.batch, source)
+        # What the ledger said before, beyond the cut, is void: its rows are gone.
+        summary = {**entry.summary(), REWOUND: str(boundary.batch)}
+
+        def check(history: Iterator[Snapshot]) -> str | None:
+            if head(history, self.sink).commit_id == target.seen:
+                return None
+            return f"the newest entry of sink {self.sink} is no longer {target.seen}"
+
+        def done() -> bool:
             newest = target.head()
-            if newest.entry is None or newest.snapshot is None:
-                raise Expired(f"cannot rewind the index {self._index.name}: its ledger is gone")
-            if mine and newest.commit_id == mine:
+            if newest.snapshot is not None and newest.commit_id == entry.commit_ids[-1]:
                 target.witness(newest.snapshot)
-                return
+                return True
             if newest.commit_id != target.seen:
                 raise self._fenced(self._index.name)
             without = self._without(boundary.batch, self.epoch + 1)
-            entry = _claim(newest.entry, self.epoch + 1, boundary.cut)
-            entry = replace(entry, batches=(boundary.batch,) * 2, source=(source, source))
-            # What the ledger said before, beyond the cut, is void: its rows are gone.
-            summary = {**entry.summary(), REWOUND: str(boundary.batch)}
-            mine = entry.commit_ids[-1]
-            check = self._unchanged(newest.commit_id)
-            leftovers: list[str] = []
-            try:
-                if without.removed:
-                    self._index.rewrite(
-                        without.removed, without.added, summary, since=without.since,
-                        same=False, check=check, leftovers=leftovers,
-                    )  # fmt: skip
-                else:
-                    self._index.append([], summary, branch="main", check=check, leftovers=leftovers)
-            except (Retryable, Unknown) as error:
-                trouble = error.message
-        if target.head().commit_id == mine:
-            return
-        raise Unavailable(
-            f"cannot rewind the index {self._index.name} in {ATTEMPTS} tries: {trouble}",
-            hint="run it again: it goes on where it stopped",
-        )
+            if without.removed:
+                self._index.rewrite(
+                    without.removed, without.added, summary, since=without.since, same=False,
+                    check=check, leftovers=[],
+                )  # fmt: skip
+            else:
+                self._index.append([], summary, branch="main", check=check, leftovers=[])
+            return False
 
-    def _unchanged(self, commit_id: str | None) -> Callable[[Iterator[Snapshot]], str | None]:
-        def check(history: Iterator[Snapshot]) -> str | None:
-            if head(history, self.sink).commit_id == commit_id:
-                return None
-            return f"the newest entry of sink {self.sink} is no longer {commit_id}"
+        self._until(done, f"the index {self._index.name}")
 
-        return check
+    def _claim(self, base: Entry, end: Cut, batch: int, source: str) -> Entry:
+        """Nothing but a newer epoch, at a cut."""
+        claim = empty(base, end, batch, source)
+        return replace(claim, epoch=self.epoch + 1, commit_ids=(str(uuid.uuid4()),))
 
     def _fenced(self, table: str) -> Fenced:
         return Fenced(
@@ -380,15 +359,6 @@ class Rewinding:
             f"{table} meanwhile",
             hint="stop that one, and run the rewind again",
         )
-
-
-def _claim(base: Entry, epoch: int, end: Cut) -> Entry:
-    """Nothing but a newer epoch, at a cut."""
-    last = base.batches[1]
-    return replace(
-        base, epoch=epoch, commit_ids=(str(uuid.uuid4()),), batches=(last, last), begin=end,
-        end=end, unwritten={}, watermark=None, rows=0, source=(base.source[1], base.source[1]),
-    )  # fmt: skip
 
 
 def _place(stands: Sequence[Stand]) -> str:
