@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +12,11 @@ from frazil.core.config import load
 from frazil.feed.letters import Outcome, Selection
 from frazil.sink import STEPS
 from frazil.surface import dlq, proof
-from frazil.surface.broker import Broker, die_with_parent
+from frazil.surface.broker import Broker
 from frazil.surface.orders import create_topic
 from frazil.surface.status import leftovers
 from frazil.table.jvm import Catalog
+from tests.crash.held import hold, killed_at
 from tests.oracle import Lake, assert_once
 from tests.system.streams import catch_up, produce
 
@@ -57,7 +54,7 @@ def test_no_kill_of_a_replay_loses_or_doubles_a_letter(
     catch_up(load(config), spark)
     config = write_toml(route=[route], **sections)
     for step in KILLS:
-        _killed_at(step, config, tmp_path)
+        killed_at(step, __name__, str(config), log=tmp_path / "log")
         for filled in tables:
             assert_once((each,) for each in _ids(lake, filled))
     last = dlq.replay(load(config), spark, Selection())
@@ -85,45 +82,14 @@ def _ids(lake: Lake, table: str) -> list[int]:
         return []  # not made yet
 
 
-def _killed_at(step: str, config: Path, folder: Path) -> None:
-    with (folder / "log").open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(config), step], stdout=subprocess.PIPE,
-            stderr=log, start_new_session=True, preexec_fn=die_with_parent,
-        )  # fmt: skip
-    try:
-        said = list(_until_held(process))
-        assert said, (folder / "log").read_text()[-2000:]
-        assert said[-1] == "held", f"the replay ended before {step}: {said}"
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def _until_held(process: subprocess.Popen[bytes]) -> Iterator[str]:
-    assert process.stdout is not None
-    with process.stdout:
-        for line in process.stdout:
-            if line.startswith(b"step "):
-                yield line.split()[1].decode()
-                if line == b"step held\n":
-                    return
-
-
 def main() -> None:
     """A replay in a process of its own, which is held at a step."""
     from frazil.surface.session import session
 
     path, wanted = sys.argv[1:]
-
-    def on_step(step: Any) -> None:
-        print("step", step.name, flush=True)
-        if step.name == wanted:
-            print("step held", flush=True)
-            threading.Event().wait()
-
     config = load(path)
-    dlq.replay(config, session(config), Selection(limit=PER_LIFE), on_step)
+    chosen = Selection(limit=PER_LIFE)
+    dlq.replay(config, session(config), chosen, lambda step: hold(step.name, wanted))
 
 
 if __name__ == "__main__":

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +13,10 @@ import pytest
 from frazil.core.config import load
 from frazil.core.errors import Gap
 from frazil.sink import Sink
-from frazil.surface.broker import Broker, die_with_parent
+from frazil.surface.broker import Broker
 from frazil.surface.orders import create_topic
 from frazil.surface.rewind import rewind
+from tests.crash.held import hold, killed_at
 from tests.oracle import Lake, assert_once
 from tests.system.streams import all_proven, catch_up, produce
 
@@ -50,7 +47,7 @@ def test_no_kill_of_a_rewind_loses_or_doubles_a_record(
     for step in KILLS:
         made += fill(broker, name, made)
         catch_up(config, spark)
-        killed_at(step, path, "batch:0", tmp_path)
+        killed_at(step, __name__, str(path), "batch:0", log=tmp_path / "log")
         with pytest.raises(Gap, match="was begun and not finished"):
             Sink(config).start(spark)
         plan = rewind(config, spark, "batch:0")
@@ -77,45 +74,13 @@ def numbers(lake: Lake, name: str) -> list[int]:
     return sorted(found)
 
 
-def killed_at(step: str, config: Path, to: str, folder: Path) -> None:
-    with (folder / "log").open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(config), to, step], stdout=subprocess.PIPE,
-            stderr=log, start_new_session=True, preexec_fn=die_with_parent,
-        )  # fmt: skip
-    try:
-        said = list(until_held(process))
-        assert said, (folder / "log").read_text()[-2000:]
-        assert said[-1] == "held", f"the rewind ended before {step}: {said}"
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def until_held(process: subprocess.Popen[bytes]) -> Iterator[str]:
-    assert process.stdout is not None
-    with process.stdout:
-        for line in process.stdout:
-            if line.startswith(b"step "):
-                yield line.split()[1].decode()
-                if line == b"step held\n":
-                    return
-
-
 def main() -> None:
     """A rewind in a process of its own, which is held at a step."""
     from frazil.surface.session import session
 
     path, to, wanted = sys.argv[1:]
-
-    def on_step(step: str, _: str) -> None:
-        print("step", step, flush=True)
-        if step == wanted:
-            print("step held", flush=True)
-            threading.Event().wait()
-
     config = load(path)
-    rewind(config, session(config), to, on_step=on_step)
+    rewind(config, session(config), to, on_step=lambda step, _: hold(step, wanted))
 
 
 if __name__ == "__main__":
