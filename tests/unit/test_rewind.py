@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from frazil.core.errors import ConfigError, Conflict, Fatal, Fenced, FrazilError, Gap, Unknown
 from frazil.core.offsets import Cut, Partition, Range
 from frazil.ingest.stage import StagedBatch, StagedTable, Tally
+from frazil.table import boundary
 from frazil.table import index as offset_index
 from frazil.table.boundary import BEGINNING, Boundary, Choice, Stream, earliest
 from frazil.table.commit import INDEX, Bounds, Committer, Pace, Target, chain, entry_of
@@ -776,3 +777,19 @@ def test_an_unfinished_rewind_names_the_command_that_finishes_it():
     assert "frazil rewind CONFIG --to 'batch:3'" in refused.value.hint
     refuse_unfinished({f"{PROPERTY}.s": "…"}, "t")
     assert isinstance(refused.value, FrazilError)
+
+
+@pytest.mark.parametrize(
+    ("operation", "summary", "others"),
+    [
+        ("replace", {"added-records": "5", "deleted-records": "9", "frazil.compact": "u"}, False),
+        ("replace", {"added-records": "5", "deleted-records": "9"}, True),
+        ("replace", {"added-records": "9", "deleted-records": "9"}, False),
+        ("append", {"added-records": "5"}, True),
+    ],
+)
+def test_what_a_compaction_takes_away_is_nobodys(
+    operation: str, summary: dict[str, str], others: bool
+):
+    snapshot = Snapshot(1, None, 1, 1, operation, summary)
+    assert (boundary._lost(snapshot, None, "s") is not None) == others

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from frazil.core.errors import ConfigError
 from frazil.core.offsets import Cut, Partition, Range
 from frazil.table import index
-from frazil.table.ledger import Entry, Snapshot, head, parse
+from frazil.table.ledger import PREFIX, Entry, Snapshot, head, parse
 
 #: What is read of the index.
 COLUMNS = ("batch", "table_name", "topic", "partition", "start_offset", "end_offset", "commit_id",
@@ -387,6 +387,8 @@ def _lost(snapshot: Snapshot, entry: Entry | None, sink: str) -> Lost | None:
         for key in ("added-records", "deleted-records", "added-delete-files")
     )
     if snapshot.operation == "replace" and added == deleted and not hidden:
+        return None
+    if PREFIX + "compact" in snapshot.summary:  # of an upsert table, by its sink
         return None
     said = f"{snapshot.operation or 'a commit'}: {added} rows added, {deleted} deleted"
     return Lost(snapshot.id, "", said + (f", {hidden} delete files" if hidden else ""))
