@@ -31,6 +31,7 @@ from frazil.ingest.upsert import (
     deletes_shape,
     fingerprints,
     parcels,
+    parts_of,
     refuse_scattered,
     unpacked,
 )
@@ -99,10 +100,10 @@ def contents(files: Any) -> list[dict[str, Any]]:
     return [row for path in paths for row in pq.ParquetFile(path).read().to_pylist()]
 
 
-def through_parcels(of: TablePlan, tasks: list[Changes], buckets: int) -> Applied:
+def through_parcels(of: TablePlan, tasks: list[Changes], buckets: int, parts: int = 1) -> Applied:
     sent: dict[int, list[Parcel]] = {}
     for task in tasks:
-        for bucket, parcel in parcels(of, task, buckets):
+        for bucket, parcel in parcels(of, task, buckets, buckets * parts):
             again = Parcel.of(parcel.label, parcel.rows)
             sent.setdefault(bucket, []).append(again)
     done = Applied({}, (), (), 0)
@@ -120,10 +121,11 @@ def through_parcels(of: TablePlan, tasks: list[Changes], buckets: int) -> Applie
     ),
     tasks=st.integers(1, 4),
     buckets=st.integers(1, 3),
+    parts=st.integers(1, 3),
     two=st.booleans(),
 )
 def test_what_is_written_is_what_a_dictionary_holds(
-    records: list[tuple[int, int, int, bool]], tasks: int, buckets: int, two: bool
+    records: list[tuple[int, int, int, bool]], tasks: int, buckets: int, parts: int, two: bool
 ):
     fields = [key("id", pa.int64()), key("name", pa.large_string())][: 1 + two]
     with tempfile.TemporaryDirectory() as folder:
@@ -135,7 +137,7 @@ def test_what_is_written_is_what_a_dictionary_holds(
             sent.append(record(keys, number, offsets[number], stamp, None if gone else at))
             offsets[number] += 1
         pieces = [sent[n::tasks] for n in range(tasks)]
-        done = through_parcels(of, [changes(of, each) for each in pieces], buckets)
+        done = through_parcels(of, [changes(of, each) for each in pieces], buckets, parts)
         last = expected(sent, of.key)
         rows = {
             tuple(each[name] for name in of.key): each["value"] for each in contents(done.files)
@@ -206,7 +208,9 @@ def test_many_changes_are_not_unpacked_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(upsert, "TOGETHER_ROWS", 100)
     of = plan(str(tmp_path), key("id", pa.int64()))
     sent = changes(of, [record({"id": n}, 0, n, 0, n) for n in range(1000)])
-    every = [parcel for _, parcel in parcels(of, sent, 1)]
+    parts = parts_of(1000, 1)
+    assert (parts, parts_of(99, 1), parts_of(500, 4)) == (10, 1, 8)
+    every = [parcel for _, parcel in parcels(of, sent, 1, parts)]
     counts = [sum(map(len, each.rows)) for _, each in unpacked(every)]
     assert sum(counts) == 1000
     assert max(counts) < 300

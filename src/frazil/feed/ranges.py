@@ -35,7 +35,7 @@ from frazil.ingest.task import (
     run,
     run_all,
 )
-from frazil.ingest.upsert import Applied, refuse_scattered
+from frazil.ingest.upsert import Applied, parts_of, refuse_scattered
 from frazil.table.ledger import Entry
 
 #: How often a batch is run again because tables had to be made or changed for it. Each time all
@@ -196,6 +196,7 @@ class Ranges:
             keyed={each.name: each.mode for each in self._config.tables if each.key},
             key_format=self._key_format,
             buckets=self._parallelism,
+            parts=parts_of(self._config.sink.max_records_per_trigger, self._parallelism),
             rules=self._rules,
             only=self._config.tables[0].name,
             letters=letters,

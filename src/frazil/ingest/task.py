@@ -78,8 +78,9 @@ class Plan:
     #: records without a value are read
     keyed: Mapping[str, str] = field(default_factory=dict)
     key_format: Format | None = field(default=None, repr=False)
-    #: into how many buckets their changes are cut
+    #: into how many buckets their changes are cut, and these into how many parts all together
     buckets: int = 1
+    parts: int = 1
     #: tables that could not be made or changed as records wanted it, and why
     refused: Mapping[str, str] = field(default_factory=dict)
     file_prefix: str = ""
@@ -331,7 +332,7 @@ def _handed_on(
 ) -> Iterator[pa.RecordBatch]:
     """The changes of one task to one table: written, or parcels for those who write them."""
     if not table.partitioned_by_key:
-        for bucket, parcel in parcels(table, changes, plan.buckets):
+        for bucket, parcel in parcels(table, changes, plan.buckets, plan.parts):
             yield _row(bucket=bucket, label=parcel.label, parcel=parcel.rows)
         return
     done = apply(table, changes, plan.file_prefix)

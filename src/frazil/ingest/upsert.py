@@ -35,8 +35,7 @@ from frazil.ingest.write import OpenFiles, TableShape, Writer, WrittenFile
 
 #: Rows of one parcel: some tens of megabytes.
 PARCEL_ROWS = 262_144
-#: A bucket is cut into so many parts, of which as many are written together as have these rows.
-PARTS = 8
+#: So many rows of a bucket are unpacked and written together.
 TOGETHER_ROWS = 1_000_000
 #: So many keys of a task are told to the driver; of more, a share that all tasks choose alike.
 FINGERPRINTS = 1_000_000
@@ -115,9 +114,16 @@ class Parcel:
         return Parcel(table, part, gone, count, rows)
 
 
-def parcels(plan: TablePlan, changes: Changes, buckets: int) -> Iterator[tuple[int, Parcel]]:
+def parts_of(records: int, buckets: int) -> int:
+    """Into how many parts all keys are cut, for a batch of so many records at most: as many as
+    there are buckets, or times as many where a bucket is too much at once."""
+    return buckets * -(-records // (buckets * TOGETHER_ROWS))
+
+
+def parcels(
+    plan: TablePlan, changes: Changes, buckets: int, parts: int
+) -> Iterator[tuple[int, Parcel]]:
     """Each with the bucket that it is for."""
-    parts = buckets * PARTS
     for gone, tables in ((False, changes.rows), (True, changes.gone)):
         if not tables:
             continue
