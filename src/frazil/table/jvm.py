@@ -481,7 +481,6 @@ class Table:
         `check` sees the ancestry the commit would build on, on every try, and answers None or why
         not. Paths that Iceberg wants to delete are added to `leftovers` instead.
         """
-        deferred = _Deferred()
         with _translated(f"commit to table {self.name}"):
             files = [each for each in manifests if each.startswith("{")]
             staged = [self._iceberg.ManifestFiles.decode(base64.b64decode(each))
@@ -489,6 +488,8 @@ class Table:
             update: Any
             if any(str(each.content().name()) == "DELETES" for each in staged):
                 update = self._table.newRowDelta()
+                for file in files:
+                    update.addRows(self._data_file(file))
                 for manifest in staged:
                     self._add_each(update, manifest)
             else:
@@ -498,16 +499,27 @@ class Table:
                 for manifest in staged:
                     manifest.put(_SNAPSHOT_ID, None)
                     update.appendManifest(manifest)
-            for key, value in summary.items():
-                update.set(key, value)
-            if branch != "main":
-                update.toBranch(branch)
-            update.validateWith(_Validator(check, self._catalog.read))
-            update.deleteWith(deferred)
-            try:
-                update.commit()
-            finally:
-                leftovers.extend(deferred.paths)
+            self._commit(update, summary, branch, check, leftovers)
+
+    def _commit(
+        self,
+        update: Any,
+        summary: Mapping[str, str],
+        branch: str,
+        check: Callable[[Iterator[Snapshot]], str | None],
+        leftovers: list[str],
+    ) -> None:
+        deferred = _Deferred()
+        for key, value in summary.items():
+            update.set(key, value)
+        if branch != "main":
+            update.toBranch(branch)
+        update.validateWith(_Validator(check, self._catalog.read))
+        update.deleteWith(deferred)
+        try:
+            update.commit()
+        finally:
+            leftovers.extend(deferred.paths)
 
     def _add_each(self, update: Any, manifest: Any) -> None:
         """The files of a staged manifest: a row delta takes no manifests."""
@@ -576,7 +588,6 @@ class Table:
         conflict, what they added is none. `same`: the rows are the same ones. `check` and
         `leftovers` as for `append`.
         """
-        deferred = _Deferred()
         with _translated(f"rewrite files of table {self.name}"):
             update: Any
             if same:
@@ -588,14 +599,7 @@ class Table:
                 update.deleteFile(self._data_file(file.descriptor))
             for descriptor in added:
                 update.addFile(self._data_file(descriptor))
-            for key, value in summary.items():
-                update.set(key, value)
-            update.validateWith(_Validator(check, self._catalog.read))
-            update.deleteWith(deferred)
-            try:
-                update.commit()
-            finally:
-                leftovers.extend(deferred.paths)
+            self._commit(update, summary, "main", check, leftovers)
 
     def manifests(self, snapshot_id: int) -> set[str]:
         """The paths of a snapshot's manifests and of their list."""
@@ -842,7 +846,6 @@ class Table:
         older than all data files it keeps, and does not look at new ones that claim an older number
         (H6); here there is no commit in between whose deletes could be missed.
         """
-        deferred = _Deferred()
 
         def check(history: Iterator[Snapshot]) -> str | None:
             newest = next(history, None)
@@ -859,16 +862,7 @@ class Table:
                 update.deleteFile(self._data_file(descriptor))
             for descriptor in added:
                 update.addFile(self._data_file(descriptor))
-            for key, value in summary.items():
-                update.set(key, value)
-            if branch != "main":
-                update.toBranch(branch)
-            update.validateWith(_Validator(check, self._catalog.read))
-            update.deleteWith(deferred)
-            try:
-                update.commit()
-            finally:
-                leftovers.extend(deferred.paths)
+            self._commit(update, summary, branch, check, leftovers)
 
 
 @dataclass(frozen=True, slots=True)
