@@ -1178,7 +1178,8 @@ def side(documents: list[dict[str, Any]]) -> None:
             table = sink.catalog.load(name)
             assert table is not None, name
             found = of_table(sink.catalog.look, name, "main").reports
-            reports = [each for each in found if each.sink == config.sink.id]
+            mine = (name, config.sink.id)  # and not the index, which has a report of its own
+            reports = [each for each in found if (each.table, each.sink) == mine]
             # By pyiceberg, with not a line of ours.
             files = StaticTable.from_metadata(table.metadata_file).scan().plan_files()
             answer[name] = {"verdicts": [report.verdict for report in reports],
