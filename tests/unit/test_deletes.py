@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from typing import Any
 
 import fastavro
@@ -24,7 +25,8 @@ from frazil.table.schema import iceberg_schema
 
 HERE = Partition("events", 2)
 METADATA = Metadata("_topic", "_topic_partition", "_offset", "_timestamp")
-COLUMNS = pa.schema([pa.field("id", pa.int64()), pa.field("name", pa.large_string())])
+NAME = pa.field("name", pa.large_string())
+COLUMNS = pa.schema([pa.field("id", pa.int64()), NAME])
 CHANGES = pa.schema([*COLUMNS, pa.field("_op", pa.large_string(), nullable=False)])
 CHANGES_LOGGED = pa.schema([*COLUMNS, pa.field("_op", pa.large_string())])
 JSON = Format("json")
@@ -192,6 +194,12 @@ def test_a_tombstone_for_two_kinds_of_tables_deletes_in_one_and_is_rejected_by_t
 ROUTES = (RouteConfig(to=("db.t",), envelope="debezium"),)
 
 
+ENVELOPE = {"type": "record", "name": "change", "fields": [
+    {"name": "op", "type": "string"},
+    {"name": "before", "type": ["null", {**SCHEMA, "name": "row"}]},
+    {"name": "after", "type": ["null", "row"]}]}  # fmt: skip
+
+
 def change(op: str, before: dict[str, Any] | None, after: dict[str, Any] | None) -> bytes:
     return doc(op=op, before=before, after=after)
 
@@ -222,12 +230,8 @@ def test_changes_in_json():
 
 
 def test_changes_in_avro():
-    inner = {**SCHEMA, "name": "row"}
-    envelope = {"type": "record", "name": "change", "fields": [
-        {"name": "op", "type": "string"}, {"name": "before", "type": ["null", inner]},
-        {"name": "after", "type": ["null", "row"]}]}  # fmt: skip
-    by = settler(Format("avro", json.dumps(envelope)), plan("db.t", CHANGES), routes=ROUTES)
-    story = [(k, None if v is None else datum(envelope, **json.loads(v))) for k, v in STORY]
+    by = settler(Format("avro", json.dumps(ENVELOPE)), plan("db.t", CHANGES), routes=ROUTES)
+    story = [(k, None if v is None else datum(ENVELOPE, **json.loads(v))) for k, v in STORY]
     check_story(settle(by, *story))
 
 
@@ -281,5 +285,21 @@ def test_a_change_log_is_made_with_its_operation_and_optional_columns():
 
 def test_a_database_tells_the_operation_itself():
     by = settler(JSON, plan("db.t", CHANGES_LOGGED, log=True), routes=ROUTES)
-    ops = [each[1] for each in logged(settle(by, *STORY))]
-    assert ops == ["c", "u", "d", "u", "u"]
+    assert logged(settle(by, *STORY)) == [
+        (100, "c", 1, "a"), (101, "u", 1, "b"), (102, "d", 2, "a"), (104, "u", 4, "a"),
+        (105, "u", 5, "a"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["json", "avro"])
+def test_a_change_of_the_key_whose_row_is_rejected_leaves_the_old_row_alone(kind: str):
+    required = pa.schema([CHANGES.field(0), NAME.with_nullable(False), CHANGES.field(2)])
+    changes = [change("u", row(3), {"id": 4, "name": None}), change("u", row(5), row(6))]
+    format = JSON
+    if kind == "avro":
+        format = Format("avro", json.dumps(ENVELOPE))
+        changes = [datum(ENVELOPE, **json.loads(each)) for each in changes]
+    plans = replace(plan("db.t", required), evolution="frozen")
+    settled = settle(settler(format, plans, routes=ROUTES), *((None, each) for each in changes))
+    assert sorted(settled.letters) == [0]
+    assert (ids(settled), left(settled)) == ([6], [(101, 5)])

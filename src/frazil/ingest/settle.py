@@ -206,6 +206,9 @@ class Settler:
         else:
             self._of_columns(work, way, framed)
         work.settled.skipped += len(work.needless - work.heard - work.settled.letters.keys())
+        work.settled.left = [
+            (name, self._kept(work, name, keys)) for name, keys in work.settled.left
+        ]
         return work.settled
 
     # ── records that come as columns ─────────────────────────────────────────────────────────
@@ -387,6 +390,14 @@ class Settler:
         else:
             self._fitted(work, name, plan, renamed(rows, plan.columns, known), at, schema_id)
 
+    def _kept(self, work: _Work, name: str, keys: pa.Table) -> pa.Table:
+        """Without those of records whose row the table rejects: then its old one stays."""
+        letters = work.settled.letters
+        mine = [i for i, letter in letters.items() if name in letter.tables]
+        rejected = pa.array(work.opened.offsets[mine]) if mine else pa.array([], pa.int64())
+        offset = self._tables[name].metadata.offset
+        return keys.filter(pc.invert(pc.is_in(keys.column(offset), rejected)))
+
     def _need(self, work: _Work, name: str, columns: pa.Schema, aliases: Aliases) -> None:
         if self._mode(name) == LOG:  # of a delete nothing is known but its key
             if "_op" not in columns.names:
@@ -550,7 +561,7 @@ class Settler:
             where = np.arange(len(values)) if at is None else at
             nulls = np.array([value is None for value in values], bool)
             self._tombstones(work, name, where[nulls])
-            if plan is not None:
+            if plan is not None and plan.key:
                 texts = [values[i] for i in np.flatnonzero(deleted).tolist()]
                 self._by_keys(work, name, plan, Format("json"), texts, where[deleted])
                 nulls |= deleted
