@@ -4,6 +4,7 @@ plain dictionary holds after them, and every key is in the delete files once."""
 from __future__ import annotations
 
 import json
+import pickle
 import tempfile
 import uuid
 from datetime import date, datetime, timedelta, timezone
@@ -18,8 +19,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frazil.core.config import TableConfig
-from frazil.core.errors import Overlap
-from frazil.core.offsets import Partition
 from frazil.ingest import upsert
 from frazil.ingest.route import Metadata
 from frazil.ingest.settle import TablePlan
@@ -29,10 +28,9 @@ from frazil.ingest.upsert import (
     Parcel,
     apply,
     deletes_shape,
-    fingerprints,
     parcels,
     parts_of,
-    refuse_scattered,
+    shared,
     unpacked,
 )
 from frazil.ingest.write import TableShape
@@ -104,12 +102,11 @@ def through_parcels(of: TablePlan, tasks: list[Changes], buckets: int, parts: in
     sent: dict[int, list[Parcel]] = {}
     for task in tasks:
         for bucket, parcel in parcels(of, task, buckets, buckets * parts):
-            again = Parcel.of(parcel.label, parcel.rows)
-            sent.setdefault(bucket, []).append(again)
-    done = Applied({}, (), (), 0)
+            sent.setdefault(bucket, []).append(pickle.loads(pickle.dumps(parcel)))
+    done = Applied({}, (), (), 0, 0.0)
     for bucket in sent:
         for _, together in unpacked(sent[bucket]):
-            done += Applied.of(json.loads(json.dumps(apply(of, together, "frazil-s-1").values())))
+            done += pickle.loads(pickle.dumps(apply(of, together, "frazil-s-1")))
     return done
 
 
@@ -217,24 +214,23 @@ def test_many_changes_are_not_unpacked_at_once(tmp_path, monkeypatch):
     assert len(counts) > 3
 
 
-def test_a_key_in_two_kafka_partitions_is_seen(tmp_path):
+@given(st.lists(st.lists(st.integers(0, 60), unique=True), min_size=1, max_size=5))
+def test_a_key_that_two_tasks_have_is_seen(tasks: list[list[int]]):
+    found = shared([np.array(each, np.uint64) for each in tasks])
+    if found is None:
+        every = [key for each in tasks for key in each]
+        assert len(set(every)) == len(every)
+    else:
+        one, other = found
+        assert one != other
+        assert set(tasks[one]) & set(tasks[other])
+
+
+def test_a_task_that_writes_by_itself_tells_its_keys(tmp_path):
     of = plan(str(tmp_path), key("id", pa.int64()))
-
-    def told(number: int, *ids: int) -> tuple[Partition, Any]:
-        sent = changes(of, [record({"id": n}, number, n, 0, n) for n in ids])
-        return Partition("t", number), fingerprints(of, sent)
-
-    refuse_scattered("db.t", [told(0, 1, 2), told(0, 2, 3), told(1, 4, 5)])
-    with pytest.raises(Overlap, match=r"the same key came from t\[0\] and from t\[1\]"):
-        refuse_scattered("db.t", [told(0, 1, 2), told(1, 3, 2)])
-
-
-def test_of_very_many_keys_all_tasks_tell_the_same_share(tmp_path, monkeypatch):
-    monkeypatch.setattr(upsert, "FINGERPRINTS", 100)
-    of = plan(str(tmp_path), key("id", pa.int64()))
-    sent = [changes(of, [record({"id": n}, p, n, 0, n) for n in range(1000)]) for p in (0, 1)]
-    one, other = (fingerprints(of, each) for each in sent)
-    assert 20 < len(one) <= 150
-    assert np.array_equal(one, other)
-    with pytest.raises(Overlap):
-        refuse_scattered("db.t", [(Partition("t", 0), one), (Partition("t", 1), other)])
+    sent = [changes(of, [record({"id": n}, p, at, 0, n) for at, n in enumerate(ids)])
+            for p, ids in enumerate([(1, 2, 2), (3, 4), (5, 2)])]  # fmt: skip
+    told = [apply(of, each, "x", alone=True).hashes for each in sent]
+    assert [len(each) for each in told] == [2, 2, 2]
+    assert shared(told[:2]) is None
+    assert shared(told) == (0, 2)

@@ -15,6 +15,8 @@ from confluent_kafka import Producer
 
 from frazil.core.config import Config
 from frazil.core.errors import ConfigError, Overlap
+from frazil.feed.ranges import Ranges
+from frazil.ingest.task import Plan
 from frazil.sink import Sink
 from frazil.surface.broker import Broker
 from frazil.surface.orders import create_topic
@@ -222,6 +224,41 @@ def test_keys_that_stay_in_their_kafka_partition_need_no_shuffle_and_others_are_
     finally:
         sink.stop()
     assert len(lake.query(f"db.{name}", "id")) == 20  # nothing of the batch was written
+
+
+def test_tasks_that_had_a_key_in_common_write_again_and_leave_nothing_behind(
+    broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make, check: Any, monkeypatch
+):
+    ways: list[bool] = []
+
+    def told(self: Ranges, spark: Any, plan: Plan, *more: Any) -> Any:
+        ways.append(bool(plan.together))
+        return run(self, spark, plan, *more)
+
+    run = Ranges._told
+    monkeypatch.setattr(Ranges, "_told", told)
+    feed = Feed(broker, name, 2)
+    config = make_config(
+        decode={"format": "json"}, table=upsert(), sink={"max_records_per_trigger": 40}
+    )
+
+    def batches_of(keys: int, count: int) -> list[bool]:
+        ways.clear()
+        for n in range(40 * count):
+            feed.send({"id": n % keys, "value": n}, partition=n % 2)
+        feed.flush()
+        catch_up(config, spark)
+        return ways
+
+    assert batches_of(20, 2) == [False, False]  # each task by itself
+    assert batches_of(5, 2) == [False, True, True]
+    check(feed, f"db.{name}")
+    proven(config, spark)
+    kept = spark.sql(f"SELECT file_path FROM lake.db.{name}.all_files").collect()
+    found = {
+        each.name for each in (lake.folder / "warehouse" / "db" / name / "data").rglob("*.parquet")
+    }
+    assert found == {Path(row.file_path).name for row in kept}
 
 
 def change(op: str, before: Any = None, after: Any = None) -> dict[str, Any]:

@@ -205,7 +205,7 @@ class Letters(Ranges):
 
     def write(self, frame: DataFrame, batch: int, reached: Reached) -> Written | None:
         self._number = reached.cut[BATCHES]
-        results = self._settled(frame)
+        results = self._settled(lambda: self._replayed(frame))
         total = sum((each.total for each in results), self._nothing)
         self._count(results, total)
         if not total.written + total.skipped:
@@ -222,7 +222,7 @@ class Letters(Ranges):
 
     def would(self, frame: DataFrame) -> Outcome:
         """What `write` would do, as far as that can be told without making or changing tables."""
-        results = self._run(frame, look=True)
+        results = self._replayed(frame, look=True)
         self._count(results, sum((each.total for each in results), self._nothing))
         self.outcome.needs = sorted({name for each in results for name in each.needs})
         return self.outcome
@@ -231,7 +231,7 @@ class Letters(Ranges):
     def _nothing(self) -> Tally:
         return Tally(Range(BATCHES, self._number, self._number + 1), 0)
 
-    def _run(self, frame: DataFrame, look: bool = False) -> list[Result]:
+    def _replayed(self, frame: DataFrame, look: bool = False) -> list[Result]:
         plan = self._plan()
         tables = dict(plan.tables)
         notes = tables.pop(self._notes, None)

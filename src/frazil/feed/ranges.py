@@ -3,39 +3,41 @@
 from __future__ import annotations
 
 import functools
-import json
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext, cloudpickle
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as sql
 
 from frazil.core.config import Config, duration, replayed
-from frazil.core.errors import Miscount, Misfit, Overflow
+from frazil.core.errors import Miscount, Misfit, Overflow, Overlap
 from frazil.core.offsets import Cut, Partition, Range, join
 from frazil.feed import Host, Reached, Temporary, Written, WrittenTable, added
+from frazil.feed.checkpoint import Checkpoint, Place
 from frazil.feed.reads import register
 from frazil.ingest import sample
 from frazil.ingest.decode import Format
 from frazil.ingest.rules import Rules
 from frazil.ingest.settle import add_need
-from frazil.ingest.source import FORMAT, Origin, Planner, kafka_only, options
+from frazil.ingest.source import FORMAT, Origin, Planner, kafka_only, options, split
 from frazil.ingest.stage import Tally
 from frazil.ingest.task import (
     LETTER_COLUMNS,
-    RESULTS,
+    Ended,
+    Handed,
     Plan,
     Result,
+    Upserted,
     apply_all,
     of_table,
     run,
     run_all,
 )
-from frazil.ingest.upsert import Applied, parts_of, refuse_scattered
+from frazil.ingest.upsert import Applied, Parcel, parts_of, shared
+from frazil.ingest.write import WrittenFile, discard
+from frazil.table.jvm import Folder
 from frazil.table.ledger import Entry
 
 #: How often a batch is run again because tables had to be made or changed for it. Each time all
@@ -58,10 +60,15 @@ class Ranges:
         self._parallelism = 1
         self._rules = self._made_rules() if self._config.routes else None
         self._carried: list[Result] = []
+        #: upsert tables of which tasks of a batch had a key in common: this life brings the changes
+        #: of a key together there
+        self._scattered: set[str] = set()
         #: what the batch under way made of its changes to upsert tables
         self._applied: dict[str, Applied] = {}
         self._origin = Origin()
         self.checkpoint = ""
+        #: where the sources stand after the batch that was written last
+        self._places: dict[int, Place] = {}
         self._temporary = Temporary()
 
     # ── before anything is claimed ───────────────────────────────────────────────────────────
@@ -154,8 +161,9 @@ class Ranges:
         return None  # the claim names it
 
     def write(self, frame: DataFrame, batch: int, reached: Reached) -> Written | None:
-        """Spark runs one task per range; only what successful tasks hand back is believed."""
-        results = self._carried + self._settled(frame)
+        """One task per range; only what successful tasks hand back is believed."""
+        ranges = self._ranges(frame.sparkSession, batch)
+        results = self._carried + self._settled(lambda: self._run(frame.sparkSession, ranges))
         if not results:
             return None  # a cut that only named new partitions
         if self._config.one_table and not self._host.plans():
@@ -165,10 +173,21 @@ class Ranges:
         self._carried = []
         return written
 
-    def _settled(self, frame: DataFrame) -> list[Result]:
+    def _ranges(self, spark: SparkSession, batch: int) -> list[Range]:
+        """What Spark planned for the batch. Its offset log says it as well as the rows of its
+        source would, and tasks that read those rows would cost more than a small batch."""
+        log = Checkpoint(Folder(spark, self.checkpoint), bound=False)
+        before, after = self._places.get(batch - 1) or log.before(batch), log.after(batch)
+        self._places = {batch: after}
+        self._origin = Origin(after.cluster, after.topics)
+        # A new partition is named, with its beginning, a batch before it is read from.
+        return [Range(p, before.cut[p], offset) for p, offset in after.cut.items()
+                if p in before.cut and offset > before.cut[p]]  # fmt: skip
+
+    def _settled(self, run: Callable[[], list[Result]]) -> list[Result]:
         """The batch, run again as long as tables must be made or changed for it."""
         for _ in range(_RERUNS):
-            results = self._run(frame)
+            results = run()
             needs: dict[str, pa.Schema] = {}
             _add_needs(needs, results)
             if not needs:
@@ -207,31 +226,73 @@ class Ranges:
             client=self._config.sink.fetch == "client",
         )
 
-    def _run(self, frame: DataFrame) -> list[Result]:
-        plan = self._plan()
-        done = frame.mapInArrow(functools.partial(_tasks, plan), RESULTS)
-        if any(table.key and not table.partitioned_by_key for table in plan.tables.values()):
+    def _run(self, spark: SparkSession, ranges: Sequence[Range]) -> list[Result]:
+        plan, pieces = self._plan(), self._pieces(ranges)
+        cut = len(pieces) > len(ranges)  # then a key may be in several tasks, wherever it belongs
+        keyed = {name for name, each in plan.tables.items() if each.key}
+        apart = {name for name in keyed if plan.tables[name].partitioned_by_key}
+        plan = replace(plan, together=frozenset((keyed if cut else self._scattered) - apart))
+        told = self._told(spark, plan, pieces)
+        if scattered := self._shared(told) - apart:
+            # Tasks that did not know of each other wrote rows of the same key: away with all that.
+            _discard(plan, told)
+            self._scattered |= scattered
+            told = self._told(spark, replace(plan, together=plan.together | scattered), pieces)
+        self._applied = {}
+        for each in told:
+            if isinstance(each, Upserted):
+                known = self._applied.get(each.table)
+                self._applied[each.table] = known + each.done if known else each.done
+        return [result for each in told if isinstance(each, Ended) for result in each.results]
+
+    def _pieces(self, ranges: Sequence[Range]) -> list[Range]:
+        by_key = any(table.partitioned_by_key for table in self._config.tables)
+        return split(
+            ranges,
+            # One task for each Kafka partition where a task is to see all records of a key.
+            most=sys.maxsize if by_key else self._config.sink.max_records_per_task,
+            parallelism=1 if by_key else self._parallelism,
+        )
+
+    def _told(
+        self, spark: SparkSession, plan: Plan, pieces: Sequence[Range]
+    ) -> list[Ended | Upserted]:
+        if not pieces:
+            return []
+        tasks = spark.sparkContext.parallelize(pieces, len(pieces)).mapPartitions(
+            functools.partial(_tasks, plan)
+        )
+        if plan.together:
             # All changes of a key come together in one task of a second stage.
-            together = done.repartitionById(plan.buckets, sql.col("bucket"))
-            done = together.mapInArrow(functools.partial(apply_all, plan), RESULTS)
-        told = done.collect()
-        self._applied = _applied([row for row in told if row.applied is not None])
-        rows = [row for row in told if row.results is not None]
-        if rows and (len({row.pieces for row in rows}) != 1 or rows[0].pieces != len(rows)):
-            raise Miscount(
-                f"cannot stage a batch: {rows[0].pieces} ranges were planned, {len(rows)} came back"
+            tasks = tasks.partitionBy(plan.buckets, _bucket).mapPartitions(
+                functools.partial(apply_all, plan)
             )
-        for row in rows[:1]:
-            cluster, topics = json.loads(row.origin)
-            self._origin = Origin(cluster, topics)
-        found = []
-        for row in rows:
-            results = [Result.of(values) for values in json.loads(row.results)]
-            whole = join(result.total.range for result in results)
-            if [row.planned] != [str(each) for each in whole]:
-                raise Miscount(f"cannot stage a batch: {row.planned} was planned, "
+        told = [each for _, each in tasks.collect() if not isinstance(each, Parcel)]
+        done = [each for each in told if isinstance(each, Ended)]
+        if sorted(each.planned for each in done) != sorted(pieces):
+            raise Miscount(
+                f"cannot stage a batch: {len(pieces)} ranges were planned, {len(done)} came back"
+            )
+        for each in done:
+            whole = join(result.total.range for result in each.results)
+            if whole != [each.planned]:
+                raise Miscount(f"cannot stage a batch: {each.planned} was planned, "
                                f"{', '.join(map(str, whole))} came back")  # fmt: skip
-            found += results
+        return told
+
+    def _shared(self, told: Sequence[Ended | Upserted]) -> set[str]:
+        """Tables of which two tasks changed the same key, each by itself."""
+        alone: dict[str, list[Upserted]] = {}
+        for each in told:
+            if isinstance(each, Upserted) and each.alone:
+                alone.setdefault(each.table, []).append(each)
+        found = set()
+        for name, mine in alone.items():
+            if pair := shared([each.done.hashes for each in mine]):
+                found.add(name)
+                if self._host.plans()[name].partitioned_by_key:
+                    one, other = (mine[i].alone for i in pair)
+                    raise _not_by_key(name, one, other)
         return found
 
     def _checked(self, results: Sequence[Result], reached: Cut) -> Written:
@@ -257,7 +318,12 @@ class Ranges:
             tables={name: self._of_table(name, ordered) for name in touched},
             total=() if self._config.one_table else _joined(r.total for r in ordered),
             origin=self._origin,
-            seconds=added([result.seconds for result in results]),
+            seconds=added(
+                [
+                    *(result.seconds for result in results),
+                    *({"write": done.seconds} for done in self._applied.values()),
+                ]
+            ),
         )
 
     def _of_table(self, name: str, ordered: Sequence[Result]) -> WrittenTable:
@@ -292,9 +358,30 @@ class Ranges:
             )
 
 
-def _tasks(plan: Plan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _tasks(plan: Plan, ranges: Iterable[Range]) -> Iterator[Handed]:
     context = TaskContext.get()
-    return run_all(plan, batches, context.attemptNumber() if context else 0)
+    return run_all(plan, ranges, context.attemptNumber() if context else 0)
+
+
+def _bucket(number: int) -> int:
+    return number
+
+
+def _discard(plan: Plan, told: Sequence[Ended | Upserted]) -> None:
+    """Remove what tasks wrote. What cannot be removed now is found by `frazil leftovers`."""
+    written: dict[str, list[WrittenFile]] = {}
+    for each in told:
+        if isinstance(each, Upserted):
+            written.setdefault(each.table, []).extend((*each.done.files, *each.done.deletes))
+            continue
+        for result in each.results:
+            for name, some in result.files.items():
+                written.setdefault(name, []).extend(some)
+    shapes = {name: table.shape for name, table in plan.tables.items()}
+    if plan.letters:
+        shapes[plan.letters.shape.name] = plan.letters.shape
+    for name, files in written.items():
+        discard(shapes[name], files)
 
 
 def _add_needs(needs: dict[str, pa.Schema], results: Sequence[Result]) -> None:
@@ -303,20 +390,13 @@ def _add_needs(needs: dict[str, pa.Schema], results: Sequence[Result]) -> None:
             add_need(needs, name, columns)
 
 
-def _applied(rows: Sequence[Any]) -> dict[str, Applied]:
-    """What became of the changes to each upsert table."""
-    found: dict[str, Applied] = {}
-    told: dict[str, list[tuple[Partition, Any]]] = {}
-    for row in rows:
-        name, values, partition = json.loads(row.applied)
-        done = Applied.of(values)
-        found[name] = found[name] + done if name in found else done
-        if partition is not None:  # nobody brought the records of a key together
-            keys = np.frombuffer(row.keys, np.uint64)
-            told.setdefault(name, []).append((Partition(*partition), keys))
-    for name, mine in told.items():
-        refuse_scattered(name, mine)
-    return found
+def _not_by_key(table: str, one: Partition | None, other: Partition | None) -> Overlap:
+    return Overlap(
+        f"cannot write to table {table}: the same key came from {one} and from {other}, and "
+        "partitioned_by_key says that this cannot be",
+        hint="remove partitioned_by_key from the [[table]]: then records of a key are brought "
+        "together before they are written",
+    )
 
 
 def _with_rows(tally: Tally, rows: int) -> Tally:

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -322,7 +321,7 @@ def _cap(until: Cut | None, partition: Partition) -> int:
     return 2**63 if until is None else until.get(partition, 0)
 
 
-def split(ranges: list[Range], *, most: int, parallelism: int) -> list[Range]:
+def split(ranges: Sequence[Range], *, most: int, parallelism: int) -> list[Range]:
     """Ranges in pieces: none over `most` offsets, and enough of them for every core."""
     total = sum(map(len, ranges))
     fair = max(_SMALLEST_PIECE, -(-total // max(1, parallelism)))
@@ -347,7 +346,6 @@ def options(
     config: Config, *, start: Cut, origin: Origin, parallelism: int, until: Cut | None
 ) -> dict[str, str]:
     """What travels to the planning process. Secrets stay `env:` and `file:` references."""
-    by_key = any(table.partitioned_by_key for table in config.tables)
     plan = {
         "kafka": dict(config.kafka),
         "topics": config.sink.topics,
@@ -358,9 +356,8 @@ def options(
         "until": None if until is None else until.nested(),
         "records": config.sink.max_records_per_trigger,
         "bytes": size(config.sink.max_bytes_per_trigger),
-        # One task for each Kafka partition where a task is to see all records of a key.
-        "task": sys.maxsize if by_key else config.sink.max_records_per_task,
-        "parallelism": 1 if by_key else parallelism,
+        "task": config.sink.max_records_per_task,
+        "parallelism": parallelism,
         "patience": duration(config.sink.patience),
     }
     return {"plan": json.dumps(plan)}

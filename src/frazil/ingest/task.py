@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import gc
-import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,20 +27,9 @@ from frazil.ingest.route import Metadata, route
 from frazil.ingest.rules import Rules
 from frazil.ingest.settle import Letter, Settler, TablePlan, add_need
 from frazil.ingest.stage import Tally, tally_of, tally_values
-from frazil.ingest.upsert import Changes, Parcel, apply, fingerprints, parcels, unpacked
+from frazil.ingest.upsert import Applied, Changes, Parcel, apply, parcels, unpacked
 from frazil.ingest.write import OpenFiles, Writer, WrittenFile
 
-#: What `run_all` and `apply_all` give, in Spark's words and in Arrow's: the result of a range, or
-#: a parcel of changes for one bucket, or what became of them.
-RESULTS = (
-    "results string, planned string, pieces int, origin string, applied string, keys binary, "
-    "bucket int, label string, parcel binary"
-)
-_RESULTS = pa.schema(
-    [("results", pa.string()), ("planned", pa.string()), ("pieces", pa.int32()),
-     ("origin", pa.string()), ("applied", pa.string()), ("keys", pa.binary()),
-     ("bucket", pa.int32()), ("label", pa.string()), ("parcel", pa.binary())]
-)  # fmt: skip
 #: Tries of a task, counted from 0, that go the usual way: behind them every chunk is settled in a
 #: process of its own, so that a record which kills it is found.
 FEARLESS = 2
@@ -78,7 +66,9 @@ class Plan:
     #: records without a value are read
     keyed: Mapping[str, str] = field(default_factory=dict)
     key_format: Format | None = field(default=None, repr=False)
-    #: into how many buckets their changes are cut, and these into how many parts all together
+    #: upsert tables for which changes of a key may come from several tasks: into how many buckets
+    #: they are cut, and these into how many parts all together
+    together: frozenset[str] = frozenset()
     buckets: int = 1
     parts: int = 1
     #: tables that could not be made or changed as records wanted it, and why
@@ -296,72 +286,67 @@ def _letters(plan: Plan, chunk: Chunk, partition: Partition, letters: list[Lette
     )  # fmt: skip
 
 
-def run_all(
-    plan: Plan, batches: Iterable[pa.RecordBatch], attempt: int = 0
-) -> Iterator[pa.RecordBatch]:
-    """The shape Spark's `mapInArrow` wants: rows of ranges in, rows of results out."""
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What became of a range: a result for each piece of it."""
+
+    planned: Range
+    results: tuple[Result, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Upserted:
+    """What became of changes to an upsert table; `alone`: the Kafka partition they are all from,
+    where a task wrote them that saw no others."""
+
+    table: str
+    done: Applied
+    alone: Partition | None = None
+
+
+#: What tasks hand on, with the bucket it is for.
+Handed = tuple[int, Ended | Upserted | Parcel]
+
+
+def run_all(plan: Plan, ranges: Iterable[Range], attempt: int = 0) -> Iterator[Handed]:
+    """The ranges of one task."""
     # Spark collects garbage after every task, which takes longer than a small task among a thousand
     # modules: they are taken out of its sight.
     gc.disable()
     gc.freeze()
     try:
-        for batch in batches:
-            for row in batch.to_pylist():
-                wanted = Range(Partition(row["topic"], row["partition"]), row["start"], row["end"])
-                changes: dict[str, Changes] = {}
-                results = [run(plan, piece, below, attempt, changes=changes)
-                           for piece, below in plan.pieces(wanted)]  # fmt: skip
-                needed = any(result.needs for result in results)  # then the batch is run again
-                for name, mine in changes.items() if not needed else ():
-                    yield from _handed_on(plan, plan.tables[name], mine, wanted.partition)
-                yield _row(
-                    results=json.dumps([each.values() for each in results]),
-                    planned=str(wanted),
-                    pieces=row["pieces"],
-                    origin=row["origin"],
-                    bucket=0,
-                )
+        for wanted in ranges:
+            changes: dict[str, Changes] = {}
+            results = [run(plan, piece, below, attempt, changes=changes)
+                       for piece, below in plan.pieces(wanted)]  # fmt: skip
+            needed = any(result.needs for result in results)  # then the batch is run again
+            for name, mine in changes.items() if not needed else ():
+                table = plan.tables[name]
+                if name in plan.together:
+                    yield from parcels(table, mine, plan.buckets, plan.parts)
+                else:
+                    done = apply(table, mine, plan.file_prefix, alone=True)
+                    yield 0, Upserted(name, done, wanted.partition)
+            yield 0, Ended(wanted, tuple(results))
     except FrazilError as error:
         raise across(error) from None
     finally:
         gc.enable()
 
 
-def _handed_on(
-    plan: Plan, table: TablePlan, changes: Changes, partition: Partition
-) -> Iterator[pa.RecordBatch]:
-    """The changes of one task to one table: written, or parcels for those who write them."""
-    if not table.partitioned_by_key:
-        for bucket, parcel in parcels(table, changes, plan.buckets, plan.parts):
-            yield _row(bucket=bucket, label=parcel.label, parcel=parcel.rows)
-        return
-    done = apply(table, changes, plan.file_prefix)
-    yield _row(
-        applied=json.dumps([table.shape.name, done.values(), list(partition)]),
-        keys=fingerprints(table, changes).tobytes(),
-        bucket=0,
-    )
-
-
-def apply_all(plan: Plan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows of one bucket: changes are written, everything else is handed on."""
+def apply_all(plan: Plan, handed: Iterable[Handed]) -> Iterator[Handed]:
+    """All of one bucket: changes are written, everything else is handed on."""
     gathered: list[Parcel] = []
     try:
-        for batch in batches:
-            for row in batch.to_pylist():
-                if row["parcel"] is None:
-                    yield _row(**row)
-                else:
-                    gathered.append(Parcel.of(row["label"], row["parcel"]))
+        for bucket, each in handed:
+            if isinstance(each, Parcel):
+                gathered.append(each)
+            else:
+                yield bucket, each
         for name, changes in unpacked(gathered):
-            done = apply(plan.tables[name], changes, plan.file_prefix)
-            yield _row(applied=json.dumps([name, done.values(), None]))
+            yield 0, Upserted(name, apply(plan.tables[name], changes, plan.file_prefix))
     except FrazilError as error:
         raise across(error) from None
-
-
-def _row(**values: object) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([values], schema=_RESULTS)
 
 
 def watermark(rows: pa.Table, event_time: str) -> tuple[int, int] | None:

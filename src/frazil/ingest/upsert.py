@@ -11,14 +11,16 @@ equality-delete file, which takes away the rows that older snapshots have of it,
 it belongs to no partition of the table, so a key that moves to another leaves no twin behind.
 
 Records go through the shuffle as Arrow's own bytes, many in one parcel: Spark moves them, and its
-JVM never looks into them. Where all records of a key stand in one Kafka partition, each task writes
-by itself (`partitioned_by_key`); that this is so is checked on the driver, by `fingerprints`.
+JVM never looks into them. But most topics are partitioned by key, and then each task has all
+records of its keys and writes by itself. Whether it was so, the driver sees by `shared`: a batch of
+which two tasks had a key in common is written again, and together.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,7 +29,6 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from frazil.core.errors import Overlap
 from frazil.core.offsets import Partition
 from frazil.ingest.records import Longs
 from frazil.ingest.settle import TablePlan
@@ -37,8 +38,6 @@ from frazil.ingest.write import OpenFiles, TableShape, Writer, WrittenFile
 PARCEL_ROWS = 262_144
 #: So many rows of a bucket are unpacked and written together.
 TOGETHER_ROWS = 1_000_000
-#: So many keys of a task are told to the driver; of more, a share that all tasks choose alike.
-FINGERPRINTS = 1_000_000
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _TURN = np.uint64(29)
@@ -65,21 +64,9 @@ class Applied:
     files: tuple[WrittenFile, ...]
     deletes: tuple[WrittenFile, ...]
     keys: int
-
-    def values(self) -> list[object]:
-        files = [[[f.descriptor, f.rows, f.bytes] for f in each]
-                 for each in (self.files, self.deletes)]  # fmt: skip
-        return [[[*p, n] for p, n in self.written.items()], *files, self.keys]
-
-    @staticmethod
-    def of(values: Sequence[Any]) -> Applied:
-        written, files, deletes, keys = values
-        return Applied(
-            {Partition(topic, number): rows for topic, number, rows in written},
-            tuple(WrittenFile(*each) for each in files),
-            tuple(WrittenFile(*each) for each in deletes),
-            keys,
-        )
+    seconds: float
+    #: of these keys, where others may have them as well; each a number (see `shared`)
+    hashes: Any = None
 
     def __add__(self, other: Applied) -> Applied:
         both = self.written.keys() | other.written.keys()
@@ -88,6 +75,7 @@ class Applied:
             self.files + other.files,
             self.deletes + other.deletes,
             self.keys + other.keys,
+            self.seconds + other.seconds,
         )
 
 
@@ -103,15 +91,6 @@ class Parcel:
     gone: bool
     count: int
     rows: bytes
-
-    @property
-    def label(self) -> str:
-        return json.dumps([self.table, self.part, self.gone, self.count])
-
-    @staticmethod
-    def of(label: str, rows: bytes) -> Parcel:
-        table, part, gone, count = json.loads(label)
-        return Parcel(table, part, gone, count, rows)
 
 
 def parts_of(records: int, buckets: int) -> int:
@@ -209,9 +188,11 @@ def _weights(place: Longs) -> Any:
 # ── the last change of each key ──────────────────────────────────────────────────────────────────
 
 
-def apply(plan: TablePlan, changes: Changes, prefix: str) -> Applied:
-    """Write what the changes leave: rows, and the keys that are replaced or deleted."""
+def apply(plan: TablePlan, changes: Changes, prefix: str, alone: bool = False) -> Applied:
+    """Write what the changes leave: rows, and the keys that are replaced or deleted. `alone`: there
+    may be others with changes of the same keys."""
     assert plan.deletes is not None
+    began = time.perf_counter()
     rows = pa.concat_tables([plan.shape.arrow.empty_table(), *changes.rows])
     target = plan.of_deletes
     gone = pa.concat_tables([target.empty_table(), *changes.gone])
@@ -229,7 +210,8 @@ def apply(plan: TablePlan, changes: Changes, prefix: str) -> Applied:
     return Applied(
         {Partition(*(each[name] for name in sources.column_names)): each["count_all"]
          for each in count},
-        tuple(written), tuple(deleter.close()), len(keys),
+        tuple(written), tuple(deleter.close()), len(keys), time.perf_counter() - began,
+        _hashed(keys, plan.key) if alone else None,
     )  # fmt: skip
 
 
@@ -288,35 +270,17 @@ def _stamps(changes: pa.Table, name: str) -> Any:
     return pl.Series(pl.from_arrow(changes.column(name).cast(pa.int64()).fill_null(-1)))
 
 
-# ── one Kafka partition for each key: is it so? ──────────────────────────────────────────────────
+# ── does each task have all records of its keys? ─────────────────────────────────────────────────
 
 
-def fingerprints(plan: TablePlan, changes: Changes) -> Any:
-    """Of the keys in these changes, in order; of very many a share, and every task the same."""
-    every = [_hashed(rows, plan.key) for rows in (*changes.rows, *changes.gone)]
-    found = np.unique(np.concatenate(every)) if every else np.empty(0, np.uint64)
-    share = np.uint64(1)
-    while len(found) // int(share) > FINGERPRINTS:
-        share *= np.uint64(2)
-    return found[found % share == 0] if share > 1 else found
-
-
-def refuse_scattered(table: str, told: Iterable[tuple[Partition, Any]]) -> None:
-    """Raises where two Kafka partitions have a key in common."""
-    every = list(told)
-    if len({partition for partition, _ in every}) < 2:
-        return
-    keys = np.concatenate([each for _, each in every])
-    owner = np.repeat(np.arange(len(every)), [len(each) for _, each in every])
-    order = np.argsort(keys, kind="stable")
-    same = np.flatnonzero(keys[order][1:] == keys[order][:-1])
-    for one, other in zip(
-        owner[order[same]].tolist(), owner[order[same + 1]].tolist(), strict=True
-    ):
-        if every[one][0] != every[other][0]:
-            raise Overlap(
-                f"cannot write to table {table}: the same key came from {every[one][0]} and from "
-                f"{every[other][0]}, and partitioned_by_key says that this cannot be",
-                hint="remove partitioned_by_key from the [[table]]: then records of a key are "
-                "brought together before they are written",
-            )
+def shared(told: Sequence[Any]) -> tuple[int, int] | None:
+    """Two that have a key in common, given the hashes of each one's keys. (Two keys of the same
+    hash count as one: then a batch is brought together without need.)"""
+    keys = np.concatenate(told)
+    ordered = np.sort(keys)
+    same = np.flatnonzero(ordered[1:] == ordered[:-1])
+    if not len(same):
+        return None
+    ends = np.cumsum([len(each) for each in told])
+    one, other = np.searchsorted(ends, np.flatnonzero(keys == ordered[same[0]])[:2], "right")
+    return int(one), int(other)

@@ -15,7 +15,8 @@ import json
 import math
 import sys
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -106,6 +107,14 @@ def file_io(location: str, properties: Mapping[str, str]) -> FileIO:
     if translated.get("s3.path-style-access", "").lower() != "true" and "s3.endpoint" in translated:
         translated.setdefault("s3.force-virtual-addressing", "true")
     return load_file_io(translated, location)
+
+
+def discard(shape: TableShape, files: Iterable[WrittenFile]) -> None:
+    """Remove files that nobody will need, as far as that can be done now."""
+    io = file_io(shape.location, shape.io)
+    for file in files:
+        with suppress(OSError):
+            io.delete(json.loads(file.descriptor)["file-path"])
 
 
 def check(shape: TableShape) -> None:
