@@ -98,7 +98,11 @@ class Memory:
         old = (before[1] if before else []) if kept is None else kept
         snapshot = Snapshot(100 + sequence, before[0].id if before else None, sequence, 0, "",
                             dict(summary), f"list-{sequence}")  # fmt: skip
-        self.snapshots.append((snapshot, [*old, *numbered]))
+        every = [*old, *numbered]
+        data = [each for each in map(json.loads, (e.descriptor for e in every))
+                if each["content"] == "data"]  # fmt: skip
+        snapshot.summary["total-records"] = str(sum(each["record-count"] for each in data))
+        self.snapshots.append((snapshot, every))
 
     def upsert(self, rows: Sequence[Row], deleted: Sequence[tuple[Any, ...]] = ()) -> None:
         """One batch, as the sink commits it: rows, and deletes of all its keys."""
@@ -106,7 +110,8 @@ class Memory:
         gone = [*dict.fromkeys([*last, *deleted])]
         files = [Listed(each, 0, False) for each in written(self.shape, list(last.values()))]
         files += [Listed(each, 0, True) for each in written(equality(self.shape, self.keys), gone)]
-        self.add(files, {"added-equality-delete-files": "1"})
+        count = {"added-equality-delete-files": "1", "added-equality-deletes": str(len(gone))}
+        self.add(files, count)
         for key in deleted:
             self.model.pop(key, None)
         self.model.update(last)
@@ -309,6 +314,45 @@ def test_a_round_is_due_after_so_many_commits_with_deletes(tmp_path: Path):
         keeper.tidy()
         rewritten.append(len(table.snapshots) - before)
     assert rewritten == [0, 0, 1, 0, 0, 1, 0]
+
+
+def test_a_round_is_due_by_deleted_keys_before_that(tmp_path: Path, monkeypatch: Any):
+    monkeypatch.setattr(rounds, "FEW_KEYS", 30)
+    table = Memory(shape(tmp_path))
+    table.upsert([(key, "a", "0") for key in range(200)])
+    keeper = compaction(table, after=100)
+    keeper.tidy()
+    rewritten = []
+    for batch in range(6):
+        table.upsert([(key, "a", str(batch)) for key in range(batch * 10, batch * 10 + 50)])
+        before = len(table.snapshots)
+        keeper.tidy()
+        rewritten.append(len(table.snapshots) - before)
+    assert rewritten == [0, 1, 0, 1, 0, 1], "a third of 300 rows, most of them gone"
+    table.check()
+
+
+def test_rounds_take_a_part_of_the_time_only(tmp_path: Path, monkeypatch: Any):
+    monkeypatch.setattr(rounds, "REST", 10_000.0)
+    table = Memory(shape(tmp_path))
+    clock = Clock()
+    keeper = compaction(table, clock=clock)
+    rewritten = []
+    for batch in range(4):
+        table.upsert([(1, "a", str(batch))])
+        before = len(table.snapshots)
+        clock.now += 10**6 if batch == 3 else 0
+        clock.monotonic = lambda: clock.now  # type: ignore[method-assign]
+        keeper.tidy()
+        rewritten.append(len(table.snapshots) - before)
+    assert rewritten == [1, 0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "keys"), [(0, 100_000), (300_000, 100_000), (1_200_000, 400_000), (10**9, 500_000)]
+)
+def test_deleted_keys_wait_in_proportion_within_bounds(rows: int, keys: int):
+    assert rounds.enough(rows) == keys
 
 
 def test_a_table_too_large_for_one_round_takes_several(tmp_path: Path, version: int):

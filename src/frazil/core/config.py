@@ -176,7 +176,8 @@ class TableConfig:
     #: all records of a key stand in one Kafka partition: they need not be brought together before
     #: they are written. Checked in every batch; a stream of which it is not true stops
     partitioned_by_key: bool = False
-    #: of an upsert table: after so many commits with deletes the sink compacts it; 0: never
+    #: of an upsert table: after so many commits with deletes the sink compacts it, sooner where
+    #: many keys were deleted; 0: never
     compact_after: int = 10
     #: columns that identify a row (Iceberg's identifier fields); they become required
     identifier_fields: tuple[str, ...] = ()

@@ -48,6 +48,11 @@ SMALL, MANY = 8, 16
 SHARE = 0.2
 #: What one round reads, and what one task of it does; in bytes of the files as they are stored.
 ROUND_BYTES, TASK_BYTES = 256 * 1024**2, 64 * 1024**2
+#: Deleted keys that wait make a round due, too: as many as this share of the table's rows, but not
+#: fewer than these, nor more than those. Readers hold all of them against each file, in memory.
+WAITING, FEW_KEYS, MANY_KEYS = 1 / 3, 100_000, 500_000
+#: After a round there is none for so many times as long: at most a third of the time is theirs.
+REST = 2.0
 
 
 class Entry(Protocol):
@@ -243,6 +248,11 @@ def chosen(state: State, target: int, most: int = ROUND_BYTES) -> list[File]:
     return found
 
 
+def enough(rows: int) -> int:
+    """So many deleted keys are too many to wait, in a table of so many rows."""
+    return min(MANY_KEYS, max(FEW_KEYS, int(rows * WAITING)))
+
+
 def jobs(
     state: State, files: Sequence[File], shape: TableShape, prefix: str, room: int = TASK_BYTES
 ) -> list[Job]:
@@ -305,8 +315,8 @@ class Compaction(Keeper):
         clock: Clock = time,
         most: int = ROUND_BYTES,
     ) -> None:
-        """`after`: so many commits with deletes make a round due. `run`: where the work is done, on
-        executors or here. `table` is the handle of the thread that commits."""
+        """`after`: so many commits with deletes make a round due, fewer of large ones. `run`: where
+        the work is done, on executors or here. `table` is the handle of the thread that commits."""
         super().__init__(table, sink=sink, epoch=epoch, mark=COMPACT, branch=branch, clock=clock)
         self._table = table
         self._shape = shape
@@ -316,31 +326,37 @@ class Compaction(Keeper):
         self._step = step
         self._most = most
         self._waiting = after  # what earlier lives left is looked at first
+        self._keys = 0
+        self._rest = 0.0
         self._seen = 0
         self._manifests: dict[str, list[Any]] = {}
         self._known: dict[str, Known] = {}
 
     def work(self) -> None:
-        if not self._due():
+        if not self._due() or self._clock.monotonic() < self._rest:
             return
+        began = time.perf_counter()
         self._table.refresh()
         if self.newest_life()(self._table.history(self._branch)):
             return  # a newer life looks after it; the next commit will tell this one
         base, self._manifests = self._table.contents(self._branch, self._manifests)
         if base is not None and not self._round(base):
-            self._waiting = 0
+            self._waiting = self._keys = 0
+        self._rest = self._clock.monotonic() + REST * (time.perf_counter() - began)
 
     def _due(self) -> bool:
-        """Were there enough commits with deletes since all was well?"""
+        """Were there enough commits with deletes since all was well, or enough keys in them?"""
         newest = next(self._table.history(self._branch), None)
         if newest is None:
             return False
         if self._seen:
             history = self._table.history(self._branch)
-            fresh = takewhile(lambda each: each.id != self._seen, history)
-            self._waiting += sum("added-equality-delete-files" in each.summary for each in fresh)
+            fresh = [each.summary for each in takewhile(lambda s: s.id != self._seen, history)]
+            self._waiting += sum("added-equality-delete-files" in each for each in fresh)
+            self._keys += sum(int(each.get("added-equality-deletes", 0)) for each in fresh)
         self._seen = newest.id
-        return self._waiting >= self._after_commits
+        rows = int(newest.summary.get("total-records", 0))
+        return self._waiting >= self._after_commits or self._keys >= enough(rows)
 
     def _round(self, base: Snapshot) -> bool:
         """Is there more to do?"""
