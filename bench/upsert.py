@@ -17,7 +17,7 @@ say is kept in plain arrays (last value of each key) and compared with every tab
 scan, and at the end every row, by DuckDB over what Spark read.
 
     make bench-upsert                       # 50 batches, scans after 10 and 50
-    make bench-upsert ARGS='--long'         # 200 batches, the last 150 of the maintained table alone
+    make bench-upsert ARGS='--long'         # 200 batches, beyond 50 of one side
     make bench-upsert ARGS='--batches 4 --turn 2 --scan-at 2,4 --rows 20000 --keys 40000'
 """
 
