@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from frazil.core.errors import Unavailable, Unknown
+from frazil.core.errors import Conflict, Unavailable, Unknown
 from frazil.table.ledger import Snapshot
 
 
@@ -37,7 +37,9 @@ class FakeTable:
     def tagged(self, tag: str) -> Snapshot | None:
         return self.snapshots.get(self.refs[tag]) if tag in self.refs else None
 
-    def tag(self, tag: str, snapshot_id: int) -> None:
+    def tag(self, tag: str, snapshot_id: int, was: int | None) -> None:
+        if self.refs.get(tag) != was:
+            raise Conflict(f"cannot move {tag}: expected it at {was}")
         self.refs[tag] = snapshot_id
 
     def delete(self, path: str) -> None:

@@ -379,6 +379,8 @@ class Sink:
         claimed = self._index_target.head().entry
         self._index.refresh()
         self._open_tables(claimed)
+        # A newer life made a table itself, and did not claim it? Then it is seen here.
+        self._still_newest()
         if not self._alone:
             if not self._index.made:  # a batch may be staged for a table the index knows nothing of
                 self._tables.open({n for _, each in self._stored() if each for n in each.names})

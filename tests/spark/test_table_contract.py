@@ -26,7 +26,7 @@ from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil, new_table
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.table.update import update_table_metadata
 
-from frazil.core.errors import Expired, Fenced, Foreign, Gap, Overlap, Unavailable, Unknown
+from frazil.core.errors import Conflict, Expired, Fenced, Foreign, Gap, Overlap, Unavailable, Unknown
 from frazil.core.offsets import Cut, Partition
 from frazil.ingest.write import TableShape, Writer
 from frazil.table import jvm
@@ -265,14 +265,17 @@ def test_what_a_commit_that_lost_a_race_leaves_is_handed_out_and_not_deleted(sub
 def test_a_tag_is_set_moved_and_survives_later_commits(subject: Fake | Real):
     append(subject, "a")
     first = history(subject)[0]
-    subject.table.tag("frazil/s", first.id)
+    subject.table.tag("frazil/s", first.id, None)
     append(subject, "b")
     assert subject.table.tagged("frazil/s") == first
     assert subject.table.tagged("frazil/t") is None
     second = history(subject)[0]
-    subject.table.tag("frazil/s", second.id)
+    with pytest.raises(Conflict):
+        subject.table.tag("frazil/s", second.id, second.id)
+    assert subject.table.tagged("frazil/s") == first, "it is not where somebody thinks it is"
+    subject.table.tag("frazil/s", second.id, first.id)
     assert subject.table.tagged("frazil/s") == second
-    subject.table.tag("frazil/s", second.id)  # a life that moves it again to where it is
+    subject.table.tag("frazil/s", second.id, second.id)  # a life that moves it again to where it is
     assert subject.table.tagged("frazil/s") == second
     assert len(history(subject)) == 2
 

@@ -454,7 +454,7 @@ def test_references_move_together_or_not_at_all(spark: Any, name: str):
         spark.sql(f"INSERT INTO lake.db.{name} VALUES ({number})")
     table = table_of(spark, f"db.{name}")
     third, second, first = [snapshot.id for snapshot in table.history("main")]
-    table.tag("frazil/s", third)
+    table.tag("frazil/s", third, None)
     table.fork("side", first)
     spark.sql(f"INSERT INTO lake.db.{name} VALUES (3)")
     with pytest.raises(Exception, match="expected it at snapshot"):

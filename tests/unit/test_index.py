@@ -850,7 +850,7 @@ def test_what_the_index_has_not_reached_yet_is_not_told_for_it():
 
 def test_what_no_snapshot_tells_any_more_is_said():
     filled = Filled(random.Random(5), 30, "db.a")
-    filled.tables["db.a"].tag("frazil/s", filled.tables["db.a"].refs["main"])
+    filled.tables["db.a"].refs["frazil/s"] = filled.tables["db.a"].refs["main"]
     filled.tables["db.a"].expire(keep=2)
     rows = filled.told.filter(pc.not_equal(filled.told["batch"], 3))
     lost = filled.told.filter(pc.equal(filled.told["batch"], 3))

@@ -72,7 +72,7 @@ class Table(Protocol):
     def refresh(self) -> None: ...
     def history(self, branch: str) -> Iterator[Snapshot]: ...
     def tagged(self, tag: str) -> Snapshot | None: ...
-    def tag(self, tag: str, snapshot_id: int) -> None: ...
+    def tag(self, tag: str, snapshot_id: int, was: int | None) -> None: ...
     def delete(self, path: str) -> None: ...
     def append(
         self,
@@ -321,7 +321,22 @@ class Target:
                           f"{trouble.message}", hint=trouble.hint)  # fmt: skip
 
     def witness(self, snapshot: Snapshot) -> None:
-        self.table.tag(self._tag, snapshot.id)
+        """Move the tag on to an entry's snapshot; never back, whoever has moved it meanwhile.
+
+        A life that was overtaken may come here late. Were the newest entry's snapshot expired then,
+        its own would be taken for the newest.
+        """
+        for attempt in range(ATTEMPTS):
+            there = self.table.tagged(self._tag)
+            if there is not None and there.sequence >= snapshot.sequence:
+                return
+            try:
+                return self.table.tag(self._tag, snapshot.id, there.id if there else None)
+            except Conflict:  # another commit was first: look again
+                self._pause(attempt)
+                self.table.refresh()
+        raise Unavailable(f"cannot move tag {self._tag} of table {self.table.name}: it changes too "
+                          "fast")  # fmt: skip
 
     def rolled_back(self) -> bool:
         """Is the branch no longer behind the witness? (Where history was expired, it may be.)"""

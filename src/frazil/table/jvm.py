@@ -636,16 +636,10 @@ class Table:
         needed.update(file.path for file in files)
         self.remove([path for path in deferred.paths if path not in needed])
 
-    def tag(self, tag: str, snapshot_id: int) -> None:
-        """Point `tag` at a snapshot, in a commit of its own; expiry never takes it."""
-        with _translated(f"move tag {tag} of table {self.name}"):
-            update = self._table.manageSnapshots()
-            if self._table.refs().get(tag) is None:
-                update.createTag(tag, snapshot_id)
-                update.setMaxRefAgeMs(tag, 2**63 - 1)
-            else:
-                update.replaceTag(tag, snapshot_id)
-            update.commit()
+    def tag(self, tag: str, snapshot_id: int, was: int | None) -> None:
+        """Point `tag` at a snapshot, in a commit of its own; a Conflict where it is not where it
+        `was`. Expiry never takes it."""
+        self.move({tag: snapshot_id}, expected={tag: was})
 
     def set_property(self, key: str, value: str) -> None:
         with _translated(f"set property {key} of table {self.name}"):

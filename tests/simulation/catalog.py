@@ -1,0 +1,562 @@
+"""A catalog and a store in memory: Iceberg's rules as far as a commit can meet them.
+
+`Server` holds the tables. A commit is a `Request`: it names what it builds on, and is applied only
+if that is still so (compare-and-set), now or whenever it arrives. `Table` is a client's handle: it
+has what `jvm.Table` has, reads that may be stale, Iceberg's own tries and its clean-up included.
+What a snapshot holds is plain: files with their sequence numbers. `tests/spark/test_table_contract`
+holds this table to the contract that Iceberg's own fulfils.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from frazil.core.errors import Conflict, Foreign, Unavailable, Unknown
+from frazil.table.ledger import Snapshot
+
+from tests.simulation.world import World
+
+#: How often Iceberg tries a commit again by itself. (Four times; fewer show the same.)
+RETRIES = 2
+
+Check = Callable[[Iterator[Snapshot]], "str | None"]
+
+
+class File:
+    """Of data, or of keys or positions that are deleted."""
+
+    __slots__ = ("content", "descriptor", "path", "rows", "size")
+
+    def __init__(self, path: str, rows: tuple[Any, ...], content: str = "data", size: int = 10,
+                 of: str = "") -> None:  # fmt: skip
+        self.path = path
+        self.rows = rows
+        self.content = content
+        self.size = size
+        more = ', "equality-ids": [1]' if content == "equality-deletes" else ""
+        more += f', "referenced-data-file": "{of}"' if of else ""
+        self.descriptor = (
+            f'{{"spec-id": 0, "content": "{content}", "file-path": "{path}", "file-format": '
+            f'"parquet", "partition": [], "file-size-in-bytes": {size}, '
+            f'"record-count": {len(rows)}{more}}}'
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A snapshot, what it holds, and what it should."""
+
+    snapshot: Snapshot
+    #: each file with its sequence number
+    files: tuple[tuple[File, int], ...]
+    #: paths of its manifests
+    manifests: frozenset[str]
+    #: the oracle's
+    model: Any = None
+
+    @property
+    def paths(self) -> set[str]:
+        found = {file.path for file, _ in self.files} | self.manifests
+        found.add(self.snapshot.manifest_list)
+        return found
+
+
+@dataclass(slots=True, eq=False)
+class Meta:
+    """A table's metadata, one version of it."""
+
+    uuid: str
+    version: int
+    snapshots: dict[int, Held]
+    refs: dict[str, int]
+    sequence: int
+    properties: dict[str, str]
+
+    def history(self, branch: str) -> Iterator[Snapshot]:
+        at = self.refs.get(branch)
+        while at is not None:
+            held = self.snapshots.get(at)
+            if held is None:
+                return
+            yield held.snapshot
+            at = held.snapshot.parent
+
+    def head(self, branch: str) -> Held | None:
+        at = self.refs.get(branch)
+        return None if at is None else self.snapshots.get(at)
+
+    def next(self) -> Meta:
+        return Meta(self.uuid, self.version + 1, dict(self.snapshots), dict(self.refs),
+                    self.sequence, self.properties)  # fmt: skip
+
+
+class Lost(Exception):
+    """A compare-and-set that failed: 409."""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """What a client asks of the catalog. `expected`: where references must be."""
+
+    table: str
+    uuid: str
+    expected: dict[str, int | None]
+    change: Callable[[Meta], Held | None]
+    what: str
+    branch: str = ""
+    #: the whole metadata must be this version; None: the references are enough
+    version: int | None = None
+
+
+class Server:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.tables: dict[str, Meta] = {}
+        #: older versions, for those who read late
+        self.past: dict[str, list[Meta]] = {}
+        self.objects: dict[str, Any] = {}
+        self.flying: list[Request | tuple[str, Any]] = []
+        self.oracle: Any = None
+        #: of whole metadata, as catalogs on a database do
+        self.strict = False
+
+    # ── tables ───────────────────────────────────────────────────────────────────────────────
+
+    def create(self, name: str) -> Meta:
+        made = Meta(f"uuid-{name}-{self.world.number()}", 0, {}, {}, 0, {})
+        self.tables[name] = made
+        self.past[name] = [made]
+        return made
+
+    def apply(self, request: Request) -> None:
+        meta = self.tables.get(request.table)
+        if meta is None or meta.uuid != request.uuid:
+            raise Lost
+        if request.version is not None and request.version != meta.version:
+            raise Lost
+        refs = meta.refs
+        for name, wanted in request.expected.items():
+            if refs.get(name) != wanted:
+                raise Lost
+        after = meta.next()
+        held = request.change(after)
+        self.world.say(f"applied to {request.table}: {request.what}")
+        self.tables[request.table] = after
+        self.past[request.table].append(after)
+        if held is not None:
+            self.oracle.added(request.table, meta, after, held, request.branch)
+
+    def arrive(self, number: int) -> None:
+        """A request that its client gave up gets here."""
+        late = self.flying.pop(number)
+        if isinstance(late, tuple):
+            self.world.say(f"arrives late: {late[0]}")
+            self.objects.setdefault(late[0], late[1])
+            return
+        try:
+            self.world.say(f"arrives late: {late.what} for {late.table}")
+            self.apply(late)
+        except Lost:
+            self.world.say("  and comes to nothing")
+
+    # ── objects ──────────────────────────────────────────────────────────────────────────────
+
+    def delete(self, path: str) -> None:
+        content = self.objects.pop(path, None)
+        if content is not None:
+            self.world.say(f"deleted {path}")
+            self.oracle.deleted(path, content)
+
+    def manifest(self, path: str) -> tuple[File, ...]:
+        found = self.objects.get(path)
+        if found is None:
+            self.world.violated("I5", f"the manifest {path} is committed, and it is not there")
+        return found  # type: ignore[no-any-return]
+
+
+def refusal(history: Iterator[Snapshot], since: int) -> str | None:
+    newest = next(history, None)
+    if newest is None or newest.id != since:
+        return f"snapshot {since} is not the newest one any more"
+    return None
+
+
+class Table:
+    """A handle, as `jvm.Table` is one."""
+
+    format_version = 2
+    schema = spec = sort_order = ""
+    schema_id = 0
+
+    def __init__(self, client: Client, name: str, meta: Meta, *, made: bool = False) -> None:
+        self.name = name
+        self.uuid = meta.uuid
+        self.made = made
+        self.location = f"/{name}"
+        self.meta = meta
+        self._client = client
+        self._server = client.server
+        self._world = client.server.world
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────
+
+    def refresh(self) -> None:
+        self._client.read(f"load {self.name}")
+        self._look()
+
+    def _look(self) -> None:
+        found = self._server.tables.get(self.name)
+        if found is None:
+            raise Foreign(f"cannot refresh table {self.name}: it is gone")
+        if found.uuid != self.uuid:
+            raise Foreign(f"cannot go on with table {self.name}: it was dropped and made again")
+        stale = self._client.stale
+        if stale and found.version > self.meta.version and self._world.chance() < stale:
+            past = self._server.past[self.name]
+            found = past[self._world.dice.randint(self.meta.version, found.version)]
+            self._world.say(f"reads {self.name} as of version {found.version}")
+        self.meta = found
+
+    def history(self, branch: str) -> Iterator[Snapshot]:
+        return self.meta.history(branch)
+
+    def tagged(self, tag: str) -> Snapshot | None:
+        held = self.meta.head(tag)
+        return held.snapshot if held else None
+
+    @property
+    def properties(self) -> dict[str, str]:
+        return self.meta.properties
+
+    @property
+    def plain(self) -> Any:
+        self.refresh()
+        head = self.meta.head("main")
+        rows = [{"commit_id": row[0], "table_name": row[1]}
+                for file, _ in (head.files if head else ()) for row in file.rows]  # fmt: skip
+        return SimpleNamespace(rows=lambda *_: SimpleNamespace(to_pylist=lambda: rows))
+
+    def manifests(self, snapshot_id: int) -> set[str]:
+        held = self.meta.snapshots[snapshot_id]
+        return {*held.manifests, held.snapshot.manifest_list}
+
+    def contents(self, branch: str, known: Mapping[str, Any]) -> tuple[Any, dict[str, list[Any]]]:
+        head = self.meta.head(branch)
+        if head is None:
+            return None, {}
+        listed = [SimpleNamespace(descriptor=file.descriptor, sequence=sequence, everywhere=True)
+                  for file, sequence in head.files]  # fmt: skip
+        return head.snapshot, {head.snapshot.manifest_list: listed}
+
+    def live(self) -> tuple[Snapshot | None, list[Any]]:
+        head = self.meta.head("main")
+        if head is None:
+            return None, []
+        found = [SimpleNamespace(path=f.path, rows=len(f.rows), sequence=s, deletes=0,
+                                 descriptor=f.descriptor) for f, s in head.files]  # fmt: skip
+        return head.snapshot, sorted(found, key=lambda each: each.sequence)
+
+    def moment(self, number: int) -> int | None:
+        snapshots = list(self.meta.snapshots.values())
+        at = number if number >= 0 else len(snapshots) + number
+        return snapshots[at].snapshot.timestamp_ms if 0 <= at < len(snapshots) else None
+
+    # ── committing ───────────────────────────────────────────────────────────────────────────
+
+    def append(self, manifests: Sequence[str], summary: Mapping[str, str], *, branch: str,
+               check: Check, leftovers: list[str]) -> None:  # fmt: skip
+        files: list[File] = []
+        paths: list[str] = []
+        for each in manifests:
+            if each.startswith("{"):
+                files.append(self._client.file(each))
+            else:
+                files += self._server.manifest(each)
+                paths.append(each)
+        if any(file.content != "data" for file in files):
+            paths = []  # a row delta writes manifests of its own
+        self._commit((), files, paths, summary, branch, check, leftovers, "append")
+
+    def replace(self, removed: Sequence[str], added: Sequence[str], summary: Mapping[str, str], *,
+                branch: str, since: int, leftovers: list[str]) -> None:  # fmt: skip
+        self.refresh()
+        if why := refusal(self.history(branch), since):
+            raise Conflict(f"cannot rewrite files of table {self.name}: {why}")
+        gone = {self._client.file(each).path for each in removed}
+        new = [self._client.file(each) for each in added]
+        self._commit(gone, new, (), summary, branch, lambda history: refusal(history, since),
+                     leftovers, "replace")  # fmt: skip
+
+    def rewrite(self, removed: Sequence[Any], added: Sequence[str], summary: Mapping[str, str], *,
+                since: int, same: bool, check: Check, leftovers: list[str]) -> None:  # fmt: skip
+        gone = {each.path for each in removed}
+        new = [self._client.file(each) for each in added]
+        self._commit(gone, new, (), summary, "main", check, leftovers, "replace")
+
+    def _commit(self, gone: Any, new: Sequence[File], paths: Sequence[str],
+                summary: Mapping[str, str], branch: str, check: Check, leftovers: list[str],
+                operation: str) -> None:  # fmt: skip
+        """As Iceberg's: on each try the newest metadata, the validator, a manifest list of its own.
+        What it would delete goes to `leftovers`, also the list of a try that was applied (H1)."""
+        server, world = self._server, self._world
+        number = world.number() + 1000
+        if not paths and new:  # manifests that the commit writes
+            paths = [f"/{self.name}/metadata/{number}-m0.avro"]
+            server.objects[paths[0]] = ()
+        made: list[str] = []
+        for attempt in range(RETRIES + 1):
+            try:
+                self._client.read(f"refresh {self.name} to commit")
+                self._look()
+            except BaseException:
+                leftovers += [*made, *paths] if made else ()
+                raise
+            base = self.meta
+            refused = check(base.history(branch))
+            if not refused and gone:
+                head = base.head(branch)
+                there = {file.path for file, _ in head.files} if head else set()
+                refused = None if gone <= there else "files to remove are missing"
+            if refused:
+                world.say(f"refused: {refused}")
+                leftovers += [*made, *paths]
+                raise Unknown(f"cannot commit: ValidationException: {refused}")
+            listed = f"/{self.name}/metadata/snap-{number}-{attempt}.avro"
+            server.objects[listed] = True
+            made.append(listed)
+            parent = base.refs.get(branch)
+
+            def change(meta: Meta, parent: int | None = parent, listed: str = listed) -> Held:
+                return add(meta, number, parent, branch, gone, new, paths, summary, operation,
+                           listed, int(world.now * 1000))  # fmt: skip
+
+            request = Request(self.name, self.uuid, {branch: parent}, change,
+                              f"snapshot {number}", branch,
+                              base.version if server.strict else None)  # fmt: skip
+            try:
+                self._client.send(request)
+            except Lost:
+                continue
+            except BaseException:
+                leftovers += [*made, *paths]
+                raise
+            leftovers += made[:-1]
+            self.meta = server.tables.get(self.name, self.meta)
+            return
+        leftovers += [*made, *paths]
+        raise Conflict(f"cannot commit to table {self.name}: CommitFailedException")
+
+    def tag(self, tag: str, snapshot_id: int, was: int | None) -> None:
+        self._client.read(f"refresh {self.name} to tag")
+        self._look()
+        base = self.meta
+        if base.refs.get(tag) != was:
+            raise Conflict(f"cannot move {tag}: expected it at {was}")
+        if snapshot_id not in base.snapshots:
+            raise Unknown(f"cannot set {tag} to unknown snapshot: {snapshot_id}")
+
+        def change(meta: Meta) -> None:
+            if snapshot_id not in meta.snapshots:
+                raise Lost
+            meta.refs[tag] = snapshot_id
+
+        request = Request(self.name, self.uuid, {tag: was}, change, f"tag {tag} at {snapshot_id}",
+                          "", base.version if self._server.strict else None)  # fmt: skip
+        try:
+            self._client.send(request)
+        except Lost:
+            raise Conflict(f"cannot move tag {tag} of table {self.name}") from None
+        self._look()
+
+    def set_property(self, key: str, value: str) -> None:
+        self._client.read(f"refresh {self.name} to set a property")
+
+        def change(meta: Meta) -> None:
+            meta.properties = {**meta.properties, key: value}
+
+        self._client.send(Request(self.name, self.uuid, {}, change, f"property {key}"))
+        self._look()
+
+    def expire(self, before_ms: int, keep: int) -> None:
+        self._client.read(f"expire {self.name}")
+        meta = self._server.tables[self.name]
+        if meta.uuid == self.uuid:
+            expire(self._server, self.name, keep, before_ms)
+            self.meta = self._server.tables[self.name]
+
+    def evolve(self, plan: object) -> None:
+        self.refresh()
+
+    # ── the store ────────────────────────────────────────────────────────────────────────────
+
+    def write_manifest(self, path: str, files: Sequence[str]) -> str:
+        content = tuple(self._client.file(each) for each in files)
+        self._client.put(path, content, torn=())
+        return path
+
+    def store(self, path: str, content: bytes) -> None:
+        self._client.put(path, content, torn=content[: len(content) // 2])
+
+    def fetch(self, path: str) -> bytes:
+        self._client.read(f"fetch {path}")
+        if path not in self._server.objects:
+            raise Foreign(f"cannot read {path}: it is gone")
+        return self._server.objects[path]  # type: ignore[no-any-return]
+
+    def listing(self, prefix: str, before_ms: int | None = None) -> list[str]:
+        self._client.read(f"list {prefix}")
+        return sorted(path for path in self._server.objects if path.startswith(prefix))
+
+    def delete(self, path: str) -> None:
+        self._client.read(f"delete {path}")
+        self._server.delete(path)
+
+    def remove(self, paths: Sequence[str]) -> None:
+        self._client.read(f"remove {len(paths)} objects")
+        for path in paths:
+            self._server.delete(path)
+
+
+def add(meta: Meta, number: int, parent: int | None, branch: str, gone: Any, new: Sequence[File],
+        paths: Sequence[str], summary: Mapping[str, str], operation: str, listed: str,
+        now: int) -> Held:  # fmt: skip
+    """A snapshot on a branch."""
+    meta.sequence += 1
+    sequence = meta.sequence
+    before = meta.snapshots.get(parent) if parent is not None else None
+    files = before.files if before else ()
+    manifests = before.manifests if before else frozenset()
+    if gone:
+        files = tuple(each for each in files if each[0].path not in gone)
+    if new:
+        files = (*files, *((file, sequence) for file in new))
+        manifests = manifests.union(paths)
+    said = dict(summary)
+    if any(file.content == "equality-deletes" for file in new):
+        said["added-equality-delete-files"] = "1"
+    said["total-data-files"] = str(len(files))
+    if not any(file.content != "data" for file, _ in files):
+        said["total-delete-files"] = "0"
+    snapshot = Snapshot(number, parent, sequence, now, operation, said, listed)
+    held = Held(snapshot, files, manifests)
+    meta.snapshots[number] = held
+    meta.refs[branch] = number
+    return held
+
+
+def expire(server: Server, name: str, keep: int, before_ms: float = float("inf")) -> None:
+    """All but the newest `keep` of each branch, and what a tag names; their files go, too."""
+    meta = server.tables[name]
+    kept: set[int] = set()
+    for ref, number in meta.refs.items():
+        if ref.startswith("frazil/"):
+            kept.add(number)
+            continue
+        for n, snapshot in enumerate(meta.history(ref)):
+            if n < keep or snapshot.timestamp_ms >= before_ms:
+                kept.add(snapshot.id)
+    gone = [held for number, held in meta.snapshots.items() if number not in kept]
+    if not gone:
+        return
+    after = meta.next()
+    for held in gone:
+        del after.snapshots[held.snapshot.id]
+    server.world.say(f"expires {name}: {', '.join(str(held.snapshot.id) for held in gone)}")
+    server.tables[name] = after
+    server.past[name].append(after)
+    needed: set[str] = set()
+    for held in after.snapshots.values():
+        needed |= held.paths
+    for held in gone:
+        for path in held.paths - needed:
+            server.objects.pop(path, None)
+
+
+class Client:
+    """How one life reaches the servers: every call is a point, and may fail."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        #: chances, by the kind of fault
+        self.faults: dict[str, float] = {}
+        self.stale = 0.0
+        self.files: dict[str, File] = {}
+
+    def file(self, descriptor: str) -> File:
+        path = descriptor.split('"file-path": "', 1)[1].split('"', 1)[0]
+        found = self.server.objects.get(path)
+        if found is None:
+            self.server.world.violated("I5", f"the file {path} is committed, and it is not there")
+        return found  # type: ignore[no-any-return]
+
+    def written(self, file: File) -> File:
+        self.server.objects[file.path] = file
+        return file
+
+    def fails(self, kind: str) -> bool:
+        rate = self.faults.get(kind)
+        return rate is not None and self.server.world.chance() < rate
+
+    def read(self, what: str) -> None:
+        self.server.world.point(what)
+        if self.fails("read"):
+            self.server.world.say(f"fails: {what}")
+            raise Unavailable(f"cannot {what}: 503")
+
+    def put(self, path: str, content: Any, torn: Any) -> None:
+        """An object that is not there yet."""
+        world, objects = self.server.world, self.server.objects
+        try:
+            world.point(f"put {path}")
+        except BaseException:
+            if self.faults and world.chance() < 0.5:
+                objects[path] = torn
+            raise
+        if self.faults:
+            if self.fails("torn"):
+                objects[path] = torn
+                world.say(f"torn: {path}")
+                raise Unavailable(f"cannot write {path}: connection reset")
+            if self.fails("unstored"):
+                raise Unavailable(f"cannot write {path}: 503")
+            if self.fails("stored late"):
+                self.server.flying.append((path, content))
+                raise Unavailable(f"cannot write {path}: timeout")
+            if self.fails("stored"):
+                objects[path] = content
+                raise Unavailable(f"cannot write {path}: the answer was lost")
+        objects[path] = content
+        world.say(f"stored {path}")
+        world.point(f"stored {path}")
+
+    def send(self, request: Request) -> None:
+        """A request to change a table. Raises `Lost` for 409, or what a client makes of trouble."""
+        server, world = self.server, self.server.world
+        try:
+            world.point(f"send {request.what}")
+        except BaseException:
+            if self.faults.get("late"):  # died while it was on its way
+                server.flying.append(request)
+            raise
+        if self.faults:
+            if self.fails("down"):
+                world.say(f"503, nothing applied: {request.what}")
+                raise Unavailable("cannot commit: 503")
+            if self.fails("conflict"):
+                raise Lost
+            if self.fails("late"):
+                world.say(f"timeout, still on its way: {request.what}")
+                server.flying.append(request)
+                raise Unknown("cannot commit: CommitStateUnknownException")
+            if self.fails("lost"):
+                server.apply(request)
+                how = world.dice.randrange(3)
+                world.say(f"the answer is lost ({('unknown', '5xx', 'posted again')[how]})")
+                if how == 2:
+                    raise Lost  # the client posts again by itself, and that is a conflict
+                raise (Unknown if how else Unavailable)("cannot commit: the answer was lost")
+        server.apply(request)
+        world.point(f"answer to {request.what}")

@@ -1,0 +1,501 @@
+"""One life of the real sink: `Sink.start` and all that follows, on a simulated machine.
+
+`simulated()` puts the world in the place of the few names through which the code reaches out: the
+catalog, the clock, threads, ids, and what would read and write Parquet. Nothing of it is in `src`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import frazil.sink as sink_module
+from frazil.core.config import (
+    Config,
+    DecodeConfig,
+    RouteConfig,
+    Settings,
+    SinkConfig,
+    TableConfig,
+)
+from frazil.core.errors import FrazilError, Unavailable, from_traceback
+from frazil.core.offsets import Cut, Partition, Range
+from frazil.feed import Reached, Written, WrittenTable
+from frazil.ingest.compact import Done, Job
+from frazil.ingest.source import Origin
+from frazil.ingest.stage import Tally
+from frazil.ingest.write import WrittenFile
+from frazil.sink import Sink
+from frazil.table import commit, compact, index, ledger, maintain, tables
+
+from tests.simulation import world as worlds
+from tests.simulation.catalog import Client, File, Server, Table
+from tests.simulation.oracle import INDEX, SINK, Oracle, Topic
+from tests.simulation.world import Task, World
+
+
+class Here:
+    """The world that this process is in, for the patches."""
+
+    world: World
+    server: Server
+    oracle: Oracle
+    parsed: dict[int, Any]
+
+
+here = Here()
+
+
+def life() -> Life:
+    assert here.world.running is not None
+    return here.world.running.owner  # type: ignore[no-any-return]
+
+
+# ── what stands in for the machine ───────────────────────────────────────────────────────────────
+
+
+class _Time:
+    """`time`, and the `Clock` of everybody."""
+
+    @staticmethod
+    def monotonic() -> float:
+        return here.world.now
+
+    @staticmethod
+    def time() -> float:
+        return 1e9 + here.world.now
+
+    @staticmethod
+    def sleep(seconds: float) -> None:
+        here.world.wait(None, seconds)
+
+
+class _Threading:
+    @staticmethod
+    def Condition() -> worlds.Condition:
+        return worlds.Condition(here.world)
+
+    @staticmethod
+    def Lock() -> worlds.Lock:
+        return worlds.Lock(here.world)
+
+    @staticmethod
+    def Thread(target: Callable[[], object], name: str = "", **_: object) -> worlds.Thread:
+        return worlds.Thread(here.world, target, name)
+
+
+class _Uuid:
+    @staticmethod
+    def uuid4() -> str:
+        return f"id-{here.world.number():04d}"
+
+
+class _Pool:
+    """Several at once: which of them comes first is drawn. They give way to others, not to each
+    other, for they share nothing but a lock."""
+
+    def __init__(self, *_: object) -> None: ...
+    def __enter__(self) -> _Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def map(self, call: Callable[[Any], Any], what: Sequence[Any]) -> list[Any]:
+        order = list(range(len(what)))
+        here.world.dice.shuffle(order)
+        found: list[Any] = [None] * len(what)
+        for n in order:
+            found[n] = call(what[n])
+        return found
+
+
+class _Nowhere(dict):  # type: ignore[type-arg]
+    """Each life is a process of its own: no other runs in it."""
+
+    def __contains__(self, _: object) -> bool:
+        return False
+
+    def __setitem__(self, *_: object) -> None: ...
+
+
+class Catalog:
+    """As `jvm.Catalog`."""
+
+    def __init__(self, *_: object) -> None:
+        self.name = "sim"
+        self._client = life().client
+
+    def load(self, name: str) -> Table | None:
+        self._client.read(f"load {name}")
+        meta = self._client.server.tables.get(name)
+        return Table(self._client, name, meta) if meta else None
+
+    def create(self, name: str, *_: object, **__: object) -> Table:
+        self._client.read(f"create {name}")
+        server = self._client.server
+        if name in server.tables:
+            return Table(self._client, name, server.tables[name])
+        meta = server.create(name)
+        here.world.say(f"makes {name}, {meta.uuid}")
+        if self._client.fails("lost"):
+            raise Unavailable(f"cannot create table {name}: the answer was lost")
+        here.world.point(f"made {name}")
+        return Table(self._client, name, meta, made=True)
+
+
+_SHAPE = SimpleNamespace(schema="", target_file_size=400, location="", properties={})
+_SCHEMA = SimpleNamespace(model_validate_json=lambda _: SimpleNamespace(fields=()))
+
+
+def _index_file(rows: Sequence[Any]) -> list[str]:
+    client = life().client
+    path = f"/{INDEX}/data/{here.world.number()}.parquet"
+    return [client.written(File(path, tuple(rows))).descriptor]
+
+
+def _index_write(_shape: object, _prefix: str, located: Sequence[Any], _: object = None) -> Any:
+    rows = []
+    for batch, snapshots in located:
+        for table in batch.tables:
+            assert table.name in snapshots
+            rows += [(batch.commit_id, table.name, t.range.partition, t.range.start, t.range.end)
+                     for t in table.tallies]  # fmt: skip
+        rows += [(batch.commit_id, "*", t.range.partition, t.range.start, t.range.end)
+                 for t in batch.total]  # fmt: skip
+    return _index_file(rows)
+
+
+def _index_read(_shape: object, paths: Sequence[str]) -> list[Any]:
+    return [row for path in paths for row in here.server.objects[path].rows]
+
+
+def _compact(job: Job) -> Done:
+    """Live rows of small files anew; of large ones the places of those that are gone."""
+    objects, client = here.server.objects, life().client
+    rows: list[Any] = []
+    replaced, gone = [], {}
+    for source in job.sources:
+        file = objects[source.path]
+        hidden = {n for hiding in source.hiding for path, n in objects[hiding.path].rows
+                  if path == source.path}  # fmt: skip
+        dead = hidden | {
+            n for n, (key, _) in enumerate(file.rows)
+            if any(key in objects[d.path].rows for d in job.deletes if d.sequence > source.sequence)
+        }  # fmt: skip
+        if source.small or len(dead) >= job.share * source.rows:
+            replaced.append(source.path)
+            rows += [row for n, row in enumerate(file.rows) if n not in dead]
+        else:
+            gone[source.path] = sorted(dead) if dead - hidden else []
+    files = []
+    if rows:
+        path = f"{job.prefix}-{here.world.number()}.parquet"
+        made = client.written(File(f"/compacted/{path}", tuple(rows), size=10 * len(rows)))
+        files = [WrittenFile(made.descriptor, len(rows), made.size)]
+    return Done(tuple(files), tuple(replaced), gone)  # type: ignore[arg-type]
+
+
+def _mask(_shape: object, prefix: str, _v: int, descriptor: str, gone: Sequence[int]) -> str:
+    client = life().client
+    of = client.file(descriptor).path
+    path = f"/compacted/{prefix}-{here.world.number()}-hides.parquet"
+    rows = tuple((of, n) for n in gone)
+    return client.written(File(path, rows, "position-deletes", of=of)).descriptor
+
+
+_parse = ledger.parse
+
+
+def _parsed(summary: Mapping[str, str]) -> Any:
+    """Each summary is parsed once: they do not change, and everybody reads them again."""
+    found = here.parsed.get(id(summary))
+    if found is None:
+        found = here.parsed[id(summary)] = (summary, _parse(summary))
+    return found[1]
+
+
+@contextmanager
+def simulated() -> Iterator[None]:
+    """The code under test in the world that `here` names."""
+    everywhere = {
+        sink_module: {"Catalog": Catalog, "Table": Table, "time": _Time, "threading": _Threading,
+                      "uuid": _Uuid, "publish": lambda *_: None, "_running": _Nowhere(),
+                      "shaped": lambda *_: _SHAPE, "Ranges": Feed},
+        commit: {"time": _Time, "threading": _Threading, "uuid": _Uuid, "ThreadPoolExecutor": _Pool},
+        tables: {"time": _Time, "threading": _Threading, "ThreadPoolExecutor": _Pool,
+                 "shaped": lambda *_: _SHAPE},
+        maintain: {"time": _Time, "uuid": _Uuid, "KEPT": 3, "AT_ONCE": 2, "MOST": 8},
+        compact: {"uuid": _Uuid, "compact": _compact, "mask": _mask, "Schema": _SCHEMA},
+        index: {"write": _index_write, "read": _index_read, "ordered": lambda rows: rows,
+                "put": lambda _s, _p, rows: _index_file(rows), "FANOUT": 4},
+        ledger: {"parse": _parsed},
+    }  # fmt: skip
+    with ExitStack() as stack:
+        for module, names in everywhere.items():
+            for name, value in names.items():
+                stack.enter_context(mock.patch.object(module, name, value))
+        for made in (commit.Committer, maintain.Keeper, maintain.Upkeep, compact.Compaction):
+            defaults = {**made.__init__.__kwdefaults__, "clock": _Time}
+            stack.enter_context(mock.patch.object(made.__init__, "__kwdefaults__", defaults))
+        stack.enter_context(mock.patch.object(tables.Tables, "_new", lambda *_: ("", "", "")))
+        yield
+
+
+# ── Kafka and Spark, as a sink sees them ─────────────────────────────────────────────────────────
+
+
+class Feed:
+    """Reads the topic in ranges of drawn length, and writes what each table gets of them."""
+
+    paced, stateful, checkpoint = True, False, ""
+
+    def __init__(self, host: Sink) -> None:
+        self._host = host
+        self.life = life()
+        self.topic = here.oracle.topic
+
+    def template(self, table: str) -> str:
+        return table
+
+    def look(self, *_: object) -> Origin:
+        return Origin("cluster", {"t": "topic-id"})
+
+    def start(self, position: Cut) -> Cut:
+        return Cut({**dict.fromkeys(self.topic.ends, 0), **position})
+
+    def check(self, _: object) -> None: ...
+
+    def resume(self, reached: Reached, epoch: str) -> None:
+        """All claims are made, and what is staged was read."""
+        self.life.begins(int(epoch))
+        ahead = {p: end for p, end in self.topic.ends.items() if end > reached.cut.get(p, 0)}
+        self._provide([n for p in ahead for n in self.topic.tables(p, reached.cut.get(p, 0))])
+
+    def _provide(self, names: Sequence[str]) -> None:
+        if refused := [name for name in names if name in self._host.refused]:
+            raise FrazilError(f"cannot write to {refused[0]}: {self._host.refused[refused[0]]}")
+        lacking = [name for name in dict.fromkeys(names) if name not in self._host._tables]
+        if lacking:
+            self._host.provide(dict.fromkeys(lacking))  # type: ignore[arg-type]
+            self._provide(names)
+
+    def stream(self, *_: object) -> Stream:
+        return Stream(self)
+
+    def opening(self, *_: object) -> None:
+        return None
+
+    def untold(self) -> list[Range]:
+        return []
+
+    def ends(self) -> Cut:
+        return Cut(self.topic.ends)
+
+    def close(self) -> None: ...
+
+    def write(self, ranges: Sequence[Range], _: int, reached: Reached) -> Written | None:
+        topic, held = self.topic, self._host._tables
+        one = self._host.config.one_table
+        wanted = [n for r in ranges for o in range(r.start, r.end)
+                  for n in topic.tables(r.partition, o)]  # fmt: skip
+        if one and not held.held and not wanted:
+            wanted = topic.names
+        self._provide(wanted)
+        if one:
+            wanted = topic.names
+        touched = {}
+        for name in dict.fromkeys(wanted):
+            floor = held[name].floor
+            above = [Range(r.partition, min(r.end, max(r.start, floor.get(r.partition, 0))), r.end)
+                     for r in ranges]  # fmt: skip
+            above = [r for r in above if len(r) or r.partition not in floor]
+            if above and (one or any(topic.routed(name, r.partition, r.start, r.end)
+                                     for r in above)):  # fmt: skip
+                touched[name] = self._of_table(name, above)
+        begin = Cut({**{r.partition: r.start for r in ranges}, **reached.cut})
+        total = () if one else tuple(self._tally(r, None) for r in ranges)
+        return Written(begin, reached.cut.after(ranges), touched, self.look(), {}, total=total)
+
+    def _tally(self, r: Range, name: str | None) -> Tally:
+        fates = [self.topic.fate(r.partition, o) for o in range(r.start, r.end)]
+        routed = fates.count("routed")
+        mine = routed if name is None else len(
+            self.topic.routed(name, r.partition, r.start, r.end))  # fmt: skip
+        return Tally(r, mine, 0, fates.count("skipped") + routed - mine, fates.count("invisible"))
+
+    def _of_table(self, name: str, ranges: Sequence[Range]) -> WrittenTable:
+        topic, client = self.topic, self.life.client
+        places = [(r.partition, o) for r in ranges
+                  for o in topic.routed(name, r.partition, r.start, r.end)]  # fmt: skip
+        path = f"/{name}/data/{self._host.prefix}-{here.world.number()}"
+        size = here.world.dice.choice((10, 100))
+        tallies = [self._tally(r, name) for r in ranges]
+        if topic.modes[name] == "append":
+            rows: Sequence[Any] = [(p.number, o) for p, o in places]
+            if not rows:
+                return WrittenTable(tuple(tallies), ())
+            file = client.written(File(f"{path}.parquet", tuple(rows), size=size))
+            return WrittenTable(tuple(tallies), (WrittenFile(file.descriptor, len(rows), size),))
+        last = {topic.key(p, o): (p, o) for p, o in places}
+        live = {k: (p.number, o) for k, (p, o) in last.items() if not topic.tombstone(p, o)}
+        per: dict[Partition, int] = {}
+        for key, (p, _) in last.items():
+            per[p] = per.get(p, 0) + (key in live)
+        tallies = [Tally(t.range, per.get(t.range.partition, 0), 0, t.skipped, t.invisible,
+                         t.written - per.get(t.range.partition, 0)) for t in tallies]  # fmt: skip
+        files, deletes = [], []
+        if live:
+            file = client.written(File(f"{path}.parquet", tuple(live.items()), size=size))
+            files.append(WrittenFile(file.descriptor, len(live), size))
+        if last:
+            file = client.written(File(f"{path}-keys.parquet", tuple(last), "equality-deletes"))
+            deletes.append(WrittenFile(file.descriptor, len(last), 10))
+        return WrittenTable(tuple(tallies), tuple(files), tuple(deletes), len(last))
+
+
+class Stream:
+    """A streaming DataFrame, its writer and its query in one: Spark calls for batch after batch."""
+
+    _jsq = None
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+        self._call: Callable[[Any, int], None] = lambda *_: None
+        self._error: BaseException | None = None
+        self.task: Task | None = None
+        self.isActive = False
+
+    writeStream = property(lambda self: self)
+
+    def foreachBatch(self, call: Callable[[Any, int], None]) -> Stream:
+        self._call = call
+        return self
+
+    def queryName(self, _: str) -> Stream:
+        return self
+
+    def option(self, *_: object) -> Stream:
+        return self
+
+    def trigger(self, **_: object) -> Stream:
+        return self
+
+    def start(self) -> Stream:
+        self.isActive = True
+        self._feed.life.query = self
+        self.task = here.world.spawn(self._feed.life, "batches", self._run)
+        return self
+
+    def _run(self) -> None:
+        number = 0
+        topic, sink = self._feed.topic, self._feed._host
+        dice = here.world.dice
+        try:
+            while self.isActive:
+                here.world.point("trigger")
+                cut = sink._reached.cut
+                ranges = [Range(p, cut.get(p, 0), min(end, cut.get(p, 0) + dice.randint(1, 4)))
+                          for p, end in topic.ends.items() if end > cut.get(p, 0)]  # fmt: skip
+                if not ranges:
+                    here.world.wait(topic, None)
+                    continue
+                if len(ranges) > 1 and dice.random() < 0.5:
+                    ranges = [dice.choice(ranges)]
+                self._call(ranges, number)
+                number += 1
+        except (RuntimeError, FrazilError) as error:
+            self._error = error
+        finally:
+            self.isActive = False
+            here.world.wake(self)
+
+    def exception(self) -> BaseException | None:
+        return self._error
+
+    def stop(self) -> None:
+        self.isActive = False
+        here.world.wake(self._feed.topic)
+        while self.task is not None and not self.task.done:
+            here.world.wait(self, 1.0)
+
+
+# ── a life ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class Simulated(Sink):
+    """What needs Arrow or Spark of the start is left out: the columns of the index, and until when
+    the stream is complete."""
+
+    def _create_index(self) -> Any:
+        return self._catalog.create(INDEX)  # type: ignore[call-arg]
+
+    def _widen_index(self) -> None: ...
+
+    def _recall(self, spark: object) -> None:
+        self._judge = None
+
+
+@lru_cache
+def config(names: tuple[tuple[str, str, str], ...], interval: str, bound: int, after: int) -> Config:
+    """`names`: name, mode and branch of each table."""
+    return Config(
+        sink=SinkConfig(SINK, topics=("t",), index=INDEX, commit_interval=interval,
+                        max_pending_batches=bound, patience="1m"),
+        kafka=Settings({"bootstrap.servers": "x"}), decode=DecodeConfig("json"),
+        tables=tuple(TableConfig(name, mode=mode, key=("k",) if mode == "upsert" else (),
+                                 branch=branch, compact_after=after)
+                     for name, mode, branch in names),
+        routes=(RouteConfig(topics=("t",), to=(names[0][0],)),) if len(names) > 1 else (),
+    )  # fmt: skip
+
+
+class Life:
+    """One process that runs the sink."""
+
+    def __init__(self, number: int, config: Config, server: Server) -> None:
+        self.number = number
+        self.dead = self.stopped = False
+        self.client = Client(server)
+        self.config = config
+        self.sink: Sink | None = None
+        self.query: Stream | None = None
+        self.epoch = 0
+        #: how it ended, when it did not just die
+        self.error: BaseException | None = None
+        self.over = False
+
+    def __str__(self) -> str:
+        return f"life {self.number}"
+
+    def run(self) -> None:
+        try:
+            self._run()
+        except FrazilError as error:
+            self.error = error
+        self.over = True
+
+    def _run(self) -> None:
+        self.sink = sink = Simulated(self.config)
+        sink.start(SimpleNamespace())  # type: ignore[arg-type]
+        assert self.query is not None
+        while self.query.isActive and sink.committer.failure is None:
+            here.world.wait(self.query, 0.25)
+        if sink.committer.failure is not None:
+            raise sink.committer.failure
+        if (error := self.query.exception()) is not None:
+            raise from_traceback(str(error)) or FrazilError(str(error))
+        sink.stop()
+
+    def begins(self, epoch: int) -> None:
+        self.epoch = epoch
+        oracle = here.oracle
+        here.world.say(f"begins: epoch {epoch}")
+        if epoch in oracle.epochs and INDEX not in oracle.harm:
+            here.world.violated("I7", f"two lives have epoch {epoch}")
+        oracle.epochs.add(epoch)
+        oracle.settled = max(oracle.settled, epoch)
+

@@ -1,0 +1,289 @@
+"""What should be there: by the topic and the foreign hands alone, snapshot by snapshot.
+
+Every snapshot gets a `Model`: that of its parent, changed as the commit says it changes the table.
+A sink's commit says which ranges it adds: so many records of the topic, no more and no less, and
+they must begin where the parent's ledger ends. Then a reader reads the snapshot, by Iceberg's rules
+for deletes, and must see just that. Nothing here asks the code under test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from frazil.core.offsets import Cut, Partition
+from frazil.ingest import stage
+from frazil.table.commit import witness_tag
+from frazil.table.ledger import PREFIX, Entry, parse
+
+from tests.simulation.catalog import File, Held, Meta, Server
+
+SINK = "s"
+INDEX = "lake.index"
+FOREIGN = "foreign"
+#: Of a snapshot of somebody else: how it changes rows.
+EFFECT = "simulation.effect"
+
+
+class Topic:
+    """Records are a function of where they are: every life reads the same."""
+
+    def __init__(self, tables: Mapping[str, str]) -> None:
+        """`tables`: name → append or upsert."""
+        self.modes = dict(tables)
+        self.names = list(tables)
+        self.ends: dict[Partition, int] = {}
+
+    def fate(self, partition: Partition, offset: int) -> str:
+        """What becomes of it, whichever table it is for."""
+        kind = (offset * 5 + partition.number * 3) % 7
+        return "skipped" if kind == 1 else "invisible" if kind == 4 else "routed"
+
+    def tables(self, partition: Partition, offset: int) -> list[str]:
+        if self.fate(partition, offset) != "routed":
+            return []
+        if len(self.names) == 1:
+            return self.names
+        first = (offset + partition.number) % len(self.names)
+        second = (offset * 3 + 1) % len(self.names)
+        return [self.names[first]] + [self.names[second]] * (second != first and offset % 3 == 0)
+
+    def routed(self, table: str, partition: Partition, start: int, end: int) -> list[int]:
+        return [o for o in range(start, end) if table in self.tables(partition, o)]
+
+    @staticmethod
+    def key(partition: Partition, offset: int) -> tuple[int, int]:
+        """All records of a key stand in one partition."""
+        return partition.number, (offset * 3 + offset // 4) % 3
+
+    @staticmethod
+    def tombstone(partition: Partition, offset: int) -> bool:
+        return (offset + partition.number) % 5 == 3
+
+
+class Model:
+    """What a snapshot should hold. `rows`: each row, or each key with its row."""
+
+    __slots__ = ("end", "epoch", "ids", "rows")
+
+    def __init__(self, rows: dict[Any, Any], end: Mapping[Partition, int], epoch: int,
+                 ids: tuple[str, ...]) -> None:  # fmt: skip
+        self.rows = rows
+        self.end = end
+        self.epoch = epoch
+        #: of the sink's newest entry
+        self.ids = ids
+
+
+EMPTY = Model({}, {}, 0, ())
+
+
+class Oracle:
+    def __init__(self, server: Server, topic: Topic) -> None:
+        self.server = server
+        self.world = server.world
+        self.topic = topic
+        #: the newest life whose claims are all made
+        self.settled = 0
+        self.epochs: set[int] = set()
+        #: table → rows that were ever in it: foreign hands may take them away again
+        self.ever: dict[str, set[tuple[Partition, int]]] = {name: set() for name in topic.names}
+        #: what foreign hands did that a sink may stop for: table → words
+        self.harm: dict[str, set[str]] = {}
+        self.commits = 0
+        #: commit ids of the sink that are in some snapshot of a table
+        self.there: dict[str, set[str]] = {}
+
+    # ── a snapshot was added ─────────────────────────────────────────────────────────────────
+
+    def added(self, name: str, before: Meta, after: Meta, held: Held, branch: str) -> None:
+        self.commits += 1
+        parent = held.snapshot.parent
+        above = before.snapshots[parent].model if parent is not None else EMPTY
+        summary = held.snapshot.summary
+        entry = parse(summary) if PREFIX + "sink" in summary else None
+        if entry is None:
+            held.model = self._other(above, held)
+        else:
+            held.model = self._ours(name, above, held, entry)
+        self._readable(held)
+        seen = self._seen(name, held)
+        wanted = held.model.rows
+        if seen != wanted:
+            lost = sorted(map(str, wanted.keys() - seen.keys()))
+            more = sorted(map(str, seen.keys() - wanted.keys()))
+            other = [k for k in wanted.keys() & seen.keys() if wanted[k] != seen[k]]
+            rule = "I4" if self.topic.modes.get(name) == "upsert" else "I1/I2/I6"
+            self.world.violated(rule, f"{name} snapshot {held.snapshot.id}: lost {lost}, too many "
+                                f"{more}, other {other}")  # fmt: skip
+
+    def _ours(self, name: str, above: Model, held: Held, entry: Entry) -> Model:
+        violated = self.world.violated
+        where = f"{name} snapshot {held.snapshot.id}"
+        if entry.epoch < above.epoch:
+            violated("I7", f"{where} is of epoch {entry.epoch}, after epoch {above.epoch}")
+        if entry.epoch < self.settled and INDEX not in self.harm:
+            violated("I7", f"{where} is of epoch {entry.epoch}; life {self.settled} has taken over")
+        if not entry.begin.continues(above.end):
+            violated("I1/I2", f"{where} begins at {entry.begin}, after {Cut(above.end)}")
+        if not entry.end.reaches(entry.begin):
+            violated("I1", f"{where} goes back from {entry.begin} to {entry.end}")
+        self.there.setdefault(name, set()).update(entry.commit_ids)
+        if name == INDEX:
+            return self._index(above, held, entry, where)
+        rows = dict(above.rows)
+        upsert = self.topic.modes[name] == "upsert"
+        ever = self.ever[name]
+        written = 0
+        for partition, end in entry.end.items():
+            for offset in self.topic.routed(name, partition, entry.begin[partition], end):
+                ever.add((partition, offset))
+                if not upsert:
+                    written += 1
+                    rows[partition.number, offset] = 1
+                elif self.topic.tombstone(partition, offset):
+                    rows.pop(self.topic.key(partition, offset), None)
+                else:
+                    rows[self.topic.key(partition, offset)] = (partition.number, offset)
+        if not upsert and f'"written":{written},' not in held.snapshot.summary["frazil.counts"]:
+            violated("I3", f"{where} says {held.snapshot.summary['frazil.counts']}, and has "
+                     f"{written} rows")  # fmt: skip
+        return Model(rows, entry.end, entry.epoch, entry.commit_ids)
+
+    def _index(self, above: Model, held: Held, entry: Entry, where: str) -> Model:
+        """The position: all that lies below it is in the tables. (Or was, until others came.)"""
+        for partition, end in entry.end.items():
+            begin = above.end.get(partition, entry.begin[partition])
+            for offset in range(begin, end):
+                for name in self.topic.tables(partition, offset):
+                    if (partition, offset) not in self.ever[name]:
+                        self.world.violated("I1", f"{where} has the position {entry.end}, and "
+                                            f"{name} lacks {partition} {offset}")  # fmt: skip
+        new = [row for file, sequence in held.files if sequence == held.snapshot.sequence
+               for row in file.rows]  # fmt: skip
+        rows = {**above.rows, **dict.fromkeys(new, 1)}
+        told = "*" if len(self.topic.names) > 1 else self.topic.names[0]
+        spans: dict[Any, list[tuple[int, int]]] = {}
+        for commit_id, table, partition, start, end in rows:
+            if table == told and end > start:
+                spans.setdefault(partition, []).append((start, end))
+        for partition, found in spans.items():
+            found.sort()
+            for (_, end), (start, _) in zip(found, found[1:], strict=False):
+                if end != start:
+                    self.world.violated("I1/I2", f"{where}: its rows of {partition} do not join: "
+                                        f"{found}")  # fmt: skip
+            if found[-1][1] != entry.end.get(partition):
+                self.world.violated("I1", f"{where}: its rows of {partition} end at "
+                                    f"{found[-1][1]}, the position is {entry.end}")  # fmt: skip
+        return Model(rows, entry.end, entry.epoch, entry.commit_ids)
+
+    def _other(self, above: Model, held: Held) -> Model:
+        """Somebody else's, or a rewrite, which changes nothing."""
+        effect = held.snapshot.summary.get(EFFECT, "")
+        if not effect:
+            return above
+        rows = dict(above.rows)
+        word, _, what = effect.partition(":")
+        if word == "append":
+            rows[FOREIGN, what] = 1
+        elif word == "overwrite":
+            rows = {(FOREIGN, what): 1}
+        else:
+            gone = eval(what)
+            for key in gone:
+                rows.pop(key, None)
+        return Model(rows, above.end, above.epoch, above.ids)
+
+    # ── a reader ─────────────────────────────────────────────────────────────────────────────
+
+    def _seen(self, name: str, held: Held) -> dict[Any, Any]:
+        rows: dict[Any, Any] = {}
+        deletes = [(s, f) for f, s in held.files if f.content == "equality-deletes"]
+        hidden = {row for f, _ in held.files if f.content == "position-deletes" for row in f.rows}
+        for file, sequence in held.files:
+            if file.content != "data":
+                continue
+            for n, row in enumerate(file.rows):
+                key, value = row if deletes or self.topic.modes.get(name) == "upsert" else (row, 1)
+                if any(key in d.rows for s, d in deletes if s > sequence):
+                    continue
+                if (file.path, n) in hidden:
+                    continue
+                if key in rows:
+                    self.world.violated("I2", f"{name} snapshot {held.snapshot.id} has {key} twice")
+                rows[key] = value
+        return rows
+
+    def _readable(self, held: Held) -> None:
+        for path in held.paths:
+            if path not in self.server.objects:
+                self.world.violated("I5", f"snapshot {held.snapshot.id} needs {path}, and it is "
+                                    "gone")  # fmt: skip
+
+    # ── an object was deleted ────────────────────────────────────────────────────────────────
+
+    def deleted(self, path: str, content: Any) -> None:
+        if path.endswith(".json"):
+            return self._unstaged(path, content)
+        for name, meta in self.server.tables.items():
+            for held in meta.snapshots.values():
+                if path in held.paths:
+                    self.world.violated("I5", f"{path} is deleted, and snapshot "
+                                        f"{held.snapshot.id} of {name} needs it")  # fmt: skip
+
+    def _unstaged(self, path: str, content: bytes) -> None:
+        """What is in a table and not in the index is told of by the staged batch alone."""
+        batch = stage.load(content)
+        if batch is None or INDEX not in self.server.tables:
+            return
+        head = self.server.tables[INDEX].head("main")
+        position = Cut(head.model.end) if head else Cut()
+        if position.reaches(batch.end) or self.harm:
+            return
+        for name in batch.names:
+            if batch.commit_id in self.there.get(name, ()):
+                self.world.violated("I8", f"{path} is deleted: its batch is in {name} and not in "
+                                    f"the index, which is at {position}")  # fmt: skip
+
+    # ── at the end ───────────────────────────────────────────────────────────────────────────
+
+    def position(self) -> Cut:
+        head = self.server.tables[INDEX].head("main") if INDEX in self.server.tables else None
+        return Cut(head.model.end) if head else Cut()
+
+    def epoch(self) -> int:
+        """The newest life that claimed the index."""
+        head = self.server.tables[INDEX].head("main") if INDEX in self.server.tables else None
+        return head.model.epoch if head else 0
+
+    def complete(self, branches: Mapping[str, str]) -> str:
+        """What is missing, when nothing should be."""
+        if not self.position().reaches(self.topic.ends):
+            return f"the position is {self.position()}, the topic ends at {Cut(self.topic.ends)}"
+        for name in self.topic.names:
+            wanted = {(p, o) for p, end in self.topic.ends.items()
+                      for o in self.topic.routed(name, p, 0, end)}  # fmt: skip
+            if wanted - self.ever[name]:
+                return f"{name} never had {sorted(wanted - self.ever[name])}"
+            meta = self.server.tables.get(name)
+            head = meta.head(branches[name]) if meta else None
+            if wanted and (head is None or not Cut(head.model.end).reaches(
+                    {p: max(o for q, o in wanted if q == p) + 1 for p, _ in wanted})):  # fmt: skip
+                return f"{name} ends at {Cut(head.model.end) if head else None}"
+        return ""
+
+
+def forgotten(meta: Meta, branch: str, kept: Iterable[int]) -> bool:
+    """If only these snapshots were kept: would the sink's newest entry be gone, or could nobody
+    tell that there never was one?"""
+    history = list(meta.history(branch))
+    for snapshot in history:
+        if PREFIX + "sink" in snapshot.summary:
+            return snapshot.id not in kept
+    return any(snapshot.id not in kept for snapshot in history)
+
+
+def witness(branch: str) -> str:
+    return witness_tag(SINK) if branch == "main" else f"{witness_tag(SINK)}/{branch}"
+

@@ -1,0 +1,380 @@
+"""From a seed to a verdict: what there is, who does what and when, what fails; then peace.
+
+Each schedule draws which kinds of faults and of foreign hands there are at all, and how often: rare
+things meet when few others are in the way. When the schedule is over all faults end and a last life
+must bring everything home, unless foreign hands did what it may stop for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from frazil.core.errors import (
+    Expired,
+    Fenced,
+    Foreign,
+    FrazilError,
+    Gap,
+    Overlap,
+    Retryable,
+    Unknown,
+)
+from frazil.core.offsets import Partition
+
+from tests.simulation.catalog import File, Held, Meta, Request, Server, add, expire
+from tests.simulation.life import Life, config, here
+from tests.simulation.oracle import EFFECT, FOREIGN, INDEX, Oracle, Topic, forgotten, witness
+from tests.simulation.world import Halt, World
+
+#: Which tables: name, mode, branch.
+TABLES = (
+    (("lake.a", "append", "main"),),
+    (("lake.a", "append", "main"),),
+    (("lake.u", "upsert", "main"),),
+    (("lake.a", "append", "side"),),
+    (("lake.a", "append", "main"), ("lake.u", "upsert", "main")),
+    (("lake.a", "append", "main"), ("lake.b", "append", "main")),
+    (("lake.a", "append", "main"), ("lake.u", "upsert", "side"), ("lake.b", "append", "main")),
+)
+FAULTS = ("down", "conflict", "late", "lost", "read", "torn", "unstored", "stored late", "stored")
+#: What foreign hands do: the first ones need not disturb anybody.
+HARMLESS = ("append", "append", "overwrite", "delete", "expire", "rewrite")
+HARMFUL = ("rollback", "rollforward", "drop", "recreate", "move", "untag")
+#: Turns at most, until peace and after it.
+TURNS, PEACE = 60, 400
+
+
+@dataclass
+class Outcome:
+    seed: int | str
+    broken: list[str] = field(default_factory=list)
+    commits: int = 0
+    points: int = 0
+    lives: int = 0
+    harmed: bool = False
+    #: how the last life ended, if it did not come home
+    ended: str = ""
+
+
+class Schedule:
+    def __init__(self, seed: int | str, trace: list[str] | None = None) -> None:
+        self.seed = seed
+        self.world = world = World(seed, trace)
+        dice = world.dice
+        self.tables = dice.choice(TABLES)
+        self.branches = {name: branch for name, _, branch in self.tables} | {INDEX: "main"}
+        self.server = Server(world)
+        self.topic = Topic({name: mode for name, mode, _ in self.tables})
+        self.oracle = self.server.oracle = Oracle(self.server, self.topic)
+        self.config = config(
+            self.tables,
+            dice.choice(("0s", "0s", "1s")),
+            dice.choice((1, 2, 64)),
+            dice.choice((0, 1, 2)),
+        )
+        self.server.strict = dice.random() < 0.25
+        world.switch = dice.choice((0.02, 0.05, 0.1, 0.25))
+        world.die = dice.choice((0.0, 0.005, 0.02, 0.05))
+        world.stop = dice.choice((0.0, 0.0, 0.02, 0.05))
+        world.deaths = dice.randint(0, 3)
+        world.stops = dice.randint(0, 2)
+        several = dice.choice((0, 0, 1, 2, 4))
+        self.faults = {kind: dice.choice((0.03, 0.1, 0.3)) for kind in dice.sample(FAULTS, several)}
+        self.stale = dice.choice((0.0, 0.0, 0.0, 0.3))
+        hands = dice.choice((0, 0, 1, 2))
+        self.hands = dice.sample(HARMLESS, hands) if hands else []
+        if dice.random() < 0.2:
+            self.hands += dice.sample(HARMFUL, dice.randint(1, 2))
+        self.foreign = dice.choice((0.05, 0.2)) if self.hands else 0.0
+        self.most_lives = dice.randint(1, 4)
+        self.takeover = dice.choice((0.0, 0.05, 0.2))
+        self.lives: list[Life] = []
+        for number in range(dice.randint(1, 2)):
+            self.topic.ends[Partition("t", number)] = dice.randint(1, 5)
+        self.growth = dice.randint(0, 3)
+        here.world, here.server, here.oracle, here.parsed = world, self.server, self.oracle, {}
+
+    # ── the time of troubles, and peace ──────────────────────────────────────────────────────
+
+    def run(self) -> Outcome:
+        outcome = Outcome(self.seed)
+        try:
+            self._troubles()
+            self._peace(outcome)
+        except Halt:
+            pass
+        finally:
+            self.world.clear()
+        outcome.broken = self.world.broken
+        outcome.commits, outcome.points = self.oracle.commits, self.world.points
+        outcome.lives, outcome.harmed = len(self.lives), bool(self.oracle.harm)
+        return outcome
+
+    def _troubles(self) -> None:
+        world, dice = self.world, self.world.dice
+        self._begin()
+        for _ in range(TURNS):
+            drawn = dice.random()
+            if drawn < self.foreign:
+                self._foreign(dice.choice(self.hands))
+            elif drawn < self.foreign + 0.05 and self.server.flying:
+                self.server.arrive(dice.randrange(len(self.server.flying)))
+            elif drawn < self.foreign + 0.1 and self.growth:
+                self._grow()
+            elif drawn < self.foreign + 0.1 + self.takeover and len(self.lives) < self.most_lives:
+                self._begin()
+            elif drawn > 0.93 and (stopped := [each for each in self.lives if each.stopped]):
+                dice.choice(stopped).stopped = False
+            elif not self._turn() and not self._nobody():
+                return
+
+    def _turn(self) -> bool:
+        """Somebody goes on; False where nobody can."""
+        world = self.world
+        ready = world.ready()
+        if not ready:
+            if not world.later():
+                return False
+            ready = world.ready()
+        world.turn(ready[0] if len(ready) == 1 else world.dice.choice(ready))
+        self._bury()
+        return True
+
+    def _nobody(self) -> bool:
+        """Nobody can go on: something must happen, if it still can."""
+        if any(each.stopped for each in self.lives):
+            next(each for each in self.lives if each.stopped).stopped = False
+        elif self.growth:
+            self._grow()
+        elif not self._alive and len(self.lives) < self.most_lives:
+            self._begin()
+        else:
+            return False
+        return True
+
+    @property
+    def _alive(self) -> list[Life]:
+        return [each for each in self.lives if not each.dead and not each.over]
+
+    def _begin(self, quiet: bool = False) -> Life:
+        life = Life(len(self.lives) + 1, self.config, self.server)
+        if not quiet:
+            life.client.faults, life.client.stale = self.faults, self.stale
+        self.lives.append(life)
+        self.world.say(f"{life} is started")
+        self.world.spawn(life, "main", life.run)
+        return life
+
+    def _bury(self) -> None:
+        """A process that ended takes its threads with it; why it ended must be a reason."""
+        for life in self.lives:
+            if life.over and not life.dead:
+                life.dead = True
+                self.world.say(f"{life} ends: {life.error or 'well'}")
+                self._reason(life)
+        for task in self.world.tasks:
+            if task.owner.dead:
+                task.until = 0.0
+                task.owner.stopped = False
+
+    def _reason(self, life: Life) -> None:
+        error = life.error
+        if error is None or isinstance(error, (Retryable, Unknown)):
+            return
+        if isinstance(error, Fenced) and len(self.lives) > 1:
+            return
+        if self.oracle.harm and isinstance(error, (Gap, Overlap, Foreign, Expired, FrazilError)):
+            return
+        if life.sink is not None and getattr(life.sink, "epoch", 0) < self.oracle.epoch():
+            return  # overtaken, and it saw what the other does before it saw who it is
+        self.world.violated("I10", f"{life} stopped for no reason: {type(error).__name__}: {error}")
+
+    def _peace(self, outcome: Outcome) -> None:
+        world = self.world
+        world.say("peace")
+        world.switch, world.die, world.stop = min(world.switch, 0.02), 0.0, 0.0
+        for each in self.lives:
+            each.client.faults, each.client.stale, each.stopped = {}, 0.0, False
+        while self.server.flying:
+            self.server.arrive(0)
+        self.growth = 0
+        ended: list[str] = []
+        for turn in range(PEACE):
+            if self._home():
+                return
+            if not self._alive:
+                if self.lives and (last := self.lives[-1]).error is not None:
+                    ended.append(f"{type(last.error).__name__}: {last.error}")
+                if len(ended) > 1 and self.oracle.harm:
+                    outcome.ended = ended[-1]
+                    return
+                self._begin(quiet=True)
+            if not self._turn():
+                break
+            if self.oracle.harm and turn > 100 and self._stalled():
+                outcome.ended = "stalled"
+                return
+        missing = self.oracle.complete(self.branches)
+        if missing and self.oracle.harm:
+            outcome.ended = "waits"
+            return
+        if missing:
+            how = self.lives[-1].error
+            world.violated("I10", f"peace, and {missing}; the last life: {how}")
+
+    def _home(self) -> bool:
+        return (
+            bool(self._alive)
+            and self._alive[-1].epoch > 0
+            and not self.oracle.complete(self.branches)
+        )
+
+    def _stalled(self) -> bool:
+        sink = self._alive[-1].sink if self._alive else None
+        committer = getattr(sink, "_committer", None)
+        return committer is not None and bool(committer.progress.stuck)
+
+    # ── what others do ───────────────────────────────────────────────────────────────────────
+
+    def _grow(self) -> None:
+        dice, ends = self.world.dice, self.topic.ends
+        self.growth -= 1
+        if dice.random() < 0.15 and len(ends) < 3:
+            ends[Partition("t", len(ends))] = dice.randint(1, 3)
+        else:
+            where = dice.choice(list(ends))
+            ends[where] += dice.randint(1, 4)
+        self.world.say(f"the topic grows: {[*ends.values()]}")
+        self.world.wake(self.topic)
+
+    def _foreign(self, what: str) -> None:
+        dice = self.world.dice
+        names = [name for name in (*self.topic.names, INDEX) if name in self.server.tables]
+        if not names:
+            return
+        name = dice.choice(names)
+        meta, branch = self.server.tables[name], self.branches[name]
+        head = meta.head(branch)
+        if what in ("append", "overwrite", "delete") and name == INDEX:
+            return
+        self.world.say(f"somebody: {what} {name}")
+        getattr(self, f"_hand_{what}")(name, meta, branch, head)
+
+    def _change(self, name: str, meta: Meta, branch: str, change: Any) -> None:
+        self.server.apply(Request(name, meta.uuid, {}, change, "somebody's", branch))
+
+    def _put(self, name: str, meta: Meta, branch: str, gone: Any, new: list[File],
+             effect: str = "", operation: str = "append") -> None:  # fmt: skip
+        number = self.world.number() + 1000
+        listed, written = (f"/{name}/metadata/foreign-{number}{end}.avro" for end in ("", "-m0"))
+        self.server.objects[listed] = True
+        self.server.objects[written] = ()
+        for file in new:
+            self.server.objects[file.path] = file
+        summary = {EFFECT: effect} if effect else {}
+
+        def change(after: Meta) -> Held:
+            return add(after, number, after.refs.get(branch), branch, gone, new, [written], summary,
+                       operation, listed, int(self.world.now * 1000))  # fmt: skip
+
+        self._change(name, meta, branch, change)
+
+    def _file(self, name: str, tag: str) -> File:
+        row: Any = (FOREIGN, tag)
+        rows = ((row, 1),) if self.topic.modes[name] == "upsert" else (row,)
+        return File(f"/{name}/data/foreign-{tag}.parquet", rows)
+
+    def _hand_append(self, name: str, meta: Meta, branch: str, head: Held | None) -> None:
+        tag = f"f{self.world.number()}"
+        self._put(name, meta, branch, (), [self._file(name, tag)], f"append:{tag}")
+
+    def _hand_overwrite(self, name: str, meta: Meta, branch: str, head: Held | None) -> None:
+        tag = f"f{self.world.number()}"
+        gone = {file.path for file, _ in head.files} if head else ()
+        new = [self._file(name, tag)]
+        self._put(name, meta, branch, gone, new, f"overwrite:{tag}", "overwrite")
+
+    def _hand_delete(self, name: str, meta: Meta, branch: str, head: Held | None) -> None:
+        """Rows that are in one file, or keys."""
+        if head is None:
+            return
+        if self.topic.modes[name] == "upsert":
+            keys = [key for key in head.model.rows]
+            if not keys:
+                return
+            key = self.world.dice.choice(keys)
+            number = self.world.number()
+            file = File(f"/{name}/data/foreign-{number}.parquet", (key,), "equality-deletes")
+            self._put(name, meta, branch, (), [file], f"delete:{[key]}", "delete")
+            return
+        files = [file for file, _ in head.files]
+        if files:
+            file = self.world.dice.choice(files)
+            self._put(name, meta, branch, {file.path}, [], f"delete:{list(file.rows)}", "delete")
+
+    def _hand_rewrite(self, name: str, meta: Meta, branch: str, head: Held | None) -> None:
+        """Compaction by somebody else: of an append table, or of the index."""
+        if head is None or self.topic.modes.get(name) == "upsert" or len(head.files) < 2:
+            return
+        rows = tuple(row for file, _ in head.files for row in file.rows)
+        made = File(f"/{name}/data/foreign-{self.world.number()}.parquet", rows)
+        gone = {file.path for file, _ in head.files}
+        self._put(name, meta, branch, gone, [made], "", "replace")
+
+    def _hand_expire(self, name: str, meta: Meta, branch: str, head: Held | None) -> None:
+        """With `retain_last => 1`."""
+        kept = {n for ref, n in meta.refs.items()}
+        if forgotten(meta, branch, kept):
+            self._harm(name, "expired")
+        expire(self.server, name, 1)
+
+    def _hand_rollback(self, name: str, meta: Meta, branch: str, head: Held | None) -> None:
+        history = list(meta.history(branch))
+        if len(history) > 1:
+            self._move(name, meta, branch, self.world.dice.choice(history[1:]).id)
+
+    def _hand_rollforward(self, name: str, meta: Meta, branch: str, head: Held | None) -> None:
+        newest = max((n for n in meta.snapshots), default=None)
+        if newest is not None:
+            self._move(name, meta, branch, newest)
+
+    def _hand_move(self, name: str, meta: Meta, branch: str, head: Held | None) -> None:
+        if meta.snapshots:
+            self._move(name, meta, branch, self.world.dice.choice(list(meta.snapshots)))
+
+    def _move(self, name: str, meta: Meta, branch: str, to: int) -> None:
+        if meta.refs.get(branch) == to:
+            return
+
+        def change(after: Meta) -> None:
+            after.refs[branch] = to
+
+        self._harm(name, "moved")
+        self._change(name, meta, branch, change)
+
+    def _hand_drop(self, name: str, meta: Meta, branch: str, head: Held | None) -> None:
+        self._harm(name, "dropped")
+        del self.server.tables[name]
+
+    def _hand_recreate(self, name: str, meta: Meta, branch: str, head: Held | None) -> None:
+        self._harm(name, "recreated")
+        self.server.create(name)
+
+    def _hand_untag(self, name: str, meta: Meta, branch: str, head: Held | None) -> None:
+        """Somebody tidies up what he does not know, and expires the rest."""
+
+        def change(after: Meta) -> None:
+            after.refs.pop(witness(branch), None)
+
+        self._harm(name, "untagged")
+        self._change(name, meta, branch, change)
+
+    def _harm(self, name: str, how: str) -> None:
+        self.oracle.harm.setdefault(name, set()).add(how)
+
+
+def run(seed: int | str, trace: list[str] | None = None) -> Outcome:
+    return Schedule(seed, trace).run()
+
+

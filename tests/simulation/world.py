@@ -1,0 +1,282 @@
+"""Tasks that take turns, a clock that moves when nobody can, and dice.
+
+A task is a thread that runs only while it holds the baton. It gives it up where it waits, and at
+*points*: each call to the world outside is one. There the dice may also let its life die (`Died`
+unwinds its threads: nothing of them reaches the world any more) or stop it for a while, which makes
+it a zombie if another life takes over meanwhile.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+
+class Died(BaseException):
+    """The process is gone. No `except Exception` sees it."""
+
+
+class Halt(BaseException):
+    """The schedule is over: a rule was broken."""
+
+
+class _Worker(threading.Thread):
+    """Threads are used again by later tasks: to start one costs more than a schedule may."""
+
+    idle: list[_Worker] = []
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.go = threading.Lock()
+        self.go.acquire()
+        self.task: Task | None = None
+
+    def run(self) -> None:
+        while True:
+            self.go.acquire()
+            task = self.task
+            assert task is not None
+            try:
+                if not task.owner.dead:
+                    task.call()
+            except BaseException as error:
+                task.error = error
+            task.done = True
+            back = task.world.back
+            task.world = None  # type: ignore[assignment]
+            self.task = task = None
+            _Worker.idle.append(self)
+            back.release()
+
+
+class Task:
+    """`call`, in a thread that has its turns. `owner`: the life that it dies with."""
+
+    __slots__ = ("awaits", "call", "done", "error", "name", "owner", "until", "worker", "world")
+
+    def __init__(self, world: World, owner: Any, name: str, call: Callable[[], object]) -> None:
+        self.world = world
+        self.owner = owner
+        self.name = name
+        self.call = call
+        self.done = False
+        self.error: BaseException | None = None
+        #: not before; None: only when it is woken
+        self.until: float | None = 0.0
+        #: whose notice wakes it
+        self.awaits: object = None
+        self.worker = _Worker.idle.pop() if _Worker.idle else _Worker()
+        if not self.worker.is_alive():
+            self.worker.start()
+        self.worker.task = self
+
+
+class World:
+    def __init__(self, seed: int | str, trace: list[str] | None = None) -> None:
+        self.dice = random.Random(seed)
+        self.chance = self.dice.random
+        self.trace = trace
+        self.now = 0.0
+        self.back = threading.Lock()
+        self.back.acquire()
+        self.running: Task | None = None
+        self.tasks: list[Task] = []
+        self.points = 0
+        self.numbers = 0
+        #: chances at a point: that another goes on, that the life dies, that it stops
+        self.switch = self.die = self.stop = 0.0
+        self.deaths = 0  # so many more
+        self.stops = 0
+        self.broken: list[str] = []
+
+    # ── turns ────────────────────────────────────────────────────────────────────────────────
+
+    def spawn(self, owner: Any, name: str, call: Callable[[], object]) -> Task:
+        task = Task(self, owner, name, call)
+        self.tasks.append(task)
+        return task
+
+    def turn(self, task: Task) -> None:
+        """Until it gives the baton back."""
+        self.running = task
+        task.awaits, task.until = None, 0.0
+        task.worker.go.release()
+        self.back.acquire()
+        self.running = None
+        if task.done:
+            self.tasks.remove(task)
+            if isinstance(task.error, Halt):
+                raise task.error
+
+    def _give_up(self, task: Task) -> None:
+        worker = task.worker
+        self.back.release()
+        worker.go.acquire()
+        self.running = task
+        if task.owner.dead:
+            raise Died
+
+    def point(self, what: str) -> None:
+        """A call to the world begins or ends."""
+        task = self.running
+        if task is None:
+            return
+        if task.owner.dead:
+            raise Died
+        self.points += 1
+        drawn = self.chance()
+        if drawn < self.switch:
+            self._give_up(task)
+            return
+        drawn -= self.switch
+        if drawn < self.die and self.deaths:
+            self.deaths -= 1
+            self.kill(task.owner, f"at {what}")
+            raise Died
+        drawn -= self.die
+        if 0 <= drawn < self.stop and self.stops:
+            self.stops -= 1
+            task.owner.stopped = True
+            self.say(f"{task.owner} stops at {what}")
+            self._give_up(task)
+
+    def kill(self, owner: Any, why: str) -> None:
+        self.say(f"{owner} dies {why}")
+        owner.dead = True
+
+    def wait(self, awaits: object, seconds: float | None) -> None:
+        """Until a notice of `awaits`, or so long."""
+        task = self.running
+        if task is None:
+            raise AssertionError("only a task can wait")
+        if task.owner.dead:
+            raise Died
+        task.awaits = awaits
+        task.until = None if seconds is None else self.now + seconds
+        self._give_up(task)
+
+    def wake(self, awaits: object) -> None:
+        for task in self.tasks:
+            if task.awaits is awaits:
+                task.until = self.now
+
+    def ready(self) -> list[Task]:
+        now = self.now
+        return [
+            task
+            for task in self.tasks
+            if task.until is not None and task.until <= now and not task.owner.stopped
+        ]
+
+    def later(self) -> bool:
+        """On to the next moment at which somebody wants to go on, if there is one."""
+        moments = [
+            task.until for task in self.tasks if task.until is not None and not task.owner.stopped
+        ]
+        if not moments:
+            return False
+        self.now = max(self.now, min(moments))
+        return True
+
+    def clear(self) -> None:
+        """Every task ends: threads are for others."""
+        for task in list(self.tasks):
+            task.owner.dead = True
+        for task in list(self.tasks):
+            if not task.done:
+                self.running = task
+                if task.worker.task is task:
+                    task.worker.go.release()
+                    self.back.acquire()
+        self.tasks.clear()
+        self.running = None
+
+    # ── small things ─────────────────────────────────────────────────────────────────────────
+
+    def number(self) -> int:
+        self.numbers += 1
+        return self.numbers
+
+    def say(self, what: str) -> None:
+        if self.trace is not None:
+            who = self.running
+            by = f"{who.owner}/{who.name}" if who is not None else "-"
+            self.trace.append(f"{self.now:9.2f} {by:<16} {what}")
+
+    def violated(self, rule: str, what: str) -> None:
+        self.broken.append(f"{rule}: {what}")
+        self.say(f"!! {rule}: {what}")
+        raise Halt(what)
+
+
+class Condition:
+    """Of `threading`. Nobody gives the baton up between two points, so there is nothing to lock."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def __enter__(self) -> Condition:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._world.wait(self, timeout)
+        return True
+
+    def wait_for(self, is_so: Callable[[], Any], timeout: float | None = None) -> Any:
+        end = None if timeout is None else self._world.now + timeout
+        while not (found := is_so()):
+            left = None if end is None else end - self._world.now
+            if left is not None and left <= 0:
+                return is_so()
+            self._world.wait(self, left)
+        return found
+
+    def notify_all(self) -> None:
+        self._world.wake(self)
+
+
+class Lock:
+    """Of `threading`; held over points."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._held = False
+
+    def __enter__(self) -> bool:
+        while self._held:
+            self._world.wait(self, None)
+        self._held = True
+        return True
+
+    def __exit__(self, *_: object) -> None:
+        self._held = False
+        self._world.wake(self)
+
+
+class Thread:
+    """Of `threading`: a task of the life that starts it."""
+
+    def __init__(self, world: World, target: Callable[[], object], name: str) -> None:
+        self._world = world
+        self._target = target
+        self._name = name
+        self._task: Task | None = None
+
+    def start(self) -> None:
+        assert self._world.running is not None
+        owner = self._world.running.owner
+        self._task = self._world.spawn(owner, self._name.removeprefix("frazil-"), self._ended)
+
+    def _ended(self) -> None:
+        try:
+            self._target()
+        finally:
+            self._world.wake(self)
+
+    def join(self, timeout: float | None = None) -> None:
+        while self._task is not None and not self._task.done:
+            self._world.wait(self, 1.0)
