@@ -109,6 +109,8 @@ class Request:
     branch: str = ""
     #: the whole metadata must be this version; None: the references are enough
     version: int | None = None
+    #: of a snapshot with a parent: its number must be the highest
+    sequence: int | None = None
 
 
 class Server:
@@ -137,6 +139,8 @@ class Server:
             raise Lost
         if request.version is not None and request.version != meta.version:
             raise Lost
+        if request.sequence is not None and request.sequence <= meta.sequence:
+            raise Lost
         refs = meta.refs
         for name, wanted in request.expected.items():
             if refs.get(name) != wanted:
@@ -148,6 +152,8 @@ class Server:
         self.past[request.table].append(after)
         if held is not None:
             self.oracle.added(request.table, meta, after, held, request.branch)
+        elif after.refs != meta.refs:
+            self.oracle.tagged(request.table, meta, after)
 
     def arrive(self, number: int) -> None:
         """A request that its client gave up gets here."""
@@ -335,7 +341,8 @@ class Table:
 
             request = Request(self.name, self.uuid, {branch: parent}, change,
                               f"snapshot {number}", branch,
-                              base.version if server.strict else None)  # fmt: skip
+                              base.version if server.strict else None,
+                              base.sequence + 1 if parent is not None else None)  # fmt: skip
             try:
                 self._client.send(request)
             except Lost:

@@ -6,6 +6,7 @@ catalog, the clock, threads, ids, and what would read and write Parquet. Nothing
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
@@ -25,6 +26,7 @@ from frazil.core.config import (
 from frazil.core.errors import FrazilError, Unavailable, from_traceback
 from frazil.core.offsets import Cut, Partition, Range
 from frazil.feed import Reached, Written, WrittenTable
+from frazil.ingest import stage
 from frazil.ingest.compact import Done, Job
 from frazil.ingest.source import Origin
 from frazil.ingest.stage import Tally
@@ -45,6 +47,7 @@ class Here:
     server: Server
     oracle: Oracle
     parsed: dict[int, Any]
+    branches: Mapping[str, str]
 
 
 here = Here()
@@ -161,7 +164,6 @@ def _index_write(_shape: object, _prefix: str, located: Sequence[Any], _: object
     rows = []
     for batch, snapshots in located:
         for table in batch.tables:
-            assert table.name in snapshots
             rows += [(batch.commit_id, table.name, t.range.partition, t.range.start, t.range.end)
                      for t in table.tallies]  # fmt: skip
         rows += [(batch.commit_id, "*", t.range.partition, t.range.start, t.range.end)
@@ -207,6 +209,18 @@ def _mask(_shape: object, prefix: str, _v: int, descriptor: str, gone: Sequence[
     return client.written(File(path, rows, "position-deletes", of=of)).descriptor
 
 
+class _Json:
+    """`json`, with one encoder for all, and each text read once: whoever gets the value leaves it as
+    it is."""
+
+    loads = staticmethod(lru_cache(4096)(json.loads))
+    _encode = json.JSONEncoder(separators=(",", ":")).encode
+
+    @staticmethod
+    def dumps(value: Any, separators: object = None) -> str:
+        return _Json._encode(value)
+
+
 _parse = ledger.parse
 
 
@@ -232,7 +246,8 @@ def simulated() -> Iterator[None]:
         compact: {"uuid": _Uuid, "compact": _compact, "mask": _mask, "Schema": _SCHEMA},
         index: {"write": _index_write, "read": _index_read, "ordered": lambda rows: rows,
                 "put": lambda _s, _p, rows: _index_file(rows), "FANOUT": 4},
-        ledger: {"parse": _parsed},
+        ledger: {"parse": _parsed, "json": _Json},
+        stage: {"json": _Json},
     }  # fmt: skip
     with ExitStack() as stack:
         for module, names in everywhere.items():
@@ -466,29 +481,44 @@ class Life:
         self.epoch = 0
         #: how it ended, when it did not just die
         self.error: BaseException | None = None
-        self.over = False
+        self.over = self.asked = False
 
     def __str__(self) -> str:
         return f"life {self.number}"
 
     def run(self) -> None:
         try:
-            self._run()
+            self.sink = Simulated(self.config, on_step=self._step)
+            self.sink.start(SimpleNamespace())  # type: ignore[arg-type]
+        except FrazilError as error:
+            self.error, self.over = error, True
+
+    def _step(self, step: Any) -> None:
+        if step.name == "done":
+            here.oracle.done(self.epoch, here.branches)
+
+    def stop(self) -> None:
+        """Somebody asks it to end."""
+        assert self.sink is not None
+        try:
+            self.sink.stop()
         except FrazilError as error:
             self.error = error
         self.over = True
 
-    def _run(self) -> None:
-        self.sink = sink = Simulated(self.config)
-        sink.start(SimpleNamespace())  # type: ignore[arg-type]
-        assert self.query is not None
-        while self.query.isActive and sink.committer.failure is None:
-            here.world.wait(self.query, 0.25)
-        if sink.committer.failure is not None:
-            raise sink.committer.failure
-        if (error := self.query.exception()) is not None:
-            raise from_traceback(str(error)) or FrazilError(str(error))
-        sink.stop()
+    def look(self) -> bool:
+        """Is it over? (What `Query.awaitTermination` does.)"""
+        query = self.query
+        if query is None or self.over:
+            return self.over
+        assert self.sink is not None
+        if self.sink.committer.failure is not None:
+            self.error, self.over = self.sink.committer.failure, True
+        elif (not self.asked and not query.isActive
+              and (error := query.exception()) is not None):  # fmt: skip
+            self.error = from_traceback(str(error)) or FrazilError(str(error))
+            self.over = True
+        return self.over
 
     def begins(self, epoch: int) -> None:
         self.epoch = epoch

@@ -14,7 +14,8 @@ from typing import Any
 from frazil.core.offsets import Cut, Partition
 from frazil.ingest import stage
 from frazil.table.commit import witness_tag
-from frazil.table.ledger import PREFIX, Entry, parse
+from frazil.table import ledger
+from frazil.table.ledger import PREFIX, Entry
 
 from tests.simulation.catalog import File, Held, Meta, Server
 
@@ -101,7 +102,7 @@ class Oracle:
         parent = held.snapshot.parent
         above = before.snapshots[parent].model if parent is not None else EMPTY
         summary = held.snapshot.summary
-        entry = parse(summary) if PREFIX + "sink" in summary else None
+        entry = ledger.parse(summary) if PREFIX + "sink" in summary else None
         if entry is None:
             held.model = self._other(above, held)
         else:
@@ -122,12 +123,19 @@ class Oracle:
         where = f"{name} snapshot {held.snapshot.id}"
         if entry.epoch < above.epoch:
             violated("I7", f"{where} is of epoch {entry.epoch}, after epoch {above.epoch}")
-        if entry.epoch < self.settled and INDEX not in self.harm:
+        # (Whoever moves a branch back may take the claim away that fenced somebody.)
+        fenced = INDEX not in self.harm and "moved" not in self.harm.get(name, ())
+        if entry.epoch < self.settled and fenced:
             violated("I7", f"{where} is of epoch {entry.epoch}; life {self.settled} has taken over")
-        if not entry.begin.continues(above.end):
+        begin, end = dict(entry.begin), dict(entry.end)
+        if any(begin.get(partition) != offset for partition, offset in above.end.items()):
             violated("I1/I2", f"{where} begins at {entry.begin}, after {Cut(above.end)}")
-        if not entry.end.reaches(entry.begin):
+        if any(end[partition] < offset for partition, offset in begin.items()):
             violated("I1", f"{where} goes back from {entry.begin} to {entry.end}")
+        for partition, offset in begin.items() if name != INDEX else ():
+            if partition not in above.end and self.topic.routed(name, partition, 0, offset):
+                violated("I1", f"{where} begins with {partition} at {offset}, and what is before it "
+                         "is not there")  # fmt: skip
         self.there.setdefault(name, set()).update(entry.commit_ids)
         if name == INDEX:
             return self._index(above, held, entry, where)
@@ -194,6 +202,33 @@ class Oracle:
             for key in gone:
                 rows.pop(key, None)
         return Model(rows, above.end, above.epoch, above.ids)
+
+    # ── the witness ──────────────────────────────────────────────────────────────────────────
+
+    def tagged(self, name: str, before: Meta, after: Meta) -> None:
+        """A tag of the sink moved: never back."""
+        for tag, number in after.refs.items():
+            was = before.snapshots.get(before.refs.get(tag, 0))
+            if tag.startswith("frazil/") and was is not None:
+                now = after.snapshots[number].snapshot
+                if now.sequence < was.snapshot.sequence and not self.harm:
+                    self.world.violated("H4", f"{tag} of {name} moves back from "
+                                        f"{was.snapshot.id} to {now.id}")  # fmt: skip
+
+    def done(self, epoch: int, branches: Mapping[str, str]) -> None:
+        """A life says that a batch is done: no expiry can take its entries any more."""
+        for name in (*self.topic.names, INDEX):
+            meta = self.server.tables.get(name)
+            if meta is None or self.harm:
+                continue
+            tag = meta.head(witness(branches[name]))
+            for snapshot in meta.history(branches[name]):
+                entry = ledger.parse(snapshot.summary)
+                if entry is not None and entry.epoch <= epoch:
+                    if tag is None or tag.snapshot.sequence < snapshot.sequence:
+                        self.world.violated("H4", f"a batch is done, and the witness of {name} is "
+                                            f"behind snapshot {snapshot.id}")  # fmt: skip
+                    break
 
     # ── a reader ─────────────────────────────────────────────────────────────────────────────
 

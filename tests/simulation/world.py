@@ -44,11 +44,10 @@ class _Worker(threading.Thread):
             except BaseException as error:
                 task.error = error
             task.done = True
-            back = task.world.back
-            task.world = None  # type: ignore[assignment]
-            self.task = task = None
+            world, self.task = task.world, None
             _Worker.idle.append(self)
-            back.release()
+            world.ended(task)
+            del world, task
 
 
 class Task:
@@ -90,6 +89,9 @@ class World:
         self.deaths = 0  # so many more
         self.stops = 0
         self.broken: list[str] = []
+        self.halted: Halt | None = None
+        #: who goes on, drawn by the schedule; None: nobody, for now
+        self.next: Callable[[], Task | None] | None = None
 
     # ── turns ────────────────────────────────────────────────────────────────────────────────
 
@@ -98,23 +100,48 @@ class World:
         self.tasks.append(task)
         return task
 
-    def turn(self, task: Task) -> None:
-        """Until it gives the baton back."""
-        self.running = task
-        task.awaits, task.until = None, 0.0
-        task.worker.go.release()
+    def run(self) -> None:
+        """Until `next` names nobody."""
+        self._hand_on(None)
         self.back.acquire()
         self.running = None
-        if task.done:
-            self.tasks.remove(task)
-            if isinstance(task.error, Halt):
-                raise task.error
+        if self.halted is not None:
+            raise self.halted
+
+    def _hand_on(self, task: Task | None) -> None:
+        """Whoever has the baton finds out who is next, and it may be himself: then nothing has to
+        be handed over, which is what costs. `task`: None if it is not one that can go on."""
+        self.running = None
+        following = None
+        if self.halted is None and self.next is not None:
+            try:
+                following = self.next()
+            except Halt as halt:
+                self.halted = halt
+        if following is not None:
+            following.awaits, following.until = None, 0.0
+            self.running = following
+            if following is task:
+                return
+            following.worker.go.release()
+        else:
+            self.back.release()
+        if task is not None:
+            task.worker.go.acquire()
+            self.running = task
+
+    def ended(self, task: Task) -> None:
+        self.tasks.remove(task)
+        error = task.error
+        if isinstance(error, Halt):
+            self.halted = error
+        elif error is not None and not isinstance(error, Died):
+            self.broken.append(f"{task.owner}/{task.name} fell: {type(error).__name__}: {error}")
+            self.halted = Halt(str(error))
+        self._hand_on(None)
 
     def _give_up(self, task: Task) -> None:
-        worker = task.worker
-        self.back.release()
-        worker.go.acquire()
-        self.running = task
+        self._hand_on(task)
         if task.owner.dead:
             raise Died
 
@@ -167,13 +194,18 @@ class World:
         return [
             task
             for task in self.tasks
-            if task.until is not None and task.until <= now and not task.owner.stopped
+            if task.until is not None
+            and task.until <= now
+            and not task.owner.stopped
+            and not task.owner.dead
         ]
 
     def later(self) -> bool:
         """On to the next moment at which somebody wants to go on, if there is one."""
         moments = [
-            task.until for task in self.tasks if task.until is not None and not task.owner.stopped
+            task.until
+            for task in self.tasks
+            if task.until is not None and not task.owner.stopped and not task.owner.dead
         ]
         if not moments:
             return False
@@ -182,15 +214,13 @@ class World:
 
     def clear(self) -> None:
         """Every task ends: threads are for others."""
+        self.next = None
         for task in list(self.tasks):
             task.owner.dead = True
-        for task in list(self.tasks):
-            if not task.done:
-                self.running = task
-                if task.worker.task is task:
-                    task.worker.go.release()
-                    self.back.acquire()
-        self.tasks.clear()
+        while self.tasks:
+            task = self.running = self.tasks[-1]
+            task.worker.go.release()
+            self.back.acquire()
         self.running = None
 
     # ── small things ─────────────────────────────────────────────────────────────────────────

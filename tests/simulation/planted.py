@@ -1,0 +1,666 @@
+"""Bugs that somebody could write into the protocol, one at a time: the simulation must see each.
+
+Each replaces a part of the code by what a reasonable person might have written, from the outside:
+nothing in `src` knows of it. `PLANTED`: name → what it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+from frazil.core.errors import Fenced, FrazilError, Retryable, Unavailable, Unknown
+from frazil.core.offsets import Cut
+from frazil.ingest import stage
+from frazil.ingest.stage import StagedBatch
+from frazil.sink import Sink
+from frazil.table import commit, ledger, maintain
+from frazil.table.commit import Append, Committer, Refuse, Target
+from frazil.table.ledger import Entry, Head, Snapshot
+from frazil.table.tables import Tables
+
+from tests.simulation import catalog
+from tests.simulation.catalog import Server, Table
+from tests.simulation.life import here
+
+Planting = Callable[[ExitStack], None]
+PLANTED: dict[str, Planting] = {}
+
+
+def planted(name: str) -> Callable[[Planting], Planting]:
+    def keep(planting: Planting) -> Planting:
+        PLANTED[name] = planting
+        return planting
+
+    return keep
+
+
+@contextmanager
+def plant(name: str) -> Iterator[None]:
+    with ExitStack() as stack:
+        PLANTED[name](stack)
+        yield
+
+
+def put(stack: ExitStack, where: Any, name: str, value: Any) -> Any:
+    """The value in its place; what was there."""
+    was = getattr(where, name)
+    stack.enter_context(mock.patch.object(where, name, value))
+    return was
+
+
+# ── the compare-and-set ──────────────────────────────────────────────────────────────────────────
+
+
+@planted("no compare-and-set")
+def _(stack: ExitStack) -> None:
+    put(stack, Target, "_compare", lambda *_: lambda history: None)
+
+
+@planted("compare-and-set of the snapshot, not of the entry")
+def _(stack: ExitStack) -> None:
+    """Any other writer's commit refuses ours: a busy table is never committed to again."""
+
+    def compare(self: Target, head: Head, entry: Entry) -> Any:
+        newest = next(self.table.history(self._branch), None)
+        return lambda history: None if next(history, None) == newest else "the table has moved"
+
+    put(stack, Target, "_compare", compare)
+    put(stack, commit, "ATTEMPTS", 1)
+
+
+@planted("the check looks at main, whatever the branch")
+def _(stack: ExitStack) -> None:
+    """H3."""
+    was = Target._compare
+
+    def compare(self: Target, head: Head, entry: Entry) -> Any:
+        check = was(self, head, entry)
+        return lambda history: check(self.table.history("main"))
+
+    put(stack, Target, "_compare", compare)
+
+
+@planted("check-then-commit")
+def _(stack: ExitStack) -> None:
+    """The table is looked at once, and the commit is not made again where another was first."""
+
+    def compare(self: Target, head: Head, entry: Entry) -> Any:
+        first: list[bool] = []
+
+        def check(history: Iterator[Snapshot]) -> str | None:
+            if first:
+                return None
+            first.append(True)
+            there = ledger.head(history, self.sink, head.snapshot)
+            return None if there.commit_id == head.commit_id else "moved"
+
+        return check
+
+    put(stack, Target, "_compare", compare)
+
+
+@planted("whatever was seen is forgotten: any newest entry will do")
+def _(stack: ExitStack) -> None:
+    was = commit.decide
+    put(stack, commit, "decide", lambda table, head, seen, entry: was(table, head, head.commit_id,
+                                                                      entry))  # fmt: skip
+
+
+@planted("the ledger need not be continued")
+def _(stack: ExitStack) -> None:
+    put(stack, Cut, "continues", lambda *_: True)
+
+
+# ── lives ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@planted("no epoch when it is decided")
+def _(stack: ExitStack) -> None:
+    was = commit.decide
+    put(stack, commit, "decide", lambda table, head, seen, entry: was(
+        table, head, seen, replace(entry, epoch=10**9)))  # fmt: skip
+
+
+@planted("a claim does not look at epochs")
+def _(stack: ExitStack) -> None:
+    def claim(self: Target, extend: Any = lambda end: end, **more: Any) -> Head:
+        real, self.epoch = self.epoch, 10**9
+        try:
+            return _claim(self, real, extend, **more)
+        finally:
+            self.epoch = real
+
+    put(stack, Target, "claim", claim)
+
+
+def _claim(self: Target, epoch: int, extend: Any, **_: Any) -> Head:
+    for _attempt in range(commit.ATTEMPTS):
+        head = self.head()
+        self._saw(head.entry)
+        end = extend(head.entry.end if head.entry else Cut())
+        base = head.entry or Entry(self.sink, 0, (), (0, 0), Cut(), Cut())
+        claim = replace(base, epoch=epoch, commit_ids=(f"claim-{here.world.number()}",), begin=end,
+                        end=end, unwritten={}, rows=0, keys=0)  # fmt: skip
+        try:
+            self.commit([], claim)
+            return self.head()
+        except (commit.Gap, commit.Overlap):
+            continue
+    raise Unavailable("cannot claim")
+
+
+@planted("the same epoch again")
+def _(stack: ExitStack) -> None:
+    def take(self: Sink, target: Target, extend: Any = lambda end: end) -> None:
+        there = target.head().entry
+        target.epoch = max(1, there.epoch if there else 1)
+        self.epoch = target.epoch
+        head = _claim(target, target.epoch, extend)
+        assert head.snapshot is not None
+        target.witness(head.snapshot)
+
+    put(stack, Sink, "_take", take)
+
+
+@planted("a claim without compare-and-set")
+def _(stack: ExitStack) -> None:
+    was = Target._compare
+
+    def compare(self: Target, head: Head, entry: Entry) -> Any:
+        return was(self, head, entry) if entry.ranges else lambda history: None
+
+    put(stack, Target, "_compare", compare)
+
+
+@planted("only the index is claimed")
+def _(stack: ExitStack) -> None:
+    put(stack, Tables, "take", lambda *_: None)
+
+
+@planted("the index is claimed last")
+def _(stack: ExitStack) -> None:
+    """Tables first: whoever commits to the index meanwhile moves the position after it was read."""
+
+    def claim(self: Any, spark: Any) -> None:
+        take, first = self._take, []
+        self._take = lambda target, *more: first.append((target, *more))
+        try:
+            _REAL_CLAIM(self, spark)
+        finally:
+            del self._take
+        for each in first[1:]:
+            take(*each)
+        self._recovered = Sink._recover(self)
+        take(*first[0])
+
+    def recover(self: Any) -> Any:
+        found = getattr(self, "_recovered", None)
+        return found if found is not None else _REAL_RECOVER(self)
+
+    put(stack, Sink, "_claim", claim)
+    put(stack, Sink, "_recover", recover)
+
+
+_REAL_CLAIM, _REAL_RECOVER = Sink._claim, Sink._recover
+
+
+@planted("a life that was overtaken while it started goes on")
+def _(stack: ExitStack) -> None:
+    put(stack, Sink, "_still_newest", lambda *_: None)
+
+
+@planted("what is staged is read before the claim")
+def _(stack: ExitStack) -> None:
+    def claim(self: Any, spark: Any) -> None:
+        self._recovered = None
+        take = self._take
+
+        def first(target: Target, *more: Any) -> None:
+            if target is self._index_target and target.head().entry is not None:
+                try:
+                    self._recovered = _REAL_RECOVER(self)
+                except FrazilError:
+                    self._recovered = None
+            take(target, *more)
+
+        self._take = first
+        _REAL_CLAIM(self, spark)
+        del self._take
+
+    def recover(self: Any) -> Any:
+        found = getattr(self, "_recovered", None)
+        return found if found is not None else _REAL_RECOVER(self)
+
+    put(stack, Sink, "_claim", claim)
+    put(stack, Sink, "_recover", recover)
+
+
+# ── what came of a commit ────────────────────────────────────────────────────────────────────────
+
+
+@planted("leftovers are deleted at once when a commit fails")
+def _(stack: ExitStack) -> None:
+    """H1: Iceberg's own clean-up, not deferred."""
+    was = Table._commit
+
+    def commit_(self: Table, *given: Any) -> None:
+        leftovers = given[6]
+        try:
+            was(self, *given)
+        except (FrazilError, catalog.Lost):
+            for path in leftovers:
+                self._server.delete(path)
+            raise
+
+    put(stack, Table, "_commit", commit_)
+
+
+@planted("everything that is left over is swept, the live list too")
+def _(stack: ExitStack) -> None:
+    put(stack, Target, "_sweep", lambda self, leftovers, live: [
+        self.table.delete(path) for path in leftovers])  # fmt: skip
+
+
+@planted("an unknown answer counts as success")
+def _(stack: ExitStack) -> None:
+    def commit_(self: Target, manifests: Sequence[str], entry: Entry) -> Snapshot:
+        try:
+            return was(self, manifests, entry)
+        except Unknown:
+            raise
+        finally:
+            pass
+
+    was = Target.commit
+    append = Table.append
+
+    def quiet(self: Table, *given: Any, **more: Any) -> None:
+        try:
+            append(self, *given, **more)
+        except Unknown:
+            raise _Assumed from None
+
+    def assuming(self: Target, manifests: Sequence[str], entry: Entry) -> Snapshot:
+        try:
+            return was(self, manifests, entry)
+        except _Assumed:
+            self._saw(entry)
+            found = self.head().snapshot
+            return found or commit.EXPIRED
+
+    put(stack, Table, "append", quiet)
+    put(stack, Target, "commit", assuming)
+
+
+class _Assumed(Exception):
+    pass
+
+
+@planted("an error counts as not applied: again, without a look")
+def _(stack: ExitStack) -> None:
+    def commit_(self: Target, manifests: Sequence[str], entry: Entry) -> Snapshot:
+        head = self.head()
+        decision = commit.decide(self.table.name, head, self.seen, entry)
+        if isinstance(decision, commit.Already):
+            self._saw(entry)
+            return decision.snapshot
+        if isinstance(decision, Refuse):
+            raise decision.error
+        for attempt in range(3):
+            try:
+                self.table.append(manifests, entry.summary(), branch=self._branch,
+                                  check=lambda history: None, leftovers=[])  # fmt: skip
+                self._saw(entry)
+                found = self.head().snapshot
+                assert found is not None
+                return found
+            except (Retryable, Unknown):
+                self._pause(attempt)
+        raise Unavailable("cannot commit")
+
+    put(stack, Target, "commit", commit_)
+
+
+@planted("a new commit id for each try")
+def _(stack: ExitStack) -> None:
+    was = commit.entry_of
+
+    def entry_of(batches: Sequence[StagedBatch], *more: Any) -> Entry:
+        ids = tuple(f"try-{here.world.number()}" for _ in batches)
+        return replace(was(batches, *more), commit_ids=ids)
+
+    put(stack, commit, "entry_of", entry_of)
+
+
+@planted("what is there already is not recognised")
+def _(stack: ExitStack) -> None:
+    was = commit.decide
+
+    def decide(table: str, head: Head, seen: str | None, entry: Entry) -> Any:
+        found = was(table, head, seen, entry)
+        return Append() if isinstance(found, commit.Already) else found
+
+    put(stack, commit, "decide", decide)
+    put(stack, Target, "locate", lambda *_: {})
+
+
+@planted("what an earlier try left is not looked for")
+def _(stack: ExitStack) -> None:
+    put(stack, Target, "locate", lambda *_: {})
+
+
+@planted("only the newest entry is looked at for what is there")
+def _(stack: ExitStack) -> None:
+    """Max id instead of ranges: what lies before a claim on top is not found."""
+    def locate(self: Target, batches: Sequence[StagedBatch]) -> dict[str, Snapshot]:
+        head = self.head()
+        ids = head.entry.commit_ids if head.entry else ()
+        found = {b.commit_id: head.snapshot for b in batches if b.commit_id in ids}
+        if found:
+            self._saw(head.entry)
+        return found  # type: ignore[return-value]
+
+    put(stack, Target, "locate", locate)
+
+
+# ── expiry ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@planted("not found is never committed")
+def _(stack: ExitStack) -> None:
+    """H4."""
+    was = ledger.head
+
+    def head(*given: Any) -> Head:
+        found = was(*given)
+        return found if found.complete else Head(None, None, complete=True)
+
+    put(stack, ledger, "head", head)
+
+
+@planted("the witness is not looked at")
+def _(stack: ExitStack) -> None:
+    put(stack, Table, "tagged", lambda *_: None)
+
+
+@planted("no witness is set")
+def _(stack: ExitStack) -> None:
+    put(stack, Target, "witness", lambda *_: None)
+
+
+@planted("the tag is moved before the commit")
+def _(stack: ExitStack) -> None:
+    was, witness = Target.commit, Target.witness
+
+    def commit_(self: Target, manifests: Sequence[str], entry: Entry) -> Snapshot:
+        head = self.head()
+        if head.snapshot is not None:
+            witness(self, head.snapshot)
+        return was(self, manifests, entry)
+
+    put(stack, Target, "commit", commit_)
+    put(stack, Target, "witness", lambda self, snapshot: None)
+
+
+@planted("the witness goes where it is told, also back")
+def _(stack: ExitStack) -> None:
+    def witness(self: Target, snapshot: Snapshot) -> None:
+        for attempt in range(commit.ATTEMPTS):
+            there = self.table.tagged(self._tag)
+            try:
+                return self.table.tag(self._tag, snapshot.id, there.id if there else None)
+            except commit.Conflict:
+                self._pause(attempt)
+                self.table.refresh()
+        raise Unavailable("cannot move the tag")
+
+    put(stack, Target, "witness", witness)
+
+
+@planted("expiry takes the witness, too")
+def _(stack: ExitStack) -> None:
+    was = catalog.expire
+
+    def expire(server: Server, name: str, keep: int, *more: Any) -> None:
+        meta = server.tables[name]
+        for ref in [ref for ref in meta.refs if ref.startswith("frazil/")]:
+            del meta.refs[ref]
+        was(server, name, keep, *more)
+
+    from tests.simulation import schedule
+
+    put(stack, catalog, "expire", expire)
+    put(stack, schedule, "expire", expire)
+
+
+# ── tables ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@planted("a table's uuid is not looked at")
+def _(stack: ExitStack) -> None:
+    was = Server.create
+
+    def create(self: Server, name: str) -> Any:
+        made = was(self, name)
+        made.uuid = f"uuid-{name}"
+        return made
+
+    put(stack, Server, "create", create)
+
+
+@planted("upsert batches share a snapshot")
+def _(stack: ExitStack) -> None:
+    """H5."""
+    put(stack, commit, "_apart_by_deletes", lambda batches, _: [list(batches)] if batches else [])
+
+
+@planted("the index is committed before the tables")
+def _(stack: ExitStack) -> None:
+    def round_(self: Any, due: Sequence[str]) -> None:
+        pending = self._snapshot_of_pending()
+        self._tried(commit.INDEX, lambda: self._into_index(pending))
+        for name in due:
+            if name != commit.INDEX:
+                self._into_table(name, pending)
+
+    put(stack, Committer, "round", round_)
+
+
+@planted("a table that failed counts as done")
+def _(stack: ExitStack) -> None:
+    was = Committer._tried
+
+    def tried(self: Any, name: str, call: Callable[[], None]) -> None:
+        was(self, name, call)
+        if name in self.progress.stuck and name != commit.INDEX:
+            for each in self._pending:
+                if each.lacks(name):
+                    each.snapshots[name] = commit.EXPIRED
+
+    put(stack, Committer, "_tried", tried)
+
+
+@planted("a fenced table is left in peace like any other")
+def _(stack: ExitStack) -> None:
+    """And so the life goes on for ever."""
+    was = Committer._tried
+
+    def tried(self: Any, name: str, call: Callable[[], None]) -> None:
+        def calm() -> None:
+            try:
+                call()
+            except Fenced as error:
+                raise Unavailable(error.message) from None
+
+        was(self, name, calm)
+
+    put(stack, Committer, "_tried", tried)
+
+
+@planted("batches are committed in the order they come to hand")
+def _(stack: ExitStack) -> None:
+    was = Committer._snapshot_of_pending
+
+    def pending(self: Any) -> Any:
+        found = was(self)
+        here.world.dice.shuffle(found)
+        return found
+
+    put(stack, Committer, "_snapshot_of_pending", pending)
+
+
+@planted("only the first manifest of an absorbed group is committed")
+def _(stack: ExitStack) -> None:
+    was = Committer._bring
+
+    def bring(self: Any, prefix: str, target: Any, batches: Any, manifests: Any, entry: Any) -> Any:
+        return was(self, prefix, target, batches, lambda rest: manifests(rest[:1]), entry)
+
+    put(stack, Committer, "_bring", bring)
+
+
+@planted("the last offset seen instead of ranges")
+def _(stack: ExitStack) -> None:
+    """H11: offsets at the tail that hold no record are not counted."""
+    was = commit.entry_of
+
+    def entry_of(*given: Any) -> Entry:
+        entry, topic = was(*given), here.oracle.topic
+        end = dict(entry.end)
+        for partition, offset in entry.end.items():
+            while offset > entry.begin[partition] and not topic.tables(partition, offset - 1):
+                offset -= 1
+            end[partition] = offset
+        return replace(entry, end=Cut(end))
+
+    put(stack, commit, "entry_of", entry_of)
+
+
+@planted("what was for other tables is not counted")
+def _(stack: ExitStack) -> None:
+    was = commit.entry_of
+    put(stack, commit, "entry_of", lambda batches, table, epoch, since=None: was(batches, table,
+                                                                                epoch))  # fmt: skip
+
+
+@planted("nothing but rows is counted")
+def _(stack: ExitStack) -> None:
+    was = commit.entry_of
+    put(stack, commit, "entry_of", lambda *given: replace(was(*given), unwritten={}))
+
+
+# ── what is staged ───────────────────────────────────────────────────────────────────────────────
+
+
+@planted("staged batches are taken as they are listed")
+def _(stack: ExitStack) -> None:
+    from frazil import sink
+
+    put(stack, sink, "chain", lambda position, staged, *_: list(staged))
+
+
+@planted("staged batches are chained by their numbers")
+def _(stack: ExitStack) -> None:
+    """Max id instead of ranges."""
+    from frazil import sink
+
+    def chain(position: Cut, staged: Sequence[StagedBatch], *_: Any) -> list[StagedBatch]:
+        by_number = {batch.number: batch for batch in sorted(staged, key=lambda b: -b.epoch)}
+        beyond = [b for b in by_number.values() if not position.reaches(b.end)]
+        return sorted(beyond, key=lambda b: b.number)
+
+    put(stack, sink, "chain", chain)
+
+
+@planted("staged batches are left where they are")
+def _(stack: ExitStack) -> None:
+    """And read again: but some of their tables have them."""
+    from frazil import sink
+
+    put(stack, sink, "chain", lambda *_: [])
+    put(stack, Sink, "_look_ahead", lambda *_: None)
+
+
+@planted("no floor for a table that is ahead")
+def _(stack: ExitStack) -> None:
+    put(stack, Sink, "_look_ahead", lambda *_: None)
+
+
+@planted("a staged batch is forgotten before it is in the index")
+def _(stack: ExitStack) -> None:
+    was = Committer._into_table
+
+    def into_table(self: Any, name: str, pending: Any) -> None:
+        mine = [each.batch for each in pending if each.lacks(name)]
+        was(self, name, pending)
+        if name not in self.progress.stuck:
+            self._committed(mine)
+
+    put(stack, Committer, "_into_table", into_table)
+
+
+@planted("a torn record of a batch is believed")
+def _(stack: ExitStack) -> None:
+    def load(stored: bytes) -> StagedBatch | None:
+        _, _, body = stored.partition(b"\n")
+        import hashlib
+
+        return was(hashlib.sha256(body.rstrip(b"\n")).hexdigest().encode() + b"\n" + body)
+
+    was = stage.load
+    put(stack, stage, "load", load)
+
+
+@planted("the checkpoint is believed, not the table")
+def _(stack: ExitStack) -> None:
+    from frazil.feed import Reached
+
+    def reached(entry: Any, staged: Any) -> Any:
+        found = was(entry, staged)
+        return Reached(Cut(dict.fromkeys(found.cut, 0)), found.source, found.origin)
+
+    was = Sink._reached_from
+    stack.enter_context(mock.patch.object(Sink, "_reached_from", staticmethod(reached)))
+
+
+@planted("rows that an earlier life left untold are told again and again")
+def _(stack: ExitStack) -> None:
+    put(stack, Sink, "_complete", lambda *_: None)
+
+
+# ── looking after tables ─────────────────────────────────────────────────────────────────────────
+
+
+@planted("compaction does not look whether the table has moved")
+def _(stack: ExitStack) -> None:
+    """H6."""
+    put(stack, catalog, "refusal", lambda *_: None)
+
+
+@planted("files of a rewrite that is not seen at once are deleted")
+def _(stack: ExitStack) -> None:
+    def settle(self: Any) -> list[Any]:
+        if self._tries:
+            self._kept.refresh()
+        found = []
+        for each in list(self._tries):
+            done = [s.id for s in self._after(each.since) if s.summary.get(self._mark) == each.id]
+            if done:
+                found.append(each)
+            else:
+                self._kept.remove([*each.made, *each.unneeded])
+            self._tries.remove(each)
+        return found
+
+    put(stack, maintain.Keeper, "settle", settle)
+
+
+@planted("what a rewrite left over is removed with what it needs")
+def _(stack: ExitStack) -> None:
+    put(stack, Table, "manifests", lambda *_: set())
+
+
