@@ -450,6 +450,15 @@ class Simulated(Sink):
 
     def _widen_index(self) -> None: ...
 
+    def _still_newest(self) -> None:
+        """This look must be fresh: a table that a life made itself has no claim to fence others."""
+        client = life().client
+        stale, client.stale = client.stale, 0.0
+        try:
+            super()._still_newest()
+        finally:
+            client.stale = stale
+
     def _recall(self, spark: object) -> None:
         self._judge = None
 
@@ -495,7 +504,7 @@ class Life:
 
     def _step(self, step: Any) -> None:
         if step.name == "done":
-            here.oracle.done(self.epoch, here.branches)
+            here.oracle.done(self.epoch, step.batch, here.branches)
 
     def stop(self) -> None:
         """Somebody asks it to end."""

@@ -127,6 +127,9 @@ class Oracle:
         fenced = INDEX not in self.harm and "moved" not in self.harm.get(name, ())
         if entry.epoch < self.settled and fenced:
             violated("I7", f"{where} is of epoch {entry.epoch}; life {self.settled} has taken over")
+        if not entry.ranges and "expired" in self.harm.get(name, ()):
+            # A claim that knows of no more than the witness: it adds nothing, and changes nothing.
+            return Model(above.rows, above.end, entry.epoch, entry.commit_ids)
         begin, end = dict(entry.begin), dict(entry.end)
         if any(begin.get(partition) != offset for partition, offset in above.end.items()):
             violated("I1/I2", f"{where} begins at {entry.begin}, after {Cut(above.end)}")
@@ -215,7 +218,7 @@ class Oracle:
                     self.world.violated("H4", f"{tag} of {name} moves back from "
                                         f"{was.snapshot.id} to {now.id}")  # fmt: skip
 
-    def done(self, epoch: int, branches: Mapping[str, str]) -> None:
+    def done(self, epoch: int, batch: int, branches: Mapping[str, str]) -> None:
         """A life says that a batch is done: no expiry can take its entries any more."""
         for name in (*self.topic.names, INDEX):
             meta = self.server.tables.get(name)
@@ -224,7 +227,7 @@ class Oracle:
             tag = meta.head(witness(branches[name]))
             for snapshot in meta.history(branches[name]):
                 entry = ledger.parse(snapshot.summary)
-                if entry is not None and entry.epoch <= epoch:
+                if entry is not None and entry.epoch <= epoch and entry.batches[1] <= batch:
                     if tag is None or tag.snapshot.sequence < snapshot.sequence:
                         self.world.violated("H4", f"a batch is done, and the witness of {name} is "
                                             f"behind snapshot {snapshot.id}")  # fmt: skip
@@ -262,10 +265,17 @@ class Oracle:
         if path.endswith(".json"):
             return self._unstaged(path, content)
         for name, meta in self.server.tables.items():
-            for held in meta.snapshots.values():
+            for held in self._live(meta):
                 if path in held.paths:
                     self.world.violated("I5", f"{path} is deleted, and snapshot "
                                         f"{held.snapshot.id} of {name} needs it")  # fmt: skip
+
+    @staticmethod
+    def _live(meta: Meta) -> Iterable[Held]:
+        """The snapshots that somebody can read by a name, or go back to."""
+        for ref in meta.refs:
+            for snapshot in meta.history(ref):
+                yield meta.snapshots[snapshot.id]
 
     def _unstaged(self, path: str, content: bytes) -> None:
         """What is in a table and not in the index is told of by the staged batch alone."""

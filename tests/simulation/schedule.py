@@ -95,6 +95,7 @@ class Schedule:
             self.topic.ends[Partition("t", number)] = dice.randint(1, 3 if small else 6)
         self.growth = dice.randint(0, 2 if small else 4)
         self.turns = 0
+        self.emptied = False
         self.quiet = 0  # lives that were begun in peace
         here.world, here.server, here.oracle, here.parsed = world, self.server, self.oracle, {}
         here.branches = self.branches
@@ -205,7 +206,9 @@ class Schedule:
         if self.oracle.harm and isinstance(error, (Gap, Overlap, Foreign, Expired, FrazilError)):
             return
         overtaken = life.sink is not None and getattr(life.sink, "epoch", 0) < self.oracle.epoch()
-        if overtaken and not (life.epoch and isinstance(error, (Gap, Overlap))):
+        committer = getattr(life.sink, "_committer", None)
+        by_commit = committer is not None and committer.failure is error
+        if overtaken and not (by_commit and isinstance(error, (Gap, Overlap))):
             return  # overtaken, and it saw what the other does before it saw who it is
         self.world.violated("I10", f"{life} stopped for no reason: {type(error).__name__}: {error}")
 
@@ -349,12 +352,17 @@ class Schedule:
     def _hand_expire(self, name: str, meta: Meta, branch: str, head: Held | None) -> None:
         """With `retain_last => 1`."""
         kept = {n for ref, n in meta.refs.items()}
+        if self.emptied:
+            return  # what tells of a batch under way is gone already
         if forgotten(meta, branch, kept):
             self._harm(name, "expired")
         expire(self.server, name, 1)
 
     def _hand_unstage(self, name: str, meta: Meta, branch: str, head: Held | None) -> None:
         """The folder of staged batches is emptied: the tables are the checkpoint."""
+        if any("expired" in how for how in self.oracle.harm.values()):
+            return
+        self.emptied = True
         for path in [path for path in self.server.objects if "/stage/" in path]:
             del self.server.objects[path]
 

@@ -240,9 +240,14 @@ class Target:
         self._clock = clock
         self._claimed_first = claimed_first
         self._tag = witness_tag(sink) if branch == "main" else f"{witness_tag(sink)}/{branch}"
+        #: commit ids that were tried since the entry that was seen
+        self._tried: set[str] = set()
 
     def head(self) -> Head:
         self.table.refresh()
+        return self._head()
+
+    def _head(self) -> Head:
         witness = self.table.tagged(self._tag)
         found = ledger.head(self.table.history(self._branch), self.sink, witness)
         if not found.complete and witness is None and self._claimed_first:
@@ -280,6 +285,7 @@ class Target:
                 batches=(number, number), unwritten={}, watermark=None, rows=0, keys=0,
                 source=(base.source[1], base.source[1]),
                 cluster=cluster or base.cluster, topics={**base.topics, **(topics or {})},
+                doubt=self.epoch if head.bridged else base.doubt,
             )  # fmt: skip
             try:
                 self.commit([], claim)
@@ -303,8 +309,11 @@ class Target:
                 raise decision.error
             if attempt == ATTEMPTS:
                 break  # the last try was read back as well
+            if attempt and head.bridged:
+                raise self._untold(_spans(entry))
             if trouble is not None:
                 self._pause(attempt)
+            self._tried.update(entry.commit_ids)
             try:
                 self.table.append(
                     manifests,
@@ -375,8 +384,10 @@ class Target:
                 there[batch.commit_id] = where[batch.commit_id]
             elif found and self._holds(batch, found[0][0]):
                 there[batch.commit_id] = EXPIRED
-            else:
+            elif self._absent(batch):
                 break
+            else:
+                raise self._untold(", ".join(map(str, batch.begin.to(batch.end))))
         if there and [*there][-1] in found[-1][0].commit_ids:
             self._saw(found[-1][0])  # our own commit, whose answer was lost
         return there
@@ -389,7 +400,28 @@ class Target:
             each.end <= oldest.begin.get(each.partition, -1) for each in ranges
         )
 
+    def _absent(self, batch: StagedBatch) -> bool:
+        """Is it certain that no try of a batch which was not found was applied?
+
+        An entry of ours may be among snapshots that were expired before its tag was set. A claim
+        that was made without them says so (`doubt`), and nothing is known of what was staged before
+        it. A batch that was not tried yet is in no table.
+        """
+        head = self._head()
+        if head.bridged:
+            return batch.epoch == self.epoch and batch.commit_id not in self._tried
+        return head.entry is None or batch.epoch >= head.entry.doubt
+
+    def _untold(self, what: str) -> Expired:
+        return Expired(
+            f"cannot commit {what} to table {self.table.name}: whether an earlier try was applied "
+            "cannot be told; snapshots made since were expired before their witness was set",
+            hint="are these rows in the table? See `frazil audit --deep`; expire snapshots that are "
+            "older than a commit takes, and nobody will have to ask",
+        )
+
     def _saw(self, entry: Entry | None) -> None:
+        self._tried.clear()
         self.seen = entry.commit_ids[-1] if entry else None
         self.end = entry.end if entry else Cut()
 

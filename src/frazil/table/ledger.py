@@ -18,6 +18,8 @@ Each commit of a sink leaves one `Entry` in the snapshot's summary, under keys w
     frazil.cluster     cluster id
     frazil.schema-id   the table schema that was written
     frazil.watermark   lowest and highest event time (microseconds)
+    frazil.doubt       of lives before this epoch nobody can tell any more what they had under way;
+                       only in claims, see `Head`
     frazil.index       the offset index, that whoever audits the table may find it
     frazil.tables      table → uuid, or the name of the index's property that says so where they are
                        many; only in the index, whose position counts on them
@@ -109,6 +111,7 @@ class Entry:
     #: the name of the offset index
     index: str = ""
     keys: int = 0
+    doubt: int = 0
 
     def __post_init__(self) -> None:
         if set(self.begin) != set(self.end):
@@ -161,6 +164,8 @@ class Entry:
             values["watermark"] = f"{self.watermark[0]}..{self.watermark[1]}"
         if self.keys:
             values["keys"] = str(self.keys)
+        if self.doubt:
+            values["doubt"] = str(self.doubt)
         if self.index:
             values["index"] = self.index
         if self.tables:
@@ -206,6 +211,7 @@ def parse(summary: Mapping[str, str]) -> Entry | None:
             source=tuple(json.loads(summary.get(PREFIX + "source", '["",""]'))),
             index=summary.get(PREFIX + "index", ""),
             keys=int(summary.get(PREFIX + "keys", 0)),
+            doubt=int(summary.get(PREFIX + "doubt", 0)),
         )
     except (KeyError, ValueError, TypeError) as error:
         raise Fatal(f"cannot read a ledger entry of sink {sink}: {error!r}") from None
@@ -217,12 +223,14 @@ class Head:
 
     `complete` says that the walk back reached the table's first snapshot, or the entry itself: only
     then does "no entry" mean "never committed". An expired history is bridged by the witness, a tag
-    on the newest entry's snapshot.
+    on the newest entry's snapshot; `bridged` says that snapshots after it are missing. The tag is
+    moved after the commit: what was under way when they were made may be among them.
     """
 
     entry: Entry | None
     snapshot: Snapshot | None
     complete: bool
+    bridged: bool = False
 
     @property
     def commit_id(self) -> str | None:
@@ -244,7 +252,7 @@ def head(history: Iterable[Snapshot], sink: str, witness: Snapshot | None = None
     if witness is not None and witness.sequence < oldest.sequence:
         entry = parse(witness.summary)
         if entry is not None and entry.sink == sink:
-            return Head(entry, witness, complete=True)
+            return Head(entry, witness, complete=True, bridged=oldest.parent != witness.id)
     return Head(None, None, complete=False)
 
 
