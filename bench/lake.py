@@ -144,7 +144,7 @@ class Metadata:
     def tagged(self, tag: str) -> Snapshot | None:
         return self.snapshots.get(self.refs[tag]) if tag in self.refs else None
 
-    def tag(self, tag: str, snapshot_id: int) -> None:
+    def tag(self, tag: str, snapshot_id: int, was: int | None = None) -> None:
         self.refs[tag] = snapshot_id
 
     def delete(self, path: str) -> None: ...
