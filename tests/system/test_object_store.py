@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 
 from frazil.core.config import from_document
 from frazil.core.errors import ConfigError
@@ -18,17 +20,18 @@ KEY, SECRET = "frazil", "not-a-real-secret"
 
 
 def _sink(
-    spark: Any, broker: Broker, store: dict[str, str], name: str, folder: Path, **sink: Any
-) -> Sink:
+    spark: Any, broker: Broker, store: dict[str, str], name: str, folder: Path,
+    table: dict[str, Any] | None = None, decode: dict[str, str] | None = None, **sink: Any,
+) -> Sink:  # fmt: skip
     (folder / "order.avsc").write_text(orders.SCHEMA)
     config = from_document(
         {
             "sink": {"id": name, "topics": [name], "index": f"db.{name}_index", "trigger": "50ms",
                      "max_records_per_trigger": 4_000, "patience": "30s", **sink},
             "kafka": {"bootstrap.servers": broker.bootstrap},
-            "decode": {"schema": str(folder / "order.avsc")},
+            "decode": decode or {"schema": str(folder / "order.avsc")},
             "catalog": {"name": "s3lake", **store},
-            "table": [{"name": f"db.{name}", "partition_by": ["day(placed_at)"]}],
+            "table": [{"name": f"db.{name}", **(table or {"partition_by": ["day(placed_at)"]})}],
         }
     )  # fmt: skip
     spark.conf.set("spark.sql.catalog.s3lake", "org.apache.iceberg.spark.SparkCatalog")
@@ -63,6 +66,39 @@ def test_a_topic_goes_to_s3_through_a_rest_catalog_and_two_lives(
     assert report.verdict == "proven"
     assert report.written == 18_000
     assert table.listing(f"s3://stage/frazil/{name}/") == [], "what is committed is cleaned up"
+
+
+def test_changes_are_upserted_and_compacted_on_s3(
+    spark: Any, broker: Broker, store: dict[str, str], name: str, tmp_path: Path
+):
+    orders.create_topic(broker.bootstrap, name, 1)
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    expected: dict[int, int] = {}
+    for turn in range(1, 3):
+        for n in range(300):
+            key, gone = (n * turn) % 40, n % 7 == 0
+            value = None if gone else json.dumps({"id": key, "value": turn * 1000 + n})
+            producer.produce(name, value, str(key))
+            expected.pop(key, None)
+            expected |= {} if gone else {key: turn * 1000 + n}
+        assert producer.flush(30) == 0
+        sink = _sink(
+            spark, broker, store, name, tmp_path,
+            table={"mode": "upsert", "key": ["id"], "compact_after": 1},
+            decode={"format": "json", "key": "text"},
+            stage="s3://stage/frazil", max_records_per_trigger=100,
+        )  # fmt: skip
+        sink.start(spark)
+        try:
+            assert sink.wait_until(sink.ends(), 90), sink.committer.progress
+        finally:
+            sink.stop()
+        assert not sink.committer.progress.untidy
+        found = spark.sql(f"SELECT id, value FROM s3lake.db.{name}").collect()
+        assert sorted(map(tuple, found)) == sorted(expected.items())
+    rounds = spark.sql(f"SELECT summary FROM s3lake.db.{name}.snapshots").collect()
+    assert any("frazil.compact" in row.summary for row in rounds)
+    assert of_table(sink.catalog.look, f"db.{name}", "main").reports[0].verdict == "proven"
 
 
 def test_a_bucket_that_refuses_the_stage_is_named_at_once(
