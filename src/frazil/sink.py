@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -72,7 +72,7 @@ from frazil.table.compact import Compaction
 from frazil.table.complete import Caller, Completeness
 from frazil.table.jvm import Catalog, Table
 from frazil.table.ledger import Entry, Head, Snapshot
-from frazil.table.maintain import Keeper, Upkeep
+from frazil.table.maintain import Expiry, Keeper, Upkeep
 from frazil.table.rewind import refuse_unfinished
 from frazil.table.tables import Held, Tables, each_of, shaped
 
@@ -205,6 +205,7 @@ class Sink:
         self._query: StreamingQuery | None = None
         self._index_shape: TableShape | None = None
         self._spent: list[str] = []
+        self._copied: list[tuple[str, str]] = []
         self._number = 0
         self._untold: list[Located] = []
 
@@ -589,7 +590,7 @@ class Sink:
             step=lambda name: self._step(name, self._number),
         )
         #: who looks after tables, the index first
-        self._keepers: dict[str, Keeper] = {table.name: upkeep}
+        self._keepers: dict[str, list[Keeper]] = {table.name: [upkeep]}
 
     def _check_table(self, known: Mapping[str, str], position: Cut) -> None:
         """The table the position counts on must be there, the same, and not rolled back."""
@@ -867,42 +868,55 @@ class Sink:
             self._committer.progress.unpublished = error.message
 
     def _unstage(self, batches: Sequence[StagedBatch]) -> None:
-        """Their records are of no use any more; what cannot be removed now is removed later."""
-        self._spent += [f"{self._stage_folder}{batch.file_name}" for batch in batches]
+        """Their records are of no use any more, nor are manifests whose files a row delta has
+        listed anew; what cannot be removed now is removed later."""
+        for batch in batches:
+            self._spent.append(f"{self._stage_folder}{batch.file_name}")
+            self._copied += [(t.name, path) for t in batch.tables if t.keys for path in t.paths]
         try:
             while self._spent:
                 self._index_target.table.delete(self._spent[0])
                 self._spent.pop(0)
+            while self._copied:
+                name, path = self._copied[0]
+                if name in self._tables:
+                    self._tables[name].target.table.delete(path)
+                self._copied.pop(0)
         except FrazilError as error:
             self._committer.progress.untidy = error.message
 
     def _tidy(self) -> None:
         """After each commit to the index. Whatever happens here, the stream goes on."""
         for name, held in list(self._tables.held.items()):
-            if name not in self._keepers and held.config.upsert_key and held.config.compact_after:
-                self._keepers[name] = self._compaction(held)
+            if name not in self._keepers:
+                self._keepers[name] = self._keepers_of(held)
         troubles = []
-        for name, keeper in self._keepers.items():
-            try:
-                troubles.append(keeper.tidy() if name not in self._tables.amiss else "")
-            except Exception as error:
-                troubles.append(f"cannot look after {name}: {type(error).__name__}: {error}")
-        if any(troubles) or not self._spent:
+        for name, keepers in self._keepers.items():
+            for keeper in keepers if name not in self._tables.amiss else ():
+                try:
+                    troubles.append(keeper.tidy())
+                except Exception as error:
+                    troubles.append(f"cannot look after {name}: {type(error).__name__}: {error}")
+        if any(troubles) or not (self._spent or self._copied):
             self._committer.progress.untidy = "; ".join(filter(None, troubles))
 
-    def _compaction(self, held: Held) -> Compaction:
-        table = held.target.table  # the committer's own handle
+    def _keepers_of(self, held: Held) -> list[Keeper]:
+        config, table = held.config, held.target.table  # the committer's own handle
         assert isinstance(table, Table)
-        return Compaction(
-            table,
-            sink=self.config.sink.id,
-            epoch=self.epoch,
-            branch=held.config.branch,
-            shape=lambda: shaped(table, held.config, held.metadata.topic),
-            prefix=lambda: self.prefix,
-            after=held.config.compact_after,
-            step=lambda name: self._step(name, self._number),
-        )
+        life: dict[str, Any] = {
+            "sink": self.config.sink.id, "epoch": self.epoch, "branch": config.branch,
+            "step": lambda name: self._step(name, self._number),
+        }  # fmt: skip
+        found: list[Keeper] = []
+        if config.upsert_key and config.compact_after:
+            found.append(Compaction(
+                table, **life, shape=lambda: shaped(table, config, held.metadata.topic),
+                prefix=lambda: self.prefix, after=config.compact_after,
+            ))  # fmt: skip
+        if config.keep_snapshots:
+            found.append(Expiry(table, **life, age=duration(config.keep_snapshots),
+                                position=lambda: self.position))  # fmt: skip
+        return found
 
     # ── waiting and ending ───────────────────────────────────────────────────────────────────
 

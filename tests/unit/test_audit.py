@@ -872,6 +872,20 @@ def test_of_an_upsert_table_changes_are_proven_though_its_deletes_hide_rows():
     assert report.lines[0].counts == Counts(11, merged=9)
 
 
+def test_of_an_upsert_table_whose_batches_were_expired_the_claim_that_is_left_tells_what_it_is():
+    history = upserted()
+    rows = indexed(history)
+    history.files, history.deletes = [DataFile("/g", 7, None, (0, 19))], 0
+    history.add({"frazil.compact": "u", "added-records": "7", "deleted-records": "11"}, "replace")
+    history.add(
+        {**entry({A: (20, 20)}, keys=0, commit_ids=("later",)).summary(), "frazil.epoch": "2"}
+    )
+    report = heard(expired(history, 1), rows)
+    assert (report.findings, report.proves) == ((), "changes")
+    history.files[0] = replace(history.files[0], rows=12)
+    assert heard(history, rows).verdict != "proven", "more than were written"
+
+
 def test_a_delete_file_that_is_not_what_the_entry_says_is_found():
     history = upserted()
     summary = {**history.snapshots[-1].summary, "added-equality-deletes": "5"}

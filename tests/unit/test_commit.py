@@ -282,7 +282,7 @@ def test_absorbed_batches_with_deletes_are_snapshots_of_their_own_and_in_order()
     )  # fmt: skip
     entries = [parse(each.summary) for each in rig.data.history("main")][::-1][1:]
     assert [each and each.commit_ids for each in entries] == [("a", "b"), ("c",), ("d",), ("e",)]
-    assert [each and each.keys for each in entries] == [0, 3, 1, 0]
+    assert [each and each.keys for each in entries] == [None, 3, 1, 0]
     assert len(list(rig.index.history("main"))) == 2  # one entry of the index for all of them
 
 

@@ -297,6 +297,7 @@ def test_numbers_and_booleans_of_pass_through_sections_become_text():
         ("decode", {"format": "arvo"}, "format: 'arvo' is unknown; did you mean 'avro'"),
         ("decode", {"format": "confluent-avro"}, "neither .* schema nor .* url is given"),
         ("decode", {"format": "avro"}, "bare Avro: .* schema is missing"),
+        ("table", {"keep_snapshots": "soon"}, "cannot read duration 'soon'"),
         ("table", {"name": "orders"}, "table name 'orders': expected namespace.table"),
         ("table", {"name": "shop.or-ders"}, "table name 'shop.or-ders'"),
         ("table", {"name": "shop.`x`"}, "expected namespace.table"),

@@ -139,12 +139,20 @@ class FakeIndex(FakeTable):
         moments = [snapshot.timestamp_ms for snapshot in self.snapshots.values()]
         return moments[number] if -len(moments) <= number < len(moments) else None
 
-    def expire(self, before_ms: int = 2**62, keep: int = 1) -> None:
+    def branches(self) -> list[str]:
+        return ["main"]
+
+    def needed(self, paths: Sequence[str]) -> set[str]:
+        return {each.manifest_list for each in self.snapshots.values()} & set(paths)
+
+    def expire(self, before_ms: int = 2**62, keep: int = 1, unneeded: Any = None) -> None:
         held = {number for ref, number in self.refs.items() if ref != "main"}
         recent = [snapshot.id for snapshot in self.history("main")][:keep]
         for number, snapshot in list(self.snapshots.items()):
             if number not in held and number not in recent and snapshot.timestamp_ms < before_ms:
                 del self.snapshots[number]
+                if unneeded is not None:
+                    unneeded.append(snapshot.manifest_list)
 
     def remove(self, paths: Sequence[str]) -> None:
         self.deleted += paths

@@ -179,6 +179,8 @@ class TableConfig:
     #: of an upsert table: after so many commits with deletes the sink compacts it, sooner where
     #: many keys were deleted; 0: never
     compact_after: int = 10
+    #: older snapshots of the table are forgotten, and the files that only they need; empty: never
+    keep_snapshots: str = ""
     #: columns that identify a row (Iceberg's identifier fields); they become required
     identifier_fields: tuple[str, ...] = ()
     #: order of the rows within each file: "country", "placed_at desc", "bucket(16, id) nulls last"
@@ -677,8 +679,9 @@ def _check_table(table: TableConfig) -> None:
         raise ConfigError(f"cannot use table {table.name}: evolution {table.evolution!r} is "
                           f"unknown{_nearest(table.evolution, EVOLUTION)}")  # fmt: skip
     _check_mode(table)
-    if table.commit_interval:
-        duration(table.commit_interval)
+    for text in (table.commit_interval, table.keep_snapshots):
+        if text:
+            duration(text)
     if table.commit_bytes:
         size(table.commit_bytes)
     if not table.offset_column or not table.partition_column or not table.topic_column:

@@ -19,8 +19,9 @@ from frazil.table.audit import known_tables
 from frazil.table.commit import Target
 from frazil.table.jvm import Catalog, Table
 
-#: Seconds after which a file of Iceberg's that no snapshot refers to is of no commit under way.
-_OLD = 24 * 3600.0
+#: Seconds after which a file of Iceberg's that no snapshot refers to is of no commit under way: in
+#: the index, and in tables, where others may take longer (Iceberg's own procedure waits as long).
+_OLD, _OLDER = 24 * 3600.0, 3 * 24 * 3600.0
 
 
 def status(config: Config, spark: SparkSession) -> dict[str, object]:
@@ -123,10 +124,8 @@ def leftovers(config: Config, spark: SparkSession) -> list[tuple[Table, str]]:
         paths = table.listing(f"{table.location}/data/") + table.listing(
             f"{table.location}/metadata/"
         )
-        old = []
-        if table is index_table:  # nobody else writes to it, and no commit takes so long
-            before = int((time.time() - _OLD) * 1000)
-            old = table.listing(f"{table.location}/metadata/", before)
+        before = int((time.time() - (_OLD if table is index_table else _OLDER)) * 1000)
+        old = table.listing(f"{table.location}/metadata/", before)
         files = spark.table(f"{name}.all_files").select("file_path").collect()  # of deletes, too
         manifests = spark.table(f"{name}.all_manifests").select("path").collect()
         lists = spark.table(f"{name}.snapshots").select("manifest_list").collect()

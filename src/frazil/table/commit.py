@@ -206,7 +206,7 @@ def entry_of(
         schema_id=last.table(table).schema_id if table in last.names else 0,
         watermark=(min(low), max(high)) if low else None,
         rows=rows,
-        keys=keys,
+        keys=keys or None,
         source=(first.source[0], last.source[1]),
     )
 
@@ -282,7 +282,7 @@ class Target:
             base = head.entry or Entry(self.sink, 0, (), (0, 0), Cut(), Cut())
             claim = replace(
                 base, epoch=self.epoch, commit_ids=(str(uuid.uuid4()),), begin=end, end=end,
-                batches=(number, number), unwritten={}, watermark=None, rows=0, keys=0,
+                batches=(number, number), unwritten={}, watermark=None, rows=0, keys=None,
                 source=(base.source[1], base.source[1]),
                 cluster=cluster or base.cluster, topics={**base.topics, **(topics or {})},
                 doubt=self.epoch if head.bridged else base.doubt,
@@ -300,6 +300,9 @@ class Target:
         trouble: FrazilError | None = None
         for attempt in range(ATTEMPTS + 1):
             head = self.head()
+            if entry.keys is None and head.entry is not None and head.entry.keys is not None:
+                # Others may be expired: each says of itself that it is an upsert table's.
+                entry = replace(entry, keys=0)
             decision = decide(self.table.name, head, self.seen, entry)
             if isinstance(decision, Already):
                 self._saw(entry)

@@ -616,25 +616,45 @@ class Table:
             there = 0 <= at < int(snapshots.size())
             return int(snapshots.get(at).timestampMillis()) if there else None
 
-    def expire(self, before_ms: int, keep: int) -> None:
-        """Forget the snapshots of main before a moment, except the last `keep` and what a tag or
-        branch names; and remove the files that none of those left needs.
-
-        Where Iceberg cannot read what a snapshot needs, it takes it to need nothing (it goes on
-        after the third try). So what it wants removed is looked at again.
-        """
+    def expire(self, before_ms: int, keep: int, unneeded: list[str]) -> None:
+        """Forget the snapshots before a moment, except the last `keep` of each branch and what a
+        tag or branch names. Paths that Iceberg wants to delete are added to `unneeded` instead."""
         deferred = _Deferred()
         with _translated(f"expire snapshots of table {self.name}"):
             update = self._table.expireSnapshots().expireOlderThan(before_ms).retainLast(keep)
             update.deleteWith(deferred)
-            update.commit()
+            try:
+                update.commit()
+            finally:
+                unneeded.extend(deferred.paths)
             self._table.refresh()
-            needed: set[str] = set()
-            for reference in self._table.refs().values():
-                needed |= self.manifests(reference.snapshotId())
-        _, files = self.live()
-        needed.update(file.path for file in files)
-        self.remove([path for path in deferred.paths if path not in needed])
+
+    def needed(self, paths: Sequence[str]) -> set[str]:
+        """Those of `paths` that a snapshot of the table needs: lists, manifests and files."""
+        with _translated(f"read the manifests of table {self.name}"):
+            self._table.refresh()
+            io, specs = self._table.io(), self._table.specs()
+            sets: Any = self._iceberg.relocated.com.google.common.collect.Sets
+            asked, found, manifests = (sets.newHashSet(each) for each in (list(paths), [], []))
+            for snapshot in self._table.snapshots():
+                found.add(snapshot.manifestListLocation())
+                manifests.addAll(snapshot.allManifests(io))
+            for manifest in manifests:  # what they name stays in the JVM: it may be much
+                found.add(manifest.path())
+                files = self._iceberg.ManifestFiles.readPaths(manifest, io, specs)
+                try:
+                    held = sets.newHashSet(files.iterator())
+                finally:
+                    files.close()
+                held.retainAll(asked)
+                found.addAll(held)
+            found.retainAll(asked)
+            return {str(each) for each in found}
+
+    def branches(self) -> list[str]:
+        with _translated(f"read the branches of table {self.name}"):
+            refs = self._table.refs()
+            return [str(name) for name in refs if refs[name].isBranch()]
 
     def tag(self, tag: str, snapshot_id: int, was: int | None) -> None:
         """Point `tag` at a snapshot, in a commit of its own; a Conflict where it is not where it

@@ -110,7 +110,8 @@ class Entry:
     source: tuple[str, str] = ("", "")
     #: the name of the offset index
     index: str = ""
-    keys: int = 0
+    #: None: of a table whose rows are not replaced
+    keys: int | None = None
     doubt: int = 0
 
     def __post_init__(self) -> None:
@@ -162,7 +163,7 @@ class Entry:
             values["source"] = json.dumps(self.source, separators=(",", ":"))
         if self.watermark:
             values["watermark"] = f"{self.watermark[0]}..{self.watermark[1]}"
-        if self.keys:
+        if self.keys is not None:
             values["keys"] = str(self.keys)
         if self.doubt:
             values["doubt"] = str(self.doubt)
@@ -210,7 +211,7 @@ def parse(summary: Mapping[str, str]) -> Entry | None:
             rows=int(summary.get(PREFIX + "rows", 0)),
             source=tuple(json.loads(summary.get(PREFIX + "source", '["",""]'))),
             index=summary.get(PREFIX + "index", ""),
-            keys=int(summary.get(PREFIX + "keys", 0)),
+            keys=int(summary[PREFIX + "keys"]) if PREFIX + "keys" in summary else None,
             doubt=int(summary.get(PREFIX + "doubt", 0)),
         )
     except (KeyError, ValueError, TypeError) as error:

@@ -7,6 +7,9 @@ batch that may still be committed does. `abandoned`: the same of files that Iceb
 a commit, whose names say nothing.
 
 `Keeper`: whoever rewrites files of a table beside a stream of commits to it, and yields to them.
+`Expiry`: snapshots that are old go, and the files that nothing else needs. Never what a branch or a
+tag names, so no witness; never a sink's newest entry, whether it has its witness yet or not; never
+what the index lacks.
 `Upkeep`: the offset index stays small. Every commit adds a file to it, a manifest and a snapshot.
 The life that commits merges them now and then, between two commits and on the thread that makes
 them, so never against itself. Others who write to the same index do the same: of two that merge
@@ -26,6 +29,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from frazil.core.errors import Conflict, FrazilError, Miscount
+from frazil.core.offsets import Cut
 from frazil.ingest.stage import StagedBatch
 from frazil.ingest.write import TableShape
 from frazil.table import index, ledger
@@ -35,8 +39,9 @@ from frazil.table.ledger import PREFIX, Snapshot
 MERGE = f"{PREFIX}merge"
 #: How many snapshots of the index are kept at least and at most: each is in every metadata file.
 KEPT, MOST = 100, 500
-#: So many go at once: to find out which files they alone need, all others are looked at.
-AT_ONCE = 100
+#: So many of the index go at once, and of a table, of which so many are kept at least: to find out
+#: which files they alone need, all others are looked at.
+AT_ONCE, TABLE_AT_ONCE, TABLE_KEPT = 100, 10, 10
 #: Seconds of peace after a failure, and the longest.
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 600.0
 
@@ -94,7 +99,16 @@ class Kept(Protocol):
     def remove(self, paths: Sequence[str]) -> None: ...
 
 
-class Index(Kept, Protocol):
+class Expiring(Kept, Protocol):
+    """What forgetting snapshots of a table needs of it."""
+
+    def branches(self) -> list[str]: ...
+    def moment(self, number: int) -> int | None: ...
+    def expire(self, before_ms: int, keep: int, unneeded: list[str]) -> None: ...
+    def needed(self, paths: Sequence[str]) -> set[str]: ...
+
+
+class Index(Expiring, Protocol):
     """What looking after the index needs of it."""
 
     def live(self) -> tuple[Snapshot | None, Sequence[Any]]: ...
@@ -109,8 +123,6 @@ class Index(Kept, Protocol):
         check: Callable[[Iterator[Snapshot]], str | None],
         leftovers: list[str],
     ) -> None: ...
-    def moment(self, number: int) -> int | None: ...
-    def expire(self, before_ms: int, keep: int) -> None: ...
 
 
 class Clock(Protocol):
@@ -233,6 +245,95 @@ class Keeper:
         return list(takewhile(lambda snapshot: snapshot.id != snapshot_id, history))
 
 
+class Expiry(Keeper):
+    """Of one table and one life of a sink: snapshots are forgotten when they are old."""
+
+    def __init__(
+        self,
+        table: Expiring,
+        *,
+        sink: str,
+        epoch: int,
+        age: float,
+        position: Callable[[], Cut] | None = None,
+        branch: str = "main",
+        kept: int | None = None,
+        most: int | None = None,
+        at_once: int | None = None,
+        step: Callable[[str], None] = lambda _: None,
+        clock: Clock = time,
+    ) -> None:
+        """`age`: in seconds. `position`: where the index stands, if it is not the
+        table itself. `kept`: at least so many stay.
+        `most`: beyond so many they go whatever their age."""
+        super().__init__(table, sink=sink, epoch=epoch, mark="", branch=branch, clock=clock)
+        self._table = table
+        self._age = age
+        self._position = position
+        self._least = kept or TABLE_KEPT
+        self._most = most
+        self._at_once = at_once or TABLE_AT_ONCE
+        self._step = step
+        self._commits = 0
+        self._unneeded: list[str] = []
+
+    def work(self) -> None:
+        self._sweep()
+        self._commits += 1
+        if self._commits % min(self._at_once, index.FANOUT) != 1:
+            return
+        if (oldest := self._table.moment(self._at_once)) is None:
+            return
+        before = int((time.time() - self._age) * 1000)
+        if self._most is not None:
+            before = max(before, self._table.moment(-self._most) or 0)
+        too_few = self._table.moment(self._least + self._at_once) is None
+        if too_few or oldest >= before or self.newest_life()(self._table.history(self._branch)):
+            return
+        before = min([before, *(each.timestamp_ms for each in self._held())])
+        if oldest < before:
+            self._step("expire")
+            self._table.expire(before, self._least, self._unneeded)
+            self._step("expired")
+            self._sweep()
+
+    def _held(self) -> Iterator[Snapshot]:
+        """Snapshots that nothing names, and that somebody counts on: a sink's newest entry where
+        its witness is still on the one before, which a later life would take for the newest; and
+        what the index has yet to be told."""
+        position = self._position and self._position()
+        for branch in self._table.branches():
+            seen: set[str] = set()
+            told = position is None or branch != self._branch
+            for snapshot in self._table.history(branch):
+                sink = snapshot.summary.get(f"{PREFIX}sink")
+                if sink is None:
+                    continue
+                if sink not in seen and self._ahead(sink, branch, snapshot):
+                    yield snapshot
+                elif sink == self._sink and not told:
+                    entry = ledger.parse(snapshot.summary)
+                    told = entry is None or position is None or position.reaches(entry.end)
+                    if not told:
+                        yield snapshot
+                seen.add(sink)
+
+    def _ahead(self, sink: str, branch: str, snapshot: Snapshot) -> bool:
+        """Of the witness, if there is one: who finds none in an expired history stops."""
+        tag = f"frazil/{sink}"
+        witness = self._table.tagged(tag if branch == "main" else f"{tag}/{branch}")
+        return witness is not None and witness.id != snapshot.id
+
+    def _sweep(self) -> None:
+        """Remove what only those needed that are gone. Where Iceberg cannot read what a snapshot
+        needs, it takes it to need nothing (it goes on after the third try): so it is looked at
+        again."""
+        if self._unneeded:
+            needed = self._table.needed(self._unneeded)
+            self._table.remove([path for path in self._unneeded if path not in needed])
+            self._unneeded.clear()
+
+
 class Upkeep(Keeper):
     """Of one life of a sink. `tidy` is called after each of its commits to the index."""
 
@@ -253,14 +354,18 @@ class Upkeep(Keeper):
         self._table = table
         self._shape = shape
         self._prefix = prefix
-        self._history = history
         self._step = step
+        self._expiry = Expiry(
+            table, sink=sink, epoch=epoch, age=history, kept=KEPT, most=MOST,
+            at_once=AT_ONCE, step=lambda name: step(f"index-{name}"),
+        )  # fmt: skip
         self._commits = 0
         self._enough = index.FANOUT  # so many files are worth a look at each of them
 
     def work(self) -> None:
+        self._commits += 1
         self._merge()
-        self._forget()
+        self._expiry.work()
 
     def _merge(self) -> None:
         """Many files of a tier into one of the next."""
@@ -299,14 +404,3 @@ class Upkeep(Keeper):
         if count is None:  # somebody else's commit did not say
             return self._commits % index.FANOUT == 0
         return int(count) >= self._enough
-
-    def _forget(self) -> None:
-        """Snapshots that are old, or too many; never the last ones, nor a witness."""
-        self._commits += 1
-        if self._commits % index.FANOUT != 1 or self._table.moment(KEPT + AT_ONCE) is None:
-            return
-        before = int((time.time() - self._history) * 1000)
-        before = max(before, self._table.moment(-MOST) or 0)
-        if (self._table.moment(AT_ONCE) or before) < before:
-            self._table.expire(before, KEPT)
-            self._step("index-expired")
