@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long unit check bench bench-df bench-tables bench-upsert bench-audit poison planted lock clean
+.PHONY: help demo test test-long unit check bench bench-df bench-tables bench-upsert bench-audit poison planted upserts lock clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 14
@@ -48,6 +48,9 @@ poison: $(READY)  ## hostile records among good ones: every good one exact, ever
 
 planted: $(READY)  ## corruption planted in tables that were well: all of it found, and nothing else (N=2000)
 	@$(BIN)/python bench/planted.py --count $(or $(N),2000) $(ARGS)
+
+upserts: $(READY)  ## 5M changes, kills at every step, compaction and expiry: every snapshot exact, by two engines
+	@$(BIN)/python bench/upserts.py $(ARGS)
 
 lock:  ## resolve the dependencies anew (needs uv)
 	uv pip compile -q --universal --python-version 3.10 --generate-hashes --no-emit-index-url \

@@ -61,7 +61,12 @@ class Pipeline:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("config")
-    parser.add_argument("--hold", default="", help="STEP or STEP:N, the N-th time it is reached")
+    parser.add_argument(
+        "--hold",
+        default="",
+        help="STEP or STEP:N, the N-th time it is "
+        "reached; several with commas: whichever comes first",
+    )
     parser.add_argument("--until", default="caught-up", help="caught-up, or forever")
     parser.add_argument("--audit", action="store_true")
     given = parser.parse_args()
@@ -80,16 +85,18 @@ def _run(given: argparse.Namespace, out: IO[str]) -> int:
     from frazil.surface.proof import of_sink
     from frazil.surface.session import session
 
-    step, _, count = given.hold.partition(":")
-    left = [int(count or 1)]
+    left = {}
+    for each in filter(None, given.hold.split(",")):
+        step, _, count = each.partition(":")
+        left[step] = int(count or 1)
     never = threading.Event()
 
     def on_step(reached: Step) -> None:
         _tell(out, step=reached.name, batch=reached.batch, records=reached.records)
-        if reached.name == step:
-            left[0] -= 1
-            if left[0] == 0:
-                _tell(out, held=step)
+        if reached.name in left:
+            left[reached.name] -= 1
+            if left[reached.name] == 0:
+                _tell(out, held=reached.name)
                 never.wait()
 
     config = configs.load(given.config)
