@@ -387,7 +387,14 @@ class Table:
         self._client.send(Request(self.name, self.uuid, {}, change, f"property {key}"))
         self._look()
 
-    def expire(self, before_ms: int, keep: int) -> None:
+    def branches(self) -> list[str]:
+        return [ref for ref in self.meta.refs if not ref.startswith("frazil/")]
+
+    def needed(self, paths: Sequence[str]) -> set[str]:
+        return set()
+
+    def expire(self, before_ms: int, keep: int, _: list[str]) -> None:
+        """(Here the files go at once.)"""
         self._client.read(f"expire {self.name}")
         meta = self._server.tables[self.name]
         if meta.uuid == self.uuid:

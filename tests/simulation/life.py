@@ -253,7 +253,8 @@ def simulated() -> Iterator[None]:
         for module, names in everywhere.items():
             for name, value in names.items():
                 stack.enter_context(mock.patch.object(module, name, value))
-        for made in (commit.Committer, maintain.Keeper, maintain.Upkeep, compact.Compaction):
+        for made in (commit.Committer, maintain.Keeper, maintain.Upkeep, maintain.Expiry,
+                     compact.Compaction):  # fmt: skip
             defaults = {**made.__init__.__kwdefaults__, "clock": _Time}
             stack.enter_context(mock.patch.object(made.__init__, "__kwdefaults__", defaults))
         stack.enter_context(mock.patch.object(tables.Tables, "_new", lambda *_: ("", "", "")))

@@ -87,7 +87,7 @@ class Aging(FakeTable):
                       Cut({P: number + 1}))  # fmt: skip
         snapshot = self.add([], entry.summary())
         if witness:
-            self.tag(f"frazil/{sink}", snapshot.id)
+            self.refs[f"frazil/{sink}"] = snapshot.id
         return snapshot.id
 
 
@@ -101,7 +101,7 @@ def test_old_snapshots_go_and_the_newest_and_the_witnesses_stay():
     table = Aging()
     other = table.put(0, sink="other")  # long ago
     tagged = table.put(0)
-    table.tag("release", tagged)
+    table.refs["frazil/release"] = tagged  # anybody's tag
     ids = [table.put(number) for number in range(1, 50)]
     keeper = expiry(table)
     assert keeper.tidy() == ""
