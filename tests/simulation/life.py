@@ -258,6 +258,10 @@ def simulated() -> Iterator[None]:
             defaults = {**made.__init__.__kwdefaults__, "clock": _Time}
             stack.enter_context(mock.patch.object(made.__init__, "__kwdefaults__", defaults))
         stack.enter_context(mock.patch.object(tables.Tables, "_new", lambda *_: ("", "", "")))
+        # A set of names has another order in every process.
+        opened = tables.Tables.open
+        stack.enter_context(mock.patch.object(
+            tables.Tables, "open", lambda self, names: opened(self, sorted(names))))  # fmt: skip
         yield
 
 

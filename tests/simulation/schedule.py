@@ -354,7 +354,8 @@ class Schedule:
         kept = {n for ref, n in meta.refs.items()}
         if self.emptied:
             return  # what tells of a batch under way is gone already
-        if forgotten(meta, branch, kept):
+        staged = any(path.endswith(".json") for path in self.server.objects)
+        if forgotten(meta, branch, kept, staged):
             self._harm(name, "expired")
         expire(self.server, name, 1)
 
@@ -362,6 +363,8 @@ class Schedule:
         """The folder of staged batches is emptied: the tables are the checkpoint."""
         if any("expired" in how for how in self.oracle.harm.values()):
             return
+        if any(not each.epoch for each in self._alive):
+            return  # one that lists them now would see a part of them, and stop for that
         self.emptied = True
         for path in [path for path in self.server.objects if "/stage/" in path]:
             del self.server.objects[path]

@@ -26,7 +26,16 @@ from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil, new_table
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.table.update import update_table_metadata
 
-from frazil.core.errors import Conflict, Expired, Fenced, Foreign, Gap, Overlap, Unavailable, Unknown
+from frazil.core.errors import (
+    Conflict,
+    Expired,
+    Fenced,
+    Foreign,
+    Gap,
+    Overlap,
+    Unavailable,
+    Unknown,
+)
 from frazil.core.offsets import Cut, Partition
 from frazil.ingest.write import TableShape, Writer
 from frazil.table import jvm

@@ -84,7 +84,7 @@ def batch(
     tables = {"db.t": spans, **(more or {})}
     return StagedBatch(
         "s", 1, number, commit_id, Cut(end), Cut(end), {}, "", began // 1000, began // 1000,
-        tuple(StagedTable(n, "u", 0, (), (), 0, 0, tallies(each)) for n, each in tables.items()),
+        tuple(StagedTable(n, "u", 0, ("m",), (), 0, 0, tallies(each)) for n, each in tables.items()),
         tallies(total or {}),
     )  # fmt: skip
 

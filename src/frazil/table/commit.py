@@ -277,15 +277,11 @@ class Target:
                     hint="let that one run, or start again to take over from it",
                 )
             self._saw(head.entry)
-            end = extend(head.entry.end if head.entry else Cut())
-            number = head.entry.batches[1] if head.entry else -1
-            base = head.entry or Entry(self.sink, 0, (), (0, 0), Cut(), Cut())
+            base = self._empty(head.entry)
+            end = extend(base.end)
             claim = replace(
-                base, epoch=self.epoch, commit_ids=(str(uuid.uuid4()),), begin=end, end=end,
-                batches=(number, number), unwritten={}, watermark=None, rows=0, keys=None,
-                source=(base.source[1], base.source[1]),
-                cluster=cluster or base.cluster, topics={**base.topics, **(topics or {})},
-                doubt=self.epoch if head.bridged else base.doubt,
+                base, begin=end, end=end, cluster=cluster or base.cluster,
+                topics={**base.topics, **(topics or {})},
             )  # fmt: skip
             try:
                 self.commit([], claim)
@@ -293,6 +289,16 @@ class Target:
             except (Gap, Overlap):  # an older life was quicker: look again
                 self._pause(attempt)
         raise Unavailable(f"cannot claim table {self.table.name}: it changes too fast")
+
+    def _empty(self, after: Entry | None) -> Entry:
+        """An entry of this life that adds nothing."""
+        number = after.batches[1] if after else -1
+        base = after or Entry(self.sink, 0, (), (0, 0), Cut(), Cut())
+        return replace(
+            base, epoch=self.epoch, commit_ids=(str(uuid.uuid4()),), begin=base.end,
+            batches=(number, number), unwritten={}, watermark=None, rows=0, keys=None,
+            source=(base.source[1], base.source[1]),
+        )  # fmt: skip
 
     def commit(self, manifests: Sequence[str], entry: Entry) -> Snapshot:
         """Apply one entry, or find that it is there. Raises Retryable when it is for later."""
@@ -312,8 +318,14 @@ class Target:
                 raise decision.error
             if attempt == ATTEMPTS:
                 break  # the last try was read back as well
-            if attempt and head.bridged:
-                raise self._untold(_spans(entry))
+            if head.bridged and entry.ranges:
+                if self._tried.intersection(entry.commit_ids):
+                    raise self._untold(_spans(entry))
+                # From an entry on top of what is left it can be told what became of a try.
+                self.witness(self.commit([], self._empty(head.entry)))
+                continue
+            if head.bridged and head.entry is not None and head.entry.epoch < self.epoch:
+                entry = replace(entry, doubt=self.epoch)  # a claim
             if trouble is not None:
                 self._pause(attempt)
             self._tried.update(entry.commit_ids)
@@ -722,7 +734,7 @@ class Committer:
                 "",
                 target,
                 batches,
-                lambda rest: [m for batch in rest for m in batch.table(name).manifests],
+                lambda rest: _files(rest, name),
                 lambda rest: replace(
                     entry_of(rest, name, target.epoch, None if self._alone else target.end),
                     index=self._index.table.name,
@@ -890,6 +902,20 @@ def chain(
         ]
         found.append(following[ranked.index(min(ranked))])
         here, source = found[-1].end, found[-1].source[1]
+
+
+def _files(batches: Sequence[StagedBatch], table: str) -> list[str]:
+    """What they bring for a table. One that was rebuilt from the table's own ledger brings nothing:
+    it is there, or the table was moved away from it since."""
+    for batch in batches:
+        staged = batch.table(table)
+        if not staged.manifests and (staged.keys or any(t.written for t in staged.tallies)):
+            raise Gap(
+                f"cannot commit {', '.join(str(t.range) for t in staged.tallies)} to table {table}: "
+                "it had them when this life began, and has them no more",
+                hint="the table was rolled back or its branch replaced; see `frazil audit`",
+            )
+    return [manifest for batch in batches for manifest in batch.table(table).manifests]
 
 
 def _apart_by_deletes(batches: Sequence[StagedBatch], table: str) -> Iterator[list[StagedBatch]]:
