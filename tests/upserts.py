@@ -59,6 +59,8 @@ class Record:
     key: Key
     value: Mapping[str, Any] | None
     op: str = ""
+    #: where a column says which change is the newer one: its value; None: a delete without any
+    order: Any = None
 
     def __post_init__(self) -> None:
         assert not self.op or self.op in OPS, f"no row can be made of op {self.op!r}"
@@ -82,6 +84,7 @@ def of_envelope(
     envelope: Mapping[str, Any] | None,
     key: Sequence[str],
     message_key: Mapping[str, Any] | None = None,
+    order: Callable[[Mapping[str, Any]], Any] = lambda _: None,
 ) -> Record:
     """A change as Debezium tells it; `key` are the key's columns. A tombstone has no value, so its
     key is the message's own."""
@@ -90,7 +93,9 @@ def of_envelope(
         return Record(*place, offset, timestamp, tuple(message_key[k] for k in key), None)
     op = str(envelope["op"])
     row = envelope["before"] if op == "d" else envelope["after"]
-    return Record(*place, offset, timestamp, tuple(row[k] for k in key), row, op)
+    return Record(
+        *place, offset, timestamp, tuple(row[k] for k in key), row, op, order(envelope)
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,17 +140,24 @@ class State:
     deleted: dict[Key, Record] = field(default_factory=dict)
     at: dict[tuple[str, Place], int] = field(default_factory=dict)
     number: int = 0
+    #: the highest order that was applied to a key; a delete without one takes what is there
+    orders: dict[Key, Any] = field(default_factory=dict)
 
     def copy(self) -> State:
-        return State(dict(self.rows), dict(self.deleted), dict(self.at), self.number)
+        return State(
+            dict(self.rows), dict(self.deleted), dict(self.at), self.number, dict(self.orders)
+        )
 
 
 class Oracle:
     """Lives as long as its table: snapshots that were checked may expire later."""
 
     def __init__(
-        self, records: Iterable[Record] = (), *, key: Sequence[str], origin: Sequence[str] = ORIGIN
-    ) -> None:
+        self, records: Iterable[Record] = (), *, key: Sequence[str],
+        origin: Sequence[str] = ORIGIN, ordered: bool = False,
+    ) -> None:  # fmt: skip
+        """`ordered`: changes with a lower order than their key has are not applied."""
+        self.ordered = ordered
         self.key, self.origin = tuple(key), tuple(origin)
         self._records: dict[Place, list[Record]] = defaultdict(list)
         self._of_key: dict[Key, list[Record]] = defaultdict(list)
@@ -206,29 +218,47 @@ class Oracle:
                 if record.offset >= end:
                     break
                 batch[_plain(record.key)][place].append(record)
+        winners: dict[Key, Record] = {}
         for key, places in batch.items():
-            last = winner(places)
+            last = self._newest(state, key, places) if self.ordered else winner(places)
+            if last is None:
+                continue
+            winners[key] = last
             if last.row is None:
                 state.rows.pop(key, None)
                 state.deleted[key] = last
             else:
                 state.rows[key] = last
                 state.deleted.pop(key, None)
-        self._assert_counted(snapshot, batch)
+        self._assert_counted(snapshot, batch, winners)
         return state
 
+    @staticmethod
+    def _newest(state: State, key: Key, places: Mapping[Place, Sequence[Record]]) -> Record | None:
+        """The last that is applied, if any is."""
+        last = None
+        for record in in_turn(places):
+            there = state.orders.get(key)
+            if record.order is not None and there is not None and record.order < there:
+                continue
+            if record.order is not None:
+                state.orders[key] = record.order
+            last = record
+        return last
+
     def _assert_counted(
-        self, snapshot: Snapshot, batch: Mapping[Key, Mapping[Place, Sequence[Record]]]
-    ) -> None:
+        self, snapshot: Snapshot, batch: Mapping[Key, Mapping[Place, Sequence[Record]]],
+        winners: Mapping[Key, Record],
+    ) -> None:  # fmt: skip
         """What the snapshot says of its records: those that won are rows, all others merged, and
-        of every key older rows are taken away."""
+        of every key of which one won older rows are taken away."""
         if "frazil.counts" not in snapshot.summary:
             return
         said = json.loads(snapshot.summary["frazil.counts"])
         records = sum(len(each) for places in batch.values() for each in places.values())
-        written = sum(winner(places).row is not None for places in batch.values())
+        written = sum(record.row is not None for record in winners.values())
         said["keys"] = int(snapshot.summary.get("frazil.keys", 0))
-        meant = {"written": written, "merged": records - written, "keys": len(batch)}
+        meant = {"written": written, "merged": records - written, "keys": len(winners)}
         for name, number in meant.items():
             assert said.get(name, 0) == number, (
                 f"snapshot {snapshot.id} says {said.get(name, 0)} {name}, its records {number}"
@@ -298,10 +328,18 @@ class Oracle:
 def winner(places: Mapping[Place, Sequence[Record]]) -> Record:
     """Of all records of one key in one batch, the one that counts."""
 
+    return in_turn(places)[-1]
+
+
+def in_turn(places: Mapping[Place, Sequence[Record]]) -> list[Record]:
+    """All of them as they follow each other: by offset within a Kafka partition, and of partitions
+    the one later that has the newest record."""
+
     def newest(place: Place) -> tuple[int, Place]:
         return max(record.timestamp for record in places[place]), place
 
-    return max(places[max(places, key=newest)], key=lambda record: record.offset)
+    ordered = sorted(places, key=newest)
+    return [r for place in ordered for r in sorted(places[place], key=lambda each: each.offset)]
 
 
 # ── what the table says ──────────────────────────────────────────────────────────────────────────

@@ -38,6 +38,7 @@ from frazil.core.config import (
     TableConfig,
     check_stream,
     duration,
+    remembered,
     replayed,
     size,
 )
@@ -60,10 +61,12 @@ from frazil.feed.frames import Frames
 from frazil.feed.ranges import Ranges
 from frazil.feed.reads import transformed
 from frazil.ingest import stage
+from frazil.ingest.order import Within
 from frazil.ingest.route import Metadata
-from frazil.ingest.settle import TablePlan
+from frazil.ingest.settle import TablePlan, needed
 from frazil.ingest.source import Origin, publish
 from frazil.ingest.stage import StagedBatch, StagedTable
+from frazil.ingest.upsert import remembered_columns, remembered_order
 from frazil.ingest.write import TableShape
 from frazil.table import complete, index, ledger, schema
 from frazil.table.audit import REPLAY, said_tables
@@ -671,6 +674,7 @@ class Sink:
                     self._tables.check(name, needs[name], self._tables.metadata(name))
         held, names = self._tables.held, self._tables.names
         ours = {self.config.dead_letters.table, replayed(self.config.dead_letters.table)}
+        ours |= {name for name in (*needs, *held) if self._tables.remembers(name)}
         room = self.config.sink.max_tables - len(held.keys() - ours)
         from_data = sorted(needs.keys() - {*held, *names, *ours})
         beyond = from_data[max(0, room) :]  # the next run is told that there is no room
@@ -721,7 +725,37 @@ class Sink:
 
     def plans(self) -> dict[str, TablePlan]:
         well = [name for name in self._tables.held if name not in self._tables.amiss]
-        return {name: self._tables.plan(name) for name in well}
+        ours = [name for name in well if not self._tables.remembers(name)]
+        found = {name: self._tables.plan(name) for name in ours}
+        for name, plan in list(found.items()):
+            if plan.order and not self.config.sink.id.endswith(REPLAY):  # which upserts nothing
+                if memory := self._memory(plan):
+                    found[name] = replace(plan, memory=memory)
+                else:
+                    found.pop(name)
+        return found
+
+    def _memory(self, plan: TablePlan) -> TablePlan | None:
+        """The table that remembers what is deleted from this one, made or changed for its keys;
+        None: that cannot be, and so records of this one are refused."""
+        name, columns = remembered(plan.shape.name), remembered_columns(plan)
+        there = self._tables.plan(name).columns if name in self._tables else pa.schema([])
+        if any(each.name not in there.names or there.field(each.name).type != each.type
+               for each in columns):  # fmt: skip
+            self.provide({name: needed(columns, plan.aliases)})
+        if why := self.refused.get(name):
+            self._tables.refused[plan.shape.name] = why
+            return None
+        return self._tables.plan(name)
+
+    def known(self, table: str) -> tuple[Within, ...]:
+        pending = self._committer.pending
+        plan, memory = self._tables.plan(table), self._tables.plan(remembered(table))
+        order = remembered_order(plan.order)
+        return self.patiently(lambda: (
+            self._tables.orders(table, plan.key, plan.order).within(plan.shape, pending),
+            self._tables.orders(memory.shape.name, plan.key, order).within(memory.shape, pending),
+        ))  # fmt: skip
 
     @property
     def refused(self) -> Mapping[str, str]:
@@ -889,7 +923,7 @@ class Sink:
         """After each commit to the index. Whatever happens here, the stream goes on."""
         for name, held in list(self._tables.held.items()):
             if name not in self._keepers:
-                self._keepers[name] = self._keepers_of(held)
+                self._keepers[name] = self._keepers_of(name, held)
         troubles = []
         for name, keepers in self._keepers.items():
             for keeper in keepers if name not in self._tables.amiss else ():
@@ -900,7 +934,7 @@ class Sink:
         if any(troubles) or not (self._spent or self._copied):
             self._committer.progress.untidy = "; ".join(filter(None, troubles))
 
-    def _keepers_of(self, held: Held) -> list[Keeper]:
+    def _keepers_of(self, name: str, held: Held) -> list[Keeper]:
         config, table = held.config, held.target.table  # the committer's own handle
         assert isinstance(table, Table)
         life: dict[str, Any] = {
@@ -908,10 +942,12 @@ class Sink:
             "step": lambda name: self._step(name, self._number),
         }  # fmt: skip
         found: list[Keeper] = []
-        if config.upsert_key and config.compact_after:
+        replaced = bool(config.upsert_key)
+        if (replaced or self._tables.remembers(name)) and config.compact_after:
             found.append(Compaction(
                 table, **life, shape=lambda: shaped(table, config, held.metadata.topic),
                 prefix=lambda: self.prefix, after=config.compact_after,
+                counted="deletes" if replaced else "data",
             ))  # fmt: skip
         if config.keep_snapshots:
             found.append(Expiry(table, **life, age=duration(config.keep_snapshots),

@@ -20,9 +20,11 @@ from frazil.ingest.task import Plan
 from frazil.sink import Sink
 from frazil.surface.broker import Broker
 from frazil.surface.orders import create_topic
+from frazil.table import compact
 from tests.oracle import Lake
 from tests.system.streams import (
     Steps,
+    all_proven,
     catch_up,
     eventually,
     proven,
@@ -32,19 +34,25 @@ from tests.upserts import Oracle, Record, history, of_envelope, spark_rows
 
 Make = Callable[..., Config]
 NOW = int(time.time() * 1000)
+PER_LIFE = 150
 
 
 class Feed:
     """Records into a topic, which an oracle knows as well."""
 
-    def __init__(self, broker: Broker, topic: str, partitions: int, key: tuple[str, ...] = ("id",)):
+    def __init__(
+        self, broker: Broker, topic: str, partitions: int, key: tuple[str, ...] = ("id",),
+        order: Callable[[Any], Any] | None = None,
+    ):  # fmt: skip
+        """`order`: of a row or a change, where one says which is the newer."""
         create_topic(broker.bootstrap, topic, partitions)
         # A topic just made has no leader: what is tried again must not come out of order.
         settings = {"bootstrap.servers": broker.bootstrap, "enable.idempotence": "true"}
         self._producer = Producer(settings)
         self.topic, self._key = topic, key
         self._next = [0] * partitions
-        self.oracle = Oracle(key=key)
+        self._order = order or (lambda _: None)
+        self.oracle = Oracle(key=key, ordered=order is not None)
 
     def send(
         self, *rows: dict[str, Any], partition: int = 0, stamp: int = 1, gone: bool = False
@@ -55,7 +63,8 @@ class Feed:
             value = None if gone else json.dumps(row)
             self._put(value, json.dumps(key), partition, stamp)
             record = Record(self.topic, partition, self._next[partition] - 1, stamp,
-                            tuple(key.values()), None if gone else row)  # fmt: skip
+                            tuple(key.values()), None if gone else row,
+                            order=None if gone else self._order(row))  # fmt: skip
             self.oracle.add([record])
 
     def change(self, *changes: dict[str, Any], partition: int = 0) -> None:
@@ -63,7 +72,8 @@ class Feed:
         for each in changes:
             self._put(json.dumps(each), None, partition, 1)
             offset = self._next[partition] - 1
-            self.oracle.add([of_envelope((self.topic, partition), offset, 1, each, self._key)])
+            self.oracle.add([of_envelope((self.topic, partition), offset, 1, each, self._key,
+                                         order=self._order)])  # fmt: skip
 
     def raw(self, value: str | None, key: str | None, partition: int = 0) -> None:
         """What the oracle need not know."""
@@ -340,3 +350,76 @@ def test_a_change_log_has_every_change_as_a_row(
     assert rows == [(0, "u", 1, 1, None), (1, "u", 1, 2, None), (2, "d", 1, None, None),
                     (3, "u", 1, 3, "x")]  # fmt: skip
     assert proven(config, spark).proves == "records"
+
+
+def test_late_changes_do_not_win_and_deletes_are_remembered_by_a_databases_log_number(
+    broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make, check: Any,
+    monkeypatch: pytest.MonkeyPatch,
+):  # fmt: skip
+    """Out of order within a batch and from batch to batch, from one Kafka partition and the other,
+    before and behind a delete, over compactions of both tables and a restart."""
+    monkeypatch.setattr(compact, "MANY", 2)
+    feed = Feed(broker, name, 2, order=lambda change: change["source"]["lsn"])
+    config = make_config(
+        decode={"format": "json"}, table=upsert(order_by="_source.lsn", compact_after=2),
+        route=[{"pattern": ".*", "to": [f"db.{name}"], "envelope": "debezium"}],
+        sink={"max_records_per_trigger": PER_LIFE // 3},
+    )  # fmt: skip
+    chance = random.Random(7)
+    for life in range(2):
+        for n in range(PER_LIFE):
+            row = {"id": chance.randrange(25), "value": life * 1000 + n}
+            op = chance.choice("uuud")
+            feed.change({**change(op, row if op == "d" else None, None if op == "d" else row),
+                         "source": {"lsn": n + life * 120 + chance.randrange(-60, 60), "db": "x"}},
+                        partition=chance.randrange(2))  # fmt: skip
+        feed.flush()
+        catch_up(config, spark)
+    assert check(feed, f"db.{name}") >= 12
+    told = all_proven(config, spark, f"db.{name}", f"db.{name}_deleted")
+    assert (told[f"db.{name}"].proves, told[f"db.{name}_deleted"].proves) == ("changes", "records")
+    for table in (f"db.{name}", f"db.{name}_deleted"):
+        found = history(json.loads(Path(lake.metadata_file(table)).read_text()))
+        assert any("frazil.compact" in each.summary for each in found), table
+    totals = lake.query(config.index_table, "written, skipped", "WHERE table_name = '*'")
+    assert [sum(each) for each in zip(*totals, strict=True)] == [2 * PER_LIFE, 0]
+
+
+def test_what_is_staged_counts_and_a_tombstone_takes_the_order_of_what_it_deletes(
+    broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make, check: Any
+):
+    feed = Feed(broker, name, 1, order=lambda row: row["version"])
+    config = make_config(
+        decode={"format": "json"}, table=upsert(order_by="version"),
+        dead_letters={"table": f"db.{name}_dead"},
+        sink={"max_records_per_trigger": 4, "commit_interval": "1h"},
+    )  # fmt: skip
+
+    def rows(*versions: int | None, value: int) -> None:
+        for number, version in enumerate(versions):
+            if version is not None:
+                feed.send({"id": number, "version": version, "value": value})
+            else:
+                feed.send({"id": number}, gone=True)
+
+    rows(5, 5, 5, 5, value=0)
+    feed.flush()
+    with running(config, spark) as sink:
+        sink.wait_until(sink.ends())
+        rows(7, 3, None, 5, value=1)  # none of these four batches is committed before the last
+        rows(6, 4, 4, None, value=2)
+        rows(6, 5, 5, 4, value=3)
+        rows(8, None, None, 6, value=4)
+        feed.flush()
+        eventually(lambda: len(sink.committer.pending) == 4, "four batches wait", sink=sink)
+    assert sorted(lake.query(f"db.{name}", "id, version, value")) == [(0, 8, 4), (3, 6, 4)]
+    check(feed, f"db.{name}")
+    feed.raw('{"id": 9, "version": null}', '{"id": 9}')
+    feed.flush()
+    catch_up(config, spark)
+    [(offset, why)] = lake.query(f"db.{name}_dead", '"offset", message')
+    assert offset == 20
+    assert "column 'version' says which change of a key is the newer one" in why
+    all_proven(config, spark, f"db.{name}", f"db.{name}_deleted")
+    kept = lake.query(f"db.{name}_deleted", "id, version, _offset", "ORDER BY _offset")
+    assert kept == [(2, 5, 6), (3, 5, 11), (1, 5, 17), (2, 5, 18)]

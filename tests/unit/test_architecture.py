@@ -19,7 +19,8 @@ ROOMS = ("core", "ingest", "table", "feed", "sink", "surface")
 #: The way of the data: each station may import from those before it.
 STATIONS = (
     "avro", "records", "wire", "fetch", "decode", "rules", "debezium", "route", "keys", "evolve",
-    "write", "stage", "settle", "careful", "upsert", "compact", "task", "again", "frame",
+    "write", "stored", "order", "stage", "settle", "careful", "upsert", "compact", "task",
+    "again", "frame",
 )  # fmt: skip
 #: Driver code in the stream's room: it may use stations, none of them may use it.
 DRIVER = ("source", "sample", "reader")

@@ -675,6 +675,10 @@ def test_every_setting_in_effect_is_told_and_no_secret(monkeypatch: pytest.Monke
         ({"partitioned_by_key": True}, "partitioned_by_key is for upsert tables"),
         ({"mode": "upsert", "key": ["id"], "identifier_fields": ["n"]}, "are different columns"),
         ({"mode": "upsert", "key": ["_offset"]}, "'_offset' says where a row comes from"),
+        ({"order_by": "version"}, "order_by is for upsert tables"),
+        ({"mode": "changelog", "key": ["id"], "order_by": "n"}, "order_by is for upsert tables"),
+        ({"mode": "upsert", "key": ["id"], "order_by": "id"}, "which is its key"),
+        ({"mode": "upsert", "key": ["id"], "order_by": "_offset"}, "where a row comes from"),
     ],
 )
 def test_an_upsert_table_has_a_key_and_no_other_has(table: dict[str, Any], reason: str):
@@ -685,6 +689,16 @@ def test_an_upsert_table_has_a_key_and_no_other_has(table: dict[str, Any], reaso
 def test_an_upsert_table_is_taken():
     config = made(table={"mode": "upsert", "key": ["id", "n"], "partitioned_by_key": True})
     assert config.tables[0].key == ("id", "n")
+    assert config.one_table
+
+
+def test_a_table_with_an_order_has_another_beside_it():
+    table = {"mode": "upsert", "key": ["id"], "order_by": "_timestamp"}
+    config = made(table=table)
+    assert config.remembering == ("shop.orders",)
+    assert not config.one_table
+    with pytest.raises(ConfigError, match="two tables of the sink have that name"):
+        made(table=table, dead_letters={"table": "shop.orders_deleted"})
 
 
 @pytest.mark.parametrize(

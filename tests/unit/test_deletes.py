@@ -303,3 +303,75 @@ def test_a_change_of_the_key_whose_row_is_rejected_leaves_the_old_row_alone(kind
     settled = settle(settler(format, plans, routes=ROUTES), *((None, each) for each in changes))
     assert sorted(settled.letters) == [0]
     assert (ids(settled), left(settled)) == ([6], [(101, 5)])
+
+
+# ── where a column says which change is the newer one ───────────────────────────────────────────
+
+LSN = pa.field("_source", pa.struct([pa.field("lsn", pa.int64())]))
+ORDERED = pa.schema([*CHANGES, pa.field("version", pa.int32()), LSN])
+ORDERED_ENVELOPE = {"type": "record", "name": "change", "fields": [
+    {"name": "op", "type": "string"},
+    {"name": "before", "type": ["null", {"type": "record", "name": "row", "fields": [
+        {"name": "id", "type": ["null", "long"]}, {"name": "name", "type": ["null", "string"]},
+        {"name": "version", "type": ["null", "int"]}]}]},
+    {"name": "after", "type": ["null", "row"]},
+    {"name": "source", "type": {"type": "record", "name": "origin", "fields": [
+        {"name": "lsn", "type": ["null", "long"]}]}}]}  # fmt: skip
+
+
+def ordered(path: str, columns: pa.Schema = ORDERED) -> TablePlan:
+    return replace(plan("db.t", columns), order=path)
+
+
+def orders(found: list[tuple[str, pa.Table]], path: str) -> list[tuple[int, Any]]:
+    return sorted((each["_offset"], each[path]) for _, t in found for each in t.to_pylist())
+
+
+@pytest.mark.parametrize("kind", ["json", "avro"])
+@pytest.mark.parametrize(
+    ("path", "deletes", "moves", "rejected"),
+    [("version", [(101, 7), (102, None)], [(103, 9)], [4]),
+     ("_source.lsn", [(101, 21), (102, 22)], [(103, 23)], [5])],
+)  # fmt: skip
+def test_a_delete_has_the_order_of_its_row_or_of_its_change(
+    path: str, deletes: Any, moves: Any, rejected: list[int], kind: str
+):
+    def versioned(n: int, version: int | None) -> dict[str, Any]:
+        return {"id": n, "name": "a", "version": version}
+
+    story: list[dict[str, Any]] = [
+        {"op": "c", "before": None, "after": versioned(1, 6), "source": {"lsn": 20}},
+        {"op": "d", "before": versioned(1, 7), "after": None, "source": {"lsn": 21}},
+        {"op": "d", "before": versioned(2, None), "after": None, "source": {"lsn": 22}},
+        {"op": "u", "before": versioned(3, 8), "after": versioned(4, 9), "source": {"lsn": 23}},
+        {"op": "u", "before": versioned(5, 1), "after": versioned(6, None), "source": {"lsn": 24}},
+        {"op": "u", "before": versioned(7, 1), "after": versioned(8, 5), "source": {"lsn": None}},
+    ]
+    format = JSON if kind == "json" else Format("avro", json.dumps(ORDERED_ENVELOPE))
+    values = [doc(**each) if kind == "json" else datum(ORDERED_ENVELOPE, **each) for each in story]
+    settled = settle(
+        settler(format, ordered(path), routes=ROUTES), *((None, value) for value in values)
+    )
+    assert orders(settled.gone, path) == deletes
+    assert [each for each in orders(settled.left, path) if each[0] == 103] == moves
+    assert sorted(settled.letters) == rejected
+    assert "says which change of a key is the newer one" in settled.letters[rejected[0]].reason
+    assert {each for each, _ in orders(settled.left, path)} == {103, 104, 105} - {100 + rejected[0]}
+
+
+def test_a_record_without_a_value_has_no_order_but_its_time():
+    columns = pa.schema([*COLUMNS, pa.field("version", pa.int64())])
+    settled = settle(settler(JSON, ordered("version", columns)), (doc(id=2), None))
+    assert orders(settled.gone, "version") == [(100, None)]
+    settled = settle(settler(JSON, ordered("_timestamp", COLUMNS)), (doc(id=2), None))
+    [(_, gone)] = settled.gone
+    assert gone.column("_timestamp").null_count == 0
+
+
+def test_rows_without_an_order_are_rejected_and_all_others_taken():
+    by = settler(JSON, ordered("version", pa.schema([*COLUMNS, pa.field("version", pa.int64())])))
+    given = [doc(id=n, name="a", **({} if n % 3 else {"version": n})) for n in range(9)]
+    settled = settle(by, *((None, each) for each in given))
+    assert sorted(ids(settled)) == [0, 3, 6]
+    assert sorted(settled.letters) == [1, 2, 4, 5, 7, 8]
+    assert {each.kind for each in settled.letters.values()} == {"misfit"}

@@ -724,3 +724,19 @@ def test_where_there_is_no_room_or_less_than_none_no_name_from_data_is_admitted(
                   known=["db.t_known"], room=room)  # fmt: skip
     assert rules.admit("db.t_known") == ""
     assert "no room for another table" in rules.admit("db.t_new")
+
+
+def test_names_of_a_reserved_template_are_not_for_records():
+    routes = [RouteConfig(field="kind", to=("db.{value}",))]
+    rules = Rules(routes, ["db.{value}"], reserved=["db.{value}_deleted", "db.index"])
+    assert rules.template("db.a_deleted") == "db.{value}_deleted"
+    assert rules.template("db.a") == "db.{value}"
+    assert (
+        "it would be one of db.{value}_deleted"
+        in rules._filled(0, "db.{value}", {"value": "a_deleted"})[1]
+    )
+    assert "are not for records" in rules.admit("db.a_deleted")
+    assert rules.admit("db.a") == ""
+    with pytest.raises(ConfigError):
+        Rules([RouteConfig(to=("db.{value}_deleted",), field="kind")], ["db.{value}"],
+              reserved=["db.{value}_deleted"])  # fmt: skip

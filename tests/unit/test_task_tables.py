@@ -357,3 +357,21 @@ def test_a_result_comes_back_from_the_wire_as_it_was():
     back = Result.of(json.loads(json.dumps(whole.values())))
     assert back == whole
     assert back.needs["db.c"].equals(whole.needs["db.c"], check_metadata=True)
+
+
+def test_what_an_upsert_table_has_already_is_not_deleted_from_it_again(log: Log, tmp_path: Path):
+    """A row below its floor is not written again: a tombstone before it must not take it away."""
+    mine = plan(tmp_path, "db.a", floor={HERE: 5}, key=("kind",))
+    memory = plan(tmp_path, "db.a_deleted", KIND, floor={HERE: 3})
+    log |= {2: None, 4: None, 6: None, 7: doc(id=1, kind="a")}
+    seen: list[list[int]] = []
+    for table in (mine, replace(mine, order="_timestamp", memory=memory)):
+        kinds = Plan(kafka={}, format=Format("json"), only="db.a", tables={"db.a": table},
+                     keyed={"db.a": "upsert"})  # fmt: skip
+        changes: dict[str, task.Changes] = {}
+        results = [run(kinds, piece, below, changes=changes)
+                   for piece, below in kinds.pieces(Range(HERE, 0, 8))]  # fmt: skip
+        assert all(each.total.balanced for each in results)
+        assert [each.tallies["db.a"].merged for each in results if "db.a" in each.tallies] == [2]
+        seen.append([n for t in changes["db.a"].gone for n in t["_offset"].to_pylist()])
+    assert seen == [[6], [4, 6]]  # what its memory lacks is looked at once more

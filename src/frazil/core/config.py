@@ -176,6 +176,10 @@ class TableConfig:
     #: all records of a key stand in one Kafka partition: they need not be brought together before
     #: they are written. Checked in every batch; a stream of which it is not true stops
     partitioned_by_key: bool = False
+    #: of an upsert table: the column that says which change of a key is the newer one, whatever
+    #: comes first (a version, a log sequence number); a path, where it is inside others. Empty: the
+    #: one that comes last is the newest
+    order_by: str = ""
     #: of an upsert table: after so many commits with deletes the sink compacts it, sooner where
     #: many keys were deleted; 0: never
     compact_after: int = 10
@@ -286,7 +290,12 @@ class Config:
     @property
     def one_table(self) -> bool:
         """Does everything go to one table that is known by name?"""
-        return not self.routes and not self.dead_letters
+        return not self.routes and not self.dead_letters and not self.remembering
+
+    @property
+    def remembering(self) -> tuple[str, ...]:
+        """Tables, or templates of some, beside which it is remembered what was deleted."""
+        return tuple(table.name for table in self.tables if table.order_by)
 
     @property
     def group(self) -> str:
@@ -626,6 +635,11 @@ def replayed(letters: str) -> str:
     return f"{letters}_replayed"
 
 
+def remembered(table: str) -> str:
+    """The table that remembers which keys of a table with `order_by` were deleted."""
+    return f"{table}_deleted"
+
+
 _NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)+")
 
 
@@ -645,6 +659,7 @@ def _check_tables(config: Config) -> None:
     every = [*names, config.index_table]
     if config.dead_letters:
         every += [config.dead_letters.table, replayed(config.dead_letters.table)]
+    every += map(remembered, config.remembering)
     if not config.routes and "{" in names[0]:
         raise ConfigError(f"cannot use table {names[0]}: no [[route]] says what stands for the "
                           "words in its name")  # fmt: skip
@@ -730,6 +745,18 @@ def _check_mode(table: TableConfig) -> None:
               table.timestamp_column}  # fmt: skip
     if taken := beside & set(table.key):
         raise ConfigError(f"{doing}: {min(taken)!r} says where a row comes from, and is no key")
+    if table.order_by and not table.upsert_key:
+        raise ConfigError(f"{doing}: order_by is for upsert tables",
+                          hint="rows of other tables are not replaced: sort_by orders them in "
+                          "their files")  # fmt: skip
+    if table.order_by in table.key:
+        raise ConfigError(f"{doing}: order_by is {table.order_by!r}, which is its key: changes of "
+                          "one key would all be alike")  # fmt: skip
+    if table.order_by in beside - {table.timestamp_column, ""}:
+        raise ConfigError(
+            f"{doing}: order_by is {table.order_by!r}, which says where a row comes from; that "
+            "counts where order_by says nothing"
+        )
 
 
 #: section, key pattern, forbidden value pattern, reason

@@ -24,6 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from frazil.core.config import Config
 from frazil.core.offsets import Cut, Range
+from frazil.ingest.order import Within
 from frazil.ingest.route import Metadata
 from frazil.ingest.settle import TablePlan
 from frazil.ingest.source import Origin
@@ -91,6 +92,10 @@ class Host(Protocol):
 
     def plans(self) -> dict[str, TablePlan]:
         """The tables that are there, as the tasks of a batch must know them."""
+
+    def known(self, table: str) -> tuple[Within, ...]:
+        """Where to look for the order that keys of the table have: in what is staged, in what is
+        live, and in what is remembered of deletes."""
 
     @property
     def refused(self) -> Mapping[str, str]:

@@ -11,8 +11,8 @@ import pyarrow as pa
 from pyspark import TaskContext, cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
-from frazil.core.config import Config, duration, replayed
-from frazil.core.errors import Miscount, Misfit, Overflow, Overlap
+from frazil.core.config import Config, duration, remembered, replayed
+from frazil.core.errors import Conflict, Miscount, Misfit, Overflow, Overlap, from_traceback
 from frazil.core.offsets import Cut, Partition, Range, join
 from frazil.feed import Host, Reached, Temporary, Written, WrittenTable, added
 from frazil.feed.checkpoint import Checkpoint, Place
@@ -37,7 +37,7 @@ from frazil.ingest.task import (
 )
 from frazil.ingest.upsert import Applied, Parcel, parts_of, shared
 from frazil.ingest.write import WrittenFile, discard
-from frazil.table.jvm import Folder
+from frazil.table.jvm import FAILED, Folder
 from frazil.table.ledger import Entry
 
 #: How often a batch is run again because tables had to be made or changed for it. Each time all
@@ -78,6 +78,7 @@ class Ranges:
         reserved = [self._config.index_table]
         if letters := self._config.dead_letters.table:
             reserved += [letters, replayed(letters)]
+        reserved += map(remembered, self._config.remembering)
         rules = Rules(self._config.routes, names, reserved=reserved)
         for module in rules.travelling:
             cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
@@ -187,8 +188,13 @@ class Ranges:
     def _settled(self, run: Callable[[], list[Result]]) -> list[Result]:
         """The batch, run again as long as tables must be made or changed for it."""
         for _ in range(_RERUNS):
-            results = run()
             needs: dict[str, pa.Schema] = {}
+            try:
+                results = run()
+            except FAILED as error:
+                if not isinstance(from_traceback(str(error)), Conflict):
+                    raise
+                continue  # a file that was to be looked into is gone: others have its rows
             _add_needs(needs, results)
             if not needs:
                 return results
@@ -226,8 +232,15 @@ class Ranges:
             client=self._config.sink.fetch == "client",
         )
 
+    def _looking(self) -> Plan:
+        """The plan, with the files in which tasks look for what keys of ordered tables have."""
+        plan = self._plan()
+        known = {name: replace(table, known=self._host.known(name))
+                 for name, table in plan.tables.items() if table.order}  # fmt: skip
+        return replace(plan, tables={**plan.tables, **known})
+
     def _run(self, spark: SparkSession, ranges: Sequence[Range]) -> list[Result]:
-        plan, pieces = self._plan(), self._pieces(ranges)
+        plan, pieces = self._looking(), self._pieces(ranges)
         cut = len(pieces) > len(ranges)  # then a key may be in several tasks, wherever it belongs
         keyed = {name for name, each in plan.tables.items() if each.key}
         apart = {name for name in keyed if plan.tables[name].partitioned_by_key}
@@ -243,6 +256,8 @@ class Ranges:
             if isinstance(each, Upserted):
                 known = self._applied.get(each.table)
                 self._applied[each.table] = known + each.done if known else each.done
+        self._applied |= {remembered(name): done.noted for name, done in self._applied.items()
+                          if done.noted}  # fmt: skip
         return [result for each in told if isinstance(each, Ended) for result in each.results]
 
     def _pieces(self, ranges: Sequence[Range]) -> list[Range]:
@@ -310,6 +325,7 @@ class Ranges:
         # A topic that was dropped and made again between plan and fetch brought other records.
         self._origin.check(self._host.patiently(lambda: self._planner.origin()[0]))
         touched = dict.fromkeys(name for result in ordered for name in result.tallies)
+        touched |= {name: None for name, done in self._applied.items() if done.files}
         if self._config.one_table:
             touched = {self._config.tables[0].name: None}
         return Written(
@@ -337,7 +353,10 @@ class Ranges:
             files = tuple(file for result in ordered for file in result.files.get(name, ()))
             return WrittenTable(tallies, files)
         done = self._applied[name]
-        tallies = tuple(_with_rows(t, done.written.get(t.range.partition, 0)) for t in tallies)
+        fate = "skipped" if name in map(remembered, self._applied) else "merged"
+        tallies = tuple(
+            _with_rows(tally, done.written.get(tally.range.partition, 0), fate) for tally in tallies
+        )
         rows = sum(file.rows for file in done.files)
         keys = sum(file.rows for file in done.deletes)
         if rows != sum(tally.written for tally in tallies) or keys != done.keys:
@@ -373,13 +392,16 @@ def _discard(plan: Plan, told: Sequence[Ended | Upserted]) -> None:
     for each in told:
         if isinstance(each, Upserted):
             written.setdefault(each.table, []).extend((*each.done.files, *each.done.deletes))
+            if each.done.noted:
+                written.setdefault(remembered(each.table), []).extend(each.done.noted.files)
             continue
         for result in each.results:
             for name, some in result.files.items():
                 written.setdefault(name, []).extend(some)
     shapes = {name: table.shape for name, table in plan.tables.items()}
-    if plan.letters:
-        shapes[plan.letters.shape.name] = plan.letters.shape
+    for apart in (plan.letters, *plan.memories):
+        if apart:
+            shapes[apart.shape.name] = apart.shape
     for name, files in written.items():
         discard(shapes[name], files)
 
@@ -399,11 +421,12 @@ def _not_by_key(table: str, one: Partition | None, other: Partition | None) -> O
     )
 
 
-def _with_rows(tally: Tally, rows: int) -> Tally:
-    """So many of the records that went into an upsert table are rows of it now."""
-    if rows > tally.merged:
+def _with_rows(tally: Tally, rows: int, fate: str) -> Tally:
+    """So many of the records that had this fate as yet are rows of the table now."""
+    rest = getattr(tally, fate) - rows
+    if rest < 0:
         raise _miscount(tally, "", rows)
-    return replace(tally, written=rows, merged=tally.merged - rows)
+    return replace(tally, written=rows, **{fate: rest})
 
 
 def _miscount(tally: Tally, name: str, files: int) -> Miscount:

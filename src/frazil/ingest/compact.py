@@ -17,7 +17,6 @@ import json
 import uuid
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,13 +26,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyiceberg.io import FileIO
-from pyiceberg.io.pyarrow import _to_requested_schema, pyarrow_to_schema
 from pyiceberg.schema import Schema
 from pyiceberg.table.locations import load_location_provider
 from pyiceberg.types import LongType, NestedField
 from pyroaring import BitMap64
 
 from frazil.core.errors import Miscount, Misfit
+from frazil.ingest.stored import opened, whole
 from frazil.ingest.write import TableShape, Writer, WrittenFile, file_io
 
 Positions = np.ndarray[Any, np.dtype[np.uint64]]
@@ -146,7 +145,7 @@ def _deleted(io: FileIO, schema: Schema, job: Job) -> list[Mask]:
         wanted = _keys(schema, keys, job.shape.name)
         newest = (
             pl.concat(
-                _frame(_whole(io, file.path, wanted), deleted=file.sequence)
+                _frame(whole(io, file.path, wanted), deleted=file.sequence)
                 for file in job.deletes
                 if file.keys == keys
             )
@@ -154,7 +153,7 @@ def _deleted(io: FileIO, schema: Schema, job: Job) -> list[Mask]:
             .max()
         )
         rows = pl.concat(
-            _frame(_whole(io, source.path, wanted, source.rows), since=source.sequence)
+            _frame(whole(io, source.path, wanted, source.rows), since=source.sequence)
             for source in job.sources
         )
         joined = rows.join(
@@ -211,45 +210,10 @@ def _hidden(io: FileIO, source: Source) -> Mask:
 # ── rows ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-class _Opened:
-    """A Parquet file, read by the ids of its columns: names are what they were at its time."""
-
-    def __init__(self, file: pq.ParquetFile) -> None:
-        self.groups = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
-        self._file = file
-        self._schema = pyarrow_to_schema(file.schema_arrow, format_version=3)
-
-    def read(self, wanted: Schema, group: int) -> pa.Table:
-        here = {field.field_id: field.name for field in self._schema.fields}
-        names = [here[f.field_id] for f in wanted.fields if f.field_id in here]
-        rows = self._file.read_row_group(group, names).combine_chunks()
-        # (Arrow forgets how many rows there are where there is no column.)
-        batches = rows.to_batches() or [pa.RecordBatch.from_pylist([{}] * self.groups[group])]
-        return pa.Table.from_batches(
-            [_to_requested_schema(wanted, self._schema, each) for each in batches]
-        )
-
-
-@contextmanager
-def _opened(io: FileIO, path: str, rows: int | None = None) -> Iterator[_Opened]:
-    with io.new_input(path).open() as stream:
-        file = _Opened(pq.ParquetFile(stream))
-        if rows is not None and sum(file.groups) != rows:
-            raise Miscount(f"cannot compact {path}: expected {rows} rows, found "
-                           f"{sum(file.groups)}")  # fmt: skip
-        yield file
-
-
-def _whole(io: FileIO, path: str, wanted: Schema, rows: int | None = None) -> pa.Table:
-    with _opened(io, path, rows) as file:
-        found = [file.read(wanted, group) for group in range(len(file.groups))]
-    return pa.concat_tables(found)
-
-
 def _live(io: FileIO, schema: Schema, source: Source, dead: Mask) -> Iterator[pa.Table]:
     """The rows that are not gone, a row group at a time, each with the number it always had."""
     at = 0
-    with _opened(io, source.path, source.rows) as file:
+    with opened(io, source.path, source.rows) as file:
         for group, count in enumerate(file.groups):
             kept = ~dead[at : at + count]
             if kept.any():

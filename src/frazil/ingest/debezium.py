@@ -99,6 +99,12 @@ def left(rows: pa.Table, key: Sequence[str]) -> tuple[pa.Table, Longs]:
     return pa.table(keys), index
 
 
+def path_of(path: str) -> str:
+    """Where in a change that is the column of its new row."""
+    kept = path.partition(".")[0] in {f"_{name}" for name in KEPT}
+    return path[1:] if kept else f"after.{path}"
+
+
 def left_json(value: bytes | None, key: Sequence[str]) -> bytes | None:
     """The same of one change in JSON: the former key as an object, if it was another."""
     try:

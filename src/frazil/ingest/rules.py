@@ -105,8 +105,10 @@ class Rules:
         self._tables = tuple(tables)
         self._plain = frozenset(name for name in tables if "{" not in name)
         self._templates = {name: _Template(name) for name in tables if name not in self._plain}
+        self._reserved = {name: _Template(name) for name in reserved if "{" in name}
         #: By how much of a name they fix: the first that fits is the one a name belongs to.
-        self._by_weight = sorted(self._templates.values(), key=lambda each: -each.weight)
+        every = [*self._templates.values(), *self._reserved.values()]
+        self._by_weight = sorted(every, key=lambda each: -each.weight)
         self._taken: dict[str, tuple[str, str]] = {}
         self._room = room
         self._steps: dict[str, list[_Step]] = {}
@@ -216,8 +218,10 @@ class Rules:
     def _refused(self, name: str) -> str:
         if name in self._plain:
             fact = "a [[table]] of its own has this name"
-        elif self._template_of(name) is None:
+        elif (template := self._template_of(name)) is None:
             fact = "no [[table]] has or makes such a name"
+        elif template.name in self._reserved:
+            fact = f"tables of {template} are not for records"
         elif self._room is not None and self._room <= 0 and name.lower() not in self._taken:
             fact = "there is no room for another table"
         else:
@@ -373,7 +377,8 @@ class Rules:
 
     def _check_tables(self) -> None:
         for name in self._given["reserved"]:
-            self._take(name, "reserved table")
+            if name not in self._reserved:
+                self._take(name, "reserved table")
         for name in self._tables:
             bare = self._templates[name].filled({}) if name in self._templates else name
             if not all(map(_PART.fullmatch, bare.split("."))) or "." not in bare:
@@ -387,7 +392,7 @@ class Rules:
             twice = next(name for name in self._tables if self._tables.count(name) > 1)
             raise ConfigError(f"cannot use table {twice}: there are two [[table]] of this name")
         alike: dict[tuple[str, ...], str] = {}
-        for each in self._templates.values():
+        for each in (*self._templates.values(), *self._reserved.values()):
             if (other := alike.setdefault(each.literals, each.name)) != each.name:
                 raise ConfigError(f"cannot tell tables of {each.name} from tables of {other}: only "
                                   "the words in them differ")  # fmt: skip

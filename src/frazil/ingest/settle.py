@@ -30,6 +30,7 @@ from frazil.ingest import debezium
 from frazil.ingest.decode import Decoder, Format, Framed, Rejected, infer
 from frazil.ingest.evolve import Aliases, changes, merged, renamed, together
 from frazil.ingest.keys import Keys
+from frazil.ingest.order import Within, column_of, field_of
 from frazil.ingest.records import Longs, Opened, Records, no_headers
 from frazil.ingest.route import Metadata, differences, route
 from frazil.ingest.rules import Rules, Share, Unrouted, peek
@@ -57,6 +58,11 @@ class TablePlan:
     key: tuple[str, ...] = ()
     deletes: TableShape | None = None
     partitioned_by_key: bool = False
+    #: and where a column says which change is the newer one: its path, the table that remembers
+    #: what was deleted, and where to look for what both have
+    order: str = ""
+    memory: TablePlan | None = None
+    known: tuple[Within, ...] = ()
     #: of a change log: its key columns
     log: tuple[str, ...] = ()
 
@@ -72,10 +78,28 @@ class TablePlan:
         return pa.schema([each for each in self.shape.arrow if each.name in key])
 
     @property
+    def told_by_deletes(self) -> pa.Schema:
+        """The columns that a delete of a database tells: the key, and its order."""
+        order = [self.order_field] if self.own_order else []
+        return pa.schema([*self.key_columns, *order])
+
+    @property
     def of_deletes(self) -> pa.Schema:
-        """The columns of a delete: the key, and where its record is from."""
-        wanted = {*self.key, *(each.name for each in self.metadata.fields)}
-        return pa.schema([each for each in self.shape.arrow if each.name in wanted])
+        """The columns of a delete: the key, its order, if it has one, and where its record is
+        from."""
+        wanted = {*self.key, *(each.name for each in self.metadata.fields)} - {self.order}
+        columns = [each for each in self.shape.arrow if each.name in wanted]
+        return pa.schema(columns + ([self.order_field] if self.order else []))
+
+    @property
+    def own_order(self) -> str:
+        """Where it is among the record's own columns."""
+        beside = {each.name for each in self.metadata.fields}
+        return "" if self.order in beside else self.order
+
+    @property
+    def order_field(self) -> pa.Field:
+        return field_of(self.shape.arrow, self.order).with_nullable(True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,9 +324,10 @@ class Settler:
 
     def _by_keys(
         self, work: _Work, name: str, plan: TablePlan, format: Format | None,
-        given: Sequence[bytes | None], at: Longs,
+        given: Sequence[bytes | None], at: Longs, columns: pa.Schema | None = None,
     ) -> None:  # fmt: skip
-        rows, index, bad = Keys(format, plan.key_columns).read(given)
+        """`columns`: those that `given` have, if it is more than the key."""
+        rows, index, bad = Keys(format, columns or plan.key_columns).read(given)
         for each in bad:
             letter = Letter(int(at[each.index]), each.kind, each.reason, (name,), each.schema_id)
             work.settled.reject(letter)
@@ -324,7 +349,8 @@ class Settler:
         index = np.flatnonzero(gone)
         lacking = [each for each in plan.key if each not in rows.schema.names]
         if not lacking:
-            keys = rows.select(plan.key).take(pa.array(index))
+            orders = column_of(rows, plan.own_order)
+            keys = _with_order(rows.select(plan.key), plan, orders).take(pa.array(index))
             where = _among(at, index)
             self._fitted(work, name, plan, keys, where, schema_id, work.settled.gone)
         else:
@@ -343,6 +369,9 @@ class Settler:
             if plan is not None and plan.key and name not in work.below:
                 keys, index = debezium.left(rows, plan.key)
                 if len(index):
+                    changed = rows.take(pa.array(index))
+                    path = debezium.path_of(plan.own_order)
+                    keys = _with_order(keys, plan, column_of(changed, path))
                     where = _among(at, index)
                     self._fitted(work, name, plan, keys, where, schema_id, work.settled.left)
 
@@ -459,13 +488,14 @@ class Settler:
             )  # fmt: skip
             if deletes is None:
                 _check_moments(shaped, plan)
+                _check_order(shaped, plan)
         except Misfit as error:
             positions = np.arange(len(rows)) if at is None else at
             if len(rows) == 1:
                 letter = Letter(int(positions[0]), "misfit", error.message, (name,), schema_id)
                 self._misfit(work, letter)
                 return
-            for part in _parts(rows, plan.columns):
+            for part in _parts(rows, plan):
                 some = rows.take(pa.array(part))
                 self._fitted(work, name, plan, some, positions[part], schema_id, deletes)
             return
@@ -514,7 +544,7 @@ class Settler:
                 mine, gone = [mine[i] for i in left.tolist()], gone[left]
                 changed = [changed[i] for i in left.tolist()]
                 for name in share.tables:
-                    self._moved_json(work, name, changed, at)
+                    self._moved_json(work, name, changed, mine, at)
             for name in share.tables if mine else ():
                 self._json_into(work, name, mine, at, gone)
 
@@ -534,14 +564,19 @@ class Settler:
                 work.settled.reject(Letter(int(where[blind[each.index]]), each.kind, each.reason))
 
     def _moved_json(
-        self, work: _Work, name: str, changes: Sequence[bytes | None], at: Longs | None
-    ) -> None:
+        self, work: _Work, name: str, changes: Sequence[bytes | None],
+        after: Sequence[bytes | None], at: Longs | None,
+    ) -> None:  # fmt: skip
         plan = self._tables.get(name)
         if plan is None or not plan.key or name in work.below:
             return
-        left = {i: debezium.left_json(each, plan.key) for i, each in enumerate(changes)}
-        index = np.array([i for i, each in left.items() if each is not None], np.int64)
-        rows, some, _ = Keys(Format("json"), plan.key_columns).read([left[i] for i in index])
+        left = {
+            i: _ordered_json(each, newer or b"", plan.own_order)
+            for i, (change, newer) in enumerate(zip(changes, after, strict=True))
+            if (each := debezium.left_json(change, plan.key)) is not None
+        }
+        index = np.array(list(left), np.int64)
+        rows, some, _ = Keys(Format("json"), plan.told_by_deletes).read(list(left.values()))
         where = (np.arange(len(changes)) if at is None else at)[index[some]]
         self._fitted(work, name, plan, rows, where, None, work.settled.left)
 
@@ -562,8 +597,10 @@ class Settler:
             nulls = np.array([value is None for value in values], bool)
             self._tombstones(work, name, where[nulls])
             if plan is not None and plan.key:
-                texts = [values[i] for i in np.flatnonzero(deleted).tolist()]
-                self._by_keys(work, name, plan, Format("json"), texts, where[deleted])
+                rows_gone = [values[i] or b"" for i in np.flatnonzero(deleted).tolist()]
+                texts = [_ordered_json(each, each, plan.own_order) for each in rows_gone]
+                self._by_keys(work, name, plan, Format("json"), texts, where[deleted],
+                              plan.told_by_deletes)  # fmt: skip
                 nulls |= deleted
             kept = np.flatnonzero(~nulls)
             values, at = [values[i] for i in kept.tolist()], where[kept]
@@ -730,6 +767,36 @@ def _check_moments(rows: pa.Table, plan: TablePlan) -> None:
             )
 
 
+def _check_order(rows: pa.Table, plan: TablePlan) -> None:
+    if plan.order and (missing := column_of(rows, plan.order).null_count):
+        raise Misfit(
+            f"cannot fit {plan.shape.name}: column {plan.order!r} says which change of a key is "
+            f"the newer one, {missing} records have no value in it"
+        )
+
+
+def _with_order(keys: pa.Table, plan: TablePlan, orders: Any) -> pa.Table:
+    """Keys that are deleted, with the order of what deletes them, where that is told."""
+    if orders is None or not plan.own_order:
+        return keys
+    return keys.append_column(plan.own_order, orders)
+
+
+def _ordered_json(key: bytes, row: bytes, path: str) -> bytes:
+    """The same of one key in JSON; the order stands in its row."""
+    if not path:
+        return key
+    try:
+        found = debezium.members(row.decode())
+        top, *inside = [path] if path in found else path.split(".")
+        raw = found[top][1]
+        for name in inside:
+            raw = debezium.members(raw)[name][1]
+    except (ValueError, KeyError, RecursionError, debezium.NoRow):
+        return key
+    return b"%s,%s:%s}" % (key.rstrip()[:-1], json.dumps(path).encode(), raw.encode())
+
+
 def _under(value: bytes | None, newer: Mapping[str, str]) -> bytes | None:
     """A JSON object under the names that its fields have now; digits stay as they are."""
     try:
@@ -747,15 +814,15 @@ def _names(columns: pa.Schema, target: pa.Schema, aliases: Aliases) -> pa.Schema
     return renamed(columns.empty_table(), target, aliases).schema
 
 
-def _parts(rows: pa.Table, columns: pa.Schema) -> Iterator[Longs]:
+def _parts(rows: pa.Table, plan: TablePlan) -> Iterator[Longs]:
     """Rows that lack a value which the table requires, one by one, and all others together; where
     that is not what is wrong, halves."""
     lacking = np.zeros(len(rows), bool)
-    for each in columns:
-        if not each.nullable and each.name in rows.schema.names:
-            column = rows.column(each.name)
-            if column.null_count:
-                lacking |= column.is_null().to_numpy()
+    required = [each.name for each in plan.columns if not each.nullable]
+    for name in (*required, plan.own_order):
+        column = column_of(rows, name)
+        if column is not None and column.null_count:
+            lacking |= column.is_null().to_numpy()
     if lacking.any() and not lacking.all():
         yield np.flatnonzero(~lacking)
         yield np.flatnonzero(lacking)

@@ -84,13 +84,18 @@ class Plan:
         headers = bool(self.rules and self.rules.wants_headers)
         return self.letters is not None or bool(self.keyed) or headers
 
+    @property
+    def memories(self) -> list[TablePlan]:
+        """The tables that remember what was deleted from others."""
+        return [each.memory for each in self.tables.values() if each.memory]
+
     def pieces(self, wanted: Range) -> Iterator[tuple[Range, frozenset[str]]]:
         """The range, cut where some table begins to lack records; and who has them already."""
         floors = {
             name: plan.floor[wanted.partition]
             for name, plan in (
                 *self.tables.items(),
-                *([(self.letters.shape.name, self.letters)] if self.letters else []),
+                *((each.shape.name, each) for each in (self.letters, *self.memories) if each),
             )
             if wanted.start < plan.floor.get(wanted.partition, 0)
         }
@@ -191,6 +196,11 @@ def run(
         writers[name].write(rows)
         count(name, written=len(rows), watermark=span)
 
+    def delete(name: str, keys: pa.Table) -> None:
+        memory = plan.tables[name].memory  # it may lack what the table has
+        if name not in below or (memory and memory.shape.name not in below):
+            gathered(name).gone.append(keys)
+
     def gathered(name: str) -> Changes:
         assert changes is not None
         return changes.setdefault(name, Changes())
@@ -223,10 +233,11 @@ def run(
             for name, rows in settled.rows:
                 write(name, plan.tables[name], rows)
             for name, keys in settled.gone if not (needs or dry) else ():
-                gathered(name).gone.append(keys)
-                count(name, merged=len(keys))
+                delete(name, keys)
+                if name not in below:
+                    count(name, merged=len(keys))
             for name, keys in settled.left if not (needs or dry) else ():
-                gathered(name).gone.append(keys)
+                delete(name, keys)
             if plan.letters is not None and letters:
                 rows = _letters(plan, chunk, wanted.partition, letters)
                 write(plan.letters.shape.name, plan.letters, rows)

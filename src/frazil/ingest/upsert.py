@@ -6,7 +6,12 @@
 A batch's change of a key is its last record: within a Kafka partition the one with the highest
 offset. Offsets of different partitions cannot be compared, so where a key came from several, the
 partition decides whose records of that key carry the newest timestamp (of the same, the last by
-name). What wins becomes a row, or nothing where it is a delete. Every key of the batch goes into an
+name). Where a column of the table says which change is the newer one (`order_by`), the highest of
+it counts first, and of what the table has already (`order.highest`) no newer change is undone: one
+that is older is left out, with its key. A delete without an order takes the highest that its key
+had; so the order of a key never falls.
+
+What wins becomes a row, or nothing where it is a delete. Every key of the batch goes into an
 equality-delete file, which takes away the rows that older snapshots have of it, wherever they are:
 it belongs to no partition of the table, so a key that moves to another leaves no twin behind.
 
@@ -28,8 +33,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from frazil.core.offsets import Partition
+from frazil.ingest.order import column_of, comparable, highest
 from frazil.ingest.records import Longs
 from frazil.ingest.settle import TablePlan
 from frazil.ingest.write import OpenFiles, TableShape, Writer, WrittenFile
@@ -67,6 +74,8 @@ class Applied:
     seconds: float
     #: of these keys, where others may have them as well; each a number (see `shared`)
     hashes: Any = None
+    #: what was deleted, for the table that remembers it
+    noted: Applied | None = None
 
     def __add__(self, other: Applied) -> Applied:
         both = self.written.keys() | other.written.keys()
@@ -76,6 +85,9 @@ class Applied:
             self.deletes + other.deletes,
             self.keys + other.keys,
             self.seconds + other.seconds,
+            noted=self.noted + other.noted
+            if self.noted and other.noted
+            else self.noted or other.noted,
         )
 
 
@@ -196,23 +208,45 @@ def apply(plan: TablePlan, changes: Changes, prefix: str, alone: bool = False) -
     rows = pa.concat_tables([plan.shape.arrow.empty_table(), *changes.rows])
     target = plan.of_deletes
     gone = pa.concat_tables([target.empty_table(), *changes.gone])
-    last = _last(plan, pa.concat_tables([rows.select(target.names), gone]))
-    kept = rows.take(pa.array(np.sort(last[last < len(rows)])))
-    keys = pa.concat_tables([rows.select(plan.key), gone.select(plan.key)]).take(pa.array(last))
+    every = pa.concat_tables([_origins(plan, rows), gone])
     files = OpenFiles()
+    noted = None
+    if plan.order:
+        last, orders = _newest(plan, every)
+        noted = _noted(plan, every, last, orders, last >= len(rows), prefix, files)
+        last = last[_above(plan, every.take(pa.array(last)))]
+    else:
+        last = _last(plan, every)
+    kept = rows.take(pa.array(np.sort(last[last < len(rows)])))
+    keys = every.select(plan.key).take(pa.array(last))
     writer = Writer(plan.shape, prefix, files)
     writer.write(kept)
     written = writer.close()
     deleter = Writer(plan.deletes, prefix, files)
     deleter.write(keys)
-    sources = kept.select([plan.metadata.topic, plan.metadata.partition])
-    count = sources.group_by(sources.column_names).aggregate([([], "count_all")]).to_pylist()
+    hashes = None
+    if alone:  # also of keys of which nothing is applied: others may have the newer change
+        hashes = np.unique(_hashed(every, plan.key)) if plan.order else _hashed(keys, plan.key)
     return Applied(
-        {Partition(*(each[name] for name in sources.column_names)): each["count_all"]
-         for each in count},
-        tuple(written), tuple(deleter.close()), len(keys), time.perf_counter() - began,
-        _hashed(keys, plan.key) if alone else None,
+        _counted(plan, kept), tuple(written), tuple(deleter.close()), len(keys),
+        time.perf_counter() - began, hashes, noted,
     )  # fmt: skip
+
+
+def _counted(plan: TablePlan, rows: pa.Table) -> dict[Partition, int]:
+    """How many there are of each Kafka partition."""
+    sources = rows.select([plan.metadata.topic, plan.metadata.partition])
+    count = sources.group_by(sources.column_names).aggregate([([], "count_all")]).to_pylist()
+    return {Partition(*(each[name] for name in sources.column_names)): each["count_all"]
+            for each in count}  # fmt: skip
+
+
+def _origins(plan: TablePlan, rows: pa.Table) -> pa.Table:
+    """The columns of rows that deletes have, too."""
+    target = plan.of_deletes
+    columns = [column_of(rows, name) if name == plan.order else rows.column(name)
+               for name in target.names]  # fmt: skip
+    return pa.table(columns, schema=target)
 
 
 def deletes_shape(shape: TableShape, key: Sequence[str], spec: str) -> TableShape:
@@ -226,18 +260,7 @@ def deletes_shape(shape: TableShape, key: Sequence[str], spec: str) -> TableShap
 
 def _last(plan: TablePlan, changes: pa.Table) -> Longs:
     """Positions of the changes that count."""
-    source = [plan.metadata.topic, plan.metadata.partition]
-    key = list(plan.key)
-    frame = pl.DataFrame(
-        {
-            **{f"key {n}": _comparable(changes.column(name)) for n, name in enumerate(key)},
-            "source": _codes(changes.select(source)),
-            "offset": changes.column(plan.metadata.offset).to_numpy(),
-            "stamp": _stamps(changes, plan.metadata.timestamp),
-            "at": np.arange(len(changes)),
-        }
-    )
-    names = [f"key {n}" for n in range(len(key))]
+    frame, names = _comparables(plan, changes)
     found = (
         frame.sort("offset", "at", maintain_order=True)
         .group_by([*names, "source"])
@@ -248,12 +271,20 @@ def _last(plan: TablePlan, changes: pa.Table) -> Longs:
     return np.asarray(found["at"].to_numpy(), np.int64)
 
 
-def _comparable(column: Any) -> pl.Series:
-    if isinstance(column.type, pa.BaseExtensionType):  # uuid
-        column = pa.chunked_array(
-            [each.storage for each in column.chunks], column.type.storage_type
-        )
-    return pl.Series(pl.from_arrow(column))
+def _comparables(plan: TablePlan, changes: pa.Table) -> tuple[pl.DataFrame, list[str]]:
+    """What says which change of a key is its last, and the names of its key columns."""
+    source = [plan.metadata.topic, plan.metadata.partition]
+    keys = {f"key {n}": comparable(changes.column(name)) for n, name in enumerate(plan.key)}
+    frame = pl.DataFrame(
+        {
+            **keys,
+            "source": _codes(changes.select(source)),
+            "offset": changes.column(plan.metadata.offset).to_numpy(),
+            "stamp": _stamps(changes, plan.metadata.timestamp),
+            "at": np.arange(len(changes)),
+        }
+    )
+    return frame, list(keys)
 
 
 def _codes(sources: pa.Table) -> Any:
@@ -268,6 +299,91 @@ def _stamps(changes: pa.Table, name: str) -> Any:
     if not name:
         return np.zeros(len(changes), np.int64)
     return pl.Series(pl.from_arrow(changes.column(name).cast(pa.int64()).fill_null(-1)))
+
+
+# ── the newest change of each key, by a column ───────────────────────────────────────────────────
+
+
+def _newest(plan: TablePlan, changes: pa.Table) -> tuple[Longs, pl.Series]:
+    """Positions of the changes that count, and the order that each key has with them."""
+    frame, names = _comparables(plan, changes)
+    frame = frame.with_columns(order=comparable(changes.column(plan.order)))
+    known = highest(plan.known, frame.select(names).unique())
+    known = known.rename({"order": "known"}).cast({"known": frame.schema["order"]})
+    frame = frame.join(known, on=names, how="left")
+    as_they_come = ["offset", "at"]
+    if frame["source"].n_unique() > 1:
+        frame = frame.with_columns(pl.col("stamp").max().over([*names, "source"]))
+        as_they_come = ["stamp", "source", *as_they_come]
+    frame = frame.sort(as_they_come)
+    if frame["order"].null_count():
+        frame = _ordered(frame, names)
+    found = (
+        frame.filter(pl.col("known").is_null() | (pl.col("order") >= pl.col("known")))
+        .sort("order", nulls_last=False, maintain_order=True)
+        .group_by(names)
+        .agg(pl.col("at", "order").last())
+    )
+    return np.asarray(found["at"].to_numpy(), np.int64), found["order"]
+
+
+def _ordered(frame: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
+    """Changes without an order (deletes) take the highest that their key had before them; none, if
+    nothing is known of the key. They come as they follow each other."""
+    ranks = pl.concat([frame["order"], frame["known"]]).rank("dense")
+    values = pl.DataFrame({"rank": ranks, "order": pl.concat([frame["order"], frame["known"]])})
+    highest_yet = pl.col("rank").cum_max().forward_fill().over(names)
+    ranked = frame.select(*names, known=ranks[len(frame) :], rank=ranks[: len(frame)])
+    return frame.with_columns(
+        rank=ranked.select(
+            pl.coalesce("rank", pl.max_horizontal(highest_yet, "known"))
+        ).to_series()
+    ).drop("order").join(
+        values.unique("rank").drop_nulls(), on="rank", how="left", maintain_order="left"
+    )  # fmt: skip
+
+
+def _above(plan: TablePlan, changes: pa.Table) -> Any:
+    """Which of these changes the table has not yet."""
+    found = np.ones(len(changes), bool)
+    offsets = changes.column(plan.metadata.offset).to_numpy()
+    for (topic, number), floor in plan.floor.items():
+        here = pc.and_(pc.equal(changes.column(plan.metadata.topic), topic),
+                       pc.equal(changes.column(plan.metadata.partition), number))  # fmt: skip
+        found &= ~(here.to_numpy() & (offsets < floor))
+    return found
+
+
+def _noted(
+    plan: TablePlan, changes: pa.Table, last: Longs, orders: pl.Series, deleted: Any, prefix: str,
+    files: OpenFiles,
+) -> Applied:  # fmt: skip
+    """Write down which keys were deleted, and with what order."""
+    assert plan.memory is not None
+    shape = plan.memory.shape
+    deleted = deleted & orders.is_not_null().to_numpy()
+    gone = changes.take(pa.array(last[deleted]))
+    order = orders.filter(pl.Series(deleted)).to_arrow()
+    names = {remembered_order(plan.order): order}
+    columns = [names.get(each.name, each.name) for each in shape.arrow]
+    notes = pa.table(
+        [gone.column(each) if isinstance(each, str) else each for each in columns],
+        names=shape.arrow.names,
+    ).cast(shape.arrow)
+    notes = notes.filter(pa.array(_above(plan.memory, notes)))
+    writer = Writer(shape, prefix, files)
+    writer.write(notes)
+    return Applied(_counted(plan.memory, notes), tuple(writer.close()), (), 0, 0.0)
+
+
+def remembered_columns(plan: TablePlan) -> pa.Schema:
+    """Of the table that remembers what was deleted; the columns of origin come behind them."""
+    order = plan.order_field.with_name(remembered_order(plan.order))
+    return pa.schema([*plan.key_columns, *([order] if plan.own_order else [])])
+
+
+def remembered_order(path: str) -> str:
+    return path.replace(".", "_")
 
 
 # ── does each task have all records of its keys? ─────────────────────────────────────────────────

@@ -431,8 +431,8 @@ class Target:
         return Expired(
             f"cannot commit {what} to table {self.table.name}: whether an earlier try was applied "
             "cannot be told; snapshots made since were expired before their witness was set",
-            hint="are these rows in the table? See `frazil audit --deep`; expire snapshots that are "
-            "older than a commit takes, and nobody will have to ask",
+            hint="are these rows in the table? See `frazil audit --deep`; expire only snapshots that "
+            "are older than a commit takes, and nobody will have to ask",
         )
 
     def _saw(self, entry: Entry | None) -> None:
@@ -910,9 +910,10 @@ def _files(batches: Sequence[StagedBatch], table: str) -> list[str]:
     for batch in batches:
         staged = batch.table(table)
         if not staged.manifests and (staged.keys or any(t.written for t in staged.tallies)):
+            ranges = ", ".join(str(tally.range) for tally in staged.tallies)
             raise Gap(
-                f"cannot commit {', '.join(str(t.range) for t in staged.tallies)} to table {table}: "
-                "it had them when this life began, and has them no more",
+                f"cannot commit {ranges} to table {table}: it had them when this life began, and "
+                "has them no more",
                 hint="the table was rolled back or its branch replaced; see `frazil audit`",
             )
     return [manifest for batch in batches for manifest in batch.table(table).manifests]

@@ -309,19 +309,24 @@ class Compaction(Keeper):
         shape: Callable[[], TableShape],
         prefix: Callable[[], str],
         after: int,
+        counted: str = "deletes",
         branch: str = "main",
         run: Callable[[Sequence[Job]], Iterable[Done]] = lambda jobs: map(compact, jobs),
         step: Callable[[str], None] = lambda _: None,
         clock: Clock = time,
         most: int = ROUND_BYTES,
     ) -> None:
-        """`after`: so many commits with deletes make a round due, fewer of large ones. `run`: where
-        the work is done, on executors or here. `table` is the handle of the thread that commits."""
+        """`after`: so many commits with deletes make a round due, fewer of large ones; or those
+        with "data", if these are `counted`, where nothing is deleted and files are only many.
+        `run`: where the work is done, on executors or here. `table` is the handle of the thread
+        that commits."""
         super().__init__(table, sink=sink, epoch=epoch, mark=COMPACT, branch=branch, clock=clock)
         self._table = table
         self._shape = shape
         self._prefix = prefix
         self._after_commits = after
+        kind = "equality-delete" if counted == "deletes" else "data"
+        self._counted = f"added-{kind}-files"
         self._run = run
         self._step = step
         self._most = most
@@ -352,7 +357,7 @@ class Compaction(Keeper):
         if self._seen:
             history = self._table.history(self._branch)
             fresh = [each.summary for each in takewhile(lambda s: s.id != self._seen, history)]
-            self._waiting += sum("added-equality-delete-files" in each for each in fresh)
+            self._waiting += sum(self._counted in each for each in fresh)
             self._keys += sum(int(each.get("added-equality-deletes", 0)) for each in fresh)
         self._seen = newest.id
         rows = int(newest.summary.get("total-records", 0))

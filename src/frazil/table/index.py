@@ -135,7 +135,8 @@ def rebuilt(entry: Entry, table: str, uuid: str) -> StagedBatch:
             Tally(span, counts.written, counts.rejected, counts.skipped, counts.invisible,
                   counts.merged, watermark=whose)
         )  # fmt: skip
-    staged = StagedTable(table, uuid, entry.schema_id, (), (), 0, 0, tuple(tallies), entry.keys)
+    staged = StagedTable(table, uuid, entry.schema_id, (), (), 0, 0, tuple(tallies),
+                         entry.keys or 0)  # fmt: skip
     return StagedBatch(
         sink=entry.sink, epoch=entry.epoch, number=entry.batches[1], commit_id=entry.commit_ids[-1],
         begin=entry.begin, end=entry.end, topics=entry.topics, cluster=entry.cluster,

@@ -59,6 +59,8 @@ _KINDS: dict[str, type[FrazilError]] = {
     "CatalogNotFoundException": ConfigError,
 }
 
+#: What Spark raises where a job failed, with the task's own words in it.
+FAILED = (PySparkException, Py4JJavaError)
 #: position of `added_snapshot_id` in Iceberg's manifest-file record (the spec's field order)
 _SNAPSHOT_ID = 6
 _EVOLUTIONS = 5  # tries to change a schema while others change it too
@@ -809,10 +811,10 @@ class Table:
     # What compaction needs: deletes beside the data, and a commit that replaces both.
 
     def contents(
-        self, branch: str, known: Mapping[str, list[Listed]]
+        self, branch: str, known: Mapping[str, list[Listed]], data: bool = False
     ) -> tuple[Snapshot | None, dict[str, list[Listed]]]:
-        """The newest snapshot of a branch, and what its manifests list. Manifests never change:
-        those that are `known` are not read again."""
+        """The newest snapshot of a branch, and what its manifests list; `data`: those of data
+        alone. Manifests never change: those that are `known` are not read again."""
         with _translated(f"list the files of table {self.name}"):
             snapshot = (
                 self._table.currentSnapshot() if branch == "main" else self._table.snapshot(branch)
@@ -820,10 +822,17 @@ class Table:
             if snapshot is None:
                 return None, {}
             found = {}
-            for manifest in snapshot.allManifests(self._table.io()):
+            io = self._table.io()
+            for manifest in snapshot.dataManifests(io) if data else snapshot.allManifests(io):
                 path = str(manifest.path())
                 found[path] = known[path] if path in known else self._listed(manifest)
             return self._catalog.read(snapshot), found
+
+    def staged(self, manifest: str) -> list[Listed]:
+        """The data files of a manifest that `write_manifest` has written."""
+        with _translated(f"list staged files of table {self.name}"):
+            decoded = self._iceberg.ManifestFiles.decode(base64.b64decode(manifest))
+            return self._listed(decoded) if str(decoded.content().name()) == "DATA" else []
 
     def _listed(self, manifest: Any) -> list[Listed]:
         specs, files = self._table.specs(), self._iceberg.ManifestFiles

@@ -23,11 +23,16 @@ from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.transforms import Transform, parse_transform
 from pyiceberg.types import (
     BinaryType,
+    DateType,
+    DecimalType,
     DoubleType,
     FloatType,
+    IntegerType,
     ListType,
+    LongType,
     MapType,
     NestedField,
+    StringType,
     StructType,
     TimestampNanoType,
     TimestampType,
@@ -257,6 +262,21 @@ def event_time_column(schema_json: str, table: TableConfig) -> str:
         raise ConfigError(f"cannot use event_time {table.event_time!r} of table {table.name}: "
                           f"expected a timestamp, found {kind}")  # fmt: skip
     return table.event_time
+
+
+_ORDERED = (IntegerType, LongType, DecimalType, StringType, DateType, TimestampType,
+            TimestamptzType, TimestampNanoType, TimestamptzNanoType)  # fmt: skip
+
+
+def check_order(schema_json: str, table: TableConfig) -> None:
+    """Is there the column that says which change of a key is the newer one?"""
+    if not table.order_by:
+        return
+    doing = f"cannot order the changes of table {table.name} by {table.order_by!r}"
+    kind = _source(Schema.model_validate_json(schema_json), table.order_by, doing)[-1].field_type
+    if not isinstance(kind, _ORDERED):
+        raise ConfigError(f"{doing}: it is {kind}; expected an integer, a decimal, a date, a "
+                          "timestamp or a string")  # fmt: skip
 
 
 def _fields(schema: Any) -> Iterator[dict[str, Any]]:

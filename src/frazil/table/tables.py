@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from frazil.core.config import Config, TableConfig, duration, size
+from frazil.core.config import Config, TableConfig, duration, remembered, size
 from frazil.core.errors import ConfigError, Foreign, FrazilError, Gap, Misfit
 from frazil.core.offsets import Cut
 from frazil.ingest.evolve import together
@@ -29,6 +29,7 @@ from frazil.table import schema
 from frazil.table.audit import REPLAY, TABLES_PROPERTY
 from frazil.table.commit import THREADS, Pace, Target
 from frazil.table.jvm import Catalog, Table
+from frazil.table.orders import Orders
 from frazil.table.plain import COLUMNS_PROPERTY
 
 S = TypeVar("S")
@@ -48,6 +49,8 @@ class Held:
     metadata: Metadata
     #: what executors must know of it; made when it is asked for, and anew after a change
     plan: TablePlan | None = None
+    #: where the orders of its keys are to be found
+    orders: Orders | None = None
     #: what its ledger has beyond the position and all that is staged
     floor: Cut = field(default_factory=Cut)
 
@@ -64,6 +67,16 @@ class Tables:
                 offset_column=LETTERS.offset, timestamp_column=LETTERS.timestamp,
                 evolution="fail",
             )  # fmt: skip
+        for table in config.tables:
+            if table.order_by:
+                self._configs[remembered(table.name)] = TableConfig(
+                    remembered(table.name), topic_column=table.topic_column,
+                    partition_column=table.partition_column, offset_column=table.offset_column,
+                    timestamp_column=table.timestamp_column, compression=table.compression,
+                    format_version=table.format_version, compact_after=table.compact_after,
+                    commit_interval=table.commit_interval, priority=table.priority,
+                )  # fmt: skip
+        self._memories = {remembered(name) for name in config.remembering}
         self.held: dict[str, Held] = {}
         #: what is wrong with a table that the index counts on
         self.amiss: dict[str, FrazilError] = {}
@@ -89,6 +102,13 @@ class Tables:
         if name in self._configs:
             return self._configs[name]
         return replace(self._configs[self._template(name)], name=name)
+
+    def remembers(self, name: str) -> bool:
+        """Is it a table that remembers what was deleted from another?"""
+        return bool(self._memories) and (
+            name in self._memories
+            or (name not in self._configs and self._template(name) in self._memories)
+        )
 
     def configured(self, name: str) -> bool:
         """Does the config name it, or a template that makes it?"""
@@ -182,6 +202,7 @@ class Tables:
     def _new(self, name: str, columns: pa.Schema, metadata: Metadata) -> tuple[str, str, str]:
         config = self.config_of(name)
         made = schema.iceberg_schema(columns, metadata, config)
+        schema.check_order(made, config)
         return (
             made,
             schema.partition_spec(made, config.partition_by, name),
@@ -236,6 +257,7 @@ class Tables:
                     f"are {found}",
                     hint=f"ALTER TABLE {name} SET IDENTIFIER FIELDS {', '.join(key)}",
                 )
+            schema.check_order(shape.schema, held.config)
             held.plan = TablePlan(
                 shape=shape,
                 metadata=held.metadata,
@@ -251,8 +273,18 @@ class Tables:
                 log=held.config.key if not key else (),
                 deletes=deletes_shape(shape, key, held.table.unpartitioned_spec()) if key else None,
                 partitioned_by_key=held.config.partitioned_by_key,
+                order=held.config.order_by,
             )
         return held.plan
+
+    def orders(self, name: str, key: tuple[str, ...], order: str) -> Orders:
+        held = self.held[name]
+        if held.orders is None:
+            table = self._catalog.load(name)  # a handle of its own: it is always at the newest
+            if table is None:
+                raise Foreign(f"cannot open table {name}: it is gone")
+            held.orders = Orders(table, held.config.branch, key, order)
+        return held.orders
 
     def target(self, name: str) -> Target:
         if name in self.amiss:
@@ -331,6 +363,10 @@ class Tables:
                 )
             if name in self.amiss:
                 self._gone[name] = uuid
+        for name in self.held:  # without its memory it would take back what was deleted
+            error = self.amiss.get(remembered(name))
+            if error is not None and name not in self.amiss and self.config_of(name).order_by:
+                self.amiss[name] = error
 
 
 def shaped(table: Table, config: TableConfig, topic_column: str = "") -> TableShape:

@@ -1,0 +1,113 @@
+"""What `order_by` costs: one topic into two upsert tables, one of them with an order, in one run.
+
+Batches of changes over a million keys (those of `bench/upsert.py`), drawn evenly, so that every
+batch meets every file: nothing is left out by its bounds. In each turn both sinks, in one process
+and one Spark session, take the same records, from `start` until all is committed; who is first
+changes from turn to turn. Both compact after ten commits with deletes, as by default. At the end
+both tables are held against the records.
+
+    python bench/order.py                              # 4 turns of 5 batches of 500,000
+    python bench/order.py --turns 2 --turn 2 --rows 20000 --keys 40000
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+from confluent_kafka import Producer
+
+from frazil.core.config import from_document
+from frazil.sink import Sink
+from frazil.surface.broker import Broker
+from frazil.surface.orders import create_topic
+from frazil.surface.session import session
+from upsert import PARTITIONS, SCHEMA, SUMS, TOPIC, Accounts
+
+SIDES = {"plain": {}, "ordered": {"order_by": "version"}}
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def cpu() -> float:
+    """Of this process, its JVM and its workers; a worker that is gone counts with its parent."""
+    total = 0.0
+    main = psutil.Process()
+    for process in [main, *main.children(recursive=True)]:
+        if "kafka.Kafka" in process.cmdline():
+            continue
+        times = process.cpu_times()
+        total += times.user + times.system + times.children_user + times.children_system
+    return total
+
+
+def measured(given: argparse.Namespace, folder: str, bootstrap: str) -> dict[str, Any]:
+    (Path(folder) / "account.avsc").write_text(SCHEMA)
+    create_topic(bootstrap, TOPIC, PARTITIONS)
+    configs = {
+        side: from_document(
+            {
+                "sink": {"id": side, "topics": [TOPIC], "index": f"db.{side}_index",
+                         "trigger": "10ms", "max_records_per_trigger": given.rows},
+                "kafka": {"bootstrap.servers": bootstrap},
+                "decode": {"schema": f"{folder}/account.avsc"},
+                "catalog": {"type": "hadoop", "warehouse": f"{folder}/lake"},
+                "table": [{"name": f"db.{side}", "mode": "upsert", "key": ["id"], **more}],
+            }
+        )
+        for side, more in SIDES.items()
+    }  # fmt: skip
+    spark = session(configs["plain"], say=say)
+    accounts = Accounts(given.keys)
+    producer = Producer(
+        {"bootstrap.servers": bootstrap, "linger.ms": 20, "enable.idempotence": True,
+         "queue.buffering.max.messages": 500_000, "log_level": 3}
+    )  # fmt: skip
+    found: dict[str, list[tuple[float, float]]] = {side: [] for side in SIDES}
+    for turn in range(given.turns):
+        for _ in range(given.turn):
+            accounts.produce(producer, given.rows)
+        producer.flush()
+        for side in list(SIDES)[:: 1 if turn % 2 else -1]:
+            spent, began = cpu(), time.monotonic()
+            sink = Sink(configs[side])
+            sink.start(spark)
+            sink.wait_until(sink.ends())
+            sink.stop()
+            found[side].append((time.monotonic() - began, cpu() - spent))
+            say(f"  turn {turn} {side}: {found[side][-1][0]:.1f} s, {found[side][-1][1]:.1f} CPU-s")
+    for side in SIDES:
+        [row] = spark.sql(f"SELECT {SUMS} FROM lake.db.{side}").collect()
+        assert [int(each) for each in row] == accounts.sums(), f"{side} is not what the records say"
+    spark.stop()
+    rows = given.rows * given.turn * (given.turns - 1)  # without the first turn, which is cold
+    warm = {side: [sum(each) for each in zip(*turns[1:], strict=True)]
+            for side, turns in found.items()}  # fmt: skip
+    return {
+        "rows": given.rows, "keys": given.keys, "turns": given.turns, "batches": given.turn,
+        "rows_per_second": {side: round(rows / each[0]) for side, each in warm.items()},
+        "cpu_seconds_per_million": {side: round(each[1] / rows * 1e6, 2)
+                                    for side, each in warm.items()},
+        "time_ratio": round(warm["ordered"][0] / warm["plain"][0], 2),
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, default in (("rows", 500_000), ("keys", 1_000_000), ("turns", 4), ("turn", 5)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, Broker(Path(folder) / "broker") as broker:
+        print(json.dumps(measured(given, folder, broker.bootstrap)))
+
+
+if __name__ == "__main__":
+    main()

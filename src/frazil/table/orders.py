@@ -1,0 +1,84 @@
+"""Where the orders of a table's keys are to be found: its data files, staged and live. Driver.
+
+What is staged is taken first, then what is live: a batch that is committed in between is in both,
+and none is in neither (`ingest.order`).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from pyiceberg.schema import Schema
+
+from frazil.core.errors import Misfit
+from frazil.ingest.order import Looked, Within, looked
+from frazil.ingest.stage import StagedBatch
+from frazil.ingest.write import TableShape
+
+
+class Listed(Protocol):
+    @property
+    def descriptor(self) -> str: ...
+
+
+class Listing(Protocol):
+    """What is needed of a table; a handle of its own."""
+
+    def refresh(self) -> None: ...
+    def contents(
+        self, branch: str, known: Mapping[str, list[Any]], data: bool = False
+    ) -> tuple[Any, dict[str, list[Any]]]: ...
+    def staged(self, manifest: str) -> list[Any]: ...
+
+
+class Orders:
+    """Of one table. Manifests never change: each is read once, as long as it is of use."""
+
+    def __init__(self, table: Listing, branch: str, key: tuple[str, ...], order: str) -> None:
+        self._table = table
+        self._branch = branch
+        self._key = key
+        self._order = order
+        self._staged: dict[str, list[Listed]] = {}
+        self._live: dict[str, list[Listed]] = {}
+        self._looked: dict[str, Looked] = {}
+        self._schema = ""
+
+    def within(self, shape: TableShape, pending: Sequence[StagedBatch]) -> Within:
+        manifests = [manifest for batch in pending for table in batch.tables
+                     if table.name == shape.name for manifest in table.manifests]  # fmt: skip
+        self._staged = {
+            each: self._staged[each] if each in self._staged else self._table.staged(each)
+            for each in manifests
+        }
+        self._table.refresh()
+        _, self._live = self._table.contents(self._branch, self._live, data=True)
+        if shape.schema != self._schema:
+            self._schema, self._looked = shape.schema, {}
+        schema = Schema.model_validate_json(shape.schema)
+        every = (file for some in (self._staged, self._live) for each in some.values()
+                 for file in each)  # fmt: skip
+        known, self._looked = self._looked, {}
+        for file in every:
+            said = known.get(file.descriptor) or self._said(schema, file.descriptor, shape.name)
+            self._looked[file.descriptor] = said
+        files = {each.path: each for each in self._looked.values()}
+        return Within(shape, self._key, self._order, tuple(files.values()))
+
+    def _said(self, schema: Schema, descriptor: str, table: str) -> Looked:
+        said = json.loads(descriptor)
+        if (kind := str(said["file-format"]).lower()) != "parquet":
+            raise Misfit(f"cannot look into {said['file-path']} of table {table} for the order of "
+                         f"its keys: expected Parquet, found {kind}",
+                         hint="rewrite it, or leave order_by out")  # fmt: skip
+        bounds = []
+        for name in ("lower-bounds", "upper-bounds"):
+            values = said.get(name) or {"keys": (), "values": ()}
+            bounds.append(dict(zip(values["keys"], values["values"], strict=True)))
+        try:
+            return looked(schema, self._key, said["file-path"], bounds)
+        except struct.error:  # the column is wider now than it was: the file is looked into
+            return Looked(said["file-path"], (None,) * len(self._key))
