@@ -25,19 +25,21 @@ BETWEEN = ("compact", "compacted", "expire", "expired")
 
 
 @pytest.mark.parametrize(
-    "steps",
-    [
-        ("staged", "committed", "index-commit", "compact"),
-        pytest.param((*STEPS, *BETWEEN), marks=pytest.mark.long),
-    ],
-    ids=["some", "every"],
-)
+    ("steps", "ordered"),
+    [(("staged", "committed", "index-commit", "compact"), False),
+     pytest.param((*STEPS, *BETWEEN), False, marks=pytest.mark.long),
+     pytest.param((*STEPS, *BETWEEN), True, marks=pytest.mark.long)],
+    ids=["some", "every", "ordered"],
+)  # fmt: skip
 def test_no_kill_brings_a_row_back_loses_one_or_leaves_a_twin(
     broker: Broker, lake: Lake, spark: Any, name: str, write_toml: Callable[..., Path],
-    tmp_path: Path, steps: tuple[str, ...],
+    tmp_path: Path, steps: tuple[str, ...], ordered: bool,
 ):  # fmt: skip
-    feed = Feed(broker, name, PARTITIONS)
-    config = write_toml(decode={"format": "json"}, table=upsert(keep_snapshots="1ms"),
+    """`ordered`: by what is sent first, whichever Kafka partition it comes from."""
+    feed = Feed(broker, name, PARTITIONS, order=(lambda row: row["value"]) if ordered else None)
+    config = write_toml(decode={"format": "json"},
+                        table=upsert(keep_snapshots="1ms",
+                                     **({"order_by": "value"} if ordered else {})),
                         sink={"max_records_per_trigger": PER_LIFE // 2})  # fmt: skip
 
     def check() -> None:

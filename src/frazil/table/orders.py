@@ -48,13 +48,14 @@ class Orders:
         self._schema = ""
 
     def within(self, shape: TableShape, pending: Sequence[StagedBatch]) -> Within:
+        """`pending`: listed before this is called."""
+        self._table.refresh()
         manifests = [manifest for batch in pending for table in batch.tables
                      if table.name == shape.name for manifest in table.manifests]  # fmt: skip
         self._staged = {
             each: self._staged[each] if each in self._staged else self._table.staged(each)
             for each in manifests
         }
-        self._table.refresh()
         _, self._live = self._table.contents(self._branch, self._live, data=True)
         if shape.schema != self._schema:
             self._schema, self._looked = shape.schema, {}
