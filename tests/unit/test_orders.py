@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from frazil.core.config import Config, DecodeConfig, Settings, SinkConfig, TableConfig
-from frazil.core.errors import Gap, Misfit
+from frazil.core.errors import Foreign, Gap, Misfit
 from frazil.ingest.route import Metadata
 from frazil.ingest.write import TableShape
 from frazil.table.orders import Orders
@@ -41,6 +41,7 @@ class Listing:
     def __init__(self, **manifests: list[Any]) -> None:
         self.manifests = manifests
         self.live: list[str] = []
+        self.expired = False
         self.read: list[str] = []
 
     def refresh(self) -> None: ...
@@ -49,11 +50,15 @@ class Listing:
         self, branch: str, known: Mapping[str, list[Any]], data: bool = False
     ) -> tuple[Any, dict[str, list[Any]]]:
         assert data
+        self.live = [each for each in self.live if each != "expired"] if self.expired else self.live
+        self.expired = "expired" in self.live
         return None, {each: known[each] if each in known else self.staged(each)
                       for each in self.live}  # fmt: skip
 
     def staged(self, manifest: str) -> list[Any]:
         self.read.append(manifest)
+        if manifest not in self.manifests:
+            raise Foreign(f"{manifest} is gone")
         return self.manifests[manifest]
 
 
@@ -77,6 +82,9 @@ def test_staged_and_live_files_are_listed_together_and_each_manifest_is_read_onc
     table.live = ["c"]
     assert listed() == {"b": ((6, 9),)}
     assert table.read == ["b", "a", "c"]
+    table.live = ["c", "expired"]  # a compaction and an expiry in between
+    assert listed() == {"b": ((6, 9),)}
+    assert listed(batch("gone")) == {"b": ((6, 9),)}  # removed when its batch was done
 
 
 def test_a_file_that_is_no_parquet_is_told():

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from pyiceberg.schema import Schema
 
-from frazil.core.errors import Misfit
+from frazil.core.errors import Foreign, Misfit
 from frazil.ingest.order import Looked, Within, looked
 from frazil.ingest.stage import StagedBatch
 from frazil.ingest.write import TableShape
@@ -49,14 +49,12 @@ class Orders:
 
     def within(self, shape: TableShape, pending: Sequence[StagedBatch]) -> Within:
         """`pending`: listed before this is called."""
-        self._table.refresh()
-        manifests = [manifest for batch in pending for table in batch.tables
-                     if table.name == shape.name for manifest in table.manifests]  # fmt: skip
-        self._staged = {
-            each: self._staged[each] if each in self._staged else self._table.staged(each)
-            for each in manifests
-        }
-        _, self._live = self._table.contents(self._branch, self._live, data=True)
+        manifests = {manifest for batch in pending for table in batch.tables
+                     if table.name == shape.name for manifest in table.manifests}  # fmt: skip
+        if not manifests <= self._staged.keys():
+            self._table.refresh()  # it may be partitioned anew
+        self._staged = {each: self._listed(each) for each in manifests}
+        self._live = self._listed_live()
         if shape.schema != self._schema:
             self._schema, self._looked = shape.schema, {}
         schema = Schema.model_validate_json(shape.schema)
@@ -68,6 +66,25 @@ class Orders:
             self._looked[file.descriptor] = said
         files = {each.path: each for each in self._looked.values()}
         return Within(shape, self._key, self._order, tuple(files.values()))
+
+    def _listed(self, manifest: str) -> list[Listed]:
+        if manifest in self._staged:
+            return self._staged[manifest]
+        try:
+            return self._table.staged(manifest)
+        except Foreign:
+            return []  # its batch is committed meanwhile, and so its files are live
+
+    def _listed_live(self) -> dict[str, list[Listed]]:
+        """Of the newest snapshot; of a newer one, where that was replaced and expired meanwhile."""
+        for again in (True, True, False):
+            self._table.refresh()
+            try:
+                return self._table.contents(self._branch, self._live, data=True)[1]
+            except Foreign:
+                if not again:
+                    raise
+        raise AssertionError
 
     def _said(self, schema: Schema, descriptor: str, table: str) -> Looked:
         said = json.loads(descriptor)

@@ -75,6 +75,7 @@ class Tables:
                     timestamp_column=table.timestamp_column, compression=table.compression,
                     format_version=table.format_version, compact_after=table.compact_after,
                     commit_interval=table.commit_interval, priority=table.priority,
+                    keep_snapshots=table.keep_snapshots,
                 )  # fmt: skip
         self._memories = {remembered(name) for name in config.remembering}
         self.held: dict[str, Held] = {}
