@@ -56,8 +56,9 @@ KINDS = ("a", "b", "c")
 #: What the sink does between commits. These come seldom: every life is held at the first it meets.
 BETWEEN = ("compact", "compacted")
 SELDOM = ("expire", "expired", "index-merge", "index-merged", "index-expire", "index-expired")
-#: A life that meets no step it is held at is killed after so many batches.
-LIFE = 12
+#: A life that does not come to a step at which it is held is killed after so many batches; where
+#: it is held at none, after more.
+LIFE, LONG = 12, 30
 SCHEMA = json.dumps({"type": "record", "name": "Change", "fields": [
     {"name": "id", "type": "long"}, {"name": "version", "type": "long"},
     {"name": "amount", "type": "int"}, {"name": "kind", "type": "string"},
@@ -349,7 +350,7 @@ class Run:
 # ── lives ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def life(config: Path, log: Path, hold: str, steps: Counter[str]) -> str:
+def life(config: Path, log: Path, hold: str, batches: int, steps: Counter[str]) -> str:
     """Until it is held at a step, or long enough; at which it was killed."""
     pipeline = Pipeline(config, hold=hold, until="forever", log=log)
     watch = threading.Timer(240, pipeline.process.kill)
@@ -359,7 +360,7 @@ def life(config: Path, log: Path, hold: str, steps: Counter[str]) -> str:
         for event in pipeline.events():
             steps[event.get("step", "")] += 1
             done += event.get("step") == "done"
-            if "held" in event or done == LIFE:
+            if "held" in event or done == batches:
                 return str(event.get("held", "anywhere"))
             if "error" in event:
                 raise SystemExit(f"the sink stopped: {event}")
@@ -413,16 +414,18 @@ def prove(given: argparse.Namespace, folder: Path, broker: Broker) -> dict[str, 
     kills: Counter[str] = Counter()
     steps: Counter[str] = Counter()
     turns = [step for _ in range(given.rounds) for step in (*STEPS, *BETWEEN)]
-    while turns and given.records - sum(run.dictionary.at.values()) > (LIFE + 4) * given.batch:
-        step = turns[0]
-        seldom = [each for each in SELDOM if kills[each] < given.rounds]
-        nth = 1 if step in BETWEEN else chance.randrange(1, 7)
-        at = life(path, log, ",".join([f"{step}:{nth}", *seldom]), steps)
+    left = given.records // given.batch
+    while left > LIFE:
+        hold = [each for each in SELDOM if kills[each] < given.rounds]
+        if turns:
+            hold.append(f"{turns[0]}:{1 if turns[0] in BETWEEN else chance.randrange(1, 7)}")
+        at = life(path, log, ",".join(hold), min(LIFE if turns else LONG, left - 4), steps)
         kills[at] += 1
-        if at == step:
+        if at in turns[:1]:
             turns.pop(0)
         run.check()
         read = sum(run.dictionary.at.values())
+        left = (given.records - read) // given.batch
         say(f"killed at {at}; {len(run.known)} snapshots, {read:,} records, "
             f"{dict(run.found) or 'all exact'}")  # fmt: skip
     final = Pipeline(path, until="caught-up", log=log)
@@ -434,8 +437,8 @@ def prove(given: argparse.Namespace, folder: Path, broker: Broker) -> dict[str, 
     run.check()
     ended = sum(run.dictionary.at.values()) == given.records
     say("all is in; what the killed lives left behind is removed")
-    left = leftovers(config, run.readers.spark)
-    for table, file in left:
+    found = leftovers(config, run.readers.spark)
+    for table, file in found:
         table.delete(file)
     kept = run.again()
     remain = len(leftovers(config, run.readers.spark))
@@ -449,7 +452,7 @@ def prove(given: argparse.Namespace, folder: Path, broker: Broker) -> dict[str, 
         "compared": dict(run.compared), "kills": sum(kills.values()),
         "kills_by_step": dict(kills), "compactions": steps["compacted"],
         "expiries": steps["expired"], "expired_snapshots": len(run.known) - kept,
-        "compared_again_at_the_end": kept, "leftovers": len(left), "leftovers_after": remain,
+        "compared_again_at_the_end": kept, "leftovers": len(found), "leftovers_after": remain,
         "audit": verdicts, "all_records": ended, "killed_at_every_step": every, **wrong,
         "exact": ended and not remain and not any(wrong.values())
         and set(verdicts.values()) == {"proven"},
@@ -462,8 +465,8 @@ def main() -> int:
     parser.add_argument("--records", type=int, default=5_000_000)
     parser.add_argument("--keys", type=int, default=200_000)
     parser.add_argument("--batch", type=int, default=25_000, help="records of a batch")
-    parser.add_argument("--rounds", type=int, default=3, help="kills at each step")
-    parser.add_argument("--keep", default="2m", help="keep_snapshots, and index_history")
+    parser.add_argument("--rounds", type=int, default=2, help="kills at each step")
+    parser.add_argument("--keep", default="3m", help="keep_snapshots, and index_history")
     parser.add_argument("--format-version", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", help="where the run's files are; they are removed at its end")

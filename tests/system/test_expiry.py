@@ -71,6 +71,9 @@ def test_old_snapshots_go_with_their_files_and_all_that_is_left_is_exact(
         ("metadata/*-m*.avro", "all_manifests", "path"),
         ("metadata/snap-*.avro", "snapshots", "manifest_list"),
     ):
-        named = spark.table(f"lake.{table}.{where}").select(column).collect()
+        named = {row[0] for row in spark.table(f"lake.{table}.{where}").select(column).collect()}
         disk = {path.name for path in folder.glob(files) if not path.name.startswith(".")}
-        assert disk == {row[0].rsplit("/", 1)[-1] for row in named}
+        assert disk == {path.rsplit("/", 1)[-1] for path in named}
+        known = sink.catalog.load(table)
+        assert known is not None
+        assert known.needed([*named, "/not/there.parquet"]) == named
