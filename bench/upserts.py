@@ -416,6 +416,8 @@ def prove(given: argparse.Namespace, folder: Path, broker: Broker) -> dict[str, 
     turns = [step for _ in range(given.rounds) for step in (*STEPS, *BETWEEN)]
     left = given.records // given.batch
     while left > LIFE:
+        if time.monotonic() - began > given.within:
+            turns.clear()
         hold = [each for each in SELDOM if kills[each] < given.rounds]
         if turns:
             hold.append(f"{turns[0]}:{1 if turns[0] in BETWEEN else chance.randrange(1, 7)}")
@@ -466,6 +468,7 @@ def main() -> int:
     parser.add_argument("--keys", type=int, default=200_000)
     parser.add_argument("--batch", type=int, default=25_000, help="records of a batch")
     parser.add_argument("--rounds", type=int, default=2, help="kills at each step")
+    parser.add_argument("--within", type=int, default=1200, help="seconds; no step's turn after")
     parser.add_argument("--keep", default="3m", help="keep_snapshots, and index_history")
     parser.add_argument("--format-version", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
