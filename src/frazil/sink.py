@@ -383,12 +383,13 @@ class Sink:
         claimed = self._index_target.head().entry
         self._index.refresh()
         self._open_tables(claimed)
-        # A newer life made a table itself, and did not claim it? Then it is seen here.
-        self._still_newest()
         if not self._alone:
             if not self._index.made:  # a batch may be staged for a table the index knows nothing of
                 self._tables.open({n for _, each in self._stored() if each for n in each.names})
             self._tables.compare(self._known(claimed))
+        # A newer life does not claim the tables it makes. If one of them is among these, its claim
+        # on the index is seen here.
+        self._still_newest()
         self._tables.take(self._take)
 
     def _refuse_a_lost_index(self) -> None:

@@ -154,6 +154,7 @@ class Server:
             self.oracle.added(request.table, meta, after, held, request.branch)
         elif after.refs != meta.refs:
             self.oracle.tagged(request.table, meta, after)
+            self.oracle.moved(request.table, meta, after, request.branch)
 
     def arrive(self, number: int) -> None:
         """A request that its client gave up gets here."""
@@ -335,7 +336,7 @@ class Table:
             made.append(listed)
             parent = base.refs.get(branch)
 
-            def change(meta: Meta, parent: int | None = parent, listed: str = listed) -> Held:
+            def change(meta: Meta, parent: int | None = parent, listed: str = listed) -> Any:
                 return add(meta, number, parent, branch, gone, new, paths, summary, operation,
                            listed, int(world.now * 1000))  # fmt: skip
 
@@ -436,8 +437,12 @@ class Table:
 
 def add(meta: Meta, number: int, parent: int | None, branch: str, gone: Any, new: Sequence[File],
         paths: Sequence[str], summary: Mapping[str, str], operation: str, listed: str,
-        now: int) -> Held:  # fmt: skip
-    """A snapshot on a branch."""
+        now: int) -> Held | None:  # fmt: skip
+    """A snapshot on a branch. One that is there already is not made again: the branch is set to it,
+    wherever it was meanwhile (H2)."""
+    if number in meta.snapshots:
+        meta.refs[branch] = number
+        return None
     meta.sequence += 1
     sequence = meta.sequence
     before = meta.snapshots.get(parent) if parent is not None else None

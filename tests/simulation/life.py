@@ -178,6 +178,7 @@ def _index_read(_shape: object, paths: Sequence[str]) -> list[Any]:
 def _compact(job: Job) -> Done:
     """Live rows of small files anew; of large ones the places of those that are gone."""
     objects, client = here.server.objects, life().client
+    here.world.point("read what is compacted")
     rows: list[Any] = []
     replaced, gone = [], {}
     for source in job.sources:
@@ -194,6 +195,7 @@ def _compact(job: Job) -> Done:
         else:
             gone[source.path] = sorted(dead) if dead - hidden else []
     files = []
+    here.world.point("write what is left of it")
     if rows:
         path = f"{job.prefix}-{here.world.number()}.parquet"
         made = client.written(File(f"/compacted/{path}", tuple(rows), size=10 * len(rows)))
@@ -538,7 +540,7 @@ class Life:
         self.epoch = epoch
         oracle = here.oracle
         here.world.say(f"begins: epoch {epoch}")
-        if epoch in oracle.epochs and INDEX not in oracle.harm:
+        if epoch in oracle.epochs and INDEX not in oracle.harm and oracle.ledgers:
             here.world.violated("I7", f"two lives have epoch {epoch}")
         oracle.epochs.add(epoch)
         oracle.settled = max(oracle.settled, epoch)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from frazil.core.errors import Expired
 from frazil.core.offsets import Cut, Partition
 from frazil.ingest import stage
 from frazil.table.commit import witness_tag
@@ -84,6 +85,8 @@ class Oracle:
         self.server = server
         self.world = server.world
         self.topic = topic
+        #: are they looked at, too? A sink that has none is judged by what readers see alone
+        self.ledgers = True
         #: the newest life whose claims are all made
         self.settled = 0
         self.epochs: set[int] = set()
@@ -91,6 +94,8 @@ class Oracle:
         self.ever: dict[str, set[tuple[Partition, int]]] = {name: set() for name in topic.names}
         #: what foreign hands did that a sink may stop for: table → words
         self.harm: dict[str, set[str]] = {}
+        #: tables of which snapshots of others were expired behind the witness
+        self.bridged: set[str] = set()
         self.commits = 0
         #: commit ids of the sink that are in some snapshot of a table
         self.there: dict[str, set[str]] = {}
@@ -107,7 +112,8 @@ class Oracle:
             held.model = self._other(above, held)
         else:
             held.model = self._ours(name, above, held, entry)
-        self._readable(held)
+        if "moved" not in self.harm.get(name, ()):  # or files may be gone with what was moved away
+            self._readable(held)
         seen = self._seen(name, held)
         wanted = held.model.rows
         if seen != wanted:
@@ -121,6 +127,8 @@ class Oracle:
     def _ours(self, name: str, above: Model, held: Held, entry: Entry) -> Model:
         violated = self.world.violated
         where = f"{name} snapshot {held.snapshot.id}"
+        if not self.ledgers:
+            return self._told(name, above, held, entry, where)
         if entry.epoch < above.epoch:
             violated("I7", f"{where} is of epoch {entry.epoch}, after epoch {above.epoch}")
         # (Whoever moves a branch back may take the claim away that fenced somebody.)
@@ -140,6 +148,11 @@ class Oracle:
                 violated("I1", f"{where} begins with {partition} at {offset}, and what is before it "
                          "is not there")  # fmt: skip
         self.there.setdefault(name, set()).update(entry.commit_ids)
+        return self._told(name, above, held, entry, where)
+
+    def _told(self, name: str, above: Model, held: Held, entry: Entry, where: str) -> Model:
+        """What the entry says that was added."""
+        violated = self.world.violated
         if name == INDEX:
             return self._index(above, held, entry, where)
         rows = dict(above.rows)
@@ -173,6 +186,8 @@ class Oracle:
         new = [row for file, sequence in held.files if sequence == held.snapshot.sequence
                for row in file.rows]  # fmt: skip
         rows = {**above.rows, **dict.fromkeys(new, 1)}
+        if not self.ledgers:
+            return Model(rows, entry.end, entry.epoch, entry.commit_ids)
         told = "*" if len(self.topic.names) > 1 else self.topic.names[0]
         spans: dict[Any, list[tuple[int, int]]] = {}
         for commit_id, table, partition, start, end in rows:
@@ -212,17 +227,24 @@ class Oracle:
         """A tag of the sink moved: never back."""
         for tag, number in after.refs.items():
             was = before.snapshots.get(before.refs.get(tag, 0))
-            if tag.startswith("frazil/") and was is not None:
+            if tag.startswith("frazil/") and was is not None and self.ledgers:
                 now = after.snapshots[number].snapshot
                 if now.sequence < was.snapshot.sequence and not self.harm:
                     self.world.violated("H4", f"{tag} of {name} moves back from "
                                         f"{was.snapshot.id} to {now.id}")  # fmt: skip
 
+    def moved(self, name: str, before: Meta, after: Meta, branch: str) -> None:
+        """A commit of the sink set its branch to a snapshot that was there: whose are lost?"""
+        was = before.refs.get(branch)
+        if was is not None and was not in [each.id for each in after.history(branch)]:
+            self.world.violated("I6", f"a commit set {branch} of {name} back from {was} to "
+                                f"{after.refs.get(branch)}")  # fmt: skip
+
     def done(self, epoch: int, batch: int, branches: Mapping[str, str]) -> None:
         """A life says that a batch is done: no expiry can take its entries any more."""
         for name in (*self.topic.names, INDEX):
             meta = self.server.tables.get(name)
-            if meta is None or self.harm:
+            if meta is None or self.harm or not self.ledgers:
                 continue
             tag = meta.head(witness(branches[name]))
             for snapshot in meta.history(branches[name]):
@@ -285,8 +307,10 @@ class Oracle:
             return
         head = self.server.tables[INDEX].head("main")
         position = Cut(head.model.end) if head else Cut()
-        if position.reaches(batch.end) or self.harm:
+        if position.reaches(batch.end) or self.harm or not self.ledgers:
             return
+        if self.world.running is None or self.world.running.name != "committer":
+            return  # a life that begins has another one for the same ranges, and a floor
         for name in batch.names:
             if batch.commit_id in self.there.get(name, ()):
                 self.world.violated("I8", f"{path} is deleted: its batch is in {name} and not in "
@@ -302,6 +326,11 @@ class Oracle:
         """The newest life that claimed the index."""
         head = self.server.tables[INDEX].head("main") if INDEX in self.server.tables else None
         return head.model.epoch if head else 0
+
+    def excused(self, error: BaseException | None) -> bool:
+        """May a life stop with this? After some harm; or where it cannot tell what was applied."""
+        unsure = isinstance(error, Expired) and "cannot be told" in str(error)
+        return bool(self.harm) or (unsure and bool(self.bridged))
 
     def complete(self, branches: Mapping[str, str]) -> str:
         """What is missing, when nothing should be."""
@@ -320,16 +349,19 @@ class Oracle:
         return ""
 
 
-def forgotten(meta: Meta, branch: str, kept: Iterable[int], staged: bool) -> bool:
-    """If only these snapshots were kept: would the sink's newest entry be gone, or could nobody
-    tell whether there was one? `staged`: batches wait, that may have been under way."""
+def forgotten(meta: Meta, branch: str, kept: Iterable[int]) -> str:
+    """If only these snapshots were kept, what could nobody tell any more?
+
+    "expired": the sink's newest entry, or whether there was one. "bridged": what others did since;
+    and whether a batch that was under way is among that."""
     after: list[int] = []
     for snapshot in meta.history(branch):
         if PREFIX + "sink" in snapshot.summary:
-            # The tag keeps it. Who finds others missing in between cannot tell whose they were.
-            return snapshot.id not in kept or (staged and any(n not in kept for n in after))
+            if snapshot.id not in kept:
+                return "expired"
+            return "bridged" if any(number not in kept for number in after) else ""
         after.append(snapshot.id)
-    return any(number not in kept for number in after)
+    return "expired" if any(number not in kept for number in after) else ""
 
 
 def witness(branch: str) -> str:

@@ -25,6 +25,7 @@ from frazil.table.tables import Tables
 from tests.simulation import catalog
 from tests.simulation.catalog import Server, Table
 from tests.simulation.life import here
+from tests.simulation.oracle import INDEX
 
 Planting = Callable[[ExitStack], None]
 PLANTED: dict[str, Planting] = {}
@@ -58,18 +59,6 @@ def put(stack: ExitStack, where: Any, name: str, value: Any) -> Any:
 @planted("no compare-and-set")
 def _(stack: ExitStack) -> None:
     put(stack, Target, "_compare", lambda *_: lambda history: None)
-
-
-@planted("compare-and-set of the snapshot, not of the entry")
-def _(stack: ExitStack) -> None:
-    """Any other writer's commit refuses ours: a busy table is never committed to again."""
-
-    def compare(self: Target, head: Head, entry: Entry) -> Any:
-        newest = next(self.table.history(self._branch), None)
-        return lambda history: None if next(history, None) == newest else "the table has moved"
-
-    put(stack, Target, "_compare", compare)
-    put(stack, commit, "ATTEMPTS", 1)
 
 
 @planted("the check looks at main, whatever the branch")
@@ -186,23 +175,23 @@ def _(stack: ExitStack) -> None:
     """Tables first: whoever commits to the index meanwhile moves the position after it was read."""
 
     def claim(self: Any, spark: Any) -> None:
-        take, first = self._take, []
-        self._take = lambda target, *more: first.append((target, *more))
+        real, last = self._take, []
+
+        def take(target: Target, *more: Any) -> None:
+            if target is self._index_target:
+                target.epoch = self.epoch
+                last.append((target, *more))
+            else:
+                real(target, *more)
+
+        self._take = take
         try:
             _REAL_CLAIM(self, spark)
         finally:
             del self._take
-        for each in first[1:]:
-            take(*each)
-        self._recovered = Sink._recover(self)
-        take(*first[0])
-
-    def recover(self: Any) -> Any:
-        found = getattr(self, "_recovered", None)
-        return found if found is not None else _REAL_RECOVER(self)
+        real(*last[0])
 
     put(stack, Sink, "_claim", claim)
-    put(stack, Sink, "_recover", recover)
 
 
 _REAL_CLAIM, _REAL_RECOVER = Sink._claim, Sink._recover
@@ -267,14 +256,6 @@ def _(stack: ExitStack) -> None:
 
 @planted("an unknown answer counts as success")
 def _(stack: ExitStack) -> None:
-    def commit_(self: Target, manifests: Sequence[str], entry: Entry) -> Snapshot:
-        try:
-            return was(self, manifests, entry)
-        except Unknown:
-            raise
-        finally:
-            pass
-
     was = Target.commit
     append = Table.append
 
@@ -282,7 +263,9 @@ def _(stack: ExitStack) -> None:
         try:
             append(self, *given, **more)
         except Unknown:
-            raise _Assumed from None
+            if given[0]:
+                raise _Assumed from None
+            raise  # a claim
 
     def assuming(self: Target, manifests: Sequence[str], entry: Entry) -> Snapshot:
         try:
@@ -446,7 +429,8 @@ def _(stack: ExitStack) -> None:
 
     def create(self: Server, name: str) -> Any:
         made = was(self, name)
-        made.uuid = f"uuid-{name}"
+        if name != INDEX:
+            made.uuid = f"uuid-{name}"
         return made
 
     put(stack, Server, "create", create)
@@ -664,3 +648,30 @@ def _(stack: ExitStack) -> None:
     put(stack, Table, "manifests", lambda *_: set())
 
 
+
+
+# ── a sink as one writes it in an afternoon ──────────────────────────────────────────────────────
+
+
+@contextmanager
+def naive() -> Iterator[None]:
+    """Check-then-commit by the id of the batch, deletion of what a failed commit made, another try
+    after any error, no epochs, no witness. The rest is as it is: ranges, stage, order."""
+    with ExitStack() as stack:
+
+        def decide(table: str, head: Head, seen: str | None, entry: Entry) -> Any:
+            there = head.entry.commit_ids if head.entry else ()
+            assert head.snapshot is not None or not there
+            return commit.Already(head.snapshot) if entry.commit_ids[-1] in there else Append()  # type: ignore[arg-type]
+
+        def take(self: Sink, target: Target, extend: Any = lambda end: end) -> None:
+            self.epoch = target.epoch = 1
+            _claim(target, 1, extend)
+
+        put(stack, commit, "decide", decide)
+        put(stack, Sink, "_take", take)
+        put(stack, Sink, "_still_newest", lambda *_: None)
+        put(stack, Target, "witness", lambda *_: None)
+        for name in ("no compare-and-set", "leftovers are deleted at once when a commit fails"):
+            PLANTED[name](stack)
+        yield

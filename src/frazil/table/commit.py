@@ -285,7 +285,10 @@ class Target:
             )  # fmt: skip
             try:
                 self.commit([], claim)
-                return self.head()
+                found = self.head()
+                if found.snapshot is None:
+                    raise self.untold("a claim")
+                return found
             except (Gap, Overlap):  # an older life was quicker: look again
                 self._pause(attempt)
         raise Unavailable(f"cannot claim table {self.table.name}: it changes too fast")
@@ -320,7 +323,7 @@ class Target:
                 break  # the last try was read back as well
             if head.bridged and entry.ranges:
                 if self._tried.intersection(entry.commit_ids):
-                    raise self._untold(_spans(entry))
+                    raise self.untold(_spans(entry))
                 # From an entry on top of what is left it can be told what became of a try.
                 self.witness(self.commit([], self._empty(head.entry)))
                 continue
@@ -402,7 +405,7 @@ class Target:
             elif self._absent(batch):
                 break
             else:
-                raise self._untold(", ".join(map(str, batch.begin.to(batch.end))))
+                raise self.untold(", ".join(map(str, batch.begin.to(batch.end))))
         if there and [*there][-1] in found[-1][0].commit_ids:
             self._saw(found[-1][0])  # our own commit, whose answer was lost
         return there
@@ -427,7 +430,7 @@ class Target:
             return batch.epoch == self.epoch and batch.commit_id not in self._tried
         return head.entry is None or batch.epoch >= head.entry.doubt
 
-    def _untold(self, what: str) -> Expired:
+    def untold(self, what: str) -> Expired:
         return Expired(
             f"cannot commit {what} to table {self.table.name}: whether an earlier try was applied "
             "cannot be told; snapshots made since were expired before their witness was set",
@@ -817,7 +820,8 @@ class Committer:
             where |= {batch.commit_id: snapshot for batch in some}
         if snapshot is None:
             snapshot = target.head().snapshot  # maybe a claim on top: the tag never moves back
-            assert snapshot is not None
+            if snapshot is None:
+                raise target.untold("what is there already")
         target.witness(snapshot)
         self._step(f"{prefix}witnessed", batches[-1])
         return where
