@@ -338,7 +338,7 @@ class Table:
 
             def change(meta: Meta, parent: int | None = parent, listed: str = listed) -> Any:
                 return add(meta, number, parent, branch, gone, new, paths, summary, operation,
-                           listed, int(world.now * 1000))  # fmt: skip
+                           listed, world.milliseconds)  # fmt: skip
 
             request = Request(self.name, self.uuid, {branch: parent}, change,
                               f"snapshot {number}", branch,

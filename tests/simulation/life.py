@@ -70,7 +70,7 @@ class _Time:
 
     @staticmethod
     def time() -> float:
-        return 1e9 + here.world.now
+        return worlds.START + here.world.now
 
     @staticmethod
     def sleep(seconds: float) -> None:

@@ -84,7 +84,7 @@ class Schedule:
         self.stale = dice.choice((0.0, 0.0, 0.0, 0.3))
         hands = dice.choice((0, 0, 1, 2))
         self.hands = dice.sample(HARMLESS, hands) if hands else []
-        if dice.random() < 0.2:
+        if dice.random() < 0.25:
             self.hands += dice.sample(HARMFUL, dice.randint(1, 2))
         self.foreign = dice.choice((0.05, 0.2, 0.4)) if self.hands else 0.0
         self.most_lives = dice.randint(1, 2 if small else 4)
@@ -240,9 +240,14 @@ class Schedule:
                 outcome.ended = f"{type(last).__name__}: {last}"
                 return None
             self._begin(quiet=True)
-        if self.turns > 100 and self._stalled():
-            outcome.ended = "stalled"
-            return None
+        if self.turns > 60 and self._stalled():
+            if self.quiet:
+                outcome.ended = "stalled"
+                return None
+            for each in self._alive:  # does a new life know better?
+                self.world.kill(each, "by the hand of who waits for it")
+            self._begin(quiet=True)
+            self.turns = 0
         return self._ready()
 
     def _judge(self, outcome: Outcome) -> None:
@@ -318,7 +323,7 @@ class Schedule:
 
         def change(after: Meta) -> Held | None:
             return add(after, number, after.refs.get(branch), branch, gone, new, [written], summary,
-                       operation, listed, int(self.world.now * 1000))  # fmt: skip
+                       operation, listed, self.world.milliseconds)  # fmt: skip
 
         self._change(name, meta, branch, change)
 
@@ -381,6 +386,8 @@ class Schedule:
             return
         if any(not each.epoch for each in self._alive):
             return  # one that lists them now would see a part of them, and stop for that
+        if len(self._alive) > 1 or "stored late" in self.faults:
+            return  # what an older life stores afterwards is not what is in the tables
         self.emptied = True
         for path in [path for path in self.server.objects if "/stage/" in path]:
             del self.server.objects[path]

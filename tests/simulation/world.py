@@ -14,6 +14,10 @@ from collections.abc import Callable
 from typing import Any
 
 
+#: When a world begins, in seconds since 1970.
+START = 1_000_000_000.0
+
+
 class Died(BaseException):
     """The process is gone. No `except Exception` sees it."""
 
@@ -224,6 +228,11 @@ class World:
         self.running = None
 
     # ── small things ─────────────────────────────────────────────────────────────────────────
+
+    @property
+    def milliseconds(self) -> int:
+        """Since 1970."""
+        return int((START + self.now) * 1000)
 
     def number(self) -> int:
         self.numbers += 1

@@ -1,4 +1,5 @@
-"""One contract for two tables: the fake of the unit tests and Iceberg's own, so neither can drift.
+"""One contract for three tables: the fake of the unit tests, the one of the simulation and Iceberg's
+own, so none can drift.
 
 What only the real one can show (what is left on disk, expiry, lost answers of a REST catalog) comes
 after the contract.
@@ -16,6 +17,7 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -43,6 +45,9 @@ from frazil.table.commit import Target, witness_tag
 from frazil.table.jvm import Catalog
 from frazil.table.ledger import Entry, Snapshot, parse
 from tests.fakes import FakeTable
+from tests.simulation.catalog import Client, File, Server
+from tests.simulation.catalog import Table as Handle
+from tests.simulation.world import World
 
 P = Partition("orders", 0)
 SCHEMA = json.dumps({"type": "struct", "schema-id": 0, "fields": [
@@ -75,6 +80,51 @@ class Fake:
 
     def still_there(self, path: str) -> bool:
         return path not in self.table.deleted
+
+
+class Simulated:
+    """The table of the simulation (`tests.simulation`)."""
+
+    def __init__(self) -> None:
+        self.server = Server(World(0))
+        self.server.oracle = Mock()
+        self.client = Client(self.server)
+        self.table: Any = Handle(self.client, "db.t", self.server.create("db.t"))
+
+    def manifest(self, tag: str) -> str:
+        file = self.client.written(File(f"/db.t/data/{tag}.parquet", (tag,)))
+        return str(self.table.write_manifest(f"/db.t/metadata/{tag}-m0.avro", [file.descriptor]))
+
+    def foreign(self, tag: str) -> None:
+        other = Handle(Client(self.server), "db.t", self.server.tables["db.t"])
+        other.append([self.manifest(tag)], {}, branch="main", check=yes, leftovers=[])
+
+    def slip_in(self, tag: str) -> None:
+        send, self.client.send = self.client.send, Mock()
+
+        def late(request: Any) -> None:
+            self.client.send = send  # type: ignore[method-assign]
+            self.foreign(tag)
+            send(request)
+
+        self.client.send = late  # type: ignore[method-assign]
+
+    def lose_the_next_answer(self) -> None:
+        send = self.client.send
+
+        def lost(request: Any) -> None:
+            self.client.send = send  # type: ignore[method-assign]
+            send(request)
+            raise Unknown("cannot commit: CommitStateUnknownException")
+
+        self.client.send = lost  # type: ignore[method-assign]
+
+    def live(self, branch: str = "main") -> list[str]:
+        head = self.server.tables["db.t"].head(branch)
+        return sorted(row for file, _ in (head.files if head else ()) for row in file.rows)
+
+    def still_there(self, path: str) -> bool:
+        return path in self.server.objects
 
 
 class Real:
@@ -145,10 +195,12 @@ class Real:
         return Path(path.removeprefix("file:")).exists()
 
 
-@pytest.fixture(params=["fake", "real"])
-def subject(request: pytest.FixtureRequest, name: str) -> Fake | Real:
+@pytest.fixture(params=["fake", "simulated", "real"])
+def subject(request: pytest.FixtureRequest, name: str) -> Fake | Simulated | Real:
     if request.param == "fake":
         return Fake()
+    if request.param == "simulated":
+        return Simulated()
     return Real(request.getfixturevalue("spark"), "lake", name)
 
 
@@ -161,7 +213,7 @@ def yes(_: Iterator[Snapshot]) -> None:
     return None
 
 
-def append(subject: Fake | Real, tag: str, branch: str = "main", **summary: str) -> list[str]:
+def append(subject: Fake | Simulated | Real, tag: str, branch: str = "main", **summary: str) -> list[str]:
     leftovers: list[str] = []
     subject.table.append(
         [subject.manifest(tag)] if tag else [], summary, branch=branch, check=yes,
@@ -170,7 +222,7 @@ def append(subject: Fake | Real, tag: str, branch: str = "main", **summary: str)
     return leftovers
 
 
-def history(subject: Fake | Real, branch: str = "main") -> list[Snapshot]:
+def history(subject: Fake | Simulated | Real, branch: str = "main") -> list[Snapshot]:
     subject.table.refresh()
     return list(subject.table.history(branch))
 
@@ -186,20 +238,20 @@ class NoWait:
     def sleep(_: float) -> None: ...
 
 
-def target(subject: Fake | Real, epoch: int = 1, branch: str = "main") -> Target:
+def target(subject: Fake | Simulated | Real, epoch: int = 1, branch: str = "main") -> Target:
     return Target(subject.table, branch, "s", epoch, NoWait())  # type: ignore[arg-type]
 
 
 # ── the contract ─────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_new_table_has_no_history_and_no_tags(subject: Fake | Real):
+def test_a_new_table_has_no_history_and_no_tags(subject: Fake | Simulated | Real):
     assert history(subject) == []
     assert history(subject, "elsewhere") == []
     assert subject.table.tagged("frazil/s") is None
 
 
-def test_history_is_newest_first_with_parents_and_summaries(subject: Fake | Real):
+def test_history_is_newest_first_with_parents_and_summaries(subject: Fake | Simulated | Real):
     for tag in ("a", "b", ""):
         append(subject, tag, mark=tag or "empty")
     found = history(subject)
@@ -212,7 +264,7 @@ def test_history_is_newest_first_with_parents_and_summaries(subject: Fake | Real
     assert subject.live() == ["a", "b"]
 
 
-def test_a_refused_append_raises_and_changes_nothing(subject: Fake | Real):
+def test_a_refused_append_raises_and_changes_nothing(subject: Fake | Simulated | Real):
     append(subject, "a")
     before = history(subject)
     leftovers: list[str] = []
@@ -226,7 +278,7 @@ def test_a_refused_append_raises_and_changes_nothing(subject: Fake | Real):
     assert all(path != before[0].manifest_list for path in leftovers)
 
 
-def test_the_check_sees_the_ancestry_newest_first(subject: Fake | Real):
+def test_the_check_sees_the_ancestry_newest_first(subject: Fake | Simulated | Real):
     append(subject, "a", mark="a")
     append(subject, "b", mark="b")
     seen: list[list[Snapshot]] = []
@@ -238,7 +290,7 @@ def test_the_check_sees_the_ancestry_newest_first(subject: Fake | Real):
     assert seen[-1] == history(subject)[1:]
 
 
-def test_a_foreign_commit_that_slips_in_is_kept_and_the_check_sees_it(subject: Fake | Real):
+def test_a_foreign_commit_that_slips_in_is_kept_and_the_check_sees_it(subject: Fake | Simulated | Real):
     append(subject, "a")
     seen: list[int] = []
     leftovers: list[str] = []
@@ -253,7 +305,7 @@ def test_a_foreign_commit_that_slips_in_is_kept_and_the_check_sees_it(subject: F
     assert all(map(subject.still_there, leftovers))
 
 
-def test_what_a_commit_that_lost_a_race_leaves_is_handed_out_and_not_deleted(subject: Fake | Real):
+def test_what_a_commit_that_lost_a_race_leaves_is_handed_out_and_not_deleted(subject: Fake | Simulated | Real):
     append(subject, "a")
     leftovers: list[str] = []
     subject.slip_in("foreign")
@@ -271,7 +323,7 @@ def test_what_a_commit_that_lost_a_race_leaves_is_handed_out_and_not_deleted(sub
     assert subject.live() == ["a", "foreign"]
 
 
-def test_a_tag_is_set_moved_and_survives_later_commits(subject: Fake | Real):
+def test_a_tag_is_set_moved_and_survives_later_commits(subject: Fake | Simulated | Real):
     append(subject, "a")
     first = history(subject)[0]
     subject.table.tag("frazil/s", first.id, None)
@@ -289,7 +341,7 @@ def test_a_tag_is_set_moved_and_survives_later_commits(subject: Fake | Real):
     assert len(history(subject)) == 2
 
 
-def test_a_branch_has_a_history_of_its_own(subject: Fake | Real):
+def test_a_branch_has_a_history_of_its_own(subject: Fake | Simulated | Real):
     append(subject, "on-main")
     append(subject, "on-side", branch="side", mark="side")
     [newest, *_] = history(subject, "side")
@@ -299,11 +351,11 @@ def test_a_branch_has_a_history_of_its_own(subject: Fake | Real):
     assert "on-side" in subject.live("side")
 
 
-def test_a_deleted_path_may_be_gone_already(subject: Fake | Real, tmp_path: Path):
+def test_a_deleted_path_may_be_gone_already(subject: Fake | Simulated | Real, tmp_path: Path):
     subject.table.delete(f"file:{tmp_path}/never-was.avro")
 
 
-def test_an_entry_whose_answer_was_lost_is_found_and_not_added_twice(subject: Fake | Real):
+def test_an_entry_whose_answer_was_lost_is_found_and_not_added_twice(subject: Fake | Simulated | Real):
     life = target(subject)
     subject.lose_the_next_answer()
     life.commit([subject.manifest("a")], entry(0, 5, "a"))
@@ -312,7 +364,7 @@ def test_an_entry_whose_answer_was_lost_is_found_and_not_added_twice(subject: Fa
     assert [parse(s.summary).commit_ids for s in history(subject)] == [("b",), ("a",)]  # type: ignore[union-attr]
 
 
-def test_a_foreign_commit_in_between_does_not_disturb_an_entry(subject: Fake | Real):
+def test_a_foreign_commit_in_between_does_not_disturb_an_entry(subject: Fake | Simulated | Real):
     life = target(subject)
     life.commit([subject.manifest("a")], entry(0, 5, "a"))
     subject.slip_in("foreign")
@@ -320,7 +372,7 @@ def test_a_foreign_commit_in_between_does_not_disturb_an_entry(subject: Fake | R
     assert subject.live() == ["a", "b", "foreign"]
 
 
-def test_an_older_life_is_fenced_and_its_rows_are_absent(subject: Fake | Real):
+def test_an_older_life_is_fenced_and_its_rows_are_absent(subject: Fake | Simulated | Real):
     old = target(subject)
     old.commit([subject.manifest("a")], entry(0, 5, "a"))
     heir = target(subject, epoch=2)
@@ -331,7 +383,7 @@ def test_an_older_life_is_fenced_and_its_rows_are_absent(subject: Fake | Real):
     assert subject.live() == ["a", "c"]
 
 
-def test_gaps_and_overlaps_are_refused(subject: Fake | Real):
+def test_gaps_and_overlaps_are_refused(subject: Fake | Simulated | Real):
     life = target(subject)
     life.commit([subject.manifest("a")], entry(0, 5, "a"))
     with pytest.raises(Gap):
@@ -341,7 +393,7 @@ def test_gaps_and_overlaps_are_refused(subject: Fake | Real):
     assert subject.live() == ["a"]
 
 
-def test_an_entry_on_a_branch_leaves_main_alone(subject: Fake | Real):
+def test_an_entry_on_a_branch_leaves_main_alone(subject: Fake | Simulated | Real):
     append(subject, "foreign")
     life = target(subject, branch="side")
     snapshot = life.commit([subject.manifest("a")], entry(0, 5, "a"))

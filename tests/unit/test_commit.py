@@ -11,6 +11,7 @@ import pytest
 from frazil.core.errors import Expired, Fenced, Gap, Overlap, Unavailable, Unknown
 from frazil.core.offsets import BATCHES, Cut, Partition, Range
 from frazil.ingest.stage import StagedBatch, StagedTable, Tally
+from frazil.table import ledger
 from frazil.table.commit import (
     ATTEMPTS,
     INDEX,
@@ -22,6 +23,7 @@ from frazil.table.commit import (
     chain,
     entry_of,
 )
+from frazil.table.index import rebuilt
 from frazil.table.ledger import parse
 from tests.fakes import FakeClock, FakeTable
 
@@ -220,6 +222,122 @@ def test_who_always_claims_first_may_come_to_a_table_whose_history_was_expired()
         older.claim()
 
 
+# ── expiry between a commit and its witness ──────────────────────────────────────────────────────
+
+
+def expired(table: FakeTable) -> None:
+    """Two of somebody else's commits, and all that is no head and no tag is gone."""
+    table.add(["foreign"], {})
+    table.add(["foreign too"], {})
+    table.expire()
+
+
+def test_a_witness_never_moves_back():
+    """A life that was overtaken may come to its tag late: expiry would take the newer one's."""
+    table = FakeTable()
+    old, heir = target(table, 1), target(table, 2)
+    claimed = old.claim().snapshot
+    newest = heir.claim().snapshot
+    assert claimed is not None
+    assert newest is not None
+    heir.witness(newest)
+    old.witness(claimed)
+    assert table.tagged("frazil/s") == newest
+
+
+def test_a_witness_that_somebody_else_moves_meanwhile_is_looked_at_again():
+    table = FakeTable()
+    life = target(table)
+    first = life.claim().snapshot
+    assert first is not None
+    put(life, batch(0, 5, "a"))
+    newest = next(table.history("main"))
+    seen, table.tagged = table.tagged, lambda _: None  # type: ignore[method-assign]
+    table.refs["frazil/s"] = first.id
+
+    def refresh() -> None:
+        table.tagged = seen  # type: ignore[method-assign]
+
+    table.refresh = refresh  # type: ignore[method-assign]
+    life.witness(newest)
+    assert table.tagged("frazil/s") == newest
+
+
+def test_a_commit_that_was_expired_before_its_witness_is_not_made_again():
+    """Applied, the answer lost; what is left of the table tells of an older entry only."""
+    table = FakeTable()
+    life = target(table)
+    claimed = life.claim().snapshot
+    assert claimed is not None
+    life.witness(claimed)
+    append = table.append
+
+    def lost(*given: Any, **more: Any) -> None:
+        append(*given, **more)
+        expired(table)
+        raise Unknown("cannot commit: CommitStateUnknownException")
+
+    table.append = lost  # type: ignore[method-assign]
+    with pytest.raises(Expired, match=r"orders\[0\] \[0, 5\).*cannot be told"):
+        put(life, batch(0, 5, "a"))
+    table.append = append  # type: ignore[method-assign]
+    with pytest.raises(Expired, match="cannot be told"):
+        life.locate([batch(0, 5, "a")])
+    assert sum("m-a" in added for added in table.manifests.values()) == 1
+
+
+def test_a_batch_that_was_not_tried_yet_goes_on_behind_an_expired_history():
+    """And from the entry that is set on top first, it can be told what became of its tries."""
+    table = FakeTable()
+    life = target(table)
+    life.witness(life.commit(["m-a"], entry_of([batch(0, 5, "a")], "db.t", 1)))
+    expired(table)
+    table.faults = ["", "lost"]
+    assert life.locate([batch(5, 9, "b")]) == {}
+    put(life, batch(5, 9, "b"))
+    assert table.live() == ["foreign too", "m-b"]
+
+
+def test_a_life_that_claims_behind_an_expired_history_leaves_alone_what_older_ones_staged():
+    """Nobody can tell whether they had it in the table. What it stages itself is another matter."""
+    table = FakeTable()
+    old = target(table)
+    old.witness(old.commit(["m-a"], entry_of([batch(0, 5, "a")], "db.t", 1)))
+    expired(table)
+    for epoch in (2, 3):
+        heir = target(table, epoch)
+        claimed = heir.claim()
+        assert claimed.entry is not None
+        assert claimed.entry.doubt == 2
+        assert claimed.snapshot is not None
+        heir.witness(claimed.snapshot)
+        with pytest.raises(Expired, match="cannot be told"):
+            heir.locate([batch(5, 9, "b", epoch=1)])
+        assert heir.locate([batch(5, 9, "c", epoch=2)]) == {}
+    put(heir, batch(5, 9, "c", epoch=2))
+    assert heir.locate([batch(9, 12, "d", epoch=1)]) == {}, "an entry with records ends the doubt"
+
+
+def test_a_claim_that_was_expired_before_its_witness_says_so():
+    table = FakeTable()
+    append = table.append
+
+    def swept_away(*given: Any, **more: Any) -> None:
+        append(*given, **more)
+        table.refresh = expire_later  # type: ignore[method-assign]
+
+    looks: list[int] = []
+
+    def expire_later() -> None:
+        looks.append(1)
+        if len(looks) == 2:  # it was read back, and is looked at for its witness
+            expired(table)
+
+    table.append = swept_away  # type: ignore[method-assign]
+    with pytest.raises(Expired, match="a claim"):
+        Target(table, "main", "s", 1, FakeClock(), claimed_first=True).claim()
+
+
 class Rig:
     """A committer over two tables in memory, driven by hand."""
 
@@ -268,6 +386,23 @@ def test_absorbed_batches_share_one_snapshot_and_one_entry():
     rig.commit(batch(0, 5, "a"), batch(5, 9, "b", 1), batch(9, 12, "c", 2))
     assert rig.data.live() == ["m-a", "m-b", "m-c"]
     assert len(list(rig.data.history("main"))) == 2  # the claim and the commit
+
+
+def test_a_batch_rebuilt_from_the_ledger_is_refused_where_the_table_was_rolled_back_since():
+    """It brings no files: to commit it would say that rows are there which are not."""
+    rig = Rig()
+    rig.index.faults = ["dropped"] * 2 * ATTEMPTS
+    with pytest.raises(Unavailable):
+        rig.commit(batch(0, 5, "a"))
+    rig.index.faults = []
+    [entry] = [e for e, _ in ledger.entries(rig.data.history("main"), "s") if e.ranges]
+    rig.restart(epoch=2)
+    rig.data.refs["main"] = next(s.id for s in rig.data.history("main") if s.parent is None)
+    rig.targets[0]._saw(parse(next(rig.data.history("main")).summary))
+    with pytest.raises(Gap, match=r"orders\[0\] \[0, 5\).*has them no more"):
+        rig.commit(rebuilt(entry, "db.t", "uuid-1"))
+    assert rig.data.live() == []
+    assert rig.index.live() == []
 
 
 def deleting(one: StagedBatch, keys: int = 3) -> StagedBatch:
