@@ -49,13 +49,11 @@ poison: $(READY)  ## hostile records among good ones: every good one exact, ever
 planted: $(READY)  ## corruption planted in tables that were well: all of it found, and nothing else (N=2000)
 	@$(BIN)/python bench/planted.py --count $(or $(N),2000) $(ARGS)
 
-<<<<<<< HEAD
 upserts: $(READY)  ## 5M changes, kills at every step, compaction and expiry: every snapshot exact, by two engines
 	@$(BIN)/python bench/upserts.py $(ARGS)
-=======
+
 simulate: $(READY)  ## the real committer in seeded worlds full of faults; planted bugs are caught (N=100000, SEED=17)
 	@$(BIN)/python bench/simulate.py --count $(or $(N),100000) $(if $(SEED),--seed $(SEED) --trace) $(ARGS)
->>>>>>> cae2524 (make simulate: schedules, planted bugs, a naive sink)
 
 lock:  ## resolve the dependencies anew (needs uv)
 	uv pip compile -q --universal --python-version 3.10 --generate-hashes --no-emit-index-url \
