@@ -72,7 +72,7 @@ class FakeTable:
         """Any writer's append, ours or foreign."""
         number = next(self._ids)
         snapshot = Snapshot(
-            id=number, parent=self.refs.get(branch), sequence=len(self.snapshots) + 1,
+            id=number, parent=self.refs.get(branch), sequence=number - 99,  # never falls
             timestamp_ms=number, operation="append", summary=dict(summary),
             manifest_list=f"/snap-{number}.avro",
         )  # fmt: skip
