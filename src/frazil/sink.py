@@ -437,6 +437,12 @@ class Sink:
         target.epoch = self.epoch
         head = target.claim(extend, cluster=self._origin.cluster, topics=self._origin.topics)
         assert head.snapshot is not None
+        if not self._alone and target is not self._index_target and target.rolled_back():
+            raise Gap(
+                f"cannot go on with table {target.table.name}: it was rolled back while this life "
+                "began",
+                hint="roll the table forward again, or start again: its batches wait, staged",
+            )
         target.witness(head.snapshot)
 
     def _recover(self) -> tuple[list[StagedBatch], list[str]]:

@@ -16,7 +16,6 @@ from typing import Any
 
 from frazil.core.errors import Conflict, Foreign, Unavailable, Unknown
 from frazil.table.ledger import Snapshot
-
 from tests.simulation.world import World
 
 #: How often Iceberg tries a commit again by itself. (Four times; fewer show the same.)
@@ -120,6 +119,8 @@ class Server:
         #: older versions, for those who read late
         self.past: dict[str, list[Meta]] = {}
         self.objects: dict[str, Any] = {}
+        #: whatever was written, by its path
+        self.files: dict[str, File] = {}
         self.flying: list[Request | tuple[str, Any]] = []
         self.oracle: Any = None
         #: of whole metadata, as catalogs on a database do
@@ -179,6 +180,8 @@ class Server:
 
     def manifest(self, path: str) -> tuple[File, ...]:
         found = self.objects.get(path)
+        if found is None and self.oracle.harm:  # who moves a branch and expires may have taken it
+            raise Foreign(f"cannot read {path}: it is gone")
         if found is None:
             self.world.violated("I5", f"the manifest {path} is committed, and it is not there")
         return found  # type: ignore[no-any-return]
@@ -502,17 +505,13 @@ class Client:
         #: chances, by the kind of fault
         self.faults: dict[str, float] = {}
         self.stale = 0.0
-        self.files: dict[str, File] = {}
 
     def file(self, descriptor: str) -> File:
-        path = descriptor.split('"file-path": "', 1)[1].split('"', 1)[0]
-        found = self.server.objects.get(path)
-        if found is None:
-            self.server.world.violated("I5", f"the file {path} is committed, and it is not there")
-        return found  # type: ignore[no-any-return]
+        """What a descriptor tells; whether the file is still there is another matter."""
+        return self.server.files[descriptor.split('"file-path": "', 1)[1].split('"', 1)[0]]
 
     def written(self, file: File) -> File:
-        self.server.objects[file.path] = file
+        self.server.objects[file.path] = self.server.files[file.path] = file
         return file
 
     def fails(self, kind: str) -> bool:

@@ -33,10 +33,9 @@ from frazil.ingest.stage import Tally
 from frazil.ingest.write import WrittenFile
 from frazil.sink import Sink
 from frazil.table import commit, compact, index, ledger, maintain, tables
-
 from tests.simulation import world as worlds
 from tests.simulation.catalog import Client, File, Server, Table
-from tests.simulation.oracle import INDEX, SINK, Oracle, Topic
+from tests.simulation.oracle import INDEX, SINK, Oracle
 from tests.simulation.world import Task, World
 
 
@@ -160,9 +159,9 @@ def _index_file(rows: Sequence[Any]) -> list[str]:
     return [client.written(File(path, tuple(rows))).descriptor]
 
 
-def _index_write(_shape: object, _prefix: str, located: Sequence[Any], _: object = None) -> Any:
+def _index_write(_shape: object, _prefix: str, located: Sequence[Any], *_: object) -> list[str]:
     rows = []
-    for batch, snapshots in located:
+    for batch, _ in located:
         for table in batch.tables:
             rows += [(batch.commit_id, table.name, t.range.partition, t.range.start, t.range.end)
                      for t in table.tallies]  # fmt: skip
@@ -172,12 +171,12 @@ def _index_write(_shape: object, _prefix: str, located: Sequence[Any], _: object
 
 
 def _index_read(_shape: object, paths: Sequence[str]) -> list[Any]:
-    return [row for path in paths for row in here.server.objects[path].rows]
+    return [row for path in paths for row in here.server.files[path].rows]
 
 
 def _compact(job: Job) -> Done:
     """Live rows of small files anew; of large ones the places of those that are gone."""
-    objects, client = here.server.objects, life().client
+    objects, client = here.server.files, life().client
     here.world.point("read what is compacted")
     rows: list[Any] = []
     replaced, gone = [], {}
@@ -212,8 +211,8 @@ def _mask(_shape: object, prefix: str, _v: int, descriptor: str, gone: Sequence[
 
 
 class _Json:
-    """`json`, with one encoder for all, and each text read once: whoever gets the value leaves it as
-    it is."""
+    """`json`, with one encoder for all, and each text read once: whoever gets the value leaves it
+    as it is."""
 
     loads = staticmethod(lru_cache(4096)(json.loads))
     _encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -234,6 +233,11 @@ def _parsed(summary: Mapping[str, str]) -> Any:
     return found[1]
 
 
+def _new(*_: object) -> tuple[str, str, str]:
+    """Schema, spec and order of a new table: nobody asks for them here."""
+    return "", "", ""
+
+
 @contextmanager
 def simulated() -> Iterator[None]:
     """The code under test in the world that `here` names."""
@@ -241,7 +245,8 @@ def simulated() -> Iterator[None]:
         sink_module: {"Catalog": Catalog, "Table": Table, "time": _Time, "threading": _Threading,
                       "uuid": _Uuid, "publish": lambda *_: None, "_running": _Nowhere(),
                       "shaped": lambda *_: _SHAPE, "Ranges": Feed},
-        commit: {"time": _Time, "threading": _Threading, "uuid": _Uuid, "ThreadPoolExecutor": _Pool},
+        commit: {"time": _Time, "threading": _Threading, "uuid": _Uuid,
+                 "ThreadPoolExecutor": _Pool},
         tables: {"time": _Time, "threading": _Threading, "ThreadPoolExecutor": _Pool,
                  "shaped": lambda *_: _SHAPE},
         maintain: {"time": _Time, "uuid": _Uuid, "KEPT": 3, "AT_ONCE": 2, "MOST": 8},
@@ -259,7 +264,7 @@ def simulated() -> Iterator[None]:
                      compact.Compaction):  # fmt: skip
             defaults = {**made.__init__.__kwdefaults__, "clock": _Time}
             stack.enter_context(mock.patch.object(made.__init__, "__kwdefaults__", defaults))
-        stack.enter_context(mock.patch.object(tables.Tables, "_new", lambda *_: ("", "", "")))
+        stack.enter_context(mock.patch.object(tables.Tables, "_new", _new))
         # A set of names has another order in every process.
         opened = tables.Tables.open
         stack.enter_context(mock.patch.object(
@@ -470,8 +475,13 @@ class Simulated(Sink):
         self._judge = None
 
 
+Named = tuple[str, str, str]
+
+
 @lru_cache
-def config(names: tuple[tuple[str, str, str], ...], interval: str, bound: int, after: int) -> Config:
+def config(
+    names: tuple[tuple[str, str, str], ...], interval: str, bound: int, after: int
+) -> Config:
     """`names`: name, mode and branch of each table."""
     return Config(
         sink=SinkConfig(SINK, topics=("t",), index=INDEX, commit_interval=interval,
@@ -544,4 +554,3 @@ class Life:
             here.world.violated("I7", f"two lives have epoch {epoch}")
         oracle.epochs.add(epoch)
         oracle.settled = max(oracle.settled, epoch)
-

@@ -9,16 +9,16 @@ for deletes, and must see just that. Nothing here asks the code under test.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import Any
 
 from frazil.core.errors import Expired
 from frazil.core.offsets import Cut, Partition
 from frazil.ingest import stage
-from frazil.table.commit import witness_tag
 from frazil.table import ledger
+from frazil.table.commit import witness_tag
 from frazil.table.ledger import PREFIX, Entry
-
-from tests.simulation.catalog import File, Held, Meta, Server
+from tests.simulation.catalog import Held, Meta, Server
 
 SINK = "s"
 INDEX = "lake.index"
@@ -145,8 +145,8 @@ class Oracle:
             violated("I1", f"{where} goes back from {entry.begin} to {entry.end}")
         for partition, offset in begin.items() if name != INDEX else ():
             if partition not in above.end and self.topic.routed(name, partition, 0, offset):
-                violated("I1", f"{where} begins with {partition} at {offset}, and what is before it "
-                         "is not there")  # fmt: skip
+                violated("I1", f"{where} begins with {partition} at {offset}, and what is before "
+                         "it is not there")  # fmt: skip
         self.there.setdefault(name, set()).update(entry.commit_ids)
         return self._told(name, above, held, entry, where)
 
@@ -190,12 +190,12 @@ class Oracle:
             return Model(rows, entry.end, entry.epoch, entry.commit_ids)
         told = "*" if len(self.topic.names) > 1 else self.topic.names[0]
         spans: dict[Any, list[tuple[int, int]]] = {}
-        for commit_id, table, partition, start, end in rows:
+        for _, table, partition, start, end in rows:
             if table == told and end > start:
                 spans.setdefault(partition, []).append((start, end))
         for partition, found in spans.items():
             found.sort()
-            for (_, end), (start, _) in zip(found, found[1:], strict=False):
+            for (_, end), (start, _) in pairwise(found):
                 if end != start:
                     self.world.violated("I1/I2", f"{where}: its rows of {partition} do not join: "
                                         f"{found}")  # fmt: skip
@@ -366,4 +366,3 @@ def forgotten(meta: Meta, branch: str, kept: Iterable[int]) -> str:
 
 def witness(branch: str) -> str:
     return witness_tag(SINK) if branch == "main" else f"{witness_tag(SINK)}/{branch}"
-

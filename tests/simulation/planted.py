@@ -21,7 +21,6 @@ from frazil.table import commit, ledger, maintain
 from frazil.table.commit import Append, Committer, Refuse, Target
 from frazil.table.ledger import Entry, Head, Snapshot
 from frazil.table.tables import Tables
-
 from tests.simulation import catalog
 from tests.simulation.catalog import Server, Table
 from tests.simulation.life import here
@@ -339,6 +338,7 @@ def _(stack: ExitStack) -> None:
 @planted("only the newest entry is looked at for what is there")
 def _(stack: ExitStack) -> None:
     """Max id instead of ranges: what lies before a claim on top is not found."""
+
     def locate(self: Target, batches: Sequence[StagedBatch]) -> dict[str, Snapshot]:
         head = self.head()
         ids = head.entry.commit_ids if head.entry else ()
@@ -646,8 +646,6 @@ def _(stack: ExitStack) -> None:
 @planted("what a rewrite left over is removed with what it needs")
 def _(stack: ExitStack) -> None:
     put(stack, Table, "manifests", lambda *_: set())
-
-
 
 
 # ── a sink as one writes it in an afternoon ──────────────────────────────────────────────────────

@@ -18,7 +18,6 @@ from frazil.core.errors import (
     Unknown,
 )
 from frazil.core.offsets import Partition
-
 from tests.simulation.catalog import File, Held, Meta, Request, Server, add, expire
 from tests.simulation.life import Life, config, here
 from tests.simulation.oracle import EFFECT, FOREIGN, INDEX, Oracle, Topic, forgotten, witness
@@ -298,11 +297,11 @@ class Schedule:
         if not names:
             return
         name = dice.choice(names)
-        if what in HARMFUL:
-            # One victim: who goes back with several tables, or with a table and what is staged, may
-            # leave nothing by which it could be seen.
-            if self.emptied or (self.oracle.harm and name not in self.oracle.harm):
-                return
+        # One victim: who goes back with several tables, or with a table and what is staged, may
+        # leave nothing by which it could be seen.
+        another = self.emptied or (self.oracle.harm and name not in self.oracle.harm)
+        if what in HARMFUL and another:
+            return
         meta, branch = self.server.tables[name], self.branches[name]
         head = meta.head(branch)
         self.world.say(f"somebody: {what} {name}")
@@ -318,7 +317,7 @@ class Schedule:
         self.server.objects[listed] = True
         self.server.objects[written] = ()
         for file in new:
-            self.server.objects[file.path] = file
+            self.server.objects[file.path] = self.server.files[file.path] = file
         summary = {EFFECT: effect} if effect else {}
 
         def change(after: Meta) -> Held | None:
@@ -446,5 +445,3 @@ def run(
     """`ledgers`: False for a sink without them, which is judged by what readers see. `hard`: all
     kinds of faults at once, and many."""
     return Schedule(seed, trace, ledgers, hard).run()
-
-

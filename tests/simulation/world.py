@@ -11,8 +11,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
-from typing import Any
-
+from typing import Any, ClassVar
 
 #: When a world begins, in seconds since 1970.
 START = 1_000_000_000.0
@@ -29,7 +28,7 @@ class Halt(BaseException):
 class _Worker(threading.Thread):
     """Threads are used again by later tasks: to start one costs more than a schedule may."""
 
-    idle: list[_Worker] = []
+    idle: ClassVar[list[_Worker]] = []
 
     def __init__(self) -> None:
         super().__init__(daemon=True)

@@ -1,4 +1,4 @@
-"""One contract for three tables: the fake of the unit tests, the one of the simulation and Iceberg's
+"""One contract for three tables: the fake of the unit tests, that of the simulation and Iceberg's
 own, so none can drift.
 
 What only the real one can show (what is left on disk, expiry, lost answers of a REST catalog) comes
@@ -195,8 +195,11 @@ class Real:
         return Path(path.removeprefix("file:")).exists()
 
 
+Subject = Fake | Simulated | Real
+
+
 @pytest.fixture(params=["fake", "simulated", "real"])
-def subject(request: pytest.FixtureRequest, name: str) -> Fake | Simulated | Real:
+def subject(request: pytest.FixtureRequest, name: str) -> Subject:
     if request.param == "fake":
         return Fake()
     if request.param == "simulated":
@@ -213,7 +216,7 @@ def yes(_: Iterator[Snapshot]) -> None:
     return None
 
 
-def append(subject: Fake | Simulated | Real, tag: str, branch: str = "main", **summary: str) -> list[str]:
+def append(subject: Subject, tag: str, branch: str = "main", **summary: str) -> list[str]:
     leftovers: list[str] = []
     subject.table.append(
         [subject.manifest(tag)] if tag else [], summary, branch=branch, check=yes,
@@ -222,7 +225,7 @@ def append(subject: Fake | Simulated | Real, tag: str, branch: str = "main", **s
     return leftovers
 
 
-def history(subject: Fake | Simulated | Real, branch: str = "main") -> list[Snapshot]:
+def history(subject: Subject, branch: str = "main") -> list[Snapshot]:
     subject.table.refresh()
     return list(subject.table.history(branch))
 
@@ -238,20 +241,20 @@ class NoWait:
     def sleep(_: float) -> None: ...
 
 
-def target(subject: Fake | Simulated | Real, epoch: int = 1, branch: str = "main") -> Target:
+def target(subject: Subject, epoch: int = 1, branch: str = "main") -> Target:
     return Target(subject.table, branch, "s", epoch, NoWait())  # type: ignore[arg-type]
 
 
 # ── the contract ─────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_new_table_has_no_history_and_no_tags(subject: Fake | Simulated | Real):
+def test_a_new_table_has_no_history_and_no_tags(subject: Subject):
     assert history(subject) == []
     assert history(subject, "elsewhere") == []
     assert subject.table.tagged("frazil/s") is None
 
 
-def test_history_is_newest_first_with_parents_and_summaries(subject: Fake | Simulated | Real):
+def test_history_is_newest_first_with_parents_and_summaries(subject: Subject):
     for tag in ("a", "b", ""):
         append(subject, tag, mark=tag or "empty")
     found = history(subject)
@@ -264,7 +267,7 @@ def test_history_is_newest_first_with_parents_and_summaries(subject: Fake | Simu
     assert subject.live() == ["a", "b"]
 
 
-def test_a_refused_append_raises_and_changes_nothing(subject: Fake | Simulated | Real):
+def test_a_refused_append_raises_and_changes_nothing(subject: Subject):
     append(subject, "a")
     before = history(subject)
     leftovers: list[str] = []
@@ -278,7 +281,7 @@ def test_a_refused_append_raises_and_changes_nothing(subject: Fake | Simulated |
     assert all(path != before[0].manifest_list for path in leftovers)
 
 
-def test_the_check_sees_the_ancestry_newest_first(subject: Fake | Simulated | Real):
+def test_the_check_sees_the_ancestry_newest_first(subject: Subject):
     append(subject, "a", mark="a")
     append(subject, "b", mark="b")
     seen: list[list[Snapshot]] = []
@@ -290,7 +293,9 @@ def test_the_check_sees_the_ancestry_newest_first(subject: Fake | Simulated | Re
     assert seen[-1] == history(subject)[1:]
 
 
-def test_a_foreign_commit_that_slips_in_is_kept_and_the_check_sees_it(subject: Fake | Simulated | Real):
+def test_a_foreign_commit_that_slips_in_is_kept_and_the_check_sees_it(
+    subject: Subject,
+):
     append(subject, "a")
     seen: list[int] = []
     leftovers: list[str] = []
@@ -305,7 +310,9 @@ def test_a_foreign_commit_that_slips_in_is_kept_and_the_check_sees_it(subject: F
     assert all(map(subject.still_there, leftovers))
 
 
-def test_what_a_commit_that_lost_a_race_leaves_is_handed_out_and_not_deleted(subject: Fake | Simulated | Real):
+def test_what_a_commit_that_lost_a_race_leaves_is_handed_out_and_not_deleted(
+    subject: Subject,
+):
     append(subject, "a")
     leftovers: list[str] = []
     subject.slip_in("foreign")
@@ -323,7 +330,7 @@ def test_what_a_commit_that_lost_a_race_leaves_is_handed_out_and_not_deleted(sub
     assert subject.live() == ["a", "foreign"]
 
 
-def test_a_tag_is_set_moved_and_survives_later_commits(subject: Fake | Simulated | Real):
+def test_a_tag_is_set_moved_and_survives_later_commits(subject: Subject):
     append(subject, "a")
     first = history(subject)[0]
     subject.table.tag("frazil/s", first.id, None)
@@ -341,7 +348,7 @@ def test_a_tag_is_set_moved_and_survives_later_commits(subject: Fake | Simulated
     assert len(history(subject)) == 2
 
 
-def test_a_branch_has_a_history_of_its_own(subject: Fake | Simulated | Real):
+def test_a_branch_has_a_history_of_its_own(subject: Subject):
     append(subject, "on-main")
     append(subject, "on-side", branch="side", mark="side")
     [newest, *_] = history(subject, "side")
@@ -351,11 +358,13 @@ def test_a_branch_has_a_history_of_its_own(subject: Fake | Simulated | Real):
     assert "on-side" in subject.live("side")
 
 
-def test_a_deleted_path_may_be_gone_already(subject: Fake | Simulated | Real, tmp_path: Path):
+def test_a_deleted_path_may_be_gone_already(subject: Subject, tmp_path: Path):
     subject.table.delete(f"file:{tmp_path}/never-was.avro")
 
 
-def test_an_entry_whose_answer_was_lost_is_found_and_not_added_twice(subject: Fake | Simulated | Real):
+def test_an_entry_whose_answer_was_lost_is_found_and_not_added_twice(
+    subject: Subject,
+):
     life = target(subject)
     subject.lose_the_next_answer()
     life.commit([subject.manifest("a")], entry(0, 5, "a"))
@@ -364,7 +373,7 @@ def test_an_entry_whose_answer_was_lost_is_found_and_not_added_twice(subject: Fa
     assert [parse(s.summary).commit_ids for s in history(subject)] == [("b",), ("a",)]  # type: ignore[union-attr]
 
 
-def test_a_foreign_commit_in_between_does_not_disturb_an_entry(subject: Fake | Simulated | Real):
+def test_a_foreign_commit_in_between_does_not_disturb_an_entry(subject: Subject):
     life = target(subject)
     life.commit([subject.manifest("a")], entry(0, 5, "a"))
     subject.slip_in("foreign")
@@ -372,7 +381,7 @@ def test_a_foreign_commit_in_between_does_not_disturb_an_entry(subject: Fake | S
     assert subject.live() == ["a", "b", "foreign"]
 
 
-def test_an_older_life_is_fenced_and_its_rows_are_absent(subject: Fake | Simulated | Real):
+def test_an_older_life_is_fenced_and_its_rows_are_absent(subject: Subject):
     old = target(subject)
     old.commit([subject.manifest("a")], entry(0, 5, "a"))
     heir = target(subject, epoch=2)
@@ -383,7 +392,7 @@ def test_an_older_life_is_fenced_and_its_rows_are_absent(subject: Fake | Simulat
     assert subject.live() == ["a", "c"]
 
 
-def test_gaps_and_overlaps_are_refused(subject: Fake | Simulated | Real):
+def test_gaps_and_overlaps_are_refused(subject: Subject):
     life = target(subject)
     life.commit([subject.manifest("a")], entry(0, 5, "a"))
     with pytest.raises(Gap):
@@ -393,7 +402,7 @@ def test_gaps_and_overlaps_are_refused(subject: Fake | Simulated | Real):
     assert subject.live() == ["a"]
 
 
-def test_an_entry_on_a_branch_leaves_main_alone(subject: Fake | Simulated | Real):
+def test_an_entry_on_a_branch_leaves_main_alone(subject: Subject):
     append(subject, "foreign")
     life = target(subject, branch="side")
     snapshot = life.commit([subject.manifest("a")], entry(0, 5, "a"))

@@ -82,10 +82,9 @@ def batch(
         )
 
     tables = {"db.t": spans, **(more or {})}
-    staged = [StagedTable(n, "u", 0, ("m",), (), 0, 0, tallies(t)) for n, t in tables.items()]
     return StagedBatch(
         "s", 1, number, commit_id, Cut(end), Cut(end), {}, "", began // 1000, began // 1000,
-        tuple(staged),
+        tuple(StagedTable(n, "u", 0, ("m",), (), 1, 0, tallies(t)) for n, t in tables.items()),
         tallies(total or {}),
     )  # fmt: skip
 

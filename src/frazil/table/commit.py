@@ -434,8 +434,8 @@ class Target:
         return Expired(
             f"cannot commit {what} to table {self.table.name}: whether an earlier try was applied "
             "cannot be told; snapshots made since were expired before their witness was set",
-            hint="are these rows in the table? See `frazil audit --deep`; expire only what is "
-            "older than a commit takes, and nobody will have to ask",
+            hint="look whether the table has these rows; and keep a few snapshots when you expire, "
+            "so that it can be told",
         )
 
     def _saw(self, entry: Entry | None) -> None:

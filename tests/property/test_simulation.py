@@ -1,0 +1,78 @@
+"""A share of `make simulate`: schedules of the real sink, planted bugs, and a naive sink.
+
+A schedule that fails here is replayed, step by step, with `make simulate SEED=…`.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.simulation import life, planted, schedule
+
+#: Seconds for schedules of the real sink: as many as there is time for, always the same first.
+SHARE = 6.0
+#: Where each planted bug is seen; what is not listed is seen among the first few schedules.
+SEEN: dict[str, int] = {}
+FEW = 200
+
+
+@pytest.fixture(autouse=True)
+def world() -> Iterator[None]:
+    """(What a schedule leaves behind is looked for now and then, and not all the time.)"""
+    gc.disable()
+    try:
+        with life.simulated():
+            yield
+    finally:
+        gc.enable()
+
+
+def test_nothing_is_lost_doubled_or_unreadable_in_any_schedule():
+    end = time.monotonic() + SHARE
+    for seed in range(100_000):
+        assert schedule.run(seed).broken == [], f"make simulate SEED={seed}"
+        if time.monotonic() > end:
+            break
+
+
+def test_nor_where_everything_fails_at_once():
+    for seed in range(80):
+        broken = schedule.run(seed, hard=True).broken
+        assert broken == [], f"make simulate SEED={seed} ARGS=--hard"
+
+
+def test_a_seed_is_the_same_schedule_each_time():
+    for seed in range(40):
+        first: list[str] = []
+        again: list[str] = []
+        assert schedule.run(seed, first) == schedule.run(seed, again)
+        assert first == again
+
+
+@pytest.mark.parametrize("name", planted.PLANTED)
+def test_a_planted_bug_is_caught_and_only_the_bug(name: str):
+    first = SEEN.get(name, 0)
+    for seed in range(first, first + FEW):
+        with planted.plant(name):
+            caught = schedule.run(seed).broken
+        if caught:
+            assert schedule.run(seed).broken == []
+            return
+    pytest.fail(f"not seen in schedules {first} to {first + FEW}")
+
+
+def test_there_are_enough_of_them():
+    assert len(planted.PLANTED) >= 30
+    assert not set(SEEN) - set(planted.PLANTED)
+
+
+def test_a_naive_sink_fails_most_schedules_that_are_hard():
+    with planted.naive():
+        failed = sum(
+            bool(schedule.run(seed, ledgers=False, hard=True).broken) for seed in range(60)
+        )
+    assert failed > 30
