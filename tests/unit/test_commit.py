@@ -292,7 +292,7 @@ def test_a_batch_that_was_not_tried_yet_goes_on_behind_an_expired_history():
     life = target(table)
     life.witness(life.commit(["m-a"], entry_of([batch(0, 5, "a")], "db.t", 1)))
     expired(table)
-    table.faults = ["", "lost"]
+    table.faults = ["dropped", "", "lost"]
     assert life.locate([batch(5, 9, "b")]) == {}
     put(life, batch(5, 9, "b"))
     assert table.live() == ["foreign too", "m-b"]
