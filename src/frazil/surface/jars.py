@@ -87,6 +87,26 @@ def spark_kafka(say: Callable[[str], None] = lambda _: None) -> list[Path]:
     )
 
 
+def rest_catalog(say: Callable[[str], None] = lambda _: None) -> list[Path]:
+    """Iceberg's reference server of the REST protocol, over JDBC on SQLite: for tests and
+    comparisons. It is published as test code of 1.11; Hadoop's part of it is PySpark's own."""
+    core, jetty = "org.apache.iceberg:iceberg-core:1.11.0", "12.1.13"
+    found = fetch(
+        (
+            core,
+            f"org.eclipse.jetty.ee10:jetty-ee10-servlet:{jetty}",
+            f"org.eclipse.jetty.compression:jetty-compression-server:{jetty}",
+            f"org.eclipse.jetty.compression:jetty-compression-gzip:{jetty}",
+            *SQLITE,
+            "org.slf4j:slf4j-simple:2.0.17",
+        ),
+        say=say,
+    )
+    server = ("org.apache.iceberg:iceberg-open-api:1.11.0:test-fixtures", f"{core}:tests")
+    found += fetch(server, transitive=False, say=say)
+    return found + sorted((_pyspark_home() / "jars").glob("hadoop-client-*.jar"))
+
+
 def classpath(jars: Sequence[Path]) -> str:
     return os.pathsep.join(map(str, jars))
 

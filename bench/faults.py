@@ -1,0 +1,683 @@
+"""Faults between a committer and a real REST catalog: what is in the table afterwards?
+
+Iceberg's reference server, a proxy before it (`proxy.py`), and for every cell of the matrix a table
+of its own: a fault before or after the catalog has applied the commit, into an append table, an
+upsert table or a branch, with no, one or two other writers who commit in that very moment. Each
+cell is a life of the sink: the second of its three batches meets the fault; claim, staging, commit,
+index, witness are the real ones, only the records come from a script. Then DuckDB reads the table:
+every record must be there once (of upserts, the last of each key), and every other writer's row.
+
+Beside it, over the append cells and on the same proxy:
+
+    spark     Iceberg's own streaming sink of Spark (`writeStream.toTable`)
+    fenced    a commit with `validateWith` alone, which is how Kafka Connect and Flink's dynamic sink
+              commit: whatever failed is looked up in the table and tried again
+    naive     looks whether the batch is there, commits, and deletes its files where that fails
+
+Who stops with an error is started again, as a supervisor would; it is counted.
+
+    make faults                                 # all cells, and the peers
+    make faults ARGS='--only after --peers naive,fenced'
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+import traceback
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import fastavro
+import pyarrow as pa
+from duckdb_extensions import import_extension
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from frazil.core.config import Config, from_document
+from frazil.core.errors import Conflict, FrazilError
+from frazil.core.offsets import Cut, Partition, Range
+from frazil.feed import Reached, Written, WrittenTable
+from frazil.ingest import upsert
+from frazil.ingest.source import Origin
+from frazil.ingest.stage import Tally
+from frazil.ingest.write import TableShape, Writer
+from frazil.sink import Sink, Step
+from frazil.surface.session import session
+from frazil.table import jvm
+from frazil.table.jvm import Catalog
+from frazil.table.ledger import Snapshot
+from proxy import FAULTS, Plot, Proxy
+from rest import RestCatalog
+
+for _extension in ("avro", "iceberg"):
+    import_extension(_extension)
+
+WAYS = ("append", "upsert", "branch")
+PEERS = ("spark", "fenced", "naive")
+OTHERS = (0, 1, 2)
+BATCHES = 3
+#: Which of them meets the fault.
+STRUCK = 1
+TOPIC = "records"
+PARTITIONS = (Partition(TOPIC, 0), Partition(TOPIC, 1))
+#: Records of a batch in each partition.
+EACH = 3
+COLUMNS = pa.schema([pa.field("id", pa.int64(), nullable=False), ("value", pa.string())])
+#: How often one that stops is started again.
+LIVES = 4
+#: Seconds; what a commit takes with all its retries is far below.
+WITHIN = 60.0
+#: Iceberg's client gives up after so long.
+TIMEOUT_MS = 2000
+BRANCH = "side"
+DIRECT, THROUGH = "direct", "through"
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    kind: str
+    after: bool
+    way: str
+    others: int
+
+    @property
+    def name(self) -> str:
+        when = "after" if self.after else "before"
+        return f"{self.way}_{when}_{self.kind}_{self.others}".replace(" ", "_")
+
+    def __str__(self) -> str:
+        when = "after" if self.after else "before"
+        return f"{self.kind} {when}, {self.way}, {self.others} others"
+
+
+def cells(ways: Sequence[str] = WAYS) -> list[Cell]:
+    return [Cell(kind, after, way, others) for way in ways for kind in FAULTS
+            for after in (False, True) for others in OTHERS]  # fmt: skip
+
+
+@dataclass(slots=True)
+class Outcome:
+    cell: Cell
+    #: what is in the table: exact; doubled, lost, foreign (another writer's commit is gone),
+    #: unreadable
+    verdict: str = ""
+    fired: bool = False
+    #: how often it stopped with an error, and with which
+    stopped: int = 0
+    trouble: list[str] = field(default_factory=list)
+    seen: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+# ── the world ───────────────────────────────────────────────────────────────────────────────────
+
+
+def through(server: RestCatalog, proxy: Proxy) -> dict[str, str]:
+    """A catalog's properties, by way of the proxy."""
+    return {**server.properties(proxy.uri), "rest.client.socket-timeout-ms": str(TIMEOUT_MS)}
+
+
+def settings(server: RestCatalog, proxy: Proxy) -> dict[str, str]:
+    """Of a session: two catalogs that are one."""
+    found = {}
+    for name, properties in ((DIRECT, server.properties()), (THROUGH, through(server, proxy))):
+        found[f"spark.sql.catalog.{name}"] = "org.apache.iceberg.spark.SparkCatalog"
+        found[f"spark.sql.catalog.{name}.cache-enabled"] = "false"
+        found |= {f"spark.sql.catalog.{name}.{key}": value for key, value in properties.items()}
+    return found
+
+
+class World:
+    """A session with two catalogs that are one: the server itself, and by way of the proxy."""
+
+    def __init__(self, spark: SparkSession, server: RestCatalog, proxy: Proxy) -> None:
+        self.spark, self.server, self.proxy = spark, server, proxy
+        for key, value in settings(server, proxy).items():
+            spark.conf.set(key, value)
+        self.catalog = Catalog(spark, DIRECT)
+        Catalog(spark, THROUGH)  # Spark finds a catalog's settings in its own thread only
+        self.catalog._create_namespace(["db"])
+
+    def foreign(self, table: str, number: int, branch: str = "main") -> Callable[[], None]:
+        """Another writer's commit of one row; the file is there already."""
+        handle = self.catalog.load(table)
+        assert handle is not None
+        rows = {"id": [-number], "value": [f"foreign-{number}"]}
+        shape = shape_of(handle)
+        for each in shape.arrow:
+            if each.name not in rows:
+                rows[each.name] = [{"_topic": "foreign", "_timestamp": None}.get(each.name, 0)]
+        descriptors = written(shape, rows)
+
+        def commit() -> None:
+            handle.refresh()
+            handle.append(descriptors, {}, branch=branch, check=lambda _: None, leftovers=[])
+
+        return commit
+
+    def judge(self, table: str, expected: dict[str, list[tuple[int, str]]]) -> str:
+        """Branch → the rows that must be there."""
+        path, metadata = self.server.table(table)
+        if not all(map(readable, metadata["snapshots"])):
+            return "unreadable"
+        engine = duckdb.connect()
+        engine.execute("LOAD avro; LOAD iceberg; SET TimeZone='UTC'")
+        worst = "exact"
+        for branch, wanted in expected.items():
+            at = metadata["refs"].get(branch, {}).get("snapshot-id")
+            scan = f"iceberg_scan('{path}', snapshot_from_id => {at})"
+            query = f"SELECT id, value FROM {scan}"
+            found = [] if at is None else engine.execute(query).fetchall()
+            worst = max(worst, compared(Counter(found), Counter(wanted)), key=SEVERITY.index)
+        return worst
+
+
+def readable(snapshot: dict[str, Any]) -> bool:
+    """Is everything there that it refers to? (DuckDB takes the process with it where it is not.)"""
+
+    def entries(path: str) -> list[dict[str, Any]]:
+        with open(path.removeprefix("file:"), "rb") as stream:
+            return list(fastavro.reader(stream))  # type: ignore[arg-type]
+
+    try:
+        for manifest in entries(snapshot["manifest-list"]):
+            for entry in entries(manifest["manifest_path"]):
+                path = entry["data_file"]["file_path"].removeprefix("file:")
+                if entry["status"] != 2 and not Path(path).exists():
+                    return False
+    except FileNotFoundError:
+        return False
+    return True
+
+
+SEVERITY = ("exact", "doubled", "lost", "foreign", "unreadable")
+
+
+def compared(found: Counter[tuple[int, str]], wanted: Counter[tuple[int, str]]) -> str:
+    if any(row[0] < 0 for row in wanted - found):
+        return "foreign"
+    if wanted - found:
+        return "lost"
+    return "doubled" if found - wanted else "exact"
+
+
+def shape_of(table: jvm.Table) -> TableShape:
+    return TableShape(table.name, table.location, table.schema, table.schema_id, table.spec,
+                      table.properties, 2**20, "zstd", table.io_properties)  # fmt: skip
+
+
+def written(shape: TableShape, rows: dict[str, list[Any]]) -> list[str]:
+    writer = Writer(shape, f"other-{uuid.uuid4().hex[:8]}")
+    writer.write(pa.Table.from_pydict(rows, schema=shape.arrow))
+    return [file.descriptor for file in writer.close()]
+
+
+# ── records ─────────────────────────────────────────────────────────────────────────────────────
+
+#: partition, offset, id, value; without a value: a delete
+Record = tuple[int, int, int, str | None]
+
+
+def records(way: str, batch: int) -> list[Record]:
+    found: list[Record] = []
+    for place in range(EACH * len(PARTITIONS)):
+        partition, offset = place % len(PARTITIONS), batch * EACH + place // len(PARTITIONS)
+        number, value = batch * EACH * len(PARTITIONS) + place, f"{batch}-{place}"
+        if way == "upsert":  # half of the keys come again with the next batch, and one goes
+            number = batch * EACH + place
+            found.append((partition, offset, number, None if place == 2 else value))
+        else:
+            found.append((partition, offset, number, value))
+    return found
+
+
+def rows_of(way: str, batches: int = BATCHES) -> list[tuple[int, str]]:
+    """What a plain dictionary holds, or a list."""
+    every = [each for batch in range(batches) for each in records(way, batch)]
+    if way != "upsert":
+        return [(number, str(value)) for _, _, number, value in every]
+    last = {number: value for _, _, number, value in every}
+    return [(number, value) for number, value in last.items() if value is not None]
+
+
+def expected(cell: Cell) -> dict[str, list[tuple[int, str]]]:
+    mine = rows_of(cell.way)
+    others = [(-n, f"foreign-{n}") for n in range(1, cell.others + 1)]
+    if cell.way != "branch":
+        return {"main": mine + others}
+    return {BRANCH: mine + others[:1], "main": others[1:]}
+
+
+# ── ours ────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Script:
+    """A feed of records that are known beforehand."""
+
+    paced = stateful = False
+    checkpoint = ""
+
+    def __init__(self, host: Sink, way: str) -> None:
+        self._host, self._way = host, way
+        self._table = host.config.tables[0].name
+        self._origin = Origin("cluster", {TOPIC: "topic-id"})
+
+    def template(self, table: str) -> str:
+        return table
+
+    def look(self, *_: Any) -> Origin:
+        return self._origin
+
+    def start(self, position: Cut) -> Cut:
+        return Cut({**dict.fromkeys(PARTITIONS, 0), **position})
+
+    def check(self, _: Any) -> None: ...
+
+    def resume(self, *_: Any) -> None:
+        self._host.provide({self._table: COLUMNS})
+
+    def opening(self, *_: Any) -> None: ...
+
+    def ends(self) -> Cut:
+        return Cut(dict.fromkeys(PARTITIONS, BATCHES * EACH))
+
+    def untold(self) -> list[Range]:
+        return []
+
+    def close(self) -> None: ...
+
+    def write(self, _: Any, batch: int, reached: Reached) -> Written:
+        begin = reached.cut
+        number = begin[PARTITIONS[0]] // EACH
+        end = Cut(dict.fromkeys(PARTITIONS, (number + 1) * EACH))
+        plan = self._host.plans()[self._table]
+        put, gone = [], []
+        for partition, offset, key, value in records(self._way, number):
+            row = {"id": key, "value": value, "_topic": TOPIC, "_topic_partition": partition,
+                   "_offset": offset, "_timestamp": None}  # fmt: skip
+            (gone if value is None else put).append(row)
+        rows = pa.Table.from_pylist(put, schema=plan.shape.arrow)
+        if self._way == "upsert":
+            deletes = pa.Table.from_pylist(gone, schema=plan.of_deletes)
+            made = upsert.apply(plan, upsert.Changes([rows], [deletes]), self._host.prefix)
+            counts = {p: made.written.get(p, 0) for p in PARTITIONS}
+            files = WrittenTable((), made.files, made.deletes, made.keys)
+        else:
+            writer = Writer(plan.shape, self._host.prefix)
+            writer.write(rows)
+            counts = dict.fromkeys(PARTITIONS, EACH)
+            files = WrittenTable((), tuple(writer.close()))
+        tallies = tuple(
+            Tally(Range(p, begin[p], end[p]), counts[p], merged=EACH - counts[p],
+                  seen=(begin[p], end[p] - 1))
+            for p in PARTITIONS
+        )  # fmt: skip
+        table = WrittenTable(tallies, files.files, files.deletes, files.keys)
+        return Written(begin, end, {self._table: table}, self._origin, {})
+
+
+class Life(Sink):
+    """A life without a query and without Kafka: batches are asked for one by one. All else is the
+    sink's own."""
+
+    def __init__(self, config: Config, way: str, on_step: Callable[[Step], None] | None = None):
+        super().__init__(config, on_step=on_step)
+        self._feed = Script(self, way)  # type: ignore[assignment]
+        self._kafka = {}
+
+    def begin(self, spark: SparkSession) -> None:
+        self._catalog = Catalog(spark, self.config.catalog.name)
+        self._tables = jvm_tables(self)
+        self._claim(spark)
+        staged, useless = self._recover()
+        self._recall(spark)
+        self._take_over(staged)
+        self._spent += useless
+        self._unstage([])
+        self._committer.start()
+        for batch in staged:
+            self._committer.submit(batch, bounded=False)
+        self._feed.resume(self._reached, str(self.epoch))
+
+    @property
+    def staged(self) -> int:
+        """Batches that are staged, by this life or before it."""
+        return self._reached.cut.get(PARTITIONS[0], 0) // EACH
+
+    def batch(self) -> None:
+        self._batch(None, 0)  # type: ignore[arg-type]
+
+    def commit(self, within: float = WITHIN) -> None:
+        if not self._committer.flush(within):
+            raise Conflict(f"cannot commit: {self._committer.progress.trouble}")
+
+    def end(self) -> None:
+        self._committer.close()
+
+
+def jvm_tables(life: Life) -> Any:
+    from frazil.table.tables import Tables
+
+    return Tables(life._catalog, life.config, life._feed.template)
+
+
+def config_of(world: World, name: str, way: str, **sink: Any) -> Config:
+    table: dict[str, Any] = {"name": f"db.{name}"}
+    if way == "upsert":
+        table |= {"mode": "upsert", "key": ["id"]}
+    if way == "branch":
+        table |= {"branch": BRANCH}
+    return from_document(
+        {
+            "sink": {"id": name, "topics": [TOPIC], "index": f"db.{name}_index",
+                     "patience": "30s", **sink},
+            "kafka": {"bootstrap.servers": "none:1"},
+            "decode": {"format": "json"},
+            "catalog": {"name": THROUGH, **through(world.server, world.proxy)},
+            "table": [table],
+        }
+    )  # fmt: skip
+
+
+def meanwhile(world: World, cell: Cell, table: str) -> list[Callable[[], None]]:
+    """The other writers. Of a branch, the second writes to main."""
+    side = BRANCH if cell.way == "branch" else "main"
+    return [world.foreign(table, n, side if n == 1 else "main") for n in range(1, cell.others + 1)]
+
+
+def ours(world: World, cell: Cell, name: str, outcome: Outcome) -> Plot | None:
+    config = config_of(world, name, cell.way)
+    plot: Plot | None = None
+    for _ in range(LIVES):
+        life = Life(config, cell.way)
+        try:
+            life.begin(world.spark)
+            while life.staged < BATCHES:
+                if life.staged == STRUCK and plot is None:
+                    life.commit()
+                    plot = world.proxy.plot(name, cell.kind, after=cell.after,
+                                            meanwhile=meanwhile(world, cell, f"db.{name}"))  # fmt: skip
+                life.batch()
+                life.commit()
+            return plot
+        except FrazilError as error:
+            outcome.stopped += 1
+            outcome.trouble.append(f"{type(error).__name__}: {error.message}")
+        finally:
+            if hasattr(life, "_committer"):
+                life.end()
+    return plot
+
+
+# ── peers ───────────────────────────────────────────────────────────────────────────────────────
+
+MARK = "peer.batch"
+
+
+def made(world: World, name: str) -> jvm.Table:
+    schema = {"type": "struct", "schema-id": 0, "fields": [
+        {"id": 1, "name": "id", "required": False, "type": "long"},
+        {"id": 2, "name": "value", "required": False, "type": "string"}]}  # fmt: skip
+    spec = '{"spec-id": 0, "fields": []}'
+    return world.catalog.create(f"db.{name}", json.dumps(schema), spec,
+                                properties={"format-version": "2"})  # fmt: skip
+
+
+def marks(table: jvm.Table) -> list[int]:
+    return [int(s.summary[MARK]) for s in table.history("main") if MARK in s.summary]
+
+
+def batch_of(number: int) -> dict[str, list[Any]]:
+    rows = records("append", number)
+    return {"id": [row[2] for row in rows], "value": [row[3] for row in rows]}
+
+
+def appended(
+    table: jvm.Table,
+    files: Sequence[str],
+    number: int,
+    check: Callable[[Iterator[Snapshot]], str | None] | None = None,
+) -> None:
+    with jvm._translated(f"commit to table {table.name}"):
+        update = table._table.newAppend()
+        for file in files:
+            update.appendFile(table._data_file(file))
+        update.set(MARK, str(number))
+        if check is not None:
+            update.validateWith(jvm._Validator(check, table._catalog.read))
+        update.commit()
+
+
+def fenced(world: World, cell: Cell, name: str, outcome: Outcome) -> Plot:
+    """`validateWith` and no `deleteWith`; and else as careful as one can be: the files are kept,
+    and the table is asked before each try."""
+    made(world, name)
+    catalog = Catalog(world.spark, THROUGH)
+    plot = world.proxy.plot(name, cell.kind, after=cell.after, skip=STRUCK,
+                            meanwhile=meanwhile(world, cell, f"db.{name}"))  # fmt: skip
+    for number in range(BATCHES):
+        files: list[str] = []
+        for _ in range(LIVES):
+            try:
+                table = catalog.load(f"db.{name}")
+                assert table is not None
+                before = max(marks(table), default=-1)
+                if before >= number:
+                    break
+                files = files or written(shape_of(table), batch_of(number))
+
+                def check(history: Iterator[Snapshot], before: int = before) -> str | None:
+                    now = next((int(s.summary[MARK]) for s in history if MARK in s.summary), -1)
+                    return None if now == before else f"stale: expected {before}, found {now}"
+
+                appended(table, files, number, check)
+            except FrazilError as error:
+                outcome.stopped += 1
+                outcome.trouble.append(f"{type(error).__name__}: {error.message}")
+    return plot
+
+
+def naive(world: World, cell: Cell, name: str, outcome: Outcome) -> Plot:
+    """Is it there? If not: write, commit; and if that fails, delete and begin again."""
+    made(world, name)
+    catalog = Catalog(world.spark, THROUGH)
+    plot = world.proxy.plot(name, cell.kind, after=cell.after, skip=STRUCK,
+                            meanwhile=meanwhile(world, cell, f"db.{name}"))  # fmt: skip
+    for number in range(BATCHES):
+        for _ in range(LIVES):
+            try:
+                table = catalog.load(f"db.{name}")
+                assert table is not None
+                if number in marks(table):
+                    break
+                files = written(shape_of(table), batch_of(number))
+                try:
+                    appended(table, files, number)
+                except FrazilError:
+                    table.remove([json.loads(file)["file-path"] for file in files])
+                    raise
+            except FrazilError as error:
+                outcome.stopped += 1
+                outcome.trouble.append(f"{type(error).__name__}: {error.message}")
+    return plot
+
+
+def spark_sink(world: World, cell: Cell, name: str, outcome: Outcome) -> Plot:
+    """Iceberg's own, fed by files: one for each batch."""
+    made(world, name)
+    with tempfile.TemporaryDirectory(prefix="frazil-faults-") as folder:
+        source = Path(folder, "source")
+        source.mkdir()
+        for number in range(BATCHES):
+            rows = batch_of(number)
+            lines = [json.dumps({"id": i, "value": v}) for i, v in zip(*rows.values(), strict=True)]
+            (source / f"{number}.json").write_text("\n".join(lines))
+            stamp = time.time() - 100 + number
+            os.utime(source / f"{number}.json", (stamp, stamp))
+        plot = world.proxy.plot(name, cell.kind, after=cell.after, skip=STRUCK,
+                                meanwhile=meanwhile(world, cell, f"db.{name}"))  # fmt: skip
+        for _ in range(LIVES):
+            stream = (
+                world.spark.readStream.schema("id bigint, value string")
+                .option("maxFilesPerTrigger", 1)
+                .json(str(source))
+            )
+            try:
+                query = (
+                    stream.coalesce(1).writeStream.format("iceberg").outputMode("append")
+                    .option("checkpointLocation", f"{folder}/checkpoint")
+                    .trigger(availableNow=True).toTable(f"{THROUGH}.db.{name}")
+                )  # fmt: skip
+                query.awaitTermination()
+                break
+            except PySparkException as error:
+                outcome.stopped += 1
+                outcome.trouble.append(str(error).strip().splitlines()[0])
+    return plot
+
+
+RUNS: dict[str, Callable[[World, Cell, str, Outcome], Plot | None]] = {
+    "ours": ours, "spark": spark_sink, "fenced": fenced, "naive": naive,
+}  # fmt: skip
+
+
+def run(world: World, who: str, cell: Cell) -> Outcome:
+    outcome = Outcome(cell)
+    name = f"{who}_{cell.name}_{uuid.uuid4().hex[:6]}"
+    began = time.monotonic()
+    plot = RUNS[who](world, cell, name, outcome)
+    if plot is not None:
+        world.proxy.settle(name)
+        outcome.fired = plot.fired == 1 and plot.slipped == cell.others
+        outcome.seen = plot.seen
+    outcome.verdict = world.judge(f"db.{name}", expected(cell))
+    outcome.seconds = time.monotonic() - began
+    return outcome
+
+
+# ── the whole ───────────────────────────────────────────────────────────────────────────────────
+
+
+def attempt(world: World, who: str, cell: Cell) -> Outcome:
+    try:
+        return run(world, who, cell)
+    except Exception:
+        say(f"{who}, {cell}:\n{traceback.format_exc()}")
+        return Outcome(cell, "broken")
+
+
+def measure(world: World, who: str, wanted: Sequence[Cell], threads: int) -> list[Outcome]:
+    with ThreadPoolExecutor(threads) as pool:
+        found = []
+        for outcome in pool.map(lambda cell: attempt(world, who, cell), wanted):
+            found.append(outcome)
+            if who == "ours" and (outcome.verdict != "exact" or not outcome.fired):
+                say(f"{who}: {outcome}")
+    return found
+
+
+def table_of(columns: dict[str, list[Outcome]]) -> str:
+    """Faults down, columns across; a dot is exact, a star that it had to be started again."""
+    marks = {"exact": "·", "doubled": "2×", "lost": "lost", "foreign": "other", "broken": "?",
+             "unreadable": "unread"}  # fmt: skip
+    lines = ["fault".ljust(20) + "".join(name.rjust(9) for name in columns)]
+    for kind in FAULTS:
+        for after in (False, True):
+            line = f"{kind} {'after' if after else 'before'}".ljust(20)
+            for outcomes in columns.values():
+                found = [o for o in outcomes if (o.cell.kind, o.cell.after) == (kind, after)]
+                text = ""
+                if found:
+                    text = marks[found[0].verdict] + ("*" if found[0].stopped else "")
+                    text += "" if found[0].fired else "!"
+                line += text.rjust(9)
+            lines.append(line)
+    return "\n".join(lines)
+
+
+def split(who: str, outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
+    found: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        way = f"{who} " if who != "ours" else outcome.cell.way + " "
+        found.setdefault(f"{way}{outcome.cell.others}", []).append(outcome)
+    return found
+
+
+def counted(outcomes: Sequence[Outcome]) -> dict[str, int]:
+    return {
+        "cells": len(outcomes),
+        **{verdict: sum(o.verdict == verdict for o in outcomes) for verdict in SEVERITY},
+        "fired": sum(o.fired for o in outcomes),
+        "stopped": sum(o.stopped > 0 for o in outcomes),
+    }
+
+
+def main(given: argparse.Namespace) -> dict[str, Any]:
+    def wanted(ways: Sequence[str]) -> list[Cell]:
+        return [cell for cell in cells(ways) if given.only in str(cell)]
+
+    with tempfile.TemporaryDirectory(prefix="frazil-faults-") as name:
+        with RestCatalog(Path(name), say) as server, Proxy(server.port) as proxy:
+            document = {"sink": {"id": "faults", "topics": ["none"]},
+                        "kafka": {"bootstrap.servers": "none:1"}, "decode": {"format": "raw"},
+                        "catalog": {"name": "lake", **server.properties()},
+                        "table": [{"name": "db.none"}]}  # fmt: skip
+            spark = session(from_document(document), say=say)
+            world = World(spark, server, proxy)
+            began = time.monotonic()
+            mine = measure(world, "ours", wanted(given.ways.split(",")), given.threads)
+            seconds = time.monotonic() - began
+            say(f"{len(mine)} cells in {seconds:.0f} s")
+            peers: dict[str, list[Outcome]] = {}
+            for who in filter(None, given.peers.split(",")):
+                began = time.monotonic()
+                peers[who] = measure(world, who, wanted(["append"]), given.threads)
+                say(f"{who}: {len(peers[who])} cells in {time.monotonic() - began:.0f} s")
+            spark.stop()
+    print(table_of(split("ours", mine)))
+    if peers:
+        print()
+        columns: dict[str, list[Outcome]] = {}
+        for who, outcomes in peers.items():
+            columns |= split(who, outcomes)
+        print(table_of(columns))
+    if given.verbose:
+        for outcome in [*mine, *(o for each in peers.values() for o in each)]:
+            say(f"{outcome.cell}: {outcome.verdict} {outcome.seconds:.1f} s {outcome.seen} "
+                f"{outcome.trouble}")  # fmt: skip
+    found = counted(mine)
+    return {
+        "cells": found["cells"],
+        "exact": found["exact"],
+        "fired": found["fired"],
+        "stopped": found["stopped"],
+        "peers": {who: counted(outcomes) for who, outcomes in peers.items()},
+        "seconds": round(seconds, 1),
+    }
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--only", default="", help="cells whose description has this in it")
+    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--peers", default=",".join(PEERS))
+    parser.add_argument("--threads", type=int, default=4)
+    parser.add_argument("--verbose", action="store_true")
+    print(json.dumps(main(parser.parse_args())))
