@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long unit check bench bench-df bench-tables bench-upsert bench-audit poison planted upserts simulate lock clean
+.PHONY: help demo test test-long unit check bench bench-df bench-tables bench-upsert bench-audit poison planted upserts simulate faults lock clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 14
@@ -54,6 +54,9 @@ upserts: $(READY)  ## 5M changes, kills at every step, compaction and expiry: ev
 
 simulate: $(READY)  ## the real committer in seeded worlds full of faults; planted bugs are caught (N=100000, SEED=17)
 	@$(BIN)/python bench/simulate.py --count $(or $(N),100000) $(if $(SEED),--seed $(SEED) --trace) $(ARGS)
+
+faults: $(READY)  ## every fault of a REST catalog at every commit: what is in the table afterwards, ours and others'
+	@$(BIN)/python bench/faults.py $(ARGS)
 
 lock:  ## resolve the dependencies anew (needs uv)
 	uv pip compile -q --universal --python-version 3.10 --generate-hashes --no-emit-index-url \

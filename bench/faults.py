@@ -7,17 +7,21 @@ cell is a life of the sink: the second of its three batches meets the fault; cla
 index, witness are the real ones, only the records come from a script. Then DuckDB reads the table:
 every record must be there once (of upserts, the last of each key), and every other writer's row.
 
-Beside it, over the append cells and on the same proxy:
+Two smaller matrices beside it: *places*, where the fault meets the claim of a life, a witness, the
+commit of the index; there the audit must prove the table as well. And *streams*: Kafka, Spark's
+query and the whole sink.
+
+Then, over the append cells and on the same proxy:
 
     spark     Iceberg's own streaming sink of Spark (`writeStream.toTable`)
-    fenced    a commit with `validateWith` alone, which is how Kafka Connect and Flink's dynamic sink
-              commit: whatever failed is looked up in the table and tried again
+    fenced    a commit with `validateWith` alone, as Kafka Connect and Flink's dynamic sink make it:
+              whatever failed is looked up in the table and tried again
     naive     looks whether the batch is there, commits, and deletes its files where that fails
 
 Who stops with an error is started again, as a supervisor would; it is counted.
 
     make faults                                 # all cells, and the peers
-    make faults ARGS='--only after --peers naive,fenced'
+    make faults ARGS='--parts matrix,naive --only after'
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import tempfile
 import time
@@ -33,6 +38,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +46,7 @@ from typing import Any
 import duckdb
 import fastavro
 import pyarrow as pa
+from confluent_kafka import Producer
 from duckdb_extensions import import_extension
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -55,18 +62,22 @@ from frazil.ingest.source import Origin
 from frazil.ingest.stage import Tally
 from frazil.ingest.write import TableShape, Writer
 from frazil.sink import Sink, Step
+from frazil.surface.broker import Broker
+from frazil.surface.orders import create_topic
+from frazil.surface.proof import of_sink
 from frazil.surface.session import session
 from frazil.table import jvm
 from frazil.table.jvm import Catalog
 from frazil.table.ledger import Snapshot
-from proxy import FAULTS, Plot, Proxy
+from frazil.table.tables import Tables
+from proxy import FAULTS, Plot, Proxy, Request, claim, data, tag
 from rest import RestCatalog
 
 for _extension in ("avro", "iceberg"):
     import_extension(_extension)
 
 WAYS = ("append", "upsert", "branch")
-PEERS = ("spark", "fenced", "naive")
+PARTS = ("matrix", "places", "streams", "spark", "fenced", "naive")
 OTHERS = (0, 1, 2)
 BATCHES = 3
 #: Which of them meets the fault.
@@ -91,25 +102,64 @@ def say(text: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Which request meets the fault."""
+
+    match: Callable[[Request], bool] = data
+    #: of the index, not of the table
+    index: bool = False
+    #: how many such requests come before it, in the life that meets it
+    skip: int = 0
+    #: which life: the first, from its beginning, or the second, which takes over
+    heir: bool = False
+
+
+COMMIT = "commit"
+PLACES = {
+    "index claim": Place(claim, index=True),
+    "index tag": Place(tag, index=True),
+    "first tag": Place(tag),
+    "index": Place(data, index=True, skip=1),
+    "claim": Place(claim, heir=True),
+    "claim tag": Place(tag, heir=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
 class Cell:
     kind: str
     after: bool
     way: str
     others: int
+    place: str = COMMIT
 
     @property
     def name(self) -> str:
-        when = "after" if self.after else "before"
-        return f"{self.way}_{when}_{self.kind}_{self.others}".replace(" ", "_")
+        return re.sub(r"\W+", "_", str(self))
+
+    @property
+    def fault(self) -> str:
+        return f"{self.kind} {'after' if self.after else 'before'}"
 
     def __str__(self) -> str:
-        when = "after" if self.after else "before"
-        return f"{self.kind} {when}, {self.way}, {self.others} others"
+        where = "" if self.place == COMMIT else f" at {self.place}"
+        return f"{self.fault}{where}, {self.way}, {self.others} others"
 
 
 def cells(ways: Sequence[str] = WAYS) -> list[Cell]:
     return [Cell(kind, after, way, others) for way in ways for kind in FAULTS
             for after in (False, True) for others in OTHERS]  # fmt: skip
+
+
+def cells_of_places() -> list[Cell]:
+    return [Cell(kind, after, "append", 0, place) for place in PLACES for kind in FAULTS
+            for after in (False, True)]  # fmt: skip
+
+
+def cells_of_streams() -> list[Cell]:
+    worst = [("503 later", True, 1), ("timeout", False, 1), ("dropped", True, 2),
+             ("409", False, 1), ("duplicated", False, 2)]  # fmt: skip
+    return [Cell(kind, after, way, others) for way in WAYS for kind, after, others in worst]
 
 
 @dataclass(slots=True)
@@ -119,11 +169,19 @@ class Outcome:
     #: unreadable
     verdict: str = ""
     fired: bool = False
-    #: how often it stopped with an error, and with which
-    stopped: int = 0
+    #: what the audit says, where it was asked
+    proof: str = "proven"
+    #: the errors with which it stopped
     trouble: list[str] = field(default_factory=list)
     seen: list[str] = field(default_factory=list)
     seconds: float = 0.0
+
+    def stop(self, error: FrazilError) -> None:
+        self.trouble.append(f"{type(error).__name__}: {error.message}")
+
+    @property
+    def well(self) -> bool:
+        return self.verdict == "exact" and self.proof == "proven" and self.fired
 
 
 # ── the world ───────────────────────────────────────────────────────────────────────────────────
@@ -147,7 +205,10 @@ def settings(server: RestCatalog, proxy: Proxy) -> dict[str, str]:
 class World:
     """A session with two catalogs that are one: the server itself, and by way of the proxy."""
 
-    def __init__(self, spark: SparkSession, server: RestCatalog, proxy: Proxy) -> None:
+    def __init__(
+        self, spark: SparkSession, server: RestCatalog, proxy: Proxy, bootstrap: str = ""
+    ) -> None:
+        self.bootstrap = bootstrap
         self.spark, self.server, self.proxy = spark, server, proxy
         for key, value in settings(server, proxy).items():
             spark.conf.set(key, value)
@@ -344,7 +405,7 @@ class Life(Sink):
 
     def begin(self, spark: SparkSession) -> None:
         self._catalog = Catalog(spark, self.config.catalog.name)
-        self._tables = jvm_tables(self)
+        self._tables = Tables(self._catalog, self.config, self._feed.template)
         self._claim(spark)
         staged, useless = self._recover()
         self._recall(spark)
@@ -369,16 +430,13 @@ class Life(Sink):
             raise Conflict(f"cannot commit: {self._committer.progress.trouble}")
 
     def end(self) -> None:
-        self._committer.close()
+        if hasattr(self, "_committer"):
+            self._committer.close()
 
 
-def jvm_tables(life: Life) -> Any:
-    from frazil.table.tables import Tables
-
-    return Tables(life._catalog, life.config, life._feed.template)
-
-
-def config_of(world: World, name: str, way: str, **sink: Any) -> Config:
+def config_of(
+    world: World, name: str, way: str, *, topic: str = TOPIC, bootstrap: str = "none:1", **sink: Any
+) -> Config:
     table: dict[str, Any] = {"name": f"db.{name}"}
     if way == "upsert":
         table |= {"mode": "upsert", "key": ["id"]}
@@ -386,9 +444,9 @@ def config_of(world: World, name: str, way: str, **sink: Any) -> Config:
         table |= {"branch": BRANCH}
     return from_document(
         {
-            "sink": {"id": name, "topics": [TOPIC], "index": f"db.{name}_index",
+            "sink": {"id": name, "topics": [topic], "index": f"db.{name}_index",
                      "patience": "30s", **sink},
-            "kafka": {"bootstrap.servers": "none:1"},
+            "kafka": {"bootstrap.servers": bootstrap},
             "decode": {"format": "json"},
             "catalog": {"name": THROUGH, **through(world.server, world.proxy)},
             "table": [table],
@@ -404,7 +462,19 @@ def meanwhile(world: World, cell: Cell, table: str) -> list[Callable[[], None]]:
 
 def ours(world: World, cell: Cell, name: str, outcome: Outcome) -> Plot | None:
     config = config_of(world, name, cell.way)
+    place = PLACES.get(cell.place)
     plot: Plot | None = None
+
+    def arm() -> Plot:
+        if place is None:
+            others = meanwhile(world, cell, f"db.{name}")
+            return world.proxy.plot(name, cell.kind, after=cell.after, meanwhile=others)
+        table = f"{name}_index" if place.index else name
+        return world.proxy.plot(table, cell.kind, after=cell.after, match=place.match,
+                                skip=place.skip)  # fmt: skip
+
+    if place is not None and not place.heir:
+        plot = arm()
     for _ in range(LIVES):
         life = Life(config, cell.way)
         try:
@@ -412,18 +482,66 @@ def ours(world: World, cell: Cell, name: str, outcome: Outcome) -> Plot | None:
             while life.staged < BATCHES:
                 if life.staged == STRUCK and plot is None:
                     life.commit()
-                    plot = world.proxy.plot(name, cell.kind, after=cell.after,
-                                            meanwhile=meanwhile(world, cell, f"db.{name}"))  # fmt: skip
+                    plot = arm()
+                    if place is not None:
+                        break  # for the next life
                 life.batch()
                 life.commit()
-            return plot
+            else:
+                break
         except FrazilError as error:
-            outcome.stopped += 1
-            outcome.trouble.append(f"{type(error).__name__}: {error.message}")
+            outcome.stop(error)
         finally:
-            if hasattr(life, "_committer"):
-                life.end()
+            life.end()
+    if not cell.others:
+        outcome.proof = verdict(world, config)
     return plot
+
+
+def verdict(world: World, config: Config) -> str:
+    """The audit's, of the table and the index. (It counts other writers' rows as unaccounted.)"""
+    found = of_sink(config, world.catalog.look).reports
+    return next((each.verdict for each in found if each.verdict != "proven"), "proven")
+
+
+def stream(world: World, cell: Cell, name: str, outcome: Outcome) -> Plot | None:
+    """Kafka, Spark's query and the whole sink."""
+    assert world.bootstrap
+    create_topic(world.bootstrap, name, len(PARTITIONS))
+    config = config_of(world, name, cell.way, topic=name, bootstrap=world.bootstrap,
+                       trigger="50ms")  # fmt: skip
+    plot: Plot | None = None
+    produced = 0
+    for _ in range(LIVES):
+        sink = Sink(config)
+        try:
+            sink.start(world.spark)
+            while True:
+                if not sink.wait_until(sink.ends(), WITHIN):
+                    raise Conflict(f"cannot commit: {sink.committer.progress.trouble}")
+                if produced == BATCHES:
+                    break
+                if produced == STRUCK:
+                    others = meanwhile(world, cell, f"db.{name}")
+                    plot = world.proxy.plot(name, cell.kind, after=cell.after, meanwhile=others)
+                produce(world.bootstrap, name, cell.way, produced)
+                produced += 1
+            break
+        except FrazilError as error:
+            outcome.stop(error)
+        finally:
+            sink.stop(5)
+    if not cell.others:
+        outcome.proof = verdict(world, config)
+    return plot
+
+
+def produce(bootstrap: str, topic: str, way: str, batch: int) -> None:
+    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": "true"})
+    for partition, _, number, value in records(way, batch):
+        body = None if value is None else json.dumps({"id": number, "value": value})
+        producer.produce(topic, body, json.dumps({"id": number}), partition=partition)
+    assert producer.flush(30) == 0
 
 
 # ── peers ───────────────────────────────────────────────────────────────────────────────────────
@@ -489,8 +607,7 @@ def fenced(world: World, cell: Cell, name: str, outcome: Outcome) -> Plot:
 
                 appended(table, files, number, check)
             except FrazilError as error:
-                outcome.stopped += 1
-                outcome.trouble.append(f"{type(error).__name__}: {error.message}")
+                outcome.stop(error)
     return plot
 
 
@@ -514,8 +631,7 @@ def naive(world: World, cell: Cell, name: str, outcome: Outcome) -> Plot:
                     table.remove([json.loads(file)["file-path"] for file in files])
                     raise
             except FrazilError as error:
-                outcome.stopped += 1
-                outcome.trouble.append(f"{type(error).__name__}: {error.message}")
+                outcome.stop(error)
     return plot
 
 
@@ -548,13 +664,12 @@ def spark_sink(world: World, cell: Cell, name: str, outcome: Outcome) -> Plot:
                 query.awaitTermination()
                 break
             except PySparkException as error:
-                outcome.stopped += 1
                 outcome.trouble.append(str(error).strip().splitlines()[0])
     return plot
 
 
 RUNS: dict[str, Callable[[World, Cell, str, Outcome], Plot | None]] = {
-    "ours": ours, "spark": spark_sink, "fenced": fenced, "naive": naive,
+    "ours": ours, "stream": stream, "spark": spark_sink, "fenced": fenced, "naive": naive,
 }  # fmt: skip
 
 
@@ -564,7 +679,7 @@ def run(world: World, who: str, cell: Cell) -> Outcome:
     began = time.monotonic()
     plot = RUNS[who](world, cell, name, outcome)
     if plot is not None:
-        world.proxy.settle(name)
+        world.proxy.settle(plot.table)
         outcome.fired = plot.fired == 1 and plot.slipped == cell.others
         outcome.seen = plot.seen
     outcome.verdict = world.judge(f"db.{name}", expected(cell))
@@ -584,40 +699,37 @@ def attempt(world: World, who: str, cell: Cell) -> Outcome:
 
 
 def measure(world: World, who: str, wanted: Sequence[Cell], threads: int) -> list[Outcome]:
+    began = time.monotonic()
+    found = []
     with ThreadPoolExecutor(threads) as pool:
-        found = []
         for outcome in pool.map(lambda cell: attempt(world, who, cell), wanted):
             found.append(outcome)
-            if who == "ours" and (outcome.verdict != "exact" or not outcome.fired):
-                say(f"{who}: {outcome}")
+            if who in ("ours", "stream") and (not outcome.well or outcome.trouble):
+                say(f"{outcome.cell}: {outcome.verdict}, {outcome.proof}, fired {outcome.fired}: "
+                    f"{outcome.trouble} {outcome.seen}")  # fmt: skip
+    if found:
+        say(f"{who}: {len(found)} cells in {time.monotonic() - began:.0f} s")
     return found
 
 
-def table_of(columns: dict[str, list[Outcome]]) -> str:
-    """Faults down, columns across; a dot is exact, a star that it had to be started again."""
-    marks = {"exact": "·", "doubled": "2×", "lost": "lost", "foreign": "other", "broken": "?",
-             "unreadable": "unread"}  # fmt: skip
-    lines = ["fault".ljust(20) + "".join(name.rjust(9) for name in columns)]
-    for kind in FAULTS:
-        for after in (False, True):
-            line = f"{kind} {'after' if after else 'before'}".ljust(20)
-            for outcomes in columns.values():
-                found = [o for o in outcomes if (o.cell.kind, o.cell.after) == (kind, after)]
-                text = ""
-                if found:
-                    text = marks[found[0].verdict] + ("*" if found[0].stopped else "")
-                    text += "" if found[0].fired else "!"
-                line += text.rjust(9)
-            lines.append(line)
-    return "\n".join(lines)
+SIGNS = {"exact": "·", "doubled": "twice", "lost": "lost", "foreign": "other", "broken": "?",
+         "unreadable": "unread"}  # fmt: skip
 
 
-def split(who: str, outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
-    found: dict[str, list[Outcome]] = {}
+def table_of(outcomes: Sequence[Outcome], column: Callable[[Outcome], str]) -> str:
+    """Faults down, columns across. A dot is exact; a star: it stopped, and was started again; an
+    exclamation mark: the fault did not fire."""
+    found: dict[str, dict[str, str]] = {}
+    names = dict.fromkeys(map(column, outcomes))
     for outcome in outcomes:
-        way = f"{who} " if who != "ours" else outcome.cell.way + " "
-        found.setdefault(f"{way}{outcome.cell.others}", []).append(outcome)
-    return found
+        text = SIGNS[outcome.verdict] + ("*" if outcome.trouble else "")
+        text += ("" if outcome.fired else "!") + ("" if outcome.proof == "proven" else "?")
+        found.setdefault(outcome.cell.fault, {})[column(outcome)] = text
+    width = max(map(len, names), default=0) + 2
+    lines = ["".ljust(19) + "".join(name.rjust(width) for name in names)]
+    for fault, row in found.items():
+        lines.append(fault.ljust(19) + "".join(row.get(name, "").rjust(width) for name in names))
+    return "\n".join(lines) + "\n"
 
 
 def counted(outcomes: Sequence[Outcome]) -> dict[str, int]:
@@ -625,59 +737,58 @@ def counted(outcomes: Sequence[Outcome]) -> dict[str, int]:
         "cells": len(outcomes),
         **{verdict: sum(o.verdict == verdict for o in outcomes) for verdict in SEVERITY},
         "fired": sum(o.fired for o in outcomes),
-        "stopped": sum(o.stopped > 0 for o in outcomes),
+        "stopped": sum(bool(o.trouble) for o in outcomes),
     }
 
 
 def main(given: argparse.Namespace) -> dict[str, Any]:
-    def wanted(ways: Sequence[str]) -> list[Cell]:
-        return [cell for cell in cells(ways) if given.only in str(cell)]
+    def wanted(every: Sequence[Cell]) -> list[Cell]:
+        return [cell for cell in every if given.only in str(cell)]
 
-    with tempfile.TemporaryDirectory(prefix="frazil-faults-") as name:
-        with RestCatalog(Path(name), say) as server, Proxy(server.port) as proxy:
-            document = {"sink": {"id": "faults", "topics": ["none"]},
-                        "kafka": {"bootstrap.servers": "none:1"}, "decode": {"format": "raw"},
-                        "catalog": {"name": "lake", **server.properties()},
-                        "table": [{"name": "db.none"}]}  # fmt: skip
-            spark = session(from_document(document), say=say)
-            world = World(spark, server, proxy)
-            began = time.monotonic()
-            mine = measure(world, "ours", wanted(given.ways.split(",")), given.threads)
-            seconds = time.monotonic() - began
-            say(f"{len(mine)} cells in {seconds:.0f} s")
-            peers: dict[str, list[Outcome]] = {}
-            for who in filter(None, given.peers.split(",")):
-                began = time.monotonic()
-                peers[who] = measure(world, who, wanted(["append"]), given.threads)
-                say(f"{who}: {len(peers[who])} cells in {time.monotonic() - began:.0f} s")
-            spark.stop()
-    print(table_of(split("ours", mine)))
-    if peers:
-        print()
-        columns: dict[str, list[Outcome]] = {}
-        for who, outcomes in peers.items():
-            columns |= split(who, outcomes)
-        print(table_of(columns))
-    if given.verbose:
-        for outcome in [*mine, *(o for each in peers.values() for o in each)]:
-            say(f"{outcome.cell}: {outcome.verdict} {outcome.seconds:.1f} s {outcome.seen} "
-                f"{outcome.trouble}")  # fmt: skip
-    found = counted(mine)
+    parts = given.parts.split(",")
+    began = time.monotonic()
+    found: dict[str, list[Outcome]] = {}
+    with tempfile.TemporaryDirectory(prefix="frazil-faults-") as name, ExitStack() as stack:
+        server = stack.enter_context(RestCatalog(Path(name, "rest"), say))
+        proxy = stack.enter_context(Proxy(server.port))
+        bootstrap = ""
+        if "streams" in parts:
+            bootstrap = stack.enter_context(Broker(Path(name, "kafka"), say=say)).bootstrap
+        document = {"sink": {"id": "faults", "topics": ["none"]},
+                    "kafka": {"bootstrap.servers": "none:1"}, "decode": {"format": "raw"},
+                    "catalog": {"name": "lake", **server.properties()},
+                    "table": [{"name": "db.none"}]}  # fmt: skip
+        spark = session(from_document(document), say=say)
+        world = World(spark, server, proxy, bootstrap)
+        for part in parts:
+            who, every = {
+                "matrix": ("ours", cells()),
+                "places": ("ours", cells_of_places()),
+                "streams": ("stream", cells_of_streams()),
+            }.get(part, (part, cells(["append"])))
+            threads = 2 if part == "streams" else given.threads
+            found[part] = measure(world, who, wanted(every), threads)
+        spark.stop()
+    for part, outcomes in found.items():
+        print(f"{part}\n")
+        print(table_of(outcomes, lambda o, part=part: {
+            "places": o.cell.place, "matrix": f"{o.cell.way} {o.cell.others}",
+            "streams": f"{o.cell.way} {o.cell.others}",
+        }.get(part, f"{part} {o.cell.others}")))  # fmt: skip
+    mine = [o for part in ("matrix", "places", "streams") for o in found.get(part, ())]
     return {
-        "cells": found["cells"],
-        "exact": found["exact"],
-        "fired": found["fired"],
-        "stopped": found["stopped"],
-        "peers": {who: counted(outcomes) for who, outcomes in peers.items()},
-        "seconds": round(seconds, 1),
+        "cells": len(mine),
+        "exact": sum(o.verdict == "exact" and o.proof == "proven" for o in mine),
+        "fired": sum(o.fired for o in mine),
+        "stopped": sum(bool(o.trouble) for o in mine),
+        **{part: counted(outcomes) for part, outcomes in found.items()},
+        "seconds": round(time.monotonic() - began, 1),
     }
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--parts", default=",".join(PARTS), help="which of them, in this order")
     parser.add_argument("--only", default="", help="cells whose description has this in it")
-    parser.add_argument("--ways", default=",".join(WAYS))
-    parser.add_argument("--peers", default=",".join(PEERS))
     parser.add_argument("--threads", type=int, default=4)
-    parser.add_argument("--verbose", action="store_true")
     print(json.dumps(main(parser.parse_args())))

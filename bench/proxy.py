@@ -6,13 +6,14 @@
         proxy.settle("t1")       # what is still on its way arrives
         assert plot.fired == 1
 
-A plot waits for the n-th request that commits data to its table. `after`: the catalog has applied
-it, and the fault is in the answer; else the fault comes before the catalog has seen it.
+A plot waits for the n-th request that commits data to its table (or does what `match` looks for).
+`after`: the catalog has applied it, and the fault is in the answer; else the fault comes before the
+catalog has seen it.
 
     500, 502, 503, 429, 409   the answer says so
     503 later                 503 with Retry-After: the client posts again by itself
     dropped                   the connection is closed without an answer
-    truncated                 half of the request arrives (and is not applied), or half of the answer
+    truncated                 half of the request arrives (so it is not applied), or of the answer
     timeout                   no answer until the client gives up. Before: the request arrives late,
                               after the client has looked in vain whether it was applied
     delayed                   the request, or the answer, takes its time, and arrives
@@ -35,6 +36,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -107,8 +109,9 @@ class Plot:
     after: bool
     meanwhile: list[Callable[[], None]]
     match: Callable[[Request], bool] = data
-    #: how many such requests pass before
+    #: how many such requests pass before, and how many are met
     skip: int = 0
+    times: int = 1
     fired: int = 0
     #: commits of others that were made
     slipped: int = 0
@@ -121,11 +124,14 @@ class Plot:
 
     def strikes(self, request: Request) -> bool:
         with self.lock:
-            if self.struck or not self.match(request):
+            if not self.times or not self.match(request):
                 return False
             self.skip -= 1
-            self.struck = self.skip < 0
-            return self.struck
+            if self.skip >= 0:
+                return False
+            self.times -= 1
+            self.struck = True
+            return True
 
     def slip_in(self) -> None:
         with self.lock:
@@ -209,9 +215,10 @@ class Proxy:
         meanwhile: Iterable[Callable[[], None]] = (),
         match: Callable[[Request], bool] = data,
         skip: int = 0,
+        times: int = 1,
     ) -> Plot:
         assert kind in FAULTS, kind
-        self._plots[table] = Plot(table, kind, after, list(meanwhile), match, skip)
+        self._plots[table] = Plot(table, kind, after, list(meanwhile), match, skip, times)
         return self._plots[table]
 
     def settle(self, table: str) -> None:
@@ -322,16 +329,12 @@ def _send(client: BaseHTTPRequestHandler, answer: Answer, half: bool = False) ->
 
 
 def _shut(connection: socket.socket) -> None:
-    try:
+    with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass
 
 
 def _wait_until_gone(client: BaseHTTPRequestHandler) -> None:
     client.connection.settimeout(PATIENCE)
-    try:
+    with suppress(OSError):
         while client.connection.recv(1024):
             pass
-    except OSError:
-        pass

@@ -24,6 +24,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         for group in (jars.ICEBERG, jars.SQLITE, jars.AWS):
             jars.fetch(group, transitive=False)
         jars.spark_kafka()
+        jars.rest_catalog()
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,5 @@
-"""What several of these tests share: a REST catalog with an object store behind it."""
+"""What several of these tests share: a REST catalog with an object store behind it, and one with a
+proxy before it."""
 
 from __future__ import annotations
 
@@ -10,11 +11,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow.fs
 import pytest
 
-from frazil.surface.broker import die_with_parent, free_ports
+from frazil.surface.broker import Broker, die_with_parent, free_ports
+from tests.bench import faults, proxy, rest
 
 KEY, SECRET = "frazil", "not-a-real-secret"
 
@@ -67,3 +70,15 @@ def _await(url: str, server: subprocess.Popen[bytes]) -> None:
         except urllib.error.URLError:
             time.sleep(0.1)
     raise AssertionError("the server does not answer")
+
+
+@pytest.fixture(scope="session")
+def world(
+    spark: Any, broker: Broker, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[faults.World]:
+    """Iceberg's own REST catalog, and a proxy before it."""
+    with (
+        rest.RestCatalog(tmp_path_factory.mktemp("rest")) as server,
+        proxy.Proxy(server.port) as between,
+    ):
+        yield faults.World(spark, server, between, broker.bootstrap)

@@ -22,6 +22,7 @@ from frazil.table.commit import (
     _Waiting,
     chain,
     entry_of,
+    witness_tag,
 )
 from frazil.table.index import rebuilt
 from frazil.table.ledger import parse
@@ -123,6 +124,36 @@ def test_what_failed_tries_left_is_swept_but_never_the_live_manifest_list():
     live = next(table.history("main")).manifest_list
     assert table.deleted
     assert live not in table.deleted
+
+
+def fail_to_tag(table: FakeTable, *answers: str) -> list[int]:
+    """What the next moves of a tag come to: `lost` is done and not told, `dropped` is not done."""
+    tag, left, tries = table.tag, list(answers), []
+
+    def failing(name: str, snapshot_id: int, was: int | None) -> None:
+        tries.append(snapshot_id)
+        answer = left.pop(0) if left else ""
+        if answer != "dropped":
+            tag(name, snapshot_id, was)
+        if answer:
+            raise Unavailable("cannot move tag: 503")
+
+    table.tag = failing  # type: ignore[method-assign]
+    return tries
+
+
+@pytest.mark.parametrize(("answers", "tries"), [(["lost"], 1), (["dropped", "dropped"], 3)])
+def test_a_witness_whose_answer_was_lost_is_looked_for_and_one_that_is_not_there_is_set_again(
+    answers: list[str], tries: int
+):
+    table = FakeTable()
+    life = target(table)
+    put(life, batch(0, 5, "a"))
+    made = fail_to_tag(table, *answers)
+    newest = next(table.history("main"))
+    life.witness(newest)
+    assert made == [newest.id] * tries
+    assert table.tagged(witness_tag("s")) == newest
 
 
 def test_a_claim_fences_the_older_life():
@@ -437,7 +468,7 @@ def test_a_batch_whose_answer_was_lost_may_come_back_together_with_new_ones():
     """The group changes between the tries; what is there must be seen batch by batch."""
     rig = Rig()
     rig.data.faults = ["lost"] + ["dropped"] * ATTEMPTS
-    rig.data.tag = _failing_once(rig.data.tag)  # type: ignore[method-assign]
+    fail_to_tag(rig.data, *["dropped"] * ATTEMPTS)
     with pytest.raises(Unavailable):
         rig.commit(batch(0, 5, "a"))
     rig.data.faults = []
@@ -449,7 +480,7 @@ def test_a_batch_whose_answer_was_lost_may_come_back_together_with_new_ones():
 def test_an_index_answer_lost_for_one_batch_does_not_double_its_row():
     rig = Rig()
     rig.index.faults = ["lost"]
-    rig.index.tag = _failing_once(rig.index.tag)  # type: ignore[method-assign]
+    fail_to_tag(rig.index, *["dropped"] * ATTEMPTS)
     with pytest.raises(Unavailable):
         rig.commit(batch(0, 5, "a"))
     rig.commit(batch(0, 5, "a"), batch(5, 9, "b", 1))
@@ -496,18 +527,6 @@ def test_an_entry_of_several_batches_begins_where_a_new_partition_appeared():
     entry = entry_of([batch(0, 5, "a"), late], "db.t", 1)
     assert entry.begin == Cut({P: 0, new: 40})
     assert entry.end == Cut({P: 9, new: 44})
-
-
-def _failing_once(call):  # type: ignore[no-untyped-def]
-    state = {"left": 1}
-
-    def wrapped(*args):  # type: ignore[no-untyped-def]
-        if state["left"]:
-            state["left"] -= 1
-            raise Unavailable("cannot move tag: 503")
-        return call(*args)
-
-    return wrapped
 
 
 def test_a_commit_that_goes_through_on_the_last_try_is_read_back_too():

@@ -359,11 +359,12 @@ class Target:
                 return
             try:
                 return self.table.tag(self._tag, snapshot.id, there.id if there else None)
-            except Conflict:  # another commit was first: look again
+            except (Retryable, Unknown) as error:  # another was first, or the answer is lost: look
+                trouble = error
                 self._pause(attempt)
                 self.table.refresh()
-        raise Unavailable(f"cannot move tag {self._tag} of table {self.table.name}: it changes too "
-                          "fast")  # fmt: skip
+        raise Unavailable(f"cannot move tag {self._tag} of table {self.table.name} in {ATTEMPTS} "
+                          f"tries: {trouble.message}", hint=trouble.hint)  # fmt: skip
 
     def rolled_back(self) -> bool:
         """Is the branch no longer behind the witness? (Where history was expired, it may be.)"""

@@ -1,0 +1,188 @@
+"""A REST catalog that is away, or takes no commits: batches wait, staged, and nothing is lost. The
+server is really stopped; what it holds afterwards is read by DuckDB."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from frazil.core.config import Config
+from frazil.core.errors import Unavailable
+from frazil.sink import Sink
+from frazil.surface.orders import create_topic
+from frazil.surface.status import leftovers, status
+from frazil.table import commit
+from frazil.table.ledger import Entry, entries
+from tests.bench import faults
+from tests.system.streams import WITHIN, eventually, running
+
+ALWAYS = 10**9
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(commit, "LONGEST_PAUSE", 0.05)
+
+
+@pytest.fixture
+def table(name: str) -> str:
+    """A name that no test of another fixture's catalog has, either."""
+    return f"{name}_{uuid.uuid4().hex[:6]}"
+
+
+def streaming(world: faults.World, table: str, way: str) -> Config:
+    create_topic(world.bootstrap, table, len(faults.PARTITIONS))
+    return faults.config_of(
+        world, table, way, topic=table, bootstrap=world.bootstrap, trigger="50ms"
+    )
+
+
+def staged(sink: Sink, world: faults.World, table: str, way: str, batches: range) -> None:
+    """Each of them is a batch of its own."""
+    for number in batches:
+        faults.produce(world.bootstrap, table, way, number)
+        ends = sink.ends()
+        eventually(lambda: sink.committer.pending[-1:] and sink.committer.pending[-1].end == ends,  # noqa: B023
+                   f"batch {number} is staged", sink=sink)  # fmt: skip
+
+
+def ledger(world: faults.World, config: Config) -> list[Entry]:
+    """What the table's snapshots say of records, oldest first."""
+    found = world.catalog.load(config.tables[0].name)
+    assert found is not None
+    return [e for e, _ in entries(found.history("main"), config.sink.id) if e.ranges][::-1]
+
+
+def exact(world: faults.World, table: str, way: str) -> bool:
+    return world.judge(f"db.{table}", {"main": faults.rows_of(way)}) == "exact"
+
+
+@pytest.mark.parametrize("way", ["append", "upsert"])
+def test_while_the_catalog_is_down_batches_are_staged_and_go_in_by_order_when_it_is_back(
+    world: faults.World, table: str, way: str
+):
+    config = streaming(world, table, way)
+    with running(config, world.spark) as sink:
+        faults.produce(world.bootstrap, table, way, 0)
+        assert sink.wait_until(sink.ends(), WITHIN)
+        before = sink.position
+        world.proxy.refuse()
+        world.server.kill()
+        try:
+            staged(sink, world, table, way, range(1, faults.BATCHES))
+            eventually(lambda: sink.committer.progress.trouble, "the trouble is told", sink=sink)
+            assert f"cannot refresh table db.{table}" in sink.committer.progress.trouble
+            assert "Connection refused" in sink.committer.progress.trouble
+            assert sink.position == before
+            with pytest.raises(Unavailable, match="Connection refused"):
+                status(config, world.spark)
+        finally:
+            world.server.start()
+            world.proxy.accept()
+        assert sink.wait_until(sink.ends(), WITHIN)
+        eventually(lambda: not sink.committer.progress.trouble, "the trouble is over", sink=sink)
+    assert exact(world, table, way)
+    found = ledger(world, config)
+    numbers = [number for entry in found for number in range(*entry.batches)] + [
+        found[-1].batches[1]
+    ]
+    assert numbers == sorted(numbers), "out of order"
+    together = [len(entry.commit_ids) for entry in found]
+    assert together == ([1, 1, 1] if way == "upsert" else [1, 2]), "upserts: a snapshot each (H5)"
+    assert faults.verdict(world, config) == "proven"
+
+
+def test_a_life_that_takes_over_from_an_outage_needs_no_kafka_and_orphan_removal_leaves_it_alone(
+    world: faults.World, table: str
+):
+    """The catalog can be read, and takes no commits of data: claims go through, batches do not."""
+    config = streaming(world, table, "upsert")
+    with running(config, world.spark, flush=0.2) as first:
+        faults.produce(world.bootstrap, table, "upsert", 0)
+        assert first.wait_until(first.ends(), WITHIN)
+        world.proxy.plot(table, "503", after=False, times=ALWAYS)
+        staged(first, world, table, "upsert", range(1, faults.BATCHES))
+        ends, waiting = first.ends(), first.committer.pending
+    assert len(waiting) == 2
+    admin = AdminClient({"bootstrap.servers": world.bootstrap})
+    gone = [TopicPartition(table, p.number, offset) for p, offset in ends.items()]
+    for future in admin.delete_records(gone).values():
+        future.result()
+    with running(config, world.spark, flush=0.2) as heir:
+        eventually(lambda: heir.committer.progress.trouble, "it fails for the heir, too", sink=heir)
+        told: dict[str, Any] = status(config, world.spark)
+        assert told["epoch"] == heir.epoch == first.epoch + 1
+        assert told["pending_batches"] == 2
+        assert told["waiting"][f"db.{table}"]["batches"] == 2
+        assert told["pending_bytes"] == sum(batch.bytes for batch in waiting) > 0
+        orphan = planted(world, table, epoch=first.epoch)
+        found = leftovers(config, world.spark)
+        assert [Path(path.removeprefix("file:")) for _, path in found] == [orphan]
+        for handle, path in found:
+            handle.delete(path)
+        world.proxy.settle(table)  # the outage is over
+        assert heir.wait_until(ends, WITHIN)
+    assert exact(world, table, "upsert")
+    assert [e.commit_ids for e in ledger(world, config)[1:]] == [(b.commit_id,) for b in waiting]
+    assert {e.epoch for e in ledger(world, config)[1:]} == {heir.epoch}
+    assert faults.verdict(world, config) == "proven"
+
+
+def planted(world: faults.World, table: str, epoch: int) -> Path:
+    """A file as a task that died would have left it, in a batch that was never staged."""
+    found = world.catalog.load(f"db.{table}")
+    assert found is not None
+    name = f"frazil-{table}-{epoch}-99-{uuid.uuid4()}.parquet"
+    path = Path(found.location.removeprefix("file:")) / "data" / name
+    path.write_bytes(b"of no use")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("bound", "reason"),
+    [
+        ({"max_pending_batches": 2}, "2 batches wait for a commit; the bound is 2: cannot"),
+        ({"max_pending_bytes": "1KB"}, "staged bytes wait for a commit; the bound is 1000: cannot"),
+        ({"max_pending_age": "500ms"}, "s; the bound is 0 s: cannot"),
+    ],
+    ids=["count", "bytes", "age"],
+)
+def test_each_bound_holds_the_stream_until_commits_go_through_and_says_why(
+    world: faults.World, table: str, bound: dict[str, Any], reason: str
+):
+    life = faults.Life(faults.config_of(world, table, "append", **bound), "append")
+    life.begin(world.spark)
+    try:
+        life.batch()
+        life.commit()
+        world.proxy.plot(table, "503", after=False, times=ALWAYS)
+        life.batch()
+        progress = life.committer.progress
+        eventually(lambda: progress.trouble, "the commit fails")
+        more = threading.Thread(target=lambda: [life.batch() for _ in range(3)], daemon=True)
+        more.start()
+        blocked = eventually(lambda: progress.blocked, "the stream is held")
+        assert reason in blocked
+        assert "Service failed: 503" in blocked, "and why they wait"
+        held = len(life.committer.pending)
+        assert held <= 2
+        more.join(0.5)
+        assert more.is_alive()
+        assert len(life.committer.pending) == held
+        world.proxy.settle(table)
+        more.join(WITHIN)
+        assert not more.is_alive()
+        life.commit()
+        assert progress.blocked == ""
+    finally:
+        life.end()
+    rows = faults.rows_of("append", life.staged)
+    assert life.staged == 5
+    assert world.judge(f"db.{table}", {"main": rows}) == "exact"
