@@ -12,6 +12,7 @@ import pytest
 from frazil.core.config import Config, from_document
 from frazil.surface import jars
 from frazil.surface.broker import Broker
+from frazil.surface.child import toml
 from frazil.surface.session import session
 from tests.oracle import Lake
 
@@ -70,24 +71,7 @@ def write_toml(broker: Broker, lake: Lake, name: str, tmp_path: Path) -> Callabl
         document = lake.document(name, name, broker.bootstrap, **sections)
         from_document(document)
         path = tmp_path / "sink.toml"
-        path.write_text(_toml(document))
+        path.write_text(toml(document))
         return path
 
     return write
-
-
-def _toml(document: dict[str, Any]) -> str:
-    lines = []
-    for section, values in document.items():
-        for table in values if isinstance(values, list) else [values]:
-            lines.append(f"[[{section}]]" if isinstance(values, list) else f"[{section}]")
-            lines += [f'"{key}" = {_value(value)}' for key, value in table.items()]
-    return "\n".join(lines) + "\n"
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(_value, value)) + "]"
-    return str(value) if isinstance(value, int) else '"' + str(value).replace('"', '\\"') + '"'

@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 from frazil.core.config import load
 from frazil.sink import STEPS
 from frazil.surface.broker import Broker
-from frazil.surface.child import Pipeline
+from frazil.surface.child import Lives
 from frazil.surface.orders import create_topic
 from frazil.surface.status import leftovers
 from tests.oracle import Lake, assert_exact, assert_once
@@ -41,18 +41,16 @@ def test_no_kill_at_any_step_loses_or_doubles_a_record(
     """
     create_topic(broker.bootstrap, name, 3)
     config = write_toml(sink={"max_records_per_trigger": PER_LIFE // 2})
+    lives = Lives(config, log=tmp_path / "log", scratch=tmp_path / "scratch")
     kills = 0
     for life, step in enumerate(STEPS):
         produce(broker.bootstrap, name, life * PER_LIFE, PER_LIFE)
         # The second time, so that a batch of this life is behind the kill as well.
-        pipeline = Pipeline(config, hold=f"{step}:2", until="forever", log=tmp_path / "log")
-        events = list(_until_held(pipeline))
-        assert events[-1] == {"held": step}, f"life {life} ended before {step}: {events[-1]}"
-        pipeline.kill()
+        assert lives.next(hold=f"{step}:2", until="forever").killed()
         kills += 1
         if life or step == "done":
             assert_once(lake.query(f"db.{name}", "_topic_partition, _offset"))
-    last = Pipeline(config, until="caught-up", audit=True, log=tmp_path / "log")
+    last = lives.next(audit=True, last=True)
     events = list(last.events())
     assert last.wait() == 0
     assert events[-1]["audit"]["verdict"] == "proven"
@@ -74,10 +72,3 @@ def test_no_kill_at_any_step_loses_or_doubles_a_record(
     assert leftovers(given, spark) == []
     assert assert_exact(lake, f"db.{name}", broker.bootstrap, name) == rows
     print(f"{kills} kills, {rows} rows exact, {len(left)} leftovers removed")
-
-
-def _until_held(pipeline: Pipeline):  # type: ignore[no-untyped-def]
-    for event in pipeline.events():
-        yield event
-        if "held" in event:
-            return

@@ -14,7 +14,7 @@ from frazil.core.errors import Fenced
 from frazil.core.offsets import Cut
 from frazil.sink import STEPS
 from frazil.surface.broker import Broker
-from frazil.surface.child import Pipeline
+from frazil.surface.child import Lives
 from frazil.surface.orders import create_topic
 from frazil.surface.status import leftovers
 from frazil.table.jvm import Catalog
@@ -102,16 +102,11 @@ def test_no_kill_at_any_step_loses_or_doubles_a_record_in_any_table(
     b = broker.bootstrap
     create_topic(b, name, PARTITIONS)
     config = write_toml(sink={"max_records_per_trigger": PER_LIFE // 2}, **sections(name))
+    lives = Lives(config, log=tmp_path / "log", scratch=tmp_path / "scratch")
     for life, step in enumerate(steps):
         produce(b, name, records(life), PARTITIONS)
         nth = 3 if step in ("commit", "committed", "witnessed") else 2
-        pipeline = Pipeline(config, hold=f"{step}:{nth}", until="forever", log=tmp_path / "log")
-        last: dict[str, Any] = {}
-        for last in pipeline.events():
-            if "held" in last:
-                break
-        assert last == {"held": step}, f"life {life} ended before {step}: {last}"
-        pipeline.kill()
+        assert lives.next(hold=f"{step}:{nth}", until="forever").killed()
         if step == "committed":
             stage = lake.folder / "warehouse" / "db" / f"{name}_index" / "stage" / name
             staged = list(stage.glob("*.json"))
@@ -120,7 +115,7 @@ def test_no_kill_at_any_step_loses_or_doubles_a_record_in_any_table(
                 path.unlink()
         for suffix in SUFFIXES if life > 2 else ():
             assert_once(lake.query(f"db.{name}_{suffix}", where(suffix)))
-    final = Pipeline(config, until="caught-up", log=tmp_path / "log")
+    final = lives.next(last=True)
     events = list(final.events())
     assert final.wait() == 0, events[-1]
     count = assert_exact(lake, name, b, len(steps))

@@ -12,7 +12,7 @@ import pytest
 from frazil.core.config import load
 from frazil.sink import STEPS
 from frazil.surface.broker import Broker
-from frazil.surface.child import Pipeline
+from frazil.surface.child import Lives
 from frazil.surface.status import leftovers
 from tests.oracle import Lake
 from tests.system.streams import proven
@@ -47,18 +47,13 @@ def test_no_kill_brings_a_row_back_loses_one_or_leaves_a_twin(
             lake.metadata_file(f"db.{name}"), Spark=spark_rows(spark, f"lake.db.{name}")
         )
 
+    lives = Lives(config, log=tmp_path / "log", scratch=tmp_path / "scratch")
     for life, step in enumerate(steps):
         chaos(feed, life, PER_LIFE, KEYS, PARTITIONS)
-        pipeline = Pipeline(config, hold=f"{step}:{1 if step in BETWEEN else 2}",
-                            until="forever", log=tmp_path / "log")  # fmt: skip
-        last: dict[str, Any] = {}
-        for last in pipeline.events():
-            if "held" in last:
-                break
-        assert last == {"held": step}, f"life {life} ended before {step}: {last}"
-        pipeline.kill()
+        hold = f"{step}:{1 if step in BETWEEN else 2}"
+        assert lives.next(hold=hold, until="forever").killed()
         check()
-    final = Pipeline(config, until="caught-up", log=tmp_path / "log")
+    final = lives.next(last=True)
     events = list(final.events())
     assert final.wait() == 0, events[-1]
     check()

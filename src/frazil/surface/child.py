@@ -1,8 +1,9 @@
-"""A pipeline in a process of its own, which tells its steps and can be held at one of them.
+"""A process that tells its steps and can be held at one of them: as a rule a sink's life.
 
-The demo and the crash tests kill it with SIGKILL while it is held: no sleeps, no luck, the kill
-falls exactly on the step. Parent side: `Pipeline`. Child side: `python -m frazil.surface.child`.
-The child's standard output is one JSON object a line.
+The demo, the self-test, `make chaos` and the crash tests kill it with SIGKILL while it is held: no
+sleeps, no luck, the kill falls exactly on the step. Parent side: `Child`, a `Pipeline` that runs a
+sink, and `Lives`, one pipeline after the other. Child side: `python -m frazil.surface.child`, or
+any module that tells its steps with `told`. Standard output is one JSON object a line.
 """
 
 from __future__ import annotations
@@ -14,68 +15,206 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 from frazil.core.errors import FrazilError
 from frazil.surface.broker import die_with_parent
 
+Event = dict[str, Any]
 
-class Pipeline:
-    """The parent's handle. Iterate over `events()`; `kill()` takes driver and JVM at once."""
+
+class Child:
+    """The parent's handle on `python -m module`. `kill()` takes driver, JVM and workers at once.
+
+    `scratch`: a folder for all that Python, Java and Spark put into temporary folders, which a
+    killed process cannot remove. `environ`: variables that differ; those that are None it lacks.
+    """
 
     def __init__(
-        self, config: Path, *, hold: str = "", until: str = "caught-up", audit: bool = False,
-        log: Path | None = None, environ: dict[str, str] | None = None,
+        self, module: str, *arguments: str, log: Path | None = None, scratch: Path | None = None,
+        environ: Mapping[str, str | None] | None = None, listens: bool = False,
     ) -> None:  # fmt: skip
-        command = [sys.executable, "-m", "frazil.surface.child", str(config), "--until", until]
-        command += ["--hold", hold] if hold else []
-        command += ["--audit"] if audit else []
         self._log = open(log, "ab") if log else subprocess.DEVNULL  # noqa: SIM115 (see wait)
+        self._where = log
+        variables = {**os.environ, **_temporary(scratch), **(environ or {})}
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=self._log, stdin=subprocess.DEVNULL,
-            start_new_session=True, preexec_fn=die_with_parent,
-            env={**os.environ, **(environ or {})},
+            [sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, stderr=self._log,
+            stdin=subprocess.PIPE if listens else subprocess.DEVNULL, start_new_session=True,
+            preexec_fn=die_with_parent,
+            env={name: value for name, value in variables.items() if value is not None},
         )  # fmt: skip
 
-    def events(self) -> Iterator[dict[str, Any]]:
+    def events(self) -> Iterator[Event]:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith(b"{"):
                 yield json.loads(line)
 
+    def killed(self, on_event: Callable[[Event], None] = lambda _: None) -> bool:
+        """Follow it to where it is held, and kill it there; False where it came to a good end
+        before that. One that fails raises what it said."""
+        last: Event = {}
+        try:
+            for last in self.events():
+                on_event(last)
+                if "held" in last:
+                    return True
+            if self.wait() == 0:
+                return False
+        finally:
+            self.kill()
+        raise self.failure(last)
+
+    def failure(self, last: Event) -> FrazilError:
+        """What it said at its end, as an error of the parent's."""
+        text = self._where.read_text(errors="replace") if self._where else ""
+        shown = [line for line in text.splitlines() if line.strip()][-5:]
+        said = last.get("message") or "it said nothing"
+        return FrazilError(f"cannot go on: a life of the sink ended with exit code "
+                           f"{self.process.returncode}: {said}",
+                           hint=last.get("hint") or "\n".join(shown))  # fmt: skip
+
     def kill(self) -> None:
-        os.killpg(self.process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it is over, and all that it started
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.wait()
 
     def wait(self) -> int:
         code = self.process.wait()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
-        if not isinstance(self._log, int):
-            self._log.close()
+        for pipe in (self.process.stdout, self.process.stdin, self._log):
+            if pipe is not None and not isinstance(pipe, int):
+                with suppress(BrokenPipeError):  # words that it did not live to hear
+                    pipe.close()
         return code
+
+
+class Pipeline(Child):
+    """One life of a sink. With `ready` it starts Spark and waits for `go`."""
+
+    def __init__(
+        self, config: Path, *, hold: str = "", until: str = "caught-up", audit: bool = False,
+        log: Path | None = None, scratch: Path | None = None, ready: bool = False,
+        environ: Mapping[str, str | None] | None = None, module: str = "frazil.surface.child",
+    ) -> None:  # fmt: skip
+        arguments = [str(config), "--until", until]
+        arguments += ["--hold", hold] if hold else []
+        arguments += ["--audit"] if audit else []
+        arguments += ["--ready"] if ready else []
+        super().__init__(
+            module, *arguments, log=log, scratch=scratch, environ=environ, listens=ready
+        )
+
+    def go(self, *, hold: str = "", until: str = "caught-up", audit: bool = False) -> None:
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):  # it died already, which its end will tell
+            self.process.stdin.write(json.dumps([hold, until, audit]).encode() + b"\n")
+            self.process.stdin.flush()
+
+
+class Lives:
+    """Lives of one sink, one after the other: while one runs, the next has its JVM started."""
+
+    def __init__(self, config: Path, **given: Any) -> None:
+        self._config, self._given = config, given
+        self._spare: Pipeline | None = None
+        self._now: Pipeline | None = None
+
+    def next(
+        self, *, hold: str = "", until: str = "caught-up", audit: bool = False, last: bool = False
+    ) -> Pipeline:
+        """`last`: none is made ready to follow it."""
+        life = self._spare or self._made()
+        self._now, self._spare = life, None
+        life.go(hold=hold, until=until, audit=audit)
+        if not last:
+            self._spare = self._made()
+        return life
+
+    def _made(self) -> Pipeline:
+        return Pipeline(self._config, ready=True, **self._given)
+
+    def __enter__(self) -> Lives:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in (self._now, self._spare):
+            if each is not None:
+                each.kill()
+
+
+def _temporary(folder: Path | None) -> dict[str, str]:
+    if folder is None:
+        return {}
+    folder.mkdir(parents=True, exist_ok=True)
+    java = f"{os.environ.get('JAVA_TOOL_OPTIONS', '')} -Djava.io.tmpdir={folder}".strip()
+    return {"TMPDIR": str(folder), "SPARK_LOCAL_DIRS": str(folder), "JAVA_TOOL_OPTIONS": java}
+
+
+def toml(document: Mapping[str, Any]) -> str:
+    """A config for a child: sections, and tables of them."""
+    lines = []
+    for section, values in document.items():
+        for table in values if isinstance(values, list) else [values]:
+            lines.append(f"[[{section}]]" if isinstance(values, list) else f"[{section}]")
+            lines += [f"{json.dumps(key)} = {_value(value)}" for key, value in table.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(k)} = {_value(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)  # of texts, numbers and truth TOML has the same
+
+
+# ── the child's side ─────────────────────────────────────────────────────────────────────────────
+
+
+def tell(out: IO[str], **event: object) -> None:
+    out.write(json.dumps(event) + "\n")
+    out.flush()
+
+
+class Hold:
+    """`step`, or `step:n` for the n-th time it is reached: there the process waits to be killed. Of
+    several, with commas between them, at the one that comes first."""
+
+    def __init__(self, wanted: str, out: IO[str]) -> None:
+        steps = (each.partition(":") for each in wanted.split(",") if each)
+        self._left = {step: int(count or 1) for step, _, count in steps}
+        self._out = out
+        self._counting = threading.Lock()  # tables are committed side by side
+
+    def __call__(self, step: str, **more: object) -> None:
+        with self._counting:
+            tell(self._out, step=step, **more)
+            if step not in self._left:
+                return
+            self._left[step] -= 1
+            if self._left[step]:
+                return
+            tell(self._out, held=step)
+        threading.Event().wait()
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("config")
-    parser.add_argument(
-        "--hold",
-        default="",
-        help="STEP or STEP:N, the N-th time it is "
-        "reached; several with commas: whichever comes first",
-    )
+    parser.add_argument("--hold", default="", help="see `Hold`")
     parser.add_argument("--until", default="caught-up", help="caught-up, or forever")
     parser.add_argument("--audit", action="store_true")
+    parser.add_argument("--ready", action="store_true", help="wait to be told these three")
     given = parser.parse_args()
     out = os.fdopen(os.dup(1), "w")  # what Spark prints must not get between the lines
     os.dup2(2, 1)
     try:
         return _run(given, out)
     except FrazilError as error:
-        _tell(out, error=type(error).__name__, message=error.message, hint=error.hint)
+        tell(out, error=type(error).__name__, message=error.message, hint=error.hint)
         return error.exit_code
 
 
@@ -85,25 +224,22 @@ def _run(given: argparse.Namespace, out: IO[str]) -> int:
     from frazil.surface.proof import of_sink
     from frazil.surface.session import session
 
-    left = {}
-    for each in filter(None, given.hold.split(",")):
-        step, _, count = each.partition(":")
-        left[step] = int(count or 1)
-    never = threading.Event()
-
-    def on_step(reached: Step) -> None:
-        _tell(out, step=reached.name, batch=reached.batch, records=reached.records)
-        if reached.name in left:
-            left[reached.name] -= 1
-            if left[reached.name] == 0:
-                _tell(out, held=reached.name)
-                never.wait()
-
     config = configs.load(given.config)
     spark = session(config)
+    if given.ready:
+        tell(out, ready=True)
+        line = sys.stdin.readline()
+        if not line:
+            return 0  # it was not needed
+        given.hold, given.until, given.audit = json.loads(line)
+    hold = Hold(given.hold, out)
+
+    def on_step(reached: Step) -> None:
+        hold(reached.name, batch=reached.batch, records=reached.records)
+
     sink = Sink(config, on_step=on_step)
     query = sink.start(spark)
-    _tell(out, started=sink.epoch, position=sink.position.nested())
+    tell(out, started=sink.epoch, position=sink.position.nested())
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         if given.until == "caught-up":
@@ -114,20 +250,15 @@ def _run(given: argparse.Namespace, out: IO[str]) -> int:
                 sink.check()
     finally:
         sink.stop()
-    _tell(out, caught_up=sink.position.nested())
+    tell(out, caught_up=sink.position.nested())
     if given.audit:
         name = config.tables[0].name
         proof = of_sink(config, sink.catalog.look)
         [report] = [each for each in proof.reports if each.table == name]
         table = sink.catalog.load(name)
         assert table is not None
-        _tell(out, audit=report.values(), metadata_file=table.metadata_file)
+        tell(out, audit=report.values(), metadata_file=table.metadata_file)
     return 0
-
-
-def _tell(out: IO[str], **event: object) -> None:
-    out.write(json.dumps(event) + "\n")
-    out.flush()
 
 
 if __name__ == "__main__":

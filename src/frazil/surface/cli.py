@@ -306,6 +306,45 @@ def demo(
         raise typer.Exit(3)
 
 
+@app.command()
+def selftest(
+    config: Annotated[Path, typer.Argument(help="A sink's TOML file: its broker, its catalog.")],
+    rows: Annotated[int, typer.Option(help="Records of each scratch topic.")] = 20_000,
+    steps: Annotated[str, typer.Option(
+        help="Only these steps, with commas between; by default every step of a batch.")] = "",
+    upsert: Annotated[bool | None, typer.Option(
+        "--upsert/--append", help="Only an upsert, or only an append table; default both.")] = None,
+    namespace: Annotated[str, typer.Option(
+        help="Where tables may be made; by default a namespace of its own.")] = "",
+    keep: Annotated[bool, typer.Option("--keep", help="Remove nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """SIGKILL at each step on your own broker and catalog, judged by reading all (exit 3 if not
+    proven); scratch topics and tables, of which nothing is left."""
+    from frazil.surface import scratch
+    from frazil.surface import selftest as testing
+
+    given = configs.load(config)
+    wanted = scratch.plan(
+        given, rows=rows, steps=[each.strip() for each in steps.split(",") if each.strip()],
+        modes=scratch.MODES if upsert is None else ("upsert",) if upsert else ("append",),
+        namespace=namespace,
+    )  # fmt: skip
+    for each in wanted.creates:
+        progress.print(f"will make {each}", highlight=False, soft_wrap=True)
+    if not (yes or as_json) and sys.stdin.isatty():
+        typer.confirm("and remove it all again; go on?", abort=True)
+    signal.signal(signal.SIGTERM, _interrupt)
+    outcome = testing.selftest(given, wanted, _session(given), progress, keep=keep)
+    if as_json:
+        print(json.dumps(outcome.values()))
+    else:
+        testing.show(outcome, Console())
+    if outcome.exit_code:
+        raise typer.Exit(outcome.exit_code)
+
+
 @config_app.command()
 def explain(config: Annotated[Path, typer.Argument(help="TOML file.")],
             as_json: Json = False) -> None:  # fmt: skip

@@ -22,7 +22,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from frazil.core.errors import FrazilError
 from frazil.surface import jars, orders
 from frazil.surface.broker import Broker
-from frazil.surface.child import Pipeline
+from frazil.surface.child import Event, Pipeline
 from frazil.surface.proof import audit_table
 
 TOPIC = "orders"
@@ -62,7 +62,8 @@ def demo(
         orders.create_topic(broker.bootstrap, TOPIC, partitions)
         config = _write_config(folder, broker.bootstrap, rows)
         outcome = _run(broker.bootstrap, config, folder, rows, seconds, partitions, console)
-    shutil.rmtree(folder / "kafka", ignore_errors=True)
+    for done in ("kafka", "scratch"):
+        shutil.rmtree(folder / done, ignore_errors=True)
     outcome.folder = str(folder)
     return outcome
 
@@ -120,28 +121,22 @@ def _life(
     config: Path, folder: Path, hold: str, batches: dict[int, int], outcome: Outcome, show: Any
 ) -> dict[str, Any]:
     until = "forever" if hold else "caught-up"
-    pipeline = Pipeline(config, hold=hold, until=until, audit=not hold, log=folder / "pipeline.log")
     last: dict[str, Any] = {}
-    for event in pipeline.events():
-        last = event
+
+    def seen(event: Event) -> None:
+        last.clear()
+        last.update(event)
         if event.get("step") == "written":
             batches[event["batch"]] = event["records"]
         elif event.get("step") == "done":
             outcome.commits += 1
-        elif "held" in event:
-            pipeline.kill()
-            outcome.kills += 1
-            break
         show()
-    show()
-    if not hold or "held" not in last:
-        code = pipeline.wait()
-        if code != 0 or "audit" not in last:
-            raise FrazilError(
-                f"cannot finish the demo: the pipeline ended with exit code {code}: "
-                f"{last.get('message', 'no message')}",
-                hint=f"see {folder / 'pipeline.log'}",
-            )
+
+    log, scratch = folder / "pipeline.log", folder / "scratch"
+    life = Pipeline(config, hold=hold, until=until, audit=not hold, log=log, scratch=scratch)
+    if life.killed(seen):
+        outcome.kills += 1
+        show()
     return last
 
 

@@ -237,20 +237,44 @@ class Catalog:
             raise Conflict(f"cannot create table {table}: it came and went at the same moment")
         return there
 
-    def _create_namespace(self, parts: Sequence[str]) -> None:
+    def make_namespace(self, name: str) -> bool:
+        """False where it was there before."""
+        with _translated(f"create namespace {name}"):
+            return self._create_namespace(name.split("."))
+
+    def drop_namespace(self, name: str) -> None:
+        """One that is empty."""
+        with _translated(f"drop namespace {name}"):
+            self._spark_catalog.dropNamespace(self._names(name.split(".")), False)
+
+    def drop(self, table: str) -> None:
+        """With the files it knows; one that is gone already is no error."""
+        with _translated(f"drop table {table}"):
+            self._catalog.dropTable(self._iceberg.catalog.TableIdentifier.parse(table), True)
+
+    def _create_namespace(self, parts: Sequence[str]) -> bool:
+        made = False
         for depth in range(1, len(parts) + 1):
-            names = self._gateway.new_array(self._jvm.java.lang.String, depth)
-            for i in range(depth):
-                names[i] = parts[i]
-            if not self._spark_catalog.namespaceExists(names):
+            names = self._names(parts[:depth])
+            made = not self._spark_catalog.namespaceExists(names)
+            if made:
                 try:
                     self._spark_catalog.createNamespace(names, {})
                 except Py4JJavaError as error:
                     if "AlreadyExists" not in "".join(_causes(error.java_exception)[0]):
                         raise
+                    made = False
                 except PySparkException as error:
                     if "ALREADY_EXISTS" not in str(error):
                         raise
+                    made = False
+        return made
+
+    def _names(self, parts: Sequence[str]) -> Any:
+        names = self._gateway.new_array(self._jvm.java.lang.String, len(parts))
+        for i, part in enumerate(parts):
+            names[i] = part
+        return names
 
     def plain(self, properties: Any) -> dict[str, str]:
         """One call to Java, however many keys there are."""
@@ -809,6 +833,15 @@ class Table:
                     raise
 
     # What compaction needs: deletes beside the data, and a commit that replaces both.
+
+    def delete_folder(self, path: str) -> None:
+        """All that lies below it, known to the table or not."""
+        with _translated(f"delete {path}"):
+            try:
+                self._table.io().deletePrefix(path.rstrip("/") + "/")
+            except Py4JJavaError as error:
+                if "FileNotFoundException" not in _causes(error.java_exception)[0]:
+                    raise
 
     def contents(
         self, branch: str, known: Mapping[str, list[Listed]], data: bool = False

@@ -1,0 +1,24 @@
+"""A child whose sink forgets a file of each life's second batch: written, counted, never staged."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+from frazil.sink import Sink
+from frazil.surface import child
+
+staged = Sink._staged_table
+seen: set[int] = set()
+
+
+def forgetful(self: Sink, name: str, written: Any, commit_id: str) -> Any:
+    seen.add(self.number)
+    kept = written.files[1:] if len(seen) == 2 else written.files
+    return staged(self, name, replace(written, files=kept), commit_id)
+
+
+if __name__ == "__main__":
+    Sink._staged_table = forgetful  # type: ignore[method-assign]
+    os._exit(child.main())

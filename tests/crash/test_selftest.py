@@ -1,0 +1,92 @@
+"""`frazil selftest` on real servers: a verdict that can fail, and nothing left behind."""
+
+from __future__ import annotations
+
+import io
+import sqlite3
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient
+from rich.console import Console
+
+from frazil.core.config import Config
+from frazil.surface.broker import Broker
+from frazil.surface.scratch import plan
+from frazil.surface.selftest import Outcome, _Run, selftest
+from tests.oracle import Lake
+
+ROWS = 600
+
+
+@pytest.fixture
+def given(lake: Lake, broker: Broker) -> Config:
+    """Of a sink whose own topic, table and index nobody has made yet."""
+    return lake.config("mine", "mine", broker.bootstrap)
+
+
+def run(
+    given: Config, spark: Any, *, steps: tuple[str, ...], mode: str = "", **how: Any
+) -> Outcome:
+    wanted = plan(given, rows=ROWS, steps=steps, modes=[mode] if mode else ())
+    return selftest(given, wanted, spark, Console(file=io.StringIO()), **how)
+
+
+def left(broker: Broker, lake: Lake) -> list[str]:
+    """All that has a self-test's name, wherever it may be."""
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    found = [f"topic {name}" for name in admin.list_topics(timeout=10).topics]
+    groups = admin.list_consumer_groups().result().valid
+    found += [f"group {each.group_id}" for each in groups]
+    with sqlite3.connect(lake.folder / "catalog.db") as catalog:
+        for table, column in (
+            ("iceberg_tables", "table_namespace || '.' || table_name"),
+            ("iceberg_namespace_properties", "namespace"),
+        ):
+            rows = catalog.execute(f"SELECT {column} FROM {table}").fetchall()
+            found += [f"{table} {name}" for (name,) in rows]
+    folders = (lake.folder / "warehouse", Path(tempfile.gettempdir()))
+    found += [f"file {path}" for folder in folders for path in folder.glob("frazil_selftest*")]
+    return [each for each in found if "frazil_selftest" in each]
+
+
+def test_kills_on_ones_own_servers_are_survived_and_nothing_is_left_behind(
+    broker: Broker, lake: Lake, spark: Any, given: Config
+):
+    outcome = run(given, spark, steps=("committed", "index-commit"))
+    assert outcome.verdict == "proven", outcome.values()
+    assert [(part.mode, part.kills, part.records) for part in outcome.parts] == [
+        ("append", 2, ROWS), ("upsert", 2, ROWS)
+    ]  # fmt: skip
+    assert (outcome.exit_code, outcome.left) == (0, [])
+    assert left(broker, lake) == []
+
+
+def test_a_sink_that_forgets_a_file_is_found_out_with_the_exact_ranges(
+    broker: Broker, lake: Lake, spark: Any, given: Config
+):
+    outcome = run(given, spark, steps=("done",), mode="append", module="tests.crash.losing")
+    [part] = outcome.parts
+    assert part.verdict == "lost"
+    assert part.seen == "the kill at done"
+    [lost] = part.lost
+    assert 0 < len(lost) <= ROWS // 3
+    assert (part.doubled, part.wrong) == ([], [])
+    assert part.audit != "proven"
+    assert outcome.exit_code == 3
+    assert left(broker, lake) == []
+
+
+def test_one_that_is_interrupted_leaves_nothing_behind(
+    broker: Broker, lake: Lake, spark: Any, given: Config, monkeypatch: pytest.MonkeyPatch
+):
+    def interrupted(*_: Any) -> None:
+        assert len(left(broker, lake)) > 4, "there is something to be removed"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_Run, "_compare", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(given, spark, steps=("staged",), mode="upsert")
+    assert left(broker, lake) == []

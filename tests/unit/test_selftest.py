@@ -1,0 +1,93 @@
+"""What the self-test makes, refuses, and how it compares rows with records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from frazil.core.config import Config, from_document, load
+from frazil.core.errors import ConfigError
+from frazil.core.offsets import Partition, Range
+from frazil.sink import STEPS
+from frazil.surface.child import toml
+from frazil.surface.scratch import plan
+from frazil.surface.selftest import Judged, Outcome, appended, upserted
+
+RECORDS = {(0, 0): (1, 10), (0, 1): (2, 11), (1, 0): (3, 12), (0, 2): (1, 13), (1, 1): (3, None)}
+ROWS = [(p, o, number, n) for (p, o), (number, n) in RECORDS.items() if n is not None]
+
+
+@pytest.fixture
+def given() -> Config:
+    return from_document({
+        "sink": {"id": "mine", "topics": ["mine"]}, "kafka": {"bootstrap.servers": "b:1"},
+        "decode": {"format": "raw"}, "catalog": {"type": "rest"}, "table": [{"name": "db.mine"}],
+    })  # fmt: skip
+
+
+def test_everything_that_is_made_has_the_name_of_the_self_test(given: Config):
+    made = plan(given, rows=1000)
+    assert made.name.startswith("frazil_selftest_")
+    assert made.steps == STEPS
+    assert all(made.name in each for each in made.creates)
+    assert plan(given, rows=1000).name != made.name
+    elsewhere = plan(given, rows=1000, namespace="db", modes=["upsert"])
+    [part] = elsewhere.parts
+    assert part.table == f"db.{elsewhere.name}_upsert"
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"steps": ["comitted"]}, "cannot kill at step 'comitted'"),
+        ({"rows": 29}, "expected at least 30"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(given: Config, options: dict[str, Any], why: str):
+    with pytest.raises(ConfigError, match=why):
+        plan(given, **{"rows": 1000, **options})
+
+
+def test_append_every_record_once_as_it_is():
+    there = {at: each for at, each in RECORDS.items() if each[1] is not None}
+    assert appended(there, ROWS) == (set(), set(), set())
+    assert appended(there, ROWS[1:]) == ({(0, 0)}, set(), set())
+    assert appended(there, [*ROWS, ROWS[2]]) == (set(), {(1, 0)}, set())
+    assert appended(there, [(0, 0, 1, 99), *ROWS[1:]]) == (set(), set(), {(0, 0)})
+    beyond = (0, 7, 5, 20)
+    assert appended(there, [*ROWS, beyond]) == (set(), set(), {(0, 7)})
+
+
+def test_upsert_the_last_record_of_each_key_and_none_that_was_deleted():
+    right = [(0, 2, 1, 13), (0, 1, 2, 11)]
+    assert upserted(RECORDS, right) == (set(), set(), set())
+    assert upserted(RECORDS, right[1:]) == ({(0, 2)}, set(), set())
+    # An older row instead of the newest: the newest is lost, the older one wrong.
+    assert upserted(RECORDS, [(0, 0, 1, 10), right[1]]) == ({(0, 2)}, set(), {(0, 0)})
+    # Both of them: a twin.
+    assert upserted(RECORDS, [(0, 0, 1, 10), *right]) == (set(), {(0, 2)}, {(0, 0)})
+    # One that was deleted.
+    assert upserted(RECORDS, [*right, (1, 0, 3, 12)]) == (set(), set(), {(1, 0)})
+
+
+def test_the_exit_code_says_whether_it_is_proven_and_then_whether_all_is_gone():
+    well = Judged("append", "t", "db.t", audit="proven")
+    lost = Judged("append", "t", "db.t", audit="proven", lost=[Range(Partition("t", 0), 3, 5)])
+    assert (lost.verdict, lost.values()["lost"]) == ("lost", [[0, 3, 5]])
+    assert Outcome("x", "x", [well]).exit_code == 0
+    assert Outcome("x", "x", [well], left=["topic t: why"]).exit_code == 1
+    assert Outcome("x", "x", [well, lost], left=["topic t: why"]).exit_code == 3
+    assert Outcome("x", "x", [Judged("append", "t", "db.t", audit="gap")]).exit_code == 3
+
+
+def test_a_childs_config_says_what_the_document_says(tmp_path: Any):
+    document = {
+        "sink": {"id": "a", "topics": ["t", 'q"uoted'], "start": {"t": {"0": 17}}},
+        "kafka": {"bootstrap.servers": "b:1", "sasl.password": "env:NAME"},
+        "decode": {"format": "json"}, "catalog": {"type": "rest", "uri": "http://h/ü\\"},
+        "table": [{"name": "db.a", "properties": {"write.x": "1"}, "partitioned_by_key": False}],
+    }  # fmt: skip
+    path = tmp_path / "sink.toml"
+    path.write_text(toml(document))
+    assert load(path, {}) == from_document(document)
