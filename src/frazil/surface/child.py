@@ -108,9 +108,16 @@ class Pipeline(Child):
         )
 
     def go(self, *, hold: str = "", until: str = "caught-up", audit: bool = False) -> None:
+        self._order([hold, until, audit])
+
+    def hold(self, step: str) -> None:
+        """From now on it is held at another step."""
+        self._order(step)
+
+    def _order(self, words: object) -> None:
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):  # it died already, which its end will tell
-            self.process.stdin.write(json.dumps([hold, until, audit]).encode() + b"\n")
+            self.process.stdin.write(json.dumps(words).encode() + b"\n")
             self.process.stdin.flush()
 
 
@@ -184,10 +191,14 @@ class Hold:
     several, with commas between them, at the one that comes first."""
 
     def __init__(self, wanted: str, out: IO[str]) -> None:
-        steps = (each.partition(":") for each in wanted.split(",") if each)
-        self._left = {step: int(count or 1) for step, _, count in steps}
         self._out = out
         self._counting = threading.Lock()  # tables are committed side by side
+        self.want(wanted)
+
+    def want(self, wanted: str) -> None:
+        with self._counting:
+            steps = (each.partition(":") for each in wanted.split(",") if each)
+            self._left = {step: int(count or 1) for step, _, count in steps}
 
     def __call__(self, step: str, **more: object) -> None:
         with self._counting:
@@ -233,6 +244,8 @@ def _run(given: argparse.Namespace, out: IO[str]) -> int:
             return 0  # it was not needed
         given.hold, given.until, given.audit = json.loads(line)
     hold = Hold(given.hold, out)
+    if given.ready:
+        threading.Thread(target=_listen, args=(hold,), daemon=True).start()
 
     def on_step(reached: Step) -> None:
         hold(reached.name, batch=reached.batch, records=reached.records)
@@ -259,6 +272,11 @@ def _run(given: argparse.Namespace, out: IO[str]) -> int:
         assert table is not None
         tell(out, audit=report.values(), metadata_file=table.metadata_file)
     return 0
+
+
+def _listen(hold: Hold) -> None:
+    for line in sys.stdin:
+        hold.want(json.loads(line))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,713 @@
+"""Random kills under load, and a verifier that compares every offset while it goes on.
+
+One sink fills an append table and an upsert table, with a real broker and a real REST catalog. A
+producer never stops. One after the other, in an order drawn by the seed, these are killed with
+SIGKILL:
+
+    driver     held at each named step of a batch and of a compaction; while it starts; any moment
+    worker     a Python worker in the middle of a task
+    broker     when the sink comes to a step, drawn; started again on the same port and data
+    catalog    the same
+
+The next life of the sink has its JVM started while the last one runs: a kill costs what a life
+needs to take over, not what Java needs to start.
+
+Meanwhile the verifier follows both tables. It reads the topics with a plain consumer, asks the
+catalog's database where the tables are, and reads files with Arrow and DuckDB:
+
+    append     of each new snapshot the files it added: every offset below the snapshot's cut is in
+               the table exactly once, as the record says, and none beyond it
+    upsert     the newest snapshot as a whole: the last value of each key up to its cut, none of a
+               key that was deleted, none twice
+
+    make chaos KILLS=10
+    make chaos KILLS=200 ARGS='--seed 7'
+
+The last line of standard output is JSON; exit 1 if anything is lost, doubled or wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import sqlite3
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import fastavro
+import numpy as np
+import psutil
+import pyarrow.parquet as pq
+from confluent_kafka import Consumer, Producer, TopicPartition
+from duckdb_extensions import import_extension
+
+from frazil.core.config import load
+from frazil.core.offsets import Partition
+from frazil.sink import STEPS
+from frazil.surface.broker import Broker
+from frazil.surface.child import Event, Lives, Pipeline, toml
+from frazil.surface.opened import opener
+from frazil.surface.orders import create_topic
+from frazil.surface.proof import of_sink
+from frazil.table import ledger
+from rest import RestCatalog
+
+APPEND, UPSERT = "events", "changes"
+PARTITIONS = 4
+KEYS = 50_000
+TOMBSTONES = 0.1
+BATCH = 40_000
+BASE = 1 << 33  # so that Avro writes every number in five bytes
+HEAD = b"\0\0\0\0\1"
+SIZE = len(HEAD) + 10
+SCHEMA = json.dumps({"type": "record", "name": "Change", "fields": [
+    {"name": "id", "type": "long"}, {"name": "n", "type": "long"}]})  # fmt: skip
+
+#: Beside the steps of a batch, those of a compaction of the upsert table.
+HELD = (*STEPS, "compact", "compacted")
+#: Steps at which broker or catalog are killed.
+GATES = ("planned", "written", "staged", "commit", "committed", "index-commit", "index-committed")
+WITHIN = 180.0  # seconds; a bound for what takes a few
+TRICKLE = 3_000  # rows a second, so that there is always something for a step to happen in
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+class Stuck(Exception):
+    pass
+
+
+# ── the producer ─────────────────────────────────────────────────────────────────────────────────
+
+
+def encoded(numbers: np.ndarray) -> np.ndarray:
+    """Avro's longs of numbers from BASE on: five bytes each."""
+    zigzag = (numbers + BASE).astype(np.uint64) << np.uint64(1)
+    shifted = zigzag[:, None] >> (np.arange(5, dtype=np.uint64) * np.uint64(7))
+    return ((shifted & np.uint64(0x7F)) | np.array([128] * 4 + [0], np.uint64)).astype(np.uint8)
+
+
+def decoded(raw: np.ndarray) -> np.ndarray:
+    shifts = np.arange(5, dtype=np.uint64) * np.uint64(7)
+    zigzag = ((raw.astype(np.uint64) & np.uint64(0x7F)) << shifts).sum(axis=1)
+    return (zigzag >> np.uint64(1)).astype(np.int64) - BASE
+
+
+class Generator(threading.Thread):
+    """Records without end: half of them events, half changes of keys; all of a key go to one
+    partition. `goal` is how many there shall be soon; beyond it they only trickle."""
+
+    def __init__(self, bootstrap: str, seed: int, rate: int) -> None:
+        super().__init__(daemon=True)
+        self._producer = Producer({
+            "bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 20,
+            "message.timeout.ms": 600_000, "reconnect.backoff.max.ms": 500, "log_level": 2,
+        })  # fmt: skip
+        self._chance = np.random.default_rng(seed)
+        self._rate = rate
+        self._ending = threading.Event()
+        self.sent = 0
+        self.goal = 0
+        self.failure = ""
+
+    def run(self) -> None:
+        tick = 0.1
+        while not self._ending.is_set():
+            began = time.monotonic()
+            many = self._rate if self.sent < self.goal else TRICKLE
+            self._send(int(many * tick))
+            self._ending.wait(max(0.0, tick - (time.monotonic() - began)))
+        self._producer.flush(WITHIN)
+
+    def _send(self, count: int) -> None:
+        numbers = np.arange(self.sent, self.sent + count)
+        ids = self._chance.integers(0, KEYS, count)
+        gone = self._chance.random(count) < TOMBSTONES
+        values = np.empty((count, SIZE), np.uint8)
+        values[:, : len(HEAD)] = np.frombuffer(HEAD, np.uint8)
+        values[:, len(HEAD) : -5] = encoded(ids)
+        values[:, -5:] = encoded(numbers)
+        raw = values.tobytes()
+        for i, (key, deletes) in enumerate(zip(ids.tolist(), gone.tolist(), strict=True)):
+            value = raw[i * SIZE : (i + 1) * SIZE]
+            if i % 2:
+                self._put(APPEND, value, None, (i // 2) % PARTITIONS)
+            else:
+                text = str(key + BASE).encode()
+                self._put(UPSERT, None if deletes else value, text, key % PARTITIONS)
+        self.sent += count
+        self._producer.poll(0)
+
+    def _put(self, topic: str, value: bytes | None, key: bytes | None, partition: int) -> None:
+        while True:
+            try:
+                self._producer.produce(
+                    topic, value, key, partition=partition, on_delivery=self._told
+                )
+                return
+            except BufferError:  # the broker is away
+                self._producer.poll(0.1)
+
+    def _told(self, error: Any, _: Any) -> None:
+        if error is not None:
+            self.failure = str(error)
+
+    def stop(self) -> None:
+        self._ending.set()
+        self.join(WITHIN)
+        if self.failure or self.is_alive():
+            raise Stuck(f"the producer failed: {self.failure or 'it does not end'}")
+
+
+# ── the verifier ─────────────────────────────────────────────────────────────────────────────────
+
+
+class Column:
+    """An array that grows."""
+
+    def __init__(self, kind: Any) -> None:
+        self._values = np.zeros(1 << 16, kind)
+        self.size = 0
+
+    def extend(self, values: np.ndarray) -> None:
+        self.grow(self.size + len(values))
+        self._values[self.size - len(values) : self.size] = values
+
+    def grow(self, size: int) -> None:
+        if size > len(self._values):
+            room = np.zeros(max(size, 2 * len(self._values)), self._values.dtype)
+            room[: self.size] = self._values[: self.size]
+            self._values = room
+        self.size = max(size, self.size)
+
+    @property
+    def values(self) -> np.ndarray:
+        return self._values[: self.size]
+
+
+class Topic:
+    """What a topic holds, partition by partition, read with a plain consumer: ids and numbers of
+    its records; the number of one that deletes is -1."""
+
+    def __init__(self, bootstrap: str, name: str) -> None:
+        self.name = name
+        self.ids = [Column(np.int32) for _ in range(PARTITIONS)]
+        self.numbers = [Column(np.int64) for _ in range(PARTITIONS)]
+        self._consumer = Consumer({
+            "bootstrap.servers": bootstrap, "group.id": "verifier", "enable.auto.commit": False,
+            "auto.offset.reset": "error", "reconnect.backoff.max.ms": 500, "log_level": 2,
+            "queued.max.messages.kbytes": 16_384,
+        })  # fmt: skip
+        self._consumer.assign([TopicPartition(name, p, 0) for p in range(PARTITIONS)])
+
+    def read(self, seconds: float) -> None:
+        """What comes at once."""
+        messages = [m for m in self._consumer.consume(50_000, seconds) if m.error() is None]
+        for partition in range(PARTITIONS):
+            mine = [m for m in messages if m.partition() == partition]
+            if not mine:
+                continue
+            begin = self.ids[partition].size
+            offsets = np.array([m.offset() for m in mine])
+            if not np.array_equal(offsets, np.arange(begin, begin + len(mine))):
+                raise Stuck(f"the topic {self.name}[{partition}] has holes at {begin}")
+            values = [m.value() for m in mine]
+            there = np.array([value is not None for value in values])
+            raw = np.frombuffer(b"".join(filter(None, values)), np.uint8).reshape(-1, SIZE)
+            ids, numbers = np.empty(len(mine), np.int64), np.full(len(mine), -1, np.int64)
+            ids[there], numbers[there] = decoded(raw[:, len(HEAD) : -5]), decoded(raw[:, -5:])
+            ids[~there] = [int(m.key() or b"") - BASE for m in mine if m.value() is None]
+            self.ids[partition].extend(ids)
+            self.numbers[partition].extend(numbers)
+
+    def reach(self, cut: list[int]) -> None:
+        deadline = time.monotonic() + WITHIN
+        while any(self.ids[p].size < end for p, end in enumerate(cut)):
+            self.read(0.2)
+            if time.monotonic() > deadline:
+                raise Stuck(f"the topic {self.name} cannot be read up to {cut}")
+
+
+@dataclass
+class Found:
+    """What the verifier saw, at its worst."""
+
+    lost: int = 0
+    doubled: int = 0
+    wrong: int = 0
+    append_snapshots: int = 0
+    upsert_snapshots: int = 0
+    first: dict[str, str] = field(default_factory=dict)
+
+    def worse(self, kind: str, count: int, where: str) -> None:
+        if count:
+            if kind not in self.first:
+                say(f"{kind.upper()}: {count} in {where}")
+                self.first[kind] = where
+            setattr(self, kind, max(getattr(self, kind), count))
+
+
+class Table:
+    """A table as the catalog's database and its own files say it is."""
+
+    def __init__(self, database: Path, name: str) -> None:
+        self._database, self.name = database, name
+
+    def metadata(self) -> tuple[str, dict[str, Any]] | None:
+        with sqlite3.connect(f"file:{self._database}?mode=ro", uri=True, timeout=30) as catalog:
+            row = catalog.execute(
+                "SELECT metadata_location FROM iceberg_tables "
+                "WHERE table_namespace = 'db' AND table_name = ?", (self.name,)
+            ).fetchone()  # fmt: skip
+        if row is None:
+            return None
+        path = str(row[0]).removeprefix("file://").removeprefix("file:")
+        return path, json.loads(Path(path).read_text())
+
+
+def ancestry(metadata: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Newest first."""
+    known = {each["snapshot-id"]: each for each in metadata.get("snapshots", ())}
+    here = metadata.get("current-snapshot-id")
+    while here in known:
+        yield known[here]
+        here = known[here].get("parent-snapshot-id")
+
+
+def cut_of(snapshot: dict[str, Any], topic: str) -> list[int] | None:
+    """Up to where the sink says that a snapshot has everything; None where it says nothing."""
+    entry = ledger.parse(snapshot["summary"])
+    return entry and [entry.end.get(Partition(topic, p), 0) for p in range(PARTITIONS)]
+
+
+class Verifier(threading.Thread):
+    def __init__(self, bootstrap: str, database: Path) -> None:
+        super().__init__(daemon=True)
+        self.found = Found()
+        self.cuts: dict[str, list[int]] = {name: [0] * PARTITIONS for name in (APPEND, UPSERT)}
+        self.failure: BaseException | None = None
+        self.seconds = 0.0
+        self._ending = threading.Event()
+        self._topics = {name: Topic(bootstrap, name) for name in (APPEND, UPSERT)}
+        self._tables = {name: Table(database, name) for name in (APPEND, UPSERT)}
+        self._seen: dict[str, int] = {}
+        self._times = [Column(np.uint8) for _ in range(PARTITIONS)]  # offset → how often
+        self._last = np.full(KEYS, -1, np.int64)  # id → number of its last record
+        self._duckdb = duckdb.connect()
+        for extension in ("avro", "iceberg"):
+            import_extension(extension)
+            self._duckdb.execute(f"LOAD {extension}")
+        self._duckdb.execute("SET threads = 1")
+
+    def run(self) -> None:
+        try:
+            while not self._ending.wait(1.0):
+                began = time.thread_time()
+                self.look()
+                self.seconds += time.thread_time() - began
+        except BaseException as error:
+            self.failure = error
+
+    def look(self) -> None:
+        for name, compare in ((APPEND, self._appended), (UPSERT, self._upserted)):
+            self._topics[name].read(0)
+            for _ in range(20):  # an old metadata file may go while it is read
+                with suppress(FileNotFoundError, duckdb.IOException):
+                    if now := self._tables[name].metadata():
+                        compare(*now)
+                    break
+            else:
+                raise Stuck(f"the table {name} cannot be read")
+
+    def caught_up(self, ends: dict[str, list[int]]) -> bool:
+        return all(self.cuts[name] == ends[name] for name in ends)
+
+    def stop(self) -> None:
+        self._ending.set()
+        self.join(WITHIN)
+        if self.failure is None:
+            self.look()
+
+    # ── append: every snapshot, by the files it added ────────────────────────────────────────
+
+    def _appended(self, _: str, metadata: dict[str, Any]) -> None:
+        new = []
+        for snapshot in ancestry(metadata):
+            if snapshot["snapshot-id"] == self._seen.get(APPEND):
+                break
+            new.append(snapshot)
+        else:
+            if APPEND in self._seen:
+                raise Stuck(f"{APPEND}: a snapshot that was there is no ancestor any more")
+        for snapshot in reversed(new):
+            self._seen[APPEND] = snapshot["snapshot-id"]
+            where = f"{APPEND}, snapshot {snapshot['snapshot-id']}"
+            for path, sign in self._files(snapshot):
+                self._count(path, sign, where)
+            cut = cut_of(snapshot, APPEND)
+            if cut is not None:
+                if any(now < before for now, before in zip(cut, self.cuts[APPEND], strict=True)):
+                    self.found.worse("wrong", 1, f"{where}: the cut went back to {cut}")
+                self.cuts[APPEND] = cut
+            self._complete(where)
+            self.found.append_snapshots += 1
+
+    def _files(self, snapshot: dict[str, Any]) -> Iterator[tuple[str, int]]:
+        """Data files that came (1) and went (-1) with a snapshot."""
+        for listed in _avro(snapshot["manifest-list"]):
+            if listed["added_snapshot_id"] == snapshot["snapshot-id"]:
+                for entry in _avro(listed["manifest_path"]):
+                    if entry["status"] != 0 and entry["data_file"].get("content", 0) == 0:
+                        yield entry["data_file"]["file_path"], 1 if entry["status"] == 1 else -1
+
+    def _count(self, path: str, sign: int, where: str) -> None:
+        columns = ["_topic_partition", "_offset", "id", "n"]
+        rows = pq.ParquetFile(_local(path)).read(columns=columns)
+        partitions, offsets, ids, numbers = (rows[name].to_numpy() for name in columns)
+        topic = self._topics[APPEND]
+        for p in np.unique(partitions).tolist():
+            at = offsets[partitions == p]
+            times = self._times[p]
+            times.grow(int(at.max()) + 1)
+            np.add.at(times.values, at, np.uint8(sign % 256))
+            topic.reach([int(at.max()) + 1 if p == q else 0 for q in range(PARTITIONS)])
+            same = (topic.ids[p].values[at] == ids[partitions == p] - BASE) & (
+                topic.numbers[p].values[at] == numbers[partitions == p] - BASE
+            )
+            self.found.worse("wrong", int((~same).sum()), f"{where}: {path}")
+
+    def _complete(self, where: str) -> None:
+        for p, end in enumerate(self.cuts[APPEND]):
+            times = self._times[p]
+            times.grow(end)
+            below, beyond = times.values[:end], times.values[end:]
+            for kind, bad in (("lost", below == 0), ("doubled", below > 1)):
+                if bad.any():
+                    first = f"{where}: {APPEND}[{p}], first at offset {int(bad.argmax())}"
+                    self.found.worse(kind, int(bad.sum()), first)
+            self.found.worse("wrong", int((beyond > 0).sum()), f"{where}: rows beyond the cut")
+
+    # ── upsert: the newest snapshot, as a whole ──────────────────────────────────────────────
+
+    def _upserted(self, path: str, metadata: dict[str, Any]) -> None:
+        chain = list(ancestry(metadata))
+        if not chain or chain[0]["snapshot-id"] == self._seen.get(UPSERT):
+            return
+        # Compactions carry no cut: it is that of the batch before.
+        cut = next((cut for each in chain if (cut := cut_of(each, UPSERT))), None)
+        if cut is None:
+            return
+        rows = self._duckdb.execute(f"SELECT id, n FROM iceberg_scan('{path}')").fetchnumpy()
+        self._seen[UPSERT] = chain[0]["snapshot-id"]
+        where = f"{UPSERT}, snapshot {chain[0]['snapshot-id']}"
+        topic = self._topics[UPSERT]
+        topic.reach(cut)
+        for p, (before, end) in enumerate(zip(self.cuts[UPSERT], cut, strict=True)):
+            if end < before:
+                self.found.worse("wrong", 1, f"{where}: the cut went back to {cut}")
+            # In the order of the offsets: of several numbers of an id the last one stays.
+            self._last[topic.ids[p].values[before:end]] = topic.numbers[p].values[before:end]
+        self.cuts[UPSERT] = cut
+        ids, numbers = np.asarray(rows["id"]) - BASE, np.asarray(rows["n"]) - BASE
+        there = np.full(KEYS, -1, np.int64)
+        there[ids] = numbers
+        twins = len(ids) - len(np.unique(ids))
+        bad = np.flatnonzero(there != self._last)
+        first = f"{where}: first id {int(bad[0])}" if len(bad) else where
+        self.found.worse("wrong", len(bad) + twins, first)
+        self.found.upsert_snapshots += 1
+
+
+def _local(path: str) -> str:
+    return path.removeprefix("file://").removeprefix("file:")
+
+
+def _avro(path: str) -> list[dict[str, Any]]:
+    with open(_local(path), "rb") as file:
+        return list(fastavro.reader(file))
+
+
+# ── a life, and what is killed ───────────────────────────────────────────────────────────────────
+
+
+class Life:
+    """A pipeline whose events are read by a thread, so that others can wait for them."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+        self.seen: Counter[str] = Counter()
+        self.last: Event = {}
+        self.ended = False
+        self.started = False
+        self._news = threading.Condition()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        with suppress(ValueError):  # the pipe was closed: it was killed
+            for event in self.pipeline.events():
+                with self._news:
+                    self.last = event
+                    self.started |= "started" in event
+                    self.seen[event.get("step", "held" if "held" in event else "")] += 1
+                    self._news.notify_all()
+        with self._news:
+            self.ended = True
+            self._news.notify_all()
+
+    def wait(self, step: str, beyond: int, within: float = WITHIN) -> bool:
+        """Until the step was seen more often than that; False where the life ended before."""
+        with self._news:
+            if not self._news.wait_for(lambda: self.ended or self.seen[step] > beyond, within):
+                raise Stuck(f"no {step} in {within:.0f} s; the last was {self.last}")
+            return self.seen[step] > beyond
+
+
+class Died(Exception):
+    """A life that ended by itself."""
+
+
+class Chaos:
+    def __init__(self, broker: Broker, catalog: RestCatalog, lives: Lives, seed: int) -> None:
+        self._broker, self._catalog, self._lives = broker, catalog, lives
+        self._chance = random.Random(seed)
+        self.by_point: Counter[str] = Counter()
+        self.lives = self.died = 0
+        self.life = self._next()
+
+    def deck(self) -> Iterator[tuple[str, str]]:
+        """All kinds of kills in a drawn order, and again."""
+        while True:
+            kinds = [("driver", step) for step in HELD]
+            kinds += [("driver", "start"), ("driver", "any")]
+            kinds += [("worker", "task")] * 3
+            kinds += [(who, self._chance.choice(GATES)) for who in ("broker", "catalog") * 3]
+            self._chance.shuffle(kinds)
+            yield from kinds
+
+    def _next(self) -> Life:
+        self.lives += 1
+        return Life(self._lives.next(until="forever"))
+
+    def _again(self) -> None:
+        """As a supervisor would."""
+        self.died += 1
+        self.life.pipeline.wait()
+        say(f"  a life ended by itself: {self.life.last}")
+        self.life = self._next()
+
+    def kill(self, who: str, point: str) -> None:
+        """One kill, however many lives end by themselves before it comes to that."""
+        for _ in range(5):
+            try:
+                {"driver": self._driver, "worker": self._worker, "broker": self._server,
+                 "catalog": self._server}[who](who, point)  # fmt: skip
+                break
+            except Died:
+                self._again()
+        else:
+            raise Stuck(f"five lives ended by themselves before {who}:{point}")
+        self.by_point[f"{who}:{point}"] += 1
+        for _ in range(5 if who != "driver" else 0):
+            if self.life.wait("done", self.life.seen["done"]):
+                return  # it went on without a person
+            self._again()
+
+    def _await(self, step: str) -> None:
+        if not self.life.wait(step, self.life.seen[step]):
+            raise Died
+
+    def _driver(self, _: str, point: str) -> None:
+        if point in HELD:
+            self.life.pipeline.hold(point)
+            if not self.life.wait("held", 0):
+                raise Died
+        else:
+            if point == "any":
+                self._await("done")
+            elif self.life.started:  # the next one, then, whose start is not over
+                self.life.pipeline.kill()
+                self.life = self._next()
+            time.sleep(self._chance.uniform(0, 2.0 if point == "start" else 1.0))
+            if self.life.ended:
+                raise Died
+        self.life.pipeline.kill()
+        self.life = self._next()
+
+    def _worker(self, _: str, __: str) -> None:
+        """A worker that has worked since the batch was planned, before the batch was written."""
+        deadline = time.monotonic() + WITHIN
+        while time.monotonic() < deadline:
+            self._await("planned")
+            written, before = self.life.seen["written"], self._worked()
+            while self.life.seen["written"] == written and not self.life.ended:
+                busy = [pid for pid, now in self._worked().items() if now > before.get(pid, 0)]
+                if busy:
+                    with suppress(ProcessLookupError):
+                        os.kill(self._chance.choice(busy), signal.SIGKILL)
+                        if self.life.seen["written"] == written:
+                            return
+                time.sleep(0.002)
+        raise Stuck("no worker was ever seen at work")
+
+    def _worked(self) -> dict[int, int]:
+        """Spark's workers of this life, and the CPU ticks each has had."""
+        found = {}
+        with suppress(psutil.Error, OSError):
+            for process in psutil.Process(self.life.pipeline.process.pid).children(recursive=True):
+                if process.pid not in _kinds:
+                    above = process.parent()
+                    forked = above is not None and above.cmdline() == process.cmdline()
+                    _kinds[process.pid] = forked and "pyspark.worker" in process.cmdline()
+                if _kinds[process.pid]:
+                    fields = (
+                        Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+                    )
+                    found[process.pid] = int(fields[11]) + int(fields[12])
+        return found
+
+    def _server(self, who: str, point: str) -> None:
+        self._await(point)
+        server = self._broker if who == "broker" else self._catalog
+        server.kill()
+        time.sleep(self._chance.uniform(0, 2.0))
+        server.start()
+
+
+_kinds: dict[int, bool] = {}
+
+
+# ── the run ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def written_config(folder: Path, bootstrap: str, catalog: RestCatalog) -> Path:
+    (folder / "change.avsc").write_text(SCHEMA)
+    document = {
+        "sink": {"id": "chaos", "topics": [APPEND, UPSERT], "index": "db.chaos_index",
+                 "trigger": "50ms", "max_records_per_trigger": BATCH, "patience": "120s"},
+        "kafka": {"bootstrap.servers": bootstrap, "reconnect.backoff.max.ms": "500"},
+        "decode": {"schema": "change.avsc", "key": "text"},
+        "catalog": catalog.properties(),
+        "table": [{"name": f"db.{APPEND}"},
+                  {"name": f"db.{UPSERT}", "mode": "upsert", "key": ["id"], "compact_after": 5}],
+        "route": [{"topics": [name], "to": [f"db.{name}"]} for name in (APPEND, UPSERT)],
+    }  # fmt: skip
+    path = folder / "chaos.toml"
+    path.write_text(toml(document))
+    return path
+
+
+def ends(bootstrap: str) -> dict[str, list[int]]:
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "ends", "log_level": 2})
+    try:
+        return {
+            name: [consumer.get_watermark_offsets(TopicPartition(name, p), WITHIN)[1]
+                   for p in range(PARTITIONS)]
+            for name in (APPEND, UPSERT)
+        }  # fmt: skip
+    finally:
+        consumer.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--rows", type=int, help="in all, at least; by default 100,000 a kill")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument("--only", default="", help="only kills of these: driver,worker,…")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="frazil-chaos-") as folder:
+        return run(given, Path(folder))
+
+
+def run(given: argparse.Namespace, folder: Path) -> int:
+    began = time.monotonic()
+    rows = given.rows or 100_000 * given.kills
+    say(f"seed {given.seed}: {given.kills} kills, {rows:,} rows")
+    with Broker(folder / "kafka", say=say) as broker, RestCatalog(folder / "lake", say) as catalog:
+        for name in (APPEND, UPSERT):
+            create_topic(broker.bootstrap, name, PARTITIONS)
+        config = written_config(folder, broker.bootstrap, catalog)
+        log, scratch = folder / "log", folder / "scratch"
+        generator = Generator(
+            broker.bootstrap, given.seed, rate=max(20_000, rows // given.kills // 4)
+        )
+        verifier = Verifier(broker.bootstrap, folder / "lake" / "catalog.db")
+        with Lives(config, log=log, scratch=scratch) as lives:
+            generator.goal = rows // given.kills
+            generator.start()
+            verifier.start()
+            chaos = Chaos(broker, catalog, lives, given.seed)
+            try:
+                _kill(chaos, generator, verifier, given, rows)
+                last = _finish(chaos, generator, verifier, broker)
+            except Stuck as error:
+                say(f"STUCK: {error}; the end of the log:\n{log.read_text()[-3000:]}")
+                raise
+        verifier.stop()
+        if verifier.failure is not None:
+            raise verifier.failure
+        proof = of_sink(load(config), opener(load(config), False, say))
+    found = verifier.found
+    good = not (found.lost or found.doubled or found.wrong) and proof.verdict == "proven"
+    seconds = time.monotonic() - began
+    print(json.dumps({
+        "kills": sum(chaos.by_point.values()), "rows": sum(map(sum, last.values())),
+        "lost": found.lost, "doubled": found.doubled, "wrong": found.wrong,
+        "seconds": round(seconds, 1), "by_point": dict(sorted(chaos.by_point.items())),
+        "seed": given.seed, "audit": proof.verdict, "lives": chaos.lives, "died": chaos.died,
+        "append_snapshots": found.append_snapshots, "upsert_snapshots": found.upsert_snapshots,
+        "verifier_cpu_seconds": round(verifier.seconds, 1),
+    }))  # fmt: skip
+    return 0 if good else 1
+
+
+def _kill(
+    chaos: Chaos, generator: Generator, verifier: Verifier, given: argparse.Namespace, rows: int
+) -> None:
+    only = given.only.split(",") if given.only else ("driver", "worker", "broker", "catalog")
+    wanted = (kind for kind in chaos.deck() if kind[0] in only)
+    for number, (who, point) in zip(range(1, given.kills + 1), wanted, strict=False):
+        at = time.monotonic()
+        chaos.kill(who, point)
+        generator.goal = rows * (number + 1) // given.kills
+        if verifier.failure is not None:
+            raise verifier.failure
+        done = {name: sum(cut) for name, cut in verifier.cuts.items()}
+        say(f"kill {number} of {given.kills}: {who}:{point}, {time.monotonic() - at:.1f} s; "
+            f"{generator.sent:,} sent, verified {done[APPEND]:,} and {done[UPSERT]:,}")  # fmt: skip
+
+
+def _finish(
+    chaos: Chaos, generator: Generator, verifier: Verifier, broker: Broker
+) -> dict[str, list[int]]:
+    """No more kills, no more records: the tables must come to the end of the topics."""
+    generator.stop()
+    last = ends(broker.bootstrap)
+    deadline = time.monotonic() + 2 * WITHIN
+    while not verifier.caught_up(last):
+        if chaos.life.ended:
+            chaos._again()
+        if verifier.failure is not None:
+            raise verifier.failure
+        if time.monotonic() > deadline:
+            raise Stuck(f"the tables stand at {verifier.cuts}, the topics end at {last}")
+        time.sleep(0.2)
+    return last
+
+
+if __name__ == "__main__":
+    sys.exit(main())
