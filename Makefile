@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long unit check bench bench-df bench-tables bench-upsert bench-audit poison planted upserts simulate faults lock clean
+.PHONY: help demo test test-long unit check bench bench-df bench-tables bench-upsert bench-audit poison planted upserts simulate faults chaos lock clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 14
@@ -57,6 +57,9 @@ simulate: $(READY)  ## the real committer in seeded worlds full of faults; plant
 
 faults: $(READY)  ## every fault of a REST catalog at every commit: what is in the table afterwards, ours and others'
 	@$(BIN)/python bench/faults.py $(ARGS)
+
+chaos: $(READY)  ## random kills of driver, worker, broker and catalog; every offset compared meanwhile (KILLS=10)
+	@$(BIN)/python bench/chaos.py --kills $(or $(KILLS),10) $(ARGS)
 
 lock:  ## resolve the dependencies anew (needs uv)
 	uv pip compile -q --universal --python-version 3.10 --generate-hashes --no-emit-index-url \

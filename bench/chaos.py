@@ -42,6 +42,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -295,23 +296,26 @@ def cut_of(snapshot: dict[str, Any], topic: str) -> list[int] | None:
 
 
 class Verifier(threading.Thread):
-    def __init__(self, bootstrap: str, database: Path) -> None:
+    def __init__(self, topics: dict[str, Topic], database: Path) -> None:
         super().__init__(daemon=True)
         self.found = Found()
         self.cuts: dict[str, list[int]] = {name: [0] * PARTITIONS for name in (APPEND, UPSERT)}
         self.failure: BaseException | None = None
         self.seconds = 0.0
         self._ending = threading.Event()
-        self._topics = {name: Topic(bootstrap, name) for name in (APPEND, UPSERT)}
+        self._topics = topics
         self._tables = {name: Table(database, name) for name in (APPEND, UPSERT)}
         self._seen: dict[str, int] = {}
         self._times = [Column(np.uint8) for _ in range(PARTITIONS)]  # offset → how often
         self._last = np.full(KEYS, -1, np.int64)  # id → number of its last record
-        self._duckdb = duckdb.connect()
+
+    @cached_property
+    def _duckdb(self) -> duckdb.DuckDBPyConnection:
+        connection = duckdb.connect()
         for extension in ("avro", "iceberg"):
             import_extension(extension)
-            self._duckdb.execute(f"LOAD {extension}")
-        self._duckdb.execute("SET threads = 1")
+            connection.execute(f"LOAD {extension}")
+        return connection.execute("SET threads = 1")
 
     def run(self) -> None:
         try:
@@ -414,6 +418,10 @@ class Verifier(threading.Thread):
         rows = self._duckdb.execute(f"SELECT id, n FROM iceberg_scan('{path}')").fetchnumpy()
         self._seen[UPSERT] = chain[0]["snapshot-id"]
         where = f"{UPSERT}, snapshot {chain[0]['snapshot-id']}"
+        self.compare(np.asarray(rows["id"]) - BASE, np.asarray(rows["n"]) - BASE, cut, where)
+
+    def compare(self, ids: np.ndarray, numbers: np.ndarray, cut: list[int], where: str) -> None:
+        """The rows of an upsert table with what the topic says up to the cut."""
         topic = self._topics[UPSERT]
         topic.reach(cut)
         for p, (before, end) in enumerate(zip(self.cuts[UPSERT], cut, strict=True)):
@@ -422,7 +430,6 @@ class Verifier(threading.Thread):
             # In the order of the offsets: of several numbers of an id the last one stays.
             self._last[topic.ids[p].values[before:end]] = topic.numbers[p].values[before:end]
         self.cuts[UPSERT] = cut
-        ids, numbers = np.asarray(rows["id"]) - BASE, np.asarray(rows["n"]) - BASE
         there = np.full(KEYS, -1, np.int64)
         there[ids] = numbers
         twins = len(ids) - len(np.unique(ids))
@@ -645,7 +652,8 @@ def run(given: argparse.Namespace, folder: Path) -> int:
         generator = Generator(
             broker.bootstrap, given.seed, rate=max(20_000, rows // given.kills // 4)
         )
-        verifier = Verifier(broker.bootstrap, folder / "lake" / "catalog.db")
+        topics = {name: Topic(broker.bootstrap, name) for name in (APPEND, UPSERT)}
+        verifier = Verifier(topics, folder / "lake" / "catalog.db")
         with Lives(config, log=log, scratch=scratch) as lives:
             generator.goal = rows // given.kills
             generator.start()

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from frazil.core.config import Config, from_document, load
-from frazil.core.errors import ConfigError
+from frazil.core.errors import ConfigError, Unavailable
 from frazil.core.offsets import Partition, Range
 from frazil.sink import STEPS
 from frazil.surface.child import toml
-from frazil.surface.scratch import plan
+from frazil.surface.scratch import Scratch, plan
 from frazil.surface.selftest import Judged, Outcome, appended, upserted
 
 RECORDS = {(0, 0): (1, 10), (0, 1): (2, 11), (1, 0): (3, 12), (0, 2): (1, 13), (1, 1): (3, None)}
@@ -91,3 +92,63 @@ def test_a_childs_config_says_what_the_document_says(tmp_path: Any):
     path = tmp_path / "sink.toml"
     path.write_text(toml(document))
     assert load(path, {}) == from_document(document)
+
+
+class Refusing:
+    """A catalog that makes no table, or drops none."""
+
+    def __init__(self, table: Any = None) -> None:
+        self.table, self.dropped = table, []
+
+    def make_namespace(self, name: str) -> bool:
+        return True
+
+    def create(self, name: str, *_: Any, **__: Any) -> None:
+        raise ConfigError(f"cannot create table {name}: ForbiddenException: no")
+
+    def load(self, name: str) -> Any:
+        return self.table
+
+    def drop(self, name: str) -> None:
+        raise Unavailable(f"cannot drop table {name}: it does not answer")
+
+    def drop_namespace(self, name: str) -> None:
+        self.dropped.append(name)
+
+
+def made(given: Config, catalog: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scratch:
+    class Admin:
+        def __init__(self, _: Any) -> None: ...
+
+        def list_topics(self, timeout: float) -> None: ...
+
+    monkeypatch.setattr("frazil.surface.scratch.AdminClient", Admin)
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    return Scratch(given, plan(given, rows=100), catalog, folder)
+
+
+def test_a_catalog_that_refuses_is_told_before_a_topic_is_made(
+    given: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    catalog = Refusing()
+    scratch = made(given, catalog, tmp_path, monkeypatch)
+    with pytest.raises(ConfigError, match="ForbiddenException") as told:
+        scratch.make()
+    assert "--namespace" in told.value.hint
+    assert scratch.clear() == []
+    assert catalog.dropped == [scratch.plan.name]
+    assert not scratch.folder.exists()
+
+
+def test_what_cannot_be_removed_is_listed_and_the_rest_is_removed(
+    given: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    class Table:
+        location = "s3://lake/t"
+
+    scratch = made(given, Refusing(Table()), tmp_path, monkeypatch)
+    left = scratch.clear()
+    assert len(left) == 4, "two tables and their indexes"
+    assert all(f"table {scratch.plan.name}." in each and "does not answer" in each for each in left)
+    assert not scratch.folder.exists()

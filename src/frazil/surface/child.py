@@ -11,9 +11,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -29,8 +31,9 @@ Event = dict[str, Any]
 class Child:
     """The parent's handle on `python -m module`. `kill()` takes driver, JVM and workers at once.
 
-    `scratch`: a folder for all that Python, Java and Spark put into temporary folders, which a
-    killed process cannot remove. `environ`: variables that differ; those that are None it lacks.
+    `scratch`: where all lies that Python, Java and Spark put into temporary folders (Spark alone a
+    copy of every jar), which a killed process cannot remove. `environ`: variables that differ;
+    those that are None it lacks.
     """
 
     def __init__(
@@ -39,7 +42,8 @@ class Child:
     ) -> None:  # fmt: skip
         self._log = open(log, "ab") if log else subprocess.DEVNULL  # noqa: SIM115 (see wait)
         self._where = log
-        variables = {**os.environ, **_temporary(scratch), **(environ or {})}
+        self._scratch = _made(scratch)
+        variables = {**os.environ, **_temporary(self._scratch), **(environ or {})}
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, stderr=self._log,
             stdin=subprocess.PIPE if listens else subprocess.DEVNULL, start_new_session=True,
@@ -88,6 +92,8 @@ class Child:
             if pipe is not None and not isinstance(pipe, int):
                 with suppress(BrokenPipeError):  # words that it did not live to hear
                     pipe.close()
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
         return code
 
 
@@ -152,10 +158,16 @@ class Lives:
                 each.kill()
 
 
+def _made(scratch: Path | None) -> Path | None:
+    if scratch is None:
+        return None
+    scratch.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(dir=scratch))
+
+
 def _temporary(folder: Path | None) -> dict[str, str]:
     if folder is None:
         return {}
-    folder.mkdir(parents=True, exist_ok=True)
     java = f"{os.environ.get('JAVA_TOOL_OPTIONS', '')} -Djava.io.tmpdir={folder}".strip()
     return {"TMPDIR": str(folder), "SPARK_LOCAL_DIRS": str(folder), "JAVA_TOOL_OPTIONS": java}
 
