@@ -42,6 +42,7 @@ class Child:
     ) -> None:  # fmt: skip
         self._log = open(log, "ab") if log else subprocess.DEVNULL  # noqa: SIM115 (see wait)
         self._where = log
+        self._killed = False
         self._scratch = _made(scratch)
         variables = {**os.environ, **_temporary(self._scratch), **(environ or {})}
         self.process = subprocess.Popen(
@@ -82,8 +83,10 @@ class Child:
                            hint=last.get("hint") or "\n".join(shown))  # fmt: skip
 
     def kill(self) -> None:
-        with suppress(ProcessLookupError):  # it is over, and all that it started
-            os.killpg(self.process.pid, signal.SIGKILL)
+        if not self._killed:  # once: its number may be another's by now
+            self._killed = True
+            with suppress(ProcessLookupError):  # it is over, and all that it started
+                os.killpg(self.process.pid, signal.SIGKILL)
         self.wait()
 
     def wait(self) -> int:

@@ -21,7 +21,7 @@ from frazil.core.config import Config
 from frazil.core.errors import ConfigError, FrazilError, Unavailable
 from frazil.sink import STEPS, stage_folder
 from frazil.surface.child import toml
-from frazil.table.jvm import Catalog
+from frazil.table.jvm import Catalog, Table
 
 MODES = ("append", "upsert")
 PARTITIONS = 3
@@ -95,6 +95,8 @@ class Scratch:
         self.kafka = given.kafka.resolved()
         self.admin = AdminClient({"log_level": "2", **self.kafka})
         self._made_namespace = False
+        #: folders of the namespace, and a table that can reach them
+        self._above: dict[str, Table] = {}
         self._topics: list[str] = []
 
     def make(self) -> None:
@@ -149,22 +151,24 @@ class Scratch:
         """In this order, so that nothing is written to what is gone; what stays is named."""
         left: list[str] = []
 
-        def attempt(what: str, remove: Callable[[], None]) -> None:
+        def attempt(what: str, remove: Callable[..., None], *given: object) -> None:
             try:
-                remove()
+                remove(*given)
             except (FrazilError, KafkaException, OSError) as error:
                 left.append(f"{what}: {getattr(error, 'message', error)}")
 
         for topic in self._topics:
-            attempt(f"consumer group {topic}", lambda t=topic: self._delete_group(t))  # type: ignore[misc]
-            attempt(f"topic {topic}", lambda t=topic: self._delete_topic(t))  # type: ignore[misc]
+            attempt(f"consumer group {topic}", self._delete_group, topic)
+            attempt(f"topic {topic}", self._delete_topic, topic)
         for part in self.plan.parts:
             for name in (part.index, part.table):
-                attempt(f"table {name}", lambda n=name: self._drop(n))  # type: ignore[misc]
+                attempt(f"table {name}", self._drop, name)
         if self._made_namespace:
             name = self.plan.namespace
-            attempt(f"namespace {name}", lambda: self.catalog.drop_namespace(name))
-        attempt(f"folder {self.folder}", lambda: shutil.rmtree(self.folder))
+            attempt(f"namespace {name}", self.catalog.drop_namespace, name)
+            for above, table in self._above.items():
+                attempt(f"folder {above}", self._delete_empty, above, table)
+        attempt(f"folder {self.folder}", shutil.rmtree, self.folder)
         return left
 
     def _drop(self, name: str) -> None:
@@ -180,10 +184,13 @@ class Scratch:
         if table.listing(f"{where}/") or _folder(where):
             table.delete_folder(where)
         above = where.rpartition("/")[0]
-        if above.endswith((f"/{self.plan.name}", f"/{self.plan.name}.db")) and not table.listing(
-            f"{above}/"
-        ):
-            table.delete_folder(above)  # on file systems, the namespace's own folder
+        if above.endswith((f"/{self.plan.name}", f"/{self.plan.name}.db")):
+            self._above[above] = table
+
+    def _delete_empty(self, folder: str, table: Table) -> None:
+        """Of a namespace something is left on file systems."""
+        if not table.listing(f"{folder}/"):
+            table.delete_folder(folder)
 
     def _delete_topic(self, topic: str) -> None:
         future = self.admin.delete_topics([topic], operation_timeout=CALL_SECONDS)[topic]
