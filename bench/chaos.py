@@ -559,10 +559,10 @@ class Chaos:
         deadline = time.monotonic() + WITHIN
         while time.monotonic() < deadline:
             self._await("planned")
-            written, before = self.life.seen["written"], self._worked()
-            while self.life.seen["written"] == written and not self.life.ended:
-                busy = [pid for pid, now in self._worked().items() if now > before.get(pid, 0)]
-                if busy:
+            written = self.life.seen["written"]
+            before = {pid: _ticks(pid) for pid in self._workers()}
+            while before and self.life.seen["written"] == written and not self.life.ended:
+                if busy := [pid for pid, ticks in before.items() if _ticks(pid) > ticks]:
                     with suppress(ProcessLookupError):
                         os.kill(self._chance.choice(busy), signal.SIGKILL)
                         if self.life.seen["written"] == written:
@@ -570,20 +570,14 @@ class Chaos:
                 time.sleep(0.002)
         raise Stuck("no worker was ever seen at work")
 
-    def _worked(self) -> dict[int, int]:
-        """Spark's workers of this life, and the CPU ticks each has had."""
-        found = {}
-        with suppress(psutil.Error, OSError):
-            for process in psutil.Process(self.life.pipeline.process.pid).children(recursive=True):
-                if process.pid not in _kinds:
-                    above = process.parent()
-                    forked = above is not None and above.cmdline() == process.cmdline()
-                    _kinds[process.pid] = forked and "pyspark.worker" in process.cmdline()
-                if _kinds[process.pid]:
-                    fields = (
-                        Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-                    )
-                    found[process.pid] = int(fields[11]) + int(fields[12])
+    def _workers(self) -> list[int]:
+        """Spark's workers for tasks, of this life: forks of their daemon."""
+        found = []
+        for process in psutil.Process(self.life.pipeline.process.pid).children(recursive=True):
+            with suppress(psutil.Error):
+                above, command = process.parent(), process.cmdline()
+                if above and "pyspark.worker" in command and above.cmdline() == command:
+                    found.append(process.pid)
         return found
 
     def _server(self, who: str, point: str) -> None:
@@ -594,7 +588,13 @@ class Chaos:
         server.start()
 
 
-_kinds: dict[int, bool] = {}
+def _ticks(pid: int) -> int:
+    """Of CPU, that a process has had; none where it is gone."""
+    try:
+        _, _, fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+        return sum(map(int, fields.split()[11:13]))
+    except OSError:
+        return -1
 
 
 # ── the run ──────────────────────────────────────────────────────────────────────────────────────

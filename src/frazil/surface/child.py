@@ -29,7 +29,8 @@ Event = dict[str, Any]
 
 
 class Child:
-    """The parent's handle on `python -m module`. `kill()` takes driver, JVM and workers at once.
+    """The parent's handle on `python -m module`. `kill()` takes driver and JVM at once; Spark's
+    workers see that soon, and end.
 
     `scratch`: where all lies that Python, Java and Spark put into temporary folders (Spark alone a
     copy of every jar), which a killed process cannot remove. `environ`: variables that differ;
