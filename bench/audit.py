@@ -80,14 +80,14 @@ def catalog(folder: Path) -> dict[str, str]:
 def hear_index(folder: Path) -> tuple[float, Callable[[], Any]]:
     began = time.perf_counter()
     from frazil.table.plain import find
-    from frazil.table.spans import FATES, joints, of_rows, side_by_side, sorted_rows
+    from frazil.table.spans import TOLD, joints, of_rows, side_by_side, sorted_rows
 
     imported = time.perf_counter() - began
 
     def run() -> Any:
         index = find(catalog(folder), INDEX)
         assert index is not None
-        columns = ["topic", "partition", "start_offset", "end_offset", *FATES[:-1]]
+        columns = ["topic", "partition", "start_offset", "end_offset", *TOLD]
         where = {"sink": [SINK], "table_name": [TABLE]}
         found = side_by_side(index.each(lambda rows: joints(sorted_rows(rows)), columns, where))
         if found is None:  # files reach into each other: only all together can tell

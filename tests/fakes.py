@@ -42,6 +42,9 @@ class FakeTable:
             raise Conflict(f"cannot move {tag}: expected it at {was}")
         self.refs[tag] = snapshot_id
 
+    def untag(self, tag: str) -> None:
+        self.refs.pop(tag, None)
+
     def delete(self, path: str) -> None:
         self.deleted.append(path)
 

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -57,6 +58,7 @@ from frazil.core.errors import (
 )
 from frazil.core.offsets import Cut, Partition, Range
 from frazil.feed import Feed, Reached, Written, WrittenTable
+from frazil.feed.decided import Decided
 from frazil.feed.frames import Frames
 from frazil.feed.ranges import Ranges
 from frazil.feed.reads import transformed
@@ -175,13 +177,6 @@ class Sink:
         self._complete_until: int | None = None
         self._alone = config.one_table
         self._feed: Feed
-        keyed = [table.name for table in config.tables if table.key]
-        if keyed and (frame is not None or config.transform or feed is not None):
-            raise ConfigError(
-                f"cannot write to table {keyed[0]}: only records that come straight from Kafka "
-                "have keys that are upserted or logged",
-                hint="leave out what stands between topic and table, or use mode append",
-            )
         if feed is not None:
             self._feed = feed(self)
         elif frame is not None:
@@ -198,6 +193,13 @@ class Sink:
                 self._feed = Frames(self, lambda spark: transformed(spark, config))
             else:
                 self._feed = Ranges(self)
+        keyed = [table.name for table in config.tables if table.key]
+        if keyed and (type(self._feed) is not Ranges and not isinstance(self._feed, Decided)):
+            raise ConfigError(
+                f"cannot write to table {keyed[0]}: only records that come straight from Kafka "
+                "have keys that are upserted or logged",
+                hint="leave out what stands between topic and table, or use mode append",
+            )
         self._kafka = config.kafka.resolved()
         self._reached = Reached()
         self._between_batches = threading.Lock()
@@ -209,6 +211,8 @@ class Sink:
         self._index_shape: TableShape | None = None
         self._spent: list[str] = []
         self._copied: list[tuple[str, str]] = []
+        #: tables whose columns somebody else changed
+        self._changed: set[str] = set()
         self._number = 0
         self._untold: list[Located] = []
 
@@ -231,13 +235,7 @@ class Sink:
             raise ConfigError(f"cannot start sink {self.config.sink.id} a second time",
                               hint="a life needs a Sink of its own")  # fmt: skip
         self._started = True
-        key = (self.config.catalog.name, self.config.index_table, self.config.sink.id)
-        if key in _running and _running[key].active:
-            raise ConfigError(
-                f"cannot start sink {self.config.sink.id}: this process runs a sink of that id "
-                "already",
-                hint="stop that one first, or give this one another id",
-            )
+        key = self._alone_here()
         self._catalog = Catalog(spark, self.config.catalog.name)
         self._tables = Tables(self._catalog, self.config, self._feed.template)
         self._claim(spark)
@@ -292,6 +290,7 @@ class Sink:
         That is committed before the batch is read: it may be read from what it adds to. So may the
         table `counts_on`, which must be as the ledger knows it.
         """
+        self._alone_here()
         self._catalog = Catalog(spark, self.config.catalog.name)
         self._tables = Tables(self._catalog, self.config, self._feed.template)
         self._claim(spark)
@@ -316,6 +315,17 @@ class Sink:
             self._committer.close()
             self._feed.close()
         return staged
+
+    def _alone_here(self) -> tuple[str, str, str]:
+        """The sink's key among those that stream in this process, which must not have it."""
+        key = (self.config.catalog.name, self.config.index_table, self.config.sink.id)
+        if key in _running and _running[key].active:
+            raise ConfigError(
+                f"cannot start sink {self.config.sink.id}: this process runs a sink of that id "
+                "already",
+                hint="stop that one first, or give this one another id",
+            )
+        return key
 
     def look(self, spark: SparkSession, tables: Iterable[str] = ()) -> None:
         """Open the tables as they are, and these: nothing is claimed, nothing can be written."""
@@ -372,6 +382,8 @@ class Sink:
         )
         if entry is None:
             self._refuse_a_lost_index()
+        for each in self._tables.held.values():
+            self._tables.refuse_shared(each, self._origin.topics)
         if index_table is None:
             entry = self._open_index(self._create_index())
         held = list(self._tables.held.values())
@@ -390,7 +402,7 @@ class Sink:
         # A newer life does not claim the tables it makes. If one of them is among these, its claim
         # on the index is seen here.
         self._still_newest()
-        self._tables.take(self._take)
+        self._tables.take(self._take_table)
 
     def _refuse_a_lost_index(self) -> None:
         """Before a new one is made. (Of one table alone the ledger tells all that an index has.)"""
@@ -433,9 +445,10 @@ class Sink:
 
     def _take(
         self, target: Target, extend: Callable[[Cut], Cut] = lambda position: position
-    ) -> None:
+    ) -> Entry:
         target.epoch = self.epoch
         head = target.claim(extend, cluster=self._origin.cluster, topics=self._origin.topics)
+        assert head.entry is not None
         assert head.snapshot is not None
         if not self._alone and target is not self._index_target and target.rolled_back():
             raise Gap(
@@ -444,6 +457,17 @@ class Sink:
                 hint="roll the table forward again, or start again: its batches wait, staged",
             )
         target.witness(head.snapshot)
+        return head.entry
+
+    def _take_table(self, held: Held) -> None:
+        """Of two sinks that come to a table at the same moment, the later sees the claim of the
+        earlier below its own."""
+        if not self._take(held.target).end:
+            try:
+                self._tables.refuse_shared(held, self._origin.topics, walk=True)
+            except ConfigError:
+                held.target.forget()
+                raise
 
     def _recover(self) -> tuple[list[StagedBatch], list[str]]:
         """The staged batches that lead on from the position without reading Kafka again, and the
@@ -728,7 +752,8 @@ class Sink:
             self.patiently(lambda: self._tables.announce(self._index))
         self.patiently(self._still_newest)
         for held in others:
-            self._take(held.target)
+            self._tables.refuse_shared(held, self._origin.topics)
+            self._take_table(held)
 
     def plans(self) -> dict[str, TablePlan]:
         well = [name for name in self._tables.held if name not in self._tables.amiss]
@@ -795,6 +820,8 @@ class Sink:
             self._hand_over(opening, window_start)
         self._step("planned", self._number)
         self._tables.refused.clear()
+        while self._changed:
+            self.patiently(partial(self._tables.renew, self._changed.pop()))
         written = self._feed.write(frame, number, self._reached)
         if written is None:
             return
@@ -833,6 +860,7 @@ class Sink:
             source=written.source,
             tables=tuple(tables),
             total=written.total,
+            note=written.note,
         )
         self._index.store(f"{self._stage_folder}{batch.file_name}", stage.dump(batch))
         return batch
@@ -900,6 +928,11 @@ class Sink:
 
     def _after_commit(self, batches: Sequence[StagedBatch]) -> None:
         self._unstage(batches)
+        for staged in {table.name: table for batch in batches for table in batch.tables}.values():
+            there = self._tables[staged.name].target.table  # as the commit has seen it
+            assert isinstance(there, Table)
+            if there.schema_id != staged.schema_id:
+                self._changed.add(staged.name)
         if not self._kafka:
             return
         try:

@@ -58,7 +58,7 @@ def entries(draw: st.DrawFn) -> Entry:
         base, length = draw(offsets), draw(st.sampled_from((0, 1, 100, 10**9)))
         rnd = draw(st.randoms(use_true_random=False))
         told = draw(st.sampled_from((0, 0.1, 1)))
-        fates = draw(st.integers(3, 5))
+        fates = draw(st.integers(3, 6))
         for number in numbers:
             where = Partition(topic, number)
             begin[where] = min(base + rnd.randrange(10**4), 2**63 - 1)
@@ -109,7 +109,8 @@ def history(packed: bool, count: int = 30, tables: int = 1) -> list[Entry]:
         begin = Cut(here)
         here = {where: offset + 5 + batch % 3 for where, offset in here.items()}
         some = list(here)[batch % 3 :: 3]
-        unwritten = dict.fromkeys(some, Counts(0, 1, 0, 1, batch % 2, (batch % 5) // 3))
+        fates = Counts(0, 1, 0, 1, batch % 2, (batch % 5) // 3, (batch % 7) // 6)
+        unwritten = dict.fromkeys(some, fates)
         made.append(Entry("s", 1, ("id",), (batch, batch), begin, Cut(here), unwritten))
     return made
 
@@ -242,7 +243,7 @@ def test_gaps_overlaps_and_sums_are_those_of_one_range_after_the_other(
     written = end - start - rejected
     key, source = np.array([row[0] for row in found], np.int32), np.arange(len(found))
     spans = Spans(
-        partitions, key, source.astype(np.int32), start, end, written, rejected, *[none] * 4
+        partitions, key, source.astype(np.int32), start, end, written, rejected, *[none] * 5
     )
     told = naive(spans)
     made = joints(spans)

@@ -237,6 +237,9 @@ class Table:
         held = self.meta.head(tag)
         return held.snapshot if held else None
 
+    def tags(self) -> dict[str, int]:
+        return {name: number for name, number in self.meta.refs.items() if "/" in name}
+
     @property
     def properties(self) -> dict[str, str]:
         return self.meta.properties

@@ -170,24 +170,24 @@ def test_partitions_that_are_added_during_the_run_are_read_from_their_beginning(
     broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make
 ):
     b = broker.bootstrap
-    create_topic(b, name, 2)
-    produce(b, name, numbered(20), 2)
+    create_topic(b, name, 3)
+    produce(b, name, numbered(30), 3)
     config = make_config(sink={"start": "latest"})
     config_earliest = make_config()
     with running(config_earliest, spark) as sink:
         assert sink.wait_until(sink.ends(), WITHIN)
         admin = AdminClient({"bootstrap.servers": b})
-        admin.create_partitions([NewPartitions(name, 4)])[name].result()
-        eventually(lambda: len(sink.ends()) == 4, "four partitions", sink=sink)
-        produce(b, name, numbered(40, 100), 4)
+        admin.create_partitions([NewPartitions(name, 12)])[name].result()
+        eventually(lambda: len(sink.ends()) == 12, "twelve partitions", sink=sink)
+        produce(b, name, numbered(120, 100), 12)
         assert sink.wait_until(sink.ends(), WITHIN)
-        assert len(sink.position) == 4
-    assert assert_exact(lake, f"db.{name}", b, name) == 60
+        assert len(sink.position) == 12
+    assert assert_exact(lake, f"db.{name}", b, name) == 150
     assert_joined(index_rows(lake, name))
-    produce(b, name, numbered(8, 200), 4)
+    produce(b, name, numbered(24, 300), 12)
     catch_up(config, spark)  # `latest` is for a sink without a position
-    assert assert_exact(lake, f"db.{name}", b, name) == 68
-    assert len(proven(config, spark).lines) == 4
+    assert assert_exact(lake, f"db.{name}", b, name) == 174
+    assert len(proven(config, spark).lines) == 12
 
 
 def test_topics_by_pattern_and_one_that_appears_later(

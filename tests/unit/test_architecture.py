@@ -34,7 +34,7 @@ LATE = {
     "table.plain": 3,  # local files are read without paying for pyiceberg's import
     "table.store": 1,  # the same
     "table.catalogs": 4,  # the same, and psycopg is there or not
-    "surface.cli": 19,  # a command loads what it needs: `frazil --help` answers at once
+    "surface.cli": 25,  # a command loads what it needs: `frazil --help` answers at once
     "surface.opened": 2,  # Spark only where it is needed
     "surface.proof": 1,  # and Kafka's client only where the broker is asked
     "surface.child": 4,  # the parent process, which also imports it, needs no Spark
@@ -191,6 +191,7 @@ KNOWING = {
     "feed.ranges": "a DataFrame of ranges",
     "feed.frames": "any DataFrame",
     "feed.letters": "a DataFrame of dead letters",
+    "feed.decided": "a batch without records is a DataFrame, too",
     "feed.reads": "makes a DataFrame",
 }
 

@@ -377,7 +377,8 @@ def test_the_report_is_plain_json():
         {
             "topic": "orders", "partition": 0, "verdict": "gap", "start": 0, "end": 9,
             "written": 7, "rejected": 0,
-            "skipped": 0, "invisible": 0, "merged": 0, "elsewhere": 0, "rows_in_files": 7,
+            "skipped": 0, "invisible": 0, "merged": 0, "elsewhere": 0, "lost": 0,
+            "rows_in_files": 7,
             "gaps": [[5, 7]], "overlaps": [], "unaccounted": [],
         }
     ]  # fmt: skip

@@ -275,7 +275,7 @@ def test_every_row_of_a_batch_says_until_when_the_stream_is_complete_with_it():
         batch("1", {A: 1, B: 1}, {A: (0, at("10:30")), B: (0, at("10:40"))}, total={A: None}),
         batch("2", {A: 2, B: 2}, {A: (0, at("10:50"))}, number=1),
     )
-    assert found.column_names[-1] == "complete_until"
+    assert "complete_until" in found.column_names
     first, second = moment(at("10:30")), moment(at("10:40"))
     assert found["complete_until"].to_pylist() == [first] * 3 + [second]
     assert index.rows([(batch("1", {A: 1}, {A: None}), {"db.t": EXPIRED})])[

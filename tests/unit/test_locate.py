@@ -41,6 +41,9 @@ class FakePlain(FakeTable):
     def files(self, branch: str = "main") -> tuple[list[DataFile], int]:
         return self.data, self.deletes
 
+    def having(self, columns: Sequence[str]) -> list[str]:
+        return [name for name in columns if name in self.made.column_names]
+
     def rows(
         self, columns: Sequence[str], where: Mapping[str, Collection[str]] | None = None
     ) -> pa.Table:

@@ -436,3 +436,49 @@ def test_what_cannot_go_on_leaves_the_planning_process_as_text(kafka: Kafka):
     with pytest.raises(RuntimeError) as caught:
         reader(Cut({A: 5})).latestOffset()
     assert isinstance(from_traceback(str(caught.value)), Expired)
+
+
+# ── topics that were made again ──────────────────────────────────────────────────────────────────
+
+AGAIN = Origin("k", {"orders": "id-0", "orders@7": "id-1"})
+
+
+def test_a_topic_that_was_adopted_is_asked_by_kafkas_name_and_answers_by_its_own(kafka: Kafka):
+    where = planner(origin=AGAIN)
+    now, partitions = where.origin()
+    assert now.topics == {"orders@7": "id-1"}
+    new = [Partition("orders@7", 0), Partition("orders@7", 1)]
+    assert partitions == new
+    assert where.watermarks(partitions).end == Cut({new[0]: 1000, new[1]: 500})
+    position = Cut({A: 40, new[0]: 10, new[1]: 20})
+    assert advance(where, position.current) == Cut({new[0]: 1000, new[1]: 500})
+    # The configured start was that of the first topic of the name.
+    assert where.start(position.current, {"orders": {"0": 5000}}) == position.current
+
+
+def test_one_that_was_made_again_once_more_is_seen(kafka: Kafka):
+    kafka.ids["orders"] = "id-2"
+    with pytest.raises(Foreign, match="topic orders@7 was dropped and made again") as told:
+        planner(origin=AGAIN).origin()
+    assert told.value.hint.endswith("frazil offsets adopt CONFIG --topic orders")
+    now, _ = planner(origin=AGAIN, trusting=True).origin()
+    assert now.topics == {"orders@7": "id-2"}
+
+
+def test_what_stops_the_stream_names_the_command_that_helps(kafka: Kafka):
+    kafka.low[A] = 30
+    where = planner()
+    marks = where.watermarks([A, B])
+    with pytest.raises(Expired) as lost:
+        where.require(Cut({A: 10, B: 0}), marks)
+    assert lost.value.hint.endswith("accept-loss CONFIG --lost orders:0:10..30")
+    with pytest.raises(Foreign) as back:
+        where.require(Cut({A: 1001, B: 501}), marks)
+    assert back.value.hint.endswith("rebase CONFIG --to orders:0:1000 --to orders:1:500")
+    with pytest.raises(Foreign) as other:
+        planner(origin=Origin("k0")).origin()
+    assert other.value.hint.endswith("frazil offsets adopt CONFIG")
+    many = {Partition("orders", n): 9 for n in range(20)}
+    with pytest.raises(Expired) as told:
+        where.require(Cut(dict.fromkeys(many, 1)), Watermarks(Cut(many), Cut(many)))
+    assert told.value.hint.endswith("accept-loss CONFIG (which shows all of them)")

@@ -115,6 +115,8 @@ class SinkConfig:
     group: str = ""
     #: how many tables a sink may make: a guard where their names come from the data
     max_tables: int = 1000
+    #: may another sink fill the same table from the same topic? Each record is there twice then
+    share_topics: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,35 @@ from frazil.core.errors import ConfigError, Gap, Overlap
 
 
 class Partition(NamedTuple):
+    """`topic` as the ledger calls it: where Kafka's topic was dropped and made again, and taken
+    over by epoch 7, that is `orders@7`. Its offsets begin anew, and are other records."""
+
     topic: str
     number: int
 
     def __str__(self) -> str:
         return f"{self.topic}[{self.number}]"
+
+    @property
+    def kafka_topic(self) -> str:
+        """As Kafka calls it; there no name has an `@`."""
+        return self.topic.partition("@")[0]
+
+    @property
+    def generation(self) -> int:
+        """The epoch that took the topic over; 0: it is the first of its name."""
+        return int(self.topic.partition("@")[2] or 0)
+
+
+def newest_names(topics: Iterable[str]) -> dict[str, str]:
+    """Of Kafka's topics, by what the ledger calls them: the newest name of each."""
+    found: dict[str, str] = {}
+    for topic in topics:
+        base = Partition(topic, 0).kafka_topic
+        known = found.setdefault(base, topic)
+        if Partition(topic, 0).generation > Partition(known, 0).generation:
+            found[base] = topic
+    return found
 
 
 #: Not a name that Kafka allows for a topic.
@@ -98,6 +122,12 @@ class Cut(Mapping[Partition, int]):
     @property
     def topics(self) -> list[str]:
         return sorted({partition.topic for partition in self._next})
+
+    @property
+    def current(self) -> Cut:
+        """Without topics that were dropped and made again since: nothing more comes of them."""
+        newest = newest_names(self.topics)
+        return Cut({p: o for p, o in self._next.items() if newest[p.kafka_topic] == p.topic})
 
     def __getitem__(self, partition: Partition) -> int:
         return self._next[partition]

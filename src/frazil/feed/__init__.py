@@ -67,6 +67,8 @@ class Written:
     source: tuple[str, str] = ("", "")
     #: of all records, where there are several tables
     total: tuple[Tally, ...] = ()
+    #: of a batch that a person made (`table.ledger.Note`)
+    note: str = ""
 
     @property
     def rows(self) -> int:

@@ -113,6 +113,7 @@ class Ranges:
 
     def resume(self, reached: Reached, life: str) -> None:
         self._reached = kafka_only(reached.cut)
+        self._planner.learn(reached.origin)
         _, partitions = self._planner.origin()
         self._planner.require(self._reached, self._planner.watermarks(partitions))
         if letters := self._config.dead_letters.table:

@@ -70,7 +70,7 @@ class Careful:
         self, partition: Partition, opened: Opened, framed: Framed | None, below: frozenset[str]
     ) -> Settled:
         whole = Settled()
-        way = self._way(partition.topic)
+        way = self._way(partition.kafka_topic)
         tables = way.tables if isinstance(way, Share) else None
         spans = [(0, len(opened.offsets))]
         deadly = 0

@@ -106,8 +106,8 @@ def fetch(
     if not len(wanted):
         return
     consumer = _consumer(kafka)
-    topic, number = wanted.partition
-    consumer.assign([TopicPartition(topic, number, wanted.start)])
+    at = wanted.partition
+    consumer.assign([TopicPartition(at.kafka_topic, at.number, wanted.start)])
     try:
         yield from _chunks(consumer, wanted, patience, kafka["bootstrap.servers"], envelope)
     finally:

@@ -221,7 +221,7 @@ class Settler:
     ) -> Settled:
         """`below`: tables that have these records already."""
         work = _Work(partition, opened, below)
-        way = self._rules.of_topic(partition.topic) if self._rules else self._only
+        way = self._rules.of_topic(partition.kafka_topic) if self._rules else self._only
         if isinstance(way, Unrouted):
             for i in range(len(opened.offsets)):
                 work.settled.reject(Letter(i, way.kind, way.reason))
@@ -376,13 +376,13 @@ class Settler:
                     self._fitted(work, name, plan, keys, where, schema_id, work.settled.left)
 
     def _changes(self, work: _Work) -> bool:
-        return self._rules is not None and self._rules.changes(work.partition.topic)
+        return self._rules is not None and self._rules.changes(work.partition.kafka_topic)
 
     def _sorted(self, work: _Work, rows: pa.Table, index: Longs | None) -> list[Share]:
         assert self._rules is not None
         headers = work.beside("headers", index) if self._rules.wants_headers else None
         origin = work.origin(index) if self._rules.wants_rows else None
-        found = self._rules.sort(work.partition.topic, rows, headers=headers, origin=origin)
+        found = self._rules.sort(work.partition.kafka_topic, rows, headers=headers, origin=origin)
         for each in found.rejected:
             where = each.index if index is None else int(index[each.index])
             work.settled.reject(Letter(where, each.kind, each.reason))
@@ -726,7 +726,9 @@ class _Work:
         stamps = _picked(self.opened.stamps, index)
         keys, headers = self.beside("keys", index), self.beside("headers", index)
         return {
-            "_topic": pa.repeat(pa.scalar(self.partition.topic, pa.large_string()), len(offsets)),
+            "_topic": pa.repeat(
+                pa.scalar(self.partition.kafka_topic, pa.large_string()), len(offsets)
+            ),
             "_topic_partition": pa.repeat(
                 pa.scalar(self.partition.number, pa.int32()), len(offsets)
             ),

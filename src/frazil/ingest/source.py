@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +30,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 
 from frazil.core.config import Config, Settings, duration, size
 from frazil.core.errors import ConfigError, Expired, Foreign, FrazilError, Unavailable, across
-from frazil.core.offsets import BATCHES, Cut, Partition, Range
+from frazil.core.offsets import BATCHES, Cut, Partition, Range, newest_names
 
 FORMAT = "frazil_ranges"
 RANGES = "topic string, partition int, start bigint, end bigint, pieces int, origin string"
@@ -38,6 +38,8 @@ RANGES = "topic string, partition int, start bigint, end bigint, pieces int, ori
 _CALL_SECONDS = 10.0
 _SMALLEST_PIECE = 50_000
 _SAMPLE_SECONDS = 30.0
+#: So many partitions are spelled out in a hint.
+_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,8 @@ class Origin:
             raise Foreign(
                 f"cannot go on: the ledger belongs to Kafka cluster {self.cluster}, "
                 f"found cluster {now.cluster}",
-                hint="point bootstrap.servers at the right cluster, or use another sink id",
+                hint="point bootstrap.servers at the right cluster; or, if this one takes its "
+                "place: frazil offsets adopt CONFIG",
             )
         for topic, known in self.topics.items():
             found = now.topics.get(topic)
@@ -61,7 +64,8 @@ class Origin:
                 raise Foreign(
                     f"cannot go on: topic {topic} was dropped and made again; expected topic id "
                     f"{known}, found {found}",
-                    hint="its offsets begin anew: use another sink id for the new topic",
+                    hint="its offsets begin anew; to read it from its beginning, beside what is "
+                    f"there: frazil offsets adopt CONFIG --topic {Partition(topic, 0).kafka_topic}",
                 )
 
 
@@ -85,15 +89,23 @@ class Planner:
         topics: tuple[str, ...] = (),
         pattern: str = "",
         origin: Origin | None = None,
+        trusting: bool = False,
     ) -> None:
+        """`origin`: whose topics the ledger knows, and by which names. `trusting`: others may
+        answer, and whoever asks looks for himself."""
         self._kafka = dict(kafka)
         self._topics = topics
         self._pattern = pattern
         self.known = origin or Origin()
+        self._trusting = trusting
         self._admin = AdminClient({"log_level": "2", **kafka})
         self._uncommitted = kafka.get("isolation.level") == "read_uncommitted"
         self._mean_bytes = 0.0
         self._sampled_at = -_SAMPLE_SECONDS
+
+    def learn(self, more: Origin) -> None:
+        """Topics that staged batches know, and the ledger does not yet."""
+        self.known = Origin(self.known.cluster, {**self.known.topics, **more.topics})
 
     def origin(self) -> tuple[Origin, list[Partition]]:
         """Identity and partitions of the topics as they are now, checked against the known."""
@@ -106,12 +118,15 @@ class Planner:
                 TopicCollection(names), request_timeout=_CALL_SECONDS
             )
             topics, partitions = {}, []
+            called = newest_names(self.known.topics)
             for name in names:
                 topic = _exists(name, described[name])
-                topics[name] = str(topic.topic_id)
-                partitions += [Partition(name, part.id) for part in topic.partitions]
+                mine = called.get(name, name)
+                topics[mine] = str(topic.topic_id)
+                partitions += [Partition(mine, part.id) for part in topic.partitions]
             now = Origin(str(cluster.cluster_id), topics)
-        self.known.check(now)
+        if not self._trusting:
+            self.known.check(now)
         merged = {**self.known.topics, **now.topics}
         self.known = Origin(now.cluster, merged)
         return now, sorted(partitions)
@@ -134,6 +149,9 @@ class Planner:
         _, partitions = self.origin()
         marks = self.watermarks(partitions)
         explicit = Cut() if isinstance(start, str) else Cut.of(start)  # type: ignore[arg-type]
+        # Where a topic that was made again begins, it was said when it was taken over.
+        called = newest_names(marks.end.topics)
+        explicit = Cut({p: o for p, o in explicit.items() if called.get(p.topic, p.topic) == p[0]})
         for partition, offset in explicit.items():
             if partition not in marks.end:
                 raise ConfigError(f"cannot start: {partition} does not exist")
@@ -162,7 +180,8 @@ class Planner:
             raise Expired(
                 f"cannot go on: retention has deleted {', '.join(map(str, lost))} "
                 f"({sum(map(len, lost))} offsets) before they were read",
-                hint="nothing was skipped; restore the records, or start a new sink after the loss",
+                hint="nothing was skipped; restore the records, or accept the loss: frazil offsets "
+                f"accept-loss CONFIG {_options('--lost', map(spelled, lost))}",
             )
         back = [
             f"{partition} (position {offset}, end {marks.end[partition]})"
@@ -172,8 +191,11 @@ class Planner:
         if back:
             raise Foreign(
                 f"cannot go on: the topic ends before the position: {', '.join(back)}",
-                hint="the topic was truncated, or its uncommitted tail was lost with a broker",
-            )
+                hint="the topic was truncated, or its uncommitted tail was lost with a broker; to "
+                "read on from its end: frazil offsets rebase CONFIG "
+                + _options("--to", (f"{p.kafka_topic}:{p.number}:{marks.end[p]}"
+                                    for p, o in position.items() if o > marks.end.get(p, o))),
+            )  # fmt: skip
         gone = [str(partition) for partition in position if partition not in marks.end]
         if gone:
             raise Foreign(f"cannot go on: {', '.join(gone)} no longer exist")
@@ -250,15 +272,16 @@ class Planner:
             IsolationLevel.READ_UNCOMMITTED if self._uncommitted else IsolationLevel.READ_COMMITTED
         )
         futures = self._admin.list_offsets(
-            {TopicPartition(*partition): spec for partition in partitions},
+            {TopicPartition(each.kafka_topic, each.number): spec for each in partitions},
             isolation_level=level,
             request_timeout=_CALL_SECONDS,
         )
+        called = {(each.kafka_topic, each.number): each for each in partitions}
         found: dict[Partition, int] = {}
         trouble: KafkaException | None = None
         for where, future in futures.items():
             try:
-                found[Partition(where.topic, where.partition)] = future.result().offset
+                found[called[where.topic, where.partition]] = future.result().offset
             except KafkaException as error:  # it has no leader, say
                 trouble = error
         if trouble is not None and not (patient and found):
@@ -305,7 +328,8 @@ def sample_sizes(kafka: Mapping[str, str], wanted: Range) -> list[int]:
     conf = {"log_level": "2", **kafka, "group.id": "frazil-sample", "auto.offset.reset": "error"}
     consumer = Consumer({**conf, "enable.auto.commit": "false"})
     try:
-        consumer.assign([TopicPartition(*wanted.partition, wanted.start)])
+        where = wanted.partition
+        consumer.assign([TopicPartition(where.kafka_topic, where.number, wanted.start)])
         messages = consumer.consume(len(wanted), timeout=1.0)
         return [len(each.value() or b"") for each in messages if each.error() is None]
     finally:
@@ -313,8 +337,22 @@ def sample_sizes(kafka: Mapping[str, str], wanted: Range) -> list[int]:
 
 
 def kafka_only(cut: Cut) -> Cut:
-    """Without the count of batches that a DataFrame's sink keeps beside the offsets."""
-    return Cut({partition: offset for partition, offset in cut.items() if partition != BATCHES})
+    """What Kafka can be asked about: without the count of batches that a DataFrame's sink keeps
+    beside the offsets, and without topics that were made again since."""
+    return Cut({p: offset for p, offset in cut.current.items() if p != BATCHES})
+
+
+def spelled(lost: Range) -> str:
+    """As the command line takes it."""
+    return f"{lost.partition.topic}:{lost.partition.number}:{lost.start}..{lost.end}"
+
+
+def _options(name: str, values: Iterable[str]) -> str:
+    """Of many, the command itself says the rest."""
+    found = list(values)
+    if len(found) > _NAMED:
+        return "(which shows all of them)"
+    return " ".join(f"{name} {each}" for each in found)
 
 
 def _cap(until: Cut | None, partition: Partition) -> int:
@@ -441,7 +479,10 @@ def publish(kafka: Mapping[str, str], group: str, cut: Cut) -> None:
     )
     try:
         consumer.commit(
-            offsets=[TopicPartition(*each, offset) for each, offset in kafka_only(cut).items()],
+            offsets=[
+                TopicPartition(each.kafka_topic, each.number, offset)
+                for each, offset in kafka_only(cut).items()
+            ],
             asynchronous=False,
         )
     except KafkaException as error:

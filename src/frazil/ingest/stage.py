@@ -34,6 +34,8 @@ class Tally:
     seen: tuple[int, int] | None = None
     #: lowest and highest event time, in microseconds
     watermark: tuple[int, int] | None = None
+    #: offsets that a person has given up
+    lost: int = 0
 
     def __add__(self, other: Tally) -> Tally:
         """Of the range right behind this one."""
@@ -46,12 +48,14 @@ class Tally:
             self.merged + other.merged,
             _span(self.seen, other.seen),
             _span(self.watermark, other.watermark),
+            self.lost + other.lost,
         )
 
     @property
     def balanced(self) -> bool:
         """I3: every offset of the range has exactly one fate. (A batch may hold any rows.)"""
         told = self.written + self.rejected + self.skipped + self.invisible + self.merged
+        told += self.lost
         return self.range.partition == BATCHES or len(self.range) == told
 
 
@@ -88,6 +92,8 @@ class StagedBatch:
     total: tuple[Tally, ...] = ()
     #: where Spark's sources stood before and after it, in their own words (see `feed.checkpoint`)
     source: tuple[str, str] = ("", "")
+    #: of a batch that a person made: who, when and why (`ledger.Note`)
+    note: str = ""
 
     @property
     def bytes(self) -> int:
@@ -121,6 +127,7 @@ def dump(batch: StagedBatch) -> bytes:
             "staged-at-ms": batch.staged_at_ms,
             "window-start-ms": batch.window_start_ms,
             "source": batch.source,
+            "note": batch.note,
             "total": [tally_values(tally) for tally in batch.total],
             "tables": [
                 {
@@ -163,6 +170,7 @@ def load(stored: bytes) -> StagedBatch | None:
         staged_at_ms=record["staged-at-ms"],
         window_start_ms=record["window-start-ms"],
         source=tuple(record.get("source", ("", ""))),
+        note=record.get("note", ""),
         total=tuple(tally_of(values) for values in record.get("total", ())),
         tables=tuple(
             StagedTable(
@@ -185,17 +193,19 @@ def tally_values(tally: Tally) -> list[object]:
     """A tally as JSON: also the form in which tasks hand theirs to the driver."""
     where = tally.range
     return [*where.partition, where.start, where.end, tally.written, tally.rejected, tally.skipped,
-            tally.invisible, tally.merged, tally.seen, tally.watermark]  # fmt: skip
+            tally.invisible, tally.merged, *([tally.lost] if tally.lost else []), tally.seen,
+            tally.watermark]  # fmt: skip
 
 
 def tally_of(values: list[object]) -> Tally:
     topic, number, start, end, *counts, seen, watermark = values
-    counts += [0] * (5 - len(counts))  # records of a time before `merged`
+    counts += [0] * (6 - len(counts))  # records of a time before `merged`, and most have no `lost`
     return Tally(  # type: ignore[call-arg]
         Range(Partition(topic, number), start, end),  # type: ignore[arg-type]
-        *counts,  # type: ignore[arg-type]
+        *counts[:5],  # type: ignore[arg-type]
         tuple(seen) if seen else None,  # type: ignore[arg-type]
         tuple(watermark) if watermark else None,  # type: ignore[arg-type]
+        counts[5],
     )  # fmt: skip
 
 

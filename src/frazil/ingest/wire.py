@@ -218,7 +218,7 @@ def _all(data: bytes, complete: bool, position: int) -> bytes:
 
 def _send(kafka: Mapping[str, str], partition: Partition, offset: int, committed: bool) -> None:
     """Fetch, version 11: what every broker from 2.3 on understands."""
-    topic = partition.topic.encode()
+    topic = partition.kafka_topic.encode()
     body = b"".join(
         (
             struct.pack(">hhih", 1, 11, 0, 6), b"frazil",
@@ -289,8 +289,8 @@ def _leader(kafka: Mapping[str, str], partition: Partition) -> tuple[str, int]:
     key = (kafka["bootstrap.servers"], partition)
     if key not in _own.leaders:
         try:
-            found = _admin(kafka).list_topics(partition.topic, timeout=10)
-            leader = found.topics[partition.topic].partitions[partition.number].leader
+            found = _admin(kafka).list_topics(partition.kafka_topic, timeout=10)
+            leader = found.topics[partition.kafka_topic].partitions[partition.number].leader
             broker = found.brokers[leader]
         except (KafkaException, KeyError) as error:
             raise OSError(f"no leader of {partition}: {error}") from None
@@ -315,7 +315,7 @@ def _forget(kafka: Mapping[str, str], partition: Partition) -> None:
 
 def _require(kafka: Mapping[str, str], wanted: Range, position: int) -> None:
     """Out of range: gone for good if the log begins later, else a leader that lags behind."""
-    where: Any = TopicPartition(*wanted.partition)
+    where: Any = TopicPartition(wanted.partition.kafka_topic, wanted.partition.number)
     try:
         earliest = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
         low = _admin(kafka).list_offsets({where: earliest})[where].result(10).offset

@@ -42,11 +42,20 @@ dlq_app = typer.Typer(no_args_is_help=True, help="Dead letters: records that wer
 app.add_typer(dlq_app, name="dlq")
 index_app = typer.Typer(no_args_is_help=True, help="The offset index.")
 app.add_typer(index_app, name="index")
+offsets_app = typer.Typer(
+    no_args_is_help=True,
+    help="Where a stream stands, and what a person may decide about it. Without --yes it is said "
+    "what would be; with it, a running life of the sink is stopped (fenced).",
+)
+app.add_typer(offsets_app, name="offsets")
 
 Topics = Annotated[list[str], typer.Option("--topic", help="Of this topic; may be repeated.")]
 Partitions = Annotated[list[int], typer.Option("--partition", help="Of this partition.")]
 Offsets = Annotated[str, typer.Option(help="One offset, or START..END without END itself.")]
 Kinds = Annotated[list[str], typer.Option("--kind", help="Of this kind: route, misfit, …")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do it; a running life of the sink is fenced.")]
+Reason = Annotated[str, typer.Option(help="Why; it stands in the ledger with who and when.")]
+By = Annotated[str, typer.Option(help="Who; by default the user and the host.")]
 Rejecting = Annotated[list[str], typer.Option("--table", help="Rejected by this table.")]
 
 
@@ -145,7 +154,7 @@ def audit(
         print(json.dumps(proof.values(found)))
     else:
         proof.show(found, Console())
-    if found.verdict != "proven":
+    if found.verdict not in ("proven", "accepted loss"):
         raise typer.Exit(3)
 
 
@@ -432,6 +441,84 @@ def rebuild_index(
         reindex.show(found, dry_run, Console())
     if any(each.unknown for each in found):
         raise typer.Exit(3)
+
+
+@offsets_app.command("show")
+def show_offsets(
+    config: Annotated[Path, typer.Argument(help="The sink's TOML file.")],
+    spark: Spark = None,
+    as_json: Json = False,
+) -> None:
+    """Position, lag, and what Kafka still has, by partition; what stops the stream, if anything."""
+    from frazil.surface import offsets
+    from frazil.surface.opened import opener
+
+    given = configs.load(config)
+    found = offsets.standing(given, opener(given, spark, progress.print))
+    if as_json:
+        print(json.dumps(found))
+    else:
+        offsets.show_standing(found, Console())
+
+
+@offsets_app.command("accept-loss")
+def accept_loss(
+    config: Annotated[Path, typer.Argument(help="The sink's TOML file.")],
+    lost: Annotated[list[str], typer.Option(
+        help="TOPIC:PARTITION:START..END, exactly what is given up; may be repeated.")] = [],  # noqa: B006
+    reason: Reason = "", by: By = "", yes: Yes = False, as_json: Json = False,
+) -> None:  # fmt: skip
+    """Go on behind offsets that retention deleted before they were read; they stay a loss."""
+    from frazil.surface import offsets
+
+    _decide(config, offsets.losses(lost), reason, by, yes, as_json)
+
+
+@offsets_app.command()
+def adopt(
+    config: Annotated[Path, typer.Argument(help="The sink's TOML file.")],
+    topic: Annotated[list[str], typer.Option(
+        help="Only this topic; may be repeated. Default: all that are others.")] = [],  # noqa: B006
+    start: Annotated[str, typer.Option(help="Where they begin: earliest or latest.")] = "earliest",
+    same_offsets: Annotated[bool, typer.Option("--same-offsets",
+        help="Their offsets mean the same records: go on where it stood.")] = False,
+    reason: Reason = "", by: By = "", yes: Yes = False, as_json: Json = False,
+) -> None:  # fmt: skip
+    """Take a topic that was made again, or another cluster, for the one the ledger knows."""
+    from frazil.surface import offsets
+
+    wanted = offsets.adoption(topic, start, same_offsets)
+    _decide(config, wanted, reason, by, yes, as_json)
+
+
+@offsets_app.command()
+def rebase(
+    config: Annotated[Path, typer.Argument(help="The sink's TOML file.")],
+    to: Annotated[list[str], typer.Option(
+        help="TOPIC:PARTITION:OFFSET, where to go on; may be repeated.")],
+    reason: Reason = "", by: By = "", yes: Yes = False, as_json: Json = False,
+) -> None:  # fmt: skip
+    """Move the position: forward gives records up, back reads the topic on as a new one."""
+    from frazil.surface import offsets
+
+    _decide(config, offsets.rebasing(to), reason, by, yes, as_json)
+
+
+def _decide(path: Path, wanted: Any, reason: str, by: str, yes: bool, as_json: bool) -> None:
+    from frazil.surface import offsets
+
+    given = configs.load(path)
+    if yes and not reason.strip():
+        raise ConfigError(f"cannot {wanted.did}: expected a --reason, found none",
+                          hint="it stands in the ledger for whoever audits it")  # fmt: skip
+    spark = _session(given)
+    plan = offsets.look(given, spark, wanted)
+    if yes and plan.decision:
+        plan = offsets.done(given, spark, plan, offsets.signed(wanted.did, reason, by))
+    if as_json:
+        print(json.dumps(plan.values()))
+    else:
+        offsets.show(plan, path, Console())
 
 
 @app.command()

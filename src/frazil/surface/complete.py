@@ -5,21 +5,23 @@ From the index alone: neither Kafka nor, as a rule, Spark is asked.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import partial
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from rich.console import Console
 
 from frazil.core.config import Config, duration
 from frazil.core.errors import ConfigError
-from frazil.core.offsets import BATCHES, Partition
+from frazil.core.offsets import BATCHES, Partition, Range
 from frazil.table import ledger
 from frazil.table.commit import witness_tag
 from frazil.table.complete import COLUMNS, SECOND, Rules, end_of, recalled, shown
+from frazil.table.ledger import Note
 from frazil.table.plain import Plain
 
 #: How often an hour that is waited for is looked at.
@@ -27,6 +29,7 @@ _EVERY = 1.0
 #: So many partitions are shown one by one; JSON has all of them.
 _SHOWN = 20
 _NO_LIMIT = 2**60
+_LOST = ("topic", "partition", "start_offset", "end_offset", "lost", "signed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,8 @@ class Answer:
     #: where the hour ends
     end: int | None
     standings: tuple[Standing, ...]
+    #: what was given up: of which hours it was, nobody knows
+    lost: tuple[tuple[Range, Note | None], ...] = ()
 
     @property
     def complete(self) -> bool | None:
@@ -92,12 +97,11 @@ def answer(config: Config, opened: Callable[[str], Plain | None], hour: str = ""
     if entry is None:
         raise ConfigError(f"cannot say until when sink {sink} is complete: its index {name} has "
                           "nothing of it")  # fmt: skip
-    there = {each["name"] for each in json.loads(table.schema)["fields"]}
-    rows = table.rows([each for each in COLUMNS if each in there], {"sink": [sink]})
+    rows = table.rows(table.having(list(dict.fromkeys([*COLUMNS, *_LOST]))), {"sink": [sink]})
     rules, apart = Rules.of(config.completeness), config.dead_letters.table
     marks, until = recalled(rows, rules, apart)
     wild, _ = recalled(rows, replace(rules, ahead=_NO_LIMIT), apart)
-    judged = [p for p in entry.end if p != BATCHES]
+    judged = [p for p in entry.end.current if p != BATCHES]
     if BATCHES in entry.end and not any(p in marks for p in judged):
         judged = [BATCHES]
     stands = {p: marks[p].high - rules.lateness for p in judged if p in marks}
@@ -120,7 +124,19 @@ def answer(config: Config, opened: Callable[[str], Plain | None], hour: str = ""
         unbelieved = highest if highest != high else None
         return Standing(partition, entry.end[partition], high, unbelieved, state, lacks)
 
-    return Answer(sink, name, rules.lateness, until, hour, end, tuple(map(standing, judged)))
+    return Answer(sink, name, rules.lateness, until, hour, end, tuple(map(standing, judged)),
+                  _given_up(rows))  # fmt: skip
+
+
+def _given_up(rows: pa.Table) -> tuple[tuple[Range, Note | None], ...]:
+    if "lost" not in rows.column_names:  # an index of an older Frazil
+        return ()
+    found = rows.filter(pc.greater(rows["lost"], 0)).select(_LOST).to_pylist()
+    return tuple(
+        (Range(Partition(row["topic"], row["partition"]), row["start_offset"], row["end_offset"]),
+         Note.of(row["signed"]))
+        for row in found
+    )  # fmt: skip
 
 
 def values(found: Answer) -> dict[str, object]:
@@ -144,6 +160,16 @@ def values(found: Answer) -> dict[str, object]:
             }
             for each in found.standings
         ],
+        "lost": [
+            {
+                "topic": gone.partition.topic,
+                "partition": gone.partition.number,
+                "start": gone.start,
+                "end": gone.end,
+                "note": asdict(note) if note else None,
+            }
+            for gone, note in found.lost
+        ],
     }
 
 
@@ -164,6 +190,8 @@ def show(found: Answer, console: Console) -> None:
         say(f"  {each.partition}: {_sentence(each)}")
     if len(held) > _SHOWN:
         say(f"  and {len(held) - _SHOWN} more; --json has all of them")
+    for gone, note in found.lost[:_SHOWN]:
+        say(f"  {gone}: given up; of which hours they were is not known ({note})")
 
 
 def _matters(each: Standing, found: Answer) -> bool:

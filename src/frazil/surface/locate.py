@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from functools import cache, partial
 from typing import Any
@@ -21,13 +21,13 @@ from frazil.core.errors import ConfigError
 from frazil.core.offsets import Partition, Range
 from frazil.surface.opened import Open
 from frazil.table.audit import REPLAY, STREAM, known_tables
-from frazil.table.ledger import PREFIX, Counts, Snapshot, entries, head, parse
+from frazil.table.ledger import PREFIX, Counts, Note, Snapshot, entries, head, parse
 from frazil.table.plain import COLUMNS_PROPERTY, DataFile, Plain
 
 _COLUMNS = (
     "sink", "batch", "table_name", "topic", "partition", "start_offset", "end_offset", "written",
-    "rejected", "skipped", "invisible", "merged", "event_time_low", "event_time_high", "epoch",
-    "commit_id", "snapshot_id", "committed_at",
+    "rejected", "skipped", "invisible", "merged", "lost", "signed", "event_time_low",
+    "event_time_high", "epoch", "commit_id", "snapshot_id", "committed_at",
 )  # fmt: skip
 #: So many files are shown; JSON has all of them.
 _SHOWN = 5
@@ -67,6 +67,8 @@ class Batch:
     places: tuple[Place, ...]
     #: `index`, or `ledger` where the index has no row of it (yet)
     told_by: str = "index"
+    #: who gave the range up, when and why
+    note: Note | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,8 @@ class Answer:
     batches: tuple[Batch, ...]
     #: why there is none
     said: str = ""
+    #: other names of Kafka's topic, which was dropped and made again: their offsets are others
+    also: tuple[str, ...] = ()
 
     @property
     def held(self) -> bool:
@@ -117,7 +121,15 @@ def of_sink(config: Config, opened: Open, where: Partition, offset: int, table: 
                           f"{config.sink.id} fills {', '.join(names) or 'none'}")  # fmt: skip
     branches = {each.name: each.branch for each in config.tables}
     asked = _Where(where, offset, config.catalog.name, opened, branches)
-    return _answer(asked, index, [config.sink.id], [table] if table else names)
+    found = _answer(asked, index, [config.sink.id], [table] if table else names)
+    return replace(found, also=_also(index, config.sink.id, where))
+
+
+def _also(index: Plain, sink: str, where: Partition) -> tuple[str, ...]:
+    entry = head(index.history("main"), sink, index.tagged(f"frazil/{sink}")).entry
+    known = entry.end if entry else ()
+    same = {p.topic for p in known if p.kafka_topic == where.kafka_topic}
+    return tuple(sorted(same - {where.topic}))
 
 
 def of_table(
@@ -169,7 +181,7 @@ def _rows(
 ) -> tuple[list[dict[str, Any]], int | None]:
     """The rows whose range has the offset, and the lowest offset that any row of the partition has;
     None: there is no row."""
-    found = index.rows(_COLUMNS, {"sink": sinks, "topic": [where.topic]})
+    found = index.rows(index.having(_COLUMNS), {"sink": sinks, "topic": [where.topic]})
     found = found.filter(pc.equal(found["partition"], where.number))
     starts, ends = found["start_offset"], found["end_offset"]
     here = found.filter(pc.and_(pc.less_equal(starts, offset), pc.greater(ends, offset)))
@@ -182,7 +194,7 @@ def _key(row: Mapping[str, Any]) -> tuple[str, int, str]:
 
 def _counts(row: Mapping[str, Any]) -> Counts:
     return Counts(row["written"], row["rejected"], row["skipped"], row["invisible"],
-                  row["merged"] or 0)  # fmt: skip
+                  row["merged"] or 0, lost=row.get("lost") or 0)  # fmt: skip
 
 
 def _of_index(asked: _Where, rows: Sequence[dict[str, Any]], tables: Sequence[str]) -> Batch:
@@ -209,6 +221,7 @@ def _of_index(asked: _Where, rows: Sequence[dict[str, Any]], tables: Sequence[st
         counts=total,
         committed_at=first["committed_at"],
         places=tuple(places),
+        note=Note.of(first.get("signed")),
     )
 
 
@@ -234,6 +247,7 @@ def _of_ledger(asked: _Where, sink: str, tables: Sequence[str]) -> Iterator[Batc
             found[key] = Batch(
                 sink, entry.batches[1], key, entry.epoch, Range(asked.partition, begin, end), None,
                 _moment(snapshot.timestamp_ms * 1000), (*places, place), "ledger",
+                Note.of(entry.note),
             )  # fmt: skip
     yield from found.values()
 
@@ -302,7 +316,7 @@ def _judged(
 
 
 def _fates(counts: Counts) -> str:
-    names = ("written", "rejected", "skipped", "invisible", "elsewhere")
+    names = ("written", "rejected", "skipped", "invisible", "elsewhere", "lost")
     told = [f"{number} {name}" for name in names if (number := getattr(counts, name))]
     return f"of {counts.offsets} offsets {', '.join(told)}" if told else "nothing was for it"
 
@@ -365,6 +379,7 @@ def values(answer: Answer) -> dict[str, Any]:
         "offset": answer.offset,
         "held": answer.held,
         "said": answer.said,
+        "also": list(answer.also),
         "batches": [
             {
                 "sink": batch.sink,
@@ -375,6 +390,7 @@ def values(answer: Answer) -> dict[str, Any]:
                 "end": batch.range.end,
                 "committed_at": _iso(batch.committed_at),
                 "told_by": batch.told_by,
+                "note": asdict(batch.note) if batch.note else None,
                 **({} if batch.counts is None else {"counts": _told(batch.counts)}),
                 "tables": [
                     {
@@ -399,7 +415,7 @@ def values(answer: Answer) -> dict[str, Any]:
 
 
 def _told(counts: Counts) -> dict[str, int]:
-    names = ("written", "rejected", "skipped", "invisible", "merged", "elsewhere")
+    names = ("written", "rejected", "skipped", "invisible", "merged", "elsewhere", "lost")
     return {name: getattr(counts, name) for name in names}
 
 
@@ -411,6 +427,8 @@ def show(answer: Answer, console: Console) -> None:
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     if answer.said:
         say(f"{answer.partition} at {answer.offset}: {answer.said}")
+    if answer.also:
+        say(f"the topic was made again; the same offset is another one of {', '.join(answer.also)}")
     for batch in answer.batches:
         by = "" if batch.told_by == "index" else " (by the ledger; not in the index)"
         say(f"{answer.partition} at {answer.offset}: batch {batch.number} of sink {batch.sink}, "
@@ -418,6 +436,8 @@ def show(answer: Answer, console: Console) -> None:
             f"{_iso(batch.committed_at)}{by}")  # fmt: skip
         if batch.counts is not None:
             say(f"  {_fates(batch.counts)}")
+        if batch.note is not None:
+            say(f"  {batch.note}")
         for place in batch.places:
             _show_place(place, say)
         if not any(place.holds != "no" for place in batch.places):

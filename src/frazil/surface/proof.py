@@ -75,7 +75,7 @@ class Index:
 
     def _read(self) -> dict[str, Told]:
         where = {"sink": [self.sink]}
-        return told.by_table(self.table.each(told.of_file, told.COLUMNS, where))
+        return told.by_table(self.table.each(told.of_file, self.table.having(told.COLUMNS), where))
 
     @property
     def _told(self) -> dict[str, Told]:
@@ -223,7 +223,7 @@ def _branch(config: Config, name: str) -> str:
 
 def against_kafka(config: Config, opened: Open, proof: Proof) -> Proof:
     """What the broker has, beside what was read: what is still to come, and what never will."""
-    from frazil.ingest.source import Planner
+    from frazil.ingest.source import Origin, Planner
 
     index = opened(config.index_table)
     entry = None
@@ -237,9 +237,9 @@ def against_kafka(config: Config, opened: Open, proof: Proof) -> Proof:
         for line in report.lines
     }
     position = entry.end if entry else Cut()
-    planner = Planner(
-        config.kafka.resolved(), topics=config.sink.topics, pattern=config.sink.pattern
-    )
+    ledger = Origin(entry.cluster, entry.topics) if entry else Origin()
+    planner = Planner(config.kafka.resolved(), topics=config.sink.topics,
+                      pattern=config.sink.pattern, origin=ledger, trusting=True)  # fmt: skip
     found, lines = [], []
     origin, partitions = planner.origin()
     for topic, known in (entry.topics if entry else {}).items():
@@ -250,7 +250,7 @@ def against_kafka(config: Config, opened: Open, proof: Proof) -> Proof:
         found.append(Finding("unaccounted", f"another cluster answers; expected {entry.cluster}, "
                              f"found {origin.cluster}"))  # fmt: skip
     marks = planner.watermarks(partitions)
-    for partition in sorted({*partitions, *position} - {BATCHES}):
+    for partition in sorted({*partitions, *position.current} - {BATCHES}):
         low, end = marks.low.get(partition), marks.end.get(partition)
         here = position.get(partition)
         if low is None or end is None:
@@ -286,6 +286,9 @@ def show(proof: Proof, console: Console) -> None:
             f"{_PROVES[report.proves]} ({', '.join(report.witnesses)})",
             soft_wrap=True,
         )
+    for note in dict.fromkeys(note for report in proof.reports for note in report.notes):
+        console.print(f"{note}{f' ({note.says})' if note.says else ''}", soft_wrap=True,
+                      markup=False, highlight=False)  # fmt: skip
     for line in proof.broker:
         console.print(
             f"{line['topic']}[{line['partition']}]: read from {line['read_from']} to "
@@ -304,7 +307,9 @@ def audit_table(report: dict[str, Any]) -> Table:
     table = Table(title=f"{report['table']}: sink {report['sink']}")
     fates = ["written", "rejected", "skipped", "invisible"]
     fates += [
-        fate for fate in ("merged", "elsewhere") if any(line[fate] for line in report["partitions"])
+        fate
+        for fate in ("merged", "elsewhere", "lost")
+        if any(line[fate] for line in report["partitions"])
     ]
     for name in ("partition", "range", *fates, "gaps", "overlaps"):
         table.add_column(name, justify="left" if name in ("partition", "range") else "right")

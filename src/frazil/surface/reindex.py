@@ -31,8 +31,8 @@ from frazil.table.jvm import Catalog, Live, Table
 from frazil.table.ledger import PREFIX, Entry, Snapshot, entries, parse
 from frazil.table.plain import DataFile
 from frazil.table.rebuild import COLUMNS, Told, rebuild
-from frazil.table.rewind import refuse_unfinished, witness_of
-from frazil.table.tables import shaped
+from frazil.table.rewind import refuse_unfinished
+from frazil.table.tables import shaped, witness_of
 
 #: In the summary of a snapshot that is no entry of a ledger: which rebuild it is.
 REBUILD = f"{PREFIX}rebuild"
@@ -132,7 +132,8 @@ class _Rebuilding:
         """The index's of this sink as of a snapshot, without those that somebody deleted."""
         name = f"{self._config.catalog.name}.{self._table.name}"
         frame = self._spark.read.option("versionAsOf", str(base.id)).table(name)
-        return frame.where(frame["sink"] == self._sink).select(*COLUMNS).toArrow()
+        there = [name for name in COLUMNS if name in frame.columns]  # it may be an older Frazil's
+        return frame.where(frame["sink"] == self._sink).select(*there).toArrow()
 
     def _told(
         self, entry: Entry, rows: pa.Table, unknown: list[tuple[str, Range | None, str]]

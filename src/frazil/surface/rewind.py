@@ -24,9 +24,9 @@ from rich.table import Table as Shown
 
 from frazil.core.config import Config, TableConfig
 from frazil.core.errors import ConfigError, Expired, Fatal, Foreign, FrazilError
-from frazil.core.offsets import Cut, Range
+from frazil.core.offsets import BATCHES, Cut, Range
 from frazil.ingest import stage
-from frazil.ingest.source import Origin, Planner, kafka_only
+from frazil.ingest.source import Origin, Planner
 from frazil.ingest.stage import StagedBatch
 from frazil.sink import stage_folder
 from frazil.surface.locate import branch_of
@@ -300,7 +300,7 @@ class _Rewind:
             return []
         end, kept = self._doing.entry.end, self._first_kept
         gone = {key: min(offset, kept.get(key, offset)) for key, offset in end.items()}
-        cut = kafka_only(choice.boundary.cut)
+        cut = Cut({p: o for p, o in choice.boundary.cut.items() if p != BATCHES})
         return [Range(key, o, gone[key]) for key, o in cut.items() if o < gone[key]]
 
     @cached_property
@@ -308,10 +308,10 @@ class _Rewind:
         """The first offsets that Kafka has."""
         config, entry = self._config, self._doing.entry
         planner = Planner(
-            config.kafka.resolved(), topics=config.sink.topics, pattern=config.sink.pattern
-        )
-        now, partitions = planner.origin()
-        Origin(entry.cluster, entry.topics).check(now)
+            config.kafka.resolved(), topics=config.sink.topics, pattern=config.sink.pattern,
+            origin=Origin(entry.cluster, entry.topics),
+        )  # fmt: skip
+        _, partitions = planner.origin()
         return planner.watermarks(partitions).low
 
     def _instead(self, refused: Choice) -> str:
@@ -343,7 +343,7 @@ class _Rewind:
             yield f"sink {sink} loses records, and will say so when it starts"
 
     def _compacted(self) -> list[str]:
-        topics = self._doing.entry.end.topics
+        topics = {p.kafka_topic for p in self._doing.entry.end.current if p != BATCHES}
         if not self._config.kafka or not topics:
             return []
         admin = AdminClient({"log_level": "2", **self._config.kafka.resolved()})

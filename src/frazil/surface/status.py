@@ -11,7 +11,7 @@ from frazil.core.config import Config
 from frazil.core.offsets import Cut
 from frazil.feed.letters import replaying
 from frazil.ingest import stage
-from frazil.ingest.source import Planner
+from frazil.ingest.source import Origin, Planner
 from frazil.ingest.stage import StagedBatch
 from frazil.sink import stage_folder
 from frazil.table import maintain
@@ -33,9 +33,9 @@ def status(config: Config, spark: SparkSession) -> dict[str, object]:
     position = entry.end if entry else Cut()
     stored = _stored(config, table) if table else []
     staged = [batch for batch in stored if not position.reaches(batch.end)]
-    planner = Planner(
-        config.kafka.resolved(), topics=config.sink.topics, pattern=config.sink.pattern
-    )
+    known = Origin(entry.cluster, entry.topics) if entry else Origin()
+    planner = Planner(config.kafka.resolved(), topics=config.sink.topics,
+                      pattern=config.sink.pattern, origin=known, trusting=True)  # fmt: skip
     _, partitions = planner.origin()
     marks = planner.watermarks(partitions)
     lag = {p: end - position.get(p, marks.low[p]) for p, end in marks.end.items()}

@@ -23,6 +23,9 @@ which brought the rows and took away the keys that its entry says. Later batches
 remove rows that earlier ones brought, and the metadata does not say which: that the rows left are
 the last of their keys is what the batches' own deletes see to, and no count can show.
 
+Offsets that retention deleted before they were read are neither there nor proven: where a person
+accepted that, and signed for it, they are an `accepted loss`; without a signature they are a loss.
+
 A sink and the one that replays its dead letters write to the same tables. Their rows add up, and
 each has a ledger of its own: the sink's tells of records, the other's of batches.
 
@@ -35,7 +38,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from itertools import compress, islice
 from typing import Protocol
@@ -47,9 +50,9 @@ from numpy.typing import NDArray
 
 from frazil.core.errors import Foreign
 from frazil.core.offsets import BATCHES, Cut, Partition, Range
-from frazil.table.ledger import PREFIX, Counts, Snapshot, head, parse
+from frazil.table.ledger import PREFIX, Counts, Note, Snapshot, head, parse
 from frazil.table.plain import DataFile
-from frazil.table.spans import FATES, Spans, by_partition, of_entries, select
+from frazil.table.spans import FATES, TOLD, Spans, by_partition, of_entries, select
 from frazil.table.told import Told
 
 #: What the id of a sink that replays has behind the id of the sink whose dead letters they are.
@@ -58,14 +61,8 @@ REPLAY = ".replay"
 TABLES_PROPERTY = "frazil.tables"
 #: The index's rows that speak of the whole stream have this for a table.
 STREAM = "*"
-#: What the audit reads of the index.
-INDEX_COLUMNS = (
-    "sink", "batch", "table_name", "topic", "partition", "start_offset", "end_offset", "written",
-    "rejected", "skipped", "invisible", "merged", "min_offset", "max_offset", "epoch", "commit_id",
-    "snapshot_id",
-)  # fmt: skip
-#: The worst first.
-KINDS = ("gap", "overlap", "unaccounted", "cannot tell")
+#: The worst first. `accepted loss` is none: a person has signed for it.
+KINDS = ("gap", "overlap", "unaccounted", "cannot tell", "accepted loss")
 #: So many ranges of a kind are named one by one.
 _NAMED = 100
 
@@ -172,6 +169,8 @@ class Report:
     witnesses: tuple[str, ...] = ()
     #: do its batches replace the rows of their keys?
     upserts: bool = False
+    #: what persons did to the stream
+    notes: tuple[Note, ...] = ()
 
     @property
     def findings(self) -> tuple[str, ...]:
@@ -193,7 +192,8 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """`proven`, or the name of the worst that was found."""
+        """`proven`, or the name of the worst that was found; `accepted loss` where all that is not
+        lost is proven."""
         return worst(self.found)
 
     def values(self) -> dict[str, object]:
@@ -207,6 +207,7 @@ class Report:
             "commits": self.commits,
             "written": self.written,
             "findings": list(self.findings),
+            "notes": [asdict(note) for note in self.notes],
             "partitions": [
                 {
                     "topic": line.range.partition.topic,
@@ -220,6 +221,7 @@ class Report:
                     "invisible": line.counts.invisible,
                     "merged": line.counts.merged,
                     "elsewhere": line.counts.elsewhere,
+                    "lost": line.counts.lost,
                     "rows_in_files": line.rows,
                     "gaps": [[r.start, r.end] for r in line.gaps],
                     "overlaps": [[r.start, r.end] for r in line.overlaps],
@@ -359,6 +361,7 @@ class _Case:
         self.rows = table.rows.get(sink, {})
         self.whole = table.whole[sink]
         self.findings: list[Finding] = []
+        self.notes: list[Note] = []
         self.in_files: dict[Partition, int | None] = {}
 
     def report(self) -> Report:
@@ -372,6 +375,7 @@ class _Case:
             self.hear_manifests()
         if self.evidence.deep is not None:
             self.hear_rows()
+        self.hear_notes()
         lines = []
         for partition, part in sorted(self.whole.items()):
             mine = [f for f in self.findings if any(r.partition == partition for r in f.ranges)]
@@ -390,7 +394,7 @@ class _Case:
         found = sorted(self.findings, key=lambda each: KINDS.index(each.kind))
         return Report(self.evidence.table, self.sink, tuple(lines), commits, tuple(found),
                       tuple(name for name, was in heard.items() if was),
-                      self.sink in self.table.upserts)  # fmt: skip
+                      self.sink in self.table.upserts, tuple(self.notes))  # fmt: skip
 
     def _counts(self, partition: Partition) -> Counts:
         """What became of a partition's offsets. Between rows of the index lies what held nothing
@@ -412,6 +416,42 @@ class _Case:
         if ranges:
             named = ", ".join(map(str, ranges[:4])) + (" …" if len(ranges) > 4 else "")
             self.found(kind, says.format(named), ranges)
+
+    # ── what persons did ─────────────────────────────────────────────────────────────────────
+
+    def hear_notes(self) -> None:
+        """Every offset that is told as lost lies in a range that somebody gave up, all of it, and
+        signed for: in the ledger, and where that was expired, in the index."""
+        signed: dict[tuple[Partition, int, int], Note] = {}
+        for number, snapshot in enumerate(self.ledger.snapshots):
+            if (note := Note.of(snapshot.summary.get(PREFIX + "note"))) is not None:
+                self._signed(signed, note, self._of_entry(number))
+        index = self.evidence.index.get(self.sink)
+        for range_, text in index.notes if index is not None else ():
+            if (note := Note.of(text)) is not None:
+                self._signed(signed, note, [range_])
+        for partition, part in self.whole.items():
+            if not part.lost.any():
+                continue
+            unsigned = []
+            at = np.flatnonzero(part.lost)
+            spans = zip(part.start[at].tolist(), part.end[at].tolist(), part.lost[at].tolist(),
+                        strict=True)  # fmt: skip
+            for start, end, lost in spans:
+                known = signed.get((partition, start, end))
+                if known is None or lost != end - start:
+                    unsigned.append((start, end))
+                else:
+                    gone = Range(partition, start, end)
+                    self.found("accepted loss", f"{gone}: {known}", [gone])
+            self.ranged("gap", partition, unsigned, "{} are told as lost, and nobody signed for it")
+
+    def _signed(
+        self, signed: dict[tuple[Partition, int, int], Note], note: Note, ranges: Iterable[Range]
+    ) -> None:
+        if note not in self.notes:
+            self.notes.append(note)
+        signed |= {(each.partition, each.start, each.end): note for each in ranges}
 
     # ── the ledger ───────────────────────────────────────────────────────────────────────────
 
@@ -510,6 +550,7 @@ class _Case:
             self.ranged("gap", partition, bare, "the index has no row of {}")
             self.ranged("overlap", partition, overlaps, "the index has {} twice")
             sums = part.written + part.rejected + part.skipped + part.invisible + part.merged
+            sums = sums + part.lost
             odd = (sums != part.end - part.start) if partition != BATCHES else sums < 0
             wrong = [*_pairs(part, odd), *_pairs(strange.get(partition, NOTHING))]
             self.ranged("unaccounted", partition, wrong,
@@ -538,7 +579,7 @@ class _Case:
         # The index is committed last: it may not know yet what the table has beyond the position.
         later = entries.end > (entries.end.max() if position is None else position)
         wanted = {"length": entries.end - entries.start - entries.elsewhere}
-        wanted |= {fate: getattr(entries, fate) for fate in FATES[:-1]}
+        wanted |= {fate: getattr(entries, fate) for fate in TOLD}
         if partition == BATCHES:  # of batches a ledger tells nothing but the rows that were written
             wanted = {"written": entries.written}
         differ = np.zeros(len(entries), bool)
@@ -859,7 +900,8 @@ def joined(one: Spans, other: Spans) -> Spans:
 
 def _counts(sums: Sequence[int]) -> str:
     """As a ledger's entry says them, to be compared before it is read: most say what they must."""
-    told = ",".join([f'"{fate}":{number}' for fate, number in zip(FATES, sums, strict=True)])
+    named = FATES if sums[-1] else FATES[:-1]  # most have nothing of `lost`
+    told = ",".join([f'"{fate}":{number}' for fate, number in zip(named, sums, strict=False)])
     return f'{{"read":{sum(sums[:3])},{told}}}'
 
 
@@ -873,7 +915,7 @@ def _same(entries: Spans, rows: Spans) -> bool:
     """Do both tell the same, range by range?"""
     if len(entries) != len(rows) or entries.elsewhere.any():
         return False
-    columns = ("start", "end", *FATES[:-1])
+    columns = ("start", "end", *TOLD)
     return all((getattr(entries, name) == getattr(rows, name)).all() for name in columns)
 
 

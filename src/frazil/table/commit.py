@@ -73,6 +73,7 @@ class Table(Protocol):
     def history(self, branch: str) -> Iterator[Snapshot]: ...
     def tagged(self, tag: str) -> Snapshot | None: ...
     def tag(self, tag: str, snapshot_id: int, was: int | None) -> None: ...
+    def untag(self, tag: str) -> None: ...
     def delete(self, path: str) -> None: ...
     def append(
         self,
@@ -179,7 +180,7 @@ def entry_of(
                               "already")  # fmt: skip
             here[key] = tally.range.end
             counts = Counts(0, tally.rejected, tally.skipped, tally.invisible, tally.merged,
-                            between)  # fmt: skip
+                            between, tally.lost)  # fmt: skip
             if key == BATCHES:
                 rows += tally.written
             elif counts != Counts():
@@ -208,6 +209,7 @@ def entry_of(
         rows=rows,
         keys=keys or None,
         source=(first.source[0], last.source[1]),
+        note=last.note,
     )
 
 
@@ -299,7 +301,7 @@ class Target:
         base = after or Entry(self.sink, 0, (), (0, 0), Cut(), Cut())
         return replace(
             base, epoch=self.epoch, commit_ids=(str(uuid.uuid4()),), begin=base.end,
-            batches=(number, number), unwritten={}, watermark=None, rows=0, keys=None,
+            batches=(number, number), unwritten={}, watermark=None, rows=0, keys=None, note="",
             source=(base.source[1], base.source[1]),
         )  # fmt: skip
 
@@ -365,6 +367,10 @@ class Target:
                 self.table.refresh()
         raise Unavailable(f"cannot move tag {self._tag} of table {self.table.name} in {ATTEMPTS} "
                           f"tries: {trouble.message}", hint=trouble.hint)  # fmt: skip
+
+    def forget(self) -> None:
+        """Take the witness of a claim away, where nothing else was ever committed."""
+        self.table.untag(self._tag)
 
     def rolled_back(self) -> bool:
         """Is the branch no longer behind the witness? (Where history was expired, it may be.)"""
@@ -928,11 +934,13 @@ def _apart_by_deletes(batches: Sequence[StagedBatch], table: str) -> Iterator[li
     """Which of them may share a snapshot of the table.
 
     A batch with equality deletes has one of its own: they take away rows of older snapshots only,
-    so of two batches in one snapshot both versions of a key would stay (H5).
+    so of two batches in one snapshot both versions of a key would stay (H5). So has one that a
+    person made: what is signed for is told apart.
     """
     together: list[StagedBatch] = []
     for batch in batches:
-        if not any(each.keys for each in batch.tables if each.name == table):
+        keyed = any(each.keys for each in batch.tables if each.name == table)
+        if not keyed and not batch.note:
             together.append(batch)
             continue
         if together:

@@ -105,7 +105,7 @@ def complete(
     `ends`, where the topics end now, is asked only if it matters. A partition of which it says
     nothing is not known to be read to its end.
     """
-    judged = [p for p in cut if p != BATCHES]
+    judged = [p for p in cut.current if p != BATCHES]
     if BATCHES in cut and not any(p in marks for p in judged):
         judged = [BATCHES]
 

@@ -47,6 +47,8 @@ COLUMNS = pa.schema(
         pa.field("snapshot_id", pa.int64()),
         pa.field("committed_at", _TIME, nullable=False),
         pa.field("complete_until", _TIME),  # see `table.complete`
+        pa.field("lost", pa.int64()),
+        pa.field("signed", pa.large_string()),  # see `table.ledger.Note`
     ]
 )
 
@@ -88,6 +90,8 @@ def rows(located: Sequence[Located], complete: Mapping[str, int | None] | None =
                     (snapshots[name].id or None) if name != STREAM else None,
                     now,
                     (complete or {}).get(batch.commit_id),
+                    tally.lost,
+                    batch.note or None,
                 )
             )
     columns = list(zip(*found, strict=True)) if found else [()] * len(COLUMNS)
@@ -133,14 +137,14 @@ def rebuilt(entry: Entry, table: str, uuid: str) -> StagedBatch:
         span = Range(each.partition, each.start + counts.elsewhere, each.end)
         tallies.append(
             Tally(span, counts.written, counts.rejected, counts.skipped, counts.invisible,
-                  counts.merged, watermark=whose)
+                  counts.merged, watermark=whose, lost=counts.lost)
         )  # fmt: skip
     staged = StagedTable(table, uuid, entry.schema_id, (), (), 0, 0, tuple(tallies),
                          entry.keys or 0)  # fmt: skip
     return StagedBatch(
         sink=entry.sink, epoch=entry.epoch, number=entry.batches[1], commit_id=entry.commit_ids[-1],
         begin=entry.begin, end=entry.end, topics=entry.topics, cluster=entry.cluster,
-        staged_at_ms=0, window_start_ms=0, tables=(staged,), source=entry.source,
+        staged_at_ms=0, window_start_ms=0, tables=(staged,), source=entry.source, note=entry.note,
     )  # fmt: skip
 
 

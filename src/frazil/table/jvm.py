@@ -687,6 +687,11 @@ class Table:
         `was`. Expiry never takes it."""
         self.move({tag: snapshot_id}, expected={tag: was})
 
+    def untag(self, tag: str) -> None:
+        with _translated(f"remove tag {tag} of table {self.name}"):
+            if self._table.refs().get(tag) is not None:
+                self._table.manageSnapshots().removeTag(tag).commit()
+
     def set_property(self, key: str, value: str) -> None:
         with _translated(f"set property {key} of table {self.name}"):
             self._table.updateProperties().set(key, value).commit()

@@ -21,6 +21,7 @@ Each commit of a sink leaves one `Entry` in the snapshot's summary, under keys w
     frazil.doubt       of lives before this epoch nobody can tell any more what they had under way;
                        only in claims, see `Head`
     frazil.index       the offset index, that whoever audits the table may find it
+    frazil.note        what a person did to the stream with it: who, when and why
     frazil.tables      table → uuid, or the name of the index's property that says so where they are
                        many; only in the index, whose position counts on them
 
@@ -34,7 +35,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from frazil.core.errors import Fatal
 from frazil.core.offsets import BATCHES, Cut, Partition, Range
@@ -59,7 +60,8 @@ class Snapshot:
 class Counts:
     """The fates of offsets: `read` records were delivered, `invisible` offsets held none, and of
     `merged` ones it is known that they were processed, not which rows they became. `elsewhere` are
-    those of batches that held nothing for this table: the index says what became of them."""
+    those of batches that held nothing for this table: the index says what became of them. `lost`
+    ones were given up by a person, whose note stands beside them."""
 
     written: int = 0
     rejected: int = 0
@@ -67,6 +69,7 @@ class Counts:
     invisible: int = 0
     merged: int = 0
     elsewhere: int = 0
+    lost: int = 0
 
     @property
     def read(self) -> int:
@@ -74,7 +77,7 @@ class Counts:
 
     @property
     def offsets(self) -> int:
-        return self.read + self.invisible + self.merged + self.elsewhere
+        return self.read + self.invisible + self.merged + self.elsewhere + self.lost
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(
@@ -84,11 +87,41 @@ class Counts:
             self.invisible + other.invisible,
             self.merged + other.merged,
             self.elsewhere + other.elsewhere,
+            self.lost + other.lost,
         )
 
 
 #: The fates that are written down: what is left was written.
-_FATES = ("rejected", "skipped", "invisible", "merged", "elsewhere")
+_FATES = ("rejected", "skipped", "invisible", "merged", "elsewhere", "lost")
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What a person did to a stream, and signed for."""
+
+    #: the command: `accept-loss`, `adopt` or `rebase`
+    did: str
+    by: str
+    #: ISO 8601, UTC
+    at: str
+    why: str
+    #: what it came to
+    says: str = ""
+
+    def text(self) -> str:
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @staticmethod
+    def of(text: str | None) -> Note | None:
+        """None where it is none, or not signed."""
+        try:
+            found = Note(**json.loads(text or ""))
+        except (ValueError, TypeError):
+            return None
+        return found if found.did and found.by and found.at and found.why else None
+
+    def __str__(self) -> str:
+        return f"{self.did} by {self.by}, {self.at}: {self.why}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +146,8 @@ class Entry:
     #: None: of a table whose rows are not replaced
     keys: int | None = None
     doubt: int = 0
+    #: a `Note`, as text
+    note: str = ""
 
     def __post_init__(self) -> None:
         if set(self.begin) != set(self.end):
@@ -138,7 +173,8 @@ class Entry:
 
     def summary(self) -> dict[str, str]:
         total = self.total
-        counts = {name: getattr(total, name) for name in ("read", "written", *_FATES)}
+        told = [fate for fate in _FATES if fate != "lost" or total.lost]
+        counts = {name: getattr(total, name) for name in ("read", "written", *told)}
         values = {
             "version": VERSION,
             "sink": self.sink,
@@ -152,8 +188,8 @@ class Entry:
             "schema-id": str(self.schema_id),
         }
         if self.unwritten:
-            told = 3 if not total.merged else 4
-            fates = _FATES[: 5 if total.elsewhere else told]
+            last = max([2, *(i for i, fate in enumerate(_FATES) if getattr(total, fate))])
+            fates = _FATES[: last + 1]
             values["unwritten"] = _encode(
                 {p: [getattr(c, fate) for fate in fates] for p, c in self.unwritten.items()}
             )
@@ -169,6 +205,8 @@ class Entry:
             values["doubt"] = str(self.doubt)
         if self.index:
             values["index"] = self.index
+        if self.note:
+            values["note"] = self.note
         if self.tables:
             tables = self.tables if isinstance(self.tables, str) else dict(self.tables)
             values["tables"] = json.dumps(tables, separators=(",", ":"))
@@ -213,6 +251,7 @@ def parse(summary: Mapping[str, str]) -> Entry | None:
             index=summary.get(PREFIX + "index", ""),
             keys=int(summary[PREFIX + "keys"]) if PREFIX + "keys" in summary else None,
             doubt=int(summary.get(PREFIX + "doubt", 0)),
+            note=summary.get(PREFIX + "note", ""),
         )
     except (KeyError, ValueError, TypeError) as error:
         raise Fatal(f"cannot read a ledger entry of sink {sink}: {error!r}") from None

@@ -260,6 +260,11 @@ class Plain:
         """What is made of the rows of each file, which are needed no longer than that."""
         return self._read("main", columns, where or {}, make)
 
+    def having(self, columns: Sequence[str]) -> list[str]:
+        """Those of the columns that there are: a table may be older than who asks."""
+        there = {each["name"] for each in self._schema["fields"]}
+        return [name for name in columns if name in there]
+
     def _schema_of(self, columns: Sequence[str]) -> pa.Schema:
         return pa.schema([(name, self._column(name).type) for name in columns])
 

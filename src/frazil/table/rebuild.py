@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from frazil.core.offsets import BATCHES, Cut, Partition, Range, join
@@ -36,16 +37,17 @@ from frazil.table import index
 from frazil.table.index import STREAM, Located
 from frazil.table.ledger import PREFIX, Counts, Entry, Snapshot, parse
 from frazil.table.plain import DataFile
-from frazil.table.spans import FATES, Spans, codes, of_entries, of_rows, select
+from frazil.table.spans import TOLD, Spans, codes, of_entries, of_rows, select
 
 #: What must be read of the index's rows of one sink.
 COLUMNS = ("batch", "table_name", "topic", "partition", "start_offset", "end_offset", "written",
-           "rejected", "skipped", "invisible", "merged", "window_start", "commit_id")  # fmt: skip
+           "rejected", "skipped", "invisible", "merged", "lost", "window_start",
+           "commit_id")  # fmt: skip
 _ID = f"{PREFIX}commit-id"
 #: The batch in a data file's name.
 _NAME = re.compile(r"/frazil-.+-\d+-(\d+)-[0-9a-f-]{36}\.parquet$")
 #: The fates that rows of the index have columns for.
-_FATES = FATES[:-1]
+_FATES = TOLD
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,9 @@ class _Rows:
     """The index's rows of one table, to be asked for by offsets."""
 
     def __init__(self, rows: pa.Table, places: NDArray[np.int64]) -> None:
+        # What a person did may stand in a row of no offsets: no entry tells of those.
+        lengths = pc.subtract(rows["end_offset"].take(places), rows["start_offset"].take(places))
+        places = places[np.asarray(lengths.combine_chunks()) != 0]
         mine = rows.take(places)
         self._ids, self._code = codes(mine["commit_id"])
         self.places = places
@@ -113,7 +118,7 @@ class _Rows:
             _Row(
                 int(self.places[part.source[i]]),
                 Range(partition, int(part.start[i]), max(int(part.start[i]), int(part.end[i]))),
-                Counts(*(int(getattr(part, fate)[i]) for fate in _FATES)),
+                Counts(**{fate: int(getattr(part, fate)[i]) for fate in _FATES}),
                 self._ids[self._code[part.source[i]]],
                 bool(self._one[part.source[i]]),
             )
@@ -348,7 +353,7 @@ class _Ledger:
         made = StagedBatch(
             sink=entry.sink, epoch=entry.epoch, number=batch, commit_id=commit_id,
             begin=entry.begin, end=entry.end, topics=entry.topics, cluster=entry.cluster,
-            staged_at_ms=0, window_start_ms=0, source=entry.source,
+            staged_at_ms=0, window_start_ms=0, source=entry.source, note=entry.note,
             tables=() if stream else (staged,), total=(tally,) if stream else (),
         )  # fmt: skip
         self._found.located.append((made, {self._told.table: snapshot}))
@@ -375,4 +380,4 @@ def _less(counts: Counts, rows: Sequence[_Row]) -> Counts:
 
 def _tally(range: Range, counts: Counts, watermark: tuple[int, int] | None = None) -> Tally:
     return Tally(range, counts.written, counts.rejected, counts.skipped, counts.invisible,
-                 counts.merged, watermark=watermark)  # fmt: skip
+                 counts.merged, watermark=watermark, lost=counts.lost)  # fmt: skip

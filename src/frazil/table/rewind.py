@@ -41,9 +41,9 @@ from frazil.table.boundary import (
     empty,
     stand,
 )
-from frazil.table.commit import ATTEMPTS, FIRST_PAUSE, Clock, Target, witness_tag
+from frazil.table.commit import ATTEMPTS, FIRST_PAUSE, Clock, Target
 from frazil.table.ledger import PREFIX, Entry, Snapshot, head
-from frazil.table.tables import each_of
+from frazil.table.tables import each_of, witness_of
 
 #: Property of the index, with the sink's id behind it, while a rewind is under way.
 PROPERTY = "frazil.rewind"
@@ -115,11 +115,6 @@ def refuse_unfinished(properties: Mapping[str, str], sink: str, what: str = "") 
             "finished; its tables do not stand together",
             hint=f"finish it: frazil rewind CONFIG --to '{note.to}'",
         )
-
-
-def witness_of(sink: str, branch: str) -> str:
-    """The tag that is a sink's witness in a branch, as `commit.Target` sets it."""
-    return witness_tag(sink) if branch == "main" else f"{witness_tag(sink)}/{branch}"
 
 
 def fence(index: Target, tables: Sequence[Target]) -> int:

@@ -26,6 +26,8 @@ from frazil.table.packed import Names, Numbers, Vectors
 
 #: What can become of an offset, in the order of `Counts`.
 FATES = tuple(each.name for each in fields(Counts))
+#: Those that rows of the index tell of: what held nothing for a table has no row.
+TOLD = tuple(each for each in FATES if each != "elsewhere")
 #: Entries that are read at once.
 _ENTRIES = 8192
 #: Elements that are looked at together: what fits into the processor's own memory.
@@ -53,6 +55,7 @@ class Spans:
     invisible: Numbers
     merged: Numbers
     elsewhere: Numbers
+    lost: Numbers
 
     def __len__(self) -> int:
         return len(self.key)
@@ -314,7 +317,8 @@ def _entries(summaries: Sequence[Mapping[str, str]], place: int) -> Spans:
     if ranges.widths - {2} or max(unwritten.widths, default=0) >= len(FATES):
         raise ValueError("more or fewer numbers than there are names for")
     entry, key, start, end = ranges.columns(2)
-    of, whose, *told = unwritten.columns(len(FATES) - 1)
+    # Only as many as some entry tells of: most know nothing of the last fates.
+    of, whose, *told = unwritten.columns(max(unwritten.widths, default=0))
     partitions, ranks = names.ranks()
     key = ranks[key]
     # Numbers of 16 bits are sorted in one pass, without comparing.
@@ -323,7 +327,7 @@ def _entries(summaries: Sequence[Mapping[str, str]], place: int) -> Spans:
     if (entry[1:] < entry[:-1]).any():  # some are readable, some are packed
         order = np.lexsort((entry, key))
     key, entry, start, end = (each[order] for each in (key, entry, start, end))
-    fates = [_none(len(key)) for _ in told]
+    fates = [_none(len(key)) for _ in FATES[1:]]
     if len(of):
         # One number per partition and entry that sorts as they do.
         at = ranks[whose].astype(np.int64) * len(summaries) + of

@@ -27,8 +27,9 @@ from frazil.ingest.upsert import deletes_shape
 from frazil.ingest.write import PARQUET, TableShape, check
 from frazil.table import schema
 from frazil.table.audit import REPLAY, TABLES_PROPERTY
-from frazil.table.commit import THREADS, Pace, Target
+from frazil.table.commit import THREADS, Pace, Target, witness_tag
 from frazil.table.jvm import Catalog, Table
+from frazil.table.ledger import Snapshot, parse
 from frazil.table.orders import Orders
 from frazil.table.plain import COLUMNS_PROPERTY
 
@@ -37,6 +38,8 @@ T = TypeVar("T")
 
 #: So many tables are named in the summary of the index's snapshots; of more, it names a property.
 _NAMED = 16
+#: How the witnesses of all sinks begin.
+WITNESS = witness_tag("")
 
 
 @dataclass(slots=True)
@@ -146,10 +149,39 @@ class Tables:
         return Metadata(config.topic_column, config.partition_column, config.offset_column,
                         config.timestamp_column)  # fmt: skip
 
-    def take(self, claim: Callable[[Target], None]) -> None:
+    def take(self, claim: Callable[[Held], None]) -> None:
         """Claim all that are held and well, a few at a time."""
         well = [held for name, held in self.held.items() if name not in self.amiss]
-        each_of(lambda held: claim(held.target), well)
+        each_of(claim, well)
+
+    def refuse_shared(self, held: Held, topics: Mapping[str, str], walk: bool = False) -> None:
+        """No other sink may fill a table from one of these topics: each record would be there
+        twice. Others are known by their witnesses. A `walk` down the branch finds those that came
+        first at the same moment as we did, and have a claim alone."""
+        sink, branch, table = self._config.sink.id, held.config.branch, held.table
+        if self._config.sink.share_topics or not topics:
+            return
+        mine = {sink, sink.removesuffix(REPLAY), sink + REPLAY}
+        found: Iterable[Snapshot | None] = held.target.table.history(branch)
+        if not walk:
+            tags = [tag for tag in table.tags() if _whose(tag, branch) not in {"", *mine}]
+            found = map(table.tagged, tags)
+        for snapshot in filter(None, found):
+            theirs = parse(snapshot.summary)
+            if theirs is None or theirs.sink in mine:
+                continue
+            mine.add(theirs.sink)  # once is enough: what comes first is its newest
+            if walk and theirs.end:
+                continue
+            both = [t for t, number in topics.items() if number in theirs.topics.values()]
+            if both:
+                raise ConfigError(
+                    f"cannot fill table {table.name}: sink {theirs.sink} fills it from "
+                    f"{', '.join(both)}, too; each record would be there twice",
+                    hint="give one of them another table or other topics; or set [sink] "
+                    "share_topics = true, if that is wanted; or, if that sink is no more: ALTER "
+                    f"TABLE {table.name} DROP TAG `{witness_of(theirs.sink, branch)}`",
+                )
 
     # ── making and changing ──────────────────────────────────────────────────────────────────
 
@@ -223,6 +255,12 @@ class Tables:
             held.table, held.plan = table, None
         else:
             schema.check_fits(columns, held.table.schema, metadata, name)
+
+    def renew(self, name: str) -> None:
+        """Somebody else changed the table's columns: what is written from here on shall know it."""
+        held, table = self.held[name], self._catalog.load(name)
+        if table is not None and table.uuid == held.table.uuid:  # else its commits will say so
+            held.table, held.plan = table, None
 
     def _update(
         self, held: Held, columns: pa.Schema, metadata: Metadata, relax: bool = True
@@ -368,6 +406,17 @@ class Tables:
             error = self.amiss.get(remembered(name))
             if error is not None and name not in self.amiss and self.config_of(name).order_by:
                 self.amiss[name] = error
+
+
+def witness_of(sink: str, branch: str) -> str:
+    """The tag that is a sink's witness in a branch, as `commit.Target` sets it."""
+    return witness_tag(sink) if branch == "main" else f"{witness_tag(sink)}/{branch}"
+
+
+def _whose(tag: str, branch: str) -> str:
+    """The sink whose witness in the branch a tag is; empty: none's."""
+    sink, _, there = tag.removeprefix(WITNESS).partition("/")
+    return sink if tag.startswith(WITNESS) and (there or "main") == branch else ""
 
 
 def shaped(table: Table, config: TableConfig, topic_column: str = "") -> TableShape:

@@ -12,8 +12,10 @@ from itertools import chain
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from frazil.core.offsets import Partition, Range
 from frazil.table.spans import (
     Spans,
     by_partition,
@@ -29,7 +31,7 @@ from frazil.table.spans import (
 COLUMNS = (
     "batch", "table_name", "topic", "partition", "start_offset", "end_offset", "written",
     "rejected", "skipped", "invisible", "merged", "min_offset", "max_offset", "epoch", "commit_id",
-    "snapshot_id",
+    "snapshot_id", "lost", "signed",
 )  # fmt: skip
 #: Whose a row says that it is.
 _FACTS = ("snapshot_id", "batch", "epoch")
@@ -46,6 +48,8 @@ class Told:
     epochs: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     #: rows whose lowest and highest offset seen cannot be those of so many records
     strange: Spans = field(default_factory=lambda: together([]))
+    #: what persons did to the stream: of which range, and what they signed
+    notes: tuple[tuple[Range, str], ...] = ()
 
     def __len__(self) -> int:
         return len(self.spans)
@@ -94,7 +98,10 @@ def outside(told: Told, whole: Told) -> Told:
                 mask = mask & silent[rows.source]
             masks.append(mask)
         kept.append(select(spans, np.concatenate(masks)))
-    return replace(told, spans=kept[0], strange=kept[1])
+    spans = kept[0]
+    starts = {key: set(rows.start.tolist()) for key, rows in by_partition(spans).items()}
+    notes = [(r, note) for r, note in told.notes if r.start in starts.get(r.partition, ())]
+    return replace(told, spans=spans, strange=kept[1], notes=tuple(notes))
 
 
 def _split(file: pa.Table) -> Iterator[tuple[str, pa.Table]]:
@@ -113,6 +120,7 @@ def _split(file: pa.Table) -> Iterator[tuple[str, pa.Table]]:
 
 def _told(rows: pa.Table) -> Told:
     spans = sorted_rows(rows)
+    notes = _notes(rows)
     strange = select(spans, np.empty(0, np.intp))
     if {"min_offset", "max_offset"} <= set(rows.column_names):
         low, high = (numbers(rows[each], -1)[spans.source] for each in ("min_offset", "max_offset"))
@@ -121,7 +129,7 @@ def _told(rows: pa.Table) -> Told:
         wrong &= (low >= 0) | (high >= 0)
         strange = select(spans, np.flatnonzero(wrong))
     if not len(rows) or not {"commit_id", *_FACTS} <= set(rows.column_names):
-        return Told(narrow(spans), strange=strange)
+        return Told(narrow(spans), strange=strange, notes=notes)
     ids, code = codes(rows["commit_id"])
     facts = [numbers(rows[each]) for each in _FACTS]
     # The first row that names a commit speaks for the others, if they say the same.
@@ -141,7 +149,20 @@ def _told(rows: pa.Table) -> Told:
         replace(each, source=commit[each.source].astype(np.int32)) for each in (spans, strange)
     )
     snapshots, batches, epochs = (each[first] for each in facts)
-    return Told(narrow(spans), tuple(ids), snapshots, batches, epochs, narrow(strange))
+    return Told(narrow(spans), tuple(ids), snapshots, batches, epochs, narrow(strange), notes)
+
+
+def _notes(rows: pa.Table) -> tuple[tuple[Range, str], ...]:
+    if "signed" not in rows.column_names or rows["signed"].null_count == len(rows):
+        return ()
+    noted = rows.filter(pc.is_valid(rows["signed"]))
+    names = ("topic", "partition", "start_offset", "end_offset", "signed")
+    return tuple(
+        (Range(Partition(topic, number), start, max(start, end)), note)
+        for topic, number, start, end, note in zip(
+            *(noted[name].to_pylist() for name in names), strict=True
+        )
+    )
 
 
 def _together(told: Sequence[Told]) -> Told:
@@ -159,6 +180,7 @@ def _together(told: Sequence[Told]) -> Told:
         np.concatenate([each.batches for each in told]),
         np.concatenate([each.epochs for each in told]),
         together(strange, rising=True),
+        tuple(note for each in told for note in each.notes),
     )
 
 

@@ -1,0 +1,316 @@
+"""Other people's hands on a sink's table, between stage and commit and between batches: the sink
+goes on, or stops with the right words; no row is lost, none is there twice, and theirs stay."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from frazil.core.config import Config
+from frazil.core.errors import Foreign, FrazilError, Gap
+from frazil.sink import Sink, Step
+from frazil.surface.broker import Broker
+from frazil.surface.orders import create_topic
+from tests.oracle import Lake, assert_once
+from tests.system.streams import WITHIN, catch_up, part, produce, reports
+
+Make = Callable[..., Config]
+FAR = "TIMESTAMP '2100-01-01 00:00:00'"
+
+
+class Gate:
+    """Holds the stream once its next batch is staged."""
+
+    def __init__(self) -> None:
+        self.armed = False
+        self.held, self.go = threading.Event(), threading.Event()
+
+    def __call__(self, step: Step) -> None:
+        if step.name == "staged" and self.armed:
+            self.armed = False
+            self.held.set()
+            assert self.go.wait(WITHIN), "held and never let go"
+
+    def arm(self) -> None:
+        self.held.clear()
+        self.go.clear()
+        self.armed = True
+
+
+@dataclass
+class Lane:
+    """A topic of changes to a few keys, the table they go to, and what others put there."""
+
+    broker: Broker
+    lake: Lake
+    spark: Any
+    name: str
+    upserts: bool
+    sent: list[dict[str, int]] = field(default_factory=list)
+    foreign: dict[int, int] = field(default_factory=dict)
+    turn: int = 0
+
+    @property
+    def table(self) -> str:
+        return f"db.{self.name}"
+
+    def sql(self, text: str) -> list[Any]:
+        return list(self.spark.sql(text.format(t=f"lake.{self.table}", n=self.table)).collect())
+
+    def send(self) -> None:
+        """The same keys each time."""
+        rows = [{"id": n, "v": len(self.sent) + n} for n in range(6)]
+        produce(self.broker.bootstrap, self.name, [json.dumps(row).encode() for row in rows])
+        self.sent += rows
+
+    def put(self) -> None:
+        """A row of somebody else's, of a key of its own."""
+        self.turn += 1
+        self.foreign[-self.turn] = self.turn
+        values = f"{-self.turn}, {self.turn}, 'by hand', 0, {self.turn}, TIMESTAMP '2026-01-01'"
+        self.sql("INSERT INTO {t} (id, v, _topic, _topic_partition, _offset, _timestamp) "
+                 f"VALUES ({values})")  # fmt: skip
+
+    def exact(self) -> None:
+        rows = self.lake.query(self.table, "id, v, _topic, _offset")
+        theirs = {i: v for i, v, topic, _ in rows if topic == "by hand"}
+        mine = [(i, v, offset) for i, v, topic, offset in rows if topic == self.name]
+        assert len(theirs) + len(mine) == len(rows)
+        assert theirs == self.foreign
+        if self.upserts:
+            assert_once((i,) for i, _, _ in mine)
+            assert {i: v for i, v, _ in mine} == {row["id"]: row["v"] for row in self.sent}
+        else:
+            assert_once((offset,) for _, _, offset in mine)
+            assert {offset: {"id": i, "v": v} for i, v, offset in mine} == dict(
+                enumerate(self.sent)
+            )
+
+
+# ── hands that a stream outlives ─────────────────────────────────────────────────────────────────
+
+
+def overwrite(lane: Lane) -> None:
+    for key in lane.foreign:
+        lane.foreign[key] += 100
+    known = "id, v, _topic, _topic_partition, _offset, _timestamp"
+    values = ", ".join(f"({i}, {v}, 'by hand', 0, {-i}, TIMESTAMP '2026-01-01')"
+                       for i, v in lane.foreign.items())  # fmt: skip
+    columns = [(f.name, f.dataType.simpleString()) for f in
+               lane.spark.table(f"lake.{lane.table}").schema]  # fmt: skip
+    chosen = ", ".join(f"CAST({name if name in known else 'NULL'} AS {kind}) AS {name}"
+                       for name, kind in columns)  # fmt: skip
+    lane.sql("INSERT INTO {t} REPLACE WHERE _topic = 'by hand' "
+             f"SELECT {chosen} FROM VALUES {values} AS t({known})")  # fmt: skip
+
+
+def delete(lane: Lane) -> None:
+    gone = min(lane.foreign)
+    del lane.foreign[gone]
+    lane.sql(f"DELETE FROM {{t}} WHERE id = {gone}")
+
+
+def compact(lane: Lane) -> None:
+    lane.sql("CALL lake.system.rewrite_data_files(table => '{n}', "
+             "options => map('min-input-files', '2', 'rewrite-all', 'true'))")  # fmt: skip
+
+
+def rewrite_manifests(lane: Lane) -> None:
+    lane.sql("CALL lake.system.rewrite_manifests(table => '{n}')")
+
+
+def compact_and_expire(lane: Lane) -> None:
+    """H4: no snapshot of the sink's is left but the one its witness holds."""
+    compact(lane)
+    lane.sql(f"CALL lake.system.expire_snapshots(table => '{{n}}', older_than => {FAR}, "
+             "retain_last => 1)")  # fmt: skip
+
+
+def add_a_column(lane: Lane) -> None:
+    lane.turn += 1
+    lane.sql(f"ALTER TABLE {{t}} ADD COLUMN extra{lane.turn} STRING")
+
+
+def drop_a_column(lane: Lane) -> None:
+    [name, *_] = [each for each in lane.spark.table(f"lake.{lane.table}").columns
+                  if each.startswith("extra")]  # fmt: skip
+    lane.sql(f"ALTER TABLE {{t}} DROP COLUMN {name}")
+
+
+def evolve_the_spec(lane: Lane) -> None:
+    lane.turn += 1
+    lane.sql(f"ALTER TABLE {{t}} ADD PARTITION FIELD bucket({2 + lane.turn}, id)")
+
+
+GOES_ON = (Lane.put, overwrite, Lane.put, delete, compact, rewrite_manifests, compact_and_expire,
+           add_a_column, add_a_column, drop_a_column, evolve_the_spec)  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_a_stream_goes_on_and_nothing_is_lost_or_doubled(
+    broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make, mode: str
+):
+    create_topic(broker.bootstrap, name, 1)
+    lane = Lane(broker, lake, spark, name, mode == "upsert")
+    keyed = {"mode": "upsert", "key": ["id"], "compact_after": 0} if lane.upserts else {}
+    config = make_config(decode={"format": "json"}, table=keyed)
+    lane.send()
+    gate = Gate()
+    sink = Sink(config, on_step=gate)
+    sink.start(spark)
+    try:
+        assert sink.wait_until(sink.ends(), WITHIN)
+        lane.put()
+        lane.put()
+        for hand in GOES_ON:
+            gate.arm()
+            lane.send()
+            assert gate.held.wait(WITHIN), f"{hand.__name__}: never staged"
+            hand(lane)
+            gate.go.set()
+            assert sink.wait_until({part(name, 0): len(lane.sent)}, WITHIN), hand.__name__
+            lane.exact()
+            if hand not in (drop_a_column, delete):
+                hand(lane)  # and between two batches
+        lane.send()
+        assert sink.wait_until({part(name, 0): len(lane.sent)}, WITHIN)
+    finally:
+        gate.go.set()
+        sink.stop()
+    lane.exact()
+    lane.send()
+    catch_up(config, spark)  # by the spec and schema that others have made of it
+    lane.exact()
+    worst = {report.table: report.verdict for report in reports(config, spark)}
+    assert worst[config.index_table] == "proven"
+    # Of rows that others brought, and took away again, metadata does not tell everything.
+    assert worst[f"db.{name}"] in ("proven", "cannot tell", "unaccounted"), worst
+
+
+def test_rows_that_somebody_deletes_stay_deleted_and_the_audit_says_so(
+    broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make
+):
+    create_topic(broker.bootstrap, name, 1)
+    lane = Lane(broker, lake, spark, name, False)
+    config = make_config(decode={"format": "json"})
+    lane.send()
+    catch_up(config, spark)
+    lane.sql("DELETE FROM {t} WHERE _offset = 3")
+    lane.send()
+    catch_up(config, spark)
+    assert sorted(o for (o,) in lake.query(f"db.{name}", "_offset")) == [0, 1, 2, *range(4, 12)]
+    [report] = [each for each in reports(config, spark) if each.table == f"db.{name}"]
+    assert report.verdict in ("gap", "unaccounted")
+
+
+def test_a_column_of_the_records_that_is_dropped_comes_back_and_no_row_is_lost(
+    broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make
+):
+    """What was staged for it goes with it; what comes later needs it again, in the same life."""
+    create_topic(broker.bootstrap, name, 1)
+    lane = Lane(broker, lake, spark, name, False)
+    config = make_config(decode={"format": "json"})
+    lane.send()
+    gate = Gate()
+    sink = Sink(config, on_step=gate)
+    sink.start(spark)
+    try:
+        assert sink.wait_until(sink.ends(), WITHIN)
+        gate.arm()
+        lane.send()
+        assert gate.held.wait(WITHIN)
+        lane.sql("ALTER TABLE {t} DROP COLUMN v")
+        gate.go.set()
+        assert sink.wait_until({part(name, 0): 12}, WITHIN)
+        assert sorted(o for (o,) in lake.query(f"db.{name}", "_offset")) == list(range(12))
+        lane.send()
+        assert sink.wait_until({part(name, 0): 18}, WITHIN)
+    finally:
+        gate.go.set()
+        sink.stop()
+    rows = lake.query(f"db.{name}", "_offset, v", "ORDER BY ALL")
+    assert [offset for offset, _ in rows] == list(range(18))
+    assert [v for _, v in rows[12:]] == [row["v"] for row in lane.sent[12:]]
+
+
+# ── hands that stop it ───────────────────────────────────────────────────────────────────────────
+
+
+def newest(lane: Lane, branch: str) -> tuple[int, int]:
+    """The branch's snapshot now, and the first that there ever was."""
+    [(now,)] = lane.sql(f"SELECT snapshot_id FROM {{t}}.refs WHERE name = '{branch}'")
+    [(first,)] = lane.sql("SELECT snapshot_id FROM {t}.snapshots ORDER BY committed_at LIMIT 1")
+    return now, first
+
+
+def roll_back(lane: Lane, branch: str) -> Callable[[], object]:
+    now, first = newest(lane, branch)
+    lane.sql(f"CALL lake.system.rollback_to_snapshot('{{n}}', {first})")
+    return lambda: lane.sql(f"CALL lake.system.set_current_snapshot('{{n}}', {now})")
+
+
+def replace_the_branch(lane: Lane, branch: str) -> Callable[[], object]:
+    now, first = newest(lane, branch)
+    lane.sql(f"ALTER TABLE {{t}} REPLACE BRANCH `{branch}` AS OF VERSION {first}")
+    return lambda: lane.sql(f"ALTER TABLE {{t}} REPLACE BRANCH `{branch}` AS OF VERSION {now}")
+
+
+def drop_and_make_again(lane: Lane, branch: str) -> Callable[[], object]:
+    there = lane.lake.metadata_file(lane.table)
+    lane.sql("DROP TABLE {t}")
+    lane.sql("CREATE TABLE {t} (id BIGINT, v BIGINT, _topic STRING NOT NULL, _topic_partition INT "
+             "NOT NULL, _offset BIGINT NOT NULL, _timestamp TIMESTAMP) USING iceberg")  # fmt: skip
+
+    def restore() -> None:
+        lane.sql("DROP TABLE {t}")
+        lane.sql(f"CALL lake.system.register_table('{{n}}', '{there}')")
+
+    return restore
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+@pytest.mark.parametrize(
+    ("hand", "kind", "words"),
+    [(roll_back, Gap, "roll"), (replace_the_branch, Gap, "roll"),
+     (drop_and_make_again, Foreign, "dropped and made again")],
+)  # fmt: skip
+def test_a_stream_stops_with_the_right_words_and_goes_on_when_it_is_mended(
+    broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make, mode: str,
+    hand: Callable[[Lane, str], Callable[[], object]], kind: type[FrazilError], words: str,
+):  # fmt: skip
+    create_topic(broker.bootstrap, name, 1)
+    lane = Lane(broker, lake, spark, name, mode == "upsert")
+    keyed = {"mode": "upsert", "key": ["id"], "compact_after": 0} if lane.upserts else {}
+    config = make_config(decode={"format": "json"}, table=keyed)
+    for _ in range(2):
+        lane.send()
+        catch_up(config, spark)
+    gate = Gate()
+    sink = Sink(config, on_step=gate)
+    sink.start(spark)
+    try:
+        gate.arm()
+        lane.send()
+        assert gate.held.wait(WITHIN)
+        mend = hand(lane, "main")
+        gate.go.set()
+        with pytest.raises(kind) as told:
+            sink.wait_until({part(name, 0): len(lane.sent)}, WITHIN)
+        assert words in f"{told.value}", told.value
+    finally:
+        gate.go.set()
+        sink.stop()
+    with pytest.raises(kind) as told:  # and so says the next life
+        Sink(config).start(spark)
+    assert words in f"{told.value}", told.value
+    mend()
+    lane.send()
+    catch_up(config, spark)
+    lane.exact()
+    found = {report.table: report.verdict for report in reports(config, spark)}
+    assert set(found.values()) == {"proven"}, found
