@@ -488,7 +488,14 @@ class Sink:
         committed = {i for found in after.values() for each, _ in found for i in each.commit_ids}
         stored = [] if self._index.made and not self.config.sink.stage else self._stored()
         place = entry.source[1]
-        staged = chain(position, [batch for _, batch in stored if batch], committed, place)
+        batches = [batch for _, batch in stored if batch]
+        # What leads up to the oldest entry that is left is in the table, its own entry expired.
+        begins = [found[0][0].begin for found in after.values() if found]
+        for batch in sorted(batches, key=lambda each: -each.number):
+            if any(batch.end.continues(begin) for begin in begins):
+                committed.add(batch.commit_id)
+                begins.append(batch.begin)
+        staged = chain(position, batches, committed, place)
         if self._alone:
             # The table is ahead of the index, and no staged batch tells of it: the ledger does.
             ids = {batch.commit_id for batch in staged}

@@ -370,8 +370,8 @@ class Schedule:
     def _hand_expire(self, name: str, meta: Meta, branch: str, head: Held | None) -> None:
         """With `retain_last => 1`."""
         kept = {n for ref, n in meta.refs.items()}
-        if self.emptied:
-            return  # what tells of a batch under way is gone already
+        if self.emptied or "moved" in self.oracle.harm.get(name, ()):
+            return  # what would tell of a batch under way, or of the move, is gone already
         lost = forgotten(meta, branch, kept)
         if lost == "expired":
             self._harm(name, lost)
