@@ -72,7 +72,7 @@ from frazil.ingest.upsert import remembered_columns, remembered_order
 from frazil.ingest.write import TableShape
 from frazil.table import complete, index, ledger, schema
 from frazil.table.audit import REPLAY, said_tables
-from frazil.table.commit import Bounds, Committer, Located, Target, chain
+from frazil.table.commit import Bounds, Committer, Located, Target, chain, led_up_to
 from frazil.table.compact import Compaction
 from frazil.table.complete import Caller, Completeness
 from frazil.table.jvm import Catalog, Table
@@ -450,12 +450,8 @@ class Sink:
         head = target.claim(extend, cluster=self._origin.cluster, topics=self._origin.topics)
         assert head.entry is not None
         assert head.snapshot is not None
-        if not self._alone and target is not self._index_target and target.rolled_back():
-            raise Gap(
-                f"cannot go on with table {target.table.name}: it was rolled back while this life "
-                "began",
-                hint="roll the table forward again, or start again: its batches wait, staged",
-            )
+        if target is not self._index_target and target.rolled_back():
+            self._refuse_rolled_back(target)
         target.witness(head.snapshot)
         return head.entry
 
@@ -468,6 +464,20 @@ class Sink:
             except ConfigError:
                 held.target.forget()
                 raise
+
+    def _refuse_rolled_back(self, target: Target) -> None:
+        """Of one table the ledger may have all that the index counts on, all the same."""
+        if self._alone:
+            entry = self._index_target.head().entry
+            assert entry is not None
+            self._check_table(self._known(entry), entry.end)  # names the ranges, if it can
+            if target.end.reaches(entry.end):
+                return
+        raise Gap(
+            f"cannot go on with table {target.table.name}: it was rolled back behind the snapshot "
+            "that its witness names",
+            hint="roll the table forward again; its batches wait, staged",
+        )
 
     def _recover(self) -> tuple[list[StagedBatch], list[str]]:
         """The staged batches that lead on from the position without reading Kafka again, and the
@@ -489,12 +499,10 @@ class Sink:
         stored = [] if self._index.made and not self.config.sink.stage else self._stored()
         place = entry.source[1]
         batches = [batch for _, batch in stored if batch]
-        # What leads up to the oldest entry that is left is in the table, its own entry expired.
-        begins = [found[0][0].begin for found in after.values() if found]
-        for batch in sorted(batches, key=lambda each: -each.number):
-            if any(batch.end.continues(begin) for begin in begins):
-                committed.add(batch.commit_id)
-                begins.append(batch.begin)
+        if self._alone:
+            committed |= led_up_to(
+                batches, [found[0][0].begin for found in after.values() if found]
+            )
         staged = chain(position, batches, committed, place)
         if self._alone:
             # The table is ahead of the index, and no staged batch tells of it: the ledger does.

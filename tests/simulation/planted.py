@@ -632,7 +632,9 @@ def _(stack: ExitStack) -> None:
             self._kept.refresh()
         found = []
         for each in list(self._tries):
-            done = [s.id for s in self._after(each.since) if s.summary.get(self._mark) == each.id]
+            done = [
+                s.id for s in self._after(each.since)[0] if s.summary.get(self._mark) == each.id
+            ]
             if done:
                 found.append(each)
             else:

@@ -22,6 +22,7 @@ from frazil.table.commit import (
     _Waiting,
     chain,
     entry_of,
+    led_up_to,
     witness_tag,
 )
 from frazil.table.index import rebuilt
@@ -367,6 +368,16 @@ def test_a_claim_that_was_expired_before_its_witness_says_so():
     table.append = swept_away  # type: ignore[method-assign]
     with pytest.raises(Expired, match="a claim"):
         Target(table, "main", "s", 1, FakeClock(), claimed_first=True).claim()
+
+
+def test_what_leads_up_to_the_oldest_entry_that_is_left_is_in_the_table():
+    """A zombie staged the same records in other ranges: those must not be taken."""
+    batches = [batch(0, 5, "a", 0), batch(5, 9, "b", 1), batch(0, 7, "z", 0, epoch=2)]
+    assert led_up_to(batches, [Cut({P: 9})]) == {"a", "b"}
+    committed = led_up_to(batches, [Cut({P: 9})]) | {"c"}
+    last = batch(9, 12, "c", 2)
+    found = chain(Cut({P: 0}), [*batches, last], committed)
+    assert [each.commit_id for each in found] == ["a", "b", "c"]
 
 
 class Rig:

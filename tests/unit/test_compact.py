@@ -412,6 +412,26 @@ def test_whether_a_round_was_done_is_asked_of_the_table(tmp_path: Path, fault: s
         assert len([path for path in table.removed if path.endswith(".parquet")]) == 1
 
 
+def test_files_of_a_round_whose_snapshot_was_expired_before_it_was_found_stay(tmp_path: Path):
+    """It was done, others committed on top, and only their last snapshot is left: it needs them."""
+    table = Memory(shape(tmp_path))
+    table.upsert([(1, "a", "x"), (2, "a", "x")])
+    table.upsert([(2, "a", "y")])
+    replace_ = table.replace
+
+    def done_and_forgotten(*given: Any, **more: Any) -> None:
+        replace_(*given, **more)
+        table.add([], {})
+        table.add([], {})
+        del table.snapshots[:-1]
+
+    table.replace = done_and_forgotten  # type: ignore[method-assign]
+    keeper = compaction(table)
+    assert keeper.tidy(), "it cannot be told whether it was done"
+    table.check()
+    assert table.removed == []
+
+
 def test_a_life_that_is_over_touches_nothing(tmp_path: Path):
     table = Memory(shape(tmp_path))
     table.upsert([(1, "a", "x")])

@@ -29,7 +29,7 @@ import itertools
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -913,6 +913,17 @@ def chain(
         ]
         found.append(following[ranked.index(min(ranked))])
         here, source = found[-1].end, found[-1].source[1]
+
+
+def led_up_to(batches: Sequence[StagedBatch], begins: Iterable[Cut]) -> set[str]:
+    """Commit ids of those that lead up to where entries begin: of the oldest ones that are left of
+    a table's ledger. They are in the table, and their own entries expired."""
+    places, found = list(begins), set()
+    for batch in sorted(batches, key=lambda each: -each.number):
+        if any(batch.end.continues(place) for place in places):
+            found.add(batch.commit_id)
+            places.append(batch.begin)
+    return found
 
 
 def _files(batches: Sequence[StagedBatch], table: str) -> list[str]:

@@ -23,7 +23,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -219,13 +218,15 @@ class Keeper:
         """Those that were done: only the table knows. What none of them needs is removed.
 
         An answer may be lost, and the request still on its way. It was made for a snapshot that was
-        the newest one, so once there is a newer one it can come to nothing any more.
+        the newest one, so once there is a newer one it can come to nothing any more. Where the way
+        back to that snapshot is lost (it was expired, or the branch moved), nothing can be told and
+        nothing is removed: `leftovers` looks for what nobody needs.
         """
         if self._tries:
             self._kept.refresh()
         found = []
         for each in list(self._tries):
-            after = self._after(each.since)
+            after, whole = self._after(each.since)
             done = [s.id for s in after if s.summary.get(self._mark) == each.id]
             newest = after[0].id if after else each.since
             if done:
@@ -235,14 +236,19 @@ class Keeper:
             elif each.seen in (0, newest):
                 each.seen = newest
                 continue
-            else:
+            elif whole:
                 self._kept.remove([*each.made, *each.unneeded])
             self._tries.remove(each)
         return found
 
-    def _after(self, snapshot_id: int) -> list[Snapshot]:
-        history = self._kept.history(self._branch)
-        return list(takewhile(lambda snapshot: snapshot.id != snapshot_id, history))
+    def _after(self, snapshot_id: int) -> tuple[list[Snapshot], bool]:
+        """The snapshots since that one, newest first; was it met?"""
+        found: list[Snapshot] = []
+        for snapshot in self._kept.history(self._branch):
+            if snapshot.id == snapshot_id:
+                return found, True
+            found.append(snapshot)
+        return found, False
 
 
 class Expiry(Keeper):
