@@ -8,6 +8,10 @@ both tables are held against the records.
 
     python bench/order.py                              # 4 turns of 5 batches of 500,000
     python bench/order.py --turns 2 --turn 2 --rows 20000 --keys 40000
+    python bench/order.py --apply                      # one task's part alone, without Spark
+
+With `--apply` one of two tasks is looked at, by its own CPU: half of the keys, half of each batch,
+and files that nobody compacts.
 """
 
 from __future__ import annotations
@@ -17,17 +21,26 @@ import json
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
+import pyarrow as pa
 from confluent_kafka import Producer
 
-from frazil.core.config import from_document
+from frazil.core.config import TableConfig, from_document
+from frazil.ingest.order import Looked, Within
+from frazil.ingest.route import Metadata
+from frazil.ingest.settle import TablePlan
+from frazil.ingest.upsert import Changes, apply, deletes_shape, remembered_columns
+from frazil.ingest.write import TableShape
 from frazil.sink import Sink
 from frazil.surface.broker import Broker
 from frazil.surface.orders import create_topic
 from frazil.surface.session import session
+from frazil.table.schema import iceberg_schema
 from upsert import PARTITIONS, SCHEMA, SUMS, TOPIC, Accounts
 
 SIDES = {"plain": {}, "ordered": {"order_by": "version"}}
@@ -100,11 +113,60 @@ def measured(given: argparse.Namespace, folder: str, bootstrap: str) -> dict[str
     }  # fmt: skip
 
 
+def applied(given: argparse.Namespace, folder: str) -> dict[str, Any]:
+    """CPU-seconds of `apply`, batch by batch, with and without an order."""
+    columns = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("a", pa.int64()),
+                         pa.field("b", pa.float64()), pa.field("version", pa.int64())])  # fmt: skip
+    metadata = Metadata("_topic", "_topic_partition", "_offset", "_timestamp")
+    bare = '{"spec-id": 0, "fields": []}'
+
+    def shape(name: str, columns: pa.Schema, *key: str) -> TableShape:
+        config = TableConfig(name, mode="upsert", key=key) if key else TableConfig(name)
+        schema = iceberg_schema(columns, metadata, config)
+        return TableShape(name, f"{folder}/{name}", schema, 0, bare, {}, 2**28, "zstd", {})
+
+    main = shape("db.t", columns, "id")
+    plain = TablePlan(main, metadata, "", key=("id",), deletes=deletes_shape(main, ("id",), bare))
+    ordered = replace(plain, order="version")
+    memory = shape("db.t_deleted", remembered_columns(ordered))
+    ordered = replace(ordered, memory=TablePlan(memory, metadata, ""))
+    draw = np.random.default_rng(7)
+    count, seen, files, spent = given.rows // 2, 0, [], []
+    for number in range(given.turns * given.turn):
+        at = np.arange(count) + number * count
+        rows = pa.table(
+            [draw.integers(0, given.keys // 2, count) * 2, at, draw.random(count), at,
+             pa.repeat(pa.scalar("t", pa.large_string()), count),
+             pa.array(draw.integers(0, PARTITIONS, count).astype("i4")), at,
+             pa.array(at).cast(pa.timestamp("us", "UTC"))],
+            names=main.arrow.names,
+        ).cast(main.arrow)  # fmt: skip
+        known = (Within(main, ("id",), "version", tuple(files)),)
+        took = []
+        for plan in (plain, replace(ordered, known=known)):
+            before = time.process_time()
+            done = apply(plan, Changes(rows=[rows]), "bench")
+            took.append(time.process_time() - before)
+        assert done.keys == len(np.unique(rows["id"].to_numpy()))  # each batch is newer
+        spent.append({"rows_in_files": seen, "plain": round(took[0], 3),
+                      "ordered": round(took[1], 3)})  # fmt: skip
+        paths = [json.loads(each.descriptor)["file-path"] for each in done.files]
+        files += [Looked(path, (None,)) for path in paths]
+        seen += sum(file.rows for file in done.files)
+        say(f"  {spent[-1]}")
+    return {"rows": count, "keys": given.keys // 2, "batches": spent}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name, default in (("rows", 500_000), ("keys", 1_000_000), ("turns", 4), ("turn", 5)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--apply", action="store_true")
     given = parser.parse_args()
+    if given.apply:
+        with tempfile.TemporaryDirectory() as folder:
+            print(json.dumps(applied(given, folder)))
+        return
     with tempfile.TemporaryDirectory() as folder, Broker(Path(folder) / "broker") as broker:
         print(json.dumps(measured(given, folder, broker.bootstrap)))
 
