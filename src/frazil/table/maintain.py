@@ -269,9 +269,8 @@ class Expiry(Keeper):
         step: Callable[[str], None] = lambda _: None,
         clock: Clock = time,
     ) -> None:
-        """`age`: in seconds. `position`: where the index stands, if it is not the
-        table itself. `kept`: at least so many stay.
-        `most`: beyond so many they go whatever their age."""
+        """`age`: in seconds. `position`: where the index stands, if it is not the table itself.
+        `kept`: at least so many stay. `most`: beyond so many they go whatever their age."""
         super().__init__(table, sink=sink, epoch=epoch, mark="", branch=branch, clock=clock)
         self._table = table
         self._age = age
