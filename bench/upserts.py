@@ -420,7 +420,7 @@ def prove(given: argparse.Namespace, folder: Path, broker: Broker) -> dict[str, 
             turns.clear()
         hold = [each for each in SELDOM if kills[each] < given.rounds]
         if turns:
-            hold.append(f"{turns[0]}:{1 if turns[0] in BETWEEN else chance.randrange(1, 7)}")
+            hold.append(f"{turns[0]}:{1 if turns[0] in BETWEEN else chance.randrange(1, 6)}")
         at = life(path, log, ",".join(hold), min(LIFE if turns else LONG, left - 4), steps)
         kills[at] += 1
         if at in turns[:1]:
@@ -466,7 +466,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--records", type=int, default=5_000_000)
     parser.add_argument("--keys", type=int, default=200_000)
-    parser.add_argument("--batch", type=int, default=25_000, help="records of a batch")
+    parser.add_argument("--batch", type=int, default=40_000, help="records of a batch")
     parser.add_argument("--rounds", type=int, default=2, help="kills at each step")
     parser.add_argument("--within", type=int, default=1200, help="seconds; no step's turn after")
     parser.add_argument("--keep", default="3m", help="keep_snapshots, and index_history")
