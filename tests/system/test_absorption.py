@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 import uuid
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def exact(world: faults.World, table: str, way: str) -> bool:
     return world.judge(f"db.{table}", {"main": faults.rows_of(way)}) == "exact"
 
 
-@pytest.mark.parametrize("way", ["append", "upsert"])
+@pytest.mark.parametrize("way", [pytest.param("append", marks=pytest.mark.long), "upsert"])
 def test_while_the_catalog_is_down_batches_are_staged_and_go_in_by_order_when_it_is_back(
     world: faults.World, table: str, way: str
 ):
@@ -90,12 +91,13 @@ def test_while_the_catalog_is_down_batches_are_staged_and_go_in_by_order_when_it
         eventually(lambda: not sink.committer.progress.trouble, "the trouble is over", sink=sink)
     assert exact(world, table, way)
     found = ledger(world, config)
-    numbers = [number for entry in found for number in range(*entry.batches)] + [
-        found[-1].batches[1]
-    ]
-    assert numbers == sorted(numbers), "out of order"
+    assert len(found) > 1
+    assert all(a.batches[1] + 1 == b.batches[0] for a, b in pairwise(found)), "out of order"
     together = [len(entry.commit_ids) for entry in found]
-    assert together == ([1, 1, 1] if way == "upsert" else [1, 2]), "upserts: a snapshot each (H5)"
+    if way == "upsert":
+        assert set(together) == {1}, "a snapshot each (H5)"
+    else:
+        assert together[-1] > 1
     assert faults.verdict(world, config) == "proven"
 
 
@@ -110,7 +112,7 @@ def test_a_life_that_takes_over_from_an_outage_needs_no_kafka_and_orphan_removal
         world.proxy.plot(table, "503", after=False, times=ALWAYS)
         staged(first, world, table, "upsert", range(1, faults.BATCHES))
         ends, waiting = first.ends(), first.committer.pending
-    assert len(waiting) == 2
+    assert len(waiting) > 1
     admin = AdminClient({"bootstrap.servers": world.bootstrap})
     gone = [TopicPartition(table, p.number, offset) for p, offset in ends.items()]
     for future in admin.delete_records(gone).values():
@@ -119,8 +121,7 @@ def test_a_life_that_takes_over_from_an_outage_needs_no_kafka_and_orphan_removal
         eventually(lambda: heir.committer.progress.trouble, "it fails for the heir, too", sink=heir)
         told: dict[str, Any] = status(config, world.spark)
         assert told["epoch"] == heir.epoch == first.epoch + 1
-        assert told["pending_batches"] == 2
-        assert told["waiting"][f"db.{table}"]["batches"] == 2
+        assert told["pending_batches"] == told["waiting"][f"db.{table}"]["batches"] == len(waiting)
         assert told["pending_bytes"] == sum(batch.bytes for batch in waiting) > 0
         orphan = planted(world, table, epoch=first.epoch)
         found = leftovers(config, world.spark)
@@ -130,8 +131,9 @@ def test_a_life_that_takes_over_from_an_outage_needs_no_kafka_and_orphan_removal
         world.proxy.settle(table)  # the outage is over
         assert heir.wait_until(ends, WITHIN)
     assert exact(world, table, "upsert")
-    assert [e.commit_ids for e in ledger(world, config)[1:]] == [(b.commit_id,) for b in waiting]
-    assert {e.epoch for e in ledger(world, config)[1:]} == {heir.epoch}
+    last = ledger(world, config)[-len(waiting) :]
+    assert [e.commit_ids for e in last] == [(batch.commit_id,) for batch in waiting]
+    assert {e.epoch for e in last} == {heir.epoch}
     assert faults.verdict(world, config) == "proven"
 
 

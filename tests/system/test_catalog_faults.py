@@ -11,13 +11,11 @@ WORST = [
     ("503 later", True, "append", 1),  # H1 and H2
     ("503 later", True, "upsert", 2),
     ("timeout", False, "append", 1),  # applied late, when it was looked for already
-    ("timeout", False, "upsert", 1),
     ("dropped", True, "branch", 1),
     ("truncated", True, "upsert", 0),
     ("409", True, "append", 1),
     ("409", False, "upsert", 2),
     ("duplicated", False, "append", 2),
-    ("500", True, "branch", 2),
 ]
 #: The answer of the very first tag of a table is lost, and that of a claim and of the index.
 PLACES = [("503 later", "first tag"), ("409", "index tag"), ("dropped", "claim"), ("502", "index")]
