@@ -4,7 +4,8 @@ One sink fills an append table and an upsert table, with a real broker and a rea
 producer never stops. One after the other, in an order drawn by the seed, these are killed with
 SIGKILL:
 
-    driver     held at each named step of a batch and of a compaction; while it starts; any moment
+    driver     held at each named step of a batch, a compaction and an expiry; while it starts; at
+               any moment
     worker     a Python worker in the middle of a task
     broker     when the sink comes to a step, drawn; started again on the same port and data
     catalog    the same
@@ -76,8 +77,10 @@ SIZE = len(HEAD) + 10
 SCHEMA = json.dumps({"type": "record", "name": "Change", "fields": [
     {"name": "id", "type": "long"}, {"name": "n", "type": "long"}]})  # fmt: skip
 
-#: Beside the steps of a batch, those of a compaction of the upsert table.
-HELD = (*STEPS, "compact", "compacted")
+#: Beside the steps of a batch, those of what the sink does to the upsert table between commits. They
+#: come now and then: a life that has made so many commits without is killed as it is.
+BETWEEN = ("compact", "compacted", "expire", "expired")
+COMMITS = 12
 #: Steps at which broker or catalog are killed.
 GATES = ("planned", "written", "staged", "commit", "committed", "index-commit", "index-committed")
 WITHIN = 180.0  # seconds; a bound for what takes a few
@@ -498,7 +501,7 @@ class Chaos:
     def deck(self) -> Iterator[tuple[str, str]]:
         """All kinds of kills in a drawn order, and again."""
         while True:
-            kinds = [("driver", step) for step in HELD]
+            kinds = [("driver", step) for step in (*STEPS, *BETWEEN)]
             kinds += [("driver", "start"), ("driver", "any")]
             kinds += [("worker", "task")] * 3
             kinds += [(who, self._chance.choice(GATES)) for who in ("broker", "catalog") * 3]
@@ -516,32 +519,34 @@ class Chaos:
         say(f"  a life ended by itself: {self.life.last}")
         self.life = self._next()
 
-    def kill(self, who: str, point: str) -> None:
-        """One kill, however many lives end by themselves before it comes to that."""
+    def kill(self, who: str, point: str) -> str:
+        """One kill, however many lives end by themselves before it comes to that; where it was."""
+        do = self._driver if who == "driver" else self._worker if who == "worker" else self._server
         for _ in range(5):
             try:
-                {"driver": self._driver, "worker": self._worker, "broker": self._server,
-                 "catalog": self._server}[who](who, point)  # fmt: skip
+                at = f"{who}:{do(who, point)}"
                 break
             except Died:
                 self._again()
         else:
             raise Stuck(f"five lives ended by themselves before {who}:{point}")
-        self.by_point[f"{who}:{point}"] += 1
+        self.by_point[at] += 1
         for _ in range(5 if who != "driver" else 0):
             if self.life.wait("done", self.life.seen["done"]):
-                return  # it went on without a person
+                break  # it went on without a person
             self._again()
+        return at
 
     def _await(self, step: str) -> None:
         if not self.life.wait(step, self.life.seen[step]):
             raise Died
 
-    def _driver(self, _: str, point: str) -> None:
-        if point in HELD:
-            self.life.pipeline.hold(point)
+    def _driver(self, _: str, point: str) -> str:
+        if point in (*STEPS, *BETWEEN):
+            self.life.pipeline.hold(f"{point},done:{COMMITS}" if point in BETWEEN else point)
             if not self.life.wait("held", 0):
                 raise Died
+            point = self.life.last["held"]
         else:
             if point == "any":
                 self._await("done")
@@ -553,8 +558,9 @@ class Chaos:
                 raise Died
         self.life.pipeline.kill()
         self.life = self._next()
+        return point
 
-    def _worker(self, _: str, __: str) -> None:
+    def _worker(self, _: str, point: str) -> str:
         """A worker that has worked since the batch was planned, before the batch was written."""
         deadline = time.monotonic() + WITHIN
         while time.monotonic() < deadline:
@@ -566,7 +572,7 @@ class Chaos:
                     with suppress(ProcessLookupError):
                         os.kill(self._chance.choice(busy), signal.SIGKILL)
                         if self.life.seen["written"] == written:
-                            return
+                            return point
                 time.sleep(0.002)
         raise Stuck("no worker was ever seen at work")
 
@@ -580,12 +586,13 @@ class Chaos:
                     found.append(process.pid)
         return found
 
-    def _server(self, who: str, point: str) -> None:
+    def _server(self, who: str, point: str) -> str:
         self._await(point)
         server = self._broker if who == "broker" else self._catalog
         server.kill()
         time.sleep(self._chance.uniform(0, 2.0))
         server.start()
+        return point
 
 
 def _ticks(pid: int) -> int:
@@ -609,7 +616,8 @@ def written_config(folder: Path, bootstrap: str, catalog: RestCatalog) -> Path:
         "decode": {"schema": "change.avsc", "key": "text"},
         "catalog": catalog.properties(),
         "table": [{"name": f"db.{APPEND}"},
-                  {"name": f"db.{UPSERT}", "mode": "upsert", "key": ["id"], "compact_after": 5}],
+                  {"name": f"db.{UPSERT}", "mode": "upsert", "key": ["id"], "compact_after": 5,
+                   "keep_snapshots": "10s"}],
         "route": [{"topics": [name], "to": [f"db.{name}"]} for name in (APPEND, UPSERT)],
     }  # fmt: skip
     path = folder / "chaos.toml"
@@ -690,12 +698,12 @@ def _kill(
     wanted = (kind for kind in chaos.deck() if kind[0] in only)
     for number, (who, point) in zip(range(1, given.kills + 1), wanted, strict=False):
         at = time.monotonic()
-        chaos.kill(who, point)
+        where = chaos.kill(who, point)
         generator.goal = rows * (number + 1) // given.kills
         if verifier.failure is not None:
             raise verifier.failure
         done = {name: sum(cut) for name, cut in verifier.cuts.items()}
-        say(f"kill {number} of {given.kills}: {who}:{point}, {time.monotonic() - at:.1f} s; "
+        say(f"kill {number} of {given.kills}: {where}, {time.monotonic() - at:.1f} s; "
             f"{generator.sent:,} sent, verified {done[APPEND]:,} and {done[UPSERT]:,}")  # fmt: skip
 
 
