@@ -77,8 +77,8 @@ SIZE = len(HEAD) + 10
 SCHEMA = json.dumps({"type": "record", "name": "Change", "fields": [
     {"name": "id", "type": "long"}, {"name": "n", "type": "long"}]})  # fmt: skip
 
-#: Beside the steps of a batch, those of what the sink does to the upsert table between commits. They
-#: come now and then: a life that has made so many commits without is killed as it is.
+#: Beside the steps of a batch, those of what the sink does to the upsert table between commits.
+#: They come now and then: a life that has made so many commits without is killed as it is.
 BETWEEN = ("compact", "compacted", "expire", "expired")
 COMMITS = 12
 #: Steps at which broker or catalog are killed.
@@ -461,6 +461,7 @@ class Life:
         self.pipeline = pipeline
         self.seen: Counter[str] = Counter()
         self.last: Event = {}
+        self.held = ""
         self.ended = False
         self.started = False
         self._news = threading.Condition()
@@ -472,6 +473,7 @@ class Life:
                 with self._news:
                     self.last = event
                     self.started |= "started" in event
+                    self.held = event.get("held", self.held)
                     self.seen[event.get("step", "held" if "held" in event else "")] += 1
                     self._news.notify_all()
         with self._news:
@@ -546,7 +548,7 @@ class Chaos:
             self.life.pipeline.hold(f"{point},done:{COMMITS}" if point in BETWEEN else point)
             if not self.life.wait("held", 0):
                 raise Died
-            point = self.life.last["held"]
+            point = self.life.held
         else:
             if point == "any":
                 self._await("done")
