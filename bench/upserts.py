@@ -44,7 +44,7 @@ from duckdb_extensions import import_extension
 from frazil.core.config import Config, load
 from frazil.sink import STEPS
 from frazil.surface.broker import Broker
-from frazil.surface.child import Pipeline
+from frazil.surface.child import Lives
 from frazil.surface.orders import create_topic, zigzag
 from frazil.surface.proof import of_sink
 from frazil.surface.session import session
@@ -350,9 +350,9 @@ class Run:
 # ── lives ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def life(config: Path, log: Path, hold: str, batches: int, steps: Counter[str]) -> str:
+def life(lives: Lives, hold: str, batches: int, steps: Counter[str]) -> str:
     """Until it is held at a step, or long enough; at which it was killed."""
-    pipeline = Pipeline(config, hold=hold, until="forever", log=log)
+    pipeline = lives.next(hold=hold, until="forever")
     watch = threading.Timer(240, pipeline.process.kill)
     watch.start()
     done = 0
@@ -364,7 +364,7 @@ def life(config: Path, log: Path, hold: str, batches: int, steps: Counter[str]) 
                 return str(event.get("held", "anywhere"))
             if "error" in event:
                 raise SystemExit(f"the sink stopped: {event}")
-        raise SystemExit(f"the sink ended before {hold}: see {log}")
+        raise SystemExit(f"the sink ended before {hold}")
     finally:
         watch.cancel()
         pipeline.kill()
@@ -401,14 +401,20 @@ keep_snapshots = "{given.keep}"
 
 
 def prove(given: argparse.Namespace, folder: Path, broker: Broker) -> dict[str, Any]:
+    path = folder / "sink.toml"
+    path.write_text(document(folder, broker.bootstrap, given))
+    with Lives(path, log=folder / "pipeline.log", scratch=folder / "scratch") as lives:
+        return _prove(given, folder, broker, load(path), lives)
+
+
+def _prove(
+    given: argparse.Namespace, folder: Path, broker: Broker, config: Config, lives: Lives
+) -> dict[str, Any]:
     began = time.monotonic()
     changes = Changes(given.records, given.keys, given.seed)
     create_topic(broker.bootstrap, TOPIC, PARTITIONS)
     changes.produce(broker.bootstrap)
     say(f"{given.records:,} records of {given.keys:,} keys produced")
-    path = folder / "sink.toml"
-    path.write_text(document(folder, broker.bootstrap, given))
-    config, log = load(path), folder / "pipeline.log"
     run = Run(Readers(folder, config), Dictionary(changes))
     chance = random.Random(given.seed)
     kills: Counter[str] = Counter()
@@ -421,7 +427,7 @@ def prove(given: argparse.Namespace, folder: Path, broker: Broker) -> dict[str, 
         hold = [each for each in SELDOM if kills[each] < given.rounds]
         if turns:
             hold.append(f"{turns[0]}:{1 if turns[0] in BETWEEN else chance.randrange(1, 6)}")
-        at = life(path, log, ",".join(hold), min(LIFE if turns else LONG, left - 4), steps)
+        at = life(lives, ",".join(hold), min(LIFE if turns else LONG, left - 4), steps)
         kills[at] += 1
         if at in turns[:1]:
             turns.pop(0)
@@ -430,12 +436,12 @@ def prove(given: argparse.Namespace, folder: Path, broker: Broker) -> dict[str, 
         left = (given.records - read) // given.batch
         say(f"killed at {at}; {len(run.known)} snapshots, {read:,} records, "
             f"{dict(run.found) or 'all exact'}")  # fmt: skip
-    final = Pipeline(path, until="caught-up", log=log)
+    final = lives.next(last=True)
     for event in final.events():
         steps[event.get("step", "")] += 1
         if "error" in event:
             raise SystemExit(f"the sink stopped: {event}")
-    assert final.wait() == 0, f"the last life failed: see {log}"
+    assert final.wait() == 0, "the last life failed"
     run.check()
     ended = sum(run.dictionary.at.values()) == given.records
     say("all is in; what the killed lives left behind is removed")
