@@ -350,24 +350,25 @@ def test_a_life_that_claims_behind_an_expired_history_leaves_alone_what_older_on
     assert heir.locate([batch(9, 12, "d", epoch=1)]) == {}, "an entry with records ends the doubt"
 
 
-def test_a_claim_that_was_expired_before_its_witness_says_so():
+def test_a_claim_that_was_expired_before_its_witness_is_made_again():
+    """What is seen then is the older life's entry, by its witness: nobody would be fenced."""
     table = FakeTable()
-    append = table.append
-
-    def swept_away(*given: Any, **more: Any) -> None:
-        append(*given, **more)
-        table.refresh = expire_later  # type: ignore[method-assign]
-
+    old = target(table)
+    old.witness(old.commit(["m-a"], entry_of([batch(0, 5, "a")], "db.t", 1)))
     looks: list[int] = []
 
-    def expire_later() -> None:
+    def expire_once() -> None:
         looks.append(1)
-        if len(looks) == 2:  # it was read back, and is looked at for its witness
+        if len(looks) == 3:  # the claim was read back, and is looked at for its witness
             expired(table)
 
-    table.append = swept_away  # type: ignore[method-assign]
-    with pytest.raises(Expired, match="a claim"):
-        Target(table, "main", "s", 1, FakeClock(), claimed_first=True).claim()
+    table.refresh = expire_once  # type: ignore[method-assign]
+    claimed = target(table, 2).claim()
+    assert claimed.entry is not None
+    assert claimed.entry.epoch == 2
+    assert claimed.snapshot == next(table.history("main"))
+    with pytest.raises(Fenced):
+        put(old, batch(5, 9, "b"))
 
 
 def test_what_leads_up_to_the_oldest_entry_that_is_left_is_in_the_table():
