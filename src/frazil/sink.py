@@ -215,6 +215,7 @@ class Sink:
         self._changed: set[str] = set()
         self._number = 0
         self._untold: list[Located] = []
+        self._told_with = ""
 
     # ── a life begins ────────────────────────────────────────────────────────────────────────
 
@@ -396,7 +397,7 @@ class Sink:
         self._index.refresh()
         self._open_tables(claimed)
         if not self._alone:
-            if not self._index.made:  # a batch may be staged for a table the index knows nothing of
+            if self.epoch > 1:  # a batch may be staged for a table the index knows nothing of
                 self._tables.open({n for _, each in self._stored() if each for n in each.names})
             self._tables.compare(self._known(claimed))
         # A newer life does not claim the tables it makes. If one of them is among these, its claim
@@ -496,7 +497,8 @@ class Sink:
         entries = each_of(lambda item: item[1].target.entries_after(position), well)
         after = {name: found for (name, _), found in zip(well, entries, strict=True)}
         committed = {i for found in after.values() for each, _ in found for i in each.commit_ids}
-        stored = [] if self._index.made and not self.config.sink.stage else self._stored()
+        first = self._index.made and entry.epoch == 1  # nobody was here before
+        stored = [] if first and not self.config.sink.stage else self._stored()
         place = entry.source[1]
         batches = [batch for _, batch in stored if batch]
         if self._alone:
@@ -912,6 +914,10 @@ class Sink:
         table = self._index_handle()
         if self._index_shape is None:
             self._index_shape = shaped(table, TableConfig(table.name))
+        first = located[0][0].commit_id
+        if self._told_with not in ("", first):
+            self._untold = []  # they are there, with the batch before this one
+        self._told_with = first
         until = None
         if self._judge is not None:
             now = int(time.time() * 1_000_000)
