@@ -383,8 +383,8 @@ class Sink:
         )
         if entry is None:
             self._refuse_a_lost_index()
-        for each in self._tables.held.values():
-            self._tables.refuse_shared(each, self._origin.topics)
+        every = list(self._tables.held.values())
+        each_of(lambda each: self._tables.refuse_shared(each, self._origin.topics), every)
         if index_table is None:
             entry = self._open_index(self._create_index())
         held = list(self._tables.held.values())
