@@ -48,6 +48,7 @@ import fastavro
 import pyarrow as pa
 from confluent_kafka import Producer
 from duckdb_extensions import import_extension
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -92,7 +93,7 @@ LIVES = 4
 #: Seconds; what a commit takes with all its retries is far below.
 WITHIN = 60.0
 #: Iceberg's client gives up after so long.
-TIMEOUT_MS = 2000
+TIMEOUT_MS = 3000
 BRANCH = "side"
 DIRECT, THROUGH = "direct", "through"
 
@@ -663,7 +664,7 @@ def spark_sink(world: World, cell: Cell, name: str, outcome: Outcome) -> Plot:
                 )  # fmt: skip
                 query.awaitTermination()
                 break
-            except PySparkException as error:
+            except (PySparkException, Py4JJavaError) as error:
                 outcome.trouble.append(str(error).strip().splitlines()[0])
     return plot
 
