@@ -21,6 +21,7 @@ import pyarrow as pa
 from frazil.core.errors import FrazilError, across
 from frazil.core.offsets import BATCHES, Partition, Range
 from frazil.ingest.careful import Careful
+from frazil.ingest.decode import ask_again
 from frazil.ingest.records import HEADERS, Opened
 from frazil.ingest.route import Metadata, route
 from frazil.ingest.settle import Letter, Settled, Settler, TablePlan, add_need
@@ -151,6 +152,7 @@ def run_all(
     """The shape Spark's `mapInArrow` wants."""
     gc.disable()  # see task.run_all
     gc.freeze()
+    ask_again()
     try:
         result, again = run(replay, batches, attempt)
         told = [[e.topic, e.partition, e.offset, e.kind, e.reason] for e in again]

@@ -288,6 +288,11 @@ def _prepared(name: str, text: str, references: Sequence[str] = ()) -> Writer | 
         return Refused(f"cannot make columns of {name}: {error}")
 
 
+def ask_again() -> None:
+    """Forget which schemas registries did not have: somebody says that they have them now."""
+    _missing.clear()
+
+
 class Registry:
     """Writer schemas by id, asked for once in a process."""
 
