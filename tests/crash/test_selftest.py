@@ -52,6 +52,7 @@ def left(broker: Broker, lake: Lake) -> list[str]:
     return [each for each in found if "frazil_selftest" in each]
 
 
+@pytest.mark.long
 def test_kills_on_ones_own_servers_are_survived_and_nothing_is_left_behind(
     broker: Broker, lake: Lake, spark: Any, given: Config
 ):

@@ -151,7 +151,7 @@ GOES_ON = (Lane.put, overwrite, Lane.put, delete, compact, rewrite_manifests, co
            add_a_column, add_a_column, drop_a_column, evolve_the_spec)  # fmt: skip
 
 
-@pytest.mark.parametrize("mode", ["append", "upsert"])
+@pytest.mark.parametrize("mode", ["upsert", pytest.param("append", marks=pytest.mark.long)])
 def test_a_stream_goes_on_and_nothing_is_lost_or_doubled(
     broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make, mode: str
 ):
