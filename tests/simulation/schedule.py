@@ -34,7 +34,7 @@ TABLES = (
 )
 FAULTS = ("down", "conflict", "late", "lost", "read", "torn", "unstored", "stored late", "stored")
 #: What foreign hands do: the first ones need not disturb anybody.
-HARMLESS = ("append", "rewrite", "overwrite", "delete", "expire", "unstage")
+HARMLESS = ("append", "expire", "rewrite", "expire", "overwrite", "delete", "unstage")
 HARMFUL = ("rollback", "rollforward", "drop", "recreate", "move", "untag")
 #: Turns at most, until peace and after it.
 TURNS, PEACE = 60, 400
@@ -81,7 +81,7 @@ class Schedule:
         several = dice.choice((0, 0, 1, 2, 4))
         self.faults = {kind: dice.choice((0.03, 0.1, 0.3)) for kind in dice.sample(FAULTS, several)}
         self.stale = dice.choice((0.0, 0.0, 0.0, 0.3))
-        hands = dice.choice((0, 0, 1, 2))
+        hands = dice.choice((0, 0, 1, 2, 3))
         self.hands = dice.sample(HARMLESS, hands) if hands else []
         if dice.random() < 0.25:
             self.hands += dice.sample(HARMFUL, dice.randint(1, 2))
@@ -99,7 +99,7 @@ class Schedule:
             self.topic.ends[Partition("t", number)] = dice.randint(1, 3 if small else 6)
         self.growth = dice.randint(0, 2 if small else 4)
         self.turns = 0
-        self.emptied = False
+        self.emptied = self.expired = False
         self.quiet = 0  # lives that were begun in peace
         here.world, here.server, here.oracle, here.parsed = world, self.server, self.oracle, {}
         here.branches = self.branches
@@ -372,6 +372,7 @@ class Schedule:
         kept = {n for ref, n in meta.refs.items()}
         if self.emptied or "moved" in self.oracle.harm.get(name, ()):
             return  # what would tell of a batch under way, or of the move, is gone already
+        self.expired = True
         lost = forgotten(meta, branch, kept)
         if lost == "expired":
             self._harm(name, lost)
@@ -381,7 +382,7 @@ class Schedule:
 
     def _hand_unstage(self, name: str, meta: Meta, branch: str, head: Held | None) -> None:
         """The folder of staged batches is emptied: the tables are the checkpoint."""
-        if self.oracle.harm:
+        if self.oracle.harm or self.expired:
             return
         if any(not each.epoch for each in self._alive):
             return  # one that lists them now would see a part of them, and stop for that

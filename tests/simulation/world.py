@@ -121,6 +121,9 @@ class World:
                 following = self.next()
             except Halt as halt:
                 self.halted = halt
+            except Exception as error:  # of the simulation itself: no thread may die of it
+                self.broken.append(f"the schedule fell: {type(error).__name__}: {error}")
+                self.halted = Halt(str(error))
         if following is not None:
             following.awaits, following.until = None, 0.0
             self.running = following

@@ -381,6 +381,18 @@ def test_what_leads_up_to_the_oldest_entry_that_is_left_is_in_the_table():
     assert [each.commit_id for each in found] == ["a", "b", "c"]
 
 
+def test_batches_whose_entry_in_the_index_was_expired_are_there_all_the_same():
+    """Two commits to the index, and both times its tag could not be moved."""
+    table = FakeTable("db.i")
+    life = target(table)
+    batches = [batch(0, 5, "a"), batch(5, 9, "b", 1), batch(9, 12, "c", 2)]
+    for each in batches[:2]:
+        put(life, each)
+    table.add(["merged"], {})
+    table.expire(keep=2)
+    assert list(life.locate(batches)) == ["a", "b"]
+
+
 class Rig:
     """A committer over two tables in memory, driven by hand."""
 

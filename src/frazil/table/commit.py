@@ -420,8 +420,10 @@ class Target:
 
     def _holds(self, batch: StagedBatch, oldest: Entry) -> bool:
         """Was it committed with entries whose snapshots are expired, before the oldest one left?"""
-        mine = [each for each in batch.tables if each.name == self.table.name]
-        ranges = [tally.range for each in mine for tally in each.tallies]
+        if self.table.name in batch.names:
+            ranges = [tally.range for tally in batch.table(self.table.name).tallies]
+        else:  # the index
+            ranges = [each for each in batch.begin.to(batch.end) if len(each)]
         return bool(ranges) and all(
             each.end <= oldest.begin.get(each.partition, -1) for each in ranges
         )
