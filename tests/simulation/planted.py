@@ -613,24 +613,16 @@ def _(stack: ExitStack) -> None:
 
 @planted("rows that an earlier life left untold are told again and again")
 def _(stack: ExitStack) -> None:
-    put(stack, Sink, "_complete", lambda *_: None)
-
-
-@planted("what the index still owes is told with every batch until it is done")
-def _(stack: ExitStack) -> None:
     was = Sink._index_manifests
 
     def manifests(self: Any, located: Any) -> list[str]:
-        self._told_with = ""
-        return was(self, located)
+        owed, self._told_with = self._untold, ""
+        found = was(self, located)
+        self._untold = owed
+        return found
 
     put(stack, Sink, "_index_manifests", manifests)
-
-
-@planted("a batch rebuilt from the ledger is committed without its files")
-def _(stack: ExitStack) -> None:
-    put(stack, commit, "_files", lambda batches, table: [
-        manifest for batch in batches for manifest in batch.table(table).manifests])  # fmt: skip
+    put(stack, Sink, "_complete", lambda *_: None)
 
 
 @planted("what was tried is tried again behind an expired history")
@@ -671,12 +663,6 @@ def _(stack: ExitStack) -> None:
         return found
 
     put(stack, maintain.Keeper, "settle", settle)
-
-
-@planted("files of a rewrite that cannot be looked for any more are deleted")
-def _(stack: ExitStack) -> None:
-    was = maintain.Keeper._after
-    put(stack, maintain.Keeper, "_after", lambda self, since: (was(self, since)[0], True))
 
 
 @planted("what a rewrite left over is removed with what it needs")

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -37,6 +38,7 @@ from frazil.core.offsets import Cut, Partition, Range
 from frazil.ingest.route import Metadata
 from frazil.ingest.stage import StagedBatch, StagedTable, Tally
 from frazil.ingest.write import TableShape
+from frazil.sink import Sink
 from frazil.table import index, ledger, maintain, schema
 from frazil.table.audit import Evidence, audit
 from frazil.table.commit import LONGEST_PAUSE, Bounds, Target, _Waiting, entry_of
@@ -46,6 +48,7 @@ from frazil.table.plain import DataFile
 from frazil.table.rebuild import COLUMNS, Rebuilt, Told, rebuild
 from frazil.table.told import of as told_of
 from tests.fakes import FakeClock, FakeTable
+from tests.unit.test_commit import batch
 from tests.unit.test_committer_tables import Stream
 
 P, Q = Partition("orders", 0), Partition("orders", 1)
@@ -854,6 +857,23 @@ def test_what_the_index_has_not_reached_yet_is_not_told_for_it():
     position = Cut({p: reached.get(p.number, 0) for p in (P, Q)})
     found = rebuild(filled.ledgers, kept.select(list(COLUMNS)), position)
     assert all(r.end <= position[r.partition] for _, r in found.ranges)
+
+
+def test_what_the_index_owes_is_told_with_one_batch(monkeypatch: pytest.MonkeyPatch):
+    """Its commit was applied and only the tag failed: the next one goes on behind that batch."""
+    told: list[list[str]] = []
+
+    def write(_shape: Any, _prefix: str, located: Any, _until: Any) -> list[str]:
+        told.append([batch.commit_id for batch, _ in located])
+        return []
+
+    monkeypatch.setattr(index, "write", write)
+    sink: Any = SimpleNamespace(_index_handle=lambda: None, _index_shape="", _judge=None, prefix="",
+                                _told_with="", _untold=[(batch(0, 5, "owed"), {})])  # fmt: skip
+    first, second = (batch(5, 9, "a", 1), {}), (batch(9, 12, "b", 2), {})
+    for located in ([first], [first, second], [second]):
+        Sink._index_manifests(sink, located)
+    assert told == [["owed", "a"], ["owed", "a", "b"], ["b"]]
 
 
 def test_what_no_snapshot_tells_any_more_is_said():
