@@ -35,6 +35,7 @@ import os
 import random
 import signal
 import sqlite3
+import statistics
 import sys
 import tempfile
 import threading
@@ -461,6 +462,9 @@ class Life:
         self.pipeline = pipeline
         self.seen: Counter[str] = Counter()
         self.last: Event = {}
+        self.began = time.monotonic()
+        #: seconds until it came to each step for the first time
+        self.first: dict[str, float] = {}
         self.held = ""
         self.ended = False
         self.started = False
@@ -474,7 +478,9 @@ class Life:
                     self.last = event
                     self.started |= "started" in event
                     self.held = event.get("held", self.held)
-                    self.seen[event.get("step", "held" if "held" in event else "")] += 1
+                    name = event.get("step") or next(iter(event))  # ready, started, held
+                    self.seen[name] += 1
+                    self.first.setdefault(name, time.monotonic() - self.began)
                     self._news.notify_all()
         with self._news:
             self.ended = True
@@ -498,6 +504,7 @@ class Chaos:
         self._chance = random.Random(seed)
         self.by_point: Counter[str] = Counter()
         self.lives = self.died = 0
+        self._first: dict[str, list[float]] = {}
         self.life = self._next()
 
     def deck(self) -> Iterator[tuple[str, str]]:
@@ -512,7 +519,16 @@ class Chaos:
 
     def _next(self) -> Life:
         self.lives += 1
+        if self.lives > 1:
+            for step, seconds in self.life.first.items():
+                self._first.setdefault(step, []).append(seconds)
         return Life(self._lives.next(until="forever"))
+
+    def take_over(self) -> str:
+        """Where the time of a kill goes: medians of all lives."""
+        steps = ("ready", "started", "planned", "written", "staged", "committed", "done")
+        seconds = {step: self._first[step] for step in steps if step in self._first}
+        return ", ".join(f"{step} {statistics.median(s):.1f} s" for step, s in seconds.items())
 
     def _again(self) -> None:
         """As a supervisor would."""
@@ -679,6 +695,7 @@ def run(given: argparse.Namespace, folder: Path) -> int:
         if verifier.failure is not None:
             raise verifier.failure
         proof = of_sink(load(config), opener(load(config), False, say))
+    say(f"a life, from its turn to its first: {chaos.take_over()}")
     found = verifier.found
     good = not (found.lost or found.doubled or found.wrong) and proof.verdict == "proven"
     seconds = time.monotonic() - began
