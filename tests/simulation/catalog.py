@@ -119,6 +119,8 @@ class Server:
         #: older versions, for those who read late
         self.past: dict[str, list[Meta]] = {}
         self.objects: dict[str, Any] = {}
+        #: what was deleted: a commit may name a manifest that it does not read
+        self.gone: dict[str, Any] = {}
         #: whatever was written, by its path
         self.files: dict[str, File] = {}
         self.flying: list[Request | tuple[str, Any]] = []
@@ -175,15 +177,14 @@ class Server:
     def delete(self, path: str) -> None:
         content = self.objects.pop(path, None)
         if content is not None:
+            self.gone[path] = content
             self.world.say(f"deleted {path}")
             self.oracle.deleted(path, content)
 
     def manifest(self, path: str) -> tuple[File, ...]:
-        found = self.objects.get(path)
-        if found is None and self.oracle.harm:  # who moves a branch and expires may have taken it
+        found = self.objects.get(path, self.gone.get(path))
+        if found is None:  # who moves a branch and expires may have taken it
             raise Foreign(f"cannot read {path}: it is gone")
-        if found is None:
-            self.world.violated("I5", f"the manifest {path} is committed, and it is not there")
         return found  # type: ignore[no-any-return]
 
 
@@ -290,7 +291,10 @@ class Table:
                 files += self._server.manifest(each)
                 paths.append(each)
         if any(file.content != "data" for file in files):
-            paths = []  # a row delta writes manifests of its own
+            for each in paths:  # a row delta reads them, and writes manifests of its own
+                if each not in self._server.objects:
+                    raise Foreign(f"cannot read {each}: it is gone")
+            paths = []
         self._commit((), files, paths, summary, branch, check, leftovers, "append")
 
     def replace(self, removed: Sequence[str], added: Sequence[str], summary: Mapping[str, str], *,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from frazil.core.errors import Expired, Fenced, Gap, Overlap, Unavailable, Unknown
+from frazil.core.errors import Expired, Fenced, Foreign, Gap, Overlap, Unavailable, Unknown
 from frazil.core.offsets import BATCHES, Cut, Partition, Range
 from frazil.ingest.stage import StagedBatch, StagedTable, Tally
 from frazil.table import ledger
@@ -293,6 +293,29 @@ def test_a_witness_that_somebody_else_moves_meanwhile_is_looked_at_again():
     table.refresh = refresh  # type: ignore[method-assign]
     life.witness(newest)
     assert table.tagged("frazil/s") == newest
+
+
+def test_a_life_whose_manifests_a_newer_one_has_removed_is_fenced():
+    """A row delta reads them, before Iceberg asks whether the ledger is still the same."""
+    table = FakeTable()
+    life, heir = target(table, 1), target(table, 2)
+    life.claim()
+
+    def overtaken(*_: Any, **__: Any) -> None:
+        del table.append  # type: ignore[method-assign]
+        heir.claim()
+        table.append = gone  # type: ignore[method-assign]
+        gone()
+
+    def gone(*_: Any, **__: Any) -> None:
+        raise Foreign("cannot commit: NotFoundException")
+
+    table.append = overtaken  # type: ignore[method-assign]
+    with pytest.raises(Fenced):
+        put(life, batch(0, 5, "a"))
+    table.append = gone  # type: ignore[method-assign]
+    with pytest.raises(Foreign, match="NotFoundException"):
+        put(heir, batch(0, 5, "a"))
 
 
 def test_a_commit_that_was_expired_before_its_witness_is_not_made_again():

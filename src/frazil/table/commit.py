@@ -345,6 +345,12 @@ class Target:
                 )
             except (Retryable, Unknown) as error:
                 trouble = error  # applied or not: the next look at the ledger tells
+            except Foreign as error:
+                # What it would add is gone. A newer life removes it when the batch is done: then
+                # the ledger says so.
+                if isinstance(trouble, Foreign):
+                    raise
+                trouble = error
         if trouble is None:
             trouble = Conflict("the commit returned, and the table does not show it")
         raise Unavailable(f"cannot commit to table {self.table.name} in {ATTEMPTS} tries: "
