@@ -70,7 +70,6 @@ from frazil.surface.session import session
 from frazil.table import jvm
 from frazil.table.jvm import Catalog
 from frazil.table.ledger import Snapshot
-from frazil.table.tables import Tables
 from proxy import FAULTS, Plot, Proxy, Request, claim, data, tag
 from rest import RestCatalog
 
@@ -405,14 +404,7 @@ class Life(Sink):
         self._kafka = {}
 
     def begin(self, spark: SparkSession) -> None:
-        self._catalog = Catalog(spark, self.config.catalog.name)
-        self._tables = Tables(self._catalog, self.config, self._feed.template)
-        self._claim(spark)
-        staged, useless = self._recover()
-        self._recall(spark)
-        self._take_over(staged)
-        self._spent += useless
-        self._unstage([])
+        staged = self._begin(spark)
         self._committer.start()
         for batch in staged:
             self._committer.submit(batch, bounded=False)

@@ -46,17 +46,15 @@ from frazil.core.config import (
 from frazil.core.errors import (
     ConfigError,
     Fatal,
-    Fenced,
     Foreign,
     FrazilError,
-    Gap,
     Misfit,
     Unavailable,
     Unknown,
     across,
     from_traceback,
 )
-from frazil.core.offsets import Cut, Partition, Range
+from frazil.core.offsets import Cut, Partition
 from frazil.feed import Feed, Reached, Written, WrittenTable
 from frazil.feed.decided import Decided
 from frazil.feed.frames import Frames
@@ -66,20 +64,19 @@ from frazil.ingest import stage
 from frazil.ingest.order import Within
 from frazil.ingest.route import Metadata
 from frazil.ingest.settle import TablePlan, needed
-from frazil.ingest.source import Origin, publish
+from frazil.ingest.source import publish
 from frazil.ingest.stage import StagedBatch, StagedTable
 from frazil.ingest.upsert import remembered_columns, remembered_order
 from frazil.ingest.write import TableShape
-from frazil.table import complete, index, ledger, schema
-from frazil.table.audit import REPLAY, said_tables
-from frazil.table.commit import Bounds, Committer, Located, Target, chain, led_up_to
+from frazil.life import Left, Life
+from frazil.table import complete, index
+from frazil.table.audit import REPLAY
+from frazil.table.commit import Bounds, Committer, Located
 from frazil.table.compact import Compaction
 from frazil.table.complete import Caller, Completeness
 from frazil.table.jvm import Catalog, Table
-from frazil.table.ledger import Entry, Head, Snapshot
 from frazil.table.maintain import Expiry, Keeper, Upkeep
-from frazil.table.rewind import refuse_unfinished
-from frazil.table.tables import Held, Tables, each_of, shaped
+from frazil.table.tables import Held, each_of, shaped
 
 T = TypeVar("T")
 
@@ -237,12 +234,7 @@ class Sink:
                               hint="a life needs a Sink of its own")  # fmt: skip
         self._started = True
         key = self._alone_here()
-        self._catalog = Catalog(spark, self.config.catalog.name)
-        self._tables = Tables(self._catalog, self.config, self._feed.template)
-        self._claim(spark)
-        staged, useless = self._recover()
-        self._recall(spark)
-        self._take_over(staged)
+        staged = self._begin(spark)
         self._feed.resume(self._reached, str(self.epoch))
         stream = self._feed.stream(spark, until)
         trigger, paced = self.config.sink.trigger, self._feed.paced
@@ -259,8 +251,6 @@ class Sink:
         else:
             pause = 0.1 if trigger == AVAILABLE_NOW else duration(trigger)
             writer = writer.trigger(processingTime=f"{int(pause * 1000)} milliseconds")
-        self._spent += useless
-        self._unstage([])
         try:
             if self._on_complete is not None:
                 self._caller = Caller(self._on_complete)
@@ -285,23 +275,14 @@ class Sink:
             ).start()
         return Query(self._query, self)
 
-    def once(self, spark: SparkSession, counts_on: str = "") -> list[StagedBatch]:
+    def once(self, spark: SparkSession, counts_on: str = "") -> Sequence[StagedBatch]:
         """A life of one batch, without a query: gives what an earlier life left staged.
 
         That is committed before the batch is read: it may be read from what it adds to. So may the
         table `counts_on`, which must be as the ledger knows it.
         """
         self._alone_here()
-        self._catalog = Catalog(spark, self.config.catalog.name)
-        self._tables = Tables(self._catalog, self.config, self._feed.template)
-        self._claim(spark)
-        staged, useless = self._recover()
-        if counts_on in self._tables.amiss:
-            raise self._tables.amiss[counts_on]
-        self._recall(spark)
-        self._take_over(staged)
-        self._spent += useless
-        self._unstage([])
+        staged = self._begin(spark, counts_on)
         self._committer.start()
         try:
             for batch in staged:
@@ -330,14 +311,27 @@ class Sink:
 
     def look(self, spark: SparkSession, tables: Iterable[str] = ()) -> None:
         """Open the tables as they are, and these: nothing is claimed, nothing can be written."""
+        self._open(spark)
+        self._life.look(spark, tables)
+
+    def _open(self, spark: SparkSession) -> None:
         self._catalog = Catalog(spark, self.config.catalog.name)
-        self._tables = Tables(self._catalog, self.config, self._feed.template)
-        index_table = self._catalog.load(self.config.index_table)
-        entry = self._open_index(index_table) if index_table else None
-        self._feed.look(spark, entry)
-        self._open_tables(entry)
-        self._tables.open(tables)
-        self.epoch = entry.epoch if entry else 0
+        self._life = Life(self.config, self._catalog, self._feed)
+        self._tables = self._life.tables
+
+    def _begin(self, spark: SparkSession, counts_on: str = "") -> Sequence[StagedBatch]:
+        """Take over from the last life: what it left staged is the first to be committed."""
+        self._open(spark)
+        self._life.claim(spark)
+        self.patiently(self._life.widen_index)
+        left = self._life.recover()
+        if counts_on in self._tables.amiss:
+            raise self._tables.amiss[counts_on]
+        self._recall(spark)
+        self._take_over(left)
+        self._spent += left.useless
+        self._unstage([])
+        return left.staged
 
     def _commit_all(self) -> None:
         if not self._committer.flush(duration(self.config.sink.patience)):
@@ -368,223 +362,6 @@ class Sink:
             if self._committer.failure is None:
                 self.stop()  # a table waits for a person: whoever waits for the query is told
 
-    def _claim(self, spark: SparkSession) -> None:
-        """Fence every older life off, the index first: its ledger decides who is the newest.
-
-        The source is looked at before anything is claimed, and the claim on the index names the
-        cut this life starts from, so that no later look at Kafka can move it.
-        """
-        index_table = self._catalog.load(self.config.index_table)
-        entry = self._open_index(index_table) if index_table else None
-        self._open_tables(entry)
-        self._origin = self._feed.look(spark, entry)
-        self._feed.check(
-            lambda: self._reached_from(entry, self._recover()[0]) if entry else Reached()
-        )
-        if entry is None:
-            self._refuse_a_lost_index()
-        every = list(self._tables.held.values())
-        each_of(lambda each: self._tables.refuse_shared(each, self._origin.topics), every)
-        if index_table is None:
-            entry = self._open_index(self._create_index())
-        held = list(self._tables.held.values())
-        heads = each_of(lambda each: each.target.head().entry, held)
-        self.epoch = 1 + max((each.epoch for each in (entry, *heads) if each), default=0)
-        self._take(self._index_target, self._feed.start)
-        self._widen_index()
-        # Only now: a table that an older life makes after this look finds its maker fenced.
-        claimed = self._index_target.head().entry
-        self._index.refresh()
-        self._open_tables(claimed)
-        if not self._alone:
-            if self.epoch > 1:  # a batch may be staged for a table the index knows nothing of
-                self._tables.open({n for _, each in self._stored() if each for n in each.names})
-            self._tables.compare(self._known(claimed))
-        # A newer life does not claim the tables it makes. If one of them is among these, its claim
-        # on the index is seen here.
-        self._still_newest()
-        self._tables.take(self._take_table)
-
-    def _refuse_a_lost_index(self) -> None:
-        """Before a new one is made. (Of one table alone the ledger tells all that an index has.)"""
-        for held in self._tables.held.values() if not self._alone else ():
-            self._refuse_unknown(held)
-
-    def _refuse_unknown(self, held: Held) -> None:
-        """A table that this sink has filled and the index knows nothing of: the position is not its
-        own, so what lies between cannot be told from what is lost."""
-        there = held.target.head().entry
-        if there is not None and any(there.end.values()):
-            raise Gap(
-                f"cannot go on: table {held.table.name} holds what sink {self.config.sink.id} "
-                f"wrote before, and its index {self.config.index_table} knows nothing of that",
-                hint="restore the index, or use another sink id and other tables",
-            )
-
-    def _refuse_unfinished(self) -> None:
-        refuse_unfinished(self._index.properties, self.config.sink.id.removesuffix(REPLAY))
-
-    def _open_index(self, table: Table) -> Entry | None:
-        self._index = table
-        self._refuse_unfinished()
-        own = self._catalog.load(self.config.index_table)
-        if own is None:
-            raise Foreign(f"cannot open table {self.config.index_table}: it is gone")
-        # A handle of its own: the committer's thread and Spark's do not share tables.
-        self._index_target = Target(own, "main", self.config.sink.id, 0, time, claimed_first=True)
-        return self._index_target.head().entry
-
-    def _open_tables(self, entry: Entry | None) -> None:
-        if entry is not None:  # and again after a claim: of a rewind and a life, one sees the other
-            self._refuse_unfinished()
-        from_data = self._tables.announced(self._index) if entry else ()
-        self._tables.open(dict.fromkeys([*self._tables.names, *self._known(entry), *from_data]))
-
-    def _known(self, entry: Entry | None) -> dict[str, str]:
-        """The tables that the index counts on: name → uuid."""
-        return said_tables(entry.tables, self._index.properties) if entry else {}
-
-    def _take(
-        self, target: Target, extend: Callable[[Cut], Cut] = lambda position: position
-    ) -> Entry:
-        target.epoch = self.epoch
-        head = target.claim(extend, cluster=self._origin.cluster, topics=self._origin.topics)
-        assert head.entry is not None
-        assert head.snapshot is not None
-        if target is not self._index_target and target.rolled_back():
-            self._refuse_rolled_back(target)
-        target.witness(head.snapshot)
-        return head.entry
-
-    def _take_table(self, held: Held) -> None:
-        """Of two sinks that come to a table at the same moment, the later sees the claim of the
-        earlier below its own."""
-        if not self._take(held.target).end:
-            try:
-                self._tables.refuse_shared(held, self._origin.topics, walk=True)
-            except ConfigError:
-                held.target.forget()
-                raise
-
-    def _refuse_rolled_back(self, target: Target) -> None:
-        """Of one table the ledger may have all that the index counts on, all the same."""
-        if self._alone:
-            entry = self._index_target.head().entry
-            assert entry is not None
-            self._check_table(self._known(entry), entry.end)  # names the ranges, if it can
-            if target.end.reaches(entry.end):
-                return
-        raise Gap(
-            f"cannot go on with table {target.table.name}: it was rolled back behind the snapshot "
-            "that its witness names",
-            hint="roll the table forward again; its batches wait, staged",
-        )
-
-    def _recover(self) -> tuple[list[StagedBatch], list[str]]:
-        """The staged batches that lead on from the position without reading Kafka again, and the
-        paths of records that are of no use any more.
-
-        Before the claim this is a look at what may still move; after it all older lives are fenced,
-        and what is read here stays as it is.
-        """
-        entry = self._index_target.head().entry
-        assert entry is not None
-        position = entry.end
-        known = self._known(entry)
-        if self._alone:
-            self._check_table(known, position)
-        well = [(n, held) for n, held in self._tables.held.items() if n not in self._tables.amiss]
-        entries = each_of(lambda item: item[1].target.entries_after(position), well)
-        after = {name: found for (name, _), found in zip(well, entries, strict=True)}
-        committed = {i for found in after.values() for each, _ in found for i in each.commit_ids}
-        first = self._index.made and entry.epoch == 1  # nobody was here before
-        stored = [] if first and not self.config.sink.stage else self._stored()
-        place = entry.source[1]
-        batches = [batch for _, batch in stored if batch]
-        if self._alone:
-            committed |= led_up_to(
-                batches, [found[0][0].begin for found in after.values() if found]
-            )
-        staged = chain(position, batches, committed, place)
-        if self._alone:
-            # The table is ahead of the index, and no staged batch tells of it: the ledger does.
-            ids = {batch.commit_id for batch in staged}
-            for name, found in after.items():
-                lost = [e for e, _ in found if e.ranges and not ids & set(e.commit_ids)]
-                uuid = self._tables[name].table.uuid
-                staged += [index.rebuilt(each, name, uuid) for each in lost]
-            staged = chain(position, staged, committed, place)
-        self._look_ahead(staged[-1].end if staged else position, position)
-        self._untold = [] if self._alone else self._left_untold(after, staged, position)
-        # Torn, superseded, or committed and indexed long ago.
-        useful = {batch.commit_id for batch in staged}
-        useless = [path for path, batch in stored if batch is None or batch.commit_id not in useful]
-        return staged, useless
-
-    def _look_ahead(self, ahead: Cut, position: Cut) -> None:
-        """A table may have what no staged batch tells of any more. It gets no record twice: each
-        has its own floor."""
-        tables = list(self._tables.held.items())
-        ends = each_of(lambda item: item[1].target.head().entry, tables)
-        for (name, held), end in zip(tables, ends, strict=True):
-            if name in self._tables.amiss or end is None or ahead.reaches(end.end):
-                continue
-            if self._alone:
-                raise Gap(
-                    f"cannot take over sink {self.config.sink.id}: table {name} is ahead of the "
-                    f"index, and its ledger does not lead there from {position}"
-                )
-            held.floor = Cut({p: o for p, o in end.end.items() if o > ahead.get(p, 0)})
-
-    def _left_untold(
-        self,
-        after: Mapping[str, Sequence[tuple[Entry, Snapshot]]],
-        staged: Sequence[StagedBatch],
-        position: Cut,
-    ) -> list[Located]:
-        """What tables have beyond the position, and no staged batch tells of: the index gets its
-        rows from their ledgers, with the next batch. (Unless the entry does not say where in it the
-        batches lie that held nothing for the table.)"""
-        ids = {batch.commit_id for batch in staged}
-        found: list[Located] = []
-        for name, entries in after.items():
-            for entry, snapshot in entries:
-                known = all(
-                    (gone := entry.counts(each.partition).elsewhere) == 0
-                    or each.start + gone <= position.get(each.partition, 0)
-                    for each in entry.ranges
-                )
-                if entry.ranges and known and not ids & set(entry.commit_ids):
-                    batch = index.rebuilt(entry, name, self._tables[name].table.uuid)
-                    found.append((batch, {name: snapshot}))
-        if found:  # a life before this one may have had them written
-            there = self._index.plain.rows(["commit_id", "table_name"],
-                                           {"sink": [self.config.sink.id]}).to_pylist()  # fmt: skip
-            told = {(row["commit_id"], row["table_name"]) for row in there}
-            found = [each for each in found if (each[0].commit_id, *each[1]) not in told]
-        return found
-
-    @staticmethod
-    def _reached_from(entry: Entry | None, staged: Sequence[StagedBatch]) -> Reached:
-        if entry is None:
-            return Reached()
-        origin = Origin(entry.cluster, entry.topics)
-        if not staged:
-            return Reached(entry.end, entry.source[1], origin)
-        last = staged[-1]
-        return Reached(last.end, last.source[1], Origin(last.cluster, last.topics))
-
-    def _widen_index(self) -> None:
-        """An index of an older Frazil gets the columns that it lacks."""
-
-        def lacking(there: str) -> schema.Update:
-            found = schema.update(there, index.COLUMNS, self._index.name, spec=self._index.spec,
-                                  format_version=self._index.format_version)  # fmt: skip
-            return replace(found, widen=(), relax=())
-
-        if not self._index.made:
-            self.patiently(lambda: self._index.evolve(lacking))
-
     def _recall(self, spark: SparkSession) -> None:
         """Until when the stream is complete, and where its partitions stand, by the index's rows.
 
@@ -593,7 +370,7 @@ class Sink:
         rules = complete.Rules.of(self.config.completeness)
         apart, sink = self.config.dead_letters.table, self.config.sink.id
         self._judge = None if sink.endswith(REPLAY) else Completeness(rules, apart)
-        if self._judge is None or self._index.made:
+        if self._judge is None or self._life.index.made:
             return
         rows = self.patiently(lambda: self._index_rows(spark))
         marks, self._complete_until = complete.recalled(rows, rules, apart)
@@ -602,24 +379,21 @@ class Sink:
     def _index_rows(self, spark: SparkSession) -> pa.Table:
         """This sink's, from the files themselves; with Spark where only it can read them."""
         try:
-            return self._index.plain.rows(complete.COLUMNS, {"sink": [self.config.sink.id]})
+            return self._life.index.plain.rows(complete.COLUMNS, {"sink": [self.config.sink.id]})
         except (ConfigError, Fatal):
             return index_rows(spark, self.config, complete.COLUMNS)
 
-    def _take_over(self, staged: Sequence[StagedBatch]) -> None:
-        entry = self._index_target.head().entry
-        assert entry is not None  # the claim
-        self._reached = self._reached_from(entry, staged)
-        self._number = max([entry.batches[1] + 1, *(batch.number + 1 for batch in staged)])
+    def _take_over(self, left: Left) -> None:
+        self._reached, self._number, self._untold = left.reached, left.number, left.untold
         interval = duration(self.config.sink.commit_interval)
         self._committer = Committer(
             target=self._tables.target,
-            index=self._index_target,
+            index=self._life.target,
             index_manifests=self._index_manifests,
-            tables=lambda: self._tables.said(self._index_handle()),
+            tables=lambda: self._tables.said(self._life.handle()),
             committed=self._after_commit,
             indexed=self._complete,
-            position=entry.end,
+            position=left.position,
             pace=lambda name: self._tables.pace(name, interval),
             alone=self._alone,
             bounds=Bounds(
@@ -630,7 +404,7 @@ class Sink:
             step=lambda name, batch: self._step(name, batch.number if batch else -1),
             tidy=self._tidy,
         )
-        table = self._index_handle()
+        table = self._life.handle()
         upkeep = Upkeep(
             table,
             sink=self.config.sink.id,
@@ -642,61 +416,6 @@ class Sink:
         )
         #: who looks after tables, the index first
         self._keepers: dict[str, list[Keeper]] = {table.name: [upkeep]}
-
-    def _check_table(self, known: Mapping[str, str], position: Cut) -> None:
-        """The table the position counts on must be there, the same, and not rolled back."""
-        name = self.config.tables[0].name
-        if not known:
-            return
-        if name not in known:
-            raise Foreign(
-                f"cannot go on: sink {self.config.sink.id} fills table {', '.join(known)}; "
-                f"the config names {name}",
-                hint="use another sink id for another table",
-            )
-        if name not in self._tables:
-            raise Foreign(
-                f"cannot go on: table {name} is gone; the index says that it holds everything "
-                f"below {position.nested()}",
-                hint="restore the table, or use another sink id to fill a new one from the start",
-            )
-        held = self._tables[name]
-        if held.table.uuid != known[name]:
-            raise Foreign(
-                f"cannot go on: table {name} was dropped and made again; expected uuid "
-                f"{known[name]}, found {held.table.uuid}",
-                hint="restore the table, or use another sink id to fill the new one from the start",
-            )
-        head: Head = held.target.head()
-        end = head.entry.end if head.entry else Cut()
-        # A partition that came with the last claim is not in the table's ledger yet.
-        end = Cut({**{p: self._began(p) for p in position if p not in end}, **end})
-        if not end.reaches(position):
-            lost = [Range(p, end.get(p, 0), o) for p, o in position.items() if end.get(p, 0) < o]
-            raise Gap(
-                f"cannot go on: table {name} was rolled back; the index has its rows and the table "
-                f"has not: {', '.join(map(str, lost))}",
-                hint="roll the table forward again, or use another sink id",
-            )
-
-    def _began(self, partition: Partition) -> int:
-        """Where the index says that a partition began, as far as its history goes back."""
-        began = 0
-        for entry, _ in ledger.entries(self._index_handle().history("main"), self.config.sink.id):
-            if partition not in entry.begin:
-                break
-            began = entry.begin[partition]
-        return began
-
-    def _stored(self) -> list[tuple[str, StagedBatch | None]]:
-        found = []
-        for path in self._index.listing(self._stage_folder):
-            if path.endswith(".json"):
-                try:
-                    found.append((path, stage.load(self._index.fetch(path))))
-                except Foreign:
-                    continue  # a life that still runs has committed it meanwhile
-        return found
 
     # ── the tables ───────────────────────────────────────────────────────────────────────────
 
@@ -764,13 +483,13 @@ class Sink:
             return
         others = [held for held in made if not held.table.made]
         for held in others:  # one that the index knows was found and claimed at the start
-            self._refuse_unknown(held)
+            self._life.refuse_unknown(held)
         if any(held.table.name not in self._tables.names for held in made):
-            self.patiently(lambda: self._tables.announce(self._index))
-        self.patiently(self._still_newest)
+            self.patiently(lambda: self._tables.announce(self._life.index))
+        self.patiently(self._life.still_newest)
         for held in others:
-            self._tables.refuse_shared(held, self._origin.topics)
-            self._take_table(held)
+            self._tables.refuse_shared(held, self._life.origin.topics)
+            self._life.take_table(held)
 
     def plans(self) -> dict[str, TablePlan]:
         well = [name for name in self._tables.held if name not in self._tables.amiss]
@@ -814,19 +533,12 @@ class Sink:
         return {**self._tables.refused, **amiss}
 
     @property
+    def epoch(self) -> int:
+        return self._life.epoch
+
+    @property
     def number(self) -> int:
         return self._number
-
-    def _still_newest(self) -> None:
-        """Has no other life claimed the index since?"""
-        # Not with the committer's own handle: this is another thread.
-        entry = Target(self._index, "main", self.config.sink.id, 0, time).head().entry
-        if entry is not None and entry.epoch > self.epoch:
-            raise Fenced(
-                f"cannot go on: sink {self.config.sink.id} has a newer life; this one is epoch "
-                f"{self.epoch}, the index is at epoch {entry.epoch}",
-                hint="stop this one; the newer life has taken over and nothing of this one is lost",
-            )
 
     # ── one batch ────────────────────────────────────────────────────────────────────────────
 
@@ -879,7 +591,7 @@ class Sink:
             total=written.total,
             note=written.note,
         )
-        self._index.store(f"{self._stage_folder}{batch.file_name}", stage.dump(batch))
+        self._life.index.store(f"{self._life.stage_folder}{batch.file_name}", stage.dump(batch))
         return batch
 
     def _staged_table(self, name: str, written: WrittenTable, commit_id: str) -> StagedTable:
@@ -904,14 +616,8 @@ class Sink:
 
     # ── what the committer asks for ──────────────────────────────────────────────────────────
 
-    def _index_handle(self) -> Table:
-        """The committer's own."""
-        table = self._index_target.table
-        assert isinstance(table, Table)
-        return table
-
     def _index_manifests(self, located: Sequence[Located]) -> list[str]:
-        table = self._index_handle()
+        table = self._life.handle()
         if self._index_shape is None:
             self._index_shape = shaped(table, TableConfig(table.name))
         first = located[0][0].commit_id
@@ -966,11 +672,11 @@ class Sink:
         """Their records are of no use any more, nor are manifests whose files a row delta has
         listed anew; what cannot be removed now is removed later."""
         for batch in batches:
-            self._spent.append(f"{self._stage_folder}{batch.file_name}")
+            self._spent.append(f"{self._life.stage_folder}{batch.file_name}")
             self._copied += [(t.name, path) for t in batch.tables if t.keys for path in t.paths]
         try:
             while self._spent:
-                self._index_target.table.delete(self._spent[0])
+                self._life.target.table.delete(self._spent[0])
                 self._spent.pop(0)
             while self._copied:
                 name, path = self._copied[0]
@@ -1128,16 +834,6 @@ class Sink:
                 time.sleep(pause)
                 pause = min(5.0, pause * 2)
 
-    def _create_index(self) -> Table:
-        name, config = self.config.index_table, TableConfig(self.config.index_table)
-        made = schema.iceberg_schema(index.COLUMNS, Metadata("", "", "", ""), config)
-        spec = '{"spec-id": 0, "fields": []}'
-        return self._catalog.create(name, made, spec, properties=index.PROPERTIES)
-
-    @property
-    def _stage_folder(self) -> str:
-        return stage_folder(self.config, self._index)
-
     @property
     def prefix(self) -> str:
         """How the files of the batch under way are named, to tell whose they are."""
@@ -1160,10 +856,6 @@ def index_rows(spark: SparkSession, config: Config, columns: Sequence[str]) -> p
     frame = spark.read.table(f"{catalog}.{config.index_table}")
     mine = frame.where(frame["sink"] == config.sink.id)
     return mine.select(*(name for name in columns if name in frame.columns)).toArrow()
-
-
-def stage_folder(config: Config, index_table: Table) -> str:
-    return f"{config.sink.stage.rstrip('/') or f'{index_table.location}/stage'}/{config.sink.id}/"
 
 
 def translated(error: Exception) -> FrazilError:

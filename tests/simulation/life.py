@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import frazil.life as life_module
 import frazil.sink as sink_module
 from frazil.core.config import (
     Config,
@@ -31,6 +32,7 @@ from frazil.ingest.compact import Done, Job
 from frazil.ingest.source import Origin
 from frazil.ingest.stage import Tally
 from frazil.ingest.write import WrittenFile
+from frazil.life import Life as RealLife
 from frazil.sink import Sink
 from frazil.table import commit, compact, index, ledger, maintain, tables
 from tests.simulation import world as worlds
@@ -242,9 +244,10 @@ def _new(*_: object) -> tuple[str, str, str]:
 def simulated() -> Iterator[None]:
     """The code under test in the world that `here` names."""
     everywhere = {
-        sink_module: {"Catalog": Catalog, "Table": Table, "time": _Time, "threading": _Threading,
-                      "uuid": _Uuid, "publish": lambda *_: None, "_running": _Nowhere(),
-                      "shaped": lambda *_: _SHAPE, "Ranges": Feed},
+        life_module: {"Table": Table, "time": _Time},
+        sink_module: {"Catalog": Catalog, "Table": Table, "Life": SimulatedLife, "time": _Time,
+                      "threading": _Threading, "uuid": _Uuid, "publish": lambda *_: None,
+                      "_running": _Nowhere(), "shaped": lambda *_: _SHAPE, "Ranges": Feed},
         commit: {"time": _Time, "threading": _Threading, "uuid": _Uuid,
                  "ThreadPoolExecutor": _Pool},
         tables: {"time": _Time, "threading": _Threading, "ThreadPoolExecutor": _Pool,
@@ -453,24 +456,26 @@ class Stream:
 # ── a life ───────────────────────────────────────────────────────────────────────────────────────
 
 
-class Simulated(Sink):
+class SimulatedLife(RealLife):
     """What needs Arrow or Spark of the start is left out: the columns of the index, and until when
     the stream is complete."""
 
     def _create_index(self) -> Any:
         return self._catalog.create(INDEX)  # type: ignore[call-arg]
 
-    def _widen_index(self) -> None: ...
+    def widen_index(self) -> None: ...
 
-    def _still_newest(self) -> None:
+    def still_newest(self) -> None:
         """This look must be fresh: a table that a life made itself has no claim to fence others."""
         client = life().client
         stale, client.stale = client.stale, 0.0
         try:
-            super()._still_newest()
+            super().still_newest()
         finally:
             client.stale = stale
 
+
+class Simulated(Sink):
     def _recall(self, spark: object) -> None:
         self._judge = None
 

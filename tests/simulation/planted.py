@@ -12,10 +12,12 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+from frazil import life
 from frazil.core.errors import Fenced, FrazilError, Retryable, Unavailable, Unknown
 from frazil.core.offsets import Cut
 from frazil.ingest import stage
 from frazil.ingest.stage import StagedBatch
+from frazil.life import Life
 from frazil.sink import Sink
 from frazil.table import commit, ledger, maintain
 from frazil.table.commit import Append, Committer, Refuse, Target
@@ -23,7 +25,7 @@ from frazil.table.ledger import Entry, Head, Snapshot
 from frazil.table.tables import Tables
 from tests.simulation import catalog
 from tests.simulation.catalog import Server, Table
-from tests.simulation.life import here
+from tests.simulation.life import SimulatedLife, here
 from tests.simulation.oracle import INDEX
 
 Planting = Callable[[ExitStack], None]
@@ -143,7 +145,7 @@ def _claim(self: Target, epoch: int, extend: Any, **_: Any) -> Head:
 
 @planted("the same epoch again")
 def _(stack: ExitStack) -> None:
-    def take(self: Sink, target: Target, extend: Any = lambda end: end) -> None:
+    def take(self: Life, target: Target, extend: Any = lambda end: end) -> None:
         there = target.head().entry
         target.epoch = max(1, there.epoch if there else 1)
         self.epoch = target.epoch
@@ -151,7 +153,7 @@ def _(stack: ExitStack) -> None:
         assert head.snapshot is not None
         target.witness(head.snapshot)
 
-    put(stack, Sink, "_take", take)
+    put(stack, Life, "_take", take)
 
 
 @planted("a claim without compare-and-set")
@@ -177,7 +179,7 @@ def _(stack: ExitStack) -> None:
         real, last = self._take, []
 
         def take(target: Target, *more: Any) -> None:
-            if target is self._index_target:
+            if target is self.target:
                 target.epoch = self.epoch
                 last.append((target, *more))
             else:
@@ -190,15 +192,15 @@ def _(stack: ExitStack) -> None:
             del self._take
         real(*last[0])
 
-    put(stack, Sink, "_claim", claim)
+    put(stack, Life, "claim", claim)
 
 
-_REAL_CLAIM, _REAL_RECOVER = Sink._claim, Sink._recover
+_REAL_CLAIM, _REAL_RECOVER = Life.claim, Life.recover
 
 
 @planted("a life that was overtaken while it started goes on")
 def _(stack: ExitStack) -> None:
-    put(stack, Sink, "_still_newest", lambda *_: None)
+    put(stack, SimulatedLife, "still_newest", lambda *_: None)
 
 
 @planted("what is staged is read before the claim")
@@ -208,7 +210,7 @@ def _(stack: ExitStack) -> None:
         take = self._take
 
         def first(target: Target, *more: Any) -> None:
-            if target is self._index_target and target.head().entry is not None:
+            if target is self.target and target.head().entry is not None:
                 try:
                     self._recovered = _REAL_RECOVER(self)
                 except FrazilError:
@@ -223,8 +225,8 @@ def _(stack: ExitStack) -> None:
         found = getattr(self, "_recovered", None)
         return found if found is not None else _REAL_RECOVER(self)
 
-    put(stack, Sink, "_claim", claim)
-    put(stack, Sink, "_recover", recover)
+    put(stack, Life, "claim", claim)
+    put(stack, Life, "recover", recover)
 
 
 # ── what came of a commit ────────────────────────────────────────────────────────────────────────
@@ -542,36 +544,31 @@ def _(stack: ExitStack) -> None:
 
 @planted("staged batches are taken as they are listed")
 def _(stack: ExitStack) -> None:
-    from frazil import sink
-
-    put(stack, sink, "chain", lambda position, staged, *_: list(staged))
+    put(stack, life, "chain", lambda position, staged, *_: list(staged))
 
 
 @planted("staged batches are chained by their numbers")
 def _(stack: ExitStack) -> None:
     """Max id instead of ranges."""
-    from frazil import sink
 
     def chain(position: Cut, staged: Sequence[StagedBatch], *_: Any) -> list[StagedBatch]:
         by_number = {batch.number: batch for batch in sorted(staged, key=lambda b: -b.epoch)}
         beyond = [b for b in by_number.values() if not position.reaches(b.end)]
         return sorted(beyond, key=lambda b: b.number)
 
-    put(stack, sink, "chain", chain)
+    put(stack, life, "chain", chain)
 
 
 @planted("staged batches are left where they are")
 def _(stack: ExitStack) -> None:
     """And read again: but some of their tables have them."""
-    from frazil import sink
-
-    put(stack, sink, "chain", lambda *_: [])
-    put(stack, Sink, "_look_ahead", lambda *_: None)
+    put(stack, life, "chain", lambda *_: [])
+    put(stack, Life, "_look_ahead", lambda *_: None)
 
 
 @planted("no floor for a table that is ahead")
 def _(stack: ExitStack) -> None:
-    put(stack, Sink, "_look_ahead", lambda *_: None)
+    put(stack, Life, "_look_ahead", lambda *_: None)
 
 
 @planted("a staged batch is forgotten before it is in the index")
@@ -601,14 +598,12 @@ def _(stack: ExitStack) -> None:
 
 @planted("the checkpoint is believed, not the table")
 def _(stack: ExitStack) -> None:
-    from frazil.feed import Reached
+    def recover(self: Any) -> Any:
+        found = _REAL_RECOVER(self)
+        start = Cut(dict.fromkeys(found.reached.cut, 0))
+        return replace(found, reached=replace(found.reached, cut=start))
 
-    def reached(entry: Any, staged: Any) -> Any:
-        found = was(entry, staged)
-        return Reached(Cut(dict.fromkeys(found.cut, 0)), found.source, found.origin)
-
-    was = Sink._reached_from
-    stack.enter_context(mock.patch.object(Sink, "_reached_from", staticmethod(reached)))
+    put(stack, Life, "recover", recover)
 
 
 @planted("rows that an earlier life left untold are told again and again")
@@ -684,13 +679,13 @@ def naive() -> Iterator[None]:
             assert head.snapshot is not None or not there
             return commit.Already(head.snapshot) if entry.commit_ids[-1] in there else Append()  # type: ignore[arg-type]
 
-        def take(self: Sink, target: Target, extend: Any = lambda end: end) -> None:
+        def take(self: Life, target: Target, extend: Any = lambda end: end) -> None:
             self.epoch = target.epoch = 1
             _claim(target, 1, extend)
 
         put(stack, commit, "decide", decide)
-        put(stack, Sink, "_take", take)
-        put(stack, Sink, "_still_newest", lambda *_: None)
+        put(stack, Life, "_take", take)
+        put(stack, SimulatedLife, "still_newest", lambda *_: None)
         put(stack, Target, "witness", lambda *_: None)
         for name in ("no compare-and-set", "leftovers are deleted at once when a commit fails"):
             PLANTED[name](stack)

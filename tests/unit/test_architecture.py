@@ -15,7 +15,7 @@ import frazil
 
 ROOT = Path(frazil.__file__).parent
 #: Each room may import from itself and from those before it.
-ROOMS = ("core", "ingest", "table", "feed", "sink", "surface")
+ROOMS = ("core", "ingest", "table", "feed", "life", "sink", "surface")
 #: The way of the data: each station may import from those before it.
 STATIONS = (
     "avro", "records", "wire", "fetch", "decode", "rules", "debezium", "route", "keys", "evolve",
@@ -62,8 +62,10 @@ def name_of(path: Path) -> str:
 
 
 TREES = {name_of(path): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
-#: `sink` is a room of one module, and `feed` says what a feed is in its own.
-MODULES = [name for name in TREES if (name and name not in ROOMS) or name in ("sink", "feed")]
+#: `life` and `sink` are rooms of one module, and `feed` says what a feed is in its own.
+MODULES = [
+    name for name in TREES if (name and name not in ROOMS) or name in ("life", "sink", "feed")
+]
 
 
 def imported(tree: ast.AST) -> Iterator[str]:

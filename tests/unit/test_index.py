@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -868,7 +869,7 @@ def test_what_the_index_owes_is_told_with_one_batch(monkeypatch: pytest.MonkeyPa
         return []
 
     monkeypatch.setattr(index, "write", write)
-    sink: Any = SimpleNamespace(_index_handle=lambda: None, _index_shape="", _judge=None, prefix="",
+    sink: Any = SimpleNamespace(_life=Mock(), _index_shape="", _judge=None, prefix="",
                                 _told_with="", _untold=[(batch(0, 5, "owed"), {})])  # fmt: skip
     first, second = (batch(5, 9, "a", 1), {}), (batch(9, 12, "b", 2), {})
     for located in ([first], [first, second], [second]):

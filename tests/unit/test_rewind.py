@@ -123,7 +123,7 @@ class World:
             assert not Target(table, "main", "s", 0, self.clock).rolled_back(), name
             self.targets[name] = Target(table, "main", "s", self.epoch, self.clock)
             claimed = take(self.targets[name])
-            if self.alone:  # as `Sink._check_table`
+            if self.alone:  # as `Life._check_table`
                 assert claimed.entry.end.reaches(head.entry.end)
         self.committer = Committer(
             target=lambda name: self.targets[name], index=self.index_target,

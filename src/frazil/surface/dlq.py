@@ -23,7 +23,8 @@ from frazil.feed.letters import (
     replaying,
     waiting,
 )
-from frazil.sink import Sink, Step, stage_folder
+from frazil.life import stage_folder
+from frazil.sink import Sink, Step
 from frazil.table.audit import known_tables
 from frazil.table.jvm import Catalog
 

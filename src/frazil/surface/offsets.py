@@ -36,7 +36,8 @@ from frazil.feed.decided import (
 )
 from frazil.ingest import stage
 from frazil.ingest.source import Origin, Planner, kafka_only, spelled
-from frazil.sink import Sink, stage_folder
+from frazil.life import stage_folder
+from frazil.sink import Sink
 from frazil.surface.opened import Open
 from frazil.table.commit import Target, chain, witness_tag
 from frazil.table.jvm import Catalog, Table

@@ -28,7 +28,7 @@ from frazil.core.offsets import BATCHES, Cut, Range
 from frazil.ingest import stage
 from frazil.ingest.source import Origin, Planner
 from frazil.ingest.stage import StagedBatch
-from frazil.sink import stage_folder
+from frazil.life import stage_folder
 from frazil.surface.locate import branch_of
 from frazil.surface.reindex import taken_out
 from frazil.table import index as offset_index

@@ -19,7 +19,8 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from frazil.core import config as configs
 from frazil.core.config import Config
 from frazil.core.errors import ConfigError, FrazilError, Unavailable
-from frazil.sink import STEPS, stage_folder
+from frazil.life import stage_folder
+from frazil.sink import STEPS
 from frazil.surface.child import toml
 from frazil.table.jvm import Catalog, Table
 

@@ -13,7 +13,7 @@ from frazil.feed.letters import replaying
 from frazil.ingest import stage
 from frazil.ingest.source import Origin, Planner
 from frazil.ingest.stage import StagedBatch
-from frazil.sink import stage_folder
+from frazil.life import stage_folder
 from frazil.table import maintain
 from frazil.table.audit import known_tables
 from frazil.table.commit import Target
