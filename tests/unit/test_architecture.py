@@ -186,6 +186,7 @@ def test_the_jvms_room_does_touch_it():
 #: Modules that know Spark, besides surfaces: module → what for.
 KNOWING = {
     "sink": "drives the query",
+    "life": "hands the session to the feed",
     "table.jvm": "the JVM's room",
     "ingest.source": "Spark's DataSource of ranges",
     "ingest.reader": "Spark's DataSource of rows",
