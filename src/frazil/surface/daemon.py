@@ -2,18 +2,19 @@
 
 Imports are made once, before the workers are forked; polars stays out, for it starts a thread when
 it is imported, and threads do not survive a fork. And PySpark is taken from where it is installed
-instead of the zip file that Spark puts in front: Spark has Python look its path over before each
-task, which means reading a zip file's whole directory again, a tenth of a second or two.
+instead of the zip file that Spark puts in front, along with its own jar: Spark has Python look its
+path over before each task, which means reading the whole directory of each such file again, tens of
+milliseconds for the jar alone.
 """
 
 import gc
 import importlib
 import importlib.machinery
+import re
 import sys
 
-_zips = [
-    path for path in sys.path if path.endswith(".zip") and ("pyspark" in path or "py4j" in path)
-]
+_SPARKS = re.compile(r".*\b(pyspark.*\.zip|py4j.*\.zip|spark-core.*\.jar)")
+_zips = [path for path in sys.path if _SPARKS.fullmatch(path)]
 _elsewhere = [path for path in sys.path if path not in _zips]
 if all(importlib.machinery.PathFinder.find_spec(name, _elsewhere) for name in ("pyspark", "py4j")):
     sys.path[:] = _elsewhere

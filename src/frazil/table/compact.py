@@ -52,7 +52,7 @@ ROUND_BYTES, TASK_BYTES = 256 * 1024**2, 64 * 1024**2
 #: fewer than these, nor more than those. Readers hold all of them against each file, in memory.
 WAITING, FEW_KEYS, MANY_KEYS = 1 / 3, 100_000, 500_000
 #: After a round there is none for so many times as long: at most a third of the time is theirs.
-REST = 2.0
+REST = 0.5
 
 
 class Entry(Protocol):
