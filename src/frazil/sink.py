@@ -413,6 +413,7 @@ class Sink:
             prefix=lambda: self.prefix,
             history=duration(self.config.sink.index_history),
             step=lambda name: self._step(name, self._number),
+            clock=time,
         )
         #: who looks after tables, the index first
         self._keepers: dict[str, list[Keeper]] = {table.name: [upkeep]}
@@ -686,8 +687,9 @@ class Sink:
         except FrazilError as error:
             self._committer.progress.untidy = error.message
 
-    def _tidy(self) -> None:
-        """After each commit to the index. Whatever happens here, the stream goes on."""
+    def _tidy(self) -> float | None:
+        """After each commit to the index, and when it wants to. Whatever happens here, the stream
+        goes on."""
         for name, held in list(self._tables.held.items()):
             if name not in self._keepers:
                 self._keepers[name] = self._keepers_of(name, held)
@@ -700,13 +702,15 @@ class Sink:
                     troubles.append(f"cannot look after {name}: {type(error).__name__}: {error}")
         if any(troubles) or not (self._spent or self._copied):
             self._committer.progress.untidy = "; ".join(filter(None, troubles))
+        moments = [keeper.again for keepers in self._keepers.values() for keeper in keepers]
+        return min((each for each in moments if each is not None), default=None)
 
     def _keepers_of(self, name: str, held: Held) -> list[Keeper]:
         config, table = held.config, held.target.table  # the committer's own handle
         assert isinstance(table, Table)
         life: dict[str, Any] = {
             "sink": self.config.sink.id, "epoch": self.epoch, "branch": config.branch,
-            "step": lambda name: self._step(name, self._number),
+            "step": lambda name: self._step(name, self._number), "clock": time,
         }  # fmt: skip
         found: list[Keeper] = []
         replaced = bool(config.upsert_key)

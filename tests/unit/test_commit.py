@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import replace
 from typing import Any
@@ -446,6 +447,26 @@ class Rig:
         self.committer.round(["db.t", INDEX])
         if self.committer.progress.trouble:
             raise Unavailable(self.committer.progress.trouble)
+
+
+def test_tables_are_looked_after_when_nothing_is_committed_any_more():
+    rig = Rig()
+    called = threading.Semaphore(0)
+    moments = [time.monotonic() + 0.02, None]
+
+    def tidy() -> float | None:
+        called.release()
+        return moments.pop(0)
+
+    rig.committer._clock, rig.committer._tidy = time, tidy
+    rig.committer.start()
+    rig.committer.submit(batch(0, 5, "a"))
+    try:
+        assert called.acquire(timeout=10)
+        assert called.acquire(timeout=10), "a second time, though there is nothing new"
+        assert not called.acquire(timeout=0.1)
+    finally:
+        rig.committer.close()
 
 
 def test_the_index_is_committed_last_and_names_the_snapshot_of_the_data():

@@ -337,7 +337,7 @@ def test_rounds_take_a_part_of_the_time_only(tmp_path: Path, monkeypatch: Any):
     table = Memory(shape(tmp_path))
     clock = Clock()
     keeper = compaction(table, clock=clock)
-    rewritten = []
+    rewritten, wants = [], []
     for batch in range(4):
         table.upsert([(1, "a", str(batch))])
         before = len(table.snapshots)
@@ -345,7 +345,9 @@ def test_rounds_take_a_part_of_the_time_only(tmp_path: Path, monkeypatch: Any):
         clock.monotonic = lambda: clock.now  # type: ignore[method-assign]
         keeper.tidy()
         rewritten.append(len(table.snapshots) - before)
+        wants.append(keeper.again is not None)
     assert rewritten == [1, 0, 0, 1]
+    assert wants == [False, True, True, False], "it wants to be called when it has rested"
 
 
 @pytest.mark.parametrize(

@@ -555,13 +555,14 @@ class Committer:
         step: Step,
         clock: Clock = time,
         alone: bool = True,
-        tidy: Callable[[], None] = lambda: None,
+        tidy: Callable[[], float | None] = lambda: None,
         indexed: Callable[[Sequence[StagedBatch]], None] = lambda _: None,
     ) -> None:
         """`alone`: one table takes everything, so that its ledger never stands behind the index,
         and what is wrong with it stops the stream. `tables`: what the index says of them. `tidy`
-        looks after the index when it has been committed to; it must not raise. `indexed` is called
-        before anybody is told of the new position, `committed` after that."""
+        looks after index and tables when the index was committed to, and once more at the moment
+        that it gives, should nothing be committed until then; it must not raise. `indexed` is
+        called before anybody is told of the new position, `committed` after that."""
         self.progress = Progress(position=position)
         self._target = target
         self._index = index
@@ -575,6 +576,7 @@ class Committer:
         self._clock = clock
         self._alone = alone
         self._tidy = tidy
+        self._tidy_at: float | None = None
         self._changed = threading.Condition()
         self._pending: list[_Waiting] = []
         #: table → when it was last committed to; table → how often it failed since, and until when
@@ -674,10 +676,14 @@ class Committer:
                     if self._closed:
                         return
                     due = self._due()
-                    if not due:
-                        self._changed.wait(self._nap())
+                    nap = self._nap()
+                    if not due and (nap is None or nap > 0):
+                        self._changed.wait(nap)
                         continue
-                self.round(due)
+                if due:
+                    self.round(due)
+                else:
+                    self._tidy_at = self._tidy()
         except FrazilError as error:
             self._fail(error)
         except Exception as error:
@@ -710,9 +716,9 @@ class Committer:
         return found
 
     def _nap(self) -> float | None:
-        """Until something may be due: a new batch wakes us anyway."""
+        """Until something may be due: a new batch wakes us anyway. None left: there is to tidy."""
         if not self._pending:
-            return None
+            return self._tidy_at and max(0.0, self._tidy_at - self._clock.monotonic())
         names = {name for each in self._pending for name in each.left} | {INDEX}
         waits = [self._failures[name][1] - self._clock.monotonic()
                  for name in names if name in self._failures]  # fmt: skip
@@ -789,7 +795,7 @@ class Committer:
             self._changed.notify_all()
         self._committed(batches)
         self._step("done", batches[-1])
-        self._tidy()
+        self._tidy_at = self._tidy()
 
     def _tried(self, name: str, call: Callable[[], None]) -> None:
         """`call`; or the table is left in peace for a while and its batches wait, staged.

@@ -51,8 +51,9 @@ ROUND_BYTES, TASK_BYTES = 256 * 1024**2, 64 * 1024**2
 #: Deleted keys that wait make a round due, too: as many as this share of the table's rows, but not
 #: fewer than these, nor more than those. Readers hold all of them against each file, in memory.
 WAITING, FEW_KEYS, MANY_KEYS = 1 / 3, 100_000, 500_000
-#: After a round there is none for so many times as long: at most a third of the time is theirs.
-REST = 0.5
+#: After a round there is none for so many times as long, or as so many seconds: at most two thirds
+#: of the time are theirs.
+REST, LEAST = 0.5, 0.2
 
 
 class Entry(Protocol):
@@ -337,17 +338,21 @@ class Compaction(Keeper):
         self._manifests: dict[str, list[Any]] = {}
         self._known: dict[str, Known] = {}
 
-    def work(self) -> None:
-        if not self._due() or self._clock.monotonic() < self._rest:
-            return
-        began = time.perf_counter()
+    def work(self) -> float | None:
+        began = self._clock.monotonic()
+        if not self._due():
+            return None
+        if began < self._rest:
+            return self._rest
         self._table.refresh()
         if self.newest_life()(self._table.history(self._branch)):
-            return  # a newer life looks after it; the next commit will tell this one
+            return None  # a newer life looks after it; the next commit will tell this one
         base, self._manifests = self._table.contents(self._branch, self._manifests)
         if base is not None and not self._round(base):
             self._waiting = self._keys = 0
-        self._rest = self._clock.monotonic() + REST * (time.perf_counter() - began)
+        now = self._clock.monotonic()
+        self._rest = now + REST * max(LEAST, now - began)
+        return self._rest if self._due() else None
 
     def _due(self) -> bool:
         """Were there enough commits with deletes since all was well, or enough keys in them?"""

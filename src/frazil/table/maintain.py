@@ -160,6 +160,8 @@ class Keeper:
     ) -> None:  # fmt: skip
         """`mark`: under which name the summary of a snapshot says which rewrite it is."""
         self.trouble = ""
+        #: when it wants to be called again, though nothing new was committed
+        self.again: float | None = None
         self._kept = table
         self._sink = sink
         self._epoch = epoch
@@ -177,16 +179,18 @@ class Keeper:
             return self.trouble
         self._failures += 1  # unless it goes well
         self._until = now + min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self._failures, 10))
+        self.again = self._until
         try:
             self.settle()
-            self.work()
+            self.again = self.work()
         except (FrazilError, OSError, pa.ArrowException) as error:
             self.trouble = getattr(error, "message", "") or f"{type(error).__name__}: {error}"
             return self.trouble
         self._failures, self._until, self.trouble = 0, 0.0, ""
         return ""
 
-    def work(self) -> None:
+    def work(self) -> float | None:
+        """What is due; and when there will be more, whatever comes."""
         raise NotImplementedError
 
     def attempt(self, this: Try, rewrite: Callable[[], None]) -> None:
