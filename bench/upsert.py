@@ -11,12 +11,12 @@ A batch is 500,000 records over a million keys, drawn evenly, each key in one of
 turn is ten batches; before each turn its records are produced, then every side takes them, from
 `start` until all is committed. Rows a second are told while the stream runs, from the first commit
 of a turn to the last one or to the end of its maintenance; beside it with the start and the end of
-the query, which a stream has once and a turn each time. Each side lives in one process of its own for the whole run, so all
-but its first turn is warm. After 10, 50, … batches all columns of the records are scanned in a
-third process, the same for every table: both sides' tables as they are, the maintained one also
-right after a round, and a table freshly written of the same rows, ordered by key. What the records
-say is kept in plain arrays (last value of each key) and compared with every table: sums at each
-scan, and at the end every row, by DuckDB over what Spark read.
+the query, which a stream has once and a turn each time. Each side lives in one process of its own
+for the whole run, so all but its first turn is warm. After 10, 50, … batches all columns of the
+records are scanned in a third process, the same for every table: both sides' tables as they are,
+the maintained one also right after a round, and a table freshly written of the same rows, ordered
+by key. What the records say is kept in plain arrays (last value of each key) and compared with
+every table: sums at each scan, and at the end every row, by DuckDB over what Spark read.
 
     make bench-upsert                       # 50 batches, scans after 10 and 50
     make bench-upsert ARGS='--long'         # 200 batches, beyond 50 of one side
