@@ -319,8 +319,9 @@ def test_a_life_whose_manifests_a_newer_one_has_removed_is_fenced():
         put(heir, batch(0, 5, "a"))
 
 
-def test_a_commit_that_was_expired_before_its_witness_is_not_made_again():
-    """Applied, the answer lost; what is left of the table tells of an older entry only."""
+@pytest.mark.parametrize("then", ["the answer is lost", "Iceberg tries again by itself"])
+def test_a_commit_that_was_expired_before_its_witness_is_not_made_again(then: str):
+    """What is left of the table tells of an older entry only."""
     table = FakeTable()
     life = target(table)
     claimed = life.claim().snapshot
@@ -331,6 +332,8 @@ def test_a_commit_that_was_expired_before_its_witness_is_not_made_again():
     def lost(*given: Any, **more: Any) -> None:
         append(*given, **more)
         expired(table)
+        if "again" in then:
+            append(*given, **more)
         raise Unknown("cannot commit: CommitStateUnknownException")
 
     table.append = lost  # type: ignore[method-assign]
@@ -339,6 +342,24 @@ def test_a_commit_that_was_expired_before_its_witness_is_not_made_again():
     table.append = append  # type: ignore[method-assign]
     with pytest.raises(Expired, match="cannot be told"):
         life.locate([batch(0, 5, "a")])
+    assert sum("m-a" in added for added in table.manifests.values()) == 1
+
+
+def test_a_history_that_is_expired_right_before_the_first_try_is_no_reason_to_stop():
+    table = FakeTable()
+    life = target(table)
+    claimed = life.claim().snapshot
+    assert claimed is not None
+    life.witness(claimed)
+    append = table.append
+
+    def late(*given: Any, **more: Any) -> None:
+        table.append = append  # type: ignore[method-assign]
+        expired(table)
+        append(*given, **more)
+
+    table.append = late  # type: ignore[method-assign]
+    put(life, batch(0, 5, "a"))
     assert sum("m-a" in added for added in table.manifests.values()) == 1
 
 

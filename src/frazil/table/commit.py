@@ -334,7 +334,6 @@ class Target:
                 entry = replace(entry, doubt=self.epoch)  # a claim
             if trouble is not None:
                 self._pause(attempt)
-            self._tried.update(entry.commit_ids)
             try:
                 self.table.append(
                     manifests,
@@ -468,6 +467,9 @@ class Target:
             forgotten = not now.complete and not (head.entry is None and self._claimed_first)
             if forgotten or now.commit_id != head.commit_id:
                 return f"the newest entry of sink {self.sink} is no longer {head.commit_id}"
+            if now.bridged and entry.ranges:  # a try before this one may be among what is gone
+                return f"snapshots since {head.commit_id} were expired"
+            self._tried.update(entry.commit_ids)
             return None
 
         return check
