@@ -102,7 +102,13 @@ def _(stack: ExitStack) -> None:
 
 @planted("the ledger need not be continued")
 def _(stack: ExitStack) -> None:
-    put(stack, Cut, "continues", lambda *_: True)
+    was = commit.decide
+
+    def decide(table: str, head: Head, seen: str | None, entry: Entry) -> Any:
+        there = head.entry.end if head.entry else entry.begin
+        return was(table, head, seen, replace(entry, begin=there))
+
+    put(stack, commit, "decide", decide)
 
 
 # ── lives ────────────────────────────────────────────────────────────────────────────────────────
@@ -624,6 +630,17 @@ def _(stack: ExitStack) -> None:
 def _(stack: ExitStack) -> None:
     was = ledger.head
     put(stack, ledger, "head", lambda *given: replace(was(*given), bridged=False))
+
+
+@planted("what Iceberg tries again by itself may be among what was expired")
+def _(stack: ExitStack) -> None:
+    was = Target._compare
+
+    def compare(self: Target, head: Head, entry: Entry) -> Any:
+        check = was(self, head, entry)
+        return lambda history: None if "were expired" in (why := check(history) or "") else why
+
+    put(stack, Target, "_compare", compare)
 
 
 @planted("a table that went back behind its witness is not seen")
