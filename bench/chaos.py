@@ -69,7 +69,7 @@ from rest import RestCatalog
 
 APPEND, UPSERT = "events", "changes"
 PARTITIONS = 4
-KEYS = 50_000
+KEYS = 10_000  # DuckDB holds each key that waits for a compaction against each row
 TOMBSTONES = 0.1
 BATCH = 40_000
 BASE = 1 << 33  # so that Avro writes every number in five bytes

@@ -401,7 +401,7 @@ mode = "upsert"
 key = ["id"]
 partition_by = ["kind"]
 format_version = {given.format_version}
-compact_after = 2
+compact_after = 1
 keep_snapshots = "{given.keep}"
 """
 
