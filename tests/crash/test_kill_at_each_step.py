@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from confluent_kafka import Producer
 
 from frazil.core.config import load
@@ -26,6 +27,9 @@ def produce(bootstrap: str, topic: str, start: int, count: int, partitions: int 
     producer.flush()
 
 
+@pytest.mark.parametrize(
+    "steps", [STEPS[::2], pytest.param(STEPS, marks=pytest.mark.long)], ids=["some", "every"]
+)
 def test_no_kill_at_any_step_loses_or_doubles_a_record(
     broker: Broker,
     lake: Lake,
@@ -33,6 +37,7 @@ def test_no_kill_at_any_step_loses_or_doubles_a_record(
     name: str,
     write_toml: Callable[..., Path],
     tmp_path: Path,
+    steps: tuple[str, ...],
 ):
     """One life after the other, each killed at the next step, each taking over from the last.
 
@@ -43,7 +48,7 @@ def test_no_kill_at_any_step_loses_or_doubles_a_record(
     config = write_toml(sink={"max_records_per_trigger": PER_LIFE // 2})
     lives = Lives(config, log=tmp_path / "log", scratch=tmp_path / "scratch")
     kills = 0
-    for life, step in enumerate(STEPS):
+    for life, step in enumerate(steps):
         produce(broker.bootstrap, name, life * PER_LIFE, PER_LIFE)
         # The second time, so that a batch of this life is behind the kill as well.
         assert lives.next(hold=f"{step}:2", until="forever").killed()

@@ -21,7 +21,7 @@ from tests.oracle import Lake, assert_once
 from tests.system.streams import catch_up, produce
 
 KINDS = 3
-KILLS = STEPS[1::2]  # of all of them `tests/crash/test_tables_killed.py` makes sure
+KILLS = STEPS[1::4]  # of all of them `tests/crash/test_tables_killed.py` makes sure
 RECORDS = 60 * (len(KILLS) + 1)
 #: Of each life: there are always letters left for the next.
 PER_LIFE = 20

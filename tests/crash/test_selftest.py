@@ -90,6 +90,7 @@ def test_a_sink_that_forgets_a_file_is_found_out_with_the_exact_ranges(
     assert left(broker, lake) == []
 
 
+@pytest.mark.long
 def test_one_that_is_interrupted_leaves_nothing_behind(
     broker: Broker, lake: Lake, spark: Any, given: Config, monkeypatch: pytest.MonkeyPatch
 ):
@@ -98,7 +99,8 @@ def test_one_that_is_interrupted_leaves_nothing_behind(
 
     def interrupted(life: Child, *_: Any) -> bool:
         lives.append(life)
-        assert len(left(broker, lake)) == 3, "topic, namespace and folder"
+        there = {each.split()[0] for each in left(broker, lake)}
+        assert there >= {"topic", "iceberg_namespace_properties", "file"}
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(WITHIN)
         return True

@@ -86,7 +86,7 @@ def assert_exact(lake: Lake, name: str, bootstrap: str, lives: int) -> int:
 
 @pytest.mark.parametrize(
     "steps",
-    [("written", "committed", "index-commit"), pytest.param(STEPS, marks=pytest.mark.long)],
+    [("committed", "index-commit"), pytest.param(STEPS, marks=pytest.mark.long)],
     ids=["some", "every"],
 )
 def test_no_kill_at_any_step_loses_or_doubles_a_record_in_any_table(

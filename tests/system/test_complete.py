@@ -147,6 +147,7 @@ def test_an_hour_is_complete_when_every_partition_is_past_it_and_stays_so(
     proven(config, spark)
 
 
+@pytest.mark.long
 def test_it_survives_compaction_and_expiry_of_the_table_and_of_the_index(
     broker: Broker,
     lake: Lake,

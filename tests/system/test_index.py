@@ -182,6 +182,7 @@ def _snapshots(table: jvm.Table) -> int:
     return count
 
 
+@pytest.mark.long
 def test_the_position_is_found_though_the_sinks_snapshots_were_expired(
     spark: Any, lake: Lake, name: str, few: None
 ):
@@ -357,6 +358,7 @@ def test_l9_a_store_that_refuses_the_indexs_file_is_for_later(
     proven(config, spark)
 
 
+@pytest.mark.long
 def test_l10_l11_l12_a_life_that_is_killed_while_it_merges_leaves_nothing_behind(
     broker: Broker, lake: Lake, spark: Any, name: str, write_toml: Callable[..., Path]
 ):

@@ -266,6 +266,7 @@ def test_a_position_moved_forward_gives_records_up_and_moved_back_reads_them_as_
     }  # fmt: skip
 
 
+@pytest.mark.long
 def test_where_a_decision_dies_it_is_done_or_undone_and_a_running_life_is_fenced(
     broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make,
     monkeypatch: pytest.MonkeyPatch,

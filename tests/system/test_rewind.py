@@ -299,6 +299,7 @@ def test_a_compaction_is_undone_and_nothing_is_lost_by_that(
     proven(config, spark)
 
 
+@pytest.mark.long
 def test_expired_snapshots_are_told_with_the_earliest_cut_that_is_left(
     broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make
 ):
