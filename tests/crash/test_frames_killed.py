@@ -100,10 +100,10 @@ def counted(rows):
 @pytest.mark.parametrize(
     "steps",
     [
-        ("committed",),
+        ("written", "committed"),
         pytest.param(("planned", "written", "staged", "committed"), marks=pytest.mark.long),
     ],
-    ids=["one", "more"],
+    ids=["some", "more"],
 )
 def test_no_kill_loses_doubles_or_miscounts_a_window(
     broker: Broker, lake: Lake, spark: Any, name: str, write_toml: Callable[..., Path],
