@@ -14,6 +14,7 @@ from frazil.core.errors import ConfigError, Unavailable
 from frazil.core.offsets import Partition
 from frazil.surface import orders
 from frazil.surface.broker import Broker
+from frazil.surface.opened import opener
 from frazil.table import index
 from frazil.table.jvm import Catalog
 from frazil.table.jvm import Table as Java
@@ -202,6 +203,9 @@ def test_a_rest_catalog_and_an_object_store_are_read(
     assert found(settings, plain.location).uuid == plain.uuid
     assert find(settings, "db.none") is None
     assert find(settings, "none.none") is None
+    as_commands_do = opener(sink.config, spark=False)(f"db.{name}")
+    assert as_commands_do is not None
+    assert as_commands_do.uuid == plain.uuid
 
     secret = settings["s3.secret-access-key"]
     for wrong, kind in (

@@ -152,6 +152,7 @@ def _asked(catalog: Mapping[str, str], kind: str, name: str) -> tuple[str, Mappi
     from requests import RequestException
 
     settings: dict[str, Any] = {**catalog, "type": kind, "snapshot-loading-mode": "refs"}
+    settings.pop("name", None)  # Spark's for it: pyiceberg would look that up in files of its own
     if (auth := catalog.get("rest.auth.type", "oauth2").lower()) == "basic":
         user = {key: catalog.get(f"rest.auth.basic.{key}") for key in ("username", "password")}
         settings["auth"] = {"type": "basic", "basic": user}
