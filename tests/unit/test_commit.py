@@ -258,6 +258,16 @@ def test_who_always_claims_first_may_come_to_a_table_whose_history_was_expired()
 # ── expiry between a commit and its witness ──────────────────────────────────────────────────────
 
 
+def witnessed() -> tuple[FakeTable, Target]:
+    """A table that a life has claimed."""
+    table = FakeTable()
+    life = target(table)
+    claimed = life.claim().snapshot
+    assert claimed is not None
+    life.witness(claimed)
+    return table, life
+
+
 def expired(table: FakeTable) -> None:
     """Two of somebody else's commits, and all that is no head and no tag is gone."""
     table.add(["foreign"], {})
@@ -322,11 +332,7 @@ def test_a_life_whose_manifests_a_newer_one_has_removed_is_fenced():
 @pytest.mark.parametrize("then", ["the answer is lost", "Iceberg tries again by itself"])
 def test_a_commit_that_was_expired_before_its_witness_is_not_made_again(then: str):
     """What is left of the table tells of an older entry only."""
-    table = FakeTable()
-    life = target(table)
-    claimed = life.claim().snapshot
-    assert claimed is not None
-    life.witness(claimed)
+    table, life = witnessed()
     append = table.append
 
     def lost(*given: Any, **more: Any) -> None:
@@ -346,11 +352,7 @@ def test_a_commit_that_was_expired_before_its_witness_is_not_made_again(then: st
 
 
 def test_a_history_that_is_expired_right_before_the_first_try_is_no_reason_to_stop():
-    table = FakeTable()
-    life = target(table)
-    claimed = life.claim().snapshot
-    assert claimed is not None
-    life.witness(claimed)
+    table, life = witnessed()
     append = table.append
 
     def late(*given: Any, **more: Any) -> None:
