@@ -100,6 +100,13 @@ def test_the_readme_begins_with_the_two_commands():
     assert "make test" in head
 
 
+def test_nothing_is_left_to_be_filled_in():
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+    left = [(page.name, word) for page in pages
+            for word in re.findall(r"^[A-Z]{4,}$", page.read_text(), re.M)]  # fmt: skip
+    assert left == []
+
+
 def test_links_between_the_docs_lead_somewhere():
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     broken = []

@@ -202,7 +202,8 @@ class _Run:
                     break  # more kills would tell nothing more
             else:
                 yield len(plan.steps), "catching up"
-                lives.next(last=True).killed()
+                if lives.next(last=True).killed():
+                    raise FrazilError("cannot go on: the last life was held")
                 self._compare("")
         found = against_kafka(*self._proof())
         judged.audit = found.verdict

@@ -718,7 +718,7 @@ class Committer:
         return found
 
     def _nap(self) -> float | None:
-        """Until something may be due: a new batch wakes us anyway. None left: there is to tidy."""
+        """Until something may be due: a new batch wakes us anyway. 0: it is time to tidy."""
         if not self._pending:
             return self._tidy_at and max(0.0, self._tidy_at - self._clock.monotonic())
         names = {name for each in self._pending for name in each.left} | {INDEX}
