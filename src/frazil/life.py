@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pyspark.sql import SparkSession
 
 from frazil.core.config import Config, TableConfig
-from frazil.core.errors import ConfigError, Fenced, Foreign, Gap
+from frazil.core.errors import ConfigError, Foreign, Gap
 from frazil.core.offsets import Cut, Partition, Range
 from frazil.feed import Feed, Reached
 from frazil.ingest import stage
@@ -22,7 +22,8 @@ from frazil.ingest.source import Origin
 from frazil.ingest.stage import StagedBatch
 from frazil.table import index, ledger, schema
 from frazil.table.audit import REPLAY, said_tables
-from frazil.table.commit import Located, Target, chain, led_up_to
+from frazil.table.commit import Target, chain, led_up_to
+from frazil.table.committer import Located
 from frazil.table.jvm import Catalog, Table
 from frazil.table.ledger import Entry, Snapshot
 from frazil.table.rewind import refuse_unfinished
@@ -225,13 +226,7 @@ class Life:
     def still_newest(self) -> None:
         """Has no other life claimed the index since?"""
         # Not with the committer's own handle: this is another thread.
-        entry = Target(self.index, "main", self._config.sink.id, 0, time).head().entry
-        if entry is not None and entry.epoch > self.epoch:
-            raise Fenced(
-                f"cannot go on: sink {self._config.sink.id} has a newer life; this one is epoch "
-                f"{self.epoch}, the index is at epoch {entry.epoch}",
-                hint="stop this one; the newer life has taken over and nothing of this one is lost",
-            )
+        Target(self.index, "main", self._config.sink.id, self.epoch, time).still_newest()
 
     def recover(self) -> Left:
         """By the ledgers and the stage folder.
@@ -252,7 +247,7 @@ class Life:
         first = self.index.made and entry.epoch == 1  # nobody was here before
         stored = [] if first and not self._config.sink.stage else self._stored()
         place = entry.source[1]
-        batches = [batch for _, batch in stored if batch]
+        batches = [each for _, each in stored if each and not _contradicted(each, after)]
         if self._alone:
             committed |= led_up_to(
                 batches, [found[0][0].begin for found in after.values() if found]
@@ -360,6 +355,24 @@ class Life:
     @property
     def stage_folder(self) -> str:
         return stage_folder(self._config, self.index)
+
+
+def _contradicted(
+    batch: StagedBatch, after: Mapping[str, Sequence[tuple[Entry, Snapshot]]]
+) -> bool:
+    """Has a table got records of it with another batch? An overtaken life may have staged them once
+    more: they are read again, each table from its own floor."""
+    for name in after.keys() & set(batch.names):
+        entries = [entry for entry, _ in after[name]]
+        if entries and not any(batch.commit_id in entry.commit_ids for entry in entries):
+            begin, end = entries[0].begin, entries[-1].end
+            ranges = [tally.range for tally in batch.table(name).tallies]
+            if any(
+                each.end > begin.get(each.partition, 0) and each.start < end.get(each.partition, 0)
+                for each in ranges
+            ):
+                return True
+    return False
 
 
 def stage_folder(config: Config, index_table: Table) -> str:

@@ -71,7 +71,7 @@ from frazil.ingest.write import TableShape
 from frazil.life import Left, Life
 from frazil.table import complete, index
 from frazil.table.audit import REPLAY
-from frazil.table.commit import Bounds, Committer, Located
+from frazil.table.committer import Bounds, Committer, Located
 from frazil.table.compact import Compaction
 from frazil.table.complete import Caller, Completeness
 from frazil.table.jvm import Catalog, Table

@@ -33,6 +33,9 @@ RARE = {
     "what Iceberg tries again by itself may be among what was expired",
 }
 
+#: Too rare for a planted bug (nos. 14 to 17 of decision 027): the schedules that showed them.
+ONCE_AMISS = (40138, 65407, 66052, 89645, 116492)
+
 
 @pytest.fixture(autouse=True)
 def world() -> Iterator[None]:
@@ -51,6 +54,11 @@ def test_nothing_is_lost_doubled_or_unreadable_in_any_schedule():
         assert schedule.run(seed).broken == [], f"make simulate SEED={seed}"
         if time.monotonic() > end:
             break
+
+
+@pytest.mark.parametrize("seed", ONCE_AMISS)
+def test_what_was_once_amiss_is_well(seed: int):
+    assert schedule.run(seed).broken == [], f"make simulate SEED={seed}"
 
 
 def test_nor_where_everything_fails_at_once():

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from frazil.core.errors import Fenced, Foreign, Unavailable
 from frazil.core.offsets import Cut, Partition, Range
 from frazil.ingest.stage import StagedBatch, StagedTable, Tally, dump, load
-from frazil.table.commit import LONGEST_PAUSE, Bounds, Committer, Pace, Target, chain, entry_of
+from frazil.table.commit import LONGEST_PAUSE, Target, chain, entry_of
+from frazil.table.committer import Bounds, Committer, Pace
 from frazil.table.ledger import Counts, Entry, Snapshot, parse
 from tests.fakes import FakeClock, FakeTable
 

@@ -34,7 +34,7 @@ from frazil.ingest.stage import Tally
 from frazil.ingest.write import WrittenFile
 from frazil.life import Life as RealLife
 from frazil.sink import Sink
-from frazil.table import commit, compact, index, ledger, maintain, tables
+from frazil.table import commit, committer, compact, index, ledger, maintain, tables
 from tests.simulation import world as worlds
 from tests.simulation.catalog import Client, File, Server, Table
 from tests.simulation.oracle import INDEX, SINK, Oracle
@@ -248,8 +248,8 @@ def simulated() -> Iterator[None]:
         sink_module: {"Catalog": Catalog, "Table": Table, "Life": SimulatedLife, "time": _Time,
                       "threading": _Threading, "uuid": _Uuid, "publish": lambda *_: None,
                       "_running": _Nowhere(), "shaped": lambda *_: _SHAPE, "Ranges": Feed},
-        commit: {"time": _Time, "threading": _Threading, "uuid": _Uuid,
-                 "ThreadPoolExecutor": _Pool},
+        commit: {"uuid": _Uuid},
+        committer: {"time": _Time, "threading": _Threading, "ThreadPoolExecutor": _Pool},
         tables: {"time": _Time, "threading": _Threading, "ThreadPoolExecutor": _Pool,
                  "shaped": lambda *_: _SHAPE},
         maintain: {"time": _Time, "uuid": _Uuid, "KEPT": 3, "AT_ONCE": 2, "MOST": 8},
@@ -263,7 +263,7 @@ def simulated() -> Iterator[None]:
         for module, names in everywhere.items():
             for name, value in names.items():
                 stack.enter_context(mock.patch.object(module, name, value))
-        for made in (commit.Committer, maintain.Keeper, maintain.Upkeep, maintain.Expiry,
+        for made in (committer.Committer, maintain.Keeper, maintain.Upkeep, maintain.Expiry,
                      compact.Compaction):  # fmt: skip
             defaults = {**made.__init__.__kwdefaults__, "clock": _Time}
             stack.enter_context(mock.patch.object(made.__init__, "__kwdefaults__", defaults))

@@ -19,8 +19,9 @@ from frazil.ingest import stage
 from frazil.ingest.stage import StagedBatch
 from frazil.life import Life
 from frazil.sink import Sink
-from frazil.table import commit, ledger, maintain
-from frazil.table.commit import Append, Committer, Refuse, Target
+from frazil.table import commit, committer, ledger, maintain
+from frazil.table.commit import Append, Refuse, Target
+from frazil.table.committer import Committer
 from frazil.table.ledger import Entry, Head, Snapshot
 from frazil.table.tables import Tables
 from tests.simulation import catalog
@@ -317,13 +318,13 @@ def _(stack: ExitStack) -> None:
 
 @planted("a new commit id for each try")
 def _(stack: ExitStack) -> None:
-    was = commit.entry_of
+    was = committer.entry_of
 
     def entry_of(batches: Sequence[StagedBatch], *more: Any) -> Entry:
         ids = tuple(f"try-{here.world.number()}" for _ in batches)
         return replace(was(batches, *more), commit_ids=ids)
 
-    put(stack, commit, "entry_of", entry_of)
+    put(stack, committer, "entry_of", entry_of)
 
 
 @planted("what is there already is not recognised")
@@ -447,16 +448,18 @@ def _(stack: ExitStack) -> None:
 @planted("upsert batches share a snapshot")
 def _(stack: ExitStack) -> None:
     """H5."""
-    put(stack, commit, "_apart_by_deletes", lambda batches, _: [list(batches)] if batches else [])
+    put(
+        stack, committer, "_apart_by_deletes", lambda batches, _: [list(batches)] if batches else []
+    )
 
 
 @planted("the index is committed before the tables")
 def _(stack: ExitStack) -> None:
     def round_(self: Any, due: Sequence[str]) -> None:
         pending = self._snapshot_of_pending()
-        self._tried(commit.INDEX, lambda: self._into_index(pending))
+        self._tried(committer.INDEX, lambda: self._into_index(pending))
         for name in due:
-            if name != commit.INDEX:
+            if name != committer.INDEX:
                 self._into_table(name, pending)
 
     put(stack, Committer, "round", round_)
@@ -468,7 +471,7 @@ def _(stack: ExitStack) -> None:
 
     def tried(self: Any, name: str, call: Callable[[], None]) -> None:
         was(self, name, call)
-        if name in self.progress.stuck and name != commit.INDEX:
+        if name in self.progress.stuck and name != committer.INDEX:
             for each in self._pending:
                 if each.lacks(name):
                     each.snapshots[name] = commit.EXPIRED
@@ -518,7 +521,7 @@ def _(stack: ExitStack) -> None:
 @planted("the last offset seen instead of ranges")
 def _(stack: ExitStack) -> None:
     """H11: offsets at the tail that hold no record are not counted."""
-    was = commit.entry_of
+    was = committer.entry_of
 
     def entry_of(*given: Any) -> Entry:
         entry, topic = was(*given), here.oracle.topic
@@ -529,20 +532,20 @@ def _(stack: ExitStack) -> None:
             end[partition] = offset
         return replace(entry, end=Cut(end))
 
-    put(stack, commit, "entry_of", entry_of)
+    put(stack, committer, "entry_of", entry_of)
 
 
 @planted("what was for other tables is not counted")
 def _(stack: ExitStack) -> None:
-    was = commit.entry_of
-    put(stack, commit, "entry_of", lambda batches, table, epoch, since=None: was(batches, table,
+    was = committer.entry_of
+    put(stack, committer, "entry_of", lambda batches, table, epoch, since=None: was(batches, table,
                                                                                 epoch))  # fmt: skip
 
 
 @planted("nothing but rows is counted")
 def _(stack: ExitStack) -> None:
-    was = commit.entry_of
-    put(stack, commit, "entry_of", lambda *given: replace(was(*given), unwritten={}))
+    was = committer.entry_of
+    put(stack, committer, "entry_of", lambda *given: replace(was(*given), unwritten={}))
 
 
 # ── what is staged ───────────────────────────────────────────────────────────────────────────────

@@ -49,7 +49,7 @@ DYNAMIC = {
 }
 #: Handlers of `Exception` or wider below the sink: module → how many.
 BROAD = {
-    "table.commit": 1,  # the committer's thread: what is not ours must still stop the stream
+    "table.committer": 1,  # the committer's thread: what is not ours must still stop the stream
     "ingest.rules": 1,  # a user's function may raise anything
     "table.complete": 1,  # and so may the one that is told of complete hours
     "ingest.avro": 1,  # a panic of polars is a BaseException; the slow way decides
@@ -158,6 +158,7 @@ def test_commit_audit_and_maintain_do_not_lean_on_each_other(one: str):
     name = f"table.{one}"
     assert name in MODULES
     assert reached(name).isdisjoint({f"table.{other}" for other in APART} - {name})
+    assert one == "commit" or "table.committer" not in reached(name)
 
 
 @pytest.mark.parametrize(

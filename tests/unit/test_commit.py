@@ -13,19 +13,8 @@ from frazil.core.errors import Expired, Fenced, Foreign, Gap, Overlap, Unavailab
 from frazil.core.offsets import BATCHES, Cut, Partition, Range
 from frazil.ingest.stage import StagedBatch, StagedTable, Tally
 from frazil.table import ledger
-from frazil.table.commit import (
-    ATTEMPTS,
-    INDEX,
-    Bounds,
-    Committer,
-    Pace,
-    Target,
-    _Waiting,
-    chain,
-    entry_of,
-    led_up_to,
-    witness_tag,
-)
+from frazil.table.commit import ATTEMPTS, Target, chain, entry_of, led_up_to, witness_tag
+from frazil.table.committer import INDEX, Bounds, Committer, Pace, _Waiting
 from frazil.table.index import rebuilt
 from frazil.table.ledger import parse
 from tests.fakes import FakeClock, FakeTable
@@ -377,6 +366,26 @@ def test_a_batch_that_was_not_tried_yet_goes_on_behind_an_expired_history():
     assert table.live() == ["foreign too", "m-b"]
 
 
+def test_an_empty_entry_on_top_whose_answer_was_lost_is_our_own():
+    table = FakeTable()
+    life = target(table)
+    life.witness(life.commit(["m-a"], entry_of([batch(0, 5, "a")], "db.t", 1)))
+    expired(table)
+    before = len(table.manifests)
+
+    def away() -> None:
+        if len(table.manifests) > before:
+            raise Unavailable("cannot load db.t: 503")
+
+    table.refresh = away  # type: ignore[method-assign]
+    with pytest.raises(Unavailable):
+        put(life, batch(5, 9, "b"))
+    del table.refresh  # type: ignore[method-assign]
+    assert len(table.manifests) == before + 1
+    put(life, batch(5, 9, "b"))
+    assert table.live() == ["foreign too", "m-b"]
+
+
 def test_a_life_that_claims_behind_an_expired_history_leaves_alone_what_older_ones_staged():
     """Nobody can tell whether they had it in the table. What it stages itself is another matter."""
     table = FakeTable()
@@ -416,6 +425,19 @@ def test_a_claim_that_was_expired_before_its_witness_is_made_again():
     assert claimed.snapshot == next(table.history("main"))
     with pytest.raises(Fenced):
         put(old, batch(5, 9, "b"))
+
+
+def test_a_claim_that_was_expired_and_then_passed_by_an_older_life_is_no_claim():
+    """Its life may see it all the same: reads may be old. Its witness would be set behind."""
+    table = FakeTable()
+    old, heir = target(table), target(table, 2)
+    old.witness(old.commit(["m-a"], entry_of([batch(0, 5, "a")], "db.t", 1)))
+    claimed = heir.claim().snapshot
+    assert claimed is not None
+    expired(table)
+    old.witness(old.commit(["m-b"], entry_of([batch(5, 9, "b")], "db.t", 1)))
+    with pytest.raises(Unavailable, match="epoch 1 went on"):
+        heir.witness(claimed)
 
 
 def test_what_leads_up_to_the_oldest_entry_that_is_left_is_in_the_table():

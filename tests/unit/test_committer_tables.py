@@ -23,18 +23,8 @@ from frazil.core.config import (
 from frazil.core.errors import ConfigError, Fenced, Foreign, FrazilError, Gap, Unavailable
 from frazil.core.offsets import Cut, Partition, Range
 from frazil.ingest.stage import StagedBatch, StagedTable, Tally
-from frazil.table.commit import (
-    ATTEMPTS,
-    INDEX,
-    LONGEST_PAUSE,
-    Bounds,
-    Committer,
-    Pace,
-    Target,
-    _Waiting,
-    chain,
-    entry_of,
-)
+from frazil.table.commit import ATTEMPTS, LONGEST_PAUSE, Target, chain, entry_of
+from frazil.table.committer import INDEX, Bounds, Committer, Pace, _Waiting
 from frazil.table.ledger import Counts, Entry, entries
 from frazil.table.tables import Tables
 from tests.fakes import FakeClock, FakeTable
@@ -584,7 +574,7 @@ def test_a_bound_ends_the_gathering_too():
 
 
 def test_more_than_an_entry_can_name_is_committed_in_several(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("frazil.table.commit.TOGETHER", 4)
+    monkeypatch.setattr("frazil.table.committer.TOGETHER", 4)
     stream = Stream("db.a", paces={"db.a": Pace(interval=3600)})
     stream.amiss["db.a"] = Unavailable("cannot reach it")
     for _ in range(10):
@@ -612,3 +602,16 @@ def test_a_table_that_is_staged_for_and_not_there_is_named_and_keeps_only_itself
     with pytest.raises(Foreign, match=r"db\.gone"):
         tables.target("db.gone")
     assert tables.pace("db.gone", 5.0).interval == 5.0
+
+
+def test_a_life_that_was_overtaken_does_not_wait_for_a_person():
+    """It may have taken batches of the newer one, for tables that it knows nothing of."""
+    stream = Stream("db.a")
+    old = stream.committer
+    stream.amiss["db.a"] = Foreign("cannot commit to table db.a: it is not there")
+    old.submit(stream.batch(a=3))
+    old.round(old._due())
+    assert "not there" in old.progress.trouble
+    stream.life()
+    with pytest.raises(Fenced, match="this one is epoch 1"):
+        old.round(["db.a"])

@@ -22,7 +22,8 @@ from frazil.core.offsets import BATCHES, Cut, Partition, Range
 from frazil.ingest.stage import StagedBatch, StagedTable, Tally
 from frazil.table import complete as module
 from frazil.table import index
-from frazil.table.commit import EXPIRED, Bounds, Committer, Pace, Target
+from frazil.table.commit import EXPIRED, Target
+from frazil.table.committer import Bounds, Committer, Pace
 from frazil.table.complete import (
     HOUR,
     SECOND,

@@ -17,7 +17,8 @@ from frazil.ingest import stage
 from frazil.ingest.source import Origin, Watermarks, kafka_only
 from frazil.ingest.stage import StagedBatch, StagedTable, Tally
 from frazil.table.audit import Evidence, audit
-from frazil.table.commit import _apart_by_deletes, entry_of
+from frazil.table.commit import entry_of
+from frazil.table.committer import _apart_by_deletes
 from frazil.table.complete import Mark, Rules, complete
 from frazil.table.index import rebuilt, rows
 from frazil.table.ledger import PREFIX, Counts, Note, parse

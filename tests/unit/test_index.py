@@ -42,7 +42,8 @@ from frazil.ingest.write import TableShape
 from frazil.sink import Sink
 from frazil.table import index, ledger, maintain, schema
 from frazil.table.audit import Evidence, audit
-from frazil.table.commit import LONGEST_PAUSE, Bounds, Target, _Waiting, entry_of
+from frazil.table.commit import LONGEST_PAUSE, Target, entry_of
+from frazil.table.committer import Bounds, _Waiting
 from frazil.table.ledger import Snapshot
 from frazil.table.maintain import Upkeep
 from frazil.table.plain import DataFile

@@ -20,7 +20,8 @@ from frazil.surface import locate
 from frazil.surface.asof import first
 from frazil.surface.locate import Answer, of_sink, of_table
 from frazil.table import index as offset_index
-from frazil.table.commit import INDEX, Target, entry_of
+from frazil.table.commit import Target, entry_of
+from frazil.table.committer import INDEX
 from frazil.table.ledger import Snapshot
 from frazil.table.plain import DataFile
 from tests.fakes import FakeClock, FakeTable

@@ -24,7 +24,8 @@ from frazil.ingest.stage import StagedBatch, StagedTable, Tally
 from frazil.table import boundary
 from frazil.table import index as offset_index
 from frazil.table.boundary import BEGINNING, Boundary, Choice, Stream, earliest
-from frazil.table.commit import INDEX, Bounds, Committer, Pace, Target, chain, entry_of
+from frazil.table.commit import Target, chain, entry_of
+from frazil.table.committer import INDEX, Bounds, Committer, Pace
 from frazil.table.ledger import Snapshot, entries, parse
 from frazil.table.rewind import PROPERTY, STEPS, Rewinding, Without, note_of, refuse_unfinished
 from tests.fakes import FakeClock, FakeTable

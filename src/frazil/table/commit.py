@@ -15,30 +15,22 @@ The protocol for one table, and why each step is there:
    is one way to end well, step 2 finding the id, and nothing is deleted before that.
 5. Move the witness, a tag on the entry's snapshot, so that expiry cannot erase the ledger (H4).
 
-A batch is committed to its tables first and to the index last: the index's ledger is the stream's
-position, the cut at which all tables stand together. A table that fails for now does not stop the
-stream, nor the other tables: its batches wait, staged, and are committed together later. A table
-for which a batch holds nothing is not touched: its next entry begins where its ledger ends, and
-what lies between counts as `elsewhere`. Everything here runs against `Table`, a small interface, so
-that the same code runs against Iceberg and inside a simulation.
+A table for which a batch holds nothing is not touched: its next entry begins where its ledger
+ends, and what lies between counts as `elsewhere`. Everything here runs against `Table`, a small
+interface, so that the same code runs against Iceberg and inside a simulation. Which table's turn it
+is, and what waits meanwhile, `committer` knows.
 """
 
 from __future__ import annotations
 
-import itertools
-import threading
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from frazil.core.errors import (
-    ConfigError,
     Conflict,
     Expired,
-    Fatal,
     Fenced,
     Foreign,
     FrazilError,
@@ -53,12 +45,6 @@ from frazil.ingest.stage import StagedBatch
 from frazil.table import ledger
 from frazil.table.ledger import Counts, Entry, Head, Snapshot
 
-#: The index among the tables that are due: no table has such a name.
-INDEX = "(index)"
-#: How many tables are committed to at the same time.
-THREADS = 4
-#: How many batches share a snapshot at most: their ids stand in its summary.
-TOGETHER = 256
 ATTEMPTS = 6
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
 
@@ -91,12 +77,6 @@ class Clock(Protocol):
     def sleep(self, seconds: float) -> None: ...
 
 
-Step = Callable[[str, StagedBatch | None], None]
-
-#: A batch, and the snapshot that holds it in each of its tables.
-Located = tuple[StagedBatch, Mapping[str, Snapshot]]
-
-
 @dataclass(frozen=True, slots=True)
 class Append:
     """Go on: the entry follows the ledger's newest."""
@@ -121,13 +101,7 @@ def decide(table: str, head: Head, seen: str | None, entry: Entry) -> Append | A
         assert head.snapshot is not None
         return Already(head.snapshot)
     if there is not None and there.epoch > entry.epoch:
-        return Refuse(
-            Fenced(
-                f"cannot commit to table {table}: sink {entry.sink} has a newer life; this one is "
-                f"epoch {entry.epoch}, the table is at epoch {there.epoch}",
-                hint="stop this one; the newer life has taken over and nothing of this one is lost",
-            )
-        )
+        return Refuse(_overtaken(f"commit to table {table}", entry.epoch, there))
     if not head.complete:
         return Refuse(
             Expired(
@@ -143,6 +117,10 @@ def decide(table: str, head: Head, seen: str | None, entry: Entry) -> Append | A
     ):
         return Refuse(_apart(table, there, entry))
     return Append()
+
+
+def pause_after(failures: int) -> float:
+    return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures, 10))
 
 
 def witness_tag(sink: str) -> str:
@@ -315,6 +293,8 @@ class Target:
             if entry.keys is None and head.entry is not None and head.entry.keys is not None:
                 # Others may be expired: each says of itself that it is an upsert table's.
                 entry = replace(entry, keys=0)
+            if head.entry is not None and not head.entry.ranges and head.commit_id in self._tried:
+                self._saw(head.entry)  # our own, on top of what was expired: its answer was lost
             decision = decide(self.table.name, head, self.seen, entry)
             if isinstance(decision, Already):
                 self._saw(entry)
@@ -364,6 +344,12 @@ class Target:
         for attempt in range(ATTEMPTS):
             there = self.table.tagged(self._tag)
             if there is not None and there.sequence >= snapshot.sequence:
+                entry = ledger.parse(there.summary)
+                if entry is not None and entry.epoch < self.epoch:
+                    raise Unavailable(
+                        f"cannot move tag {self._tag} of table {self.table.name}: this life's "
+                        f"entries were expired, and one of epoch {entry.epoch} went on without them"
+                    )
                 return
             try:
                 return self.table.tag(self._tag, snapshot.id, there.id if there else None)
@@ -373,6 +359,12 @@ class Target:
                 self.table.refresh()
         raise Unavailable(f"cannot move tag {self._tag} of table {self.table.name} in {ATTEMPTS} "
                           f"tries: {trouble.message}", hint=trouble.hint)  # fmt: skip
+
+    def still_newest(self) -> None:
+        """Has no other life claimed the table since?"""
+        entry = self.head().entry
+        if entry is not None and entry.epoch > self.epoch:
+            raise _overtaken(f"go on with table {self.table.name}", self.epoch, entry)
 
     def forget(self) -> None:
         """Take the witness of a claim away, where nothing else was ever committed."""
@@ -481,414 +473,7 @@ class Target:
                 self.table.delete(path)
 
     def _pause(self, attempt: int) -> None:
-        self._clock.sleep(min(LONGEST_PAUSE, FIRST_PAUSE * 2**attempt))
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Absorption: how much may wait for a commit before the stream blocks."""
-
-    batches: int
-    bytes: int
-    age: float  # seconds
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """When a table's staged files are committed: when they are large enough or have waited long
-    enough; and which of several tables comes first."""
-
-    interval: float = 0.0
-    bytes: int | None = None
-    priority: int = 0
-
-
-@dataclass
-class Progress:
-    """What status and metrics show. Written by the committer alone."""
-
-    position: Cut = field(default_factory=Cut)
-    committed_batches: int = 0
-    commits: int = 0
-    last_commit_ms: int = 0
-    #: tables that cannot be committed to for now, and why
-    stuck: dict[str, str] = field(default_factory=dict)
-    blocked: str = ""
-    unpublished: str = ""
-    #: what the index could not be tidied for
-    untidy: str = ""
-
-    @property
-    def trouble(self) -> str:
-        return "; ".join(list(self.stuck.values()))
-
-
-class _Waiting:
-    """A staged batch on its way into its tables."""
-
-    def __init__(self, batch: StagedBatch, since: float) -> None:
-        self.batch = batch
-        self.since = since
-        self.snapshots: dict[str, Snapshot] = {}
-
-    def lacks(self, table: str) -> bool:
-        return table in self.batch.names and table not in self.snapshots
-
-    @property
-    def left(self) -> list[str]:
-        return [name for name in self.batch.names if name not in self.snapshots]
-
-
-class Committer:
-    """Commits staged batches in order: each to its tables, then the index. One thread of the driver
-    sees to it; where several tables are due, a few more help."""
-
-    def __init__(
-        self,
-        *,
-        target: Callable[[str], Target],
-        index: Target,
-        index_manifests: Callable[[Sequence[Located]], list[str]],
-        tables: Callable[[], Mapping[str, str] | str],
-        committed: Callable[[Sequence[StagedBatch]], None],
-        position: Cut,
-        pace: Callable[[str], Pace],
-        bounds: Bounds,
-        step: Step,
-        clock: Clock = time,
-        alone: bool = True,
-        tidy: Callable[[], float | None] = lambda: None,
-        indexed: Callable[[Sequence[StagedBatch]], None] = lambda _: None,
-    ) -> None:
-        """`alone`: one table takes everything, so that its ledger never stands behind the index,
-        and what is wrong with it stops the stream. `tables`: what the index says of them. `tidy`
-        looks after index and tables when the index was committed to, and once more at the moment
-        that it gives, should nothing be committed until then; it must not raise. `indexed` is
-        called before anybody is told of the new position, `committed` after that."""
-        self.progress = Progress(position=position)
-        self._target = target
-        self._index = index
-        self._index_manifests = index_manifests
-        self._tables = tables
-        self._committed = committed
-        self._indexed = indexed
-        self._pace = pace
-        self._bounds = bounds
-        self._step = step
-        self._clock = clock
-        self._alone = alone
-        self._tidy = tidy
-        self._tidy_at: float | None = None
-        self._changed = threading.Condition()
-        self._pending: list[_Waiting] = []
-        #: table → when it was last committed to; table → how often it failed since, and until when
-        #: it is left in peace
-        self._last: dict[str, float] = {}
-        self._failures: dict[str, tuple[int, float]] = {}
-        #: tables that only a person can help
-        self._hopeless: dict[str, FrazilError] = {}
-        self._failure: FrazilError | None = None
-        self._hurried = False
-        self._flushers = 0
-        self._closed = False
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="frazil-committer", daemon=True)
-        self._thread.start()
-
-    @property
-    def pending(self) -> list[StagedBatch]:
-        with self._changed:
-            return [each.batch for each in self._pending]
-
-    @property
-    def failure(self) -> FrazilError | None:
-        return self._failure
-
-    def submit(self, batch: StagedBatch, bounded: bool = True) -> None:
-        """Hand over a staged batch; blocks while more than the bounds allow is waiting."""
-        with self._changed:
-            while bounded and (reason := self._over()) and not self._flushing:
-                self._raise_failure()
-                self.progress.blocked = self._because(reason)
-                self._changed.wait(1.0)
-            self._raise_failure()
-            self.progress.blocked = ""
-            self._pending.append(_Waiting(batch, self._clock.monotonic()))
-            self._changed.notify_all()
-
-    def wait_until(self, cut: Mapping, timeout: float | None = None) -> bool:  # type: ignore[type-arg]
-        """Block until every offset below `cut` is committed. False when the time is up."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._failure or self.progress.position.reaches(cut), timeout
-            )
-            reached = self.progress.position.reaches(cut)
-            if not reached:
-                self._raise_failure()
-            return reached
-
-    def hurry(self) -> None:
-        """Commit what is waiting now, whatever the interval says, and hold nobody at a bound."""
-        with self._changed:
-            self._hurried = True
-            self._changed.notify_all()
-
-    def flush(self, timeout: float | None = None) -> bool:
-        """Commit what is waiting now; False where that is not done in time, or cannot be."""
-        with self._changed:
-            self._flushers += 1
-            self._changed.notify_all()
-            try:
-                self._changed.wait_for(
-                    lambda: self._failure or not self._pending or self.stalled(), timeout
-                )
-            finally:
-                self._flushers -= 1
-            self._raise_failure()
-            return not self._pending
-
-    @property
-    def _flushing(self) -> bool:
-        return self._hurried or self._flushers > 0
-
-    def stalled(self) -> FrazilError | None:
-        """Why nothing more will be committed until somebody looks at a table."""
-        with self._changed:
-            hopeless = dict(self._hopeless)
-            left = {name for each in self._pending for name in each.left}
-            if not self._pending or not left <= set(hopeless):
-                return None
-            # The index waits for the tables of the first batch, and then for nobody.
-            return hopeless[min(left)] if self._pending[0].left else hopeless.get(INDEX)
-
-    def close(self) -> None:
-        """End the thread after the commit under way. What is staged waits for the next life."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            while True:
-                with self._changed:
-                    if self._closed:
-                        return
-                    due = self._due()
-                    nap = self._nap()
-                    if not due and (nap is None or nap > 0):
-                        self._changed.wait(nap)
-                        continue
-                if due:
-                    self.round(due)
-                else:
-                    self._tidy_at = self._tidy()
-        except FrazilError as error:
-            self._fail(error)
-        except Exception as error:
-            # The thread's outermost frame: what is not one of ours must still stop the stream.
-            self._fail(FrazilError(f"cannot commit: {type(error).__name__}: {error}"))
-            raise
-
-    def _due(self) -> list[str]:
-        """The tables to commit to now, the most urgent first; the index, `INDEX`, is the last."""
-        now = self._clock.monotonic()
-        hurried = self._flushing or bool(self._over())  # a bound is no reason to wait
-        waiting: dict[str, tuple[float, int]] = {}  # since when, and how many bytes
-        for each in self._pending:
-            for staged in each.batch.tables:
-                if staged.name not in each.snapshots:
-                    since, size = waiting.get(staged.name, (each.since, 0))
-                    waiting[staged.name] = since, size + staged.bytes
-        due = []
-        for name, (since, size) in waiting.items():
-            pace = self._pace(name)
-            last = self._last.get(name)  # the first is not kept waiting
-            rested = last is None or now - last >= pace.interval
-            large = pace.bytes is not None and size >= pace.bytes
-            if (hurried or rested or large) and self._failures.get(name, (0, 0.0))[1] <= now:
-                due.append((-pace.priority, since, name))
-        found = [name for _, _, name in sorted(due)]
-        if self._failures.get(INDEX, (0, 0.0))[1] <= now:
-            ready = bool(self._pending) and all(name in found for name in self._pending[0].left)
-            found += [INDEX] if ready else []
-        return found
-
-    def _nap(self) -> float | None:
-        """Until something may be due: a new batch wakes us anyway. 0: it is time to tidy."""
-        if not self._pending:
-            return self._tidy_at and max(0.0, self._tidy_at - self._clock.monotonic())
-        names = {name for each in self._pending for name in each.left} | {INDEX}
-        waits = [self._failures[name][1] - self._clock.monotonic()
-                 for name in names if name in self._failures]  # fmt: skip
-        paces = [self._pace(name).interval for name in names - {INDEX}]
-        return max(0.01, min([1.0, *(each for each in (*waits, *paces) if each > 0)]))
-
-    def round(self, due: Sequence[str]) -> None:
-        """Each table that is due, then the index, as far as all tables have come."""
-        names = [name for name in due if name != INDEX]
-        pending = self._snapshot_of_pending()
-        if len(names) > 1:
-            with ThreadPoolExecutor(min(THREADS, len(names)), "frazil-committer") as pool:
-                list(pool.map(lambda name: self._into_table(name, pending), names))
-        for name in names if len(names) == 1 else []:
-            self._into_table(name, pending)
-        done = list(itertools.takewhile(lambda each: not each.left, pending))[:TOGETHER]
-        if done and INDEX in due:
-            self._tried(INDEX, lambda: self._into_index(done))
-
-    def _snapshot_of_pending(self) -> list[_Waiting]:
-        with self._changed:
-            return list(self._pending)
-
-    def _into_table(self, name: str, pending: Sequence[_Waiting]) -> None:
-        waiting = [each for each in pending if each.lacks(name)]
-        mine = waiting[:TOGETHER]
-        batches = [each.batch for each in mine]
-
-        def bring() -> None:
-            target = self._target(name)
-            for batch in batches:
-                if batch.table(name).uuid != target.table.uuid:
-                    raise Foreign(
-                        f"cannot commit to table {name}: it was dropped and made again; a batch "
-                        f"was staged for uuid {batch.table(name).uuid}, found {target.table.uuid}"
-                    )
-            where = self._bring(
-                "",
-                target,
-                batches,
-                lambda rest: _files(rest, name),
-                lambda rest: replace(
-                    entry_of(rest, name, target.epoch, None if self._alone else target.end),
-                    index=self._index.table.name,
-                ),
-            )
-            with self._changed:
-                for each in mine:
-                    each.snapshots[name] = replace(where[each.batch.commit_id], summary={})
-                self._changed.notify_all()
-
-        self._tried(name, bring)
-        if len(mine) == len(waiting):  # else the rest is due at once
-            self._last[name] = self._clock.monotonic()
-
-    def _into_index(self, done: Sequence[_Waiting]) -> None:
-        batches = [each.batch for each in done]
-        located = {each.batch.commit_id: (each.batch, each.snapshots) for each in done}
-        tables = self._tables()
-        self._bring(
-            "index-",
-            self._index,
-            batches,
-            lambda rest: self._index_manifests([located[b.commit_id] for b in rest]),
-            lambda rest: replace(entry_of(rest, INDEX, self._index.epoch), tables=tables),
-        )
-        self._indexed(batches)
-        with self._changed:
-            del self._pending[: len(batches)]
-            self.progress.position = batches[-1].end
-            self.progress.commits += 1
-            self.progress.committed_batches += len(batches)
-            self.progress.last_commit_ms = int(time.time() * 1000)
-            self._changed.notify_all()
-        self._committed(batches)
-        self._step("done", batches[-1])
-        self._tidy_at = self._tidy()
-
-    def _tried(self, name: str, call: Callable[[], None]) -> None:
-        """`call`; or the table is left in peace for a while and its batches wait, staged.
-
-        Absorbed: the stream goes on, the next try takes old and new together. Where a person must
-        look, and others can go on, the table waits as well; status names it. So does the index:
-        data goes on into the tables without it, until the bounds say that it is enough.
-        """
-        try:
-            call()
-            self._failures.pop(name, None)
-            self._hopeless.pop(name, None)
-            self.progress.stuck.pop(name, None)
-        except Fenced:
-            raise
-        except (Retryable, Unknown, Fatal, ConfigError) as error:
-            if isinstance(error, (Fatal, ConfigError)):
-                # The index has not what the stream says, or has it already: whose position is it?
-                contradicted = name == INDEX and isinstance(error, (Gap, Overlap))
-                if contradicted or (self._alone and name != INDEX):
-                    raise
-                self._hopeless[name] = error
-            self.progress.stuck[name] = error.message
-            times = self._failures.get(name, (0, 0.0))[0] + 1
-            pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(times, 10))
-            self._failures[name] = times, self._clock.monotonic() + pause
-
-    def _bring(
-        self,
-        prefix: str,
-        target: Target,
-        batches: Sequence[StagedBatch],
-        manifests: Callable[[Sequence[StagedBatch]], list[str]],
-        entry: Callable[[Sequence[StagedBatch]], Entry],
-    ) -> dict[str, Snapshot]:
-        """`batches` into one table; where each of them is, by commit id."""
-        where = target.locate(batches)
-        snapshot: Snapshot | None = None
-        for some in _apart_by_deletes(batches[len(where) :], target.table.name):
-            ready = manifests(some)
-            self._step(f"{prefix}commit", some[-1])
-            snapshot = target.commit(ready, entry(some))
-            self._step(f"{prefix}committed", some[-1])
-            where |= {batch.commit_id: snapshot for batch in some}
-        if snapshot is None:
-            snapshot = target.head().snapshot  # maybe a claim on top: the tag never moves back
-            if snapshot is None:
-                raise target.untold("what is there already")
-        target.witness(snapshot)
-        self._step(f"{prefix}witnessed", batches[-1])
-        return where
-
-    def _over(self) -> str:
-        """Why no more may be staged; empty where it may.
-
-        Where a table is stuck, batches that wait for nothing else do not count by number: the
-        others go on until bytes or age forbid it.
-        """
-        stuck = set() if self._alone else set(self.progress.stuck) - {INDEX}
-        moving = [each for each in self._pending if not stuck or set(each.left) - stuck]
-        if len(moving) >= self._bounds.batches:
-            return f"{len(moving)} batches wait for a commit; the bound is {self._bounds.batches}"
-        stored = sum(
-            table.bytes
-            for each in self._pending
-            for table in each.batch.tables
-            if table.name not in each.snapshots
-        )
-        if self._pending and stored >= self._bounds.bytes:
-            return f"{stored} staged bytes wait for a commit; the bound is {self._bounds.bytes}"
-        if self._pending:
-            age = self._clock.monotonic() - self._pending[0].since
-            if age >= self._bounds.age:
-                return f"a batch has waited {age:.0f} s; the bound is {self._bounds.age:.0f} s"
-        return ""
-
-    def _because(self, reason: str) -> str:
-        """With what they wait for, where that is known."""
-        waiting = sum(not each.left for each in self._pending)
-        if waiting and not self._pending[0].left:
-            reason += f"; {waiting} of them are in all their tables, and not in the index yet"
-        return f"{reason}: {self.progress.trouble}" if self.progress.trouble else reason
-
-    def _fail(self, error: FrazilError) -> None:
-        with self._changed:
-            self._failure = error
-            self._changed.notify_all()
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+        self._clock.sleep(pause_after(attempt))
 
 
 def chain(
@@ -943,45 +528,17 @@ def led_up_to(batches: Sequence[StagedBatch], begins: Iterable[Cut]) -> set[str]
     return found
 
 
-def _files(batches: Sequence[StagedBatch], table: str) -> list[str]:
-    """What they bring for a table. One that was rebuilt from the table's own ledger brings nothing:
-    it is there, or the table was moved away from it since."""
-    for batch in batches:
-        staged = batch.table(table)
-        if not staged.manifests and (staged.keys or any(t.written for t in staged.tallies)):
-            ranges = ", ".join(str(tally.range) for tally in staged.tallies)
-            raise Gap(
-                f"cannot commit {ranges} to table {table}: it had them when this life began, and "
-                "has them no more",
-                hint="the table was rolled back or its branch replaced; see `frazil audit`",
-            )
-    return [manifest for batch in batches for manifest in batch.table(table).manifests]
-
-
-def _apart_by_deletes(batches: Sequence[StagedBatch], table: str) -> Iterator[list[StagedBatch]]:
-    """Which of them may share a snapshot of the table.
-
-    A batch with equality deletes has one of its own: they take away rows of older snapshots only,
-    so of two batches in one snapshot both versions of a key would stay (H5). So has one that a
-    person made: what is signed for is told apart.
-    """
-    together: list[StagedBatch] = []
-    for batch in batches:
-        keyed = any(each.keys for each in batch.tables if each.name == table)
-        if not keyed and not batch.note:
-            together.append(batch)
-            continue
-        if together:
-            yield together
-        yield [batch]
-        together = []
-    if together:
-        yield together
-
-
 def _joins(before: str, here: str) -> bool:
     """A place of Spark's sources against the one before it; a feed of Kafka's ranges has none."""
     return not before or not here or before == here
+
+
+def _overtaken(what: str, epoch: int, there: Entry) -> Fenced:
+    return Fenced(
+        f"cannot {what}: sink {there.sink} has a newer life; this one is epoch {epoch}, the table "
+        f"is at epoch {there.epoch}",
+        hint="stop this one; the newer life has taken over and nothing of this one is lost",
+    )
 
 
 def _differs(table: str, there: Entry | None, seen: str | None, entry: Entry) -> FrazilError:

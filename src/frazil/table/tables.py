@@ -27,7 +27,8 @@ from frazil.ingest.upsert import deletes_shape
 from frazil.ingest.write import PARQUET, TableShape, check
 from frazil.table import schema
 from frazil.table.audit import REPLAY, TABLES_PROPERTY
-from frazil.table.commit import THREADS, Pace, Target, witness_tag
+from frazil.table.commit import Target, witness_tag
+from frazil.table.committer import THREADS, Pace
 from frazil.table.jvm import Catalog, Table
 from frazil.table.ledger import Snapshot, parse
 from frazil.table.orders import Orders
