@@ -292,7 +292,7 @@ def some(task: tuple[int, int, str]) -> tuple[bytes, bytes, bytes]:
     """Of batches that follow each other: their ledger entries, those of the index, and its rows."""
     import pyarrow as pa
 
-    from frazil.table import commit, index
+    from frazil.table import commit, committer, index
     from frazil.table.ledger import Snapshot
 
     first, last, table_uuid = task
@@ -304,7 +304,9 @@ def some(task: tuple[int, int, str]) -> tuple[bytes, bytes, bytes]:
         entry = commit.entry_of([batch], TABLE, 1)
         entries.append(replace(entry, index=INDEX).summary())
         if number >= batches.life.batches - LEFT:
-            entry = replace(commit.entry_of([batch], commit.INDEX, 1), tables={TABLE: table_uuid})
+            entry = replace(
+                commit.entry_of([batch], committer.INDEX, 1), tables={TABLE: table_uuid}
+            )
             heads.append(entry.summary())
         snapshot = Snapshot(batches.snapshots[number], None, 0, 0, "append", {})
         rows.append((batch, {TABLE: snapshot}))

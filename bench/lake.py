@@ -42,17 +42,8 @@ from frazil.ingest.route import Metadata as Names
 from frazil.ingest.stage import StagedBatch, StagedTable, Tally
 from frazil.ingest.write import TableShape, Writer
 from frazil.table import index, schema
-from frazil.table.commit import (
-    INDEX,
-    Bounds,
-    Committer,
-    Located,
-    Pace,
-    Target,
-    chain,
-    entry_of,
-    witness_tag,
-)
+from frazil.table.commit import Target, chain, entry_of, witness_tag
+from frazil.table.committer import INDEX, Bounds, Committer, Located, Pace
 from frazil.table.ledger import Entry, Snapshot, entries, head
 from frazil.table.rewind import Rewinding, Without
 

@@ -16,7 +16,7 @@ Order: in a partition the last offset; of a key that came from several partition
 partition whose records of it carry the newest timestamp, of the same the highest.
 
     make upserts                                                # five million records
-    make upserts ARGS='--records 200000 --keys 20000 --rounds 1'
+    make upserts ARGS='--records 200000 --keys 20000'
 """
 
 from __future__ import annotations
@@ -361,12 +361,15 @@ def life(lives: Lives, hold: str, batches: int, steps: Counter[str]) -> str:
     pipeline = lives.next(hold=hold, until="forever")
     watch = threading.Timer(240, pipeline.process.kill)
     watch.start()
-    done = 0
+    first, done = None, 0
     try:
         for event in pipeline.events():
             steps[event.get("step", "")] += 1
-            done += event.get("step") == "done"
-            if "held" in event or done == batches:
+            if first is None and event.get("step") == "planned":
+                first = event["batch"]
+            if first is not None and event.get("step") == "done":  # of several batches, maybe
+                done = event["batch"] - first + 1
+            if "held" in event or done >= batches:
                 return str(event.get("held", "anywhere"))
             if "error" in event:
                 raise SystemExit(f"the sink stopped: {event}")
@@ -383,7 +386,7 @@ def document(folder: Path, bootstrap: str, given: argparse.Namespace) -> str:
 id = "upserts"
 topics = ["{TOPIC}"]
 index = "db.index"
-trigger = "20ms"
+trigger = "1s"
 max_records_per_trigger = {given.batch}
 index_history = "{given.keep}"
 [kafka]
@@ -479,8 +482,8 @@ def main() -> int:
     parser.add_argument("--records", type=int, default=5_000_000)
     parser.add_argument("--keys", type=int, default=200_000)
     parser.add_argument("--batch", type=int, default=40_000, help="records of a batch")
-    parser.add_argument("--rounds", type=int, default=2, help="kills at each step")
-    parser.add_argument("--within", type=int, default=1200, help="seconds; no step's turn after")
+    parser.add_argument("--rounds", type=int, default=1, help="kills at each step")
+    parser.add_argument("--within", type=int, default=3600, help="seconds; no step's turn after")
     parser.add_argument("--keep", default="3m", help="keep_snapshots, and index_history")
     parser.add_argument("--format-version", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
