@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from frazil.core.config import Config
 from frazil.surface.broker import Broker
@@ -104,6 +105,7 @@ def test_a_broker_that_is_killed_and_comes_back_needs_no_person(
         proven(config, spark)
 
 
+@pytest.mark.long
 def test_two_drivers_started_at_once_leave_an_exact_table(
     broker: Broker, lake: Lake, spark: Any, name: str, write_toml: Callable[..., Path],
     make_config: Make, tmp_path: Path,

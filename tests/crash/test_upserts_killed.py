@@ -26,7 +26,7 @@ BETWEEN = ("compact", "compacted", "expire", "expired")
 
 @pytest.mark.parametrize(
     ("steps", "ordered"),
-    [(("staged", "committed", "compact"), False),
+    [(("committed", "compact"), False),
      pytest.param((*STEPS, *BETWEEN), False, marks=pytest.mark.long),
      pytest.param((*STEPS, *BETWEEN), True, marks=pytest.mark.long)],
     ids=["some", "every", "ordered"],

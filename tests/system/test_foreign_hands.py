@@ -273,7 +273,7 @@ def drop_and_make_again(lane: Lane, branch: str) -> Callable[[], object]:
     return restore
 
 
-@pytest.mark.parametrize("mode", ["append", "upsert"])
+@pytest.mark.parametrize("mode", ["append", pytest.param("upsert", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("hand", "kind", "words"),
     [(roll_back, Gap, "roll"), (replace_the_branch, Gap, "roll"),

@@ -344,6 +344,7 @@ def test_a_range_that_the_topic_does_not_have_is_refused_at_once(
     assert isinstance(found, ConfigError)
 
 
+@pytest.mark.long
 def test_a_plain_spark_sink_behind_a_read_loses_and_doubles_nothing_and_the_limit_is_kept(
     broker: Broker, spark: Any, name: str, make_config: Make, tmp_path: Path
 ):
@@ -751,6 +752,7 @@ def test_each_window_is_there_once_when_it_closes_whatever_lives_it_was_open_in(
     assert fates(found, name) == {"merged": 60}
 
 
+@pytest.mark.long
 def test_records_of_two_streams_find_each_other_across_lives(
     broker: Broker, lake: Lake, spark: Any, name: str, tmp_path: Path
 ):
@@ -882,6 +884,7 @@ def assert_even(lake: Lake, name: str, bootstrap: str, topic: str) -> int:
     return len(rows)
 
 
+@pytest.mark.long
 def test_without_state_no_checkpoint_is_needed_and_no_old_one_can_hurt(
     broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make, tmp_path: Path
 ):
@@ -912,6 +915,7 @@ def test_without_state_no_checkpoint_is_needed_and_no_old_one_can_hurt(
     assert fates(found, name) == {"written": produced // 2, "skipped": produced // 2}
 
 
+@pytest.mark.long
 def test_a_sink_may_get_a_transform_and_lose_it_again_and_get_none_that_keeps_state(
     broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make, tmp_path: Path
 ):
@@ -1005,6 +1009,7 @@ def made(bootstrap: str, topic: str) -> bool:
     return True
 
 
+@pytest.mark.long
 def test_retention_stops_a_stream_that_it_overtook_and_no_other(
     broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make
 ):
@@ -1109,6 +1114,7 @@ def test_a_query_with_state_goes_on_with_its_checkpoint_and_with_no_other(
     assert_proven(distinct.spark, distinct.name, "batches")
 
 
+@pytest.mark.long
 def test_a_ledger_that_was_rolled_back_behind_the_checkpoint_is_a_gap(distinct: Distinct):
     for start in (0, 10):
         distinct.produce(start, start + 10)

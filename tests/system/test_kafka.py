@@ -182,7 +182,9 @@ def test_a_lost_row_of_an_accepted_loss_is_rebuilt_with_its_note(
     assert noted.why == WHY
 
 
-@pytest.mark.parametrize("records", [5, 40], ids=["fewer", "more"])
+@pytest.mark.parametrize(
+    "records", [5, pytest.param(40, marks=pytest.mark.long)], ids=["fewer", "more"]
+)
 def test_a_topic_that_was_made_again_is_adopted_and_both_stay_provable(
     broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make, records: int
 ):

@@ -116,8 +116,9 @@ def test_the_tables_of_a_sink_are_the_same_with_and_without_a_jvm(
 
 @pytest.mark.parametrize(
     ("version", "codec", "mode"),
-    [(1, "gzip", "copy-on-write"), (2, "snappy", "copy-on-write"), (2, "zstd", "merge-on-read"),
-     (3, "uncompressed", "merge-on-read")],
+    [pytest.param(1, "gzip", "copy-on-write", marks=pytest.mark.long),
+     pytest.param(2, "snappy", "copy-on-write", marks=pytest.mark.long),
+     (2, "zstd", "merge-on-read"), (3, "uncompressed", "merge-on-read")],
 )  # fmt: skip
 def test_what_spark_writes_and_deletes_is_read(
     spark: Any, lake: Lake, name: str, version: int, codec: str, mode: str

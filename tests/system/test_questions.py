@@ -224,6 +224,7 @@ def test_a_table_as_of_an_offset_or_a_cut(
     assert rows(config, name, 0, 59) == 120
 
 
+@pytest.mark.long
 def test_a_table_that_got_nothing_lately_is_as_it_is(
     broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make
 ):

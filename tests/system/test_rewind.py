@@ -136,6 +136,7 @@ def many(name: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.long
 def test_many_tables_go_back_together_those_made_since_and_dead_letters_too(
     broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make
 ):
@@ -284,6 +285,7 @@ def test_what_others_wrote_since_is_kept_unless_somebody_gives_it_up(
     proven(config, spark)
 
 
+@pytest.mark.long
 def test_a_compaction_is_undone_and_nothing_is_lost_by_that(
     broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make
 ):
@@ -317,6 +319,7 @@ def test_expired_snapshots_are_told_with_the_earliest_cut_that_is_left(
     assert assert_exact(lake, f"db.{name}", broker.bootstrap, name) == 80
 
 
+@pytest.mark.long
 def test_what_kafka_has_no_more_is_not_thrown_away(
     broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make
 ):
@@ -389,7 +392,11 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("step", ["noted", "forked", "moved", "unstaged", "indexed"])
+@pytest.mark.parametrize(
+    "step",
+    ["moved", *(pytest.param(each, marks=pytest.mark.long)
+                for each in ("noted", "forked", "unstaged", "indexed"))],
+)  # fmt: skip
 def test_no_life_starts_from_half_a_rewind_and_the_next_one_finishes_it(
     broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make, step: str
 ):

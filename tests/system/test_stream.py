@@ -316,6 +316,7 @@ def test_a_large_range_is_split_over_tasks(
 # ── lives ────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.long
 def test_a_checkpoint_that_is_lost_old_or_somebody_elses_changes_nothing(
     broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make, tmp_path: Path
 ):
@@ -497,6 +498,7 @@ def test_what_one_life_staged_the_next_commits_without_reading_kafka_again(
     proven(config, spark)
 
 
+@pytest.mark.long
 def test_staged_batches_of_a_partition_that_came_later_are_all_taken_over(
     broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make, outage: Outage
 ):
@@ -527,6 +529,7 @@ def test_staged_batches_of_a_partition_that_came_later_are_all_taken_over(
     assert assert_exact(lake, f"db.{name}", b, name) == 20
 
 
+@pytest.mark.long
 def test_a_table_ahead_of_the_index_is_completed_when_a_partition_came_meanwhile(
     broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make, outage: Outage
 ):
@@ -560,6 +563,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return lambda: monkeypatch.setattr("frazil.sink._running", {})
 
 
+@pytest.mark.long
 def test_the_older_of_two_lives_is_fenced_and_its_rows_are_absent(
     broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make,
     elsewhere: Callable[[], None],

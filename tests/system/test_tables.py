@@ -21,7 +21,7 @@ from frazil.core.offsets import Cut
 from frazil.surface.broker import Broker
 from frazil.surface.orders import create_topic
 from frazil.surface.status import status
-from frazil.table import commit, jvm
+from frazil.table import committer, jvm
 from frazil.table.jvm import Catalog
 from frazil.table.ledger import entries
 from tests.oracle import Lake, topic_records
@@ -484,7 +484,7 @@ def test_each_table_is_committed_at_its_own_pace_and_the_cut_waits_for_all(
     monkeypatch: pytest.MonkeyPatch,
 ):  # fmt: skip
     """`first` goes before the others, `large` waits for bytes, `lazy` for an hour."""
-    monkeypatch.setattr(commit, "THREADS", 1)  # one after the other, so that there is an order
+    monkeypatch.setattr(committer, "THREADS", 1)  # one after the other, so that there is an order
     order: list[str] = []
     append = jvm.Table.append
 
@@ -635,6 +635,7 @@ def test_a_record_that_a_missing_table_cannot_take_is_a_dead_letter_and_stops_no
     all_proven(config, spark, gone, other, dead)
 
 
+@pytest.mark.long
 def test_a_lost_batch_record_brings_no_table_anything_twice(
     broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make
 ):

@@ -120,7 +120,7 @@ def chaos(feed: Feed, seed: int, count: int, keys: int, partitions: int) -> None
     feed.flush()
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_at_every_snapshot_the_table_is_what_a_dictionary_holds(
     broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make, check: Any, version: int
 ):
@@ -387,6 +387,7 @@ def test_late_changes_do_not_win_and_deletes_are_remembered_by_a_databases_log_n
     assert [sum(each) for each in zip(*totals, strict=True)] == [2 * PER_LIFE, 0]
 
 
+@pytest.mark.long
 def test_what_is_staged_counts_and_a_tombstone_takes_the_order_of_what_it_deletes(
     broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make, check: Any,
     monkeypatch: pytest.MonkeyPatch,
