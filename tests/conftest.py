@@ -44,7 +44,10 @@ def spark(lake: Lake) -> Iterator[Any]:
     more = jars.fetch(jars.AWS, transitive=False)  # for the tests with an object store
     more += jars.spark_kafka()  # and those with Spark's own Kafka source
     settings = {"spark.jars": ",".join(map(str, more)), "spark.sql.shuffle.partitions": "2"}
-    running = session(lake.config("spark", "none", "none:1", spark=settings))
+    config = lake.config("spark", "none", "none:1", spark=settings)
+    running = session(config)
+    # The catalog's file is there from now on, whichever test comes first.
+    running.sql(f"SHOW NAMESPACES IN {config.catalog.name}").collect()
     yield running
     running.stop()
 
