@@ -172,8 +172,14 @@ class Generator(threading.Thread):
             self.failure = str(error)
 
     def stop(self) -> None:
+        """When there are as many as there shall be: the last kills may have been quicker."""
+        deadline = time.monotonic() + WITHIN
+        while self.sent < self.goal and self.is_alive() and time.monotonic() < deadline:
+            time.sleep(0.1)
         self._ending.set()
         self.join(WITHIN)
+        if self.sent < self.goal:
+            raise Stuck(f"the producer sent {self.sent:,} of {self.goal:,} records")
         if self.failure or self.is_alive():
             raise Stuck(f"the producer failed: {self.failure or 'it does not end'}")
 
@@ -718,7 +724,7 @@ def _kill(
     for number, (who, point) in zip(range(1, given.kills + 1), wanted, strict=False):
         at = time.monotonic()
         where = chaos.kill(who, point)
-        generator.goal = rows * (number + 1) // given.kills
+        generator.goal = rows * min(number + 1, given.kills) // given.kills
         if verifier.failure is not None:
             raise verifier.failure
         done = {name: sum(cut) for name, cut in verifier.cuts.items()}

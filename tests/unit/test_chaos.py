@@ -183,3 +183,27 @@ def test_numbers_are_what_avro_makes_of_them(chaos: Any):
     schema = fastavro.parse_schema(json.loads(chaos.SCHEMA))
     read = fastavro.schemaless_reader(io.BytesIO(raw[2].tobytes() + raw[3].tobytes()), schema)
     assert read == {"id": 49_999 + chaos.BASE, "n": 2**32 + chaos.BASE}
+
+
+def test_the_producer_ends_when_there_are_as_many_records_as_there_shall_be(
+    chaos: Any, monkeypatch: pytest.MonkeyPatch
+):
+    """Also where the last kills were quicker than it was."""
+
+    class Took:
+        def __init__(self, _: dict[str, Any]) -> None:
+            self.count = 0
+
+        def produce(self, *_: Any, **__: Any) -> None:
+            self.count += 1
+
+        def poll(self, _: float) -> None: ...
+        def flush(self, _: float) -> None: ...
+
+    monkeypatch.setattr(chaos, "Producer", Took)
+    generator = chaos.Generator("nowhere:1", seed=1, rate=20_000)
+    generator.goal = 5_000
+    generator.start()
+    generator.stop()
+    assert generator.sent >= 5_000
+    assert generator._producer.count == generator.sent
