@@ -301,6 +301,11 @@ class Target:
                 self._sweep(leftovers, decision.snapshot)
                 return decision.snapshot
             if isinstance(decision, Refuse):
+                if head.entry is not None and head.commit_id in self._tried:
+                    raise Unavailable(
+                        f"cannot commit {_spans(entry)} to table {self.table.name} yet: an earlier "
+                        f"try, with {_spans(head.entry)} alone, was applied late; the rest follows"
+                    )
                 raise decision.error
             if attempt == ATTEMPTS:
                 break  # the last try was read back as well
@@ -459,7 +464,7 @@ class Target:
             forgotten = not now.complete and not (head.entry is None and self._claimed_first)
             if forgotten or now.commit_id != head.commit_id:
                 return f"the newest entry of sink {self.sink} is no longer {head.commit_id}"
-            if now.bridged and entry.ranges:  # a try before this one may be among what is gone
+            if now.bridged and not head.bridged:  # there may have been more entries among them
                 return f"snapshots since {head.commit_id} were expired"
             self._tried.update(entry.commit_ids)
             return None
