@@ -440,6 +440,32 @@ def test_a_claim_that_was_expired_and_then_passed_by_an_older_life_is_no_claim()
         heir.witness(claimed)
 
 
+@pytest.mark.parametrize("tagged", [True, False])
+def test_a_claim_sees_that_entries_were_expired_since_it_looked(tagged: bool):
+    """The older life went on from the entry that was seen, and what it committed is gone."""
+    table = FakeTable()
+    old, heir = target(table), target(table, 2)
+    seen = old.commit(["m-a"], entry_of([batch(0, 5, "a")], "db.t", 1))
+    if tagged:
+        old.witness(seen)
+
+    def went_on() -> None:
+        put(old, batch(5, 9, "b"))
+        expired(table)
+
+    table.race = went_on
+    table.faults = ["race"]
+    if not tagged:  # and nothing is left that tells of it
+        with pytest.raises(Expired, match="no witness"):
+            heir.claim()
+        return
+    claimed = heir.claim()
+    assert claimed.entry is not None
+    assert claimed.entry.doubt == 2
+    with pytest.raises(Expired, match="cannot be told"):
+        heir.locate([batch(5, 9, "b")])
+
+
 def test_what_leads_up_to_the_oldest_entry_that_is_left_is_in_the_table():
     """A zombie staged the same records in other ranges: those must not be taken."""
     batches = [batch(0, 5, "a", 0), batch(5, 9, "b", 1), batch(0, 7, "z", 0, epoch=2)]
@@ -585,6 +611,31 @@ def test_a_batch_whose_answer_was_lost_may_come_back_together_with_new_ones():
     with pytest.raises(Unavailable):
         rig.commit(batch(0, 5, "a"))
     rig.data.faults = []
+    rig.commit(batch(0, 5, "a"), batch(5, 9, "b", 1))
+    assert rig.data.live() == ["m-a", "m-b"]
+    assert [m.split("@")[0] for m in rig.index.live()] == ["i-a", "i-b"]
+
+
+@pytest.mark.parametrize("where", ["data", "index"])
+def test_a_try_that_arrives_while_a_larger_group_is_tried_is_for_later_and_no_overlap(where: str):
+    rig = Rig()
+    late: FakeTable = getattr(rig, where)
+    append, flying = late.append, []
+
+    def times_out(*given: Any, **more: Any) -> None:
+        assert more["check"](late.history("main")) is None
+        flying.append(given)
+        raise Unknown("cannot commit: CommitStateUnknownException")
+
+    def arrives() -> None:
+        late.add(*flying[0])
+
+    late.append = times_out  # type: ignore[method-assign]
+    with pytest.raises(Unavailable):
+        rig.commit(batch(0, 5, "a"))
+    late.append, late.race, late.faults = append, arrives, ["race"]  # type: ignore[method-assign]
+    with pytest.raises(Unavailable, match=r"\[0, 5\) alone, was applied late"):
+        rig.commit(batch(0, 5, "a"), batch(5, 9, "b", 1))
     rig.commit(batch(0, 5, "a"), batch(5, 9, "b", 1))
     assert rig.data.live() == ["m-a", "m-b"]
     assert [m.split("@")[0] for m in rig.index.live()] == ["i-a", "i-b"]
