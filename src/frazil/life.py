@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pyspark.sql import SparkSession
 
 from frazil.core.config import Config, TableConfig
-from frazil.core.errors import ConfigError, Foreign, Gap
+from frazil.core.errors import ConfigError, Expired, Foreign, Gap
 from frazil.core.offsets import Cut, Partition, Range
 from frazil.feed import Feed, Reached
 from frazil.ingest import stage
@@ -22,7 +22,7 @@ from frazil.ingest.source import Origin
 from frazil.ingest.stage import StagedBatch
 from frazil.table import index, ledger, schema
 from frazil.table.audit import REPLAY, said_tables
-from frazil.table.commit import Target, chain, led_up_to
+from frazil.table.commit import Target, chain, led_up_to, witness_tag
 from frazil.table.committer import Located
 from frazil.table.jvm import Catalog, Table
 from frazil.table.ledger import Entry, Snapshot
@@ -93,6 +93,7 @@ class Life:
         # Only now: a table that an older life makes after this look finds its maker fenced.
         claimed = self.target.head().entry
         self.index.refresh()
+        self._refuse_a_forgotten_ledger(claimed)
         self._open_tables(claimed)
         if not self._alone:
             if self.epoch > 1:  # a batch may be staged for a table the index knows nothing of
@@ -107,6 +108,21 @@ class Life:
         """Before a new one is made. (Of one table alone the ledger tells all that an index has.)"""
         for held in self.tables.held.values() if not self._alone else ():
             self.refuse_unknown(held)
+
+    def _refuse_a_forgotten_ledger(self, claimed: Entry | None) -> None:
+        """Rows of this sink, and a ledger that begins with the claim: the witness was removed, and
+        the entries that it would have kept were expired. All would be told once more."""
+        if self.index.made or claimed is None or claimed.batches[1] >= 0:
+            return
+        sink, name = self._config.sink.id, self.index.name
+        if self.index.plain.rows(["commit_id"], {"sink": [sink]}).num_rows:
+            raise Expired(
+                f"cannot go on: the index {name} has rows of sink {sink}, and its ledger, which "
+                f"tells the position, is gone: its tag {witness_tag(sink)} was removed, and the "
+                "snapshots of its entries were expired",
+                hint="restore the index; or, where the sink fills one table alone: DELETE FROM "
+                f"{name} WHERE sink = '{sink}', and the rows are made again of the table's ledger",
+            )
 
     def refuse_unknown(self, held: Held) -> None:
         """A table that this sink has filled and the index knows nothing of: the position is not its
@@ -232,9 +248,10 @@ class Life:
         """By the ledgers and the stage folder.
 
         Before the claim this is a look at what may still move; after it all older lives are fenced,
-        and what is read here stays as it is.
+        and what is read here stays as it is. The position of a newer one is none to go on from: a
+        table may have been rolled back to before it.
         """
-        entry = self.target.head().entry
+        entry = self.target.still_newest()
         assert entry is not None
         position = entry.end
         known = self._known(entry)

@@ -251,7 +251,8 @@ class Table:
         head = self.meta.head("main")
         rows = [{"commit_id": row[0], "table_name": row[1]}
                 for file, _ in (head.files if head else ()) for row in file.rows]  # fmt: skip
-        return SimpleNamespace(rows=lambda *_: SimpleNamespace(to_pylist=lambda: rows))
+        table = SimpleNamespace(to_pylist=lambda: rows, num_rows=len(rows))
+        return SimpleNamespace(rows=lambda *_: table)
 
     def manifests(self, snapshot_id: int) -> set[str]:
         held = self.meta.snapshots[snapshot_id]

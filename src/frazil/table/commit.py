@@ -365,11 +365,13 @@ class Target:
         raise Unavailable(f"cannot move tag {self._tag} of table {self.table.name} in {ATTEMPTS} "
                           f"tries: {trouble.message}", hint=trouble.hint)  # fmt: skip
 
-    def still_newest(self) -> None:
-        """Has no other life claimed the table since?"""
+    def still_newest(self) -> Entry | None:
+        """The newest entry, unless another life has claimed the table since. (Who only looks has no
+        epoch.)"""
         entry = self.head().entry
-        if entry is not None and entry.epoch > self.epoch:
+        if entry is not None and 0 < self.epoch < entry.epoch:
             raise _overtaken(f"go on with table {self.table.name}", self.epoch, entry)
+        return entry
 
     def forget(self) -> None:
         """Take the witness of a claim away, where nothing else was ever committed."""
