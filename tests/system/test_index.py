@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from frazil.core.config import Config, TableConfig, load
-from frazil.core.errors import ConfigError, Unknown
+from frazil.core.errors import ConfigError, Expired, Unknown
 from frazil.core.offsets import Cut, Partition, Range
 from frazil.ingest.route import Metadata
 from frazil.ingest.stage import StagedBatch, StagedTable, Tally
@@ -498,6 +498,34 @@ def test_rows_that_somebody_deleted_are_rebuilt_and_l13_other_partitions_stay_pr
     produce(broker.bootstrap, name, numbered(6, 100), 3)
     catch_up(config, spark)
     assert assert_exact(lake, f"db.{name}", broker.bootstrap, name) == 66
+    proven(config, spark)
+
+
+def test_an_index_whose_witness_and_entries_somebody_took_away_is_refused_and_can_be_helped(
+    broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make
+):
+    """Its rows are there, and no position: all of them would be written once more."""
+    create_topic(broker.bootstrap, name, 2)
+    produce(broker.bootstrap, name, numbered(40), 2)
+    config = make_config(sink={"max_records_per_trigger": 12})
+    catch_up(config, spark)
+    before = told(lake, name)
+    table = f"db.{name}_index"
+    spark.sql(f"ALTER TABLE lake.{table} DROP TAG `frazil/{name}`")
+    spark.sql(f"CALL lake.system.rewrite_data_files(table => '{table}', "
+              "options => map('rewrite-all', 'true'))")  # fmt: skip
+    spark.sql(f"CALL lake.system.expire_snapshots(table => '{table}', retain_last => 1, "
+              "older_than => TIMESTAMP '2100-01-01 00:00:00')")  # fmt: skip
+    for _ in range(2):  # the claim of the first is there when the second comes
+        with pytest.raises(Expired, match=rf"rows of sink {name}, and its ledger, .* is gone"):
+            catch_up(config, spark)
+    assert told(lake, name) == before
+    spark.sql(f"DELETE FROM lake.{table} WHERE sink = '{name}'")
+    produce(broker.bootstrap, name, numbered(6, 100), 2)
+    catch_up(config, spark)
+    assert assert_exact(lake, f"db.{name}", broker.bootstrap, name) == 46
+    ranges = {row[4:7] for row in told(lake, name)}
+    assert {row[4:7] for row in before} < ranges
     proven(config, spark)
 
 

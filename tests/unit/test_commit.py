@@ -159,6 +159,18 @@ def test_a_claim_fences_the_older_life():
     assert table.live() == ["m-a", "m-c"]
 
 
+def test_a_life_looks_whether_it_is_still_the_newest():
+    table, life = witnessed()
+    put(life, batch(0, 5, "a"))
+    for who in (life, target(table, epoch=0)):  # who only looks is not overtaken
+        entry = who.still_newest()
+        assert entry is not None
+        assert entry.commit_ids == ("a",)
+    target(table, epoch=2).claim()
+    with pytest.raises(Fenced, match="epoch 1, the table is at epoch 2"):
+        life.still_newest()
+
+
 def test_of_two_claims_at_once_one_wins():
     table = FakeTable()
     first, second = target(table, 1), target(table, 1)
