@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from frazil.core.errors import Fenced
 from frazil.core.offsets import Cut
-from frazil.life import _contradicted
+from frazil.life import Life, _contradicted
 from tests.fakes import FakeTable
 from tests.unit.test_commit import P, batch, put, target
 
@@ -29,3 +30,14 @@ def test_a_batch_whose_records_a_table_has_with_another_is_read_again(staged, co
     after = {"db.t": life.entries_after(Cut({P: 5})), "db.empty": []}
     assert [entry.commit_ids for entry, _ in after["db.t"]] == [("b",), ("c",)]
     assert _contradicted(staged, after) is contradicted
+
+
+def test_nobody_goes_on_from_the_position_of_a_newer_life():
+    """A table may have been rolled back to this life's own claim: nothing would fence it there."""
+    table = FakeTable("db.i")
+    life = object.__new__(Life)
+    life.target = target(table)
+    life.target.claim()
+    target(table, epoch=2).claim()
+    with pytest.raises(Fenced, match="newer life"):
+        life.recover()
