@@ -28,8 +28,10 @@ ROWS = 600
 
 
 @pytest.fixture
-def given(lake: Lake, broker: Broker) -> Config:
+def given(lake: Lake, broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     """Of a sink whose own topic, table and index nobody has made yet."""
+    # Temporary files of its own: another self-test may run beside this one.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return lake.config("mine", "mine", broker.bootstrap)
 
 

@@ -37,23 +37,28 @@ def test_no_kill_brings_a_row_back_loses_one_or_leaves_a_twin(
 ):  # fmt: skip
     """`ordered`: by what is sent first, whichever Kafka partition it comes from."""
     feed = Feed(broker, name, PARTITIONS, order=(lambda row: row["value"]) if ordered else None)
-    config = write_toml(decode={"format": "json"},
-                        table=upsert(keep_snapshots="1ms",
-                                     **({"order_by": "value"} if ordered else {})),
-                        sink={"max_records_per_trigger": PER_LIFE // 2})  # fmt: skip
+
+    def configured(**table: str) -> Path:
+        return write_toml(decode={"format": "json"},
+                          table=upsert(**table, **({"order_by": "value"} if ordered else {})),
+                          sink={"max_records_per_trigger": PER_LIFE // 2})  # fmt: skip
 
     def check() -> None:
         feed.oracle.check(
             lake.metadata_file(f"db.{name}"), Spark=spark_rows(spark, f"lake.db.{name}")
         )
 
-    lives = Lives(config, log=tmp_path / "log", scratch=tmp_path / "scratch")
+    config = configured(keep_snapshots="1ms")
+    where = {"log": tmp_path / "log", "scratch": tmp_path / "scratch"}
+    lives = Lives(config, **where)
     for life, step in enumerate(steps):
         chaos(feed, life, PER_LIFE, KEYS, PARTITIONS)
         hold = f"{step}:{1 if step in BETWEEN else 2}"
-        assert lives.next(hold=hold, until="forever").killed()
+        last = life == len(steps) - 1
+        assert lives.next(hold=hold, until="forever", last=last).killed()
         check()
-    final = lives.next(last=True)
+    # The final life expires nothing: each snapshot of its many batches is looked at behind it.
+    final = Lives(configured(), **where).next(last=True)
     events = list(final.events())
     assert final.wait() == 0, events[-1]
     check()
