@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long unit check bench bench-df bench-tables bench-upsert bench-audit poison planted upserts simulate faults chaos lock clean
+.PHONY: help demo test test-long unit check bench bench-df bench-tables bench-upsert bench-audit poison planted upserts simulate faults chaos soak lock clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 14
@@ -46,6 +46,9 @@ bench-audit: $(READY)  ## the audit of a billion rows in 100,000 batches, from m
 poison: $(READY)  ## hostile records among good ones: every good one exact, every bad one told once (N=1000000)
 	@$(BIN)/python bench/poison.py --hostile $(or $(N),1000000) $(ARGS)
 
+roundtrip: $(READY)  ## random schemas from bytes to data files and back: every value equal, every bound true (N=20000)
+	@$(BIN)/python bench/roundtrip.py --count $(or $(N),20000) $(ARGS)
+
 planted: $(READY)  ## corruption planted in tables that were well: all of it found, and nothing else (N=2000)
 	@$(BIN)/python bench/planted.py --count $(or $(N),2000) $(ARGS)
 
@@ -60,6 +63,9 @@ faults: $(READY)  ## every fault of a REST catalog at every commit: what is in t
 
 chaos: $(READY)  ## random kills of driver, worker, broker and catalog; every offset compared meanwhile (KILLS=10)
 	@$(BIN)/python bench/chaos.py --kills $(or $(KILLS),10) $(ARGS)
+
+soak: $(READY)  ## a sink with default settings for 30 minutes: nothing grows that must not (ARGS='--commit-interval 1s')
+	@$(BIN)/python bench/soak.py $(ARGS)
 
 lock:  ## resolve the dependencies anew (needs uv)
 	uv pip compile -q --universal --python-version 3.10 --generate-hashes --no-emit-index-url \
@@ -76,5 +82,5 @@ $(READY): requirements.lock pyproject.toml
 	@$(BIN)/pip install -q --disable-pip-version-check --require-hashes -r requirements.lock 1>&2
 	@$(BIN)/pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . 1>&2
 	@echo "fetching the jars of Iceberg and Kafka (once)" >&2
-	@$(BIN)/python -m frazil.surface.jars
+	@$(BIN)/python -m frazil.spark.jars
 	@touch $@

@@ -23,8 +23,9 @@ from typing import Any
 
 import psutil
 
-from frazil.surface import jars, orders
-from frazil.surface.broker import Broker
+from frazil.spark import jars
+from frazil.testing import datagen
+from frazil.testing.kafka import Broker
 
 TOPIC = "orders"
 
@@ -40,8 +41,10 @@ class Peer:
         self.side = side
         self.process = subprocess.Popen(
             [sys.executable, __file__, "--side", side, "--settings", json.dumps(settings)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         self.runs: list[dict[str, Any]] = []
         assert self._answer() == {"ready": True}
 
@@ -86,12 +89,12 @@ def compare(rows: int, repeat: int, partitions: int) -> dict[str, Any]:
         folder = Path(name)
         say("starting Apache Kafka")
         with Broker(folder / "kafka", jvm=("-Xmx1g",), say=say) as broker:
-            orders.create_topic(broker.bootstrap, TOPIC, partitions)
+            datagen.create_topic(broker.bootstrap, TOPIC, partitions)
             say(f"producing {rows:,} orders")
             began = time.monotonic()
-            orders.produce(broker.bootstrap, TOPIC, partitions, rows=rows)
+            datagen.produce(broker.bootstrap, TOPIC, partitions, rows=rows)
             say(f"  {time.monotonic() - began:.0f} s")
-            (folder / "order.avsc").write_text(orders.SCHEMA)
+            (folder / "order.avsc").write_text(datagen.SCHEMA)
             settings = {"folder": name, "bootstrap": broker.bootstrap, "rows": rows}
             say("starting both sides")
             sides = [Peer("spark", **settings), Peer("frazil", **settings)]
@@ -178,12 +181,16 @@ def spark_side(settings: dict[str, Any]) -> Any:
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")
-    columns = "order_id bigint, customer string, sku string, quantity int, price double, " \
-              "placed_at timestamp, country string, express boolean, note string"  # fmt: skip
+    columns = (
+        "order_id bigint, customer string, sku string, quantity int, price double, "
+        "placed_at timestamp, country string, express boolean, note string"
+    )
 
     def job(number: int) -> dict[str, Any]:
-        spark.sql(f"CREATE TABLE lake.db.t{number} ({columns}) USING iceberg "
-                  "TBLPROPERTIES ('write.parquet.compression-codec'='zstd')")  # fmt: skip
+        spark.sql(
+            f"CREATE TABLE lake.db.t{number} ({columns}) USING iceberg "
+            "TBLPROPERTIES ('write.parquet.compression-codec'='zstd')"
+        )
         began = time.monotonic()
         records = (
             spark.readStream.format("kafka")
@@ -193,7 +200,7 @@ def spark_side(settings: dict[str, Any]) -> Any:
             .load()
         )
         payload = expr("substring(value, 6)")
-        rows = records.select(from_avro(payload, orders.SCHEMA).alias("o")).select(col("o.*"))
+        rows = records.select(from_avro(payload, datagen.SCHEMA).alias("o")).select(col("o.*"))
         query = (
             rows.writeStream.format("iceberg")
             .outputMode("append")
@@ -210,23 +217,28 @@ def spark_side(settings: dict[str, Any]) -> Any:
 
 
 def frazil_side(settings: dict[str, Any]) -> Any:
-    from frazil.core.config import from_document
+    from frazil.config.model import from_document
     from frazil.sink import Sink, Step
-    from frazil.surface.session import session
+    from frazil.spark.session import session
 
     folder = settings["folder"]
 
     def config(number: int) -> Any:
         return from_document(
             {
-                "sink": {"id": f"bench{number}", "topics": [TOPIC], "index": f"db.index{number}",
-                         "trigger": "10ms"},
+                "sink": {
+                    "id": f"bench{number}",
+                    "topics": [TOPIC],
+                    "index_table": f"db.index{number}",
+                    "trigger": "10ms",
+                    "commit_interval": "0s",
+                },
                 "kafka": {"bootstrap.servers": settings["bootstrap"]},
                 "decode": {"schema": f"{folder}/order.avsc"},
                 "catalog": {"type": "hadoop", "warehouse": f"{folder}/frazil"},
                 "table": [{"name": f"db.t{number}"}],
             }
-        )  # fmt: skip
+        )
 
     spark = session(config(0), say=say)
 

@@ -79,8 +79,8 @@ def catalog(folder: Path) -> dict[str, str]:
 
 def hear_index(folder: Path) -> tuple[float, Callable[[], Any]]:
     began = time.perf_counter()
-    from frazil.table.plain import find
-    from frazil.table.spans import TOLD, joints, of_rows, side_by_side, sorted_rows
+    from frazil.iceberg.static_table import find
+    from frazil.ledger.columns import TOLD, joints, of_rows, side_by_side, sorted_rows
 
     imported = time.perf_counter() - began
 
@@ -104,8 +104,8 @@ def hear_index(folder: Path) -> tuple[float, Callable[[], Any]]:
 
 def hear_ledger(folder: Path) -> tuple[float, Callable[[], Any]]:
     began = time.perf_counter()
-    from frazil.table.plain import find
-    from frazil.table.spans import joints, of_entries
+    from frazil.iceberg.static_table import find
+    from frazil.ledger.columns import joints, of_entries
 
     imported = time.perf_counter() - began
 
@@ -126,7 +126,7 @@ def hear_ledger(folder: Path) -> tuple[float, Callable[[], Any]]:
 
 def hear_manifests(folder: Path) -> tuple[float, Callable[[], Any]]:
     began = time.perf_counter()
-    from frazil.table.plain import find
+    from frazil.iceberg.static_table import find
 
     imported = time.perf_counter() - began
 
@@ -143,13 +143,13 @@ def hear_all(folder: Path) -> tuple[float, Callable[[], Any]]:
     """All that `frazil audit` does, but for starting Python and printing."""
     gc.disable()  # as the command does
     began = time.perf_counter()
-    from frazil.surface import proof
-    from frazil.table.plain import find
+    from frazil.auditing import evidence
+    from frazil.iceberg.static_table import find
 
     imported = time.perf_counter() - began
 
     def run() -> Any:
-        found = proof.of_table(lambda name: find(catalog(folder), name), TABLE, "main")
+        found = evidence.of_table(lambda name: find(catalog(folder), name), TABLE, "main")
         report = found.reports[0]
         return {
             "verdict": found.verdict,
@@ -208,7 +208,7 @@ def measured(what: str, folder: Path, runs: int) -> dict[str, Any]:
 def commanded(folder: Path, runs: int) -> dict[str, Any]:
     """`frazil audit`, from the prompt to the last letter."""
     options = [f"--catalog={key}={value}" for key, value in catalog(folder).items()]
-    command = [sys.executable, "-m", "frazil.surface.cli", "audit", TABLE, *options, "--json"]
+    command = [sys.executable, "-m", "frazil.cli.commands", "audit", TABLE, *options, "--json"]
     took = []
     for _ in range(runs):
         began = time.perf_counter()
@@ -250,8 +250,8 @@ class Batches:
         self.snapshots = chance.integers(1, 2**62, life.batches).tolist()
 
     def staged(self, number: int, uuid_: str) -> Any:
-        from frazil.core.offsets import Cut, Range
-        from frazil.ingest.stage import StagedBatch, StagedTable, Tally
+        from frazil.ledger.staged_batch import RangeCounts, StagedBatch, StagedTable
+        from frazil.offsets import Cut, Range
 
         begin, end, tallies = {}, {}, []
         columns = (self.start, self.end, self.written, self.rejected, self.invisible)
@@ -262,16 +262,32 @@ class Batches:
             where = partition(i)
             begin[where], end[where] = low, high
             tallies.append(
-                Tally(Range(where, low, high), written, rejected, 0, invisible, 0,
-                      (low, high - 1), (at * 1000 + i, at * 1000 + 5_000_000 - i))
-            )  # fmt: skip
+                RangeCounts(
+                    Range(where, low, high),
+                    written,
+                    rejected,
+                    0,
+                    invisible,
+                    0,
+                    (low, high - 1),
+                    (at * 1000 + i, at * 1000 + 5_000_000 - i),
+                )
+            )
         made = uuid.UUID(int=random.Random(number).getrandbits(128), version=4)
         table = StagedTable(TABLE, uuid_, 0, (), (), 1, 0, tuple(tallies))
         return StagedBatch(
-            sink=SINK, epoch=1, number=number, commit_id=str(made), begin=Cut(begin), end=Cut(end),
-            topics={TOPIC: "SGVsbG8gZnJhemlsIQo"}, cluster="c2ltcGxlIGNsdXN0ZXI",
-            staged_at_ms=at, window_start_ms=0, tables=(table,),
-        )  # fmt: skip
+            sink=SINK,
+            epoch=1,
+            number=number,
+            commit_id=str(made),
+            begin=Cut(begin),
+            end=Cut(end),
+            topics={TOPIC: "SGVsbG8gZnJhemlsIQo"},
+            cluster="c2ltcGxlIGNsdXN0ZXI",
+            staged_at_ms=at,
+            window_start_ms=0,
+            tables=(table,),
+        )
 
     @staticmethod
     def time(number: int) -> int:
@@ -280,7 +296,7 @@ class Batches:
 
 @lru_cache(maxsize=4096)
 def partition(number: int) -> Any:
-    from frazil.core.offsets import Partition
+    from frazil.offsets import Partition
 
     return Partition(TOPIC, number)
 
@@ -292,20 +308,23 @@ def some(task: tuple[int, int, str]) -> tuple[bytes, bytes, bytes]:
     """Of batches that follow each other: their ledger entries, those of the index, and its rows."""
     import pyarrow as pa
 
-    from frazil.table import commit, committer, index
-    from frazil.table.ledger import Snapshot
+    from frazil.commit import committer, protocol
+    from frazil.ledger import index
+    from frazil.ledger.entry import Snapshot, split
 
     first, last, table_uuid = task
     batches = _made
     assert batches is not None
     entries, heads, rows = [], [], []
+    kept: dict[str, str] = {}
     for number in range(first, last):
         batch = batches.staged(number, table_uuid)
-        entry = commit.entry_of([batch], TABLE, 1)
-        entries.append(replace(entry, index=INDEX).summary())
+        entry = protocol.entry_of([batch], TABLE, 1)
+        entries.append(replace(entry, index=INDEX, kept=kept).summary())
+        kept = split(entries[-1])[1]
         if number >= batches.life.batches - LEFT:
             entry = replace(
-                commit.entry_of([batch], committer.INDEX, 1), tables={TABLE: table_uuid}
+                protocol.entry_of([batch], committer.INDEX, 1), tables={TABLE: table_uuid}
             )
             heads.append(entry.summary())
         snapshot = Snapshot(batches.snapshots[number], None, 0, 0, "append", {})
@@ -342,16 +361,20 @@ def make(life: Life, folder: Path) -> None:
             heads += json.loads(index_told)
             rows.append(pa.ipc.open_stream(stream).read_all())
             if i % 20 == 19:
-                say(f"  {len(entries):,} of {life.batches:,} batches, "
-                    f"{time.perf_counter() - began:.0f} s")  # fmt: skip
+                say(
+                    f"  {len(entries):,} of {life.batches:,} batches, "
+                    f"{time.perf_counter() - began:.0f} s"
+                )
     for layout in LAYOUTS:
         fill(tables.pop(layout), batches, entries, layout)
     del entries
     found = pa.concat_tables(rows).unify_dictionaries()
     rows.clear()
     files = fill_index(folder / "batch", life, heads, found)
-    say(f"  {life.name}: the index has {len(found):,} rows in {files} files; "
-        f"{time.perf_counter() - began:.0f} s")  # fmt: skip
+    say(
+        f"  {life.name}: the index has {len(found):,} rows in {files} files; "
+        f"{time.perf_counter() - began:.0f} s"
+    )
     for layout in LAYOUTS[1:]:
         there = folder / "batch" / INDEX.replace(".", "/")
         (folder / layout / INDEX.replace(".", "/")).symlink_to(there.resolve())
@@ -359,7 +382,7 @@ def make(life: Life, folder: Path) -> None:
 
 
 def data_table(warehouse: Path, life: Life) -> Any:
-    from frazil.ingest.route import Metadata as Names
+    from frazil.pipeline.projection import MetadataColumns as Names
     from lake import Table
 
     folder = warehouse.resolve() / TABLE.replace(".", "/")
@@ -410,14 +433,16 @@ class Template:
 
 #: What Iceberg in Spark says of itself in each summary.
 ENGINE = {
-    "engine-version": "4.1.1", "app-id": "local-1700000000000", "engine-name": "spark",
+    "engine-version": "4.1.1",
+    "app-id": "local-1700000000000",
+    "engine-name": "spark",
     "iceberg-version": "Apache Iceberg 1.12.0 (commit 0123456789abcdef0123456789abcdef01234567)",
-}  # fmt: skip
+}
 
 
 def fill(table: Any, batches: Batches, entries: list[dict[str, str]], layout: str) -> None:
     """Every snapshot, and the files that are live behind the last of them."""
-    from frazil.table.ledger import Snapshot
+    from frazil.ledger.entry import Snapshot
     from lake import Filed
 
     life, template = batches.life, Template(table)
@@ -428,16 +453,34 @@ def fill(table: Any, batches: Batches, entries: list[dict[str, str]], layout: st
         total += rows
         told = {
             **entry,
-            "added-data-files": "1", "added-records": str(rows), "added-files-size": str(size),
-            "changed-partition-count": "1", "manifests-created": "1", "manifests-kept": "0",
-            "manifests-replaced": "0", "total-records": str(total),
-            "total-files-size": str(size * (number + 1)), "total-data-files": str(number + 1),
-            "total-delete-files": "0", "total-position-deletes": "0",
-            "total-equality-deletes": "0", **ENGINE,
-        }  # fmt: skip
+            "added-data-files": "1",
+            "added-records": str(rows),
+            "added-files-size": str(size),
+            "changed-partition-count": "1",
+            "manifests-created": "1",
+            "manifests-kept": "0",
+            "manifests-replaced": "0",
+            "total-records": str(total),
+            "total-files-size": str(size * (number + 1)),
+            "total-data-files": str(number + 1),
+            "total-delete-files": "0",
+            "total-position-deletes": "0",
+            "total-equality-deletes": "0",
+            **ENGINE,
+        }
         here = batches.snapshots[number]
-        keep(table, Snapshot(here, parent, number + 1, batches.time(number), "append", told,
-                             table.path(f"snap-{here}-1-{uuid.UUID(int=here)}.avro")))  # fmt: skip
+        keep(
+            table,
+            Snapshot(
+                here,
+                parent,
+                number + 1,
+                batches.time(number),
+                "append",
+                told,
+                table.path(f"snap-{here}-1-{uuid.UUID(int=here)}.avro"),
+            ),
+        )
         parent = here
     table.sequence = life.batches
     table.tag(f"frazil/{SINK}", parent)
@@ -446,8 +489,13 @@ def fill(table: Any, batches: Batches, entries: list[dict[str, str]], layout: st
         born = batches.snapshots[i] if layout == "batch" else parent
         filed.append(Filed(0, born, i + 1 if layout == "batch" else life.batches + 1, file))
     replaced = str(total) if layout == "partition" else ""
-    closed(table, filed, {"added-records": replaced, "deleted-records": replaced} if replaced else
-           {"entries-processed": str(len(filed))})  # fmt: skip
+    closed(
+        table,
+        filed,
+        {"added-records": replaced, "deleted-records": replaced}
+        if replaced
+        else {"entries-processed": str(len(filed))},
+    )
     table.save()
 
 
@@ -467,10 +515,15 @@ def closed(table: Any, filed: list[Any], told: dict[str, str]) -> None:
     made = table.snapshot(told, operation="replace")
     table.snapshots[made.id] = replace(made, summary={**made.summary, **told})
     table.lists[made.id] = tuple(
-        Manifest(table.path(f"optimized-m-{table._id():x}.avro"), False, made.id, made.sequence,
-                 tuple(filed[at : at + LISTED]))
+        Manifest(
+            table.path(f"optimized-m-{table._id():x}.avro"),
+            False,
+            made.id,
+            made.sequence,
+            tuple(filed[at : at + LISTED]),
+        )
         for at in range(0, len(filed), LISTED)
-    )  # fmt: skip
+    )
     # Of the sink's last commit its tag says where it is; a list of its own is not needed here.
     table.lists[table.refs[f"frazil/{SINK}"]] = ()
 
@@ -510,7 +563,7 @@ class Kept:
 
 def compacted(life: Life) -> list[Kept]:
     """Which files are left when the sink has compacted its index after each batch, as it does."""
-    from frazil.table import index
+    from frazil.ledger import index
 
     files: list[Kept] = []
     for number in range(life.batches):
@@ -525,18 +578,19 @@ def compacted(life: Life) -> list[Kept]:
 
 def fill_index(warehouse: Path, life: Life, heads: list[dict[str, str]], rows: Any) -> int:
     """The index, in files as the sink leaves them; `rows` are batch by batch."""
-    from frazil.ingest.write import TableShape, Writer
-    from frazil.table import index
-    from frazil.table.ledger import Snapshot
+    from frazil.files.writer import TableWriter, WriterSpec
+    from frazil.ledger import index
+    from frazil.ledger.entry import Snapshot
     from lake import Filed, Metadata, _index_schema
 
     folder = warehouse.resolve() / INDEX.replace(".", "/")
     table = Metadata(folder, INDEX, _index_schema(), seed=life.name)
-    shape = TableShape(INDEX, str(folder), table.schema, 0, table.spec_text, index.PROPERTIES,
-                       1 << 29, "zstd", {})  # fmt: skip
+    shape = WriterSpec(
+        INDEX, str(folder), table.schema, 0, table.spec_text, index.PROPERTIES, 1 << 29, "zstd", {}
+    )
     files = []
     for each in compacted(life):
-        writer = Writer(shape, f"frazil-{SINK}-1-index")
+        writer = TableWriter(shape, f"frazil-{SINK}-1-index")
         mine = rows.slice(each.first * life.partitions, each.rows).cast(shape.arrow)
         writer.write(index.ordered(mine))
         files += [json.loads(file.descriptor) for file in writer.close()]
@@ -544,14 +598,26 @@ def fill_index(warehouse: Path, life: Life, heads: list[dict[str, str]], rows: A
     for i, told in enumerate(heads):
         number = life.batches - len(heads) + i
         here = random.Random(f"i{number}").getrandbits(62)
-        keep(table, Snapshot(here, parent or (1 if number else None), number + 1,
-                             Batches.time(number), "append", told,
-                             table.path(f"snap-{here}.avro")))  # fmt: skip
+        keep(
+            table,
+            Snapshot(
+                here,
+                parent or (1 if number else None),
+                number + 1,
+                Batches.time(number),
+                "append",
+                told,
+                table.path(f"snap-{here}.avro"),
+            ),
+        )
         parent = here
     table.sequence = life.batches
     table.tag(f"frazil/{SINK}", parent)
-    closed(table, [Filed(1, 0, 0, each) for each in files],
-           {"added-records": str(len(rows)), "deleted-records": str(len(rows))})  # fmt: skip
+    closed(
+        table,
+        [Filed(1, 0, 0, each) for each in files],
+        {"added-records": str(len(rows)), "deleted-records": str(len(rows))},
+    )
     table.save()
     return len(files)
 
@@ -562,9 +628,10 @@ def fill_index(warehouse: Path, life: Life, heads: list[dict[str, str]], rows: A
 def point(life: Life, folder: Path, runs: int) -> dict[str, Any]:
     """All measures of one life, on both layouts where they differ."""
     found: dict[str, Any] = {
-        "batches": life.batches, "partitions": life.partitions, "ranges": life.batches
-        * life.partitions,
-    }  # fmt: skip
+        "batches": life.batches,
+        "partitions": life.partitions,
+        "ranges": life.batches * life.partitions,
+    }
     for what in MEASURES:
         for layout in LAYOUTS if what in ("manifests", "all") else LAYOUTS[:1]:
             name = what if layout == "batch" else f"{what}_{layout}"

@@ -56,15 +56,15 @@ import pyarrow.parquet as pq
 from confluent_kafka import Consumer, Producer, TopicPartition
 from duckdb_extensions import import_extension
 
-from frazil.core.config import load
-from frazil.core.offsets import Partition
+from frazil.auditing.evidence import of_sink
+from frazil.config.model import load
+from frazil.ledger import entry as ledger
+from frazil.offsets import Partition
 from frazil.sink import STEPS
-from frazil.surface.broker import Broker
-from frazil.surface.child import Event, Lives, Pipeline, toml
-from frazil.surface.opened import opener
-from frazil.surface.orders import create_topic
-from frazil.surface.proof import of_sink
-from frazil.table import ledger
+from frazil.spark.open_table import opener
+from frazil.testing.datagen import create_topic
+from frazil.testing.kafka import Broker
+from frazil.testing.process import Event, SinkProcess, SinkRuns, toml
 from rest import RestCatalog
 
 APPEND, UPSERT = "events", "changes"
@@ -75,8 +75,13 @@ BATCH = 40_000
 BASE = 1 << 33  # so that Avro writes every number in five bytes
 HEAD = b"\0\0\0\0\1"
 SIZE = len(HEAD) + 10
-SCHEMA = json.dumps({"type": "record", "name": "Change", "fields": [
-    {"name": "id", "type": "long"}, {"name": "n", "type": "long"}]})  # fmt: skip
+SCHEMA = json.dumps(
+    {
+        "type": "record",
+        "name": "Change",
+        "fields": [{"name": "id", "type": "long"}, {"name": "n", "type": "long"}],
+    }
+)
 
 #: Beside the steps of a batch, those of what the sink does to the upsert table between commits.
 #: They come now and then: a life that has made so many commits without is killed as it is.
@@ -118,10 +123,16 @@ class Generator(threading.Thread):
 
     def __init__(self, bootstrap: str, seed: int, rate: int) -> None:
         super().__init__(daemon=True)
-        self._producer = Producer({
-            "bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 20,
-            "message.timeout.ms": 600_000, "reconnect.backoff.max.ms": 500, "log_level": 2,
-        })  # fmt: skip
+        self._producer = Producer(
+            {
+                "bootstrap.servers": bootstrap,
+                "enable.idempotence": True,
+                "linger.ms": 20,
+                "message.timeout.ms": 600_000,
+                "reconnect.backoff.max.ms": 500,
+                "log_level": 2,
+            }
+        )
         self._chance = np.random.default_rng(seed)
         self._rate = rate
         self._ending = threading.Event()
@@ -218,11 +229,17 @@ class Topic:
         self.name = name
         self.ids = [Column(np.int32) for _ in range(PARTITIONS)]
         self.numbers = [Column(np.int64) for _ in range(PARTITIONS)]
-        self._consumer = Consumer({
-            "bootstrap.servers": bootstrap, "group.id": "verifier", "enable.auto.commit": False,
-            "auto.offset.reset": "error", "reconnect.backoff.max.ms": 500, "log_level": 2,
-            "queued.max.messages.kbytes": 16_384,
-        })  # fmt: skip
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": "verifier",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "error",
+                "reconnect.backoff.max.ms": 500,
+                "log_level": 2,
+                "queued.max.messages.kbytes": 16_384,
+            }
+        )
         self._consumer.assign([TopicPartition(name, p, 0) for p in range(PARTITIONS)])
 
     def read(self, seconds: float) -> None:
@@ -282,8 +299,9 @@ class Table:
         with sqlite3.connect(f"file:{self._database}?mode=ro", uri=True, timeout=30) as catalog:
             row = catalog.execute(
                 "SELECT metadata_location FROM iceberg_tables "
-                "WHERE table_namespace = 'db' AND table_name = ?", (self.name,)
-            ).fetchone()  # fmt: skip
+                "WHERE table_namespace = 'db' AND table_name = ?",
+                (self.name,),
+            ).fetchone()
         if row is None:
             return None
         path = str(row[0]).removeprefix("file://").removeprefix("file:")
@@ -464,7 +482,7 @@ def _avro(path: str) -> list[dict[str, Any]]:
 class Life:
     """A pipeline whose events are read by a thread, so that others can wait for them."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: SinkProcess) -> None:
         self.pipeline = pipeline
         self.seen: Counter[str] = Counter()
         self.last: Event = {}
@@ -505,7 +523,7 @@ class Died(Exception):
 
 
 class Chaos:
-    def __init__(self, broker: Broker, catalog: RestCatalog, lives: Lives, seed: int) -> None:
+    def __init__(self, broker: Broker, catalog: RestCatalog, lives: SinkRuns, seed: int) -> None:
         self._broker, self._catalog, self._lives = broker, catalog, lives
         self._chance = random.Random(seed)
         self.by_point: Counter[str] = Counter()
@@ -634,16 +652,30 @@ def _ticks(pid: int) -> int:
 def written_config(folder: Path, bootstrap: str, catalog: RestCatalog) -> Path:
     (folder / "change.avsc").write_text(SCHEMA)
     document = {
-        "sink": {"id": "chaos", "topics": [APPEND, UPSERT], "index": "db.chaos_index",
-                 "trigger": "50ms", "max_records_per_trigger": BATCH, "patience": "120s"},
+        "sink": {
+            "id": "chaos",
+            "topics": [APPEND, UPSERT],
+            "index_table": "db.chaos_index",
+            "trigger": "50ms",
+            "commit_interval": "0s",
+            "max_records_per_trigger": BATCH,
+            "unavailable_timeout": "120s",
+        },
         "kafka": {"bootstrap.servers": bootstrap, "reconnect.backoff.max.ms": "500"},
-        "decode": {"schema": "change.avsc", "key": "text"},
+        "decode": {"schema": "change.avsc", "key_format": "text"},
         "catalog": catalog.properties(),
-        "table": [{"name": f"db.{APPEND}"},
-                  {"name": f"db.{UPSERT}", "mode": "upsert", "key": ["id"], "compact_after": 5,
-                   "keep_snapshots": "10s"}],
+        "table": [
+            {"name": f"db.{APPEND}"},
+            {
+                "name": f"db.{UPSERT}",
+                "mode": "upsert",
+                "key": ["id"],
+                "compact_after_commits": 5,
+                "snapshot_retention": "10s",
+            },
+        ],
         "route": [{"topics": [name], "to": [f"db.{name}"]} for name in (APPEND, UPSERT)],
-    }  # fmt: skip
+    }
     path = folder / "chaos.toml"
     path.write_text(toml(document))
     return path
@@ -653,10 +685,12 @@ def ends(bootstrap: str) -> dict[str, list[int]]:
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "ends", "log_level": 2})
     try:
         return {
-            name: [consumer.get_watermark_offsets(TopicPartition(name, p), WITHIN)[1]
-                   for p in range(PARTITIONS)]
+            name: [
+                consumer.get_watermark_offsets(TopicPartition(name, p), WITHIN)[1]
+                for p in range(PARTITIONS)
+            ]
             for name in (APPEND, UPSERT)
-        }  # fmt: skip
+        }
     finally:
         consumer.close()
 
@@ -686,7 +720,7 @@ def run(given: argparse.Namespace, folder: Path) -> int:
         )
         topics = {name: Topic(broker.bootstrap, name) for name in (APPEND, UPSERT)}
         verifier = Verifier(topics, folder / "lake" / "catalog.db")
-        with Lives(config, log=log, scratch=scratch) as lives:
+        with SinkRuns(config, log=log, scratch=scratch) as lives:
             generator.goal = rows // given.kills
             generator.start()
             verifier.start()
@@ -705,14 +739,26 @@ def run(given: argparse.Namespace, folder: Path) -> int:
     found = verifier.found
     good = not (found.lost or found.doubled or found.wrong) and proof.verdict == "proven"
     seconds = time.monotonic() - began
-    print(json.dumps({
-        "kills": sum(chaos.by_point.values()), "rows": sum(map(sum, last.values())),
-        "lost": found.lost, "doubled": found.doubled, "wrong": found.wrong,
-        "seconds": round(seconds, 1), "by_point": dict(sorted(chaos.by_point.items())),
-        "seed": given.seed, "audit": proof.verdict, "lives": chaos.lives, "died": chaos.died,
-        "append_snapshots": found.append_snapshots, "upsert_snapshots": found.upsert_snapshots,
-        "verifier_cpu_seconds": round(verifier.seconds, 1),
-    }))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "kills": sum(chaos.by_point.values()),
+                "rows": sum(map(sum, last.values())),
+                "lost": found.lost,
+                "doubled": found.doubled,
+                "wrong": found.wrong,
+                "seconds": round(seconds, 1),
+                "by_point": dict(sorted(chaos.by_point.items())),
+                "seed": given.seed,
+                "audit": proof.verdict,
+                "lives": chaos.lives,
+                "died": chaos.died,
+                "append_snapshots": found.append_snapshots,
+                "upsert_snapshots": found.upsert_snapshots,
+                "verifier_cpu_seconds": round(verifier.seconds, 1),
+            }
+        )
+    )
     return 0 if good else 1
 
 
@@ -728,8 +774,10 @@ def _kill(
         if verifier.failure is not None:
             raise verifier.failure
         done = {name: sum(cut) for name, cut in verifier.cuts.items()}
-        say(f"kill {number} of {given.kills}: {where}, {time.monotonic() - at:.1f} s; "
-            f"{generator.sent:,} sent, verified {done[APPEND]:,} and {done[UPSERT]:,}")  # fmt: skip
+        say(
+            f"kill {number} of {given.kills}: {where}, {time.monotonic() - at:.1f} s; "
+            f"{generator.sent:,} sent, verified {done[APPEND]:,} and {done[UPSERT]:,}"
+        )
 
 
 def _finish(

@@ -24,19 +24,30 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from frazil.core.config import from_document
-from frazil.core.offsets import Cut, Partition
-from frazil.ingest.write import TableShape, Writer
-from frazil.surface.session import session
-from frazil.table.compact import Compaction
-from frazil.table.jvm import Catalog
-from frazil.table.ledger import Entry
+from frazil.config.model import from_document
+from frazil.files.writer import TableWriter, WriterSpec
+from frazil.iceberg.java import JavaCatalog
+from frazil.ledger.entry import LedgerEntry
+from frazil.maintenance.rewrite_data_files import RewriteDataFiles
+from frazil.offsets import Cut, Partition
+from frazil.spark.session import session
 
-KINDS = {"id": "long", "version": "long", "customer": "string", "sku": "string", "quantity": "int",
-         "price": "double", "placed_at": "timestamptz", "country": "string", "express": "boolean",
-         "note": "string"}  # fmt: skip
-FIELDS = [{"id": number, "name": name, "required": name == "id", "type": kind}
-          for number, (name, kind) in enumerate(KINDS.items(), 1)]  # fmt: skip
+KINDS = {
+    "id": "long",
+    "version": "long",
+    "customer": "string",
+    "sku": "string",
+    "quantity": "int",
+    "price": "double",
+    "placed_at": "timestamptz",
+    "country": "string",
+    "express": "boolean",
+    "note": "string",
+}
+FIELDS = [
+    {"id": number, "name": name, "required": name == "id", "type": kind}
+    for number, (name, kind) in enumerate(KINDS.items(), 1)
+]
 SPEC = '{"spec-id": 0, "fields": []}'
 WORDS = {
     "customer": pa.array([f"customer-{i:06d}" for i in range(200_000)]),
@@ -51,24 +62,38 @@ class Upserted:
     def __init__(self, spark: Any, keys: int) -> None:
         self.spark, self.keys, self.batches = spark, keys, 0
         schema = {"type": "struct", "schema-id": 0, "fields": FIELDS, "identifier-field-ids": [1]}
-        self._catalog = Catalog(spark, "lake")
+        self._catalog = JavaCatalog(spark, "lake")
         self._table = self._catalog.create("db.t", json.dumps(schema), SPEC)
         self._draw = np.random.default_rng(1)
 
-    def shape(self) -> TableShape:
+    def shape(self) -> WriterSpec:
         table = self._table
-        return TableShape(table.name, table.location, table.schema, table.schema_id, table.spec,
-                          table.properties, 2**28, "zstd", {})  # fmt: skip
+        return WriterSpec(
+            table.name,
+            table.location,
+            table.schema,
+            table.schema_id,
+            table.spec,
+            table.properties,
+            2**28,
+            "zstd",
+            {},
+        )
 
     def rows(self, ids: Any) -> pa.Table:
         draw, count = self._draw, len(ids)
         columns = {
-            "id": ids, "version": np.arange(count), "quantity": draw.integers(1, 10, count),
-            "price": draw.integers(100, 50_000, count) / 100, "express": draw.random(count) < 0.25,
+            "id": ids,
+            "version": np.arange(count),
+            "quantity": draw.integers(1, 10, count),
+            "price": draw.integers(100, 50_000, count) / 100,
+            "express": draw.random(count) < 0.25,
             "placed_at": pa.array(BEGAN + np.arange(count), pa.timestamp("us", "UTC")),
-            **{name: pool.take(pa.array(draw.integers(0, len(pool), count)))
-               for name, pool in WORDS.items()},
-        }  # fmt: skip
+            **{
+                name: pool.take(pa.array(draw.integers(0, len(pool), count)))
+                for name, pool in WORDS.items()
+            },
+        }
         return pa.table({name: columns[name] for name in KINDS}).cast(self.shape().arrow)
 
     def batch(self, ids: Any) -> None:
@@ -81,13 +106,20 @@ class Upserted:
                 (self.shape(), self.rows(half), update.addRows),
                 (deletes, pa.table({"id": half}).cast(deletes.arrow), update.addDeletes),
             ):
-                writer = Writer(shape, "bench")
+                writer = TableWriter(shape, "bench")
                 writer.write(rows)
                 for file in writer.close():
                     add(self._table._data_file(file.descriptor))
         where, number = Partition("t", 0), self.batches
-        entry = Entry("s", 1, (str(uuid.uuid4()),), (number, number), Cut({where: number}),
-                      Cut({where: number + 1}), keys=len(ids))  # fmt: skip
+        entry = LedgerEntry(
+            "s",
+            1,
+            (str(uuid.uuid4()),),
+            (number, number),
+            Cut({where: number}),
+            Cut({where: number + 1}),
+            keys=len(ids),
+        )
         for key, value in entry.summary().items():
             update.set(key, value)
         update.commit()
@@ -99,8 +131,9 @@ class Upserted:
     def round(self) -> float:
         table = self._catalog.load("db.t")
         assert table is not None
-        keeper = Compaction(table, sink="s", epoch=1, shape=self.shape,
-                            prefix=lambda: "frazil-s-1-0", after=1)  # fmt: skip
+        keeper = RewriteDataFiles(
+            table, sink="s", epoch=1, shape=self.shape, prefix=lambda: "frazil-s-1-0", after=1
+        )
         began = time.monotonic()
         trouble = keeper.tidy()
         assert not trouble, trouble
@@ -123,12 +156,16 @@ def main() -> None:
     parser.add_argument("--waiting", default="1,2,3,5,10")
     given = parser.parse_args()
     folder = tempfile.mkdtemp(prefix="frazil-compact-")
-    config = from_document({
-        "sink": {"id": "bench", "topics": ["none"]}, "kafka": {"bootstrap.servers": "none:1"},
-        "table": [{"name": "db.t"}], "decode": {"format": "raw"},
-        "catalog": {"type": "hadoop", "warehouse": folder},
-        "spark": {"spark.master": "local[2]", "spark.driver.memory": "4g"},
-    })  # fmt: skip
+    config = from_document(
+        {
+            "sink": {"id": "bench", "topics": ["none"]},
+            "kafka": {"bootstrap.servers": "none:1"},
+            "table": [{"name": "db.t"}],
+            "decode": {"format": "raw"},
+            "catalog": {"type": "hadoop", "warehouse": folder},
+            "spark": {"spark.master": "local[2]", "spark.driver.memory": "4g"},
+        }
+    )
     try:
         table = Upserted(session(config), given.keys)
         for low in range(0, given.keys, 5_000_000):
@@ -141,9 +178,11 @@ def main() -> None:
                 table.changes(given.rows)
             scan, took = table.scan(), table.round()
             result[f"waiting_{count}"] = {
-                "scan_s": round(scan, 2), "round_s": round(took, 2), "scan_after_s": table.scan(),
+                "scan_s": round(scan, 2),
+                "round_s": round(took, 2),
+                "scan_after_s": table.scan(),
                 "round_s_per_million": round(took / (count * given.rows / 1e6), 2),
-            }  # fmt: skip
+            }
             print(count, result[f"waiting_{count}"], file=sys.stderr, flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -54,22 +54,22 @@ from pyspark.sql import SparkSession
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from frazil.core.config import Config, from_document
-from frazil.core.errors import Conflict, FrazilError
-from frazil.core.offsets import Cut, Partition, Range
-from frazil.feed import Reached, Written, WrittenTable
-from frazil.ingest import upsert
-from frazil.ingest.source import Origin
-from frazil.ingest.stage import Tally
-from frazil.ingest.write import TableShape, Writer
+from frazil.auditing.evidence import of_sink
+from frazil.config.model import Config, from_document
+from frazil.errors import Conflict, FrazilError
+from frazil.files.writer import TableWriter, WriterSpec
+from frazil.iceberg import java
+from frazil.iceberg.java import JavaCatalog
+from frazil.kafka.planner import TopicIdentity
+from frazil.ledger.entry import Snapshot
+from frazil.ledger.staged_batch import RangeCounts
+from frazil.offsets import Cut, Partition, Range
+from frazil.pipeline import upsert
 from frazil.sink import Sink, Step
-from frazil.surface.broker import Broker
-from frazil.surface.orders import create_topic
-from frazil.surface.proof import of_sink
-from frazil.surface.session import session
-from frazil.table import jvm
-from frazil.table.jvm import Catalog
-from frazil.table.ledger import Snapshot
+from frazil.sources.base import StreamPosition, TableWriteResult, WriteResult
+from frazil.spark.session import session
+from frazil.testing.datagen import create_topic
+from frazil.testing.kafka import Broker
 from proxy import FAULTS, Plot, Proxy, Request, claim, data, tag
 from rest import RestCatalog
 
@@ -121,7 +121,6 @@ PLACES = {
     "first tag": Place(tag),
     "index": Place(data, index=True, skip=1),
     "claim": Place(claim, heir=True),
-    "claim tag": Place(tag, heir=True),
 }
 
 
@@ -147,18 +146,32 @@ class Cell:
 
 
 def cells(ways: Sequence[str] = WAYS) -> list[Cell]:
-    return [Cell(kind, after, way, others) for way in ways for kind in FAULTS
-            for after in (False, True) for others in OTHERS]  # fmt: skip
+    return [
+        Cell(kind, after, way, others)
+        for way in ways
+        for kind in FAULTS
+        for after in (False, True)
+        for others in OTHERS
+    ]
 
 
 def cells_of_places() -> list[Cell]:
-    return [Cell(kind, after, "append", 0, place) for place in PLACES for kind in FAULTS
-            for after in (False, True)]  # fmt: skip
+    return [
+        Cell(kind, after, "append", 0, place)
+        for place in PLACES
+        for kind in FAULTS
+        for after in (False, True)
+    ]
 
 
 def cells_of_streams() -> list[Cell]:
-    worst = [("503 later", True, 1), ("timeout", False, 1), ("dropped", True, 2),
-             ("409", False, 1), ("duplicated", False, 2)]  # fmt: skip
+    worst = [
+        ("503 later", True, 1),
+        ("timeout", False, 1),
+        ("dropped", True, 2),
+        ("409", False, 1),
+        ("duplicated", False, 2),
+    ]
     return [Cell(kind, after, way, others) for way in WAYS for kind, after, others in worst]
 
 
@@ -212,8 +225,8 @@ class World:
         self.spark, self.server, self.proxy = spark, server, proxy
         for key, value in settings(server, proxy).items():
             spark.conf.set(key, value)
-        self.catalog = Catalog(spark, DIRECT)
-        Catalog(spark, THROUGH)  # Spark finds a catalog's settings in its own thread only
+        self.catalog = JavaCatalog(spark, DIRECT)
+        JavaCatalog(spark, THROUGH)  # Spark finds a catalog's settings in its own thread only
         self.catalog._create_namespace(["db"])
 
     def foreign(self, table: str, number: int, branch: str = "main") -> Callable[[], None]:
@@ -279,13 +292,22 @@ def compared(found: Counter[tuple[int, str]], wanted: Counter[tuple[int, str]]) 
     return "doubled" if found - wanted else "exact"
 
 
-def shape_of(table: jvm.Table) -> TableShape:
-    return TableShape(table.name, table.location, table.schema, table.schema_id, table.spec,
-                      table.properties, 2**20, "zstd", table.io_properties)  # fmt: skip
+def shape_of(table: java.JavaTable) -> WriterSpec:
+    return WriterSpec(
+        table.name,
+        table.location,
+        table.schema,
+        table.schema_id,
+        table.spec,
+        table.properties,
+        2**20,
+        "zstd",
+        table.io_properties,
+    )
 
 
-def written(shape: TableShape, rows: dict[str, list[Any]]) -> list[str]:
-    writer = Writer(shape, f"other-{uuid.uuid4().hex[:8]}")
+def written(shape: WriterSpec, rows: dict[str, list[Any]]) -> list[str]:
+    writer = TableWriter(shape, f"other-{uuid.uuid4().hex[:8]}")
     writer.write(pa.Table.from_pydict(rows, schema=shape.arrow))
     return [file.descriptor for file in writer.close()]
 
@@ -338,12 +360,12 @@ class Script:
     def __init__(self, host: Sink, way: str) -> None:
         self._host, self._way = host, way
         self._table = host.config.tables[0].name
-        self._origin = Origin("cluster", {TOPIC: "topic-id"})
+        self._origin = TopicIdentity("cluster", {TOPIC: "topic-id"})
 
     def template(self, table: str) -> str:
         return table
 
-    def look(self, *_: Any) -> Origin:
+    def look(self, *_: Any) -> TopicIdentity:
         return self._origin
 
     def start(self, position: Cut) -> Cut:
@@ -364,34 +386,44 @@ class Script:
 
     def close(self) -> None: ...
 
-    def write(self, _: Any, batch: int, reached: Reached) -> Written:
+    def write(self, _: Any, batch: int, reached: StreamPosition) -> WriteResult:
         begin = reached.cut
         number = begin[PARTITIONS[0]] // EACH
         end = Cut(dict.fromkeys(PARTITIONS, (number + 1) * EACH))
         plan = self._host.plans()[self._table]
         put, gone = [], []
         for partition, offset, key, value in records(self._way, number):
-            row = {"id": key, "value": value, "_topic": TOPIC, "_topic_partition": partition,
-                   "_offset": offset, "_timestamp": None}  # fmt: skip
+            row = {
+                "id": key,
+                "value": value,
+                "_topic": TOPIC,
+                "_topic_partition": partition,
+                "_offset": offset,
+                "_timestamp": None,
+            }
             (gone if value is None else put).append(row)
         rows = pa.Table.from_pylist(put, schema=plan.shape.arrow)
         if self._way == "upsert":
             deletes = pa.Table.from_pylist(gone, schema=plan.of_deletes)
-            made = upsert.apply(plan, upsert.Changes([rows], [deletes]), self._host.prefix)
+            made = upsert.apply(plan, upsert.KeyChanges([rows], [deletes]), self._host.prefix)
             counts = {p: made.written.get(p, 0) for p in PARTITIONS}
-            files = WrittenTable((), made.files, made.deletes, made.keys)
+            files = TableWriteResult((), made.files, made.deletes, made.keys)
         else:
-            writer = Writer(plan.shape, self._host.prefix)
+            writer = TableWriter(plan.shape, self._host.prefix)
             writer.write(rows)
             counts = dict.fromkeys(PARTITIONS, EACH)
-            files = WrittenTable((), tuple(writer.close()))
+            files = TableWriteResult((), tuple(writer.close()))
         tallies = tuple(
-            Tally(Range(p, begin[p], end[p]), counts[p], merged=EACH - counts[p],
-                  seen=(begin[p], end[p] - 1))
+            RangeCounts(
+                Range(p, begin[p], end[p]),
+                counts[p],
+                merged=EACH - counts[p],
+                seen=(begin[p], end[p] - 1),
+            )
             for p in PARTITIONS
-        )  # fmt: skip
-        table = WrittenTable(tallies, files.files, files.deletes, files.keys)
-        return Written(begin, end, {self._table: table}, self._origin, {})
+        )
+        table = TableWriteResult(tallies, files.files, files.deletes, files.keys)
+        return WriteResult(begin, end, {self._table: table}, self._origin, {})
 
 
 class Life(Sink):
@@ -437,14 +469,20 @@ def config_of(
         table |= {"branch": BRANCH}
     return from_document(
         {
-            "sink": {"id": name, "topics": [topic], "index": f"db.{name}_index",
-                     "patience": "30s", **sink},
+            "sink": {
+                "id": name,
+                "topics": [topic],
+                "index_table": f"db.{name}_index",
+                "unavailable_timeout": "30s",
+                "commit_interval": "0s",
+                **sink,
+            },
             "kafka": {"bootstrap.servers": bootstrap},
             "decode": {"format": "json"},
             "catalog": {"name": THROUGH, **through(world.server, world.proxy)},
             "table": [table],
         }
-    )  # fmt: skip
+    )
 
 
 def meanwhile(world: World, cell: Cell, table: str) -> list[Callable[[], None]]:
@@ -463,8 +501,9 @@ def ours(world: World, cell: Cell, name: str, outcome: Outcome) -> Plot | None:
             others = meanwhile(world, cell, f"db.{name}")
             return world.proxy.plot(name, cell.kind, after=cell.after, meanwhile=others)
         table = f"{name}_index" if place.index else name
-        return world.proxy.plot(table, cell.kind, after=cell.after, match=place.match,
-                                skip=place.skip)  # fmt: skip
+        return world.proxy.plot(
+            table, cell.kind, after=cell.after, match=place.match, skip=place.skip
+        )
 
     if place is not None and not place.heir:
         plot = arm()
@@ -501,8 +540,15 @@ def stream(world: World, cell: Cell, name: str, outcome: Outcome) -> Plot | None
     """Kafka, Spark's query and the whole sink."""
     assert world.bootstrap
     create_topic(world.bootstrap, name, len(PARTITIONS))
-    config = config_of(world, name, cell.way, topic=name, bootstrap=world.bootstrap,
-                       trigger="50ms")  # fmt: skip
+    config = config_of(
+        world,
+        name,
+        cell.way,
+        topic=name,
+        bootstrap=world.bootstrap,
+        trigger="50ms",
+        commit_interval="0s",
+    )
     plot: Plot | None = None
     produced = 0
     for _ in range(LIVES):
@@ -542,16 +588,22 @@ def produce(bootstrap: str, topic: str, way: str, batch: int) -> None:
 MARK = "peer.batch"
 
 
-def made(world: World, name: str) -> jvm.Table:
-    schema = {"type": "struct", "schema-id": 0, "fields": [
-        {"id": 1, "name": "id", "required": False, "type": "long"},
-        {"id": 2, "name": "value", "required": False, "type": "string"}]}  # fmt: skip
+def made(world: World, name: str) -> java.JavaTable:
+    schema = {
+        "type": "struct",
+        "schema-id": 0,
+        "fields": [
+            {"id": 1, "name": "id", "required": False, "type": "long"},
+            {"id": 2, "name": "value", "required": False, "type": "string"},
+        ],
+    }
     spec = '{"spec-id": 0, "fields": []}'
-    return world.catalog.create(f"db.{name}", json.dumps(schema), spec,
-                                properties={"format-version": "2"})  # fmt: skip
+    return world.catalog.create(
+        f"db.{name}", json.dumps(schema), spec, properties={"format-version": "2"}
+    )
 
 
-def marks(table: jvm.Table) -> list[int]:
+def marks(table: java.JavaTable) -> list[int]:
     return [int(s.summary[MARK]) for s in table.history("main") if MARK in s.summary]
 
 
@@ -561,18 +613,18 @@ def batch_of(number: int) -> dict[str, list[Any]]:
 
 
 def appended(
-    table: jvm.Table,
+    table: java.JavaTable,
     files: Sequence[str],
     number: int,
     check: Callable[[Iterator[Snapshot]], str | None] | None = None,
 ) -> None:
-    with jvm._translated(f"commit to table {table.name}"):
+    with java._translated(f"commit to table {table.name}"):
         update = table._table.newAppend()
         for file in files:
             update.appendFile(table._data_file(file))
         update.set(MARK, str(number))
         if check is not None:
-            update.validateWith(jvm._Validator(check, table._catalog.read))
+            update.validateWith(java._Validator(check, table._catalog.read))
         update.commit()
 
 
@@ -580,9 +632,14 @@ def fenced(world: World, cell: Cell, name: str, outcome: Outcome) -> Plot:
     """`validateWith` and no `deleteWith`; and else as careful as one can be: the files are kept,
     and the table is asked before each try."""
     made(world, name)
-    catalog = Catalog(world.spark, THROUGH)
-    plot = world.proxy.plot(name, cell.kind, after=cell.after, skip=STRUCK,
-                            meanwhile=meanwhile(world, cell, f"db.{name}"))  # fmt: skip
+    catalog = JavaCatalog(world.spark, THROUGH)
+    plot = world.proxy.plot(
+        name,
+        cell.kind,
+        after=cell.after,
+        skip=STRUCK,
+        meanwhile=meanwhile(world, cell, f"db.{name}"),
+    )
     for number in range(BATCHES):
         files: list[str] = []
         for _ in range(LIVES):
@@ -607,9 +664,14 @@ def fenced(world: World, cell: Cell, name: str, outcome: Outcome) -> Plot:
 def naive(world: World, cell: Cell, name: str, outcome: Outcome) -> Plot:
     """Is it there? If not: write, commit; and if that fails, delete and begin again."""
     made(world, name)
-    catalog = Catalog(world.spark, THROUGH)
-    plot = world.proxy.plot(name, cell.kind, after=cell.after, skip=STRUCK,
-                            meanwhile=meanwhile(world, cell, f"db.{name}"))  # fmt: skip
+    catalog = JavaCatalog(world.spark, THROUGH)
+    plot = world.proxy.plot(
+        name,
+        cell.kind,
+        after=cell.after,
+        skip=STRUCK,
+        meanwhile=meanwhile(world, cell, f"db.{name}"),
+    )
     for number in range(BATCHES):
         for _ in range(LIVES):
             try:
@@ -640,8 +702,13 @@ def spark_sink(world: World, cell: Cell, name: str, outcome: Outcome) -> Plot:
             (source / f"{number}.json").write_text("\n".join(lines))
             stamp = time.time() - 100 + number
             os.utime(source / f"{number}.json", (stamp, stamp))
-        plot = world.proxy.plot(name, cell.kind, after=cell.after, skip=STRUCK,
-                                meanwhile=meanwhile(world, cell, f"db.{name}"))  # fmt: skip
+        plot = world.proxy.plot(
+            name,
+            cell.kind,
+            after=cell.after,
+            skip=STRUCK,
+            meanwhile=meanwhile(world, cell, f"db.{name}"),
+        )
         for _ in range(LIVES):
             stream = (
                 world.spark.readStream.schema("id bigint, value string")
@@ -650,10 +717,13 @@ def spark_sink(world: World, cell: Cell, name: str, outcome: Outcome) -> Plot:
             )
             try:
                 query = (
-                    stream.coalesce(1).writeStream.format("iceberg").outputMode("append")
+                    stream.coalesce(1)
+                    .writeStream.format("iceberg")
+                    .outputMode("append")
                     .option("checkpointLocation", f"{folder}/checkpoint")
-                    .trigger(availableNow=True).toTable(f"{THROUGH}.db.{name}")
-                )  # fmt: skip
+                    .trigger(availableNow=True)
+                    .toTable(f"{THROUGH}.db.{name}")
+                )
                 query.awaitTermination()
                 break
             except (PySparkException, Py4JJavaError) as error:
@@ -662,8 +732,12 @@ def spark_sink(world: World, cell: Cell, name: str, outcome: Outcome) -> Plot:
 
 
 RUNS: dict[str, Callable[[World, Cell, str, Outcome], Plot | None]] = {
-    "ours": ours, "stream": stream, "spark": spark_sink, "fenced": fenced, "naive": naive,
-}  # fmt: skip
+    "ours": ours,
+    "stream": stream,
+    "spark": spark_sink,
+    "fenced": fenced,
+    "naive": naive,
+}
 
 
 def run(world: World, who: str, cell: Cell) -> Outcome:
@@ -698,15 +772,23 @@ def measure(world: World, who: str, wanted: Sequence[Cell], threads: int) -> lis
         for outcome in pool.map(lambda cell: attempt(world, who, cell), wanted):
             found.append(outcome)
             if who in ("ours", "stream") and (not outcome.well or outcome.trouble):
-                say(f"{outcome.cell}: {outcome.verdict}, {outcome.proof}, fired {outcome.fired}: "
-                    f"{outcome.trouble} {outcome.seen}")  # fmt: skip
+                say(
+                    f"{outcome.cell}: {outcome.verdict}, {outcome.proof}, fired {outcome.fired}: "
+                    f"{outcome.trouble} {outcome.seen}"
+                )
     if found:
         say(f"{who}: {len(found)} cells in {time.monotonic() - began:.0f} s")
     return found
 
 
-SIGNS = {"exact": "·", "doubled": "twice", "lost": "lost", "foreign": "other", "broken": "?",
-         "unreadable": "unread"}  # fmt: skip
+SIGNS = {
+    "exact": "·",
+    "doubled": "twice",
+    "lost": "lost",
+    "foreign": "other",
+    "broken": "?",
+    "unreadable": "unread",
+}
 
 
 def table_of(outcomes: Sequence[Outcome], column: Callable[[Outcome], str]) -> str:
@@ -747,10 +829,13 @@ def main(given: argparse.Namespace) -> dict[str, Any]:
         bootstrap = ""
         if "streams" in parts:
             bootstrap = stack.enter_context(Broker(Path(name, "kafka"), say=say)).bootstrap
-        document = {"sink": {"id": "faults", "topics": ["none"]},
-                    "kafka": {"bootstrap.servers": "none:1"}, "decode": {"format": "raw"},
-                    "catalog": {"name": "lake", **server.properties()},
-                    "table": [{"name": "db.none"}]}  # fmt: skip
+        document = {
+            "sink": {"id": "faults", "topics": ["none"]},
+            "kafka": {"bootstrap.servers": "none:1"},
+            "decode": {"format": "raw"},
+            "catalog": {"name": "lake", **server.properties()},
+            "table": [{"name": "db.none"}],
+        }
         spark = session(from_document(document), say=say)
         world = World(spark, server, proxy, bootstrap)
         for part in parts:
@@ -764,10 +849,16 @@ def main(given: argparse.Namespace) -> dict[str, Any]:
         spark.stop()
     for part, outcomes in found.items():
         print(f"{part}\n")
-        print(table_of(outcomes, lambda o, part=part: {
-            "places": o.cell.place, "matrix": f"{o.cell.way} {o.cell.others}",
-            "streams": f"{o.cell.way} {o.cell.others}",
-        }.get(part, f"{part} {o.cell.others}")))  # fmt: skip
+        print(
+            table_of(
+                outcomes,
+                lambda o, part=part: {
+                    "places": o.cell.place,
+                    "matrix": f"{o.cell.way} {o.cell.others}",
+                    "streams": f"{o.cell.way} {o.cell.others}",
+                }.get(part, f"{part} {o.cell.others}"),
+            )
+        )
     mine = [o for part in ("matrix", "places", "streams") for o in found.get(part, ())]
     return {
         "cells": len(mine),

@@ -9,7 +9,7 @@ Spark's way: its Kafka source → `from_avro`, nine columns. Frazil's way: `fraz
 with topic, partition, offset, timestamp, key and headers beside the nine; and once more with the
 nine alone selected, as `selected`.
 
-Both sides share one Spark session, made by `frazil.surface.session` for a config with a
+Both sides share one Spark session, made by `frazil.spark.session` for a config with a
 `[transform]`: the JVM has its full compiler and -XX:+UseParallelGC; `spark.master` is local[2],
 `spark.driver.memory` 4g; all else is as the session sets it, for both. They take turns, so both are
 warm and see the same noise. Rows are counted on both sides. The cold figures are from before that:
@@ -39,14 +39,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import frazil
-from frazil.core.config import Config, from_document
-from frazil.surface import jars, orders
-from frazil.surface.broker import Broker
-from frazil.surface.session import session
+from frazil.config.model import Config, from_document
+from frazil.spark import jars
+from frazil.spark.session import session
+from frazil.testing import datagen
+from frazil.testing.kafka import Broker
 
 TOPIC = "orders"
-COLUMNS = "order_id bigint, customer string, sku string, quantity int, price double, " \
-          "placed_at timestamp, country string, express boolean, note string"  # fmt: skip
+COLUMNS = (
+    "order_id bigint, customer string, sku string, quantity int, price double, "
+    "placed_at timestamp, country string, express boolean, note string"
+)
 NAMES = [column.split()[0] for column in COLUMNS.split(", ")]
 FILES = 8
 
@@ -70,17 +73,24 @@ class Bench:
     def _config(self) -> Config:
         return from_document(
             {
-                "sink": {"id": "bench", "topics": [TOPIC], "max_bytes_per_trigger": "1TiB",
-                         "max_records_per_trigger": 10 * self.rows},
+                "sink": {
+                    "id": "bench",
+                    "topics": [TOPIC],
+                    "max_bytes_per_trigger": "1TiB",
+                    "max_records_per_trigger": 10 * self.rows,
+                },
                 "kafka": {"bootstrap.servers": self.bootstrap},
                 "decode": {"schema": f"{self.folder}/order.avsc"},
                 "transform": {"sql": "SELECT * FROM stream"},
                 "catalog": {"type": "hadoop", "warehouse": f"{self.folder}/lake"},
-                "spark": {"spark.master": "local[2]", "spark.driver.memory": "4g",
-                          "spark.jars": ",".join(map(str, jars.spark_kafka(say)))},
+                "spark": {
+                    "spark.master": "local[2]",
+                    "spark.driver.memory": "4g",
+                    "spark.jars": ",".join(map(str, jars.spark_kafka(say))),
+                },
                 "table": [{"name": "db.bench"}],
             }
-        )  # fmt: skip
+        )
 
     def cpu(self) -> float:
         """Of this process and all below it, the broker's excepted: seconds so far."""
@@ -109,9 +119,13 @@ class Bench:
         table, checkpoint = f"db.frazil{number + 1}", f"{self.folder}/checkpoint-frazil{number}"
         began = time.monotonic()
         query = frazil.write(
-            self.frame(), table, id=f"write{number + 1}", index=f"db.index{number + 1}",
-            trigger="available-now", checkpoint=checkpoint,
-        ).start()  # fmt: skip
+            self.frame(),
+            table,
+            id=f"write{number + 1}",
+            index_table=f"db.index{number + 1}",
+            trigger="available-now",
+            checkpoint_location=checkpoint,
+        ).start()
         query.awaitTermination()
         return self._written(began, table, f"db.index{number + 1}")
 
@@ -166,7 +180,7 @@ class Bench:
             .load()
         )
         payload = expr("substring(value, 6)")  # without the Confluent header
-        rows = records.select(from_avro(payload, orders.SCHEMA).alias("o")).select(col("o.*"))
+        rows = records.select(from_avro(payload, datagen.SCHEMA).alias("o")).select(col("o.*"))
         return self._into_nothing(began, rows)
 
     def _into_nothing(self, began: float, frame: Any) -> dict[str, Any]:
@@ -222,7 +236,7 @@ def in_turns(bench: Bench, sides: list[Side], repeat: int) -> None:
 
 
 def make_files(folder: Path, rows: int) -> None:
-    """The orders of `frazil.surface.orders`, as Parquet files; same rows each time."""
+    """The orders of `frazil.testing.datagen`, as Parquet files; same rows each time."""
     folder.mkdir()
     draw = np.random.default_rng(1)
     texts = {
@@ -252,17 +266,21 @@ def compare(rows: int, repeat: int, partitions: int) -> dict[str, Any]:
         folder = Path(name)
         say(f"making {rows:,} orders as files")
         make_files(folder / "orders", rows)
-        (folder / "order.avsc").write_text(orders.SCHEMA)
+        (folder / "order.avsc").write_text(datagen.SCHEMA)
         say("starting Apache Kafka")
         with Broker(folder / "kafka", jvm=("-Xmx1g",), say=say) as broker:
-            orders.create_topic(broker.bootstrap, TOPIC, partitions)
+            datagen.create_topic(broker.bootstrap, TOPIC, partitions)
             say(f"producing {rows:,} orders")
-            orders.produce(broker.bootstrap, TOPIC, partitions, rows=rows)
+            datagen.produce(broker.bootstrap, TOPIC, partitions, rows=rows)
             write, append = Side("frazil_write"), Side("iceberg_append")
             read, selected = Side("frazil_read"), Side("frazil_read_selected")
             spark = Side("spark_read")
-            settings = {"folder": name, "bootstrap": broker.bootstrap, "rows": rows,
-                        "broker": broker.pid}  # fmt: skip
+            settings = {
+                "folder": name,
+                "bootstrap": broker.bootstrap,
+                "rows": rows,
+                "broker": broker.pid,
+            }
             say("each side cold")
             for side in (write, append, read, spark):
                 first(side, settings)
@@ -301,8 +319,10 @@ def compare(rows: int, repeat: int, partitions: int) -> dict[str, Any]:
     for side in (write, append):
         result[f"{side.name}_bytes"] = side.runs[-1]["bytes"]
     say(f"writing: {result['ratio_df']} warm, {result['ratio_df_cold']} cold")
-    say(f"reading: {result['ratio_read']} warm, {result['ratio_read_cold']} cold, "
-        f"{result['ratio_read_selected']} with the record's columns alone")  # fmt: skip
+    say(
+        f"reading: {result['ratio_read']} warm, {result['ratio_read_cold']} cold, "
+        f"{result['ratio_read_selected']} with the record's columns alone"
+    )
     return result
 
 

@@ -29,11 +29,11 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from frazil.core.config import Config, from_document
+from frazil.config.model import Config, from_document
 from frazil.sink import Sink, Step
-from frazil.surface.broker import Broker
-from frazil.surface.orders import SCHEMA, create_topic, produce
-from frazil.surface.session import session
+from frazil.spark.session import session
+from frazil.testing.datagen import SCHEMA, create_topic, produce
+from frazil.testing.kafka import Broker
 
 PARTITIONS = 4
 #: The first batches of a life start workers and load Java's classes.
@@ -128,15 +128,25 @@ class Bench:
         uri = f"jdbc:sqlite:{self.folder}/catalog.db?busy_timeout=10000&journal_mode=WAL"
         return from_document(
             {
-                "sink": {"id": name, "topics": ["orders"], "trigger": "10ms",
-                         "index": f"db.{name}_index", "max_records_per_trigger": self.rows},
+                "sink": {
+                    "id": name,
+                    "topics": ["orders"],
+                    "trigger": "10ms",
+                    "commit_interval": "0s",
+                    "index_table": f"db.{name}_index",
+                    "max_records_per_trigger": self.rows,
+                },
                 "kafka": {"bootstrap.servers": self.bootstrap},
                 "decode": {"schema": f"{self.folder}/order.avsc"},
-                "catalog": {"type": "jdbc", "uri": uri, "jdbc.schema-version": "V1",
-                            "warehouse": f"{self.folder}/lake"},
+                "catalog": {
+                    "type": "jdbc",
+                    "uri": uri,
+                    "jdbc.schema-version": "V1",
+                    "warehouse": f"{self.folder}/lake",
+                },
                 "table": [{"name": f"db.{name}"}],
             }
-        )  # fmt: skip
+        )
 
     def life(self, spark: SparkSession, name: str, batches: int, **how: bool) -> Timed:
         sink = Timed(self.config(name), **how)

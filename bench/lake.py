@@ -36,16 +36,17 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
-from frazil.core.config import TableConfig
-from frazil.core.offsets import BATCHES, Cut, Partition, Range
-from frazil.ingest.route import Metadata as Names
-from frazil.ingest.stage import StagedBatch, StagedTable, Tally
-from frazil.ingest.write import TableShape, Writer
-from frazil.table import index, schema
-from frazil.table.commit import Target, chain, entry_of, witness_tag
-from frazil.table.committer import INDEX, Bounds, Committer, Located, Pace
-from frazil.table.ledger import Entry, Snapshot, entries, head
-from frazil.table.rewind import Rewinding, Without
+from frazil.commit.committer import INDEX, BackpressureLimits, Committer, CommitTrigger, Located
+from frazil.commit.protocol import TableCommitter, chain, entry_of, ledger_tag
+from frazil.commit.rewind import RewindSteps, Without
+from frazil.config.model import TableConfig
+from frazil.files.writer import TableWriter, WriterSpec
+from frazil.iceberg import schema
+from frazil.ledger import index
+from frazil.ledger.entry import LedgerEntry, Snapshot, entries, head, split
+from frazil.ledger.staged_batch import RangeCounts, StagedBatch, StagedTable
+from frazil.offsets import BATCHES, Cut, Partition, Range
+from frazil.pipeline.projection import MetadataColumns as Names
 
 #: A data or delete file as Iceberg's JSON has it; and under "rows" what it holds, for ourselves.
 File = dict[str, Any]
@@ -58,8 +59,14 @@ NO_SPEC = '{"spec-id": 0, "fields": []}'
 FOREVER = 2**63 - 1
 _EXISTING, _ADDED, _DELETED = 0, 1, 2
 _CONTENTS = {"data": 0, "position-deletes": 1, "equality-deletes": 2}
-_MAPS = ("column-sizes", "value-counts", "null-value-counts", "nan-value-counts", "lower-bounds",
-         "upper-bounds")  # fmt: skip
+_MAPS = (
+    "column-sizes",
+    "value-counts",
+    "null-value-counts",
+    "nan-value-counts",
+    "lower-bounds",
+    "upper-bounds",
+)
 
 
 # ── a table ─────────────────────────────────────────────────────────────────────────────────────
@@ -110,6 +117,8 @@ class Metadata:
         self.random = random.Random(f"{name} {seed}")
         self.uuid = self.new_uuid()
         self.snapshots: dict[int, Snapshot] = {}
+        #: those that were expired, too
+        self.every: dict[int, Snapshot] = {}
         self.lists: dict[int, tuple[Manifest, ...]] = {}
         self.refs: dict[str, int] = {}
         self.branches = {"main"}
@@ -131,6 +140,22 @@ class Metadata:
         while at is not None and at in self.snapshots:
             yield self.snapshots[at]
             at = self.snapshots[at].parent
+
+    def expired(self, snapshot_id: int) -> Iterator[Snapshot]:
+        """All metadata files that there ever were are kept."""
+        at: int | None = snapshot_id
+        while at in self.every:
+            yield self.every[at]
+            at = self.every[at].parent
+
+    def carries(self, branch: str, snapshot_id: int) -> bool:
+        theirs = self.lists[snapshot_id]
+        newest = max((each.sequence for each in theirs), default=0)
+        wanted = {each.path for each in theirs if each.sequence == newest}
+        return not wanted or bool(wanted & {each.path for each in self.lists[self.refs[branch]]})
+
+    def lacking(self, manifests: Sequence[str]) -> list[str]:
+        return [path for path in manifests if path not in self._staged]
 
     def tagged(self, tag: str) -> Snapshot | None:
         return self.snapshots.get(self.refs[tag]) if tag in self.refs else None
@@ -154,6 +179,7 @@ class Metadata:
         branch: str,
         check: Callable[[Iterator[Snapshot]], str | None],
         leftovers: list[str],
+        tag: str = "",
     ) -> None:
         if refusal := check(self.history(branch)):
             raise AssertionError(f"nobody else commits here, and yet: {refusal}")
@@ -245,10 +271,15 @@ class Metadata:
             "manifests-kept": str(len(kept)),
         }
         made = Snapshot(
-            number, parent, self.sequence, self.now, operation, told,
+            number,
+            parent,
+            self.sequence,
+            self.now,
+            operation,
+            told,
             self.path(f"snap-{number}-1-{self._id():x}.avro"),
-        )  # fmt: skip
-        self.snapshots[number] = made
+        )
+        self.snapshots[number] = self.every[number] = made
         self.lists[number] = (*new, *kept)
         self._schema_ids[number] = self.schemas[-1]["schema-id"]
         self.refs[branch] = number
@@ -351,11 +382,17 @@ class Metadata:
         pq.write_table(pa.Table.from_arrays(arrays, schema=pa.schema(fields)), path)
         bound = {"keys": [2147483546], "values": [file["file-path"].encode().hex()]}
         return {
-            "spec-id": 0, "content": "position-deletes", "file-path": path,
-            "file-format": "parquet", "partition": file["partition"],
-            "file-size-in-bytes": Path(path).stat().st_size, "record-count": len(positions),
-            "lower-bounds": bound, "upper-bounds": bound, "rows": [],
-        }  # fmt: skip
+            "spec-id": 0,
+            "content": "position-deletes",
+            "file-path": path,
+            "file-format": "parquet",
+            "partition": file["partition"],
+            "file-size-in-bytes": Path(path).stat().st_size,
+            "record-count": len(positions),
+            "lower-bounds": bound,
+            "upper-bounds": bound,
+            "rows": [],
+        }
 
     # ── what is there ────────────────────────────────────────────────────────────────────────
 
@@ -409,7 +446,10 @@ class Metadata:
             "last-partition-id": max([999, *(f["field-id"] for f in self.spec["fields"])]),
             "default-sort-order-id": 0,
             "sort-orders": [{"order-id": 0, "fields": []}],
-            "properties": self.properties,
+            "properties": {
+                **self.properties,
+                **{k: v for s in self.snapshots.values() for k, v in split(s.summary)[1].items()},
+            },
             "current-snapshot-id": self.refs.get("main", -1),
             "refs": {
                 name: {"snapshot-id": number, "type": "branch"}
@@ -432,7 +472,7 @@ class Metadata:
             "snapshot-id": snapshot.id,
             **parent,
             "timestamp-ms": snapshot.timestamp_ms,
-            "summary": {"operation": snapshot.operation, **snapshot.summary},
+            "summary": {"operation": snapshot.operation, **split(snapshot.summary)[0]},
             "manifest-list": snapshot.manifest_list,
             "schema-id": self._schema_ids[snapshot.id],
         }
@@ -482,8 +522,14 @@ class Metadata:
                 if there
                 else (None, None)
             )
-            found.append({"contains_null": len(there) < len(values), "contains_nan": False,
-                          "lower_bound": low, "upper_bound": high})  # fmt: skip
+            found.append(
+                {
+                    "contains_null": len(there) < len(values),
+                    "contains_nan": False,
+                    "lower_bound": low,
+                    "upper_bound": high,
+                }
+            )
         return found
 
     def _write_manifest(self, manifest: Manifest) -> None:
@@ -553,9 +599,14 @@ def _counted(
 
     totals = {
         name: int(before.get(f"total-{name}", 0))
-        for name in ("data-files", "records", "delete-files", "position-deletes",
-                     "equality-deletes")
-    }  # fmt: skip
+        for name in (
+            "data-files",
+            "records",
+            "delete-files",
+            "position-deletes",
+            "equality-deletes",
+        )
+    }
     for files, sign in ((come, 1), (gone, -1)):
         for each in files:
             kind, rows = each["content"], each["record-count"]
@@ -627,7 +678,7 @@ KINDS = 3
 
 
 class Table(Metadata):
-    """A table that a sink fills. `real`: its data files are there, and described as `ingest.write`
+    """A table that a sink fills. `real`: its data files are there, and described as `files.writer`
     describes them; otherwise they are described likewise, and nobody can read them."""
 
     def __init__(
@@ -674,10 +725,15 @@ class Table(Metadata):
         for row in rows:
             parts.setdefault(kind_of(row) if self.split else 0, []).append(row)
         return [
-            self._described(mine, f"{self.location}/data/{prefix}-{self.new_uuid()}.parquet",
-                            [kind] if self.split else [], whole, measured)
+            self._described(
+                mine,
+                f"{self.location}/data/{prefix}-{self.new_uuid()}.parquet",
+                [kind] if self.split else [],
+                whole,
+                measured,
+            )
             for kind, mine in parts.items()
-        ]  # fmt: skip
+        ]
 
     def again(self, file: File, rows: Sequence[Row], path: str = "") -> File:
         """The same file with other rows: what a bad writer or a bad copy would have made of it."""
@@ -691,21 +747,32 @@ class Table(Metadata):
     def unequal(self, file: File, count: int) -> File:
         """A file of equality deletes on the offset column. (Nobody reads it.)"""
         return {
-            "spec-id": 0, "content": "equality-deletes",
+            "spec-id": 0,
+            "content": "equality-deletes",
             "file-path": f"{self.location}/data/{self._id():x}-equal.parquet",
-            "file-format": "parquet", "partition": file["partition"],
-            "file-size-in-bytes": 1000, "record-count": count,
-            "equality-ids": [self.ids[2]], "rows": [],
-        }  # fmt: skip
+            "file-format": "parquet",
+            "partition": file["partition"],
+            "file-size-in-bytes": 1000,
+            "record-count": count,
+            "equality-ids": [self.ids[2]],
+            "rows": [],
+        }
 
     def _described(
         self, rows: Sequence[Row], path: str, partition: list[int], whole: bool, measured: bool
     ) -> File:
         file: File = {
-            "spec-id": 0, "content": "data", "file-path": path, "file-format": "parquet",
-            "partition": partition, "file-size-in-bytes": 500 + 8 * len(rows),
-            "record-count": len(rows), "split-offsets": [4], "sort-order-id": 0, "rows": rows,
-        }  # fmt: skip
+            "spec-id": 0,
+            "content": "data",
+            "file-path": path,
+            "file-format": "parquet",
+            "partition": partition,
+            "file-size-in-bytes": 500 + 8 * len(rows),
+            "record-count": len(rows),
+            "split-offsets": [4],
+            "sort-order-id": 0,
+            "rows": rows,
+        }
         if not measured:
             return file
         low, high, nulls = [], [], []
@@ -740,24 +807,33 @@ class Table(Metadata):
         arrays = [pa.array(columns.get(f.name, [None] * len(rows)), f.type) for f in arrow]
         return pa.Table.from_arrays(arrays, schema=arrow)
 
-    def shape(self, whole: bool, measured: bool = True) -> TableShape:
+    def shape(self, whole: bool, measured: bool = True) -> WriterSpec:
         metrics = "write.metadata.metrics"
         more = {f"{metrics}.column.{self.names.topic}": "full"} if whole else {}
         if not measured:
             more = {f"{metrics}.default": "none"}
-        return TableShape(
-            self.name, self.location, self.schema, self.schemas[-1]["schema-id"], self.spec_text,
-            {**self.properties, **more}, 1 << 27, "zstd", {},
-        )  # fmt: skip
+        return WriterSpec(
+            self.name,
+            self.location,
+            self.schema,
+            self.schemas[-1]["schema-id"],
+            self.spec_text,
+            {**self.properties, **more},
+            1 << 27,
+            "zstd",
+            {},
+        )
 
     def _really(self, rows: Sequence[Row], prefix: str, whole: bool, measured: bool) -> list[File]:
-        writer = Writer(self.shape(whole, measured), prefix)
+        writer = TableWriter(self.shape(whole, measured), prefix)
         writer.write(self.arrow(rows))
         files = [json.loads(each.descriptor) for each in writer.close()]
         for each in files:
             read = pq.read_table(each["file-path"], partitioning=None)
-            columns = [read[n].to_pylist() for n in (self.names.topic, self.names.partition,
-                                                     self.names.offset)]  # fmt: skip
+            columns = [
+                read[n].to_pylist()
+                for n in (self.names.topic, self.names.partition, self.names.offset)
+            ]
             each["rows"] = list(zip(*columns, strict=True))
         return files
 
@@ -827,7 +903,7 @@ class Index(Metadata):
         made = _index_schema()
         super().__init__(folder, name, made, seed=seed, codec=codec)
         self.real = real
-        self.shape = TableShape(name, self.location, made, 0, NO_SPEC, {}, 1 << 27, "zstd", {})
+        self.shape = WriterSpec(name, self.location, made, 0, NO_SPEC, {}, 1 << 27, "zstd", {})
 
     def located(self, located: Sequence[Located], prefix: str) -> list[File]:
         """The rows of some batches as the sink would write them."""
@@ -841,11 +917,16 @@ class Index(Metadata):
     def file(self, rows: pa.Table, prefix: str) -> File:
         """Rows as a file, which is written when it is first needed."""
         return {
-            "spec-id": 0, "content": "data",
+            "spec-id": 0,
+            "content": "data",
             "file-path": f"{self.location}/data/{prefix}-{self._id():x}.parquet",
-            "file-format": "parquet", "partition": [], "file-size-in-bytes": 0,
-            "record-count": len(rows), "sort-order-id": 0, "rows": rows,
-        }  # fmt: skip
+            "file-format": "parquet",
+            "partition": [],
+            "file-size-in-bytes": 0,
+            "record-count": len(rows),
+            "sort-order-id": 0,
+            "rows": rows,
+        }
 
     def rows(self) -> pa.Table:
         """All that is in it."""
@@ -857,8 +938,14 @@ class Index(Metadata):
             return
         rows = file["rows"].select(self.shape.arrow.names).cast(self.shape.arrow)
         Path(file["file-path"]).parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(rows, file["file-path"], compression="none", use_dictionary=False,
-                       write_statistics=False, store_schema=False)  # fmt: skip
+        pq.write_table(
+            rows,
+            file["file-path"],
+            compression="none",
+            use_dictionary=False,
+            write_statistics=False,
+            store_schema=False,
+        )
         file["file-size-in-bytes"] = Path(file["file-path"]).stat().st_size
         ids = {each["name"]: each["id"] for each in self.schemas[0]["fields"]}
         low, high, keys = [], [], []
@@ -873,8 +960,9 @@ class Index(Metadata):
             high.append(_hex(column, _cut(bounds["max"], up=True) if cut else bounds["max"]))
         file["value-counts"] = {"keys": list(ids.values()), "values": [len(rows)] * len(ids)}
         file["null-value-counts"] = {
-            "keys": list(ids.values()), "values": [rows[name].null_count for name in ids],
-        }  # fmt: skip
+            "keys": list(ids.values()),
+            "values": [rows[name].null_count for name in ids],
+        }
         file["lower-bounds"] = {"keys": keys, "values": low}
         file["upper-bounds"] = {"keys": keys, "values": high}
 
@@ -1014,12 +1102,24 @@ class History:
             self._new_partition()
         self.begin()
         happenings: list[tuple[int, Callable[[], None]]] = [
-            (26, self.batch), (4, self.begin), (2, self._grow), (3, self.compact),
-            (3, self.foreign), (1, self.foreign_removed), (1, self.rewrite), (2, self.expire),
-            (3, self.compact_index), (1, self.expire_index), (2, self.evolve), (1, self.label),
-            (2, self.replay), (1, self.lose_stage), (1, self.rewind), (1, self.mistake),
+            (26, self.batch),
+            (4, self.begin),
+            (2, self._grow),
+            (3, self.compact),
+            (3, self.foreign),
+            (1, self.foreign_removed),
+            (1, self.rewrite),
+            (2, self.expire),
+            (3, self.compact_index),
+            (1, self.expire_index),
+            (2, self.evolve),
+            (1, self.label),
+            (2, self.replay),
+            (1, self.lose_stage),
+            (1, self.rewind),
+            (1, self.mistake),
             (self._friendly, self.neighbour),
-        ]  # fmt: skip
+        ]
         weights = [weight for weight, _ in happenings]
         for _ in range(events or r.choice([4, 8, 12, 18])):
             r.choices([each for _, each in happenings], weights)[0]()
@@ -1065,7 +1165,7 @@ class History:
 
     def _claim(self) -> None:
         known = {name: self._target(name, 0) for name in self.tables}
-        own = Target(self.index, "main", self.sink, 0, _Clock(), claimed_first=True)
+        own = TableCommitter(self.index, "main", self.sink, 0, _Clock(), claimed_first=True)
         heads = [each.head().entry for each in (own, *known.values())]
         self.epoch = 1 + max((each.epoch for each in heads if each), default=0)
         own.epoch = self.epoch
@@ -1089,7 +1189,7 @@ class History:
         self.committer = self._committer(own, known, claimed.entry.end, self.sink)
 
     def _committer(
-        self, own: Target, targets: Mapping[str, Target], position: Cut, sink: str
+        self, own: TableCommitter, targets: Mapping[str, TableCommitter], position: Cut, sink: str
     ) -> Committer:
         return Committer(
             target=lambda name: targets[name],
@@ -1098,8 +1198,8 @@ class History:
             tables=lambda: {name: each.uuid for name, each in sorted(self.tables.items())},
             committed=lambda batches: None,
             position=position,
-            pace=lambda name: Pace(),
-            bounds=Bounds(1000, 2**60, 2.0**60),
+            pace=lambda name: CommitTrigger(),
+            bounds=BackpressureLimits(1000, 2**60, 2.0**60),
             step=lambda name, batch: None,
             clock=_Clock(),
             alone=self.alone,
@@ -1111,11 +1211,12 @@ class History:
             late, self._untold = self._untold, []
         return [self.index.stage(self.index.located([*late, *located], f"frazil-{sink}-{epoch}"))]
 
-    def _target(self, name: str, epoch: int, sink: str = "") -> Target:
+    def _target(self, name: str, epoch: int, sink: str = "") -> TableCommitter:
         table = self.tables[name]
         # A sink that replays comes late to tables that are there, and claims them first.
-        return Target(table, table.branch, sink or self.sink, epoch, _Clock(),
-                      claimed_first=bool(sink))  # fmt: skip
+        return TableCommitter(
+            table, table.branch, sink or self.sink, epoch, _Clock(), claimed_first=bool(sink)
+        )
 
     def batch(self, least: int = 0) -> None:
         """Some ranges, settled and staged; committed now or later, here sooner than there."""
@@ -1151,7 +1252,7 @@ class History:
             begin = Cut({BATCHES: 0, **begin})
         end = begin.after(ranges)
         rows: dict[str, list[tuple[Partition, list[Row]]]] = {}
-        tallies: dict[str, list[Tally]] = {}
+        tallies: dict[str, list[RangeCounts]] = {}
         totals = []
         for wanted in ranges:
             total, mine = self._settled(wanted, rows)
@@ -1182,30 +1283,44 @@ class History:
             ]
             staged.append(
                 StagedTable(
-                    name, table.uuid, table.schemas[-1]["schema-id"],
-                    (table.stage(files),) if files else (), (), len(files), 1,
+                    name,
+                    table.uuid,
+                    table.schemas[-1]["schema-id"],
+                    (table.stage(files),) if files else (),
+                    (),
+                    len(files),
+                    1,
                     tuple(tallies.get(name, ())),
                 )
-            )  # fmt: skip
+            )
         batch = StagedBatch(
-            sink=self.sink, epoch=self.epoch, number=self.number, commit_id=self.index.new_uuid(),
-            begin=begin, end=end, topics=dict.fromkeys(self.read, "id1"), cluster="c1",
-            staged_at_ms=1, window_start_ms=self.index.now, tables=tuple(staged),
-            total=() if self.alone else tuple(totals), source=source,
-        )  # fmt: skip
+            sink=self.sink,
+            epoch=self.epoch,
+            number=self.number,
+            commit_id=self.index.new_uuid(),
+            begin=begin,
+            end=end,
+            topics=dict.fromkeys(self.read, "id1"),
+            cluster="c1",
+            staged_at_ms=1,
+            window_start_ms=self.index.now,
+            tables=tuple(staged),
+            total=() if self.alone else tuple(totals),
+            source=source,
+        )
         self.number += 1
         self.position = end
         return batch
 
     def _settled(
         self, wanted: Range, rows: dict[str, list[tuple[Partition, list[Row]]]]
-    ) -> tuple[Tally, dict[str, Tally]]:
+    ) -> tuple[RangeCounts, dict[str, RangeCounts]]:
         """What becomes of a range: of everything, and in each table above its own floor."""
         partition = wanted.partition
         fates = self.topics.at(partition, wanted.start, wanted.end)
         seen = [wanted.start + i for i, fate in enumerate(fates) if fate is not None]
 
-        def tally(start: int, name: str = "") -> Tally:
+        def tally(start: int, name: str = "") -> RangeCounts:
             mine = [(o, fates[o - wanted.start]) for o in seen if o >= start]
             told = [(o, fate) for o, fate in mine if fate is not None]
             if not name:
@@ -1219,7 +1334,7 @@ class History:
             if name and written:
                 rows.setdefault(name, []).append((partition, [(*partition, o) for o in written]))
             times = [event_time(o) for o in written] if name else []
-            return Tally(
+            return RangeCounts(
                 Range(partition, start, wanted.end),
                 len(written),
                 len(rejected),
@@ -1243,7 +1358,7 @@ class History:
     def _framed(
         self,
         rows: dict[str, list[tuple[Partition, list[Row]]]],
-        tallies: dict[str, list[Tally]],
+        tallies: dict[str, list[RangeCounts]],
         ranges: Sequence[Range],
     ) -> None:
         """As a DataFrame brings it: rows of all partitions together; or rows that are none of the
@@ -1251,7 +1366,7 @@ class History:
         r = self.random
         many = 0
         if self.feed == "merged":
-            tallies["db.t"] = [Tally(each, 0, merged=len(each)) for each in ranges]
+            tallies["db.t"] = [RangeCounts(each, 0, merged=len(each)) for each in ranges]
             many = r.randrange(0, 9)
             rows["db.t"] = [(BATCHES, [(None, None, None)] * many)] if many else []
         else:
@@ -1259,7 +1374,7 @@ class History:
             r.shuffle(together)
             rows["db.t"] = [(BATCHES, together)] if together else []
         number = self.position.get(BATCHES, 0)
-        tallies["db.t"].append(Tally(Range(BATCHES, number, number + 1), many))
+        tallies["db.t"].append(RangeCounts(Range(BATCHES, number, number + 1), many))
 
     def _chunks(self, found: Sequence[tuple[Partition, list[Row]]]) -> Iterator[list[Row]]:
         """A range may have been planned in pieces, and each piece has files of its own."""
@@ -1284,8 +1399,10 @@ class History:
         if name not in self.tables:
             shape = self._plan.get(name) or {
                 "names": Names("topic", "partition", "offset", "timestamp"),
-                "optional": False, "split": False, "branch": "main",
-            }  # fmt: skip
+                "optional": False,
+                "split": False,
+                "branch": "main",
+            }
             self.tables[name] = Table(
                 self.folder / name, name, real=self.real, seed=self.seed, codec=self.codec, **shape
             )
@@ -1326,12 +1443,13 @@ class History:
         self.position = Cut({**self.topics.first, **self.position})
         # What waits for a replay was rejected by a batch that is there.
         self._waiting = [
-            each for each in self._waiting
+            each
+            for each in self._waiting
             if each.row[2] < self.position[Partition(each.row[0], each.row[1])]  # type: ignore
-        ]  # fmt: skip
+        ]
 
     def _look_ahead(self, ahead: Cut) -> None:
-        """As `Life._look_ahead`: a table takes nothing that it has."""
+        """As `Startup._look_ahead`: a table takes nothing that it has."""
         ends = {name: target.head().entry for name, target in self.targets.items()}
         self.floors = {
             name: Cut({p: o for p, o in entry.end.items() if o > ahead.get(p, 0)})
@@ -1344,11 +1462,15 @@ class History:
         if self._replayed():
             return  # refused: what was replayed may be letters of batches that go
         tables = {name: (table, table.branch) for name, table in self.tables.items()}
-        doing = Rewinding(
-            self.sink, self.index, tables, rows=self.index.rows,
+        doing = RewindSteps(
+            self.sink,
+            self.index,
+            tables,
+            rows=self.index.rows,
             staged=lambda: [(each.file_name, each) for each in self.committer.pending],
-            without=self._without, clock=_Clock(),
-        )  # fmt: skip
+            without=self._without,
+            clock=_Clock(),
+        )
         doing.read()
         last = doing.stream.last.batch
         choice = doing.choice(doing.stream.at(self.random.randrange(-1, last + 1)))
@@ -1420,15 +1542,18 @@ class History:
         r = self.random
         done = self.own.head().entry
         ready = [
-            each for each in self._waiting
-            if done and each.tables and each.tables <= set(self.tables)
+            each
+            for each in self._waiting
+            if done
+            and each.tables
+            and each.tables <= set(self.tables)
             and each.row[2] < done.end.get(Partition(each.row[0], each.row[1]), 0)  # type: ignore
-        ]  # fmt: skip
+        ]
         if not ready:
             return
         chosen = r.sample(ready, r.randrange(1, len(ready) + 1))
         sink, notes = f"{self.sink}.replay", f"{self.letters}_replayed"
-        own = Target(self.index, "main", sink, 0, _Clock(), claimed_first=True)
+        own = TableCommitter(self.index, "main", sink, 0, _Clock(), claimed_first=True)
         targets = {name: self._target(name, 0, sink) for name in self.tables}
         heads = [each.head() for each in (own, *targets.values())]
         assert all(each.complete for each in heads)
@@ -1456,18 +1581,31 @@ class History:
         counted = Range(BATCHES, number, number + 1)
         staged = [
             StagedTable(
-                name, self.tables[name].uuid, 0,
-                (self.tables[name].stage(self.tables[name].write(mine, prefix)),), (), 1, 1,
-                (Tally(counted, len(mine)),),
+                name,
+                self.tables[name].uuid,
+                0,
+                (self.tables[name].stage(self.tables[name].write(mine, prefix)),),
+                (),
+                1,
+                1,
+                (RangeCounts(counted, len(mine)),),
             )
             for name, mine in sorted(rows.items())
-        ]  # fmt: skip
+        ]
         batch = StagedBatch(
-            sink=sink, epoch=epoch, number=before, commit_id=self.index.new_uuid(),
-            begin=Cut({BATCHES: number}), end=Cut({BATCHES: number + 1}), topics={}, cluster="",
-            staged_at_ms=1, window_start_ms=1, tables=tuple(staged),
-            total=(Tally(counted, len(chosen)),),
-        )  # fmt: skip
+            sink=sink,
+            epoch=epoch,
+            number=before,
+            commit_id=self.index.new_uuid(),
+            begin=Cut({BATCHES: number}),
+            end=Cut({BATCHES: number + 1}),
+            topics={},
+            cluster="",
+            staged_at_ms=1,
+            window_start_ms=1,
+            tables=tuple(staged),
+            total=(RangeCounts(counted, len(chosen)),),
+        )
         committer = self._committer(own, targets, position, sink)
         committer.submit(batch, bounded=False)
         for name in rows:
@@ -1538,7 +1676,7 @@ class History:
         table = self._some()
         if table is None or self.feed == "merged":
             return
-        target = Target(table, table.branch, NEIGHBOUR, 0, _Clock(), claimed_first=True)
+        target = TableCommitter(table, table.branch, NEIGHBOUR, 0, _Clock(), claimed_first=True)
         before = target.head().entry
         target.epoch = 1 + (before.epoch if before else 0)
         here = Partition(NEIGHBOUR, 0)
@@ -1549,13 +1687,29 @@ class History:
         rows: list[Row] = [(*here, offset) for offset in range(wanted.start, wanted.end)]
         number = claimed.entry.batches[1] + 1
         files = table.write(rows, f"frazil-{NEIGHBOUR}-{target.epoch}-{number}")
-        staged = StagedTable(table.name, table.uuid, 0, (table.stage(files),), (), len(files), 1,
-                             (Tally(wanted, len(rows)),))  # fmt: skip
+        staged = StagedTable(
+            table.name,
+            table.uuid,
+            0,
+            (table.stage(files),),
+            (),
+            len(files),
+            1,
+            (RangeCounts(wanted, len(rows)),),
+        )
         batch = StagedBatch(
-            sink=NEIGHBOUR, epoch=target.epoch, number=number, commit_id=self.index.new_uuid(),
-            begin=begin, end=begin.after([wanted]), topics={}, cluster="", staged_at_ms=1,
-            window_start_ms=1, tables=(staged,),
-        )  # fmt: skip
+            sink=NEIGHBOUR,
+            epoch=target.epoch,
+            number=number,
+            commit_id=self.index.new_uuid(),
+            begin=begin,
+            end=begin.after([wanted]),
+            topics={},
+            cluster="",
+            staged_at_ms=1,
+            window_start_ms=1,
+            tables=(staged,),
+        )
         entry = entry_of([batch], table.name, target.epoch)
         target.witness(target.commit(staged.manifests, entry))
         self.say(f"{table.name}: another sink writes {wanted}")
@@ -1564,9 +1718,10 @@ class History:
         """Whoever brought rows may take them back."""
         table = self._some()
         files = [
-            each for each in (table.live(table.branch) if table else [])
+            each
+            for each in (table.live(table.branch) if table else [])
             if all(row[0] in (None, BACKFILL) for row in each["rows"])
-        ]  # fmt: skip
+        ]
         if table is None or not files or self.feed == "merged":
             return
         file = self.random.choice(files)
@@ -1633,7 +1788,7 @@ class History:
 
     # ── what is there ────────────────────────────────────────────────────────────────────────
 
-    def entries(self, name: str, sink: str = "") -> list[tuple[Entry, Snapshot]]:
+    def entries(self, name: str, sink: str = "") -> list[tuple[LedgerEntry, Snapshot]]:
         """What the ledger still has, oldest first; claims left out."""
         table = self.tables[name]
         found = entries(table.history(table.branch), sink or self.sink)
@@ -1643,10 +1798,12 @@ class History:
         """Live files that do not say whose their rows are: without bounds, or of several topics, or
         of one whose name was cut, or with rows of ours that have no offsets either."""
         return [
-            each for each in table.live(table.branch)
-            if "lower-bounds" not in each or len(_topics_told(each, table)) > 1
+            each
+            for each in table.live(table.branch)
+            if "lower-bounds" not in each
+            or len(_topics_told(each, table)) > 1
             or self.feed == "merged"
-        ]  # fmt: skip
+        ]
 
     def untold(self, table: Table) -> bool:
         """May it be said that it cannot be told? Whose rows they are, files do not say, and others
@@ -1685,10 +1842,11 @@ class History:
     def _others(self, table: Table, verb: str) -> bool:
         keys = [f"{verb}-records", *(["added-delete-files"] if verb == "deleted" else [])]
         return any(
-            "frazil.sink" not in each.summary and each.operation != "replace"
+            "frazil.sink" not in each.summary
+            and each.operation != "replace"
             and any(key in each.summary for key in keys)
             for each in table.history(table.branch)
-        )  # fmt: skip
+        )
 
     def save(self, complete: bool = False) -> dict[str, str]:
         """Table → metadata file; the index too."""
@@ -1696,5 +1854,5 @@ class History:
         return {each.name: each.save(complete) for each in every}
 
     def tag_of(self, table: Table, sink: str = "") -> str:
-        tag = witness_tag(sink or self.sink)
+        tag = ledger_tag(sink or self.sink)
         return tag if table.branch == "main" else f"{tag}/{table.branch}"

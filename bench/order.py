@@ -1,4 +1,5 @@
-"""What `order_by` costs: one topic into two upsert tables, one of them with an order, in one run.
+"""What `version_column` costs: one topic into two upsert tables, one of them with an order, in one
+run.
 
 Batches of changes over a million keys (those of `bench/upsert.py`), drawn evenly, so that every
 batch meets every file: nothing is left out by its bounds. In each turn both sinks, in one process
@@ -30,20 +31,20 @@ import psutil
 import pyarrow as pa
 from confluent_kafka import Producer
 
-from frazil.core.config import TableConfig, from_document
-from frazil.ingest.order import Looked, Within
-from frazil.ingest.route import Metadata
-from frazil.ingest.settle import TablePlan
-from frazil.ingest.upsert import Changes, apply, deletes_shape, remembered_columns
-from frazil.ingest.write import TableShape
+from frazil.config.model import TableConfig, from_document
+from frazil.files.writer import WriterSpec
+from frazil.iceberg.schema import iceberg_schema
+from frazil.pipeline.chunk import TablePlan
+from frazil.pipeline.projection import MetadataColumns
+from frazil.pipeline.upsert import KeyChanges, apply, deletes_shape, remembered_columns
+from frazil.pipeline.versions import FileBounds, VersionLookup
 from frazil.sink import Sink
-from frazil.surface.broker import Broker
-from frazil.surface.orders import create_topic
-from frazil.surface.session import session
-from frazil.table.schema import iceberg_schema
+from frazil.spark.session import session
+from frazil.testing.datagen import create_topic
+from frazil.testing.kafka import Broker
 from upsert import PARTITIONS, SCHEMA, SUMS, TOPIC, Accounts
 
-SIDES = {"plain": {}, "ordered": {"order_by": "version"}}
+SIDES = {"plain": {}, "ordered": {"version_column": "version"}}
 
 
 def say(text: str) -> None:
@@ -68,8 +69,14 @@ def measured(given: argparse.Namespace, folder: str, bootstrap: str) -> dict[str
     configs = {
         side: from_document(
             {
-                "sink": {"id": side, "topics": [TOPIC], "index": f"db.{side}_index",
-                         "trigger": "10ms", "max_records_per_trigger": given.rows},
+                "sink": {
+                    "id": side,
+                    "topics": [TOPIC],
+                    "index_table": f"db.{side}_index",
+                    "trigger": "10ms",
+                    "commit_interval": "0s",
+                    "max_records_per_trigger": given.rows,
+                },
                 "kafka": {"bootstrap.servers": bootstrap},
                 "decode": {"schema": f"{folder}/account.avsc"},
                 "catalog": {"type": "hadoop", "warehouse": f"{folder}/lake"},
@@ -77,13 +84,18 @@ def measured(given: argparse.Namespace, folder: str, bootstrap: str) -> dict[str
             }
         )
         for side, more in SIDES.items()
-    }  # fmt: skip
+    }
     spark = session(configs["plain"], say=say)
     accounts = Accounts(given.keys)
     producer = Producer(
-        {"bootstrap.servers": bootstrap, "linger.ms": 20, "enable.idempotence": True,
-         "queue.buffering.max.messages": 500_000, "log_level": 3}
-    )  # fmt: skip
+        {
+            "bootstrap.servers": bootstrap,
+            "linger.ms": 20,
+            "enable.idempotence": True,
+            "queue.buffering.max.messages": 500_000,
+            "log_level": 3,
+        }
+    )
     found: dict[str, list[tuple[float, float]]] = {side: [] for side in SIDES}
     for turn in range(given.turns):
         for _ in range(given.turn):
@@ -102,28 +114,39 @@ def measured(given: argparse.Namespace, folder: str, bootstrap: str) -> dict[str
         assert [int(each) for each in row] == accounts.sums(), f"{side} is not what the records say"
     spark.stop()
     rows = given.rows * given.turn * (given.turns - 1)  # without the first turn, which is cold
-    warm = {side: [sum(each) for each in zip(*turns[1:], strict=True)]
-            for side, turns in found.items()}  # fmt: skip
+    warm = {
+        side: [sum(each) for each in zip(*turns[1:], strict=True)] for side, turns in found.items()
+    }
     return {
-        "rows": given.rows, "keys": given.keys, "turns": given.turns, "batches": given.turn,
+        "rows": given.rows,
+        "keys": given.keys,
+        "turns": given.turns,
+        "batches": given.turn,
         "rows_per_second": {side: round(rows / each[0]) for side, each in warm.items()},
-        "cpu_seconds_per_million": {side: round(each[1] / rows * 1e6, 2)
-                                    for side, each in warm.items()},
+        "cpu_seconds_per_million": {
+            side: round(each[1] / rows * 1e6, 2) for side, each in warm.items()
+        },
         "time_ratio": round(warm["ordered"][0] / warm["plain"][0], 2),
-    }  # fmt: skip
+    }
 
 
 def applied(given: argparse.Namespace, folder: str) -> dict[str, Any]:
     """CPU-seconds of `apply`, batch by batch, with and without an order."""
-    columns = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("a", pa.int64()),
-                         pa.field("b", pa.float64()), pa.field("version", pa.int64())])  # fmt: skip
-    metadata = Metadata("_topic", "_topic_partition", "_offset", "_timestamp")
+    columns = pa.schema(
+        [
+            pa.field("id", pa.int64(), nullable=False),
+            pa.field("a", pa.int64()),
+            pa.field("b", pa.float64()),
+            pa.field("version", pa.int64()),
+        ]
+    )
+    metadata = MetadataColumns("_topic", "_topic_partition", "_offset", "_timestamp")
     bare = '{"spec-id": 0, "fields": []}'
 
-    def shape(name: str, columns: pa.Schema, *key: str) -> TableShape:
+    def shape(name: str, columns: pa.Schema, *key: str) -> WriterSpec:
         config = TableConfig(name, mode="upsert", key=key) if key else TableConfig(name)
         schema = iceberg_schema(columns, metadata, config)
-        return TableShape(name, f"{folder}/{name}", schema, 0, bare, {}, 2**28, "zstd", {})
+        return WriterSpec(name, f"{folder}/{name}", schema, 0, bare, {}, 2**28, "zstd", {})
 
     main = shape("db.t", columns, "id")
     plain = TablePlan(main, metadata, "", key=("id",), deletes=deletes_shape(main, ("id",), bare))
@@ -135,23 +158,30 @@ def applied(given: argparse.Namespace, folder: str) -> dict[str, Any]:
     for number in range(given.turns * given.turn):
         at = np.arange(count) + number * count
         rows = pa.table(
-            [draw.integers(0, given.keys // 2, count) * 2, at, draw.random(count), at,
-             pa.repeat(pa.scalar("t", pa.large_string()), count),
-             pa.array(draw.integers(0, PARTITIONS, count).astype("i4")), at,
-             pa.array(at).cast(pa.timestamp("us", "UTC"))],
+            [
+                draw.integers(0, given.keys // 2, count) * 2,
+                at,
+                draw.random(count),
+                at,
+                pa.repeat(pa.scalar("t", pa.large_string()), count),
+                pa.array(draw.integers(0, PARTITIONS, count).astype("i4")),
+                at,
+                pa.array(at).cast(pa.timestamp("us", "UTC")),
+            ],
             names=main.arrow.names,
-        ).cast(main.arrow)  # fmt: skip
-        known = (Within(main, ("id",), "version", tuple(files)),)
+        ).cast(main.arrow)
+        known = (VersionLookup(main, ("id",), "version", tuple(files)),)
         took = []
         for plan in (plain, replace(ordered, known=known)):
             before = time.process_time()
-            done = apply(plan, Changes(rows=[rows]), "bench")
+            done = apply(plan, KeyChanges(rows=[rows]), "bench")
             took.append(time.process_time() - before)
         assert done.keys == len(np.unique(rows["id"].to_numpy()))  # each batch is newer
-        spent.append({"rows_in_files": seen, "plain": round(took[0], 3),
-                      "ordered": round(took[1], 3)})  # fmt: skip
+        spent.append(
+            {"rows_in_files": seen, "plain": round(took[0], 3), "ordered": round(took[1], 3)}
+        )
         paths = [json.loads(each.descriptor)["file-path"] for each in done.files]
-        files += [Looked(path, (None,)) for path in paths]
+        files += [FileBounds(path, (None,)) for path in paths]
         seen += sum(file.rows for file in done.files)
         say(f"  {spent[-1]}")
     return {"rows": count, "keys": given.keys // 2, "batches": spent}

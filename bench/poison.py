@@ -8,7 +8,9 @@ of this file's own decides, and what it can read counts among the good.
 
 Then every row of every data file is compared, all columns, and every byte of every dead letter.
 
-A third topic has records that kill the worker: by a signal, and by a crash in native code.
+A third topic has records that kill the worker: by a signal, and by a crash in native code. A fourth
+has records at which a station between decode and the closing of a file raises an error that nobody
+foresaw: the stations are made to, by a function of the sink's own route that runs in the workers.
 
     make poison N=1000000            # a million hostile, a million good
     make poison N=20000 ARGS='--seed 7'
@@ -42,9 +44,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from confluent_kafka import Producer
 
-from frazil.core.config import from_document
-from frazil.surface.broker import Broker
-from frazil.surface.orders import create_topic
+from frazil.config.model import from_document
+from frazil.testing.datagen import create_topic
+from frazil.testing.kafka import Broker
 
 Row = dict[str, Any]
 PARTITIONS = 4
@@ -206,8 +208,7 @@ class Bad(Exception):
 
 class Reader:
     """Strict, but for what Avro's own readers are easy about too: a number may be written in more
-    bytes than it needs (up to ten), a boolean is true if it is 1, and the index of an optional
-    value says null if it is 0."""
+    bytes than it needs (up to ten), and a boolean is true if it is 1."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.at = data, 0
@@ -242,7 +243,7 @@ class Reader:
 
     def read(self, schema: Any) -> Any:
         if isinstance(schema, list):
-            return None if self.long() == 0 else self.read(schema[1])
+            return self.read(schema[1]) if self.within(0, 1) else None
         kind = schema if isinstance(schema, str) else schema["type"]
         logical = "" if isinstance(schema, str) else schema.get("logicalType")
         if kind == "record":
@@ -525,17 +526,59 @@ class Avro:
         )
 
     _BY_CHANCE = frozenset(
-        [flipped, flipped_anywhere, lost, found, spliced, noise, odd_boolean, odd_branch,
-         padded_number, padded_decimal]
-    )  # fmt: skip
+        [
+            flipped,
+            flipped_anywhere,
+            lost,
+            found,
+            spliced,
+            noise,
+            odd_boolean,
+            odd_branch,
+            padded_number,
+            padded_decimal,
+        ]
+    )
     #: What is left to chance is rare: half of it is good.
     _MAKE = (
-        *[truncated, extended, twice, endless_number, wide_int, no_symbol, lying_length,
-          lying_count, no_text, no_time, long_decimal, more_digits, no_magic, no_header, nothing,
-          no_datum, unknown_schema, unfit_schema, nulls, recursion, other_schema] * 2,
-        *[flipped] * 6, flipped_anywhere, lost, lost, found, found, spliced, spliced, noise,
-        odd_boolean, odd_branch, padded_number, padded_decimal,
-    )  # fmt: skip
+        *[
+            truncated,
+            extended,
+            twice,
+            endless_number,
+            wide_int,
+            no_symbol,
+            lying_length,
+            lying_count,
+            no_text,
+            no_time,
+            long_decimal,
+            more_digits,
+            no_magic,
+            no_header,
+            nothing,
+            no_datum,
+            unknown_schema,
+            unfit_schema,
+            nulls,
+            recursion,
+            other_schema,
+        ]
+        * 2,
+        *[flipped] * 6,
+        flipped_anywhere,
+        lost,
+        lost,
+        found,
+        found,
+        spliced,
+        spliced,
+        noise,
+        odd_boolean,
+        odd_branch,
+        padded_number,
+        padded_decimal,
+    )
 
 
 def _flipped(r: random.Random, raw: bytes) -> bytes:
@@ -702,16 +745,41 @@ class Json:
         return value + self.random.choice([b"\n", b"", b",", b"\0"]) + value
 
     def no_number(self) -> bytes:
-        odd = ["NaN", "Infinity", "-Infinity", "01", "+1", "0x1f", ".5", "5.", "1e", "--1", "1_0",
-               "٣", "nan", "1e400", "-1e400", "1" * 400]  # fmt: skip
+        odd = [
+            "NaN",
+            "Infinity",
+            "-Infinity",
+            "01",
+            "+1",
+            "0x1f",
+            ".5",
+            "5.",
+            "1e",
+            "--1",
+            "1_0",
+            "٣",
+            "nan",
+            "1e400",
+            "-1e400",
+            "1" * 400,
+        ]
         return self._instead("score", self.random.choice(odd))
 
     def out_of_range(self) -> bytes:
         name, text = self.random.choice(
-            [("small", str(2**31)), ("small", str(-(2**31) - 1)), ("id", str(2**63)),
-             ("id", str(-(2**63) - 1)), ("id", "1.5"), ("id", "1e3"), ("small", "1.0"),
-             ("id", "9" * 5000), ("small", "1" * 30), ("sub", '{"x":9223372036854775808}')]
-        )  # fmt: skip
+            [
+                ("small", str(2**31)),
+                ("small", str(-(2**31) - 1)),
+                ("id", str(2**63)),
+                ("id", str(-(2**63) - 1)),
+                ("id", "1.5"),
+                ("id", "1e3"),
+                ("small", "1.0"),
+                ("id", "9" * 5000),
+                ("small", "1" * 30),
+                ("sub", '{"x":9223372036854775808}'),
+            ]
+        )
         return self._instead(name, text)
 
     def other_kind(self) -> bytes:
@@ -729,15 +797,32 @@ class Json:
             "0.5",
         ]
         fits = {
-            "id": {"1"}, "small": {"1"}, "score": {"1", "0.5"}, "ok": {"true"}, "name": {'"1"'},
-            "tags": {"[]", '["a"]'}, "sub": {"{}", '{"x":1}'},
-        }  # fmt: skip
+            "id": {"1"},
+            "small": {"1"},
+            "score": {"1", "0.5"},
+            "ok": {"true"},
+            "name": {'"1"'},
+            "tags": {"[]", '["a"]'},
+            "sub": {"{}", '{"x":1}'},
+        }
         name = self.random.choice(list(fits))
         return self._instead(name, self.random.choice([t for t in texts if t not in fits[name]]))
 
     def unheard_of(self) -> bytes:
-        names = ["more", "ID", "", "id ", "sub.x", "_offset", "__proto__", "naïve", "\\ud800",
-                 "\\udfff\\udfff", "\\u0000", "x" * 5000]  # fmt: skip
+        names = [
+            "more",
+            "ID",
+            "",
+            "id ",
+            "sub.x",
+            "_offset",
+            "__proto__",
+            "naïve",
+            "\\ud800",
+            "\\udfff\\udfff",
+            "\\u0000",
+            "x" * 5000,
+        ]
         value = self.random.choice(["1", "{}", "[]", "false", '""'])
         return self._with(f'"{self.random.choice(names)}":{value}')
 
@@ -780,12 +865,26 @@ class Json:
         )
 
     def syntax(self) -> bytes:
-        texts = ["{'id':@}", '{"id":@,}', '{"id":@/**/}', "{id:@}",
-                 '{"id" @}', '{"id":@ "ok":true}', '{"id":@,,"ok":true}', '{"id":@,"name":"\n"}',
-                 '{"id":@,"name":"\t"}',
-                 '{"id":@,"name":"\\x41"}', '{"id":@,"name":"\\u12"}', '{"id":@,"ok":True}',
-                 '\ufeff{"id":@}', '{"id":@,"name":"}', '{"id":@,"ok"}', '{"id":@]', '{"id":@}}',
-                 '({"id":@})']  # fmt: skip
+        texts = [
+            "{'id':@}",
+            '{"id":@,}',
+            '{"id":@/**/}',
+            "{id:@}",
+            '{"id" @}',
+            '{"id":@ "ok":true}',
+            '{"id":@,,"ok":true}',
+            '{"id":@,"name":"\n"}',
+            '{"id":@,"name":"\t"}',
+            '{"id":@,"name":"\\x41"}',
+            '{"id":@,"name":"\\u12"}',
+            '{"id":@,"ok":True}',
+            '\ufeff{"id":@}',
+            '{"id":@,"name":"}',
+            '{"id":@,"ok"}',
+            '{"id":@]',
+            '{"id":@}}',
+            '({"id":@})',
+        ]
         return self.random.choice(texts).replace("@", str(self._next)).encode()
 
     def other_encoding(self) -> bytes:
@@ -820,11 +919,31 @@ class Json:
 
     _BY_CHANCE = frozenset([flipped, lost, found, spliced])
     _MAKE = (
-        *[truncated, extended, twice, no_number, out_of_range, other_kind, unheard_of,
-          unheard_of_inside, no_id, deep, deep_inside, no_text, half_a_pair, bare, syntax,
-          other_encoding, nothing],
-        flipped, flipped, lost, found, spliced,
-    )  # fmt: skip
+        *[
+            truncated,
+            extended,
+            twice,
+            no_number,
+            out_of_range,
+            other_kind,
+            unheard_of,
+            unheard_of_inside,
+            no_id,
+            deep,
+            deep_inside,
+            no_text,
+            half_a_pair,
+            bare,
+            syntax,
+            other_encoding,
+            nothing,
+        ],
+        flipped,
+        flipped,
+        lost,
+        found,
+        spliced,
+    )
 
 
 # ── what goes into a topic, and what must come out ──────────────────────────────────────────────
@@ -906,8 +1025,11 @@ class Topic:
             which = np.frombuffer(self.which[number], np.int64)
             at = np.flatnonzero(which >= 0)
             ids = np.frombuffer(self.ids[number], np.int64)[at]
-            found.append(_placed(pool.take(pa.array(which[at])), number, at).set_column(
-                2, "id", pa.array(ids)))  # fmt: skip
+            found.append(
+                _placed(pool.take(pa.array(which[at])), number, at).set_column(
+                    2, "id", pa.array(ids)
+                )
+            )
             lucky = pa.Table.from_pylist(self.rows[number], columns)
             found.append(_placed(lucky, number, np.flatnonzero(which == -2)))
         return _in_order(pa.concat_tables(found))
@@ -975,8 +1097,12 @@ def same(found: pa.Table, expected: pa.Table) -> tuple[int, str]:
     for name in expected.schema.names:
         one, other = (_plain(each.column(name)) for each in (found, expected))
         if not one.equals(other):
-            differ = np.array([a != b and str(a) != str(b) for a, b in
-                               zip(one.to_pylist(), other.to_pylist(), strict=True)])  # fmt: skip
+            differ = np.array(
+                [
+                    a != b and str(a) != str(b)
+                    for a, b in zip(one.to_pylist(), other.to_pylist(), strict=True)
+                ]
+            )
             if differ.any() and not why:
                 at = int(np.flatnonzero(differ)[0])
                 texts = [str(each[at].as_py())[:200] for each in (other, one)]
@@ -1066,15 +1192,68 @@ def deadly_records() -> Iterator[bytes]:
         yield zigzag(number) + zigzag(len(word)) + word
 
 
+# ── records at which a station fails ────────────────────────────────────────────────────────────
+
+STATIONS = ("decode", "fit", "partition", "path", "encode", "close")
+STATIONS_ROUTE = """
+def plant():
+    from frazil.files import writer
+    from frazil.formats import decoder
+    from frazil.pipeline import chunk
+
+    def raising(where, name, found):
+        there = getattr(where, name)
+        if getattr(there, "planted", False):
+            return
+
+        def planted(*args, **named):
+            if found(*args):
+                raise ArithmeticError("out of the blue, at " + name)
+            return there(*args, **named)
+
+        planted.planted = True
+        setattr(where, name, planted)
+
+    def has(rows, word):
+        return "word" in rows.schema.names and word in rows.column("word").to_pylist()
+
+    layout = writer._Layout
+    raising(decoder.JsonShape, "decode", lambda _, given: any(b'"decode"' in v for v in given if v))
+    raising(chunk, "project_rows", lambda rows, *_: has(rows, "fit"))
+    raising(layout, "clusters", lambda _, rows: has(rows, "partition"))
+    raising(layout, "path", lambda _, partition, name: "path" in partition)
+    raising(writer._OpenFile, "encode", lambda _, rows: has(rows, "encode"))
+    raising(layout, "descriptor", lambda _, path, partition, *rest: "close" in partition)
+
+
+def sort(rows):
+    plant()
+    return ["db.stations"] * len(rows)
+"""
+STATIONS_ROWS = 4_000
+STATIONS_AT = {7 + 331 * n: STATIONS[n % len(STATIONS)] for n in range(12)}
+
+
+def station_records() -> Iterator[bytes]:
+    for number in range(STATIONS_ROWS):
+        word = STATIONS_AT.get(number, "fine")
+        yield json.dumps({"id": number, "word": word}).encode()
+
+
 # ── the run ─────────────────────────────────────────────────────────────────────────────────────
 
 
 def produce(bootstrap: str, topic: str, values: Iterator[bytes | None]) -> int:
     create_topic(bootstrap, topic, PARTITIONS)
     producer = Producer(
-        {"bootstrap.servers": bootstrap, "linger.ms": 20, "enable.idempotence": True,
-         "queue.buffering.max.messages": 500_000, "log_level": 3}
-    )  # fmt: skip
+        {
+            "bootstrap.servers": bootstrap,
+            "linger.ms": 20,
+            "enable.idempotence": True,
+            "queue.buffering.max.messages": 500_000,
+            "log_level": 3,
+        }
+    )
     count = 0
     for value in values:
         while True:
@@ -1117,7 +1296,7 @@ class Memory:
         line = process.cmdline()
         if "java" in process.name():
             return "jvm"
-        return "careful" if "frazil.ingest.careful" in line else "worker"
+        return "careful" if "frazil.pipeline.sandbox" in line else "worker"
 
     def end(self) -> dict[str, float]:
         self._done.set()
@@ -1128,27 +1307,40 @@ class Memory:
 def document(folder: Path, name: str, bootstrap: str, **sections: Any) -> dict[str, Any]:
     uri = f"jdbc:sqlite:{folder}/catalog.db?busy_timeout=10000&journal_mode=WAL"
     return {
-        "sink": {"id": name, "topics": [name], "index": f"db.{name}_index",
-                 "trigger": "available-now", "max_records_per_task": 50_000,
-                 "max_records_per_trigger": 400_000},
+        "sink": {
+            "id": name,
+            "topics": [name],
+            "index_table": f"db.{name}_index",
+            "trigger": "available-now",
+            "max_records_per_task": 50_000,
+            "max_records_per_trigger": 400_000,
+        },
         "kafka": {"bootstrap.servers": bootstrap},
-        "catalog": {"type": "jdbc", "uri": uri, "jdbc.schema-version": "V1",
-                    "warehouse": f"{folder}/warehouse"},
-        "spark": {"spark.eventLog.enabled": "true", "spark.eventLog.dir": f"file:{folder}/events",
-                  "spark.eventLog.rolling.enabled": "false", "spark.eventLog.compress": "false"},
-        "dead_letters": {"table": f"db.{name}_dead", "max_share": 1, "max_count": 100_000_000},
-        "table": [{"name": f"db.{name}", "evolution": "frozen"}],
+        "catalog": {
+            "type": "jdbc",
+            "uri": uri,
+            "jdbc.schema-version": "V1",
+            "warehouse": f"{folder}/warehouse",
+        },
+        "spark": {
+            "spark.eventLog.enabled": "true",
+            "spark.eventLog.dir": f"file:{folder}/events",
+            "spark.eventLog.rolling.enabled": "false",
+            "spark.eventLog.compress": "false",
+        },
+        "dead_letters": {"table": f"db.{name}_dead", "max_fraction": 1, "max_count": 100_000_000},
+        "table": [{"name": f"db.{name}", "schema_evolution": "reject"}],
         **sections,
-    }  # fmt: skip
+    }
 
 
 def side(documents: list[dict[str, Any]]) -> None:
     """The child: one sink after the other, each to the end of its topic; then what is there."""
     from pyiceberg.table import StaticTable
 
+    from frazil.auditing.evidence import of_table
     from frazil.sink import Sink, Step
-    from frazil.surface.proof import of_table
-    from frazil.surface.session import session
+    from frazil.spark.session import session
 
     spark = None
     for each in documents:
@@ -1172,8 +1364,11 @@ def side(documents: list[dict[str, Any]]) -> None:
 
         sink = Sink(config, on_step=on_step)
         sink.start(spark).awaitTermination()
-        answer: dict[str, Any] = {"sink": config.sink.id, "seconds": time.monotonic() - began,
-                                  "spent": {k: round(v, 1) for k, v in spent.items()}}  # fmt: skip
+        answer: dict[str, Any] = {
+            "sink": config.sink.id,
+            "seconds": time.monotonic() - began,
+            "spent": {k: round(v, 1) for k, v in spent.items()},
+        }
         for name in (config.tables[0].name, config.dead_letters.table):
             table = sink.catalog.load(name)
             assert table is not None, name
@@ -1182,8 +1377,10 @@ def side(documents: list[dict[str, Any]]) -> None:
             reports = [each for each in found if (each.table, each.sink) == mine]
             # By pyiceberg, with not a line of ours.
             files = StaticTable.from_metadata(table.metadata_file).scan().plan_files()
-            answer[name] = {"verdicts": [report.verdict for report in reports],
-                            "files": [each.file.file_path for each in files]}  # fmt: skip
+            answer[name] = {
+                "verdicts": [report.verdict for report in reports],
+                "files": [each.file.file_path for each in files],
+            }
         print(json.dumps(answer), flush=True)
     assert spark is not None
     spark.stop()
@@ -1210,33 +1407,58 @@ def poison(hostile: int, seed: int) -> dict[str, Any]:
         (folder / "events").mkdir()
         (folder / "deadly.avsc").write_text(json.dumps(DEADLY))
         (folder / "deadly.py").write_text(DEADLY_ROUTE)
+        (folder / "stations.py").write_text(STATIONS_ROUTE)
         say("starting Apache Kafka")
         with Broker(folder / "kafka", say=say) as broker:
             for topic, share in ((avro, hostile - hostile // 2), (plain, hostile // 2)):
                 say(f"producing {share:,} hostile records of {topic.name} among good ones")
                 produce(broker.bootstrap, topic.name, topic.records(share, seed))
             produce(broker.bootstrap, "deadly", deadly_records())
+            produce(broker.bootstrap, "stations", station_records())
             produced = time.monotonic() - began
             documents = [
-                document(folder, "avro", broker.bootstrap, decode={
-                    "format": "confluent-avro", "registry": {"url": registry.url}}),
-                {**document(folder, "json", broker.bootstrap, decode={"format": "json"}),
-                 "create": f"CREATE TABLE lake.db.json ({JSON_TABLE}, _topic string NOT NULL, "
-                 "_topic_partition int NOT NULL, _offset bigint NOT NULL, _timestamp timestamp) "
-                 "USING iceberg"},
-                document(folder, "deadly", broker.bootstrap,
-                         decode={"format": "avro", "schema": f"{folder}/deadly.avsc"},
-                         route=[{"python": f"{folder}/deadly.py:sort"}]),
-            ]  # fmt: skip
+                document(
+                    folder,
+                    "avro",
+                    broker.bootstrap,
+                    decode={"format": "confluent-avro", "registry": {"url": registry.url}},
+                ),
+                {
+                    **document(folder, "json", broker.bootstrap, decode={"format": "json"}),
+                    "create": f"CREATE TABLE lake.db.json ({JSON_TABLE}, _topic string NOT NULL, "
+                    "_topic_partition int NOT NULL, _offset bigint NOT NULL, _timestamp timestamp) "
+                    "USING iceberg",
+                },
+                document(
+                    folder,
+                    "deadly",
+                    broker.bootstrap,
+                    decode={"format": "avro", "schema": f"{folder}/deadly.avsc"},
+                    route=[{"python": f"{folder}/deadly.py:sort"}],
+                ),
+                document(
+                    folder,
+                    "stations",
+                    broker.bootstrap,
+                    decode={"format": "json"},
+                    table=[{"name": "db.stations", "partition_by": ["word"]}],
+                    route=[{"python": f"{folder}/stations.py:sort"}],
+                ),
+            ]
             say("starting the sinks")
             answers, peak = _run(documents, folder / "log")
-        result: dict[str, Any] = {"hostile": avro.hostile + plain.hostile,
-                                  "good": avro.good + plain.good, "good_exact": 0,
-                                  "rejected_once": 0}  # fmt: skip
+        result: dict[str, Any] = {
+            "hostile": avro.hostile + plain.hostile,
+            "good": avro.good + plain.good,
+            "good_exact": 0,
+            "rejected_once": 0,
+        }
         troubles: list[str] = []
         for topic, answer in zip((avro, plain), answers, strict=False):
-            say(f"comparing {topic.name}: {topic.good:,} good, of them {topic.lucky:,} by chance; "
-                f"{topic.hostile:,} hostile")  # fmt: skip
+            say(
+                f"comparing {topic.name}: {topic.good:,} good, of them {topic.lucky:,} by chance; "
+                f"{topic.hostile:,} hostile"
+            )
             rows = read(answer[f"db.{topic.name}"]["files"])
             letters = read(answer[f"db.{topic.name}_dead"]["files"])
             exact, why = same(gathered(rows, topic.source.columns, *PLACE), topic.expected_rows())
@@ -1246,13 +1468,19 @@ def poison(hostile: int, seed: int) -> dict[str, Any]:
             result["good_exact"] += exact
             result["rejected_once"] += once
             troubles += [f"{topic.name}: {each}" for each in (why, why_not) if each]
-        result["deadly"], fine = _deadly(answers[2])
-        verdicts = {name: each["verdicts"] for answer in answers for name, each in answer.items()
-                    if name.startswith("db.")}  # fmt: skip
+        result["deadly"], fine = _found(answers[2], "deadly", DEADLY_AT, DEADLY_ROWS)
+        result["stations"], others = _found(answers[3], "stations", STATIONS_AT, STATIONS_ROWS)
+        verdicts = {
+            name: each["verdicts"]
+            for answer in answers
+            for name, each in answer.items()
+            if name.startswith("db.")
+        }
         troubles += [f"{name}: {each}" for name, each in verdicts.items() if each != ["proven"]]
         failed = failures(folder / "events")
     result |= {
         "deadly_others_exact": fine,
+        "stations_others_exact": others,
         "crash_loops": sum(times > 2 for times in failed),
         "task_failures": sum(failed),
         "proven": len(verdicts),
@@ -1281,9 +1509,12 @@ def _run(
     """What the child says of each sink, and the memory it took."""
     with log.open("w") as errors:  # polars tells of every block that it cannot read
         process = subprocess.Popen(
-            [sys.executable, __file__, "--side", json.dumps(documents)], text=True,
-            stdout=subprocess.PIPE, stderr=errors, env={**os.environ, "RUST_BACKTRACE": "0"},
-        )  # fmt: skip
+            [sys.executable, __file__, "--side", json.dumps(documents)],
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env={**os.environ, "RUST_BACKTRACE": "0"},
+        )
     memory = Memory(process.pid)
     answers = []
     assert process.stdout is not None
@@ -1302,16 +1533,22 @@ def _run(
     return answers, memory.end()
 
 
-def _deadly(answer: dict[str, Any]) -> tuple[int, int]:
-    """Deadly records that are in the dead letters as that, and others that are in the table."""
-    letters = pa.concat_tables(read(answer["db.deadly_dead"]["files"])).to_pylist()
-    places = {(at % PARTITIONS, at // PARTITIONS) for at in DEADLY_AT}
-    told = [(row["partition"], row["offset"]) for row in letters if row["kind"] == "deadly"]
+def _found(answer: dict[str, Any], name: str, bad: dict[int, str], count: int) -> tuple[int, int]:
+    """Bad records that are in the dead letters as what they are, and others, in the table."""
+    letters = pa.concat_tables(read(answer[f"db.{name}_dead"]["files"])).to_pylist()
+    places = {(at % PARTITIONS, at // PARTITIONS) for at in bad}
+    kinds = {"deadly"} if name == "deadly" else {"failed", "unwritable"}
+    told = [(row["partition"], row["offset"]) for row in letters if row["kind"] in kinds]
     assert len(told) == len(letters) == len(set(told)), letters
-    rows = gathered(read(answer["db.deadly"]["files"]), pa.schema([("id", pa.int64())]), *PLACE)
-    ids = np.array([at for at in range(DEADLY_ROWS) if at not in DEADLY_AT])
-    expected = pa.table({"partition": pa.array(ids % PARTITIONS, pa.int32()),
-                         "offset": ids // PARTITIONS, "id": ids})  # fmt: skip
+    rows = gathered(read(answer[f"db.{name}"]["files"]), pa.schema([("id", pa.int64())]), *PLACE)
+    ids = np.array([at for at in range(count) if at not in bad])
+    expected = pa.table(
+        {
+            "partition": pa.array(ids % PARTITIONS, pa.int32()),
+            "offset": ids // PARTITIONS,
+            "id": ids,
+        }
+    )
     return len(places & set(told)), same(rows, _in_order(expected))[0]
 
 
@@ -1331,6 +1568,8 @@ if __name__ == "__main__":
             and found["rejected_once"] == found["hostile"]
             and found["deadly"] == len(DEADLY_AT)
             and found["deadly_others_exact"] == DEADLY_ROWS - len(DEADLY_AT)
+            and found["stations"] == len(STATIONS_AT)
+            and found["stations_others_exact"] == STATIONS_ROWS - len(STATIONS_AT)
             and not found["crash_loops"]
             and not found["troubles"]
         )

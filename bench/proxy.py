@@ -41,15 +41,31 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-FAULTS = ("500", "502", "503", "503 later", "429", "409", "dropped", "truncated", "timeout",
-          "delayed", "duplicated")  # fmt: skip
+FAULTS = (
+    "500",
+    "502",
+    "503",
+    "503 later",
+    "429",
+    "409",
+    "dropped",
+    "truncated",
+    "timeout",
+    "delayed",
+    "duplicated",
+)
 DELAY = 0.3
 #: Longer than any client waits here.
 PATIENCE = 30.0
 #: Of one connection, not of what it carries.
 _HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "host", "expect"}
-_KINDS = {"500": "InternalServerError", "502": "BadGateway", "503": "ServiceUnavailableException",
-          "429": "TooManyRequestsException", "409": "CommitFailedException"}  # fmt: skip
+_KINDS = {
+    "500": "InternalServerError",
+    "502": "BadGateway",
+    "503": "ServiceUnavailableException",
+    "429": "TooManyRequestsException",
+    "409": "CommitFailedException",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,17 +326,26 @@ class Proxy:
 
     def _half(self, request: Request) -> None:
         with socket.create_connection(("127.0.0.1", self._upstream)) as upstream:
-            lines = [f"{request.method} {request.path} HTTP/1.1", "Host: catalog",
-                     *(f"{key}: {value}" for key, value in request.headers.items()),
-                     f"Content-Length: {len(request.body)}", "", ""]  # fmt: skip
+            lines = [
+                f"{request.method} {request.path} HTTP/1.1",
+                "Host: catalog",
+                *(f"{key}: {value}" for key, value in request.headers.items()),
+                f"Content-Length: {len(request.body)}",
+                "",
+                "",
+            ]
             upstream.sendall("\r\n".join(lines).encode() + request.body[: len(request.body) // 2])
 
 
 def _send(client: BaseHTTPRequestHandler, answer: Answer, half: bool = False) -> None:
     """In one piece: small packets wait for each other."""
-    lines = [f"HTTP/1.1 {answer.status} {answer.reason}",
-             *(f"{key}: {value}" for key, value in answer.headers),
-             f"Content-Length: {answer.length}", "", ""]  # fmt: skip
+    lines = [
+        f"HTTP/1.1 {answer.status} {answer.reason}",
+        *(f"{key}: {value}" for key, value in answer.headers),
+        f"Content-Length: {answer.length}",
+        "",
+        "",
+    ]
     body = answer.body[: len(answer.body) // 2] if half else answer.body
     client.connection.sendall("\r\n".join(lines).encode() + body)
     if half:

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from frazil.surface import jars
-from frazil.surface.broker import QUICK_START, die_with_parent, free_ports
+from frazil.spark import jars
+from frazil.testing.kafka import QUICK_START, die_with_parent, free_ports
 
 
 class RestCatalog:
@@ -53,11 +53,20 @@ class RestCatalog:
         quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
         with open(self.folder / "server.log", "ab") as log:
             self._process = subprocess.Popen(
-                [jars.java(), *QUICK_START, quiet, "-cp", self._classpath,
-                 "org.apache.iceberg.rest.RESTCatalogServer"],
-                env={**os.environ, **settings}, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                [
+                    jars.java(),
+                    *QUICK_START,
+                    quiet,
+                    "-cp",
+                    self._classpath,
+                    "org.apache.iceberg.rest.RESTCatalogServer",
+                ],
+                env={**os.environ, **settings},
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
                 preexec_fn=die_with_parent,
-            )  # fmt: skip
+            )
         deadline = time.monotonic() + within
         while time.monotonic() < deadline:
             if self._process.poll() is not None:

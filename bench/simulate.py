@@ -57,26 +57,28 @@ def begin() -> None:
     _entered.enter_context(life.simulated())
 
 
-def plain(first: int, end: int, hard: bool) -> tuple[str, Any]:
+def plain(first: int, end: int, kind: str) -> tuple[str, Any]:
+    """`kind`: plain, hard or wild."""
     found = []
     commits = lives = harmed = 0
     for seed in range(first, end):
-        outcome = schedule.run(seed, hard=hard)
+        outcome = schedule.run(seed, hard=kind == "hard", wild=kind == "wild")
         commits += outcome.commits
         lives += outcome.lives
         harmed += outcome.harmed
         if outcome.broken:
             found.append((seed, outcome.broken[0]))
     gc.collect()
-    return "hard" if hard else "plain", (end - first, found, commits, lives, harmed)
+    return kind, (end - first, found, commits, lives, harmed)
 
 
 def one_planted(name: str, most: int) -> tuple[str, Any]:
     """How many schedules it takes until one shows it, which without it is well; and how."""
+    wild = name in planted.WILD
     for seed in range(most):
         with planted.plant(name):
-            outcome = schedule.run(seed)
-        if outcome.broken and not schedule.run(seed).broken:
+            outcome = schedule.run(seed, wild=wild)
+        if outcome.broken and not schedule.run(seed, wild=wild).broken:
             return "planted", (name, seed + 1, outcome.broken[0])
         if seed % CHUNK == 0:
             gc.collect()
@@ -85,8 +87,9 @@ def one_planted(name: str, most: int) -> tuple[str, Any]:
 
 def naive(first: int, end: int) -> tuple[str, Any]:
     with planted.naive():
-        failed = sum(bool(schedule.run(seed, ledgers=False, hard=True).broken)
-                     for seed in range(first, end))  # fmt: skip
+        failed = sum(
+            bool(schedule.run(seed, ledgers=False, hard=True).broken) for seed in range(first, end)
+        )
     gc.collect()
     return "naive", (end - first, failed)
 
@@ -105,22 +108,26 @@ def simulate(given: argparse.Namespace) -> dict[str, Any]:
     names = [] if given.only else list(planted.PLANTED)
     violations: list[tuple[int, str, str]] = []
     needed: dict[str, int | None] = {}
-    done = {"plain": 0, "hard": 0, "naive": 0}
+    done = {"plain": 0, "hard": 0, "wild": 0, "naive": 0}
     commits = lives = harmed = failed = 0
     spent, next_word = 0.0, 5.0
     with ProcessPoolExecutor(given.processes, get_context("spawn"), begin) as pool:
         jobs: list[Future[tuple[str, Any]]] = []
         jobs += [pool.submit(one_planted, name, given.most) for name in names]
         for each in chunks(given.first, few):
-            jobs += [pool.submit(naive, *each), pool.submit(plain, *each, True)]
-        jobs += [pool.submit(plain, *each, False) for each in chunks(given.first, given.count)]
+            jobs += [pool.submit(naive, *each), pool.submit(plain, *each, "hard")]
+        for each in chunks(given.first, given.count // 4):
+            jobs.append(pool.submit(plain, *each, "wild"))
+        jobs += [pool.submit(plain, *each, "plain") for each in chunks(given.first, given.count)]
         for job in as_completed(jobs):
             kind, told = job.result()
             if kind == "planted":
                 name, seeds, how = told
                 needed[name] = seeds
-                say(f"{'never' if seeds is None else seeds:>6} schedules for: {name}"
-                    + (f" ({how.splitlines()[0][:90]})" if how else ""))  # fmt: skip
+                say(
+                    f"{'never' if seeds is None else seeds:>6} schedules for: {name}"
+                    + (f" ({how.splitlines()[0][:90]})" if how else "")
+                )
                 if len(needed) == len(names):
                     spent = time.monotonic() - begun
             elif kind == "naive":
@@ -134,8 +141,8 @@ def simulate(given: argparse.Namespace) -> dict[str, Any]:
                     violations.append((seed, kind, how))
                     if len(violations) > SHOWN:
                         continue
-                    hard = " ARGS=--hard" if kind == "hard" else ""
-                    say(f"VIOLATION {how}\n  replay: make simulate SEED={seed}{hard}")
+                    args = f" ARGS=--{kind}" if kind != "plain" else ""
+                    say(f"VIOLATION {how}\n  replay: make simulate SEED={seed}{args}")
             elapsed = time.monotonic() - begun
             if elapsed > next_word and done["plain"]:
                 rate = done["plain"] / (elapsed - spent)
@@ -143,7 +150,7 @@ def simulate(given: argparse.Namespace) -> dict[str, Any]:
                 next_word = elapsed + 5
     seconds = time.monotonic() - begun
     return {
-        "schedules": done["plain"] + done["hard"],
+        "schedules": done["plain"] + done["hard"] + done["wild"],
         "violations": len(violations),
         "seeds": [seed for seed, _, _ in violations][:SHOWN],
         "planted": len(names),
@@ -162,11 +169,13 @@ def story(given: argparse.Namespace) -> int:
     """One schedule, step by step."""
     trace: list[str] = []
     with life.simulated(), planted.plant(given.planted) if given.planted else nullcontext():
-        outcome = schedule.run(given.seed, trace, hard=given.hard)
+        outcome = schedule.run(given.seed, trace, hard=given.hard, wild=given.wild)
     if given.trace or outcome.broken:
         say("\n".join(trace))
-    say(f"seed {given.seed}: {outcome.lives} lives, {outcome.commits} commits"
-        + (f"; the last one: {outcome.ended}" if outcome.ended else ""))  # fmt: skip
+    say(
+        f"seed {given.seed}: {outcome.lives} lives, {outcome.commits} commits"
+        + (f"; the last one: {outcome.ended}" if outcome.ended else "")
+    )
     for each in outcome.broken:
         say(f"VIOLATION {each}")
     print(json.dumps({"schedules": 1, "violations": len(outcome.broken), "seed": given.seed}))
@@ -180,6 +189,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="this schedule alone")
     parser.add_argument("--trace", action="store_true", help="with its steps, also if all is well")
     parser.add_argument("--hard", action="store_true", help="all kinds of faults at once")
+    parser.add_argument("--wild", action="store_true", help="foreign hands of every kind")
     parser.add_argument("--planted", default="", help="with this bug in the protocol")
     parser.add_argument("--only", action="store_true", help="the real sink alone")
     parser.add_argument("--most", type=int, default=MOST, help="schedules for each planted bug")
@@ -189,6 +199,8 @@ def main() -> int:
         parser.error("no such bug; there are:\n  " + "\n  ".join(planted.PLANTED))
     if given.seed is not None:
         return story(given)
+    if given.hard or given.wild:
+        parser.error("--hard and --wild go with --seed: a sweep has schedules of every kind")
     told = simulate(given)
     say(
         f"{told['schedules']} schedules with {told['lives']} lives and {told['commits']} commits, "

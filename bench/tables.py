@@ -30,13 +30,13 @@ from typing import Any
 import psutil
 from confluent_kafka import Producer
 
-from frazil.core.config import Config, from_document
+from frazil.auditing.evidence import of_sink
+from frazil.config.model import Config, from_document
+from frazil.iceberg.java import JavaCatalog
 from frazil.sink import Sink, Step
-from frazil.surface.broker import Broker
-from frazil.surface.orders import create_topic, zigzag
-from frazil.surface.proof import of_sink
-from frazil.surface.session import session
-from frazil.table.jvm import Catalog
+from frazil.spark.session import session
+from frazil.testing.datagen import create_topic, zigzag
+from frazil.testing.kafka import Broker
 
 PARTITIONS = 4
 SCHEMA = {
@@ -71,8 +71,14 @@ def events(rows: int, kinds: int) -> Iterator[bytes]:
 
 
 def produce(bootstrap: str, topic: str, rows: int, kinds: int) -> None:
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20, "log_level": 3,
-                         "queue.buffering.max.messages": 500_000})  # fmt: skip
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "linger.ms": 20,
+            "log_level": 3,
+            "queue.buffering.max.messages": 500_000,
+        }
+    )
     for i, value in enumerate(events(rows, kinds)):
         while True:
             try:
@@ -119,13 +125,20 @@ class Bench:
 
     def config(self, way: str) -> Config:
         document: dict[str, Any] = {
-            "sink": {"id": way, "topics": [way], "index": f"db.{way}_index", **LIMITS,
-                     "trigger": "100ms", "max_tables": self.tables + 10},
+            "sink": {
+                "id": way,
+                "topics": [way],
+                "index_table": f"db.{way}_index",
+                **LIMITS,
+                "trigger": "100ms",
+                "commit_interval": "0s",
+                "max_tables": self.tables + 10,
+            },
             "kafka": {"bootstrap.servers": self.broker.bootstrap},
             "decode": {"schema": f"{self.folder}/event.avsc"},
             "catalog": {"type": "hadoop", "warehouse": f"{self.folder}/lake"},
             "table": [{"name": "db.one"}],
-        }  # fmt: skip
+        }
         if way == "many":
             document["table"] = [{"name": "db.t_{value}"}]
             document["route"] = [{"field": "kind", "to": ["db.t_{value}"]}]
@@ -162,8 +175,11 @@ class Bench:
             "total_s": seconds,
         }
         found = {key: round(value, 2) for key, value in found.items()}
-        say(f"{name:>6}: " + "  ".join(f"{k} {v:8.2f}" for k, v in found.items())
-            + f"  batches {batches}  memory {self.memory.most}")  # fmt: skip
+        say(
+            f"{name:>6}: "
+            + "  ".join(f"{k} {v:8.2f}" for k, v in found.items())
+            + f"  batches {batches}  memory {self.memory.most}"
+        )
         if stuck and set(named) != {stuck}:
             raise SystemExit(f"expected {stuck} to be stuck, found {named}")
         return {**found, "batches": batches}
@@ -181,7 +197,7 @@ class Bench:
 
     def prove(self, way: str, tables: int, expected: int) -> None:
         """Every table by the audit, and all rows together."""
-        proof = of_sink(self.config(way), Catalog(self.spark, "lake").look)
+        proof = of_sink(self.config(way), JavaCatalog(self.spark, "lake").look)
         reports = {each.table: each for each in proof.reports if each.sink == way}
         mine = [reports[f"db.t_{kind(i)}"] for i in range(tables)]
         for report in mine:

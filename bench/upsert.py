@@ -44,9 +44,9 @@ import psutil
 import pyarrow as pa
 from confluent_kafka import Producer
 
-from frazil.surface import jars
-from frazil.surface.broker import Broker
-from frazil.surface.orders import create_topic, zigzag
+from frazil.spark import jars
+from frazil.testing.datagen import create_topic, zigzag
+from frazil.testing.kafka import Broker
 
 TOPIC = "accounts"
 PARTITIONS = 4
@@ -68,9 +68,18 @@ SCHEMA = json.dumps(
         ],
     }
 )
-COLUMNS = {"id": "bigint", "version": "bigint", "customer": "string", "sku": "string",
-           "quantity": "int", "price": "double", "placed_at": "timestamp", "country": "string",
-           "express": "boolean", "note": "string"}  # fmt: skip
+COLUMNS = {
+    "id": "bigint",
+    "version": "bigint",
+    "customer": "string",
+    "sku": "string",
+    "quantity": "int",
+    "price": "double",
+    "placed_at": "timestamp",
+    "country": "string",
+    "express": "boolean",
+    "note": "string",
+}
 MERGES = {
     "merge_cow": "copy-on-write",
     "merge_cow_all": "copy-on-write, all files",
@@ -84,8 +93,14 @@ BESIDE = 50
 #: A table that took so long is not scanned again: what takes that long is not the JVM's warming up.
 ENOUGH_SECONDS = 10.0
 #: Of a table that no reader could read to its end.
-UNREAD = {"seconds": None, "against_fresh": None, "why": "the reader ended", "files": 0,
-          "deletes": 0, "sums": None}  # fmt: skip
+UNREAD = {
+    "seconds": None,
+    "against_fresh": None,
+    "why": "the reader ended",
+    "files": 0,
+    "deletes": 0,
+    "sums": None,
+}
 
 #: a request → its answer
 Job = Callable[[dict[str, Any]], dict[str, Any]]
@@ -109,8 +124,16 @@ class Accounts:
         assert keys % PARTITIONS == 0
         self.keys, self.made = keys, 0
         self._draw = np.random.default_rng(7)
-        kinds = {"version": "i8", "customer": "i4", "sku": "i4", "quantity": "i4", "price": "i4",
-                 "country": "i1", "express": "?", "note": "?"}  # fmt: skip
+        kinds = {
+            "version": "i8",
+            "customer": "i4",
+            "sku": "i4",
+            "quantity": "i4",
+            "price": "i4",
+            "country": "i1",
+            "express": "?",
+            "note": "?",
+        }
         self.last = {name: np.zeros(keys, kind) for name, kind in kinds.items()}
         self._ids = [zigzag(i) for i in range(keys)]
         self._keys = [str(i).encode() for i in range(keys)]
@@ -148,16 +171,29 @@ class Accounts:
         placed = _long8(self.BEGAN + change["version"])
         head = b"\0\0\0\0\1"
         columns = zip(
-            ids.tolist(), change["version"].tolist(), change["customer"].tolist(),
-            change["sku"].tolist(), change["quantity"].tolist(), change["price"].tolist(),
-            tails.tolist(), strict=True,
-        )  # fmt: skip
+            ids.tolist(),
+            change["version"].tolist(),
+            change["customer"].tolist(),
+            change["sku"].tolist(),
+            change["quantity"].tolist(),
+            change["price"].tolist(),
+            tails.tolist(),
+            strict=True,
+        )
         for i, (key, version, customer, sku, quantity, price, tail) in enumerate(columns):
             value = b"".join(
-                (head, self._ids[key], zigzag(version), self._customers[customer],
-                 self._skus[sku], bytes((2 * quantity,)), self._prices[price],
-                 placed[8 * i : 8 * i + 8], self._tails[tail])
-            )  # fmt: skip
+                (
+                    head,
+                    self._ids[key],
+                    zigzag(version),
+                    self._customers[customer],
+                    self._skus[sku],
+                    bytes((2 * quantity,)),
+                    self._prices[price],
+                    placed[8 * i : 8 * i + 8],
+                    self._tails[tail],
+                )
+            )
             while True:
                 try:
                     producer.produce(TOPIC, value, self._keys[key], partition=key % PARTITIONS)
@@ -190,9 +226,10 @@ class Accounts:
             "placed_at": pa.array(self.BEGAN + last["version"], pa.timestamp("us", "UTC")),
             "country": words(list(self.COUNTRIES), "country"),
             "express": pa.array(last["express"]),
-            "note": pa.array(["gift wrap"]).take(pa.array(np.zeros(len(last["note"]), "i1"),
-                                                          mask=~last["note"])),
-        }  # fmt: skip
+            "note": pa.array(["gift wrap"]).take(
+                pa.array(np.zeros(len(last["note"]), "i1"), mask=~last["note"])
+            ),
+        }
         return pa.table(found)
 
 
@@ -240,8 +277,10 @@ class Peer:
         self.side = side
         self.process = subprocess.Popen(
             [sys.executable, __file__, "--side", side, "--settings", json.dumps(settings)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         self.turns: list[dict[str, Any]] = []
 
     def ready(self) -> Peer:
@@ -297,9 +336,15 @@ class Run:
         self.given, self.folder = given, folder
         self.accounts = Accounts(given.keys)
         self.producer = Producer(
-            {"bootstrap.servers": bootstrap, "linger.ms": 20, "batch.num.messages": 20_000,
-             "queue.buffering.max.messages": 500_000, "enable.idempotence": True, "log_level": 3}
-        )  # fmt: skip
+            {
+                "bootstrap.servers": bootstrap,
+                "linger.ms": 20,
+                "batch.num.messages": 20_000,
+                "queue.buffering.max.messages": 500_000,
+                "enable.idempotence": True,
+                "log_level": 3,
+            }
+        )
         self.settings = {"folder": folder, "bootstrap": bootstrap, "rows": given.rows}
         frazil = [] if given.only_merge else ["frazil", "frazil_maintained"]
         say("starting all sides")
@@ -354,8 +399,10 @@ class Run:
             run = peer.turn({"turn": number})
             if run.get("sums", expected) != expected:
                 raise SystemExit(f"{name} has {run['sums']}, the records say {expected}")
-            say(f"  {name:>18}: {run['seconds']:6.2f} s {rows / run['seconds']:>9,.0f} rows/s  "
-                f"cpu {run['cpu']:6.1f} s  batches {len(run['batches'])}")  # fmt: skip
+            say(
+                f"  {name:>18}: {run['seconds']:6.2f} s {rows / run['seconds']:>9,.0f} rows/s  "
+                f"cpu {run['cpu']:6.1f} s  batches {len(run['batches'])}"
+            )
             if run.get("trouble"):
                 raise SystemExit(f"{name}: {run['trouble']}")
             if name in MERGES and len(run["batches"]) != self.given.turn:
@@ -372,8 +419,10 @@ class Run:
         if not ways:
             return
         if len(ways) > 1:
-            say(", ".join(f"{MERGES[name]} {later(name):.2f} s a batch" for name in ways)
-                + ": the last one leaves")  # fmt: skip
+            say(
+                ", ".join(f"{MERGES[name]} {later(name):.2f} s a batch" for name in ways)
+                + ": the last one leaves"
+            )
             self.left.append(self.peers.pop(ways[-1]))
             self.left[-1].end()
         self.merge = ways[0]
@@ -402,8 +451,10 @@ class Run:
             if scan["sums"] not in (expected, None):
                 raise SystemExit(f"{name} reads {scan['sums']}, the records say {expected}")
             told = f"{scan['seconds']:6.2f} s" if scan["seconds"] else scan["why"]
-            say(f"  scan after {done} batches {name:>24}: {told}  ({scan['files']} files, "
-                f"{scan['deletes']} of them deletes)")  # fmt: skip
+            say(
+                f"  scan after {done} batches {name:>24}: {told}  ({scan['files']} files, "
+                f"{scan['deletes']} of them deletes)"
+            )
 
     def _ask_scanner(self, request: dict[str, Any]) -> dict[str, Any]:
         """Nothing where it ended of it: then there is another."""
@@ -477,15 +528,17 @@ def _summary(run: Run) -> dict[str, Any]:
         result[f"{name}_first_batch_s"] = round(first["batches"][0], 2)
         result[f"{name}_cpu_s_per_million"] = round(cpu(peer), 2)
         result[f"{name}_seconds"] = [round(turn["seconds"], 2) for turn in peer.turns]
-        say(f"{name:20}{rate(peer):>12,.0f}{cpu(peer):>20.2f}{rows / first['seconds']:>12,.0f}"
-            f"{first['batches'][0]:>11.2f} s")  # fmt: skip
+        say(
+            f"{name:20}{rate(peer):>12,.0f}{cpu(peer):>20.2f}{rows / first['seconds']:>12,.0f}"
+            f"{first['batches'][0]:>11.2f} s"
+        )
         if name == "frazil_maintained":
             result["maintenance_rounds"] = [turn["rounds"] for turn in peer.turns]
         if peer.turns[-1]["split"]:
             result[f"{name}_seconds_by_station"] = {
                 key: round(statistics.median(t["split"].get(key, 0.0) for t in warm(peer)), 2)
                 for key in peer.turns[-1]["split"]
-            }  # fmt: skip
+            }
     if not given.only_merge:
         ours, kept = peers["frazil"], peers["frazil_maintained"]
         result["ratio"] = round(rate(ours) / rate(merge), 2)
@@ -493,16 +546,20 @@ def _summary(run: Run) -> dict[str, Any]:
         result["ratio_with_maintenance"] = round(rate(kept) / rate(merge), 2)
         result["ratio_with_start"] = round(whole(ours) / whole(merge), 2)
         result["ratio_with_start_and_maintenance"] = round(whole(kept) / whole(merge), 2)
-        say(f"ratio {result['ratio']} warm, {result['ratio_with_maintenance']} with maintenance; "
+        say(
+            f"ratio {result['ratio']} warm, {result['ratio_with_maintenance']} with maintenance; "
             f"with the start of every query {result['ratio_with_start']} and "
-            f"{result['ratio_with_start_and_maintenance']}")  # fmt: skip
+            f"{result['ratio_with_start_and_maintenance']}"
+        )
         if run.scans:
             last = run.scans[max(run.scans)]
             result["scan_ratio_after_maintenance"] = last["frazil_after_maintenance"][
                 "against_fresh"
             ]
-            say("scan against a fresh table: " + ", ".join(
-                f"{name} {each['against_fresh']}" for name, each in last.items()))  # fmt: skip
+            say(
+                "scan against a fresh table: "
+                + ", ".join(f"{name} {each['against_fresh']}" for name, each in last.items())
+            )
     told = ("seconds", "against_fresh", "files", "deletes", "maintenance_s", "runs", "why")
     result["scans"] = {
         done: {
@@ -615,8 +672,10 @@ def merge_side(name: str, settings: dict[str, Any]) -> Job:
         query.awaitTermination()
         seconds = time.monotonic() - began
         # What it replaced would fill the disk; nothing of this is timed.
-        spark.sql(f"CALL {name}.system.expire_snapshots(table => 'db.t', retain_last => 1, "
-                  "older_than => TIMESTAMP '2100-01-01')")  # fmt: skip
+        spark.sql(
+            f"CALL {name}.system.expire_snapshots(table => 'db.t', retain_last => 1, "
+            "older_than => TIMESTAMP '2100-01-01')"
+        )
         took = [end - start for start, end in zip([began, *ends], ends, strict=False)]
         return {"seconds": seconds, "sums": _sums(spark, table), "batches": took, "split": {}}
 
@@ -624,23 +683,29 @@ def merge_side(name: str, settings: dict[str, Any]) -> Job:
 
 
 def frazil_side(name: str, settings: dict[str, Any]) -> Job:
-    from frazil.core.config import from_document
+    from frazil.config.model import from_document
     from frazil.sink import Sink, Step
-    from frazil.surface.session import session
+    from frazil.spark.session import session
 
     folder = settings["folder"]
     kept = name == "frazil_maintained"
     table: dict[str, Any] = {"name": "db.t", "mode": "upsert", "key": ["id"]}
     config = from_document(
         {
-            "sink": {"id": name, "topics": [TOPIC], "index": "db.index", "trigger": "10ms",
-                     "max_records_per_trigger": settings["rows"]},
+            "sink": {
+                "id": name,
+                "topics": [TOPIC],
+                "index_table": "db.index",
+                "trigger": "10ms",
+                "commit_interval": "0s",
+                "max_records_per_trigger": settings["rows"],
+            },
             "kafka": {"bootstrap.servers": settings["bootstrap"]},
             "decode": {"schema": f"{folder}/account.avsc"},
             "catalog": {"type": "hadoop", "warehouse": f"{folder}/{name}"},
-            "table": [table if kept else {**table, "compact_after": 0}],
+            "table": [table if kept else {**table, "compact_after_commits": 0}],
         }
-    )  # fmt: skip
+    )
     spark = session(config, say=say)
 
     def maintain() -> dict[str, Any]:
@@ -669,8 +734,13 @@ def frazil_side(name: str, settings: dict[str, Any]) -> Job:
         ends = [step.at - clock for step in steps if step.name == "committed"]
         took = [end - start for start, end in zip([began, *ends], ends, strict=False)]
         rounds = sum(step.name == "compacted" for step in steps)
-        return {"seconds": seconds, "batches": took, "split": _split(steps), "rounds": rounds,
-                "trouble": sink.committer.progress.untidy}  # fmt: skip
+        return {
+            "seconds": seconds,
+            "batches": took,
+            "split": _split(steps),
+            "rounds": rounds,
+            "trouble": sink.committer.progress.untidy,
+        }
 
     return job
 
@@ -764,9 +834,11 @@ def scan_side(_: str, settings: dict[str, Any]) -> Job:
                 "seconds": seconds and round(seconds, 3),
                 "against_fresh": seconds and round(seconds / measure, 2),
                 "runs": [round(run, 3) for run in runs[each]],
-                "why": why.get(each, ""), "files": count, "deletes": deletes,
+                "why": why.get(each, ""),
+                "files": count,
+                "deletes": deletes,
                 "sums": None if each in why else _sums(spark, table),
-            }  # fmt: skip
+            }
         return answer
 
     return job

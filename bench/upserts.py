@@ -42,15 +42,15 @@ import numpy as np
 from confluent_kafka import Producer
 from duckdb_extensions import import_extension
 
-from frazil.core.config import Config, load
+from frazil.auditing.evidence import of_sink
+from frazil.config.model import Config, load
+from frazil.iceberg.java import JavaCatalog
+from frazil.ops.status import orphans
 from frazil.sink import STEPS
-from frazil.surface.broker import Broker
-from frazil.surface.child import Lives
-from frazil.surface.orders import create_topic, zigzag
-from frazil.surface.proof import of_sink
-from frazil.surface.session import session
-from frazil.surface.status import leftovers
-from frazil.table.jvm import Catalog
+from frazil.spark.session import session
+from frazil.testing.datagen import create_topic, zigzag
+from frazil.testing.kafka import Broker
+from frazil.testing.process import SinkRuns
 
 TOPIC, TABLE, PARTITIONS = "changes", "db.t", 4
 KINDS = ("a", "b", "c")
@@ -60,16 +60,30 @@ SELDOM = ("expire", "expired", "index-merge", "index-merged", "index-expire", "i
 #: A life that does not come to a step at which it is held is killed after so many batches; where
 #: it is held at none, after more.
 LIFE, LONG = 12, 30
-SCHEMA = json.dumps({"type": "record", "name": "Change", "fields": [
-    {"name": "id", "type": "long"}, {"name": "version", "type": "long"},
-    {"name": "amount", "type": "int"}, {"name": "kind", "type": "string"},
-    {"name": "note", "type": "string"}]})  # fmt: skip
+SCHEMA = json.dumps(
+    {
+        "type": "record",
+        "name": "Change",
+        "fields": [
+            {"name": "id", "type": "long"},
+            {"name": "version", "type": "long"},
+            {"name": "amount", "type": "int"},
+            {"name": "kind", "type": "string"},
+            {"name": "note", "type": "string"},
+        ],
+    }
+)
 #: A row's hash is the square of a sum of its columns, modulo a prime: the same in any engine.
 PRIME = 2**31 - 1
 COLUMNS = {
-    "id": "id", "version": "version", "amount": "amount", "offset": "_offset",
-    "partition": "_topic_partition", "kind": "ascii(kind)", "note": "length(note)",
-}  # fmt: skip
+    "id": "id",
+    "version": "version",
+    "amount": "amount",
+    "offset": "_offset",
+    "partition": "_topic_partition",
+    "kind": "ascii(kind)",
+    "note": "length(note)",
+}
 FACTORS = (
     (1610612741, 805306457, 402653189, 1207959559, 1342177283, 1476395029, 1744830467),
     (1073741789, 536870923, 268435459, 939524129, 1140850699, 1275068423, 2013265967),
@@ -123,19 +137,32 @@ class Changes:
         self.columns: list[dict[str, Array]] = []
         for number in range(PARTITIONS):
             mine = place == number
-            self.columns.append({
-                "id": ids[mine], "version": version[mine], "amount": amount[mine],
-                "offset": np.arange(mine.sum()), "partition": np.full(mine.sum(), number),
-                "kind": ord(KINDS[0]) + version[mine] % len(KINDS), "note": version[mine] % 17,
-                "gone": gone[mine], "stamp": stamp[mine],
-            })  # fmt: skip
+            self.columns.append(
+                {
+                    "id": ids[mine],
+                    "version": version[mine],
+                    "amount": amount[mine],
+                    "offset": np.arange(mine.sum()),
+                    "partition": np.full(mine.sum(), number),
+                    "kind": ord(KINDS[0]) + version[mine] % len(KINDS),
+                    "note": version[mine] % 17,
+                    "gone": gone[mine],
+                    "stamp": stamp[mine],
+                }
+            )
         self._place = place
 
     def produce(self, bootstrap: str) -> None:
-        producer = Producer({
-            "bootstrap.servers": bootstrap, "linger.ms": 20, "batch.num.messages": 20_000,
-            "queue.buffering.max.messages": 500_000, "enable.idempotence": True, "log_level": 3,
-        })  # fmt: skip
+        producer = Producer(
+            {
+                "bootstrap.servers": bootstrap,
+                "linger.ms": 20,
+                "batch.num.messages": 20_000,
+                "queue.buffering.max.messages": 500_000,
+                "enable.idempotence": True,
+                "log_level": 3,
+            }
+        )
         now = int(time.time() * 1000)
         ids = [zigzag(i) for i in range(self.keys)]
         names = [str(i).encode() for i in range(self.keys)]
@@ -151,13 +178,30 @@ class Changes:
 
         for number in self._place.tolist():
             key, version, amount, kind, note, gone, stamp = next(lists[number])
-            value = None if gone else b"".join(
-                (b"\0\0\0\0\1", ids[key], zigzag(version), zigzag(amount), kinds[kind], notes[note])
-            )  # fmt: skip
+            value = (
+                None
+                if gone
+                else b"".join(
+                    (
+                        b"\0\0\0\0\1",
+                        ids[key],
+                        zigzag(version),
+                        zigzag(amount),
+                        kinds[kind],
+                        notes[note],
+                    )
+                )
+            )
             while True:
                 try:
-                    producer.produce(TOPIC, value, names[key], partition=number,
-                                     timestamp=now + stamp, on_delivery=told)  # fmt: skip
+                    producer.produce(
+                        TOPIC,
+                        value,
+                        names[key],
+                        partition=number,
+                        timestamp=now + stamp,
+                        on_delivery=told,
+                    )
                     break
                 except BufferError:
                     producer.poll(0.05)
@@ -165,8 +209,10 @@ class Changes:
         assert not failed, failed[0]
 
     def between(self, ranges: dict[int, tuple[int, int]]) -> dict[str, Array]:
-        parts = [{name: column[low:high] for name, column in self.columns[p].items()}
-                 for p, (low, high) in sorted(ranges.items())]  # fmt: skip
+        parts = [
+            {name: column[low:high] for name, column in self.columns[p].items()}
+            for p, (low, high) in sorted(ranges.items())
+        ]
         return {name: np.concatenate([each[name] for each in parts]) for name in parts[0]}
 
 
@@ -257,8 +303,9 @@ class Readers:
 
     def metadata(self) -> str:
         with sqlite3.connect(self._catalog, timeout=30) as catalog:
-            [(found,)] = catalog.execute("SELECT metadata_location FROM iceberg_tables "
-                                         "WHERE table_name = 't'")  # fmt: skip
+            [(found,)] = catalog.execute(
+                "SELECT metadata_location FROM iceberg_tables WHERE table_name = 't'"
+            )
         return str(found).removeprefix("file:")
 
     def history(self) -> list[Snapshot]:
@@ -285,8 +332,10 @@ class Readers:
         with ThreadPoolExecutor(2) as pool:
             yield from pool.map(sums, snapshots)
         for at in range(0, len(snapshots), 8):  # a query has its price, whatever it reads
-            scans = (f"SELECT {each}, {select()} FROM lake.{TABLE} VERSION AS OF {each}"
-                     for each in snapshots[at : at + 8])  # fmt: skip
+            scans = (
+                f"SELECT {each}, {select()} FROM lake.{TABLE} VERSION AS OF {each}"
+                for each in snapshots[at : at + 8]
+            )
             for row in self.spark.sql(" UNION ALL ".join(scans)).collect():
                 yield "Spark", int(row[0]), tuple(map(int, row[1:]))
 
@@ -340,8 +389,10 @@ class Run:
         self.found.update({kind: len(keys) for kind, keys in differ.items()})
         self.found["snapshots_that_differ"] += 1
         named = {kind: keys[:5] for kind, keys in differ.items() if keys}
-        say(f"snapshot {snapshot.id} ({snapshot.summary.get('operation')}), read by {engine}: "
-            f"expected {self.known[snapshot.id]}, found {sums}: {named}")  # fmt: skip
+        say(
+            f"snapshot {snapshot.id} ({snapshot.summary.get('operation')}), read by {engine}: "
+            f"expected {self.known[snapshot.id]}, found {sums}: {named}"
+        )
 
     def again(self) -> int:
         """Every snapshot that is left, once more."""
@@ -356,7 +407,7 @@ class Run:
 # ── lives ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def life(lives: Lives, hold: str, batches: int, steps: Counter[str]) -> str:
+def life(lives: SinkRuns, hold: str, batches: int, steps: Counter[str]) -> str:
     """Until it is held at a step, or long enough; at which it was killed."""
     pipeline = lives.next(hold=hold, until="forever")
     watch = threading.Timer(240, pipeline.process.kill)
@@ -385,10 +436,11 @@ def document(folder: Path, bootstrap: str, given: argparse.Namespace) -> str:
 [sink]
 id = "upserts"
 topics = ["{TOPIC}"]
-index = "db.index"
+index_table = "db.index"
 trigger = "1s"
+commit_interval = "0s"
 max_records_per_trigger = {given.batch}
-index_history = "{given.keep}"
+index_snapshot_retention = "{given.keep}"
 [kafka]
 "bootstrap.servers" = "{bootstrap}"
 [decode]
@@ -404,20 +456,20 @@ mode = "upsert"
 key = ["id"]
 partition_by = ["kind"]
 format_version = {given.format_version}
-compact_after = 1
-keep_snapshots = "{given.keep}"
+compact_after_commits = 1
+snapshot_retention = "{given.keep}"
 """
 
 
 def prove(given: argparse.Namespace, folder: Path, broker: Broker) -> dict[str, Any]:
     path = folder / "sink.toml"
     path.write_text(document(folder, broker.bootstrap, given))
-    with Lives(path, log=folder / "pipeline.log", scratch=folder / "scratch") as lives:
+    with SinkRuns(path, log=folder / "pipeline.log", scratch=folder / "scratch") as lives:
         return _prove(given, folder, broker, load(path), lives)
 
 
 def _prove(
-    given: argparse.Namespace, folder: Path, broker: Broker, config: Config, lives: Lives
+    given: argparse.Namespace, folder: Path, broker: Broker, config: Config, lives: SinkRuns
 ) -> dict[str, Any]:
     began = time.monotonic()
     changes = Changes(given.records, given.keys, given.seed)
@@ -443,8 +495,10 @@ def _prove(
         run.check()
         read = sum(run.dictionary.at.values())
         left = (given.records - read) // given.batch
-        say(f"killed at {at}; {len(run.known)} snapshots, {read:,} records, "
-            f"{dict(run.found) or 'all exact'}")  # fmt: skip
+        say(
+            f"killed at {at}; {len(run.known)} snapshots, {read:,} records, "
+            f"{dict(run.found) or 'all exact'}"
+        )
     final = lives.next(last=True)
     for event in final.events():
         steps[event.get("step", "")] += 1
@@ -454,27 +508,40 @@ def _prove(
     run.check()
     ended = sum(run.dictionary.at.values()) == given.records
     say("all is in; what the killed lives left behind is removed")
-    found = leftovers(config, run.readers.spark)
+    found = orphans(config, run.readers.spark)
     for table, file in found:
         table.delete(file)
     kept = run.again()
-    remain = len(leftovers(config, run.readers.spark))
-    proof = of_sink(config, Catalog(run.readers.spark, config.catalog.name).look)
+    remain = len(orphans(config, run.readers.spark))
+    proof = of_sink(config, JavaCatalog(run.readers.spark, config.catalog.name).look)
     verdicts = {report.table: report.verdict for report in proof.reports}
     wrong = {kind: run.found[kind] for kind in ("twins", "lost", "wrong", "snapshots_that_differ")}
     every = all(kills[step] for step in (*STEPS, *BETWEEN))
     return {
-        "records": given.records, "keys": given.keys, "rows": run.dictionary.sums[0],
-        "snapshots": len(run.known), "snapshots_by_kind": dict(run.kinds),
-        "compared": dict(run.compared), "kills": sum(kills.values()),
-        "kills_by_step": dict(kills), "compactions": steps["compacted"],
-        "expiries": steps["expired"], "expired_snapshots": len(run.known) - kept,
-        "compared_again_at_the_end": kept, "leftovers": len(found), "leftovers_after": remain,
-        "audit": verdicts, "all_records": ended, "killed_at_every_step": every, **wrong,
-        "exact": ended and not remain and not any(wrong.values())
+        "records": given.records,
+        "keys": given.keys,
+        "rows": run.dictionary.sums[0],
+        "snapshots": len(run.known),
+        "snapshots_by_kind": dict(run.kinds),
+        "compared": dict(run.compared),
+        "kills": sum(kills.values()),
+        "kills_by_step": dict(kills),
+        "compactions": steps["compacted"],
+        "expiries": steps["expired"],
+        "expired_snapshots": len(run.known) - kept,
+        "compared_again_at_the_end": kept,
+        "leftovers": len(found),
+        "leftovers_after": remain,
+        "audit": verdicts,
+        "all_records": ended,
+        "killed_at_every_step": every,
+        **wrong,
+        "exact": ended
+        and not remain
+        and not any(wrong.values())
         and set(verdicts.values()) == {"proven"},
         "seconds": round(time.monotonic() - began),
-    }  # fmt: skip
+    }
 
 
 def main() -> int:
@@ -484,7 +551,9 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=40_000, help="records of a batch")
     parser.add_argument("--rounds", type=int, default=1, help="kills at each step")
     parser.add_argument("--within", type=int, default=3600, help="seconds; no step's turn after")
-    parser.add_argument("--keep", default="3m", help="keep_snapshots, and index_history")
+    parser.add_argument(
+        "--keep", default="3m", help="snapshot_retention, and index_snapshot_retention"
+    )
     parser.add_argument("--format-version", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", help="where the run's files are; they are removed at its end")

@@ -15,8 +15,8 @@ from pyspark.sql.functions import broadcast
 from pyspark.sql.streaming.query import StreamingQuery
 
 import frazil
-from frazil.core.config import Config, load
-from frazil.surface.session import session
+from frazil.config.model import Config, load
+from frazil.spark.session import session
 
 
 def main(spark: SparkSession, config: Config, countries: str) -> StreamingQuery:

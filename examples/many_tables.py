@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import Producer
 
-from frazil.ingest.rules import SKIP
-from frazil.surface.orders import create_topic
+from frazil.pipeline.routing import SKIP
+from frazil.testing.datagen import create_topic
 
 
 def probes(rows: pa.Table) -> pa.Array:

@@ -2,9 +2,9 @@
 
     python examples/sessionise.py clicks.toml
 
-Spark keeps the open sessions in its checkpoint, so [sink] checkpoint must be set and kept. A
-session is written once, when the watermark says that nothing can be added to it any more. A row
-stands for several records, so the audit speaks of batches.
+Spark keeps the open sessions in its checkpoint, so [sink] checkpoint_location must be set and
+kept. A session is written once, when the watermark says that nothing can be added to it any more.
+A row stands for several records, so the audit speaks of batches.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pyspark.sql.functions import col, count, session_window
 from pyspark.sql.streaming.query import StreamingQuery
 
 import frazil
-from frazil.core.config import Config, load
-from frazil.surface.session import session
+from frazil.config.model import Config, load
+from frazil.spark.session import session
 
 
 def main(spark: SparkSession, config: Config) -> StreamingQuery:

@@ -19,9 +19,9 @@ from pyspark.sql.functions import col, from_json
 from pyspark.sql.streaming.query import StreamingQuery
 
 import frazil
-from frazil.core.config import Settings, load
-from frazil.surface import jars
-from frazil.surface.session import session
+from frazil.config.model import Settings, load
+from frazil.spark import jars
+from frazil.spark.session import session
 
 
 def main(

@@ -10,5 +10,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 import faults
 import proxy
 import rest
+import soak
 
-__all__ = ["faults", "proxy", "rest"]
+__all__ = ["faults", "proxy", "rest", "soak"]

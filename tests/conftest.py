@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from frazil.core.config import Config, from_document
-from frazil.surface import jars
-from frazil.surface.broker import Broker
-from frazil.surface.child import toml
-from frazil.surface.session import session
+from frazil.config.model import Config, from_document
+from frazil.spark import jars
+from frazil.spark.session import session
+from frazil.testing.kafka import Broker
+from frazil.testing.process import toml
 from tests.oracle import Lake
 
 _names = itertools.count(1)
@@ -30,7 +30,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("kafka") / "broker") as running:
+    # Some records are of years ago: no look of the broker's at its retention may take them away.
+    forever = {"log.retention.ms": "-1"}
+    with Broker(tmp_path_factory.mktemp("kafka") / "broker", settings=forever) as running:
         yield running
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from frazil.core.errors import Conflict, Unavailable, Unknown
-from frazil.table.ledger import Snapshot
+from frazil.errors import CommitStateUnknown, Conflict, Unavailable
+from frazil.ledger.entry import Snapshot
 
 
 class FakeTable:
@@ -18,8 +18,14 @@ class FakeTable:
         self.uuid = uuid
         self.snapshots: dict[int, Snapshot] = {}
         self.manifests: dict[int, list[str]] = {}  # what each snapshot added
+        #: all that ever were; and whether earlier metadata files still tell of them
+        self.every: dict[int, Snapshot] = {}
+        self.metadata_kept = False
+        #: a compaction has rewritten every manifest
+        self.rewritten = False
         self.refs: dict[str, int] = {}
         self.deleted: list[str] = []
+        self.properties: dict[str, str] = {}
         #: what the next appends do: "lost" applies and fails, "dropped" fails, "race" lets another
         #: writer in first; empty: works
         self.faults: list[str] = []
@@ -33,6 +39,19 @@ class FakeTable:
         while at is not None and at in self.snapshots:
             yield self.snapshots[at]
             at = self.snapshots[at].parent
+
+    def expired(self, snapshot_id: int) -> Iterator[Snapshot]:
+        at: int | None = snapshot_id if self.metadata_kept else None
+        while at in self.every:
+            yield self.every[at]
+            at = self.every[at].parent
+
+    def carries(self, branch: str, snapshot_id: int) -> bool:
+        kept, self.metadata_kept = self.metadata_kept, True
+        behind = [each.id for each in self.expired(self.refs[branch])]
+        listed = [each.id for each in self.expired(snapshot_id) if self.manifests[each.id]]
+        self.metadata_kept = kept
+        return not listed or (listed[0] in behind and not self.rewritten)
 
     def tagged(self, tag: str) -> Snapshot | None:
         return self.snapshots.get(self.refs[tag]) if tag in self.refs else None
@@ -48,6 +67,9 @@ class FakeTable:
     def delete(self, path: str) -> None:
         self.deleted.append(path)
 
+    def lacking(self, manifests: Sequence[str]) -> list[str]:
+        return [path for path in manifests if path in self.deleted]
+
     def append(
         self,
         manifests: Sequence[str],
@@ -56,6 +78,7 @@ class FakeTable:
         branch: str,
         check: Callable[[Iterator[Snapshot]], str | None],
         leftovers: list[str],
+        tag: str = "",
     ) -> None:
         fault = self.faults.pop(0) if self.faults else ""
         if fault == "dropped":
@@ -64,10 +87,10 @@ class FakeTable:
             self.race()
         if refusal := check(self.history(branch)):
             leftovers.append(f"/snap-refused-{next(self._ids)}.avro")
-            raise Unknown(f"cannot commit: ValidationException: {refusal}")
+            raise CommitStateUnknown(f"cannot commit: ValidationException: {refusal}")
         self.add(manifests, summary, branch)
         if fault == "lost":
-            raise Unknown("cannot commit: CommitStateUnknownException")
+            raise CommitStateUnknown("cannot commit: CommitStateUnknownException")
 
     def add(
         self, manifests: Sequence[str], summary: Mapping[str, str], branch: str = "main"
@@ -75,14 +98,21 @@ class FakeTable:
         """Any writer's append, ours or foreign."""
         number = next(self._ids)
         snapshot = Snapshot(
-            id=number, parent=self.refs.get(branch), sequence=number - 99,  # never falls
-            timestamp_ms=number, operation="append", summary=dict(summary),
+            id=number,
+            parent=self.refs.get(branch),
+            sequence=number - 99,  # never falls
+            timestamp_ms=number,
+            operation="append",
+            summary=dict(summary),
             manifest_list=f"/snap-{number}.avro",
-        )  # fmt: skip
-        self.snapshots[number] = snapshot
+        )
+        self.snapshots[number] = self.every[number] = snapshot
         self.manifests[number] = list(manifests)
         self.refs[branch] = number
         return snapshot
+
+    def count(self) -> int:
+        return len(self.snapshots)
 
     def expire(self, keep: int = 1) -> None:
         """Remove all but the newest `keep` snapshots of main, and what tags hold."""

@@ -16,7 +16,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient
 from duckdb_extensions import import_extension
 
-from frazil.core.config import Config, from_document
+from frazil.config.model import Config, from_document
 
 for _extension in ("avro", "iceberg"):
     import_extension(_extension)
@@ -32,19 +32,30 @@ class Lake:
         tables = sections.get("table", {})
         uri = f"jdbc:sqlite:{self.folder}/catalog.db?busy_timeout=10000&journal_mode=WAL"
         return {
-            "sink": {"id": name, "topics": [topic], "index": f"db.{name}_index",
-                     "trigger": "50ms", "patience": "60s", **sections.get("sink", {})},
+            "sink": {
+                "id": name,
+                "topics": [topic],
+                "index_table": f"db.{name}_index",
+                "trigger": "50ms",
+                "commit_interval": "0s",
+                "unavailable_timeout": "60s",
+                **sections.get("sink", {}),
+            },
             "kafka": {"bootstrap.servers": bootstrap, **sections.get("kafka", {})},
             "decode": {"format": "raw", **sections.get("decode", {})},
-            "catalog": {"type": "jdbc", "uri": uri, "jdbc.schema-version": "V1",
-                        "warehouse": str(self.folder / "warehouse")},
+            "catalog": {
+                "type": "jdbc",
+                "uri": uri,
+                "jdbc.schema-version": "V1",
+                "warehouse": str(self.folder / "warehouse"),
+            },
             "spark": sections.get("spark", {}),
             "transform": sections.get("transform", {}),
             "table": tables if isinstance(tables, list) else [{"name": f"db.{name}", **tables}],
             "route": sections.get("route", []),
             "dead_letters": sections.get("dead_letters", {}),
             "completeness": sections.get("completeness", {}),
-        }  # fmt: skip
+        }
 
     def config(self, name: str, topic: str, bootstrap: str, **sections: Any) -> Config:
         return from_document(self.document(name, topic, bootstrap, **sections))
@@ -71,8 +82,13 @@ class Lake:
 
 def topic_records(bootstrap: str, topic: str) -> dict[tuple[int, int], bytes | None]:
     """(partition, offset) → value of everything a committed reader sees."""
-    settings = {"bootstrap.servers": bootstrap, "group.id": "oracle", "enable.partition.eof": True,
-                "enable.auto.commit": False, "isolation.level": "read_committed"}  # fmt: skip
+    settings = {
+        "bootstrap.servers": bootstrap,
+        "group.id": "oracle",
+        "enable.partition.eof": True,
+        "enable.auto.commit": False,
+        "isolation.level": "read_committed",
+    }
     consumer = Consumer(settings)
     numbers = (
         AdminClient({"bootstrap.servers": bootstrap}).list_topics(topic).topics[topic].partitions

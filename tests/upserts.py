@@ -18,7 +18,6 @@ comparisons it made. What was rejected on its way must be left out of the record
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 from bisect import bisect_left
@@ -93,9 +92,7 @@ def of_envelope(
         return Record(*place, offset, timestamp, tuple(message_key[k] for k in key), None)
     op = str(envelope["op"])
     row = envelope["before"] if op == "d" else envelope["after"]
-    return Record(
-        *place, offset, timestamp, tuple(row[k] for k in key), row, op, order(envelope)
-    )  # fmt: skip
+    return Record(*place, offset, timestamp, tuple(row[k] for k in key), row, op, order(envelope))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +150,13 @@ class Oracle:
     """Lives as long as its table: snapshots that were checked may expire later."""
 
     def __init__(
-        self, records: Iterable[Record] = (), *, key: Sequence[str],
-        origin: Sequence[str] = ORIGIN, ordered: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        records: Iterable[Record] = (),
+        *,
+        key: Sequence[str],
+        origin: Sequence[str] = ORIGIN,
+        ordered: bool = False,
+    ) -> None:
         """`ordered`: changes with a lower order than their key has are not applied."""
         self.ordered = ordered
         self.key, self.origin = tuple(key), tuple(origin)
@@ -247,9 +248,11 @@ class Oracle:
         return last
 
     def _assert_counted(
-        self, snapshot: Snapshot, batch: Mapping[Key, Mapping[Place, Sequence[Record]]],
+        self,
+        snapshot: Snapshot,
+        batch: Mapping[Key, Mapping[Place, Sequence[Record]]],
         winners: Mapping[Key, Record],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """What the snapshot says of its records: those that won are rows, all others merged, and
         of every key of which one won older rows are taken away."""
         if "frazil.counts" not in snapshot.summary:
@@ -288,8 +291,11 @@ class Oracle:
                     more = f"; it is the row of {old}" if old else ""
                     differs(kind, key, f"expected {state.rows[key]}: {wrong}{more}")
             elif key in state.deleted:
-                differs("undeleted", key, f"{state.deleted[key]} deleted it, and it is there as "
-                        f"{self._told(several[0])}")  # fmt: skip
+                differs(
+                    "undeleted",
+                    key,
+                    f"{state.deleted[key]} deleted it, and it is there as {self._told(several[0])}",
+                )
             else:
                 differs("unknown", key, f"no record brought it; it is {self._told(several[0])}")
         for key, record in state.rows.items():
@@ -360,28 +366,12 @@ def history(metadata: Mapping[str, Any], branch: str = "main") -> list[Snapshot]
 
 
 def cuts(text: str) -> dict[Place, tuple[int, int]]:
-    """`{"topic": {"0": [begin, end]}}`, or its packed form: for each topic the partitions' numbers
-    less their place in the row, the begins, and the lengths, each as lowest/bits/count/base85."""
-    if not text.startswith("packed:"):
-        return {
-            (topic, int(number)): (begin, end)
-            for topic, partitions in json.loads(text).items()
-            for number, (begin, end) in partitions.items()
-        }
-    found = {}
-    for topic, packed in json.loads(text[len("packed:") :]).items():
-        numbers, begins, lengths = map(_unpacked, packed)
-        for i, (number, begin) in enumerate(zip(numbers, begins, strict=True)):
-            found[topic, number + i] = (begin, begin + lengths[i])
-    return found
-
-
-def _unpacked(text: str) -> list[int]:
-    low, bits, count, raw = text.split("/", 3)
-    width, many = int(bits), int(count)
-    held = int.from_bytes(base64.b85decode(raw), "big")
-    mask = (1 << width) - 1
-    return [int(low) + (held >> width * (many - 1 - i) & mask) for i in range(many)]
+    """`{"topic": {"0": [begin, end]}}`; so few partitions are never packed."""
+    return {
+        (topic, int(number)): (begin, end)
+        for topic, partitions in json.loads(text).items()
+        for number, (begin, end) in partitions.items()
+    }
 
 
 def spark_rows(spark: Any, table: str) -> Reader:

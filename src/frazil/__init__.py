@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from frazil.core.config import Config
+    from frazil.config.model import Config
     from frazil.sink import Sink, Step
 
 __all__ = ["as_of", "read", "register", "write"]
@@ -18,7 +18,7 @@ __all__ = ["as_of", "read", "register", "write"]
 
 def register(spark: SparkSession) -> None:
     """Make `spark.read.format("frazil")` and `readStream` known to a session of your own."""
-    from frazil.feed.reads import register as registering
+    from frazil.spark.read import register as registering
 
     registering(spark)
 
@@ -30,8 +30,8 @@ def read(
     start: str | Mapping[str, Mapping[str, int]] = "",
     end: Mapping[str, Mapping[str, int]] | None = None,
 ) -> DataFrame:
-    """The stream of `config` as a DataFrame of decoded rows; see `frazil.feed.reads.read`."""
-    from frazil.feed.reads import read as reading
+    """The stream of `config` as a DataFrame of decoded rows; see `frazil.spark.read.read`."""
+    from frazil.spark.read import read as reading
 
     return reading(spark, config, start=start, end=end)
 
@@ -40,7 +40,7 @@ def write(
     frame: DataFrame,
     target: str | Config,
     *,
-    catalog: str = "lake",
+    catalog: str = "",
     output_mode: str = "append",
     on_step: Callable[[Step], None] | None = None,
     on_complete: Callable[[datetime], object] | None = None,
@@ -49,13 +49,19 @@ def write(
     """A sink for any streaming DataFrame; `.start()` it.
 
     `target`: the table's name, with `id` and other fields of `[sink]`, `[[table]]` and
-    `[completeness]` as keywords; or a config that has them.
+    `[completeness]` as keywords; or a config that has them. The name may begin with the catalog's,
+    `prod.shop.orders`; otherwise `catalog` names it, by default `lake`.
     """
-    from frazil.core.config import Config, check_output_mode, for_frame
+    from frazil.config.model import Config, check_output_mode, for_frame
     from frazil.sink import Sink
 
     check_output_mode(output_mode)
-    config = target if isinstance(target, Config) else for_frame(target, catalog, settings)
+    if isinstance(target, Config):
+        config = target
+    else:
+        first = "" if catalog or target.count(".") < 2 else target.split(".")[0]
+        known = frame.sparkSession.conf.get(f"spark.sql.catalog.{first}", "") if first else ""
+        config = for_frame(target, catalog or (first if known else "lake"), settings)
     return Sink(config, frame=frame, on_step=on_step, on_complete=on_complete)
 
 
@@ -77,7 +83,7 @@ def as_of(
     `target`: a config (with `table` where the sink fills several), or a table's name (with `sink`
     where several write to it).
     """
-    from frazil.surface import asof
+    from frazil.ops import as_of
 
-    below = asof.wanted(topic, partition, offset, cut)
-    return asof.as_of(spark, target, below, table=table, sink=sink, catalog=catalog, branch=branch)
+    below = as_of.wanted(topic, partition, offset, cut)
+    return as_of.as_of(spark, target, below, table=table, sink=sink, catalog=catalog, branch=branch)

@@ -5,15 +5,15 @@
     sink.wait_until(cut)           # every offset below `cut` is in the table, and in the index
     sink.stop()                    # after the batch under way; what is staged gets committed
 
-Structured Streaming drives it. What comes in is the feed's affair (`frazil.feed`): offset ranges,
-where nothing stands between topic and table, or the rows of any streaming DataFrame. `_batch` below
-does the rest: have the feed write the files and check them against the plan, stage them, hand them
-to the committer, which works beside the next batch. Every step has a name; whoever wants to watch,
-time, or kill at a step passes `on_step`.
+Structured Streaming drives it. What comes in is the source's affair (`frazil.sources`): offset
+ranges, where nothing stands between topic and table, or the rows of any streaming DataFrame.
+`_batch` below does the rest: have the source write the files and check them against the plan, stage
+them, hand them to the committer, which works beside the next batch. Every step has a name;
+whoever wants to watch, time, or kill at a step passes `on_step`.
 
 The table is the checkpoint. Each life of a sink begins from the ledgers and the staged batches
 (`start`). Spark's own checkpoint is made anew for each life and never read back, unless the query
-keeps state in it (`feed.frames`); and then it must agree with the ledger.
+keeps state in it (`sources.dataframe`); and then it must agree with the ledger.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
@@ -32,9 +32,14 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from frazil.core.config import (
+from frazil.commit.committer import BackpressureLimits, Committer, Located
+from frazil.commit.tables import SinkTable, parallel_map, writer_spec
+from frazil.config.model import (
+    AUTO,
     AVAILABLE_NOW,
+    NEVER,
     Config,
     TableConfig,
     check_stream,
@@ -43,48 +48,61 @@ from frazil.core.config import (
     replayed,
     size,
 )
-from frazil.core.errors import (
+from frazil.errors import (
+    CommitStateUnknown,
     ConfigError,
-    Fatal,
-    Foreign,
     FrazilError,
-    Misfit,
+    IdentityMismatch,
+    PythonWorkerUnavailable,
+    SchemaMismatch,
     Unavailable,
-    Unknown,
-    across,
-    from_traceback,
+    counted,
+    encode_for_spark,
 )
-from frazil.core.offsets import Cut, Partition
-from frazil.feed import Feed, Reached, Written, WrittenTable
-from frazil.feed.decided import Decided
-from frazil.feed.frames import Frames
-from frazil.feed.ranges import Ranges
-from frazil.feed.reads import transformed
-from frazil.ingest import stage
-from frazil.ingest.order import Within
-from frazil.ingest.route import Metadata
-from frazil.ingest.settle import TablePlan, needed
-from frazil.ingest.source import publish
-from frazil.ingest.stage import StagedBatch, StagedTable
-from frazil.ingest.upsert import remembered_columns, remembered_order
-from frazil.ingest.write import TableShape
-from frazil.life import Left, Life
-from frazil.table import complete, index
-from frazil.table.audit import REPLAY
-from frazil.table.committer import Bounds, Committer, Located
-from frazil.table.compact import Compaction
-from frazil.table.complete import Caller, Completeness
-from frazil.table.jvm import Catalog, Table
-from frazil.table.maintain import Expiry, Keeper, Upkeep
-from frazil.table.tables import Held, each_of, shaped
+from frazil.files.writer import WriterSpec
+from frazil.iceberg.java import JavaCatalog, JavaTable
+from frazil.kafka.planner import BatchGathering, publish
+from frazil.ledger import completeness, index, staged_batch
+from frazil.ledger.completeness import CompletenessCallback, CompletenessTracker
+from frazil.ledger.sink_state import REPLAY
+from frazil.ledger.staged_batch import StagedBatch, StagedTable
+from frazil.maintenance.rewrite_data_files import RewriteDataFiles
+from frazil.maintenance.tasks import (
+    ExpireSnapshots,
+    MaintenanceTask,
+    RewriteIndexFiles,
+    advice,
+    retention,
+)
+from frazil.offsets import Cut, Partition
+from frazil.pipeline.chunk import TablePlan, needed
+from frazil.pipeline.isolation import StationFailed, noticing
+from frazil.pipeline.projection import MetadataColumns
+from frazil.pipeline.upsert import remembered_columns, remembered_order
+from frazil.pipeline.versions import VersionLookup
+from frazil.sources.base import BatchSource, StreamPosition, TableWriteResult, WriteResult
+from frazil.sources.dataframe import DataFrameSource
+from frazil.sources.intervention import InterventionSource
+from frazil.sources.kafka import KafkaSource
+from frazil.spark.query import Running, translated
+from frazil.spark.read import transformed
+from frazil.startup import Recovered, Startup
 
 T = TypeVar("T")
 
 #: The steps of a batch, in order. Crash tests kill at each of them.
 STEPS = (
-    "planned", "written", "staged", "commit", "committed", "witnessed",
-    "index-commit", "index-committed", "index-witnessed", "done",
-)  # fmt: skip
+    "planned",
+    "written",
+    "staged",
+    "commit",
+    "committed",
+    "witnessed",
+    "index-commit",
+    "index-committed",
+    "index-witnessed",
+    "done",
+)
 
 _STOP_SECONDS = 60.0
 _CALL_SECONDS = 10.0  # for a callback under way when the sink stops
@@ -104,16 +122,27 @@ class Step:
     name: str
     batch: int
     at: float  # seconds since 1970
+    #: rows of its tables; dead letters, and what is remembered of deletes, are none
     records: int = 0
     seconds: Mapping[str, float] | None = None
+    skipped: int = 0
+    #: kind of rejected records → how many there are, and where and why the last of them was
+    rejected: Mapping[str, tuple[int, str]] = field(default_factory=dict)
 
 
 class Query(StreamingQuery):
     """Spark's own handle, except that its end means: everything is committed."""
 
-    def __init__(self, query: StreamingQuery, sink: Sink) -> None:
-        super().__init__(query._jsq)
+    def __init__(self, sink: Sink) -> None:
         self._sink = sink
+
+    @property
+    def _jsq(self) -> Any:
+        return self._sink.running.query._jsq
+
+    @property
+    def isActive(self) -> bool:
+        return self._sink.running.active
 
     def awaitTermination(self, timeout: float | None = None) -> bool | None:
         """Until the stream has ended and what it staged is committed."""
@@ -128,7 +157,7 @@ class Query(StreamingQuery):
             raise self._sink.committer.failure
         if waiting := len(self._sink.committer.pending):
             raise Unavailable(
-                f"cannot end: {waiting} batches are staged and not committed: "
+                f"cannot end: {counted(waiting, 'batch', 'batches')} staged and not committed: "
                 f"{self._sink.committer.progress.trouble or 'the time was up'}",
                 hint="nothing is lost: the next life commits them",
             )
@@ -138,14 +167,18 @@ class Query(StreamingQuery):
         try:
             return super().awaitTermination(0.25)  # type: ignore[arg-type]
         except PySparkException as error:
-            raise translated(error) from None
+            return self._sink.restarts(error)
 
     def processAllAvailable(self) -> None:
         """Until everything that is there now is committed."""
-        try:
-            super().processAllAvailable()
-        except PySparkException as error:
-            raise translated(error) from None
+        with self._sink.gathering.hurried():
+            done = 0
+            while done < 2:  # the first may be told by a look at the source before the hurry
+                try:
+                    super().processAllAvailable()
+                    done += 1
+                except PySparkException as error:
+                    self._sink.restarts(error)
         if not self._sink.committer.flush():
             raise self._sink.committer.stalled() or Unavailable("cannot commit all that is staged")
 
@@ -159,7 +192,7 @@ class Sink:
         config: Config,
         *,
         frame: DataFrame | None = None,
-        feed: Callable[[Sink], Feed] | None = None,
+        feed: Callable[[Sink], BatchSource] | None = None,
         on_step: Callable[[Step], None] | None = None,
         on_complete: Callable[[datetime], object] | None = None,
     ) -> None:
@@ -170,42 +203,52 @@ class Sink:
         self._frame = frame
         self._on_step = on_step or (lambda _: None)
         self._on_complete = on_complete
-        self._caller: Caller | None = None
+        self._caller: CompletenessCallback | None = None
         self._complete_until: int | None = None
         self._alone = config.one_table
-        self._feed: Feed
+        #: a DataFrame's sources know nothing of it: there Spark's trigger has to do
+        self.gathering = BatchGathering(0.0 if frame is not None else config.gather)
+        self._feed: BatchSource
         if feed is not None:
             self._feed = feed(self)
         elif frame is not None:
             if config.transform:
-                raise ConfigError("cannot write a DataFrame with a [transform]: transform it, or "
-                                  "start the sink without it")  # fmt: skip
+                raise ConfigError(
+                    "cannot write a DataFrame with a [transform]: transform it, or "
+                    "start the sink without it"
+                )
             if not config.one_table:
-                raise ConfigError("cannot write a DataFrame with [[route]] or [dead_letters]: its "
-                                  "rows go to one table")  # fmt: skip
-            self._feed = Frames(self, lambda _: frame)
+                raise ConfigError(
+                    "cannot write a DataFrame with [[route]] or [dead_letters]: its "
+                    "rows go to one table"
+                )
+            self._feed = DataFrameSource(self, lambda _: frame)
         else:
             check_stream(config)
             if config.transform:
-                self._feed = Frames(self, lambda spark: transformed(spark, config))
+                self._feed = DataFrameSource(
+                    self, lambda spark: transformed(spark, config, self.gathering)
+                )
             else:
-                self._feed = Ranges(self)
+                self._feed = KafkaSource(self)
         keyed = [table.name for table in config.tables if table.key]
-        if keyed and (type(self._feed) is not Ranges and not isinstance(self._feed, Decided)):
+        if keyed and (
+            type(self._feed) is not KafkaSource and not isinstance(self._feed, InterventionSource)
+        ):
             raise ConfigError(
                 f"cannot write to table {keyed[0]}: only records that come straight from Kafka "
                 "have keys that are upserted or logged",
                 hint="leave out what stands between topic and table, or use mode append",
             )
         self._kafka = config.kafka.resolved()
-        self._reached = Reached()
+        self._reached = StreamPosition()
         self._between_batches = threading.Lock()
         self._ending = threading.Lock()
         self._started = False
         self._stopping = False
         self._stopped = False
-        self._query: StreamingQuery | None = None
-        self._index_shape: TableShape | None = None
+        self._running: Running | None = None
+        self._index_shape: WriterSpec | None = None
         self._spent: list[str] = []
         self._copied: list[tuple[str, str]] = []
         #: tables whose columns somebody else changed
@@ -227,42 +270,39 @@ class Sink:
             if self._frame is None:
                 raise ConfigError("cannot start: expected a Spark session, found none")
             spark = self._frame.sparkSession
-        if until is not None and not isinstance(self._feed, Ranges):
+        if until is not None and not isinstance(self._feed, KafkaSource):
             raise ConfigError("cannot stop at a cut: a DataFrame's sources plan by themselves")
         if self._started:
-            raise ConfigError(f"cannot start sink {self.config.sink.id} a second time",
-                              hint="a life needs a Sink of its own")  # fmt: skip
+            raise ConfigError(
+                f"cannot start sink {self.config.sink.id} a second time",
+                hint="a life needs a Sink of its own",
+            )
         self._started = True
         key = self._alone_here()
         staged = self._begin(spark)
-        self._feed.resume(self._reached, str(self.epoch))
-        stream = self._feed.stream(spark, until)
-        trigger, paced = self.config.sink.trigger, self._feed.paced
+        writer = self._writer(spark, until)
         # Our own source plans by its limits, one batch after the other, which Spark's trigger would
         # take for the end of the data after the first.
-        ends = self.ends() if trigger == AVAILABLE_NOW and paced else None
-        writer = (
-            stream.writeStream.foreachBatch(self._guarded_batch)
-            .queryName(f"frazil-{self.config.sink.id}-{self.epoch}")
-            .option("checkpointLocation", self._feed.checkpoint)
-        )
-        if trigger == AVAILABLE_NOW and not paced:
-            writer = writer.trigger(availableNow=True)
-        else:
-            pause = 0.1 if trigger == AVAILABLE_NOW else duration(trigger)
-            writer = writer.trigger(processingTime=f"{int(pause * 1000)} milliseconds")
+        by_itself = self.config.sink.trigger == AVAILABLE_NOW and self._feed.paced
+        ends = self.ends() if by_itself else None
         try:
             if self._on_complete is not None:
-                self._caller = Caller(self._on_complete)
+                self._caller = CompletenessCallback(self._on_complete)
                 if self._complete_until is not None:
                     self._caller.tell(self._complete_until)  # the last life may have died before
             self._committer.start()
             for batch in staged:
                 self._committer.submit(batch, bounded=False)
-            self._query = writer.start()
+            self._running = Running(
+                writer.start(),
+                lambda: self.patiently(lambda: self._writer(spark, until)).start(),
+                patience=duration(self.config.sink.unavailable_timeout),
+                blocked=partial(setattr, self._committer.progress, "blocked"),
+            )
         except BaseException as error:
             self._committer.close()
             self._feed.close()
+            self.gathering.close()
             if self._caller is not None:
                 self._caller.close(0)
             if isinstance(error, PySparkException):
@@ -273,7 +313,32 @@ class Sink:
             threading.Thread(
                 target=self._end_at, args=(ends,), name="frazil-available-now", daemon=True
             ).start()
-        return Query(self._query, self)
+        return Query(self)
+
+    def _writer(self, spark: SparkSession, until: Cut | None) -> DataStreamWriter:
+        """Of a query that begins where the sink stands; one before it has ended, with its batch."""
+        self._resume()
+        writer = (
+            self._feed.stream(spark, until)
+            .writeStream.foreachBatch(self._guarded_batch)
+            .queryName(f"frazil-{self.config.sink.id}-{self.epoch}")
+            .option("checkpointLocation", self._feed.checkpoint)
+        )
+        if self.config.sink.trigger == AVAILABLE_NOW and not self._feed.paced:
+            return writer.trigger(availableNow=True)
+        return writer.trigger(processingTime=f"{int(self._pause() * 1000)} milliseconds")
+
+    def _pause(self) -> float:
+        """Seconds between two looks of Spark's at the sources."""
+        trigger = self.config.sink.trigger
+        if trigger == AVAILABLE_NOW:
+            return 0.1
+        if trigger != AUTO:
+            return duration(trigger)
+        # Our own source gathers by itself, and is asked whether it has a batch; others are asked
+        # when it is time for one.
+        pause = self.config.gather
+        return max(0.2, min(1.0, pause / 10) if self._frame is None else pause)
 
     def once(self, spark: SparkSession, counts_on: str = "") -> Sequence[StagedBatch]:
         """A life of one batch, without a query: gives what an earlier life left staged.
@@ -288,7 +353,7 @@ class Sink:
             for batch in staged:
                 self._committer.submit(batch, bounded=False)
             self._commit_all()
-            self._feed.resume(self._reached, str(self.epoch))
+            self._resume()
             self._batch(self._feed.stream(spark, None), 0)
             self._commit_all()
         except PySparkException as error:
@@ -297,6 +362,10 @@ class Sink:
             self._committer.close()
             self._feed.close()
         return staged
+
+    def _resume(self) -> None:
+        with self._life.telling():
+            self._feed.resume(self._reached, str(self.epoch))
 
     def _alone_here(self) -> tuple[str, str, str]:
         """The sink's key among those that stream in this process, which must not have it."""
@@ -315,8 +384,8 @@ class Sink:
         self._life.look(spark, tables)
 
     def _open(self, spark: SparkSession) -> None:
-        self._catalog = Catalog(spark, self.config.catalog.name)
-        self._life = Life(self.config, self._catalog, self._feed)
+        self._catalog = JavaCatalog(spark, self.config.catalog.name)
+        self._life = Startup(self.config, self._catalog, self._feed)
         self._tables = self._life.tables
 
     def _begin(self, spark: SparkSession, counts_on: str = "") -> Sequence[StagedBatch]:
@@ -334,26 +403,40 @@ class Sink:
         return left.staged
 
     def _commit_all(self) -> None:
-        if not self._committer.flush(duration(self.config.sink.patience)):
+        if not self._committer.flush(duration(self.config.sink.unavailable_timeout)):
             raise self._committer.stalled() or Unavailable(
-                f"cannot end: {len(self._committer.pending)} batches are staged and not committed: "
+                f"cannot end: {counted(len(self._committer.pending), 'batch', 'batches')} staged "
+                "and not committed: "
                 f"{self._committer.progress.trouble or 'the time was up'}",
                 hint="nothing is lost: the next life commits them",
             )
 
     @property
     def active(self) -> bool:
-        return self._query is not None and self._query.isActive and not self._stopping
+        return self._running is not None and self._running.active and not self._stopping
+
+    @property
+    def running(self) -> Running:
+        assert self._running is not None
+        return self._running
+
+    def restarts(self, error: PySparkException) -> bool:
+        """False, after a moment, where a query that ended so is started again; else raises."""
+        found = translated(error)
+        failure = self.running.failure
+        if failure is not None or not isinstance(found, PythonWorkerUnavailable):
+            raise failure or found from None
+        time.sleep(0.05)
+        return False
 
     def _end_at(self, ends: Cut) -> None:
         """What Spark's own trigger does: everything up to `ends`, and the batch without data that
         closes the windows which the last records let it close."""
         try:
             self.wait_until(ends)
-            assert self._query is not None
             batch = self._number
-            while self._feed.stateful and self._number == batch and self._query.isActive:
-                status = self._query.status
+            while self._feed.stateful and self._number == batch and self.running.active:
+                status = self.running.query.status
                 if not status["isTriggerActive"] and not status["isDataAvailable"]:
                     break
                 time.sleep(0.05)
@@ -367,23 +450,16 @@ class Sink:
 
         (A replay of dead letters is no stream: its event times say nothing of what is to come.)
         """
-        rules = complete.Rules.of(self.config.completeness)
+        rules = completeness.CompletenessRules.of(self.config.completeness)
         apart, sink = self.config.dead_letters.table, self.config.sink.id
-        self._judge = None if sink.endswith(REPLAY) else Completeness(rules, apart)
+        self._judge = None if sink.endswith(REPLAY) else CompletenessTracker(rules, apart)
         if self._judge is None or self._life.index.made:
             return
-        rows = self.patiently(lambda: self._index_rows(spark))
-        marks, self._complete_until = complete.recalled(rows, rules, apart)
-        self._judge = Completeness(rules, apart, marks, self._complete_until)
+        rows = self.patiently(lambda: self._life.index_rows(completeness.COLUMNS))
+        marks, self._complete_until = completeness.recalled(rows, rules, apart)
+        self._judge = CompletenessTracker(rules, apart, marks, self._complete_until)
 
-    def _index_rows(self, spark: SparkSession) -> pa.Table:
-        """This sink's, from the files themselves; with Spark where only it can read them."""
-        try:
-            return self._life.index.plain.rows(complete.COLUMNS, {"sink": [self.config.sink.id]})
-        except (ConfigError, Fatal):
-            return index_rows(spark, self.config, complete.COLUMNS)
-
-    def _take_over(self, left: Left) -> None:
+    def _take_over(self, left: Recovered) -> None:
         self._reached, self._number, self._untold = left.reached, left.number, left.untold
         interval = duration(self.config.sink.commit_interval)
         self._committer = Committer(
@@ -396,7 +472,7 @@ class Sink:
             position=left.position,
             pace=lambda name: self._tables.pace(name, interval),
             alone=self._alone,
-            bounds=Bounds(
+            bounds=BackpressureLimits(
                 self.config.sink.max_pending_batches,
                 size(self.config.sink.max_pending_bytes),
                 duration(self.config.sink.max_pending_age),
@@ -405,40 +481,41 @@ class Sink:
             tidy=self._tidy,
         )
         table = self._life.handle()
-        upkeep = Upkeep(
+        upkeep = RewriteIndexFiles(
             table,
             sink=self.config.sink.id,
             epoch=self.epoch,
-            shape=lambda: shaped(table, TableConfig(table.name)),
+            shape=lambda: writer_spec(table, TableConfig(table.name)),
             prefix=lambda: self.prefix,
-            history=duration(self.config.sink.index_history),
+            history=duration(self.config.sink.index_snapshot_retention),
             step=lambda name: self._step(name, self._number),
             clock=time,
         )
         #: who looks after tables, the index first
-        self._keepers: dict[str, list[Keeper]] = {table.name: [upkeep]}
+        self._keepers: dict[str, list[MaintenanceTask]] = {table.name: [upkeep]}
 
     # ── the tables ───────────────────────────────────────────────────────────────────────────
 
-    def check_fits(self, columns: pa.Schema, metadata: Metadata) -> None:
+    def check_fits(self, columns: pa.Schema, metadata: MetadataColumns) -> None:
         self._tables.check(self.config.tables[0].name, columns, metadata)
 
     def shape(
-        self, columns: pa.Schema, metadata: Metadata, among: Metadata | None = None
-    ) -> TableShape:
+        self, columns: pa.Schema, metadata: MetadataColumns, among: MetadataColumns | None = None
+    ) -> WriterSpec:
         """Of the only table of a DataFrame, whose columns the metadata stand among."""
         name = self.config.tables[0].name
         made = self._provide(name, columns, metadata, among)
         self._move_in([made] if made else [])
-        return shaped(self._tables[name].table, self._tables[name].config,
-                      (among or metadata).topic)  # fmt: skip
+        return writer_spec(
+            self._tables[name].table, self._tables[name].config, (among or metadata).topic
+        )
 
     def provide(self, needs: Mapping[str, pa.Schema]) -> None:
         """One evolver: between two runs of a batch, on the driver, nobody else changes a table."""
         for name in sorted(needs.keys() - self._tables.held.keys()):
             # What the config wants of any of them is refused before the first of them is made.
             if name in self._tables.names:
-                with suppress(Misfit):
+                with suppress(SchemaMismatch), _making(name):
                     self._tables.check(name, needs[name], self._tables.metadata(name))
         held, names = self._tables.held, self._tables.names
         ours = {self.config.dead_letters.table, replayed(self.config.dead_letters.table)}
@@ -448,20 +525,25 @@ class Sink:
         beyond = from_data[max(0, room) :]  # the next run is told that there is no room
         wanted = sorted(needs.keys() - set(beyond))
 
-        def attempt(name: str) -> Held | None:
+        def attempt(name: str) -> SinkTable | None:
             try:
-                return self._provide(name, needs[name], self._tables.metadata(name))
-            except (Misfit, Foreign, ConfigError) as error:
+                with _making(name):
+                    return self._provide(name, needs[name], self._tables.metadata(name))
+            except (SchemaMismatch, IdentityMismatch, ConfigError) as error:
                 if self._alone or (isinstance(error, ConfigError) and name in names):
                     raise
                 self._tables.refused[name] = error.message
                 return None
 
-        self._move_in([made for made in each_of(attempt, wanted) if made is not None])
+        self._move_in([made for made in parallel_map(attempt, wanted) if made is not None])
 
     def _provide(
-        self, name: str, columns: pa.Schema, metadata: Metadata, among: Metadata | None = None
-    ) -> Held | None:
+        self,
+        name: str,
+        columns: pa.Schema,
+        metadata: MetadataColumns,
+        among: MetadataColumns | None = None,
+    ) -> SinkTable | None:
         """The table, if it had to be made."""
         if name in self._tables:
             # A JSON object that lacks a field says nothing of the next: nothing becomes optional.
@@ -472,7 +554,7 @@ class Sink:
             lambda: self._tables.make(name, columns, metadata, among or metadata, self.epoch)
         )
 
-    def _move_in(self, made: Sequence[Held]) -> None:
+    def _move_in(self, made: Sequence[SinkTable]) -> None:
         """Tables that were just made become this life's own, or it is over.
 
         A newer life claims the index first, and then all tables that the config or the index
@@ -509,22 +591,28 @@ class Sink:
         None: that cannot be, and so records of this one are refused."""
         name, columns = remembered(plan.shape.name), remembered_columns(plan)
         there = self._tables.plan(name).columns if name in self._tables else pa.schema([])
-        if any(each.name not in there.names or there.field(each.name).type != each.type
-               for each in columns):  # fmt: skip
+        if any(
+            each.name not in there.names or there.field(each.name).type != each.type
+            for each in columns
+        ):
             self.provide({name: needed(columns, plan.aliases)})
         if why := self.refused.get(name):
             self._tables.refused[plan.shape.name] = why
             return None
         return self._tables.plan(name)
 
-    def known(self, table: str) -> tuple[Within, ...]:
+    def known(self, table: str) -> tuple[VersionLookup, ...]:
         pending = self._committer.pending
         plan, memory = self._tables.plan(table), self._tables.plan(remembered(table))
         order = remembered_order(plan.order)
-        return self.patiently(lambda: (
-            self._tables.orders(table, plan.key, plan.order).within(plan.shape, pending),
-            self._tables.orders(memory.shape.name, plan.key, order).within(memory.shape, pending),
-        ))  # fmt: skip
+        return self.patiently(
+            lambda: (
+                self._tables.orders(table, plan.key, plan.order).within(plan.shape, pending),
+                self._tables.orders(memory.shape.name, plan.key, order).within(
+                    memory.shape, pending
+                ),
+            )
+        )
 
     @property
     def refused(self) -> Mapping[str, str]:
@@ -555,25 +643,40 @@ class Sink:
         written = self._feed.write(frame, number, self._reached)
         if written is None:
             return
-        self._step("written", self._number, written.rows, written.seconds)
+        self._on_step(
+            Step(
+                "written",
+                self._number,
+                time.time(),
+                written.rows(self._apart),
+                written.seconds,
+                written.skipped,
+                written.rejected,
+            )
+        )
         self._hand_over(written, window_start)
 
-    def _hand_over(self, written: Written, window_start: int) -> None:
+    def _apart(self, table: str) -> bool:
+        """Does it hold anything but rows of records?"""
+        letters = self.config.dead_letters.table
+        return table in (letters, replayed(letters)) or self._tables.remembers(table)
+
+    def _hand_over(self, written: WriteResult, window_start: int) -> None:
         """Make it durable, and leave the rest to the committer."""
         batch = self.patiently(lambda: self._stage(written, window_start))
-        self._reached = Reached(written.end, written.source[1], written.origin)
+        self._reached = StreamPosition(written.end, written.source[1], written.origin)
         self._number += 1
         if written.begin != written.end:
             self._step("staged", batch.number)
         self._committer.submit(batch)
 
-    def _stage(self, written: Written, window_start_ms: int) -> StagedBatch:
+    def _stage(self, written: WriteResult, window_start_ms: int) -> StagedBatch:
         """Files into a manifest, the manifest into a batch record: durable, not yet visible.
 
         Each try has names of its own: what an unfinished one left is in nobody's way.
         """
         commit_id = str(uuid.uuid4())
-        tables = each_of(
+        tables = parallel_map(
             lambda item: self._staged_table(*item, commit_id), list(written.tables.items())
         )
         batch = StagedBatch(
@@ -591,16 +694,19 @@ class Sink:
             tables=tuple(tables),
             total=written.total,
             note=written.note,
+            leaders=written.origin.leaders,
         )
-        self._life.index.store(f"{self._life.stage_folder}{batch.file_name}", stage.dump(batch))
+        self._life.index.store(
+            f"{self._life.stage_folder}{batch.file_name}", staged_batch.dump(batch)
+        )
         return batch
 
-    def _staged_table(self, name: str, written: WrittenTable, commit_id: str) -> StagedTable:
+    def _staged_table(self, name: str, written: TableWriteResult, commit_id: str) -> StagedTable:
         table = self._tables[name].table
         manifests, paths = [], []
         for number, files in enumerate((written.files, written.deletes)):
             if files:
-                path = f"{table.location}/metadata/{self.prefix}-{commit_id}-m{number}.avro"
+                path = table.metadata_path(f"{self.prefix}-{commit_id}-m{number}.avro")
                 manifests.append(table.write_manifest(path, [f.descriptor for f in files]))
                 paths.append(path)
         return StagedTable(
@@ -620,7 +726,7 @@ class Sink:
     def _index_manifests(self, located: Sequence[Located]) -> list[str]:
         table = self._life.handle()
         if self._index_shape is None:
-            self._index_shape = shaped(table, TableConfig(table.name))
+            self._index_shape = writer_spec(table, TableConfig(table.name))
         first = located[0][0].commit_id
         if self._told_with not in ("", first):
             self._untold = []  # they are there, with the batch before this one
@@ -634,7 +740,7 @@ class Sink:
         except OSError as error:  # of the store
             raise Unavailable(f"cannot write to the index {table.name}: {error}") from None
         except pa.ArrowException as error:
-            raise Misfit(f"cannot write to the index {table.name}: {error}") from None
+            raise SchemaMismatch(f"cannot write to the index {table.name}: {error}") from None
         return files
 
     def _known_ends(self) -> Cut:
@@ -651,14 +757,14 @@ class Sink:
             return
         before, now = self._complete_until, self._judge.committed(batches)
         self._complete_until = now
-        if self._caller is not None and now is not None and complete.crossed(before, now):
+        if self._caller is not None and now is not None and completeness.crossed(before, now):
             self._caller.tell(now)
 
     def _after_commit(self, batches: Sequence[StagedBatch]) -> None:
         self._unstage(batches)
         for staged in {table.name: table for batch in batches for table in batch.tables}.values():
             there = self._tables[staged.name].target.table  # as the commit has seen it
-            assert isinstance(there, Table)
+            assert isinstance(there, JavaTable)
             if there.schema_id != staged.schema_id:
                 self._changed.add(staged.name)
         if not self._kafka:
@@ -671,7 +777,11 @@ class Sink:
 
     def _unstage(self, batches: Sequence[StagedBatch]) -> None:
         """Their records are of no use any more, nor are manifests whose files a row delta has
-        listed anew; what cannot be removed now is removed later."""
+        listed anew; what cannot be removed now is removed later.
+
+        No guard is asked. A record stands in the stage folder, and no table refers to it. A batch
+        with deleted keys has delete files (the tallies were held against them), so its commit was
+        a row delta, which writes manifests of its own: the staged ones are in no snapshot."""
         for batch in batches:
             self._spent.append(f"{self._life.stage_folder}{batch.file_name}")
             self._copied += [(t.name, path) for t in batch.tables if t.keys for path in t.paths]
@@ -705,24 +815,38 @@ class Sink:
         moments = [keeper.again for keepers in self._keepers.values() for keeper in keepers]
         return min((each for each in moments if each is not None), default=None)
 
-    def _keepers_of(self, name: str, held: Held) -> list[Keeper]:
+    def _keepers_of(self, name: str, held: SinkTable) -> list[MaintenanceTask]:
         config, table = held.config, held.target.table  # the committer's own handle
-        assert isinstance(table, Table)
+        assert isinstance(table, JavaTable)
         life: dict[str, Any] = {
-            "sink": self.config.sink.id, "epoch": self.epoch, "branch": config.branch,
-            "step": lambda name: self._step(name, self._number), "clock": time,
-        }  # fmt: skip
-        found: list[Keeper] = []
+            "sink": self.config.sink.id,
+            "epoch": self.epoch,
+            "branch": config.branch,
+            "step": lambda name: self._step(name, self._number),
+            "clock": time,
+        }
+        found: list[MaintenanceTask] = []
         replaced = bool(config.upsert_key)
-        if (replaced or self._tables.remembers(name)) and config.compact_after:
-            found.append(Compaction(
-                table, **life, shape=lambda: shaped(table, config, held.metadata.topic),
-                prefix=lambda: self.prefix, after=config.compact_after,
-                counted="deletes" if replaced else "data",
-            ))  # fmt: skip
-        if config.keep_snapshots:
-            found.append(Expiry(table, **life, age=duration(config.keep_snapshots),
-                                position=lambda: self.position))  # fmt: skip
+        if (replaced or self._tables.remembers(name)) and config.compact_after_commits:
+            found.append(
+                RewriteDataFiles(
+                    table,
+                    **life,
+                    shape=lambda: writer_spec(table, config, held.metadata.topic),
+                    prefix=lambda: self.prefix,
+                    after=config.compact_after_commits,
+                    counted="deletes" if replaced else "data",
+                )
+            )
+        if config.snapshot_retention != NEVER:
+            found.append(
+                ExpireSnapshots(
+                    table,
+                    **life,
+                    retention=partial(retention, config.snapshot_retention),
+                    position=lambda: self.position,
+                )
+            )
         return found
 
     # ── waiting and ending ───────────────────────────────────────────────────────────────────
@@ -736,7 +860,7 @@ class Sink:
     def complete_until(self) -> datetime | None:
         """Every event before it is committed, as far as none is later than `[completeness]` says;
         None where nothing can be said yet."""
-        return None if self._complete_until is None else complete.moment(self._complete_until)
+        return None if self._complete_until is None else completeness.moment(self._complete_until)
 
     @property
     def untold(self) -> str:
@@ -744,24 +868,48 @@ class Sink:
         return self._caller.trouble if self._caller else ""
 
     @property
+    def advice(self) -> list[str]:
+        """What the owner of tables that were there before could do for them."""
+        held = {
+            name: (each.config.snapshot_retention, each.table.properties)
+            for name, each in self._tables.held.items()
+        }
+        return advice(held)
+
+    @property
     def committer(self) -> Committer:
         return self._committer
 
     @property
-    def catalog(self) -> Catalog:
+    def catalog(self) -> JavaCatalog:
         return self._catalog
 
     def ends(self) -> Cut:
         """The end of the topics as they are now."""
         return self._feed.ends()
 
-    def wait_until(self, cut: Mapping[Partition, int], timeout: float | None = None) -> bool:
-        """Block until every offset below `cut` is committed; False when the time is up.
+    def wait_until(
+        self,
+        cut: Mapping[Partition, int],
+        timeout: float | None = None,
+        *,
+        unless: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        """Block until every offset below `cut` is committed; False when the time is up, or when
+        `unless`, asked every now and then, says so.
 
         Raises what stopped the stream, if it stopped first.
         """
+        with self.gathering.hurried():
+            return self._wait_until(cut, timeout, unless)
+
+    def _wait_until(
+        self, cut: Mapping[Partition, int], timeout: float | None, unless: Callable[[], bool]
+    ) -> bool:
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._committer.wait_until(cut, 0.25):
+            if unless():
+                return False
             self.check()
             if not self.active and not self._committer.pending:
                 return False  # available-now, and its end lies before the cut
@@ -779,29 +927,29 @@ class Sink:
         """Raise what stopped the stream, in our own words."""
         if self._committer.failure is not None:
             raise self._committer.failure
-        assert self._query is not None
-        if (error := self._query.exception()) is not None:
-            raise translated(error)
+        if (error := self.running.failure) is not None:
+            raise error
         ends_by_itself = self.config.sink.trigger == AVAILABLE_NOW and not self._stopped
-        if not self._query.isActive and not ends_by_itself:
+        if not self.running.active and not ends_by_itself:
             raise FrazilError("cannot go on: the stream was stopped")
 
     def stop(self, timeout: float = 60.0) -> None:
         """After the batch under way; what is staged is committed, or waits for the next life."""
         with self._ending:  # a second caller waits for the first
-            if self._stopped or self._query is None:
+            if self._stopped or self._running is None:
                 return
             self._stopped = True
             self._committer.hurry()
             with self._between_batches:
                 self._stopping = True  # a batch that is called from here on is none
-            self._query.stop()  # not under the lock: it waits for a batch that may wait for it
+            self._running.stop()  # not under the lock: it waits for a batch that may wait for it
             try:
                 if self._committer.failure is None:
                     self._committer.flush(timeout)
             finally:
                 self._committer.close()
                 self._feed.close()
+                self.gathering.close()
                 if self._caller is not None:
                     self._caller.close(min(timeout, _CALL_SECONDS))
 
@@ -813,25 +961,25 @@ class Sink:
                 try:
                     return self._batch(frame, number)
                 except PySparkException as error:
-                    raise across(translated(error)) from None
+                    raise encode_for_spark(translated(error)) from None
                 except FrazilError as error:
-                    raise across(error) from None
+                    raise encode_for_spark(error) from None
         # To return would be to say that the batch is done, and Spark would note it. These words it
         # takes for its own interruption, once it has been told to stop.
         deadline = time.monotonic() + _STOP_SECONDS
-        while self._query is not None and self._query.isActive and time.monotonic() < deadline:
+        while self._running and self._running.query.isActive and time.monotonic() < deadline:
             time.sleep(0.01)
         raise RuntimeError(f"{_INTERRUPTED}: the sink was stopped")
 
     def patiently(self, call: Callable[[], T]) -> T:
         """Storage and brokers may be away for a while; a batch is not lost for that."""
-        deadline = time.monotonic() + duration(self.config.sink.patience)
+        deadline = time.monotonic() + duration(self.config.sink.unavailable_timeout)
         pause = 0.2
         while True:
             try:
                 return call()
-            except (Unavailable, Unknown) as error:
-                if time.monotonic() > deadline:
+            except (Unavailable, CommitStateUnknown) as error:
+                if self._stopping or time.monotonic() > deadline:
                     raise
                 if hasattr(self, "_committer"):
                     self._committer.progress.blocked = error.message
@@ -853,21 +1001,13 @@ class Sink:
         self._on_step(Step(name, batch, time.time(), records, seconds))
 
 
-def index_rows(spark: SparkSession, config: Config, columns: Sequence[str]) -> pa.Table:
-    """A sink's rows of its index, read by Spark; columns that the index lacks are left out."""
-    catalog = config.catalog.name
-    spark.catalog.refreshTable(f"{catalog}.{config.index_table}")  # a session may remember an older
-    frame = spark.read.table(f"{catalog}.{config.index_table}")
-    mine = frame.where(frame["sink"] == config.sink.id)
-    return mine.select(*(name for name in columns if name in frame.columns)).toArrow()
-
-
-def translated(error: Exception) -> FrazilError:
-    """Spark's word for it, in ours: an error of our own inside it, or its first line."""
-    text = str(error)
-    found = from_traceback(text)
-    if found is not None:
-        return found
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return FrazilError(f"cannot go on: Spark stopped the stream: {lines[0] if lines else error!r}",
-                       hint="\n".join(lines[-3:]))  # fmt: skip
+@contextmanager
+def _making(table: str) -> Iterator[None]:
+    """What nobody foresaw of the columns that records want is their misfit, and nobody else's."""
+    try:
+        with noticing():
+            yield
+    except StationFailed as error:
+        raise SchemaMismatch(
+            f"cannot make or change table {table} for its records: {error}"
+        ) from error

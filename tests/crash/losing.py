@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from frazil.sink import Sink
-from frazil.surface import child
+from frazil.testing import process
 
 staged = Sink._staged_table
 seen: set[int] = set()
@@ -21,4 +21,4 @@ def forgetful(self: Sink, name: str, written: Any, commit_id: str) -> Any:
 
 if __name__ == "__main__":
     Sink._staged_table = forgetful  # type: ignore[method-assign]
-    os._exit(child.main())
+    os._exit(process.main())

@@ -11,11 +11,11 @@ from typing import Any
 import psutil
 import pytest
 
-from frazil.core.config import Config
-from frazil.surface.broker import Broker
-from frazil.surface.child import Pipeline
-from frazil.surface.orders import create_topic
-from frazil.table.jvm import Catalog
+from frazil.config.model import Config
+from frazil.iceberg.java import JavaCatalog
+from frazil.testing.datagen import create_topic
+from frazil.testing.kafka import Broker
+from frazil.testing.process import SinkProcess
 from tests.oracle import Lake, assert_exact, assert_once
 from tests.system.streams import (
     WITHIN,
@@ -31,8 +31,11 @@ from tests.system.streams import (
 )
 
 Make = Callable[..., Config]
-ROW = {"type": "record", "name": "Row", "fields": [
-    {"name": "id", "type": "long"}, {"name": "text", "type": "string"}]}  # fmt: skip
+ROW = {
+    "type": "record",
+    "name": "Row",
+    "fields": [{"name": "id", "type": "long"}, {"name": "text", "type": "string"}],
+}
 #: several fetches of records, so that the file is open while a later chunk waits for its schema
 FIRST = 20_000
 
@@ -91,8 +94,9 @@ def test_a_broker_that_is_killed_and_comes_back_needs_no_person(
         b = broker.bootstrap
         create_topic(b, name, 2)
         produce(b, name, numbered(1000), 2)
-        config = lake.config(name, name, b, sink={"patience": "120s",
-                                                  "max_records_per_trigger": 400})  # fmt: skip
+        config = lake.config(
+            name, name, b, sink={"unavailable_timeout": "120s", "max_records_per_trigger": 400}
+        )
         with running(config, spark) as sink:
             assert sink.wait_until({part(name, 0): 200, part(name, 1): 200}, WITHIN)
             broker.kill()
@@ -107,15 +111,20 @@ def test_a_broker_that_is_killed_and_comes_back_needs_no_person(
 
 @pytest.mark.long
 def test_two_drivers_started_at_once_leave_an_exact_table(
-    broker: Broker, lake: Lake, spark: Any, name: str, write_toml: Callable[..., Path],
-    make_config: Make, tmp_path: Path,
-):  # fmt: skip
+    broker: Broker,
+    lake: Lake,
+    spark: Any,
+    name: str,
+    write_toml: Callable[..., Path],
+    make_config: Make,
+    tmp_path: Path,
+):
     """At least one of them catches up; one that does not was fenced and says so."""
     create_topic(broker.bootstrap, name, 2)
     produce(broker.bootstrap, name, numbered(2000), 2)
     sections = {"sink": {"max_records_per_trigger": 500}}
     config = write_toml(**sections)
-    both = [Pipeline(config, log=tmp_path / f"log{i}") for i in range(2)]
+    both = [SinkProcess(config, log=tmp_path / f"log{i}") for i in range(2)]
     ended = []
     for pipeline in both:
         events = list(pipeline.events())
@@ -126,12 +135,17 @@ def test_two_drivers_started_at_once_leave_an_exact_table(
 
 
 def test_a_driver_that_stood_still_while_another_took_over_is_fenced_when_it_wakes(
-    broker: Broker, lake: Lake, spark: Any, name: str, write_toml: Callable[..., Path],
-    make_config: Make, tmp_path: Path,
-):  # fmt: skip
+    broker: Broker,
+    lake: Lake,
+    spark: Any,
+    name: str,
+    write_toml: Callable[..., Path],
+    make_config: Make,
+    tmp_path: Path,
+):
     create_topic(broker.bootstrap, name, 2)
     produce(broker.bootstrap, name, numbered(100), 2)
-    sleeper = Pipeline(write_toml(), until="forever", log=tmp_path / "log")
+    sleeper = SinkProcess(write_toml(), until="forever", log=tmp_path / "log")
     events = sleeper.events()
     assert any(event.get("step") == "done" for event in events), "it never committed"
     os.killpg(sleeper.process.pid, signal.SIGSTOP)
@@ -148,7 +162,7 @@ def test_a_driver_that_stood_still_while_another_took_over_is_fenced_when_it_wak
     assert f"sink {name} has a newer life; this one is epoch 1" in last["message"]
     assert "stop this one" in last["hint"]
     assert assert_exact(lake, f"db.{name}", broker.bootstrap, name) == 200
-    table = Catalog(spark, "lake").load(f"db.{name}")
+    table = JavaCatalog(spark, "lake").load(f"db.{name}")
     assert table is not None
     late = [f.path for f in table.plain.files()[0] if f.offsets and f.offsets[0] >= 50]
     assert late

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from frazil.surface.broker import Broker
-from frazil.surface.child import Pipeline
-from frazil.surface.orders import create_topic
-from frazil.table.audit import Report
+from frazil.auditing.checks import TableReport
+from frazil.testing.datagen import create_topic
+from frazil.testing.kafka import Broker
+from frazil.testing.process import SinkProcess
 from tests.oracle import Lake, assert_once, topic_records
 from tests.system.streams import audited, eventually, produce
 
@@ -36,11 +36,11 @@ def topic(bootstrap: str, name: str) -> dict[tuple[int, int], dict[str, Any]]:
 
 def killed_at(config: Path, step: str, log: Path) -> None:
     """One life, killed when it reaches the step for the second time: a batch is behind it."""
-    life = Pipeline(config, hold=f"{step}:2", until="forever", log=log)
+    life = SinkProcess(config, hold=f"{step}:2", until="forever", log=log)
     assert life.killed()
 
 
-def report(spark: Any, name: str) -> Report:
+def report(spark: Any, name: str) -> TableReport:
     [found] = [each for each in audited(spark, f"db.{name}") if each.sink == name]
     return found
 
@@ -48,17 +48,20 @@ def report(spark: Any, name: str) -> Report:
 @pytest.mark.long
 def test_no_kill_loses_or_doubles_a_record_that_a_filter_lets_through(
     broker: Broker, lake: Lake, name: str, write_toml: Callable[..., Path], tmp_path: Path
-):  # fmt: skip
+):
     steps = ("written", "staged", "committed", "index-committed")
     create_topic(broker.bootstrap, name, PARTITIONS)
     sql = "SELECT n, k, _topic, _topic_partition, _offset FROM stream WHERE n % 3 = 0"
-    config = write_toml(decode={"format": "json"}, transform={"sql": sql},
-                        sink={"max_records_per_trigger": PER_LIFE // 2})  # fmt: skip
+    config = write_toml(
+        decode={"format": "json"},
+        transform={"sql": sql},
+        sink={"max_records_per_trigger": PER_LIFE // 2},
+    )
     for life, step in enumerate(steps):
         produce(broker.bootstrap, name, records(life * PER_LIFE), PARTITIONS)
         killed_at(config, step, tmp_path / "log")
         assert_once(lake.query(f"db.{name}", "_topic_partition, _offset"))
-    last = Pipeline(config, audit=True, log=tmp_path / "log")
+    last = SinkProcess(config, audit=True, log=tmp_path / "log")
     events = list(last.events())
     assert last.wait() == 0, events[-1]
     produced = topic(broker.bootstrap, name)
@@ -99,17 +102,26 @@ def counted(rows):
     ids=["one", "more"],
 )
 def test_no_kill_loses_doubles_or_miscounts_a_window(
-    broker: Broker, lake: Lake, spark: Any, name: str, write_toml: Callable[..., Path],
-    tmp_path: Path, steps: tuple[str, ...],
-):  # fmt: skip
+    broker: Broker,
+    lake: Lake,
+    spark: Any,
+    name: str,
+    write_toml: Callable[..., Path],
+    tmp_path: Path,
+    steps: tuple[str, ...],
+):
     """Windows that were open when a life was killed hold what it had read of them."""
     create_topic(broker.bootstrap, name, PARTITIONS)
     (tmp_path / "mine.py").write_text(TRANSFORM)
     config = write_toml(
-        decode={"format": "json"}, transform={"python": "mine.py:counted"},
-        sink={"max_records_per_trigger": PER_LIFE // 2, "checkpoint": str(tmp_path / "checkpoint")},
+        decode={"format": "json"},
+        transform={"python": "mine.py:counted"},
+        sink={
+            "max_records_per_trigger": PER_LIFE // 2,
+            "checkpoint_location": str(tmp_path / "checkpoint"),
+        },
         spark={"spark.sql.shuffle.partitions": "2"},
-    )  # fmt: skip
+    )
     for life, step in enumerate(steps):
         produce(broker.bootstrap, name, records(life * PER_LIFE), PARTITIONS)
         killed_at(config, step, tmp_path / "log")
@@ -123,7 +135,7 @@ def test_no_kill_loses_doubles_or_miscounts_a_window(
     def there() -> list[tuple[Any, ...]]:
         return lake.query(f"db.{name}", "epoch(start)::int, k, count")
 
-    last = Pipeline(config, until="forever", log=tmp_path / "log")
+    last = SinkProcess(config, until="forever", log=tmp_path / "log")
     try:
         eventually(lambda: len(there()) >= len(closed), "every window closes")
     finally:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from frazil.core.config import load
+from frazil.config.model import load
+from frazil.ops.status import orphans
 from frazil.sink import STEPS
-from frazil.surface.broker import Broker
-from frazil.surface.child import Lives
-from frazil.surface.orders import create_topic
-from frazil.surface.status import leftovers
+from frazil.testing.datagen import create_topic
+from frazil.testing.kafka import Broker
+from frazil.testing.process import SinkRuns
 from tests.oracle import Lake, assert_exact, assert_once
 
 PER_LIFE = 4_000
@@ -48,7 +48,7 @@ def test_no_kill_at_any_step_loses_or_doubles_a_record(
     """
     create_topic(broker.bootstrap, name, 3)
     config = write_toml(sink={"max_records_per_trigger": PER_LIFE // 2})
-    lives = Lives(config, log=tmp_path / "log", scratch=tmp_path / "scratch")
+    lives = SinkRuns(config, log=tmp_path / "log", scratch=tmp_path / "scratch")
     kills = 0
     for life, step in enumerate(steps):
         produce(broker.bootstrap, name, life * PER_LIFE, PER_LIFE)
@@ -72,10 +72,10 @@ def test_no_kill_at_any_step_loses_or_doubles_a_record(
     assert sum(reached.values()) == rows
     # What the killed lives left behind is listed and removed, and nothing of the table with it.
     given = load(config)
-    left = leftovers(given, spark)
+    left = orphans(given, spark)
     assert left, "a life killed after writing and before staging leaves files"
     for table, path in left:
         table.delete(path)
-    assert leftovers(given, spark) == []
+    assert orphans(given, spark) == []
     assert assert_exact(lake, f"db.{name}", broker.bootstrap, name) == rows
     print(f"{kills} kills, {rows} rows exact, {len(left)} leftovers removed")

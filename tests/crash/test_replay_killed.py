@@ -8,13 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from frazil.core.config import load
-from frazil.feed.letters import Outcome, Selection
-from frazil.surface import dlq, proof
-from frazil.surface.broker import Broker
-from frazil.surface.orders import create_topic
-from frazil.surface.status import leftovers
-from frazil.table.jvm import Catalog
+from frazil.auditing import evidence
+from frazil.config.model import load
+from frazil.iceberg.java import JavaCatalog
+from frazil.ops import dead_letters
+from frazil.ops.status import orphans
+from frazil.sources.dead_letters import DeadLetterSelection, ReplayReport
+from frazil.testing.datagen import create_topic
+from frazil.testing.kafka import Broker
 from tests.crash.held import hold, killed_at
 from tests.oracle import Lake, assert_once
 from tests.system.streams import catch_up, produce
@@ -44,7 +45,7 @@ def test_no_kill_of_a_replay_loses_or_doubles_a_letter(
     sections: Any = {
         "decode": {"format": "json"},
         "table": [{"name": f"db.{name}_{{value}}"}],
-        "dead_letters": {"table": f"db.{name}_dead", "max_share": 1},
+        "dead_letters": {"table": f"db.{name}_dead", "max_fraction": 1},
     }
     route = {"field": "kind", "to": [f"db.{name}_{{value}}"]}
     values = [json.dumps({"id": i, "kind": f"k{i % KINDS}"}).encode() for i in range(RECORDS)]
@@ -56,22 +57,22 @@ def test_no_kill_of_a_replay_loses_or_doubles_a_letter(
         killed_at(step, __name__, str(config), log=tmp_path / "log")
         for filled in tables:
             assert_once((each,) for each in _ids(lake, filled))
-    last = dlq.replay(load(config), spark, Selection())
+    last = dead_letters.replay(load(config), spark, DeadLetterSelection())
     assert last.replayed
     assert last.rejected == 0
-    left = leftovers(load(config), spark)
+    left = orphans(load(config), spark)
     assert any(f"frazil-{name}.replay-" in path for _, path in left), "one died before it staged"
     for table, path in left:
         table.delete(path)
-    assert leftovers(load(config), spark) == []
+    assert orphans(load(config), spark) == []
     for kind, filled in enumerate(tables):
         assert sorted(_ids(lake, filled)) == list(range(kind, RECORDS, KINDS))
-    for report in proof.of_sink(load(config), Catalog(spark, "lake").look).reports:
+    for report in evidence.of_sink(load(config), JavaCatalog(spark, "lake").look).reports:
         assert report.verdict == "proven", report.values()
     notes = lake.query(f"db.{name}_dead_replayed", '"partition", "offset"')
     assert_once(notes)
     assert len(notes) == RECORDS - RECORDS // KINDS
-    assert dlq.replay(load(config), spark, Selection()) == Outcome()
+    assert dead_letters.replay(load(config), spark, DeadLetterSelection()) == ReplayReport()
 
 
 def _ids(lake: Lake, table: str) -> list[int]:
@@ -83,12 +84,12 @@ def _ids(lake: Lake, table: str) -> list[int]:
 
 def main() -> None:
     """A replay in a process of its own, which is held at a step."""
-    from frazil.surface.session import session
+    from frazil.spark.session import session
 
     path, wanted = sys.argv[1:]
     config = load(path)
-    chosen = Selection(limit=PER_LIFE)
-    dlq.replay(config, session(config), chosen, lambda step: hold(step.name, wanted))
+    chosen = DeadLetterSelection(limit=PER_LIFE)
+    dead_letters.replay(config, session(config), chosen, lambda step: hold(step.name, wanted))
 
 
 if __name__ == "__main__":

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from frazil.core.config import load
-from frazil.core.errors import Gap
+from frazil.config.model import load
+from frazil.errors import Gap
+from frazil.ops.rewind import rewind
 from frazil.sink import Sink
-from frazil.surface.broker import Broker
-from frazil.surface.orders import create_topic
-from frazil.surface.rewind import rewind
+from frazil.testing.datagen import create_topic
+from frazil.testing.kafka import Broker
 from tests.crash.held import hold, killed_at
 from tests.oracle import Lake, assert_once
 from tests.system.streams import all_proven, catch_up, produce
@@ -28,9 +28,13 @@ KINDS = ("a", "b", "c")
 
 @pytest.mark.long
 def test_no_kill_of_a_rewind_loses_or_doubles_a_record(
-    broker: Broker, lake: Lake, spark: Any, name: str, write_toml: Callable[..., Path],
+    broker: Broker,
+    lake: Lake,
+    spark: Any,
+    name: str,
+    write_toml: Callable[..., Path],
     tmp_path: Path,
-):  # fmt: skip
+):
     """One rewind after the other, each killed at the next step; in between the stream goes on."""
     create_topic(broker.bootstrap, name, 2)
     path = write_toml(
@@ -76,7 +80,7 @@ def numbers(lake: Lake, name: str) -> list[int]:
 
 def main() -> None:
     """A rewind in a process of its own, which is held at a step."""
-    from frazil.surface.session import session
+    from frazil.spark.session import session
 
     path, to, wanted = sys.argv[1:]
     config = load(path)

@@ -15,12 +15,12 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from rich.console import Console
 
-from frazil.core.config import Config
+from frazil.config.model import Config
 from frazil.sink import STEPS
-from frazil.surface.broker import Broker
-from frazil.surface.child import Child
-from frazil.surface.scratch import plan
-from frazil.surface.selftest import Outcome, selftest
+from frazil.testing.kafka import Broker
+from frazil.testing.process import ChildProcess
+from frazil.testing.scratch import plan
+from frazil.testing.selftest import SelfTestReport, selftest
 from tests.oracle import Lake
 from tests.system.streams import WITHIN
 
@@ -37,7 +37,7 @@ def given(lake: Lake, broker: Broker, tmp_path: Path, monkeypatch: pytest.Monkey
 
 def run(
     given: Config, spark: Any, *, steps: tuple[str, ...], mode: str = "", **how: Any
-) -> Outcome:
+) -> SelfTestReport:
     wanted = plan(given, rows=ROWS, steps=steps, modes=[mode] if mode else ())
     return selftest(given, wanted, spark, Console(file=io.StringIO()), **how)
 
@@ -70,8 +70,9 @@ def test_kills_on_ones_own_servers_are_survived_and_nothing_is_left_behind(
     outcome = run(given, spark, steps=steps)
     assert outcome.verdict == "proven", outcome.values()
     assert [(part.mode, part.kills) for part in outcome.parts] == [
-        ("append", len(steps)), ("upsert", len(steps))
-    ]  # fmt: skip
+        ("append", len(steps)),
+        ("upsert", len(steps)),
+    ]
     assert all(part.records >= ROWS for part in outcome.parts)
     assert (outcome.exit_code, outcome.left) == (0, [])
     assert left(broker, lake) == []
@@ -99,7 +100,7 @@ def test_one_that_is_interrupted_leaves_nothing_behind(
     """By Ctrl-C, while a life of the sink is about to start."""
     lives = []
 
-    def interrupted(life: Child, *_: Any) -> bool:
+    def interrupted(life: ChildProcess, *_: Any) -> bool:
         lives.append(life)
         there = {each.split()[0] for each in left(broker, lake)}
         assert there >= {"topic", "iceberg_namespace_properties", "file"}
@@ -107,7 +108,7 @@ def test_one_that_is_interrupted_leaves_nothing_behind(
         time.sleep(WITHIN)
         return True
 
-    monkeypatch.setattr(Child, "killed", interrupted)
+    monkeypatch.setattr(ChildProcess, "killed", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(given, spark, steps=("staged",), mode="upsert")
     assert left(broker, lake) == []

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from frazil.core.config import Config, load
-from frazil.core.errors import Fenced
-from frazil.core.offsets import Cut
+from frazil.config.model import Config, load
+from frazil.errors import Fenced
+from frazil.iceberg.java import JavaCatalog
+from frazil.offsets import Cut
+from frazil.ops.status import orphans
 from frazil.sink import STEPS
-from frazil.surface.broker import Broker
-from frazil.surface.child import Lives
-from frazil.surface.orders import create_topic
-from frazil.surface.status import leftovers
-from frazil.table.jvm import Catalog
+from frazil.testing.datagen import create_topic
+from frazil.testing.kafka import Broker
+from frazil.testing.process import SinkRuns
 from tests.oracle import Lake, assert_once, topic_records
 from tests.system.streams import (
     WITHIN,
@@ -45,7 +45,7 @@ def sections(name: str) -> dict[str, Any]:
             {"field": "kind", "values": ["noise"], "skip": True},
             {"field": "kind", "values": ["a"], "to": [f"db.{name}_a"]},
             {"field": "kind", "values": ["b"], "to": [f"db.{name}_b", f"db.{name}_a"]},
-            {"field": "kind", "names": "x", "to": [made]},
+            {"field": "kind", "allowed_names": "x", "to": [made]},
         ],
         "dead_letters": {"table": f"db.{name}_dead"},
     }
@@ -90,9 +90,14 @@ def assert_exact(lake: Lake, name: str, bootstrap: str, lives: int) -> int:
     ids=["one", "every"],
 )
 def test_no_kill_at_any_step_loses_or_doubles_a_record_in_any_table(
-    broker: Broker, lake: Lake, spark: Any, name: str, write_toml: Callable[..., Path],
-    tmp_path: Path, steps: tuple[str, ...],
-):  # fmt: skip
+    broker: Broker,
+    lake: Lake,
+    spark: Any,
+    name: str,
+    write_toml: Callable[..., Path],
+    tmp_path: Path,
+    steps: tuple[str, ...],
+):
     """One life after the other, each killed at the next step, each taking over from the last.
 
     Where a step happens once for each table, it is the third: some have the batch, some have not.
@@ -102,7 +107,7 @@ def test_no_kill_at_any_step_loses_or_doubles_a_record_in_any_table(
     b = broker.bootstrap
     create_topic(b, name, PARTITIONS)
     config = write_toml(sink={"max_records_per_trigger": PER_LIFE // 2}, **sections(name))
-    lives = Lives(config, log=tmp_path / "log", scratch=tmp_path / "scratch")
+    lives = SinkRuns(config, log=tmp_path / "log", scratch=tmp_path / "scratch")
     for life, step in enumerate(steps):
         produce(b, name, records(life), PARTITIONS)
         nth = 3 if step in ("commit", "committed", "witnessed") else 2
@@ -131,14 +136,16 @@ def test_no_kill_at_any_step_loses_or_doubles_a_record_in_any_table(
         reached[number] = end
     assert sum(reached.values()) == count
     assert [sum(each) for each in zip(*(span[3:] for span in spans), strict=True)] == [
-        count * 3 // 5, count // 5, count // 5
-    ]  # fmt: skip
+        count * 3 // 5,
+        count // 5,
+        count // 5,
+    ]
     # What the killed lives left behind is removed, from all tables, and nothing else with it.
-    for table, path in leftovers(given, spark):
+    for table, path in orphans(given, spark):
         table.delete(path)
     assert assert_exact(lake, name, b, len(steps)) == count
     for each in tables:
-        made = Catalog(spark, "lake").load(each)
+        made = JavaCatalog(spark, "lake").load(each)
         assert made is not None
         live = {file.path.removeprefix("file:") for file in made.plain.files()[0]}
         data = Path(made.location.removeprefix("file:")) / "data"
@@ -146,9 +153,13 @@ def test_no_kill_at_any_step_loses_or_doubles_a_record_in_any_table(
 
 
 def test_the_older_of_two_lives_is_fenced_from_every_table(
-    broker: Broker, lake: Lake, spark: Any, name: str, make_config: Callable[..., Config],
+    broker: Broker,
+    lake: Lake,
+    spark: Any,
+    name: str,
+    make_config: Callable[..., Config],
     monkeypatch: pytest.MonkeyPatch,
-):  # fmt: skip
+):
     """It wakes up with files written for tables that a newer life has filled, changed and made."""
     b = broker.bootstrap
     create_topic(b, name, PARTITIONS)
@@ -168,7 +179,7 @@ def test_the_older_of_two_lives_is_fenced_from_every_table(
             older.wait_until(Cut({part(name, 0): 10**6}), WITHIN)
     assert assert_exact(lake, name, b, 2) == 2 * PER_LIFE + 2
     for suffix in SUFFIXES:
-        table = Catalog(spark, "lake").load(f"db.{name}_{suffix}")
+        table = JavaCatalog(spark, "lake").load(f"db.{name}_{suffix}")
         assert table is not None
         late = [f.path for f in table.plain.files()[0] if f.offsets and f.offsets[0] > 0]
         assert late

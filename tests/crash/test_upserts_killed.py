@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from frazil.core.config import load
+from frazil.config.model import load
+from frazil.ops.status import orphans
 from frazil.sink import STEPS
-from frazil.surface.broker import Broker
-from frazil.surface.child import Lives
-from frazil.surface.status import leftovers
+from frazil.testing.kafka import Broker
+from frazil.testing.process import SinkRuns
 from tests.oracle import Lake
 from tests.system.streams import proven
 from tests.system.test_upserts import Feed, batches, chaos, upsert
@@ -26,31 +26,41 @@ BETWEEN = ("compact", "compacted", "expire", "expired")
 
 @pytest.mark.parametrize(
     ("steps", "ordered"),
-    [(("committed", "compact"), False),
-     pytest.param((*STEPS, *BETWEEN), False, marks=pytest.mark.long),
-     pytest.param((*STEPS, *BETWEEN), True, marks=pytest.mark.long)],
+    [
+        (("committed", "compact"), False),
+        pytest.param((*STEPS, *BETWEEN), False, marks=pytest.mark.long),
+        pytest.param((*STEPS, *BETWEEN), True, marks=pytest.mark.long),
+    ],
     ids=["some", "every", "ordered"],
-)  # fmt: skip
+)
 def test_no_kill_brings_a_row_back_loses_one_or_leaves_a_twin(
-    broker: Broker, lake: Lake, spark: Any, name: str, write_toml: Callable[..., Path],
-    tmp_path: Path, steps: tuple[str, ...], ordered: bool,
-):  # fmt: skip
+    broker: Broker,
+    lake: Lake,
+    spark: Any,
+    name: str,
+    write_toml: Callable[..., Path],
+    tmp_path: Path,
+    steps: tuple[str, ...],
+    ordered: bool,
+):
     """`ordered`: by what is sent first, whichever Kafka partition it comes from."""
     feed = Feed(broker, name, PARTITIONS, order=(lambda row: row["value"]) if ordered else None)
 
     def configured(**table: str) -> Path:
-        return write_toml(decode={"format": "json"},
-                          table=upsert(**table, **({"order_by": "value"} if ordered else {})),
-                          sink={"max_records_per_trigger": PER_LIFE // 2})  # fmt: skip
+        return write_toml(
+            decode={"format": "json"},
+            table=upsert(**table, **({"version_column": "value"} if ordered else {})),
+            sink={"max_records_per_trigger": PER_LIFE // 2},
+        )
 
     def check() -> None:
         feed.oracle.check(
             lake.metadata_file(f"db.{name}"), Spark=spark_rows(spark, f"lake.db.{name}")
         )
 
-    config = configured(keep_snapshots="1ms")
+    config = configured(snapshot_retention="1ms")
     where = {"log": tmp_path / "log", "scratch": tmp_path / "scratch"}
-    lives = Lives(config, **where)
+    lives = SinkRuns(config, **where)
     for life, step in enumerate(steps):
         chaos(feed, life, PER_LIFE, KEYS, PARTITIONS)
         hold = f"{step}:{1 if step in BETWEEN else 2}"
@@ -58,7 +68,7 @@ def test_no_kill_brings_a_row_back_loses_one_or_leaves_a_twin(
         assert lives.next(hold=hold, until="forever", last=last).killed()
         check()
     # The final life expires nothing: each snapshot of its many batches is looked at behind it.
-    final = Lives(configured(), **where).next(last=True)
+    final = SinkRuns(configured(), **where).next(last=True)
     events = list(final.events())
     assert final.wait() == 0, events[-1]
     check()
@@ -68,9 +78,9 @@ def test_no_kill_brings_a_row_back_loses_one_or_leaves_a_twin(
     if "expire" not in steps:
         assert len(batches(lake, f"db.{name}")) >= 2 * len(steps)
     # What the killed lives left behind is removed, and nothing else with it.
-    left = leftovers(given, spark)
+    left = orphans(given, spark)
     assert any(path.endswith(".parquet") for _, path in left), "of the round that came to nothing"
     for table, path in left:
         table.delete(path)
-    assert leftovers(given, spark) == []
+    assert orphans(given, spark) == []
     check()

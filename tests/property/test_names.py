@@ -15,23 +15,90 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frazil.core.config import RouteConfig
-from frazil.ingest.records import HEADERS
-from frazil.ingest.rules import Rules, Share, Sorted, peek
+from frazil.config.model import RouteConfig
+from frazil.kafka.record_batch import HEADERS
+from frazil.pipeline.routing import Route, RoutedChunk, RoutingRules, peek
 
 COUNT = 10_000
 GOOD = ["orders", "users", "a", "t1", "snake_case_name", "x" * 64, "select", "table", "null"]
 TAKEN = ["frazil_index", "dead_letters", "own"]
 #: What a name may be made hostile with, or be as a whole.
 PIECES = [
-    "..", "../", "..\\", "/", "//", "\\", ".", "./", "~", "file:", "s3://", "\0", "\n", "\r\n",
-    "\t", " ", "'", '"', "`", ";", "--", "/*", "*", "?", "%2e%2e%2f", "%00", "${jndi:x}", "{value}",
-    "{0}", "}{", "$", "@", "#", "&", "|", "<", ">", "(", ")", "[", "]", "=", ",", "\u202e",
-    "\u200b", "\ufeff", "\u0430", "\uff41", "\u2024", "\uff0e", "\u2215", "\u0131", "\u0130",
-    "\u212a", "\u017f", "\u0663", "e\u0301", "\xe9", "\U0001f600", "\x7f", "\x1b[31m", "\x85",
-    "\u2028", "drop table x", "' or 1=1", "metadata", "data", ".metadata", "CON", "nul", "-rf",
-    "\ud7ff", "\ue000", "\U0010ffff",
-]  # fmt: skip
+    "..",
+    "../",
+    "..\\",
+    "/",
+    "//",
+    "\\",
+    ".",
+    "./",
+    "~",
+    "file:",
+    "s3://",
+    "\0",
+    "\n",
+    "\r\n",
+    "\t",
+    " ",
+    "'",
+    '"',
+    "`",
+    ";",
+    "--",
+    "/*",
+    "*",
+    "?",
+    "%2e%2e%2f",
+    "%00",
+    "${jndi:x}",
+    "{value}",
+    "{0}",
+    "}{",
+    "$",
+    "@",
+    "#",
+    "&",
+    "|",
+    "<",
+    ">",
+    "(",
+    ")",
+    "[",
+    "]",
+    "=",
+    ",",
+    "\u202e",
+    "\u200b",
+    "\ufeff",
+    "\u0430",
+    "\uff41",
+    "\u2024",
+    "\uff0e",
+    "\u2215",
+    "\u0131",
+    "\u0130",
+    "\u212a",
+    "\u017f",
+    "\u0663",
+    "e\u0301",
+    "\xe9",
+    "\U0001f600",
+    "\x7f",
+    "\x1b[31m",
+    "\x85",
+    "\u2028",
+    "drop table x",
+    "' or 1=1",
+    "metadata",
+    "data",
+    ".metadata",
+    "CON",
+    "nul",
+    "-rf",
+    "\ud7ff",
+    "\ue000",
+    "\U0010ffff",
+]
 
 
 def hostile(seed: int, count: int = COUNT) -> list[str]:
@@ -68,14 +135,14 @@ TEMPLATES = ("lake.{value}", "lake.t_{value}", "deep.{value}.events", "lake.{val
 ALLOWED = ("[a-z][a-z0-9_]{0,63}", r"(?s).*", r"(?i)[a-z.\-/ ]+", r"[^\x00]*$")
 
 
-def rules(template: str, names: str, **how: Any) -> Rules:
+def rules(template: str, names: str, **how: Any) -> RoutingRules:
     tables = ("lake.own", "lake.t_own", "deep.own.events", template)
     reserved = [f"lake.{each}" for each in TAKEN[:2]]
     how = {"to": (template,), **how}
-    return Rules([RouteConfig(names=names, **how)], tables, reserved=reserved)
+    return RoutingRules([RouteConfig(allowed_names=names, **how)], tables, reserved=reserved)
 
 
-def made(out: Sorted, names: list[str]) -> dict[str, str]:
+def made(out: RoutedChunk, names: list[str]) -> dict[str, str]:
     """The table that each name led to; every one is in one share, or rejected under its kind."""
     found: dict[str, str] = {}
     seen = [each.index for each in out.rejected]
@@ -90,7 +157,7 @@ def made(out: Sorted, names: list[str]) -> dict[str, str]:
     return found
 
 
-def assert_tame(found: dict[str, str], template: str, allowed: str, rules: Rules) -> None:
+def assert_tame(found: dict[str, str], template: str, allowed: str, rules: RoutingRules) -> None:
     before, behind = map(re.escape, re.split(r"\{\w+\}", template))
     pattern = f"{before}([A-Za-z0-9_]{{1,128}}){behind}"
     for value, table in found.items():
@@ -122,19 +189,20 @@ def test_ten_thousand_hostile_values_never_leave_the_namespace(template: str, al
     assert 3 < len(found) < COUNT / 2  # good names do get through
 
 
-def by_json(ours: Rules, names: list[str]) -> Sorted:
-    values = [json.dumps({"x": name}, ensure_ascii=i % 2 == 0).encode() for i, name in
-              enumerate(names)]  # fmt: skip
+def by_json(ours: RoutingRules, names: list[str]) -> RoutedChunk:
+    values = [
+        json.dumps({"x": name}, ensure_ascii=i % 2 == 0).encode() for i, name in enumerate(names)
+    ]
     return ours.sort("t", peek(values, ours.fields))
 
 
-def by_header(ours: Rules, names: list[str]) -> Sorted:
+def by_header(ours: RoutingRules, names: list[str]) -> RoutedChunk:
     pairs = [[{"key": "x", "value": b"good"}, {"key": "x", "value": n.encode()}] for n in names]
     headers = pa.array(pairs, HEADERS)
     return ours.sort("t", pa.table({"n": range(len(names))}), headers=headers)
 
 
-def by_bytes(ours: Rules, names: list[str]) -> Sorted:
+def by_bytes(ours: RoutingRules, names: list[str]) -> RoutedChunk:
     return ours.sort("t", pa.table({"x": pa.array([n.encode() for n in names], pa.binary())}))
 
 
@@ -142,7 +210,7 @@ def by_bytes(ours: Rules, names: list[str]) -> Sorted:
     ("how", "sort"),
     [({"field": "x"}, by_json), ({"header": "x"}, by_header), ({"field": "x"}, by_bytes)],
 )
-def test_nor_do_they_from_json_headers_and_bytes(how: Any, sort: Callable[..., Sorted]):
+def test_nor_do_they_from_json_headers_and_bytes(how: Any, sort: Callable[..., RoutedChunk]):
     for allowed in ALLOWED[:2]:
         names = hostile(77)
         ours = rules("lake.{value}", allowed, **how)
@@ -161,7 +229,7 @@ def test_nor_do_they_from_topics_and_groups():
         found: dict[str, str] = {}
         for name in hostile(78):
             way = ours.of_topic(name)
-            if isinstance(way, Share):
+            if isinstance(way, Route):
                 (found[name],) = way.tables
         assert_tame(found, template, "(?s).*", ours)
         assert len(found) > 3

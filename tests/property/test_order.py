@@ -17,22 +17,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.schema import Schema
 
-from frazil.core.config import TableConfig
-from frazil.core.errors import ConfigError, Conflict
-from frazil.core.offsets import Partition
-from frazil.ingest import order
-from frazil.ingest.order import Looked, Within, highest, looked
-from frazil.ingest.settle import TablePlan
-from frazil.ingest.upsert import (
-    Applied,
-    Changes,
+from frazil.config.model import TableConfig
+from frazil.errors import ConfigError, Conflict
+from frazil.files.writer import DataFileDescriptor, TableWriter, WriterSpec
+from frazil.iceberg.schema import check_order, iceberg_schema
+from frazil.offsets import Partition
+from frazil.pipeline import versions
+from frazil.pipeline.chunk import TablePlan
+from frazil.pipeline.upsert import (
+    KeyChanges,
+    UpsertResult,
     apply,
     deletes_shape,
     remembered_columns,
     remembered_order,
 )
-from frazil.ingest.write import TableShape, Writer, WrittenFile
-from frazil.table.schema import check_order, iceberg_schema
+from frazil.pipeline.versions import FileBounds, VersionLookup, highest, looked
 from tests.property.test_upsert import (
     BARE,
     METADATA,
@@ -46,10 +46,10 @@ EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 SOURCE = pa.struct([("lsn", pa.int64()), ("name", pa.large_string())])
 
 
-def shape_of(folder: str, name: str, columns: pa.Schema, key: tuple[str, ...] = ()) -> TableShape:
+def shape_of(folder: str, name: str, columns: pa.Schema, key: tuple[str, ...] = ()) -> WriterSpec:
     config = TableConfig(name, mode="upsert", key=key) if key else TableConfig(name)
     schema = iceberg_schema(columns, METADATA, config)
-    return TableShape(name, f"{folder}/{name}", schema, 0, BARE, {}, 2**20, "zstd", {})
+    return WriterSpec(name, f"{folder}/{name}", schema, 0, BARE, {}, 2**20, "zstd", {})
 
 
 def plan(folder: str, path: str = "version", kind: pa.DataType | None = None) -> TablePlan:
@@ -58,20 +58,24 @@ def plan(folder: str, path: str = "version", kind: pa.DataType | None = None) ->
     if path != "_timestamp":
         columns.append(pa.field(top, SOURCE if "." in path else kind or pa.int64()))
     shape = shape_of(folder, "t", pa.schema(columns), ("id",))
-    main = TablePlan(shape, METADATA, "", key=("id",), order=path,
-                     deletes=deletes_shape(shape, ("id",), BARE))  # fmt: skip
+    main = TablePlan(
+        shape, METADATA, "", key=("id",), order=path, deletes=deletes_shape(shape, ("id",), BARE)
+    )
     memory = shape_of(folder, "t_deleted", remembered_columns(main))
     return replace(main, memory=TablePlan(memory, METADATA, ""))
 
 
-def listed(of: TableShape, files: tuple[WrittenFile, ...], order: str) -> list[Looked]:
+def listed(of: WriterSpec, files: tuple[DataFileDescriptor, ...], order: str) -> list[FileBounds]:
     found = []
     for each in files:
         said = json.loads(each.descriptor)
-        bounds = [dict(zip(said[name]["keys"], said[name]["values"], strict=True))
-                  for name in ("lower-bounds", "upper-bounds")]  # fmt: skip
-        found.append(looked(Schema.model_validate_json(of.schema), ("id",), said["file-path"],
-                            bounds))  # fmt: skip
+        bounds = [
+            dict(zip(said[name]["keys"], said[name]["values"], strict=True))
+            for name in ("lower-bounds", "upper-bounds")
+        ]
+        found.append(
+            looked(Schema.model_validate_json(of.schema), ("id",), said["file-path"], bounds)
+        )
     return found
 
 
@@ -82,22 +86,33 @@ class Lake:
         assert of.memory is not None
         self.plan = of
         self.order = remembered_order(of.order)
-        self.files: tuple[WrittenFile, ...] = ()
-        self.notes: tuple[WrittenFile, ...] = ()
+        self.files: tuple[DataFileDescriptor, ...] = ()
+        self.notes: tuple[DataFileDescriptor, ...] = ()
         self.rows: dict[int, dict[str, Any]] = {}
 
     @property
     def now(self) -> TablePlan:
         memory = self.plan.memory
         assert memory is not None
-        return replace(self.plan, known=(
-            Within(self.plan.shape, ("id",), self.plan.order,
-                   tuple(listed(self.plan.shape, self.files, self.plan.order))),
-            Within(memory.shape, ("id",), self.order,
-                   tuple(listed(memory.shape, self.notes, self.order))),
-        ))  # fmt: skip
+        return replace(
+            self.plan,
+            known=(
+                VersionLookup(
+                    self.plan.shape,
+                    ("id",),
+                    self.plan.order,
+                    tuple(listed(self.plan.shape, self.files, self.plan.order)),
+                ),
+                VersionLookup(
+                    memory.shape,
+                    ("id",),
+                    self.order,
+                    tuple(listed(memory.shape, self.notes, self.order)),
+                ),
+            ),
+        )
 
-    def take(self, done: Applied) -> list[int]:
+    def take(self, done: UpsertResult) -> list[int]:
         """The keys whose older rows went."""
         assert done.noted is not None
         self.files += done.files
@@ -114,7 +129,7 @@ class Lake:
 
     def compact(self) -> None:
         """Rows that are hidden are not written again."""
-        writer = Writer(self.plan.shape, "compacted")
+        writer = TableWriter(self.plan.shape, "compacted")
         writer.write(table(self.plan.shape.arrow, list(self.rows.values())))
         self.files = tuple(writer.close())
 
@@ -150,13 +165,16 @@ class Model:
         return applied
 
 
-def changes(of: TablePlan, records: list[dict[str, Any]]) -> Changes:
+def changes(of: TablePlan, records: list[dict[str, Any]]) -> KeyChanges:
     """As they are settled: a row has its order in its column, a delete beside its key."""
     top, _, inside = of.order.partition(".")
-    rows = [{**each, top: {inside: each["order"]} if inside else each["order"]}
-            for each in records if each["value"] is not None]  # fmt: skip
+    rows = [
+        {**each, top: {inside: each["order"]} if inside else each["order"]}
+        for each in records
+        if each["value"] is not None
+    ]
     gone = [{**each, of.order: each["order"]} for each in records if each["value"] is None]
-    found = Changes()
+    found = KeyChanges()
     if rows:
         found.rows.append(table(of.shape.arrow, rows))
     if gone:
@@ -248,7 +266,7 @@ def test_the_time_of_a_record_may_be_its_order(tmp_path):
     assert lake.plan.own_order == ""
     for offset, (value, stamp) in enumerate([(1, 50), (2, 40), (None, 45), (3, 60), (None, 70)]):
         one = record({"id": 1}, 0, offset, stamp, value)
-        found = Changes()
+        found = KeyChanges()
         (found.rows if value else found.gone).append(
             table(lake.plan.shape.arrow if value else lake.plan.of_deletes, [one])
         )
@@ -281,28 +299,38 @@ def test_files_whose_keys_do_not_meet_are_not_opened(tmp_path, monkeypatch):
         sent = [{**record({"id": start + n}, 0, start + n, 0, n), "order": start} for n in range(9)]
         lake.take(apply(lake.now, changes(lake.plan, sent), "frazil-s-1"))
     read: list[str] = []
-    real = order.opened
-    monkeypatch.setattr(order, "opened", lambda io, path: (read.append(path), real(io, path))[1])
+    real = versions.open_data_file
+    monkeypatch.setattr(
+        versions, "open_data_file", lambda io, path: (read.append(path), real(io, path))[1]
+    )
     found = highest(lake.now.known, pl.DataFrame({"key 0": [103, 150, 108]}))
     assert sorted(found.rows()) == [(103, 100), (108, 100)]
     assert len(read) == 1
-    gone = replace(lake.now.known[0], files=(Looked(str(tmp_path / "gone.parquet"), (None,)),))
+    gone = replace(lake.now.known[0], files=(FileBounds(str(tmp_path / "gone.parquet"), (None,)),))
     with pytest.raises(Conflict, match="it is gone since the files were listed"):
         highest([gone], pl.DataFrame({"key 0": [1]}))
 
 
 @pytest.mark.parametrize(
     ("path", "why"),
-    [("nothing", "there is no column 'nothing'"), ("_source", "it is struct"),
-     ("ratio", "it is double"), ("tags.element", "is inside a list")],
-)  # fmt: skip
+    [
+        ("nothing", "there is no column 'nothing'"),
+        ("_source", "it is struct"),
+        ("ratio", "it is double"),
+        ("tags.element", "is inside a list"),
+    ],
+)
 def test_a_column_that_says_no_order_is_refused(path: str, why: str):
     columns = pa.schema(
-        [("id", pa.int64()), ("_source", SOURCE), ("ratio", pa.float64()),
-         ("tags", pa.list_(pa.field("element", pa.int64())))]
-    )  # fmt: skip
-    config = TableConfig("db.t", mode="upsert", key=("id",), order_by=path)
+        [
+            ("id", pa.int64()),
+            ("_source", SOURCE),
+            ("ratio", pa.float64()),
+            ("tags", pa.list_(pa.field("element", pa.int64()))),
+        ]
+    )
+    config = TableConfig("db.t", mode="upsert", key=("id",), version_column=path)
     made = iceberg_schema(columns, METADATA, config)
     with pytest.raises(ConfigError, match=why):
         check_order(made, config)
-    check_order(made, replace(config, order_by="_source.lsn"))
+    check_order(made, replace(config, version_column="_source.lsn"))

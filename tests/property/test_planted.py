@@ -16,10 +16,10 @@ import pytest
 from duckdb_extensions import import_extension
 from pyiceberg.table import StaticTable
 
-from frazil.core.offsets import Partition, Range
-from frazil.ingest.route import Metadata as Names
-from frazil.table.audit import Finding, Report
-from frazil.table.ledger import entries
+from frazil.auditing.checks import Finding, TableReport
+from frazil.ledger.entry import entries
+from frazil.offsets import Partition, Range
+from frazil.pipeline.projection import MetadataColumns as Names
 
 for _extension in ("avro", "iceberg"):
     import_extension(_extension)
@@ -50,10 +50,16 @@ SHARE = 2
 
 def test_the_nine_kinds_are_there():
     assert sorted(planted.KINDS) == [
-        "counts off by one", "file added twice", "file removed", "index row edited",
-        "range dropped", "range shifted", "rows deleted by hand", "snapshot rolled back",
+        "counts off by one",
+        "file added twice",
+        "file removed",
+        "index row edited",
+        "range dropped",
+        "range shifted",
+        "rows deleted by hand",
+        "snapshot rolled back",
         "tail lost",
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize(("kind", "way"), WAYS, ids=[way.__name__ for _, way in WAYS])
@@ -81,7 +87,7 @@ P = Partition("t", 0)
 
 
 def proof(table: str, *findings: Finding) -> Any:
-    return planted.proof.Proof([Report(table, "s", (), 1, findings)])
+    return planted.evidence.AuditResult([TableReport(table, "s", (), 1, findings)])
 
 
 def test_a_finding_elsewhere_or_of_another_kind_is_not_taken_for_the_one():
@@ -247,7 +253,7 @@ def test_the_histories_hold_what_they_are_for(tmp_path: Path):
     seen: Counter[str] = Counter()
     for seed in range(150):
         history = lake.History(tmp_path, f"contents {seed}").live()
-        told = planted._judge_clean(0, history, planted.proof.Proof([]))
+        told = planted._judge_clean(0, history, planted.evidence.AuditResult([]))
         seen.update(told.happened)
         ledger = [entry for name in history.tables for entry, _ in history.entries(name)]
         seen["absorbed"] += any(len(entry.commit_ids) > 1 for entry in ledger)
@@ -257,11 +263,35 @@ def test_the_histories_hold_what_they_are_for(tmp_path: Path):
         seen["grown"] += len(history.topics.first) > 4
         newest = next(iter(entries(history.index.history("main"), history.sink)), None)
         seen["expired index"] += newest is None or len(history.index.snapshots) < 4
-        seen["packed"] += any("packed" in json.dumps(dict(s.summary)) for t in
-                              history.tables.values() for s in t.snapshots.values())  # fmt: skip
-    for word in ("compaction", "expiry", "evolution", "transactions", "compacted", "several tables",
-                 "index compaction", "index expiry", "replay", "lives", "absorbed", "elsewhere",
-                 "invisible", "rejected", "lost records", "rewinds", "foreign rows", "grown",
-                 "mistakes undone", "two sinks", "expired index", "packed", "feed of merged",
-                 "feed of rows"):  # fmt: skip
+        seen["packed"] += any(
+            "packed" in json.dumps(dict(s.summary))
+            for t in history.tables.values()
+            for s in t.snapshots.values()
+        )
+    for word in (
+        "compaction",
+        "expiry",
+        "evolution",
+        "transactions",
+        "compacted",
+        "several tables",
+        "index compaction",
+        "index expiry",
+        "replay",
+        "lives",
+        "absorbed",
+        "elsewhere",
+        "invisible",
+        "rejected",
+        "lost records",
+        "rewinds",
+        "foreign rows",
+        "grown",
+        "mistakes undone",
+        "two sinks",
+        "expired index",
+        "packed",
+        "feed of merged",
+        "feed of rows",
+    ):
         assert seen[word] >= 2, word

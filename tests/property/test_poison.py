@@ -18,16 +18,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from frazil.core.config import TableConfig
-from frazil.core.offsets import Partition
-from frazil.ingest.avro import Writer
-from frazil.ingest.decode import Format
-from frazil.ingest.records import Opened
-from frazil.ingest.route import Metadata
-from frazil.ingest.settle import Settler, TablePlan
-from frazil.ingest.task import LETTER_COLUMNS
-from frazil.ingest.write import TableShape
-from frazil.table.schema import iceberg_schema
+from frazil.arrow.avro import WriterSchema
+from frazil.config.model import TableConfig
+from frazil.files import writer
+from frazil.files.writer import WriterSpec
+from frazil.formats import decoder
+from frazil.formats.decoder import RecordFormat
+from frazil.iceberg.schema import iceberg_schema, partition_spec
+from frazil.kafka.fetch import FetchedChunk
+from frazil.kafka.record_batch import HEADERS, RawRecords
+from frazil.offsets import Partition, Range
+from frazil.pipeline import chunk, task
+from frazil.pipeline.chunk import ChunkPipeline, TablePlan
+from frazil.pipeline.projection import MetadataColumns
+from frazil.pipeline.task import LETTER_COLUMNS
 
 _spec = importlib.util.spec_from_file_location(
     "poison", Path(__file__).parents[2] / "bench" / "poison.py"
@@ -38,7 +42,7 @@ poison: Any = importlib.util.module_from_spec(_spec)
 sys.modules["poison"] = poison
 _spec.loader.exec_module(poison)
 
-METADATA = Metadata("_topic", "_topic_partition", "_offset", "_timestamp")
+METADATA = MetadataColumns("_topic", "_topic_partition", "_offset", "_timestamp")
 SOURCES = pytest.mark.parametrize("kind", ["avro", "json"])
 
 
@@ -52,16 +56,18 @@ def source(kind: str, seed: int) -> Any:
     return poison.Avro(seed) if kind == "avro" else poison.Json(seed)
 
 
-def settler(kind: str, url: str) -> Settler:
+def settler(kind: str, url: str) -> ChunkPipeline:
     if kind == "avro":
-        columns = Writer(json.dumps(poison.EVENT)).columns
-        format = Format("confluent-avro", registry={"url": url})
+        columns = WriterSchema(json.dumps(poison.EVENT)).columns
+        format = RecordFormat("confluent-avro", registry={"url": url})
     else:
         columns = pa.schema([each.with_nullable(each.name != "id") for each in poison.JSON_COLUMNS])
-        format = Format("json")
+        format = RecordFormat("json")
     schema = iceberg_schema(columns, METADATA, TableConfig("db.t"))
-    shape = TableShape("db.t", "", schema, 0, "", {}, 0, "", {})
-    return Settler(format, None, {"db.t": TablePlan(shape, METADATA, "", "frozen")}, only="db.t")
+    shape = WriterSpec("db.t", "", schema, 0, "", {}, 0, "", {})
+    return ChunkPipeline(
+        format, None, {"db.t": TablePlan(shape, METADATA, "", "reject")}, only="db.t"
+    )
 
 
 @SOURCES
@@ -82,7 +88,7 @@ def test_every_good_record_is_exact_and_every_bad_one_is_rejected_once(
             part = mine[start : start + r.choice([1, 3, 50, 200, 2000])]
             offsets = np.arange(start, start + len(part))
             settled = settle(
-                Partition("t", number), Opened(part, offsets, offsets), None, frozenset()
+                Partition("t", number), RawRecords(part, offsets, offsets), None, frozenset()
             )
             rows += [each for _, each in settled.rows]
             for name, told in (("message", "reason"), ("schema_id", "schema_id")):
@@ -94,8 +100,10 @@ def test_every_good_record_is_exact_and_every_bad_one_is_rejected_once(
             start += len(part)
     found = poison.gathered(rows, topic.source.columns, *poison.PLACE)
     assert poison.same(found, topic.expected_rows()) == (topic.good, "")
-    told = pa.table([pa.array(each) for each in zip(*sorted(letters), strict=True)],
-                    names=["partition", "offset", "value"])  # fmt: skip
+    told = pa.table(
+        [pa.array(each) for each in zip(*sorted(letters), strict=True)],
+        names=["partition", "offset", "value"],
+    )
     told = poison.gathered([told], poison.VALUE, "partition", "offset")
     assert poison.same(told, topic.expected_letters()) == (topic.hostile, "")
     assert topic.hostile == 1_500
@@ -112,9 +120,74 @@ def test_a_hostile_record_of_each_kind_is_found_among_good_ones(kind: str, regis
         values = [made.good()[0] for _ in range(40)]
         values[17] = value
         offsets = np.arange(len(values))
-        settled = settle(Partition("t", 0), Opened(values, offsets, offsets), None, frozenset())
+        settled = settle(Partition("t", 0), RawRecords(values, offsets, offsets), None, frozenset())
         assert list(settled.letters) == [17], (name, value)
         assert sum(len(each) for _, each in settled.rows) == 39
+
+
+# ── a record at which a station fails ───────────────────────────────────────────────────────────
+
+
+def test_a_record_at_which_a_station_fails_is_rejected_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The faults of `make poison`, planted here as its route plants them in Spark's workers."""
+    layout = writer._Layout
+    for where, name in (
+        (decoder.JsonShape, "decode"),
+        (chunk, "project_rows"),
+        (layout, "clusters"),
+        (layout, "path"),
+        (writer._OpenFile, "encode"),
+        (layout, "descriptor"),
+    ):
+        monkeypatch.setattr(where, name, getattr(where, name))  # what is planted is taken out again
+    planted: dict[str, Any] = {}
+    exec(poison.STATIONS_ROUTE, planted)
+    planted["plant"]()
+    values = list(poison.station_records())
+
+    def fetch(kafka: Any, wanted: Range, **_: Any) -> Iterator[FetchedChunk]:
+        for start in range(wanted.start, wanted.end, 300):
+            offsets = np.arange(start, min(start + 300, wanted.end))
+            mine = values[start : int(offsets[-1]) + 1]
+            keys = pa.nulls(len(mine), pa.large_binary())
+            opened = RawRecords(mine, offsets, offsets, keys, pa.array([[]] * len(mine), HEADERS))
+            yield FetchedChunk(
+                Range(wanted.partition, start, start + len(mine)), None, opened, True
+            )
+
+    monkeypatch.setattr(task, "fetch", fetch)
+
+    def made(
+        name: str, columns: pa.Schema, metadata: MetadataColumns, by: tuple[str, ...]
+    ) -> TablePlan:
+        schema = iceberg_schema(columns, metadata, TableConfig(name))
+        spec = partition_spec(schema, by, name)
+        shape = WriterSpec(name, str(tmp_path / name), schema, 0, spec, {}, 2**28, "zstd", {})
+        return TablePlan(shape, metadata, "")
+
+    columns = pa.schema([("id", pa.int64()), ("word", pa.large_string())])
+    tables = {"db.stations": made("db.stations", columns, METADATA, ("word",))}
+    letters = made("db.dead", LETTER_COLUMNS, task.LETTERS, ())
+    plan = task.BatchPlan(
+        {}, RecordFormat("json"), tables, only="db.stations", letters=letters, file_prefix="p"
+    )
+    [(_, ended)] = list(task.run_all(plan, [Range(Partition("t", 0), 0, len(values))]))
+    [result] = ended.results
+    files = {
+        name: [json.loads(file.descriptor)["file-path"] for file in some]
+        for name, some in result.files.items()
+    }
+    dead = pa.concat_tables(poison.read(files["db.dead"])).to_pylist()
+    kinds = {row["offset"]: row["kind"] for row in dead}
+    assert kinds == {
+        at: "failed" if word in ("decode", "fit") else "unwritable"
+        for at, word in poison.STATIONS_AT.items()
+    }
+    ids = pa.concat_tables(poison.read(files["db.stations"])).column("id").to_pylist()
+    assert sorted(ids) == [at for at in range(len(values)) if at not in poison.STATIONS_AT]
+    assert result.total.balanced
 
 
 # ── the judge ───────────────────────────────────────────────────────────────────────────────────
@@ -168,10 +241,11 @@ def test_what_is_lost_twice_or_wrong_is_seen():
     wrong = {
         "1 are missing": right.slice(1),
         "twice": pa.concat_tables([right.slice(0, 1), right]),
-        "1 are too many": pa.concat_tables([right, right.slice(0, 1).set_column(
-            0, "partition", pa.array([9], pa.int32()))]),
+        "1 are too many": pa.concat_tables(
+            [right, right.slice(0, 1).set_column(0, "partition", pa.array([9], pa.int32()))]
+        ),
         "name: expected": right.set_column(right.schema.get_field_index("name"), "name", names),
-    }  # fmt: skip
+    }
     assert poison.same(right, right) == (topic.good, "")
     for why, found in wrong.items():
         count, said = poison.same(found, right)

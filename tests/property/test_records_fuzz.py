@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from frazil.ingest.decode import Decoder, Format
-from frazil.ingest.records import HEADERS, Batch, Records
+from frazil.formats.decoder import Decoder, RecordFormat
+from frazil.kafka.record_batch import HEADERS, RecordBatches, RecordBatchHeader
 
 SCHEMA = {
     "type": "record",
@@ -29,7 +29,7 @@ SCHEMA = {
 }
 PARSED = fastavro.parse_schema(SCHEMA)
 HEADER = b"\0" + struct.pack(">I", 7)
-DECODER = Decoder(Format("confluent-avro", json.dumps(SCHEMA)))
+DECODER = Decoder(RecordFormat("confluent-avro", json.dumps(SCHEMA)))
 
 
 def varint(number: int) -> bytes:
@@ -70,7 +70,9 @@ def datum(dice: random.Random, number: int) -> bytes:
     return HEADER + out.getvalue()
 
 
-def batches(dice: random.Random, values: list[bytes | None], **how: object) -> list[Batch]:
+def batches(
+    dice: random.Random, values: list[bytes | None], **how: object
+) -> list[RecordBatchHeader]:
     """`values` in batches of random sizes, as a broker would have stored them."""
     found, offset, at = [], 1000, 0
     while at < len(values):
@@ -79,18 +81,22 @@ def batches(dice: random.Random, values: list[bytes | None], **how: object) -> l
             record(i, value, time=dice.randrange(100), **how)  # type: ignore[arg-type]
             for i, value in enumerate(part)
         )
-        found.append(Batch(offset, len(part) - 1, len(part), 1_700_000_000_000, None, raw))
+        found.append(
+            RecordBatchHeader(offset, len(part) - 1, len(part), 1_700_000_000_000, None, raw)
+        )
         offset += len(part) + dice.randrange(3)
         at += len(part)
     return found
 
 
-def agree(given: list[Batch], start: int = 0, end: int = 2**62) -> bool:
+def agree(given: list[RecordBatchHeader], start: int = 0, end: int = 2**62) -> bool:
     """Was it read at once? And if so, is it what one by one gives?"""
-    records = Records(given, start, end)
-    values, offsets, stamps, keys, headers = Records(given, start, end)._one_by_one(envelope=True)
+    records = RecordBatches(given, start, end)
+    values, offsets, stamps, keys, headers = RecordBatches(given, start, end)._one_by_one(
+        envelope=True
+    )
     for envelope in (False, True):
-        opened = Records(given, start, end).open(envelope)
+        opened = RecordBatches(given, start, end).open(envelope)
         assert opened.values == values
         assert np.array_equal(opened.offsets, offsets)
         assert np.array_equal(opened.stamps, stamps)
@@ -122,9 +128,9 @@ def test_each_row_that_is_read_at_once_has_its_own_key():
     dice = random.Random(9)
     keys = [b"%d" % i * dice.randrange(9) for i in range(60)]
     raw = b"".join(record(i, datum(dice, i), key=key) for i, key in enumerate(keys))
-    given = [Batch(0, 59, 60, 0, None, raw)]
+    given = [RecordBatchHeader(0, 59, 60, 0, None, raw)]
     assert agree(given, 7, 41)
-    framed = DECODER.framed(Records(given, 7, 41))
+    framed = DECODER.framed(RecordBatches(given, 7, 41))
     assert framed is not None
     assert framed.keys == pa.array(keys[7:41], pa.large_binary())
 
@@ -133,7 +139,7 @@ def test_only_the_wanted_offsets_come_out():
     dice = random.Random(2)
     given = batches(dice, [datum(dice, i) for i in range(200)])
     assert agree(given, 1030, 1111)
-    offsets = Records(given, 1030, 1111).open().offsets
+    offsets = RecordBatches(given, 1030, 1111).open().offsets
     assert offsets.min() >= 1030
     assert offsets.max() < 1111
 
@@ -141,15 +147,26 @@ def test_only_the_wanted_offsets_come_out():
 def test_a_clock_of_the_broker_counts_for_the_whole_batch():
     dice = random.Random(3)
     raw = b"".join(record(i, datum(dice, i), time=i) for i in range(5))
-    given = [Batch(0, 4, 5, 1_000, 9_999, raw), Batch(5, 4, 5, 1_000, None, raw)]
+    given = [
+        RecordBatchHeader(0, 4, 5, 1_000, 9_999, raw),
+        RecordBatchHeader(5, 4, 5, 1_000, None, raw),
+    ]
     assert agree(given)
-    assert Records(given, 0, 99).open()[2].tolist() == [9_999] * 5 + [1000, 1001, 1002, 1003, 1004]
+    assert RecordBatches(given, 0, 99).open()[2].tolist() == [9_999] * 5 + [
+        1000,
+        1001,
+        1002,
+        1003,
+        1004,
+    ]
 
 
 def test_holes_of_compaction_are_no_trouble():
     dice = random.Random(4)
     raw = b"".join(record(delta, datum(dice, delta)) for delta in (2, 3, 7, 40))
-    assert agree([Batch(100, 50, 4, 0, None, raw), Batch(160, 50, 4, 0, None, raw)])
+    assert agree(
+        [RecordBatchHeader(100, 50, 4, 0, None, raw), RecordBatchHeader(160, 50, 4, 0, None, raw)]
+    )
 
 
 @pytest.mark.parametrize("how", [{"headers": 1}, {"headers": 3}])
@@ -157,7 +174,7 @@ def test_headers_and_nulls_are_read_one_by_one(how: dict[str, int]):
     dice = random.Random(5)
     assert not agree(batches(dice, [datum(dice, i) for i in range(50)], **how))
     mixed = [datum(dice, i) if i % 7 else None for i in range(50)]
-    assert Records(batches(dice, mixed), 0, 2**62).open().values == mixed
+    assert RecordBatches(batches(dice, mixed), 0, 2**62).open().values == mixed
 
 
 def test_no_mutilated_datum_ever_shifts_a_neighbour():
@@ -170,7 +187,7 @@ def test_no_mutilated_datum_ever_shifts_a_neighbour():
             at = dice.randrange(len(values))
             values[at] = mutilated(dice, values[at] or b"", values)
         given = batches(dice, values)
-        framed = DECODER.framed(Records(given, 0, 2**62))
+        framed = DECODER.framed(RecordBatches(given, 0, 2**62))
         if framed is None:
             continue
         at_once += 1  # only where every mutation still is a good datum
@@ -204,14 +221,37 @@ def test_the_last_record_of_a_block_may_be_no_longer_than_its_datum(extra: bytes
     dice = random.Random(8)
     values: list[bytes | None] = [datum(dice, i) for i in range(20)]
     values[-1] = (values[-1] or b"") + extra
-    given = [Batch(0, 19, 20, 0, None, b"".join(record(i, v) for i, v in enumerate(values)))]
-    assert DECODER.framed(Records(given, 0, 99)) is None
-    _, rejected = DECODER.decode(Records(given, 0, 99).open()[0])
+    given = [
+        RecordBatchHeader(0, 19, 20, 0, None, b"".join(record(i, v) for i, v in enumerate(values)))
+    ]
+    assert DECODER.framed(RecordBatches(given, 0, 99)) is None
+    _, rejected = DECODER.decode(RecordBatches(given, 0, 99).open()[0])
     assert [each.index for each in rejected] == [19]
 
 
+@pytest.mark.parametrize("index", [2, -1, 63, 64])
+def test_a_branch_that_no_union_has_is_seen_in_kafkas_batches(index: int):
+    dice = random.Random(6)
+    values: list[bytes | None] = [datum(dice, i) for i in range(50)]
+    plain = io.BytesIO()
+    fastavro.schemaless_writer(
+        plain,
+        PARSED,
+        {"id": 7, "name": "", "amount": 0.5, "note": "gift", "tags": [], "flag": True},
+    )
+    good = HEADER + plain.getvalue()
+    at = good.index(b"\x02\x08gift")
+    for i, number in ((31, 1), (31, index)):
+        values[i] = good[:at] + varint(number) + good[at + 1 :]
+        given = batches(random.Random(6), values)
+        assert agree(given) is (number == 1)
+    _, [rejected] = DECODER.decode(values)
+    assert rejected.index == 31
+    assert rejected.reason == f"cannot read note: expected branch 0 or 1 of a union, found {index}"
+
+
 def test_nothing_but_invisible_offsets_is_nothing():
-    values, offsets, stamps, keys, headers = Records([], 5, 9).open(envelope=True)
+    values, offsets, stamps, keys, headers = RecordBatches([], 5, 9).open(envelope=True)
     assert values == []
     assert len(offsets) == len(stamps) == 0
     assert keys == pa.array([], pa.large_binary())

@@ -17,12 +17,12 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frazil.core.errors import Fenced, Foreign, Unavailable
-from frazil.core.offsets import Cut, Partition, Range
-from frazil.ingest.stage import StagedBatch, StagedTable, Tally, dump, load
-from frazil.table.commit import LONGEST_PAUSE, Target, chain, entry_of
-from frazil.table.committer import Bounds, Committer, Pace
-from frazil.table.ledger import Counts, Entry, Snapshot, parse
+from frazil.commit.committer import BackpressureLimits, Committer, CommitTrigger
+from frazil.commit.protocol import LONGEST_PAUSE, TableCommitter, chain, entry_of
+from frazil.errors import Fenced, IdentityMismatch, Unavailable
+from frazil.ledger.entry import LedgerEntry, OutcomeCounts, Snapshot, parse
+from frazil.ledger.staged_batch import RangeCounts, StagedBatch, StagedTable, dump, load
+from frazil.offsets import Cut, Partition, Range
 from tests.fakes import FakeClock, FakeTable
 
 P, Q = Partition("orders", 0), Partition("orders", 1)
@@ -57,7 +57,7 @@ class Table(FakeTable):
 
     def __init__(self, name: str) -> None:
         super().__init__(name, f"uuid-{name}")
-        self.said: list[tuple[Entry, Sequence[str]]] = []
+        self.said: list[tuple[LedgerEntry, Sequence[str]]] = []
 
     def add(
         self, manifests: Sequence[str], summary: Mapping[str, str], branch: str = "main"
@@ -96,16 +96,16 @@ class World:
         """Claims, the index first; `meanwhile` an older life may still act."""
         self.epoch += 1
         self.fuse = 0
-        index = Target(self.index, "main", "s", self.epoch, self.clock)
+        index = TableCommitter(self.index, "main", "s", self.epoch, self.clock)
         index.claim(lambda position: Cut({P: 0, Q: 0, **position}))
         meanwhile()
         head = index.head().entry
         assert head is not None
-        targets: dict[str, Target] = {}
+        targets: dict[str, TableCommitter] = {}
         ends: dict[str, Cut] = {}
         committed: set[str] = set()
         for name, table in self.tables.items():
-            targets[name] = Target(table, "main", "s", self.epoch, self.clock)
+            targets[name] = TableCommitter(table, "main", "s", self.epoch, self.clock)
             there = targets[name].claim()
             assert there.snapshot is not None
             targets[name].witness(there.snapshot)
@@ -122,17 +122,24 @@ class World:
         }
         self.targets = targets
         self.committer = Committer(
-            target=lambda name: self._target(targets, name), index=index,
-            index_manifests=lambda located: [], tables=lambda: {}, committed=self._committed,
-            position=head.end, pace=lambda name: Pace(5.0 if name == "db.b" else 0.0),
-            bounds=Bounds(10**6, 10**9, 10**9), step=self._step, clock=self.clock, alone=False,
-        )  # fmt: skip
+            target=lambda name: self._target(targets, name),
+            index=index,
+            index_manifests=lambda located: [],
+            tables=lambda: {},
+            committed=self._committed,
+            position=head.end,
+            pace=lambda name: CommitTrigger(5.0 if name == "db.b" else 0.0),
+            bounds=BackpressureLimits(10**6, 10**9, 10**9),
+            step=self._step,
+            clock=self.clock,
+            alone=False,
+        )
         for batch in staged:
             self.committer.submit(batch)
 
-    def _target(self, targets: Mapping[str, Target], name: str) -> Target:
+    def _target(self, targets: Mapping[str, TableCommitter], name: str) -> TableCommitter:
         if name in self.amiss:
-            raise Foreign("cannot go on: it is gone")
+            raise IdentityMismatch("cannot go on: it is gone")
         return targets[name]
 
     def _step(self, *_: Any) -> None:
@@ -161,16 +168,28 @@ class World:
             if any(mine):
                 self._make(name)
                 tallies = tuple(
-                    Tally(each, len(rows), skipped=len(each) - len(rows))
+                    RangeCounts(each, len(rows), skipped=len(each) - len(rows))
                     for each, rows in zip(parts, mine, strict=True)
                 )
                 manifests = tuple(map(manifest, parts))
                 tables.append(StagedTable(name, f"uuid-{name}", 0, manifests, (), 1, 1, tallies))
-        total = tuple(Tally(each, len(each)) for each in ranges)
+        total = tuple(RangeCounts(each, len(each)) for each in ranges)
         self.made += 1
         after = self.end.after(ranges)
-        batch = StagedBatch("s", self.epoch, self.made, f"c{self.made}", self.end, after, {}, "",
-                            0, 0, tuple(tables), total)  # fmt: skip
+        batch = StagedBatch(
+            "s",
+            self.epoch,
+            self.made,
+            f"c{self.made}",
+            self.end,
+            after,
+            {},
+            "",
+            0,
+            0,
+            tuple(tables),
+            total,
+        )
         self.stored[batch.commit_id] = dump(batch)
         self.end = after
         self.committer.submit(batch)
@@ -178,7 +197,9 @@ class World:
     def _make(self, name: str) -> None:
         if name not in self.tables:
             self.tables[name] = Table(name)
-            self.targets[name] = Target(self.tables[name], "main", "s", self.epoch, self.clock)
+            self.targets[name] = TableCommitter(
+                self.tables[name], "main", "s", self.epoch, self.clock
+            )
 
     # ── what can happen ──────────────────────────────────────────────────────────────────────
 
@@ -277,7 +298,7 @@ class World:
                 assert counts.offsets == len(each)
                 assert min(counts.written, counts.skipped, counts.elsewhere) >= 0
                 if table is self.index:
-                    assert counts == Counts(written=len(each))
+                    assert counts == OutcomeCounts(written=len(each))
                 else:
                     assert counts.written == rows[each.partition]
 
@@ -347,13 +368,34 @@ def test_the_counts_of_an_entry_are_those_of_its_batches_and_of_what_passed(
         start = here + gap
         end = start + 10
         tables = tuple(
-            StagedTable(f"db.{name}", "", 0, (), (), 0, 0,
-                        (Tally(Range(P, start, end), count, skipped=10 - count),))
+            StagedTable(
+                f"db.{name}",
+                "",
+                0,
+                (),
+                (),
+                0,
+                0,
+                (RangeCounts(Range(P, start, end), count, skipped=10 - count),),
+            )
             for name, count in written.items()
-        )  # fmt: skip
-        staged.append(StagedBatch("s", 1, len(staged), str(len(staged)), Cut({P: start, Q: 3}),
-                                  Cut({P: end, Q: 3}), {}, "", 0, 0, tables,
-                                  (Tally(Range(P, start, end), 10),)))  # fmt: skip
+        )
+        staged.append(
+            StagedBatch(
+                "s",
+                1,
+                len(staged),
+                str(len(staged)),
+                Cut({P: start, Q: 3}),
+                Cut({P: end, Q: 3}),
+                {},
+                "",
+                0,
+                0,
+                tables,
+                (RangeCounts(Range(P, start, end), 10),),
+            )
+        )
         here = end
     for table in ("db.a", "db.b", "db.c"):
         mine = [each for each in staged if table in each.names]

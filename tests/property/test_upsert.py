@@ -18,25 +18,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frazil.core.config import TableConfig
-from frazil.ingest import upsert
-from frazil.ingest.route import Metadata
-from frazil.ingest.settle import TablePlan
-from frazil.ingest.upsert import (
-    Applied,
-    Changes,
-    Parcel,
+from frazil.config.model import TableConfig
+from frazil.files.writer import WriterSpec
+from frazil.iceberg.schema import iceberg_schema, partition_spec
+from frazil.pipeline import upsert
+from frazil.pipeline.chunk import TablePlan
+from frazil.pipeline.projection import MetadataColumns
+from frazil.pipeline.upsert import (
+    KeyChanges,
+    ShuffleBlock,
+    UpsertResult,
     apply,
     deletes_shape,
-    parcels,
     parts_of,
     shared,
+    shuffle_blocks,
     unpacked,
 )
-from frazil.ingest.write import TableShape
-from frazil.table.schema import iceberg_schema, partition_spec
 
-METADATA = Metadata("_topic", "_topic_partition", "_offset", "_timestamp")
+METADATA = MetadataColumns("_topic", "_topic_partition", "_offset", "_timestamp")
 BARE = '{"spec-id": 0, "fields": []}'
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -48,7 +48,7 @@ def plan(folder: str, *key: pa.Field, partition_by: tuple[str, ...] = ()) -> Tab
     schema = iceberg_schema(columns, METADATA, config)
     spec = json.loads(partition_spec(schema, partition_by, "db.t"))
     spec["spec-id"] = 1 if partition_by else 0
-    shape = TableShape("db.t", folder, schema, 0, json.dumps(spec), {}, 2**20, "zstd", {})
+    shape = WriterSpec("db.t", folder, schema, 0, json.dumps(spec), {}, 2**20, "zstd", {})
     return TablePlan(shape, METADATA, "", key=names, deletes=deletes_shape(shape, names, BARE))
 
 
@@ -60,11 +60,11 @@ def table(schema: pa.Schema, rows: list[dict[str, Any]]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=schema)
 
 
-def changes(of: TablePlan, records: list[dict[str, Any]]) -> Changes:
+def changes(of: TablePlan, records: list[dict[str, Any]]) -> KeyChanges:
     """In the order of one partition; a record without a value deletes."""
     rows = [each for each in records if each["value"] is not None]
     gone = [each for each in records if each["value"] is None]
-    found = Changes()
+    found = KeyChanges()
     if rows:
         found.rows.append(table(of.shape.arrow, rows))
     if gone:
@@ -76,8 +76,14 @@ def record(
     keys: dict[str, Any], number: int, offset: int, stamp: int, value: int | None
 ) -> dict[str, Any]:
     moment = EPOCH + timedelta(milliseconds=stamp)
-    return {**keys, "value": value, "_topic": "t", "_topic_partition": number, "_offset": offset,
-            "_timestamp": moment}  # fmt: skip
+    return {
+        **keys,
+        "value": value,
+        "_topic": "t",
+        "_topic_partition": number,
+        "_offset": offset,
+        "_timestamp": moment,
+    }
 
 
 def expected(records: list[dict[str, Any]], names: tuple[str, ...]) -> dict[Any, dict[str, Any]]:
@@ -98,12 +104,14 @@ def contents(files: Any) -> list[dict[str, Any]]:
     return [row for path in paths for row in pq.ParquetFile(path).read().to_pylist()]
 
 
-def through_parcels(of: TablePlan, tasks: list[Changes], buckets: int, parts: int = 1) -> Applied:
-    sent: dict[int, list[Parcel]] = {}
+def through_parcels(
+    of: TablePlan, tasks: list[KeyChanges], buckets: int, parts: int = 1
+) -> UpsertResult:
+    sent: dict[int, list[ShuffleBlock]] = {}
     for task in tasks:
-        for bucket, parcel in parcels(of, task, buckets, buckets * parts):
+        for bucket, parcel in shuffle_blocks(of, task, buckets, buckets * parts):
             sent.setdefault(bucket, []).append(pickle.loads(pickle.dumps(parcel)))
-    done = Applied({}, (), (), 0, 0.0)
+    done = UpsertResult({}, (), (), 0, 0.0)
     for bucket in sent:
         for _, together in unpacked(sent[bucket]):
             done += pickle.loads(pickle.dumps(apply(of, together, "frazil-s-1")))
@@ -207,7 +215,7 @@ def test_many_changes_are_not_unpacked_at_once(tmp_path, monkeypatch):
     sent = changes(of, [record({"id": n}, 0, n, 0, n) for n in range(1000)])
     parts = parts_of(1000, 1)
     assert (parts, parts_of(99, 1), parts_of(500, 4)) == (10, 1, 8)
-    every = [parcel for _, parcel in parcels(of, sent, 1, parts)]
+    every = [parcel for _, parcel in shuffle_blocks(of, sent, 1, parts)]
     counts = [sum(map(len, each.rows)) for _, each in unpacked(every)]
     assert sum(counts) == 1000
     assert max(counts) < 300
@@ -228,8 +236,10 @@ def test_a_key_that_two_tasks_have_is_seen(tasks: list[list[int]]):
 
 def test_a_task_that_writes_by_itself_tells_its_keys(tmp_path):
     of = plan(str(tmp_path), key("id", pa.int64()))
-    sent = [changes(of, [record({"id": n}, p, at, 0, n) for at, n in enumerate(ids)])
-            for p, ids in enumerate([(1, 2, 2), (3, 4), (5, 2)])]  # fmt: skip
+    sent = [
+        changes(of, [record({"id": n}, p, at, 0, n) for at, n in enumerate(ids)])
+        for p, ids in enumerate([(1, 2, 2), (3, 4), (5, 2)])
+    ]
     told = [apply(of, each, "x", alone=True).hashes for each in sent]
     assert [len(each) for each in told] == [2, 2, 2]
     assert shared(told[:2]) is None

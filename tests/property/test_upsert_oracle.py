@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from frazil.core.offsets import Cut, Partition
-from frazil.table.ledger import Entry
+from frazil.ledger.entry import LedgerEntry
+from frazil.offsets import Cut, Partition
 from tests.upserts import Oracle, Record, Snapshot, State, cuts, history, of_envelope
 
 #: A busy machine is no finding.
@@ -33,8 +33,13 @@ def snapshot(number: int, ranges: dict[tuple[str, int], tuple[int, int]]) -> Sna
 
 def row_of(record: Record) -> dict[str, Any]:
     assert record.row is not None
-    return {**record.row, "_topic": record.topic, "_topic_partition": record.partition,
-            "_offset": record.offset, "_timestamp": record.timestamp}  # fmt: skip
+    return {
+        **record.row,
+        "_topic": record.topic,
+        "_topic_partition": record.partition,
+        "_offset": record.offset,
+        "_timestamp": record.timestamp,
+    }
 
 
 def rows_of(state: State) -> list[dict[str, Any]]:
@@ -56,8 +61,9 @@ def streams(draw: st.DrawFn) -> tuple[list[Record], list[Snapshot]]:
                 op = draw(st.sampled_from(["", "c", "u", "d"]))
                 gone = not op and draw(st.booleans())
                 when = draw(st.integers(0, 5))
-                records.append(Record(topic, partition, offset, when, (key,),
-                                      None if gone else value, op))  # fmt: skip
+                records.append(
+                    Record(topic, partition, offset, when, (key,), None if gone else value, op)
+                )
                 offset += 1
             ends[topic, partition] = offset + draw(st.integers(0, 2))
     snapshots, at = [], dict.fromkeys(ends, 0)
@@ -85,10 +91,11 @@ def test_the_state_is_that_of_changes_put_in_order_one_by_one(
     model: dict[int, Record] = {}
     for taken, state in Oracle(records, key=("id",)).replay(snapshots):
         batch = [
-            record for record in records
+            record
+            for record in records
             if record.place in taken.ranges
             and taken.ranges[record.place][0] <= record.offset < taken.ranges[record.place][1]
-        ]  # fmt: skip
+        ]
         newest: dict[Any, int] = {}
         for each in batch:
             where = (each.key, each.place)
@@ -266,9 +273,11 @@ def test_a_snapshot_that_miscounts_its_records_is_refused():
         return Snapshot(1, None, "", {**right.summary, **more})
 
     list(Oracle(records, key=("id",)).replay([told(1, 2, 2)]))
-    for wrong, why in ((told(2, 2, 2), "says 2 written, its records 1"),
-                       (told(1, 1, 2), "says 1 merged, its records 2"),
-                       (told(1, 2, 1), "says 1 keys, its records 2")):  # fmt: skip
+    for wrong, why in (
+        (told(2, 2, 2), "says 2 written, its records 1"),
+        (told(1, 1, 2), "says 1 merged, its records 2"),
+        (told(1, 2, 1), "says 1 keys, its records 2"),
+    ):
         with pytest.raises(AssertionError, match=why):
             list(Oracle(records, key=("id",)).replay([wrong]))
 
@@ -285,8 +294,11 @@ def test_a_snapshot_that_expired_unseen_is_refused_and_one_that_was_seen_is_not(
 
 def test_the_history_is_the_branchs_ancestry_oldest_first():
     def made(number: int, parent: int | None) -> dict[str, Any]:
-        return {"snapshot-id": number, "summary": {"operation": "append", "x": str(number)},
-                **({"parent-snapshot-id": parent} if parent else {})}  # fmt: skip
+        return {
+            "snapshot-id": number,
+            "summary": {"operation": "append", "x": str(number)},
+            **({"parent-snapshot-id": parent} if parent else {}),
+        }
 
     document = {
         "snapshots": [made(5, 4), made(3, None), made(4, 3), made(9, 3)],
@@ -311,6 +323,6 @@ def test_the_cuts_of_a_summary_are_read_as_they_were_written(
 ):
     begin = Cut({Partition(*place): start for place, (start, _) in ranges.items()})
     end = Cut({Partition(*place): start + more for place, (start, more) in ranges.items()})
-    summary = Entry("s", 1, ("c",), (0, 0), begin, end).summary()
+    summary = LedgerEntry("s", 1, ("c",), (0, 0), begin, end).summary()
     meant = {place: (start, start + more) for place, (start, more) in ranges.items()}
     assert cuts(summary["frazil.ranges"]) == meant

@@ -38,8 +38,10 @@ def test_arrays_and_a_dictionary_come_to_the_same_batch_by_batch(seed: int):
         said = {"changes": {str(p): list(span) for p, span in ranges.items()}}
         summary = {"frazil.sink": "s", "frazil.ranges": upserts.json.dumps(said)}
         state = slow._after(state, Snapshot(1, None, "", summary))
-        found = {int(i): (int(fast.rows["partition"][i]), int(fast.rows["offset"][i]))
-                 for i in fast.there.nonzero()[0]}  # fmt: skip
+        found = {
+            int(i): (int(fast.rows["partition"][i]), int(fast.rows["offset"][i]))
+            for i in fast.there.nonzero()[0]
+        }
         assert found == {key[0]: (r.partition, r.offset) for key, r in state.rows.items()}
 
 
@@ -51,12 +53,17 @@ def test_sums_are_those_of_the_engine_and_every_difference_is_told():
     good = {name: column[there] for name, column in dictionary.rows.items()}
 
     def table(rows: dict[str, upserts.Array]) -> pa.Table:
-        return pa.table({
-            "id": rows["id"], "version": rows["version"], "_offset": rows["offset"],
-            "amount": pa.array(rows["amount"], pa.int32()),
-            "_topic_partition": pa.array(rows["partition"], pa.int32()),
-            "kind": [chr(each) for each in rows["kind"]], "note": ["x" * n for n in rows["note"]],
-        })  # fmt: skip
+        return pa.table(
+            {
+                "id": rows["id"],
+                "version": rows["version"],
+                "_offset": rows["offset"],
+                "amount": pa.array(rows["amount"], pa.int32()),
+                "_topic_partition": pa.array(rows["partition"], pa.int32()),
+                "kind": [chr(each) for each in rows["kind"]],
+                "note": ["x" * n for n in rows["note"]],
+            }
+        )
 
     def sums(rows: dict[str, upserts.Array]) -> tuple[int, ...]:
         found = table(rows)

@@ -2,9 +2,9 @@
 
 `Server` holds the tables. A commit is a `Request`: it names what it builds on, and is applied only
 if that is still so (compare-and-set), now or whenever it arrives. `Table` is a client's handle: it
-has what `jvm.Table` has, reads that may be stale, Iceberg's own tries and its clean-up included.
-What a snapshot holds is plain: files with their sequence numbers. `tests/spark/test_table_contract`
-holds this table to the contract that Iceberg's own fulfils.
+has what `java.JavaTable` has, reads that may be stale, Iceberg's own tries and its clean-up
+included. What a snapshot holds is plain: files with their sequence numbers.
+`tests/spark/test_table_contract` holds this table to the contract that Iceberg's own fulfils.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from frazil.core.errors import Conflict, Foreign, Unavailable, Unknown
-from frazil.table.ledger import Snapshot
+from frazil.errors import CommitStateUnknown, Conflict, IdentityMismatch, Unavailable
+from frazil.ledger.entry import Snapshot
 from tests.simulation.world import World
 
 #: How often Iceberg tries a commit again by itself. (Four times; fewer show the same.)
@@ -29,8 +29,9 @@ class File:
 
     __slots__ = ("content", "descriptor", "path", "rows", "size")
 
-    def __init__(self, path: str, rows: tuple[Any, ...], content: str = "data", size: int = 10,
-                 of: str = "") -> None:  # fmt: skip
+    def __init__(
+        self, path: str, rows: tuple[Any, ...], content: str = "data", size: int = 10, of: str = ""
+    ) -> None:
         self.path = path
         self.rows = rows
         self.content = content
@@ -73,6 +74,8 @@ class Meta:
     refs: dict[str, int]
     sequence: int
     properties: dict[str, str]
+    #: of each manifest, the sequence number of the commit that brought it; of all versions
+    manifests: dict[str, int]
 
     def history(self, branch: str) -> Iterator[Snapshot]:
         at = self.refs.get(branch)
@@ -88,8 +91,15 @@ class Meta:
         return None if at is None else self.snapshots.get(at)
 
     def next(self) -> Meta:
-        return Meta(self.uuid, self.version + 1, dict(self.snapshots), dict(self.refs),
-                    self.sequence, self.properties)  # fmt: skip
+        return Meta(
+            self.uuid,
+            self.version + 1,
+            dict(self.snapshots),
+            dict(self.refs),
+            self.sequence,
+            self.properties,
+            self.manifests,
+        )
 
 
 class Lost(Exception):
@@ -127,11 +137,13 @@ class Server:
         self.oracle: Any = None
         #: of whole metadata, as catalogs on a database do
         self.strict = False
+        #: so many earlier versions of a table's metadata can still be read
+        self.kept = 100
 
     # ── tables ───────────────────────────────────────────────────────────────────────────────
 
     def create(self, name: str) -> Meta:
-        made = Meta(f"uuid-{name}-{self.world.number()}", 0, {}, {}, 0, {})
+        made = Meta(f"uuid-{name}-{self.world.number()}", 0, {}, {}, 0, {}, {})
         self.tables[name] = made
         self.past[name] = [made]
         return made
@@ -184,7 +196,7 @@ class Server:
     def manifest(self, path: str) -> tuple[File, ...]:
         found = self.objects.get(path, self.gone.get(path))
         if found is None:  # who moves a branch and expires may have taken it
-            raise Foreign(f"cannot read {path}: it is gone")
+            raise IdentityMismatch(f"cannot read {path}: it is gone")
         return found  # type: ignore[no-any-return]
 
 
@@ -196,7 +208,7 @@ def refusal(history: Iterator[Snapshot], since: int) -> str | None:
 
 
 class Table:
-    """A handle, as `jvm.Table` is one."""
+    """A handle, as `java.JavaTable` is one."""
 
     format_version = 2
     schema = spec = sort_order = ""
@@ -221,9 +233,11 @@ class Table:
     def _look(self) -> None:
         found = self._server.tables.get(self.name)
         if found is None:
-            raise Foreign(f"cannot refresh table {self.name}: it is gone")
+            raise IdentityMismatch(f"cannot refresh table {self.name}: it is gone")
         if found.uuid != self.uuid:
-            raise Foreign(f"cannot go on with table {self.name}: it was dropped and made again")
+            raise IdentityMismatch(
+                f"cannot go on with table {self.name}: it was dropped and made again"
+            )
         stale = self._client.stale
         if stale and found.version > self.meta.version and self._world.chance() < stale:
             past = self._server.past[self.name]
@@ -233,6 +247,24 @@ class Table:
 
     def history(self, branch: str) -> Iterator[Snapshot]:
         return self.meta.history(branch)
+
+    def expired(self, snapshot_id: int) -> Iterator[Snapshot]:
+        self._client.read(f"read earlier metadata of {self.name}")
+        end = self.meta.version
+        before = self._server.past[self.name][max(0, end - self._server.kept) : end]
+        wanted: int | None = snapshot_id
+        for meta in reversed(before):
+            while wanted is not None and wanted in meta.snapshots:
+                yield meta.snapshots[wanted].snapshot
+                wanted = meta.snapshots[wanted].snapshot.parent
+
+    def carries(self, branch: str, snapshot_id: int) -> bool:
+        self._client.read(f"read the manifests of {self.name}")
+        meta, head = self.meta, self.meta.head(branch)
+        theirs = meta.snapshots[snapshot_id].manifests
+        newest = max((meta.manifests[path] for path in theirs), default=0)
+        wanted = {path for path in theirs if meta.manifests[path] == newest}
+        return not wanted or (head is not None and bool(wanted & head.manifests))
 
     def tagged(self, tag: str) -> Snapshot | None:
         held = self.meta.head(tag)
@@ -249,8 +281,17 @@ class Table:
     def plain(self) -> Any:
         self.refresh()
         head = self.meta.head("main")
-        rows = [{"commit_id": row[0], "table_name": row[1]}
-                for file, _ in (head.files if head else ()) for row in file.rows]  # fmt: skip
+        rows = [
+            {
+                "commit_id": row[0],
+                "table_name": row[1],
+                "partition": row[2],
+                "start_offset": row[3],
+                "end_offset": row[4],
+            }
+            for file, _ in (head.files if head else ())
+            for row in file.rows
+        ]
         table = SimpleNamespace(to_pylist=lambda: rows, num_rows=len(rows))
         return SimpleNamespace(rows=lambda *_: table)
 
@@ -262,17 +303,26 @@ class Table:
         head = self.meta.head(branch)
         if head is None:
             return None, {}
-        listed = [SimpleNamespace(descriptor=file.descriptor, sequence=sequence, everywhere=True)
-                  for file, sequence in head.files]  # fmt: skip
+        listed = [
+            SimpleNamespace(descriptor=file.descriptor, sequence=sequence, everywhere=True)
+            for file, sequence in head.files
+        ]
         return head.snapshot, {head.snapshot.manifest_list: listed}
 
     def live(self) -> tuple[Snapshot | None, list[Any]]:
         head = self.meta.head("main")
         if head is None:
             return None, []
-        found = [SimpleNamespace(path=f.path, rows=len(f.rows), sequence=s, deletes=0,
-                                 descriptor=f.descriptor) for f, s in head.files]  # fmt: skip
+        found = [
+            SimpleNamespace(
+                path=f.path, rows=len(f.rows), sequence=s, deletes=0, descriptor=f.descriptor
+            )
+            for f, s in head.files
+        ]
         return head.snapshot, sorted(found, key=lambda each: each.sequence)
+
+    def count(self) -> int:
+        return len(self.meta.snapshots)
 
     def moment(self, number: int) -> int | None:
         snapshots = list(self.meta.snapshots.values())
@@ -281,8 +331,17 @@ class Table:
 
     # ── committing ───────────────────────────────────────────────────────────────────────────
 
-    def append(self, manifests: Sequence[str], summary: Mapping[str, str], *, branch: str,
-               check: Check, leftovers: list[str]) -> None:  # fmt: skip
+    def append(
+        self,
+        manifests: Sequence[str],
+        summary: Mapping[str, str],
+        *,
+        branch: str,
+        check: Check,
+        leftovers: list[str],
+        tag: str = "",
+    ) -> None:
+        # (The tag is left to `witness`: a catalog that sets both at once has fewer ways to fail.)
         files: list[File] = []
         paths: list[str] = []
         for each in manifests:
@@ -294,29 +353,62 @@ class Table:
         if any(file.content != "data" for file in files):
             for each in paths:  # a row delta reads them, and writes manifests of its own
                 if each not in self._server.objects:
-                    raise Foreign(f"cannot read {each}: it is gone")
+                    raise IdentityMismatch(f"cannot read {each}: it is gone")
             paths = []
         self._commit((), files, paths, summary, branch, check, leftovers, "append")
 
-    def replace(self, removed: Sequence[str], added: Sequence[str], summary: Mapping[str, str], *,
-                branch: str, since: int, leftovers: list[str]) -> None:  # fmt: skip
+    def replace(
+        self,
+        removed: Sequence[str],
+        added: Sequence[str],
+        summary: Mapping[str, str],
+        *,
+        branch: str,
+        since: int,
+        leftovers: list[str],
+    ) -> None:
         self.refresh()
         if why := refusal(self.history(branch), since):
             raise Conflict(f"cannot rewrite files of table {self.name}: {why}")
         gone = {self._client.file(each).path for each in removed}
         new = [self._client.file(each) for each in added]
-        self._commit(gone, new, (), summary, branch, lambda history: refusal(history, since),
-                     leftovers, "replace")  # fmt: skip
+        self._commit(
+            gone,
+            new,
+            (),
+            summary,
+            branch,
+            lambda history: refusal(history, since),
+            leftovers,
+            "replace",
+        )
 
-    def rewrite(self, removed: Sequence[Any], added: Sequence[str], summary: Mapping[str, str], *,
-                since: int, same: bool, check: Check, leftovers: list[str]) -> None:  # fmt: skip
+    def rewrite(
+        self,
+        removed: Sequence[Any],
+        added: Sequence[str],
+        summary: Mapping[str, str],
+        *,
+        since: int,
+        same: bool,
+        check: Check,
+        leftovers: list[str],
+    ) -> None:
         gone = {each.path for each in removed}
         new = [self._client.file(each) for each in added]
         self._commit(gone, new, (), summary, "main", check, leftovers, "replace")
 
-    def _commit(self, gone: Any, new: Sequence[File], paths: Sequence[str],
-                summary: Mapping[str, str], branch: str, check: Check, leftovers: list[str],
-                operation: str) -> None:  # fmt: skip
+    def _commit(
+        self,
+        gone: Any,
+        new: Sequence[File],
+        paths: Sequence[str],
+        summary: Mapping[str, str],
+        branch: str,
+        check: Check,
+        leftovers: list[str],
+        operation: str,
+    ) -> None:
         """As Iceberg's: on each try the newest metadata, the validator, a manifest list of its own.
         What it would delete goes to `leftovers`, also the list of a try that was applied (H1)."""
         server, world = self._server, self._world
@@ -341,20 +433,37 @@ class Table:
             if refused:
                 world.say(f"refused: {refused}")
                 leftovers += [*made, *paths]
-                raise Unknown(f"cannot commit: ValidationException: {refused}")
+                raise CommitStateUnknown(f"cannot commit: ValidationException: {refused}")
             listed = f"/{self.name}/metadata/snap-{number}-{attempt}.avro"
             server.objects[listed] = True
             made.append(listed)
             parent = base.refs.get(branch)
 
             def change(meta: Meta, parent: int | None = parent, listed: str = listed) -> Any:
-                return add(meta, number, parent, branch, gone, new, paths, summary, operation,
-                           listed, world.milliseconds)  # fmt: skip
+                return add(
+                    meta,
+                    number,
+                    parent,
+                    branch,
+                    gone,
+                    new,
+                    paths,
+                    summary,
+                    operation,
+                    listed,
+                    world.milliseconds,
+                )
 
-            request = Request(self.name, self.uuid, {branch: parent}, change,
-                              f"snapshot {number}", branch,
-                              base.version if server.strict else None,
-                              base.sequence + 1 if parent is not None else None)  # fmt: skip
+            request = Request(
+                self.name,
+                self.uuid,
+                {branch: parent},
+                change,
+                f"snapshot {number}",
+                branch,
+                base.version if server.strict else None,
+                base.sequence + 1 if parent is not None else None,
+            )
             try:
                 self._client.send(request)
             except Lost:
@@ -375,15 +484,22 @@ class Table:
         if base.refs.get(tag) != was:
             raise Conflict(f"cannot move {tag}: expected it at {was}")
         if snapshot_id not in base.snapshots:
-            raise Unknown(f"cannot set {tag} to unknown snapshot: {snapshot_id}")
+            raise CommitStateUnknown(f"cannot set {tag} to unknown snapshot: {snapshot_id}")
 
         def change(meta: Meta) -> None:
             if snapshot_id not in meta.snapshots:
                 raise Lost
             meta.refs[tag] = snapshot_id
 
-        request = Request(self.name, self.uuid, {tag: was}, change, f"tag {tag} at {snapshot_id}",
-                          "", base.version if self._server.strict else None)  # fmt: skip
+        request = Request(
+            self.name,
+            self.uuid,
+            {tag: was},
+            change,
+            f"tag {tag} at {snapshot_id}",
+            "",
+            base.version if self._server.strict else None,
+        )
         try:
             self._client.send(request)
         except Lost:
@@ -418,10 +534,21 @@ class Table:
 
     # ── the store ────────────────────────────────────────────────────────────────────────────
 
+    def metadata_path(self, name: str) -> str:
+        return f"{self.location}/metadata/{name}"
+
     def write_manifest(self, path: str, files: Sequence[str]) -> str:
         content = tuple(self._client.file(each) for each in files)
         self._client.put(path, content, torn=())
         return path
+
+    def lacking(self, manifests: Sequence[str]) -> list[str]:
+        self._client.read(f"look for staged files of {self.name}")
+        objects, gone = self._server.objects, []
+        for path in manifests:
+            listed = self._server.objects.get(path)
+            gone += [path] if listed is None else [f.path for f in listed if f.path not in objects]
+        return gone
 
     def store(self, path: str, content: bytes) -> None:
         self._client.put(path, content, torn=content[: len(content) // 2])
@@ -429,7 +556,7 @@ class Table:
     def fetch(self, path: str) -> bytes:
         self._client.read(f"fetch {path}")
         if path not in self._server.objects:
-            raise Foreign(f"cannot read {path}: it is gone")
+            raise IdentityMismatch(f"cannot read {path}: it is gone")
         return self._server.objects[path]  # type: ignore[no-any-return]
 
     def listing(self, prefix: str, before_ms: int | None = None) -> list[str]:
@@ -446,9 +573,19 @@ class Table:
             self._server.delete(path)
 
 
-def add(meta: Meta, number: int, parent: int | None, branch: str, gone: Any, new: Sequence[File],
-        paths: Sequence[str], summary: Mapping[str, str], operation: str, listed: str,
-        now: int) -> Held | None:  # fmt: skip
+def add(
+    meta: Meta,
+    number: int,
+    parent: int | None,
+    branch: str,
+    gone: Any,
+    new: Sequence[File],
+    paths: Sequence[str],
+    summary: Mapping[str, str],
+    operation: str,
+    listed: str,
+    now: int,
+) -> Held | None:
     """A snapshot on a branch. One that is there already is not made again: the branch is set to it,
     wherever it was meanwhile (H2)."""
     if number in meta.snapshots:
@@ -463,7 +600,9 @@ def add(meta: Meta, number: int, parent: int | None, branch: str, gone: Any, new
         files = tuple(each for each in files if each[0].path not in gone)
     if new:
         files = (*files, *((file, sequence) for file in new))
-        manifests = manifests.union(paths)
+        # (A rewrite lists what it keeps anew; who only takes files away may leave no trace.)
+        manifests = frozenset(paths) if gone else manifests.union(paths)
+        meta.manifests.update((path, sequence) for path in paths)
     said = dict(summary)
     if any(file.content == "equality-deletes" for file in new):
         said["added-equality-delete-files"] = "1"
@@ -576,13 +715,15 @@ class Client:
             if self.fails("late"):
                 world.say(f"timeout, still on its way: {request.what}")
                 server.flying.append(request)
-                raise Unknown("cannot commit: CommitStateUnknownException")
+                raise CommitStateUnknown("cannot commit: CommitStateUnknownException")
             if self.fails("lost"):
                 server.apply(request)
                 how = world.dice.randrange(3)
                 world.say(f"the answer is lost ({('unknown', '5xx', 'posted again')[how]})")
                 if how == 2:
                     raise Lost  # the client posts again by itself, and that is a conflict
-                raise (Unknown if how else Unavailable)("cannot commit: the answer was lost")
+                raise (CommitStateUnknown if how else Unavailable)(
+                    "cannot commit: the answer was lost"
+                )
         server.apply(request)
         world.point(f"answer to {request.what}")

@@ -7,6 +7,7 @@ catalog, the clock, threads, ids, and what would read and write Parquet. Nothing
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
@@ -14,9 +15,10 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import frazil.life as life_module
 import frazil.sink as sink_module
-from frazil.core.config import (
+import frazil.startup as life_module
+from frazil.commit import committer, protocol, tables
+from frazil.config.model import (
     Config,
     DecodeConfig,
     RouteConfig,
@@ -24,17 +26,18 @@ from frazil.core.config import (
     SinkConfig,
     TableConfig,
 )
-from frazil.core.errors import FrazilError, Unavailable, from_traceback
-from frazil.core.offsets import Cut, Partition, Range
-from frazil.feed import Reached, Written, WrittenTable
-from frazil.ingest import stage
-from frazil.ingest.compact import Done, Job
-from frazil.ingest.source import Origin
-from frazil.ingest.stage import Tally
-from frazil.ingest.write import WrittenFile
-from frazil.life import Life as RealLife
+from frazil.errors import FrazilError, Unavailable, from_traceback
+from frazil.files.rewrite import RewriteJob, RewriteResult
+from frazil.files.writer import DataFileDescriptor
+from frazil.kafka.planner import TopicIdentity
+from frazil.ledger import entry, index, staged_batch
+from frazil.ledger.staged_batch import RangeCounts
+from frazil.maintenance import rewrite_data_files, tasks
+from frazil.offsets import Cut, Partition, Range
 from frazil.sink import Sink
-from frazil.table import commit, committer, compact, index, ledger, maintain, tables
+from frazil.sources.base import StreamPosition, TableWriteResult, WriteResult
+from frazil.spark import query
+from frazil.startup import Startup as RealLife
 from tests.simulation import world as worlds
 from tests.simulation.catalog import Client, File, Server, Table
 from tests.simulation.oracle import INDEX, SINK, Oracle
@@ -92,6 +95,17 @@ class _Threading:
         return worlds.Thread(here.world, target, name)
 
 
+class _Unwatched:
+    """The world's query fails in no way that would have it started again: nobody watches it, in a
+    thread that the world does not know."""
+
+    Event, Lock = threading.Event, threading.Lock
+
+    @staticmethod
+    def Thread(**_: object) -> mock.Mock:
+        return mock.Mock()
+
+
 class _Uuid:
     @staticmethod
     def uuid4() -> str:
@@ -127,7 +141,7 @@ class _Nowhere(dict):  # type: ignore[type-arg]
 
 
 class Catalog:
-    """As `jvm.Catalog`."""
+    """As `java.JavaCatalog`."""
 
     def __init__(self, *_: object) -> None:
         self.name = "sim"
@@ -165,18 +179,31 @@ def _index_write(_shape: object, _prefix: str, located: Sequence[Any], *_: objec
     rows = []
     for batch, _ in located:
         for table in batch.tables:
-            rows += [(batch.commit_id, table.name, t.range.partition, t.range.start, t.range.end)
-                     for t in table.tallies]  # fmt: skip
-        rows += [(batch.commit_id, "*", t.range.partition, t.range.start, t.range.end)
-                 for t in batch.total]  # fmt: skip
+            rows += [
+                (batch.commit_id, table.name, t.range.partition, t.range.start, t.range.end)
+                for t in table.tallies
+            ]
+        rows += [
+            (batch.commit_id, "*", t.range.partition, t.range.start, t.range.end)
+            for t in batch.total
+        ]
     return _index_file(rows)
+
+
+def _index_ends(rows: Any) -> dict[str, dict[Partition, tuple[int, int]]]:
+    found: dict[str, dict[Partition, tuple[int, int]]] = {}
+    for row in rows.to_pylist():
+        told = found.setdefault(row["table_name"], {})
+        first, last = told.get(row["partition"], (row["start_offset"], row["end_offset"]))
+        told[row["partition"]] = min(first, row["start_offset"]), max(last, row["end_offset"])
+    return found
 
 
 def _index_read(_shape: object, paths: Sequence[str]) -> list[Any]:
     return [row for path in paths for row in here.server.files[path].rows]
 
 
-def _compact(job: Job) -> Done:
+def _compact(job: RewriteJob) -> RewriteResult:
     """Live rows of small files anew; of large ones the places of those that are gone."""
     objects, client = here.server.files, life().client
     here.world.point("read what is compacted")
@@ -184,12 +211,17 @@ def _compact(job: Job) -> Done:
     replaced, gone = [], {}
     for source in job.sources:
         file = objects[source.path]
-        hidden = {n for hiding in source.hiding for path, n in objects[hiding.path].rows
-                  if path == source.path}  # fmt: skip
+        hidden = {
+            n
+            for hiding in source.hiding
+            for path, n in objects[hiding.path].rows
+            if path == source.path
+        }
         dead = hidden | {
-            n for n, (key, _) in enumerate(file.rows)
+            n
+            for n, (key, _) in enumerate(file.rows)
             if any(key in objects[d.path].rows for d in job.deletes if d.sequence > source.sequence)
-        }  # fmt: skip
+        }
         if source.small or len(dead) >= job.share * source.rows:
             replaced.append(source.path)
             rows += [row for n, row in enumerate(file.rows) if n not in dead]
@@ -200,8 +232,8 @@ def _compact(job: Job) -> Done:
     if rows:
         path = f"{job.prefix}-{here.world.number()}.parquet"
         made = client.written(File(f"/compacted/{path}", tuple(rows), size=10 * len(rows)))
-        files = [WrittenFile(made.descriptor, len(rows), made.size)]
-    return Done(tuple(files), tuple(replaced), gone)  # type: ignore[arg-type]
+        files = [DataFileDescriptor(made.descriptor, len(rows), made.size)]
+    return RewriteResult(tuple(files), tuple(replaced), gone)  # type: ignore[arg-type]
 
 
 def _mask(_shape: object, prefix: str, _v: int, descriptor: str, gone: Sequence[int]) -> str:
@@ -224,7 +256,7 @@ class _Json:
         return _Json._encode(value)
 
 
-_parse = ledger.parse
+_parse = entry.parse
 
 
 def _parsed(summary: Mapping[str, str]) -> Any:
@@ -244,34 +276,62 @@ def _new(*_: object) -> tuple[str, str, str]:
 def simulated() -> Iterator[None]:
     """The code under test in the world that `here` names."""
     everywhere = {
-        life_module: {"Table": Table, "time": _Time},
-        sink_module: {"Catalog": Catalog, "Table": Table, "Life": SimulatedLife, "time": _Time,
-                      "threading": _Threading, "uuid": _Uuid, "publish": lambda *_: None,
-                      "_running": _Nowhere(), "shaped": lambda *_: _SHAPE, "Ranges": Feed},
-        commit: {"uuid": _Uuid},
+        life_module: {"JavaTable": Table, "time": _Time},
+        sink_module: {
+            "JavaCatalog": Catalog,
+            "JavaTable": Table,
+            "Startup": SimulatedLife,
+            "time": _Time,
+            "threading": _Threading,
+            "uuid": _Uuid,
+            "publish": lambda *_: None,
+            "_running": _Nowhere(),
+            "writer_spec": lambda *_: _SHAPE,
+            "KafkaSource": Feed,
+        },
+        query: {"threading": _Unwatched},
+        protocol: {"uuid": _Uuid},
         committer: {"time": _Time, "threading": _Threading, "ThreadPoolExecutor": _Pool},
-        tables: {"time": _Time, "threading": _Threading, "ThreadPoolExecutor": _Pool,
-                 "shaped": lambda *_: _SHAPE},
-        maintain: {"time": _Time, "uuid": _Uuid, "KEPT": 3, "AT_ONCE": 2, "MOST": 8},
-        compact: {"uuid": _Uuid, "compact": _compact, "mask": _mask, "Schema": _SCHEMA},
-        index: {"write": _index_write, "read": _index_read, "ordered": lambda rows: rows,
-                "put": lambda _s, _p, rows: _index_file(rows), "FANOUT": 4},
-        ledger: {"parse": _parsed, "json": _Json},
-        stage: {"json": _Json},
-    }  # fmt: skip
+        tables: {
+            "time": _Time,
+            "threading": _Threading,
+            "ThreadPoolExecutor": _Pool,
+            "writer_spec": lambda *_: _SHAPE,
+        },
+        tasks: {"time": _Time, "uuid": _Uuid, "KEPT": 3, "AT_ONCE": 2, "MOST": 8},
+        rewrite_data_files: {"uuid": _Uuid, "rewrite": _compact, "mask": _mask, "Schema": _SCHEMA},
+        index: {
+            "write": _index_write,
+            "read": _index_read,
+            "ends": _index_ends,
+            "ordered": lambda rows: rows,
+            "put": lambda _s, _p, rows: _index_file(rows),
+            "FANOUT": 4,
+        },
+        entry: {"parse": _parsed, "json": _Json},
+        staged_batch: {"json": _Json},
+    }
     with ExitStack() as stack:
         for module, names in everywhere.items():
             for name, value in names.items():
                 stack.enter_context(mock.patch.object(module, name, value))
-        for made in (committer.Committer, maintain.Keeper, maintain.Upkeep, maintain.Expiry,
-                     compact.Compaction):  # fmt: skip
+        for made in (
+            committer.Committer,
+            tasks.MaintenanceTask,
+            tasks.RewriteIndexFiles,
+            tasks.ExpireSnapshots,
+            rewrite_data_files.RewriteDataFiles,
+        ):
             defaults = {**made.__init__.__kwdefaults__, "clock": _Time}
             stack.enter_context(mock.patch.object(made.__init__, "__kwdefaults__", defaults))
-        stack.enter_context(mock.patch.object(tables.Tables, "_new", _new))
+        stack.enter_context(mock.patch.object(tables.SinkTables, "_new", _new))
         # A set of names has another order in every process.
-        opened = tables.Tables.open
-        stack.enter_context(mock.patch.object(
-            tables.Tables, "open", lambda self, names: opened(self, sorted(names))))  # fmt: skip
+        opened = tables.SinkTables.open
+        stack.enter_context(
+            mock.patch.object(
+                tables.SinkTables, "open", lambda self, names: opened(self, sorted(names))
+            )
+        )
         yield
 
 
@@ -291,15 +351,15 @@ class Feed:
     def template(self, table: str) -> str:
         return table
 
-    def look(self, *_: object) -> Origin:
-        return Origin("cluster", {"t": "topic-id"})
+    def look(self, *_: object) -> TopicIdentity:
+        return TopicIdentity("cluster", {"t": "topic-id"})
 
     def start(self, position: Cut) -> Cut:
         return Cut({**dict.fromkeys(self.topic.ends, 0), **position})
 
     def check(self, _: object) -> None: ...
 
-    def resume(self, reached: Reached, epoch: str) -> None:
+    def resume(self, reached: StreamPosition, epoch: str) -> None:
         """All claims are made, and what is staged was read."""
         self.life.begins(int(epoch))
         ahead = {p: end for p, end in self.topic.ends.items() if end > reached.cut.get(p, 0)}
@@ -327,11 +387,12 @@ class Feed:
 
     def close(self) -> None: ...
 
-    def write(self, ranges: Sequence[Range], _: int, reached: Reached) -> Written | None:
+    def write(self, ranges: Sequence[Range], _: int, reached: StreamPosition) -> WriteResult | None:
         topic, held = self.topic, self._host._tables
         one = self._host.config.one_table
-        wanted = [n for r in ranges for o in range(r.start, r.end)
-                  for n in topic.tables(r.partition, o)]  # fmt: skip
+        wanted = [
+            n for r in ranges for o in range(r.start, r.end) for n in topic.tables(r.partition, o)
+        ]
         if one and not held.held and not wanted:
             wanted = topic.names
         self._provide(wanted)
@@ -340,51 +401,69 @@ class Feed:
         touched = {}
         for name in dict.fromkeys(wanted):
             floor = held[name].floor
-            above = [Range(r.partition, min(r.end, max(r.start, floor.get(r.partition, 0))), r.end)
-                     for r in ranges]  # fmt: skip
+            above = [
+                Range(r.partition, min(r.end, max(r.start, floor.get(r.partition, 0))), r.end)
+                for r in ranges
+            ]
             above = [r for r in above if len(r) or r.partition not in floor]
-            if above and (one or any(topic.routed(name, r.partition, r.start, r.end)
-                                     for r in above)):  # fmt: skip
+            if above and (
+                one or any(topic.routed(name, r.partition, r.start, r.end) for r in above)
+            ):
                 touched[name] = self._of_table(name, above)
         begin = Cut({**{r.partition: r.start for r in ranges}, **reached.cut})
         total = () if one else tuple(self._tally(r, None) for r in ranges)
-        return Written(begin, reached.cut.after(ranges), touched, self.look(), {}, total=total)
+        return WriteResult(begin, reached.cut.after(ranges), touched, self.look(), {}, total=total)
 
-    def _tally(self, r: Range, name: str | None) -> Tally:
+    def _tally(self, r: Range, name: str | None) -> RangeCounts:
         fates = [self.topic.fate(r.partition, o) for o in range(r.start, r.end)]
         routed = fates.count("routed")
-        mine = routed if name is None else len(
-            self.topic.routed(name, r.partition, r.start, r.end))  # fmt: skip
-        return Tally(r, mine, 0, fates.count("skipped") + routed - mine, fates.count("invisible"))
+        mine = routed if name is None else len(self.topic.routed(name, r.partition, r.start, r.end))
+        return RangeCounts(
+            r, mine, 0, fates.count("skipped") + routed - mine, fates.count("invisible")
+        )
 
-    def _of_table(self, name: str, ranges: Sequence[Range]) -> WrittenTable:
+    def _of_table(self, name: str, ranges: Sequence[Range]) -> TableWriteResult:
         topic, client = self.topic, self.life.client
-        places = [(r.partition, o) for r in ranges
-                  for o in topic.routed(name, r.partition, r.start, r.end)]  # fmt: skip
+        places = [
+            (r.partition, o)
+            for r in ranges
+            for o in topic.routed(name, r.partition, r.start, r.end)
+        ]
         path = f"/{name}/data/{self._host.prefix}-{here.world.number()}"
         size = here.world.dice.choice((10, 100))
         tallies = [self._tally(r, name) for r in ranges]
         if topic.modes[name] == "append":
             rows: Sequence[Any] = [(p.number, o) for p, o in places]
             if not rows:
-                return WrittenTable(tuple(tallies), ())
+                return TableWriteResult(tuple(tallies), ())
             file = client.written(File(f"{path}.parquet", tuple(rows), size=size))
-            return WrittenTable(tuple(tallies), (WrittenFile(file.descriptor, len(rows), size),))
+            return TableWriteResult(
+                tuple(tallies), (DataFileDescriptor(file.descriptor, len(rows), size),)
+            )
         last = {topic.key(p, o): (p, o) for p, o in places}
         live = {k: (p.number, o) for k, (p, o) in last.items() if not topic.tombstone(p, o)}
         per: dict[Partition, int] = {}
         for key, (p, _) in last.items():
             per[p] = per.get(p, 0) + (key in live)
-        tallies = [Tally(t.range, per.get(t.range.partition, 0), 0, t.skipped, t.invisible,
-                         t.written - per.get(t.range.partition, 0)) for t in tallies]  # fmt: skip
+        tallies = [
+            RangeCounts(
+                t.range,
+                per.get(t.range.partition, 0),
+                0,
+                t.skipped,
+                t.invisible,
+                t.written - per.get(t.range.partition, 0),
+            )
+            for t in tallies
+        ]
         files, deletes = [], []
         if live:
             file = client.written(File(f"{path}.parquet", tuple(live.items()), size=size))
-            files.append(WrittenFile(file.descriptor, len(live), size))
+            files.append(DataFileDescriptor(file.descriptor, len(live), size))
         if last:
             file = client.written(File(f"{path}-keys.parquet", tuple(last), "equality-deletes"))
-            deletes.append(WrittenFile(file.descriptor, len(last), 10))
-        return WrittenTable(tuple(tallies), tuple(files), tuple(deletes), len(last))
+            deletes.append(DataFileDescriptor(file.descriptor, len(last), 10))
+        return TableWriteResult(tuple(tallies), tuple(files), tuple(deletes), len(last))
 
 
 class Stream:
@@ -428,8 +507,11 @@ class Stream:
             while self.isActive:
                 here.world.point("trigger")
                 cut = sink._reached.cut
-                ranges = [Range(p, cut.get(p, 0), min(end, cut.get(p, 0) + dice.randint(1, 4)))
-                          for p, end in topic.ends.items() if end > cut.get(p, 0)]  # fmt: skip
+                ranges = [
+                    Range(p, cut.get(p, 0), min(end, cut.get(p, 0) + dice.randint(1, 4)))
+                    for p, end in topic.ends.items()
+                    if end > cut.get(p, 0)
+                ]
                 if not ranges:
                     here.world.wait(topic, None)
                     continue
@@ -489,14 +571,28 @@ def config(
 ) -> Config:
     """`names`: name, mode and branch of each table."""
     return Config(
-        sink=SinkConfig(SINK, topics=("t",), index=INDEX, commit_interval=interval,
-                        max_pending_batches=bound, patience="1m"),
-        kafka=Settings({"bootstrap.servers": "x"}), decode=DecodeConfig("json"),
-        tables=tuple(TableConfig(name, mode=mode, key=("k",) if mode == "upsert" else (),
-                                 branch=branch, compact_after=after)
-                     for name, mode, branch in names),
+        sink=SinkConfig(
+            SINK,
+            topics=("t",),
+            index_table=INDEX,
+            commit_interval=interval,
+            max_pending_batches=bound,
+            unavailable_timeout="1m",
+        ),
+        kafka=Settings({"bootstrap.servers": "x"}),
+        decode=DecodeConfig("json"),
+        tables=tuple(
+            TableConfig(
+                name,
+                mode=mode,
+                key=("k",) if mode == "upsert" else (),
+                branch=branch,
+                compact_after_commits=after,
+            )
+            for name, mode, branch in names
+        ),
         routes=(RouteConfig(topics=("t",), to=(names[0][0],)),) if len(names) > 1 else (),
-    )  # fmt: skip
+    )
 
 
 class Life:
@@ -545,8 +641,7 @@ class Life:
         assert self.sink is not None
         if self.sink.committer.failure is not None:
             self.error, self.over = self.sink.committer.failure, True
-        elif (not self.asked and not query.isActive
-              and (error := query.exception()) is not None):  # fmt: skip
+        elif not self.asked and not query.isActive and (error := query.exception()) is not None:
             self.error = from_traceback(str(error)) or FrazilError(str(error))
             self.over = True
         return self.over

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any
 
-from frazil.core.errors import Expired
-from frazil.core.offsets import Cut, Partition
-from frazil.ingest import stage
-from frazil.table import ledger
-from frazil.table.commit import witness_tag
-from frazil.table.ledger import PREFIX, Entry
+from frazil.commit.protocol import ledger_tag
+from frazil.errors import Expired
+from frazil.ledger import entry as ledger
+from frazil.ledger import staged_batch
+from frazil.ledger.entry import PREFIX, LedgerEntry
+from frazil.offsets import Cut, Partition
 from tests.simulation.catalog import Held, Meta, Server
 
 SINK = "s"
@@ -68,8 +68,9 @@ class Model:
 
     __slots__ = ("end", "epoch", "ids", "rows")
 
-    def __init__(self, rows: dict[Any, Any], end: Mapping[Partition, int], epoch: int,
-                 ids: tuple[str, ...]) -> None:  # fmt: skip
+    def __init__(
+        self, rows: dict[Any, Any], end: Mapping[Partition, int], epoch: int, ids: tuple[str, ...]
+    ) -> None:
         self.rows = rows
         self.end = end
         self.epoch = epoch
@@ -121,10 +122,12 @@ class Oracle:
             more = sorted(map(str, seen.keys() - wanted.keys()))
             other = [k for k in wanted.keys() & seen.keys() if wanted[k] != seen[k]]
             rule = "I4" if self.topic.modes.get(name) == "upsert" else "I1/I2/I6"
-            self.world.violated(rule, f"{name} snapshot {held.snapshot.id}: lost {lost}, too many "
-                                f"{more}, other {other}")  # fmt: skip
+            self.world.violated(
+                rule,
+                f"{name} snapshot {held.snapshot.id}: lost {lost}, too many {more}, other {other}",
+            )
 
-    def _ours(self, name: str, above: Model, held: Held, entry: Entry) -> Model:
+    def _ours(self, name: str, above: Model, held: Held, entry: LedgerEntry) -> Model:
         violated = self.world.violated
         where = f"{name} snapshot {held.snapshot.id}"
         if not self.ledgers:
@@ -146,12 +149,15 @@ class Oracle:
             violated("I1", f"{where} goes back from {entry.begin} to {entry.end}")
         for partition, offset in begin.items() if name != INDEX else ():
             if partition not in above.end and self.topic.routed(name, partition, 0, offset):
-                violated("I1", f"{where} begins with {partition} at {offset}, and what is before "
-                         "it is not there")  # fmt: skip
+                violated(
+                    "I1",
+                    f"{where} begins with {partition} at {offset}, and what is before "
+                    "it is not there",
+                )
         self.there.setdefault(name, set()).update(entry.commit_ids)
         return self._told(name, above, held, entry, where)
 
-    def _told(self, name: str, above: Model, held: Held, entry: Entry, where: str) -> Model:
+    def _told(self, name: str, above: Model, held: Held, entry: LedgerEntry, where: str) -> Model:
         """What the entry says that was added."""
         violated = self.world.violated
         if name == INDEX:
@@ -171,21 +177,30 @@ class Oracle:
                 else:
                     rows[self.topic.key(partition, offset)] = (partition.number, offset)
         if not upsert and f'"written":{written},' not in held.snapshot.summary["frazil.counts"]:
-            violated("I3", f"{where} says {held.snapshot.summary['frazil.counts']}, and has "
-                     f"{written} rows")  # fmt: skip
+            violated(
+                "I3",
+                f"{where} says {held.snapshot.summary['frazil.counts']}, and has {written} rows",
+            )
         return Model(rows, entry.end, entry.epoch, entry.commit_ids)
 
-    def _index(self, above: Model, held: Held, entry: Entry, where: str) -> Model:
+    def _index(self, above: Model, held: Held, entry: LedgerEntry, where: str) -> Model:
         """The position: all that lies below it is in the tables. (Or was, until others came.)"""
         for partition, end in entry.end.items():
             begin = above.end.get(partition, entry.begin[partition])
             for offset in range(begin, end):
                 for name in self.topic.tables(partition, offset):
                     if (partition, offset) not in self.ever[name]:
-                        self.world.violated("I1", f"{where} has the position {entry.end}, and "
-                                            f"{name} lacks {partition} {offset}")  # fmt: skip
-        new = [row for file, sequence in held.files if sequence == held.snapshot.sequence
-               for row in file.rows]  # fmt: skip
+                        self.world.violated(
+                            "I1",
+                            f"{where} has the position {entry.end}, and "
+                            f"{name} lacks {partition} {offset}",
+                        )
+        new = [
+            row
+            for file, sequence in held.files
+            if sequence == held.snapshot.sequence
+            for row in file.rows
+        ]
         rows = {**above.rows, **dict.fromkeys(new, 1)}
         if not self.ledgers:
             return Model(rows, entry.end, entry.epoch, entry.commit_ids)
@@ -198,11 +213,15 @@ class Oracle:
             found.sort()
             for (_, end), (start, _) in pairwise(found):
                 if end != start:
-                    self.world.violated("I1/I2", f"{where}: its rows of {partition} do not join: "
-                                        f"{found}")  # fmt: skip
+                    self.world.violated(
+                        "I1/I2", f"{where}: its rows of {partition} do not join: {found}"
+                    )
             if found[-1][1] != entry.end.get(partition):
-                self.world.violated("I1", f"{where}: its rows of {partition} end at "
-                                    f"{found[-1][1]}, the position is {entry.end}")  # fmt: skip
+                self.world.violated(
+                    "I1",
+                    f"{where}: its rows of {partition} end at "
+                    f"{found[-1][1]}, the position is {entry.end}",
+                )
         return Model(rows, entry.end, entry.epoch, entry.commit_ids)
 
     def _other(self, above: Model, held: Held) -> Model:
@@ -231,15 +250,17 @@ class Oracle:
             if tag.startswith("frazil/") and was is not None and self.ledgers:
                 now = after.snapshots[number].snapshot
                 if now.sequence < was.snapshot.sequence and not self.harm:
-                    self.world.violated("H4", f"{tag} of {name} moves back from "
-                                        f"{was.snapshot.id} to {now.id}")  # fmt: skip
+                    self.world.violated(
+                        "H4", f"{tag} of {name} moves back from {was.snapshot.id} to {now.id}"
+                    )
 
     def moved(self, name: str, before: Meta, after: Meta, branch: str) -> None:
         """A commit of the sink set its branch to a snapshot that was there: whose are lost?"""
         was = before.refs.get(branch)
         if was is not None and was not in [each.id for each in after.history(branch)]:
-            self.world.violated("I6", f"a commit set {branch} of {name} back from {was} to "
-                                f"{after.refs.get(branch)}")  # fmt: skip
+            self.world.violated(
+                "I6", f"a commit set {branch} of {name} back from {was} to {after.refs.get(branch)}"
+            )
 
     def done(self, epoch: int, batch: int, branches: Mapping[str, str]) -> None:
         """A life says that a batch is done: no expiry can take its entries any more."""
@@ -253,8 +274,11 @@ class Oracle:
                 mine = entry is not None and entry.ranges and entry.epoch <= epoch
                 if mine and entry.batches[1] <= batch:  # type: ignore[union-attr]
                     if tag is None or tag.snapshot.sequence < snapshot.sequence:
-                        self.world.violated("H4", f"a batch is done, and the witness of {name} is "
-                                            f"behind snapshot {snapshot.id}")  # fmt: skip
+                        self.world.violated(
+                            "H4",
+                            f"a batch is done, and the witness of {name} is "
+                            f"behind snapshot {snapshot.id}",
+                        )
                     break
 
     # ── a reader ─────────────────────────────────────────────────────────────────────────────
@@ -280,8 +304,9 @@ class Oracle:
     def _readable(self, held: Held) -> None:
         for path in held.paths:
             if path not in self.server.objects:
-                self.world.violated("I5", f"snapshot {held.snapshot.id} needs {path}, and it is "
-                                    "gone")  # fmt: skip
+                self.world.violated(
+                    "I5", f"snapshot {held.snapshot.id} needs {path}, and it is gone"
+                )
 
     # ── an object was deleted ────────────────────────────────────────────────────────────────
 
@@ -291,8 +316,10 @@ class Oracle:
         for name, meta in self.server.tables.items():
             for held in self._live(meta) if "moved" not in self.harm.get(name, ()) else ():
                 if path in held.paths:
-                    self.world.violated("I5", f"{path} is deleted, and snapshot "
-                                        f"{held.snapshot.id} of {name} needs it")  # fmt: skip
+                    self.world.violated(
+                        "I5",
+                        f"{path} is deleted, and snapshot {held.snapshot.id} of {name} needs it",
+                    )
 
     @staticmethod
     def _live(meta: Meta) -> Iterable[Held]:
@@ -303,7 +330,7 @@ class Oracle:
 
     def _unstaged(self, path: str, content: bytes) -> None:
         """What is in a table and not in the index is told of by the staged batch alone."""
-        batch = stage.load(content)
+        batch = staged_batch.load(content)
         if batch is None or INDEX not in self.server.tables:
             return
         head = self.server.tables[INDEX].head("main")
@@ -314,8 +341,11 @@ class Oracle:
             return  # a life that begins has another one for the same ranges, and a floor
         for name in batch.names:
             if batch.commit_id in self.there.get(name, ()):
-                self.world.violated("I8", f"{path} is deleted: its batch is in {name} and not in "
-                                    f"the index, which is at {position}")  # fmt: skip
+                self.world.violated(
+                    "I8",
+                    f"{path} is deleted: its batch is in {name} and not in "
+                    f"the index, which is at {position}",
+                )
 
     # ── at the end ───────────────────────────────────────────────────────────────────────────
 
@@ -331,21 +361,29 @@ class Oracle:
     def excused(self, error: BaseException | None) -> bool:
         """May a life stop with this? After some harm; or where it cannot tell what was applied."""
         unsure = isinstance(error, Expired) and "cannot be told" in str(error)
-        return bool(self.harm) or (unsure and bool(self.bridged))
+        unsure |= "nothing shows" in str(error)
+        return bool(self.harm) or (unsure and bool(self.bridged) and self.server.kept < 100)
 
     def complete(self, branches: Mapping[str, str]) -> str:
         """What is missing, when nothing should be."""
         if not self.position().reaches(self.topic.ends):
             return f"the position is {self.position()}, the topic ends at {Cut(self.topic.ends)}"
         for name in self.topic.names:
-            wanted = {(p, o) for p, end in self.topic.ends.items()
-                      for o in self.topic.routed(name, p, 0, end)}  # fmt: skip
+            wanted = {
+                (p, o)
+                for p, end in self.topic.ends.items()
+                for o in self.topic.routed(name, p, 0, end)
+            }
             if wanted - self.ever[name]:
                 return f"{name} never had {sorted(wanted - self.ever[name])}"
             meta = self.server.tables.get(name)
             head = meta.head(branches[name]) if meta else None
-            if wanted and (head is None or not Cut(head.model.end).reaches(
-                    {p: max(o for q, o in wanted if q == p) + 1 for p, _ in wanted})):  # fmt: skip
+            if wanted and (
+                head is None
+                or not Cut(head.model.end).reaches(
+                    {p: max(o for q, o in wanted if q == p) + 1 for p, _ in wanted}
+                )
+            ):
                 return f"{name} ends at {Cut(head.model.end) if head else None}"
         return ""
 
@@ -366,4 +404,4 @@ def forgotten(meta: Meta, branch: str, kept: Iterable[int]) -> str:
 
 
 def witness(branch: str) -> str:
-    return witness_tag(SINK) if branch == "main" else f"{witness_tag(SINK)}/{branch}"
+    return ledger_tag(SINK) if branch == "main" else f"{ledger_tag(SINK)}/{branch}"

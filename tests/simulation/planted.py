@@ -12,18 +12,20 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from frazil import life
-from frazil.core.errors import Fenced, FrazilError, Retryable, Unavailable, Unknown
-from frazil.core.offsets import Cut
-from frazil.ingest import stage
-from frazil.ingest.stage import StagedBatch
-from frazil.life import Life
+from frazil import startup
+from frazil.commit import committer, protocol
+from frazil.commit.committer import Committer
+from frazil.commit.protocol import DecidedAppend, RefusedCommit, TableCommitter
+from frazil.commit.tables import SinkTables
+from frazil.errors import CommitStateUnknown, Fenced, FrazilError, Retryable, Unavailable
+from frazil.ledger import entry as ledger
+from frazil.ledger import index, staged_batch
+from frazil.ledger.entry import LedgerEntry, LedgerHead, Snapshot
+from frazil.ledger.staged_batch import StagedBatch
+from frazil.maintenance import tasks
+from frazil.offsets import Cut
 from frazil.sink import Sink
-from frazil.table import commit, committer, ledger, maintain
-from frazil.table.commit import Append, Refuse, Target
-from frazil.table.committer import Committer
-from frazil.table.ledger import Entry, Head, Snapshot
-from frazil.table.tables import Tables
+from frazil.startup import Startup
 from tests.simulation import catalog
 from tests.simulation.catalog import Server, Table
 from tests.simulation.life import SimulatedLife, here
@@ -31,11 +33,14 @@ from tests.simulation.oracle import INDEX
 
 Planting = Callable[[ExitStack], None]
 PLANTED: dict[str, Planting] = {}
+#: Those that schedules with little but foreign hands show.
+WILD: set[str] = set()
 
 
-def planted(name: str) -> Callable[[Planting], Planting]:
+def planted(name: str, wild: bool = False) -> Callable[[Planting], Planting]:
     def keep(planting: Planting) -> Planting:
         PLANTED[name] = planting
+        WILD.update([name] if wild else [])
         return planting
 
     return keep
@@ -60,26 +65,26 @@ def put(stack: ExitStack, where: Any, name: str, value: Any) -> Any:
 
 @planted("no compare-and-set")
 def _(stack: ExitStack) -> None:
-    put(stack, Target, "_compare", lambda *_: lambda history: None)
+    put(stack, TableCommitter, "_compare", lambda *_: lambda history: None)
 
 
 @planted("the check looks at main, whatever the branch")
 def _(stack: ExitStack) -> None:
     """H3."""
-    was = Target._compare
+    was = TableCommitter._compare
 
-    def compare(self: Target, head: Head, entry: Entry) -> Any:
+    def compare(self: TableCommitter, head: LedgerHead, entry: LedgerEntry) -> Any:
         check = was(self, head, entry)
         return lambda history: check(self.table.history("main"))
 
-    put(stack, Target, "_compare", compare)
+    put(stack, TableCommitter, "_compare", compare)
 
 
 @planted("check-then-commit")
 def _(stack: ExitStack) -> None:
     """The table is looked at once, and the commit is not made again where another was first."""
 
-    def compare(self: Target, head: Head, entry: Entry) -> Any:
+    def compare(self: TableCommitter, head: LedgerHead, entry: LedgerEntry) -> Any:
         first: list[bool] = []
 
         def check(history: Iterator[Snapshot]) -> str | None:
@@ -91,25 +96,29 @@ def _(stack: ExitStack) -> None:
 
         return check
 
-    put(stack, Target, "_compare", compare)
+    put(stack, TableCommitter, "_compare", compare)
 
 
 @planted("whatever was seen is forgotten: any newest entry will do")
 def _(stack: ExitStack) -> None:
-    was = commit.decide
-    put(stack, commit, "decide", lambda table, head, seen, entry: was(table, head, head.commit_id,
-                                                                      entry))  # fmt: skip
+    was = protocol.decide
+    put(
+        stack,
+        protocol,
+        "decide",
+        lambda table, head, seen, entry: was(table, head, head.commit_id, entry),
+    )
 
 
 @planted("the ledger need not be continued")
 def _(stack: ExitStack) -> None:
-    was = commit.decide
+    was = protocol.decide
 
-    def decide(table: str, head: Head, seen: str | None, entry: Entry) -> Any:
+    def decide(table: str, head: LedgerHead, seen: str | None, entry: LedgerEntry) -> Any:
         there = head.entry.end if head.entry else entry.begin
         return was(table, head, seen, replace(entry, begin=there))
 
-    put(stack, commit, "decide", decide)
+    put(stack, protocol, "decide", decide)
 
 
 # ── lives ────────────────────────────────────────────────────────────────────────────────────────
@@ -117,42 +126,54 @@ def _(stack: ExitStack) -> None:
 
 @planted("no epoch when it is decided")
 def _(stack: ExitStack) -> None:
-    was = commit.decide
-    put(stack, commit, "decide", lambda table, head, seen, entry: was(
-        table, head, seen, replace(entry, epoch=10**9)))  # fmt: skip
+    was = protocol.decide
+    put(
+        stack,
+        protocol,
+        "decide",
+        lambda table, head, seen, entry: was(table, head, seen, replace(entry, epoch=10**9)),
+    )
 
 
 @planted("a claim does not look at epochs")
 def _(stack: ExitStack) -> None:
-    def claim(self: Target, extend: Any = lambda end: end, **more: Any) -> Head:
+    def claim(self: TableCommitter, extend: Any = lambda end: end, **more: Any) -> LedgerHead:
         real, self.epoch = self.epoch, 10**9
         try:
             return _claim(self, real, extend, **more)
         finally:
             self.epoch = real
 
-    put(stack, Target, "claim", claim)
+    put(stack, TableCommitter, "claim", claim)
 
 
-def _claim(self: Target, epoch: int, extend: Any, **_: Any) -> Head:
-    for _attempt in range(commit.ATTEMPTS):
+def _claim(self: TableCommitter, epoch: int, extend: Any, **_: Any) -> LedgerHead:
+    for _attempt in range(protocol.ATTEMPTS):
         head = self.head()
         self._saw(head.entry)
         end = extend(head.entry.end if head.entry else Cut())
-        base = head.entry or Entry(self.sink, 0, (), (0, 0), Cut(), Cut())
-        claim = replace(base, epoch=epoch, commit_ids=(f"claim-{here.world.number()}",), begin=end,
-                        end=end, unwritten={}, rows=0, keys=0)  # fmt: skip
+        base = head.entry or LedgerEntry(self.sink, 0, (), (0, 0), Cut(), Cut())
+        claim = replace(
+            base,
+            epoch=epoch,
+            commit_ids=(f"claim-{here.world.number()}",),
+            begin=end,
+            end=end,
+            unwritten={},
+            rows=0,
+            keys=0,
+        )
         try:
             self.commit([], claim)
             return self.head()
-        except (commit.Gap, commit.Overlap):
+        except (protocol.Gap, protocol.Overlap):
             continue
     raise Unavailable("cannot claim")
 
 
 @planted("the same epoch again")
 def _(stack: ExitStack) -> None:
-    def take(self: Life, target: Target, extend: Any = lambda end: end) -> None:
+    def take(self: Startup, target: TableCommitter, extend: Any = lambda end: end) -> None:
         there = target.head().entry
         target.epoch = max(1, there.epoch if there else 1)
         self.epoch = target.epoch
@@ -160,22 +181,22 @@ def _(stack: ExitStack) -> None:
         assert head.snapshot is not None
         target.witness(head.snapshot)
 
-    put(stack, Life, "_take", take)
+    put(stack, Startup, "_take", take)
 
 
 @planted("a claim without compare-and-set")
 def _(stack: ExitStack) -> None:
-    was = Target._compare
+    was = TableCommitter._compare
 
-    def compare(self: Target, head: Head, entry: Entry) -> Any:
+    def compare(self: TableCommitter, head: LedgerHead, entry: LedgerEntry) -> Any:
         return was(self, head, entry) if entry.ranges else lambda history: None
 
-    put(stack, Target, "_compare", compare)
+    put(stack, TableCommitter, "_compare", compare)
 
 
 @planted("only the index is claimed")
 def _(stack: ExitStack) -> None:
-    put(stack, Tables, "take", lambda *_: None)
+    put(stack, SinkTables, "take", lambda *_: None)
 
 
 @planted("the index is claimed last")
@@ -185,7 +206,7 @@ def _(stack: ExitStack) -> None:
     def claim(self: Any, spark: Any) -> None:
         real, last = self._take, []
 
-        def take(target: Target, *more: Any) -> None:
+        def take(target: TableCommitter, *more: Any) -> None:
             if target is self.target:
                 target.epoch = self.epoch
                 last.append((target, *more))
@@ -199,10 +220,10 @@ def _(stack: ExitStack) -> None:
             del self._take
         real(*last[0])
 
-    put(stack, Life, "claim", claim)
+    put(stack, Startup, "claim", claim)
 
 
-_REAL_CLAIM, _REAL_RECOVER = Life.claim, Life.recover
+_REAL_CLAIM, _REAL_RECOVER = Startup.claim, Startup.recover
 
 
 @planted("a life that was overtaken while it started goes on")
@@ -216,7 +237,7 @@ def _(stack: ExitStack) -> None:
         self._recovered = None
         take = self._take
 
-        def first(target: Target, *more: Any) -> None:
+        def first(target: TableCommitter, *more: Any) -> None:
             if target is self.target and target.head().entry is not None:
                 try:
                     self._recovered = _REAL_RECOVER(self)
@@ -232,8 +253,8 @@ def _(stack: ExitStack) -> None:
         found = getattr(self, "_recovered", None)
         return found if found is not None else _REAL_RECOVER(self)
 
-    put(stack, Life, "claim", claim)
-    put(stack, Life, "recover", recover)
+    put(stack, Startup, "claim", claim)
+    put(stack, Startup, "recover", recover)
 
 
 # ── what came of a commit ────────────────────────────────────────────────────────────────────────
@@ -258,33 +279,37 @@ def _(stack: ExitStack) -> None:
 
 @planted("everything that is left over is swept, the live list too")
 def _(stack: ExitStack) -> None:
-    put(stack, Target, "_sweep", lambda self, leftovers, live: [
-        self.table.delete(path) for path in leftovers])  # fmt: skip
+    put(
+        stack,
+        TableCommitter,
+        "_sweep",
+        lambda self, leftovers, live: [self.table.delete(path) for path in leftovers],
+    )
 
 
 @planted("an unknown answer counts as success")
 def _(stack: ExitStack) -> None:
-    was = Target.commit
+    was = TableCommitter.commit
     append = Table.append
 
     def quiet(self: Table, *given: Any, **more: Any) -> None:
         try:
             append(self, *given, **more)
-        except Unknown:
+        except CommitStateUnknown:
             if given[0]:
                 raise _Assumed from None
             raise  # a claim
 
-    def assuming(self: Target, manifests: Sequence[str], entry: Entry) -> Snapshot:
+    def assuming(self: TableCommitter, manifests: Sequence[str], entry: LedgerEntry) -> Snapshot:
         try:
             return was(self, manifests, entry)
         except _Assumed:
             self._saw(entry)
             found = self.head().snapshot
-            return found or commit.EXPIRED
+            return found or protocol.EXPIRED
 
     put(stack, Table, "append", quiet)
-    put(stack, Target, "commit", assuming)
+    put(stack, TableCommitter, "commit", assuming)
 
 
 class _Assumed(Exception):
@@ -293,34 +318,39 @@ class _Assumed(Exception):
 
 @planted("an error counts as not applied: again, without a look")
 def _(stack: ExitStack) -> None:
-    def commit_(self: Target, manifests: Sequence[str], entry: Entry) -> Snapshot:
+    def commit_(self: TableCommitter, manifests: Sequence[str], entry: LedgerEntry) -> Snapshot:
         head = self.head()
-        decision = commit.decide(self.table.name, head, self.seen, entry)
-        if isinstance(decision, commit.Already):
+        decision = protocol.decide(self.table.name, head, self.seen, entry)
+        if isinstance(decision, protocol.AlreadyCommitted):
             self._saw(entry)
             return decision.snapshot
-        if isinstance(decision, Refuse):
+        if isinstance(decision, RefusedCommit):
             raise decision.error
         for attempt in range(3):
             try:
-                self.table.append(manifests, entry.summary(), branch=self._branch,
-                                  check=lambda history: None, leftovers=[])  # fmt: skip
+                self.table.append(
+                    manifests,
+                    entry.summary(),
+                    branch=self._branch,
+                    check=lambda history: None,
+                    leftovers=[],
+                )
                 self._saw(entry)
                 found = self.head().snapshot
                 assert found is not None
                 return found
-            except (Retryable, Unknown):
-                self._pause(attempt)
+            except (Retryable, CommitStateUnknown):
+                self.pause(attempt)
         raise Unavailable("cannot commit")
 
-    put(stack, Target, "commit", commit_)
+    put(stack, TableCommitter, "commit", commit_)
 
 
 @planted("a new commit id for each try")
 def _(stack: ExitStack) -> None:
     was = committer.entry_of
 
-    def entry_of(batches: Sequence[StagedBatch], *more: Any) -> Entry:
+    def entry_of(batches: Sequence[StagedBatch], *more: Any) -> LedgerEntry:
         ids = tuple(f"try-{here.world.number()}" for _ in batches)
         return replace(was(batches, *more), commit_ids=ids)
 
@@ -329,26 +359,26 @@ def _(stack: ExitStack) -> None:
 
 @planted("what is there already is not recognised")
 def _(stack: ExitStack) -> None:
-    was = commit.decide
+    was = protocol.decide
 
-    def decide(table: str, head: Head, seen: str | None, entry: Entry) -> Any:
+    def decide(table: str, head: LedgerHead, seen: str | None, entry: LedgerEntry) -> Any:
         found = was(table, head, seen, entry)
-        return Append() if isinstance(found, commit.Already) else found
+        return DecidedAppend() if isinstance(found, protocol.AlreadyCommitted) else found
 
-    put(stack, commit, "decide", decide)
-    put(stack, Target, "locate", lambda *_: {})
+    put(stack, protocol, "decide", decide)
+    put(stack, TableCommitter, "locate", lambda *_: {})
 
 
 @planted("what an earlier try left is not looked for")
 def _(stack: ExitStack) -> None:
-    put(stack, Target, "locate", lambda *_: {})
+    put(stack, TableCommitter, "locate", lambda *_: {})
 
 
 @planted("only the newest entry is looked at for what is there")
 def _(stack: ExitStack) -> None:
     """Max id instead of ranges: what lies before a claim on top is not found."""
 
-    def locate(self: Target, batches: Sequence[StagedBatch]) -> dict[str, Snapshot]:
+    def locate(self: TableCommitter, batches: Sequence[StagedBatch]) -> dict[str, Snapshot]:
         head = self.head()
         ids = head.entry.commit_ids if head.entry else ()
         found = {b.commit_id: head.snapshot for b in batches if b.commit_id in ids}
@@ -356,7 +386,7 @@ def _(stack: ExitStack) -> None:
             self._saw(head.entry)
         return found  # type: ignore[return-value]
 
-    put(stack, Target, "locate", locate)
+    put(stack, TableCommitter, "locate", locate)
 
 
 # ── expiry ───────────────────────────────────────────────────────────────────────────────────────
@@ -367,9 +397,9 @@ def _(stack: ExitStack) -> None:
     """H4."""
     was = ledger.head
 
-    def head(*given: Any) -> Head:
+    def head(*given: Any) -> LedgerHead:
         found = was(*given)
-        return found if found.complete else Head(None, None, complete=True)
+        return found if found.complete else LedgerHead(None, None, complete=True)
 
     put(stack, ledger, "head", head)
 
@@ -381,36 +411,36 @@ def _(stack: ExitStack) -> None:
 
 @planted("no witness is set")
 def _(stack: ExitStack) -> None:
-    put(stack, Target, "witness", lambda *_: None)
+    put(stack, TableCommitter, "witness", lambda *_: None)
 
 
 @planted("the tag is moved before the commit")
 def _(stack: ExitStack) -> None:
-    was, witness = Target.commit, Target.witness
+    was, witness = TableCommitter.commit, TableCommitter.witness
 
-    def commit_(self: Target, manifests: Sequence[str], entry: Entry) -> Snapshot:
+    def commit_(self: TableCommitter, manifests: Sequence[str], entry: LedgerEntry) -> Snapshot:
         head = self.head()
         if head.snapshot is not None:
             witness(self, head.snapshot)
         return was(self, manifests, entry)
 
-    put(stack, Target, "commit", commit_)
-    put(stack, Target, "witness", lambda self, snapshot: None)
+    put(stack, TableCommitter, "commit", commit_)
+    put(stack, TableCommitter, "witness", lambda self, snapshot: None)
 
 
 @planted("the witness goes where it is told, also back")
 def _(stack: ExitStack) -> None:
-    def witness(self: Target, snapshot: Snapshot) -> None:
-        for attempt in range(commit.ATTEMPTS):
+    def witness(self: TableCommitter, snapshot: Snapshot) -> None:
+        for attempt in range(protocol.ATTEMPTS):
             there = self.table.tagged(self._tag)
             try:
                 return self.table.tag(self._tag, snapshot.id, there.id if there else None)
-            except commit.Conflict:
-                self._pause(attempt)
+            except protocol.Conflict:
+                self.pause(attempt)
                 self.table.refresh()
         raise Unavailable("cannot move the tag")
 
-    put(stack, Target, "witness", witness)
+    put(stack, TableCommitter, "witness", witness)
 
 
 @planted("expiry takes the witness, too")
@@ -474,7 +504,7 @@ def _(stack: ExitStack) -> None:
         if name in self.progress.stuck and name != committer.INDEX:
             for each in self._pending:
                 if each.lacks(name):
-                    each.snapshots[name] = commit.EXPIRED
+                    each.snapshots[name] = protocol.EXPIRED
 
     put(stack, Committer, "_tried", tried)
 
@@ -523,7 +553,7 @@ def _(stack: ExitStack) -> None:
     """H11: offsets at the tail that hold no record are not counted."""
     was = committer.entry_of
 
-    def entry_of(*given: Any) -> Entry:
+    def entry_of(*given: Any) -> LedgerEntry:
         entry, topic = was(*given), here.oracle.topic
         end = dict(entry.end)
         for partition, offset in entry.end.items():
@@ -538,8 +568,12 @@ def _(stack: ExitStack) -> None:
 @planted("what was for other tables is not counted")
 def _(stack: ExitStack) -> None:
     was = committer.entry_of
-    put(stack, committer, "entry_of", lambda batches, table, epoch, since=None: was(batches, table,
-                                                                                epoch))  # fmt: skip
+    put(
+        stack,
+        committer,
+        "entry_of",
+        lambda batches, table, epoch, since=None: was(batches, table, epoch),
+    )
 
 
 @planted("nothing but rows is counted")
@@ -553,7 +587,7 @@ def _(stack: ExitStack) -> None:
 
 @planted("staged batches are taken as they are listed")
 def _(stack: ExitStack) -> None:
-    put(stack, life, "chain", lambda position, staged, *_: list(staged))
+    put(stack, startup, "chain", lambda position, staged, *_: list(staged))
 
 
 @planted("staged batches are chained by their numbers")
@@ -565,19 +599,19 @@ def _(stack: ExitStack) -> None:
         beyond = [b for b in by_number.values() if not position.reaches(b.end)]
         return sorted(beyond, key=lambda b: b.number)
 
-    put(stack, life, "chain", chain)
+    put(stack, startup, "chain", chain)
 
 
 @planted("staged batches are left where they are")
 def _(stack: ExitStack) -> None:
     """And read again: but some of their tables have them."""
-    put(stack, life, "chain", lambda *_: [])
-    put(stack, Life, "_look_ahead", lambda *_: None)
+    put(stack, startup, "chain", lambda *_: [])
+    put(stack, Startup, "_look_ahead", lambda *_: None)
 
 
 @planted("no floor for a table that is ahead")
 def _(stack: ExitStack) -> None:
-    put(stack, Life, "_look_ahead", lambda *_: None)
+    put(stack, Startup, "_look_ahead", lambda *_: None)
 
 
 @planted("a staged batch is forgotten before it is in the index")
@@ -595,14 +629,14 @@ def _(stack: ExitStack) -> None:
 
 @planted("a torn record of a batch is believed")
 def _(stack: ExitStack) -> None:
-    def load(stored: bytes) -> StagedBatch | None:
+    def load(stored: bytes, path: str = "") -> StagedBatch | None:
         _, _, body = stored.partition(b"\n")
         import hashlib
 
         return was(hashlib.sha256(body.rstrip(b"\n")).hexdigest().encode() + b"\n" + body)
 
-    was = stage.load
-    put(stack, stage, "load", load)
+    was = staged_batch.load
+    put(stack, staged_batch, "load", load)
 
 
 @planted("the checkpoint is believed, not the table")
@@ -612,7 +646,7 @@ def _(stack: ExitStack) -> None:
         start = Cut(dict.fromkeys(found.reached.cut, 0))
         return replace(found, reached=replace(found.reached, cut=start))
 
-    put(stack, Life, "recover", recover)
+    put(stack, Startup, "recover", recover)
 
 
 @planted("rows that an earlier life left untold are told again and again")
@@ -637,18 +671,54 @@ def _(stack: ExitStack) -> None:
 
 @planted("what Iceberg tries again by itself may be among what was expired")
 def _(stack: ExitStack) -> None:
-    was = Target._compare
+    was = TableCommitter._compare
 
-    def compare(self: Target, head: Head, entry: Entry) -> Any:
+    def compare(self: TableCommitter, head: LedgerHead, entry: LedgerEntry) -> Any:
         check = was(self, head, entry)
         return lambda history: None if "were expired" in (why := check(history) or "") else why
 
-    put(stack, Target, "_compare", compare)
+    put(stack, TableCommitter, "_compare", compare)
 
 
-@planted("a table that went back behind its witness is not seen")
+@planted("a table that went back is not seen, neither by its witness nor by the index", wild=True)
 def _(stack: ExitStack) -> None:
-    put(stack, Target, "rolled_back", lambda *_: False)
+    put(stack, TableCommitter, "strayed", lambda *_: None)
+    put(stack, index, "ends", lambda _: {})
+
+
+@planted("a witness with a lower sequence number counts as an ancestor", wild=True)
+def _(stack: ExitStack) -> None:
+    """And nothing shows that it is one: a branch that was rolled back behind it goes on, too."""
+    put(stack, Table, "expired", lambda *_: iter(()))
+    put(stack, TableCommitter, "_carried", lambda *_: True)
+
+
+@planted("staged files are not looked for before they are committed", wild=True)
+def _(stack: ExitStack) -> None:
+    put(stack, Table, "lacking", lambda *_: [])
+
+
+@planted("a batch whose files are gone is left out, and those behind it are taken", wild=True)
+def _(stack: ExitStack) -> None:
+    put(stack, Startup, "_whole", _without_holes)
+
+
+def _without_holes(self: Any, staged: Any, *_: Any) -> Any:
+    whole = [
+        batch
+        for batch in staged
+        if not any(
+            self.tables[table.name].target.table.lacking(table.manifests)
+            for table in batch.tables
+            if table.name in self.tables.held
+        )
+    ]
+    return whole, []
+
+
+@planted("a table's ledger is not compared with the index's rows of it", wild=True)
+def _(stack: ExitStack) -> None:
+    put(stack, index, "ends", lambda _: {})
 
 
 # ── looking after tables ─────────────────────────────────────────────────────────────────────────
@@ -677,7 +747,7 @@ def _(stack: ExitStack) -> None:
             self._tries.remove(each)
         return found
 
-    put(stack, maintain.Keeper, "settle", settle)
+    put(stack, tasks.MaintenanceTask, "settle", settle)
 
 
 @planted("what a rewrite left over is removed with what it needs")
@@ -694,19 +764,23 @@ def naive() -> Iterator[None]:
     after any error, no epochs, no witness. The rest is as it is: ranges, stage, order."""
     with ExitStack() as stack:
 
-        def decide(table: str, head: Head, seen: str | None, entry: Entry) -> Any:
+        def decide(table: str, head: LedgerHead, seen: str | None, entry: LedgerEntry) -> Any:
             there = head.entry.commit_ids if head.entry else ()
             assert head.snapshot is not None or not there
-            return commit.Already(head.snapshot) if entry.commit_ids[-1] in there else Append()  # type: ignore[arg-type]
+            return (
+                protocol.AlreadyCommitted(head.snapshot)
+                if entry.commit_ids[-1] in there
+                else DecidedAppend()
+            )  # type: ignore[arg-type]
 
-        def take(self: Life, target: Target, extend: Any = lambda end: end) -> None:
+        def take(self: Startup, target: TableCommitter, extend: Any = lambda end: end) -> None:
             self.epoch = target.epoch = 1
             _claim(target, 1, extend)
 
-        put(stack, commit, "decide", decide)
-        put(stack, Life, "_take", take)
+        put(stack, protocol, "decide", decide)
+        put(stack, Startup, "_take", take)
         put(stack, SimulatedLife, "still_newest", lambda *_: None)
-        put(stack, Target, "witness", lambda *_: None)
+        put(stack, TableCommitter, "witness", lambda *_: None)
         for name in ("no compare-and-set", "leftovers are deleted at once when a commit fails"):
             PLANTED[name](stack)
         yield

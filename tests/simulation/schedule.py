@@ -8,16 +8,12 @@ must bring everything home, unless foreign hands did what it may stop for.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
-from frazil.core.errors import (
-    Fenced,
-    Gap,
-    Overlap,
-    Retryable,
-    Unknown,
-)
-from frazil.core.offsets import Partition
+from frazil.errors import CommitStateUnknown, Fenced, Gap, Overlap, Retryable
+from frazil.ledger import staged_batch
+from frazil.offsets import Partition
 from tests.simulation.catalog import File, Held, Meta, Request, Server, add, expire
 from tests.simulation.life import Life, config, here
 from tests.simulation.oracle import EFFECT, FOREIGN, INDEX, Oracle, Topic, forgotten, witness
@@ -35,7 +31,30 @@ TABLES = (
 FAULTS = ("down", "conflict", "late", "lost", "read", "torn", "unstored", "stored late", "stored")
 #: What foreign hands do: the first ones need not disturb anybody.
 HARMLESS = ("append", "expire", "rewrite", "expire", "overwrite", "delete", "unstage")
-HARMFUL = ("rollback", "rollforward", "drop", "recreate", "move", "untag")
+HARMFUL = ("rollback", "rollforward", "drop", "recreate", "move", "untag", "restore", "rename")
+#: Where there is little else: what moves a branch, what hides that, and all the others.
+WILD = (
+    "rollback",
+    "rollback",
+    "append",
+    "append",
+    "expire",
+    "expire",
+    "rewrite",
+    "overwrite",
+    "delete",
+    "move",
+    "rollforward",
+    "drop",
+    "recreate",
+    "untag",
+    "unstage",
+    "lose",
+    "lose",
+    "restore",
+    "restore",
+    "rename",
+)
 #: Turns at most, until peace and after it.
 TURNS, PEACE = 60, 400
 
@@ -54,7 +73,12 @@ class Outcome:
 
 class Schedule:
     def __init__(
-        self, seed: int, trace: list[str] | None = None, ledgers: bool = True, hard: bool = False
+        self,
+        seed: int,
+        trace: list[str] | None = None,
+        ledgers: bool = True,
+        hard: bool = False,
+        wild: bool = False,
     ) -> None:
         self.seed = seed
         self.world = world = World(seed, trace)
@@ -73,6 +97,7 @@ class Schedule:
             dice.choice((0, 1, 2)),
         )
         self.server.strict = dice.random() < 0.25
+        self.server.kept = Random(f"{seed} kept").choice((0, 0, 3, 100))
         world.switch = dice.choice((0.02, 0.05, 0.1, 0.25))
         world.die = dice.choice((0.0, 0.005, 0.02, 0.05))
         world.stop = dice.choice((0.0, 0.0, 0.02, 0.05))
@@ -84,7 +109,7 @@ class Schedule:
         hands = dice.choice((0, 0, 1, 2, 3))
         self.hands = dice.sample(HARMLESS, hands) if hands else []
         if dice.random() < 0.25:
-            self.hands += dice.sample(HARMFUL, dice.randint(1, 2))
+            self.hands += dice.sample(HARMFUL[:6], dice.randint(1, 2))
         self.foreign = dice.choice((0.05, 0.2, 0.4)) if self.hands else 0.0
         self.most_lives = dice.randint(1, 2 if small else 4)
         self.takeover = dice.choice((0.0, 0.05, 0.2))
@@ -94,6 +119,11 @@ class Schedule:
             self.stale, self.most_lives, self.takeover = 0.2, 4, 0.1
             self.hands, self.foreign = dice.sample(HARMLESS, 2), 0.1
             world.switch, world.die, world.stop, world.deaths, world.stops = 0.1, 0.02, 0.03, 3, 2
+        if wild:  # foreign hands of every kind, in any order, and little else
+            self.hands = dice.sample(WILD, dice.randint(2, 5))
+            self.foreign = dice.choice((0.1, 0.2, 0.4))
+            self.faults = dict(list(self.faults.items())[:1])
+            self.most_lives, self.takeover = dice.randint(2, 4), dice.choice((0.05, 0.2))
         self.lives: list[Life] = []
         for number in range(dice.randint(1, 2)):
             self.topic.ends[Partition("t", number)] = dice.randint(1, 3 if small else 6)
@@ -203,7 +233,7 @@ class Schedule:
 
     def _reason(self, life: Life) -> None:
         error = life.error
-        if error is None or isinstance(error, (Retryable, Unknown)):
+        if error is None or isinstance(error, (Retryable, CommitStateUnknown)):
             return
         if isinstance(error, Fenced) and len(self.lives) > 1:
             return
@@ -292,8 +322,11 @@ class Schedule:
     def _foreign(self, what: str) -> None:
         dice = self.world.dice
         rows = what in ("append", "overwrite", "delete")  # nobody has any for the index
-        names = [name for name in (*self.topic.names, *([] if rows else [INDEX]))
-                 if name in self.server.tables]  # fmt: skip
+        names = [
+            name
+            for name in (*self.topic.names, *([] if rows else [INDEX]))
+            if name in self.server.tables
+        ]
         if not names:
             return
         name = dice.choice(names)
@@ -310,8 +343,16 @@ class Schedule:
     def _change(self, name: str, meta: Meta, branch: str, change: Any) -> None:
         self.server.apply(Request(name, meta.uuid, {}, change, "somebody's", branch))
 
-    def _put(self, name: str, meta: Meta, branch: str, gone: Any, new: list[File],
-             effect: str = "", operation: str = "append") -> None:  # fmt: skip
+    def _put(
+        self,
+        name: str,
+        meta: Meta,
+        branch: str,
+        gone: Any,
+        new: list[File],
+        effect: str = "",
+        operation: str = "append",
+    ) -> None:
         number = self.world.number() + 1000
         listed, written = (f"/{name}/metadata/foreign-{number}{end}.avro" for end in ("", "-m0"))
         self.server.objects[listed] = True
@@ -321,8 +362,19 @@ class Schedule:
         summary = {EFFECT: effect} if effect else {}
 
         def change(after: Meta) -> Held | None:
-            return add(after, number, after.refs.get(branch), branch, gone, new, [written], summary,
-                       operation, listed, self.world.milliseconds)  # fmt: skip
+            return add(
+                after,
+                number,
+                after.refs.get(branch),
+                branch,
+                gone,
+                new,
+                [written],
+                summary,
+                operation,
+                listed,
+                self.world.milliseconds,
+            )
 
         self._change(name, meta, branch, change)
 
@@ -370,8 +422,8 @@ class Schedule:
     def _hand_expire(self, name: str, meta: Meta, branch: str, head: Held | None) -> None:
         """With `retain_last => 1`."""
         kept = {n for ref, n in meta.refs.items()}
-        if self.emptied or "moved" in self.oracle.harm.get(name, ()):
-            return  # what would tell of a batch under way, or of the move, is gone already
+        if self.emptied:
+            return  # what would tell of a batch under way is gone already
         self.expired = True
         lost = forgotten(meta, branch, kept)
         if lost == "expired":
@@ -391,6 +443,28 @@ class Schedule:
         self.emptied = True
         for path in [path for path in self.server.objects if "/stage/" in path]:
             del self.server.objects[path]
+
+    def _hand_lose(self, name: str, meta: Meta, branch: str, head: Held | None) -> None:
+        """Files that no snapshot refers to are removed, of a batch whose life is over. (Of one that
+        is being committed just now nobody could tell in time.)"""
+        objects = self.server.objects
+        if self._alive or self.server.flying:
+            return
+        paths = [path for path in objects if "/stage/" in path and isinstance(objects[path], bytes)]
+        staged = [batch for path in sorted(paths) if (batch := staged_batch.load(objects[path]))]
+        live = {
+            path
+            for meta in self.server.tables.values()
+            for held in meta.snapshots.values()
+            for path in held.paths
+        }
+        found = [path for batch in staged for table in batch.tables for path in table.manifests]
+        found += [file.path for path in found for file in objects.get(path, ())]
+        found = [path for path in found if path in objects and path not in live]
+        if found:
+            gone = self.world.dice.choice(found)
+            self.world.say(f"loses {gone}")
+            del objects[gone]
 
     def _hand_rollback(self, name: str, meta: Meta, branch: str, head: Held | None) -> None:
         history = list(meta.history(branch))
@@ -424,6 +498,45 @@ class Schedule:
         self._harm(name, "recreated")
         self.server.create(name)
 
+    def _hand_restore(self, name: str, meta: Meta, branch: str, head: Held | None) -> None:
+        """The catalog gets an older metadata file again: a backup, or `register_table`. Ledger,
+        witness and properties go back together."""
+        past = [each for each in self.server.past[name] if each.uuid == meta.uuid]
+        # What is there refers to files which must be there as well.
+        whole = [
+            each
+            for each in past[:-1]
+            if all(
+                path in self.server.objects
+                for held in each.snapshots.values()
+                for path in held.paths
+            )
+        ]
+        if not whole or {"untagged", "dropped"} & self.oracle.harm.get(name, set()):
+            return
+        older = self.world.dice.choice(whole)
+        again = Meta(
+            meta.uuid,
+            meta.version + 1,
+            dict(older.snapshots),
+            dict(older.refs),
+            older.sequence,
+            older.properties,
+            older.manifests,
+        )
+        self._harm(name, "moved")
+        self.world.say(f"restores version {older.version} of {name}")
+        self.server.tables[name] = again
+        self.server.past[name].append(again)
+
+    def _hand_rename(self, name: str, meta: Meta, branch: str, head: Held | None) -> None:
+        """Away, and sometimes back again."""
+        aside = f"{name}_old"
+        if aside not in self.server.tables and name != INDEX:
+            self._harm(name, "dropped")
+            self.server.tables[aside] = self.server.tables.pop(name)
+            self.server.past[aside] = self.server.past[name]
+
     def _hand_untag(self, name: str, meta: Meta, branch: str, head: Held | None) -> None:
         """Somebody tidies up what he does not know. (Who moves the branch as well leaves nothing
         by which that could be seen without the index's rows: that is for the audit.)"""
@@ -441,8 +554,12 @@ class Schedule:
 
 
 def run(
-    seed: int, trace: list[str] | None = None, ledgers: bool = True, hard: bool = False
+    seed: int,
+    trace: list[str] | None = None,
+    ledgers: bool = True,
+    hard: bool = False,
+    wild: bool = False,
 ) -> Outcome:
     """`ledgers`: False for a sink without them, which is judged by what readers see. `hard`: all
-    kinds of faults at once, and many."""
-    return Schedule(seed, trace, ledgers, hard).run()
+    kinds of faults at once, and many. `wild`: foreign hands of every kind, in any order."""
+    return Schedule(seed, trace, ledgers, hard, wild).run()

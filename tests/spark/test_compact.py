@@ -14,14 +14,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from frazil.core.errors import Unknown
-from frazil.core.offsets import Cut, Partition
-from frazil.ingest.compact import compact
-from frazil.ingest.write import TableShape, Writer
-from frazil.table.commit import Target
-from frazil.table.compact import COMPACT, Compaction
-from frazil.table.jvm import Catalog
-from frazil.table.ledger import Entry, Snapshot
+from frazil.commit.protocol import TableCommitter
+from frazil.errors import CommitStateUnknown
+from frazil.files.rewrite import rewrite as compact
+from frazil.files.writer import TableWriter, WriterSpec
+from frazil.iceberg.java import JavaCatalog
+from frazil.ledger.entry import LedgerEntry, Snapshot
+from frazil.maintenance.rewrite_data_files import COMPACT, RewriteDataFiles
+from frazil.offsets import Cut, Partition
 from tests.oracle import Lake
 
 FIELDS = [
@@ -48,19 +48,29 @@ class Upserted:
     """An upsert table of Iceberg's, and what it should hold."""
 
     def __init__(
-        self, spark: Any, lake: Lake, name: str, *, version: int = 2, keys: int = 1,
-        partitioned: bool = False, target: int = 2**27,
-    ) -> None:  # fmt: skip
+        self,
+        spark: Any,
+        lake: Lake,
+        name: str,
+        *,
+        version: int = 2,
+        keys: int = 1,
+        partitioned: bool = False,
+        target: int = 2**27,
+    ) -> None:
         self.spark, self.lake = spark, lake
         self.name, self.sql = f"db.{name}", f"lake.db.{name}"
         self.target = target
-        schema = json.dumps({"type": "struct", "schema-id": 0, "fields": FIELDS,
-                             "identifier-field-ids": [1]})  # fmt: skip
-        self.catalog = Catalog(spark, "lake")
+        schema = json.dumps(
+            {"type": "struct", "schema-id": 0, "fields": FIELDS, "identifier-field-ids": [1]}
+        )
+        self.catalog = JavaCatalog(spark, "lake")
         self.table = self.catalog.create(
-            self.name, schema, '{"spec-id": 0, "fields": []}',
+            self.name,
+            schema,
+            '{"spec-id": 0, "fields": []}',
             properties={"format-version": str(version)},
-        )  # fmt: skip
+        )
         if partitioned:  # deletes stay under the spec without partitions, and count everywhere
             self.table._table.updateSpec().addField("region").commit()
         self.keys = tuple(range(1, keys + 1))
@@ -68,13 +78,22 @@ class Upserted:
         self.batches = 0
 
     @property
-    def shape(self) -> TableShape:
+    def shape(self) -> WriterSpec:
         table = self.table
-        return TableShape(table.name, table.location, table.schema, table.schema_id, table.spec,
-                          table.properties, self.target, "zstd", {})  # fmt: skip
+        return WriterSpec(
+            table.name,
+            table.location,
+            table.schema,
+            table.schema_id,
+            table.spec,
+            table.properties,
+            self.target,
+            "zstd",
+            {},
+        )
 
-    def written(self, shape: TableShape, rows: Iterable[Sequence[Any]]) -> list[str]:
-        writer = Writer(shape, "test")
+    def written(self, shape: WriterSpec, rows: Iterable[Sequence[Any]]) -> list[str]:
+        writer = TableWriter(shape, "test")
         if columns := [list(each) for each in zip(*rows, strict=True)]:
             arrays = [pa.array(c, f.type) for c, f in zip(columns, shape.arrow, strict=True)]
             writer.write(pa.Table.from_arrays(arrays, schema=shape.arrow))
@@ -84,8 +103,12 @@ class Upserted:
         """One batch, as the sink commits it."""
         last = {row[: len(self.keys)]: row for row in rows}
         columns = {"type": "struct", "schema-id": 0, "fields": FIELDS[: len(self.keys)]}
-        deletes = replace(self.shape, schema=json.dumps(columns), equality=self.keys,
-                          spec='{"spec-id": 0, "fields": []}')  # fmt: skip
+        deletes = replace(
+            self.shape,
+            schema=json.dumps(columns),
+            equality=self.keys,
+            spec='{"spec-id": 0, "fields": []}',
+        )
         gone = dict.fromkeys([*last, *deleted])
         self.table.refresh()
         update = self.table._table.newRowDelta()
@@ -111,17 +134,30 @@ class Upserted:
         self.model.update({row[: len(self.keys)]: row for row in rows})
 
     @staticmethod
-    def entry(number: int, epoch: int = 1) -> Entry:
+    def entry(number: int, epoch: int = 1) -> LedgerEntry:
         where = Partition("t", 0)
-        return Entry("s", epoch, (str(uuid.uuid4()),), (number, number), Cut({where: number}),
-                     Cut({where: number + 1}))  # fmt: skip
+        return LedgerEntry(
+            "s",
+            epoch,
+            (str(uuid.uuid4()),),
+            (number, number),
+            Cut({where: number}),
+            Cut({where: number + 1}),
+        )
 
-    def compaction(self, **more: Any) -> Compaction:
+    def compaction(self, **more: Any) -> RewriteDataFiles:
         own = self.catalog.load(self.name)
         assert own is not None
-        given = {"sink": "s", "epoch": 1, "shape": lambda: self.shape, "after": 1, "clock": Clock(),
-                 "prefix": lambda: "frazil-s-1-0", **more}  # fmt: skip
-        return Compaction(own, **given)
+        given = {
+            "sink": "s",
+            "epoch": 1,
+            "shape": lambda: self.shape,
+            "after": 1,
+            "clock": Clock(),
+            "prefix": lambda: "frazil-s-1-0",
+            **more,
+        }
+        return RewriteDataFiles(own, **given)
 
     def check(self) -> None:
         expected = sorted(self.model.values())
@@ -320,7 +356,9 @@ def test_what_lands_at_the_last_moment_is_seen_by_the_commit_itself(
     own = table.catalog.load(table.name)
     assert own is not None
     assert base is not None
-    with pytest.raises(Unknown, match=r"is not the newest one any more|found new delete"):
+    with pytest.raises(
+        CommitStateUnknown, match=r"is not the newest one any more|found new delete"
+    ):
         own.replace(old, new, Late(), branch="main", since=base.id, leftovers=[])
     table.check()
 
@@ -341,7 +379,7 @@ def test_commits_of_the_stream_go_on_over_a_round(make: Callable[..., Upserted],
         table.upsert([(1, "a", str(batch)), (10 + batch, "a", "x")])
     own = table.catalog.load(table.name)
     assert own is not None
-    life = Target(own, "main", "s", 1, Clock())  # type: ignore[arg-type]
+    life = TableCommitter(own, "main", "s", 1, Clock())  # type: ignore[arg-type]
     life._saw(life.head().entry)
     keeper = table.compaction()
     for batch in range(3, 6):
@@ -360,7 +398,7 @@ def test_a_life_that_was_taken_over_from_rewrites_nothing(make: Callable[..., Up
     keeper = table.compaction()
     own = table.catalog.load(table.name)
     assert own is not None
-    Target(own, "main", "s", 2, Clock()).claim()  # type: ignore[arg-type]
+    TableCommitter(own, "main", "s", 2, Clock()).claim()  # type: ignore[arg-type]
     before = table.newest
     assert keeper.tidy() == ""
     assert table.newest == before
@@ -377,7 +415,7 @@ def test_an_answer_that_was_lost_is_looked_for_in_the_table(make: Callable[..., 
     def lost(*args: Any, **more: Any) -> None:
         del handle.replace
         real(*args, **more)
-        raise Unknown("cannot rewrite: the answer was lost")
+        raise CommitStateUnknown("cannot rewrite: the answer was lost")
 
     handle.replace = lost
     assert keeper.tidy() == ""

@@ -15,27 +15,31 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from frazil.core.config import TableConfig
-from frazil.core.errors import ConfigError, Conflict, Misfit, Unknown
-from frazil.ingest.evolve import Aliases, renamed, together
-from frazil.ingest.route import Metadata, fitted
-from frazil.ingest.write import TableShape, Writer
-from frazil.table import jvm
-from frazil.table.jvm import Catalog, Table
-from frazil.table.schema import (
-    Update,
+from frazil.config.model import TableConfig
+from frazil.errors import CommitStateUnknown, ConfigError, Conflict, SchemaMismatch, Unwritable
+from frazil.files.writer import TableWriter, WriterSpec
+from frazil.iceberg import java
+from frazil.iceberg.java import JavaCatalog, JavaTable
+from frazil.iceberg.schema import (
+    SchemaUpdate,
     former_names,
     iceberg_schema,
     partition_spec,
     sort_order,
     update,
 )
+from frazil.pipeline.evolution import Aliases, renamed, together
+from frazil.pipeline.projection import MetadataColumns, fitted
 
-NONE = Metadata("", "", "", "")
+NONE = MetadataColumns("", "", "", "")
 L, M, S = pa.large_list, pa.map_, pa.struct
 INT, LONG, FLOAT, DOUBLE, TEXT = (
-    pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.large_string(),
-)  # fmt: skip
+    pa.int32(),
+    pa.int64(),
+    pa.float32(),
+    pa.float64(),
+    pa.large_string(),
+)
 MOMENT = dt.datetime(2024, 2, 29, 23, 59, 59, tzinfo=dt.timezone.utc)
 
 
@@ -49,36 +53,53 @@ class Subject:
     def __init__(self, spark: Any, catalog: str, config: TableConfig, columns: Any) -> None:
         self.spark, self.config = spark, config
         self.sql_name = f"{catalog}.{config.name}"
-        self.catalog = Catalog(spark, catalog)
+        self.catalog = JavaCatalog(spark, catalog)
         self.table = self.create(columns)
 
-    def create(self, columns: Any) -> Table:
+    def create(self, columns: Any) -> JavaTable:
         name, config = self.config.name, self.config
         schema = iceberg_schema(pa.schema(columns), NONE, config)
         return self.catalog.create(
-            name, schema, partition_spec(schema, config.partition_by, name),
+            name,
+            schema,
+            partition_spec(schema, config.partition_by, name),
             properties={"format-version": str(config.format_version)},
             sort_order=sort_order(schema, config.sort_by, name),
-        )  # fmt: skip
+        )
 
-    def plan(self, columns: Any, aliases: Aliases | None = None) -> Callable[[str], Update]:
-        return lambda there: update(there, pa.schema(columns), self.config.name, aliases=aliases,
-                                    spec=self.table.spec,
-                                    format_version=self.config.format_version)  # fmt: skip
+    def plan(self, columns: Any, aliases: Aliases | None = None) -> Callable[[str], SchemaUpdate]:
+        return lambda there: update(
+            there,
+            pa.schema(columns),
+            self.config.name,
+            aliases=aliases,
+            spec=self.table.spec,
+            format_version=self.config.format_version,
+        )
 
     def evolve(self, columns: Any, aliases: Aliases | None = None) -> None:
         self.table.evolve(self.plan(columns, aliases))
 
     @property
-    def shape(self) -> TableShape:
+    def shape(self) -> WriterSpec:
         table = self.table
-        return TableShape(table.name, table.location, table.schema, table.schema_id, table.spec,
-                          table.properties, 2**20, "zstd", {}, table.sort_order)  # fmt: skip
+        return WriterSpec(
+            table.name,
+            table.location,
+            table.schema,
+            table.schema_id,
+            table.spec,
+            table.properties,
+            2**20,
+            "zstd",
+            {},
+            table.sort_order,
+        )
 
     def files(self, columns: Any, rows: list[dict[str, Any]], aliases: Any = None) -> list[str]:
         known = together(aliases or {}, former_names(self.table.schema, self.table.schemas))
         shape, given = self.shape, pa.Table.from_pylist(rows, schema=pa.schema(columns))
-        writer = Writer(shape, "evolution")
+        writer = TableWriter(shape, "evolution")
         writer.write(fitted(renamed(given, shape.arrow, known), shape.arrow, "rows"))
         return [file.descriptor for file in writer.close()]
 
@@ -117,8 +138,11 @@ def catalog(request: pytest.FixtureRequest, spark: Any, tmp_path: Path) -> str:
     if request.param == "lake":
         return "lake"
     name = f"hadoop{next(_catalogs)}"
-    for key, value in {"": "org.apache.iceberg.spark.SparkCatalog", ".type": "hadoop",
-                       ".warehouse": f"file:{tmp_path}"}.items():  # fmt: skip
+    for key, value in {
+        "": "org.apache.iceberg.spark.SparkCatalog",
+        ".type": "hadoop",
+        ".warehouse": f"file:{tmp_path}",
+    }.items():
         spark.conf.set(f"spark.sql.catalog.{name}{key}", value)
     return name
 
@@ -134,37 +158,90 @@ def test_all_changes_at_once_and_old_and_new_files_are_read_together(
     make: Callable[..., Subject], version: int
 ):
     inside = S([must("a", INT), must("gone", INT)])
-    old = pa.schema([
-        must("id", INT), must("f", FLOAT), must("d", pa.decimal128(5, 2)), must("name", TEXT),
-        must("gone", INT), must("s", inside), must("l", L(must("element", inside))),
-        must("m", M(TEXT, must("value", inside))), must("n", L(must("element", INT))),
-    ])  # fmt: skip
+    old = pa.schema(
+        [
+            must("id", INT),
+            must("f", FLOAT),
+            must("d", pa.decimal128(5, 2)),
+            must("name", TEXT),
+            must("gone", INT),
+            must("s", inside),
+            must("l", L(must("element", inside))),
+            must("m", M(TEXT, must("value", inside))),
+            must("n", L(must("element", INT))),
+        ]
+    )
     deep = {"a": 1, "gone": 2}
     subject = make(old, format_version=version)
-    subject.write(old, [{"id": 1, "f": 0.5, "d": Decimal("1.25"), "name": "x", "gone": 3,
-                         "s": deep, "l": [deep], "m": [("k", deep)], "n": [7]}])  # fmt: skip
+    subject.write(
+        old,
+        [
+            {
+                "id": 1,
+                "f": 0.5,
+                "d": Decimal("1.25"),
+                "name": "x",
+                "gone": 3,
+                "s": deep,
+                "l": [deep],
+                "m": [("k", deep)],
+                "n": [7],
+            }
+        ],
+    )
     more = S([pa.field("b", LONG), pa.field("new", S([must("x", TEXT)]))])
-    new = pa.schema([
-        must("id", LONG), pa.field("f", DOUBLE), must("d", pa.decimal128(20, 2)),
-        pa.field("title", TEXT), pa.field("s", more), pa.field("l", L(pa.field("element", more))),
-        pa.field("m", M(TEXT, pa.field("value", more))), pa.field("n", L(LONG)),
-        must("at", pa.timestamp("us", "UTC")),
-    ])  # fmt: skip
+    new = pa.schema(
+        [
+            must("id", LONG),
+            pa.field("f", DOUBLE),
+            must("d", pa.decimal128(20, 2)),
+            pa.field("title", TEXT),
+            pa.field("s", more),
+            pa.field("l", L(pa.field("element", more))),
+            pa.field("m", M(TEXT, pa.field("value", more))),
+            pa.field("n", L(LONG)),
+            must("at", pa.timestamp("us", "UTC")),
+        ]
+    )
     aliases = {"title": "name", "s.b": "a", "l.element.b": "a", "m.value.b": ("z", "a")}
     subject.evolve(new, aliases)
     assert len(subject.table.schemas) == 2
-    assert subject.plan(new, aliases)(subject.table.schema) == Update()
+    assert subject.plan(new, aliases)(subject.table.schema) == SchemaUpdate()
     big, richer = 2**40, {"b": 2**40, "new": {"x": "y"}}
-    row = {"id": big, "f": 1e300, "d": Decimal("123456789012345678.25"), "title": "t", "s": richer,
-           "l": [richer, None], "m": [("k", richer), ("z", None)], "n": [big, None],
-           "at": MOMENT}  # fmt: skip
+    row = {
+        "id": big,
+        "f": 1e300,
+        "d": Decimal("123456789012345678.25"),
+        "title": "t",
+        "s": richer,
+        "l": [richer, None],
+        "m": [("k", richer), ("z", None)],
+        "n": [big, None],
+        "at": MOMENT,
+    }
     subject.write(new, [row, {"id": 2, "d": Decimal("0.01"), "at": MOMENT}])
     moved = {"b": 1, "gone": 2, "new": None}
     richer = {"b": big, "gone": None, "new": {"x": "y"}}
-    was = {"id": 1, "f": 0.5, "d": Decimal("1.25"), "title": "x", "gone": 3, "s": moved,
-           "l": [moved], "m": {"k": moved}, "n": [7], "at": None}  # fmt: skip
-    now = {**row, "gone": None, "s": richer, "l": [richer, None], "m": {"k": richer, "z": None},
-           "at": MOMENT.astimezone().replace(tzinfo=None)}  # fmt: skip
+    was = {
+        "id": 1,
+        "f": 0.5,
+        "d": Decimal("1.25"),
+        "title": "x",
+        "gone": 3,
+        "s": moved,
+        "l": [moved],
+        "m": {"k": moved},
+        "n": [7],
+        "at": None,
+    }
+    now = {
+        **row,
+        "gone": None,
+        "s": richer,
+        "l": [richer, None],
+        "m": {"k": richer, "z": None},
+        "at": MOMENT.astimezone().replace(tzinfo=None),
+    }
     found = subject.rows()
     assert [found[0], found[2]] == [was, now]
     assert found[1]["title"] is found[1]["l"] is None
@@ -190,8 +267,10 @@ def test_files_written_under_an_older_schema_are_still_committed(
     subject.write(new, [{"id": 2**40, "d": Decimal(3), "title": "new"}])
     subject.commit(waiting if staged == "manifest" else subject.manifest(waiting))
     assert [(row["id"], row["title"]) for row in subject.rows()] == [
-        (1, "n1"), (2, "n2"), (2**40, "new"),
-    ]  # fmt: skip
+        (1, "n1"),
+        (2, "n2"),
+        (2**40, "new"),
+    ]
     assert [row["title"] for row in subject.rows("id = 2 AND d = 2")] == ["n2"]
     assert len(subject.rows("id < 100")) == 2
 
@@ -213,7 +292,7 @@ def test_a_writer_that_knows_nothing_of_a_rename_still_finds_its_column(
 
 def test_what_cannot_be_changes_nothing(make: Callable[..., Subject]):
     subject = make({"id": INT, "x": TEXT})
-    with pytest.raises(Misfit, match=r"column 'x' is large_string in the table, int32"):
+    with pytest.raises(SchemaMismatch, match=r"column 'x' is large_string in the table, int32"):
         subject.evolve({"id": LONG, "x": INT, "y": INT})
     subject.table.refresh()
     assert len(subject.table.schemas) == 1
@@ -233,13 +312,23 @@ def test_partition_sort_and_identifier_fields_survive(make: Callable[..., Subjec
     old = pa.schema(
         [must("id", INT), must("s", S([must("key", TEXT)])), pa.field("at", pa.date32())]
     )
-    subject = make(old, format_version=version, partition_by=("bucket(4, id)", "day(at)", "s.key"),
-                   sort_by=("s.key desc", "id"), identifier_fields=("id", "s.key"))  # fmt: skip
+    subject = make(
+        old,
+        format_version=version,
+        partition_by=("bucket(4, id)", "day(at)", "s.key"),
+        sort_by=("s.key desc", "id"),
+        identifier_fields=("id", "s.key"),
+    )
     ids = json.loads(subject.table.schema)["identifier-field-ids"]
     spec, order = subject.table.spec, subject.table.sort_order
     subject.write(old, [{"id": 1, "s": {"key": "k"}, "at": MOMENT.date()}])
-    new = pa.schema([must("number", LONG), must("t", S([must("name", TEXT), must("x", INT)])),
-                     must("day", pa.date32())])  # fmt: skip
+    new = pa.schema(
+        [
+            must("number", LONG),
+            must("t", S([must("name", TEXT), must("x", INT)])),
+            must("day", pa.date32()),
+        ]
+    )
     subject.evolve(new, {"number": "id", "t": "s", "t.name": "key", "day": "at"})
     subject.write(new, [{"number": 2**40, "t": {"name": "n", "x": 1}, "day": MOMENT.date()}])
     assert sorted(json.loads(subject.table.schema)["identifier-field-ids"]) == sorted(ids)
@@ -250,21 +339,23 @@ def test_partition_sort_and_identifier_fields_survive(make: Callable[..., Subjec
     subject.evolve(loose)  # all may be null: but what identifies a row stays required
     fields = subject.fields()
     assert [fields[name]["required"] for name in ("number", "t", "day")] == [True, True, False]
-    with pytest.raises(Misfit, match="'number' is an identifier field of the table and not in"):
+    with pytest.raises(
+        SchemaMismatch, match="'number' is an identifier field of the table and not in"
+    ):
         subject.evolve({"x": INT})
 
 
 def test_the_name_of_a_partition_field_is_the_one_iceberg_refuses(make: Callable[..., Subject]):
     there = {"id": INT, "at": pa.date32(), "land": TEXT}
     subject = make(there, partition_by=("day(at)", "land"))
-    with pytest.raises(Misfit, match="column 'at_day' has the name of a partition field"):
+    with pytest.raises(SchemaMismatch, match="column 'at_day' has the name of a partition field"):
         subject.evolve({**there, "at_day": INT})
     with pytest.raises(ConfigError, match="at_day"):  # the day it can, we need not refuse it
-        subject.table.evolve(lambda _: Update(add=(("", "at_day", subject.table.schema),)))
+        subject.table.evolve(lambda _: SchemaUpdate(add=(("", "at_day", subject.table.schema),)))
     new = {"id": INT, "at": pa.date32(), "country": TEXT}
     subject.evolve(new, {"country": "land"})
     subject.write(new, [{"id": 2, "at": MOMENT.date(), "country": "x"}])
-    with pytest.raises(Misfit, match="column 'land' has the name of a partition field"):
+    with pytest.raises(SchemaMismatch, match="column 'land' has the name of a partition field"):
         subject.evolve({**new, "land": TEXT})
     assert [row["country"] for row in subject.rows()] == ["x"]
 
@@ -272,8 +363,8 @@ def test_the_name_of_a_partition_field_is_the_one_iceberg_refuses(make: Callable
 # ── several at once ──────────────────────────────────────────────────────────────────────────
 
 
-def other(subject: Subject) -> Table:
-    found = Catalog(subject.spark, subject.catalog.name).load(subject.config.name)
+def other(subject: Subject) -> JavaTable:
+    found = JavaCatalog(subject.spark, subject.catalog.name).load(subject.config.name)
     assert found is not None
     return found
 
@@ -287,7 +378,7 @@ def test_an_evolver_that_comes_second_does_what_is_left(
     theirs = mine if same else subject.plan({"id": LONG, "y": TEXT})
     asked: list[str] = []
 
-    def plan(there: str) -> Update:
+    def plan(there: str) -> SchemaUpdate:
         asked.append(there)
         if len(asked) == 1:
             other(subject).evolve(theirs)
@@ -334,7 +425,7 @@ def test_a_commit_of_data_and_one_of_the_schema_do_not_disturb_each_other(
     subject.write({"id": INT}, [{"id": 1}])  # by a table object that has not seen the change
     asked = []
 
-    def plan(there: str) -> Update:
+    def plan(there: str) -> SchemaUpdate:
         if not asked:
             subject.write({"id": INT}, [{"id": 2}])
         asked.append(there)
@@ -348,13 +439,13 @@ def test_a_change_whose_answer_was_lost_is_not_made_twice(
     make: Callable[..., Subject], monkeypatch: pytest.MonkeyPatch
 ):
     subject = make({"id": INT})
-    change = Table._change
+    change = JavaTable._change
 
-    def lost(self: Table, what: Update) -> None:
+    def lost(self: JavaTable, what: SchemaUpdate) -> None:
         change(self, what)
-        raise Unknown("cannot change the schema: the answer was lost")
+        raise CommitStateUnknown("cannot change the schema: the answer was lost")
 
-    monkeypatch.setattr(Table, "_change", lost)
+    monkeypatch.setattr(JavaTable, "_change", lost)
     subject.evolve({"id": INT, "x": INT})
     assert list(subject.fields()) == ["id", "x"]
     assert len(subject.table.schemas) == 2
@@ -365,14 +456,14 @@ def test_a_conflict_that_does_not_end_is_told(
 ):
     subject, tries = make({"id": INT}), []
 
-    def refused(self: Table, what: Update) -> None:
+    def refused(self: JavaTable, what: SchemaUpdate) -> None:
         tries.append(what)
         raise Conflict("cannot change the schema: another was first")
 
-    monkeypatch.setattr(Table, "_change", refused)
+    monkeypatch.setattr(JavaTable, "_change", refused)
     with pytest.raises(Conflict):
         subject.evolve({"id": INT, "x": INT})
-    assert len(tries) == jvm._EVOLUTIONS
+    assert len(tries) == java._EVOLUTIONS
 
 
 # ── creation ─────────────────────────────────────────────────────────────────────────────────
@@ -382,32 +473,83 @@ def test_a_conflict_that_does_not_end_is_told(
 def test_a_table_is_made_with_every_transform_an_order_and_identifier_fields(
     make: Callable[..., Subject], version: int
 ):
-    parts = ("country", "bucket(4, id)", "truncate(2, name)", "year(y)", "month(m)", "day(d)",
-             "hour(at)", "s.x")  # fmt: skip
-    columns = pa.schema({
-        "id": LONG, "country": TEXT, "name": TEXT, "y": pa.date32(), "m": pa.date32(),
-        "d": pa.timestamp("us"), "at": pa.timestamp("us", "UTC"), "s": S({"x": INT, "k": INT}),
-    })  # fmt: skip
+    parts = (
+        "country",
+        "bucket(4, id)",
+        "truncate(2, name)",
+        "year(y)",
+        "month(m)",
+        "day(d)",
+        "hour(at)",
+        "s.x",
+    )
+    columns = pa.schema(
+        {
+            "id": LONG,
+            "country": TEXT,
+            "name": TEXT,
+            "y": pa.date32(),
+            "m": pa.date32(),
+            "d": pa.timestamp("us"),
+            "at": pa.timestamp("us", "UTC"),
+            "s": S({"x": INT, "k": INT}),
+        }
+    )
     order = ("name desc nulls first", "bucket(8, id)", "day(at) asc nulls last")
-    subject = make(columns, format_version=version, partition_by=parts, sort_by=order,
-                   identifier_fields=("id", "s.k"))  # fmt: skip
+    subject = make(
+        columns,
+        format_version=version,
+        partition_by=parts,
+        sort_by=order,
+        identifier_fields=("id", "s.k"),
+    )
     table = subject.table
     assert [each["transform"] for each in json.loads(table.spec)["fields"]] == [
-        "identity", "bucket[4]", "truncate[2]", "year", "month", "day", "hour", "identity",
-    ]  # fmt: skip
+        "identity",
+        "bucket[4]",
+        "truncate[2]",
+        "year",
+        "month",
+        "day",
+        "hour",
+        "identity",
+    ]
     ids = {name: field["id"] for name, field in subject.fields().items()}
-    assert json.loads(table.sort_order) == {"order-id": 1, "fields": [
-        {"transform": "identity", "source-id": ids["name"], "direction": "desc",
-         "null-order": "nulls-first"},
-        {"transform": "bucket[8]", "source-id": ids["id"], "direction": "asc",
-         "null-order": "nulls-first"},
-        {"transform": "day", "source-id": ids["at"], "direction": "asc",
-         "null-order": "nulls-last"},
-    ]}  # fmt: skip
+    assert json.loads(table.sort_order) == {
+        "order-id": 1,
+        "fields": [
+            {
+                "transform": "identity",
+                "source-id": ids["name"],
+                "direction": "desc",
+                "null-order": "nulls-first",
+            },
+            {
+                "transform": "bucket[8]",
+                "source-id": ids["id"],
+                "direction": "asc",
+                "null-order": "nulls-first",
+            },
+            {
+                "transform": "day",
+                "source-id": ids["at"],
+                "direction": "asc",
+                "null-order": "nulls-last",
+            },
+        ],
+    }
     assert json.loads(table.schema)["identifier-field-ids"][0] == ids["id"]
     assert table.format_version == version
-    row = {"id": 7, "country": "é/ü", "name": "naïve", "y": MOMENT.date(), "m": MOMENT.date(),
-           "d": MOMENT.replace(tzinfo=None), "at": MOMENT, "s": {"x": 1, "k": 2}}  # fmt: skip
+    row = {
+        "id": 7,
+        "country": "é/ü",
+        "name": "naïve",
+        "y": MOMENT.date(),
+        "m": MOMENT.date(),
+        "d": MOMENT.replace(tzinfo=None),
+        "at": MOMENT,
+        "s": {"x": 1, "k": 2},
+    }
     subject.write(columns, [row, {"id": 8, "s": {"k": 3}}])
     assert [found["name"] for found in subject.rows("country = 'é/ü' AND y = '2024-02-29'")] == [
         "naïve"
@@ -426,3 +568,28 @@ def test_whoever_makes_it_second_gets_the_table_that_is_there(
 
 def test_a_table_without_an_order_says_none(make: Callable[..., Subject]):
     assert make({"id": INT}).table.sort_order == ""
+
+
+# ── manifests ────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("broken", ['"record-count": NaN', '"record-count": "many"'])
+def test_a_file_that_iceberg_does_not_take_into_a_manifest_is_told_at_once_with_its_rows(
+    make: Callable[..., Subject], broken: str
+):
+    columns = [
+        ("id", pa.int64()),
+        ("_topic", pa.large_string()),
+        ("_topic_partition", pa.int32()),
+        ("_offset", pa.int64()),
+    ]
+    subject = make(columns)
+    row = {"id": 1, "_topic": "orders", "_topic_partition": 3, "_offset": 41}
+    [good] = subject.files(columns, [row])
+    [bad] = subject.files(columns, [row, {**row, "_offset": 45}])
+    bad = bad.replace('"record-count": 2', broken)
+    with pytest.raises(Unwritable, match=r"orders\[3\] \[41, 46\)") as caught:
+        subject.manifest([good, bad])
+    assert subject.table.name in caught.value.message
+    subject.commit(subject.manifest([good]))
+    assert [row["_offset"] for row in subject.rows()] == [41]

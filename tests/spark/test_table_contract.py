@@ -28,30 +28,36 @@ from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil, new_table
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.table.update import update_table_metadata
 
-from frazil.core.errors import (
+from frazil.commit.protocol import TableCommitter, ledger_tag
+from frazil.errors import (
+    CommitStateUnknown,
     Conflict,
     Expired,
+    Fatal,
     Fenced,
-    Foreign,
     Gap,
+    IdentityMismatch,
     Overlap,
     Unavailable,
-    Unknown,
 )
-from frazil.core.offsets import Cut, Partition
-from frazil.ingest.write import TableShape, Writer
-from frazil.table import jvm
-from frazil.table.commit import Target, witness_tag
-from frazil.table.jvm import Catalog
-from frazil.table.ledger import Entry, Snapshot, parse
+from frazil.files.writer import TableWriter, WriterSpec
+from frazil.iceberg import java
+from frazil.iceberg.java import JavaCatalog
+from frazil.ledger.entry import LedgerEntry, Snapshot, parse, referred, split
+from frazil.offsets import Cut, Partition
 from tests.fakes import FakeTable
-from tests.simulation.catalog import Client, File, Server
+from tests.simulation.catalog import Client, File, Server, expire
 from tests.simulation.catalog import Table as Handle
 from tests.simulation.world import World
 
 P = Partition("orders", 0)
-SCHEMA = json.dumps({"type": "struct", "schema-id": 0, "fields": [
-    {"id": 1, "name": "value", "required": False, "type": "string"}]})  # fmt: skip
+SCHEMA = json.dumps(
+    {
+        "type": "struct",
+        "schema-id": 0,
+        "fields": [{"id": 1, "name": "value", "required": False, "type": "string"}],
+    }
+)
 UNPARTITIONED = '{"spec-id": 0, "fields": []}'
 
 
@@ -74,6 +80,10 @@ class Fake:
 
     def lose_the_next_answer(self) -> None:
         self.table.faults = ["lost"]
+
+    def expire(self) -> None:
+        self.table.metadata_kept = True
+        self.table.expire()
 
     def live(self, branch: str = "main") -> list[str]:
         return sorted(self.table.live(branch))
@@ -115,9 +125,12 @@ class Simulated:
         def lost(request: Any) -> None:
             self.client.send = send  # type: ignore[method-assign]
             send(request)
-            raise Unknown("cannot commit: CommitStateUnknownException")
+            raise CommitStateUnknown("cannot commit: CommitStateUnknownException")
 
         self.client.send = lost  # type: ignore[method-assign]
+
+    def expire(self) -> None:
+        expire(self.server, "db.t", 1)
 
     def live(self, branch: str = "main") -> list[str]:
         head = self.server.tables["db.t"].head(branch)
@@ -134,16 +147,25 @@ class Real:
         self.spark = spark
         self.name = f"db.{name}"
         self.sql_name = f"{catalog}.db.{name}"
-        self.catalog = Catalog(spark, catalog)
+        self.catalog = JavaCatalog(spark, catalog)
         self.table: Any = self.catalog.create(
             self.name, SCHEMA, UNPARTITIONED, properties={"format-version": "2"}
         )
 
     def manifest(self, tag: str) -> str:
         table = self.table
-        shape = TableShape(table.name, table.location, table.schema, table.schema_id, table.spec,
-                           table.properties, 2**20, "zstd", {})  # fmt: skip
-        writer = Writer(shape, "contract")
+        shape = WriterSpec(
+            table.name,
+            table.location,
+            table.schema,
+            table.schema_id,
+            table.spec,
+            table.properties,
+            2**20,
+            "zstd",
+            {},
+        )
+        writer = TableWriter(shape, "contract")
         writer.write(pa.Table.from_pydict({"value": [tag]}, schema=shape.arrow))
         path = f"{table.location}/metadata/{uuid.uuid4()}-m0.avro"
         return str(table.write_manifest(path, [file.descriptor for file in writer.close()]))
@@ -174,7 +196,7 @@ class Real:
 
         def lost(*args: Any, **more: Any) -> None:
             append(*args, **more)
-            raise Unknown("cannot commit: the answer was lost")
+            raise CommitStateUnknown("cannot commit: the answer was lost")
 
         self._once(lost)
 
@@ -184,6 +206,13 @@ class Real:
             instead(*args, **more)
 
         self.table.append = call
+
+    def expire(self) -> None:
+        catalog = self.sql_name.split(".")[0]
+        self.spark.sql(
+            f"CALL {catalog}.system.expire_snapshots(table => '{self.name}', "
+            "older_than => TIMESTAMP '2099-01-01', retain_last => 1)"
+        )
 
     def live(self, branch: str = "main") -> list[str]:
         self.spark.sql(f"REFRESH TABLE {self.sql_name}")
@@ -219,9 +248,12 @@ def yes(_: Iterator[Snapshot]) -> None:
 def append(subject: Subject, tag: str, branch: str = "main", **summary: str) -> list[str]:
     leftovers: list[str] = []
     subject.table.append(
-        [subject.manifest(tag)] if tag else [], summary, branch=branch, check=yes,
+        [subject.manifest(tag)] if tag else [],
+        summary,
+        branch=branch,
+        check=yes,
         leftovers=leftovers,
-    )  # fmt: skip
+    )
     return leftovers
 
 
@@ -230,8 +262,8 @@ def history(subject: Subject, branch: str = "main") -> list[Snapshot]:
     return list(subject.table.history(branch))
 
 
-def entry(begin: int, end: int, commit_id: str, epoch: int = 1) -> Entry:
-    return Entry("s", epoch, (commit_id,), (0, 0), Cut({P: begin}), Cut({P: end}))
+def entry(begin: int, end: int, commit_id: str, epoch: int = 1) -> LedgerEntry:
+    return LedgerEntry("s", epoch, (commit_id,), (0, 0), Cut({P: begin}), Cut({P: end}))
 
 
 class NoWait:
@@ -241,8 +273,8 @@ class NoWait:
     def sleep(_: float) -> None: ...
 
 
-def target(subject: Subject, epoch: int = 1, branch: str = "main") -> Target:
-    return Target(subject.table, branch, "s", epoch, NoWait())  # type: ignore[arg-type]
+def target(subject: Subject, epoch: int = 1, branch: str = "main") -> TableCommitter:
+    return TableCommitter(subject.table, branch, "s", epoch, NoWait())  # type: ignore[arg-type]
 
 
 # ── the contract ─────────────────────────────────────────────────────────────────────────────────
@@ -271,11 +303,14 @@ def test_a_refused_append_raises_and_changes_nothing(subject: Subject):
     append(subject, "a")
     before = history(subject)
     leftovers: list[str] = []
-    with pytest.raises(Unknown, match="the sun is too high"):
+    with pytest.raises(CommitStateUnknown, match="the sun is too high"):
         subject.table.append(
-            [subject.manifest("b")], {}, branch="main", check=lambda _: "the sun is too high",
+            [subject.manifest("b")],
+            {},
+            branch="main",
+            check=lambda _: "the sun is too high",
             leftovers=leftovers,
-        )  # fmt: skip
+        )
     assert history(subject) == before
     assert subject.live() == ["a"]
     assert all(path != before[0].manifest_list for path in leftovers)
@@ -286,9 +321,12 @@ def test_the_check_sees_the_ancestry_newest_first(subject: Subject):
     append(subject, "b", mark="b")
     seen: list[list[Snapshot]] = []
     subject.table.append(
-        [], {"mark": "c"}, branch="main", leftovers=[],
+        [],
+        {"mark": "c"},
+        branch="main",
+        leftovers=[],
         check=lambda ancestry: seen.append(list(ancestry)),  # type: ignore[func-returns-value]
-    )  # fmt: skip
+    )
     assert [s.summary["mark"] for s in seen[-1]] == ["b", "a"]
     assert seen[-1] == history(subject)[1:]
 
@@ -301,9 +339,12 @@ def test_a_foreign_commit_that_slips_in_is_kept_and_the_check_sees_it(
     leftovers: list[str] = []
     subject.slip_in("foreign")
     subject.table.append(
-        [subject.manifest("b")], {}, branch="main", leftovers=leftovers,
+        [subject.manifest("b")],
+        {},
+        branch="main",
+        leftovers=leftovers,
         check=lambda ancestry: seen.append(len(list(ancestry))),  # type: ignore[func-returns-value]
-    )  # fmt: skip
+    )
     assert seen[-1] == 2
     assert len(history(subject)) == 3
     assert subject.live() == ["a", "b", "foreign"]
@@ -320,7 +361,7 @@ def test_what_a_commit_that_lost_a_race_leaves_is_handed_out_and_not_deleted(
     def check(ancestry: Iterator[Snapshot]) -> str | None:
         return "somebody else was here" if len(list(ancestry)) > 1 else None
 
-    with pytest.raises(Unknown, match="somebody else was here"):
+    with pytest.raises(CommitStateUnknown, match="somebody else was here"):
         subject.table.append(
             [subject.manifest("b")], {}, branch="main", leftovers=leftovers, check=check
         )
@@ -348,6 +389,79 @@ def test_a_tag_is_set_moved_and_survives_later_commits(subject: Subject):
     assert len(history(subject)) == 2
 
 
+def grown(subject: Subject, count: int, epoch: int = 1) -> list[LedgerEntry]:
+    """A life whose entries are large: a claim, and batches of a thousand topics."""
+    parts = [Partition(f"topic-{i:04}", 0) for i in range(1000)]
+    ids = {each.topic: uuid.uuid5(uuid.NAMESPACE_OID, each.topic).hex for each in parts}
+    mine = target(subject, epoch)
+    begin = Cut({p: i * 999_983 % 10**9 for i, p in enumerate(parts)})
+    found = mine.claim(lambda known: known or begin, topics=ids).entry
+    assert found is not None
+    mine.witness(mine.head().snapshot)  # type: ignore[arg-type]
+    made = [found]
+    for batch in range(count):
+        begin = made[-1].end
+        end = Cut({p: o + 1 + hash((batch, i)) % 3000 for i, (p, o) in enumerate(begin.items())})
+        one = replace(
+            found,
+            commit_ids=(f"{epoch}-{batch}",),
+            begin=begin,
+            end=end,
+            batches=(batch, batch),
+            leaders=dict.fromkeys(parts, batch),
+        )
+        mine.witness(mine.commit([subject.manifest(f"{epoch}-{batch}")], one))
+        made.append(one)
+    return made
+
+
+def test_entries_of_a_thousand_topics_come_back_as_they_were(subject: Subject):
+    made = grown(subject, 6)
+    assert [parse(each.summary) for each in history(subject)] == made[::-1]
+    tagged = subject.table.tagged(ledger_tag("s"))
+    assert parse(tagged.summary) == made[-1]
+    assert target(subject, 2).head().entry == made[-1]
+
+
+def test_large_entries_are_small_in_the_snapshot_and_forgotten_properties_go(real: Real):
+    made = grown(real, 6)
+    stored = json.loads(Path(real.table.metadata_file.removeprefix("file:")).read_text())
+    for each in stored["snapshots"]:
+        told = {k: v for k, v in each["summary"].items() if k.startswith("frazil.")}
+        assert sum(len(key) + len(value) for key, value in told.items()) <= 4096
+    kept = {
+        key for key in stored["properties"] if key.startswith(("frazil.names.", "frazil.base."))
+    }
+    assert len([key for key in kept if "names" in key]) == 1
+    assert 1 < len(kept) < 7
+    assert [parse(each.summary) for each in real.table.plain.history("main")] == made[::-1]
+    # What was expired refers to nothing any more; the next life sees to it.
+    real.expire()
+    real.table.refresh()
+    again = grown(real, 4, epoch=2)
+    [*newest] = history(real)
+    assert [parse(each.summary) for each in newest][:5] == again[::-1]
+    needed = {key for each in newest for key in referred(each.summary)}
+    witness = real.table.tagged(ledger_tag("s"))
+    left = split(real.table.properties)[1].keys() - needed - set(referred(witness.summary))
+    assert len(left) <= 1, "the one that was in use when the last base was written"
+    assert not kept <= real.table.properties.keys()
+
+
+@pytest.mark.parametrize("kind", ["names", "base"])
+def test_a_property_that_somebody_removed_stops_whoever_needs_it(real: Real, kind: str):
+    grown(real, 2)
+    gone = [key for key in real.table.properties if key.startswith(f"frazil.{kind}.s.")]
+    for key in gone:
+        real.table.remove_property(key)
+    fresh = real.catalog.load(real.name)
+    assert fresh is not None
+    with pytest.raises(
+        Fatal, match=rf"property frazil\.{kind}\.s\..*, which it refers to, is gone"
+    ):
+        TableCommitter(fresh, "main", "s", 2, NoWait()).claim()  # type: ignore[arg-type]
+
+
 def test_a_branch_has_a_history_of_its_own(subject: Subject):
     append(subject, "on-main")
     append(subject, "on-side", branch="side", mark="side")
@@ -356,6 +470,34 @@ def test_a_branch_has_a_history_of_its_own(subject: Subject):
     assert [s.summary.get("mark") for s in history(subject)] == [None]
     assert subject.live() == ["on-main"]
     assert "on-side" in subject.live("side")
+
+
+def test_earlier_metadata_tells_of_expired_snapshots(subject: Subject):
+    for tag in "abcd":
+        append(subject, tag, **{"frazil.test": tag})
+    before = history(subject)
+    subject.table.tag("frazil/s", before[2].id, None)
+    assert subject.table.carries("main", before[2].id)
+    subject.expire()
+    assert [each.id for each in history(subject)] == [before[0].id]
+    told = list(subject.table.expired(before[1].id))
+    assert [each.id for each in told] == [each.id for each in before[1:]]
+    assert told[0].summary["frazil.test"] == "c"
+    assert told[-1].parent is None
+    assert list(subject.table.expired(12345)) == []
+    assert subject.table.carries("main", before[2].id)
+
+
+def test_staged_files_that_are_gone_are_told(real: Real):
+    manifest = real.manifest("a")
+    assert real.table.lacking([manifest]) == []
+    folder = Path(real.table.location.removeprefix("file:"))
+    [data] = folder.glob("data/*.parquet")
+    data.unlink()
+    assert [Path(path).name for path in real.table.lacking([manifest])] == [data.name]
+    [listed] = folder.glob("metadata/*-m0.avro")
+    listed.unlink()
+    assert [Path(path).name for path in real.table.lacking([manifest])] == [listed.name]
 
 
 def test_a_deleted_path_may_be_gone_already(subject: Subject, tmp_path: Path):
@@ -407,7 +549,7 @@ def test_an_entry_on_a_branch_leaves_main_alone(subject: Subject):
     life = target(subject, branch="side")
     snapshot = life.commit([subject.manifest("a")], entry(0, 5, "a"))
     life.witness(snapshot)
-    assert subject.table.tagged(f"{witness_tag('s')}/side") == snapshot
+    assert subject.table.tagged(f"{ledger_tag('s')}/side") == snapshot
     life.commit([subject.manifest("b")], entry(5, 9, "b"))
     assert subject.live() == ["foreign"]
     assert set(subject.live("side")) >= {"a", "b"}
@@ -427,6 +569,57 @@ def test_the_manifest_list_of_a_lost_race_is_swept_once_the_entry_is_there(real:
     assert live_before < set(_manifest_lists(real))
 
 
+def test_a_commit_moves_its_tag_in_the_same_metadata_file(real: Real):
+    def version() -> int:
+        real.table.refresh()
+        return int(real.table.metadata_file.rsplit("/", 1)[-1].partition("-")[0])
+
+    append(real, "foreign")
+    for branch, name in (("side", "frazil/s/side"), ("main", "frazil/s")):
+        life, before = target(real, branch=branch), version()
+        for number, tag in enumerate("abc"):
+            staged = [real.manifest(f"{branch}-{tag}")]
+            snapshot = life.commit(staged, entry(number, number + 1, tag))
+            assert real.table.tagged(name) == snapshot
+            life.witness(snapshot)  # where it stands already
+        assert version() == before + 3
+    claimed = target(real, epoch=2).claim()
+    assert real.table.tagged("frazil/s") == snapshot, "what a claim compares the branch with"
+    life = target(real, epoch=2)
+    life.seen = claimed.commit_id
+    real.slip_in("foreign")
+    snapshot = life.commit([real.manifest("d")], entry(3, 4, "d", epoch=2))
+    assert real.table.tagged("frazil/s") == snapshot
+    assert real.live() == ["d", "foreign", "foreign", "main-a", "main-b", "main-c"]
+
+
+def test_manifests_of_many_commits_are_merged_and_none_is_left_behind(real: Real):
+    real.table.set_property("commit.manifest.min-count-to-merge", "3")
+    life = target(real)
+    for number in range(9):
+        if number == 4:
+            real.slip_in("foreign")
+        snapshot = life.commit(
+            [real.manifest(f"{number}")], entry(number, number + 1, f"c{number}")
+        )
+        life.witness(snapshot)
+    assert real.live() == [*"012345678", "foreign"]
+    assert len(real.table.manifests(snapshot.id)) - 1 < 5, "ten batches, ten manifests"
+    known = {
+        row[0]
+        for row in real.spark.sql(f"SELECT path FROM {real.sql_name}.all_manifests").collect()
+    }
+    folder = Path(real.table.location.removeprefix("file:")) / "metadata"
+    on_disk = {path.name for path in folder.glob("*-m*.avro")}
+    assert on_disk == {path.rsplit("/", 1)[-1] for path in known}
+    # A try that was applied, and whose answer was lost, may have merged the manifest as well.
+    for number in range(9, 14):
+        real.lose_the_next_answer()
+        life.commit([real.manifest(f"{number}")], entry(number, number + 1, f"c{number}"))
+    assert len(real.live()) == 15
+    assert [parse(each.summary) is not None for each in history(real)].count(True) == 14
+
+
 def test_a_tag_keeps_the_ledger_over_compaction_and_expiry(real: Real):
     """H4, with Iceberg's own procedures."""
     life = target(real)
@@ -438,12 +631,18 @@ def test_a_tag_keeps_the_ledger_over_compaction_and_expiry(real: Real):
     assert real.live() == ["a", "b", "c", "d", "foreign"]
 
 
-def test_without_its_witness_an_expired_ledger_stops_the_sink(real: Real):
+def test_without_witness_and_earlier_metadata_an_expired_ledger_stops_the_sink(real: Real):
     """H4: not found is not never committed."""
     life = target(real)
     for number, tag in enumerate("abc"):
         life.commit([real.manifest(tag)], entry(number, number + 1, tag))
+    real.table.untag(ledger_tag("s"))
     _rewrite_and_expire(real)
+    assert life.head().commit_id == "c"
+    newest = Path(real.table.metadata_file.removeprefix("file:"))
+    for each in newest.parent.glob("*.metadata.json"):
+        if each != newest:
+            each.unlink()
     for any_life in (life, target(real, epoch=2)):
         with pytest.raises(Expired, match="not found is not never committed"):
             any_life.commit([real.manifest("d")], entry(3, 4, "d", epoch=2))
@@ -456,7 +655,7 @@ def test_a_table_that_was_made_again_is_not_the_same_table(real: Real):
     append(real, "a")
     real.spark.sql(f"DROP TABLE {real.sql_name}")
     real.catalog.create(real.name, SCHEMA, UNPARTITIONED, properties={})
-    with pytest.raises(Foreign, match="dropped and made again"):
+    with pytest.raises(IdentityMismatch, match="dropped and made again"):
         real.table.refresh()
 
 
@@ -464,10 +663,15 @@ def test_the_map_of_java_errors_names_classes_that_exist(spark: Any):
     """A renamed exception would fall through to another kind in silence."""
     loader = spark._jvm.java.lang.Class
     where = (
-        "org.apache.iceberg.exceptions.", "org.apache.iceberg.jdbc.", "java.io.", "java.lang.",
-        "org.apache.spark.sql.connector.catalog.", "org.apache.iceberg.aws.shaded.",
-        "software.amazon.awssdk.services.s3.model.", "software.amazon.awssdk.core.exception.",
-    )  # fmt: skip
+        "org.apache.iceberg.exceptions.",
+        "org.apache.iceberg.jdbc.",
+        "java.io.",
+        "java.lang.",
+        "org.apache.spark.sql.connector.catalog.",
+        "org.apache.iceberg.aws.shaded.",
+        "software.amazon.awssdk.services.s3.model.",
+        "software.amazon.awssdk.core.exception.",
+    )
     elsewhere = {"SdkClientException", "S3Exception"}  # in the user's own iceberg-aws-bundle
 
     def exists(name: str) -> bool:
@@ -480,7 +684,7 @@ def test_the_map_of_java_errors_names_classes_that_exist(spark: Any):
                 continue
         return False
 
-    assert [name for name in jvm._KINDS if name not in elsewhere and not exists(name)] == []
+    assert [name for name in java._KINDS if name not in elsewhere and not exists(name)] == []
 
 
 # ── a REST catalog that applies a commit and loses its answer ────────────────────────────────────
@@ -524,9 +728,12 @@ class Rest(BaseHTTPRequestHandler):
     def _create(self, body: dict[str, Any]) -> None:
         name = body["name"]
         made = new_table_metadata(
-            Schema.model_validate(body["schema"]), PartitionSpec(), UNSORTED_SORT_ORDER,
-            f"file:{self.server.folder}/{name}", body.get("properties", {}),
-        )  # fmt: skip
+            Schema.model_validate(body["schema"]),
+            PartitionSpec(),
+            UNSORTED_SORT_ORDER,
+            f"file:{self.server.folder}/{name}",
+            body.get("properties", {}),
+        )
         self._save(name, made)
         self._answer(200, self._loaded(name))
 
@@ -534,6 +741,8 @@ class Rest(BaseHTTPRequestHandler):
         request = CommitTableRequest.model_validate(
             {**body, "identifier": {"namespace": ["db"], "name": name}}
         )
+        if slip := self.server.slips.pop() if self.server.slips else None:
+            slip()
         base: TableMetadata = self.server.tables[name][0]
         data = any(update.action == "add-snapshot" for update in request.updates)
         self.server.posts += data
@@ -558,8 +767,11 @@ class Rest(BaseHTTPRequestHandler):
 
     def _loaded(self, name: str) -> dict[str, Any]:
         metadata, location = self.server.tables[name]
-        return {"metadata-location": location, "metadata": json.loads(metadata.model_dump_json()),
-                "config": {}}  # fmt: skip
+        return {
+            "metadata-location": location,
+            "metadata": json.loads(metadata.model_dump_json()),
+            "config": {},
+        }
 
     def _refuse(self, status: int, kind: str, message: str) -> None:
         self._answer(status, {"error": {"message": message, "type": kind, "code": status}})
@@ -584,11 +796,16 @@ _catalogs = itertools.count(1)
 def rest(spark: Any, tmp_path: Path) -> Iterator[tuple[Any, str]]:
     server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Rest)
     server.tables, server.faults, server.posts, server.folder = {}, [], 0, tmp_path
+    server.slips = []  # called when the next commit arrives, before it is looked at
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     name = f"rest{next(_catalogs)}"
-    for key, value in {"": "org.apache.iceberg.spark.SparkCatalog", ".type": "rest",
-                       ".uri": f"http://127.0.0.1:{server.server_port}",
-                       ".warehouse": "w", ".rest.client.max-retries": "1"}.items():  # fmt: skip
+    for key, value in {
+        "": "org.apache.iceberg.spark.SparkCatalog",
+        ".type": "rest",
+        ".uri": f"http://127.0.0.1:{server.server_port}",
+        ".warehouse": "w",
+        ".rest.client.max-retries": "1",
+    }.items():
         spark.conf.set(f"spark.sql.catalog.{name}{key}", value)
     yield server, name
     server.shutdown()
@@ -632,6 +849,21 @@ def test_a_lost_answer_and_a_foreign_commit_lose_nobodys_rows(
     assert all(subject.still_there(s.manifest_list) for s in history(subject))
 
 
+def test_a_branch_is_removed_only_from_where_it_was(spark: Any, rest: tuple[Any, str], name: str):
+    """A rewind to the beginning: Iceberg sends no requirement with the removal of a reference."""
+    server, catalog = rest
+    subject = Real(spark, catalog, name)
+    append(subject, "a")
+    [first] = history(subject)
+    server.slips = [lambda: subject.foreign("foreign")]
+    with pytest.raises(Conflict):
+        subject.table.move({"main": None}, expected={"main": first.id})
+    assert subject.live() == ["a", "foreign"]
+    newest = history(subject)[0]
+    subject.table.move({"main": None}, expected={"main": newest.id})
+    assert subject.live() == []
+
+
 def test_a_catalog_that_stays_away_is_unavailable_and_the_batch_can_go_in_later(
     spark: Any, rest: tuple[Any, str], name: str
 ):
@@ -653,10 +885,14 @@ def _rewrite_and_expire(real: Real) -> None:
     catalog = real.sql_name.split(".")[0]
     real.foreign("foreign")
     real.spark.sql(f"REFRESH TABLE {real.sql_name}")
-    real.spark.sql(f"CALL {catalog}.system.rewrite_data_files(table => '{real.name}', "
-                   "options => map('rewrite-all', 'true'))")  # fmt: skip
-    real.spark.sql(f"CALL {catalog}.system.expire_snapshots(table => '{real.name}', "
-                   "older_than => TIMESTAMP '2099-01-01 00:00:00', retain_last => 1)")  # fmt: skip
+    real.spark.sql(
+        f"CALL {catalog}.system.rewrite_data_files(table => '{real.name}', "
+        "options => map('rewrite-all', 'true'))"
+    )
+    real.spark.sql(
+        f"CALL {catalog}.system.expire_snapshots(table => '{real.name}', "
+        "older_than => TIMESTAMP '2099-01-01 00:00:00', retain_last => 1)"
+    )
 
 
 def _manifest_lists(real: Real) -> list[str]:

@@ -29,8 +29,10 @@ TABLES = [[0, 1], [2], [2, 4]]  # the records whose rows each snapshot holds
 
 def made(spark: Any, name: str, tables: list[list[int]]) -> None:
     spark.sql("CREATE NAMESPACE IF NOT EXISTS lake.db")
-    spark.sql(f"CREATE TABLE lake.db.{name} ({COLUMNS}) USING iceberg "
-              "TBLPROPERTIES ('format-version' = '2')")  # fmt: skip
+    spark.sql(
+        f"CREATE TABLE lake.db.{name} ({COLUMNS}) USING iceberg "
+        "TBLPROPERTIES ('format-version' = '2')"
+    )
     for (begin, end), held in zip(BATCHES, tables, strict=True):
         rows = [
             (r.key[0], (r.value or {"n": None})["n"], r.topic, r.partition, r.offset)
@@ -59,8 +61,10 @@ def test_a_right_table_is_compared_at_every_snapshot_by_both_readers(
     options = "map('rewrite-all', 'true')"
     spark.sql(f"CALL lake.system.rewrite_data_files(table => 'db.{name}', options => {options})")
     assert check(oracle, spark, lake, name) == 2 * (len(BATCHES) + 1)
-    spark.sql(f"CALL lake.system.expire_snapshots(table => 'db.{name}', retain_last => 2, "
-              "older_than => TIMESTAMP '2100-01-01')")  # fmt: skip
+    spark.sql(
+        f"CALL lake.system.expire_snapshots(table => 'db.{name}', retain_last => 2, "
+        "older_than => TIMESTAMP '2100-01-01')"
+    )
     assert check(oracle, spark, lake, name) == 2 * 2
     with pytest.raises(AssertionError, match="expired before it was checked"):
         check(Oracle(RECORDS, key=("id",)), spark, lake, name)

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow.fs
 import pytest
 
-from frazil.surface.broker import Broker, die_with_parent, free_ports
+from frazil.testing.kafka import Broker, die_with_parent, free_ports
 from tests.bench import faults, proxy, rest
 
 KEY, SECRET = "frazil", "not-a-real-secret"
@@ -29,19 +29,37 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     s3, rest, filer, master, volume, admin = free_ports(6)
     os.environ.update(TEST_S3_SECRET=SECRET, TEST_REST_CREDENTIAL=f"{KEY}:{SECRET}")
     server = subprocess.Popen(
-        [str(Path(sys.executable).with_name("weed")), "mini", f"-dir={folder}", "-ip=127.0.0.1",
-         "-ip.bind=127.0.0.1", "-master.telemetry=false", "-webdav=false", "-tableBucket=lake",
-         f"-s3.port={s3}", f"-s3.port.iceberg={rest}", "-s3.port.lance=0", f"-filer.port={filer}",
-         f"-master.port={master}", f"-volume.port={volume}", f"-admin.port={admin}"],
+        [
+            str(Path(sys.executable).with_name("weed")),
+            "mini",
+            f"-dir={folder}",
+            "-ip=127.0.0.1",
+            "-ip.bind=127.0.0.1",
+            "-master.telemetry=false",
+            "-webdav=false",
+            "-tableBucket=lake",
+            f"-s3.port={s3}",
+            f"-s3.port.iceberg={rest}",
+            "-s3.port.lance=0",
+            f"-filer.port={filer}",
+            f"-master.port={master}",
+            f"-volume.port={volume}",
+            f"-admin.port={admin}",
+        ],
         env={**os.environ, "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET},
-        stdout=(folder / "log").open("wb"), stderr=subprocess.STDOUT, preexec_fn=die_with_parent,
-    )  # fmt: skip
+        stdout=(folder / "log").open("wb"),
+        stderr=subprocess.STDOUT,
+        preexec_fn=die_with_parent,
+    )
     try:
         _await(f"http://127.0.0.1:{rest}/v1/config?warehouse=lake", server)
         files = pyarrow.fs.S3FileSystem(
-            access_key=KEY, secret_key=SECRET, region="us-east-1",
-            endpoint_override=f"http://127.0.0.1:{s3}", allow_bucket_creation=True,
-        )  # fmt: skip
+            access_key=KEY,
+            secret_key=SECRET,
+            region="us-east-1",
+            endpoint_override=f"http://127.0.0.1:{s3}",
+            allow_bucket_creation=True,
+        )
         files.create_dir("stage")
         yield {
             "type": "rest",

@@ -14,13 +14,13 @@ from typing import Any
 import fastavro
 from confluent_kafka import Producer
 
-from frazil.core.config import Config
-from frazil.core.errors import Unavailable
-from frazil.core.offsets import Partition
+from frazil.auditing.checks import TableReport
+from frazil.auditing.evidence import of_sink, of_table
+from frazil.config.model import Config
+from frazil.errors import Unavailable
+from frazil.iceberg.java import JavaCatalog
+from frazil.offsets import Partition
 from frazil.sink import Sink, Step
-from frazil.surface.proof import of_sink, of_table
-from frazil.table.audit import Report
-from frazil.table.jvm import Catalog
 
 WITHIN = 180.0  # seconds; a bound for what takes a few, on a machine that is busy
 
@@ -101,11 +101,11 @@ def catch_up(config: Config, spark: Any, steps: Steps | None = None) -> Sink:
     return sink
 
 
-def proven(config: Config, spark: Any) -> Report:
+def proven(config: Config, spark: Any) -> TableReport:
     return all_proven(config, spark, config.tables[0].name)[config.tables[0].name]
 
 
-def all_proven(config: Config, spark: Any, *tables: str) -> dict[str, Report]:
+def all_proven(config: Config, spark: Any, *tables: str) -> dict[str, TableReport]:
     """The audit of each of many tables, and of the index."""
     found = {report.table: report for report in reports(config, spark)}
     for name in (*tables, config.index_table):
@@ -113,15 +113,15 @@ def all_proven(config: Config, spark: Any, *tables: str) -> dict[str, Report]:
     return {name: found[name] for name in tables}
 
 
-def reports(config: Config, spark: Any) -> list[Report]:
+def reports(config: Config, spark: Any) -> list[TableReport]:
     """Of all tables of the sink."""
-    proof = of_sink(config, Catalog(spark, config.catalog.name).look)
+    proof = of_sink(config, JavaCatalog(spark, config.catalog.name).look)
     return [report for report in proof.reports if report.sink == config.sink.id]
 
 
-def audited(spark: Any, name: str, catalog: str = "lake") -> list[Report]:
+def audited(spark: Any, name: str, catalog: str = "lake") -> list[TableReport]:
     """Of one table, by its name alone: a report for each of its sinks."""
-    proof = of_table(Catalog(spark, catalog).look, name, "main")
+    proof = of_table(JavaCatalog(spark, catalog).look, name, "main")
     return [report for report in proof.reports if report.table == name]
 
 

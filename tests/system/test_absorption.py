@@ -13,13 +13,14 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from frazil.core.config import Config
-from frazil.core.errors import Unavailable
+from frazil.commit import protocol
+from frazil.config.model import Config
+from frazil.errors import Unavailable
+from frazil.iceberg.java import JavaCatalog
+from frazil.ledger.entry import LedgerEntry, entries
+from frazil.ops.status import orphans, status
 from frazil.sink import Sink
-from frazil.surface.orders import create_topic
-from frazil.surface.status import leftovers, status
-from frazil.table import commit
-from frazil.table.ledger import Entry, entries
+from frazil.testing.datagen import create_topic
 from tests.bench import faults
 from tests.system.streams import WITHIN, eventually, running
 
@@ -28,8 +29,8 @@ ALWAYS = 10**9
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit, "FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(commit, "LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr(protocol, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(protocol, "LONGEST_PAUSE", 0.05)
 
 
 @pytest.fixture
@@ -41,7 +42,13 @@ def table(name: str) -> str:
 def streaming(world: faults.World, table: str, way: str) -> Config:
     create_topic(world.bootstrap, table, len(faults.PARTITIONS))
     return faults.config_of(
-        world, table, way, topic=table, bootstrap=world.bootstrap, trigger="50ms"
+        world,
+        table,
+        way,
+        topic=table,
+        bootstrap=world.bootstrap,
+        trigger="50ms",
+        commit_interval="0s",
     )
 
 
@@ -50,11 +57,14 @@ def staged(sink: Sink, world: faults.World, table: str, way: str, batches: range
     for number in batches:
         faults.produce(world.bootstrap, table, way, number)
         ends = sink.ends()
-        eventually(lambda: sink.committer.pending[-1:] and sink.committer.pending[-1].end == ends,  # noqa: B023
-                   f"batch {number} is staged", sink=sink)  # fmt: skip
+        eventually(
+            lambda: sink.committer.pending[-1:] and sink.committer.pending[-1].end == ends,  # noqa: B023
+            f"batch {number} is staged",
+            sink=sink,
+        )
 
 
-def ledger(world: faults.World, config: Config) -> list[Entry]:
+def ledger(world: faults.World, config: Config) -> list[LedgerEntry]:
     """What the table's snapshots say of records, oldest first."""
     found = world.catalog.load(config.tables[0].name)
     assert found is not None
@@ -83,7 +93,7 @@ def test_while_the_catalog_is_down_batches_are_staged_and_go_in_by_order_when_it
             assert "Connection refused" in sink.committer.progress.trouble
             assert sink.position == before
             with pytest.raises(Unavailable, match="Connection refused"):
-                status(config, world.spark)
+                status(config, JavaCatalog(world.spark, config.catalog.name).look)
         finally:
             world.server.start()
             world.proxy.accept()
@@ -119,12 +129,12 @@ def test_a_life_that_takes_over_from_an_outage_needs_no_kafka_and_orphan_removal
         future.result()
     with running(config, world.spark, flush=0.2) as heir:
         eventually(lambda: heir.committer.progress.trouble, "it fails for the heir, too", sink=heir)
-        told: dict[str, Any] = status(config, world.spark)
+        told: dict[str, Any] = status(config, JavaCatalog(world.spark, config.catalog.name).look)
         assert told["epoch"] == heir.epoch == first.epoch + 1
         assert told["pending_batches"] == told["waiting"][f"db.{table}"]["batches"] == len(waiting)
         assert told["pending_bytes"] == sum(batch.bytes for batch in waiting) > 0
         orphan = planted(world, table, epoch=first.epoch)
-        found = leftovers(config, world.spark)
+        found = orphans(config, world.spark)
         assert [Path(path.removeprefix("file:")) for _, path in found] == [orphan]
         for handle, path in found:
             handle.delete(path)

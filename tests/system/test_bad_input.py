@@ -15,25 +15,25 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from frazil.core.config import Config
-from frazil.core.errors import (
+from frazil.cli import commands
+from frazil.commit.protocol import TableCommitter
+from frazil.config.model import Config
+from frazil.errors import (
     ConfigError,
     Expired,
-    Foreign,
     FrazilError,
     Gap,
-    Misfit,
+    IdentityMismatch,
+    SchemaMismatch,
     Unavailable,
 )
-from frazil.core.offsets import Cut
-from frazil.ingest import source
+from frazil.iceberg.java import JavaCatalog
+from frazil.kafka import planner
+from frazil.ledger.entry import LedgerEntry
+from frazil.offsets import Cut
 from frazil.sink import Sink
-from frazil.surface import cli
-from frazil.surface.broker import Broker, free_ports
-from frazil.surface.orders import create_topic
-from frazil.table.commit import Target
-from frazil.table.jvm import Catalog
-from frazil.table.ledger import Entry
+from frazil.testing.datagen import create_topic
+from frazil.testing.kafka import Broker, free_ports
 from tests.oracle import Lake, assert_exact
 from tests.system.streams import (
     WITHIN,
@@ -80,16 +80,16 @@ def test_a_topic_that_does_not_exist_is_named(spark: Any, name: str, make_config
     error = stopped(make_config(), spark)
     assert isinstance(error, ConfigError)
     assert f"topic {name}: it does not exist" in error.message
-    index = Catalog(spark, "lake").load(f"db.{name}_index")
+    index = JavaCatalog(spark, "lake").load(f"db.{name}_index")
     assert index is None or not list(index.history("main")), "something was claimed"
 
 
 def test_a_broker_that_cannot_be_reached_is_named_with_its_address(
     spark: Any, lake: Lake, name: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(source, "_CALL_SECONDS", 1.0)
+    monkeypatch.setattr(planner, "_CALL_SECONDS", 1.0)
     address = f"127.0.0.1:{free_ports(1)[0]}"
-    error = stopped(lake.config(name, name, address, sink={"patience": "1s"}), spark)
+    error = stopped(lake.config(name, name, address, sink={"unavailable_timeout": "1s"}), spark)
     assert isinstance(error, Unavailable)
     assert f"Kafka at {address} does not answer" in error.message
     assert "bootstrap.servers" in error.hint
@@ -119,7 +119,7 @@ def test_a_start_that_retention_has_already_deleted_is_told_exactly(
     create_topic(broker.bootstrap, name, 1)
     produce(broker.bootstrap, name, numbered(10))
     delete_below(broker.bootstrap, name, 0, 7)
-    error = stopped(make_config(sink={"start": {name: {"0": 4}}}), spark)
+    error = stopped(make_config(sink={"starting_offsets": {name: {"0": 4}}}), spark)
     assert isinstance(error, Expired)
     assert f"{name}[0] [4, 7) (3 offsets)" in error.message
 
@@ -140,7 +140,7 @@ def test_a_topic_that_was_dropped_and_made_again_is_not_read_on(
     create_topic(b, name, 1)
     produce(b, name, numbered(again, 1000))
     error = stopped(config, spark)
-    assert isinstance(error, Foreign)
+    assert isinstance(error, IdentityMismatch)
     assert f"topic {name} was dropped and made again; expected topic id" in error.message
     assert lake.query(f"db.{name}", "count(*)") == [(10,)]
 
@@ -152,17 +152,26 @@ def test_another_cluster_behind_the_same_address_is_refused(
     produce(broker.bootstrap, name, numbered(10))
     config = make_config()
     catch_up(config, spark)
-    index = Catalog(spark, "lake").load(f"db.{name}_index")
+    index = JavaCatalog(spark, "lake").load(f"db.{name}_index")
     assert index is not None
-    life = Target(index, "main", name, 0, time)
+    life = TableCommitter(index, "main", name, 0, time)
     here = life.head().entry
     assert here is not None
     assert here.cluster
     life.seen, life.epoch = here.commit_ids[-1], here.epoch
-    life.commit([], replace(here, cluster="elsewhere", commit_ids=("planted",), begin=here.end,
-                            unwritten={}, watermark=None))  # fmt: skip
+    life.commit(
+        [],
+        replace(
+            here,
+            cluster="elsewhere",
+            commit_ids=("planted",),
+            begin=here.end,
+            unwritten={},
+            watermark=None,
+        ),
+    )
     error = stopped(config, spark)
-    assert isinstance(error, Foreign)
+    assert isinstance(error, IdentityMismatch)
     assert f"belongs to Kafka cluster elsewhere, found cluster {here.cluster}" in error.message
 
 
@@ -176,7 +185,7 @@ def test_a_registry_that_cannot_be_reached_is_named(
     error = stopped(make_config(decode={"format": "confluent-avro", "registry": registry}), spark)
     assert isinstance(error, Unavailable)
     assert url in str(error)
-    assert Catalog(spark, "lake").load(f"db.{name}") is None
+    assert JavaCatalog(spark, "lake").load(f"db.{name}") is None
 
 
 # ── the table ────────────────────────────────────────────────────────────────────────────────────
@@ -188,10 +197,12 @@ def test_a_table_whose_schema_does_not_fit_is_refused_with_every_difference(
     create_topic(broker.bootstrap, name, 1)
     produce(broker.bootstrap, name, numbered(3))
     spark.sql("CREATE NAMESPACE IF NOT EXISTS lake.db")
-    spark.sql(f"CREATE TABLE lake.db.{name} (value string, must bigint NOT NULL, _topic string, "
-              "_offset bigint, _timestamp timestamp) USING iceberg")  # fmt: skip
-    error = stopped(make_config(table={"evolution": "fail"}), spark)
-    assert isinstance(error, Misfit)
+    spark.sql(
+        f"CREATE TABLE lake.db.{name} (value string, must bigint NOT NULL, _topic string, "
+        "_offset bigint, _timestamp timestamp) USING iceberg"
+    )
+    error = stopped(make_config(table={"schema_evolution": "fail"}), spark)
+    assert isinstance(error, SchemaMismatch)
     assert "column 'value' is" in error.message
     assert "column '_topic_partition' (int32) is not in the table" in error.message
     assert "column 'must' (int64) is required by the table" in error.message
@@ -212,7 +223,7 @@ def test_a_table_that_was_dropped_between_two_lives_is_not_filled_from_the_middl
         spark.sql(f"CREATE TABLE lake.db.{name} ({COLUMNS}) USING iceberg")
     produce(broker.bootstrap, name, numbered(5, 10))
     error = stopped(config, spark)
-    assert isinstance(error, Foreign)
+    assert isinstance(error, IdentityMismatch)
     assert f"table db.{name}" in error.message
     assert then in error.message
 
@@ -228,7 +239,7 @@ def test_a_table_that_is_dropped_and_made_again_during_the_run_stops_the_stream(
         spark.sql(f"DROP TABLE lake.db.{name}")
         spark.sql(f"CREATE TABLE lake.db.{name} ({COLUMNS}) USING iceberg")
         produce(broker.bootstrap, name, numbered(5, 10))
-        with pytest.raises(Foreign, match="made again"):
+        with pytest.raises(IdentityMismatch, match="made again"):
             assert sink.wait_until(sink.ends(), 10), "it waits, and waiting cannot help"
 
 
@@ -240,7 +251,7 @@ def test_a_table_that_was_rolled_back_between_two_lives_is_a_gap_with_its_ranges
     produce(b, name, numbered(10), 2)
     config = make_config()
     catch_up(config, spark)
-    table = Catalog(spark, "lake").load(f"db.{name}")
+    table = JavaCatalog(spark, "lake").load(f"db.{name}")
     assert table is not None
     before = next(table.history("main")).id
     produce(b, name, numbered(10, 10), 2)
@@ -256,7 +267,7 @@ def test_a_table_that_was_rolled_back_between_two_lives_is_a_gap_with_its_ranges
 
 def test_a_catalog_name_that_is_not_icebergs_is_refused(spark: Any):
     with pytest.raises(ConfigError, match="expected an Iceberg catalog"):
-        Catalog(spark, "spark_catalog")
+        JavaCatalog(spark, "spark_catalog")
 
 
 # ── the command line ─────────────────────────────────────────────────────────────────────────────
@@ -270,7 +281,7 @@ def frazil(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
         monkeypatch.setattr(sys, "argv", ["frazil", *map(str, args)])
         capsys.readouterr()
         with pytest.raises(SystemExit) as end:
-            cli.main()
+            commands.main()
         out, err = capsys.readouterr()
         assert "Traceback" not in err + out
         return int(end.value.code or 0), out, err  # type: ignore[arg-type]
@@ -327,7 +338,8 @@ def test_run_audit_and_status_from_the_command_line(
     assert assert_exact(lake, f"db.{name}", broker.bootstrap, name) == 30
     code, out, _ = frazil("audit", path, "--json")
     assert code == 0
-    report, stream = json.loads(out)
+    report, stream, kafka = json.loads(out)
+    assert kafka["lag"] == 0
     assert (report["verdict"], report["written"]) == ("proven", 30)
     assert report["witnesses"] == ["ledger", "index", "manifests"]
     assert (stream["verdict"], stream["witnesses"]) == ("proven", ["ledger", "index"])
@@ -338,8 +350,14 @@ def test_run_audit_and_status_from_the_command_line(
     assert (kafka["verdict"], [line["lag"] for line in kafka["broker"]]) == ("proven", [0, 0])
     code, out, _ = frazil("audit", path)
     assert code == 0
-    assert "proven: 30 rows in 1 commits" in " ".join(out.split())
+    assert "proven: 30 rows in 1 commit;" in " ".join(out.split())
     produce(broker.bootstrap, name, numbered(4), 2)
+    code, out, _ = frazil("audit", path, "--max-lag", "4", "--max-age", "1d")
+    assert code == 0
+    assert "4 offsets wait in Kafka and are not part of this proof" in out
+    code, out, _ = frazil("audit", path, "--max-lag", "3")
+    assert code == 3
+    assert "behind: 4 offsets wait in Kafka; expected at most 3" in out
     code, out, _ = frazil("status", path, "--json")
     assert code == 0
     found = json.loads(out)
@@ -366,16 +384,18 @@ def test_the_audit_finds_a_planted_gap_and_exits_with_3(
     code, _, err = frazil("audit", path)
     assert code == 2
     assert f"no snapshot of it was written by sink {name}" in err
-    table = Catalog(spark, "lake").load(f"db.{name}")
+    table = JavaCatalog(spark, "lake").load(f"db.{name}")
     assert table is not None
     where = part(name, 0)
     for begin, end in ((0, 5), (8, 12), (10, 14)):
-        life = Target(table, "main", name, 1, time)
+        life = TableCommitter(table, "main", name, 1, time)
         head = life.head()
-        entry = Entry(name, 1, (str(uuid.uuid4()),), (0, 0), Cut({where: begin}), Cut({where: end}))
+        entry = LedgerEntry(
+            name, 1, (str(uuid.uuid4()),), (0, 0), Cut({where: begin}), Cut({where: end})
+        )
         table.append([], entry.summary(), branch="main", check=lambda _: None, leftovers=[])
         assert life.head().commit_id != head.commit_id
-    code, out, _ = frazil("audit", path, "--json")
+    code, out, _ = frazil("audit", path, "--no-broker", "--json")
     assert code == 3
     [report] = json.loads(out)
     assert report["verdict"] == "gap"

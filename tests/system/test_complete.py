@@ -19,17 +19,17 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 import frazil
-from frazil.core.config import Config, load
-from frazil.core.offsets import BATCHES, Cut
+from frazil.config.model import Config, load
+from frazil.iceberg.java import JavaCatalog
+from frazil.iceberg.static_table import NeedsSpark, ReadOnlyTable
+from frazil.ledger import index
+from frazil.ledger.completeness import moment
+from frazil.offsets import BATCHES, Cut
+from frazil.ops import completeness as hours
 from frazil.sink import Sink
-from frazil.surface import complete as hours
-from frazil.surface.broker import Broker
-from frazil.surface.opened import opener
-from frazil.surface.orders import create_topic
-from frazil.table import index
-from frazil.table.complete import moment
-from frazil.table.jvm import Catalog
-from frazil.table.plain import NeedsSpark, Plain
+from frazil.spark.open_table import opener
+from frazil.testing.datagen import create_topic
+from frazil.testing.kafka import Broker
 from tests.oracle import Lake
 from tests.system.streams import WITHIN, Steps, avro, catch_up, eventually, part, proven
 
@@ -48,8 +48,12 @@ def send(bootstrap: str, topic: str, **times: list[str]) -> None:
     producer = Producer({"bootstrap.servers": bootstrap})
     for partition, all_of_them in times.items():
         for text in all_of_them:
-            producer.produce(topic, text.encode(), partition=int(partition[1:]),
-                             timestamp=int(at(text).timestamp() * 1000))  # fmt: skip
+            producer.produce(
+                topic,
+                text.encode(),
+                partition=int(partition[1:]),
+                timestamp=int(at(text).timestamp() * 1000),
+            )
     assert producer.flush(30) == 0
 
 
@@ -64,7 +68,7 @@ def untils(lake: Lake, name: str, what: str = "batch, min(complete_until), max(c
     return found
 
 
-def answer(config: Config, hour: str = "") -> hours.Answer:
+def answer(config: Config, hour: str = "") -> hours.CompletenessReport:
     """By the index's files alone: no Spark."""
     return hours.answer(config, opener(config, spark=False), hour)
 
@@ -86,9 +90,14 @@ def caught_up(config: Config, spark: Any, **more: Any) -> Sink:
 
 
 def frazil_command(*given: str) -> subprocess.CompletedProcess[str]:
-    code = "from frazil.surface.cli import main; main()"
-    return subprocess.run([sys.executable, "-c", code, *given], capture_output=True, text=True,
-                          timeout=WITHIN, check=False)  # fmt: skip
+    code = "from frazil.cli.commands import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *given],
+        capture_output=True,
+        text=True,
+        timeout=WITHIN,
+        check=False,
+    )
 
 
 # ── the plain way ────────────────────────────────────────────────────────────────────────────────
@@ -107,13 +116,15 @@ def test_an_hour_is_complete_when_every_partition_is_past_it_and_stays_so(
     assert heard == [at("10:30")]
     assert untils(lake, name)[-1] == at("10:30")
 
-    found = frazil_command("complete", str(path), "2026-11-14T10", "--json")
+    found = frazil_command("completeness", str(path), "2026-11-14T10", "--json")
     assert found.returncode == 3, found.stderr
     said = json.loads(found.stdout)
     assert (said["complete"], said["complete_until"]) == (False, at("10:30").isoformat())
     assert [(each["partition"], each["state"], each["lacks"]) for each in said["partitions"]] == [
-        (0, "holds", 1800.0), (1, "ahead", 600.0), (2, "silent", 0.0)
-    ]  # fmt: skip
+        (0, "holds", 1800.0),
+        (1, "ahead", 600.0),
+        (2, "silent", 0.0),
+    ]
 
     # Another life; the partition that was ahead brings nothing, and is still known to be.
     send(broker.bootstrap, name, p0=["11:20"])
@@ -123,12 +134,12 @@ def test_an_hour_is_complete_when_every_partition_is_past_it_and_stays_so(
     send(broker.bootstrap, name, p1=["11:00"])
     assert caught_up(config, spark, on_complete=again.append).complete_until == at("11:00")
     assert again[1:] == [at("10:50"), at("11:00")]
-    found = frazil_command("complete", str(path), "2026-11-14T10")
+    found = frazil_command("completeness", str(path), "2026-11-14T10")
     assert found.returncode == 0, found.stderr
     assert f"complete until {at('11:00').isoformat()}" in found.stdout
     assert "2026-11-14T10: complete" in found.stdout
-    assert frazil_command("complete", str(path), "2026-11-14").returncode == 3
-    assert frazil_command("complete", str(path), "10 o'clock").returncode == 2
+    assert frazil_command("completeness", str(path), "2026-11-14").returncode == 3
+    assert frazil_command("completeness", str(path), "10 o'clock").returncode == 2
 
     # Late records, and a new partition with older ones.
     send(broker.bootstrap, name, p0=["08:00"])
@@ -157,7 +168,7 @@ def test_it_survives_compaction_and_expiry_of_the_table_and_of_the_index(
     monkeypatch: pytest.MonkeyPatch,
 ):
     create_topic(broker.bootstrap, name, 2)
-    config = make_config(completeness={"lateness": "5m"})
+    config = make_config(completeness={"allowed_lateness": "5m"})
     for hour in ("07", "08", "09"):
         send(broker.bootstrap, name, p0=[f"{hour}:00", f"{hour}:30"], p1=[f"{hour}:40"])
         catch_up(config, spark)
@@ -226,7 +237,7 @@ def test_a_partition_that_is_idle_holds_the_others_back_no_more(
 ):
     create_topic(broker.bootstrap, name, 2)
     send(broker.bootstrap, name, p0=["10:00"], p1=["09:00"])
-    config = make_config(completeness={"idle": "2s"})
+    config = make_config(completeness={"idle_timeout": "2s"})
     sink = Sink(config)
     sink.start(spark)
     try:
@@ -283,7 +294,7 @@ def test_what_cannot_be_read_from_here_is_read_by_spark(
     def rows(*_: Any) -> None:
         raise NeedsSpark("cannot open the index: no such store")
 
-    monkeypatch.setattr(Plain, "rows", rows)
+    monkeypatch.setattr(ReadOnlyTable, "rows", rows)
     heard: list[dt.datetime] = []
     send(broker.bootstrap, name, p0=["12:00"])
     assert caught_up(config, spark, on_complete=heard.append).complete_until == at("11:00")
@@ -291,11 +302,13 @@ def test_what_cannot_be_read_from_here_is_read_by_spark(
 
 
 EVENT = {
-    "type": "record", "name": "Event", "fields": [
+    "type": "record",
+    "name": "Event",
+    "fields": [
         {"name": "kind", "type": "string"},
         {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
     ],
-}  # fmt: skip
+}
 
 
 def events(bootstrap: str, topic: str, *given: tuple[int, str, str | dt.datetime]) -> None:
@@ -323,11 +336,18 @@ def test_of_many_tables_the_rows_of_the_stream_say_it_and_dead_letters_have_no_e
         decode=of_events(tmp_path),
         table=tables,
         route=[{"field": "kind", "values": [each], "to": [f"db.{name}_{each}"]} for each in "ab"],
-        dead_letters={"table": f"db.{name}_dead", "max_share": 1.0},
+        dead_letters={"table": f"db.{name}_dead", "max_fraction": 1.0},
     )
     future = dt.datetime.now(UTC) + dt.timedelta(days=3650)
-    events(broker.bootstrap, name, (0, "a", "10:00"), (0, "b", "10:20"), (1, "a", "10:40"),
-           (1, "bad", "10:00"), (1, "nowhere", "23:00"))  # fmt: skip
+    events(
+        broker.bootstrap,
+        name,
+        (0, "a", "10:00"),
+        (0, "b", "10:20"),
+        (1, "a", "10:40"),
+        (1, "bad", "10:00"),
+        (1, "nowhere", "23:00"),
+    )
     assert caught_up(config, spark).complete_until == at("10:20")
     spans = lake.query(
         f"db.{name}_index",
@@ -335,11 +355,12 @@ def test_of_many_tables_the_rows_of_the_stream_say_it_and_dead_letters_have_no_e
         f"WHERE table_name <> 'db.{name}_dead' AND event_time_low IS NOT NULL ORDER BY 1, 2",
     )
     assert spans == [
-        ("*", 0, at("10:00"), at("10:20")), ("*", 1, at("10:40"), at("10:40")),
+        ("*", 0, at("10:00"), at("10:20")),
+        ("*", 1, at("10:40"), at("10:40")),
         (f"db.{name}_a", 0, at("10:00"), at("10:00")),
         (f"db.{name}_a", 1, at("10:40"), at("10:40")),
         (f"db.{name}_b", 0, at("10:20"), at("10:20")),
-    ]  # fmt: skip
+    ]
     events(broker.bootstrap, name, (0, "a", future))  # a broken clock
     assert caught_up(config, spark).complete_until == at("10:20")
     found = answer(config).standings[0]
@@ -369,9 +390,16 @@ def test_a_dataframe_that_keeps_where_rows_come_from_is_judged_by_partition(
     def life() -> Sink:
         frame = frazil.read(spark, config).where("value <> 'no'")
         sink = frazil.write(
-            frame, f"db.{name}", id=name, index=f"db.{name}_index", trigger="50ms",
-            event_time="_timestamp", lateness="10m", on_complete=heard.append,
-        )  # fmt: skip
+            frame,
+            f"db.{name}",
+            id=name,
+            index_table=f"db.{name}_index",
+            trigger="50ms",
+            commit_interval="0s",
+            event_time="_timestamp",
+            allowed_lateness="10m",
+            on_complete=heard.append,
+        )
         with living(sink):
             assert sink.wait_until(sink.ends(), WITHIN)
         return sink
@@ -381,8 +409,9 @@ def test_a_dataframe_that_keeps_where_rows_come_from_is_judged_by_partition(
     send(broker.bootstrap, name, p0=["12:00"])
     assert life().complete_until == at("11:20")
     assert heard == [at("09:50"), at("09:50"), at("11:20")]
-    spans = lake.query(f"db.{name}_index", "topic, partition, max(event_time_high)",
-                       "GROUP BY 1, 2 ORDER BY 1, 2")  # fmt: skip
+    spans = lake.query(
+        f"db.{name}_index", "topic, partition, max(event_time_high)", "GROUP BY 1, 2 ORDER BY 1, 2"
+    )
     assert spans == [("(batches)", 0, at("12:00")), (name, 0, at("12:00")), (name, 1, at("11:30"))]
     untils(lake, name)
 
@@ -394,12 +423,19 @@ def test_rows_that_come_from_no_partition_are_judged_by_batches(
     config = make_config()
     send(broker.bootstrap, name, p0=["10:00"], p1=["11:30"])
     frame = frazil.read(spark, config).selectExpr("value", "_timestamp AS happened")
-    sink = frazil.write(frame, f"db.{name}", id=name, index=f"db.{name}_index", trigger="50ms",
-                        event_time="happened")  # fmt: skip
+    sink = frazil.write(
+        frame,
+        f"db.{name}",
+        id=name,
+        index_table=f"db.{name}_index",
+        trigger="50ms",
+        commit_interval="0s",
+        event_time="happened",
+    )
     with living(sink):
         assert sink.wait_until(sink.ends(), WITHIN)
     assert sink.complete_until == at("11:30")
-    [found] = hours.answer(sink.config, Catalog(spark, "lake").look).standings
+    [found] = hours.answer(sink.config, JavaCatalog(spark, "lake").look).standings
     assert (found.partition, found.state) == (BATCHES, "holds")
 
 
@@ -442,15 +478,17 @@ def test_the_command_waits_for_an_hour(
     create_topic(broker.bootstrap, name, 1)
     path = write_toml()
     config = load(path)
-    assert frazil_command("complete", str(path)).returncode == 2  # there is no index yet
+    assert frazil_command("completeness", str(path)).returncode == 2  # there is no index yet
     send(broker.bootstrap, name, p0=["10:30"])
     catch_up(config, spark)
-    assert frazil_command("complete", str(path), "--wait", "1s").returncode == 2
-    assert frazil_command("complete", str(path), "2026-11-14T10", "--wait", "1s").returncode == 3
+    assert frazil_command("completeness", str(path), "--wait", "1s").returncode == 2
+    assert (
+        frazil_command("completeness", str(path), "2026-11-14T10", "--wait", "1s").returncode == 3
+    )
     found: list[subprocess.CompletedProcess[str]] = []
     waiting = threading.Thread(
         target=lambda: found.append(
-            frazil_command("complete", str(path), "2026-11-14T10", "--wait", "120s")
+            frazil_command("completeness", str(path), "2026-11-14T10", "--wait", "120s")
         )
     )
     waiting.start()
@@ -478,9 +516,12 @@ def told(
     name = "guide"
     create_topic(broker.bootstrap, name, 2)
     config = lake.config(
-        name, name, broker.bootstrap, decode=of_events(tmp_path_factory.mktemp("guide")),
+        name,
+        name,
+        broker.bootstrap,
+        decode=of_events(tmp_path_factory.mktemp("guide")),
         table={"event_time": "at"},
-    )  # fmt: skip
+    )
     for given in (
         [(0, "a", "10:00"), (1, "a", "10:50")],
         [(0, "a", "11:20"), (1, "a", "10:55")],
@@ -491,10 +532,13 @@ def told(
 
     def here(query: str) -> str:
         replaced = {
-            "lake.shop.frazil_index": "lake.db.guide_index", "lake.shop.orders": "lake.db.guide",
+            "lake.shop.frazil_index": "lake.db.guide_index",
+            "lake.shop.orders": "lake.db.guide",
             "'warehouse/shop/frazil_index'": f"'{lake.metadata_file('db.guide_index')}'",
-            "'orders'": "'guide'", "placed_at": "at", "2026-11-15": "2026-11-14",
-        }  # fmt: skip
+            "'orders'": "'guide'",
+            "placed_at": "at",
+            "2026-11-15": "2026-11-14",
+        }
         for old, new in replaced.items():
             query = query.replace(old, new)
         return query
@@ -514,8 +558,9 @@ def test_the_guides_queries_run_in_spark(spark: Any, told: Callable[[str], str])
     files = found["event times of each file"]
     assert len(files) >= 3
     assert (files[0][2], max(row[3] for row in files)) == (
-        at("10:00").replace(tzinfo=None), at("11:20").replace(tzinfo=None)
-    )  # fmt: skip
+        at("10:00").replace(tzinfo=None),
+        at("11:20").replace(tzinfo=None),
+    )
 
 
 def test_the_guides_queries_run_in_duckdb(told: Callable[[str], str]):
@@ -536,8 +581,9 @@ def check(found: dict[str, list[tuple[Any, ...]]], when: Callable[[str], Any]) -
     assert complete
     assert since is not None
     assert found["where each partition stands, the last one first"] == [
-        ("guide", 1, when("11:05"), 3), ("guide", 0, when("11:20"), 4)
-    ]  # fmt: skip
+        ("guide", 1, when("11:05"), 3),
+        ("guide", 0, when("11:20"), 4),
+    ]
     late = found["batches with late records"]
     assert [(row[1], row[2], row[3], row[6], row[7]) for row in late] == [
         ("db.guide", "guide", 0, when("10:20"), when("10:55"))

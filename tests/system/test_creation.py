@@ -15,12 +15,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from frazil.core.config import Config
-from frazil.core.errors import ConfigError
+from frazil.config.model import Config
+from frazil.errors import ConfigError
+from frazil.iceberg.java import JavaCatalog
 from frazil.sink import Sink
-from frazil.surface.broker import Broker
-from frazil.surface.orders import create_topic
-from frazil.table.jvm import Catalog
+from frazil.testing.datagen import create_topic
+from frazil.testing.kafka import Broker
 from tests.oracle import Lake, assert_once
 from tests.property.test_names import hostile
 from tests.system.streams import (
@@ -35,28 +35,50 @@ from tests.system.streams import (
 )
 
 Make = Callable[..., Config]
-ROW = {"type": "record", "name": "Row", "fields": [
-    {"name": "id", "type": "long"}, {"name": "country", "type": ["null", "string"]},
-    {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
-    {"name": "inner", "type": {"type": "record", "name": "Inner", "fields": [
-        {"name": "n", "type": "int"}, {"name": "x", "type": "double"}]}},
-    {"name": "list", "type": {"type": "array", "items": "string"}}]}  # fmt: skip
+ROW = {
+    "type": "record",
+    "name": "Row",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "country", "type": ["null", "string"]},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+        {
+            "name": "inner",
+            "type": {
+                "type": "record",
+                "name": "Inner",
+                "fields": [{"name": "n", "type": "int"}, {"name": "x", "type": "double"}],
+            },
+        },
+        {"name": "list", "type": {"type": "array", "items": "string"}},
+    ],
+}
 BEGIN = datetime(2023, 12, 31, 22, 30, tzinfo=timezone.utc)
 #: As the config has it, and Iceberg's own function of the same.
 TRANSFORMS = {
-    "country": "country", "inner.n": "inner.n", "truncate(2, country)": "truncate(2, country)",
-    "bucket(4, id)": "bucket(4, id)", "year(at)": "years(at)", "month(at)": "months(at)",
-    "day(at)": "days(at)", "hour(at)": "hours(at)",
-}  # fmt: skip
+    "country": "country",
+    "inner.n": "inner.n",
+    "truncate(2, country)": "truncate(2, country)",
+    "bucket(4, id)": "bucket(4, id)",
+    "year(at)": "years(at)",
+    "month(at)": "months(at)",
+    "day(at)": "days(at)",
+    "hour(at)": "hours(at)",
+}
 
 
 def rows(count: int) -> list[dict[str, Any]]:
     countries = ["germany", "greece", None, "france", "fr"]
     return [
-        {"id": i, "country": countries[i % 5], "at": BEGIN + timedelta(minutes=97 * i),
-         "inner": {"n": i % 3, "x": i / 2}, "list": ["a"]}
+        {
+            "id": i,
+            "country": countries[i % 5],
+            "at": BEGIN + timedelta(minutes=97 * i),
+            "inner": {"n": i % 3, "x": i / 2},
+            "list": ["a"],
+        }
         for i in range(count)
-    ]  # fmt: skip
+    ]
 
 
 def tables_like(lake: Lake, pattern: str) -> list[str]:
@@ -86,14 +108,17 @@ def test_tables_are_partitioned_sorted_identified_and_placed_as_the_config_says(
         table=[
             *({"name": table, "partition_by": [text]} for table, text in by.items()),
             {
-                "name": special, "location": place, "format_version": 3,
-                "identifier_fields": ["id", "inner.n"], "partition_by": ["truncate(1, country)"],
+                "name": special,
+                "location": place,
+                "format_version": 3,
+                "identifier_fields": ["id", "inner.n"],
+                "partition_by": ["truncate(1, country)"],
                 "sort_by": ["country desc nulls last", "bucket(2, id)", "at desc"],
                 "properties": {"write.metadata.previous-versions-max": "7", "owner": "me"},
             },
         ],
         route=[{"topics": [name], "to": [*by, special]}],
-    )  # fmt: skip
+    )
     catch_up(config, spark)
     all_proven(config, spark, *by, special)
     expected = [(row["id"], row["country"], row["at"]) for row in given]
@@ -112,7 +137,7 @@ def test_tables_are_partitioned_sorted_identified_and_placed_as_the_config_says(
             by_metadata[table, None if value is None else str(value)] += row.record_count
     assert by_metadata == by_function
 
-    made = Catalog(spark, "lake").load(special)
+    made = JavaCatalog(spark, "lake").load(special)
     assert made is not None
     assert made.format_version == 3
     assert made.location == place
@@ -150,11 +175,18 @@ def _backwards(text: str | None) -> list[int]:
 
 
 WRONG = {
-    "partition_by": ["day(country)", "hour(missing)", "bucket(id)", "list", "truncate(2, at)",
-                     "median(id)", "inner"],
+    "partition_by": [
+        "day(country)",
+        "hour(missing)",
+        "bucket(id)",
+        "list",
+        "truncate(2, at)",
+        "median(id)",
+        "inner",
+    ],
     "identifier_fields": ["missing", "inner.x", "list", "inner"],
     "sort_by": ["missing desc", "year(country)", "id sideways"],
-}  # fmt: skip
+}
 
 
 def test_what_does_not_fit_the_records_is_refused_before_anything_is_made(
@@ -164,13 +196,13 @@ def test_what_does_not_fit_the_records_is_refused_before_anything_is_made(
     produce(broker.bootstrap, name, [avro(ROW, row) for row in rows(2)])
     for key, texts in WRONG.items():
         for text in texts:
-            config = make_config(
-                decode={"format": "avro", "schema": schema},
-                table=[{"name": f"db.{name}_fine"}, {"name": f"db.{name}_wrong", key: [text]}],
-                route=[{"topics": [name], "to": [f"db.{name}_fine", f"db.{name}_wrong"]}],
-            )
+            sections: Any = {
+                "decode": {"format": "avro", "schema": schema},
+                "table": [{"name": f"db.{name}_fine"}, {"name": f"db.{name}_wrong", key: [text]}],
+                "route": [{"topics": [name], "to": [f"db.{name}_fine", f"db.{name}_wrong"]}],
+            }
             with pytest.raises(ConfigError, match=re.escape(f"db.{name}_wrong")) as error:
-                Sink(config).start(spark)
+                Sink(make_config(**sections)).start(spark)
             column = re.sub(r".*[(, ]|\)", "", text.removesuffix(" desc"))
             assert text in error.value.message or column in error.value.message
     assert tables_like(lake, rf"db\.{name}_.*") == [f"db.{name}_index"]
@@ -188,10 +220,14 @@ def test_two_sinks_that_make_the_same_table_at_once_make_one(
         produce(broker.bootstrap, topic, values)
         configs.append(
             lake.config(
-                f"{name}_{each}", topic, broker.bootstrap, decode={"format": "json"},
-                table=[{"name": f"db.{name}"}], route=[{"topics": [topic], "to": [f"db.{name}"]}],
+                f"{name}_{each}",
+                topic,
+                broker.bootstrap,
+                decode={"format": "json"},
+                table=[{"name": f"db.{name}"}],
+                route=[{"topics": [topic], "to": [f"db.{name}"]}],
             )
-        )  # fmt: skip
+        )
     both = threading.Barrier(2)
     ended: list[bool] = []
 
@@ -213,10 +249,11 @@ def test_two_sinks_that_make_the_same_table_at_once_make_one(
     found = lake.query(f"db.{name}", "_topic, _offset, id, a, b")
     assert_once(row[:2] for row in found)
     assert {row[0]: (row[3:]) for row in found if row[1] == 3} == {
-        f"{name}.a": ("a3", None), f"{name}.b": (None, "b3")
-    }  # fmt: skip
+        f"{name}.a": ("a3", None),
+        f"{name}.b": (None, "b3"),
+    }
     assert len(found) == 40
-    table = Catalog(spark, "lake").load(f"db.{name}")
+    table = JavaCatalog(spark, "lake").load(f"db.{name}")
     assert table is not None
     reports = audited(spark, table.name)
     assert [report.sink for report in reports] == [f"{name}_a", f"{name}_b"]
@@ -239,7 +276,7 @@ def test_a_sink_makes_no_more_tables_than_it_may_and_goes_on(
             {"field": "kind", "values": ["own"], "to": [f"db.{name}_own"]},
             {"field": "kind", "to": [made]},
         ],
-        dead_letters={"table": f"db.{name}_dead", "max_share": 1},
+        dead_letters={"table": f"db.{name}_dead", "max_fraction": 1},
     )
 
     def send(*kinds: str) -> None:
@@ -277,8 +314,8 @@ def test_hostile_names_make_nothing_outside_the_namespace(
         sink={"max_tables": 12},
         decode={"format": "json"},
         table=[{"name": made}],
-        route=[{"field": "to", "names": "(?s).*", "to": [made]}],
-        dead_letters={"table": f"db.{name}_dead", "max_share": 1},
+        route=[{"field": "to", "allowed_names": "(?s).*", "to": [made]}],
+        dead_letters={"table": f"db.{name}_dead", "max_fraction": 1},
     )
     before = set(lake.folder.rglob("*"))
     outside = set(lake.folder.parent.iterdir())
@@ -301,3 +338,33 @@ def test_hostile_names_make_nothing_outside_the_namespace(
     assert_once([*written, *letters])
     assert len(written) + len(letters) == len(names)
     all_proven(config, spark, *filled, f"db.{name}_dead")
+
+
+def test_files_lie_where_the_table_says_and_format_version_1_is_refused(
+    broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make, tmp_path: Path
+):
+    create_topic(broker.bootstrap, name, 1)
+    produce(broker.bootstrap, name, [b'{"id": 1}', b'{"id": 2}'])
+    data, metadata = tmp_path / "its data", tmp_path / "its metadata"
+    wanted = {
+        "write.data.path": str(data),
+        "write.metadata.path": str(metadata),
+        "write.object-storage.enabled": "true",
+    }
+    config = make_config(decode={"format": "json"}, table={"properties": wanted})
+    catch_up(config, spark)
+    all_proven(config, spark, f"db.{name}")
+    assert sorted(lake.query(f"db.{name}", "id")) == [(1,), (2,)]
+    [file] = data.rglob("*.parquet")
+    assert len(file.relative_to(data).parts) == 5, "by the hash of its name"
+    assert list(metadata.glob("frazil-*-m0.avro"))
+    assert not list((lake.folder / "warehouse" / "db" / name).rglob("frazil-*"))
+    old = make_config(
+        decode={"format": "json"}, sink={"id": f"{name}_old"}, table={"name": f"db.{name}_old"}
+    )
+    spark.sql(
+        f"CREATE TABLE lake.db.{name}_old (id BIGINT) USING iceberg "
+        "TBLPROPERTIES ('format-version' = '1')"
+    )
+    with pytest.raises(ConfigError, match="expected format version 2 or 3, found 1"):
+        Sink(old).start(spark)

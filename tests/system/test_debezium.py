@@ -6,26 +6,39 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from frazil.core.config import Config
-from frazil.surface.broker import Broker
-from frazil.surface.orders import create_topic
+from frazil.config.model import Config
+from frazil.testing.datagen import create_topic
+from frazil.testing.kafka import Broker
 from tests.oracle import Lake
 from tests.system.streams import Registry, all_proven, avro, catch_up, produce
 
 Make = Callable[..., Config]
-SOURCE = {"type": "record", "name": "Source", "fields": [
-    {"name": "db", "type": "string"}, {"name": "table", "type": "string"},
-    {"name": "pos", "type": "long"}]}  # fmt: skip
+SOURCE = {
+    "type": "record",
+    "name": "Source",
+    "fields": [
+        {"name": "db", "type": "string"},
+        {"name": "table", "type": "string"},
+        {"name": "pos", "type": "long"},
+    ],
+}
 
 
 def envelope(*columns: Any) -> dict[str, Any]:
     """As Debezium registers it, for a table with such columns."""
     row = {"type": "record", "name": "Value", "fields": list(columns)}
-    return {"type": "record", "name": "Envelope", "fields": [
-        {"name": "before", "type": ["null", row]}, {"name": "after", "type": ["null", "Value"]},
-        {"name": "source", "type": SOURCE}, {"name": "op", "type": "string"},
-        {"name": "ts_ms", "type": ["null", "long"]},
-        {"name": "transaction", "type": ["null", "string"], "default": None}]}  # fmt: skip
+    return {
+        "type": "record",
+        "name": "Envelope",
+        "fields": [
+            {"name": "before", "type": ["null", row]},
+            {"name": "after", "type": ["null", "Value"]},
+            {"name": "source", "type": SOURCE},
+            {"name": "op", "type": "string"},
+            {"name": "ts_ms", "type": ["null", "long"]},
+            {"name": "transaction", "type": ["null", "string"], "default": None},
+        ],
+    }
 
 
 def change(
@@ -46,8 +59,11 @@ def fates(lake: Lake, name: str) -> tuple[Any, ...]:
 
 
 ROWS = [
-    ("r", 1, "Ada", 0), ("c", 2, "Bob", 1), ("u", 2, None, 2), ("d", 1, "Ada", 3),
-]  # fmt: skip
+    ("r", 1, "Ada", 0),
+    ("c", 2, "Bob", 1),
+    ("u", 2, None, 2),
+    ("d", 1, "Ada", 3),
+]
 CHANGES = [
     change("r", after=person(1, "Ada")),
     change("c", after=person(2, "Bob"), pos=1),
@@ -86,8 +102,11 @@ def test_avro_changes_become_rows_and_what_is_no_row_a_dead_letter(
         produce(broker.bootstrap, name, [avro(two, each, 2) for each in later])
         catch_up(config, spark)
     rows = lake.query(f"db.{name}", "_op, age, _source.table, _ts_ms", "ORDER BY _offset")
-    assert rows[3:] == [("d", None, "people", 1_003), ("u", 2, "people", 1_008),
-                        ("d", 2, "people", 1_009)]  # fmt: skip
+    assert rows[3:] == [
+        ("d", None, "people", 1_003),
+        ("u", 2, "people", 1_008),
+        ("d", 2, "people", 1_009),
+    ]
     letters = lake.query(f"db.{name}_dead", '"offset", kind, schema_id, value', "ORDER BY 1")
     assert [row[:3] for row in letters] == [(n, "envelope", 1) for n in (5, 6, 7)]
     assert [row[3] for row in letters] == values[5:]
@@ -107,7 +126,7 @@ def test_json_changes_become_rows_with_a_schema_around_them_and_without(
     config = make_config(
         decode={"format": "json"},
         route=[{"topics": [name], "to": [f"db.{name}"], "envelope": "debezium"}],
-        dead_letters={"table": f"db.{name}_dead", "max_share": 1},
+        dead_letters={"table": f"db.{name}_dead", "max_fraction": 1},
     )
     changes = [*CHANGES, change("c", after=person(2**62 + 1, "large", tags=["x"]), pos=8)]
     values: list[Any] = [text(each, wrapped) for wrapped in (False, True) for each in changes]
@@ -119,9 +138,13 @@ def test_json_changes_become_rows_with_a_schema_around_them_and_without(
     assert rows == both * 2
     letters = lake.query(f"db.{name}_dead", '"offset", kind, value', "ORDER BY 1")
     assert [row[:2] for row in letters] == [
-        *((n, "envelope") for n in (5, 6, 7, 14, 15, 16)), (18, "json"), (19, "envelope"),
-        (20, "envelope"), (21, "envelope"), (22, "envelope"),
-    ]  # fmt: skip
+        *((n, "envelope") for n in (5, 6, 7, 14, 15, 16)),
+        (18, "json"),
+        (19, "envelope"),
+        (20, "envelope"),
+        (21, "envelope"),
+        (22, "envelope"),
+    ]
     assert [row[2] for row in letters] == [values[row[0]] for row in letters]
     assert fates(lake, name) == (10, 11, 2), "a tombstone is skipped, in a wrapper or not"
     all_proven(config, spark, f"db.{name}", f"db.{name}_dead")
@@ -147,9 +170,7 @@ def test_changes_of_many_tables_in_one_topic_go_where_their_source_says(
         change("t", table="two"),
         change("c", after={"id": 3}, table="../three"),
     ]
-    produce(
-        broker.bootstrap, name, [value and json.dumps(value).encode() for value in values]
-    )  # fmt: skip
+    produce(broker.bootstrap, name, [value and json.dumps(value).encode() for value in values])
     catch_up(config, spark)
     rows = lake.query(f"db.{name}_one", "_op, id, more", "ORDER BY _offset")
     assert rows == [("c", 1, None), ("d", 1, None), ("c", 2, 1)]

@@ -15,31 +15,33 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from frazil.core.config import Config
-from frazil.core.errors import ConfigError, Fenced, Foreign, Gap
-from frazil.feed.letters import Outcome, Selection
-from frazil.surface import cli, dlq, proof
-from frazil.surface.broker import Broker
-from frazil.surface.orders import create_topic
-from frazil.table.jvm import Catalog
+from frazil.auditing import evidence
+from frazil.cli import commands
+from frazil.config.model import Config
+from frazil.errors import ConfigError, Fenced, Gap, IdentityMismatch
+from frazil.iceberg.java import JavaCatalog
+from frazil.ops import dead_letters
+from frazil.sources.dead_letters import DeadLetterSelection, ReplayReport
+from frazil.testing.datagen import create_topic
+from frazil.testing.kafka import Broker
 from tests.oracle import Lake, assert_once
 from tests.system.streams import Registry, Steps, avro, catch_up, eventually, produce, running
 
 Make = Callable[..., Config]
-ALL = Selection()
+ALL = DeadLetterSelection()
 
 
 def events(*kinds: str, **more: Any) -> list[bytes]:
     return [json.dumps({"kind": kind, "id": i, **more}).encode() for i, kind in enumerate(kinds)]
 
 
-def replay(config: Config, spark: Any, wanted: Selection = ALL) -> Outcome:
-    return dlq.replay(config, spark, wanted)
+def replay(config: Config, spark: Any, wanted: DeadLetterSelection = ALL) -> ReplayReport:
+    return dead_letters.replay(config, spark, wanted)
 
 
 def assert_proven(config: Config, spark: Any) -> dict[str, set[str]]:
     """Every table of the sink; gives who has written to each."""
-    found = proof.of_sink(config, Catalog(spark, config.catalog.name).look)
+    found = evidence.of_sink(config, JavaCatalog(spark, config.catalog.name).look)
     tables: dict[str, set[str]] = {}
     for report in found.reports:
         assert report.verdict == "proven", report.values()
@@ -87,7 +89,7 @@ def test_a_schema_that_the_registry_learns_later(
         outcome = replay(config, spark)
         assert (outcome.replayed, outcome.rejected, outcome.rows) == (8, 0, {f"db.{name}": 8})
         with files_as_they_are(lake, f"db.{name}", f"db.{name}_dead", f"db.{name}_dead_replayed"):
-            assert replay(config, spark) == Outcome()
+            assert replay(config, spark) == ReplayReport()
     rows = lake.query(f"db.{name}", "_topic_partition, _offset, id, _timestamp IS NOT NULL")
     assert_once((partition, offset) for partition, offset, *_ in rows)
     assert {(p, o, i) for p, o, i, _ in rows} == {(i % 2, i // 2, i) for i in range(40)}
@@ -106,22 +108,24 @@ def test_a_route_that_is_added_and_names_from_data(
     sections: Any = {
         "decode": {"format": "json"},
         "table": [{"name": f"db.{name}_{{value}}"}],
-        "dead_letters": {"table": f"db.{name}_dead", "max_share": 1},
+        "dead_letters": {"table": f"db.{name}_dead", "max_fraction": 1},
     }
     config = make_config(route=routes, **sections)
     catch_up(config, spark)
     assert ids(lake, f"db.{name}_a") == [0, 3]
-    more = [{"field": "kind", "values": ["noise"], "skip": True},
-            {"field": "kind", "to": [f"db.{name}_{{value}}"]}]  # fmt: skip
+    more = [
+        {"field": "kind", "values": ["noise"], "skip": True},
+        {"field": "kind", "to": [f"db.{name}_{{value}}"]},
+    ]
     config = make_config(route=routes + more, **sections)
-    would = dlq.look(config, spark, ALL)
+    would = dead_letters.look(config, spark, ALL)
     assert (would.replayed, would.rejected) == (3, 0)
     assert would.needs == [f"db.{name}_b", f"db.{name}_c"]
     outcome = replay(config, spark)
     assert (outcome.replayed, outcome.skipped, outcome.rejected) == (3, 1, 0)
     assert outcome.rows == {f"db.{name}_b": 2, f"db.{name}_c": 1}
     assert (ids(lake, f"db.{name}_b"), ids(lake, f"db.{name}_c")) == ([1, 4], [2])
-    assert replay(config, spark) == Outcome()
+    assert replay(config, spark) == ReplayReport()
     produce(broker.bootstrap, name, events("b", "c", "noise"))  # the sink itself goes on
     catch_up(config, spark)
     assert (ids(lake, f"db.{name}_b"), ids(lake, f"db.{name}_c")) == ([1, 4, 0], [2, 1])
@@ -140,9 +144,11 @@ def test_a_table_that_rejected_a_record_gets_it_and_no_other_table_does(
     sections: Any = {
         "decode": {"format": "json"},
         "route": [{"to": [one, other]}],
-        "dead_letters": {"table": f"db.{name}_dead", "max_share": 1},
+        "dead_letters": {"table": f"db.{name}_dead", "max_fraction": 1},
     }
-    config = make_config(table=[{"name": one}, {"name": other, "evolution": "frozen"}], **sections)
+    config = make_config(
+        table=[{"name": one}, {"name": other, "schema_evolution": "reject"}], **sections
+    )
     produce(broker.bootstrap, name, events("a", "b"))
     catch_up(config, spark)
     produce(broker.bootstrap, name, events("c", "d", extra="new") + events("e"))
@@ -155,10 +161,14 @@ def test_a_table_that_rejected_a_record_gets_it_and_no_other_table_does(
         assert replay(config, spark).rows == {other: 2}
     for table in (one, other):
         assert ids(lake, table, "kind, extra") == [
-            ("a", None), ("b", None), ("c", "new"), ("d", "new"), ("e", None),
-        ]  # fmt: skip
+            ("a", None),
+            ("b", None),
+            ("c", "new"),
+            ("d", "new"),
+            ("e", None),
+        ]
     assert_proven(config, spark)
-    assert dlq.listed(config, spark, ALL)["waiting"] == 0
+    assert dead_letters.list_dead_letters(config, spark, ALL)["waiting"] == 0
 
 
 def test_a_letter_goes_to_all_of_its_tables_or_stays(
@@ -170,19 +180,22 @@ def test_a_letter_goes_to_all_of_its_tables_or_stays(
     sections: Any = {
         "decode": {"format": "json"},
         "route": [{"to": [one, other]}],
-        "dead_letters": {"table": f"db.{name}_dead", "max_share": 1},
+        "dead_letters": {"table": f"db.{name}_dead", "max_fraction": 1},
     }
 
     def tables(one_is: str, other_is: str) -> list[dict[str, Any]]:
-        return [{"name": one, "evolution": one_is}, {"name": other, "evolution": other_is}]
+        return [
+            {"name": one, "schema_evolution": one_is},
+            {"name": other, "schema_evolution": other_is},
+        ]
 
-    config = make_config(table=tables("frozen", "frozen"), **sections)
+    config = make_config(table=tables("reject", "reject"), **sections)
     produce(broker.bootstrap, name, events("a"))
     catch_up(config, spark)
     produce(broker.bootstrap, name, events("b", extra="new"))
     catch_up(config, spark)
     assert (ids(lake, one), ids(lake, other)) == ([0], [0])
-    outcome = replay(make_config(table=tables("evolve", "frozen"), **sections), spark)
+    outcome = replay(make_config(table=tables("evolve", "reject"), **sections), spark)
     assert (outcome.replayed, outcome.rejected) == (0, 1)
     assert (ids(lake, one), ids(lake, other)) == ([0], [0])
     config = make_config(table=tables("evolve", "evolve"), **sections)
@@ -197,8 +210,8 @@ def test_rules_that_send_a_letter_elsewhere_are_told_and_it_stays(
     create_topic(broker.bootstrap, name, 1)
     sections: Any = {
         "decode": {"format": "json"},
-        "table": [{"name": f"db.{name}_{each}", "evolution": "frozen"} for each in "xy"],
-        "dead_letters": {"table": f"db.{name}_dead", "max_share": 1},
+        "table": [{"name": f"db.{name}_{each}", "schema_evolution": "reject"} for each in "xy"],
+        "dead_letters": {"table": f"db.{name}_dead", "max_fraction": 1},
     }
     config = make_config(route=[{"to": [f"db.{name}_x"]}], **sections)
     produce(broker.bootstrap, name, events("a"))
@@ -236,7 +249,7 @@ def test_a_function_that_is_mended(
                 decode={"format": "confluent-avro", "registry": {"url": registry.url}},
                 table=[{"name": f"db.{name}_{each}"} for each in "ab"],
                 route=[{"python": f"{path}:where"}],
-                dead_letters={"table": f"db.{name}_dead", "max_share": 1},
+                dead_letters={"table": f"db.{name}_dead", "max_fraction": 1},
             )
 
         catch_up(config(1, {"a": f"db.{name}_a"}), spark)
@@ -254,13 +267,18 @@ def test_a_record_comes_back_with_its_key_its_headers_and_its_time(
     create_topic(broker.bootstrap, name, 1)
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     for kind in ("a", "b"):
-        producer.produce(name, b'{"id": 1}', key=b"k", headers=[("kind", kind.encode())],
-                         timestamp=1_700_000_000_123)  # fmt: skip
+        producer.produce(
+            name,
+            b'{"id": 1}',
+            key=b"k",
+            headers=[("kind", kind.encode())],
+            timestamp=1_700_000_000_123,
+        )
     producer.flush()
     sections: Any = {
         "decode": {"format": "json"},
         "table": [{"name": f"db.{name}_{{value}}"}],
-        "dead_letters": {"table": f"db.{name}_dead", "max_share": 1},
+        "dead_letters": {"table": f"db.{name}_dead", "max_fraction": 1},
     }
     route = {"header": "kind", "to": [f"db.{name}_{{value}}"]}
     catch_up(make_config(route=[{**route, "values": ["a"]}], **sections), spark)
@@ -284,7 +302,7 @@ def rejected(broker: Broker, spark: Any, name: str, make_config: Make) -> Config
     )
     sections: Any = {
         "decode": {"format": "json"},
-        "dead_letters": {"table": f"db.{name}_dead", "max_share": 1},
+        "dead_letters": {"table": f"db.{name}_dead", "max_fraction": 1},
     }
     ok = {"field": "kind", "values": ["ok"], "to": [f"db.{name}"]}
     catch_up(make_config(route=[ok], **sections), spark)
@@ -293,7 +311,7 @@ def rejected(broker: Broker, spark: Any, name: str, make_config: Make) -> Config
 
 def test_letters_are_selected(rejected: Config, spark: Any, lake: Lake, name: str):
     def would(**wanted: Any) -> int:
-        return dlq.look(rejected, spark, Selection(**wanted)).selected
+        return dead_letters.look(rejected, spark, DeadLetterSelection(**wanted)).selected
 
     assert would() == 6
     assert would(topics=(name,)) == 6
@@ -303,9 +321,9 @@ def test_letters_are_selected(rejected: Config, spark: Any, lake: Lake, name: st
     assert (would(kinds=("route",)), would(kinds=("misfit",))) == (6, 0)
     assert would(tables=(f"db.{name}",)) == 0
     assert would(limit=2) == 2
-    assert replay(rejected, spark, Selection(partitions=(1,), limit=1)).replayed == 1
+    assert replay(rejected, spark, DeadLetterSelection(partitions=(1,), limit=1)).replayed == 1
     assert ids(lake, f"db.{name}", "kind") == ["ok", "a", "ok"]  # the first by offset
-    assert replay(rejected, spark, Selection(partitions=(1,), start=1)).replayed == 2
+    assert replay(rejected, spark, DeadLetterSelection(partitions=(1,), start=1)).replayed == 2
     outcome = replay(rejected, spark)
     assert (outcome.replayed, outcome.rejected) == (2, 1)
     assert outcome.again[0].offset == 0
@@ -315,16 +333,17 @@ def test_letters_are_selected(rejected: Config, spark: Any, lake: Lake, name: st
 
 
 def test_letters_are_listed(rejected: Config, spark: Any, name: str):
-    found = dlq.listed(rejected, spark, replace(ALL, limit=2))
+    found = dead_letters.list_dead_letters(rejected, spark, replace(ALL, limit=2))
     assert (found["waiting"], found["replayed"]) == (6, 0)
     assert len(found["letters"]) == 2
-    counts = {(g["kind"], g["partition"]): (g["count"], g["first"], g["last"])
-              for g in found["groups"]}  # fmt: skip
+    counts = {
+        (g["kind"], g["partition"]): (g["count"], g["first"], g["last"]) for g in found["groups"]
+    }
     assert counts["route", 1] == (3, 0, 2)
-    replay(rejected, spark, Selection(partitions=(1,)))
-    found = dlq.listed(rejected, spark, ALL, "all")
+    replay(rejected, spark, DeadLetterSelection(partitions=(1,)))
+    found = dead_letters.list_dead_letters(rejected, spark, ALL, "all")
     assert (found["waiting"], found["replayed"]) == (3, 3)
-    done = dlq.listed(rejected, spark, ALL, "replayed")
+    done = dead_letters.list_dead_letters(rejected, spark, ALL, "replayed")
     assert {letter["partition"] for letter in done["letters"]} == {1}
     assert {tuple(letter["replayed_to"]) for letter in done["letters"]} == {(f"db.{name}",)}
     assert json.loads(json.dumps(found)) == found
@@ -332,7 +351,7 @@ def test_letters_are_listed(rejected: Config, spark: Any, name: str):
 
 def test_a_config_without_dead_letters_is_refused(make_config: Make):
     with pytest.raises(ConfigError, match="the config has none"):
-        dlq.selection(make_config(), [], [], "", [], [], None)
+        dead_letters.selection(make_config(), [], [], "", [], [], None)
 
 
 @pytest.mark.parametrize(
@@ -340,11 +359,11 @@ def test_a_config_without_dead_letters_is_refused(make_config: Make):
 )
 def test_offsets_are_half_open(text: str, span: tuple[Any, Any], make_config: Make, name: str):
     config = make_config(dead_letters={"table": f"db.{name}_dead"})
-    found = dlq.selection(config, [], [], text, [], [], None)
+    found = dead_letters.selection(config, [], [], text, [], [], None)
     assert (found.start, found.end) == span
     for bad in ("", "..", "a..b", "-3")[1:]:
         with pytest.raises(ConfigError, match="cannot read --offsets"):
-            dlq.selection(config, [], [], bad, [], [], None)
+            dead_letters.selection(config, [], [], bad, [], [], None)
 
 
 # ── beside the sink ──────────────────────────────────────────────────────────────────────────────
@@ -357,7 +376,7 @@ def test_a_replay_while_the_sink_runs(
     sections: Any = {
         "decode": {"format": "json"},
         "table": [{"name": f"db.{name}"}],
-        "dead_letters": {"table": f"db.{name}_dead", "max_share": 1},
+        "dead_letters": {"table": f"db.{name}_dead", "max_fraction": 1},
     }
     ok = {"field": "kind", "values": ["ok"], "to": [f"db.{name}"]}
     old = make_config(route=[ok], **sections)
@@ -385,7 +404,7 @@ def test_two_replays_at_once_bring_every_letter_once(
 
     def older() -> None:
         try:
-            ended.append(dlq.replay(rejected, spark, ALL, steps).replayed)
+            ended.append(dead_letters.replay(rejected, spark, ALL, steps).replayed)
         except Fenced as error:
             ended.append(error)
 
@@ -406,16 +425,16 @@ def test_notes_that_are_gone_or_rolled_back_are_not_guessed(
     rejected: Config, spark: Any, lake: Lake, name: str
 ):
     notes = f"db.{name}_dead_replayed"
-    assert replay(rejected, spark, Selection(limit=1, partitions=(1,))).replayed == 1
-    table = Catalog(spark, "lake").load(notes)
+    assert replay(rejected, spark, DeadLetterSelection(limit=1, partitions=(1,))).replayed == 1
+    table = JavaCatalog(spark, "lake").load(notes)
     assert table is not None
     first = next(table.history("main")).id
-    assert replay(rejected, spark, Selection(limit=1, partitions=(1,))).replayed == 1
+    assert replay(rejected, spark, DeadLetterSelection(limit=1, partitions=(1,))).replayed == 1
     spark.sql(f"CALL lake.system.rollback_to_snapshot('{notes}', {first})")
     with files_as_they_are(lake, notes), pytest.raises(Gap, match="rolled back"):
         replay(rejected, spark)
     spark.sql(f"DROP TABLE lake.{notes}")
-    with pytest.raises(Foreign, match="it is gone"):
+    with pytest.raises(IdentityMismatch, match="it is gone"):
         replay(rejected, spark)
     assert len(ids(lake, f"db.{name}")) == 2 + 2
 
@@ -431,7 +450,7 @@ def frazil(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
         monkeypatch.setattr(sys, "argv", ["frazil", *map(str, args)])
         capsys.readouterr()
         with pytest.raises(SystemExit) as end:
-            cli.main()
+            commands.main()
         out, err = capsys.readouterr()
         assert "Traceback" not in err + out
         return int(end.value.code or 0), out, err  # type: ignore[arg-type]
@@ -446,31 +465,33 @@ def test_the_command_lists_and_replays(
     produce(broker.bootstrap, name, [b'{"id": 1}', b"{", b'{"id": 2, "more": "x"}', b'{"id": 3}'])
     sections: Any = {
         "decode": {"format": "json"},
-        "dead_letters": {"table": f"db.{name}_dead", "max_share": 1},
+        "dead_letters": {"table": f"db.{name}_dead", "max_fraction": 1},
     }
     spark.sql("CREATE NAMESPACE IF NOT EXISTS lake.db")
     path = write_toml(**sections)
-    code, _, err = frazil("dlq", "list", write_toml(decode={"format": "json"}))
+    code, _, err = frazil("dead-letters", "list", write_toml(decode={"format": "json"}))
     assert code == 2
     assert "hint: [dead_letters]" in err
-    path = write_toml(table={"evolution": "frozen"}, **sections)
+    path = write_toml(table={"schema_evolution": "reject"}, **sections)
     columns = "_topic STRING NOT NULL, _topic_partition INT NOT NULL, _offset BIGINT NOT NULL"
-    spark.sql(f"CREATE TABLE lake.db.{name} (id BIGINT, {columns}, _timestamp TIMESTAMP) "
-              "USING iceberg")  # fmt: skip
+    spark.sql(
+        f"CREATE TABLE lake.db.{name} (id BIGINT, {columns}, _timestamp TIMESTAMP) USING iceberg"
+    )
     assert frazil("run", path, "--until-caught-up")[0] == 0
-    code, out, _ = frazil("dlq", "list", path, "--json")
+    code, out, _ = frazil("dead-letters", "list", path, "--json")
     assert code == 0
     assert json.loads(out)["waiting"] == 2
-    assert "2 letters wait, 0 were replayed" in frazil("dlq", "list", path)[1]
+    assert "2 letters wait, 0 were replayed" in frazil("dead-letters", "list", path)[1]
     path = write_toml(**sections)
-    code, out, _ = frazil("dlq", "replay", path, "--dry-run", "--json")
+    code, out, _ = frazil("dead-letters", "replay", path, "--dry-run", "--json")
     assert code == 3
     assert json.loads(out)["replayed"] == 1
-    code, out, err = frazil("dlq", "replay", path, "--kind", "misfit")
+    code, out, err = frazil("dead-letters", "replay", path, "--kind", "misfit")
     assert (code, out.splitlines()[-1]) == (
-        0, "1 letters selected: 1 replayed, 0 rejected again",
-    ), err  # fmt: skip
-    code, out, _ = frazil("dlq", "replay", path, "--json")
+        0,
+        "1 letter selected: 1 replayed, 0 rejected again",
+    ), err
+    code, out, _ = frazil("dead-letters", "replay", path, "--json")
     assert code == 3
     assert json.loads(out)["rejected"] == 1
     assert lake.query(f"db.{name}", "id, more", "ORDER BY 1") == [(1, None), (2, "x"), (3, None)]

@@ -11,10 +11,10 @@ from typing import Any
 
 from examples import enrich, many_tables, python_udf, sessionise, spark_kafka
 
-from frazil.core.config import Config, document, for_frame, from_document
-from frazil.surface import orders
-from frazil.surface.broker import Broker
-from frazil.surface.orders import create_topic
+from frazil.config.model import Config, document, for_frame, from_document
+from frazil.testing import datagen
+from frazil.testing.datagen import create_topic
+from frazil.testing.kafka import Broker
 from tests.oracle import Lake, assert_once
 from tests.system.streams import WITHIN, catch_up, produce, proven
 
@@ -39,12 +39,12 @@ def counts(report: Any) -> dict[str, int]:
 def test_enrich_joins_the_stream_with_a_table_as_it_is_at_each_batch(
     broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make, tmp_path: Path
 ):
-    (tmp_path / "order.avsc").write_text(orders.SCHEMA)
+    (tmp_path / "order.avsc").write_text(datagen.SCHEMA)
     spark.sql(f"CREATE TABLE lake.db.{name}_countries (country string, name string) USING iceberg")
     spark.sql(f"INSERT INTO lake.db.{name}_countries VALUES ('DE', 'Germany'), ('FR', 'France')")
     create_topic(broker.bootstrap, name, 2)
-    made = orders.Orders()
-    orders.produce(broker.bootstrap, name, 2, rows=600, orders=made)
+    made = datagen.OrderGenerator()
+    datagen.produce(broker.bootstrap, name, 2, rows=600, orders=made)
     decode = {"format": "confluent-avro", "schema": str(tmp_path / "order.avsc")}
     config = make_config(decode=decode)
 
@@ -52,7 +52,7 @@ def test_enrich_joins_the_stream_with_a_table_as_it_is_at_each_batch(
     query.processAllAvailable()
     first = lake.query(f"db.{name}", "country, name", "GROUP BY ALL ORDER BY ALL")
     spark.sql(f"INSERT INTO lake.db.{name}_countries VALUES ('JP', 'Japan')")
-    orders.produce(broker.bootstrap, name, 2, rows=600, orders=made)
+    datagen.produce(broker.bootstrap, name, 2, rows=600, orders=made)
     query.processAllAvailable()
     query.stop()
 
@@ -78,7 +78,7 @@ def test_sessionise_writes_each_session_once_over_several_lives(
 
     create_topic(broker.bootstrap, name, 1)
     config = make_config(
-        sink={**NOW, "checkpoint": str(tmp_path / "checkpoint")}, decode={"format": "json"}
+        sink={**NOW, "checkpoint_location": str(tmp_path / "checkpoint")}, decode={"format": "json"}
     )
     clicks = [
         click("ann", 0),
@@ -141,7 +141,7 @@ def test_python_udf_accounts_for_every_record(
 def test_spark_kafka_accounts_for_every_record(broker: Broker, lake: Lake, spark: Any, name: str):
     create_topic(broker.bootstrap, name, 2)
     values = [{"sensor": f"s{i % 5}", "celsius": i / 10} for i in range(400)]
-    settings = {"id": name, "index": f"db.{name}_index", **NOW}
+    settings = {"id": name, "index_table": f"db.{name}_index", **NOW}
     for part in (values[:300], values[300:]):  # two lives, with nothing but the ledger between
         produce(broker.bootstrap, name, lines(part), 2)
         ended(spark_kafka.main(spark, broker.bootstrap, name, f"db.{name}", **settings))
@@ -163,11 +163,18 @@ def test_many_tables_sends_every_record_where_it_belongs(broker: Broker, lake: L
     catch_up(config, spark)
     tables = ("orders", "money", "inventory", "events_click", "events_search", "dead_letters")
     found = {table: lake.query(f"shop.{table}", "count(*)")[0][0] for table in tables}
-    assert found == {"orders": 101, "money": 101, "inventory": 101, "events_click": 101,
-                     "events_search": 100, "dead_letters": 2}  # fmt: skip
+    assert found == {
+        "orders": 101,
+        "money": 101,
+        "inventory": 101,
+        "events_click": 101,
+        "events_search": 100,
+        "dead_letters": 2,
+    }
     assert lake.query("shop.inventory", "item", "WHERE _op = 'd'") == [(5,)]
     kinds = {kind for (kind,) in lake.query("shop.dead_letters", "kind")}
     assert kinds == {"route", "name"}
-    everything = lake.query("shop.frazil_index", "sum(written), sum(rejected), sum(skipped)",
-                            "WHERE table_name = '*'")  # fmt: skip
+    everything = lake.query(
+        "shop.frazil_index", "sum(written), sum(rejected), sum(skipped)", "WHERE table_name = '*'"
+    )
     assert everything == [(403, 2, 102)]

@@ -9,28 +9,34 @@ from typing import Any
 
 import pytest
 
-from frazil.core.config import Config
+from frazil.config.model import Config
+from frazil.maintenance import tasks
 from frazil.sink import Sink, Step
-from frazil.surface.broker import Broker
-from frazil.table import maintain
-from tests.oracle import Lake
-from tests.system.streams import WITHIN, proven
+from frazil.testing.datagen import create_topic
+from frazil.testing.kafka import Broker
+from tests.oracle import Lake, assert_exact
+from tests.system.streams import WITHIN, catch_up, numbered, produce, proven
 from tests.system.test_upserts import Feed, chaos, upsert
 from tests.upserts import history, spark_rows
 
 
 def test_old_snapshots_go_with_their_files_and_all_that_is_left_is_exact(
-    broker: Broker, spark: Any, lake: Lake, name: str, make_config: Callable[..., Config],
+    broker: Broker,
+    spark: Any,
+    lake: Lake,
+    name: str,
+    make_config: Callable[..., Config],
     monkeypatch: pytest.MonkeyPatch,
-):  # fmt: skip
-    monkeypatch.setattr(maintain, "TABLE_KEPT", 4)
-    monkeypatch.setattr(maintain, "TABLE_AT_ONCE", 4)
+):
+    monkeypatch.setattr(tasks, "TABLE_KEPT", 4)
+    monkeypatch.setattr(tasks, "TABLE_AT_ONCE", 4)
     table = f"db.{name}"
     feed = Feed(broker, name, 2)
     config = make_config(
-        decode={"format": "json"}, table=upsert(compact_after=3, keep_snapshots="1ms"),
+        decode={"format": "json"},
+        table=upsert(compact_after_commits=3, snapshot_retention="1ms"),
         sink={"max_records_per_trigger": 20},
-    )  # fmt: skip
+    )
     seen: set[int] = set()
 
     def there() -> list[int]:
@@ -56,7 +62,7 @@ def test_old_snapshots_go_with_their_files_and_all_that_is_left_is_exact(
             release = there()[-1]
             spark.sql(f"ALTER TABLE lake.{table} CREATE TAG release AS OF VERSION {release}")
     left = there()
-    assert len(seen - set(left)) >= maintain.TABLE_AT_ONCE
+    assert len(seen - set(left)) >= tasks.TABLE_AT_ONCE
     rows = spark_rows(spark, f"lake.{table}")
     assert feed.oracle.check(lake.metadata_file(table), Spark=rows) == 2 * len(left)
     tagged = feed.oracle._states[release]
@@ -77,3 +83,54 @@ def test_old_snapshots_go_with_their_files_and_all_that_is_left_is_exact(
         known = sink.catalog.load(table)
         assert known is not None
         assert known.needed([*named, "/not/there.parquet"]) == named
+
+
+def test_a_table_that_the_sink_made_keeps_few_snapshots_and_few_metadata_files(
+    broker: Broker,
+    spark: Any,
+    lake: Lake,
+    name: str,
+    make_config: Callable[..., Config],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(tasks, "TABLE_AGE", 0.001)  # a day is long
+    monkeypatch.setattr(tasks, "TABLE_KEPT", 3)
+    monkeypatch.setattr(tasks, "TABLE_AT_ONCE", 3)
+    create_topic(broker.bootstrap, name, 1)
+    produce(broker.bootstrap, name, numbered(60))
+    few = {"write.metadata.previous-versions-max": "5"}
+    config = make_config(sink={"max_records_per_trigger": 5}, table={"properties": few})
+    sink = catch_up(config, spark)
+    assert sink.committer.progress.untidy == ""
+    assert sink.advice == []
+    folder = lake.folder / "warehouse/db" / name / "metadata"
+    snapshots = spark.table(f"lake.db.{name}.snapshots").count()
+    assert snapshots < 12, "some of the 12 commits are forgotten"
+    assert len(list(folder.glob("snap-*.avro"))) == snapshots
+    assert len(list(folder.glob("*.metadata.json"))) == 6
+    assert assert_exact(lake, f"db.{name}", broker.bootstrap, name) == 60
+    proven(config, spark)
+
+
+def test_a_table_that_was_there_keeps_everything_and_its_owner_is_told(
+    broker: Broker,
+    spark: Any,
+    name: str,
+    make_config: Callable[..., Config],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(tasks, "TABLE_AGE", 0.001)
+    monkeypatch.setattr(tasks, "TABLE_KEPT", 1)
+    monkeypatch.setattr(tasks, "TABLE_AT_ONCE", 1)
+    create_topic(broker.bootstrap, name, 1)
+    produce(broker.bootstrap, name, numbered(6))
+    spark.sql(
+        f"CREATE TABLE lake.db.{name} (value BINARY, _topic STRING, _topic_partition INT, "
+        "_offset BIGINT, _timestamp TIMESTAMP) USING iceberg"
+    )
+    sink = catch_up(make_config(sink={"max_records_per_trigger": 2}), spark)
+    assert [each.partition(" is kept")[0] for each in sink.advice] == [
+        f"every metadata file of db.{name}",
+        f"every snapshot of db.{name}",
+    ]
+    assert spark.table(f"lake.db.{name}.snapshots").count() >= 4, "a claim and three batches"

@@ -16,13 +16,13 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
-from frazil.core.errors import Expired, Unavailable, Undecodable
-from frazil.core.offsets import Partition, Range
-from frazil.ingest import wire
-from frazil.ingest.avro import zigzag
-from frazil.ingest.fetch import fetch
-from frazil.ingest.records import HEADERS
-from frazil.surface.broker import Broker, free_ports
+from frazil.arrow.avro import zigzag
+from frazil.errors import Expired, Unavailable, Undecodable
+from frazil.kafka import protocol
+from frazil.kafka.fetch import fetch
+from frazil.kafka.record_batch import HEADERS
+from frazil.offsets import Partition, Range
+from frazil.testing.kafka import Broker, free_ports
 from tests.oracle import topic_records
 
 WAYS = pytest.mark.parametrize("client", [False, True], ids=["wire", "client"])
@@ -217,13 +217,15 @@ def store(broker: Broker, topic: str, header: bytes) -> None:
     request = b"".join(
         (
             struct.pack(">hhihhhi", 0, 3, 0, -1, -1, -1, 10_000),
-            struct.pack(">ih", 1, len(name)), name,
-            struct.pack(">iii", 1, 0, len(batch)), batch,
+            struct.pack(">ih", 1, len(name)),
+            name,
+            struct.pack(">iii", 1, 0, len(batch)),
+            batch,
         )
-    )  # fmt: skip
-    connection = wire._connection({"bootstrap.servers": broker.bootstrap}, Partition(topic, 0))
+    )
+    connection = protocol._connection({"bootstrap.servers": broker.bootstrap}, Partition(topic, 0))
     connection.sendall(struct.pack(">i", len(request)) + request)
-    [error] = struct.unpack_from(">h", wire._read(connection), 18 + len(name))
+    [error] = struct.unpack_from(">h", protocol._read(connection), 18 + len(name))
     assert error == 0
 
 
@@ -365,10 +367,10 @@ def test_a_broker_that_does_not_answer_is_named(client: bool):
 
 
 def test_only_plain_connections_are_read_without_the_client():
-    assert wire.supports({"bootstrap.servers": "x"})
-    assert wire.supports({"security.protocol": "PLAINTEXT"})
-    assert not wire.supports({"security.protocol": "SASL_SSL"})
-    assert not wire.supports({"security.protocol": "ssl"})
+    assert protocol.supports({"bootstrap.servers": "x"})
+    assert protocol.supports({"security.protocol": "PLAINTEXT"})
+    assert not protocol.supports({"security.protocol": "SASL_SSL"})
+    assert not protocol.supports({"security.protocol": "ssl"})
 
 
 def test_a_broken_connection_is_made_again_and_nothing_is_missing(
@@ -384,7 +386,7 @@ def test_a_broken_connection_is_made_again_and_nothing_is_missing(
     found: list[int] = []
     for chunk in fetch(kafka, Range(Partition(name, 0), 0, 60_000), patience=30):
         found += chunk.open()[1].tolist()
-        for connection in wire._own.connections.values():
+        for connection in protocol._own.connections.values():
             with contextlib.suppress(OSError):
                 connection.shutdown(2)
     assert found == list(range(60_000))

@@ -7,15 +7,19 @@ import json
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
 
-from frazil.core.config import Config
-from frazil.core.errors import Foreign, FrazilError, Gap
+from frazil.config.model import Config
+from frazil.errors import Expired, FrazilError, Gap, IdentityMismatch, Unavailable
+from frazil.ops import offsets
 from frazil.sink import Sink, Step
-from frazil.surface.broker import Broker
-from frazil.surface.orders import create_topic
+from frazil.testing.datagen import create_topic
+from frazil.testing.kafka import Broker
 from tests.oracle import Lake, assert_once
 from tests.system.streams import WITHIN, catch_up, part, produce, reports
 
@@ -73,8 +77,10 @@ class Lane:
         self.turn += 1
         self.foreign[-self.turn] = self.turn
         values = f"{-self.turn}, {self.turn}, 'by hand', 0, {self.turn}, TIMESTAMP '2026-01-01'"
-        self.sql("INSERT INTO {t} (id, v, _topic, _topic_partition, _offset, _timestamp) "
-                 f"VALUES ({values})")  # fmt: skip
+        self.sql(
+            "INSERT INTO {t} (id, v, _topic, _topic_partition, _offset, _timestamp) "
+            f"VALUES ({values})"
+        )
 
     def exact(self) -> None:
         rows = self.lake.query(self.table, "id, v, _topic, _offset")
@@ -99,14 +105,19 @@ def overwrite(lane: Lane) -> None:
     for key in lane.foreign:
         lane.foreign[key] += 100
     known = "id, v, _topic, _topic_partition, _offset, _timestamp"
-    values = ", ".join(f"({i}, {v}, 'by hand', 0, {-i}, TIMESTAMP '2026-01-01')"
-                       for i, v in lane.foreign.items())  # fmt: skip
-    columns = [(f.name, f.dataType.simpleString()) for f in
-               lane.spark.table(f"lake.{lane.table}").schema]  # fmt: skip
-    chosen = ", ".join(f"CAST({name if name in known else 'NULL'} AS {kind}) AS {name}"
-                       for name, kind in columns)  # fmt: skip
-    lane.sql("INSERT INTO {t} REPLACE WHERE _topic = 'by hand' "
-             f"SELECT {chosen} FROM VALUES {values} AS t({known})")  # fmt: skip
+    values = ", ".join(
+        f"({i}, {v}, 'by hand', 0, {-i}, TIMESTAMP '2026-01-01')" for i, v in lane.foreign.items()
+    )
+    columns = [
+        (f.name, f.dataType.simpleString()) for f in lane.spark.table(f"lake.{lane.table}").schema
+    ]
+    chosen = ", ".join(
+        f"CAST({name if name in known else 'NULL'} AS {kind}) AS {name}" for name, kind in columns
+    )
+    lane.sql(
+        "INSERT INTO {t} REPLACE WHERE _topic = 'by hand' "
+        f"SELECT {chosen} FROM VALUES {values} AS t({known})"
+    )
 
 
 def delete(lane: Lane) -> None:
@@ -116,8 +127,10 @@ def delete(lane: Lane) -> None:
 
 
 def compact(lane: Lane) -> None:
-    lane.sql("CALL lake.system.rewrite_data_files(table => '{n}', "
-             "options => map('min-input-files', '2', 'rewrite-all', 'true'))")  # fmt: skip
+    lane.sql(
+        "CALL lake.system.rewrite_data_files(table => '{n}', "
+        "options => map('min-input-files', '2', 'rewrite-all', 'true'))"
+    )
 
 
 def rewrite_manifests(lane: Lane) -> None:
@@ -127,8 +140,10 @@ def rewrite_manifests(lane: Lane) -> None:
 def compact_and_expire(lane: Lane) -> None:
     """H4: no snapshot of the sink's is left but the one its witness holds."""
     compact(lane)
-    lane.sql(f"CALL lake.system.expire_snapshots(table => '{{n}}', older_than => {FAR}, "
-             "retain_last => 1)")  # fmt: skip
+    lane.sql(
+        f"CALL lake.system.expire_snapshots(table => '{{n}}', older_than => {FAR}, "
+        "retain_last => 1)"
+    )
 
 
 def add_a_column(lane: Lane) -> None:
@@ -137,8 +152,9 @@ def add_a_column(lane: Lane) -> None:
 
 
 def drop_a_column(lane: Lane) -> None:
-    [name, *_] = [each for each in lane.spark.table(f"lake.{lane.table}").columns
-                  if each.startswith("extra")]  # fmt: skip
+    [name, *_] = [
+        each for each in lane.spark.table(f"lake.{lane.table}").columns if each.startswith("extra")
+    ]
     lane.sql(f"ALTER TABLE {{t}} DROP COLUMN {name}")
 
 
@@ -147,8 +163,19 @@ def evolve_the_spec(lane: Lane) -> None:
     lane.sql(f"ALTER TABLE {{t}} ADD PARTITION FIELD bucket({2 + lane.turn}, id)")
 
 
-GOES_ON = (Lane.put, overwrite, Lane.put, delete, compact, rewrite_manifests, compact_and_expire,
-           add_a_column, add_a_column, drop_a_column, evolve_the_spec)  # fmt: skip
+GOES_ON = (
+    Lane.put,
+    overwrite,
+    Lane.put,
+    delete,
+    compact,
+    rewrite_manifests,
+    compact_and_expire,
+    add_a_column,
+    add_a_column,
+    drop_a_column,
+    evolve_the_spec,
+)
 
 
 @pytest.mark.parametrize("mode", ["upsert", pytest.param("append", marks=pytest.mark.long)])
@@ -157,7 +184,7 @@ def test_a_stream_goes_on_and_nothing_is_lost_or_doubled(
 ):
     create_topic(broker.bootstrap, name, 1)
     lane = Lane(broker, lake, spark, name, mode == "upsert")
-    keyed = {"mode": "upsert", "key": ["id"], "compact_after": 0} if lane.upserts else {}
+    keyed = {"mode": "upsert", "key": ["id"], "compact_after_commits": 0} if lane.upserts else {}
     config = make_config(decode={"format": "json"}, table=keyed)
     lane.send()
     gate = Gate()
@@ -263,8 +290,10 @@ def replace_the_branch(lane: Lane, branch: str) -> Callable[[], object]:
 def drop_and_make_again(lane: Lane, branch: str) -> Callable[[], object]:
     there = lane.lake.metadata_file(lane.table)
     lane.sql("DROP TABLE {t}")
-    lane.sql("CREATE TABLE {t} (id BIGINT, v BIGINT, _topic STRING NOT NULL, _topic_partition INT "
-             "NOT NULL, _offset BIGINT NOT NULL, _timestamp TIMESTAMP) USING iceberg")  # fmt: skip
+    lane.sql(
+        "CREATE TABLE {t} (id BIGINT, v BIGINT, _topic STRING NOT NULL, _topic_partition INT "
+        "NOT NULL, _offset BIGINT NOT NULL, _timestamp TIMESTAMP) USING iceberg"
+    )
 
     def restore() -> None:
         lane.sql("DROP TABLE {t}")
@@ -276,16 +305,26 @@ def drop_and_make_again(lane: Lane, branch: str) -> Callable[[], object]:
 @pytest.mark.parametrize("mode", ["append", pytest.param("upsert", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("hand", "kind", "words"),
-    [(roll_back, Gap, "roll"), (replace_the_branch, Gap, "roll"),
-     (drop_and_make_again, Foreign, "dropped and made again")],
-)  # fmt: skip
+    [
+        (roll_back, Gap, "roll"),
+        (replace_the_branch, Gap, "roll"),
+        (drop_and_make_again, IdentityMismatch, "dropped and made again"),
+    ],
+)
 def test_a_stream_stops_with_the_right_words_and_goes_on_when_it_is_mended(
-    broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make, mode: str,
-    hand: Callable[[Lane, str], Callable[[], object]], kind: type[FrazilError], words: str,
-):  # fmt: skip
+    broker: Broker,
+    lake: Lake,
+    spark: Any,
+    name: str,
+    make_config: Make,
+    mode: str,
+    hand: Callable[[Lane, str], Callable[[], object]],
+    kind: type[FrazilError],
+    words: str,
+):
     create_topic(broker.bootstrap, name, 1)
     lane = Lane(broker, lake, spark, name, mode == "upsert")
-    keyed = {"mode": "upsert", "key": ["id"], "compact_after": 0} if lane.upserts else {}
+    keyed = {"mode": "upsert", "key": ["id"], "compact_after_commits": 0} if lane.upserts else {}
     config = make_config(decode={"format": "json"}, table=keyed)
     for _ in range(2):
         lane.send()
@@ -314,3 +353,208 @@ def test_a_stream_stops_with_the_right_words_and_goes_on_when_it_is_mended(
     lane.exact()
     found = {report.table: report.verdict for report in reports(config, spark)}
     assert set(found.values()) == {"proven"}, found
+
+
+# ── a branch that was moved, and what would tell of it expired ───────────────────────────────────
+
+
+def hide(lane: Lane) -> None:
+    """Two commits on top of what is there, and all before them expired."""
+    lane.put()
+    compact(lane)
+    lane.put()
+    lane.sql(
+        f"CALL lake.system.expire_snapshots(table => '{{n}}', older_than => {FAR}, "
+        "retain_last => 1)"
+    )
+
+
+def forget_earlier_metadata(lane: Lane) -> None:
+    newest = Path(lane.lake.metadata_file(lane.table))
+    for each in newest.parent.glob("*.metadata.json"):
+        if each != newest:
+            each.unlink()
+
+
+@pytest.mark.parametrize(
+    ("mode", "told"),
+    [
+        ("append", True),
+        ("upsert", False),
+        pytest.param("append", False, marks=pytest.mark.long),
+        pytest.param("upsert", True, marks=pytest.mark.long),
+    ],
+)
+def test_a_rollback_that_others_commit_over_and_expire_stops_the_sink_and_nothing_else_does(
+    broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make, mode: str, told: bool
+):
+    """`told`: by earlier metadata files. Without them, nothing shows what the table holds."""
+    create_topic(broker.bootstrap, name, 1)
+    lane = Lane(broker, lake, spark, name, mode == "upsert")
+    keyed = {"mode": "upsert", "key": ["id"], "compact_after_commits": 0} if lane.upserts else {}
+    config = make_config(decode={"format": "json"}, table=keyed)
+    lane.send()
+    catch_up(config, spark)
+    hide(lane)  # ordinary maintenance: it goes on
+    lane.send()
+    catch_up(config, spark)
+    lane.exact()
+    [(before,)] = lane.sql("SELECT snapshot_id FROM {t}.history ORDER BY made_current_at LIMIT 1")
+    lane.sql(f"CALL lake.system.set_current_snapshot('{{n}}', {before})")
+    hide(lane)
+    if not told:
+        forget_earlier_metadata(lane)
+    error, words = (Gap, r"\[6, 12\)") if told else (Expired, "nothing shows")
+    with pytest.raises(error, match=words):
+        Sink(config).start(spark)
+    lane.sql(f"CALL lake.system.set_current_snapshot(table => '{{n}}', ref => 'frazil/{name}')")
+    lane.foreign = dict(list(lane.foreign.items())[:2])  # those that came before it
+    lane.send()
+    catch_up(config, spark)
+    lane.exact()
+
+
+def test_a_person_who_knows_what_a_table_holds_lets_the_sink_go_on(
+    broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make
+):
+    create_topic(broker.bootstrap, name, 1)
+    lane = Lane(broker, lake, spark, name, False)
+    config = make_config(decode={"format": "json"})
+    lane.send()
+    catch_up(config, spark)
+    hide(lane)
+    forget_earlier_metadata(lane)
+    with pytest.raises(Expired, match="nothing shows"):
+        Sink(config).start(spark)
+    asked = offsets.confirmed(config, spark, lane.table, None)
+    assert (asked["doubted"], asked["done"], asked["below"]) == (True, False, {name: {"0": 6}})
+    done = offsets.confirmed(config, spark, lane.table, offsets.signed("confirm", "counted", "ops"))
+    assert done["done"]
+    assert not offsets.confirmed(config, spark, lane.table, None)["doubted"]
+    lane.send()
+    catch_up(config, spark)
+    lane.exact()
+
+
+# ── files that are staged, and that somebody takes for orphans ───────────────────────────────────
+
+
+def leave_staged(config: Config, spark: Any) -> None:
+    """A life that ends between stage and commit."""
+    staged = threading.Event()
+
+    def away(step: Step) -> None:
+        if step.name == "commit":
+            staged.set()
+            raise Unavailable("cannot commit: 503")
+
+    sink = Sink(config, on_step=away)
+    sink.start(spark)
+    try:
+        assert staged.wait(WITHIN)
+    finally:
+        sink.stop(0)
+
+
+@pytest.mark.parametrize(
+    "which",
+    ["data/*.parquet", pytest.param("metadata/frazil-*.avro", marks=pytest.mark.long)],
+)
+def test_staged_files_that_are_gone_are_read_again_and_never_committed(
+    broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make, which: str
+):
+    """In an upsert table: the file of deletes alone is missing."""
+    create_topic(broker.bootstrap, name, 1)
+    lane = Lane(broker, lake, spark, name, upserts=True)
+    keyed = {"mode": "upsert", "key": ["id"], "compact_after_commits": 0}
+    config = make_config(decode={"format": "json"}, table=keyed)
+    lane.send()
+    catch_up(config, spark)
+    folder = Path(lake.metadata_file(lane.table)).parents[1]
+    before = set(folder.glob(which))
+    lane.send()
+    leave_staged(config, spark)
+    new = sorted(set(folder.glob(which)) - before, key=lambda path: path.stat().st_size)
+    new[0].unlink()
+    catch_up(config, spark)
+    lane.exact()
+
+
+def test_staged_files_that_are_gone_and_that_kafka_lacks_stop_the_sink_with_the_ranges(
+    broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make
+):
+    create_topic(broker.bootstrap, name, 1)
+    lane = Lane(broker, lake, spark, name, False)
+    config = make_config(decode={"format": "json"})
+    lane.send()
+    catch_up(config, spark)
+    folder = Path(lake.metadata_file(lane.table)).parents[1]
+    before = set(folder.glob("data/*.parquet"))
+    lane.send()
+    leave_staged(config, spark)
+    for path in set(folder.glob("data/*.parquet")) - before:
+        path.unlink()
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    for answer in admin.delete_records([TopicPartition(name, 0, 12)]).values():
+        answer.result(WITHIN)
+    with pytest.raises(Expired, match=r"\[6, 12\).*a batch was staged there, and 1 of its files"):
+        Sink(config).start(spark)
+    wanted = offsets.losses([f"{name}:0:6..12"])
+    plan = offsets.look(config, spark, wanted)
+    offsets.done(config, spark, plan, offsets.signed("accept-loss", "an orphan job", "ops"))
+    lane.send()
+    catch_up(config, spark)
+    found = sorted(offset for (offset,) in lake.query(lane.table, "_offset"))
+    assert found == [*range(6), *range(12, 18)]
+
+
+# ── a table that is put back to older metadata ───────────────────────────────────────────────────
+
+
+def test_one_of_several_tables_that_is_put_back_to_older_metadata_is_seen(
+    broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make
+):
+    """Its ledger and its tag go back together: the index has rows of it that it lacks."""
+    create_topic(broker.bootstrap, name, 1)
+    lane = Lane(broker, lake, spark, name, False)
+    config = make_config(decode={"format": "json"}, dead_letters={"table": f"db.{name}_dead"})
+    lane.send()
+    catch_up(config, spark)
+    older = lake.metadata_file(lane.table)
+    lane.send()
+    catch_up(config, spark)
+    newest = lake.metadata_file(lane.table)
+
+    def restore(metadata: str) -> None:
+        lane.spark.sql(f"DROP TABLE lake.{lane.table}")  # without PURGE: the files stay
+        lane.sql(f"CALL lake.system.register_table('{{n}}', '{metadata}')")
+
+    restore(older)
+    lane.send()
+    catch_up(config, spark)  # it waits, and its new records can be replayed
+    letters = lake.query(f"{lane.table}_dead", "message")
+    assert len(letters) == 6
+    assert "put back to an older state" in letters[0][0]
+    assert f"{name}[0] [6, 12)" in letters[0][0]
+    assert sorted(o for (o,) in lake.query(lane.table, "_offset")) == [*range(6)]
+    restore(newest)
+    lane.send()
+    catch_up(config, spark)
+    found = sorted(o for (o,) in lake.query(lane.table, "_offset"))
+    assert found == [*range(12), *range(18, 24)]
+
+
+def test_a_sink_may_come_to_a_table_that_is_old_and_whose_history_was_expired(
+    broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make
+):
+    create_topic(broker.bootstrap, name, 1)
+    lane = Lane(broker, lake, spark, name, False)
+    lane.sql(
+        "CREATE TABLE {t} (id BIGINT, v BIGINT, _topic STRING, _topic_partition INT, "
+        "_offset BIGINT, _timestamp TIMESTAMP) USING iceberg"
+    )
+    hide(lane)
+    forget_earlier_metadata(lane)
+    lane.send()
+    catch_up(make_config(decode={"format": "json"}), spark)
+    lane.exact()

@@ -23,24 +23,25 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 import frazil
-from frazil.core.config import Config
-from frazil.core.errors import (
+from frazil.auditing.checks import TableReport
+from frazil.commit import protocol
+from frazil.config.model import Config
+from frazil.errors import (
     ConfigError,
     Expired,
-    Foreign,
     FrazilError,
     Gap,
-    Misfit,
+    IdentityMismatch,
+    SchemaMismatch,
     Unavailable,
     Undecodable,
     from_traceback,
 )
-from frazil.core.offsets import BATCHES, Partition
+from frazil.iceberg import java
+from frazil.offsets import BATCHES, Partition
 from frazil.sink import Sink, Step
-from frazil.surface.broker import Broker
-from frazil.surface.orders import create_topic
-from frazil.table import commit, jvm
-from frazil.table.audit import Report
+from frazil.testing.datagen import create_topic
+from frazil.testing.kafka import Broker
 from tests.oracle import Lake, assert_exact, assert_once, topic_records
 from tests.system.streams import (
     WITHIN,
@@ -74,8 +75,12 @@ def rate(spark: Any, rows: int = 10, **options: Any) -> Any:
 
 def kafka(spark: Any, bootstrap: str, topic: str, **options: Any) -> Any:
     """Spark's own Kafka source, with the names that ours has for where a row comes from."""
-    given = {"kafka.bootstrap.servers": bootstrap, "subscribe": topic,
-             "startingOffsets": "earliest", **options}  # fmt: skip
+    given = {
+        "kafka.bootstrap.servers": bootstrap,
+        "subscribe": topic,
+        "startingOffsets": "earliest",
+        **options,
+    }
     rows = spark.readStream.format("kafka").options(**given).load()
     return rows.selectExpr(
         "value", "topic AS _topic", "partition AS _topic_partition", "offset AS _offset"
@@ -92,7 +97,8 @@ def orders(count: int, start: int = 0, **more: Callable[[int], Any]) -> list[byt
 
 def written(frame: Any, name: str, **settings: Any) -> Sink:
     """A sink for `frame` with this test's own table and index."""
-    given = {"id": name, "index": f"db.{name}_index", "trigger": "50ms", **settings}
+    quick = {"trigger": "50ms", "commit_interval": "0s"}
+    given = {"id": name, "index_table": f"db.{name}_index", **quick, **settings}
     return frazil.write(frame, f"db.{name}", **given)
 
 
@@ -144,18 +150,18 @@ def wait_for_rows(lake: Lake, name: str, count: int, sink: Sink) -> None:
     eventually(there, f"{count} rows", sink=sink)
 
 
-def report(spark: Any, name: str) -> Report:
+def report(spark: Any, name: str) -> TableReport:
     [found] = [each for each in audited(spark, f"db.{name}") if each.sink == name]
     return found
 
 
-def assert_proven(spark: Any, name: str, of: str) -> Report:
+def assert_proven(spark: Any, name: str, of: str) -> TableReport:
     found = report(spark, name)
     assert (found.verdict, found.proves) == ("proven", of), found.values()
     return found
 
 
-def fates(found: Report, topic: str) -> dict[str, int]:
+def fates(found: TableReport, topic: str) -> dict[str, int]:
     """What became of a topic's offsets, in sum."""
     total: Counter[str] = Counter()
     for line in found.values()["partitions"]:  # type: ignore[attr-defined]
@@ -193,8 +199,12 @@ Record = tuple[Any, Any, list[tuple[str, Any]], int]
 
 def whole_records(bootstrap: str, topic: str) -> dict[tuple[int, int], Record]:
     """(partition, offset) → value, key, headers and timestamp, read with a plain consumer."""
-    settings = {"bootstrap.servers": bootstrap, "group.id": "oracle", "enable.partition.eof": True,
-                "enable.auto.commit": False}  # fmt: skip
+    settings = {
+        "bootstrap.servers": bootstrap,
+        "group.id": "oracle",
+        "enable.partition.eof": True,
+        "enable.auto.commit": False,
+    }
     consumer = Consumer(settings)
     numbers = range(partitions(bootstrap, topic))
     consumer.assign([TopicPartition(topic, number, 0) for number in numbers])
@@ -262,8 +272,11 @@ def test_a_read_gives_every_record_with_its_envelope(
     assert len(expected) == 60
     frazil.register(spark)
     frazil.register(spark)  # again is no harm
-    given = {"kafka.bootstrap.servers": broker.bootstrap, "sink.topics": shared,
-             "decode.format": kind}  # fmt: skip
+    given = {
+        "kafka.bootstrap.servers": broker.bootstrap,
+        "sink.topics": shared,
+        "decode.format": kind,
+    }
     ways = {
         "frazil.read": streamed(frazil.read(spark, config), f"{name}a"),
         "readStream": streamed(
@@ -280,25 +293,38 @@ def test_confluent_avro_is_read_as_it_was_written(
     broker: Broker, spark: Any, name: str, make_config: Make
 ):
     create_topic(broker.bootstrap, name, 2)
-    row = {"type": "record", "name": "Row", "fields": [
-        {"name": "id", "type": "long"},
-        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
-        {"name": "who", "type": {"type": "string", "logicalType": "uuid"}},
-        {"name": "tags", "type": {"type": "array", "items": "string"}},
-        {"name": "note", "type": ["null", "string"], "default": None}]}  # fmt: skip
+    row = {
+        "type": "record",
+        "name": "Row",
+        "fields": [
+            {"name": "id", "type": "long"},
+            {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+            {"name": "who", "type": {"type": "string", "logicalType": "uuid"}},
+            {"name": "tags", "type": {"type": "array", "items": "string"}},
+            {"name": "note", "type": ["null", "string"], "default": None},
+        ],
+    }
     begin = dt.datetime(2024, 2, 28, 21, 30, 0, 123456, tzinfo=UTC)
     given = [
-        {"id": i, "at": begin + dt.timedelta(hours=i), "who": f"00000000-0000-0000-0000-{i:012d}",
-         "tags": ["ä"] * i, "note": None if i % 2 else f"n{i}"}
+        {
+            "id": i,
+            "at": begin + dt.timedelta(hours=i),
+            "who": f"00000000-0000-0000-0000-{i:012d}",
+            "tags": ["ä"] * i,
+            "note": None if i % 2 else f"n{i}",
+        }
         for i in range(8)
-    ]  # fmt: skip
+    ]
     produce(broker.bootstrap, name, (avro(row, each, 1) for each in given), 2)
     with Registry(id1=row) as registry:
         config = make_config(decode={"format": "confluent-avro", "registry": {"url": registry.url}})
         found = by_offset(streamed(frazil.read(spark, config), name), name)
-        options = {"kafka.bootstrap.servers": broker.bootstrap, "sink.topics": name,
-                   "decode.format": "confluent-avro",
-                   "decode.registry.url": registry.url}  # fmt: skip
+        options = {
+            "kafka.bootstrap.servers": broker.bootstrap,
+            "sink.topics": name,
+            "decode.format": "confluent-avro",
+            "decode.registry.url": registry.url,
+        }
         again = by_offset(spark.read.format("frazil").options(**options).load().collect(), name)
     rows = [{k: found[n % 2, n // 2][k] for k in given[0]} for n in range(8)]
     assert rows == [{**each, "at": each["at"].replace(tzinfo=None)} for each in given]
@@ -308,16 +334,21 @@ def test_confluent_avro_is_read_as_it_was_written(
 def test_a_range_is_read_exactly(
     broker: Broker, lake: Lake, spark: Any, make_config: Make, shared: str
 ):
-    config = make_config(decode={"format": "json"}, sink={"topics": [shared]},
-                         table={"offset_column": "_at"})  # fmt: skip
+    config = make_config(
+        decode={"format": "json"}, sink={"topics": [shared]}, table={"offset_column": "_at"}
+    )
     start, end = {shared: {"0": 5, "1": 29}}, {shared: {"0": 17, "1": 30}}
     rows = frazil.read(spark, config, start=start, end=end)
     assert not rows.isStreaming
     found = sorted((r._topic_partition, r._at) for r in rows.collect())
     assert found == [(0, o) for o in range(5, 17)] + [(1, 29)]
-    options = {"kafka.bootstrap.servers": broker.bootstrap, "sink.topics": shared,
-               "decode.format": "json", "start": json.dumps(start),
-               "end": json.dumps(end)}  # fmt: skip
+    options = {
+        "kafka.bootstrap.servers": broker.bootstrap,
+        "sink.topics": shared,
+        "decode.format": "json",
+        "start": json.dumps(start),
+        "end": json.dumps(end),
+    }
     again = spark.read.format("frazil").options(**options).load()
     assert sorted((r._topic_partition, r._offset) for r in again.collect()) == found
     assert frazil.read(spark, config, start=start, end=start).count() == 0
@@ -334,7 +365,9 @@ def test_a_range_is_read_exactly(
 def test_a_range_that_the_topic_does_not_have_is_refused_at_once(
     spark: Any, make_config: Make, shared: str, start: Any, end: Any, words: str
 ):
-    config = make_config(decode={"format": "json"}, sink={"topics": [shared], "patience": "5s"})
+    config = make_config(
+        decode={"format": "json"}, sink={"topics": [shared], "unavailable_timeout": "5s"}
+    )
     with pytest.raises((ConfigError, PySparkException), match=words) as refused:
         frazil.read(
             spark, config, start={shared: start} if start else "", end={shared: end}
@@ -428,8 +461,9 @@ def test_what_sql_leaves_out_is_skipped_and_what_never_was_a_record_is_invisible
     transaction(b, f"{name}-a", name, orders(8, 100), "abort")
     transaction(b, f"{name}-b", name, orders(10, 20), "commit")
     sql = f"SELECT k, n * 10 AS tens, upper(k) AS loud, {ORIGIN} FROM stream s WHERE s.n % 3 = 0"
-    config = make_config(decode={"format": "json"}, sink={"max_records_per_trigger": 20},
-                         transform={"sql": sql})  # fmt: skip
+    config = make_config(
+        decode={"format": "json"}, sink={"max_records_per_trigger": 20}, transform={"sql": sql}
+    )
     sink = catch_up(config, spark)
     records = {key: json.loads(value or b"") for key, value in topic_records(b, name).items()}
     assert len(records) == 30
@@ -441,8 +475,11 @@ def test_what_sql_leaves_out_is_skipped_and_what_never_was_a_record_is_invisible
     }
     found = assert_proven(spark, name, "records")
     ends = sum(offset for p, offset in sink.position.items() if p.topic == name)
-    assert fates(found, name) == {"written": len(kept), "skipped": 30 - len(kept),
-                                  "invisible": ends - 30}  # fmt: skip
+    assert fates(found, name) == {
+        "written": len(kept),
+        "skipped": 30 - len(kept),
+        "invisible": ends - 30,
+    }
 
 
 def test_a_common_table_expression_and_a_subquery_are_sql_too(
@@ -454,8 +491,9 @@ def test_a_common_table_expression_and_a_subquery_are_sql_too(
         WITH few AS (SELECT * FROM stream WHERE n >= 10)  -- not FROM stream s
         SELECT n, k, {ORIGIN} FROM few WHERE k IN (SELECT k FROM db.{name}_some)
     """
-    config = make_config(decode={"format": "json"}, sink={"topics": [shared]},
-                         transform={"sql": sql})  # fmt: skip
+    config = make_config(
+        decode={"format": "json"}, sink={"topics": [shared]}, transform={"sql": sql}
+    )
     catch_up(config, spark)
     numbers = sorted(n for (n,) in lake.query(f"db.{name}", "n"))
     assert numbers == [n for n in range(10, 60) if n % 5 in (1, 3)]
@@ -472,8 +510,10 @@ def test_a_dimension_of_the_catalog_is_joined_as_it_is_when_the_batch_runs(
     produce(b, name, orders(10))
     spark.sql(f"CREATE TABLE lake.db.{name}_dim (k STRING, label STRING) USING iceberg")
     spark.sql(f"INSERT INTO lake.db.{name}_dim VALUES ('k0', 'zero'), ('k1', 'one')")
-    sql = (f"SELECT s.n, d.label, s._topic, s._topic_partition, s._offset FROM stream s "
-           f"JOIN db.{name}_dim d ON s.k = d.k")  # fmt: skip
+    sql = (
+        f"SELECT s.n, d.label, s._topic, s._topic_partition, s._offset FROM stream s "
+        f"JOIN db.{name}_dim d ON s.k = d.k"
+    )
     config = make_config(decode={"format": "json"}, transform={"sql": sql})
     with running(config, spark) as sink:
         assert sink.wait_until(sink.ends(), WITHIN)
@@ -506,12 +546,20 @@ def transform(rows):
 
 
 def test_a_function_of_a_file_with_a_python_udf_in_it_is_a_transform(
-    broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make, shared: str,
+    broker: Broker,
+    lake: Lake,
+    spark: Any,
+    name: str,
+    make_config: Make,
+    shared: str,
     tmp_path: Path,
-):  # fmt: skip
+):
     (tmp_path / "mine.py").write_text(PYTHON)
-    config = make_config(decode={"format": "json"}, sink={"topics": [shared]},
-                         transform={"python": f"{tmp_path}/mine.py:transform"})  # fmt: skip
+    config = make_config(
+        decode={"format": "json"},
+        sink={"topics": [shared]},
+        transform={"python": f"{tmp_path}/mine.py:transform"},
+    )
     catch_up(config, spark)
     rows = sorted(lake.query(f"db.{name}", "n, scaled"))
     assert rows == [(n, 7 * n) for n in range(1, 60, 2)]
@@ -531,8 +579,9 @@ def test_sql_that_spark_does_not_understand_is_refused_in_sparks_words_with_the_
     lake: Lake, spark: Any, name: str, make_config: Make, shared: str, what: str
 ):
     sql, words, line = WRONG[what]
-    config = make_config(decode={"format": "json"}, sink={"topics": [shared]},
-                         transform={"sql": sql})  # fmt: skip
+    config = make_config(
+        decode={"format": "json"}, sink={"topics": [shared]}, transform={"sql": sql}
+    )
     with pytest.raises(ConfigError, match=rf"cannot use \[transform\] sql: .*{words}") as refused:
         Sink(config).start(spark)
     assert line in str(refused.value)
@@ -545,8 +594,12 @@ def test_a_result_that_does_not_fit_the_table_is_refused_before_anything_is_writ
     broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make, shared: str
 ):
     def config(sql: str) -> Config:
-        return make_config(decode={"format": "json"}, sink={"topics": [shared]},
-                           transform={"sql": sql}, table={"evolution": "fail"})  # fmt: skip
+        return make_config(
+            decode={"format": "json"},
+            sink={"topics": [shared]},
+            transform={"sql": sql},
+            table={"schema_evolution": "fail"},
+        )
 
     catch_up(config(f"SELECT n, k, {ORIGIN} FROM stream"), spark)
     tables = [f"db.{name}", f"db.{name}_index"]
@@ -555,7 +608,7 @@ def test_a_result_that_does_not_fit_the_table_is_refused_before_anything_is_writ
         (f"SELECT n, k, n + 1 AS more, {ORIGIN} FROM stream", r"'more' \(int64\) is not in the"),
         (f"SELECT k AS n, k, {ORIGIN} FROM stream", "'n' is int64 in the table, string in the"),
     ):
-        with pytest.raises(Misfit, match=words):
+        with pytest.raises(SchemaMismatch, match=words):
             Sink(config(sql)).start(spark)
         assert snapshots(lake, *tables) == before
     assert len(lake.query(f"db.{name}")) == 60
@@ -564,11 +617,10 @@ def test_a_result_that_does_not_fit_the_table_is_refused_before_anything_is_writ
 def test_the_command_line_runs_and_explains_a_transform(
     broker: Broker, lake: Lake, spark: Any, name: str, write_toml: Callable[..., Path], shared: str
 ):
-    toml = write_toml(decode={"format": "json"}, sink={"topics": [shared]},
-                      transform={"sql": EVEN})  # fmt: skip
+    toml = write_toml(decode={"format": "json"}, sink={"topics": [shared]}, transform={"sql": EVEN})
 
     def frazil_says(*words: str) -> str:
-        command = [sys.executable, "-m", "frazil.surface.cli", *words]
+        command = [sys.executable, "-m", "frazil.cli.commands", *words]
         done = subprocess.run(command, capture_output=True, text=True, timeout=4 * WITHIN)
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -618,7 +670,7 @@ def test_files_that_arrive_are_read_once_with_a_checkpoint_and_not_without(
     assert snapshots(lake, f"db.{name}", f"db.{name}_index") == []
     for life in range(2):
         arrive(2 * life + 1)
-        with living(sink(checkpoint=str(tmp_path / "checkpoint"))) as running_sink:
+        with living(sink(checkpoint_location=str(tmp_path / "checkpoint"))) as running_sink:
             arrive(2 * life + 2)
             wanted = {BATCHES: 3 + 2 * life}
             assert running_sink.wait_until(wanted, WITHIN), running_sink.position
@@ -707,8 +759,14 @@ def test_rows_that_stand_for_no_single_record_are_proven_by_batch(
 ):
     config = make_config(decode={"format": "json"}, sink={"topics": [shared]})
     rows = frazil.read(spark, config)
-    caught_up(written(rows.select("n", F.explode(F.sequence(F.lit(0), F.col("n") % 3)).alias("i"),
-                                  *ORIGIN.split(", ")), name))  # fmt: skip
+    caught_up(
+        written(
+            rows.select(
+                "n", F.explode(F.sequence(F.lit(0), F.col("n") % 3)).alias("i"), *ORIGIN.split(", ")
+            ),
+            name,
+        )
+    )
     expected = [(n, i) for n in range(60) for i in range(n % 3 + 1)]
     assert sorted(lake.query(f"db.{name}", "n, i")) == expected
     found = assert_proven(spark, name, "batches")
@@ -728,7 +786,7 @@ def test_each_window_is_there_once_when_it_closes_whatever_lives_it_was_open_in(
         rows = frazil.read(spark, config).withColumn("at", at).withWatermark("at", "5 seconds")
         counted = rows.groupBy(F.window("at", "10 seconds"), "k").count()
         picked = counted.selectExpr("window.start AS start", "k", "count")
-        return written(picked, name, checkpoint=str(tmp_path / "checkpoint"))
+        return written(picked, name, checkpoint_location=str(tmp_path / "checkpoint"))
 
     def closed() -> list[tuple[Any, ...]]:
         """By the records themselves: the watermark is 5 s behind the newest of them."""
@@ -765,7 +823,7 @@ def test_records_of_two_streams_find_each_other_across_lives(
         json_of = {t: lake.config(name, t, b, decode={"format": "json"}) for t in (left, right)}
         one = frazil.read(spark, json_of[left]).selectExpr("n", "k AS mine", "_offset AS l")
         two = frazil.read(spark, json_of[right]).selectExpr("n", "k AS theirs", "_offset AS r")
-        return written(one.join(two, "n"), name, checkpoint=str(tmp_path / "checkpoint"))
+        return written(one.join(two, "n"), name, checkpoint_location=str(tmp_path / "checkpoint"))
 
     produce(b, left, orders(20))
     produce(b, right, orders(8))
@@ -787,16 +845,23 @@ def test_available_now_takes_all_there_is_in_limited_batches_and_ends(
 ):
     limited = make_config(sink={"topics": [shared], "max_records_per_trigger": 16})
     steps = Steps()
-    sink = written(frazil.read(spark, limited).select("value", *ORIGIN.split(", ")), name,
-                   trigger="available-now", on_step=steps)  # fmt: skip
+    sink = written(
+        frazil.read(spark, limited).select("value", *ORIGIN.split(", ")),
+        name,
+        trigger="available-now",
+        on_step=steps,
+    )
     assert sink.start().awaitTermination(WITHIN)
     assert not sink.active
     sizes = [step.records for step in steps.named("written")]
     assert sum(sizes) == 60
     assert max(sizes) <= 16
     assert assert_exact(lake, f"db.{name}", broker.bootstrap, shared) == 60
-    again = written(frazil.read(spark, limited).select("value", *ORIGIN.split(", ")), name,
-                    trigger="available-now")  # fmt: skip
+    again = written(
+        frazil.read(spark, limited).select("value", *ORIGIN.split(", ")),
+        name,
+        trigger="available-now",
+    )
     assert again.start().awaitTermination(WITHIN), "there is nothing more"
     assert assert_exact(lake, f"db.{name}", broker.bootstrap, shared) == 60
     assert_proven(spark, name, "records")
@@ -822,8 +887,12 @@ def test_available_now_closes_the_windows_that_the_last_records_let_it_close(
     config = make_config(decode={"format": "json"})
     rows = frazil.read(spark, config).withColumn("at", F.timestamp_seconds("at"))
     counted = rows.withWatermark("at", "5 seconds").groupBy(F.window("at", "10 seconds")).count()
-    sink = written(counted.selectExpr("window.start AS start", "count"), name,
-                   trigger="available-now", checkpoint=str(tmp_path / "checkpoint"))  # fmt: skip
+    sink = written(
+        counted.selectExpr("window.start AS start", "count"),
+        name,
+        trigger="available-now",
+        checkpoint_location=str(tmp_path / "checkpoint"),
+    )
     assert sink.start().awaitTermination(WITHIN)
     found = sorted(lake.query(f"db.{name}", "epoch(start)::int, count"))
     assert found == [(0, 10), (10, 10), (20, 10)]
@@ -837,16 +906,16 @@ def test_while_the_catalog_is_away_a_dataframe_goes_on_and_catches_up_in_order(
 ):
     away = threading.Event()
     away.set()
-    append = jvm.Table.append
+    append = java.JavaTable.append
 
-    def failing(self: jvm.Table, manifests: Any, *args: Any, **more: Any) -> None:
+    def failing(self: java.JavaTable, manifests: Any, *args: Any, **more: Any) -> None:
         if self.name == f"db.{name}" and manifests and away.is_set():
             raise Unavailable("cannot commit: the catalog is away")
         append(self, manifests, *args, **more)
 
-    monkeypatch.setattr(jvm.Table, "append", failing)
-    monkeypatch.setattr(commit, "FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(commit, "LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr(java.JavaTable, "append", failing)
+    monkeypatch.setattr(protocol, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(protocol, "LONGEST_PAUSE", 0.05)
     with living(written(rate(spark), name)) as sink:
         eventually(lambda: len(sink.committer.pending) >= 3, "batches wait, staged", sink=sink)
         eventually(lambda: sink.committer.progress.trouble, "the trouble is told", sink=sink)
@@ -861,7 +930,7 @@ def test_while_the_catalog_is_away_a_dataframe_goes_on_and_catches_up_in_order(
             here = batches(sink)
             eventually(lambda: len(sink.committer.pending) >= 2, "staged again", sink=sink)
         away.clear()
-        patch.setattr(jvm.Table, "append", append)
+        patch.setattr(java.JavaTable, "append", append)
         with living(written(rate(spark), name)) as heir:
             eventually(lambda: batches(heir) >= here + 3, "the heir commits them", sink=heir)
     assert assert_counted(lake, name) == batches(heir)
@@ -893,8 +962,9 @@ def test_without_state_no_checkpoint_is_needed_and_no_old_one_can_hurt(
     mine = tmp_path / "mine"
     produced = 0
 
-    config = make_config(decode={"format": "json"}, transform={"sql": EVEN},
-                         sink={"checkpoint": str(mine)})  # fmt: skip
+    config = make_config(
+        decode={"format": "json"}, transform={"sql": EVEN}, sink={"checkpoint_location": str(mine)}
+    )
 
     def live(what: str) -> None:
         nonlocal produced
@@ -932,8 +1002,10 @@ def test_a_sink_may_get_a_transform_and_lose_it_again_and_get_none_that_keeps_st
     found = assert_proven(spark, name, "records")
     assert fates(found, name) == {"written": 20, "skipped": 4}
     state = frazil.read(spark, plain).select("n", "k", *ORIGIN.split(", ")).dropDuplicates(["n"])
-    with pytest.raises(Foreign, match=r"fed by a query without state .* and this one keeps some"):
-        written(state, name, checkpoint=str(tmp_path / "checkpoint")).start()
+    with pytest.raises(
+        IdentityMismatch, match=r"fed by a query without state .* and this one keeps some"
+    ):
+        written(state, name, checkpoint_location=str(tmp_path / "checkpoint")).start()
 
 
 @pytest.mark.parametrize("source", ["frazil", "kafka"])
@@ -950,8 +1022,9 @@ def test_the_beginning_of_a_stream_does_not_move_with_a_restart(
             rows = kafka(spark, b, name, startingOffsets="latest")
             return written(rows, name, on_step=on_step)
         sql = f"SELECT n, {ORIGIN} FROM stream"
-        config = make_config(decode={"format": "json"}, sink={"start": "latest"},
-                             transform={"sql": sql})  # fmt: skip
+        config = make_config(
+            decode={"format": "json"}, sink={"starting_offsets": "latest"}, transform={"sql": sql}
+        )
         return Sink(config, on_step=on_step)
 
     def die(step: Step) -> None:
@@ -995,7 +1068,7 @@ def test_a_topic_that_was_dropped_and_made_again_is_foreign_whoever_reads_it(
     eventually(lambda: made(b, name), "the topic is made again")
     produce(b, name, orders(20, 100))
     for start in (lambda: catch_up(config, spark), spark_reads):
-        with pytest.raises(Foreign, match=f"topic {name} was dropped and made again"):
+        with pytest.raises(IdentityMismatch, match=f"topic {name} was dropped and made again"):
             start()
     assert snapshots(lake, *tables) == before
 
@@ -1016,8 +1089,11 @@ def test_retention_stops_a_stream_that_it_overtook_and_no_other(
     """The start of a sink is the past of one that has a position."""
     create_topic(broker.bootstrap, name, 1)
     produce(broker.bootstrap, name, orders(20))
-    config = make_config(decode={"format": "json"}, sink={"start": {name: {"0": 5}}},
-                         transform={"sql": f"SELECT n, {ORIGIN} FROM stream"})  # fmt: skip
+    config = make_config(
+        decode={"format": "json"},
+        sink={"starting_offsets": {name: {"0": 5}}},
+        transform={"sql": f"SELECT n, {ORIGIN} FROM stream"},
+    )
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
 
     def forget(before: int) -> None:
@@ -1050,7 +1126,7 @@ class Distinct:
     def sink(self, name: str = "", checkpoint: Path | None = None, **more: Any) -> Sink:
         rows = frazil.read(self.spark, self.config).dropDuplicates(["n"]).select("n", "_offset")
         where = str(checkpoint or self.checkpoint)
-        return written(rows, name or self.name, checkpoint=where, **more)
+        return written(rows, name or self.name, checkpoint_location=where, **more)
 
     def produce(self, start: int, end: int) -> None:
         produce(self.bootstrap, self.name, orders(end - start, start), 2)
@@ -1092,17 +1168,26 @@ def test_a_query_with_state_goes_on_with_its_checkpoint_and_with_no_other(
     (foreign / "metadata").write_text('{"id":"6d9bbd0e-6e2b-4c2f-9a3e-2f0d1f3c5a77"}')
     (foreign / ".metadata.crc").unlink()
 
-    distinct.refused(Expired, "gone is empty, and sink .* batches in the ledger",
-                     distinct.sink(checkpoint=gone))  # fmt: skip
-    distinct.refused(Expired, r"older is an older copy, at batch \d+; the table has batch \d+",
-                     distinct.sink(checkpoint=older))  # fmt: skip
-    distinct.refused(Foreign, "foreign: it belongs to query .* and the ledger of sink",
-                     distinct.sink(checkpoint=foreign))  # fmt: skip
-    distinct.refused(Foreign, "the ledger has no batch of sink",
-                     distinct.sink(f"{distinct.name}y"))  # fmt: skip
+    distinct.refused(
+        Expired, "gone is empty, and sink .* batches in the ledger", distinct.sink(checkpoint=gone)
+    )
+    distinct.refused(
+        Expired,
+        r"older is an older copy, at batch \d+; the table has batch \d+",
+        distinct.sink(checkpoint=older),
+    )
+    distinct.refused(
+        IdentityMismatch,
+        "foreign: it belongs to query .* and the ledger of sink",
+        distinct.sink(checkpoint=foreign),
+    )
+    distinct.refused(
+        IdentityMismatch, "the ledger has no batch of sink", distinct.sink(f"{distinct.name}y")
+    )
     plain = frazil.read(distinct.spark, distinct.config).select("n", "_offset")
-    distinct.refused(Foreign, "belongs to a query that kept state",
-                     written(plain, distinct.name))  # fmt: skip
+    distinct.refused(
+        IdentityMismatch, "belongs to a query that kept state", written(plain, distinct.name)
+    )
     assert distinct.numbers() == list(range(15))
 
     with living(distinct.sink()) as life:
@@ -1122,8 +1207,9 @@ def test_a_ledger_that_was_rolled_back_behind_the_checkpoint_is_a_gap(distinct: 
     for table in (f"db.{distinct.name}", f"db.{distinct.name}_index"):
         rolled_back(distinct.spark, distinct.lake, table, distinct.name)
     assert distinct.numbers() == list(range(10))
-    distinct.refused(Gap, r"checkpoint has batch \d+, and the ledger .* ends at batch \d+",
-                     distinct.sink())  # fmt: skip
+    distinct.refused(
+        Gap, r"checkpoint has batch \d+, and the ledger .* ends at batch \d+", distinct.sink()
+    )
     assert distinct.numbers() == list(range(10))
 
 
@@ -1206,18 +1292,45 @@ def columns(*expressions: str) -> Callable[[Any], Any]:
 
 REFUSED = {
     "batch": (batch, ConfigError, "the DataFrame is not a stream"),
-    "interval": (columns("make_interval(1) AS i"), Misfit, "'i' is interval, which Iceberg has no"),
-    "day": (columns("INTERVAL '1' DAY AS i"), Misfit, "'i' is interval day, which Iceberg has"),
-    "variant": (columns("parse_json('1') AS v"), Misfit, "'v' is variant, which Iceberg has no"),
-    "void": (columns("NULL AS n"), Misfit, "column 'n' is void, which Iceberg has no type for"),
-    "void inside": (columns("array(NULL) AS n"), Misfit, r"Null type .* Field: n\.element"),
-    "case": (columns("1 AS a", "2 AS A"), Misfit, "columns 'a' and 'A' differ only in case"),
-    "reserved": (columns("1 AS _file"), Misfit, "'_file', a name that Iceberg keeps for itself"),
+    "interval": (
+        columns("make_interval(1) AS i"),
+        SchemaMismatch,
+        "'i' is interval, which Iceberg has no",
+    ),
+    "day": (
+        columns("INTERVAL '1' DAY AS i"),
+        SchemaMismatch,
+        "'i' is interval day, which Iceberg has",
+    ),
+    "variant": (
+        columns("parse_json('1') AS v"),
+        SchemaMismatch,
+        "'v' is variant, which Iceberg has no",
+    ),
+    "void": (
+        columns("NULL AS n"),
+        SchemaMismatch,
+        "column 'n' is void, which Iceberg has no type for",
+    ),
+    "void inside": (columns("array(NULL) AS n"), SchemaMismatch, r"Null type .* Field: n\.element"),
+    "case": (
+        columns("1 AS a", "2 AS A"),
+        SchemaMismatch,
+        "columns 'a' and 'A' differ only in case",
+    ),
+    "reserved": (
+        columns("1 AS _file"),
+        SchemaMismatch,
+        "'_file', a name that Iceberg keeps for itself",
+    ),
     "no watermark": (unbounded_count, ConfigError, "(?i)watermark"),
-    "no checkpoint": (deduplicated, ConfigError,
-                      "Deduplicate keeps state.*it needs a checkpoint that lasts"),
+    "no checkpoint": (
+        deduplicated,
+        ConfigError,
+        "Deduplicate keeps state.*it needs a checkpoint that lasts",
+    ),
     "loss": (lossy, ConfigError, "source kafka: failOnDataLoss is false; a lost range must stop"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("why", REFUSED)

@@ -17,23 +17,25 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
-from frazil.core.config import Config, TableConfig, load
-from frazil.core.errors import ConfigError, Expired, Unknown
-from frazil.core.offsets import Cut, Partition, Range
-from frazil.ingest.route import Metadata
-from frazil.ingest.stage import StagedBatch, StagedTable, Tally
-from frazil.surface.broker import Broker
-from frazil.surface.child import Pipeline
-from frazil.surface.cli import app
-from frazil.surface.orders import create_topic
-from frazil.surface.reindex import rebuilt
-from frazil.surface.status import leftovers
-from frazil.table import index, jvm, maintain, schema
-from frazil.table.commit import Target, entry_of
-from frazil.table.jvm import Catalog
-from frazil.table.ledger import Snapshot
-from frazil.table.maintain import Upkeep
-from frazil.table.tables import shaped
+from frazil.cli.commands import app
+from frazil.commit.protocol import TableCommitter, entry_of
+from frazil.commit.tables import writer_spec
+from frazil.config.model import Config, TableConfig, load
+from frazil.errors import CommitStateUnknown, ConfigError, Expired
+from frazil.iceberg import java, schema
+from frazil.iceberg.java import JavaCatalog
+from frazil.ledger import index
+from frazil.ledger.entry import Snapshot
+from frazil.ledger.staged_batch import RangeCounts, StagedBatch, StagedTable
+from frazil.maintenance import tasks
+from frazil.maintenance.tasks import RewriteIndexFiles
+from frazil.offsets import Cut, Partition, Range
+from frazil.ops.index_rebuild import rebuilt
+from frazil.ops.status import orphans
+from frazil.pipeline.projection import MetadataColumns
+from frazil.testing.datagen import create_topic
+from frazil.testing.kafka import Broker
+from frazil.testing.process import SinkProcess
 from tests.oracle import Lake, assert_exact
 from tests.system.streams import (
     WITHIN,
@@ -57,11 +59,13 @@ class Life:
 
     def __init__(self, spark: Any, name: str, sink: str = "s", epoch: int = 1) -> None:
         self.name, self.sink, self.epoch = name, sink, epoch
-        catalog = Catalog(spark, "lake")
-        made = schema.iceberg_schema(index.COLUMNS, Metadata("", "", "", ""), TableConfig(name))
+        catalog = JavaCatalog(spark, "lake")
+        made = schema.iceberg_schema(
+            index.COLUMNS, MetadataColumns("", "", "", ""), TableConfig(name)
+        )
         table = catalog.load(name) or catalog.create(name, made, SPEC, properties=index.PROPERTIES)
         self.table = table
-        self.target = Target(table, "main", sink, epoch, time, claimed_first=True)
+        self.target = TableCommitter(table, "main", sink, epoch, time, claimed_first=True)
         head = self.target.claim(lambda position: Cut({P: 0, Q: 0, **position}))
         assert head.entry is not None
         assert head.snapshot is not None
@@ -69,10 +73,15 @@ class Life:
         self.end, self.number = head.entry.end, head.entry.batches[1] + 1
         self.steps: list[str] = []
         self.held: Callable[[], None] = lambda: None
-        self.upkeep = Upkeep(
-            table, sink=sink, epoch=epoch, shape=self.shape, history=86400,
-            prefix=lambda: self.prefix, step=self._step,
-        )  # fmt: skip
+        self.upkeep = RewriteIndexFiles(
+            table,
+            sink=sink,
+            epoch=epoch,
+            shape=self.shape,
+            history=86400,
+            prefix=lambda: self.prefix,
+            step=self._step,
+        )
 
     def _step(self, name: str) -> None:
         self.steps.append(name)
@@ -80,7 +89,7 @@ class Life:
             self.held()
 
     def shape(self) -> Any:
-        return shaped(self.table, TableConfig(self.name))
+        return writer_spec(self.table, TableConfig(self.name))
 
     @property
     def prefix(self) -> str:
@@ -89,10 +98,21 @@ class Life:
     def commit(self) -> str:
         """One batch of ten offsets of each partition; what the upkeep says to it."""
         ranges = [Range(p, self.end[p], self.end[p] + 10) for p in (P, Q)]
-        tallies = tuple(Tally(each, len(each)) for each in ranges)
+        tallies = tuple(RangeCounts(each, len(each)) for each in ranges)
         staged = StagedTable("db.t", "u", 0, (), (), 1, 1, tallies)
-        batch = StagedBatch(self.sink, self.epoch, self.number, str(uuid.uuid4()), self.end,
-                            self.end.after(ranges), {}, "", 0, 0, (staged,))  # fmt: skip
+        batch = StagedBatch(
+            self.sink,
+            self.epoch,
+            self.number,
+            str(uuid.uuid4()),
+            self.end,
+            self.end.after(ranges),
+            {},
+            "",
+            0,
+            0,
+            (staged,),
+        )
         located = [(batch, {"db.t": Snapshot(7, None, 0, 0, "", {})})]
         files = index.write(self.shape(), self.prefix, located)
         self.target.witness(self.target.commit(files, entry_of([batch], "", self.epoch)))
@@ -115,9 +135,9 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four files, ten snapshots are many here."""
     monkeypatch.setattr(index, "FANOUT", 4)
     monkeypatch.setattr(index, "FULL", 256)
-    monkeypatch.setattr(maintain, "KEPT", 10)
-    monkeypatch.setattr(maintain, "AT_ONCE", 10)
-    monkeypatch.setattr(maintain, "MOST", 30)
+    monkeypatch.setattr(tasks, "KEPT", 10)
+    monkeypatch.setattr(tasks, "AT_ONCE", 10)
+    monkeypatch.setattr(tasks, "MOST", 30)
 
 
 def exact(lake: Lake, name: str, batches: int, sinks: tuple[str, ...] = ("s",)) -> None:
@@ -151,9 +171,9 @@ def test_hundreds_of_batches_stay_few_files_manifests_snapshots_and_metadata_fil
             most_snapshots = max(most_snapshots, _snapshots(life.table))
     assert most_files <= 4 * index.FANOUT + 300 // index.FULL
     assert most_manifests <= 3 * index.FANOUT
-    assert most_snapshots <= maintain.MOST + maintain.AT_ONCE + 2 * index.FANOUT
+    assert most_snapshots <= tasks.MOST + tasks.AT_ONCE + 2 * index.FANOUT
     exact(lake, f"db.{name}", 150)
-    assert _snapshots(life.table) >= maintain.KEPT
+    assert _snapshots(life.table) >= tasks.KEPT
     # What a merge replaced goes with its snapshot: of the oldest one left it may still be there.
     there = life.folder("data") - life.referred(spark, "all_data_files", "file_path")
     assert len(there) <= index.FANOUT
@@ -175,7 +195,7 @@ def test_hundreds_of_batches_stay_few_files_manifests_snapshots_and_metadata_fil
     assert heir.commit() == ""
 
 
-def _snapshots(table: jvm.Table) -> int:
+def _snapshots(table: java.JavaTable) -> int:
     count = 0
     while table.moment(count) is not None:
         count += 1
@@ -194,8 +214,10 @@ def test_the_position_is_found_though_the_sinks_snapshots_were_expired(
         assert busy.commit() == ""
     assert _snapshots(busy.table) < 60
     assert all(s.summary.get("frazil.sink") != "idle" for s in busy.table.history("main"))
-    spark.sql(f"CALL lake.system.expire_snapshots(table => 'db.{name}', retain_last => 1, "
-              "older_than => TIMESTAMP '2100-01-01 00:00:00')")  # fmt: skip
+    spark.sql(
+        f"CALL lake.system.expire_snapshots(table => 'db.{name}', retain_last => 1, "
+        "older_than => TIMESTAMP '2100-01-01 00:00:00')"
+    )
     heir = Life(spark, f"db.{name}", "idle", epoch=2)
     assert heir.end == idle.end == Cut({P: 30, Q: 30})
     for _ in range(5):
@@ -228,7 +250,7 @@ def test_a_merge_whose_answer_was_lost_is_found(
         rewrite(*args, leftovers=leftovers, **more)
         life.table.refresh()
         leftovers += life.table.manifests(next(life.table.history("main")).id)
-        raise Unknown("cannot rewrite: CommitStateUnknownException")
+        raise CommitStateUnknown("cannot rewrite: CommitStateUnknownException")
 
     monkeypatch.setattr(life.table, "rewrite", lost)
     assert life.commit() == ""
@@ -282,8 +304,9 @@ def test_a_life_that_is_fenced_while_it_merges_changes_nothing(life: Life, spark
 
 def test_rows_that_somebody_deletes_do_not_come_back(life: Life, spark: Any, lake: Lake):
     """H6: while files are merged; and where they are hidden by a delete file already."""
-    spark.sql(f"ALTER TABLE lake.{life.name} SET TBLPROPERTIES ('write.delete.mode'="
-              "'merge-on-read')")  # fmt: skip
+    spark.sql(
+        f"ALTER TABLE lake.{life.name} SET TBLPROPERTIES ('write.delete.mode'='merge-on-read')"
+    )
     delete = f"DELETE FROM lake.{life.name} WHERE batch = 1 AND partition = 0"
     life.held = lambda: spark.sql(delete) and None
     assert "found new delete for replaced data file" in life.commit()
@@ -337,9 +360,13 @@ def _count(lake: Lake, table: str) -> int:
 
 
 def test_l9_a_store_that_refuses_the_indexs_file_is_for_later(
-    broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make,
+    broker: Broker,
+    lake: Lake,
+    spark: Any,
+    name: str,
+    make_config: Make,
     monkeypatch: pytest.MonkeyPatch,
-):  # fmt: skip
+):
     create_topic(broker.bootstrap, name, 1)
     config = make_config()
     write, left = index.write, [OSError("SlowDown"), pa.ArrowInvalid("no such cast")]
@@ -367,15 +394,16 @@ def test_l10_l11_l12_a_life_that_is_killed_while_it_merges_leaves_nothing_behind
     create_topic(broker.bootstrap, name, 1)
     produce(broker.bootstrap, name, numbered(80))
     path = write_toml(sink={"max_records_per_trigger": 2})
-    child = Pipeline(path, hold="index-merge", until="forever", log=path.with_suffix(".log"))
+    child = SinkProcess(path, hold="index-merge", until="forever", log=path.with_suffix(".log"))
     held = next((event for event in child.events() if "held" in event), None)
     child.kill()
     assert held is not None, path.with_suffix(".log").read_text()[-2000:]
     config = load(path)
     rows = _count(lake, f"db.{name}_index")
     assert rows >= index.FANOUT
-    with running(replace(config, sink=replace(config.sink, max_records_per_trigger=100)),
-                 spark) as sink:  # fmt: skip
+    with running(
+        replace(config, sink=replace(config.sink, max_records_per_trigger=100)), spark
+    ) as sink:
         assert sink.wait_until(sink.ends(), WITHIN)
     assert assert_exact(lake, f"db.{name}", broker.bootstrap, name) == 80
     assert proven(config, spark).written == 80
@@ -388,7 +416,7 @@ def test_l10_l11_l12_a_life_that_is_killed_while_it_merges_leaves_nothing_behind
     for each in (new, old):
         each.write_bytes(b"of a commit that came to nothing")
     os.utime(old, (time.time() - 100_000,) * 2)
-    found = leftovers(config, spark)
+    found = orphans(config, spark)
     assert [path for _, path in found if path.endswith((new.name, old.name))] == [
         path for _, path in found if path.endswith(old.name)
     ], "a new one may be of a commit under way"
@@ -396,30 +424,33 @@ def test_l10_l11_l12_a_life_that_is_killed_while_it_merges_leaves_nothing_behind
     assert made, "the file of the merge that was killed"
     for where, each in found:
         where.delete(each)
-    assert leftovers(config, spark) == []
-    ranges = lake.query(f"db.{name}_index", "start_offset, end_offset, snapshot_id",
-                        "ORDER BY 1")  # fmt: skip
+    assert orphans(config, spark) == []
+    ranges = lake.query(f"db.{name}_index", "start_offset, end_offset, snapshot_id", "ORDER BY 1")
     assert [start for start, _, _ in ranges] == [0, *(end for _, end, _ in ranges[:-1])]
     there = {s.id for s in sink.catalog.load(f"db.{name}").history("main")}  # type: ignore[union-attr]
     assert {snapshot for _, _, snapshot in ranges} <= there
 
 
 def test_l12_records_in_the_stage_that_cannot_be_removed_now_are_removed_later(
-    broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make,
+    broker: Broker,
+    lake: Lake,
+    spark: Any,
+    name: str,
+    make_config: Make,
     monkeypatch: pytest.MonkeyPatch,
-):  # fmt: skip
+):
     create_topic(broker.bootstrap, name, 1)
     config = make_config()
-    delete = jvm.Table.delete
+    delete = java.JavaTable.delete
 
-    def refused(table: jvm.Table, path: str) -> None:
+    def refused(table: java.JavaTable, path: str) -> None:
         if path.endswith(".json"):
             raise ConfigError("cannot delete: Status Code: 403")
         delete(table, path)
 
     with running(config, spark) as sink:
         with monkeypatch.context() as patched:
-            patched.setattr(jvm.Table, "delete", refused)
+            patched.setattr(java.JavaTable, "delete", refused)
             produce(broker.bootstrap, name, numbered(5))
             assert sink.wait_until(sink.ends(), WITHIN)
             eventually(lambda: "403" in sink.committer.progress.untidy, "it is said", sink=sink)
@@ -433,20 +464,24 @@ def test_l12_records_in_the_stage_that_cannot_be_removed_now_are_removed_later(
 
 
 def test_l14_a_slow_index_pushes_back_and_says_so(
-    broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make,
+    broker: Broker,
+    lake: Lake,
+    spark: Any,
+    name: str,
+    make_config: Make,
     monkeypatch: pytest.MonkeyPatch,
-):  # fmt: skip
+):
     create_topic(broker.bootstrap, name, 1)
     config = make_config(sink={"max_pending_batches": 2, "max_records_per_trigger": 10})
-    slow, append = threading.Event(), jvm.Table.append
+    slow, append = threading.Event(), java.JavaTable.append
 
-    def slowly(table: jvm.Table, *args: Any, **more: Any) -> None:
+    def slowly(table: java.JavaTable, *args: Any, **more: Any) -> None:
         if table.name.endswith("_index"):
             assert slow.wait(WITHIN)
         append(table, *args, **more)
 
     with running(config, spark) as sink:
-        monkeypatch.setattr(jvm.Table, "append", slowly)
+        monkeypatch.setattr(java.JavaTable, "append", slowly)
         produce(broker.bootstrap, name, numbered(100))
         why = eventually(lambda: sink.committer.progress.blocked, "it pushes back", sink=sink)
         assert "2 batches wait for a commit; the bound is 2" in why
@@ -460,8 +495,10 @@ def test_l14_a_slow_index_pushes_back_and_says_so(
 
 # ── rebuilt from the ledgers ─────────────────────────────────────────────────────────────────────
 
-TOLD = ("sink, batch, table_name, topic, partition, start_offset, end_offset, written, rejected, "
-        "skipped, invisible, merged, epoch, commit_id, snapshot_id")  # fmt: skip
+TOLD = (
+    "sink, batch, table_name, topic, partition, start_offset, end_offset, written, rejected, "
+    "skipped, invisible, merged, epoch, commit_id, snapshot_id"
+)
 
 
 def told(lake: Lake, name: str) -> set[tuple[Any, ...]]:
@@ -512,10 +549,14 @@ def test_an_index_whose_witness_and_entries_somebody_took_away_is_refused_and_ca
     before = told(lake, name)
     table = f"db.{name}_index"
     spark.sql(f"ALTER TABLE lake.{table} DROP TAG `frazil/{name}`")
-    spark.sql(f"CALL lake.system.rewrite_data_files(table => '{table}', "
-              "options => map('rewrite-all', 'true'))")  # fmt: skip
-    spark.sql(f"CALL lake.system.expire_snapshots(table => '{table}', retain_last => 1, "
-              "older_than => TIMESTAMP '2100-01-01 00:00:00')")  # fmt: skip
+    spark.sql(
+        f"CALL lake.system.rewrite_data_files(table => '{table}', "
+        "options => map('rewrite-all', 'true'))"
+    )
+    spark.sql(
+        f"CALL lake.system.expire_snapshots(table => '{table}', retain_last => 1, "
+        "older_than => TIMESTAMP '2100-01-01 00:00:00')"
+    )
     for _ in range(2):  # the claim of the first is there when the second comes
         with pytest.raises(Expired, match=rf"rows of sink {name}, and its ledger, .* is gone"):
             catch_up(config, spark)
@@ -544,11 +585,12 @@ def test_of_several_tables_each_gets_its_rows_and_the_stream_its_own(
 ):
     create_topic(broker.bootstrap, name, 2)
     config = make_config(
-        decode={"format": "json"}, sink={"max_records_per_trigger": 20},
+        decode={"format": "json"},
+        sink={"max_records_per_trigger": 20},
         table=[{"name": f"db.{name}_a"}, {"name": f"db.{name}_b"}],
         route=[{"field": "kind", "values": [each], "to": [f"db.{name}_{each}"]} for each in "ab"]
         + [{"field": "kind", "skip": True}],
-    )  # fmt: skip
+    )
     for kinds in ("ab", "a", "b", "abx", "x", "ab"):
         records = [json.dumps({"kind": kinds[n % len(kinds)], "id": n}).encode() for n in range(20)]
         produce(broker.bootstrap, name, records, 2)
@@ -563,18 +605,22 @@ def test_of_several_tables_each_gets_its_rows_and_the_stream_its_own(
 
 
 def test_a_rebuild_disturbs_no_running_sink_and_two_at_once_double_nothing(
-    broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make,
+    broker: Broker,
+    lake: Lake,
+    spark: Any,
+    name: str,
+    make_config: Make,
     monkeypatch: pytest.MonkeyPatch,
-):  # fmt: skip
+):
     create_topic(broker.bootstrap, name, 1)
     produce(broker.bootstrap, name, numbered(40))
     config = make_config(sink={"max_records_per_trigger": 10})
     catch_up(config, spark)
     before = told(lake, name)
     spark.sql(f"DELETE FROM lake.db.{name}_index WHERE batch IN (1, 2)")
-    rewrite, others = jvm.Table.rewrite, []
+    rewrite, others = java.JavaTable.rewrite, []
 
-    def raced(table: jvm.Table, *args: Any, **more: Any) -> None:
+    def raced(table: java.JavaTable, *args: Any, **more: Any) -> None:
         if not others:
             others.append(0)
             others[0] = rebuilt(config, spark)[0].written
@@ -583,7 +629,7 @@ def test_a_rebuild_disturbs_no_running_sink_and_two_at_once_double_nothing(
     with running(config, spark) as sink:
         produce(broker.bootstrap, name, numbered(10, 100))
         assert sink.wait_until(sink.ends(), WITHIN)
-        monkeypatch.setattr(jvm.Table, "rewrite", raced)
+        monkeypatch.setattr(java.JavaTable, "rewrite", raced)
         [outcome] = rebuilt(config, spark)
         assert (others, outcome.written) == ([2], 0), "the second found nothing to do"
         produce(broker.bootstrap, name, numbered(10, 200))

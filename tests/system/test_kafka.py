@@ -24,22 +24,18 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from frazil.core.config import Config
-from frazil.core.errors import (
-    ConfigError,
-    Expired,
-    Fenced,
-    Foreign,
-    FrazilError,
-)
-from frazil.core.offsets import Cut
-from frazil.feed.decided import Decided
+from frazil.auditing import evidence
+from frazil.cli import commands
+from frazil.config.model import Config
+from frazil.errors import ConfigError, Expired, Fenced, FrazilError, IdentityMismatch
+from frazil.iceberg.java import JavaCatalog
+from frazil.ledger.entry import OperatorNote
+from frazil.offsets import Cut
+from frazil.ops import completeness, index_rebuild, locate, offsets
 from frazil.sink import Sink
-from frazil.surface import cli, complete, locate, offsets, proof, reindex
-from frazil.surface.broker import Broker
-from frazil.surface.orders import create_topic
-from frazil.table.jvm import Catalog
-from frazil.table.ledger import Note
+from frazil.sources.intervention import InterventionSource
+from frazil.testing.datagen import create_topic
+from frazil.testing.kafka import Broker
 from tests.oracle import Lake, assert_exact, assert_once, topic_records
 from tests.system.streams import (
     WITHIN,
@@ -84,7 +80,7 @@ def make_again(bootstrap: str, topic: str, partitions: int) -> None:
     eventually(made, "the topic is made again")
 
 
-def by_hand(config: Config, spark: Any, wanted: Any, why: str = WHY) -> offsets.Plan:
+def by_hand(config: Config, spark: Any, wanted: Any, why: str = WHY) -> offsets.OffsetsPlan:
     """As the command does it with --yes."""
     plan = offsets.look(config, spark, wanted)
     assert plan.decision, plan
@@ -92,7 +88,7 @@ def by_hand(config: Config, spark: Any, wanted: Any, why: str = WHY) -> offsets.
 
 
 def opened(config: Config, spark: Any) -> Any:
-    return Catalog(spark, config.catalog.name).look
+    return JavaCatalog(spark, config.catalog.name).look
 
 
 def report_of(config: Config, spark: Any, table: str = "") -> Any:
@@ -122,8 +118,9 @@ def test_retention_overtakes_the_position_and_the_loss_is_accepted(
     assert found["stops"]["kind"] == "Expired"
     assert [p["overtaken"] for p in found["partitions"]] == [20, 0]
     # Before it is accepted nobody calls it so, and it is not proven either.
-    seen = proof.against_kafka(config, opened(config, spark),
-                               proof.of_sink(config, opened(config, spark)))  # fmt: skip
+    seen = evidence.against_kafka(
+        config, opened(config, spark), evidence.of_sink(config, opened(config, spark))
+    )
     assert seen.verdict == "gap"
     # Exactly what is lost, and nothing else.
     for wrong in ("50..71", "49..70", "50..50"):
@@ -147,12 +144,14 @@ def test_retention_overtakes_the_position_and_the_loss_is_accepted(
     told_of = locate.values(locate.of_sink(config, opened(config, spark), part(name, 0), 60))
     assert not told_of["held"]
     assert told_of["batches"][0]["note"]["why"] == WHY
-    [gone] = complete.values(complete.answer(config, opened(config, spark)))["lost"]  # type: ignore[misc]
+    [gone] = completeness.values(completeness.answer(config, opened(config, spark)))["lost"]  # type: ignore[misc]
     assert (gone["start"], gone["end"], gone["note"]["by"]) == (50, 70, "ann@ops")
     # Snapshots go, the note stays: the index's rows have it.
     for table in (f"db.{name}", config.index_table):
-        spark.sql(f"CALL lake.system.expire_snapshots(table => '{table}', retain_last => 1, "
-                  "older_than => TIMESTAMP '2100-01-01 00:00:00')")  # fmt: skip
+        spark.sql(
+            f"CALL lake.system.expire_snapshots(table => '{table}', retain_last => 1, "
+            "older_than => TIMESTAMP '2100-01-01 00:00:00')"
+        )
     left = report_of(config, spark)
     assert left.verdict == "accepted loss"
     assert left.notes == report.notes
@@ -171,13 +170,13 @@ def test_a_lost_row_of_an_accepted_loss_is_rebuilt_with_its_note(
     by_hand(config, spark, offsets.losses([f"{name}:0:10..15"]))
     catch_up(config, spark)
     spark.sql(f"DELETE FROM lake.db.{name}_index WHERE lost > 0")
-    [outcome] = reindex.rebuilt(config, spark)
+    [outcome] = index_rebuild.rebuilt(config, spark)
     assert (outcome.written, outcome.unknown) == (1, ())
     report = report_of(config, spark)
     assert report.verdict == "accepted loss", report.values()
     [row] = spark.sql(f"SELECT * FROM lake.db.{name}_index WHERE lost > 0").collect()
     assert (row.start_offset, row.end_offset, row.lost) == (10, 15, 5)
-    noted = Note.of(row.signed)
+    noted = OperatorNote.of(row.signed)
     assert noted is not None
     assert noted.why == WHY
 
@@ -196,10 +195,10 @@ def test_a_topic_that_was_made_again_is_adopted_and_both_stay_provable(
     first = topic_records(b, name)
     make_again(b, name, 1)
     produce(b, name, numbered(records, 1000))
-    with pytest.raises(Foreign, match="was dropped and made again") as told:
+    with pytest.raises(IdentityMismatch, match="was dropped and made again") as told:
         Sink(config).start(spark)
     assert options(told.value.hint) == ["--topic", name]
-    with pytest.raises(Foreign, match="ends before the position"):
+    with pytest.raises(IdentityMismatch, match="ends before the position"):
         # With fewer records both partitions end before it, with more one is not there at all.
         offsets.look(config, spark, offsets.adoption([], "earliest", True))
     done = by_hand(config, spark, offsets.adoption([name], "earliest", False))
@@ -214,7 +213,7 @@ def test_a_topic_that_was_made_again_is_adopted_and_both_stay_provable(
     assert {row[:3]: row[3] for row in rows} == expected
     report = proven(config, spark)
     assert report.written == 20 + records
-    assert [note.did for note in report.notes] == ["adopt"]
+    assert [note.did for note in report.notes] == ["adopt-topic"]
     assert locate.of_sink(config, opened(config, spark), part(name, 0), 3).also == (new,)
     found = offsets.standing(config, opened(config, spark))
     assert found["stops"] is None
@@ -248,11 +247,11 @@ def test_a_position_moved_forward_gives_records_up_and_moved_back_reads_them_as_
     config = make_config()
     catch_up(config, spark)
     produce(b, name, numbered(40, 100), 2)
-    by_hand(config, spark, offsets.rebasing([f"{name}:0:30"]), "they are of a test")
+    by_hand(config, spark, offsets.seeking([f"{name}:0:30"]), "they are of a test")
     catch_up(config, spark)
     rows = lake.query(f"db.{name}", "_topic_partition, _offset", "ORDER BY ALL")
     assert rows == [(0, o) for o in range(40) if not 20 <= o < 30] + [(1, o) for o in range(40)]
-    done = by_hand(config, spark, offsets.rebasing([f"{name}:0:35"]), "they were wrong")
+    done = by_hand(config, spark, offsets.seeking([f"{name}:0:35"]), "they were wrong")
     new = f"{name}@{done.epoch}"
     assert done.decision.begin == Cut({part(new, 0): 35, part(new, 1): 40})
     produce(b, name, numbered(2, 200), 2)
@@ -261,18 +260,24 @@ def test_a_position_moved_forward_gives_records_up_and_moved_back_reads_them_as_
     assert sorted(again) == [(0, o) for o in range(35, 41)] + [(1, 40)]
     report = report_of(config, spark)
     assert report.verdict == "accepted loss"
-    assert [note.did for note in report.notes] == ["rebase", "rebase"]
+    assert [note.did for note in report.notes] == ["seek", "seek"]
     assert {str(line.range): line.verdict for line in report.lines} == {
-        f"{name}[0] [0, 40)": "accepted loss", f"{name}[1] [0, 40)": "proven",
-        f"{new}[0] [35, 41)": "proven", f"{new}[1] [40, 41)": "proven",
-    }  # fmt: skip
+        f"{name}[0] [0, 40)": "accepted loss",
+        f"{name}[1] [0, 40)": "proven",
+        f"{new}[0] [35, 41)": "proven",
+        f"{new}[1] [40, 41)": "proven",
+    }
 
 
 @pytest.mark.long
 def test_where_a_decision_dies_it_is_done_or_undone_and_a_running_life_is_fenced(
-    broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make,
+    broker: Broker,
+    lake: Lake,
+    spark: Any,
+    name: str,
+    make_config: Make,
     monkeypatch: pytest.MonkeyPatch,
-):  # fmt: skip
+):
     b = broker.bootstrap
     create_topic(b, name, 1)
     produce(b, name, numbered(10))
@@ -280,8 +285,15 @@ def test_where_a_decision_dies_it_is_done_or_undone_and_a_running_life_is_fenced
     catch_up(config, spark)
     lost: list[int] = []
     end = 10
-    for step in ("planned", "written", "staged", "commit", "committed", "index-commit",
-                 "index-committed"):  # fmt: skip
+    for step in (
+        "planned",
+        "written",
+        "staged",
+        "commit",
+        "committed",
+        "index-commit",
+        "index-committed",
+    ):
         produce(b, name, numbered(10, end))
         retain_from(b, name, end + 4)
         wanted = offsets.losses([f"{name}:0:{end}..{end + 4}"])
@@ -291,7 +303,7 @@ def test_where_a_decision_dies_it_is_done_or_undone_and_a_running_life_is_fenced
                 raise FrazilError(f"died at {at}")
 
         plan = offsets.look(config, spark, wanted)
-        feed = Decided, wanted, offsets.signed("accept-loss", WHY, "ann@ops"), plan.now
+        feed = InterventionSource, wanted, offsets.signed("accept-loss", WHY, "ann@ops"), plan.now
         dying = Sink(config, feed=lambda host, made=feed: made[0](host, *made[1:]), on_step=die)  # type: ignore[misc]
         with pytest.raises(FrazilError, match="died at"):
             dying.once(spark)
@@ -310,7 +322,7 @@ def test_where_a_decision_dies_it_is_done_or_undone_and_a_running_life_is_fenced
     assert report.lines[0].counts.lost == len(lost)
     with running(config, spark) as alive:
         monkeypatch.setattr("frazil.sink._running", {})  # as from another process
-        by_hand(config, spark, offsets.rebasing([f"{name}:0:{end - 5}"]), "again")
+        by_hand(config, spark, offsets.seeking([f"{name}:0:{end - 5}"]), "again")
         produce(b, name, numbered(1))
         with pytest.raises(Fenced):
             alive.wait_until({part(name, 0): end + 1}, WITHIN)
@@ -323,11 +335,14 @@ def test_of_several_tables_the_stream_tells_of_the_loss_and_upserts_go_on(
     for topic in (f"{name}-a", f"{name}-b"):
         create_topic(b, topic, 1)
     config = make_config(
-        sink={"topics": [f"{name}-a", f"{name}-b"]}, decode={"format": "json"},
+        sink={"topics": [f"{name}-a", f"{name}-b"]},
+        decode={"format": "json"},
         table=[{"name": f"db.{name}", "mode": "upsert", "key": ["id"]}, {"name": f"db.{name}_b"}],
-        route=[{"topics": [f"{name}-a"], "to": [f"db.{name}"]},
-               {"topics": [f"{name}-b"], "to": [f"db.{name}_b"]}],
-    )  # fmt: skip
+        route=[
+            {"topics": [f"{name}-a"], "to": [f"db.{name}"]},
+            {"topics": [f"{name}-b"], "to": [f"db.{name}_b"]},
+        ],
+    )
 
     def send(turn: int) -> None:
         for topic in (f"{name}-a", f"{name}-b"):
@@ -348,9 +363,11 @@ def test_of_several_tables_the_stream_tells_of_the_loss_and_upserts_go_on(
     assert turns == [0] * 10 + [2] * 10, "routes go by the name that Kafka has"
     found = {report.table: report for report in reports(config, spark)}
     assert {table: report.verdict for table, report in found.items()} == {
-        f"db.{name}": "proven", f"db.{name}_b": "proven", config.index_table: "accepted loss",
-    }  # fmt: skip
-    assert [note.did for note in found[config.index_table].notes] == ["accept-loss", "adopt"]
+        f"db.{name}": "proven",
+        f"db.{name}_b": "proven",
+        config.index_table: "accepted loss",
+    }
+    assert [note.did for note in found[config.index_table].notes] == ["accept-loss", "adopt-topic"]
 
 
 # ── what must not alarm ──────────────────────────────────────────────────────────────────────────
@@ -363,8 +380,9 @@ def test_three_of_ten_transactions_aborted_markers_at_the_tail_and_one_that_hang
     create_topic(b, name, 2)
 
     def begun(number: int) -> Producer:
-        sender = Producer({"bootstrap.servers": b, "transactional.id": f"{name}-{number}",
-                           "log_level": 0})  # fmt: skip
+        sender = Producer(
+            {"bootstrap.servers": b, "transactional.id": f"{name}-{number}", "log_level": 0}
+        )
         sender.init_transactions(30)
         sender.begin_transaction()
         for i in range(10):
@@ -409,8 +427,13 @@ def test_a_compacted_topic_with_holes_at_head_middle_and_tail(
     own: Broker, lake: Lake, spark: Any, name: str
 ):
     b = own.bootstrap
-    settings = {"cleanup.policy": "compact", "segment.ms": "100", "min.compaction.lag.ms": "0",
-                "min.cleanable.dirty.ratio": "0.01", "delete.retention.ms": "0"}  # fmt: skip
+    settings = {
+        "cleanup.policy": "compact",
+        "segment.ms": "100",
+        "min.compaction.lag.ms": "0",
+        "min.cleanable.dirty.ratio": "0.01",
+        "delete.retention.ms": "0",
+    }
     client = admin(b)
     client.create_topics([NewTopic(name, 1, 1, config=settings)])[name].result(30)
     sender = Producer({"bootstrap.servers": b})
@@ -435,9 +458,13 @@ def test_a_compacted_topic_with_holes_at_head_middle_and_tail(
         return min(left) >= 15 and not any(45 <= offset < 75 for offset in left)
 
     eventually(cleaned, "the cleaner has been at it")
-    policy = ConfigResource(ResourceType.TOPIC, name, incremental_configs=[
-        ConfigEntry("cleanup.policy", "delete",
-                    incremental_operation=AlterConfigOpType.SET)])  # fmt: skip
+    policy = ConfigResource(
+        ResourceType.TOPIC,
+        name,
+        incremental_configs=[
+            ConfigEntry("cleanup.policy", "delete", incremental_operation=AlterConfigOpType.SET)
+        ],
+    )
     for future in client.incremental_alter_configs([policy]).values():
         future.result(30)  # from here on nothing more goes
     config = lake.config(name, name, b, sink={"max_records_per_trigger": 8})
@@ -464,10 +491,10 @@ def test_another_cluster_behind_the_address_is_seen_and_can_be_adopted(
     own.start()  # formatted anew, on the same port
     create_topic(b, name, 1)
     produce(b, name, numbered(30, 500))
-    with pytest.raises(Foreign, match="the ledger belongs to Kafka cluster") as told:
+    with pytest.raises(IdentityMismatch, match="the ledger belongs to Kafka cluster") as told:
         Sink(config).start(spark)
-    assert "frazil offsets adopt CONFIG" in told.value.hint
-    assert offsets.standing(config, opened(config, spark))["stops"]["kind"] == "Foreign"
+    assert "frazil offsets adopt-topic CONFIG" in told.value.hint
+    assert offsets.standing(config, opened(config, spark))["stops"]["kind"] == "IdentityMismatch"
     assert lake.query(f"db.{name}", "count(*)") == [(20,)], "nothing of it was read"
     done = by_hand(config, spark, offsets.adoption([], "earliest", False), "moved")
     assert done.note is not None
@@ -479,9 +506,15 @@ def test_another_cluster_behind_the_address_is_seen_and_can_be_adopted(
 
 
 def test_the_commands_say_what_they_would_do_and_do_it_when_told(
-    broker: Broker, lake: Lake, spark: Any, name: str, write_toml: Callable[..., Path],
-    make_config: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-):  # fmt: skip
+    broker: Broker,
+    lake: Lake,
+    spark: Any,
+    name: str,
+    write_toml: Callable[..., Path],
+    make_config: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
     b = broker.bootstrap
     create_topic(b, name, 1)
     produce(b, name, numbered(10))
@@ -489,12 +522,12 @@ def test_the_commands_say_what_they_would_do_and_do_it_when_told(
     produce(b, name, numbered(10, 10))
     retain_from(b, name, 14)
     path = str(write_toml())
-    monkeypatch.setattr(cli, "_session", lambda given: spark)
+    monkeypatch.setattr(commands, "_session", lambda given: spark)
 
     def run(*words: str) -> tuple[int, str]:
         monkeypatch.setattr("sys.argv", ["frazil", *words])
         with pytest.raises(SystemExit) as ended:
-            cli.main()
+            commands.main()
         return int(ended.value.code or 0), capsys.readouterr().out
 
     code, said = run("offsets", "show", path, "--json")
@@ -514,8 +547,9 @@ def test_the_commands_say_what_they_would_do_and_do_it_when_told(
     catch_up(make_config(), spark)
     code, said = run("audit", path, "--json")
     assert code == 0, "somebody has signed for it"
-    assert {report["verdict"] for report in json.loads(said)} == {"accepted loss"}
+    tables = [report for report in json.loads(said) if "table" in report]  # Kafka's answer is last
+    assert {report["verdict"] for report in tables} == {"accepted loss"}
     assert "accept-loss by" in run("audit", path)[1]
-    assert run("offsets", "rebase", path, "--to", f"{name}:0:99")[0] == 2
-    assert run("offsets", "adopt", path, "--topic", name)[0] == 2
-    assert run("offsets", "adopt", path)[0] == 0, "there is nothing to adopt"
+    assert run("offsets", "seek", path, "--to", f"{name}:0:99")[0] == 2
+    assert run("offsets", "adopt-topic", path, "--topic", name)[0] == 2
+    assert run("offsets", "adopt-topic", path)[0] == 0, "there is nothing to adopt"

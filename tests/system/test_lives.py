@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from frazil.core.config import Config
-from frazil.core.errors import ConfigError, Fenced, FrazilError
-from frazil.core.offsets import Cut
+from frazil.commit.tables import SinkTables
+from frazil.config.model import Config
+from frazil.errors import ConfigError, Fenced, FrazilError
+from frazil.iceberg.java import JavaCatalog
+from frazil.ledger.entry import entries
+from frazil.offsets import Cut
 from frazil.sink import Sink
-from frazil.surface.broker import Broker
-from frazil.surface.orders import create_topic
-from frazil.table.jvm import Catalog
-from frazil.table.ledger import entries
-from frazil.table.tables import Tables
+from frazil.testing.datagen import create_topic
+from frazil.testing.kafka import Broker
 from tests.oracle import Lake, assert_exact, topic_records
 from tests.system.streams import (
     WITHIN,
@@ -33,9 +33,14 @@ Make = Callable[..., Config]
 
 
 def take_overs(
-    count: int, broker: Broker, lake: Lake, spark: Any, name: str, config: Config,
+    count: int,
+    broker: Broker,
+    lake: Lake,
+    spark: Any,
+    name: str,
+    config: Config,
     elsewhere: Callable[[], None],
-) -> None:  # fmt: skip
+) -> None:
     """A supervisor that starts the other one although the one before still runs, again and again,
     at whatever it is doing."""
     create_topic(broker.bootstrap, name, 2)
@@ -65,7 +70,7 @@ def take_overs(
     assert epochs == list(range(1, count + 1))
     assert assert_exact(lake, f"db.{name}", broker.bootstrap, name) == sent
     for each in (f"db.{name}", config.index_table):
-        table = Catalog(spark, "lake").load(each)
+        table = JavaCatalog(spark, "lake").load(each)
         assert table is not None
         found = [entry.epoch for entry, _ in entries(table.history("main"), config.sink.id)]
         assert found == sorted(found, reverse=True), "an older epoch lies on a newer one"
@@ -87,17 +92,25 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 def test_lives_that_take_over_from_each_other(
-    broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make,
+    broker: Broker,
+    lake: Lake,
+    spark: Any,
+    name: str,
+    make_config: Make,
     elsewhere: Callable[[], None],
-):  # fmt: skip
+):
     take_overs(6, broker, lake, spark, name, make_config(), elsewhere)
 
 
 @pytest.mark.long
 def test_a_hundred_lives_that_take_over_from_each_other(
-    broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make,
+    broker: Broker,
+    lake: Lake,
+    spark: Any,
+    name: str,
+    make_config: Make,
     elsewhere: Callable[[], None],
-):  # fmt: skip
+):
     take_overs(100, broker, lake, spark, name, make_config(), elsewhere)
 
 
@@ -127,13 +140,14 @@ def test_two_sinks_fill_one_table_side_by_side_but_not_from_the_same_topic(
     twice = lake.config(f"{name}-c", f"{name}-b", b, table=table, sink=third)
     with pytest.raises(ConfigError, match=f"sink {name}-b fills it from {name}-b, too") as told:
         Sink(twice).start(spark)
-    assert "share_topics = true" in told.value.hint
+    assert "allow_shared_topics = true" in told.value.hint
     assert f"DROP TAG `frazil/{name}-b`" in told.value.hint
     assert len(lake.query(f"db.{name}", "value")) == 40
     produce(b, f"{name}-b", numbered(1, 20))
     catch_up(other, spark)  # the refused one is in nobody's way
-    accepted = lake.config(f"{name}-c", f"{name}-b", b, table=table,
-                           sink={**third, "share_topics": True})  # fmt: skip
+    accepted = lake.config(
+        f"{name}-c", f"{name}-b", b, table=table, sink={**third, "allow_shared_topics": True}
+    )
     catch_up(accepted, spark)
     rows = lake.query(f"db.{name}", "_offset", f"WHERE _topic = '{name}-b'")
     assert sorted(rows) == sorted([(o,) for o in range(21)] * 2), "as it was asked for"
@@ -148,16 +162,18 @@ def test_of_two_sinks_that_come_at_the_same_moment_the_later_is_refused(
     produce(b, name, numbered(5))
     table = {"name": f"db.{name}"}
     one, other = (lake.config(f"{name}-{each}", name, b, table=table) for each in "ab")
-    columns = ("value BINARY, _topic STRING NOT NULL, _topic_partition INT NOT NULL, "
-               "_offset BIGINT NOT NULL, _timestamp TIMESTAMP")  # fmt: skip
+    columns = (
+        "value BINARY, _topic STRING NOT NULL, _topic_partition INT NOT NULL, "
+        "_offset BIGINT NOT NULL, _timestamp TIMESTAMP"
+    )
     spark.sql(f"CREATE TABLE lake.db.{name} ({columns}) USING iceberg")
-    look = Tables.refuse_shared
+    look = SinkTables.refuse_shared
 
-    def blind(self: Tables, held: Any, topics: Any, walk: bool = False) -> None:
+    def blind(self: SinkTables, held: Any, topics: Any, walk: bool = False) -> None:
         if walk:
             look(self, held, topics, walk)
 
-    monkeypatch.setattr(Tables, "refuse_shared", blind)
+    monkeypatch.setattr(SinkTables, "refuse_shared", blind)
     steps = Steps(hold="planned")
     with running(one, spark, steps):
         assert steps.held.wait(WITHIN), "it has claimed the table, and committed nothing"

@@ -9,31 +9,45 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from frazil.core.config import from_document
-from frazil.core.errors import ConfigError
+from frazil.auditing.evidence import of_table
+from frazil.config.model import from_document
+from frazil.errors import ConfigError
 from frazil.sink import Sink
-from frazil.surface import orders
-from frazil.surface.broker import Broker
-from frazil.surface.proof import of_table
+from frazil.testing import datagen
+from frazil.testing.kafka import Broker
 
 KEY, SECRET = "frazil", "not-a-real-secret"
 
 
 def _sink(
-    spark: Any, broker: Broker, store: dict[str, str], name: str, folder: Path,
-    table: dict[str, Any] | None = None, decode: dict[str, str] | None = None, **sink: Any,
-) -> Sink:  # fmt: skip
-    (folder / "order.avsc").write_text(orders.SCHEMA)
+    spark: Any,
+    broker: Broker,
+    store: dict[str, str],
+    name: str,
+    folder: Path,
+    table: dict[str, Any] | None = None,
+    decode: dict[str, str] | None = None,
+    **sink: Any,
+) -> Sink:
+    (folder / "order.avsc").write_text(datagen.SCHEMA)
     config = from_document(
         {
-            "sink": {"id": name, "topics": [name], "index": f"db.{name}_index", "trigger": "50ms",
-                     "max_records_per_trigger": 4_000, "patience": "30s", **sink},
+            "sink": {
+                "id": name,
+                "topics": [name],
+                "index_table": f"db.{name}_index",
+                "trigger": "50ms",
+                "commit_interval": "0s",
+                "max_records_per_trigger": 4_000,
+                "unavailable_timeout": "30s",
+                **sink,
+            },
             "kafka": {"bootstrap.servers": broker.bootstrap},
             "decode": decode or {"schema": str(folder / "order.avsc")},
             "catalog": {"name": "s3lake", **store},
             "table": [{"name": f"db.{name}", **(table or {"partition_by": ["day(placed_at)"]})}],
         }
-    )  # fmt: skip
+    )
     spark.conf.set("spark.sql.catalog.s3lake", "org.apache.iceberg.spark.SparkCatalog")
     for key, value in config.catalog.properties.resolved().items():
         spark.conf.set(f"spark.sql.catalog.s3lake.{key}", value)
@@ -43,11 +57,11 @@ def _sink(
 def test_a_topic_goes_to_s3_through_a_rest_catalog_and_two_lives(
     spark: Any, broker: Broker, store: dict[str, str], name: str, tmp_path: Path
 ):
-    orders.create_topic(broker.bootstrap, name, 2)
-    source = orders.Orders()
+    datagen.create_topic(broker.bootstrap, name, 2)
+    source = datagen.OrderGenerator()
     for life in (1, 2):
-        orders.produce(broker.bootstrap, name, 2, rows=9_000, orders=source)
-        sink = _sink(spark, broker, store, name, tmp_path, stage="s3://stage/frazil")
+        datagen.produce(broker.bootstrap, name, 2, rows=9_000, orders=source)
+        sink = _sink(spark, broker, store, name, tmp_path, staging_location="s3://stage/frazil")
         sink.start(spark)
         try:
             assert sink.wait_until(sink.ends(), 90), sink.committer.progress
@@ -71,7 +85,7 @@ def test_a_topic_goes_to_s3_through_a_rest_catalog_and_two_lives(
 def test_changes_are_upserted_and_compacted_on_s3(
     spark: Any, broker: Broker, store: dict[str, str], name: str, tmp_path: Path
 ):
-    orders.create_topic(broker.bootstrap, name, 1)
+    datagen.create_topic(broker.bootstrap, name, 1)
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     expected: dict[int, int] = {}
     for turn in range(1, 3):
@@ -83,11 +97,16 @@ def test_changes_are_upserted_and_compacted_on_s3(
             expected |= {} if gone else {key: turn * 1000 + n}
         assert producer.flush(30) == 0
         sink = _sink(
-            spark, broker, store, name, tmp_path,
-            table={"mode": "upsert", "key": ["id"], "compact_after": 1},
-            decode={"format": "json", "key": "text"},
-            stage="s3://stage/frazil", max_records_per_trigger=100,
-        )  # fmt: skip
+            spark,
+            broker,
+            store,
+            name,
+            tmp_path,
+            table={"mode": "upsert", "key": ["id"], "compact_after_commits": 1},
+            decode={"format": "json", "key_format": "text"},
+            staging_location="s3://stage/frazil",
+            max_records_per_trigger=100,
+        )
         sink.start(spark)
         try:
             assert sink.wait_until(sink.ends(), 90), sink.committer.progress
@@ -105,8 +124,8 @@ def test_a_bucket_that_refuses_the_stage_is_named_at_once(
     spark: Any, broker: Broker, store: dict[str, str], name: str, tmp_path: Path
 ):
     """A table bucket takes Iceberg's files only; waiting would not help."""
-    orders.create_topic(broker.bootstrap, name, 1)
-    orders.produce(broker.bootstrap, name, 1, rows=100)
+    datagen.create_topic(broker.bootstrap, name, 1)
+    datagen.produce(broker.bootstrap, name, 1, rows=100)
     sink = _sink(spark, broker, store, name, tmp_path)
     sink.start(spark)
     try:

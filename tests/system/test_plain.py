@@ -9,34 +9,36 @@ from typing import Any
 
 import pytest
 
-from frazil.core.config import Config
-from frazil.core.errors import ConfigError, Unavailable
-from frazil.core.offsets import Partition
-from frazil.surface import orders
-from frazil.surface.broker import Broker
-from frazil.surface.opened import opener
-from frazil.table import index
-from frazil.table.jvm import Catalog
-from frazil.table.jvm import Table as Java
-from frazil.table.plain import Plain, find
+from frazil.config.model import Config
+from frazil.errors import ConfigError, Unavailable
+from frazil.iceberg.java import JavaCatalog
+from frazil.iceberg.java import JavaTable as Java
+from frazil.iceberg.static_table import ReadOnlyTable, find
+from frazil.ledger import index
+from frazil.offsets import Partition
+from frazil.spark.open_table import opener
+from frazil.testing import datagen
+from frazil.testing.kafka import Broker
 from tests.oracle import Lake
 from tests.system.streams import catch_up, numbered, produce
 from tests.system.test_object_store import _sink
 
 
 def loaded(spark: Any, catalog: str, name: str) -> Java:
-    table = Catalog(spark, catalog).load(name)
+    table = JavaCatalog(spark, catalog).load(name)
     assert table is not None
     return table
 
 
-def found(catalog: dict[str, str], name: str) -> Plain:
+def found(catalog: dict[str, str], name: str) -> ReadOnlyTable:
     table = find(catalog, name)
     assert table is not None
     return table
 
 
-def assert_alike(plain: Plain, java: Java, spark: Any, name: str, branch: str = "main") -> None:
+def assert_alike(
+    plain: ReadOnlyTable, java: Java, spark: Any, name: str, branch: str = "main"
+) -> None:
     """`name`: of the table in Spark."""
     assert plain.metadata_file.removeprefix("file:") == java.metadata_file.removeprefix("file:")
     assert (plain.uuid, plain.location) == (java.uuid, java.location)
@@ -88,7 +90,7 @@ def assert_alike(plain: Plain, java: Java, spark: Any, name: str, branch: str = 
 def test_the_tables_of_a_sink_are_the_same_with_and_without_a_jvm(
     spark: Any, broker: Broker, lake: Lake, make_config: Callable[..., Config], name: str
 ):
-    orders.create_topic(broker.bootstrap, name, 3)
+    datagen.create_topic(broker.bootstrap, name, 3)
     config = make_config(sink={"max_records_per_trigger": 200})
     for _ in range(2):
         produce(broker.bootstrap, name, numbered(900), partitions=3)
@@ -116,10 +118,13 @@ def test_the_tables_of_a_sink_are_the_same_with_and_without_a_jvm(
 
 @pytest.mark.parametrize(
     ("version", "codec", "mode"),
-    [pytest.param(1, "gzip", "copy-on-write", marks=pytest.mark.long),
-     pytest.param(2, "snappy", "copy-on-write", marks=pytest.mark.long),
-     (2, "zstd", "merge-on-read"), (3, "uncompressed", "merge-on-read")],
-)  # fmt: skip
+    [
+        pytest.param(1, "gzip", "copy-on-write", marks=pytest.mark.long),
+        pytest.param(2, "snappy", "copy-on-write", marks=pytest.mark.long),
+        (2, "zstd", "merge-on-read"),
+        (3, "uncompressed", "merge-on-read"),
+    ],
+)
 def test_what_spark_writes_and_deletes_is_read(
     spark: Any, lake: Lake, name: str, version: int, codec: str, mode: str
 ):
@@ -188,9 +193,9 @@ def test_a_hadoop_catalog_is_read(spark: Any, tmp_path: Path, name: str):
 def test_a_rest_catalog_and_an_object_store_are_read(
     spark: Any, broker: Broker, store: dict[str, str], name: str, tmp_path: Path
 ):
-    orders.create_topic(broker.bootstrap, name, 2)
-    orders.produce(broker.bootstrap, name, 2, rows=2_000)
-    sink = _sink(spark, broker, store, name, tmp_path, stage="s3://stage/frazil")
+    datagen.create_topic(broker.bootstrap, name, 2)
+    datagen.produce(broker.bootstrap, name, 2, rows=2_000)
+    sink = _sink(spark, broker, store, name, tmp_path, staging_location="s3://stage/frazil")
     sink.start(spark)
     try:
         assert sink.wait_until(sink.ends(), 90), sink.committer.progress

@@ -14,10 +14,10 @@ import duckdb
 import pytest
 
 import frazil
-from frazil.core.config import Config, load
-from frazil.core.errors import ConfigError, Expired
-from frazil.surface.broker import Broker
-from frazil.surface.orders import create_topic
+from frazil.config.model import Config, load
+from frazil.errors import ConfigError, Expired
+from frazil.testing.datagen import create_topic
+from frazil.testing.kafka import Broker
 from tests.oracle import Lake
 from tests.system.streams import catch_up, numbered, produce
 from tests.unit.test_questions import BLOCKS, SNAPSHOT
@@ -37,8 +37,10 @@ class Engines:
             "lake.shop.orders": f"lake.{table}",
             "'warehouse/shop/orders'": f"'{lake.metadata_file(table)}'",
             "'orders'": f"'{topic}'",
-            "1700": "17", "2000": "40", "1000": "10",
-        }  # fmt: skip
+            "1700": "17",
+            "2000": "40",
+            "1000": "10",
+        }
 
     def put(self, **names: str) -> None:
         self._names |= names
@@ -88,10 +90,13 @@ def test_every_question_has_the_same_answer_in_spark_and_in_duckdb(
 
     # The same rows without one batch of partition 0, and with another one twice and shifted.
     planted = f"db.{name}_planted"
-    spark.sql(f"CREATE TABLE lake.{planted} AS SELECT * FROM lake.{whole} "
-              "WHERE NOT (batch = 1 AND partition = 0)")  # fmt: skip
-    spark.sql(f"INSERT INTO lake.{planted} SELECT * FROM lake.{whole} "
-              "WHERE batch = 1 AND partition = 1")  # fmt: skip
+    spark.sql(
+        f"CREATE TABLE lake.{planted} AS SELECT * FROM lake.{whole} "
+        "WHERE NOT (batch = 1 AND partition = 0)"
+    )
+    spark.sql(
+        f"INSERT INTO lake.{planted} SELECT * FROM lake.{whole} WHERE batch = 1 AND partition = 1"
+    )
     engines = Engines(spark, lake, planted, f"db.{name}", name)
     for key in [key for key in BLOCKS if key.startswith("Open it")]:
         engines.run(key)
@@ -104,10 +109,12 @@ def test_every_question_has_the_same_answer_in_spark_and_in_duckdb(
 def plain(rows: list[tuple[Any, ...]]) -> list[tuple[str, ...]]:
     """Without the time zone that only one of the engines tells."""
     return [
-        tuple(each.replace(tzinfo=None).isoformat() if hasattr(each, "tzinfo") else f"{each}"
-              for each in row)
+        tuple(
+            each.replace(tzinfo=None).isoformat() if hasattr(each, "tzinfo") else f"{each}"
+            for each in row
+        )
         for row in rows
-    ]  # fmt: skip
+    ]
 
 
 def test_of_many_tables_the_stream_joins_and_no_table_does(
@@ -136,11 +143,13 @@ def test_of_many_tables_the_stream_joins_and_no_table_does(
 
 def frazil_locate(*arguments: str) -> tuple[int, Any, str]:
     """In a process of its own, which never starts a JVM."""
-    code = "from frazil.surface.cli import main; main()"
+    code = "from frazil.cli.commands import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", code, "locate", *arguments, "--no-spark", "--json"],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     return done.returncode, json.loads(done.stdout) if done.stdout else None, done.stderr
 
 
@@ -160,27 +169,42 @@ def test_locate_finds_batch_snapshot_and_files_without_a_jvm(
     assert (place["table"], place["holds"], place["expired"]) == (f"db.{name}", "yes", False)
     (row,) = spark.sql(place["sql"]).collect()
     assert (row["_topic_partition"], row["_offset"]) == (0, 25)
-    (file,) = spark.table(f"lake.db.{name}").where("_topic_partition = 0 AND _offset = 25").select(
-        "_file").collect()  # fmt: skip
+    (file,) = (
+        spark.table(f"lake.db.{name}")
+        .where("_topic_partition = 0 AND _offset = 25")
+        .select("_file")
+        .collect()
+    )
     assert place["files"] == [file[0]]
     # It was not there one snapshot before.
-    (older,) = spark.sql(f"SELECT parent_id FROM lake.db.{name}.snapshots WHERE snapshot_id = "
-                         f"{place['snapshot']}").collect()  # fmt: skip
+    (older,) = spark.sql(
+        f"SELECT parent_id FROM lake.db.{name}.snapshots WHERE snapshot_id = {place['snapshot']}"
+    ).collect()
     before = place["sql"].replace(str(place["snapshot"]), str(older[0]))
     assert spark.sql(before).collect() == []
 
     uri = f"jdbc:sqlite:{lake.folder}/catalog.db"
     code, by_name, said = frazil_locate(
-        f"db.{name}", name, "0", "25", "--catalog", "type=jdbc", "--catalog", f"uri={uri}",
-        "--catalog", f"warehouse={lake.folder}/warehouse",
-    )  # fmt: skip
+        f"db.{name}",
+        name,
+        "0",
+        "25",
+        "--catalog",
+        "type=jdbc",
+        "--catalog",
+        f"uri={uri}",
+        "--catalog",
+        f"warehouse={lake.folder}/warehouse",
+    )
     assert code == 0, said
     assert by_name["batches"] == found["batches"]
     code, outside, _ = frazil_locate(str(path), name, "0", "60")
     assert (code, outside["said"]) == (3, f"not read yet: sink {name} stands at 60")
 
-    spark.sql(f"CALL lake.system.expire_snapshots(table => 'db.{name}', retain_last => 1, "
-              "older_than => TIMESTAMP '2100-01-01 00:00:00')")  # fmt: skip
+    spark.sql(
+        f"CALL lake.system.expire_snapshots(table => 'db.{name}', retain_last => 1, "
+        "older_than => TIMESTAMP '2100-01-01 00:00:00')"
+    )
     code, found, _ = frazil_locate(str(path), name, "0", "25")
     (place,) = found["batches"][0]["tables"]
     assert (code, place["expired"]) == (0, True)
@@ -215,8 +239,10 @@ def test_a_table_as_of_an_offset_or_a_cut(
     for wrong in ((), (name,), (name, 0)):
         with pytest.raises(ConfigError, match="cannot tell as of what"):
             frazil.as_of(spark, config, *wrong)
-    spark.sql(f"CALL lake.system.expire_snapshots(table => 'db.{name}', retain_last => 1, "
-              "older_than => TIMESTAMP '2100-01-01 00:00:00')")  # fmt: skip
+    spark.sql(
+        f"CALL lake.system.expire_snapshots(table => 'db.{name}', retain_last => 1, "
+        "older_than => TIMESTAMP '2100-01-01 00:00:00')"
+    )
     with pytest.raises(Expired) as refused:
         frazil.as_of(spark, config, name, 0, 5)
     number = refused.value.hint.rsplit(" ", 1)[1]

@@ -15,17 +15,19 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from frazil.core.config import Config, load
-from frazil.core.errors import ConfigError, Expired, Fatal, Fenced, Foreign, Gap
-from frazil.core.offsets import Cut
-from frazil.feed.letters import Selection
+from frazil.auditing.evidence import of_table
+from frazil.cli import commands
+from frazil.config.model import Config, load
+from frazil.errors import ConfigError, Expired, Fatal, Fenced, Gap, IdentityMismatch
+from frazil.iceberg.java import JavaCatalog, JavaTable
+from frazil.offsets import Cut
+from frazil.ops import dead_letters
+from frazil.ops.rewind import look, rewind
 from frazil.sink import Sink
-from frazil.surface import cli, dlq, orders
-from frazil.surface.broker import Broker
-from frazil.surface.orders import create_topic
-from frazil.surface.proof import of_table
-from frazil.surface.rewind import look, rewind
-from frazil.table.jvm import Catalog, Table
+from frazil.sources.dead_letters import DeadLetterSelection
+from frazil.testing import datagen
+from frazil.testing.datagen import create_topic
+from frazil.testing.kafka import Broker
 from tests.oracle import Lake, assert_exact, assert_once
 from tests.system.streams import (
     WITHIN,
@@ -63,8 +65,8 @@ def below(cut: Cut) -> set[tuple[int, int]]:
     return {(p.number, offset) for p, end in cut.items() for offset in range(end)}
 
 
-def table_of(spark: Any, name: str) -> Table:
-    found = Catalog(spark, "lake").load(name)
+def table_of(spark: Any, name: str) -> JavaTable:
+    found = JavaCatalog(spark, "lake").load(name)
     assert found is not None
     return found
 
@@ -130,7 +132,7 @@ def many(name: str) -> dict[str, Any]:
         "route": [
             {"field": "kind", "values": ["a"], "to": [f"db.{name}_a"]},
             {"field": "kind", "values": ["b"], "to": [f"db.{name}_b", f"db.{name}_a"]},
-            {"field": "kind", "names": "[xyz]", "to": [made]},
+            {"field": "kind", "allowed_names": "[xyz]", "to": [made]},
         ],
         "dead_letters": {"table": f"db.{name}_dead"},
     }
@@ -157,19 +159,28 @@ def test_many_tables_go_back_together_those_made_since_and_dead_letters_too(
 
     plan = rewind(config, spark, "batch:1")
     assert {each.table: each.rows for each in plan.choice.moves} == {
-        f"db.{name}_a": 3, f"db.{name}_b": 2, f"db.{name}_of_y": 3, f"db.{name}_dead": 2
-    }  # fmt: skip
+        f"db.{name}_a": 3,
+        f"db.{name}_b": 2,
+        f"db.{name}_of_y": 3,
+        f"db.{name}_dead": 2,
+    }
     found = {suffix: numbers(suffix) for suffix in ("a", "b", "of_x", "of_y", "dead")}
     assert found == {"a": [0, 1, 3, 4], "b": [1], "of_x": [2], "of_y": [], "dead": []}
     every = [f"db.{name}_{suffix}" for suffix in found]
     all_proven(config, spark, *every)
     catch_up(config, spark)
     found = {suffix: numbers(suffix) for suffix in found}
-    assert found == {"a": [0, 1, 3, 4, 6, 10, 11], "b": [1, 6, 10], "of_x": [2],
-                     "of_y": [7, 8, 12], "dead": [5, 9]}  # fmt: skip
+    assert found == {
+        "a": [0, 1, 3, 4, 6, 10, 11],
+        "b": [1, 6, 10],
+        "of_x": [2],
+        "of_y": [7, 8, 12],
+        "dead": [5, 9],
+    }
     all_proven(config, spark, *every)
-    spans = lake.query(f"db.{name}_index", "start_offset, end_offset",
-                       "WHERE table_name = '*' ORDER BY ALL")  # fmt: skip
+    spans = lake.query(
+        f"db.{name}_index", "start_offset, end_offset", "WHERE table_name = '*' ORDER BY ALL"
+    )
     assert [start for start, _ in spans] == [0, *(end for _, end in spans[:-1])]
     assert spans[-1][1] == at
 
@@ -205,8 +216,10 @@ def test_a_branch_goes_back_and_main_does_not(
     broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make
 ):
     create_topic(broker.bootstrap, name, 2)
-    spark.sql(f"CREATE TABLE lake.db.{name} (value BINARY, _topic STRING, _topic_partition INT, "
-              "_offset BIGINT, _timestamp TIMESTAMP, _key BINARY)")  # fmt: skip
+    spark.sql(
+        f"CREATE TABLE lake.db.{name} (value BINARY, _topic STRING, _topic_partition INT, "
+        "_offset BIGINT, _timestamp TIMESTAMP, _key BINARY)"
+    )
     spark.sql(f"INSERT INTO lake.db.{name} (_offset) VALUES (7)")
     config = make_config(table={"branch": "side"})
     batches(broker, spark, config, 3)
@@ -240,16 +253,22 @@ def test_a_query_of_sparks_goes_on_from_where_its_sources_stood(
 
 @pytest.mark.long
 def test_a_rest_catalog_and_an_object_store_take_it_too(
-    broker: Broker, spark: Any, store: dict[str, str], name: str, tmp_path: Path,
-):  # fmt: skip
+    broker: Broker,
+    spark: Any,
+    store: dict[str, str],
+    name: str,
+    tmp_path: Path,
+):
     """References move by the catalog's own compare-and-set; the index's files are read and written
     in the bucket."""
     create_topic(broker.bootstrap, name, 2)
-    config = _sink(spark, broker, store, name, tmp_path, stage="s3://stage/frazil").config
-    source = orders.Orders()
+    config = _sink(
+        spark, broker, store, name, tmp_path, staging_location="s3://stage/frazil"
+    ).config
+    source = datagen.OrderGenerator()
     ends = []
     for _ in range(3):
-        orders.produce(broker.bootstrap, name, 2, rows=1_000, orders=source)
+        datagen.produce(broker.bootstrap, name, 2, rows=1_000, orders=source)
         ends.append(catch_up(config, spark).position)
     count = f"SELECT count(*), count(DISTINCT order_id) FROM s3lake.db.{name}"
     plan = rewind(config, spark, json.dumps(ends[0].nested()))
@@ -259,7 +278,7 @@ def test_a_rest_catalog_and_an_object_store_take_it_too(
     assert tuple(spark.sql(count).first()) == (0, 0)
     catch_up(config, spark)
     assert tuple(spark.sql(count).first()) == (3_000, 3_000)
-    for report in of_table(Catalog(spark, "s3lake").look, f"db.{name}", "main").reports:
+    for report in of_table(JavaCatalog(spark, "s3lake").look, f"db.{name}", "main").reports:
         assert report.verdict == "proven", report.values()
 
 
@@ -275,12 +294,12 @@ def test_what_others_wrote_since_is_kept_unless_somebody_gives_it_up(
     columns = "_topic, _topic_partition, _offset, value"
     insert = f"INSERT INTO lake.db.{name} ({columns}) VALUES ('foreign', 0, 0, CAST('x' AS BINARY))"
     spark.sql(insert)
-    with pytest.raises(Foreign, match="would lose 1 commits of others, as snapshot"):
+    with pytest.raises(IdentityMismatch, match="would lose 1 commit of others, as snapshot"):
         rewind(config, spark, "batch:0")
     assert len(lake.query(f"db.{name}")) == 41
     assert look(config, spark, "batch:1").nothing, "nothing of it goes"
     plan = rewind(config, spark, "batch:0", discard_foreign=True)
-    assert [lost.said for lost in plan.choice.foreign] == ["append: 1 rows added, 0 deleted"]
+    assert [lost.said for lost in plan.choice.foreign] == ["append: 1 row added, 0 deleted"]
     assert offsets(lake, f"db.{name}") == below(ends[0])
     proven(config, spark)
 
@@ -292,8 +311,10 @@ def test_a_compaction_is_undone_and_nothing_is_lost_by_that(
     create_topic(broker.bootstrap, name, 2)
     config = make_config()
     ends = batches(broker, spark, config, 3)
-    spark.sql(f"CALL lake.system.rewrite_data_files(table => 'db.{name}', "
-              "options => map('rewrite-all', 'true'))")  # fmt: skip
+    spark.sql(
+        f"CALL lake.system.rewrite_data_files(table => 'db.{name}', "
+        "options => map('rewrite-all', 'true'))"
+    )
     rewind(config, spark, "batch:1")
     assert offsets(lake, f"db.{name}") == below(ends[1])
     catch_up(config, spark)
@@ -308,8 +329,10 @@ def test_expired_snapshots_are_told_with_the_earliest_cut_that_is_left(
     create_topic(broker.bootstrap, name, 2)
     config = make_config()
     ends = batches(broker, spark, config, 4)
-    spark.sql(f"CALL lake.system.expire_snapshots(table => 'db.{name}', retain_last => 3, "
-              "older_than => TIMESTAMP '2100-01-01 00:00:00')")  # fmt: skip
+    spark.sql(
+        f"CALL lake.system.expire_snapshots(table => 'db.{name}', retain_last => 3, "
+        "older_than => TIMESTAMP '2100-01-01 00:00:00')"
+    )
     with pytest.raises(Expired, match=rf"snapshots of db\.{name} were expired") as refused:
         rewind(config, spark, "batch:0")
     assert "the earliest possible cut is --to batch:2" in refused.value.hint
@@ -348,7 +371,7 @@ def test_letters_that_were_replayed_since_are_not_undone_by_halves(
         produce(broker.bootstrap, name, kinds(*life))
         catch_up(config, spark)
     mended = make_config(**{**many(name), "route": [{"field": "kind", "to": [f"db.{name}_a"]}]})
-    assert dlq.replay(mended, spark, Selection(limit=1)).replayed == 1
+    assert dead_letters.replay(mended, spark, DeadLetterSelection(limit=1)).replayed == 1
     for to in ("batch:0", "batch:1"):
         with pytest.raises(Fatal, match="dead letters were replayed"):
             rewind(mended, spark, to)
@@ -357,7 +380,9 @@ def test_letters_that_were_replayed_since_are_not_undone_by_halves(
     rewind(mended, spark, "batch:2")
     assert len(lake.query(f"db.{name}_a")) == 5, "four of the stream, one of the replay"
     catch_up(mended, spark)
-    assert dlq.replay(mended, spark, Selection()).replayed == 1, "the witness went along"
+    assert dead_letters.replay(mended, spark, DeadLetterSelection()).replayed == 1, (
+        "the witness went along"
+    )
     assert len(offsets(lake, f"db.{name}_a")) == 7
     all_proven(mended, spark, f"db.{name}_dead")
 
@@ -366,9 +391,13 @@ def test_letters_that_were_replayed_since_are_not_undone_by_halves(
 
 
 def test_a_running_life_is_fenced_and_what_it_staged_is_gone(
-    broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make,
+    broker: Broker,
+    spark: Any,
+    lake: Lake,
+    name: str,
+    make_config: Make,
     monkeypatch: pytest.MonkeyPatch,
-):  # fmt: skip
+):
     create_topic(broker.bootstrap, name, 2)
     config = make_config()
     ends = batches(broker, spark, config, 2)
@@ -394,9 +423,14 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize(
     "step",
-    ["moved", *(pytest.param(each, marks=pytest.mark.long)
-                for each in ("noted", "forked", "unstaged", "indexed"))],
-)  # fmt: skip
+    [
+        "moved",
+        *(
+            pytest.param(each, marks=pytest.mark.long)
+            for each in ("noted", "forked", "unstaged", "indexed")
+        ),
+    ],
+)
 def test_no_life_starts_from_half_a_rewind_and_the_next_one_finishes_it(
     broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make, step: str
 ):
@@ -415,7 +449,7 @@ def test_no_life_starts_from_half_a_rewind_and_the_next_one_finishes_it(
     with pytest.raises(Gap, match="a rewind to batch:0 was begun and not finished"):
         Sink(config).start(spark)
     with pytest.raises(Gap, match="a rewind to batch:0 was begun and not finished"):
-        dlq.look(config, spark, Selection())
+        dead_letters.look(config, spark, DeadLetterSelection())
     with pytest.raises(ConfigError, match="a rewind to batch:0 was begun"):
         rewind(config, spark, "batch:1")
     assert rewind(config, spark, "batch:0").unfinished
@@ -435,7 +469,7 @@ def test_sinks_that_share_an_index_do_not_go_back_together(
     one = make_config()
     other = replace(
         one,
-        sink=replace(one.sink, id=f"{name}_2", index=one.index_table),
+        sink=replace(one.sink, id=f"{name}_2", index_table=one.index_table),
         tables=(replace(one.tables[0], name=f"db.{name}_2"),),
     )
     for number in range(2):
@@ -470,8 +504,10 @@ def test_references_move_together_or_not_at_all(spark: Any, name: str):
     table.refresh()
     newest = next(table.history("main")).id
     assert table.tags() == {"frazil/s": third}
-    table.move({"main": second, "frazil/s": second, "side": None, "frazil/new": first},
-               expected={"main": newest, "side": first})  # fmt: skip
+    table.move(
+        {"main": second, "frazil/s": second, "side": None, "frazil/new": first},
+        expected={"main": newest, "side": first},
+    )
     assert [snapshot.id for snapshot in table.history("main")] == [second, first]
     assert table.tags() == {"frazil/s": second, "frazil/new": first}
     assert next(table.history("side"), None) is None
@@ -490,18 +526,23 @@ def test_references_move_together_or_not_at_all(spark: Any, name: str):
 
 
 def test_the_command_asks_says_and_does(
-    broker: Broker, spark: Any, lake: Lake, name: str, write_toml: Callable[..., Path],
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-):  # fmt: skip
+    broker: Broker,
+    spark: Any,
+    lake: Lake,
+    name: str,
+    write_toml: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
     create_topic(broker.bootstrap, name, 2)
     path = write_toml()
     batches(broker, spark, load(path), 3)
-    monkeypatch.setattr(cli, "_session", lambda _: spark)
+    monkeypatch.setattr(commands, "_session", lambda _: spark)
 
     def command(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["frazil", "rewind", str(path), *arguments])
         with pytest.raises(SystemExit) as ended:
-            cli.main()
+            commands.main()
         out, err = capsys.readouterr()
         return int(ended.value.code or 0), out, err
 
@@ -515,7 +556,7 @@ def test_the_command_asks_says_and_does(
     assert len(lake.query(f"db.{name}")) == 60
     code, out, _ = command("--to", "batch:1", "--dry-run")
     assert code == 0
-    assert "20 rows of 1 tables, 1 batches of the index and 0 staged batches would go" in out
+    assert "20 rows of 1 table, 1 batch of the index and 0 staged batches would go" in out
     code, out, _ = command("--to", "batch:1", "--yes", "--json")
     assert (code, json.loads(out)["done"]) == (0, True)
     assert len(lake.query(f"db.{name}")) == 40

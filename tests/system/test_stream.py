@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import shutil
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,15 +16,16 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
-from frazil.core.config import Config
-from frazil.core.errors import ConfigError, Fenced, FrazilError, Unavailable, Undecodable
-from frazil.core.offsets import Cut
+from frazil.commit import protocol
+from frazil.config.model import Config, SinkConfig
+from frazil.errors import ConfigError, Fenced, FrazilError, Unavailable, Undecodable
+from frazil.iceberg import java
+from frazil.iceberg.java import JavaCatalog
+from frazil.ledger.entry import entries
+from frazil.offsets import Cut
 from frazil.sink import Sink
-from frazil.surface.broker import Broker
-from frazil.surface.orders import create_topic
-from frazil.table import commit, jvm
-from frazil.table.jvm import Catalog
-from frazil.table.ledger import entries
+from frazil.testing.datagen import create_topic
+from frazil.testing.kafka import Broker
 from tests.oracle import Lake, assert_exact, assert_once, topic_records
 from tests.system.streams import (
     WITHIN,
@@ -43,8 +45,20 @@ Make = Callable[..., Config]
 
 
 def index_rows(lake: Lake, name: str) -> list[dict[str, Any]]:
-    columns = ("batch", "topic", "partition", "start_offset", "end_offset", "written", "rejected",
-               "skipped", "invisible", "epoch", "snapshot_id", "commit_id")  # fmt: skip
+    columns = (
+        "batch",
+        "topic",
+        "partition",
+        "start_offset",
+        "end_offset",
+        "written",
+        "rejected",
+        "skipped",
+        "invisible",
+        "epoch",
+        "snapshot_id",
+        "commit_id",
+    )
     rows = lake.query(f"db.{name}_index", ", ".join(columns), "ORDER BY topic, partition, batch")
     return [dict(zip(columns, row, strict=True)) for row in rows]
 
@@ -69,7 +83,7 @@ def test_a_topic_becomes_a_table_with_index_proof_and_group_offsets(
 ):
     create_topic(broker.bootstrap, name, 3)
     produce(broker.bootstrap, name, numbered(900), 3)
-    config = make_config(sink={"group": f"{name}-lag"})
+    config = make_config(sink={"consumer_group": f"{name}-lag"})
     sink = catch_up(config, spark)
     assert assert_exact(lake, f"db.{name}", broker.bootstrap, name) == 900
     rows = index_rows(lake, name)
@@ -77,7 +91,7 @@ def test_a_topic_becomes_a_table_with_index_proof_and_group_offsets(
     assert sum(row["written"] for row in rows) == 900
     assert {row["snapshot_id"] for row in rows} <= {
         s.id
-        for s in Catalog(spark, "lake").load(f"db.{name}").history("main")  # type: ignore[union-attr]
+        for s in JavaCatalog(spark, "lake").load(f"db.{name}").history("main")  # type: ignore[union-attr]
     }
     assert proven(config, spark).written == 900
     consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": f"{name}-lag"})
@@ -94,8 +108,11 @@ def test_nulls_and_empty_values_are_values(
     produce(broker.bootstrap, name, [None, b"", b"x", None])  # type: ignore[list-item]
     catch_up(make_config(), spark)
     assert lake.query(f"db.{name}", "value", "ORDER BY _offset") == [
-        (None,), (b"",), (b"x",), (None,)
-    ]  # fmt: skip
+        (None,),
+        (b"",),
+        (b"x",),
+        (None,),
+    ]
 
 
 # ── transactions ─────────────────────────────────────────────────────────────────────────────────
@@ -172,7 +189,7 @@ def test_partitions_that_are_added_during_the_run_are_read_from_their_beginning(
     b = broker.bootstrap
     create_topic(b, name, 3)
     produce(b, name, numbered(30), 3)
-    config = make_config(sink={"start": "latest"})
+    config = make_config(sink={"starting_offsets": "latest"})
     config_earliest = make_config()
     with running(config_earliest, spark) as sink:
         assert sink.wait_until(sink.ends(), WITHIN)
@@ -197,7 +214,7 @@ def test_topics_by_pattern_and_one_that_appears_later(
     for topic in (f"{name}-eu", f"{name}-us", f"x{name}-eu"):
         create_topic(b, topic, 1)
         produce(b, topic, numbered(10))
-    config = make_config(sink={"topics": [], "pattern": rf"{name}-.*"})
+    config = make_config(sink={"topics": [], "topic_pattern": rf"{name}-.*"})
     with running(config, spark) as sink:
         assert sink.wait_until(sink.ends(), WITHIN)
         create_topic(b, f"{name}-jp", 2)
@@ -223,7 +240,7 @@ def test_latest_takes_what_comes_after_the_start(
 ):
     create_topic(broker.bootstrap, name, 2)
     produce(broker.bootstrap, name, numbered(10), 2)
-    with running(make_config(sink={"start": "latest"}), spark) as sink:
+    with running(make_config(sink={"starting_offsets": "latest"}), spark) as sink:
         produce(broker.bootstrap, name, numbered(6, 100), 2)
         assert sink.wait_until(sink.ends(), WITHIN)
     rows = lake.query(f"db.{name}", "_topic_partition, _offset")
@@ -236,7 +253,7 @@ def test_a_sink_that_begins_at_the_end_of_the_topic_is_caught_up_at_once(
 ):
     create_topic(broker.bootstrap, name, 2)
     produce(broker.bootstrap, name, numbered(10), 2)
-    with running(make_config(sink={"start": "latest"}), spark) as sink:
+    with running(make_config(sink={"starting_offsets": "latest"}), spark) as sink:
         assert sink.wait_until(sink.ends(), 10), "it waits for records that it will never read"
 
 
@@ -246,7 +263,7 @@ def test_the_beginning_of_a_sink_does_not_move_with_a_restart(
     """What came after the first start is the sink's, even if nothing was committed before."""
     create_topic(broker.bootstrap, name, 1)
     produce(broker.bootstrap, name, numbered(5))
-    config = make_config(sink={"start": "latest"})
+    config = make_config(sink={"starting_offsets": "latest"})
     with running(config, spark):
         pass
     produce(broker.bootstrap, name, numbered(4, 50))
@@ -263,10 +280,10 @@ def test_an_explicit_cut_is_the_beginning_and_one_beyond_the_end_is_refused(
     create_topic(broker.bootstrap, name, 2)
     produce(broker.bootstrap, name, numbered(20), 2)
     with pytest.raises(ConfigError, match=rf"{name}\[1\] offset 11: it ends at 10"):
-        Sink(make_config(sink={"start": {name: {"1": 11}}})).start(spark)
+        Sink(make_config(sink={"starting_offsets": {name: {"1": 11}}})).start(spark)
     with pytest.raises(ConfigError, match=rf"{name}\[7\] does not exist"):
-        Sink(make_config(sink={"start": {name: {"7": 0}}})).start(spark)
-    catch_up(make_config(sink={"start": {name: {"1": 7}}}), spark)
+        Sink(make_config(sink={"starting_offsets": {name: {"7": 0}}})).start(spark)
+    catch_up(make_config(sink={"starting_offsets": {name: {"1": 7}}}), spark)
     rows = lake.query(f"db.{name}", "_topic_partition, _offset", "ORDER BY ALL")
     assert rows == [(0, o) for o in range(10)] + [(1, o) for o in range(7, 10)]
 
@@ -308,7 +325,7 @@ def test_a_large_range_is_split_over_tasks(
     config = make_config(sink={"max_records_per_task": 60})
     catch_up(config, spark)
     assert assert_exact(lake, f"db.{name}", broker.bootstrap, name) == 200
-    table = Catalog(spark, "lake").load(f"db.{name}")
+    table = JavaCatalog(spark, "lake").load(f"db.{name}")
     assert table is not None
     assert sorted(file.rows for file in table.plain.files()[0]) == [50] * 4
 
@@ -324,7 +341,7 @@ def test_a_checkpoint_that_is_lost_old_or_somebody_elses_changes_nothing(
     b = broker.bootstrap
     create_topic(b, name, 2)
     mine, older, foreign = (tmp_path / word for word in ("mine", "older", "foreign"))
-    config = make_config(sink={"checkpoint": str(mine)})
+    config = make_config(sink={"checkpoint_location": str(mine)})
     produced = 0
 
     def live(what: str) -> None:
@@ -343,7 +360,7 @@ def test_a_checkpoint_that_is_lost_old_or_somebody_elses_changes_nothing(
     shutil.rmtree(mine)
     shutil.copytree(older, mine)
     live("after an older copy was put back")
-    other = lake.config(f"{name}x", name, b, sink={"checkpoint": str(foreign)})
+    other = lake.config(f"{name}x", name, b, sink={"checkpoint_location": str(foreign)})
     catch_up(other, spark)
     shutil.rmtree(mine)
     shutil.copytree(foreign, mine)
@@ -360,7 +377,7 @@ def test_batches_gather_for_the_commit_interval_and_share_a_snapshot(
     config = make_config(sink={"max_records_per_trigger": 50, "commit_interval": "30s"})
     steps = Steps()
     catch_up(config, spark, steps)
-    table = Catalog(spark, "lake").load(f"db.{name}")
+    table = JavaCatalog(spark, "lake").load(f"db.{name}")
     assert table is not None
     found = [e for e, _ in entries(table.history("main"), config.sink.id) if e.ranges]
     assert len(steps.named("staged")) == 5
@@ -370,6 +387,24 @@ def test_batches_gather_for_the_commit_interval_and_share_a_snapshot(
     assert_joined(rows)
     assert assert_exact(lake, f"db.{name}", broker.bootstrap, name) == 250
     proven(config, spark)
+
+
+def test_by_default_the_first_rows_are_there_at_once_and_the_next_gather_for_a_minute(
+    broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make
+):
+    b = broker.bootstrap
+    create_topic(b, name, 2)
+    produce(b, name, numbered(10), 2)
+    defaults = {each: getattr(SinkConfig("x"), each) for each in ("trigger", "commit_interval")}
+    steps = Steps()
+    with running(make_config(sink=defaults), spark, steps) as sink:
+        eventually(lambda: len(steps.named("done")) == 1, "the first batch is committed", sink=sink)
+        produce(b, name, numbered(3, 10), 2)
+        time.sleep(2.5)  # Spark looks once a second
+        assert len(steps.named("planned")) == 1, "a few records did not wait for their batch"
+        assert sink.wait_until(sink.ends(), WITHIN)
+        assert len(steps.named("planned")) == 2, "who waits for them gets them, together"
+    assert assert_exact(lake, f"db.{name}", b, name) == 13
 
 
 # ── a catalog that is away ───────────────────────────────────────────────────────────────────────
@@ -387,17 +422,17 @@ class Outage:
 @pytest.fixture
 def outage(monkeypatch: pytest.MonkeyPatch, name: str) -> Iterator[Outage]:
     state = Outage(f"db.{name}")
-    append = jvm.Table.append
+    append = java.JavaTable.append
 
-    def failing(self: jvm.Table, manifests: Any, *args: Any, **more: Any) -> None:
+    def failing(self: java.JavaTable, manifests: Any, *args: Any, **more: Any) -> None:
         if self.name == state.table and manifests and not state.over:
             state.tries += 1
             raise Unavailable("cannot commit: the catalog is away")
         append(self, manifests, *args, **more)
 
-    monkeypatch.setattr(jvm.Table, "append", failing)
-    monkeypatch.setattr(commit, "FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(commit, "LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr(java.JavaTable, "append", failing)
+    monkeypatch.setattr(protocol, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(protocol, "LONGEST_PAUSE", 0.05)
     yield state
     state.over = True
 
@@ -522,8 +557,9 @@ def test_staged_batches_of_a_partition_that_came_later_are_all_taken_over(
             ends = sink.ends()
             eventually(
                 lambda ends=ends: [x for x in sink.committer.pending if x.end.reaches(ends)],  # type: ignore[misc]
-                "staged", sink=sink,
-            )  # fmt: skip
+                "staged",
+                sink=sink,
+            )
     outage.over = True
     catch_up(config, spark)
     assert assert_exact(lake, f"db.{name}", b, name) == 20
@@ -565,9 +601,13 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 @pytest.mark.long
 def test_the_older_of_two_lives_is_fenced_and_its_rows_are_absent(
-    broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make,
+    broker: Broker,
+    lake: Lake,
+    spark: Any,
+    name: str,
+    make_config: Make,
     elsewhere: Callable[[], None],
-):  # fmt: skip
+):
     b = broker.bootstrap
     create_topic(b, name, 2)
     produce(b, name, numbered(20), 2)
@@ -584,7 +624,7 @@ def test_the_older_of_two_lives_is_fenced_and_its_rows_are_absent(
         with pytest.raises(Fenced, match=f"this one is epoch {older.epoch}, the table is at epoch"):
             older.wait_until(Cut({part(name, 0): 10**6}), WITHIN)
     assert assert_exact(lake, f"db.{name}", b, name) == 40
-    table = Catalog(spark, "lake").load(f"db.{name}")
+    table = JavaCatalog(spark, "lake").load(f"db.{name}")
     assert table is not None
     epochs = Counter(
         file.path.rsplit("/", 1)[1].removeprefix(f"frazil-{name}-").split("-")[0]
@@ -604,9 +644,13 @@ def ended(sink: Sink) -> FrazilError | None:
 
 
 def test_of_two_lives_that_both_made_the_table_the_newer_goes_on(
-    broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make,
+    broker: Broker,
+    lake: Lake,
+    spark: Any,
+    name: str,
+    make_config: Make,
     elsewhere: Callable[[], None],
-):  # fmt: skip
+):
     """Both began before there was a table to claim."""
     b = broker.bootstrap
     create_topic(b, name, 1)
@@ -676,7 +720,7 @@ def test_stop_while_the_next_batch_is_about_to_begin_returns(
 
     monkeypatch.setattr(sink, "_guarded_batch", gated)
     sink.start(spark)
-    query = sink._query  # Spark's own: the one that `start` hands out stops the sink
+    query = sink.running.query  # Spark's own: the one that `start` hands out stops the sink
     assert query is not None
     stop, told = query.stop, threading.Event()
     monkeypatch.setattr(query, "stop", lambda: (told.set(), stop()))
@@ -698,24 +742,30 @@ def test_stop_while_the_next_batch_is_about_to_begin_returns(
 
 UTC = dt.timezone.utc
 EVENT = {
-    "type": "record", "name": "Event", "fields": [
+    "type": "record",
+    "name": "Event",
+    "fields": [
         {"name": "id", "type": "long"},
         {"name": "placed", "type": {"type": "long", "logicalType": "timestamp-micros"}},
         {"name": "seen", "type": {"type": "long", "logicalType": "timestamp-millis"}},
         {"name": "name", "type": "string"},
         {"name": "country", "type": ["null", "string"], "default": None},
     ],
-}  # fmt: skip
+}
 
 
 def events(count: int) -> list[dict[str, Any]]:
     begin = dt.datetime(2024, 2, 28, 21, 30, tzinfo=UTC)
     return [
-        {"id": i * 7919, "placed": begin + dt.timedelta(hours=5 * i),
-         "seen": begin + dt.timedelta(minutes=20 * i), "name": f"{'äbc'[i % 3]}{i % 4}-{i}",
-         "country": [None, "DE", "F R/1", ""][i % 4]}
+        {
+            "id": i * 7919,
+            "placed": begin + dt.timedelta(hours=5 * i),
+            "seen": begin + dt.timedelta(minutes=20 * i),
+            "name": f"{'äbc'[i % 3]}{i % 4}-{i}",
+            "country": [None, "DE", "F R/1", ""][i % 4],
+        }
         for i in range(count)
-    ]  # fmt: skip
+    ]
 
 
 def test_partition_transforms_put_each_row_into_its_partition(
@@ -728,9 +778,16 @@ def test_partition_transforms_put_each_row_into_its_partition(
     schema.write_text(json.dumps(EVENT))
     config = make_config(
         decode={"format": "confluent-avro", "schema": str(schema)},
-        table={"partition_by": ["day(placed)", "hour(seen)", "bucket(4, id)", "truncate(2, name)",
-                                "country"]},
-    )  # fmt: skip
+        table={
+            "partition_by": [
+                "day(placed)",
+                "hour(seen)",
+                "bucket(4, id)",
+                "truncate(2, name)",
+                "country",
+            ]
+        },
+    )
     catch_up(config, spark)
     key = "id, placed, seen, name, country"
     duck = sorted(lake.query(f"db.{name}", key))
@@ -757,8 +814,13 @@ def test_partition_transforms_put_each_row_into_its_partition(
         assert where.country == row.country
     # A filter on each source column finds the same rows in both engines: no file is pruned wrongly.
     one = produced[5]
-    for rule in (f"placed = TIMESTAMP '{one['placed']:%Y-%m-%d %H:%M:%S}'", f"id = {one['id']}",
-                 f"name = '{one['name']}'", "country = 'F R/1'", "country IS NULL"):  # fmt: skip
+    for rule in (
+        f"placed = TIMESTAMP '{one['placed']:%Y-%m-%d %H:%M:%S}'",
+        f"id = {one['id']}",
+        f"name = '{one['name']}'",
+        "country = 'F R/1'",
+        "country IS NULL",
+    ):
         wanted = spark.sql(f"SELECT id FROM lake.db.{name} WHERE {rule}").collect()
         assert wanted, rule
         assert lake.query(f"db.{name}", "count(*)", f"WHERE {rule}") == [(len(wanted),)], rule
@@ -791,14 +853,21 @@ def test_bare_avro_and_json_come_out_as_they_went_in(
     broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make, tmp_path: Path, kind: str
 ):
     create_topic(broker.bootstrap, name, 1)
-    given = [{"id": i, "name": f"é{i}", "ratio": i / 4, "deep": {"tags": ["x"] * i}}
-             for i in range(5)]  # fmt: skip
+    given = [
+        {"id": i, "name": f"é{i}", "ratio": i / 4, "deep": {"tags": ["x"] * i}} for i in range(5)
+    ]
     schema = tmp_path / "row.avsc"
-    deep = {"type": "record", "name": "Deep", "fields": [
-        {"name": "tags", "type": {"type": "array", "items": "string"}}]}  # fmt: skip
+    deep = {
+        "type": "record",
+        "name": "Deep",
+        "fields": [{"name": "tags", "type": {"type": "array", "items": "string"}}],
+    }
     kinds = {"id": "long", "name": "string", "ratio": "double", "deep": deep}
-    record = {"type": "record", "name": "Row",
-              "fields": [{"name": k, "type": t} for k, t in kinds.items()]}  # fmt: skip
+    record = {
+        "type": "record",
+        "name": "Row",
+        "fields": [{"name": k, "type": t} for k, t in kinds.items()],
+    }
     schema.write_text(json.dumps(record))
     if kind == "avro":
         produce(broker.bootstrap, name, (avro(record, each) for each in given))

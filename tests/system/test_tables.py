@@ -15,15 +15,16 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 
-from frazil.core.config import Config, RouteConfig
-from frazil.core.errors import Fatal, Gap, Misfit, Overflow, Unroutable
-from frazil.core.offsets import Cut
-from frazil.surface.broker import Broker
-from frazil.surface.orders import create_topic
-from frazil.surface.status import status
-from frazil.table import committer, jvm
-from frazil.table.jvm import Catalog
-from frazil.table.ledger import entries
+from frazil.commit import committer
+from frazil.config.model import Config, RouteConfig
+from frazil.errors import Fatal, Gap, SchemaMismatch, TooManyRejected, Unroutable
+from frazil.iceberg import java
+from frazil.iceberg.java import JavaCatalog
+from frazil.ledger.entry import entries, split
+from frazil.offsets import Cut
+from frazil.ops.status import status
+from frazil.testing.datagen import create_topic
+from frazil.testing.kafka import Broker
 from tests.oracle import Lake, topic_records
 from tests.system.streams import (
     WITHIN,
@@ -58,7 +59,7 @@ def cut(lake: Lake, index: str) -> Cut:
 
 def commits(spark: Any, config: Config, table: str) -> list[tuple[str, ...]]:
     """The batches of each of a table's snapshots that added records, oldest first."""
-    found = Catalog(spark, "lake").load(table)
+    found = JavaCatalog(spark, "lake").load(table)
     assert found is not None
     mine = entries(found.history("main"), config.sink.id)
     return [entry.commit_ids for entry, _ in mine if entry.total.written][::-1]
@@ -91,9 +92,53 @@ def test_records_go_where_a_field_says_and_every_table_is_proven(
         f"db.{name}_index", "table_name, sum(written), sum(skipped)", "GROUP BY 1 ORDER BY 1"
     )
     assert rows[0] == ("*", 77, 25)
-    assert cut(lake, f"db.{name}_index") == sink.position == Cut(
-        {part(name, 0): 51, part(name, 1): 51}
-    )  # fmt: skip
+    assert (
+        cut(lake, f"db.{name}_index")
+        == sink.position
+        == Cut({part(name, 0): 51, part(name, 1): 51})
+    )
+
+
+def test_a_packed_ledger_entry_comes_back_from_the_catalog(
+    broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make
+):
+    """Many partitions, of which one table takes few: counts, names and base are packed."""
+    partitions = 300
+    create_topic(broker.bootstrap, name, partitions)
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 5})
+
+    def send() -> int:
+        for number in range(partitions):
+            for value in events(*["a" if number < 3 else "b"] * (5 + number * 7 % 23)):
+                producer.produce(name, value, partition=number)
+        assert producer.flush(30) == 0
+        return sum(5 + number * 7 % 23 for number in range(partitions))
+
+    few, others = f"db.{name}_few", f"db.{name}_others"
+    config = make_config(
+        decode={"format": "json"},
+        table=[{"name": few}, {"name": others}],
+        route=[
+            {"field": "kind", "values": ["a"], "to": [few]},
+            {"field": "kind", "to": [others]},
+        ],
+    )
+    sent = 0
+    for _ in range(2):  # the second life begins from the entries of the first
+        sent += send()
+        catch_up(config, spark)
+    table = JavaCatalog(spark, "lake").load(few)
+    assert table is not None
+    entry, snapshot = next(iter(entries(table.history("main"), config.sink.id)))
+    assert {"frazil.rest", "frazil.names"} <= set(snapshot.summary)
+    own, _ = split(snapshot.summary)  # without what stands in properties of the table
+    size = sum(len(key) + len(text) for key, text in own.items() if key.startswith("frazil."))
+    assert size < 4096
+    assert len(entry.end) == partitions
+    assert entry.total.skipped == entry.total.offsets - entry.total.written
+    all_proven(config, spark, few, others)
+    assert len(lake.query(few, "id")) == 2 * sum(5 + number * 7 % 23 for number in range(3))
+    assert len(lake.query(few, "id")) + len(lake.query(others, "id")) == sent
 
 
 def test_topics_by_name_and_by_pattern_each_have_their_tables(
@@ -106,7 +151,7 @@ def test_topics_by_name_and_by_pattern_each_have_their_tables(
         produce(b, topic, [f"{topic} {i}".encode() for i in range(12)], 2)
     made = f"db.{name}_{{region}}_{{what}}"
     config = make_config(
-        sink={"topics": [], "pattern": f"{name}[.].*"},
+        sink={"topics": [], "topic_pattern": f"{name}[.].*"},
         table=[{"name": f"db.{name}_orders"}, {"name": f"db.{name}_all"}, {"name": made}],
         route=[
             {"topics": [f"{name}.orders"], "to": [f"db.{name}_orders"]},
@@ -120,12 +165,19 @@ def test_topics_by_name_and_by_pattern_each_have_their_tables(
     )
     sink = catch_up(config, spark)
     truth = {topic: topic_records(b, topic) for topic in topics}
-    into = {"orders": topics[:1], "eu_refunds": topics[1:2], "us_refunds": topics[2:3],
-            "all": topics[1:3], "dead": topics[4:]}  # fmt: skip
+    into = {
+        "orders": topics[:1],
+        "eu_refunds": topics[1:2],
+        "us_refunds": topics[2:3],
+        "all": topics[1:3],
+        "dead": topics[4:],
+    }
     for suffix, of in into.items():
-        columns = "topic, partition, \"offset\"" if suffix == "dead" else (
-            "_topic, _topic_partition, _offset"
-        )  # fmt: skip
+        columns = (
+            'topic, partition, "offset"'
+            if suffix == "dead"
+            else ("_topic, _topic_partition, _offset")
+        )
         rows = lake.query(f"db.{name}_{suffix}", f"{columns}, value")
         expected = {(topic, *at): value for topic in of for at, value in truth[topic].items()}
         assert len(rows) == len(expected)
@@ -146,9 +198,15 @@ def test_a_header_says_where_a_record_goes(
     create_topic(broker.bootstrap, name, 1)
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     heads: list[Any] = [
-        [("to", b"a")], [("to", b"b"), ("to", b"a")], [("to", b"c")], [("other", b"a")],
-        [("to", None)], [("to", b"\xff")], None, [("to", b"noise"), ("x", b"")],
-    ]  # fmt: skip
+        [("to", b"a")],
+        [("to", b"b"), ("to", b"a")],
+        [("to", b"c")],
+        [("other", b"a")],
+        [("to", None)],
+        [("to", b"\xff")],
+        None,
+        [("to", b"noise"), ("x", b"")],
+    ]
     for i, headers in enumerate(heads):
         producer.produce(name, str(i).encode(), headers=headers, key=f"k{i}")
     assert producer.flush(30) == 0
@@ -159,7 +217,7 @@ def test_a_header_says_where_a_record_goes(
             {"header": "to", "values": ["a"], "to": [f"db.{name}_a"]},
             {"header": "to", "to": [f"db.{name}_to_{{value}}"]},
         ],
-        dead_letters={"table": f"db.{name}_dead", "max_share": 1},
+        dead_letters={"table": f"db.{name}_dead", "max_fraction": 1},
     )
     catch_up(config, spark)
     assert lake.query(f"db.{name}_a", "value", "ORDER BY _offset") == [(b"0",), (b"1",)]
@@ -172,13 +230,27 @@ def test_a_header_says_where_a_record_goes(
 
 
 NESTED = {
-    "type": "record", "name": "r", "fields": [
+    "type": "record",
+    "name": "r",
+    "fields": [
         {"name": "id", "type": "int"},
-        {"name": "source", "type": ["null", {"type": "record", "name": "s", "fields": [
-            {"name": "table", "type": ["null", "string"]}, {"name": "shard", "type": "int"},
-            {"name": "test", "type": "boolean"}]}]},
+        {
+            "name": "source",
+            "type": [
+                "null",
+                {
+                    "type": "record",
+                    "name": "s",
+                    "fields": [
+                        {"name": "table", "type": ["null", "string"]},
+                        {"name": "shard", "type": "int"},
+                        {"name": "test", "type": "boolean"},
+                    ],
+                },
+            ],
+        },
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("format", ["avro", "json"])
@@ -215,8 +287,10 @@ def test_a_field_inside_a_struct_says_where_a_record_goes(
     catch_up(config, spark)
     tables = [f"db.{name}_{each}" for each in ("of_x", "of_y", "shard", "dead")]
     assert [lake.query(table, "id, source.shard") for table in tables[:3]] == [
-        [(0, 0)], [(1, 0)], [(2, 3)]
-    ]  # fmt: skip
+        [(0, 0)],
+        [(1, 0)],
+        [(2, 3)],
+    ]
     assert lake.query(tables[3], '"offset", kind', "ORDER BY 1") == [(4, "route"), (5, "route")]
     all_proven(config, spark, *tables)
 
@@ -289,7 +363,7 @@ def test_names_from_data_make_tables_and_bad_ones_are_dead_letters(
         decode={"format": "json"},
         table=[{"name": f"db.{name}_{{value}}"}],
         route=[{"field": "kind", "to": [f"db.{name}_{{value}}"]}],
-        dead_letters={"table": f"db.{name}_dead", "max_share": 1},
+        dead_letters={"table": f"db.{name}_dead", "max_fraction": 1},
     )
     catch_up(config, spark)
     assert len(lake.query(f"db.{name}_x", "id")) == 2
@@ -323,9 +397,9 @@ def test_more_rejected_than_the_cap_stops_the_stream(
     create_topic(broker.bootstrap, name, 1)
     produce(broker.bootstrap, name, [b'{"id": 1}'] * 300 + [b"{"] * 150)
     config = make_config(
-        decode={"format": "json"}, dead_letters={"table": f"db.{name}_dead", "max_share": 0.2}
+        decode={"format": "json"}, dead_letters={"table": f"db.{name}_dead", "max_fraction": 0.2}
     )
-    with pytest.raises(Overflow, match="150 of 450 records of a batch are rejected"):
+    with pytest.raises(TooManyRejected, match="150 of 450 records of a batch are rejected"):
         catch_up(config, spark)
 
 
@@ -342,14 +416,23 @@ def test_several_versions_of_a_schema_in_one_batch_evolve_the_table(
     def version(*fields: Any) -> dict[str, Any]:
         return {"type": "record", "name": "r", "fields": list(fields)}
 
-    one = version({"name": "id", "type": "int"}, {"name": "old", "type": "string"},
-                  {"name": "gone", "type": "string"}, {"name": "price", "type": decimal(5)},
-                  {"name": "weight", "type": "float"})  # fmt: skip
-    two = version({"name": "id", "type": "long"}, {"name": "more", "type": ["null", "double"]},
-                  {"name": "old", "type": "string"}, {"name": "price", "type": decimal(20)},
-                  {"name": "weight", "type": "double"})  # fmt: skip
-    three = version({"name": "id", "type": "long"},
-                    {"name": "renamed", "type": "string", "aliases": ["old"]})  # fmt: skip
+    one = version(
+        {"name": "id", "type": "int"},
+        {"name": "old", "type": "string"},
+        {"name": "gone", "type": "string"},
+        {"name": "price", "type": decimal(5)},
+        {"name": "weight", "type": "float"},
+    )
+    two = version(
+        {"name": "id", "type": "long"},
+        {"name": "more", "type": ["null", "double"]},
+        {"name": "old", "type": "string"},
+        {"name": "price", "type": decimal(20)},
+        {"name": "weight", "type": "double"},
+    )
+    three = version(
+        {"name": "id", "type": "long"}, {"name": "renamed", "type": "string", "aliases": ["old"]}
+    )
     create_topic(broker.bootstrap, name, 1)
     first = {"gone": "g", "price": Decimal("1.25"), "weight": 0.5}
     with Registry(**{"1": one, "2": two, "3": three}) as registry:
@@ -369,9 +452,11 @@ def test_several_versions_of_a_schema_in_one_batch_evolve_the_table(
         catch_up(config, spark)
     rows = lake.query(f"db.{name}", "id, more, renamed, gone, price, weight", "ORDER BY id")
     assert rows == [
-        (1, None, "a", "g", Decimal("1.25"), 0.5), (3, None, "c", "g", Decimal("1.25"), 0.5),
-        (4, None, "d", None, None, None), (2**40, 1.5, "b", None, large["price"], 0.1),
-    ]  # fmt: skip
+        (1, None, "a", "g", Decimal("1.25"), 0.5),
+        (3, None, "c", "g", Decimal("1.25"), 0.5),
+        (4, None, "d", None, None, None),
+        (2**40, 1.5, "b", None, large["price"], 0.1),
+    ]
     all_proven(config, spark, f"db.{name}")
 
 
@@ -382,9 +467,9 @@ def test_json_evolves_one_table_and_is_rejected_by_a_frozen_one(
     create_topic(b, name, 1)
     sections: dict[str, Any] = {
         "decode": {"format": "json"},
-        "table": [{"name": f"db.{name}_e"}, {"name": f"db.{name}_f", "evolution": "frozen"}],
+        "table": [{"name": f"db.{name}_e"}, {"name": f"db.{name}_f", "schema_evolution": "reject"}],
         "route": [{"field": "t", "values": [each], "to": [f"db.{name}_{each}"]} for each in "ef"],
-        "dead_letters": {"table": f"db.{name}_dead", "max_share": 1},
+        "dead_letters": {"table": f"db.{name}_dead", "max_fraction": 1},
     }
 
     def e(number: Any, **more: Any) -> dict[str, Any]:
@@ -433,17 +518,17 @@ def test_a_table_that_shall_fail_stops_the_stream_and_nothing_is_written(
     produce(broker.bootstrap, name, events("a", "b"))
     sections: dict[str, Any] = {
         "decode": {"format": "json"},
-        "table": [{"name": f"db.{name}_a", "evolution": "fail"}, {"name": f"db.{name}_b"}],
+        "table": [{"name": f"db.{name}_a", "schema_evolution": "fail"}, {"name": f"db.{name}_b"}],
         "route": [{"field": "kind", "values": [k], "to": [f"db.{name}_{k}"]} for k in "ab"],
         "dead_letters": {"table": f"db.{name}_dead"},
     }
     catch_up(make_config(**sections), spark)
     more = lines({"kind": "b", "id": 2, "new": 1}, {"kind": "a", "id": 3, "new": 1})
     produce(broker.bootstrap, name, more)
-    with pytest.raises(Misfit, match=f"db.{name}_a"):
+    with pytest.raises(SchemaMismatch, match=f"db.{name}_a"):
         catch_up(make_config(**sections), spark)
     assert lake.query(f"db.{name}_b", "id") == [(1,)]
-    sections["table"][0]["evolution"] = "evolve"
+    sections["table"][0]["schema_evolution"] = "evolve"
     config = make_config(**sections)
     catch_up(config, spark)
     assert lake.query(f"db.{name}_a", "id, new", "ORDER BY 1") == [(0, None), (3, 1)]
@@ -463,7 +548,7 @@ def test_files_that_were_staged_under_an_older_schema_are_committed(
         assert steps.held.wait(WITHIN), "the first batch is staged, and not committed"
         produce(broker.bootstrap, name, lines({"id": 2, "old": "b", "s": {"new": 1}}))
         eventually(lambda: len(sink.committer.pending) == 2, "the second is staged", sink=sink)
-        table = Catalog(spark, "lake").load(f"db.{name}")
+        table = JavaCatalog(spark, "lake").load(f"db.{name}")
         assert table is not None
         assert "new" in table.schema, "the table was changed meanwhile"
         assert lake.query(f"db.{name}", "id") == []
@@ -480,19 +565,23 @@ def test_files_that_were_staged_under_an_older_schema_are_committed(
 
 
 def test_each_table_is_committed_at_its_own_pace_and_the_cut_waits_for_all(
-    broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make,
+    broker: Broker,
+    spark: Any,
+    lake: Lake,
+    name: str,
+    make_config: Make,
     monkeypatch: pytest.MonkeyPatch,
-):  # fmt: skip
+):
     """`first` goes before the others, `large` waits for bytes, `lazy` for an hour."""
     monkeypatch.setattr(committer, "THREADS", 1)  # one after the other, so that there is an order
     order: list[str] = []
-    append = jvm.Table.append
+    append = java.JavaTable.append
 
-    def noted(table: jvm.Table, manifests: Any, *args: Any, **kwargs: Any) -> None:
+    def noted(table: java.JavaTable, manifests: Any, *args: Any, **kwargs: Any) -> None:
         order.extend([table.name.removeprefix(f"db.{name}_")] if manifests else [])
         append(table, manifests, *args, **kwargs)
 
-    monkeypatch.setattr(jvm.Table, "append", noted)
+    monkeypatch.setattr(java.JavaTable, "append", noted)
     create_topic(broker.bootstrap, name, 1)
     kinds = ("any", "first", "large", "lazy")
     late = {"commit_interval": "1h"}
@@ -560,7 +649,7 @@ def test_a_table_that_is_gone_waits_for_its_return_and_the_others_go_on(
         produce(b, name, events("a", "b", start=5))
         eventually(lambda: len(ids(other)) == 4, "b goes on and on", sink=sink)
     assert sink.position == cut(lake, f"db.{name}_index") == Cut({part(name, 0): 2})
-    waiting: Any = status(config, spark)["waiting"]
+    waiting: Any = status(config, JavaCatalog(spark, config.catalog.name).look)["waiting"]
     assert list(waiting) == [gone], "whoever asks from outside is told as well"
     assert "gone" in str(waiting[gone])
     with running(config, spark, flush=0.5) as sink:
@@ -648,7 +737,7 @@ def test_a_lost_batch_record_brings_no_table_anything_twice(
         decode={"format": "json"},
         table=[{"name": tables[0]}, {"name": tables[1], "commit_interval": "1h"}],
         route=[{"field": "kind", "values": [k], "to": [f"db.{name}_{k}"]} for k in "ab"],
-        dead_letters={"table": tables[2], "max_share": 1},
+        dead_letters={"table": tables[2], "max_fraction": 1},
     )
     kinds = ["a", "a", "b", "b", "bad", "bad"]
     produce(b, name, events(*kinds), 2)
@@ -677,9 +766,10 @@ def test_a_lost_batch_record_brings_no_table_anything_twice(
     all_proven(config, spark, *tables)
     assert cut(lake, f"db.{name}_index") == Cut({part(name, 0): 9, part(name, 1): 9})
     spans: Iterable[Any] = lake.query(
-        f"db.{name}_index", "partition, start_offset, end_offset",
+        f"db.{name}_index",
+        "partition, start_offset, end_offset",
         "WHERE table_name = '*' ORDER BY ALL",
-    )  # fmt: skip
+    )
     reached = {0: 0, 1: 0}
     for number, start, end in spans:
         assert start == reached[number]
@@ -705,7 +795,7 @@ def test_a_name_from_data_is_in_the_index_before_its_table_is_filled_and_a_lost_
     steps = Steps(hold="staged")
     with running(config, spark, steps) as sink:
         assert steps.held.wait(WITHIN)
-        index = Catalog(spark, "lake").load(config.index_table)
+        index = JavaCatalog(spark, "lake").load(config.index_table)
         assert index is not None
         assert f"db.{name}_from_b" in index.properties[f"frazil.tables.{config.sink.id}"]
         assert lake.query(f"db.{name}_from_b", "count(*)") == [(0,)]

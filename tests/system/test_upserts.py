@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from frazil.core.config import Config
-from frazil.core.errors import ConfigError, Overlap
-from frazil.feed.ranges import Ranges
-from frazil.ingest.order import Looked
-from frazil.ingest.task import Plan
+from frazil.config.model import Config
+from frazil.errors import ConfigError, Overlap
+from frazil.maintenance import rewrite_data_files
+from frazil.pipeline.task import BatchPlan
+from frazil.pipeline.versions import FileBounds
 from frazil.sink import Sink
-from frazil.surface.broker import Broker
-from frazil.surface.orders import create_topic
-from frazil.table import compact
+from frazil.sources.kafka import KafkaSource
+from frazil.testing.datagen import create_topic
+from frazil.testing.kafka import Broker
 from tests.oracle import Lake
 from tests.system.streams import (
     Steps,
@@ -43,9 +43,13 @@ class Feed:
     """Records into a topic, which an oracle knows as well."""
 
     def __init__(
-        self, broker: Broker, topic: str, partitions: int, key: tuple[str, ...] = ("id",),
+        self,
+        broker: Broker,
+        topic: str,
+        partitions: int,
+        key: tuple[str, ...] = ("id",),
         order: Callable[[Any], Any] | None = None,
-    ):  # fmt: skip
+    ):
         """`order`: of a row or a change, where one says which is the newer."""
         create_topic(broker.bootstrap, topic, partitions)
         # A topic just made has no leader: what is tried again must not come out of order.
@@ -64,9 +68,15 @@ class Feed:
             key = {name: row[name] for name in self._key}
             value = None if gone else json.dumps(row)
             self._put(value, json.dumps(key), partition, stamp)
-            record = Record(self.topic, partition, self._next[partition] - 1, stamp,
-                            tuple(key.values()), None if gone else row,
-                            order=None if gone else self._order(row))  # fmt: skip
+            record = Record(
+                self.topic,
+                partition,
+                self._next[partition] - 1,
+                stamp,
+                tuple(key.values()),
+                None if gone else row,
+                order=None if gone else self._order(row),
+            )
             self.oracle.add([record])
 
     def change(self, *changes: dict[str, Any], partition: int = 0) -> None:
@@ -74,8 +84,13 @@ class Feed:
         for each in changes:
             self._put(json.dumps(each), None, partition, 1)
             offset = self._next[partition] - 1
-            self.oracle.add([of_envelope((self.topic, partition), offset, 1, each, self._key,
-                                         order=self._order)])  # fmt: skip
+            self.oracle.add(
+                [
+                    of_envelope(
+                        (self.topic, partition), offset, 1, each, self._key, order=self._order
+                    )
+                ]
+            )
 
     def raw(self, value: str | None, key: str | None, partition: int = 0) -> None:
         """What the oracle need not know."""
@@ -115,8 +130,12 @@ def chaos(feed: Feed, seed: int, count: int, keys: int, partitions: int) -> None
     chance = random.Random(seed)
     for n in range(count):
         row = {"id": chance.randrange(keys), "value": seed * 10_000 + n}
-        feed.send(row, partition=chance.randrange(partitions), stamp=chance.randrange(1, 50),
-                  gone=chance.random() < 0.2)  # fmt: skip
+        feed.send(
+            row,
+            partition=chance.randrange(partitions),
+            stamp=chance.randrange(1, 50),
+            gone=chance.random() < 0.2,
+        )
     feed.flush()
 
 
@@ -126,9 +145,10 @@ def test_at_every_snapshot_the_table_is_what_a_dictionary_holds(
 ):
     feed = Feed(broker, name, 3)
     config = make_config(
-        decode={"format": "json"}, table=upsert(format_version=version),
+        decode={"format": "json"},
+        table=upsert(format_version=version),
         sink={"max_records_per_trigger": 150},
-    )  # fmt: skip
+    )
     for life in range(2):
         chaos(feed, life, 400, keys=60, partitions=3)
         catch_up(config, spark)
@@ -137,8 +157,10 @@ def test_at_every_snapshot_the_table_is_what_a_dictionary_holds(
     assert report.proves == "changes"
     told = sum(line.counts.written + line.counts.merged for line in report.lines)
     assert told == 800
-    assert all(int(each["frazil.keys"]) == int(each["added-equality-deletes"])
-               for each in batches(lake, f"db.{name}"))  # fmt: skip
+    assert all(
+        int(each["frazil.keys"]) == int(each["added-equality-deletes"])
+        for each in batches(lake, f"db.{name}")
+    )
 
 
 def test_one_key_inserted_updated_deleted_and_inserted_again_in_one_batch(
@@ -158,9 +180,14 @@ def test_one_key_inserted_updated_deleted_and_inserted_again_in_one_batch(
     assert rows == [(1, "a", 3), (1, "b", 4)]
     [summary] = batches(lake, f"db.{name}")
     assert json.loads(summary["frazil.counts"]) == {
-        "read": 2, "written": 2, "rejected": 0, "skipped": 0, "invisible": 0, "merged": 5,
+        "read": 2,
+        "written": 2,
+        "rejected": 0,
+        "skipped": 0,
+        "invisible": 0,
+        "merged": 5,
         "elsewhere": 0,
-    }  # fmt: skip
+    }
     check(feed, f"db.{name}")
 
 
@@ -170,7 +197,7 @@ def test_a_key_that_moves_to_another_partition_leaves_no_twin_also_when_the_spec
     feed = Feed(broker, name, 1)
     config = make_config(
         decode={"format": "json"},
-        table=upsert(partition_by=["place", "bucket(4, id)"], compact_after=0),
+        table=upsert(partition_by=["place", "bucket(4, id)"], compact_after_commits=0),
     )
     places = ["north", "south", "east"]
     for turn in range(3):
@@ -178,8 +205,9 @@ def test_a_key_that_moves_to_another_partition_leaves_no_twin_also_when_the_spec
         feed.flush()
         catch_up(config, spark)
         if turn == 1:
-            spark.sql(f"ALTER TABLE lake.db.{name} REPLACE PARTITION FIELD place WITH "
-                      "truncate(1, place)")  # fmt: skip
+            spark.sql(
+                f"ALTER TABLE lake.db.{name} REPLACE PARTITION FIELD place WITH truncate(1, place)"
+            )
     feed.send(*({"id": n} for n in range(5)), gone=True)
     feed.flush()
     catch_up(config, spark)
@@ -195,9 +223,10 @@ def test_batches_that_gathered_are_snapshots_of_their_own_and_in_order(
 ):
     feed = Feed(broker, name, 1)
     config = make_config(
-        decode={"format": "json"}, table=upsert(),
+        decode={"format": "json"},
+        table=upsert(),
         sink={"max_records_per_trigger": 10, "commit_interval": "1h"},
-    )  # fmt: skip
+    )
     feed.send({"id": 0, "value": -1})
     feed.flush()
     steps = Steps()
@@ -243,12 +272,12 @@ def test_tasks_that_had_a_key_in_common_write_again_and_leave_nothing_behind(
 ):
     ways: list[bool] = []
 
-    def told(self: Ranges, spark: Any, plan: Plan, *more: Any) -> Any:
+    def told(self: KafkaSource, spark: Any, plan: BatchPlan, *more: Any) -> Any:
         ways.append(bool(plan.together))
         return run(self, spark, plan, *more)
 
-    run = Ranges._told
-    monkeypatch.setattr(Ranges, "_told", told)
+    run = KafkaSource._told
+    monkeypatch.setattr(KafkaSource, "_told", told)
     feed = Feed(broker, name, 2)
     config = make_config(
         decode={"format": "json"}, table=upsert(), sink={"max_records_per_trigger": 40}
@@ -282,10 +311,11 @@ def test_changes_of_a_database_are_applied_and_keys_that_change_too(
 ):
     feed = Feed(broker, name, 1)
     config = make_config(
-        decode={"format": "json"}, table=upsert(),
+        decode={"format": "json"},
+        table=upsert(),
         route=[{"pattern": ".*", "to": [f"db.{name}"], "envelope": "debezium"}],
         dead_letters={"table": f"db.{name}_dead"},
-    )  # fmt: skip
+    )
 
     def rows() -> list[tuple[Any, ...]]:
         return sorted(lake.query(f"db.{name}", "id, name, _op"))
@@ -349,32 +379,46 @@ def test_a_change_log_has_every_change_as_a_row(
     feed.flush()
     catch_up(config, spark)
     rows = lake.query(f"db.{name}", "_offset, _op, id, value, more", "ORDER BY _offset")
-    assert rows == [(0, "u", 1, 1, None), (1, "u", 1, 2, None), (2, "d", 1, None, None),
-                    (3, "u", 1, 3, "x")]  # fmt: skip
+    assert rows == [
+        (0, "u", 1, 1, None),
+        (1, "u", 1, 2, None),
+        (2, "d", 1, None, None),
+        (3, "u", 1, 3, "x"),
+    ]
     assert proven(config, spark).proves == "records"
 
 
 def test_late_changes_do_not_win_and_deletes_are_remembered_by_a_databases_log_number(
-    broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make, check: Any,
+    broker: Broker,
+    spark: Any,
+    lake: Lake,
+    name: str,
+    make_config: Make,
+    check: Any,
     monkeypatch: pytest.MonkeyPatch,
-):  # fmt: skip
+):
     """Out of order within a batch and from batch to batch, from one Kafka partition and the other,
     before and behind a delete, over compactions of both tables and a restart."""
-    monkeypatch.setattr(compact, "MANY", 2)
+    monkeypatch.setattr(rewrite_data_files, "MANY", 2)
     feed = Feed(broker, name, 2, order=lambda change: change["source"]["lsn"])
     config = make_config(
-        decode={"format": "json"}, table=upsert(order_by="_source.lsn", compact_after=2),
+        decode={"format": "json"},
+        table=upsert(version_column="_source.lsn", compact_after_commits=2),
         route=[{"pattern": ".*", "to": [f"db.{name}"], "envelope": "debezium"}],
         sink={"max_records_per_trigger": PER_LIFE // 3},
-    )  # fmt: skip
+    )
     chance = random.Random(7)
     for life in range(2):
         for n in range(PER_LIFE):
             row = {"id": chance.randrange(25), "value": life * 1000 + n}
             op = chance.choice("uuud")
-            feed.change({**change(op, row if op == "d" else None, None if op == "d" else row),
-                         "source": {"lsn": n + life * 120 + chance.randrange(-60, 60), "db": "x"}},
-                        partition=chance.randrange(2))  # fmt: skip
+            feed.change(
+                {
+                    **change(op, row if op == "d" else None, None if op == "d" else row),
+                    "source": {"lsn": n + life * 120 + chance.randrange(-60, 60), "db": "x"},
+                },
+                partition=chance.randrange(2),
+            )
         feed.flush()
         catch_up(config, spark)
     assert check(feed, f"db.{name}") >= 12
@@ -389,26 +433,32 @@ def test_late_changes_do_not_win_and_deletes_are_remembered_by_a_databases_log_n
 
 @pytest.mark.long
 def test_what_is_staged_counts_and_a_tombstone_takes_the_order_of_what_it_deletes(
-    broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make, check: Any,
+    broker: Broker,
+    spark: Any,
+    lake: Lake,
+    name: str,
+    make_config: Make,
+    check: Any,
     monkeypatch: pytest.MonkeyPatch,
-):  # fmt: skip
+):
     listed: list[str] = []
 
     def known(sink: Sink, table: str) -> Any:
         """The first list has a file that is gone since: another is made."""
         found = real(sink, table)
         listed.append(table)
-        gone = Looked(f"{lake.folder}/gone.parquet", (None,))
+        gone = FileBounds(f"{lake.folder}/gone.parquet", (None,))
         return found if len(listed) > 1 else (replace(found[0], files=(gone,)), *found[1:])
 
     real = Sink.known
     monkeypatch.setattr(Sink, "known", known)
     feed = Feed(broker, name, 1, order=lambda row: row["version"])
     config = make_config(
-        decode={"format": "json"}, table=upsert(order_by="version"),
+        decode={"format": "json"},
+        table=upsert(version_column="version"),
         dead_letters={"table": f"db.{name}_dead"},
         sink={"max_records_per_trigger": 4, "commit_interval": "1h"},
-    )  # fmt: skip
+    )
 
     def rows(*versions: int | None, value: int) -> None:
         for number, version in enumerate(versions):

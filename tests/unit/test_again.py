@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import pickle
+import weakref
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,37 +14,44 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from frazil.core.config import RouteConfig, TableConfig
-from frazil.core.offsets import BATCHES, Range
-from frazil.ingest import again
-from frazil.ingest.again import NOTE_COLUMNS, NOTES, Again, AllBut, Replay
-from frazil.ingest.decode import Format
-from frazil.ingest.records import HEADERS
-from frazil.ingest.route import Metadata
-from frazil.ingest.rules import Rules
-from frazil.ingest.settle import TablePlan
-from frazil.ingest.task import FEARLESS, LETTER_COLUMNS, LETTERS, Plan, Result
-from frazil.ingest.write import TableShape
-from frazil.table.schema import iceberg_schema
+from frazil.config.model import RouteConfig, TableConfig
+from frazil.files.writer import TableWriter, WriterSpec
+from frazil.formats.decoder import RecordFormat
+from frazil.iceberg.schema import iceberg_schema
+from frazil.kafka.record_batch import HEADERS
+from frazil.offsets import BATCHES, Range
+from frazil.pipeline import replay
+from frazil.pipeline.chunk import TablePlan
+from frazil.pipeline.projection import MetadataColumns
+from frazil.pipeline.replay import NOTE_COLUMNS, NOTES, AllBut, ReplayPlan, ReplayResult
+from frazil.pipeline.routing import RoutingRules
+from frazil.pipeline.task import FEARLESS, LETTER_COLUMNS, LETTERS, BatchPlan, RangeResult
 
-METADATA = Metadata("_topic", "_topic_partition", "_offset", "_timestamp")
+METADATA = MetadataColumns("_topic", "_topic_partition", "_offset", "_timestamp")
 ID = pa.field("id", pa.int64())
 KIND = pa.field("kind", pa.large_string())
 #: A letter as Spark hands it over.
 HANDED = pa.schema(
-    [("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()),
-     ("timestamp", pa.timestamp("us", "UTC")), ("key", pa.binary()),
-     ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
-     ("value", pa.binary()), ("tables", pa.list_(pa.string()))]
-)  # fmt: skip
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", "UTC")),
+        ("key", pa.binary()),
+        ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+        ("value", pa.binary()),
+        ("kind", pa.string()),
+        ("tables", pa.list_(pa.string())),
+    ]
+)
 
 
 def table(
-    folder: Path, name: str, *columns: pa.Field, metadata: Metadata = METADATA, **more: Any
+    folder: Path, name: str, *columns: pa.Field, metadata: MetadataColumns = METADATA, **more: Any
 ) -> TablePlan:
     schema = iceberg_schema(pa.schema(columns or (ID, KIND)), metadata, TableConfig(name))
     spec = '{"spec-id": 0, "fields": []}'
-    shape = TableShape(name, f"{folder}/{name}", schema, 0, spec, {}, 2**20, "zstd", {})
+    shape = WriterSpec(name, f"{folder}/{name}", schema, 0, spec, {}, 2**20, "zstd", {})
     return TablePlan(shape, metadata, metadata.timestamp, **more)
 
 
@@ -60,20 +70,27 @@ class Replaying:
     def __init__(self, folder: Path, *tables: TablePlan, routes: Any = None, **more: Any) -> None:
         self.folder = folder
         names = [each.shape.name for each in tables]
-        rules = None if routes is None else Rules(routes, more.pop("names", names))
-        plan = Plan(
-            {}, Format("json"), {each.shape.name: each for each in tables}, rules, names[0],
-            batch=7, file_prefix="frazil-s.replay-1-7",
-        )  # fmt: skip
+        rules = None if routes is None else RoutingRules(routes, more.pop("names", names))
+        plan = BatchPlan(
+            {},
+            RecordFormat("json"),
+            {each.shape.name: each for each in tables},
+            rules,
+            names[0],
+            batch=7,
+            file_prefix="frazil-s.replay-1-7",
+        )
         notes = table(folder, "db.notes", *NOTE_COLUMNS, metadata=NOTES)
-        self.replay = Replay(plan, more.pop("notes", notes), 3)
+        self.replay = ReplayPlan(plan, more.pop("notes", notes), 3)
 
-    def __call__(self, *letters: dict[str, Any], attempt: int = 0) -> tuple[Result, list[Again]]:
+    def __call__(
+        self, *letters: dict[str, Any], attempt: int = 0
+    ) -> tuple[RangeResult, list[ReplayResult]]:
         batch = pa.RecordBatch.from_pylist(list(letters), schema=HANDED)
-        result, rejected = again.run(self.replay, [batch], attempt)
+        result, rejected = replay.run(self.replay, [batch], attempt)
         for name, tally in result.tallies.items():
             assert tally.written == sum(file.rows for file in result.files[name])
-        assert Result.of(json.loads(json.dumps(result.values()))) == result
+        assert RangeResult.of(json.loads(json.dumps(result.values()))) == result
         return result, rejected
 
     def rows(self, name: str) -> list[dict[str, Any]]:
@@ -106,6 +123,17 @@ def test_what_is_rejected_again_is_neither_written_nor_noted(tmp_path: Path):
     assert replaying.offsets("db.t") == replaying.offsets("db.notes", "offset") == [2]
 
 
+def test_a_letter_without_its_record_is_never_replayed_as_a_null(tmp_path: Path):
+    """What lay in a batch that could not be read: where null is a value, it is not this one's."""
+    replaying = Replaying(tmp_path, table(tmp_path, "db.t", pa.field("value", pa.large_binary())))
+    plan = replace(replaying.replay.plan, format=RecordFormat("raw"))
+    replaying.replay = replace(replaying.replay, plan=plan)
+    result, rejected = replaying(letter(1, None, kind="batch"), letter(2, b"x", kind="null"))
+    assert (result.total.written, result.total.rejected) == (1, 1)
+    assert [(each.offset, each.kind) for each in rejected] == [(1, "batch")]
+    assert replaying.offsets("db.t") == replaying.offsets("db.notes", "offset") == [2]
+
+
 def test_a_letter_that_names_the_tables_which_rejected_it_is_for_no_other(tmp_path: Path):
     tables = [table(tmp_path, f"db.{each}") for each in "ab"]
     replaying = Replaying(tmp_path, *tables, routes=[RouteConfig(to=("db.a", "db.b"))])
@@ -116,7 +144,7 @@ def test_a_letter_that_names_the_tables_which_rejected_it_is_for_no_other(tmp_pa
 
 
 def test_a_letter_goes_to_all_of_its_tables_or_to_none(tmp_path: Path):
-    narrow = table(tmp_path, "db.b", ID, evolution="frozen")
+    narrow = table(tmp_path, "db.b", ID, evolution="reject")
     replaying = Replaying(
         tmp_path, table(tmp_path, "db.a"), narrow, routes=[RouteConfig(to=("db.a", "db.b"))]
     )
@@ -191,12 +219,60 @@ def test_a_task_that_died_twice_settles_its_letters_with_care(tmp_path: Path):
 
 def test_many_reasons_are_counted_and_some_of_them_told(tmp_path: Path):
     replaying = Replaying(tmp_path, table(tmp_path, "db.t"))
-    result, rejected = replaying(*(letter(i, b"{") for i in range(3 * again.TOLD)))
-    assert (result.total.rejected, len(rejected)) == (3 * again.TOLD, again.TOLD)
+    result, rejected = replaying(*(letter(i, b"{") for i in range(3 * replay.TOLD)))
+    assert (result.total.rejected, len(rejected)) == (3 * replay.TOLD, replay.TOLD)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_task_holds_few_of_its_letters_in_memory_and_writes_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+):
+    """Also where a writer fails on the way, and all of them are settled once more."""
+
+    class Torn(TableWriter):
+        writes = 0
+
+        def write(self, rows: pa.Table) -> None:
+            Torn.writes += 1
+            if fails and Torn.writes == 30:
+                raise RuntimeError("the disk has a scratch")
+            super().write(rows)
+
+    held: list[weakref.ref[pa.RecordBatch]] = []
+    most = 0
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        nonlocal most
+        for offset in range(40):
+            given = [letter(offset, doc("paid"))]
+            batch = pa.RecordBatch.from_pylist(given, schema=HANDED)
+            held.append(weakref.ref(batch))
+            yield batch
+            del batch
+            most = max(most, sum(each() is not None for each in held))
+
+    monkeypatch.setattr(replay, "TableWriter", Torn)
+    replaying = Replaying(tmp_path, table(tmp_path, "db.t"))
+    [told] = replay.run_all(replaying.replay, batches())
+    result = RangeResult.of(json.loads(told.column("result")[0].as_py()))
+    assert result.total.written == 40
+    assert result.tallies["db.t"].written == sum(file.rows for file in result.files["db.t"]) == 40
+    assert most <= 2
+    assert (Torn.writes > 80) == fails
+
+
+def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    full = Path("/dev/full")
+    monkeypatch.setattr(replay.tempfile, "TemporaryFile", lambda **_: full.open("r+b", 0))
+    batch = pa.RecordBatch.from_pylist([letter(1, doc("paid"))], schema=HANDED)
+    with pytest.raises(Exception, match=r"keep dead letters in a temporary file: .*space"):
+        list(replay.run_all(Replaying(tmp_path, table(tmp_path, "db.t")).replay, [batch]))
 
 
 def test_a_task_without_letters_has_a_result(tmp_path: Path):
-    result, rejected = again.run(Replaying(tmp_path, table(tmp_path, "db.t")).replay, [])
+    [told] = replay.run_all(Replaying(tmp_path, table(tmp_path, "db.t")).replay, [])
+    assert RangeResult.of(json.loads(told.column("result")[0].as_py())).total.written == 0
+    result, rejected = replay.run(Replaying(tmp_path, table(tmp_path, "db.t")).replay, [])
     assert (result.total.written, result.files, rejected) == (0, {}, [])
 
 
@@ -209,6 +285,6 @@ def test_all_names_but_these(copy: Any):
 
 def test_what_is_read_of_a_letter_is_there():
     columns = {*LETTER_COLUMNS.names, *(each.name for each in LETTERS.fields)}
-    assert set(again.READ) <= columns
-    assert set(again.READ) == set(HANDED.names)
+    assert set(replay.READ) <= columns
+    assert set(replay.READ) == set(HANDED.names)
     assert HEADERS.value_type.num_fields == 2

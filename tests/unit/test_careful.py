@@ -19,31 +19,32 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from frazil.core.config import RouteConfig, TableConfig
-from frazil.core.errors import Fatal, Unavailable
-from frazil.core.offsets import Partition
-from frazil.ingest import careful
-from frazil.ingest.careful import Careful
-from frazil.ingest.decode import Decoded, Format, Framed
-from frazil.ingest.records import HEADERS, Opened
-from frazil.ingest.route import Metadata
-from frazil.ingest.rules import SKIP, Rules
-from frazil.ingest.settle import Settled, Settler, TablePlan
-from frazil.ingest.write import TableShape
-from frazil.table.schema import iceberg_schema
+from frazil.config.model import RouteConfig, TableConfig
+from frazil.errors import Fatal, Unavailable
+from frazil.files.writer import WriterSpec
+from frazil.formats.decoder import DecodedChunk, FramedRecords, RecordFormat
+from frazil.iceberg.schema import iceberg_schema
+from frazil.kafka.record_batch import HEADERS, RawRecords
+from frazil.offsets import Partition
+from frazil.pipeline import isolation, sandbox
+from frazil.pipeline.chunk import ChunkPipeline, ChunkResult, TablePlan
+from frazil.pipeline.projection import MetadataColumns
+from frazil.pipeline.routing import SKIP, RoutingRules
+from frazil.pipeline.sandbox import Sandbox
 
 HERE = Partition("t", 3)
 SCHEMA = {
-    "type": "record", "name": "R",
+    "type": "record",
+    "name": "R",
     "fields": [{"name": "n", "type": "long"}, {"name": "s", "type": "string"}],
-}  # fmt: skip
-METADATA = Metadata("_topic", "_topic_partition", "_offset", "_timestamp")
+}
+METADATA = MetadataColumns("_topic", "_topic_partition", "_offset", "_timestamp")
 COLUMNS = [pa.field("n", pa.int64(), False), pa.field("s", pa.large_string(), False)]
 
 
-def plan(name: str, columns: list[pa.Field] = COLUMNS, evolution: str = "frozen") -> TablePlan:
+def plan(name: str, columns: list[pa.Field] = COLUMNS, evolution: str = "reject") -> TablePlan:
     schema = iceberg_schema(pa.schema(columns), METADATA, TableConfig(name))
-    shape = TableShape(name, "", schema, 0, "", {}, 0, "", {})
+    shape = WriterSpec(name, "", schema, 0, "", {}, 0, "", {})
     return TablePlan(shape, METADATA, "", evolution)
 
 
@@ -70,16 +71,16 @@ def deadly(rows: pa.Table) -> list[Any]:
     return [odd.get(word, "db.a") for word in rows.column("s").to_pylist()]
 
 
-def settler(**more: Any) -> Settler:
+def settler(**more: Any) -> ChunkPipeline:
     """Into db.a, as `deadly` says."""
-    rules = Rules([RouteConfig(python=deadly, **more)], ["db.a"])
-    return Settler(Format("avro", json.dumps(SCHEMA)), rules, {"db.a": plan("db.a")})
+    rules = RoutingRules([RouteConfig(python=deadly, **more)], ["db.a"])
+    return ChunkPipeline(RecordFormat("avro", json.dumps(SCHEMA)), rules, {"db.a": plan("db.a")})
 
 
-def plain(kind: str = "avro", **more: Any) -> Settler:
+def plain(kind: str = "avro", **more: Any) -> ChunkPipeline:
     """Into db.a, without a rule."""
-    format = Format(kind, json.dumps(SCHEMA) if kind == "avro" else "")
-    return Settler(format, None, {"db.a": plan("db.a", **more)}, only="db.a")
+    format = RecordFormat(kind, json.dumps(SCHEMA) if kind == "avro" else "")
+    return ChunkPipeline(format, None, {"db.a": plan("db.a", **more)}, only="db.a")
 
 
 def datum(number: int, text: str = "") -> bytes:
@@ -95,12 +96,12 @@ def _long(number: int) -> bytes:
     return bytes([*out, number])
 
 
-def opened(values: list[bytes | None]) -> Opened:
+def opened(values: list[bytes | None]) -> RawRecords:
     count = len(values)
     offsets = np.arange(100, 100 + 2 * count, 2, dtype=np.int64)
     keys = pa.array([struct.pack(">I", i) for i in range(count)], pa.large_binary())
     headers = pa.array([[("h", b"%d" % i)] for i in range(count)], HEADERS)
-    return Opened(values, offsets, offsets * 10, keys, headers)
+    return RawRecords(values, offsets, offsets * 10, keys, headers)
 
 
 def words(*odd: tuple[int, str], count: int = 2000) -> list[bytes | None]:
@@ -108,12 +109,12 @@ def words(*odd: tuple[int, str], count: int = 2000) -> list[bytes | None]:
     return [datum(i, texts.get(i, "fine")) for i in range(count)]
 
 
-def by_offset(settled: Settled) -> pa.Table:
+def by_offset(settled: ChunkResult) -> pa.Table:
     """The rows, whatever parts they came in."""
     return pa.concat_tables([rows for _, rows in settled.rows]).sort_by("_offset").combine_chunks()
 
 
-def assert_same(one: Settled, other: Settled) -> None:
+def assert_same(one: ChunkResult, other: ChunkResult) -> None:
     assert {name for name, _ in one.rows} == {name for name, _ in other.rows}
     if one.rows:
         assert by_offset(one).equals(by_offset(other))
@@ -123,8 +124,8 @@ def assert_same(one: Settled, other: Settled) -> None:
     assert all(one.needs[name].equals(other.needs[name], True) for name in one.needs)
 
 
-def settle(made: Settler, values: list[bytes | None]) -> Settled:
-    return Careful(made).settle(HERE, opened(values), None, frozenset())
+def settle(made: ChunkPipeline, values: list[bytes | None]) -> ChunkResult:
+    return Sandbox(made).settle(HERE, opened(values), None, frozenset())
 
 
 # ── harmless ────────────────────────────────────────────────────────────────────────────────────
@@ -142,12 +143,12 @@ JSON = [b'{"n":1,"s":"x"}', b"{", b'{"n":2,"s":"y","new":1.5}', None, b'{"n":"x"
         (plain(columns=COLUMNS[:1], evolution="evolve"), MIXED),
         (plain("json"), JSON),
         (plain("json", evolution="evolve"), JSON),
-        (Settler(Format("json"), None, {}, only="db.a"), JSON),
+        (ChunkPipeline(RecordFormat("json"), None, {}, only="db.a"), JSON),
         (plain(), []),
     ],
     ids=["rules", "avro", "avro-needs", "json", "json-needs", "json-no-table", "nothing"],
 )
-def test_harmless_records_are_settled_as_ever(made: Settler, values: list[bytes | None]):
+def test_harmless_records_are_settled_as_ever(made: ChunkPipeline, values: list[bytes | None]):
     expected = made.settle(HERE, opened(values), None, frozenset())
     assert_same(settle(made, values), expected)
 
@@ -155,18 +156,18 @@ def test_harmless_records_are_settled_as_ever(made: Settler, values: list[bytes 
 def test_so_are_records_that_came_in_columns():
     rows = pa.table([list(range(10)), ["x"] * 10], schema=pa.schema(COLUMNS))
     them = opened([])._replace(offsets=np.arange(10), stamps=np.arange(10), keys=None, headers=None)
-    framed = Framed(Decoded(rows, None, None), them.offsets, them.stamps, None)
+    framed = FramedRecords(DecodedChunk(rows, None, None), them.offsets, them.stamps, None)
     expected = plain().settle(HERE, them, framed, frozenset())
-    assert_same(Careful(plain()).settle(HERE, them, framed, frozenset()), expected)
+    assert_same(Sandbox(plain()).settle(HERE, them, framed, frozenset()), expected)
 
 
 def test_tables_that_have_the_records_get_none():
-    settled = Careful(plain()).settle(HERE, opened(words()), None, frozenset(["db.a"]))
-    assert settled == Settled()
+    settled = Sandbox(plain()).settle(HERE, opened(words()), None, frozenset(["db.a"]))
+    assert settled == ChunkResult()
 
 
 def test_one_child_settles_all_chunks():
-    made = Careful(plain())
+    made = Sandbox(plain())
     made.settle(HERE, opened(words()), None, frozenset())
     first = made._child
     made.settle(HERE, opened(words()), None, frozenset())
@@ -174,7 +175,7 @@ def test_one_child_settles_all_chunks():
 
 
 def test_the_child_ends_with_whoever_held_it():
-    made = Careful(plain())
+    made = Sandbox(plain())
     made.settle(HERE, opened(words()), None, frozenset())
     assert made._child is not None
     child = made._child._process.pid
@@ -205,12 +206,12 @@ def test_records_that_kill_are_the_only_ones_that_are_rejected():
 def test_a_deadly_record_costs_three_children(monkeypatch: pytest.MonkeyPatch):
     children = []
 
-    class Counted(careful._Child):
+    class Counted(sandbox._Child):
         def __init__(self, parts: bytes) -> None:
             children.append(self)
             super().__init__(parts)
 
-    monkeypatch.setattr(careful, "_Child", Counted)
+    monkeypatch.setattr(sandbox, "_Child", Counted)
     settled = settle(settler(), words((39_999, "kill"), count=50_000))
     assert list(settled.letters) == [39_999]
     offsets = by_offset(settled).column("_offset")
@@ -219,7 +220,7 @@ def test_a_deadly_record_costs_three_children(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_record_that_never_ends_is_one_too(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(careful, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(sandbox, "ANSWER_SECONDS", 0.5)
     settled = settle(settler(), words((1, "hang"), count=2))
     assert settled.letters[1].reason == (
         "cannot read the record: there is no end to it, or none within 0 s"
@@ -228,22 +229,26 @@ def test_a_record_that_never_ends_is_one_too(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_an_error_that_nobody_thought_of_is_told_with_the_tables_the_topic_names():
-    broken = TablePlan(TableShape("db.a", "", "{", 0, "", {}, 0, "", {}), METADATA, "")
-    settled = settle(Settler(Format("raw"), None, {"db.a": broken}, only="db.a"), [b"x"])
+    broken = TablePlan(WriterSpec("db.a", "", "{", 0, "", {}, 0, "", {}), METADATA, "")
+    settled = settle(
+        ChunkPipeline(RecordFormat("raw"), None, {"db.a": broken}, only="db.a"), [b"x"]
+    )
     letter = settled.letters[0]
     assert (letter.kind, letter.tables) == ("deadly", ("db.a",))
     assert letter.reason.startswith("cannot read the record: ValidationError: ")
 
 
 def test_in_a_topic_that_is_skipped_a_deadly_record_is_skipped_too():
-    rules = Rules([RouteConfig(topics=("t",), skip=True), RouteConfig(to=("db.a",))], ["db.a"])
-    made = Careful(Settler(Format("raw"), rules, {}))
-    made._parts = pickle.dumps((Format("raw"), "no rules", {}))
-    assert made.settle(HERE, opened([b"x"]), None, frozenset()) == Settled(skipped=1)
+    rules = RoutingRules(
+        [RouteConfig(topics=("t",), skip=True), RouteConfig(to=("db.a",))], ["db.a"]
+    )
+    made = Sandbox(ChunkPipeline(RecordFormat("raw"), rules, {}))
+    made._parts = pickle.dumps((RecordFormat("raw"), "no rules", {}))
+    assert made.settle(HERE, opened([b"x"]), None, frozenset()) == ChunkResult(skipped=1)
 
 
 def test_more_than_can_be_an_accident_stop_the_stream(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(careful, "MOST", 2)
+    monkeypatch.setattr(isolation, "MOST", 2)
     with pytest.raises(Fatal, match=r"more than 2 of 3 records kill .* offset 104: .*SIGKILL"):
         settle(settler(), words((0, "kill"), (1, "kill"), (2, "kill"), count=3))
 
@@ -257,8 +262,10 @@ def test_a_function_that_raises_is_an_error_here_as_there():
 
 
 def test_a_registry_that_is_away_is_an_error_here_as_there():
-    format = Format("confluent-avro", registry={"url": "http://127.0.0.1:9", "max.retries": "0"})
-    made = Settler(format, None, {"db.a": plan("db.a")}, only="db.a")
+    format = RecordFormat(
+        "confluent-avro", registry={"url": "http://127.0.0.1:9", "max.retries": "0"}
+    )
+    made = ChunkPipeline(format, None, {"db.a": plan("db.a")}, only="db.a")
     with pytest.raises(Unavailable, match="cannot get schema 1"):
         settle(made, [b"\0\0\0\0\1x"])
 

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from frazil.core.offsets import Cut, Partition
-from frazil.table.ledger import Entry
+from frazil.ledger.entry import LedgerEntry
+from frazil.offsets import Cut, Partition
 
 BENCH = Path(__file__).parents[2] / "bench"
 
@@ -43,13 +43,24 @@ def avro(path: Path, rows: list[dict[str, Any]], schema: dict[str, Any]) -> str:
     return str(path)
 
 
-DATA_FILE = {"type": "record", "name": "file", "fields": [
-    {"name": "content", "type": "int"}, {"name": "file_path", "type": "string"}]}  # fmt: skip
-ENTRY = {"type": "record", "name": "entry", "fields": [
-    {"name": "status", "type": "int"}, {"name": "data_file", "type": DATA_FILE}]}  # fmt: skip
-LISTED = {"type": "record", "name": "listed", "fields": [
-    {"name": "manifest_path", "type": "string"},
-    {"name": "added_snapshot_id", "type": "long"}]}  # fmt: skip
+DATA_FILE = {
+    "type": "record",
+    "name": "file",
+    "fields": [{"name": "content", "type": "int"}, {"name": "file_path", "type": "string"}],
+}
+ENTRY = {
+    "type": "record",
+    "name": "entry",
+    "fields": [{"name": "status", "type": "int"}, {"name": "data_file", "type": DATA_FILE}],
+}
+LISTED = {
+    "type": "record",
+    "name": "listed",
+    "fields": [
+        {"name": "manifest_path", "type": "string"},
+        {"name": "added_snapshot_id", "type": "long"},
+    ],
+}
 
 
 class Made:
@@ -66,19 +77,33 @@ class Made:
         path = self._folder / f"{number}.parquet"
         at = np.array(offsets, np.int64)
         pq.write_table(
-            pa.table({"_topic_partition": np.zeros(len(at), np.int32), "_offset": at,
-                      "id": at % 7 + base, "n": at * 2 + base}), path
-        )  # fmt: skip
+            pa.table(
+                {
+                    "_topic_partition": np.zeros(len(at), np.int32),
+                    "_offset": at,
+                    "id": at % 7 + base,
+                    "n": at * 2 + base,
+                }
+            ),
+            path,
+        )
         entries = [{"status": 1, "data_file": {"content": 0, "file_path": str(path)}}]
-        entries += [{"status": 2, "data_file": {"content": 0, "file_path": each}}
-                    for each in removed or ()]  # fmt: skip
+        entries += [
+            {"status": 2, "data_file": {"content": 0, "file_path": each}} for each in removed or ()
+        ]
         manifest = avro(self._folder / f"{number}-m.avro", entries, ENTRY)
         self._manifests.append({"manifest_path": manifest, "added_snapshot_id": number})
         listed = avro(self._folder / f"{number}-l.avro", self._manifests, LISTED)
         end = Cut({Partition("events", p): cut if p == 0 else 0 for p in range(4)})
-        entry = Entry("chaos", 1, (str(number),), (number, number), end, end)
-        self._snapshots.append({"snapshot-id": number, "parent-snapshot-id": number - 1,
-                                "manifest-list": listed, "summary": entry.summary()})  # fmt: skip
+        entry = LedgerEntry("chaos", 1, (str(number),), (number, number), end, end)
+        self._snapshots.append(
+            {
+                "snapshot-id": number,
+                "parent-snapshot-id": number - 1,
+                "manifest-list": listed,
+                "summary": entry.summary(),
+            }
+        )
         return str(path)
 
     def metadata(self) -> dict[str, Any]:

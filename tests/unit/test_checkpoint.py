@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.core.errors import Fatal, Foreign
-from frazil.core.offsets import Cut, Partition
-from frazil.feed.checkpoint import Checkpoint, Place, began
+from frazil.errors import Fatal, IdentityMismatch
+from frazil.offsets import Cut, Partition
+from frazil.spark.checkpoint import Checkpoint, SourceOffsets, began
 
 A, B, C = Partition("orders", 0), Partition("orders", 1), Partition("other", 0)
 METADATA = '{"batchWatermarkMs":0,"batchTimestampMs":1700000000000,"conf":{}}'
@@ -59,11 +59,12 @@ def log(
 def ours(cut: Cut, start: Cut | None = None, cluster: str = "k", **topics: str) -> str:
     """An offset as our own source writes it."""
     first = cut if start is None else start
-    return json.dumps({"cut": cut.nested(), "start": first.nested(), "cluster": cluster,
-                       "topics": topics})  # fmt: skip
+    return json.dumps(
+        {"cut": cut.nested(), "start": first.nested(), "cluster": cluster, "topics": topics}
+    )
 
 
-def sources(place: Place) -> list[Any]:
+def sources(place: SourceOffsets) -> list[Any]:
     found: list[Any] = json.loads(place.text)["sources"]
     return found
 
@@ -117,8 +118,11 @@ def test_two_sources_stand_beside_each_other_in_their_order():
     assert place.cut == Cut({A: 5, C: 2, Partition("third", 0): 4})
     assert place.topics == {"orders": "id-1", "other": "id-2"}
     assert sources(place) == [
-        {"frazil": ["orders"]}, RATE, {"frazil": ["other"]}, {"kafka": ["third"]}
-    ]  # fmt: skip
+        {"frazil": ["orders"]},
+        RATE,
+        {"frazil": ["other"]},
+        {"kafka": ["third"]},
+    ]
     assert place != log([RATE, one, other, '{"third":{"0":4}}']).after(0)
 
 
@@ -136,7 +140,7 @@ def test_a_topic_that_two_sources_read_has_two_places():
 
 
 def test_batches_without_a_file_and_logs_of_an_unknown_version_are_refused():
-    with pytest.raises(Foreign, match="has no offsets/1"):
+    with pytest.raises(IdentityMismatch, match="has no offsets/1"):
         log([RATE]).after(1)
     newer = Checkpoint(Folder(**{"offsets/0": f"v2\n{METADATA}\n{RATE}"}), bound=False)  # type: ignore[arg-type]
     with pytest.raises(Fatal, match="expected an offset log of version v1, found 'v2'"):
@@ -232,7 +236,7 @@ def test_whose_topics_they_are_does_not_make_two_places_of_one():
 # ── a place put into a fresh checkpoint ──────────────────────────────────────────────────────
 
 
-def seeded(place: Place, *kinds: str) -> Checkpoint:
+def seeded(place: SourceOffsets, *kinds: str) -> Checkpoint:
     fresh = Checkpoint(Folder(), bound=False)  # type: ignore[arg-type]
     fresh.seed(place, kinds)
     return fresh
@@ -277,7 +281,7 @@ def test_a_stream_of_kafkas_may_be_read_by_the_other_source_from_now_on(
 def test_a_cut_of_a_sink_that_was_fed_by_ranges_is_seeded_for_the_source_that_there_is(
     cut: Cut, kind: str
 ):
-    found = seeded(Place(cut, "", "k", dict.fromkeys(cut.topics, "id")), kind).after(0)
+    found = seeded(SourceOffsets(cut, "", "k", dict.fromkeys(cut.topics, "id")), kind).after(0)
     assert found.cut == cut
     assert sources(found) == [{kind: cut.topics}]
     assert found.cluster == ("k" if kind == "frazil" else "")

@@ -9,31 +9,53 @@ from typing import Any
 
 import pytest
 
-from frazil.core.errors import Expired, Fenced, Foreign, Gap, Overlap, Unavailable, Unknown
-from frazil.core.offsets import BATCHES, Cut, Partition, Range
-from frazil.ingest.stage import StagedBatch, StagedTable, Tally
-from frazil.table import ledger
-from frazil.table.commit import ATTEMPTS, Target, chain, entry_of, led_up_to, witness_tag
-from frazil.table.committer import INDEX, Bounds, Committer, Pace, _Waiting
-from frazil.table.index import rebuilt
-from frazil.table.ledger import parse
+from frazil.commit.committer import (
+    INDEX,
+    BackpressureLimits,
+    Committer,
+    CommitTrigger,
+    _PendingTable,
+)
+from frazil.commit.protocol import (
+    ATTEMPTS,
+    TableCommitter,
+    chain,
+    entry_of,
+    ledger_tag,
+    preceding,
+)
+from frazil.errors import (
+    CommitStateUnknown,
+    Expired,
+    Fenced,
+    Gap,
+    IdentityMismatch,
+    Overlap,
+    Unavailable,
+)
+from frazil.ledger import entry as ledger
+from frazil.ledger.entry import parse
+from frazil.ledger.index import rebuilt
+from frazil.ledger.staged_batch import RangeCounts, StagedBatch, StagedTable
+from frazil.offsets import BATCHES, Cut, Partition, Range
 from tests.fakes import FakeClock, FakeTable
 
 P = Partition("orders", 0)
 
 
 def batch(begin: int, end: int, commit_id: str, number: int = 0, epoch: int = 1) -> StagedBatch:
-    tally = Tally(Range(P, begin, end), end - begin)
+    tally = RangeCounts(Range(P, begin, end), end - begin)
     table = StagedTable("db.t", "uuid-1", 0, (f"m-{commit_id}",), (), 1, 10, (tally,))
-    return StagedBatch("s", epoch, number, commit_id, Cut({P: begin}), Cut({P: end}), {}, "", 0, 0,
-                       (table,))  # fmt: skip
+    return StagedBatch(
+        "s", epoch, number, commit_id, Cut({P: begin}), Cut({P: end}), {}, "", 0, 0, (table,)
+    )
 
 
-def target(table: FakeTable, epoch: int = 1) -> Target:
-    return Target(table, "main", "s", epoch, FakeClock())
+def target(table: FakeTable, epoch: int = 1) -> TableCommitter:
+    return TableCommitter(table, "main", "s", epoch, FakeClock())
 
 
-def put(where: Target, one: StagedBatch) -> None:
+def put(where: TableCommitter, one: StagedBatch) -> None:
     where.commit(one.table("db.t").manifests, entry_of([one], "db.t", where.epoch))
 
 
@@ -43,6 +65,74 @@ def test_batches_are_committed_once_and_in_order():
     put(life, batch(0, 5, "a"))
     put(life, batch(5, 9, "b"))
     assert table.live() == ["m-a", "m-b"]
+
+
+def test_entries_with_records_take_the_tag_along_and_claims_leave_it_where_it_is():
+    """A life holds its branch against the tag after its claim: a rollback would not be seen."""
+    table = FakeTable()
+    tags: list[str] = []
+    append = table.append
+
+    def seen(*given: Any, tag: str, **more: Any) -> None:
+        tags.append(tag)
+        append(*given, **more)
+
+    table.append = seen  # type: ignore[method-assign]
+    life = target(table)
+    life.claim()
+    put(life, batch(0, 5, "a"))
+    assert tags == ["", "frazil/s"]
+
+
+def test_what_a_merging_commit_has_no_use_for_is_removed_and_what_it_has_is_not():
+    table = FakeTable()
+    merged, kept = "/t/metadata/staged-m0.avro", "/t/metadata/merged-m1.avro"
+    append = table.append
+
+    def merging(*given: Any, leftovers: list[str], **more: Any) -> None:
+        append(*given, leftovers=leftovers, **more)
+        leftovers += [merged, kept]
+
+    table.append = merging  # type: ignore[method-assign]
+
+    class Asked(dict[int, list[str]]):
+        def __call__(self, _: int) -> set[str]:
+            return {kept}
+
+    table.manifests = Asked()
+    put(target(table), batch(0, 5, "a"))
+    assert table.deleted == [merged]
+
+
+@pytest.mark.parametrize(
+    ("left", "live", "removed"),
+    [
+        ("s3a://b/t/metadata/snap-1.avro", "s3://b/t/metadata/snap-1.avro", False),
+        ("file:/t/metadata/m0.avro", "/t/metadata/m0.avro", False),
+        ("gs://b/t/metadata/snap-1.avro", "s3://b/t/metadata/snap-1.avro", False),  # who can tell
+        ("s3a://b/t/metadata/snap-2.avro", "s3://b/t/metadata/snap-1.avro", True),
+    ],
+)
+def test_what_is_live_under_another_spelling_is_not_swept(left: str, live: str, removed: bool):
+    """A catalog may spell anew what it is given."""
+    table = FakeTable()
+    append = table.append
+
+    def leaving(*given: Any, leftovers: list[str], **more: Any) -> None:
+        append(*given, leftovers=leftovers, **more)
+        newest = next(table.history("main"))
+        table.snapshots[newest.id] = replace(newest, manifest_list=live)
+        leftovers.append(left)
+
+    table.append = leaving  # type: ignore[method-assign]
+
+    class Asked(dict[int, list[str]]):
+        def __call__(self, _: int) -> set[str]:
+            return {live}
+
+    table.manifests = Asked()
+    put(target(table), batch(0, 5, "a"))
+    assert table.deleted == ([left] if removed else [])
 
 
 def test_a_lost_answer_is_found_again_and_nothing_is_added_twice():
@@ -105,7 +195,7 @@ def test_what_failed_tries_left_is_swept_but_never_the_live_manifest_list():
         """H1: what it takes for a failure it cleans up, the list of the applied try included."""
         try:
             append(*args, leftovers=leftovers, **more)
-        except Unknown:
+        except CommitStateUnknown:
             leftovers.append(next(table.history("main")).manifest_list)
             raise
 
@@ -144,7 +234,7 @@ def test_a_witness_whose_answer_was_lost_is_looked_for_and_one_that_is_not_there
     newest = next(table.history("main"))
     life.witness(newest)
     assert made == [newest.id] * tries
-    assert table.tagged(witness_tag("s")) == newest
+    assert table.tagged(ledger_tag("s")) == newest
 
 
 def test_a_claim_fences_the_older_life():
@@ -242,8 +332,8 @@ def test_who_always_claims_first_may_come_to_a_table_whose_history_was_expired()
     table.add(["compacted"], {})
     table.expire()
     with pytest.raises(Expired):
-        Target(table, "main", "s.replay", 1, FakeClock()).claim()
-    late = Target(table, "main", "s.replay", 1, FakeClock(), claimed_first=True)
+        TableCommitter(table, "main", "s.replay", 1, FakeClock()).claim()
+    late = TableCommitter(table, "main", "s.replay", 1, FakeClock(), claimed_first=True)
     head = late.claim()
     assert head.entry is not None
     assert head.snapshot is not None
@@ -251,15 +341,120 @@ def test_who_always_claims_first_may_come_to_a_table_whose_history_was_expired()
     table.add(["compacted again"], {})
     table.expire()
     assert late.head().entry == head.entry, "with a witness it counts, as ever"
-    older = Target(table, "main", "s.replay", 1, FakeClock(), claimed_first=True)
+    older = TableCommitter(table, "main", "s.replay", 1, FakeClock(), claimed_first=True)
     with pytest.raises(Fenced):
         older.claim()
+
+
+# ── a branch that was moved, and what would tell of it expired ───────────────────────────────────
+
+
+def rolled_back_and_expired(metadata_kept: bool, keys: int | None = None) -> FakeTable:
+    """Three batches; back to the first; somebody else's two commits; the rest is expired."""
+    table = FakeTable()
+    table.metadata_kept = metadata_kept
+    life = target(table)
+    for n, name in enumerate("abc"):
+        entry = replace(entry_of([batch(5 * n, 5 * n + 5, name)], "db.t", 1), keys=keys)
+        life.witness(life.commit([f"m-{name}"], entry))
+    first = [*table.history("main")][-1]
+    table.refs["main"] = first.id
+    expired(table)
+    return table
+
+
+@pytest.mark.parametrize("metadata_kept", [True, False])
+@pytest.mark.parametrize("keys", [None, 5])
+@pytest.mark.parametrize("running", [True, False])
+def test_a_sequence_number_is_no_proof_that_the_witness_is_an_ancestor(
+    metadata_kept: bool, keys: int | None, running: bool
+):
+    """The witness is older than all that is left, and the branch was rolled back behind it."""
+    table = rolled_back_and_expired(metadata_kept, keys)
+    life = target(table, 1 if running else 2)
+    words = r"found a with orders\[0\] \[0, 5\)" if metadata_kept else "holds everything below ord"
+    if running:
+        life.seen, life.end = "c", Cut({P: 15})
+        with pytest.raises(Gap if metadata_kept else Expired, match=words):
+            put(life, batch(15, 20, "d"))
+    elif metadata_kept:
+        life.claim()  # on top of what is there; whoever begins looks whether that is enough
+        assert life.end == Cut({P: 5})
+    else:
+        with pytest.raises(Expired, match=r"everything below orders\[0\]@15"):
+            life.claim()
+    strayed = life.strayed()
+    assert isinstance(strayed, Gap if metadata_kept else Expired)
+    assert "m-d" not in table.live()
+
+
+@pytest.mark.parametrize("keys", [None, 5])
+def test_maintenance_by_others_is_no_reason_to_stop_where_earlier_metadata_tells_of_it(
+    keys: int | None,
+):
+    table = FakeTable()
+    table.metadata_kept = table.rewritten = True
+    life = target(table)
+    life.witness(life.commit(["m-a"], replace(entry_of([batch(0, 5, "a")], "db.t", 1), keys=keys)))
+    expired(table)
+    put(life, batch(5, 9, "b"))
+    expired(table)
+    heir = target(table, 2)
+    claimed = heir.claim()
+    assert claimed.entry is not None
+    assert claimed.entry.doubt == 0
+    assert claimed.entry.end == Cut({P: 9})
+    assert heir.strayed() is None
+    put(heir, batch(9, 12, "c", epoch=2))
+    assert table.live()[-1] == "m-c"
+
+
+def test_without_earlier_metadata_the_newest_manifest_of_the_witness_shows_the_way():
+    """Of appends. A rewrite may have taken all trace of a delete away."""
+    for keys, rewritten, shown in ((None, False, True), (None, True, False), (5, False, False)):
+        table = FakeTable()
+        table.rewritten = rewritten
+        life = target(table)
+        entry = replace(entry_of([batch(0, 5, "a")], "db.t", 1), keys=keys)
+        life.witness(life.commit(["m-a"], entry))
+        expired(table)
+        if shown:
+            put(life, batch(5, 9, "b"))
+            assert table.live()[-1] == "m-b"
+            continue
+        with pytest.raises(Expired, match="nothing shows"):
+            put(life, batch(5, 9, "b"))
+
+
+def test_a_commit_that_was_expired_before_its_witness_is_found_in_earlier_metadata():
+    """Whether it was applied need not be guessed; and the tag goes to an entry on top."""
+    table, life = witnessed()
+    table.metadata_kept = True
+    append = table.append
+
+    def lost(*given: Any, **more: Any) -> None:
+        table.append = append  # type: ignore[method-assign]
+        append(*given, **more)
+        expired(table)
+        raise CommitStateUnknown("cannot commit: CommitStateUnknownException")
+
+    table.append = lost  # type: ignore[method-assign]
+    one = batch(0, 5, "a")
+    there = life.commit(one.table("db.t").manifests, entry_of([one], "db.t", 1))
+    assert there.id not in table.snapshots
+    assert [*life.locate([one])] == ["a"]
+    life.witness(there)
+    newest = next(table.history("main"))
+    assert table.tagged("frazil/s") == newest
+    assert parse(newest.summary).end == Cut({P: 5})  # type: ignore[union-attr]
+    put(life, batch(5, 9, "b"))
+    assert sum("m-a" in added for added in table.manifests.values()) == 1
 
 
 # ── expiry between a commit and its witness ──────────────────────────────────────────────────────
 
 
-def witnessed() -> tuple[FakeTable, Target]:
+def witnessed() -> tuple[FakeTable, TableCommitter]:
     """A table that a life has claimed."""
     table = FakeTable()
     life = target(table)
@@ -320,13 +515,13 @@ def test_a_life_whose_manifests_a_newer_one_has_removed_is_fenced():
         gone()
 
     def gone(*_: Any, **__: Any) -> None:
-        raise Foreign("cannot commit: NotFoundException")
+        raise IdentityMismatch("cannot commit: NotFoundException")
 
     table.append = overtaken  # type: ignore[method-assign]
     with pytest.raises(Fenced):
         put(life, batch(0, 5, "a"))
     table.append = gone  # type: ignore[method-assign]
-    with pytest.raises(Foreign, match="NotFoundException"):
+    with pytest.raises(IdentityMismatch, match="NotFoundException"):
         put(heir, batch(0, 5, "a"))
 
 
@@ -341,7 +536,7 @@ def test_a_commit_that_was_expired_before_its_witness_is_not_made_again(then: st
         expired(table)
         if "again" in then:
             append(*given, **more)
-        raise Unknown("cannot commit: CommitStateUnknownException")
+        raise CommitStateUnknown("cannot commit: CommitStateUnknownException")
 
     table.append = lost  # type: ignore[method-assign]
     with pytest.raises(Expired, match=r"orders\[0\] \[0, 5\).*cannot be told"):
@@ -481,8 +676,8 @@ def test_a_claim_sees_that_entries_were_expired_since_it_looked(tagged: bool):
 def test_what_leads_up_to_the_oldest_entry_that_is_left_is_in_the_table():
     """A zombie staged the same records in other ranges: those must not be taken."""
     batches = [batch(0, 5, "a", 0), batch(5, 9, "b", 1), batch(0, 7, "z", 0, epoch=2)]
-    assert led_up_to(batches, [Cut({P: 9})]) == {"a", "b"}
-    committed = led_up_to(batches, [Cut({P: 9})]) | {"c"}
+    assert preceding(batches, [Cut({P: 9})]) == {"a", "b"}
+    committed = preceding(batches, [Cut({P: 9})]) | {"c"}
     last = batch(9, 12, "c", 2)
     found = chain(Cut({P: 0}), [*batches, last], committed)
     assert [each.commit_id for each in found] == ["a", "b", "c"]
@@ -503,30 +698,33 @@ def test_batches_whose_entry_in_the_index_was_expired_are_there_all_the_same():
 class Rig:
     """A committer over two tables in memory, driven by hand."""
 
-    def __init__(self, bounds: Bounds | None = None) -> None:
+    def __init__(self, bounds: BackpressureLimits | None = None) -> None:
         self.data, self.index = FakeTable(), FakeTable("db.i", "uuid-2")
         self.steps: list[str] = []
         self.finished: list[str] = []
         self.restart()
         self.bounds = bounds
 
-    def restart(self, epoch: int = 1, bounds: Bounds | None = None) -> None:
+    def restart(self, epoch: int = 1, bounds: BackpressureLimits | None = None) -> None:
         data, index = target(self.data, epoch), target(self.index, epoch)
         data.claim()
         index.claim()
         self.targets = (data, index)
         self.committer = Committer(
-            target=lambda _: data, index=index, tables=lambda: {"db.t": "uuid-1"},
-            index_manifests=lambda located: [
-                f"i-{b.commit_id}@{s['db.t'].id}" for b, s in located
-            ],
+            target=lambda _: data,
+            index=index,
+            tables=lambda: {"db.t": "uuid-1"},
+            index_manifests=lambda located: [f"i-{b.commit_id}@{s['db.t'].id}" for b, s in located],
             committed=lambda done: self.finished.extend(b.commit_id for b in done),
-            position=Cut(), pace=lambda _: Pace(), bounds=bounds or Bounds(100, 10**9, 3600),
-            step=lambda name, _: self.steps.append(name), clock=FakeClock(),
-        )  # fmt: skip
+            position=Cut(),
+            pace=lambda _: CommitTrigger(),
+            bounds=bounds or BackpressureLimits(100, 10**9, 3600),
+            step=lambda name, _: self.steps.append(name),
+            clock=FakeClock(),
+        )
 
     def commit(self, *batches: StagedBatch) -> None:
-        self.committer._pending = [_Waiting(b, 0.0) for b in batches]
+        self.committer._pending = [_PendingTable(b, 0.0) for b in batches]
         self.committer.round(["db.t", INDEX])
         if self.committer.progress.trouble:
             raise Unavailable(self.committer.progress.trouble)
@@ -555,12 +753,47 @@ def test_tables_are_looked_after_when_nothing_is_committed_any_more():
 def test_the_index_is_committed_last_and_names_the_snapshot_of_the_data():
     rig = Rig()
     rig.commit(batch(0, 5, "a"))
-    assert rig.steps == ["commit", "committed", "witnessed", "index-commit", "index-committed",
-                         "index-witnessed", "done"]  # fmt: skip
+    assert rig.steps == [
+        "commit",
+        "committed",
+        "witnessed",
+        "index-commit",
+        "index-committed",
+        "index-witnessed",
+        "done",
+    ]
     snapshot = next(rig.data.history("main"))
     assert rig.index.live() == [f"i-a@{snapshot.id}"]
     assert rig.committer.progress.position == Cut({P: 5})
     assert rig.finished == ["a"]
+
+
+@pytest.mark.parametrize("staged", ["by an earlier life", "long ago", "just now"])
+def test_a_batch_whose_staged_files_are_gone_is_not_committed(staged: str):
+    """Iceberg would commit it, and nobody could read the table any more."""
+    rig = Rig()
+    now = int(time.time() * 1000)
+    if staged == "by an earlier life":
+        rig.restart(epoch=2)
+    one = replace(batch(0, 5, "a"), staged_at_ms=0 if staged == "long ago" else now)
+    rig.data.deleted = ["m-a"]
+    if staged == "just now":  # it is not looked for each time
+        return rig.commit(one)
+    with pytest.raises(Expired, match=r"orders\[0\] \[0, 5\).*1 of its staged files are gone, m-a"):
+        rig.commit(one)
+    assert rig.data.live() == []
+    rig.data.deleted = []
+    rig.commit(one)
+    assert rig.data.live() == ["m-a"]
+
+
+def test_of_several_tables_one_that_lacks_staged_files_ends_the_life_that_cannot_commit_them():
+    """The next one reads them again: no person need look."""
+    rig = Rig()
+    rig.committer._alone = False
+    rig.data.deleted = ["m-a"]
+    with pytest.raises(Expired, match="staged files are gone"):
+        rig.commit(batch(0, 5, "a"))
 
 
 def test_absorbed_batches_share_one_snapshot_and_one_entry():
@@ -594,9 +827,12 @@ def deleting(one: StagedBatch, keys: int = 3) -> StagedBatch:
 def test_absorbed_batches_with_deletes_are_snapshots_of_their_own_and_in_order():
     rig = Rig()
     rig.commit(
-        batch(0, 5, "a"), batch(5, 9, "b", 1), deleting(batch(9, 12, "c", 2)),
-        deleting(batch(12, 15, "d", 3), 1), batch(15, 16, "e", 4),
-    )  # fmt: skip
+        batch(0, 5, "a"),
+        batch(5, 9, "b", 1),
+        deleting(batch(9, 12, "c", 2)),
+        deleting(batch(12, 15, "d", 3), 1),
+        batch(15, 16, "e", 4),
+    )
     entries = [parse(each.summary) for each in rig.data.history("main")][::-1][1:]
     assert [each and each.commit_ids for each in entries] == [("a", "b"), ("c",), ("d",), ("e",)]
     assert [each and each.keys for each in entries] == [None, 3, 1, 0]
@@ -637,7 +873,7 @@ def test_a_try_that_arrives_while_a_larger_group_is_tried_is_for_later_and_no_ov
     def times_out(*given: Any, **more: Any) -> None:
         assert more["check"](late.history("main")) is None
         flying.append(given)
-        raise Unknown("cannot commit: CommitStateUnknownException")
+        raise CommitStateUnknown("cannot commit: CommitStateUnknownException")
 
     def arrives() -> None:
         late.add(*flying[0])
@@ -678,15 +914,18 @@ def test_a_life_that_died_between_table_and_index_is_completed_by_the_next():
 @pytest.mark.parametrize(
     ("bounds", "reason"),
     [
-        (Bounds(2, 10**9, 3600), "2 batches wait for a commit; the bound is 2"),
-        (Bounds(100, 20, 3600), "20 staged bytes wait for a commit; the bound is 20"),
-        (Bounds(100, 10**9, 0), "a batch has waited 0 s; the bound is 0 s"),
+        (BackpressureLimits(2, 10**9, 3600), "2 batches wait for a commit; the bound is 2"),
+        (BackpressureLimits(100, 20, 3600), "20 staged bytes wait for a commit; the bound is 20"),
+        (BackpressureLimits(100, 10**9, 0), "a batch has waited 0 s; the bound is 0 s"),
     ],
 )
-def test_each_bound_of_absorption_blocks_and_says_why(bounds: Bounds, reason: str):
+def test_each_bound_of_absorption_blocks_and_says_why(bounds: BackpressureLimits, reason: str):
     rig = Rig()
     rig.restart(epoch=2, bounds=bounds)
-    rig.committer._pending = [_Waiting(batch(0, 5, "a"), 0.0), _Waiting(batch(5, 9, "b"), 0.0)]
+    rig.committer._pending = [
+        _PendingTable(batch(0, 5, "a"), 0.0),
+        _PendingTable(batch(5, 9, "b"), 0.0),
+    ]
     assert rig.committer._over() == reason
 
 
@@ -751,7 +990,7 @@ def test_the_witness_never_moves_back_from_a_claim_to_an_older_batch():
 
 def test_a_bound_that_is_reached_brings_the_commit_forward_and_hurry_lets_everyone_in():
     rig = Rig()
-    rig.restart(epoch=2, bounds=Bounds(1, 10**9, 3600))
+    rig.restart(epoch=2, bounds=BackpressureLimits(1, 10**9, 3600))
     committer = rig.committer
     committer._interval = 3600
     committer._clock = time
@@ -771,10 +1010,11 @@ def test_a_bound_that_is_reached_brings_the_commit_forward_and_hurry_lets_everyo
 def counted(number: int, commit_id: str, before: str, after: str) -> StagedBatch:
     """Batch `number` of a source without offsets: known by its places alone."""
     begin, end = Cut({BATCHES: number}), Cut({BATCHES: number + 1})
-    tally = Tally(Range(BATCHES, number, number + 1), 7)
+    tally = RangeCounts(Range(BATCHES, number, number + 1), 7)
     table = StagedTable("db.t", "uuid-1", 0, (f"m-{commit_id}",), (), 1, 10, (tally,))
-    return StagedBatch("s", 1, number, commit_id, begin, end, {}, "", 0, 0, (table,),
-                       source=(before, after))  # fmt: skip
+    return StagedBatch(
+        "s", 1, number, commit_id, begin, end, {}, "", 0, 0, (table,), source=(before, after)
+    )
 
 
 def test_a_batch_that_a_fenced_life_counted_alike_is_not_taken_over():
@@ -786,8 +1026,9 @@ def test_a_batch_that_a_fenced_life_counted_alike_is_not_taken_over():
     assert chain(Cut({BATCHES: 6}), [fenced, next_of_fenced], set(), "s6") == []
     assert chain(Cut({BATCHES: 6}), [next_of_fenced, mine], set(), "s6") == [mine]
     assert chain(Cut({BATCHES: 5}), [next_of_fenced, fenced], set(), "s5") == [
-        fenced, next_of_fenced,
-    ]  # fmt: skip
+        fenced,
+        next_of_fenced,
+    ]
 
 
 def test_a_batch_that_does_not_begin_at_the_ledgers_place_is_refused():
@@ -809,8 +1050,11 @@ def test_an_entry_never_begins_before_the_ledger_it_goes_on_from():
         entry_of([batch(5, 9, "b")], "db.t", 1, Cut({P: 7}))
     idle = entry_of([batch(5, 9, "b")], "db.t", 1, Cut({P: 2}))
     assert (idle.begin[P], idle.end[P], idle.counts(P).elsewhere, idle.counts(P).written) == (
-        2, 9, 3, 4,
-    )  # fmt: skip
+        2,
+        9,
+        3,
+        4,
+    )
 
 
 def test_an_entry_that_is_not_the_one_last_seen_is_refused_even_if_it_would_join():

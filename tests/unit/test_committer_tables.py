@@ -8,11 +8,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from frazil.core.config import (
+from frazil.commit.committer import (
+    INDEX,
+    BackpressureLimits,
+    Committer,
+    CommitTrigger,
+    _PendingTable,
+)
+from frazil.commit.protocol import ATTEMPTS, LONGEST_PAUSE, TableCommitter, chain, entry_of
+from frazil.commit.tables import SinkTables
+from frazil.config.model import (
     Config,
     DeadLettersConfig,
     DecodeConfig,
@@ -20,17 +30,14 @@ from frazil.core.config import (
     SinkConfig,
     TableConfig,
 )
-from frazil.core.errors import ConfigError, Fenced, Foreign, FrazilError, Gap, Unavailable
-from frazil.core.offsets import Cut, Partition, Range
-from frazil.ingest.stage import StagedBatch, StagedTable, Tally
-from frazil.table.commit import ATTEMPTS, LONGEST_PAUSE, Target, chain, entry_of
-from frazil.table.committer import INDEX, Bounds, Committer, Pace, _Waiting
-from frazil.table.ledger import Counts, Entry, entries
-from frazil.table.tables import Tables
+from frazil.errors import ConfigError, Fenced, FrazilError, Gap, IdentityMismatch, Unavailable
+from frazil.ledger.entry import LedgerEntry, OutcomeCounts, Snapshot, entries
+from frazil.ledger.staged_batch import RangeCounts, StagedBatch, StagedTable
+from frazil.offsets import Cut, Partition, Range
 from tests.fakes import FakeClock, FakeTable
 
 P, Q = Partition("orders", 0), Partition("orders", 1)
-ROOMY = Bounds(100, 10**9, 3600)
+ROOMY = BackpressureLimits(100, 10**9, 3600)
 #: Every try of one commit.
 AWAY = ["dropped"] * ATTEMPTS
 
@@ -38,7 +45,7 @@ AWAY = ["dropped"] * ATTEMPTS
 class Stream:
     """Batches of one partition, ten offsets each, and tables that are made when they are named."""
 
-    def __init__(self, *names: str, paces: Mapping[str, Pace] | None = None) -> None:
+    def __init__(self, *names: str, paces: Mapping[str, CommitTrigger] | None = None) -> None:
         self.tables = {name: FakeTable(name, f"uuid-{name}") for name in names}
         self.index = FakeTable("db.index", "uuid-index")
         self.paces = dict(paces or {})
@@ -54,26 +61,31 @@ class Stream:
     def life(self) -> None:
         """A life begins: claims, and what is staged is taken over."""
         self.epoch += 1
-        self.index_target = Target(self.index, "main", "s", self.epoch, self.clock)
+        self.index_target = TableCommitter(self.index, "main", "s", self.epoch, self.clock)
         head = self.index_target.claim(lambda position: Cut({P: 0, Q: 0, **position}))
         assert head.entry is not None
         self.targets = {
-            name: Target(table, "main", "s", self.epoch, self.clock)
+            name: TableCommitter(table, "main", "s", self.epoch, self.clock)
             for name, table in self.tables.items()
         }
         for name, each in self.targets.items():
             if name not in self.amiss:
                 each.claim()
         self.committer = Committer(
-            target=self._target, index=self.index_target,
+            target=self._target,
+            index=self.index_target,
             index_manifests=lambda located: [
                 f"{b.commit_id}:{','.join(sorted(s))}" for b, s in located
             ],
-            tables=lambda: {}, committed=self._committed, position=head.entry.end,
-            pace=lambda name: self.paces.get(name, Pace()), bounds=self.bounds,
+            tables=lambda: {},
+            committed=self._committed,
+            position=head.entry.end,
+            pace=lambda name: self.paces.get(name, CommitTrigger()),
+            bounds=self.bounds,
             step=lambda name, batch: self.steps.append((name, batch.commit_id if batch else "")),
-            clock=self.clock, alone=False,
-        )  # fmt: skip
+            clock=self.clock,
+            alone=False,
+        )
         committed = {
             i for each in self.tables.values() for entry in ledger(each) for i in entry.commit_ids
         }
@@ -82,7 +94,7 @@ class Stream:
         for batch in found:
             self.committer.submit(batch)
 
-    def _target(self, name: str) -> Target:
+    def _target(self, name: str) -> TableCommitter:
         if name in self.amiss:
             raise self.amiss[name]
         return self.targets[name]
@@ -98,16 +110,23 @@ class Stream:
         commit_id = f"c{self.made}"
         tables = tuple(
             StagedTable(
-                f"db.{name}", f"uuid-db.{name}", 0, (f"{commit_id}-{name}",), (), 1, bytes,
-                (Tally(range_, count, skipped=10 - count),),
+                f"db.{name}",
+                f"uuid-db.{name}",
+                0,
+                (f"{commit_id}-{name}",),
+                (),
+                1,
+                bytes,
+                (RangeCounts(range_, count, skipped=10 - count),),
             )
             for name, count in written.items()
-        )  # fmt: skip
-        total = Tally(range_, min(10, sum(written.values())))
-        total = Tally(range_, total.written, skipped=10 - total.written)
+        )
+        total = RangeCounts(range_, min(10, sum(written.values())))
+        total = RangeCounts(range_, total.written, skipped=10 - total.written)
         after = self.end.after([range_])
-        made = StagedBatch("s", self.epoch, self.made, commit_id, self.end, after, {}, "", 0, 0,
-                           tables, (total,))  # fmt: skip
+        made = StagedBatch(
+            "s", self.epoch, self.made, commit_id, self.end, after, {}, "", 0, 0, tables, (total,)
+        )
         self.staged[commit_id] = made
         self.end = after
         return made
@@ -147,13 +166,13 @@ class Stream:
         return self.committer.progress.stuck
 
 
-def ledger(table: FakeTable) -> list[Entry]:
+def ledger(table: FakeTable) -> list[LedgerEntry]:
     """Oldest first, claims left out."""
     found = [entry for entry, _ in entries(table.history("main"), "s")][::-1]
     return [entry for entry in found if entry.ranges]
 
 
-def counts(entry: Entry, partition: Partition = P) -> Counts:
+def counts(entry: LedgerEntry, partition: Partition = P) -> OutcomeCounts:
     return entry.counts(partition)
 
 
@@ -183,7 +202,7 @@ def test_a_batch_that_holds_nothing_for_any_table_moves_the_index_alone(stream: 
     assert stream.round() == [INDEX]
     assert stream.committer.progress.position == Cut({P: 10, Q: 0})
     [entry] = ledger(stream.index)
-    assert counts(entry) == Counts(skipped=10)
+    assert counts(entry) == OutcomeCounts(skipped=10)
     assert ledger(stream.tables["db.a"]) == []
 
 
@@ -209,12 +228,12 @@ def test_an_idle_table_begins_where_it_ended_and_counts_what_passed_as_elsewhere
     stream.hand(a=1, at=Q)
     stream.settle()
     first, second, third = ledger(stream.tables["db.a"])
-    assert counts(first) == Counts(3, skipped=7)
+    assert counts(first) == OutcomeCounts(3, skipped=7)
     assert (second.begin, second.end) == (Cut({P: 10, Q: 0}), Cut({P: 50, Q: 0}))
-    assert counts(second) == Counts(2, skipped=8, elsewhere=30)
+    assert counts(second) == OutcomeCounts(2, skipped=8, elsewhere=30)
     assert (third.begin, third.end) == (Cut({P: 50, Q: 0}), Cut({P: 60, Q: 10}))
-    assert counts(third) == Counts(elsewhere=10)
-    assert counts(third, Q) == Counts(1, skipped=9)
+    assert counts(third) == OutcomeCounts(elsewhere=10)
+    assert counts(third, Q) == OutcomeCounts(1, skipped=9)
 
 
 def test_a_table_that_skipped_a_batch_in_the_middle_of_a_commit_counts_it_too(stream: Stream):
@@ -222,7 +241,7 @@ def test_a_table_that_skipped_a_batch_in_the_middle_of_a_commit_counts_it_too(st
         stream.hand(**({"a": a} if a else {"b": 1}))
     stream.settle()
     [entry] = ledger(stream.tables["db.a"])
-    assert counts(entry) == Counts(5, skipped=15, elsewhere=20)
+    assert counts(entry) == OutcomeCounts(5, skipped=15, elsewhere=20)
     assert entry.commit_ids == ("c1", "c4")
 
 
@@ -230,12 +249,12 @@ def test_a_table_that_appears_later_begins_with_its_first_batch(stream: Stream):
     stream.hand(a=1)
     stream.settle()
     stream.tables["db.new"] = FakeTable("db.new", "uuid-db.new")
-    stream.targets["db.new"] = Target(stream.tables["db.new"], "main", "s", 1, stream.clock)
+    stream.targets["db.new"] = TableCommitter(stream.tables["db.new"], "main", "s", 1, stream.clock)
     stream.hand(new=5)
     stream.settle()
     [entry] = ledger(stream.tables["db.new"])
     assert entry.begin == Cut({P: 10, Q: 0})
-    assert counts(entry) == Counts(5, skipped=5)
+    assert counts(entry) == OutcomeCounts(5, skipped=5)
 
 
 def test_an_entry_that_would_hold_offsets_twice_is_refused(stream: Stream):
@@ -249,7 +268,7 @@ def test_a_table_ahead_in_one_partition_takes_records_of_another(stream: Stream)
     one = stream.batch(at=Q, a=4)
     entry = entry_of([one], "db.a", 1, Cut({P: 25, Q: 0}))
     assert (entry.begin, entry.end) == (Cut({P: 25, Q: 0}), Cut({P: 25, Q: 10}))
-    assert entry.total == Counts(4, skipped=6)
+    assert entry.total == OutcomeCounts(4, skipped=6)
 
 
 # ── a table that is stuck ───────────────────────────────────────────────────────────────────────
@@ -272,7 +291,8 @@ def test_a_stuck_table_holds_back_the_index_and_no_other_table(stream: Stream):
 
 
 @pytest.mark.parametrize(
-    "error", [Foreign("cannot go on: it is gone"), Gap("cannot go on"), ConfigError("cannot: 403")]
+    "error",
+    [IdentityMismatch("cannot go on: it is gone"), Gap("cannot go on"), ConfigError("cannot: 403")],
 )
 def test_what_a_person_must_see_to_keeps_only_its_own_table_waiting(
     stream: Stream, error: FrazilError
@@ -358,8 +378,8 @@ def test_a_lost_answer_is_found_though_the_group_has_grown_and_the_table_was_idl
     stream.settle()
     assert stream.live("a") == ["c2-a", "c4-a"]
     first, second = ledger(table)
-    assert counts(first) == Counts(1, skipped=9)
-    assert counts(second) == Counts(2, skipped=8, elsewhere=10)
+    assert counts(first) == OutcomeCounts(1, skipped=9)
+    assert counts(second) == OutcomeCounts(2, skipped=8, elsewhere=10)
 
 
 def _refusing(*_: Any) -> None:
@@ -379,12 +399,12 @@ def test_a_life_that_ended_in_the_middle_is_taken_over_table_by_table(stream: St
     assert stream.live("b") == ["c1-b", "c2-b", "c3-b"]
     assert stream.indexed == ["c1", "c2", "c3"]
     assert [counts(each) for each in ledger(stream.tables["db.a"])] == [
-        Counts(4, skipped=16, elsewhere=10)
+        OutcomeCounts(4, skipped=16, elsewhere=10)
     ]
 
 
 def test_a_table_that_stays_stuck_over_several_lives_loses_nothing(stream: Stream):
-    stream.amiss["db.a"] = Foreign("cannot go on: it is gone")
+    stream.amiss["db.a"] = IdentityMismatch("cannot go on: it is gone")
     for _ in range(3):
         stream.hand(a=1, b=1)
         stream.hand(b=1)
@@ -401,7 +421,7 @@ def test_a_table_that_stays_stuck_over_several_lives_loses_nothing(stream: Strea
 
 def test_batches_are_found_though_the_history_behind_them_was_expired(stream: Stream):
     """One table waits for long, the others go on and are maintained, and then a new life begins."""
-    stream.amiss["db.a"] = Foreign("cannot go on: it is gone")
+    stream.amiss["db.a"] = IdentityMismatch("cannot go on: it is gone")
     for _ in range(4):
         stream.hand(a=1, b=1)
         stream.round()
@@ -414,12 +434,12 @@ def test_batches_are_found_though_the_history_behind_them_was_expired(stream: St
     stream.settle()
     assert dict(stream.stuck) == {}
     assert stream.indexed == ["c1", "c2", "c3", "c4", "c5"]
-    assert counts(ledger(stream.tables["db.b"])[-1]) == Counts(5, skipped=5)
+    assert counts(ledger(stream.tables["db.b"])[-1]) == OutcomeCounts(5, skipped=5)
 
 
 def test_a_newer_life_on_one_table_stops_the_older_one_for_all(stream: Stream):
     stream.hand(a=1, b=1)
-    Target(stream.tables["db.b"], "main", "s", 9, stream.clock).claim()
+    TableCommitter(stream.tables["db.b"], "main", "s", 9, stream.clock).claim()
     with pytest.raises(Fenced):
         stream.round()
     assert stream.live("b") == []
@@ -429,7 +449,7 @@ def test_a_newer_life_on_one_table_stops_the_older_one_for_all(stream: Stream):
 def test_a_thread_that_is_fenced_tells_whoever_submits_or_waits():
     stream = Stream("db.a", "db.b")
     stream.committer._clock = time
-    Target(stream.tables["db.b"], "main", "s", 9, stream.clock).claim()
+    TableCommitter(stream.tables["db.b"], "main", "s", 9, stream.clock).claim()
     stream.committer.start()
     try:
         stream.hand(a=1, b=1)
@@ -446,7 +466,7 @@ def test_a_thread_that_is_fenced_tells_whoever_submits_or_waits():
 def test_files_that_were_staged_for_another_table_of_that_name_are_not_committed(stream: Stream):
     stream.hand(a=1, b=1)
     stream.tables["db.a"] = FakeTable("db.a", "another")
-    stream.targets["db.a"] = Target(stream.tables["db.a"], "main", "s", 1, stream.clock)
+    stream.targets["db.a"] = TableCommitter(stream.tables["db.a"], "main", "s", 1, stream.clock)
     stream.round()
     assert "dropped and made again" in stream.stuck["db.a"]
     assert stream.live("a") == []
@@ -457,29 +477,29 @@ def test_files_that_were_staged_for_another_table_of_that_name_are_not_committed
 
 def test_batches_that_wait_for_a_stuck_table_alone_do_not_count_by_number():
     stream = Stream("db.a", "db.b")
-    stream.bounds = Bounds(2, 100, 3600)
+    stream.bounds = BackpressureLimits(2, 100, 3600)
     stream.life()
-    stream.amiss["db.a"] = Foreign("cannot go on: it is gone")
+    stream.amiss["db.a"] = IdentityMismatch("cannot go on: it is gone")
     for _ in range(20):
         stream.hand(a=1, b=1)  # never blocks
         stream.round()
     assert len(stream.committer.pending) == 20
     assert stream.committer._over() == ""
-    stream.committer._pending.append(_Waiting(stream.batch(a=1, b=1, bytes=1), 0.0))
-    stream.committer._pending.append(_Waiting(stream.batch(b=1), 0.0))
+    stream.committer._pending.append(_PendingTable(stream.batch(a=1, b=1, bytes=1), 0.0))
+    stream.committer._pending.append(_PendingTable(stream.batch(b=1), 0.0))
     assert stream.committer._over() == "2 batches wait for a commit; the bound is 2"
 
 
 def test_bytes_and_age_hold_the_stream_though_one_table_only_is_stuck():
     stream = Stream("db.a", "db.b")
-    stream.bounds = Bounds(2, 100, 3600)
+    stream.bounds = BackpressureLimits(2, 100, 3600)
     stream.life()
-    stream.amiss["db.a"] = Foreign("cannot go on: it is gone")
+    stream.amiss["db.a"] = IdentityMismatch("cannot go on: it is gone")
     stream.hand(a=1, b=1, bytes=60)
     stream.round()
     stream.hand(a=1, bytes=60)
     assert stream.committer._over() == "120 staged bytes wait for a commit; the bound is 100"
-    stream.bounds = Bounds(2, 1000, 3600)
+    stream.bounds = BackpressureLimits(2, 1000, 3600)
     stream.life()
     stream.round()
     assert stream.committer._over() == ""
@@ -490,7 +510,7 @@ def test_bytes_and_age_hold_the_stream_though_one_table_only_is_stuck():
 def test_a_stuck_table_does_not_hold_those_who_flush_for_ever():
     stream = Stream("db.a", "db.b")
     stream.committer._clock = time
-    stream.amiss["db.a"] = Foreign("cannot go on: it is gone")
+    stream.amiss["db.a"] = IdentityMismatch("cannot go on: it is gone")
     stream.committer.start()
     try:
         stream.hand(a=1, b=1)
@@ -499,7 +519,7 @@ def test_a_stuck_table_does_not_hold_those_who_flush_for_ever():
         waiter.start()
         waiter.join(10)
         assert found == [False]
-        assert isinstance(stream.committer.stalled(), Foreign)
+        assert isinstance(stream.committer.stalled(), IdentityMismatch)
     finally:
         stream.committer.close()
     assert stream.live("b") == ["c1-b"]
@@ -523,7 +543,7 @@ def test_a_table_that_is_back_soon_is_worth_waiting_for():
 
 
 def test_the_most_urgent_table_is_first_and_the_index_last():
-    stream = Stream("db.a", "db.b", "db.c", paces={"db.c": Pace(priority=5)})
+    stream = Stream("db.a", "db.b", "db.c", paces={"db.c": CommitTrigger(priority=5)})
     stream.hand(b=1)
     stream.clock.now += 1
     stream.hand(a=1, c=1)
@@ -531,7 +551,7 @@ def test_the_most_urgent_table_is_first_and_the_index_last():
 
 
 def test_a_table_gathers_for_its_interval_while_others_go_on_at_theirs():
-    stream = Stream("db.a", "db.b", paces={"db.a": Pace(interval=60)})
+    stream = Stream("db.a", "db.b", paces={"db.a": CommitTrigger(interval=60)})
     stream.hand(a=1, b=1)
     assert stream.round() == ["db.a", "db.b", INDEX], "the first is not kept waiting"
     for _ in range(5):
@@ -546,8 +566,27 @@ def test_a_table_gathers_for_its_interval_while_others_go_on_at_theirs():
     assert stream.indexed == [f"c{i}" for i in range(1, 7)]
 
 
+def test_a_batch_that_comes_once_an_interval_does_not_wait_for_the_commit_of_the_one_before():
+    stream = Stream("db.a", paces={"db.a": CommitTrigger(interval=60)})
+    table = stream.tables["db.a"]
+    refresh, took = table.refresh, [0.0]
+
+    def slow() -> None:
+        stream.clock.now += took[0]
+        refresh()
+
+    table.refresh = slow  # type: ignore[method-assign]
+    for _ in range(20):
+        took[0] = 1.0
+        stream.hand(a=1)
+        at = stream.clock.now
+        assert stream.round() == ["db.a", INDEX]
+        stream.clock.now = at + 60
+    assert len(ledger(table)) == 20
+
+
 def test_enough_bytes_or_a_flush_end_the_gathering():
-    stream = Stream("db.a", "db.b", paces={"db.a": Pace(interval=60, bytes=100)})
+    stream = Stream("db.a", "db.b", paces={"db.a": CommitTrigger(interval=60, bytes=100)})
     stream.hand(a=1)
     stream.round()
     stream.hand(a=1, bytes=60)
@@ -562,8 +601,8 @@ def test_enough_bytes_or_a_flush_end_the_gathering():
 
 
 def test_a_bound_ends_the_gathering_too():
-    stream = Stream("db.a", paces={"db.a": Pace(interval=3600)})
-    stream.bounds = Bounds(2, 10**9, 7200)
+    stream = Stream("db.a", paces={"db.a": CommitTrigger(interval=3600)})
+    stream.bounds = BackpressureLimits(2, 10**9, 7200)
     stream.life()
     stream.hand(a=1)
     stream.round()
@@ -574,8 +613,8 @@ def test_a_bound_ends_the_gathering_too():
 
 
 def test_more_than_an_entry_can_name_is_committed_in_several(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("frazil.table.committer.TOGETHER", 4)
-    stream = Stream("db.a", paces={"db.a": Pace(interval=3600)})
+    monkeypatch.setattr("frazil.commit.committer.TOGETHER", 4)
+    stream = Stream("db.a", paces={"db.a": CommitTrigger(interval=3600)})
     stream.amiss["db.a"] = Unavailable("cannot reach it")
     for _ in range(10):
         stream.hand(a=1)
@@ -595,11 +634,14 @@ def test_nothing_waits_where_nothing_is_pending(stream: Stream):
 
 def test_a_table_that_is_staged_for_and_not_there_is_named_and_keeps_only_itself_waiting():
     config = Config(
-        SinkConfig("s", topics=("t",)), Settings({"bootstrap.servers": "x"}),
-        (TableConfig("db.t"),), DecodeConfig("json"), dead_letters=DeadLettersConfig("db.dead"),
-    )  # fmt: skip
-    tables = Tables(Any, config, lambda name: name)  # type: ignore[arg-type]
-    with pytest.raises(Foreign, match=r"db\.gone"):
+        SinkConfig("s", topics=("t",)),
+        Settings({"bootstrap.servers": "x"}),
+        (TableConfig("db.t"),),
+        DecodeConfig("json"),
+        dead_letters=DeadLettersConfig("db.dead"),
+    )
+    tables = SinkTables(Any, config, lambda name: name)  # type: ignore[arg-type]
+    with pytest.raises(IdentityMismatch, match=r"db\.gone"):
         tables.target("db.gone")
     assert tables.pace("db.gone", 5.0).interval == 5.0
 
@@ -608,10 +650,47 @@ def test_a_life_that_was_overtaken_does_not_wait_for_a_person():
     """It may have taken batches of the newer one, for tables that it knows nothing of."""
     stream = Stream("db.a")
     old = stream.committer
-    stream.amiss["db.a"] = Foreign("cannot commit to table db.a: it is not there")
+    stream.amiss["db.a"] = IdentityMismatch("cannot commit to table db.a: it is not there")
     old.submit(stream.batch(a=3))
     old.round(old._due())
     assert "not there" in old.progress.trouble
     stream.life()
     with pytest.raises(Fenced, match="this one is epoch 1"):
         old.round(["db.a"])
+
+
+# ── brokers without topic ids ───────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("theirs", "mine", "shared"),
+    [
+        ({"orders": ""}, {"orders": ""}, True),
+        ({"orders": ""}, {"users": ""}, False),
+        ({"orders": "id-1"}, {"renamed": "id-1"}, True),
+        ({"orders": "id-1"}, {"orders": "id-2"}, False),
+        ({"orders": "id-1"}, {"orders": ""}, True),
+    ],
+)
+def test_without_topic_ids_two_sinks_of_a_table_are_told_apart_by_topic_names(
+    theirs: dict[str, str], mine: dict[str, str], shared: bool
+):
+    cut = Cut({Partition("orders", 0): 5})
+    other = LedgerEntry("other", 1, ("c",), (0, 0), cut, cut, topics=theirs)
+    snapshot = Snapshot(1, None, 1, 1, "append", other.summary())
+    table: Any = SimpleNamespace(
+        name="db.t",
+        tags=lambda: {"frazil/other": 1},
+        tagged=lambda _: snapshot,
+        history=lambda _: [snapshot],
+    )
+    held: Any = SimpleNamespace(
+        config=SimpleNamespace(branch="main"), table=table, target=SimpleNamespace(table=table)
+    )
+    sink = SimpleNamespace(id="s", allow_shared_topics=False)
+    tables: Any = SimpleNamespace(_config=SimpleNamespace(sink=sink))
+    if shared:
+        with pytest.raises(ConfigError, match="sink other fills it from"):
+            SinkTables.refuse_shared(tables, held, mine)
+    else:
+        SinkTables.refuse_shared(tables, held, mine)

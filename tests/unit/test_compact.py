@@ -23,13 +23,20 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file
 from pyiceberg.table.puffin import PuffinFile
 
-from frazil.core.errors import Miscount, Misfit, Unavailable, Unknown
-from frazil.core.offsets import Cut
-from frazil.ingest.compact import Delete, Hiding, Job, Source, compact, mask
-from frazil.ingest.write import TableShape, Writer
-from frazil.table import compact as rounds
-from frazil.table.compact import COMPACT, Compaction
-from frazil.table.ledger import Entry, Snapshot
+from frazil.errors import AccountingError, CommitStateUnknown, SchemaMismatch, Unavailable
+from frazil.files.rewrite import (
+    AppliedDeletes,
+    EqualityDelete,
+    RewriteJob,
+    SourceFile,
+    mask,
+    rewrite,
+)
+from frazil.files.writer import TableWriter, WriterSpec
+from frazil.ledger.entry import LedgerEntry, Snapshot
+from frazil.maintenance import rewrite_data_files as rounds
+from frazil.maintenance.rewrite_data_files import COMPACT, RewriteDataFiles
+from frazil.offsets import Cut
 
 FIELDS = [
     {"id": 1, "name": "since", "required": True, "type": "long"},  # a name that others use, too
@@ -38,8 +45,12 @@ FIELDS = [
 ]
 KEYS = {1: ("since",), 2: ("since", "code")}
 UNPARTITIONED = '{"spec-id": 0, "fields": []}'
-BUCKETS = json.dumps({"spec-id": 1, "fields": [
-    {"source-id": 2, "field-id": 1000, "name": "code", "transform": "identity"}]})  # fmt: skip
+BUCKETS = json.dumps(
+    {
+        "spec-id": 1,
+        "fields": [{"source-id": 2, "field-id": 1000, "name": "code", "transform": "identity"}],
+    }
+)
 LARGE = 2**15  # a target size for which a file of a thousand rows is not small
 Row = tuple[int, str, str | None]
 
@@ -48,12 +59,12 @@ def schema(*fields: Mapping[str, Any]) -> str:
     return json.dumps({"type": "struct", "schema-id": 0, "fields": list(fields)})
 
 
-def shape(folder: Path, spec: str = UNPARTITIONED, target: int = 2**27) -> TableShape:
-    return TableShape("db.t", str(folder), schema(*FIELDS), 0, spec, {}, target, "none", {})
+def shape(folder: Path, spec: str = UNPARTITIONED, target: int = 2**27) -> WriterSpec:
+    return WriterSpec("db.t", str(folder), schema(*FIELDS), 0, spec, {}, target, "none", {})
 
 
-def written(shape: TableShape, rows: Sequence[Sequence[Any]]) -> list[str]:
-    writer = Writer(shape, "test")
+def written(shape: WriterSpec, rows: Sequence[Sequence[Any]]) -> list[str]:
+    writer = TableWriter(shape, "test")
     columns = [list(each) for each in zip(*rows, strict=True)]
     if columns:
         arrays = [pa.array(c, f.type) for c, f in zip(columns, shape.arrow, strict=True)]
@@ -61,9 +72,10 @@ def written(shape: TableShape, rows: Sequence[Sequence[Any]]) -> list[str]:
     return [file.descriptor for file in writer.close()]
 
 
-def equality(of: TableShape, keys: int) -> TableShape:
-    return replace(of, schema=schema(*FIELDS[:keys]), spec=UNPARTITIONED,
-                   equality=tuple(range(1, keys + 1)))  # fmt: skip
+def equality(of: WriterSpec, keys: int) -> WriterSpec:
+    return replace(
+        of, schema=schema(*FIELDS[:keys]), spec=UNPARTITIONED, equality=tuple(range(1, keys + 1))
+    )
 
 
 @dataclass(frozen=True)
@@ -78,7 +90,7 @@ class Memory:
 
     name = "db.t"
 
-    def __init__(self, shape: TableShape, version: int = 2, keys: int = 1) -> None:
+    def __init__(self, shape: WriterSpec, version: int = 2, keys: int = 1) -> None:
         self.shape = shape
         self.format_version = version
         self.keys = keys
@@ -89,18 +101,28 @@ class Memory:
         self.fault = ""
         self.late: Callable[[], None] = lambda: None
         self.model: dict[tuple[Any, ...], Row] = {}
-        self.add([], {**Entry("s", 1, ("claim",), (0, 0), Cut(), Cut()).summary()})
+        self.add([], {**LedgerEntry("s", 1, ("claim",), (0, 0), Cut(), Cut()).summary()})
 
     def add(self, files: list[Listed], summary: Mapping[str, str], kept: Any = None) -> None:
         before = self.snapshots[-1] if self.snapshots else None
         sequence = len(self.snapshots) + 1
         numbered = [replace(each, sequence=each.sequence or sequence) for each in files]
         old = (before[1] if before else []) if kept is None else kept
-        snapshot = Snapshot(100 + sequence, before[0].id if before else None, sequence, 0, "",
-                            dict(summary), f"list-{sequence}")  # fmt: skip
+        snapshot = Snapshot(
+            100 + sequence,
+            before[0].id if before else None,
+            sequence,
+            0,
+            "",
+            dict(summary),
+            f"list-{sequence}",
+        )
         every = [*old, *numbered]
-        data = [each for each in map(json.loads, (e.descriptor for e in every))
-                if each["content"] == "data"]  # fmt: skip
+        data = [
+            each
+            for each in map(json.loads, (e.descriptor for e in every))
+            if each["content"] == "data"
+        ]
         snapshot.summary["total-records"] = str(sum(each["record-count"] for each in data))
         self.snapshots.append((snapshot, every))
 
@@ -118,8 +140,10 @@ class Memory:
 
     @property
     def files(self) -> list[dict[str, Any]]:
-        return [json.loads(each.descriptor) | {"sequence": each.sequence}
-                for each in self.snapshots[-1][1]]  # fmt: skip
+        return [
+            json.loads(each.descriptor) | {"sequence": each.sequence}
+            for each in self.snapshots[-1][1]
+        ]
 
     def count(self, content: str) -> int:
         return sum(each["content"] == content for each in self.files)
@@ -170,9 +194,15 @@ class Memory:
         return snapshot, {"manifest": files}
 
     def replace(
-        self, removed: Sequence[str], added: Sequence[str], summary: Mapping[str, str], *,
-        branch: str, since: int, leftovers: list[str],
-    ) -> None:  # fmt: skip
+        self,
+        removed: Sequence[str],
+        added: Sequence[str],
+        summary: Mapping[str, str],
+        *,
+        branch: str,
+        since: int,
+        leftovers: list[str],
+    ) -> None:
         fault, self.fault = self.fault, ""
         if fault == "down":
             raise Unavailable("cannot rewrite: 503")
@@ -180,7 +210,7 @@ class Memory:
             self.late()
         leftovers.append("list.avro")
         if self.snapshots[-1][0].id != since:
-            raise Unknown("cannot rewrite: it is not the newest one any more")
+            raise CommitStateUnknown("cannot rewrite: it is not the newest one any more")
         files = self.snapshots[-1][1]
         assert removed
         assert set(removed) <= {each.descriptor for each in files}
@@ -193,7 +223,7 @@ class Memory:
         named = [e["referenced-data-file"] for e in self.files if e.get("referenced-data-file")]
         assert len(set(named)) == len(named), "two masks of one file"
         if fault == "lost":
-            raise Unknown("cannot rewrite: the answer was lost")
+            raise CommitStateUnknown("cannot rewrite: the answer was lost")
 
 
 @lru_cache(maxsize=1000)
@@ -222,10 +252,17 @@ class Clock:
         return self.now
 
 
-def compaction(table: Memory, **more: Any) -> Compaction:
-    given = {"sink": "s", "epoch": 1, "shape": lambda: table.shape, "after": 1, "clock": Clock(),
-             "prefix": lambda: "frazil-s-1-0", **more}  # fmt: skip
-    return Compaction(table, **given)
+def compaction(table: Memory, **more: Any) -> RewriteDataFiles:
+    given = {
+        "sink": "s",
+        "epoch": 1,
+        "shape": lambda: table.shape,
+        "after": 1,
+        "clock": Clock(),
+        "prefix": lambda: "frazil-s-1-0",
+        **more,
+    }
+    return RewriteDataFiles(table, **given)
 
 
 @pytest.fixture(params=[2, 3])
@@ -438,7 +475,7 @@ def test_a_life_that_is_over_touches_nothing(tmp_path: Path):
     table = Memory(shape(tmp_path))
     table.upsert([(1, "a", "x")])
     table.upsert([(1, "a", "y")])
-    table.add([], Entry("s", 2, ("newer",), (0, 0), Cut(), Cut()).summary())
+    table.add([], LedgerEntry("s", 2, ("newer",), (0, 0), Cut(), Cut()).summary())
     before = len(table.snapshots)
     assert compaction(table).tidy() == ""
     assert len(table.snapshots) == before
@@ -449,7 +486,7 @@ def test_what_goes_wrong_is_told_and_for_later(tmp_path: Path):
     table.upsert([(1, "a", "x")])
     table.upsert([(1, "a", "y")])
 
-    def fails(jobs: Sequence[Job]) -> list[Any]:
+    def fails(jobs: Sequence[RewriteJob]) -> list[Any]:
         raise OSError("the store is away")
 
     keeper = compaction(table, run=fails)
@@ -508,10 +545,12 @@ def test_deletes_of_a_branch_that_was_moved_here_are_not_taken_for_known(tmp_pat
     table.check()
     moved = [each for each in elsewhere[1] if each not in base[-1][1]]
     snapshot, files = table.snapshots[-1]
-    table.snapshots[-1] = (replace(snapshot, id=8, summary={"added-equality-delete-files": "1"}),
-                           [*files, *moved])  # fmt: skip
+    table.snapshots[-1] = (
+        replace(snapshot, id=8, summary={"added-equality-delete-files": "1"}),
+        [*files, *moved],
+    )
     del table.model[1,]
-    table.add([], Entry("s", 1, ("again",), (0, 0), Cut(), Cut()).summary())
+    table.add([], LedgerEntry("s", 1, ("again",), (0, 0), Cut(), Cut()).summary())
     table.check()
     assert keeper.tidy() == ""
     assert table.count("equality-deletes") == 0
@@ -521,58 +560,68 @@ def test_deletes_of_a_branch_that_was_moved_here_are_not_taken_for_known(tmp_pat
 # ── one task ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def source(descriptor: str, sequence: int, **more: Any) -> Source:
+def source(descriptor: str, sequence: int, **more: Any) -> SourceFile:
     said = json.loads(descriptor)
     given = {"small": True, "rows": said["record-count"], **more}
-    return Source(path=said["file-path"], bytes=said["file-size-in-bytes"], sequence=sequence,
-                  **given)  # fmt: skip
+    return SourceFile(
+        path=said["file-path"], bytes=said["file-size-in-bytes"], sequence=sequence, **given
+    )
 
 
 def test_a_delete_counts_for_older_files_only(tmp_path: Path):
     here = shape(tmp_path)
     [data] = written(here, [(1, "a", "x"), (2, "a", "x")])
     [gone] = written(equality(here, 1), [(1,)])
-    delete = Delete(json.loads(gone)["file-path"], 5, (1,))
+    delete = EqualityDelete(json.loads(gone)["file-path"], 5, (1,))
     for sequence, left in ((4, 1), (5, 2), (6, 2)):
-        done = compact(Job(here, "p", (source(data, sequence),), (delete,), 0.2, 0))
+        done = rewrite(RewriteJob(here, "p", (source(data, sequence),), (delete,), 0.2, 0))
         assert sum(file.rows for file in done.files) == left
 
 
 def test_files_of_older_schemas_are_read_by_the_ids_of_their_columns(tmp_path: Path):
-    old = replace(shape(tmp_path), schema=schema(
-        {"id": 1, "name": "id", "required": True, "type": "int"}, FIELDS[1]))  # fmt: skip
+    old = replace(
+        shape(tmp_path),
+        schema=schema({"id": 1, "name": "id", "required": True, "type": "int"}, FIELDS[1]),
+    )
     [data] = written(old, [(1, "a"), (2, "b")])
     here = shape(tmp_path)
     [gone] = written(equality(here, 1), [(1,)])
-    delete = Delete(json.loads(gone)["file-path"], 9, (1,))
-    done = compact(Job(here, "p", (source(data, 1),), (delete,), 0.2, 0))
+    delete = EqualityDelete(json.loads(gone)["file-path"], 9, (1,))
+    done = rewrite(RewriteJob(here, "p", (source(data, 1),), (delete,), 0.2, 0))
     [file] = done.files
     assert read(json.loads(file.descriptor)["file-path"]) == [(2, "b", None)]
 
 
 @pytest.mark.parametrize(
     ("kind", "values"),
-    [("uuid", [uuid.UUID(int=n).bytes for n in (1, 2, 3)]), ("fixed[3]", [b"abc", b"abd", b"abe"]),
-     ("binary", [b"", b"a", b"ab"]), ("decimal(9, 2)", ["1.00", "1.10", "2.00"]),
-     ("date", [1, 2, 3]), ("timestamptz", [1, 2, 3]), ("time", [1, 2, 3]),
-     ("boolean", [True, False])],
-)  # fmt: skip
+    [
+        ("uuid", [uuid.UUID(int=n).bytes for n in (1, 2, 3)]),
+        ("fixed[3]", [b"abc", b"abd", b"abe"]),
+        ("binary", [b"", b"a", b"ab"]),
+        ("decimal(9, 2)", ["1.00", "1.10", "2.00"]),
+        ("date", [1, 2, 3]),
+        ("timestamptz", [1, 2, 3]),
+        ("time", [1, 2, 3]),
+        ("boolean", [True, False]),
+    ],
+)
 def test_keys_may_be_of_any_type(tmp_path: Path, kind: str, values: list[Any]):
-    here = replace(shape(tmp_path), schema=schema(
-        {"id": 1, "name": "deleted", "required": True, "type": kind}))  # fmt: skip
+    here = replace(
+        shape(tmp_path), schema=schema({"id": 1, "name": "deleted", "required": True, "type": kind})
+    )
     arrow = here.arrow.field(0).type
     plain = arrow.storage_type if isinstance(arrow, pa.BaseExtensionType) else arrow
     columns = pa.array(values, pa.string() if "decimal" in kind else plain).cast(plain)
     table = pa.Table.from_arrays([columns.cast(arrow)], schema=here.arrow)
 
-    def put(of: TableShape, rows: pa.Table) -> str:
-        writer = Writer(of, "test")
+    def put(of: WriterSpec, rows: pa.Table) -> str:
+        writer = TableWriter(of, "test")
         writer.write(rows)
         return writer.close()[0].descriptor
 
     gone = put(replace(here, equality=(1,)), table.slice(1, 1))
-    delete = Delete(json.loads(gone)["file-path"], 9, (1,))
-    done = compact(Job(here, "p", (source(put(here, table), 1),), (delete,), 0.2, 0))
+    delete = EqualityDelete(json.loads(gone)["file-path"], 9, (1,))
+    done = rewrite(RewriteJob(here, "p", (source(put(here, table), 1),), (delete,), 0.2, 0))
     assert sum(file.rows for file in done.files) == len(values) - 1
 
 
@@ -584,10 +633,12 @@ def test_positions_are_read_as_they_were_written(tmp_path: Path, version: int):
     said = json.loads(mask(here, "p", version, data, gone))
     assert positions(said) == set(gone.tolist())
     at = (said["content-offset"], said["content-size-in-bytes"]) if version == 3 else None
-    hides = Hiding(said["file-path"], at)
-    done = compact(Job(here, "p", (source(data, 1, hiding=(hides,)),), (), 0.2, 0))
+    hides = AppliedDeletes(said["file-path"], at)
+    done = rewrite(RewriteJob(here, "p", (source(data, 1, hiding=(hides,)),), (), 0.2, 0))
     assert sum(file.rows for file in done.files) == 99_995
-    kept = compact(Job(here, "p", (source(data, 1, hiding=(hides,), small=False),), (), 0.2, 0))
+    kept = rewrite(
+        RewriteJob(here, "p", (source(data, 1, hiding=(hides,), small=False),), (), 0.2, 0)
+    )
     assert [len(each) for each in kept.gone.values()] == [0], "they are written down already"
 
 
@@ -595,12 +646,12 @@ def test_rows_keep_their_numbers_when_they_move(tmp_path: Path):
     here = shape(tmp_path)
     [data] = written(here, [(n, "a", "x") for n in range(5)])
     [gone] = written(equality(here, 1), [(1,), (3,)])
-    delete = Delete(json.loads(gone)["file-path"], 9, (1,))
-    done = compact(Job(here, "p", (source(data, 4, first_row=100),), (delete,), 0.2, 0))
+    delete = EqualityDelete(json.loads(gone)["file-path"], 9, (1,))
+    done = rewrite(RewriteJob(here, "p", (source(data, 4, first_row=100),), (delete,), 0.2, 0))
     path = json.loads(done.files[0].descriptor)["file-path"]
     assert [row[-2:] for row in read(path)] == [(100, 4), (102, 4), (104, 4)]
-    again = compact(
-        Job(here, "p", (source(done.files[0].descriptor, 10, first_row=500),), (), 0.2, 0)
+    again = rewrite(
+        RewriteJob(here, "p", (source(done.files[0].descriptor, 10, first_row=500),), (), 0.2, 0)
     )
     path = json.loads(again.files[0].descriptor)["file-path"]
     assert [row[-2:] for row in read(path)] == [(100, 4), (102, 4), (104, 4)]
@@ -609,19 +660,19 @@ def test_rows_keep_their_numbers_when_they_move(tmp_path: Path):
 def test_a_file_that_is_not_what_its_manifest_says_is_refused(tmp_path: Path):
     here = shape(tmp_path)
     [data] = written(here, [(1, "a", "x")])
-    with pytest.raises(Miscount, match="expected 2 rows, found 1"):
-        compact(Job(here, "p", (source(data, 1, rows=2),), (), 0.2, 0))
-    with pytest.raises(Misfit, match="deleted by column 7"):
-        compact(Job(here, "p", (source(data, 1),), (Delete("x", 9, (7,)),), 0.2, 0))
+    with pytest.raises(AccountingError, match="expected 2 rows, found 1"):
+        rewrite(RewriteJob(here, "p", (source(data, 1, rows=2),), (), 0.2, 0))
+    with pytest.raises(SchemaMismatch, match="deleted by column 7"):
+        rewrite(RewriteJob(here, "p", (source(data, 1),), (EqualityDelete("x", 9, (7,)),), 0.2, 0))
 
 
 def test_a_task_writes_no_more_large_files_anew_than_it_may(tmp_path: Path):
     here = shape(tmp_path)
     files = [written(here, [(n, "a", "x") for n in range(100)])[0] for _ in range(3)]
     [gone] = written(equality(here, 1), [(n,) for n in range(50)])
-    delete = Delete(json.loads(gone)["file-path"], 9, (1,))
+    delete = EqualityDelete(json.loads(gone)["file-path"], 9, (1,))
     sources = tuple(source(each, 1, small=False) for each in files)
-    done = compact(Job(here, "p", sources, (delete,), 0.2, 1))
+    done = rewrite(RewriteJob(here, "p", sources, (delete,), 0.2, 1))
     assert len(done.replaced) == 1
     assert [len(each) for each in done.gone.values()] == [50, 50]
 
@@ -631,7 +682,7 @@ def test_the_files_of_a_partition_go_to_one_task(tmp_path: Path):
     for batch in range(4):
         table.upsert([(1, "a", str(batch)), (2, "b", str(batch))])
     here = table.shape
-    state = rounds.State(table.snapshots[-1][1], Schema.model_validate_json(here.schema), {})
+    state = rounds.RewriteState(table.snapshots[-1][1], Schema.model_validate_json(here.schema), {})
     files = rounds.chosen(state, here.target_file_size)
     assert len(files) == 6
     room = 2 * max(file.bytes for file in files)

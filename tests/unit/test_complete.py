@@ -16,28 +16,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frazil.core.config import CompletenessConfig
-from frazil.core.errors import ConfigError
-from frazil.core.offsets import BATCHES, Cut, Partition, Range
-from frazil.ingest.stage import StagedBatch, StagedTable, Tally
-from frazil.table import complete as module
-from frazil.table import index
-from frazil.table.commit import EXPIRED, Target
-from frazil.table.committer import Bounds, Committer, Pace
-from frazil.table.complete import (
+from frazil.commit.committer import BackpressureLimits, Committer, CommitTrigger
+from frazil.commit.protocol import EXPIRED, TableCommitter
+from frazil.config.model import CompletenessConfig
+from frazil.errors import ConfigError
+from frazil.ledger import completeness as module
+from frazil.ledger import index
+from frazil.ledger.completeness import (
     HOUR,
     SECOND,
-    Caller,
-    Completeness,
-    Mark,
-    Rules,
+    CompletenessCallback,
+    CompletenessMark,
+    CompletenessRules,
+    CompletenessTracker,
     believed,
     complete,
     crossed,
     end_of,
     moment,
     recalled,
+    shown,
 )
+from frazil.ledger.staged_batch import RangeCounts, StagedBatch, StagedTable
+from frazil.offsets import BATCHES, Cut, Partition, Range
 from tests.fakes import FakeClock, FakeTable
 
 A, B, C = (Partition("orders", number) for number in range(3))
@@ -58,8 +59,11 @@ def never() -> Mapping[Partition, int]:
     raise AssertionError("nobody needs to ask where the topics end")
 
 
-def marks(**stands: str) -> dict[Partition, Mark]:
-    return {{"a": A, "b": B, "c": C}[name]: Mark(at(text), NOW) for name, text in stands.items()}
+def marks(**stands: str) -> dict[Partition, CompletenessMark]:
+    return {
+        {"a": A, "b": B, "c": C}[name]: CompletenessMark(at(text), NOW)
+        for name, text in stands.items()
+    }
 
 
 Spans = Mapping[Partition, tuple[int, int] | None]
@@ -77,20 +81,32 @@ def batch(
 ) -> StagedBatch:
     """A batch of one table, or of several."""
 
-    def tallies(spans: Spans) -> tuple[Tally, ...]:
+    def tallies(spans: Spans) -> tuple[RangeCounts, ...]:
         return tuple(
-            Tally(Range(p, end[p] - 1, end[p]), 1, watermark=span) for p, span in spans.items()
+            RangeCounts(Range(p, end[p] - 1, end[p]), 1, watermark=span)
+            for p, span in spans.items()
         )
 
     tables = {"db.t": spans, **(more or {})}
     return StagedBatch(
-        "s", 1, number, commit_id, Cut(end), Cut(end), {}, "", began // 1000, began // 1000,
+        "s",
+        1,
+        number,
+        commit_id,
+        Cut(end),
+        Cut(end),
+        {},
+        "",
+        began // 1000,
+        began // 1000,
         tuple(StagedTable(n, "u", 0, ("m",), (), 1, 0, tallies(t)) for n, t in tables.items()),
         tallies(total or {}),
-    )  # fmt: skip
+    )
 
 
-def told(judge: Completeness, one: StagedBatch, ends: Any = never, now: int = NOW) -> int | None:
+def told(
+    judge: CompletenessTracker, one: StagedBatch, ends: Any = never, now: int = NOW
+) -> int | None:
     return judge.tell([one], ends, now)[one.commit_id]
 
 
@@ -100,55 +116,65 @@ def told(judge: Completeness, one: StagedBatch, ends: Any = never, now: int = NO
 def test_the_stream_stands_where_its_last_partition_stands_less_lateness():
     cut = Cut({A: 9, B: 9, C: 9})
     there = marks(a="11:20", b="10:50", c="11:31")
-    assert complete(cut, there, Rules(), never, NOW) == at("10:50")
-    assert complete(cut, there, Rules(lateness=5 * MINUTE), never, NOW) == at("10:45")
+    assert complete(cut, there, CompletenessRules(), never, NOW) == at("10:50")
+    assert complete(cut, there, CompletenessRules(lateness=5 * MINUTE), never, NOW) == at("10:45")
 
 
 def test_a_partition_with_records_to_read_holds_everything_back_until_it_has_an_event_time():
     cut = Cut({A: 9, B: 3})
-    assert complete(cut, marks(a="11:20"), Rules(), lambda: {A: 9, B: 4}, NOW) is None
-    assert complete(cut, marks(a="11:20"), Rules(), lambda: {A: 9}, NOW) is None  # not known
+    assert complete(cut, marks(a="11:20"), CompletenessRules(), lambda: {A: 9, B: 4}, NOW) is None
+    assert (
+        complete(cut, marks(a="11:20"), CompletenessRules(), lambda: {A: 9}, NOW) is None
+    )  # not known
 
 
 def test_a_partition_that_is_empty_or_brought_no_event_time_to_its_end_does_not():
     cut = Cut({A: 9, B: 3, C: 0})
     ends = {A: 100, B: 3, C: 0}
-    assert complete(cut, marks(a="11:20"), Rules(), lambda: ends, NOW) == at("11:20")
+    assert complete(cut, marks(a="11:20"), CompletenessRules(), lambda: ends, NOW) == at("11:20")
 
 
 def test_partitions_that_the_position_does_not_know_do_not_count():
-    assert complete(Cut({A: 9}), marks(a="11:20", b="9:00"), Rules(), never, NOW) == at("11:20")
+    assert complete(Cut({A: 9}), marks(a="11:20", b="9:00"), CompletenessRules(), never, NOW) == at(
+        "11:20"
+    )
 
 
 def test_a_stream_without_any_event_time_is_complete_until_nobody_knows():
-    assert complete(Cut({A: 0}), {}, Rules(), lambda: {A: 0}, NOW) is None
-    assert complete(Cut(), {}, Rules(), never, NOW) is None
+    assert complete(Cut({A: 0}), {}, CompletenessRules(), lambda: {A: 0}, NOW) is None
+    assert complete(Cut(), {}, CompletenessRules(), never, NOW) is None
 
 
 def test_a_partition_idle_for_long_enough_and_read_to_its_end_does_not_count():
     cut = Cut({A: 9, B: 3})
-    there = {A: Mark(at("11:20"), NOW), B: Mark(at("9:00"), NOW - 10 * MINUTE)}
-    idle = Rules(idle=10 * MINUTE)
+    there = {
+        A: CompletenessMark(at("11:20"), NOW),
+        B: CompletenessMark(at("9:00"), NOW - 10 * MINUTE),
+    }
+    idle = CompletenessRules(idle=10 * MINUTE)
     assert complete(cut, there, idle, lambda: {A: 9, B: 3}, NOW) == at("11:20")
     assert complete(cut, there, idle, lambda: {A: 9, B: 4}, NOW) == at("9:00")  # it has more
     assert complete(cut, there, idle, lambda: {}, NOW) == at("9:00")  # nobody knows
-    assert complete(cut, there, Rules(idle=11 * MINUTE), never, NOW) == at("9:00")
-    assert complete(cut, there, Rules(), never, NOW) == at("9:00")  # never idle
+    assert complete(cut, there, CompletenessRules(idle=11 * MINUTE), never, NOW) == at("9:00")
+    assert complete(cut, there, CompletenessRules(), never, NOW) == at("9:00")  # never idle
 
 
 def test_where_all_are_idle_nothing_is_said():
-    there = {A: Mark(at("11:20"), 0)}
-    assert complete(Cut({A: 9}), there, Rules(idle=MINUTE), lambda: {A: 9}, NOW) is None
+    there = {A: CompletenessMark(at("11:20"), 0)}
+    assert complete(Cut({A: 9}), there, CompletenessRules(idle=MINUTE), lambda: {A: 9}, NOW) is None
 
 
 def test_batches_count_where_rows_do_not_say_which_partition_they_come_from():
     cut = Cut({A: 9, B: 9, BATCHES: 2})
-    there = {BATCHES: Mark(at("11:20"), NOW)}
-    assert complete(cut, there, Rules(lateness=MINUTE), never, NOW) == at("11:19")
-    assert complete(cut, {}, Rules(), never, NOW) is None
+    there = {BATCHES: CompletenessMark(at("11:20"), NOW)}
+    assert complete(cut, there, CompletenessRules(lateness=MINUTE), never, NOW) == at("11:19")
+    assert complete(cut, {}, CompletenessRules(), never, NOW) is None
     by_partition = {**there, **marks(a="11:10", b="10:40")}
-    assert complete(cut, by_partition, Rules(), never, NOW) == at("10:40")
-    assert complete(cut, {**there, **marks(a="11:10")}, Rules(), lambda: {B: 10}, NOW) is None
+    assert complete(cut, by_partition, CompletenessRules(), never, NOW) == at("10:40")
+    assert (
+        complete(cut, {**there, **marks(a="11:10")}, CompletenessRules(), lambda: {B: 10}, NOW)
+        is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -167,7 +193,7 @@ def test_event_times_far_ahead_of_the_clock_are_not_believed(span: Any, found: i
 
 
 def test_it_goes_on_with_each_batch_and_never_goes_back():
-    judge = Completeness(Rules())
+    judge = CompletenessTracker(CompletenessRules())
     span = (at("10:00"), at("10:30"))
     assert told(judge, batch("1", {A: 1, B: 0}, {A: span}), lambda: {B: 5}) is None
     assert told(judge, batch("2", {A: 1, B: 1}, {B: (at("9:00"), at("10:10"))})) == at("10:10")
@@ -178,7 +204,7 @@ def test_it_goes_on_with_each_batch_and_never_goes_back():
 
 
 def test_a_batch_is_judged_once_however_often_its_commit_is_tried():
-    judge = Completeness(Rules())
+    judge = CompletenessTracker(CompletenessRules())
     first = batch("1", {A: 1, B: 0}, {A: (0, at("10:30"))})
     assert told(judge, first, lambda: {A: 1, B: 0}) == at("10:30")
     # The try was lost, or was it? Meanwhile a record came into the partition that was empty.
@@ -187,7 +213,7 @@ def test_a_batch_is_judged_once_however_often_its_commit_is_tried():
 
 
 def test_the_time_that_a_batch_takes_is_no_silence():
-    judge = Completeness(Rules(idle=MINUTE))
+    judge = CompletenessTracker(CompletenessRules(idle=MINUTE))
     slow = batch("1", {A: 1, B: 1}, {A: (0, at("10:30")), B: (0, at("10:10"))}, began=NOW - HOUR)
     assert told(judge, slow, lambda: {A: 1, B: 1}) == at("10:10")
 
@@ -195,16 +221,22 @@ def test_the_time_that_a_batch_takes_is_no_silence():
 def test_whoever_waits_for_a_position_knows_how_complete_it_is():
     """`indexed` comes before the position is told."""
     index_table, data = FakeTable("db.i", "u2"), FakeTable("db.t", "u")
-    targets = [Target(each, "main", "s", 1, FakeClock()) for each in (data, index_table)]
+    targets = [TableCommitter(each, "main", "s", 1, FakeClock()) for each in (data, index_table)]
     for each in targets:
         each.claim()
     seen: list[Cut] = []
     committer = Committer(
-        target=lambda _: targets[0], index=targets[1], index_manifests=lambda _: ["i"],
-        tables=dict, committed=lambda _: None, position=Cut(), pace=lambda _: Pace(),
-        bounds=Bounds(9, 10**9, 60.0), step=lambda *_: None,
+        target=lambda _: targets[0],
+        index=targets[1],
+        index_manifests=lambda _: ["i"],
+        tables=dict,
+        committed=lambda _: None,
+        position=Cut(),
+        pace=lambda _: CommitTrigger(),
+        bounds=BackpressureLimits(9, 10**9, 60.0),
+        step=lambda *_: None,
         indexed=lambda done: seen.append(committer.progress.position),
-    )  # fmt: skip
+    )
     committer.start()
     one = batch("1", {A: 1}, {A: None})
     committer.submit(replace(one, begin=Cut({A: 0})))
@@ -214,7 +246,7 @@ def test_whoever_waits_for_a_position_knows_how_complete_it_is():
 
 
 def test_batches_that_are_committed_together_each_have_their_own_answer():
-    judge = Completeness(Rules())
+    judge = CompletenessTracker(CompletenessRules())
     both = [batch("1", {A: 1}, {A: (0, at("10:30"))}), batch("2", {A: 2}, {A: (0, at("11:30"))})]
     for _ in ("first", "tried again"):
         assert judge.tell(both, never, NOW) == {"1": at("10:30"), "2": at("11:30")}
@@ -222,7 +254,7 @@ def test_batches_that_are_committed_together_each_have_their_own_answer():
 
 
 def test_who_is_idle_is_seen_from_when_a_batch_began_not_from_when_it_is_committed():
-    judge = Completeness(Rules(idle=5 * MINUTE))
+    judge = CompletenessTracker(CompletenessRules(idle=5 * MINUTE))
     first = batch("1", {A: 1, B: 1}, {A: (0, at("10:30")), B: (0, at("10:10"))}, began=NOW - HOUR)
     later = batch("2", {A: 2, B: 1}, {A: (0, at("10:40"))}, began=NOW - HOUR + 6 * MINUTE)
     found = judge.tell([first, later], lambda: {A: 2, B: 1}, NOW)
@@ -236,18 +268,20 @@ def test_the_topics_ends_are_asked_for_once_for_all_batches_of_a_commit():
         asked.append(1)
         return {B: 0, C: 0}
 
-    judge = Completeness(Rules())
+    judge = CompletenessTracker(CompletenessRules())
     cut = {A: 1, B: 0, C: 0}
     judge.tell([batch("1", cut, {A: (0, 1)}), batch("2", cut, {A: (0, 2)})], ends, NOW)
     assert asked == [1]
 
 
 def test_dead_letters_have_no_event_time_and_the_highest_of_several_tables_counts():
-    judge = Completeness(Rules(), apart="db.dead")
+    judge = CompletenessTracker(CompletenessRules(), apart="db.dead")
     several = batch(
-        "1", {A: 1}, {A: (0, at("9:00"))},
+        "1",
+        {A: 1},
+        {A: (0, at("9:00"))},
         more={"db.u": {A: (0, at("10:00"))}, "db.dead": {A: (0, at("12:00"))}},
-    )  # fmt: skip
+    )
     assert told(judge, several) == at("10:00")
     # Tables that have the range already, of a batch whose record was lost: the sum knows.
     again = batch("2", {A: 2}, {A: None}, total={A: (0, at("11:00"))})
@@ -255,7 +289,7 @@ def test_dead_letters_have_no_event_time_and_the_highest_of_several_tables_count
 
 
 def test_a_broken_clock_completes_nothing():
-    judge = Completeness(Rules())
+    judge = CompletenessTracker(CompletenessRules())
     assert told(judge, batch("1", {A: 1}, {A: (at("10:00"), DAY + 10**6 * HOUR)})) == at("10:00")
     assert told(judge, batch("2", {A: 2}, {A: (at("10:30"), at("11:00"))})) == at("11:00")
 
@@ -263,14 +297,14 @@ def test_a_broken_clock_completes_nothing():
 # ── what the index remembers ─────────────────────────────────────────────────────────────────────
 
 
-def rows(judge: Completeness, *batches: StagedBatch, ends: Any = never) -> pa.Table:
+def rows(judge: CompletenessTracker, *batches: StagedBatch, ends: Any = never) -> pa.Table:
     values = judge.tell(batches, ends, NOW)
     where = {name: EXPIRED for each in batches for name in each.names}
     return index.rows([(each, where) for each in batches], values)
 
 
 def test_every_row_of_a_batch_says_until_when_the_stream_is_complete_with_it():
-    judge = Completeness(Rules())
+    judge = CompletenessTracker(CompletenessRules())
     found = rows(
         judge,
         batch("1", {A: 1, B: 1}, {A: (0, at("10:30")), B: (0, at("10:40"))}, total={A: None}),
@@ -285,31 +319,35 @@ def test_every_row_of_a_batch_says_until_when_the_stream_is_complete_with_it():
 
 
 def test_the_next_life_knows_from_the_rows_what_the_last_one_knew():
-    judge = Completeness(Rules(), "db.dead")
+    judge = CompletenessTracker(CompletenessRules(), "db.dead")
     wild = {A: (at("9:50"), DAY + 10**6 * HOUR), B: (0, at("10:40"))}
     found = rows(
         judge,
         batch("1", {A: 1, B: 1}, wild, began=NOW - MINUTE, more={"db.dead": {B: (0, at("12:00"))}}),
         batch("2", {A: 2, B: 2}, {A: (0, at("9:40")), B: None}, began=NOW),
     )
-    stands = {A: Mark(at("9:50"), NOW), B: Mark(at("10:40"), NOW - MINUTE)}
-    assert recalled(found, Rules(), "db.dead") == (stands, at("9:50"))
-    assert recalled(found.slice(0, 0), Rules()) == ({}, None)
+    stands = {A: CompletenessMark(at("9:50"), NOW), B: CompletenessMark(at("10:40"), NOW - MINUTE)}
+    assert recalled(found, CompletenessRules(), "db.dead") == (stands, at("9:50"))
+    assert recalled(found.slice(0, 0), CompletenessRules()) == ({}, None)
     older = found.drop_columns("complete_until")  # of a Frazil that knew nothing of it
-    assert recalled(older, Rules(), "db.dead") == (stands, None)
+    assert recalled(older, CompletenessRules(), "db.dead") == (stands, None)
 
 
 def test_rows_that_were_made_from_the_ledger_have_no_beginning_and_count_by_their_commit():
-    found = rows(Completeness(Rules()), batch("1", {A: 1}, {A: (0, at("10:30"))}, began=0))
+    found = rows(
+        CompletenessTracker(CompletenessRules()), batch("1", {A: 1}, {A: (0, at("10:30"))}, began=0)
+    )
     assert found["window_start"].null_count == 1
-    stands, until = recalled(found, Rules())
+    stands, until = recalled(found, CompletenessRules())
     assert (stands[A].high, until) == (at("10:30"), at("10:30"))
 
 
 def test_text_columns_of_any_kind_are_read():
-    found = rows(Completeness(Rules()), batch("1", {A: 1}, {A: (0, at("10:30"))}))
+    found = rows(
+        CompletenessTracker(CompletenessRules()), batch("1", {A: 1}, {A: (0, at("10:30"))})
+    )
     other = found.set_column(3, "topic", found["topic"].cast(pa.string()).dictionary_encode())
-    assert recalled(other, Rules()) == recalled(found, Rules())
+    assert recalled(other, CompletenessRules()) == recalled(found, CompletenessRules())
 
 
 # ── against a plain model ────────────────────────────────────────────────────────────────────────
@@ -319,7 +357,7 @@ def test_text_columns_of_any_kind_are_read():
 class Model:
     """Every record, looked at anew for every answer."""
 
-    rules: Rules
+    rules: CompletenessRules
     records: list[tuple[Partition, int, int]] = field(default_factory=list)  # time, and when read
     until: int | None = None
 
@@ -343,10 +381,16 @@ times = st.one_of(st.none(), st.integers(0, 600))
 #: Into which partition, which records, how many of all that wait are read, how long that takes; and
 #: what happens then: nothing, the commit is tried again, or another life begins.
 steps = st.lists(
-    st.tuples(st.integers(0, 3), st.lists(times, max_size=3), st.integers(0, 4),
-              st.integers(0, 30), st.sampled_from(["", "", "again", "restart"])),
-    min_size=1, max_size=25,
-)  # fmt: skip
+    st.tuples(
+        st.integers(0, 3),
+        st.lists(times, max_size=3),
+        st.integers(0, 4),
+        st.integers(0, 30),
+        st.sampled_from(["", "", "again", "restart"]),
+    ),
+    min_size=1,
+    max_size=25,
+)
 
 
 @settings(max_examples=150, deadline=None)
@@ -354,10 +398,10 @@ steps = st.lists(
 def test_it_is_what_a_plain_model_says_and_never_goes_back(
     happened: list[tuple[int, list[int | None], int, int, str]], lateness: int, idle: int | None
 ):
-    rules = Rules(lateness * MINUTE, None if idle is None else idle * MINUTE)
+    rules = CompletenessRules(lateness * MINUTE, None if idle is None else idle * MINUTE)
     parts = [Partition("t", number) for number in range(4)]
     model = Model(rules)
-    judge = Completeness(rules)
+    judge = CompletenessTracker(rules)
     written = pa.table({f.name: pa.array([], f.type) for f in index.COLUMNS}, index.COLUMNS)
     log: dict[Partition, list[int | None]] = {p: [] for p in parts[:2]}  # others appear later
     cut = dict.fromkeys(log, 0)
@@ -394,7 +438,7 @@ def test_it_is_what_a_plain_model_says_and_never_goes_back(
         if then == "restart":
             stands, until = recalled(written, rules)
             assert until == model.until
-            judge = Completeness(rules, "", stands, until)
+            judge = CompletenessTracker(rules, "", stands, until)
 
 
 # ── hours and days ───────────────────────────────────────────────────────────────────────────────
@@ -428,6 +472,13 @@ def test_moments_beyond_the_calendar_are_its_ends():
     assert moment(2**62).year == 9999
 
 
+def test_moments_beyond_the_calendar_are_shown_as_numbers():
+    assert shown(1_700_000_000_000_000_000) == "1700000000000000000 µs since 1970"
+    assert shown(-(2**63)) == "-9223372036854775808 µs since 1970"
+    assert shown(1_000_000) == "1970-01-01T00:00:01+00:00"
+    assert shown(None) is None
+
+
 def test_an_hour_is_crossed_when_one_is_complete_that_was_not():
     assert crossed(None, at("10:30"))
     assert not crossed(at("10:30"), at("10:59"))
@@ -438,17 +489,19 @@ def test_an_hour_is_crossed_when_one_is_complete_that_was_not():
 
 
 def test_the_settings_are_durations():
-    given = CompletenessConfig(lateness="90s", idle="2m", ahead="500ms")
-    assert Rules.of(given) == Rules(90 * SECOND, 2 * MINUTE, SECOND // 2)
-    assert Rules.of(CompletenessConfig()) == Rules(0, None, HOUR)
+    given = CompletenessConfig(allowed_lateness="90s", idle_timeout="2m", max_future="500ms")
+    assert CompletenessRules.of(given) == CompletenessRules(90 * SECOND, 2 * MINUTE, SECOND // 2)
+    assert CompletenessRules.of(CompletenessConfig()) == CompletenessRules(0, None, HOUR)
 
 
 # ── the command ──────────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_command_loads_no_spark():
-    code = ("import sys, frazil.surface.cli, frazil.surface.complete, frazil.surface.opened; "
-            "print('pyspark' in sys.modules)")  # fmt: skip
+    code = (
+        "import sys, frazil.cli.commands, frazil.ops.completeness, frazil.spark.open_table; "
+        "print('pyspark' in sys.modules)"
+    )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     assert found.stdout.strip() == "False"
 
@@ -458,7 +511,9 @@ def test_the_command_loads_no_spark():
 
 def test_a_function_is_told_in_order_and_in_utc_on_another_thread():
     heard: list[tuple[datetime, str]] = []
-    caller = Caller(lambda until: heard.append((until, threading.current_thread().name)))
+    caller = CompletenessCallback(
+        lambda until: heard.append((until, threading.current_thread().name))
+    )
     for hour in (10, 11):
         caller.tell(DAY + hour * HOUR)
     assert caller.close(10)
@@ -479,7 +534,7 @@ def test_a_function_that_raises_is_called_again_and_its_error_is_told(
         if not release.is_set():
             raise ValueError("the door is shut")
 
-    caller = Caller(moody)
+    caller = CompletenessCallback(moody)
     caller.tell(at("10:00"))
     deadline = time.monotonic() + 30
     while len(heard) < 3 and time.monotonic() < deadline:
@@ -498,7 +553,7 @@ def test_a_function_that_raises_is_called_again_and_its_error_is_told(
 
 
 def test_a_life_does_not_wait_for_a_function_that_only_raises():
-    caller = Caller(lambda _: 1 / 0)
+    caller = CompletenessCallback(lambda _: 1 / 0)
     caller.tell(at("10:00"))
     assert not caller.close(10)
     assert "ZeroDivisionError" in caller.trouble

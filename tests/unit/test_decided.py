@@ -10,34 +10,34 @@ from typing import Any
 
 import pytest
 
-from frazil.core.errors import ConfigError, Expired, Foreign
-from frazil.core.offsets import BATCHES, Cut, Partition, Range, newest_names
-from frazil.feed.decided import Decision, Wanted, decide, overtaken
-from frazil.ingest import stage
-from frazil.ingest.source import Origin, Watermarks, kafka_only
-from frazil.ingest.stage import StagedBatch, StagedTable, Tally
-from frazil.table.audit import Evidence, audit
-from frazil.table.commit import entry_of
-from frazil.table.committer import _apart_by_deletes
-from frazil.table.complete import Mark, Rules, complete
-from frazil.table.index import rebuilt, rows
-from frazil.table.ledger import PREFIX, Counts, Note, parse
-from frazil.table.spans import of_entries
-from frazil.table.told import of
+from frazil.auditing.checks import Evidence, audit
+from frazil.commit.committer import _apart_by_deletes
+from frazil.commit.protocol import entry_of
+from frazil.errors import ConfigError, Expired, IdentityMismatch
+from frazil.kafka.planner import TopicIdentity, Watermarks, kafka_only
+from frazil.ledger import staged_batch
+from frazil.ledger.columns import of_entries
+from frazil.ledger.completeness import CompletenessMark, CompletenessRules, complete
+from frazil.ledger.entry import PREFIX, OperatorNote, OutcomeCounts, parse
+from frazil.ledger.index import rebuilt, rows
+from frazil.ledger.index_rows import of
+from frazil.ledger.staged_batch import RangeCounts, StagedBatch, StagedTable
+from frazil.offsets import BATCHES, Cut, Partition, Range, newest_names
+from frazil.sources.intervention import Intervention, WantedPosition, decide, overtaken
 from tests.unit.test_audit import History
 
 A, B = Partition("orders", 0), Partition("orders", 1)
 AGAIN = Partition("orders@7", 0)
-NOTE = Note("accept-loss", "ann@ops", "2026-11-15T10:00:00+00:00", "retention was an hour")
-KNOWN = Origin("k", {"orders": "id-1"})
-OTHER = Origin("k", {"orders": "id-2"})
+NOTE = OperatorNote("accept-loss", "ann@ops", "2026-11-15T10:00:00+00:00", "retention was an hour")
+KNOWN = TopicIdentity("k", {"orders": "id-1"})
+OTHER = TopicIdentity("k", {"orders": "id-2"})
 
 
 def marks(low: dict[Partition, int], end: dict[Partition, int]) -> Watermarks:
     return Watermarks(Cut(low), Cut(end))
 
 
-def decided(wanted: Wanted, now: Origin = KNOWN, **more: Any) -> Decision:
+def decided(wanted: WantedPosition, now: TopicIdentity = KNOWN, **more: Any) -> Intervention:
     position = more.get("position", Cut({A: 50, B: 60}))
     there = more.get("marks", marks({A: 0, B: 0}, {A: 100, B: 100}))
     return decide(wanted, position, more.get("known", KNOWN), now, there, "7")
@@ -50,8 +50,9 @@ def test_a_topic_that_was_taken_over_has_a_name_of_its_own_and_kafkas():
     assert (AGAIN.kafka_topic, AGAIN.generation) == ("orders", 7)
     assert (A.kafka_topic, A.generation) == ("orders", 0)
     assert newest_names(["orders", "orders@12", "orders@7", "users"]) == {
-        "orders": "orders@12", "users": "users"
-    }  # fmt: skip
+        "orders": "orders@12",
+        "users": "users",
+    }
 
 
 def test_nothing_more_comes_of_a_topic_that_was_made_again():
@@ -60,8 +61,8 @@ def test_nothing_more_comes_of_a_topic_that_was_made_again():
 
 
 def test_a_topic_that_was_made_again_holds_no_hour_back():
-    found = {A: Mark(100, 0), AGAIN: Mark(900, 0)}
-    assert complete(Cut({A: 50, AGAIN: 3}), found, Rules(), dict, 0) == 900
+    found = {A: CompletenessMark(100, 0), AGAIN: CompletenessMark(900, 0)}
+    assert complete(Cut({A: 50, AGAIN: 3}), found, CompletenessRules(), dict, 0) == 900
 
 
 # ── accepting a loss ─────────────────────────────────────────────────────────────────────────────
@@ -73,25 +74,67 @@ def test_what_retention_overtook_is_told_to_the_offset():
     assert overtaken(Cut({A: 50, B: 60, BATCHES: 3}), LOST) == [Range(A, 50, 70)]
 
 
+def test_so_is_what_it_took_of_a_partition_that_was_never_read():
+    there = marks({A: 0, B: 7}, {A: 100, B: 100})
+    position = Cut({A: 50})
+    assert overtaken(position, there) == [Range(B, 0, 7)]
+    found = decided(
+        WantedPosition("accept-loss", (Range(B, 0, 7),)), position=position, marks=there
+    )
+    assert found.lost == (Range(B, 0, 7),)
+    assert overtaken(Cut({Partition("users", 0): 3}), there) == [], "of a topic that is new"
+
+
+def test_of_partitions_whose_offsets_were_passed_over_no_leader_epoch_is_known_any_more():
+    """The epoch before a loss may have ended within it."""
+    known = replace(KNOWN, leaders={A: 3, B: 4})
+    lost = decided(WantedPosition("accept-loss", (Range(A, 50, 70),)), marks=LOST, known=known)
+    ahead = decided(WantedPosition("seek", to={("orders", 0): 70}), known=known)
+    assert lost.origin.leaders == ahead.origin.leaders == {B: 4}
+    back = decided(WantedPosition("seek", to={("orders", 0): 20}), known=known)
+    assert not {p for p in back.origin.leaders if p in back.begin}
+    other = decided(WantedPosition("adopt-topic", same_offsets=True), OTHER, known=known)
+    assert other.origin.leaders == {}
+
+
+def test_without_topic_ids_only_another_cluster_makes_topics_others():
+    nameless = TopicIdentity("k", {"orders": ""})
+    upgraded = decided(
+        WantedPosition("adopt-topic"), TopicIdentity("k", {"orders": "id-1"}), known=nameless
+    )
+    assert not upgraded.begin
+    moved = decided(
+        WantedPosition("adopt-topic"), TopicIdentity("other", {"orders": ""}), known=nameless
+    )
+    assert set(moved.begin) == {AGAIN, Partition("orders@7", 1)}
+
+
 def test_exactly_what_is_lost_is_accepted():
-    found = decided(Wanted("accept-loss", (Range(A, 50, 70),)), marks=LOST)
+    found = decided(WantedPosition("accept-loss", (Range(A, 50, 70),)), marks=LOST)
     assert found.lost == (Range(A, 50, 70),)
     assert not found.begin
     assert found.origin == KNOWN
 
 
 def test_less_than_is_lost_may_be_accepted_while_retention_goes_on():
-    assert decided(Wanted("accept-loss", (Range(A, 50, 65),)), marks=LOST).lost
+    assert decided(WantedPosition("accept-loss", (Range(A, 50, 65),)), marks=LOST).lost
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [Range(A, 50, 71), Range(A, 49, 70), Range(A, 51, 70), Range(A, 50, 50), Range(B, 60, 61),
-     Range(Partition("orders", 2), 0, 1), Range(Partition("users", 0), 0, 1)],
-)  # fmt: skip
+    [
+        Range(A, 50, 71),
+        Range(A, 49, 70),
+        Range(A, 51, 70),
+        Range(A, 50, 50),
+        Range(B, 60, 61),
+        Range(Partition("orders", 2), 0, 1),
+        Range(Partition("users", 0), 0, 1),
+    ],
+)
 def test_nothing_else_is(wrong: Range):
     with pytest.raises(ConfigError):
-        decided(Wanted("accept-loss", (wrong,)), marks=LOST)
+        decided(WantedPosition("accept-loss", (wrong,)), marks=LOST)
 
 
 # ── adopting ─────────────────────────────────────────────────────────────────────────────────────
@@ -100,64 +143,70 @@ def test_nothing_else_is(wrong: Range):
 @pytest.mark.parametrize(("start", "at"), [("earliest", 2), ("latest", 30)])
 def test_a_topic_made_again_is_read_under_a_new_name_from_where_it_is_told(start: str, at: int):
     there = marks({A: 2}, {A: 30})  # with one partition less
-    found = decided(Wanted("adopt", start=start), OTHER, marks=there)
+    found = decided(WantedPosition("adopt-topic", start=start), OTHER, marks=there)
     assert found.begin == Cut({AGAIN: at})
-    assert found.origin == Origin("k", {"orders": "id-1", "orders@7": "id-2"})
+    assert found.origin == TopicIdentity("k", {"orders": "id-1", "orders@7": "id-2"})
     assert not found.lost
 
 
 def test_one_that_was_adopted_can_be_adopted_again():
-    known = Origin("k", {"orders": "id-1", "orders@5": "id-2"})
+    known = TopicIdentity("k", {"orders": "id-1", "orders@5": "id-2"})
     old = Partition("orders@5", 0)
-    found = decide(Wanted("adopt"), Cut({A: 50, old: 9}), known, Origin("k", {"orders@5": "id-3"}),
-                   marks({old: 0}, {old: 4}), "7")  # fmt: skip
+    found = decide(
+        WantedPosition("adopt-topic"),
+        Cut({A: 50, old: 9}),
+        known,
+        TopicIdentity("k", {"orders@5": "id-3"}),
+        marks({old: 0}, {old: 4}),
+        "7",
+    )
     assert found.begin == Cut({AGAIN: 0})
     assert found.origin.topics == {"orders": "id-1", "orders@5": "id-2", "orders@7": "id-3"}
 
 
 def test_nothing_is_adopted_where_all_are_the_same():
-    assert not decided(Wanted("adopt"))
+    assert not decided(WantedPosition("adopt-topic"))
     with pytest.raises(ConfigError, match="cannot adopt topic orders"):
-        decided(Wanted("adopt", topics=("orders",)))
+        decided(WantedPosition("adopt-topic", topics=("orders",)))
 
 
 def test_the_same_offsets_go_on_under_the_old_name():
-    found = decided(Wanted("adopt", same_offsets=True), OTHER)
+    found = decided(WantedPosition("adopt-topic", same_offsets=True), OTHER)
     assert found.begin == Cut({A: 50, B: 60})
     assert found.origin == OTHER
 
 
 @pytest.mark.parametrize("there", [marks({A: 0, B: 0}, {A: 49, B: 100}), marks({A: 0}, {A: 100})])
 def test_offsets_that_are_not_there_are_not_the_same(there: Watermarks):
-    with pytest.raises(Foreign, match="ends before the position"):
-        decided(Wanted("adopt", same_offsets=True), OTHER, marks=there)
+    with pytest.raises(IdentityMismatch, match="ends before the position"):
+        decided(WantedPosition("adopt-topic", same_offsets=True), OTHER, marks=there)
 
 
 def test_another_cluster_is_adopted_with_all_its_topics():
-    found = decided(Wanted("adopt"), Origin("k2", {"orders": "id-2"}))
+    found = decided(WantedPosition("adopt-topic"), TopicIdentity("k2", {"orders": "id-2"}))
     assert found.origin.cluster == "k2"
     assert found.begin == Cut({AGAIN: 0, Partition("orders@7", 1): 0})
     assert "cluster k2 for k" in found.says
 
 
 def test_a_cluster_with_the_same_topics_changes_its_id_alone():
-    found = decided(Wanted("adopt"), Origin("k2", {"orders": "id-1"}))
+    found = decided(WantedPosition("adopt-topic"), TopicIdentity("k2", {"orders": "id-1"}))
     assert found.begin == Cut({A: 50, B: 60})
-    assert found.origin == Origin("k2", {"orders": "id-1"})
+    assert found.origin == TopicIdentity("k2", {"orders": "id-1"})
 
 
 # ── rebasing ─────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_forward_gives_up_what_lies_between():
-    found = decided(Wanted("rebase", to={("orders", 0): 80}))
+    found = decided(WantedPosition("seek", to={("orders", 0): 80}))
     assert found.lost == (Range(A, 50, 80),)
     assert not found.begin
 
 
 def test_back_reads_the_whole_topic_on_under_a_new_name():
     """Partitions that are not named go on where they stood: none of their records comes twice."""
-    found = decided(Wanted("rebase", to={("orders", 0): 20}))
+    found = decided(WantedPosition("seek", to={("orders", 0): 20}))
     assert found.begin == Cut({AGAIN: 20, Partition("orders@7", 1): 60})
     assert found.origin.topics == {"orders": "id-1", "orders@7": "id-1"}
     assert "30 offsets come again" in found.says
@@ -165,7 +214,7 @@ def test_back_reads_the_whole_topic_on_under_a_new_name():
 
 def test_a_topic_that_lost_its_tail_is_read_on_from_its_end():
     found = decided(
-        Wanted("rebase", to={("orders", 0): 40}), marks=marks({A: 0, B: 0}, {A: 40, B: 100})
+        WantedPosition("seek", to={("orders", 0): 40}), marks=marks({A: 0, B: 0}, {A: 40, B: 100})
     )
     assert found.begin[AGAIN] == 40
 
@@ -174,53 +223,55 @@ def test_a_topic_that_lost_its_tail_is_read_on_from_its_end():
 def test_only_where_the_partition_has_offsets(to: int):
     with pytest.raises(ConfigError, match="the partition has 10 to 100"):
         decided(
-            Wanted("rebase", to={("orders", 0): to}), marks=marks({A: 10, B: 0}, {A: 100, B: 100})
+            WantedPosition("seek", to={("orders", 0): to}),
+            marks=marks({A: 10, B: 0}, {A: 100, B: 100}),
         )
 
 
 def test_not_both_ways_at_once_and_not_past_a_loss():
     with pytest.raises(ConfigError, match="forward and back"):
-        decided(Wanted("rebase", to={("orders", 0): 80, ("orders", 1): 10}))
+        decided(WantedPosition("seek", to={("orders", 0): 80, ("orders", 1): 10}))
     with pytest.raises(Expired, match=r"overtaken orders\[0\]"):
-        decided(Wanted("rebase", to={("orders", 1): 10}), marks=LOST)
+        decided(WantedPosition("seek", to={("orders", 1): 10}), marks=LOST)
     with pytest.raises(ConfigError, match="does not read it"):
-        decided(Wanted("rebase", to={("users", 0): 10}))
-    assert not decided(Wanted("rebase", to={("orders", 0): 50}))
+        decided(WantedPosition("seek", to={("users", 0): 10}))
+    assert not decided(WantedPosition("seek", to={("orders", 0): 50}))
 
 
 # ── what is written down ─────────────────────────────────────────────────────────────────────────
 
 
 def lost_batch(note: str = NOTE.text(), **more: Any) -> StagedBatch:
-    tally = Tally(Range(A, 10, 15), 0, lost=5)
+    tally = RangeCounts(Range(A, 10, 15), 0, lost=5)
     table = StagedTable("db.t", "u", 0, (), (), 0, 0, (tally,))
-    return StagedBatch("s", 2, 3, "c", Cut({A: 10}), Cut({A: 15}), {}, "k", 0, 1, (table,),
-                       note=note, **more)  # fmt: skip
+    return StagedBatch(
+        "s", 2, 3, "c", Cut({A: 10}), Cut({A: 15}), {}, "k", 0, 1, (table,), note=note, **more
+    )
 
 
 def test_a_decision_survives_stage_ledger_and_index():
     batch = lost_batch()
     assert batch.tables[0].tallies[0].balanced
-    assert stage.load(stage.dump(batch)) == batch
+    assert staged_batch.load(staged_batch.dump(batch)) == batch
     entry = entry_of([batch], "db.t", 2)
     assert parse(entry.summary()) == entry
-    assert entry.counts(A) == Counts(lost=5)
-    assert Note.of(entry.note) == NOTE
+    assert entry.counts(A) == OutcomeCounts(lost=5)
+    assert OperatorNote.of(entry.note) == NOTE
     spans = of_entries([entry.summary()])
     assert (spans.lost.tolist(), spans.written.tolist()) == ([5], [0])
     again = rebuilt(entry, "db.t", "u")
     assert (again.note, again.tables[0].tallies[0].lost) == (batch.note, 5)
     [row] = rows([(batch, {"db.t": History().add({}).snapshots[0]})]).to_pylist()
-    assert (row["lost"], row["written"], Note.of(row["signed"])) == (5, 0, NOTE)
+    assert (row["lost"], row["written"], OperatorNote.of(row["signed"])) == (5, 0, NOTE)
 
 
 def test_a_batch_record_of_before_can_still_be_read():
     batch = replace(lost_batch(note=""), tables=())
-    _, body, _ = stage.dump(batch).split(b"\n")
+    _, body, _ = staged_batch.dump(batch).split(b"\n")
     record = json.loads(body)
     del record["note"]
     old = json.dumps(record, separators=(",", ":")).encode()
-    assert stage.load(hashlib.sha256(old).hexdigest().encode() + b"\n" + old) == batch
+    assert staged_batch.load(hashlib.sha256(old).hexdigest().encode() + b"\n" + old) == batch
 
 
 def test_what_is_signed_for_shares_no_snapshot():
@@ -236,7 +287,9 @@ def history(note: str, lost: int = 5) -> History:
     return (
         History()
         .commit({A: (0, 10)}, commit_ids=("a",))
-        .commit({A: (10, 15)}, unwritten={A: Counts(lost=lost)}, note=note, commit_ids=("b",))
+        .commit(
+            {A: (10, 15)}, unwritten={A: OutcomeCounts(lost=lost)}, note=note, commit_ids=("b",)
+        )
         .commit({A: (15, 20)}, commit_ids=("c",))
     )
 
@@ -244,7 +297,7 @@ def history(note: str, lost: int = 5) -> History:
 def test_a_loss_that_is_signed_for_is_accepted_and_not_proven():
     report = history(NOTE.text()).report()
     assert report.verdict == "accepted loss"
-    assert report.lines[0].counts == Counts(written=15, lost=5)
+    assert report.lines[0].counts == OutcomeCounts(written=15, lost=5)
     assert report.notes == (NOTE,)
     assert report.lines[0].ranges("accepted loss") == (Range(A, 10, 15),)
     assert report.values()["partitions"][0]["lost"] == 5  # type: ignore[index]
@@ -267,7 +320,7 @@ def test_a_note_covers_its_own_range_alone():
 
 def test_a_hole_beside_an_accepted_loss_is_still_a_gap():
     found = History().commit({A: (0, 10)})
-    found.commit({A: (10, 15)}, unwritten={A: Counts(lost=5)}, note=NOTE.text())
+    found.commit({A: (10, 15)}, unwritten={A: OutcomeCounts(lost=5)}, note=NOTE.text())
     report = found.commit({A: (17, 20)}).report()
     assert report.verdict == "gap"
     assert report.lines[0].gaps == (Range(A, 15, 17),)

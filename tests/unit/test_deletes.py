@@ -13,81 +13,87 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from frazil.core.config import RouteConfig, TableConfig
-from frazil.core.offsets import Partition
-from frazil.ingest.decode import Format
-from frazil.ingest.records import Opened
-from frazil.ingest.route import Metadata
-from frazil.ingest.rules import Rules
-from frazil.ingest.settle import LOG, Settled, Settler, TablePlan
-from frazil.ingest.write import TableShape
-from frazil.table.schema import iceberg_schema
+from frazil.config.model import RouteConfig, TableConfig
+from frazil.files.writer import WriterSpec
+from frazil.formats.decoder import RecordFormat
+from frazil.iceberg.schema import iceberg_schema
+from frazil.kafka.record_batch import RawRecords
+from frazil.offsets import Partition
+from frazil.pipeline.chunk import LOG, ChunkPipeline, ChunkResult, TablePlan
+from frazil.pipeline.projection import MetadataColumns
+from frazil.pipeline.routing import RoutingRules
 
 HERE = Partition("events", 2)
-METADATA = Metadata("_topic", "_topic_partition", "_offset", "_timestamp")
+METADATA = MetadataColumns("_topic", "_topic_partition", "_offset", "_timestamp")
 NAME = pa.field("name", pa.large_string())
 COLUMNS = pa.schema([pa.field("id", pa.int64()), NAME])
 CHANGES = pa.schema([*COLUMNS, pa.field("_op", pa.large_string(), nullable=False)])
 CHANGES_LOGGED = pa.schema([*COLUMNS, pa.field("_op", pa.large_string())])
-JSON = Format("json")
+JSON = RecordFormat("json")
 
 
 def plan(
     name: str, columns: pa.Schema = COLUMNS, key: tuple[str, ...] = ("id",), log: bool = False
 ) -> TablePlan:
-    config = TableConfig(name, mode="upsert" if key and not log else "append",
-                         key=() if log else key)  # fmt: skip
-    shape = TableShape(name, "", iceberg_schema(columns, METADATA, config), 0, "", {}, 0, "", {})
+    config = TableConfig(
+        name, mode="upsert" if key and not log else "append", key=() if log else key
+    )
+    shape = WriterSpec(name, "", iceberg_schema(columns, METADATA, config), 0, "", {}, 0, "", {})
     if log:
         return TablePlan(shape, METADATA, "", log=key)
     return TablePlan(shape, METADATA, "", key=key, identifier=key)
 
 
 def settler(
-    format: Format,
+    format: RecordFormat,
     *tables: TablePlan,
     routes: tuple[RouteConfig, ...] = (),
-    key: Format | None = JSON,
+    key: RecordFormat | None = JSON,
     upserts: tuple[str, ...] = (),
-) -> Settler:
+) -> ChunkPipeline:
     plans = {each.shape.name: each for each in tables}
     keyed = dict.fromkeys(upserts, "upsert")
-    keyed |= {name: LOG if each.log else "upsert" for name, each in plans.items()
-              if each.key or each.log}  # fmt: skip
-    rules = Rules(routes, list({**plans, **keyed})) if routes else None
-    return Settler(format, rules, plans, None, "db.t", keyed, key)
+    keyed |= {
+        name: LOG if each.log else "upsert" for name, each in plans.items() if each.key or each.log
+    }
+    rules = RoutingRules(routes, list({**plans, **keyed})) if routes else None
+    return ChunkPipeline(format, rules, plans, None, "db.t", keyed, key)
 
 
-def settle(by: Settler, *records: tuple[bytes | None, bytes | None]) -> Settled:
+def settle(by: ChunkPipeline, *records: tuple[bytes | None, bytes | None]) -> ChunkResult:
     """Keys and values, at offsets 100, 101, …: every record has one fate."""
     keys, values = zip(*records, strict=True)
     offsets = np.arange(100, 100 + len(records), dtype=np.int64)
-    opened = Opened(list(values), offsets, offsets, pa.array(keys, pa.large_binary()), None)
+    opened = RawRecords(list(values), offsets, offsets, pa.array(keys, pa.large_binary()), None)
     settled = by.settle(HERE, opened, None, frozenset())
-    told = {each for _, rows in (*settled.rows, *settled.gone)
-            for each in rows.column("_offset").to_pylist()}  # fmt: skip
+    told = {
+        each
+        for _, rows in (*settled.rows, *settled.gone)
+        for each in rows.column("_offset").to_pylist()
+    }
     told |= {100 + index for index in settled.letters}
     if not settled.needs:
         assert len(told) + settled.skipped == len(records)
     return settled
 
 
-def gone(settled: Settled, name: str = "db.t") -> list[tuple[Any, ...]]:
+def gone(settled: ChunkResult, name: str = "db.t") -> list[tuple[Any, ...]]:
     return _told(settled.gone, name)
 
 
-def left(settled: Settled, name: str = "db.t") -> list[tuple[Any, ...]]:
+def left(settled: ChunkResult, name: str = "db.t") -> list[tuple[Any, ...]]:
     return _told(settled.left, name)
 
 
 def _told(found: list[tuple[str, pa.Table]], name: str) -> list[tuple[Any, ...]]:
     """Offset and key of each."""
     rows = [row for table, rows in found if table == name for row in rows.to_pylist()]
-    return sorted((row["_offset"], *(v for k, v in row.items() if not k.startswith("_")))
-                  for row in rows)  # fmt: skip
+    return sorted(
+        (row["_offset"], *(v for k, v in row.items() if not k.startswith("_"))) for row in rows
+    )
 
 
-def ids(settled: Settled, name: str = "db.t") -> list[int]:
+def ids(settled: ChunkResult, name: str = "db.t") -> list[int]:
     return [n for table, rows in settled.rows if table == name for n in rows["id"].to_pylist()]
 
 
@@ -100,8 +106,13 @@ def test_a_record_without_a_value_deletes_its_key():
         settler(JSON, plan("db.t")), (doc(id=1), doc(id=1, name="a")), (doc(id=2), None)
     )
     assert (ids(settled), gone(settled)) == ([1], [(101, 2)])
-    assert settled.gone[0][1].schema.names == ["id", "_topic", "_topic_partition", "_offset",
-                                               "_timestamp"]  # fmt: skip
+    assert settled.gone[0][1].schema.names == [
+        "id",
+        "_topic",
+        "_topic_partition",
+        "_offset",
+        "_timestamp",
+    ]
 
 
 def test_keys_may_be_text_a_bare_value_or_connects_payload():
@@ -117,8 +128,12 @@ def test_keys_may_be_text_a_bare_value_or_connects_payload():
 def test_a_key_that_cannot_be_read_is_rejected_by_itself():
     settled = settle(
         settler(JSON, plan("db.t")),
-        (None, None), (b"{", None), (doc(name="x"), None), (doc(id=None), None), (doc(id=3), None),
-    )  # fmt: skip
+        (None, None),
+        (b"{", None),
+        (doc(name="x"), None),
+        (doc(id=None), None),
+        (doc(id=3), None),
+    )
     assert gone(settled) == [(104, 3)]
     assert sorted(settled.letters) == [0, 1, 2, 3]
     assert {letter.kind for letter in settled.letters.values()} == {"key"}
@@ -155,8 +170,11 @@ def test_where_there_is_no_table_there_is_nothing_to_delete():
 
 # ── Avro ────────────────────────────────────────────────────────────────────────────────────────
 
-SCHEMA = {"type": "record", "name": "r", "fields": [
-    {"name": "id", "type": "long"}, {"name": "name", "type": ["null", "string"]}]}  # fmt: skip
+SCHEMA = {
+    "type": "record",
+    "name": "r",
+    "fields": [{"name": "id", "type": "long"}, {"name": "name", "type": ["null", "string"]}],
+}
 KEY = {"type": "record", "name": "k", "fields": [{"name": "id", "type": ["null", "int"]}]}
 
 
@@ -167,8 +185,11 @@ def datum(schema: Any, **values: Any) -> bytes:
 
 
 def test_avro_values_and_keys():
-    by = settler(Format("avro", json.dumps(SCHEMA)), plan("db.t"),
-                 key=Format("avro", json.dumps(KEY)))  # fmt: skip
+    by = settler(
+        RecordFormat("avro", json.dumps(SCHEMA)),
+        plan("db.t"),
+        key=RecordFormat("avro", json.dumps(KEY)),
+    )
     settled = settle(
         by,
         (datum(KEY, id=1), datum(SCHEMA, id=1, name="a")),
@@ -182,8 +203,12 @@ def test_avro_values_and_keys():
 
 def test_a_tombstone_for_two_kinds_of_tables_deletes_in_one_and_is_rejected_by_the_other():
     routes = (RouteConfig(to=("db.t", "db.log")),)
-    by = settler(Format("avro", json.dumps(SCHEMA)), plan("db.t"), plan("db.log", key=()),
-                 routes=routes)  # fmt: skip
+    by = settler(
+        RecordFormat("avro", json.dumps(SCHEMA)),
+        plan("db.t"),
+        plan("db.log", key=()),
+        routes=routes,
+    )
     settled = settle(by, (doc(id=4), None))
     assert gone(settled) == [(100, 4)]
     assert settled.letters[0].tables == ("db.log",)
@@ -194,10 +219,15 @@ def test_a_tombstone_for_two_kinds_of_tables_deletes_in_one_and_is_rejected_by_t
 ROUTES = (RouteConfig(to=("db.t",), envelope="debezium"),)
 
 
-ENVELOPE = {"type": "record", "name": "change", "fields": [
-    {"name": "op", "type": "string"},
-    {"name": "before", "type": ["null", {**SCHEMA, "name": "row"}]},
-    {"name": "after", "type": ["null", "row"]}]}  # fmt: skip
+ENVELOPE = {
+    "type": "record",
+    "name": "change",
+    "fields": [
+        {"name": "op", "type": "string"},
+        {"name": "before", "type": ["null", {**SCHEMA, "name": "row"}]},
+        {"name": "after", "type": ["null", "row"]},
+    ],
+}
 
 
 def change(op: str, before: dict[str, Any] | None, after: dict[str, Any] | None) -> bytes:
@@ -218,7 +248,7 @@ STORY = [
 ]
 
 
-def check_story(settled: Settled) -> None:
+def check_story(settled: ChunkResult) -> None:
     assert ids(settled) == [1, 1, 4, 5]
     assert gone(settled) == [(102, 2)]
     assert left(settled) == [(104, 3)]
@@ -230,7 +260,7 @@ def test_changes_in_json():
 
 
 def test_changes_in_avro():
-    by = settler(Format("avro", json.dumps(ENVELOPE)), plan("db.t", CHANGES), routes=ROUTES)
+    by = settler(RecordFormat("avro", json.dumps(ENVELOPE)), plan("db.t", CHANGES), routes=ROUTES)
     story = [(k, None if v is None else datum(ENVELOPE, **json.loads(v))) for k, v in STORY]
     check_story(settle(by, *story))
 
@@ -252,10 +282,60 @@ def test_in_an_append_table_every_change_is_a_row():
     assert not settled.left
 
 
+@pytest.mark.parametrize(
+    ("kind", "before", "after"),
+    [
+        (pa.int64(), "1805213471234567168", "1805213471234567169"),
+        (pa.int64(), "9007199254740993", "9007199254740992"),
+        (pa.decimal128(38, 2), "12345678901234567890.12", "12345678901234567890.13"),
+        (pa.decimal128(38, 2), '"12345678901234567890.12"', "12345678901234567890.13"),
+        (pa.large_string(), '"a"', '"A"'),
+        (pa.large_string(), '"1"', '"1.0"'),
+        (pa.timestamp("us"), '"2020-01-01T00:00:00"', '"2020-01-01T00:00:00.000001"'),
+    ],
+)
+def test_a_change_of_the_key_in_json_is_seen_whatever_the_key_is(
+    kind: pa.DataType, before: str, after: str
+):
+    columns = pa.schema([pa.field("id", kind), *list(CHANGES)[1:]])
+    by = settler(JSON, plan("db.t", columns), routes=ROUTES)
+    text = '{"op":"u","before":{"id":%s},"after":{"id":%s}}'
+    moved = settle(by, (None, (text % (before, after)).encode()))
+    assert moved.letters == {}
+    assert [each for each, *_ in left(moved)] == [100]
+    stays = settle(by, (None, (text % (after, after)).encode()))
+    assert left(stays) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "after"),
+    [
+        (pa.decimal128(9, 2), "1.0", "1.00"),
+        (pa.decimal128(9, 2), '"1.5"', "1.5"),
+        (pa.large_string(), '"a"', '"\\u0061"'),
+        (pa.timestamp("us", "UTC"), '"2020-01-01T00:00:00Z"', '"2020-01-01T01:00:00+01:00"'),
+        (
+            pa.uuid(),
+            '"B68A35A7-17AD-35B3-AF2A-AE46EDB4545A"',
+            '"b68a35a7-17ad-35b3-af2a-ae46edb4545a"',
+        ),
+    ],
+)
+def test_a_key_in_json_that_is_only_written_another_way_is_the_same(
+    kind: pa.DataType, before: str, after: str
+):
+    columns = pa.schema([pa.field("id", kind), *list(CHANGES)[1:]])
+    by = settler(JSON, plan("db.t", columns), routes=ROUTES)
+    text = '{"op":"u","before":{"id":%s},"after":{"id":%s}}' % (before, after)  # noqa: UP031
+    settled = settle(by, (None, text.encode()))
+    assert settled.letters == {}
+    assert left(settled) == []
+
+
 # ── a change log ────────────────────────────────────────────────────────────────────────────────
 
 
-def logged(settled: Settled) -> list[tuple[Any, ...]]:
+def logged(settled: ChunkResult) -> list[tuple[Any, ...]]:
     rows = [row for _, rows in settled.rows for row in rows.to_pylist()]
     return sorted((row["_offset"], row["_op"], row["id"], row["name"]) for row in rows)
 
@@ -264,7 +344,7 @@ def logged(settled: Settled) -> list[tuple[Any, ...]]:
 def test_every_change_is_a_row_of_a_change_log_deletes_too(kind: str):
     format, key, value = JSON, doc(id=2), doc(id=1, name="a")
     if kind == "avro":
-        format, value = Format("avro", json.dumps(SCHEMA)), datum(SCHEMA, id=1, name="a")
+        format, value = RecordFormat("avro", json.dumps(SCHEMA)), datum(SCHEMA, id=1, name="a")
     by = settler(format, plan("db.t", CHANGES_LOGGED, log=True))
     settled = settle(by, (doc(id=1), value), (key, None), (doc(id=1), value))
     assert logged(settled) == [(100, "u", 1, "a"), (101, "d", 2, None), (102, "u", 1, "a")]
@@ -276,7 +356,7 @@ def test_a_change_log_is_made_with_its_operation_and_optional_columns():
     need = settle(by, (doc(id=1), doc(id=1, name="a"))).needs["db.t"]
     assert need.names == ["id", "name", "_op"]
     assert all(each.nullable for each in need)
-    by = settler(Format("avro", json.dumps(SCHEMA)))
+    by = settler(RecordFormat("avro", json.dumps(SCHEMA)))
     by._keyed = {"db.t": LOG}
     need = settle(by, (doc(id=1), datum(SCHEMA, id=1, name="a"))).needs["db.t"]
     assert need.names == ["id", "name", "_op"]
@@ -286,9 +366,12 @@ def test_a_change_log_is_made_with_its_operation_and_optional_columns():
 def test_a_database_tells_the_operation_itself():
     by = settler(JSON, plan("db.t", CHANGES_LOGGED, log=True), routes=ROUTES)
     assert logged(settle(by, *STORY)) == [
-        (100, "c", 1, "a"), (101, "u", 1, "b"), (102, "d", 2, "a"), (104, "u", 4, "a"),
+        (100, "c", 1, "a"),
+        (101, "u", 1, "b"),
+        (102, "d", 2, "a"),
+        (104, "u", 4, "a"),
         (105, "u", 5, "a"),
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("kind", ["json", "avro"])
@@ -297,9 +380,9 @@ def test_a_change_of_the_key_whose_row_is_rejected_leaves_the_old_row_alone(kind
     changes = [change("u", row(3), {"id": 4, "name": None}), change("u", row(5), row(6))]
     format = JSON
     if kind == "avro":
-        format = Format("avro", json.dumps(ENVELOPE))
+        format = RecordFormat("avro", json.dumps(ENVELOPE))
         changes = [datum(ENVELOPE, **json.loads(each)) for each in changes]
-    plans = replace(plan("db.t", required), evolution="frozen")
+    plans = replace(plan("db.t", required), evolution="reject")
     settled = settle(settler(format, plans, routes=ROUTES), *((None, each) for each in changes))
     assert sorted(settled.letters) == [0]
     assert (ids(settled), left(settled)) == ([6], [(101, 5)])
@@ -309,14 +392,37 @@ def test_a_change_of_the_key_whose_row_is_rejected_leaves_the_old_row_alone(kind
 
 LSN = pa.field("_source", pa.struct([pa.field("lsn", pa.int64())]))
 ORDERED = pa.schema([*CHANGES, pa.field("version", pa.int32()), LSN])
-ORDERED_ENVELOPE = {"type": "record", "name": "change", "fields": [
-    {"name": "op", "type": "string"},
-    {"name": "before", "type": ["null", {"type": "record", "name": "row", "fields": [
-        {"name": "id", "type": ["null", "long"]}, {"name": "name", "type": ["null", "string"]},
-        {"name": "version", "type": ["null", "int"]}]}]},
-    {"name": "after", "type": ["null", "row"]},
-    {"name": "source", "type": {"type": "record", "name": "origin", "fields": [
-        {"name": "lsn", "type": ["null", "long"]}]}}]}  # fmt: skip
+ORDERED_ENVELOPE = {
+    "type": "record",
+    "name": "change",
+    "fields": [
+        {"name": "op", "type": "string"},
+        {
+            "name": "before",
+            "type": [
+                "null",
+                {
+                    "type": "record",
+                    "name": "row",
+                    "fields": [
+                        {"name": "id", "type": ["null", "long"]},
+                        {"name": "name", "type": ["null", "string"]},
+                        {"name": "version", "type": ["null", "int"]},
+                    ],
+                },
+            ],
+        },
+        {"name": "after", "type": ["null", "row"]},
+        {
+            "name": "source",
+            "type": {
+                "type": "record",
+                "name": "origin",
+                "fields": [{"name": "lsn", "type": ["null", "long"]}],
+            },
+        },
+    ],
+}
 
 
 def ordered(path: str, columns: pa.Schema = ORDERED) -> TablePlan:
@@ -330,9 +436,11 @@ def orders(found: list[tuple[str, pa.Table]], path: str) -> list[tuple[int, Any]
 @pytest.mark.parametrize("kind", ["json", "avro"])
 @pytest.mark.parametrize(
     ("path", "deletes", "moves", "rejected"),
-    [("version", [(101, 7), (102, None)], [(103, 9)], [4]),
-     ("_source.lsn", [(101, 21), (102, 22)], [(103, 23)], [5])],
-)  # fmt: skip
+    [
+        ("version", [(101, 7), (102, None)], [(103, 9)], [4]),
+        ("_source.lsn", [(101, 21), (102, 22)], [(103, 23)], [5]),
+    ],
+)
 def test_a_delete_has_the_order_of_its_row_or_of_its_change(
     path: str, deletes: Any, moves: Any, rejected: list[int], kind: str
 ):
@@ -347,7 +455,7 @@ def test_a_delete_has_the_order_of_its_row_or_of_its_change(
         {"op": "u", "before": versioned(5, 1), "after": versioned(6, None), "source": {"lsn": 24}},
         {"op": "u", "before": versioned(7, 1), "after": versioned(8, 5), "source": {"lsn": None}},
     ]
-    format = JSON if kind == "json" else Format("avro", json.dumps(ORDERED_ENVELOPE))
+    format = JSON if kind == "json" else RecordFormat("avro", json.dumps(ORDERED_ENVELOPE))
     values = [doc(**each) if kind == "json" else datum(ORDERED_ENVELOPE, **each) for each in story]
     settled = settle(
         settler(format, ordered(path), routes=ROUTES), *((None, value) for value in values)

@@ -8,15 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from frazil.core import config, errors
-from frazil.core.errors import kinds
+from frazil import errors
+from frazil.cli.commands import app
+from frazil.config import model
+from frazil.errors import kinds
 from frazil.sink import STEPS
-from frazil.surface.cli import app
 
 ROOT = Path(__file__).parents[2]
-SECTIONS = (config.SinkConfig, config.DecodeConfig, config.TransformConfig, config.CatalogConfig,
-            config.TableConfig, config.RouteConfig, config.DeadLettersConfig,
-            config.CompletenessConfig)  # fmt: skip
+SECTIONS = (
+    model.SinkConfig,
+    model.DecodeConfig,
+    model.TransformConfig,
+    model.CatalogConfig,
+    model.TableConfig,
+    model.RouteConfig,
+    model.DeadLettersConfig,
+    model.CompletenessConfig,
+)
 FIELDS = [(kind.__name__, f.name) for kind in SECTIONS for f in dataclasses.fields(kind)]
 COMMANDS = [c.name or c.callback.__name__ for c in app.registered_commands if c.callback]
 ERRORS = [name for name, kind in kinds().items() if kind.__module__ == errors.__name__]
@@ -44,7 +52,7 @@ def test_every_setting_is_in_the_reference(kind: str, name: str):
     assert name in names(text("docs/reference/config.md")), f"{kind}.{name}"
 
 
-@pytest.mark.parametrize("section", [f.name for f in dataclasses.fields(config.Config)])
+@pytest.mark.parametrize("section", [f.name for f in dataclasses.fields(model.Config)])
 def test_every_section_is_in_the_reference(section: str):
     heading = {"tables": "[[table]]"}.get(section, f"[{section}]")
     assert heading in text("docs/reference/config.md")
@@ -102,8 +110,11 @@ def test_the_readme_begins_with_the_two_commands():
 
 def test_nothing_is_left_to_be_filled_in():
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
-    left = [(page.name, word) for page in pages
-            for word in re.findall(r"^[A-Z]{4,}$", page.read_text(), re.M)]  # fmt: skip
+    left = [
+        (page.name, word)
+        for page in pages
+        for word in re.findall(r"^[A-Z]{4,}$", page.read_text(), re.M)
+    ]
     assert left == []
 
 

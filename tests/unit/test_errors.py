@@ -5,17 +5,17 @@ import re
 
 import pytest
 
-from frazil.core import errors
-from frazil.core.errors import (
+from frazil import errors
+from frazil.errors import (
     ConfigError,
     Expired,
     Fatal,
     Fenced,
     FrazilError,
     Gap,
-    Misfit,
     Retryable,
-    across,
+    SchemaMismatch,
+    encode_for_spark,
     from_traceback,
     kinds,
 )
@@ -76,7 +76,7 @@ failure: Task 0 in stage 3.0 failed 1 times, most recent failure: Lost task 0.0 
 recent call last):
   File "/lib/pyspark/worker.py", line 2044, in main
     process()
-  File "/src/frazil/ingest/task.py", line 116, in run_all
+  File "/src/frazil/pipeline/task.py", line 116, in run_all
     raise across(error) from None
 RuntimeError: {line}
 
@@ -100,19 +100,19 @@ Driver stacktrace: SQLSTATE: XXKST
 def test_an_error_is_found_again_in_sparks_traceback(
     kind: type[FrazilError], message: str, hint: str
 ):
-    text = SPARK.replace("{line}", str(across(kind(message, hint=hint))))
+    text = SPARK.replace("{line}", str(encode_for_spark(kind(message, hint=hint))))
     found = from_traceback("x" * 10_000 + text + text)
     assert type(found) is kind
     assert (found.message, found.hint) == (message, hint)
 
 
 def test_what_spark_adds_on_the_same_line_does_not_hide_the_error():
-    text = f"{across(Expired('cannot go on', hint='look'))} [SQLSTATE: 38000]"
+    text = f"{encode_for_spark(Expired('cannot go on', hint='look'))} [SQLSTATE: 38000]"
     assert isinstance(from_traceback(text), Expired)
 
 
 def test_an_error_that_leaves_a_worker_is_one_line():
-    assert "\n" not in str(across(Misfit("a\nb", hint="c\nd")))
+    assert "\n" not in str(encode_for_spark(SchemaMismatch("a\nb", hint="c\nd")))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.core.errors import Misfit, from_traceback
-from frazil.core.offsets import Partition, Range
-from frazil.feed.frames import accounted
-from frazil.ingest import frame
-from frazil.ingest.frame import Outcome, ReadPlan, Telling, WritePlan, _Carried, presented, write
-from frazil.ingest.stage import Tally
-from frazil.ingest.write import WrittenFile
+from frazil.errors import SchemaMismatch, Undecodable, from_traceback
+from frazil.files.writer import DataFileDescriptor
+from frazil.formats.decoder import RAW, RecordFormat
+from frazil.kafka.record_batch import RawRecords
+from frazil.ledger.staged_batch import RangeCounts
+from frazil.offsets import Partition, Range
+from frazil.pipeline.projection import MetadataColumns
+from frazil.sources.dataframe import accounted
+from frazil.spark import tasks as frame
+from frazil.spark.tasks import (
+    ReadCountsAccumulator,
+    ReadPlan,
+    WriteOutcome,
+    WritePlan,
+    _CarriedColumns,
+    presented,
+    write,
+)
 from tests.unit.test_write import shape
 
 A, B, C = Partition("orders", 0), Partition("orders", 1), Partition("other", 0)
@@ -34,12 +46,14 @@ UTC = dt.timezone.utc
 Told = dict[tuple[str, int, int, int], tuple[int, int]]
 
 
-def outcome(carried: Mapping[Partition, Iterable[int]] | None, rows: int | None = None) -> Outcome:
+def outcome(
+    carried: Mapping[Partition, Iterable[int]] | None, rows: int | None = None
+) -> WriteOutcome:
     """Of a task whose rows carry these offsets."""
     if carried is None:
-        return Outcome((), rows or 0, 0, None, None, {})
+        return WriteOutcome((), rows or 0, 0, None, None, {})
     found = {key: np.array(sorted(offsets), np.int64) for key, offsets in carried.items()}
-    return Outcome((), sum(map(len, found.values())), 0, found, None, {})
+    return WriteOutcome((), sum(map(len, found.values())), 0, found, None, {})
 
 
 # ── what a task hands back ───────────────────────────────────────────────────────────────────
@@ -50,9 +64,10 @@ offset_sets = st.builds(
     st.sets(st.integers(0, 5_000), min_size=1, max_size=200),
 )
 carried_sets = st.dictionaries(
-    st.builds(Partition, st.sampled_from(["orders", "größe"]), st.integers(0, 9)), offset_sets,
+    st.builds(Partition, st.sampled_from(["orders", "größe"]), st.integers(0, 9)),
+    offset_sets,
     max_size=4,
-)  # fmt: skip
+)
 
 
 @given(st.none() | carried_sets, st.none() | st.tuples(st.integers(), st.integers()))
@@ -60,12 +75,16 @@ def test_an_outcome_comes_back_as_it_went(
     carried: dict[Partition, set[int]] | None, span: tuple[int, int] | None
 ):
     packed = None if carried is None else {p: np.array(sorted(o)) for p, o in carried.items()}
-    file = WrittenFile('{"file-path":"/a"}', 3, 1000)
-    there = Outcome((file, file), 6, 77, packed, span, {"write": 0.5})
-    back = Outcome.load(there.dump())
+    file = DataFileDescriptor('{"file-path":"/a"}', 3, 1000)
+    there = WriteOutcome((file, file), 6, 77, packed, span, {"write": 0.5})
+    back = WriteOutcome.load(there.dump())
     assert (back.files, back.rows, back.bytes, back.watermark, dict(back.seconds)) == (
-        (file, file), 6, 77, span, {"write": 0.5},
-    )  # fmt: skip
+        (file, file),
+        6,
+        77,
+        span,
+        {"write": 0.5},
+    )
     if carried is None:
         assert back.carried is None
     else:
@@ -89,7 +108,7 @@ def rows_with(*origins: tuple[Any, Any, Any]) -> pa.Table:
 
 
 def carried(*tables: pa.Table) -> dict[Partition, list[int]] | None:
-    seen = _Carried(COLUMNS)
+    seen = _CarriedColumns(COLUMNS)
     for each in tables:
         seen.add(each)
     found = seen.offsets()
@@ -99,9 +118,11 @@ def carried(*tables: pa.Table) -> dict[Partition, list[int]] | None:
 def test_offsets_are_told_apart_by_topic_and_partition():
     mixed = rows_with(("a", 0, 5), ("b", 0, 5), ("a", 1, 5), ("b", 7, 1), ("a", 0, 6))
     assert carried(mixed) == {
-        Partition("a", 0): [5, 6], Partition("a", 1): [5], Partition("b", 0): [5],
+        Partition("a", 0): [5, 6],
+        Partition("a", 1): [5],
+        Partition("b", 0): [5],
         Partition("b", 7): [1],
-    }  # fmt: skip
+    }
 
 
 def test_offsets_of_several_tables_come_together_in_order():
@@ -112,8 +133,10 @@ def test_offsets_of_several_tables_come_together_in_order():
 def test_columns_in_several_pieces_are_read_as_one():
     pieces = pa.concat_tables([rows_with(("a", 0, 1)), rows_with(("a", 1, 2), ("b", 0, 3))])
     assert carried(pieces) == {
-        Partition("a", 0): [1], Partition("a", 1): [2], Partition("b", 0): [3]
-    }  # fmt: skip
+        Partition("a", 0): [1],
+        Partition("a", 1): [2],
+        Partition("b", 0): [3],
+    }
 
 
 @pytest.mark.parametrize(
@@ -135,7 +158,7 @@ def test_a_row_without_an_origin_proves_nothing_and_nothing_after_it_does(origin
 
 
 def test_rows_without_the_columns_carry_nothing():
-    seen = _Carried(None)
+    seen = _CarriedColumns(None)
     seen.add(pa.table({"x": [1]}))
     assert seen.offsets() is None
 
@@ -163,23 +186,23 @@ R = Range(A, 10, 20)
 
 def test_every_offset_written_is_accounted_for_without_being_told():
     split = [outcome({A: range(10, 14)}), outcome({A: range(14, 20)})]
-    assert accounted([R], split, {}) == [Tally(R, 10, seen=(10, 19))]
+    assert accounted([R], split, {}) == [RangeCounts(R, 10, seen=(10, 19))]
     assert accounted([R], [outcome({A: range(10, 20)})], told((A, 10, 20, 0))) == [
-        Tally(R, 10, seen=(10, 19))
+        RangeCounts(R, 10, seen=(10, 19))
     ]
 
 
 def test_what_a_filter_left_out_is_skipped_where_the_source_told_how_many_there_were():
     found = accounted([R], [outcome({A: [12, 17]})], told((A, 10, 15, 0), (A, 15, 20, 0)))
-    assert found == [Tally(R, 2, skipped=8, seen=(12, 17))]
-    assert accounted([R], [], told((A, 10, 20, 0))) == [Tally(R, 0, skipped=10)]
+    assert found == [RangeCounts(R, 2, skipped=8, seen=(12, 17))]
+    assert accounted([R], [], told((A, 10, 20, 0))) == [RangeCounts(R, 0, skipped=10)]
 
 
 def test_offsets_that_held_no_record_are_invisible_and_not_skipped():
     found = accounted([R], [outcome({A: [12, 17]})], told((A, 10, 15, 2), (A, 15, 20, 1)))
-    assert found == [Tally(R, 2, skipped=5, invisible=3, seen=(12, 17))]
+    assert found == [RangeCounts(R, 2, skipped=5, invisible=3, seen=(12, 17))]
     assert accounted([R], [outcome({A: range(10, 17)})], told((A, 10, 20, 3))) == [
-        Tally(R, 7, invisible=3, seen=(10, 16))
+        RangeCounts(R, 7, invisible=3, seen=(10, 16))
     ]
 
 
@@ -202,14 +225,14 @@ def test_pieces_that_do_not_tile_the_range_prove_nothing_unless_all_of_it_was_wr
 ):
     assert accounted([R], [outcome({A: [12, 17]})], told(*pieces)) is None
     assert accounted([R], [outcome({A: range(10, 20)})], told(*pieces)) == [
-        Tally(R, 10, seen=(10, 19))
+        RangeCounts(R, 10, seen=(10, 19))
     ]
 
 
 def test_pieces_of_other_batches_and_partitions_do_not_disturb():
     pieces = told((A, 0, 10, 4), (A, 10, 20, 1), (A, 20, 30, 4), (B, 10, 20, 4))
     assert accounted([R], [outcome({A: [12]})], pieces) == [
-        Tally(R, 1, skipped=8, invisible=1, seen=(12, 12))
+        RangeCounts(R, 1, skipped=8, invisible=1, seen=(12, 12))
     ]
 
 
@@ -245,8 +268,8 @@ def test_each_partition_has_a_tally_of_its_own():
         told((A, 10, 20, 1), (B, 0, 3, 0)),
     )
     assert found == [
-        Tally(R, 1, skipped=8, invisible=1, seen=(10, 10)),
-        Tally(other, 2, skipped=1, seen=(1, 2)),
+        RangeCounts(R, 1, skipped=8, invisible=1, seen=(10, 10)),
+        RangeCounts(other, 2, skipped=1, seen=(1, 2)),
     ]
     assert all(tally.balanced for tally in found)
 
@@ -282,7 +305,7 @@ def test_what_is_accounted_for_always_adds_up(data: st.DataObject):
 
 
 def test_a_range_that_a_second_try_told_again_counts_once():
-    adding = Telling()
+    adding = ReadCountsAccumulator()
     first = adding.addInPlace(adding.zero({}), {("a", 0, 0, 5): (4, 1)})
     both = adding.addInPlace(first, {("a", 0, 0, 5): (4, 1), ("a", 0, 5, 9): (4, 0)})
     assert both == {("a", 0, 0, 5): (4, 1), ("a", 0, 5, 9): (4, 0)}
@@ -300,9 +323,17 @@ KINDS = [
     (pa.timestamp("ns"), pa.int64(), pa.int64()),
 ]
 SAME = [
-    pa.int32(), pa.int64(), pa.float64(), pa.bool_(), pa.large_string(), pa.large_binary(),
-    pa.date32(), pa.decimal128(10, 2), pa.timestamp("us", "UTC"), pa.timestamp("us"),
-]  # fmt: skip
+    pa.int32(),
+    pa.int64(),
+    pa.float64(),
+    pa.bool_(),
+    pa.large_string(),
+    pa.large_binary(),
+    pa.date32(),
+    pa.decimal128(10, 2),
+    pa.timestamp("us", "UTC"),
+    pa.timestamp("us"),
+]
 
 
 @pytest.mark.parametrize(("kind", "top", "inside"), KINDS)
@@ -344,11 +375,14 @@ NOON = dt.datetime(2024, 5, 1, 12, tzinfo=UTC)
         (pa.timestamp("ns", "UTC"), [NOON, None], [int(NOON.timestamp()) * 10**9, None]),
         (pa.list_(pa.time64("us")), [[dt.time(0, 0, 1)], None], [[1_000_000], None]),
         (pa.map_(pa.large_string(), pa.binary(2)), [[("k", b"xy")], None], [[("k", b"xy")], None]),
-        (pa.struct({"t": pa.time64("us"), "u": pa.binary(2)}),
-         [{"t": dt.time(0, 0, 1), "u": b"xy"}, None], [{"t": 1_000_000, "u": b"xy"}, None]),
+        (
+            pa.struct({"t": pa.time64("us"), "u": pa.binary(2)}),
+            [{"t": dt.time(0, 0, 1), "u": b"xy"}, None],
+            [{"t": 1_000_000, "u": b"xy"}, None],
+        ),
         (pa.decimal128(5, 2), [Decimal("1.25"), None], [Decimal("1.25"), None]),
     ],
-)  # fmt: skip
+)
 def test_values_keep_their_meaning_in_types_that_spark_has(
     kind: pa.DataType, values: list[Any], expected: list[Any]
 ):
@@ -368,8 +402,10 @@ def test_uuids_are_text_at_the_top_and_bytes_inside():
     lists = pa.ListArray.from_arrays(pa.array([0, 1, 1, 3]), column)
     assert shown(lists) == [[ONE.bytes], [], [None, ONE.bytes]]
     assert shown(pa.StructArray.from_arrays([column], ["u"])) == [
-        {"u": ONE.bytes}, {"u": None}, {"u": ONE.bytes}
-    ]  # fmt: skip
+        {"u": ONE.bytes},
+        {"u": None},
+        {"u": ONE.bytes},
+    ]
 
 
 def test_a_read_plan_shows_no_secret():
@@ -390,7 +426,7 @@ def batches(columns: pa.Schema, *rows: Sequence[Any]) -> list[pa.RecordBatch]:
     return [pa.RecordBatch.from_pylist(list(each), schema=columns) for each in rows]
 
 
-def read_back(found: Outcome) -> list[dict[str, Any]]:
+def read_back(found: WriteOutcome) -> list[dict[str, Any]]:
     paths = [json.loads(file.descriptor)["file-path"] for file in found.files]
     return [row for path in paths for row in pq.ParquetFile(path).read().to_pylist()]
 
@@ -409,8 +445,9 @@ def test_rows_come_back_from_the_files(tmp_path: Path):
 
 
 def test_event_times_are_told_apart_by_the_partition_that_rows_say_they_come_from(tmp_path: Path):
-    columns = pa.schema({"t": pa.string(), "p": pa.int32(), "o": pa.int64(),
-                         "at": pa.timestamp("us", "UTC")})  # fmt: skip
+    columns = pa.schema(
+        {"t": pa.string(), "p": pa.int32(), "o": pa.int64(), "at": pa.timestamp("us", "UTC")}
+    )
     low = int(NOON.timestamp()) * 10**6
 
     def row(partition: int, offset: int, second: int | None) -> dict[str, Any]:
@@ -418,12 +455,13 @@ def test_event_times_are_told_apart_by_the_partition_that_rows_say_they_come_fro
         return {"t": "a", "p": partition, "o": offset, "at": moment}
 
     given = [row(0, 0, 5), row(1, 0, 2), row(0, 1, 7), row(2, 0, None)], [row(1, 1, 9)]
-    found = write(plan_for(tmp_path, columns, event_time="at", origin=True),
-                  batches(columns, *given))  # fmt: skip
+    found = write(
+        plan_for(tmp_path, columns, event_time="at", origin=True), batches(columns, *given)
+    )
     a, b = Partition("a", 0), Partition("a", 1)
     spans = {a: (low + 5 * 10**6, low + 7 * 10**6), b: (low + 2 * 10**6, low + 9 * 10**6)}
     assert found.watermarks == spans
-    assert Outcome.load(found.dump()).watermarks == spans
+    assert WriteOutcome.load(found.dump()).watermarks == spans
     assert write(plan_for(tmp_path, columns, event_time="at"), []).watermarks == {}
 
 
@@ -439,9 +477,7 @@ def test_the_offsets_that_the_rows_carry_come_with_the_files(tmp_path: Path):
     rows = [{"t": "orders", "p": i % 2, "o": 100 - i, "x": i} for i in range(6)]
     found = write(plan_for(tmp_path, columns, origin=True), batches(columns, rows))
     assert found.carried is not None
-    assert {p: o.tolist() for p, o in found.carried.items()} == {
-        A: [96, 98, 100], B: [95, 97, 99]
-    }  # fmt: skip
+    assert {p: o.tolist() for p, o in found.carried.items()} == {A: [96, 98, 100], B: [95, 97, 99]}
 
 
 def test_small_batches_are_gathered_and_each_row_is_written_once(
@@ -473,8 +509,9 @@ def test_the_tables_partitions_are_kept(tmp_path: Path):
     rows = [{"k": "ab"[i % 2], "n": i} for i in range(6)]
     found = write(plan_for(tmp_path, columns, "k"), batches(columns, rows[:3], rows[3:]))
     assert sorted((json.loads(f.descriptor)["partition"], f.rows) for f in found.files) == [
-        (["a"], 3), (["b"], 3),
-    ]  # fmt: skip
+        (["a"], 3),
+        (["b"], 3),
+    ]
     assert sorted(row["n"] for row in read_back(found)) == list(range(6))
 
 
@@ -490,15 +527,38 @@ def test_columns_may_come_in_another_order_and_narrower_and_optional_ones_may_be
 def test_a_row_that_does_not_fit_is_named_and_crosses_to_the_driver(tmp_path: Path):
     plan = plan_for(tmp_path, pa.schema([pa.field("a", pa.int64(), nullable=False)]))
     rows = batches(pa.schema({"a": pa.int64()}), [{"a": None}])
-    with pytest.raises(Misfit, match=r"to table db\.t: the table requires column 'a'"):
+    with pytest.raises(SchemaMismatch, match=r"to table db\.t: the table requires column 'a'"):
         write(plan, rows)
     with pytest.raises(RuntimeError) as raised:
         list(frame.write_all(plan, rows))
-    assert isinstance(from_traceback(str(raised.value)), Misfit)
+    assert isinstance(from_traceback(str(raised.value)), SchemaMismatch)
 
 
 def test_a_task_answers_with_one_row(tmp_path: Path):
     columns = pa.schema({"a": pa.int64()})
     [answer] = frame.write_all(plan_for(tmp_path, columns), batches(columns, [{"a": 1}, {"a": 2}]))
     [row] = answer.to_pylist()
-    assert read_back(Outcome.load(row["outcome"])) == [{"a": 1}, {"a": 2}]
+    assert read_back(WriteOutcome.load(row["outcome"])) == [{"a": 1}, {"a": 2}]
+
+
+def test_a_dataframe_of_records_whose_timestamp_does_not_fit_stops_with_the_offset(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    where = Partition("orders", 0)
+    stamps = np.array([7, 2**62], np.int64)
+    chunk = SimpleNamespace(
+        records=None,
+        broken={},
+        span=Range(where, 0, 2),
+        open=lambda _: RawRecords([b"a", b"b"], np.arange(2), stamps, None, None),
+    )
+    monkeypatch.setattr(frame, "fetch", lambda *_, **__: [chunk])
+
+    def rows(timestamp: str) -> list[pa.RecordBatch]:
+        metadata = MetadataColumns("_topic", "_topic_partition", "_offset", timestamp)
+        plan = ReadPlan({}, RecordFormat("raw"), RAW, metadata, 1.0, False)
+        return list(frame.read(plan, chunk.span, lambda _: None))
+
+    with pytest.raises(Undecodable, match=r"orders\[0\] offset 1: the record's timestamp does not"):
+        rows("_timestamp")
+    assert sum(map(len, rows(""))) == 2

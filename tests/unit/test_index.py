@@ -22,33 +22,36 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from frazil.core.config import TableConfig
-from frazil.core.errors import (
+from frazil.auditing.checks import Evidence, audit
+from frazil.commit.committer import BackpressureLimits, _PendingTable
+from frazil.commit.protocol import LONGEST_PAUSE, TableCommitter, entry_of
+from frazil.config.model import TableConfig
+from frazil.errors import (
+    CommitStateUnknown,
     ConfigError,
     Expired,
     Fenced,
-    Foreign,
     FrazilError,
     Gap,
-    Misfit,
+    IdentityMismatch,
     Overlap,
+    SchemaMismatch,
     Unavailable,
-    Unknown,
 )
-from frazil.core.offsets import Cut, Partition, Range
-from frazil.ingest.route import Metadata
-from frazil.ingest.stage import StagedBatch, StagedTable, Tally
-from frazil.ingest.write import TableShape
+from frazil.files.writer import WriterSpec
+from frazil.iceberg import schema
+from frazil.iceberg.static_table import DataFile
+from frazil.ledger import entry as ledger
+from frazil.ledger import index
+from frazil.ledger.entry import Snapshot
+from frazil.ledger.index_rows import of as told_of
+from frazil.ledger.staged_batch import RangeCounts, StagedBatch, StagedTable
+from frazil.maintenance import tasks
+from frazil.maintenance.tasks import RewriteIndexFiles
+from frazil.offsets import Cut, Partition, Range
+from frazil.ops.index_rebuild_plan import COLUMNS, LedgerHistory, RebuiltRows, rebuild
+from frazil.pipeline.projection import MetadataColumns
 from frazil.sink import Sink
-from frazil.table import index, ledger, maintain, schema
-from frazil.table.audit import Evidence, audit
-from frazil.table.commit import LONGEST_PAUSE, Target, entry_of
-from frazil.table.committer import Bounds, _Waiting
-from frazil.table.ledger import Snapshot
-from frazil.table.maintain import Upkeep
-from frazil.table.plain import DataFile
-from frazil.table.rebuild import COLUMNS, Rebuilt, Told, rebuild
-from frazil.table.told import of as told_of
 from tests.fakes import FakeClock, FakeTable
 from tests.unit.test_commit import batch
 from tests.unit.test_committer_tables import Stream
@@ -75,12 +78,21 @@ class FakeIndex(FakeTable):
         self.properties: dict[str, str] = {}
 
     @property
-    def shape(self) -> TableShape:
+    def shape(self) -> WriterSpec:
         made = schema.iceberg_schema(
-            index.COLUMNS, Metadata("", "", "", ""), TableConfig("db.index")
+            index.COLUMNS, MetadataColumns("", "", "", ""), TableConfig("db.index")
         )
-        return TableShape(self.name, str(self.folder), made, 0, '{"spec-id": 0, "fields": []}', {},
-                          2**28, "zstd", {})  # fmt: skip
+        return WriterSpec(
+            self.name,
+            str(self.folder),
+            made,
+            0,
+            '{"spec-id": 0, "fields": []}',
+            {},
+            2**28,
+            "zstd",
+            {},
+        )
 
     def add(
         self, manifests: Sequence[str], summary: Mapping[str, str], branch: str = "main"
@@ -122,9 +134,11 @@ class FakeIndex(FakeTable):
             raise Unavailable("cannot rewrite: 503")
         files = self.files[self.refs["main"]]
         if refusal := check(self.history("main")):
-            raise Unknown(f"cannot rewrite: ValidationException: {refusal}")
+            raise CommitStateUnknown(f"cannot rewrite: ValidationException: {refusal}")
         if not set(removed) <= set(files):
-            raise Unknown("cannot rewrite: ValidationException: Missing required files to delete")
+            raise CommitStateUnknown(
+                "cannot rewrite: ValidationException: Missing required files to delete"
+            )
         new = [File(e["file-path"], e["record-count"], 10**6) for e in map(json.loads, added)]
         assert not same or sum(f.rows for f in removed) == sum(f.rows for f in new)
         snapshot = super().add([], summary)
@@ -132,7 +146,7 @@ class FakeIndex(FakeTable):
         leftovers.append(f"{self.folder}/metadata/filtered-{snapshot.id}-m1.avro")
         if fault == "lost":  # H1: Iceberg wants to delete the list of the commit that was applied
             leftovers.append(snapshot.manifest_list)
-            raise Unknown("cannot rewrite: CommitStateUnknownException")
+            raise CommitStateUnknown("cannot rewrite: CommitStateUnknownException")
 
     def live_manifests(self) -> list[str]:
         return super().live()
@@ -180,7 +194,7 @@ class Life:
         self.table = table
         self.sink, self.epoch = sink, epoch
         self.clock = FakeClock()
-        self.target = Target(table, "main", sink, epoch, self.clock)
+        self.target = TableCommitter(table, "main", sink, epoch, self.clock)
         head = self.target.claim(lambda position: Cut({P: 0, Q: 0, **position}))
         assert head.entry is not None
         assert head.snapshot is not None
@@ -188,11 +202,16 @@ class Life:
         self.end = head.entry.end
         self.number = head.entry.batches[1] + 1
         self.steps: list[str] = []
-        self.upkeep = Upkeep(
-            _Named(table), sink=sink, epoch=epoch, shape=lambda: table.shape, history=86400,
-            prefix=lambda: f"frazil-{sink}-{epoch}-{self.number}", step=self.steps.append,
+        self.upkeep = RewriteIndexFiles(
+            _Named(table),
+            sink=sink,
+            epoch=epoch,
+            shape=lambda: table.shape,
+            history=86400,
+            prefix=lambda: f"frazil-{sink}-{epoch}-{self.number}",
+            step=self.steps.append,
             clock=self.clock,
-        )  # fmt: skip
+        )
 
     def commit(self, tables: int = 1) -> str:
         """One batch of ten offsets of each partition; what the upkeep says to it."""
@@ -221,11 +240,14 @@ def batch_of(
     sink: str, epoch: int, number: int, begin: Cut, ranges: Sequence[Range], tables: int = 1
 ) -> StagedBatch:
     staged = tuple(
-        StagedTable(f"db.t{n}", f"u{n}", 0, (), (), 1, 1, tuple(Tally(r, len(r)) for r in ranges))
+        StagedTable(
+            f"db.t{n}", f"u{n}", 0, (), (), 1, 1, tuple(RangeCounts(r, len(r)) for r in ranges)
+        )
         for n in range(tables)
     )
-    return StagedBatch(sink, epoch, number, str(uuid.uuid4()), begin, begin.after(ranges), {}, "",
-                       0, 0, staged)  # fmt: skip
+    return StagedBatch(
+        sink, epoch, number, str(uuid.uuid4()), begin, begin.after(ranges), {}, "", 0, 0, staged
+    )
 
 
 @pytest.fixture
@@ -243,8 +265,11 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def exact(table: FakeIndex, batches: int, sinks: Sequence[str] = ("s",)) -> None:
     """Every row of every batch is there once."""
-    found = table.rows().select(["sink", "batch", "table_name", "topic", "partition",
-                                 "start_offset", "end_offset"]).to_pylist()  # fmt: skip
+    found = (
+        table.rows()
+        .select(["sink", "batch", "table_name", "topic", "partition", "start_offset", "end_offset"])
+        .to_pylist()
+    )
     keys = [tuple(row.values()) for row in found]
     assert len(set(keys)) == len(keys), "doubled"
     expected = {
@@ -325,8 +350,8 @@ def test_files_of_a_tier_become_one_sorted_and_every_row_is_kept(table: FakeInde
 def test_hundreds_of_batches_stay_few_files_and_snapshots(
     table: FakeIndex, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(maintain, "KEPT", 10)
-    monkeypatch.setattr(maintain, "AT_ONCE", 10)
+    monkeypatch.setattr(tasks, "KEPT", 10)
+    monkeypatch.setattr(tasks, "AT_ONCE", 10)
     life = Life(table)
     most = 0
     for _ in range(200):
@@ -335,7 +360,7 @@ def test_hundreds_of_batches_stay_few_files_and_snapshots(
     assert most <= 4 * index.FANOUT + 400 // index.FULL
     assert len(table.snapshots) <= 10 + 10 + 2 * index.FANOUT
     exact(table, 200)
-    head = Target(table, "main", "s", 0, life.clock).head()
+    head = TableCommitter(table, "main", "s", 0, life.clock).head()
     assert head.entry is not None
     assert head.entry.end == life.end == Cut({P: 2000, Q: 2000})
 
@@ -345,7 +370,7 @@ def test_the_position_is_found_when_everything_else_was_expired(table: FakeIndex
     life = Life(table)
     for _ in range(4):
         life.commit()
-    assert maintain.MERGE in next(table.history("main")).summary
+    assert tasks.MERGE in next(table.history("main")).summary
     table.add([], {})
     table.expire(2**62, 1)
     assert len(list(table.history("main"))) == 1
@@ -387,7 +412,7 @@ def test_files_of_a_merge_that_failed_go_when_it_can_come_to_nothing_any_more(ta
     before = table.on_disk
     assert "503" in life.commit()
     [made] = table.on_disk - before - {life.table.live()[1][-1].path}
-    assert Path(made).name.startswith("frazil-s-1-4-"), "named so that `frazil leftovers` finds it"
+    assert Path(made).name.startswith("frazil-s-1-4-"), "named so that `frazil orphans` finds it"
     life.clock.sleep(3600)
     assert life.commit() == "", "the next commit moved the table on"
     assert made in table.deleted
@@ -499,9 +524,9 @@ def test_a_column_that_somebody_added_or_renamed_is_kept(table: FakeIndex):
     assert rows["left_out"].to_pylist() == [0]
     assert rows["note"].to_pylist() == [None]
     found["fields"][-1]["required"] = True
-    with pytest.raises(Misfit, match="'note'"):
+    with pytest.raises(SchemaMismatch, match="'note'"):
         index.read(replace(shape, schema=json.dumps(found)), [file])
-    with pytest.raises(Misfit, match="make it optional"):
+    with pytest.raises(SchemaMismatch, match="make it optional"):
         index.put(replace(shape, schema=json.dumps(found)), "a", index.rows(located))
 
 
@@ -527,14 +552,14 @@ def broken(stream: Stream, error: FrazilError) -> Callable[[], None]:
     "error",
     [
         Unavailable("cannot commit: 503"),
-        Foreign("cannot go on with table db.index: it is gone"),
+        IdentityMismatch("cannot go on with table db.index: it is gone"),
         ConfigError("cannot commit: 403"),
         Expired("cannot commit: its history ends"),
-        Misfit("cannot write to the index"),
+        SchemaMismatch("cannot write to the index"),
     ],
 )
 def test_l9_index_trouble_never_stops_the_data(stream: Stream, error: FrazilError):
-    stream.bounds = Bounds(6, 10**9, 3600)
+    stream.bounds = BackpressureLimits(6, 10**9, 3600)
     stream.life()
     stream.hand(a=1)
     stream.settle()
@@ -548,7 +573,7 @@ def test_l9_index_trouble_never_stops_the_data(stream: Stream, error: FrazilErro
     assert stream.committer.progress.trouble == error.message, "and it is said why"
     assert stream.indexed == ["c1"]
     assert stream.committer._over() == "", "five wait, six may"
-    stream.committer._pending.append(_Waiting(stream.batch(a=1), stream.clock.now))
+    stream.committer._pending.append(_PendingTable(stream.batch(a=1), stream.clock.now))
     reason = stream.committer._because(stream.committer._over())
     assert reason.startswith("6 batches wait for a commit; the bound is 6; 5 of them are in all")
     assert reason.endswith(f"not in the index yet: {error.message}")
@@ -559,14 +584,14 @@ def test_l9_index_trouble_never_stops_the_data(stream: Stream, error: FrazilErro
 
 
 def test_l9_an_index_that_only_a_person_can_help_is_told_to_those_who_wait(stream: Stream):
-    broken(stream, Foreign("cannot go on with table db.index: it is gone"))
+    broken(stream, IdentityMismatch("cannot go on with table db.index: it is gone"))
     stream.hand(a=1, b=1)
     stream.round()
-    assert isinstance(stream.committer.stalled(), Foreign)
+    assert isinstance(stream.committer.stalled(), IdentityMismatch)
     stream.hand(b=1)
     assert stream.committer.stalled() is None, "a table still has something to get"
     stream.round()
-    assert isinstance(stream.committer.stalled(), Foreign)
+    assert isinstance(stream.committer.stalled(), IdentityMismatch)
 
 
 @pytest.mark.parametrize("error", [Fenced("cannot"), Gap("cannot"), Overlap("cannot")])
@@ -625,10 +650,14 @@ def test_l12_what_an_abandoned_life_leaves_is_found_by_its_name():
     made = [
         f"/lake/{where}/frazil-s-{epoch}-7-{uuid.uuid4()}{end}"
         for epoch in (1, 2)
-        for where, end in (("t/data/d=1", ".parquet"), ("t/metadata", "-m0.avro"),
-                           ("index/data", ".parquet"), ("index/metadata", "-m0.avro"))
-    ]  # fmt: skip
-    found = maintain.leftovers(made, sink="s", epoch=2, referenced=made[2:3], staged=[])
+        for where, end in (
+            ("t/data/d=1", ".parquet"),
+            ("t/metadata", "-m0.avro"),
+            ("index/data", ".parquet"),
+            ("index/metadata", "-m0.avro"),
+        )
+    ]
+    found = tasks.orphan_files(made, sink="s", epoch=2, referenced=made[2:3], staged=[])
     assert found == [made[0], made[1], made[3]]
 
 
@@ -638,7 +667,7 @@ def test_l12_what_iceberg_made_for_a_commit_that_came_to_nothing_is_found_too():
     lists = [f"/i/metadata/snap-{n}-1-{uuid.uuid4()}.avro" for n in (123, 456)]
     ours = f"/i/metadata/frazil-s-1-7-{uuid.uuid4()}-m0.avro"
     others = ["/i/metadata/v7.metadata.json", "/i/metadata/version-hint.text", "/i/metadata/x.avro"]
-    found = maintain.abandoned([one, other, *lists, ours, *others], [f"file:{one}", lists[1]])
+    found = tasks.abandoned([one, other, *lists, ours, *others], [f"file:{one}", lists[1]])
     assert found == [other, lists[0]]
 
 
@@ -666,7 +695,7 @@ def test_l13_one_partitions_trouble_stays_its_own():
 
 def test_l14_a_slow_index_pushes_back_and_says_so(stream: Stream):
     """The stream waits at its bound, with a reason; nothing piles up, nothing is lost."""
-    stream.bounds = Bounds(4, 10**9, 3600)
+    stream.bounds = BackpressureLimits(4, 10**9, 3600)
     stream.life()
     stream.committer._clock = time
     slow, append = threading.Event(), stream.index.append
@@ -730,18 +759,38 @@ class Filled(Stream):
         ranges = [Range(p, self.end[p], self.end[p] + dice.randint(1, 9)) for p in where]
         held = name if self.alone else [each for each in name if dice.random() < 0.6]
         tables = tuple(
-            StagedTable(each, f"uuid-{each}", 0, (f"c{number}-{each}",), (), 1, 1,
-                        tuple(map(self._tally, ranges)))
+            StagedTable(
+                each,
+                f"uuid-{each}",
+                0,
+                (f"c{number}-{each}",),
+                (),
+                1,
+                1,
+                tuple(map(self._tally, ranges)),
+            )
             for each in held
-        )  # fmt: skip
+        )
         total = () if self.alone else tuple(map(self._tally, ranges))
-        made = StagedBatch("s", 1, number, f"c{number}", self.end, self.end.after(ranges), {}, "",
-                           0, 1, tables, total)  # fmt: skip
+        made = StagedBatch(
+            "s",
+            1,
+            number,
+            f"c{number}",
+            self.end,
+            self.end.after(ranges),
+            {},
+            "",
+            0,
+            1,
+            tables,
+            total,
+        )
         self.staged[made.commit_id], self.end = made, made.end
         self.made_of.append(made)
         return made
 
-    def _tally(self, range_: Range) -> Tally:
+    def _tally(self, range_: Range) -> RangeCounts:
         """All written where there is one table; else some were for others; now and then more."""
         fates, left = [0, 0, 0], len(range_)
         odd = self.dice.random() < 0.1
@@ -749,32 +798,39 @@ class Filled(Stream):
             if odd or (n == 1 and not self.alone):
                 fates[n] = self.dice.randint(0, left)
                 left -= fates[n]
-        return Tally(range_, left, *fates)
+        return RangeCounts(range_, left, *fates)
 
     @property
-    def ledgers(self) -> list[Told]:
+    def ledgers(self) -> list[LedgerHistory]:
         def of(table: FakeTable) -> list[Snapshot]:
             return [s for _, s in ledger.entries(table.history("main"), "s")][::-1]
 
         found = [
-            Told(name, table.uuid, of(table), self._files(name))
+            LedgerHistory(name, table.uuid, of(table), self._files(name))
             for name, table in self.tables.items()
         ]
-        return found if self.alone else [*found, Told(index.STREAM, "", of(self.index))]
+        return found if self.alone else [*found, LedgerHistory(index.STREAM, "", of(self.index))]
 
     def _files(self, name: str) -> list[DataFile]:
         """Live ones, unless the table was compacted."""
         if self.compacted:
             return []
         return [
-            DataFile(f"/t/frazil-s-1-{batch.number}-{uuid.uuid4()}.parquet", tally.written,
-                     tally.range.partition, None, 0, snapshot.sequence)
+            DataFile(
+                f"/t/frazil-s-1-{batch.number}-{uuid.uuid4()}.parquet",
+                tally.written,
+                tally.range.partition,
+                None,
+                0,
+                snapshot.sequence,
+            )
             for entry, snapshot in ledger.entries(self.tables[name].history("main"), "s")
-            for batch in self.made_of if batch.commit_id in entry.commit_ids
+            for batch in self.made_of
+            if batch.commit_id in entry.commit_ids
             for tally in batch.table(name).tallies
-        ]  # fmt: skip
+        ]
 
-    def rebuild(self, rows: pa.Table) -> tuple[pa.Table, Rebuilt]:
+    def rebuild(self, rows: pa.Table) -> tuple[pa.Table, RebuiltRows]:
         """The rows as they are afterwards."""
         found = rebuild(self.ledgers, rows.select(list(COLUMNS)), self.end)
         gone = set(found.drop)
@@ -784,27 +840,34 @@ class Filled(Stream):
     def verdicts(self, rows: pa.Table) -> set[str]:
         """The audit's, of ledger and index."""
         found = set()
-        of = {name: told_of(rows.filter(pc.equal(rows["table_name"], name))) for name in
-              (*self.tables, index.STREAM)}  # fmt: skip
+        of = {
+            name: told_of(rows.filter(pc.equal(rows["table_name"], name)))
+            for name in (*self.tables, index.STREAM)
+        }
         for name, table in self.tables.items():
             evidence = Evidence(
-                name, list(table.history("main")), index={"s": of[name]},
-                stream={} if self.alone else {"s": of[index.STREAM]}, positions={"s": self.end},
-            )  # fmt: skip
+                name,
+                list(table.history("main")),
+                index={"s": of[name]},
+                stream={} if self.alone else {"s": of[index.STREAM]},
+                positions={"s": self.end},
+            )
             found |= {report.verdict for report in audit(evidence, "s")}
         return found
 
 
 def keys(rows: pa.Table) -> list[tuple[Any, ...]]:
-    return [tuple(row.values()) for row in rows.select(
-        ["batch", "table_name", "topic", "partition"]).to_pylist()]  # fmt: skip
+    return [
+        tuple(row.values())
+        for row in rows.select(["batch", "table_name", "topic", "partition"]).to_pylist()
+    ]
 
 
 def test_an_index_that_lacks_nothing_is_left_as_it_is():
     for names in (["db.a"], ["db.a", "db.b"]):
         filled = Filled(random.Random(1), 30, *names)
         assert filled.verdicts(filled.told) == {"proven"}
-        assert filled.rebuild(filled.told)[1] == Rebuilt()
+        assert filled.rebuild(filled.told)[1] == RebuiltRows()
 
 
 @pytest.mark.parametrize("names", [["db.a"], ["db.a", "db.b", "db.c"]], ids=["one", "three"])
@@ -834,7 +897,7 @@ def test_rows_that_are_lost_or_altered_are_told_again_by_the_ledgers(seed: int, 
     assert not (found.unknown and len(names) == 1), "of one table alone everything can be told"
 
 
-def ledgers(table: FakeTable) -> list[ledger.Entry]:
+def ledgers(table: FakeTable) -> list[ledger.LedgerEntry]:
     return [entry for entry, _ in ledger.entries(table.history("main"), "s")]
 
 
@@ -870,8 +933,14 @@ def test_what_the_index_owes_is_told_with_one_batch(monkeypatch: pytest.MonkeyPa
         return []
 
     monkeypatch.setattr(index, "write", write)
-    sink: Any = SimpleNamespace(_life=Mock(), _index_shape="", _judge=None, prefix="",
-                                _told_with="", _untold=[(batch(0, 5, "owed"), {})])  # fmt: skip
+    sink: Any = SimpleNamespace(
+        _life=Mock(),
+        _index_shape="",
+        _judge=None,
+        prefix="",
+        _told_with="",
+        _untold=[(batch(0, 5, "owed"), {})],
+    )
     first, second = (batch(5, 9, "a", 1), {}), (batch(9, 12, "b", 2), {})
     for located in ([first], [first, second], [second]):
         Sink._index_manifests(sink, located)
@@ -889,6 +958,26 @@ def test_what_no_snapshot_tells_any_more_is_said():
     told = {
         (r.partition.number, r.start, r.end) for _, r, why in found.unknown if "any more" in why
     }
-    wanted = zip(*(lost[c].to_pylist() for c in ("partition", "start_offset", "end_offset")),
-                 strict=True)  # fmt: skip
+    wanted = zip(
+        *(lost[c].to_pylist() for c in ("partition", "start_offset", "end_offset")), strict=True
+    )
     assert told == set(wanted)
+
+
+def test_the_rows_of_a_table_say_how_far_it_was_told_of():
+    """As they are read: in several chunks, with dictionaries of their own."""
+    chunks = [
+        pa.table(
+            {
+                "table_name": pa.array(names).dictionary_encode(),
+                "topic": pa.array(["t"] * len(names)).dictionary_encode(),
+                "partition": pa.array([0] * len(names), pa.int32()),
+                "start_offset": starts,
+                "end_offset": [each + 5 for each in starts],
+            }
+        )
+        for names, starts in ((["db.a", "db.b"], [0, 3]), (["db.b", "*"], [8, 0]))
+    ]
+    found = index.ends(pa.concat_tables(chunks, promote_options="none"))
+    where = Partition("t", 0)
+    assert found == {"db.a": {where: (0, 5)}, "db.b": {where: (3, 13)}, "*": {where: (0, 5)}}

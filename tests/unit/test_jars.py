@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from frazil.core.errors import ConfigError, Unavailable
-from frazil.surface import jars
+from frazil.errors import ConfigError, Unavailable
+from frazil.spark import jars
 
 MAVEN = "{http://ant.apache.org/ivy/maven}"
 ONE = ("org.example:thing:1.2",)
@@ -48,6 +48,7 @@ def ivy(monkeypatch: pytest.MonkeyPatch) -> Ivy:
     stub = Ivy("thing-1.2.jar", "below-3.jar")
     monkeypatch.setattr("subprocess.run", stub)
     monkeypatch.setattr(jars, "java", lambda: "java")
+    monkeypatch.setattr(jars, "_PAUSES", (0.0, 0.0))
     return stub
 
 
@@ -64,9 +65,13 @@ def xml(*coordinates: str, transitive: bool = True, **more: Any) -> ET.Element:
 def test_each_coordinate_is_a_dependency_with_its_version_forced():
     first, second = xml("org.a:one:1", "org.b:two:2.0-x")
     assert first.attrib == {
-        "org": "org.a", "name": "one", "rev": "1", "force": "true",
-        "conf": "default->default", "transitive": "true",
-    }  # fmt: skip
+        "org": "org.a",
+        "name": "one",
+        "rev": "1",
+        "force": "true",
+        "conf": "default->default",
+        "transitive": "true",
+    }
     assert (second.get("org"), second.get("name"), second.get("rev")) == ("org.b", "two", "2.0-x")
     assert list(first) == []
 
@@ -80,8 +85,11 @@ def test_a_classifier_names_its_artifact():
     (only,) = xml("org.a:one:1:tests")
     (artifact,) = only
     assert artifact.attrib == {
-        "name": "one", "type": "jar", "ext": "jar", f"{MAVEN}classifier": "tests"
-    }  # fmt: skip
+        "name": "one",
+        "type": "jar",
+        "ext": "jar",
+        f"{MAVEN}classifier": "tests",
+    }
 
 
 def test_an_override_replaces_a_version_below():
@@ -154,6 +162,30 @@ def test_ivy_that_says_well_and_brings_nothing_has_failed(ivy: Ivy):
     ivy.files = ()
     with pytest.raises(Unavailable, match=r"cannot fetch org\.example:thing:1\.2"):
         jars.fetch(ONE)
+
+
+def test_an_artifact_that_a_mirror_misses_once_is_asked_for_again(
+    ivy: Ivy, monkeypatch: pytest.MonkeyPatch
+):
+    def found_at_the_second_try(command: list[str], **options: Any) -> Any:
+        ivy.code = 0 if ivy.runs else 1
+        return ivy(command, **options)
+
+    monkeypatch.setattr("subprocess.run", found_at_the_second_try)
+    said: list[str] = []
+    assert [path.name for path in jars.fetch(ONE, say=said.append)] == [
+        "below-3.jar",
+        "thing-1.2.jar",
+    ]
+    assert len(ivy.runs) == 2
+    assert any("trying again" in line for line in said)
+
+
+def test_an_artifact_that_nobody_has_is_asked_for_three_times(ivy: Ivy):
+    ivy.code = 1
+    with pytest.raises(Unavailable):
+        jars.fetch(ONE)
+    assert len(ivy.runs) == 3
 
 
 def test_of_two_processes_that_fetch_at_once_both_are_served(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
-from frazil.core.errors import Fenced
-from frazil.core.offsets import Cut
-from frazil.life import Life, _contradicted
+from frazil.errors import Fenced, Gap
+from frazil.offsets import Cut
+from frazil.startup import Startup, _contradicted
 from tests.fakes import FakeTable
 from tests.unit.test_commit import P, batch, put, target
 
@@ -35,9 +37,47 @@ def test_a_batch_whose_records_a_table_has_with_another_is_read_again(staged, co
 def test_nobody_goes_on_from_the_position_of_a_newer_life():
     """A table may have been rolled back to this life's own claim: nothing would fence it there."""
     table = FakeTable("db.i")
-    life = object.__new__(Life)
+    life = object.__new__(Startup)
     life.target = target(table)
     life.target.claim()
     target(table, epoch=2).claim()
     with pytest.raises(Fenced, match="newer life"):
         life.recover()
+
+
+@pytest.mark.parametrize(("stale", "put_back"), [(0, False), (3, False), (99, True)])
+def test_a_stale_read_of_a_table_is_not_taken_for_one_that_was_put_back(
+    monkeypatch: pytest.MonkeyPatch, stale: int, put_back: bool
+):
+    """The catalog answers with the table as it was before batch `b`, whose rows the index has."""
+    table = FakeTable()
+    states = []
+    writer = target(table)
+    for each in (batch(0, 5, "a"), batch(5, 9, "b")):
+        put(writer, each)
+        states.append(dict(table.refs))
+    reads = iter(range(stale))
+
+    def refresh() -> None:
+        table.refs = states[next(reads, None) is None]
+
+    monkeypatch.setattr(table, "refresh", refresh)
+    life = object.__new__(Startup)
+    life._alone, life._told = False, {"db.t": {P: (0, 9)}}
+    error = life._astray(target(table))
+    assert isinstance(error, Gap) == put_back
+    assert error is None or f"{P} [5, 9)" in str(error)
+
+
+def test_what_is_staged_counts_up_to_the_first_batch_whose_files_are_gone():
+    """Unless the table has it: what was committed may have been compacted since."""
+    table = FakeTable()
+    put(target(table), batch(0, 5, "a"))
+    table.deleted = ["m-a", "m-c"]
+    life = object.__new__(Startup)
+    life.tables = {"db.t": SimpleNamespace(target=target(table))}  # type: ignore[assignment]
+    staged = [batch(5 * n, 5 * n + 5, name) for n, name in enumerate("abcd")]
+    after = {"db.t": target(table).entries_after(Cut())}
+    assert life._whole(staged, after, set()) == (staged[:2], ["m-c"])
+    assert life._whole(staged, after, {"c"}) == (staged, [])
+    assert life._whole(staged, {}, set()) == (staged, []), "of a table that is amiss: it waits"

@@ -11,19 +11,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
-from frazil.core.config import Config, from_document
-from frazil.core.errors import ConfigError, Expired
-from frazil.core.offsets import Cut, Partition, Range
-from frazil.ingest.stage import StagedBatch, StagedTable, Tally
-from frazil.surface import locate
-from frazil.surface.asof import first
-from frazil.surface.locate import Answer, of_sink, of_table
-from frazil.table import index as offset_index
-from frazil.table.commit import Target, entry_of
-from frazil.table.committer import INDEX
-from frazil.table.ledger import Snapshot
-from frazil.table.plain import DataFile
+from frazil.cli.commands import app
+from frazil.commit.committer import INDEX
+from frazil.commit.protocol import TableCommitter, entry_of
+from frazil.config.model import Config, from_document
+from frazil.errors import ConfigError, Expired
+from frazil.iceberg.static_table import DataFile
+from frazil.ledger import index as offset_index
+from frazil.ledger.entry import Snapshot
+from frazil.ledger.staged_batch import RangeCounts, StagedBatch, StagedTable
+from frazil.offsets import Cut, Partition, Range
+from frazil.ops import locate
+from frazil.ops.as_of import first
+from frazil.ops.locate import LocateReport, of_sink, of_table
 from tests.fakes import FakeClock, FakeTable
 
 P, Q = Partition("orders", 0), Partition("orders", 1)
@@ -51,7 +53,7 @@ class FakePlain(FakeTable):
         found = self.made
         for name, values in (where or {}).items():
             found = found.filter(pc.is_in(found[name], pa.array(values, found[name].type)))
-        texts = pa.dictionary(pa.int32(), pa.string())  # as `Plain` has them
+        texts = pa.dictionary(pa.int32(), pa.string())  # as `ReadOnlyTable` has them
         for at, field in enumerate(found.schema):
             if pa.types.is_large_string(field.type):
                 found = found.set_column(at, field.name, found[field.name].cast(texts))
@@ -65,7 +67,9 @@ class World:
         self.sink = sink
         self.tables = {name: FakePlain(name) for name in (*names, "db.index")}
         self.index = self.tables["db.index"]
-        self.targets = {n: Target(t, "main", sink, 1, FakeClock()) for n, t in self.tables.items()}
+        self.targets = {
+            n: TableCommitter(t, "main", sink, 1, FakeClock()) for n, t in self.tables.items()
+        }
         for target in self.targets.values():
             target.claim(lambda _: Cut({P: begin, Q: 0}))
         self.end = Cut({P: begin, Q: 0})
@@ -74,7 +78,9 @@ class World:
     def open(self, name: str) -> Any:
         return self.tables.get(name)
 
-    def batch(self, *, indexed: bool = True, total: Tally | None = None, **tallies: Tally) -> None:
+    def batch(
+        self, *, indexed: bool = True, total: RangeCounts | None = None, **tallies: RangeCounts
+    ) -> None:
         where = next(iter(tallies.values()), total)
         assert where is not None
         staged = [
@@ -85,9 +91,19 @@ class World:
         ]
         end = self.end.after([where.range])
         made = StagedBatch(
-            self.sink, 1, self.number, f"c{self.number}", self.end, end, {}, "", 0, 0,
-            tuple(staged), (total,) if total else (),
-        )  # fmt: skip
+            self.sink,
+            1,
+            self.number,
+            f"c{self.number}",
+            self.end,
+            end,
+            {},
+            "",
+            0,
+            0,
+            tuple(staged),
+            (total,) if total else (),
+        )
         snapshots = {}
         for table in staged:
             target = self.targets[table.name]
@@ -97,9 +113,13 @@ class World:
             if tally.written:
                 low, high = tally.seen or (tally.range.start, tally.range.end - 1)
                 self.tables[table.name].data.append(
-                    DataFile(f"/{table.name}/frazil-{self.sink}-1-{self.number}-x.parquet",
-                             tally.written, tally.range.partition, (low, high))
-                )  # fmt: skip
+                    DataFile(
+                        f"/{table.name}/frazil-{self.sink}-1-{self.number}-x.parquet",
+                        tally.written,
+                        tally.range.partition,
+                        (low, high),
+                    )
+                )
         if indexed:
             rows = offset_index.rows([(made, snapshots)])
             self.index.made = pa.concat_tables([self.index.made, rows])
@@ -113,30 +133,34 @@ class World:
     def config(self) -> Config:
         names = [name for name in self.tables if name != "db.index"]
         several: dict[str, Any] = {"route": [{"to": names}]} if len(names) > 1 else {}
-        return from_document({
-            "sink": {"id": self.sink, "topics": ["orders"], "index": "db.index"},
-            "kafka": {"bootstrap.servers": "none"}, "decode": {"format": "raw"},
-            "table": [{"name": name} for name in names], **several,
-        })  # fmt: skip
+        return from_document(
+            {
+                "sink": {"id": self.sink, "topics": ["orders"], "index_table": "db.index"},
+                "kafka": {"bootstrap.servers": "none"},
+                "decode": {"format": "raw"},
+                "table": [{"name": name} for name in names],
+                **several,
+            }
+        )
 
-    def ask(self, offset: int, where: Partition = P, table: str = "") -> Answer:
+    def ask(self, offset: int, where: Partition = P, table: str = "") -> LocateReport:
         return of_sink(self.config, self.open, where, offset, table)
 
 
 def tally(
     start: int, end: int, written: int | None = None, where: Partition = P, **more: Any
-) -> Tally:
+) -> RangeCounts:
     count = end - start if written is None else written
-    return Tally(Range(where, start, end), count, **more)
+    return RangeCounts(Range(where, start, end), count, **more)
 
 
-def only(answer: Answer) -> tuple[locate.Batch, locate.Place]:
+def only(answer: LocateReport) -> tuple[locate.LocatedBatch, locate.TableHit]:
     (batch,) = answer.batches
     (place,) = batch.places
     return batch, place
 
 
-def shown(answer: Answer) -> str:
+def shown(answer: LocateReport) -> str:
     out = io.StringIO()
     locate.show(answer, Console(file=out, width=400))
     return out.getvalue()
@@ -220,16 +244,20 @@ def test_of_a_batch_with_several_fates_counts_and_bounds_say_as_much_as_they_can
 
 def test_of_many_tables_those_are_named_that_the_batch_wrote_to():
     world = World("db.a", "db.b", "db.dead")
-    world.batch(a=tally(0, 10, 4, skipped=6, seen=(0, 9)),
-                b=tally(0, 10, 5, skipped=5, seen=(1, 8)),
-                dead=tally(0, 10, 1, skipped=9, seen=(3, 3)),
-                total=tally(0, 10, 9, rejected=1))  # fmt: skip
+    world.batch(
+        a=tally(0, 10, 4, skipped=6, seen=(0, 9)),
+        b=tally(0, 10, 5, skipped=5, seen=(1, 8)),
+        dead=tally(0, 10, 1, skipped=9, seen=(3, 3)),
+        total=tally(0, 10, 9, rejected=1),
+    )
     world.tables["db.dead"].properties["frazil.columns"] = "topic,partition,offset,timestamp"
     answer = world.ask(3)
     (batch,) = answer.batches
     assert {place.table: place.holds for place in batch.places} == {
-        "db.a": "maybe", "db.b": "maybe", "db.dead": "yes"
-    }  # fmt: skip
+        "db.a": "maybe",
+        "db.b": "maybe",
+        "db.dead": "yes",
+    }
     assert batch.counts is not None
     assert (batch.counts.written, batch.counts.rejected) == (9, 1)
     assert batch.places[2].sql.endswith("`topic` = 'orders' AND `partition` = 0 AND `offset` = 3")
@@ -364,3 +392,22 @@ def test_of_several_sinks_one_must_be_named():
     with pytest.raises(ConfigError, match="sinks other, s write to table"):
         first("db.a", [*mine, *theirs], {P: 5})
     assert first("db.a", [*mine, *theirs], {P: 5}, "s") == mine[0]
+
+
+@pytest.mark.parametrize("args", [("0", str(2**63)), (str(2**31), "0"), ("0", "9" * 400)])
+def test_a_partition_or_offset_that_kafka_cannot_have_is_a_usage_error(args: tuple[str, str]):
+    said = CliRunner().invoke(app, ["locate", "sink.toml", "orders", *args])
+    assert said.exit_code == 2
+    assert "Invalid value for" in said.output
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_event_times_beyond_the_calendar_are_shown_as_numbers(indexed: bool):
+    world = World("db.a")
+    world.batch(a=tally(0, 10))
+    world.batch(a=tally(10, 20, watermark=(1_000_000, 1_700_000_000_000_000_000)), indexed=indexed)
+    answer = world.ask(14)
+    [place] = locate.values(answer)["batches"][0]["tables"]
+    assert place["event_time_low"] == "1970-01-01T00:00:01+00:00"
+    assert place["event_time_high"] == "1700000000000000000 µs since 1970"
+    assert "to 1700000000000000000 µs since 1970" in shown(answer)

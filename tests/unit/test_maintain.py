@@ -2,14 +2,32 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
-from frazil.core.errors import Unavailable
-from frazil.core.offsets import Cut, Partition
-from frazil.table.commit import Target
-from frazil.table.ledger import Entry
-from frazil.table.maintain import TABLE_AT_ONCE, TABLE_KEPT, Expiry, leftovers
+import pytest
+
+from frazil.commit.protocol import TableCommitter
+from frazil.errors import ConfigError, IdentityMismatch, Unavailable
+from frazil.iceberg.live_files import refuse_shared, spellings
+from frazil.ledger import index
+from frazil.ledger.entry import LedgerEntry
+from frazil.maintenance import tasks
+from frazil.maintenance.tasks import (
+    CREATED_BY,
+    TABLE_AT_ONCE,
+    TABLE_KEPT,
+    ExpireSnapshots,
+    SnapshotRetention,
+    abandoned,
+    advice,
+    orphan_files,
+    retention,
+)
+from frazil.offsets import Cut, Partition
 from tests.fakes import FakeClock, FakeTable
 from tests.unit.test_stage import batch
 
@@ -26,7 +44,7 @@ def test_only_files_of_older_lives_that_nothing_refers_to_are_left_over():
         "/lake/t/data/part-0.parquet",
         name(1, 4, sink="s-1"),
     )
-    found = leftovers(
+    found = orphan_files(
         [dead, manifest, live, staged, present, other, foreign, near],
         sink="s",
         epoch=3,
@@ -39,7 +57,83 @@ def test_only_files_of_older_lives_that_nothing_refers_to_are_left_over():
 def test_a_local_path_is_the_same_however_it_is_written():
     path = name(1, 1)
     for spelled in (path, f"file:{path}", f"file://{path}"):
-        assert leftovers([f"file:{path}"], sink="s", epoch=2, referenced=[spelled], staged=[]) == []
+        assert (
+            orphan_files([f"file:{path}"], sink="s", epoch=2, referenced=[spelled], staged=[]) == []
+        )
+
+
+SAME = [
+    ("s3://b/k/f", "s3a://b/k/f"),
+    ("s3n://b/k/f", "s3a://b/k/f"),
+    ("S3A://b/k/f", "s3://b/k/f"),
+    ("s3://b/k/f", "s3://b//k/f"),
+    ("abfss://c@a/k/f", "abfs://c@a/k/f"),
+    ("/k/f", "file:/k/f"),
+    ("file:///k/f", "FILE:/k/f"),
+    ("file://localhost/k/f", "/k/f"),
+    ("file:////k//f", "/k/f"),
+    ("s3://b/d=a%2Fb/f", "s3://b/d=a/b/f"),
+    ("s3://b/a b/f", "s3a://b/a%20b/f"),
+    ("hdfs://nn:8020/k/f", "hdfs://nn:8020/k/f"),
+]
+OTHER = [
+    ("s3://b/k/f", "s3://c/k/f"),
+    ("s3://b/k/f", "gs://b/k/f"),
+    ("hdfs://nn/k/f", "hdfs:/k/f"),
+    ("hdfs://nn/k/f", "hdfs://standby/k/f"),
+    ("hdfs:/k/f", "/k/f"),
+    ("s3://b/k/f", "file:/k/f"),
+]
+
+
+@pytest.mark.parametrize(("listed", "referred"), SAME)
+def test_a_live_file_is_never_left_over_however_it_is_spelled(listed: str, referred: str):
+    own = f"frazil-s-1-4-{uuid4()}.parquet"
+    for one, other in ((listed, referred), (referred, listed)):
+        paths = [f"{one[:-1]}{own}"]
+        assert (
+            orphan_files(paths, sink="s", epoch=3, referenced=[f"{other[:-1]}{own}"], staged=[])
+            == []
+        )
+        lists = [f"{one[:-1]}snap-1-1-{uuid4()}.avro"]
+        assert abandoned(lists, [other[:-1] + lists[0].rpartition("/")[2]]) == []
+    assert set(spellings(listed)) >= {listed}
+
+
+@pytest.mark.parametrize(("listed", "referred"), OTHER)
+def test_the_same_path_under_another_prefix_stops_the_command(listed: str, referred: str):
+    own = f"frazil-s-1-4-{uuid4()}.parquet"
+    for one, other in ((listed, referred), (referred, listed)):
+        with pytest.raises(IdentityMismatch, match="under another prefix") as told:
+            orphan_files(
+                [f"{one[:-1]}{own}"],
+                sink="s",
+                epoch=3,
+                referenced=[f"{other[:-1]}{own}"],
+                staged=[],
+            )
+        assert "nothing was removed" in told.value.hint
+
+
+def test_a_dead_file_is_left_over_beside_live_ones_of_other_spellings():
+    dead, live = (f"s3://b/k/frazil-s-1-4-{uuid4()}.parquet" for _ in range(2))
+    referenced = [live.replace("s3:", "s3a:")]
+    assert orphan_files([dead, live], sink="s", epoch=3, referenced=referenced, staged=[]) == [dead]
+
+
+def test_the_other_spellings_of_a_path_are_asked_for():
+    assert set(spellings("s3a://b/k")) == {"s3a://b/k", "s3://b/k", "s3n://b/k"}
+    assert set(spellings("/k")) == {"/k", "file:/k", "file:///k"}
+    assert set(spellings("file:/k")) == {"/k", "file:/k", "file:///k"}
+    assert spellings("gs://b/k") == ["gs://b/k"]
+
+
+@pytest.mark.parametrize("value", ["false", "FALSE", " False "])
+def test_files_of_a_table_without_garbage_collection_are_refused(value: str):
+    with pytest.raises(ConfigError, match=r"gc\.enabled"):
+        refuse_shared("db.t", {"gc.enabled": value})
+    refuse_shared("db.t", {"gc.enabled": "true"})
+    refuse_shared("db.t", {})
 
 
 # ── expiry ───────────────────────────────────────────────────────────────────────────────────────
@@ -83,18 +177,25 @@ class Aging(FakeTable):
         self.deleted += paths
 
     def put(self, number: int, sink: str = "s", epoch: int = 1, witness: bool = True) -> int:
-        entry = Entry(sink, epoch, (str(uuid4()),), (number, number), Cut({P: number}),
-                      Cut({P: number + 1}))  # fmt: skip
+        entry = LedgerEntry(
+            sink, epoch, (str(uuid4()),), (number, number), Cut({P: number}), Cut({P: number + 1})
+        )
         snapshot = self.add([], entry.summary())
         if witness:
             self.refs[f"frazil/{sink}"] = snapshot.id
         return snapshot.id
 
 
-def expiry(table: Aging, **more: Any) -> Expiry:
-    given = {"sink": "s", "epoch": 1, "age": 60.0, "position": lambda: Cut({P: 2**60}),
-             "clock": FakeClock(), **more}  # fmt: skip
-    return Expiry(table, **given)  # type: ignore[arg-type]
+def expiry(table: Aging, **more: Any) -> ExpireSnapshots:
+    given = {
+        "sink": "s",
+        "epoch": 1,
+        "retention": partial(retention, "60s"),
+        "position": lambda: Cut({P: 2**60}),
+        "clock": FakeClock(),
+        **more,
+    }
+    return ExpireSnapshots(table, **given)  # type: ignore[arg-type]
 
 
 def test_old_snapshots_go_and_the_newest_and_the_witnesses_stay():
@@ -108,7 +209,7 @@ def test_old_snapshots_go_and_the_newest_and_the_witnesses_stay():
     assert list(table.snapshots) == [other, tagged, *ids[-TABLE_KEPT:]]
     assert OLD in table.deleted
     assert not table.live_files & set(table.deleted), "what a snapshot needs is looked at again"
-    head = Target(table, "main", "other", 0, time).head()
+    head = TableCommitter(table, "main", "other", 0, time).head()
     assert head.entry is not None
     before = list(table.snapshots)
     for number in range(50, 50 + TABLE_AT_ONCE // 2):
@@ -121,8 +222,72 @@ def test_young_snapshots_stay():
     table = Aging()
     for number in range(50):
         table.put(number)
-    assert expiry(table, age=time.time() + 60).tidy() == ""
+    assert expiry(table, retention=SnapshotRetention(time.time() + 60, 10).within).tidy() == ""
     assert len(table.snapshots) == 50
+
+
+@pytest.mark.parametrize(
+    ("keep", "properties", "stay"),
+    [
+        ("1ms", {}, TABLE_KEPT),
+        ("", {CREATED_BY: "s"}, TABLE_KEPT),
+        ("", {}, 50),  # nobody's: for its owner to decide
+        ("never", {CREATED_BY: "s"}, 50),
+        ("1ms", {"gc.enabled": "false"}, 50),
+        ("1ms", {"history.expire.max-snapshot-age-ms": str(2**52)}, 50),
+        ("1ms", {"history.expire.max-snapshot-age-ms": "a while"}, 50),
+        ("1ms", {"history.expire.min-snapshots-to-keep": "35"}, 35),
+        ("", {CREATED_BY: "s", "history.expire.min-snapshots-to-keep": "5"}, TABLE_KEPT),
+    ],
+)
+def test_the_config_and_the_tables_own_properties_say_how_many_snapshots_stay(
+    keep: str, properties: dict[str, str], stay: int
+):
+    table = Aging()
+    table.properties = properties
+    for number in range(50):
+        table.put(number)
+    assert expiry(table, retention=partial(retention, keep)).tidy() == ""
+    assert len(table.snapshots) == stay
+
+
+@pytest.mark.parametrize("interval", [60, 1])
+def test_a_table_of_the_default_settings_never_has_more_than_a_few_snapshots(
+    interval: int, monkeypatch: pytest.MonkeyPatch
+):
+    now = [1e9]
+    monkeypatch.setattr(tasks, "time", SimpleNamespace(time=lambda: now[0]))
+    table = Aging()
+    table.properties = {CREATED_BY: "s"}
+    keeper = expiry(table, retention=partial(retention, ""))
+    sizes, rounds = [], 0
+    for number in range(8_000):
+        now[0] += interval
+        snapshot = table.put(number)
+        table.snapshots[snapshot] = replace(
+            table.snapshots[snapshot], timestamp_ms=int(now[0] * 1000)
+        )
+        before = len(table.snapshots)
+        assert keeper.tidy() == ""
+        rounds += len(table.snapshots) < before
+        sizes.append(len(table.snapshots))
+    assert max(sizes) <= tasks.TABLE_MOST * 1.2, "metadata files grow with them"
+    day = [each for each in table.snapshots.values() if each.timestamp_ms > (now[0] - 86400) * 1000]
+    assert len(day) >= 86400 // 60, "a day, and a thousand and more where commits are quick"
+    assert rounds <= 8_000 / 100, "to expire is work: many go at once"
+
+
+def test_the_owner_of_a_table_that_no_sink_made_is_told_what_grows():
+    ours = {CREATED_BY: "s", **index.OLD_METADATA}
+    assert advice({"db.a": ("", ours), "db.b": ("never", index.OLD_METADATA)}) == []
+    said = advice({"db.a": ("", ours), "db.old": ("", {}), "db.kept": ("7d", {})})
+    assert said == [
+        "every metadata file of db.old, db.kept is kept; to keep the newest alone: ALTER TABLE "
+        "db.old SET TBLPROPERTIES ('write.metadata.delete-after-commit.enabled' = 'true', "
+        "'write.metadata.previous-versions-max' = '50')",
+        "every snapshot of db.old is kept, for no sink made it; to expire old ones set "
+        'snapshot_retention of its [[table]], or "never" to be told no more',
+    ]
 
 
 def test_a_sinks_newest_entry_stays_though_its_life_ended_before_the_witness_moved():
@@ -136,7 +301,7 @@ def test_a_sinks_newest_entry_stays_though_its_life_ended_before_the_witness_mov
         table.put(number)
     assert expiry(table).tidy() == ""
     assert unwitnessed in table.snapshots
-    head = Target(table, "main", "other", 0, time).head()
+    head = TableCommitter(table, "main", "other", 0, time).head()
     assert head.snapshot is not None
     assert head.snapshot.id == unwitnessed
     assert len(table.snapshots) < 60, "what is older goes"

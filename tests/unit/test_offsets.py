@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from frazil.core.errors import ConfigError, Gap, Overlap
-from frazil.core.offsets import Cut, Partition, Range, join
+from frazil.errors import ConfigError, Gap, Overlap
+from frazil.offsets import Cut, Partition, Range, join
 
 A, B = Partition("a", 0), Partition("b", 3)
 

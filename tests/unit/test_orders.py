@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -10,28 +11,33 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from frazil.core.config import Config, DecodeConfig, Settings, SinkConfig, TableConfig
-from frazil.core.errors import Foreign, Gap, Misfit
-from frazil.ingest.route import Metadata
-from frazil.ingest.write import TableShape
-from frazil.table.orders import Orders
-from frazil.table.schema import iceberg_schema
-from frazil.table.tables import Held, Tables
+from frazil.commit.tables import SinkTable, SinkTables, refuse_unsupported
+from frazil.commit.version_files import VersionFiles
+from frazil.config.model import Config, DecodeConfig, Settings, SinkConfig, TableConfig
+from frazil.errors import ConfigError, Gap, IdentityMismatch, SchemaMismatch
+from frazil.files.writer import WriterSpec
+from frazil.iceberg.schema import iceberg_schema
+from frazil.pipeline.projection import MetadataColumns
 
-METADATA = Metadata("_topic", "_topic_partition", "_offset", "_timestamp")
-KEYED = TableConfig("db.t", mode="upsert", key=("id",), order_by="version")
+METADATA = MetadataColumns("_topic", "_topic_partition", "_offset", "_timestamp")
+KEYED = TableConfig("db.t", mode="upsert", key=("id",), version_column="version")
 SCHEMA = iceberg_schema(
     pa.schema([pa.field("id", pa.int64()), pa.field("version", pa.int64())]), METADATA, KEYED
 )
-SHAPE = TableShape("db.t", "", SCHEMA, 0, "", {}, 0, "", {})
+SHAPE = WriterSpec("db.t", "", SCHEMA, 0, "", {}, 0, "", {})
 
 
 def file(path: str, low: int, high: int, **more: str) -> Any:
     def bound(number: int) -> dict[str, Any]:
         return {"keys": [1], "values": [number.to_bytes(8, "little", signed=True).hex()]}
 
-    said = {"file-path": path, "file-format": "PARQUET", "lower-bounds": bound(low),
-            "upper-bounds": bound(high), **more}  # fmt: skip
+    said = {
+        "file-path": path,
+        "file-format": "PARQUET",
+        "lower-bounds": bound(low),
+        "upper-bounds": bound(high),
+        **more,
+    }
     return SimpleNamespace(descriptor=json.dumps(said))
 
 
@@ -52,13 +58,14 @@ class Listing:
         assert data
         self.live = [each for each in self.live if each != "expired"] if self.expired else self.live
         self.expired = "expired" in self.live
-        return None, {each: known[each] if each in known else self.staged(each)
-                      for each in self.live}  # fmt: skip
+        return None, {
+            each: known[each] if each in known else self.staged(each) for each in self.live
+        }
 
     def staged(self, manifest: str) -> list[Any]:
         self.read.append(manifest)
         if manifest not in self.manifests:
-            raise Foreign(f"{manifest} is gone")
+            raise IdentityMismatch(f"{manifest} is gone")
         return self.manifests[manifest]
 
 
@@ -68,7 +75,7 @@ def batch(*manifests: str, table: str = "db.t") -> Any:
 
 def test_staged_and_live_files_are_listed_together_and_each_manifest_is_read_once():
     table = Listing(a=[file("a", 1, 5)], b=[file("b", 6, 9)], c=[file("b", 6, 9)])
-    orders = Orders(table, "main", ("id",), "version")
+    orders = VersionFiles(table, "main", ("id",), "version")
 
     def listed(*pending: Any) -> dict[str, Any]:
         found = orders.within(SHAPE, pending)
@@ -90,21 +97,23 @@ def test_staged_and_live_files_are_listed_together_and_each_manifest_is_read_onc
 def test_a_file_that_is_no_parquet_is_told():
     table = Listing(a=[file("a", 1, 5, **{"file-format": "ORC"})])
     table.live = ["a"]
-    with pytest.raises(Misfit, match="expected Parquet, found orc"):
-        Orders(table, "main", ("id",), "version").within(SHAPE, [])
+    with pytest.raises(SchemaMismatch, match="expected Parquet, found orc"):
+        VersionFiles(table, "main", ("id",), "version").within(SHAPE, [])
 
 
-@pytest.mark.parametrize("order_by", ["version", ""])
-def test_a_table_waits_for_its_memory(order_by: str):
-    keyed = TableConfig("db.t", mode="upsert", key=("id",), order_by=order_by)
+@pytest.mark.parametrize("version_column", ["version", ""])
+def test_a_table_waits_for_its_memory(version_column: str):
+    keyed = TableConfig("db.t", mode="upsert", key=("id",), version_column=version_column)
     config = Config(SinkConfig("s"), Settings(), (keyed,), DecodeConfig("json"))
-    tables = Tables(None, config, lambda name: name)  # type: ignore[arg-type]
+    tables = SinkTables(None, config, lambda name: name)  # type: ignore[arg-type]
     for name, back in (("db.t", False), ("db.t_deleted", True)):
         table: Any = SimpleNamespace(uuid=name, name=name)
-        target: Any = SimpleNamespace(rolled_back=lambda back=back: back)
-        tables.held[name] = Held(keyed, table, target, METADATA)
-    tables.compare({"db.t": "db.t", "db.t_deleted": "db.t_deleted"})
-    if order_by:
+        target: Any = SimpleNamespace(strayed=lambda back=back: Gap("back") if back else None)
+        tables.held[name] = SinkTable(keyed, table, target, METADATA)
+    tables.compare(
+        {"db.t": "db.t", "db.t_deleted": "db.t_deleted"}, lambda target: target.strayed()
+    )
+    if version_column:
         assert tables.names == ["db.t", "db.t_deleted"]
         assert tables.remembers("db.t_deleted")
         assert not tables.remembers("db.t")
@@ -112,3 +121,23 @@ def test_a_table_waits_for_its_memory(order_by: str):
         assert set(tables.amiss) == {"db.t", "db.t_deleted"}
     else:
         assert tables.amiss == {}  # none of ours any more
+
+
+@pytest.mark.parametrize(
+    ("version", "properties", "words"),
+    [
+        (1, {}, r"ALTER TABLE db.t SET TBLPROPERTIES \('format-version' = '2'\)"),
+        (2, {"write.location-provider.impl": "com.acme.Paths"}, "Java class.*com.acme.Paths"),
+        (3, {"encryption.key-id": "k1"}, "encrypted"),
+    ],
+)
+def test_a_table_that_tasks_cannot_write_as_it_wants_is_refused_when_it_is_opened(
+    version: int, properties: dict[str, str], words: str
+):
+    table: Any = SimpleNamespace(name="db.t", format_version=version, properties=properties)
+    with pytest.raises(ConfigError) as told:
+        refuse_unsupported(table)
+    assert re.search(words, str(told.value))
+    for fine in (2, 3):
+        table = SimpleNamespace(name="db.t", format_version=fine, properties={})
+        refuse_unsupported(table)

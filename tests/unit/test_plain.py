@@ -28,14 +28,25 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.typedef import Record
 
-from frazil.core.errors import ConfigError, Expired, Fatal, Foreign, FrazilError, Unavailable
-from frazil.core.offsets import Partition
-from frazil.ingest.avro import zigzag
-from frazil.table.plain import DataFile, NeedsSpark, Plain, find
+from frazil.arrow.avro import zigzag
+from frazil.errors import (
+    ConfigError,
+    Expired,
+    Fatal,
+    FrazilError,
+    IdentityMismatch,
+    Unavailable,
+)
+from frazil.iceberg.static_table import DataFile, NeedsSpark, ReadOnlyTable, find
+from frazil.offsets import Partition
 
 #: name, id, Iceberg's type
-FIELDS = (("value", 1, "string"), ("_topic", 2, "string"), ("_topic_partition", 3, "int"),
-          ("_offset", 4, "long"))  # fmt: skip
+FIELDS = (
+    ("value", 1, "string"),
+    ("_topic", 2, "string"),
+    ("_topic_partition", 3, "int"),
+    ("_offset", 4, "long"),
+)
 TOPIC, NUMBER, OFFSET = 2, 3, 4
 
 
@@ -44,17 +55,42 @@ TOPIC, NUMBER, OFFSET = 2, 3, 4
 
 #: What the spec numbers the fields of manifests and of their lists.
 IDS = {
-    "status": 0, "snapshot_id": 1, "sequence_number": 3, "file_sequence_number": 4, "data_file": 2,
-    "content": 134, "file_path": 100, "file_format": 101, "partition": 102, "record_count": 103,
-    "file_size_in_bytes": 104, "block_size_in_bytes": 105, "column_sizes": 108,
-    "value_counts": 109, "null_value_counts": 110, "nan_value_counts": 137, "lower_bounds": 125,
-    "upper_bounds": 128, "key_metadata": 131, "split_offsets": 132, "equality_ids": 135,
-    "sort_order_id": 140, "first_row_id": 142, "referenced_data_file": 143, "content_offset": 144,
-    "manifest_path": 500, "manifest_length": 501, "partition_spec_id": 502,
-    "added_snapshot_id": 503, "added_files_count": 504, "existing_files_count": 505,
-    "deleted_files_count": 506, "added_rows_count": 512, "existing_rows_count": 513,
+    "status": 0,
+    "snapshot_id": 1,
+    "sequence_number": 3,
+    "file_sequence_number": 4,
+    "data_file": 2,
+    "content": 134,
+    "file_path": 100,
+    "file_format": 101,
+    "partition": 102,
+    "record_count": 103,
+    "file_size_in_bytes": 104,
+    "block_size_in_bytes": 105,
+    "column_sizes": 108,
+    "value_counts": 109,
+    "null_value_counts": 110,
+    "nan_value_counts": 137,
+    "lower_bounds": 125,
+    "upper_bounds": 128,
+    "key_metadata": 131,
+    "split_offsets": 132,
+    "equality_ids": 135,
+    "sort_order_id": 140,
+    "first_row_id": 142,
+    "referenced_data_file": 143,
+    "content_offset": 144,
+    "manifest_path": 500,
+    "manifest_length": 501,
+    "partition_spec_id": 502,
+    "added_snapshot_id": 503,
+    "added_files_count": 504,
+    "existing_files_count": 505,
+    "deleted_files_count": 506,
+    "added_rows_count": 512,
+    "existing_rows_count": 513,
     "deleted_rows_count": 514,
-}  # fmt: skip
+}
 
 
 def required(name: str, kind: Any) -> dict[str, Any]:
@@ -67,8 +103,10 @@ def optional(name: str, kind: Any) -> dict[str, Any]:
 
 def pairs(name: str, value: str, number: int) -> dict[str, Any]:
     """A map with ints as keys, which Avro has not."""
-    fields = [{"name": "key", "type": "int", "field-id": number},
-              {"name": "value", "type": value, "field-id": number + 1}]  # fmt: skip
+    fields = [
+        {"name": "key", "type": "int", "field-id": number},
+        {"name": "value", "type": value, "field-id": number + 1},
+    ]
     item = {"type": "record", "name": f"k{number}_v{number + 1}", "fields": fields}
     return optional(name, {"type": "array", "logicalType": "map", "items": item})
 
@@ -96,9 +134,16 @@ def entry_schema(version: int, partition: Sequence[dict[str, Any]]) -> dict[str,
         many("split_offsets", "long", 133),
         many("equality_ids", "int", 136),
         optional("sort_order_id", "int"),
-        *([optional("first_row_id", "long"), optional("referenced_data_file", "string"),
-           optional("content_offset", "long")] if version > 2 else []),
-    ]  # fmt: skip
+        *(
+            [
+                optional("first_row_id", "long"),
+                optional("referenced_data_file", "string"),
+                optional("content_offset", "long"),
+            ]
+            if version > 2
+            else []
+        ),
+    ]
     numbers = [optional("sequence_number", "long"), optional("file_sequence_number", "long")]
     return {
         "type": "record",
@@ -113,8 +158,11 @@ def entry_schema(version: int, partition: Sequence[dict[str, Any]]) -> dict[str,
 
 
 def list_schema(version: int) -> dict[str, Any]:
-    names = [("content", "int", 517), ("sequence_number", "long", 515),
-             ("min_sequence_number", "long", 516)]  # fmt: skip
+    names = [
+        ("content", "int", 517),
+        ("sequence_number", "long", 515),
+        ("min_sequence_number", "long", 516),
+    ]
     kinds = ("added", "existing", "deleted")
     return {
         "type": "record",
@@ -123,13 +171,16 @@ def list_schema(version: int) -> dict[str, Any]:
             required("manifest_path", "string"),
             required("manifest_length", "long"),
             required("partition_spec_id", "int"),
-            *({"name": name, "type": kind, "field-id": id} for name, kind, id in names
-              if version > 1),
+            *(
+                {"name": name, "type": kind, "field-id": id}
+                for name, kind, id in names
+                if version > 1
+            ),
             required("added_snapshot_id", "long"),
             *(optional(f"{kind}_files_count", "int") for kind in kinds),
             *(required(f"{kind}_rows_count", "long") for kind in kinds),
         ],
-    }  # fmt: skip
+    }
 
 
 def bounds(topic: str | None, number: int | None, offset: int | None) -> dict[int, bytes]:
@@ -162,12 +213,21 @@ def data(
         return [{"key": key, "value": value} for key, value in values.items()]
 
     file = {
-        "content": content, "file_path": path, "file_format": kind, "partition": partition or {},
-        "record_count": rows, "file_size_in_bytes": 1000, "block_size_in_bytes": 1000,
-        "column_sizes": mapped({1: 100, 2: 100}), "value_counts": mapped({1: rows, 2: rows}),
-        "null_value_counts": mapped(nulls), "lower_bounds": mapped(low),
-        "upper_bounds": mapped(high), "split_offsets": [4], "sort_order_id": 0,
-    }  # fmt: skip
+        "content": content,
+        "file_path": path,
+        "file_format": kind,
+        "partition": partition or {},
+        "record_count": rows,
+        "file_size_in_bytes": 1000,
+        "block_size_in_bytes": 1000,
+        "column_sizes": mapped({1: 100, 2: 100}),
+        "value_counts": mapped({1: rows, 2: rows}),
+        "null_value_counts": mapped(nulls),
+        "lower_bounds": mapped(low),
+        "upper_bounds": mapped(high),
+        "split_offsets": [4],
+        "sort_order_id": 0,
+    }
     return {"status": status, "sequence_number": sequence, "data_file": file}
 
 
@@ -185,20 +245,32 @@ class Made:
         (folder / "metadata").mkdir(parents=True)
         (folder / "data").mkdir()
         schema = {
-            "type": "struct", "schema-id": 1, "fields": [
+            "type": "struct",
+            "schema-id": 1,
+            "fields": [
                 {"id": id, "name": name, "required": False, "type": kind}
                 for name, id, kind in fields
             ],
-        }  # fmt: skip
+        }
         self.values: dict[str, Any] = {
-            "format-version": version, "table-uuid": str(uuid.uuid4()), "location": f"{folder}/",
-            "last-updated-ms": 1, "last-column-id": 4, "current-schema-id": 1,
+            "format-version": version,
+            "table-uuid": str(uuid.uuid4()),
+            "location": f"{folder}/",
+            "last-updated-ms": 1,
+            "last-column-id": 4,
+            "current-schema-id": 1,
             "schemas": [{"type": "struct", "schema-id": 0, "fields": []}, schema],
-            "default-spec-id": 0, "partition-specs": [{"spec-id": 0, "fields": []}],
-            "last-partition-id": 999, "default-sort-order-id": 0, "last-sequence-number": 0,
-            "sort-orders": [{"order-id": 0, "fields": []}], "properties": {}, "snapshots": [],
-            "current-snapshot-id": -1, "refs": {},
-        }  # fmt: skip
+            "default-spec-id": 0,
+            "partition-specs": [{"spec-id": 0, "fields": []}],
+            "last-partition-id": 999,
+            "default-sort-order-id": 0,
+            "last-sequence-number": 0,
+            "sort-orders": [{"order-id": 0, "fields": []}],
+            "properties": {},
+            "snapshots": [],
+            "current-snapshot-id": -1,
+            "refs": {},
+        }
 
     def path(self, *parts: str) -> str:
         return str(self.folder.joinpath(*parts))
@@ -221,11 +293,17 @@ class Made:
         names = ("added_files_count", "existing_files_count", "deleted_files_count")
         return {
             "manifest_path": self.avro(entry_schema(self.version, partition), entries, codec),
-            "manifest_length": 1, "partition_spec_id": 0, "content": content,
-            "sequence_number": sequence, "min_sequence_number": 0, "added_snapshot_id": 1,
-            "added_rows_count": 0, "existing_rows_count": 0, "deleted_rows_count": 0,
+            "manifest_length": 1,
+            "partition_spec_id": 0,
+            "content": content,
+            "sequence_number": sequence,
+            "min_sequence_number": 0,
+            "added_snapshot_id": 1,
+            "added_rows_count": 0,
+            "existing_rows_count": 0,
+            "deleted_rows_count": 0,
             **dict(zip(names, counts, strict=True)),
-        }  # fmt: skip
+        }
 
     def commit(
         self,
@@ -238,10 +316,12 @@ class Made:
         number = len(self.values["snapshots"]) + 1
         head = self.values["refs"].get(branch, {}).get("snapshot-id") if parent is None else parent
         snapshot = {
-            "snapshot-id": number, "timestamp-ms": 1000 * number, "schema-id": 1,
+            "snapshot-id": number,
+            "timestamp-ms": 1000 * number,
+            "schema-id": 1,
             "summary": {"operation": "append", **summary},
             "manifest-list": self.avro(list_schema(self.version), manifests),
-        }  # fmt: skip
+        }
         if self.version > 1:
             snapshot["sequence-number"] = number
         if head:
@@ -258,8 +338,8 @@ class Made:
         Path(path).write_bytes(gzip.compress(raw) if "gz" in name else raw)
         return path
 
-    def plain(self) -> Plain:
-        return Plain("db.t", self.save(), {})
+    def plain(self) -> ReadOnlyTable:
+        return ReadOnlyTable("db.t", self.save(), {})
 
 
 @pytest.fixture
@@ -311,7 +391,7 @@ def test_version_1_may_have_one_schema_and_no_uuid(made: Made):
 @pytest.mark.parametrize("name", ["00001-a.gz.metadata.json", "v1.metadata.json.gz"])
 def test_metadata_may_be_compressed(made: Made, name: str):
     made.commit(sink="s")
-    assert next(Plain("t", made.save(name), {}).history("main")).summary == {"sink": "s"}
+    assert next(ReadOnlyTable("t", made.save(name), {}).history("main")).summary == {"sink": "s"}
 
 
 @pytest.mark.parametrize(
@@ -320,7 +400,7 @@ def test_metadata_may_be_compressed(made: Made, name: str):
 def test_a_file_that_is_no_metadata_is_refused(tmp_path: Path, raw: bytes):
     (tmp_path / "v1.metadata.json").write_bytes(raw)
     with pytest.raises(Fatal, match=r"cannot read .*v1.metadata.json: expected the metadata of a"):
-        Plain("t", str(tmp_path / "v1.metadata.json"), {})
+        ReadOnlyTable("t", str(tmp_path / "v1.metadata.json"), {})
 
 
 def test_a_newer_format_is_not_guessed_at(made: Made):
@@ -330,8 +410,8 @@ def test_a_newer_format_is_not_guessed_at(made: Made):
 
 
 def test_a_metadata_file_that_is_gone_is_named(tmp_path: Path):
-    with pytest.raises(Foreign, match=r"cannot read .*/v9.metadata.json: it is not there"):
-        Plain("t", str(tmp_path / "v9.metadata.json"), {})
+    with pytest.raises(IdentityMismatch, match=r"cannot read .*/v9.metadata.json: it is not there"):
+        ReadOnlyTable("t", str(tmp_path / "v9.metadata.json"), {})
 
 
 # ── snapshots ────────────────────────────────────────────────────────────────────────────────────
@@ -384,6 +464,19 @@ def test_tags_name_snapshots_that_are_still_there(made: Made):
     assert table.tagged("none") is None
 
 
+def test_a_branch_carries_a_snapshot_whose_newest_manifest_it_lists(made: Made):
+    first, second, third = (made.manifest(data(f"f{n}"), sequence=n) for n in (1, 2, 3))
+    made.commit(first)
+    tagged = made.commit(first, second)
+    made.commit(first, second, third)
+    assert made.plain().carries("main", tagged)
+    made.commit(second, third)
+    assert made.plain().carries("main", tagged)
+    made.commit(first, third)  # rolled back, and others went on
+    assert not made.plain().carries("main", tagged)
+    assert made.plain().carries("main", 1)
+
+
 def test_a_hundred_thousand_snapshots_are_made_one_by_one(made: Made):
     made.commit()
     one = made.values["snapshots"][0]
@@ -431,10 +524,14 @@ def test_only_what_is_live_counts(made: Made):
         ),
         made.manifest(of("all gone", "t", 0, 0, 9, status=2), sequence=9),
         made.manifest(
-            data("d1", content=1), data("d2", content=2), data("d3", content=1, kind="PUFFIN"),
-            data("d4", content=1, status=2), content=1, sequence=9,
+            data("d1", content=1),
+            data("d2", content=2),
+            data("d3", content=1, kind="PUFFIN"),
+            data("d4", content=1, status=2),
+            content=1,
+            sequence=9,
         ),
-    )  # fmt: skip
+    )
     files, deletes = made.plain().files()
     assert [(each.path, each.sequence) for each in files] == [("old", 4), ("new", 9)]
     assert deletes == 3
@@ -449,8 +546,12 @@ def test_only_what_is_live_counts(made: Made):
         (bounds("a.topic.with.a.l", 0, 3), bounds("a.topic.with.a.m", 0, 4), None, (3, 4)),
         # all that would be larger is cut away as well: no upper bound
         (bounds("\U0010ffff" * 16, 0, 3), bounds(None, 0, 4), None, (3, 4)),
-        (bounds("a.topic.of.16.ch", 0, 3), bounds("a.topic.of.16.ch", 0, 4),
-         Partition("a.topic.of.16.ch", 0), (3, 4)),
+        (
+            bounds("a.topic.of.16.ch", 0, 3),
+            bounds("a.topic.of.16.ch", 0, 4),
+            Partition("a.topic.of.16.ch", 0),
+            (3, 4),
+        ),
         (bounds("t", 0, 3), bounds("t", 0, None), Partition("t", 0), None),
         (bounds("t", None, 3), bounds("t", None, 4), None, (3, 4)),
         (bounds(None, 0, 3), bounds(None, 0, 4), None, (3, 4)),
@@ -459,11 +560,14 @@ def test_only_what_is_live_counts(made: Made):
         ({}, {}, None, None),
         (None, None, None, None),
         # a column that was an int before it became a long, and one that is a long here
-        ({**bounds("t", None, None), NUMBER: b"\1" + b"\0" * 7, OFFSET: b"\5\0\0\0"},
-         {**bounds("t", None, None), NUMBER: b"\1" + b"\0" * 7, OFFSET: b"\6\0\0\0"},
-         Partition("t", 1), (5, 6)),
+        (
+            {**bounds("t", None, None), NUMBER: b"\1" + b"\0" * 7, OFFSET: b"\5\0\0\0"},
+            {**bounds("t", None, None), NUMBER: b"\1" + b"\0" * 7, OFFSET: b"\6\0\0\0"},
+            Partition("t", 1),
+            (5, 6),
+        ),
     ],
-)  # fmt: skip
+)
 def test_bounds_that_do_not_say_it_for_certain_say_nothing(
     made: Made, low: Any, high: Any, partition: Any, offsets: Any
 ):
@@ -477,8 +581,13 @@ def test_bounds_that_do_not_say_it_for_certain_say_nothing(
 
 
 def test_the_columns_are_those_that_the_table_names(tmp_path: Path):
-    fields = (("value", 1, "string"), ("_offset", 9, "long"), ("where", TOPIC, "string"),
-              ("number", NUMBER, "int"), ("place", OFFSET, "long"))  # fmt: skip
+    fields = (
+        ("value", 1, "string"),
+        ("_offset", 9, "long"),
+        ("where", TOPIC, "string"),
+        ("number", NUMBER, "int"),
+        ("place", OFFSET, "long"),
+    )
     made = Made(tmp_path / "t", fields=fields)
     made.commit(made.manifest(of("a", "t", 1, 2, 3)))
     (file,), _ = made.plain().files()
@@ -491,8 +600,14 @@ def test_the_columns_are_those_that_the_table_names(tmp_path: Path):
 def test_partitioned_tables_and_those_whose_partitions_changed(made: Made):
     """The manifests of one snapshot have different schemas, and may be many."""
     day = {"name": "day", "type": ["null", {"type": "int", "logicalType": "date"}], "default": None}
-    price = {"type": "fixed", "name": "decimal_9_2", "size": 4, "logicalType": "decimal",
-             "precision": 9, "scale": 2}  # fmt: skip
+    price = {
+        "type": "fixed",
+        "name": "decimal_9_2",
+        "size": 4,
+        "logicalType": "decimal",
+        "precision": 9,
+        "scale": 2,
+    }
     specs = [
         ([], {}),
         ([day], {"day": 20_000}),
@@ -505,12 +620,13 @@ def test_partitioned_tables_and_those_whose_partitions_changed(made: Made):
         *(
             made.manifest(
                 *(of(f"{i}/{j}", f"t{i % 3}", i % 5, j, j + 1, partition=values) for j in range(3)),
-                partition=partition, sequence=i + 1,
+                partition=partition,
+                sequence=i + 1,
             )
             for i in range(200)
             for partition, values in [specs[i % len(specs)]]
         )
-    )  # fmt: skip
+    )
     files, _ = made.plain().files()
     expected = [
         DataFile(
@@ -574,10 +690,16 @@ def test_manifests_in_several_blocks_of_any_codec(made: Made, codec: str):
 
 @pytest.mark.parametrize(
     "spoil",
-    [lambda raw: raw[:-1], lambda raw: raw[: len(raw) // 2], lambda raw: b"",
-     lambda raw: b"x" + raw, lambda raw: raw[:-1] + b"x", lambda raw: raw + b"\2\2",
-     lambda raw: raw.replace(b"deflate", b"unheard")],
-)  # fmt: skip
+    [
+        lambda raw: raw[:-1],
+        lambda raw: raw[: len(raw) // 2],
+        lambda raw: b"",
+        lambda raw: b"x" + raw,
+        lambda raw: raw[:-1] + b"x",
+        lambda raw: raw + b"\2\2",
+        lambda raw: raw.replace(b"deflate", b"unheard"),
+    ],
+)
 def test_a_manifest_that_was_harmed_is_named_and_nothing_is_told(made: Made, spoil: Any):
     bad = made.manifest(*(of(f"f{i}", "t", 0, i, i) for i in range(50)))
     made.commit(made.manifest(of("good", "t", 0, 0, 9)), bad)
@@ -604,7 +726,9 @@ def test_a_manifest_that_is_gone_is_named(made: Made):
     manifest = made.manifest(of("a", "t", 0, 0, 9))
     made.commit(manifest)
     Path(manifest["manifest_path"]).unlink()
-    with pytest.raises(Foreign, match=f"cannot read {manifest['manifest_path']}: it is not there"):
+    with pytest.raises(
+        IdentityMismatch, match=f"cannot read {manifest['manifest_path']}: it is not there"
+    ):
         made.plain().files()
 
 
@@ -618,11 +742,16 @@ def test_what_pyiceberg_writes_is_read(tmp_path: Path, version: Any, codec: Any)
     with manifest.write_manifest(version, PartitionSpec(), schema, output, 1, codec) as entries:
         for i in range(300):
             file = manifest.DataFile.from_args(
-                content=manifest.DataFileContent.DATA, file_path=f"f{i}", record_count=1,
-                file_format=manifest.FileFormat.PARQUET, partition=Record(), file_size_in_bytes=1,
-                null_value_counts={OFFSET: 1}, lower_bounds=bounds("t", i % 7, i),
+                content=manifest.DataFileContent.DATA,
+                file_path=f"f{i}",
+                record_count=1,
+                file_format=manifest.FileFormat.PARQUET,
+                partition=Record(),
+                file_size_in_bytes=1,
+                null_value_counts={OFFSET: 1},
+                lower_bounds=bounds("t", i % 7, i),
                 upper_bounds=bounds("t", i % 7, i + 1),
-            )  # fmt: skip
+            )
             status = manifest.ManifestEntryStatus.ADDED
             entries.add(
                 manifest.ManifestEntry.from_args(status=status, snapshot_id=1, data_file=file)
@@ -642,8 +771,13 @@ def test_what_pyiceberg_writes_is_read(tmp_path: Path, version: Any, codec: Any)
 
 # ── rows ─────────────────────────────────────────────────────────────────────────────────────────
 
-INDEX = (("table_name", 1, "string"), ("topic", 2, "string"), ("start", 3, "long"),
-         ("partition", 4, "int"), ("seen", 5, "timestamptz"))  # fmt: skip
+INDEX = (
+    ("table_name", 1, "string"),
+    ("topic", 2, "string"),
+    ("start", 3, "long"),
+    ("partition", 4, "int"),
+    ("seen", 5, "timestamptz"),
+)
 
 
 @pytest.fixture
@@ -653,9 +787,11 @@ def index(tmp_path: Path) -> Made:
 
 def test_rows_come_as_columns_with_texts_as_dictionaries(index: Made):
     first = parquet(
-        index, "a",
-        {"table_name": pa.array(["x", "y", "x"], pa.large_string()), "start": [1, 2, 3]}, (1, 3),
-    )  # fmt: skip
+        index,
+        "a",
+        {"table_name": pa.array(["x", "y", "x"], pa.large_string()), "start": [1, 2, 3]},
+        (1, 3),
+    )
     # an older file: by its old name, and when the column was an int
     second = parquet(
         index, "b", {"begin": pa.array([4, None], pa.int32()), "table": ["x", None]}, (3, 1)
@@ -703,16 +839,21 @@ def test_files_whose_bounds_exclude_the_values_are_not_opened(index: Made):
     Path(index.path("data", "a")).unlink()
     table = index.plain()
     assert table.rows(["table_name"], {"table_name": ["db.f", "zz"]}).num_rows == 2
-    with pytest.raises(Foreign, match="it is not there"):
+    with pytest.raises(IdentityMismatch, match="it is not there"):
         table.rows(["table_name"], {"table_name": ["db.b"]})
 
 
 def test_groups_of_rows_whose_bounds_exclude_the_values_are_not_read(index: Made):
     names = [name for name in "abc" for _ in range(1000)]
     path = parquet(
-        index, "a", {"table_name": names, "start": list(range(3000))}, (1, 3),
-        row_group_size=1000, compression="none", use_dictionary=["table_name"],
-    )  # fmt: skip
+        index,
+        "a",
+        {"table_name": names, "start": list(range(3000))},
+        (1, 3),
+        row_group_size=1000,
+        compression="none",
+        use_dictionary=["table_name"],
+    )
     index.commit(index.manifest(data(path)))
     column = pq.ParquetFile(path).metadata.row_group(0).column(1)
     with open(path, "r+b") as file:  # the first group's numbers cannot be read any more
@@ -735,7 +876,7 @@ def test_of_no_files_there_are_no_rows(index: Made):
 
 
 def test_a_column_that_the_table_lacks_is_named(index: Made):
-    with pytest.raises(Foreign, match=r"cannot read table db.t: it has no column nope"):
+    with pytest.raises(IdentityMismatch, match=r"cannot read table db.t: it has no column nope"):
         index.plain().rows(["start", "nope"])
 
 
@@ -779,11 +920,16 @@ def test_rows_deleted_by_equality_are_not_guessed_at(made: Made):
 
 def test_origins_are_topic_partition_and_offset_of_every_row(made: Made):
     path = parquet(
-        made, "a",
-        {"value": ["v", "w"], "_topic": ["t", "u"],
-         "_topic_partition": pa.array([0, 1], pa.int32()), "_offset": [5, 6]},
+        made,
+        "a",
+        {
+            "value": ["v", "w"],
+            "_topic": ["t", "u"],
+            "_topic_partition": pa.array([0, 1], pa.int32()),
+            "_offset": [5, 6],
+        },
         (1, 2, 3, 4),
-    )  # fmt: skip
+    )
     foreign = parquet(made, "b", {"value": ["v"]}, (1,))
     made.commit(made.manifest(data(path)), branch="b")
     made.commit(made.manifest(data(path), data(foreign)))
@@ -864,8 +1010,10 @@ def catalog_of(folder: Path, rows: Sequence[tuple[Any, ...]], version: int = 1) 
 def test_a_catalog_in_sqlite_says_where_its_tables_are(made: Made, tmp_path: Path, version: int):
     path = made.save()
     kinds = [("TABLE",), (None,)] if version else [(), ()]
-    rows = [("lake", "db", "t", f"file:{path}", None, *kinds[0]),
-            ("lake", "db.sub", "u", path, path, *kinds[1])]  # fmt: skip
+    rows = [
+        ("lake", "db", "t", f"file:{path}", None, *kinds[0]),
+        ("lake", "db.sub", "u", path, path, *kinds[1]),
+    ]
     if version:
         rows.append(("lake", "db", "v", "/a/view", None, "VIEW"))
     catalog = catalog_of(tmp_path, rows, version)
@@ -1008,8 +1156,11 @@ def test_a_rest_catalog_is_asked(rest: Rest, made: Made):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_rest_catalog_is_told_who_asks(rest: Rest):
     impl = {"catalog-impl": "org.apache.iceberg.rest.RESTCatalog", "uri": rest.uri}
-    basic = {"rest.auth.type": "basic", "rest.auth.basic.username": "u",
-             "rest.auth.basic.password": "p"}  # fmt: skip
+    basic = {
+        "rest.auth.type": "basic",
+        "rest.auth.basic.username": "u",
+        "rest.auth.basic.password": "p",
+    }
     assert find({**impl, **basic}, "db.t") is not None
     assert rest.asked[-1][1] == "Basic " + base64.b64encode(b"u:p").decode()
     assert find({**impl, "credential": "id:a-secret"}, "db.t") is not None
@@ -1021,11 +1172,16 @@ def test_a_rest_catalog_is_told_who_asks(rest: Rest):
 @pytest.mark.parametrize(
     ("path", "status", "kind"),
     [
-        (TABLE, 400, ConfigError), (TABLE, 403, ConfigError), (TABLE, 401, ConfigError),
-        (TABLE, 500, Unavailable), (TABLE, 503, Unavailable), ("/v1/config", 401, ConfigError),
-        ("/v1/config", 500, Unavailable), ("/v1/oauth/tokens", 401, ConfigError),
+        (TABLE, 400, ConfigError),
+        (TABLE, 403, ConfigError),
+        (TABLE, 401, ConfigError),
+        (TABLE, 500, Unavailable),
+        (TABLE, 503, Unavailable),
+        ("/v1/config", 401, ConfigError),
+        ("/v1/config", 500, Unavailable),
+        ("/v1/oauth/tokens", 401, ConfigError),
     ],
-)  # fmt: skip
+)
 def test_a_rest_catalog_that_says_no(rest: Rest, path: str, status: int, kind: type[FrazilError]):
     rest.answers[path] = status
     with pytest.raises(kind, match=r"cannot ask the catalog for db.t: .*\*\*\*") as caught:
@@ -1077,8 +1233,12 @@ def test_a_catalog_in_postgresql_is_asked_where_there_is_a_driver(
     psycopg.errors = types.SimpleNamespace(UndefinedTable=UndefinedTable)  # type: ignore[attr-defined]
     psycopg.rows = types.SimpleNamespace(dict_row=None)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "psycopg", psycopg)
-    catalog = {"type": "jdbc", "uri": "jdbc:postgresql://host:5432/lake", "jdbc.user": "me",
-               "jdbc.password": "pass-word"}  # fmt: skip
+    catalog = {
+        "type": "jdbc",
+        "uri": "jdbc:postgresql://host:5432/lake",
+        "jdbc.user": "me",
+        "jdbc.password": "pass-word",
+    }
     assert find(catalog, "db.sub.t") is not None
     assert told[0] == ("postgresql://host:5432/lake", "me", "pass-word")
     assert told[1][0].count("%s") == 2
@@ -1097,7 +1257,7 @@ def test_reading_local_files_loads_nothing_of_weight(made: Made):
     made.commit(made.manifest(data(path)))
     made.save()
     code = (
-        "import sys; from frazil.table.plain import find\n"
+        "import sys; from frazil.iceberg.static_table import find\n"
         f"table = find({{}}, {str(made.folder)!r})\n"
         "assert len(table.files()[0]) == table.rows(['_offset']).num_rows == 1\n"
         "print([name for name in ('pyiceberg', 'pyspark', 'py4j', 'duckdb', 'confluent_kafka') "
@@ -1105,3 +1265,21 @@ def test_reading_local_files_loads_nothing_of_weight(made: Made):
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_expired_ancestors_are_told_by_earlier_metadata_files(made: Made):
+    for number in range(1, 5):
+        made.commit(n=str(number))
+    earlier = made.save("v1.metadata.json")
+    made.commit(n="5")
+    middle = made.save("v2.metadata.json")
+    made.values["metadata-log"] = [
+        {"timestamp-ms": 1, "metadata-file": "/gone/v0.metadata.json"},
+        {"timestamp-ms": 2, "metadata-file": earlier},
+        {"timestamp-ms": 3, "metadata-file": middle},
+    ]
+    made.values["snapshots"] = made.values["snapshots"][-1:]
+    table = ReadOnlyTable("db.t", made.save("v3.metadata.json"), {})
+    assert [each.id for each in table.history("main")] == [5]
+    assert [each.id for each in table.expired(4)] == [4, 3, 2, 1]
+    assert list(table.expired(99)) == []

@@ -14,10 +14,10 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from frazil.core.offsets import Cut, Partition, Range
-from frazil.ingest.stage import StagedBatch, StagedTable, Tally
-from frazil.table import index as offset_index
-from frazil.table.ledger import Snapshot
+from frazil.ledger import index as offset_index
+from frazil.ledger.entry import Snapshot
+from frazil.ledger.staged_batch import RangeCounts, StagedBatch, StagedTable
+from frazil.offsets import Cut, Partition, Range
 
 PAGE = Path(__file__).parents[2] / "docs/guide/questions.md"
 P, Q = Partition("orders", 0), Partition("orders", 1)
@@ -47,31 +47,54 @@ QUERIES = [key for key, (engine, sql) in BLOCKS.items() if not engine and "CREAT
 
 def test_the_page_has_all_the_questions():
     assert {key.rsplit(" ", 1)[0] for key in QUERIES} == {
-        "Gaps", "Overlaps", "Where offset N is", "What became of a range", "Rows per hour",
-        "Rejected by day", "Position", "Slowest batches", "Lives",
-    }  # fmt: skip
+        "Gaps",
+        "Overlaps",
+        "Where offset N is",
+        "What became of a range",
+        "Rows per hour",
+        "Rejected by day",
+        "Position",
+        "Slowest batches",
+        "Lives",
+    }
     assert [engine for engine, _ in BLOCKS.values()].count("DuckDB") == 2
     assert [engine for engine, _ in BLOCKS.values()].count("Spark") == 3
 
 
-def batch(number: int, *tallies: Tally, epoch: int = 1, sink: str = "one", **tables: Tally) -> Any:
+def batch(
+    number: int, *tallies: RangeCounts, epoch: int = 1, sink: str = "one", **tables: RangeCounts
+) -> Any:
     """Of one table, or, with `tables`, of several and the whole stream."""
     several = {f"shop.{name}": (tally,) for name, tally in tables.items()} or {"shop.one": tallies}
     staged = tuple(StagedTable(n, "u", 0, (), (), 0, 0, told) for n, told in several.items())
     began = NOON + timedelta(hours=number)
     whole = tallies if tables else ()
-    made = StagedBatch(sink, epoch, number, f"c{number}", Cut(), Cut(), {}, "", 0,
-                       int(began.timestamp() * 1000), staged, whole)  # fmt: skip
-    rows = offset_index.rows([
-        (made, {name: Snapshot(100 + number, None, 0, 0, "", {}) for name in several})
-    ])  # fmt: skip
+    made = StagedBatch(
+        sink,
+        epoch,
+        number,
+        f"c{number}",
+        Cut(),
+        Cut(),
+        {},
+        "",
+        0,
+        int(began.timestamp() * 1000),
+        staged,
+        whole,
+    )
+    rows = offset_index.rows(
+        [(made, {name: Snapshot(100 + number, None, 0, 0, "", {}) for name in several})]
+    )
     at = rows.schema.get_field_index("committed_at")
     moment = [began + timedelta(seconds=2 + number)] * len(rows)
     return rows.set_column(at, rows.schema.field(at), pa.array(moment, rows.schema.field(at).type))
 
 
-def tally(start: int, end: int, where: Partition = P, rejected: int = 0, **more: Any) -> Tally:
-    return Tally(Range(where, start, end), end - start - rejected, rejected, **more)
+def tally(
+    start: int, end: int, where: Partition = P, rejected: int = 0, **more: Any
+) -> RangeCounts:
+    return RangeCounts(Range(where, start, end), end - start - rejected, rejected, **more)
 
 
 def minutes(first: int, last: int) -> tuple[int, int]:
@@ -80,14 +103,18 @@ def minutes(first: int, last: int) -> tuple[int, int]:
 
 
 #: Sink one: a gap [1500, 1600) of P, an overlap [900, 1000), and Q whole. Sink two: several tables.
-ROWS = pa.concat_tables([
-    batch(0, tally(0, 1000, watermark=minutes(0, 30)), tally(0, 500, Q, rejected=5)),
-    batch(1, tally(900, 1500, rejected=10, watermark=minutes(30, 70))),
-    batch(2, tally(1600, 2000), tally(500, 700, Q), epoch=2),
-    batch(0, tally(0, 10, rejected=1), sink="two", a=Tally(Range(P, 0, 10), 9, skipped=1)),
-    batch(1, tally(10, 20), sink="two", b=tally(10, 20)),
-    batch(2, tally(20, 30), sink="two", a=tally(20, 30)),
-])  # fmt: skip
+ROWS = pa.concat_tables(
+    [
+        batch(0, tally(0, 1000, watermark=minutes(0, 30)), tally(0, 500, Q, rejected=5)),
+        batch(1, tally(900, 1500, rejected=10, watermark=minutes(30, 70))),
+        batch(2, tally(1600, 2000), tally(500, 700, Q), epoch=2),
+        batch(
+            0, tally(0, 10, rejected=1), sink="two", a=RangeCounts(Range(P, 0, 10), 9, skipped=1)
+        ),
+        batch(1, tally(10, 20), sink="two", b=tally(10, 20)),
+        batch(2, tally(20, 30), sink="two", a=tally(20, 30)),
+    ]
+)
 
 
 @pytest.fixture
@@ -141,8 +168,11 @@ def test_rejected_of_a_day_and_positions(ask: Any):
 def test_the_slowest_batch_is_the_first_and_lives_are_told(ask: Any):
     slowest = ask("Slowest batches 1")
     assert [row[:3] for row in slowest[:2]] == [
-        ("one", 2, timedelta(seconds=4)), ("two", 2, timedelta(seconds=4))
-    ]  # fmt: skip
+        ("one", 2, timedelta(seconds=4)),
+        ("two", 2, timedelta(seconds=4)),
+    ]
     assert [row[:4] for row in ask("Lives 1")] == [
-        ("one", 1, 0, 1), ("one", 2, 2, 2), ("two", 1, 0, 2)
-    ]  # fmt: skip
+        ("one", 1, 0, 1),
+        ("one", 2, 2, 2),
+        ("two", 1, 0, 2),
+    ]

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from frazil.core.errors import ConfigError
-from frazil.feed.reads import _by_python, _quoted
-from frazil.ingest.reader import _start, options_config
+from frazil.errors import ConfigError
+from frazil.spark.datasource import _start, options_config
+from frazil.spark.read import _by_python, _quoted
 
 # ── the view `stream` in SQL ─────────────────────────────────────────────────────────────────
 
@@ -23,22 +23,32 @@ from frazil.ingest.reader import _start, options_config
         ("SELECT * FROM stream AS s", "SELECT * FROM `stream` AS s"),
         ("select x from\n\tstream\nwhere y.z = 1", "select x from\n\t`stream`\nwhere y.z = 1"),
         ("SELECT * FROM STREAM S", "SELECT * FROM `stream` S"),
-        ("SELECT * FROM a JOIN stream s ON a.i = s.i",
-         "SELECT * FROM a JOIN `stream` s ON a.i = s.i"),
-        ("SELECT * FROM db.a x, stream s WHERE x.i = s.i",
-         "SELECT * FROM db.a x, `stream` s WHERE x.i = s.i"),
+        (
+            "SELECT * FROM a JOIN stream s ON a.i = s.i",
+            "SELECT * FROM a JOIN `stream` s ON a.i = s.i",
+        ),
+        (
+            "SELECT * FROM db.a x, stream s WHERE x.i = s.i",
+            "SELECT * FROM db.a x, `stream` s WHERE x.i = s.i",
+        ),
         ("SELECT * FROM a,stream", "SELECT * FROM a,`stream`"),
-        ("SELECT * FROM stream s JOIN db.t d ON s.i = d.i",
-         "SELECT * FROM `stream` s JOIN db.t d ON s.i = d.i"),
-        ("SELECT * FROM stream JOIN lake.db.t USING (i)",
-         "SELECT * FROM `stream` JOIN lake.db.t USING (i)"),
+        (
+            "SELECT * FROM stream s JOIN db.t d ON s.i = d.i",
+            "SELECT * FROM `stream` s JOIN db.t d ON s.i = d.i",
+        ),
+        (
+            "SELECT * FROM stream JOIN lake.db.t USING (i)",
+            "SELECT * FROM `stream` JOIN lake.db.t USING (i)",
+        ),
         ("SELECT * FROM (SELECT * FROM stream)", "SELECT * FROM (SELECT * FROM `stream`)"),
-        ("WITH s AS (SELECT * FROM stream) SELECT * FROM s",
-         "WITH s AS (SELECT * FROM `stream`) SELECT * FROM s"),
+        (
+            "WITH s AS (SELECT * FROM stream) SELECT * FROM s",
+            "WITH s AS (SELECT * FROM `stream`) SELECT * FROM s",
+        ),
         ("SELECT * FROM stream LEFT JOIN stream b", "SELECT * FROM `stream` LEFT JOIN `stream` b"),
         ("SELECT 'it\\'s' FROM stream -- x", "SELECT 'it\\'s' FROM `stream` -- x"),
     ],
-)  # fmt: skip
+)
 def test_the_view_is_quoted_where_a_table_stands(given: str, expected: str):
     assert _quoted(given) == expected
 
@@ -77,8 +87,14 @@ GIVEN = {
 
 
 def test_options_are_the_config_files_keys():
-    config = options_config({**GIVEN, "sink.max_records_per_trigger": "500", "start": "latest",
-                      "kafka.sasl.password": "env:SECRET"})  # fmt: skip
+    config = options_config(
+        {
+            **GIVEN,
+            "sink.max_records_per_trigger": "500",
+            "start": "latest",
+            "kafka.sasl.password": "env:SECRET",
+        }
+    )
     assert config.sink.topics == ("orders", "returns")
     assert config.sink.max_records_per_trigger == 500
     assert config.kafka == {"bootstrap.servers": "broker:9092", "sasl.password": "env:SECRET"}
@@ -86,9 +102,14 @@ def test_options_are_the_config_files_keys():
 
 
 def test_a_registrys_settings_are_options_too():
-    config = options_config({**GIVEN, "decode.format": "confluent-avro",
-                      "decode.registry.url": "http://r:8081",
-                      "decode.registry.basic.auth.user.info": "env:R"})  # fmt: skip
+    config = options_config(
+        {
+            **GIVEN,
+            "decode.format": "confluent-avro",
+            "decode.registry.url": "http://r:8081",
+            "decode.registry.basic.auth.user.info": "env:R",
+        }
+    )
     assert config.decode.registry == {"url": "http://r:8081", "basic.auth.user.info": "env:R"}
 
 
@@ -111,8 +132,9 @@ offset_column = "_at"
 def test_options_go_over_the_config_file_that_is_named(tmp_path: Path):
     path = tmp_path / "sink.toml"
     path.write_text(TOML)
-    config = options_config({"config": str(path), "sink.topics": "returns",
-                      "kafka.client.id": "reader"})  # fmt: skip
+    config = options_config(
+        {"config": str(path), "sink.topics": "returns", "kafka.client.id": "reader"}
+    )
     assert config.sink.topics == ("returns",)
     assert config.sink.max_records_per_trigger == 7
     assert config.kafka == {"bootstrap.servers": "broker:9092", "client.id": "reader"}
@@ -145,7 +167,7 @@ def test_a_secret_that_stands_in_an_option_is_refused_and_not_repeated(option: s
 
 
 def test_without_topics_or_servers_there_is_nothing_to_read():
-    with pytest.raises(ConfigError, match="either topics or pattern"):
+    with pytest.raises(ConfigError, match="either topics or topic_pattern"):
         options_config({k: v for k, v in GIVEN.items() if k != "sink.topics"})
     with pytest.raises(ConfigError, match=r"bootstrap\.servers"):
         options_config({k: v for k, v in GIVEN.items() if not k.startswith("kafka")})

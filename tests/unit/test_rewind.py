@@ -15,19 +15,34 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from frazil.core.errors import ConfigError, Conflict, Fatal, Fenced, FrazilError, Gap, Unknown
-from frazil.core.offsets import Cut, Partition, Range
-from frazil.ingest.stage import StagedBatch, StagedTable, Tally
-from frazil.table import boundary
-from frazil.table import index as offset_index
-from frazil.table.boundary import BEGINNING, Boundary, Choice, Stream, earliest
-from frazil.table.commit import Target, chain, entry_of
-from frazil.table.committer import INDEX, Bounds, Committer, Pace
-from frazil.table.ledger import Snapshot, entries, parse
-from frazil.table.rewind import PROPERTY, STEPS, Rewinding, Without, note_of, refuse_unfinished
+from frazil.commit import rewind_plan
+from frazil.commit.committer import INDEX, BackpressureLimits, Committer, CommitTrigger
+from frazil.commit.protocol import TableCommitter, chain, entry_of
+from frazil.commit.rewind import (
+    PROPERTY,
+    STEPS,
+    RewindSteps,
+    Without,
+    note_of,
+    refuse_unfinished,
+)
+from frazil.commit.rewind_plan import BEGINNING, BatchTimeline, Boundary, RewindPlan, earliest
+from frazil.errors import (
+    CommitStateUnknown,
+    ConfigError,
+    Conflict,
+    Fatal,
+    Fenced,
+    FrazilError,
+    Gap,
+)
+from frazil.ledger import index as offset_index
+from frazil.ledger.entry import Snapshot, entries, parse
+from frazil.ledger.staged_batch import RangeCounts, StagedBatch, StagedTable
+from frazil.offsets import Cut, Partition, Range
 from tests.fakes import FakeClock, FakeTable
 
 P, Q = Partition("orders", 0), Partition("orders", 1)
@@ -58,7 +73,7 @@ class Movable(FakeTable):
             if number is not None:
                 self.refs[name] = number
         if fault == "lost":
-            raise Unknown("cannot move: CommitStateUnknownException")
+            raise CommitStateUnknown("cannot move: CommitStateUnknownException")
 
     def set_property(self, key: str, value: str) -> None:
         self.properties[key] = value
@@ -67,14 +82,20 @@ class Movable(FakeTable):
         self.properties.pop(key, None)
 
     def rewrite(
-        self, removed: Sequence[Any], added: Sequence[str], summary: Mapping[str, str], *,
-        since: int, same: bool, check: Callable[[Iterator[Snapshot]], str | None],
+        self,
+        removed: Sequence[Any],
+        added: Sequence[str],
+        summary: Mapping[str, str],
+        *,
+        since: int,
+        same: bool,
+        check: Callable[[Iterator[Snapshot]], str | None],
         leftovers: list[str],
-    ) -> None:  # fmt: skip
+    ) -> None:
         assert not same
         before = self.live()
         if refusal := check(self.history("main")):
-            raise Unknown(refusal)
+            raise CommitStateUnknown(refusal)
         made = self.add([], summary)
         self.files[made.id] = [m for m in before if m not in removed] + list(added)
 
@@ -114,28 +135,37 @@ class World:
 
     def life(self) -> None:
         refuse_unfinished(self.index.properties, "s")
-        heads = [Target(t, "main", "s", 0, self.clock).head().entry for t in self.every]
+        heads = [TableCommitter(t, "main", "s", 0, self.clock).head().entry for t in self.every]
         self.epoch = 1 + max((each.epoch for each in heads if each), default=0)
-        self.index_target = Target(self.index, "main", "s", self.epoch, self.clock)
+        self.index_target = TableCommitter(self.index, "main", "s", self.epoch, self.clock)
         head = take(self.index_target, lambda position: Cut({**self.beginnings, **position}))
         refuse_unfinished(self.index.properties, "s")
-        self.targets: dict[str, Target] = {}
+        self.targets: dict[str, TableCommitter] = {}
         for name, table in self.tables.items():
-            assert not Target(table, "main", "s", 0, self.clock).rolled_back(), name
-            self.targets[name] = Target(table, "main", "s", self.epoch, self.clock)
+            assert not TableCommitter(table, "main", "s", 0, self.clock).strayed(), name
+            self.targets[name] = TableCommitter(table, "main", "s", self.epoch, self.clock)
             claimed = take(self.targets[name])
-            if self.alone:  # as `Life._check_table`
+            if self.alone:  # as `Startup._check_table`
                 assert claimed.entry.end.reaches(head.entry.end)
         self.committer = Committer(
-            target=lambda name: self.targets[name], index=self.index_target,
+            target=lambda name: self.targets[name],
+            index=self.index_target,
             index_manifests=lambda located: [batch.commit_id for batch, _ in located],
             tables=lambda: {name: table.uuid for name, table in self.tables.items()},
             committed=lambda batches: [self.staged.pop(b.commit_id) for b in batches],
-            position=head.entry.end, pace=lambda _: Pace(), bounds=Bounds(10**6, 10**12, 1e9),
-            step=lambda name, batch: None, clock=self.clock, alone=self.alone,
-        )  # fmt: skip
-        there = {i for t in self.tables.values()
-                 for e, _ in entries(t.history("main"), "s") for i in e.commit_ids}  # fmt: skip
+            position=head.entry.end,
+            pace=lambda _: CommitTrigger(),
+            bounds=BackpressureLimits(10**6, 10**12, 1e9),
+            step=lambda name, batch: None,
+            clock=self.clock,
+            alone=self.alone,
+        )
+        there = {
+            i
+            for t in self.tables.values()
+            for e, _ in entries(t.history("main"), "s")
+            for i in e.commit_ids
+        }
         found = chain(head.entry.end, list(self.staged.values()), there)
         self.end = found[-1].end if found else head.entry.end
         self.number = max([head.entry.batches[1] + 1, *(b.number + 1 for b in found)])
@@ -151,20 +181,33 @@ class World:
         for name in names:
             if name not in self.tables:
                 self.tables[name] = Movable(name)
-                self.targets[name] = Target(self.tables[name], "main", "s", self.epoch, self.clock)
+                self.targets[name] = TableCommitter(
+                    self.tables[name], "main", "s", self.epoch, self.clock
+                )
         where = Range(at, self.end[at], self.end[at] + TEN)
         commit_id = f"c{len(self.batches)}"
         tables = tuple(
-            StagedTable(name, f"uuid-{name}", 0, (f"{commit_id}/{name}",), (), 1, 1,
-                        (Tally(where, TEN),))
+            StagedTable(
+                name,
+                f"uuid-{name}",
+                0,
+                (f"{commit_id}/{name}",),
+                (),
+                1,
+                1,
+                (RangeCounts(where, TEN),),
+            )
             for name in names
-        )  # fmt: skip
+        )
         total = (
-            () if self.alone else (Tally(where, TEN if names else 0, skipped=0 if names else TEN),)
+            ()
+            if self.alone
+            else (RangeCounts(where, TEN if names else 0, skipped=0 if names else TEN),)
         )
         after = self.end.after([where])
-        made = StagedBatch("s", self.epoch, self.number, commit_id, self.end, after, {}, "", 0, 0,
-                           tables, total)  # fmt: skip
+        made = StagedBatch(
+            "s", self.epoch, self.number, commit_id, self.end, after, {}, "", 0, 0, tables, total
+        )
         self.batches[commit_id] = self.staged[commit_id] = made
         self.end = after
         self.number += 1
@@ -184,40 +227,48 @@ class World:
         found = []
         for at, commit_id in enumerate(self.index.live()):
             batch = self.batches[commit_id]
-            made = offset_index.rows([(batch, {n: Snapshot(1, None, 0, 0, "", {})
-                                               for n in batch.names})])  # fmt: skip
+            made = offset_index.rows(
+                [(batch, {n: Snapshot(1, None, 0, 0, "", {}) for n in batch.names})]
+            )
             moment = pa.array([moment_of(at)] * made.num_rows, pa.timestamp("us", "UTC"))
             column = made.schema.get_field_index("committed_at")
             found.append(made.set_column(column, "committed_at", moment))
         return pa.concat_tables(found) if found else offset_index.rows([])
 
-    def rewinding(self, step: Callable[[str, str], None] = lambda name, table: None) -> Rewinding:
+    def rewinding(self, step: Callable[[str, str], None] = lambda name, table: None) -> RewindSteps:
         def without(batch: int, epoch: int) -> Without:
             gone = [i for i in self.index.live() if self.batches[i].number > batch]
             return Without(self.index.refs["main"], gone)
 
         self.index.delete = lambda path: self.staged.pop(path, None)
-        return Rewinding(
-            "s", self.index, {name: (table, "main") for name, table in self.tables.items()},
-            rows=self.rows, staged=lambda: list(self.staged.items()), without=without,
-            clock=self.clock, step=step,
-        )  # fmt: skip
+        return RewindSteps(
+            "s",
+            self.index,
+            {name: (table, "main") for name, table in self.tables.items()},
+            rows=self.rows,
+            staged=lambda: list(self.staged.items()),
+            without=without,
+            clock=self.clock,
+            step=step,
+        )
 
-    def choose(self, text: str) -> Choice:
+    def choose(self, text: str) -> RewindPlan:
         found = self.rewinding()
         found.read()
         return found.choice(found.stream.named(text))
 
-    def earliest(self, refused: Choice) -> Any:
+    def earliest(self, refused: RewindPlan) -> Any:
         found = self.rewinding()
         found.read()
         return earliest(found.stream, found.states, "s", refused, lambda _: True)
 
     def rewind(
-        self, text: str, step: Callable[[str, str], None] = lambda name, table: None,
-        refuse: Callable[[Choice], None] = lambda choice: None,
-    ) -> Boundary:  # fmt: skip
-        """As `surface.rewind` does it."""
+        self,
+        text: str,
+        step: Callable[[str, str], None] = lambda name, table: None,
+        refuse: Callable[[RewindPlan], None] = lambda choice: None,
+    ) -> Boundary:
+        """As `ops.rewind` does it."""
         doing = self.rewinding(step)
         doing.read()
         begun = doing.note
@@ -239,14 +290,14 @@ class World:
         assert all(boundary.cut.reaches(self.batches[i].end) for i in kept)
         for name, table in self.tables.items():
             assert table.live() == [f"{i}/{name}" for i in kept if name in self.batches[i].names]
-        head = Target(self.index, "main", "s", 0, self.clock).head().entry
+        head = TableCommitter(self.index, "main", "s", 0, self.clock).head().entry
         assert head is not None
         assert (head.end, head.batches[1]) == (boundary.cut, boundary.batch)
         for each in self.every:
             epochs = [
                 e.epoch for e in map(parse, (s.summary for s in each.snapshots.values())) if e
             ]
-            newest = Target(each, "main", "s", 0, self.clock).head().entry
+            newest = TableCommitter(each, "main", "s", 0, self.clock).head().entry
             assert newest is not None
             assert newest.epoch == max(epochs), "none that went is newer"
         assert self.staged == {}
@@ -254,7 +305,7 @@ class World:
         assert all("frazil-rewind" not in ref for table in self.every for ref in table.refs)
 
 
-def take(target: Target, extend: Callable[[Cut], Cut] = lambda position: position) -> Any:
+def take(target: TableCommitter, extend: Callable[[Cut], Cut] = lambda position: position) -> Any:
     head = target.claim(extend)
     target.witness(head.snapshot)
     return head
@@ -279,16 +330,24 @@ def filled(*batches: Sequence[str], alone: bool = False) -> World:
 @pytest.mark.parametrize(
     ("text", "batch"),
     [
-        ("batch:1", 1), ("batch:-1", BEGINNING), ("batch:-9", BEGINNING),
-        ('{"orders": {"0": 20}}', 1), ('{"orders": {"0": 29}}', 1), ('{"orders": {"0": 99}}', 2),
-        ('{"orders": {"0": 9}}', BEGINNING), ('{"orders": {"1": 0}}', 2),  # nothing is of it
-        ("2025-01-01T01:59", 1), ("2025-01-01T01:59:00Z", 1), ("2025-01-01T03:59+02:00", 1),
-        ("2025-01-01T02:00", 2), ("2024-12-31T23:59", BEGINNING),
+        ("batch:1", 1),
+        ("batch:-1", BEGINNING),
+        ("batch:-9", BEGINNING),
+        ('{"orders": {"0": 20}}', 1),
+        ('{"orders": {"0": 29}}', 1),
+        ('{"orders": {"0": 99}}', 2),
+        ('{"orders": {"0": 9}}', BEGINNING),
+        ('{"orders": {"1": 0}}', 2),  # nothing is of it
+        ("2025-01-01T01:59", 1),
+        ("2025-01-01T01:59:00Z", 1),
+        ("2025-01-01T03:59+02:00", 1),
+        ("2025-01-01T02:00", 2),
+        ("2024-12-31T23:59", BEGINNING),
     ],
-)  # fmt: skip
+)
 def test_the_boundary_is_the_newest_at_or_below_a_batch_a_moment_or_offsets(text: str, batch: int):
     world = filled(["db.a"], ["db.a"], ["db.a"], alone=True)
-    found = Stream(world.rows(), world.end).named(text)
+    found = BatchTimeline(world.rows(), world.end).named(text)
     assert (found.batch, found.cut[P]) == (batch, 10 * (batch + 1))
 
 
@@ -304,7 +363,7 @@ def test_a_partition_that_came_later_stands_at_its_beginning():
     world.make("db.a", at=Q)
     world.make("db.a")
     world.settle()
-    stream = Stream(world.rows(), world.end)
+    stream = BatchTimeline(world.rows(), world.end)
     assert stream.at(0).cut == Cut({P: 10, Q: 0})
     assert stream.at(1).cut == Cut({P: 10, Q: 10})
     assert stream.beginnings == Cut({P: 0, Q: 0})
@@ -330,7 +389,7 @@ def test_no_boundary_lies_behind_rows_that_do_not_join():
     world = filled(["db.a"], ["db.a"], ["db.a"], ["db.a"])
     whole = world.rows()
     torn = pa.concat_tables([whole.slice(0, 4), whole.slice(6)])  # without batch 2
-    stream = Stream(torn, world.end)
+    stream = BatchTimeline(torn, world.end)
     assert stream.broken == 3
     assert stream.at(3).batch == stream.at(2).batch == 1
 
@@ -358,8 +417,9 @@ def test_what_went_elsewhere_holds_nobody_back():
     choice = world.choose("batch:1")
     assert choice.boundary.batch == 1
     assert {each.table: each.ranges for each in choice.moves} == {
-        "db.a": (Range(P, 20, 40),), "db.b": (Range(P, 20, 30),)
-    }  # fmt: skip
+        "db.a": (Range(P, 20, 40),),
+        "db.b": (Range(P, 20, 30),),
+    }
 
 
 def test_a_table_that_is_ahead_of_the_index_goes_back_with_the_others():
@@ -391,8 +451,20 @@ def test_a_batch_whose_record_was_lost_and_read_again_in_other_pieces_is_not_tor
     world.life()
     lost = world.batches["c1"]
     short = Range(P, 10, 15)
-    staged = StagedBatch("s", world.epoch, 1, "c2", Cut({P: 10, Q: 0}), Cut({P: 15, Q: 0}), {}, "",
-                         0, 0, (), (Tally(short, 5),))  # fmt: skip
+    staged = StagedBatch(
+        "s",
+        world.epoch,
+        1,
+        "c2",
+        Cut({P: 10, Q: 0}),
+        Cut({P: 15, Q: 0}),
+        {},
+        "",
+        0,
+        0,
+        (),
+        (RangeCounts(short, 5),),
+    )
     world.batches["c2"] = world.staged["c2"] = staged
     world.committer.submit(staged)
     world.commit(INDEX)
@@ -439,53 +511,68 @@ def test_foreign_commits_that_would_go_are_listed_and_those_before_stay():
     table.add(["early"], {"added-records": "5"})
     world.make("db.a")
     world.settle()
-    late = table.add(["late"], {"added-records": "7"})
+    late = table.add(["late"], {"added-records": "1"})
     (lost,) = world.choose("batch:1").foreign
     assert (lost.snapshot_id, lost.sink, lost.said) == (
         late.id,
         "",
-        "append: 7 rows added, 0 deleted",
+        "append: 1 row added, 0 deleted",
     )
     assert [each.snapshot_id for each in world.choose("batch:0").foreign][1] == table.snapshots[
-        late.parent or 0].parent  # fmt: skip
+        late.parent or 0
+    ].parent
     assert world.choose("batch:2").foreign == ()
 
 
 def test_claims_of_others_and_compactions_are_no_loss_and_their_witnesses_go_along():
     world = filled(["db.a"])
     table = world.tables["db.a"]
-    first = take(Target(table, "main", "s.replay", 1, world.clock))
+    first = take(TableCommitter(table, "main", "s.replay", 1, world.clock))
     world.make("db.a")
     world.settle()
-    take(Target(table, "main", "s.replay", 2, world.clock))
-    take(Target(table, "main", "late", 1, world.clock))
+    take(TableCommitter(table, "main", "s.replay", 2, world.clock))
+    take(TableCommitter(table, "main", "late", 1, world.clock))
     (found,) = world.choose("batch:0").moves
     assert found.foreign == ()
     assert found.tags == {"frazil/s.replay": first.snapshot.id, "frazil/late": None}
     world.rewind("batch:0")
-    assert not Target(table, "main", "s.replay", 0, world.clock).rolled_back()
+    assert not TableCommitter(table, "main", "s.replay", 0, world.clock).strayed()
     assert "frazil/late" not in table.refs
 
 
 def test_a_sink_that_loses_records_keeps_its_witness_so_that_it_sees_it():
     world = filled(["db.a"], ["db.a"])
     table = world.tables["db.a"]
-    other = Target(table, "main", "other", 1, world.clock)
+    other = TableCommitter(table, "main", "other", 1, world.clock)
     other.claim()
-    staged = StagedBatch("other", 1, 0, "o", Cut({P: 0}), Cut({P: 10}), {}, "", 0, 0, (
-        StagedTable("db.a", table.uuid, 0, ("o/a",), (), 1, 1, (Tally(Range(P, 0, 10), 10),)),
-    ))  # fmt: skip
+    staged = StagedBatch(
+        "other",
+        1,
+        0,
+        "o",
+        Cut({P: 0}),
+        Cut({P: 10}),
+        {},
+        "",
+        0,
+        0,
+        (
+            StagedTable(
+                "db.a", table.uuid, 0, ("o/a",), (), 1, 1, (RangeCounts(Range(P, 0, 10), 10),)
+            ),
+        ),
+    )
     other.witness(other.commit(["o/a"], entry_of([staged], "db.a", 1)))
     choice = world.choose("batch:0")
     assert [each.sink for each in choice.foreign] == ["other"]
     world.rewind("batch:0")
-    assert Target(table, "main", "other", 0, world.clock).rolled_back()
+    assert TableCommitter(table, "main", "other", 0, world.clock).strayed()
 
 
 def test_what_must_not_be_undone_is_asked_for_right_before_a_table_moves():
     world = filled(["db.a"], ["db.a"])
 
-    def refuse(choice: Choice) -> None:
+    def refuse(choice: RewindPlan) -> None:
         if choice.foreign:
             raise Gap("cannot rewind: foreign commits")
 
@@ -707,8 +794,9 @@ doings = st.lists(
         st.tuples(st.just("compact"), names),
         st.tuples(st.just("expire"), names, st.integers(1, 3)),
     ),
-    min_size=1, max_size=25,
-)  # fmt: skip
+    min_size=1,
+    max_size=25,
+)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -718,6 +806,20 @@ doings = st.lists(
     kills=st.lists(st.integers(0, 12), max_size=3),
     by_hand=st.none() | st.tuples(names, st.integers(1, 3)),
     more=st.lists(several, max_size=3),
+)
+@example(  # rolled back to a snapshot below which the ledger was expired
+    doings=[
+        ("batch", ["db.a"], P),
+        ("life",),
+        ("foreign", "db.a"),
+        ("life",),
+        ("expire", "db.a", 2),
+        ("life",),
+    ],
+    batch=0,
+    kills=[],
+    by_hand=("db.a", 2),
+    more=[],
 )
 def test_whatever_happened_before_and_wherever_it_is_killed_all_stand_together_afterwards(
     doings: list[Any], batch: int, kills: list[int], by_hand: Any, more: list[list[str]]
@@ -767,14 +869,15 @@ def test_whatever_happened_before_and_wherever_it_is_killed_all_stand_together_a
         assert table.live() == [f"{i}/{name}" for i in kept if name in world.batches[i].names]
         found = [e for e, _ in entries(table.history("main"), "s")][::-1]
         assert all(b.begin.continues(a.end) for a, b in pairwise(found))
-    joined = Stream(world.rows(), world.end)
+    joined = BatchTimeline(world.rows(), world.end)
     assert joined.broken is None
 
 
 def test_an_unfinished_rewind_names_the_command_that_finishes_it():
     with pytest.raises(Gap) as refused:
-        refuse_unfinished({f"{PROPERTY}.s": json.dumps({"to": "batch:3", "batch": 3, "cut": {}})},
-                          "s")  # fmt: skip
+        refuse_unfinished(
+            {f"{PROPERTY}.s": json.dumps({"to": "batch:3", "batch": 3, "cut": {}})}, "s"
+        )
     assert "frazil rewind CONFIG --to 'batch:3'" in refused.value.hint
     refuse_unfinished({f"{PROPERTY}.s": "…"}, "t")
     assert isinstance(refused.value, FrazilError)
@@ -793,4 +896,4 @@ def test_what_a_compaction_takes_away_is_nobodys(
     operation: str, summary: dict[str, str], others: bool
 ):
     snapshot = Snapshot(1, None, 1, 1, operation, summary)
-    assert (boundary._lost(snapshot, None, "s") is not None) == others
+    assert (rewind_plan._lost(snapshot, None, "s") is not None) == others

@@ -7,23 +7,25 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from frazil.core.errors import Misfit
-from frazil.core.offsets import Partition
-from frazil.ingest.records import HEADERS
-from frazil.ingest.route import Metadata, route
+from frazil.errors import SchemaMismatch
+from frazil.kafka.record_batch import HEADERS
+from frazil.offsets import Partition
+from frazil.pipeline.projection import LAST_MS, MetadataColumns, moments, project_rows, too_late
 
 P = Partition("orders", 3)
-METADATA = Metadata("_topic", "_topic_partition", "_offset", "_timestamp")
-ENVELOPE = Metadata("_topic", "_topic_partition", "_offset", "_timestamp", "_key", "_headers")
+METADATA = MetadataColumns("_topic", "_topic_partition", "_offset", "_timestamp")
+ENVELOPE = MetadataColumns(
+    "_topic", "_topic_partition", "_offset", "_timestamp", "_key", "_headers"
+)
 
 
 def routed(
-    rows: pa.Table, *columns: pa.Field, metadata: Metadata = METADATA, **envelope: pa.Array
+    rows: pa.Table, *columns: pa.Field, metadata: MetadataColumns = METADATA, **envelope: pa.Array
 ) -> pa.Table:
     offsets = np.arange(100, 100 + len(rows), dtype=np.int64)
     stamps = np.arange(len(rows), dtype=np.int64) * 1000
     target = pa.schema([*columns, *metadata.fields])
-    return route(rows, target, metadata, P, offsets, stamps, **envelope)
+    return project_rows(rows, target, metadata, P, offsets, stamps, **envelope)
 
 
 def one(kind: pa.DataType, values: list[Any]) -> pa.Table:
@@ -39,9 +41,14 @@ def test_each_row_gets_its_origin_beside_it():
     epoch = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
     assert out.to_pylist() == [
         {"x": 7, "_topic": "orders", "_topic_partition": 3, "_offset": 100, "_timestamp": epoch},
-        {"x": 8, "_topic": "orders", "_topic_partition": 3, "_offset": 101,
-         "_timestamp": epoch + dt.timedelta(seconds=1)},
-    ]  # fmt: skip
+        {
+            "x": 8,
+            "_topic": "orders",
+            "_topic_partition": 3,
+            "_offset": 101,
+            "_timestamp": epoch + dt.timedelta(seconds=1),
+        },
+    ]
 
 
 def test_the_order_of_columns_is_the_tables():
@@ -52,20 +59,22 @@ def test_the_order_of_columns_is_the_tables():
 
 
 def test_the_metadata_columns_may_stand_anywhere_and_have_other_names():
-    metadata = Metadata("t", "p", "o", "at")
+    metadata = MetadataColumns("t", "p", "o", "at")
     target = pa.schema([*metadata.fields, x(pa.int64())])
-    out = route(one(pa.int64(), [1]), target, metadata, P, np.array([5]), np.array([0]))
+    out = project_rows(one(pa.int64(), [1]), target, metadata, P, np.array([5]), np.array([0]))
     assert out.select(["t", "p", "o", "x"]).to_pylist() == [{"t": "orders", "p": 3, "o": 5, "x": 1}]
 
 
 def test_a_timestamp_column_without_a_name_is_left_out():
-    out = routed(one(pa.int64(), [1]), x(pa.int64()), metadata=Metadata("t", "p", "o", ""))
+    out = routed(one(pa.int64(), [1]), x(pa.int64()), metadata=MetadataColumns("t", "p", "o", ""))
     assert out.schema.names == ["x", "t", "p", "o"]
 
 
 def test_a_record_without_a_timestamp_has_none_instead_of_1969():
     target = pa.schema([x(pa.int64()), *METADATA.fields])
-    out = route(one(pa.int64(), [1, 2]), target, METADATA, P, np.arange(2), np.array([-1, 0]))
+    out = project_rows(
+        one(pa.int64(), [1, 2]), target, METADATA, P, np.arange(2), np.array([-1, 0])
+    )
     assert out.column("_timestamp").null_count == 1
     assert out.column("_timestamp")[0].as_py() is None
 
@@ -76,7 +85,7 @@ def test_key_and_headers_stand_behind_the_timestamp_and_may_be_null():
         pa.field("_key", pa.large_binary()),
         pa.field("_headers", HEADERS),
     ]
-    only = Metadata("t", "p", "o", "", headers="h")
+    only = MetadataColumns("t", "p", "o", "", headers="h")
     assert [field.name for field in only.fields] == ["t", "p", "o", "h"]
 
 
@@ -84,9 +93,12 @@ def test_each_row_gets_its_key_and_headers_beside_it():
     keys = pa.array([b"k", None, b""], pa.large_binary())
     headers = [[{"key": "a", "value": b"1"}, {"key": "a", "value": None}], [], []]
     out = routed(
-        one(pa.int64(), [1, 2, 3]), x(pa.int64()),
-        metadata=ENVELOPE, keys=keys, headers=pa.array(headers, HEADERS),
-    )  # fmt: skip
+        one(pa.int64(), [1, 2, 3]),
+        x(pa.int64()),
+        metadata=ENVELOPE,
+        keys=keys,
+        headers=pa.array(headers, HEADERS),
+    )
     assert out.column("_key").to_pylist() == [b"k", None, b""]
     assert out.column("_headers").to_pylist() == headers
 
@@ -113,16 +125,18 @@ def test_headers_take_the_shape_that_the_table_has_for_them(given: list[Any] | N
     )
     there = pa.large_list(pa.field("element", pair, nullable=False))
     target = pa.schema([pa.field("_headers", there, nullable=False)])
-    metadata = Metadata("", "", "", "", headers="_headers")
+    metadata = MetadataColumns("", "", "", "", headers="_headers")
     headers = None if given is None else pa.array(given, HEADERS)
     rows = pa.Table.from_batches([pa.RecordBatch.from_pylist([{}, {}], schema=pa.schema([]))])
-    out = route(rows, target, metadata, P, np.arange(2), np.zeros(2, np.int64), headers=headers)
+    out = project_rows(
+        rows, target, metadata, P, np.arange(2), np.zeros(2, np.int64), headers=headers
+    )
     assert out.column("_headers").type == there
     assert out.column("_headers").to_pylist() == (given or [[], []])
 
 
 def test_a_column_with_the_name_of_the_keys_column_is_a_misfit():
-    with pytest.raises(Misfit, match="'_key', which is also the name of a metadata column"):
+    with pytest.raises(SchemaMismatch, match="'_key', which is also the name of a metadata column"):
         routed(pa.table({"_key": [b"k"]}), metadata=ENVELOPE)
 
 
@@ -138,18 +152,22 @@ def test_an_optional_column_the_record_lacks_is_null():
 
 
 def test_a_required_column_the_record_lacks_is_a_misfit():
-    with pytest.raises(Misfit, match=r"orders\[3\]: the table requires column 'note'.*lacks") as e:
+    with pytest.raises(
+        SchemaMismatch, match=r"orders\[3\]: the table requires column 'note'.*lacks"
+    ) as e:
         routed(one(pa.int64(), [1]), x(pa.int64()), pa.field("note", pa.string(), nullable=False))
     assert "DROP NOT NULL" in e.value.hint
 
 
 def test_a_column_the_table_lacks_is_a_misfit_and_not_dropped():
-    with pytest.raises(Misfit, match=r"a column 'y' \(int64\) that the table lacks"):
+    with pytest.raises(SchemaMismatch, match=r"a column 'y' \(int64\) that the table lacks"):
         routed(pa.table({"x": [1], "y": [2]}), x(pa.int64()))
 
 
 def test_a_column_with_a_metadata_columns_name_is_a_misfit():
-    with pytest.raises(Misfit, match="'_offset', which is also the name of a metadata column"):
+    with pytest.raises(
+        SchemaMismatch, match="'_offset', which is also the name of a metadata column"
+    ):
         routed(pa.table({"x": [1], "_offset": [2]}), x(pa.int64()))
 
 
@@ -191,7 +209,7 @@ def test_fields_of_a_struct_find_their_own_by_name():
 )
 def test_a_nested_field_the_table_lacks_is_a_misfit_and_not_dropped(wrap: Any, value: Any):
     given, there = pa.struct({"a": pa.int32(), "b": pa.int32()}), pa.struct({"a": pa.int32()})
-    with pytest.raises(Misfit, match=r"b"):
+    with pytest.raises(SchemaMismatch, match=r"b"):
         routed(one(wrap(given), [value]), x(wrap(there)))
 
 
@@ -214,7 +232,9 @@ def test_a_value_the_table_cannot_hold_unchanged_is_a_misfit(
 ):
     array = pa.array([value], pa.string()).cast(given) if isinstance(value, str) else None
     rows = pa.table({"x": array if array is not None else pa.array([value], given)})
-    with pytest.raises(Misfit, match=r"orders\[3\]: column 'x' does not fit; the table has"):
+    with pytest.raises(
+        SchemaMismatch, match=r"orders\[3\]: column 'x' does not fit; the table has"
+    ):
         routed(rows, x(there))
 
 
@@ -229,19 +249,19 @@ def test_a_value_the_table_cannot_hold_unchanged_is_a_misfit(
 def test_a_column_of_another_kind_is_a_misfit_though_arrow_could_convert_it(
     given: pa.DataType, there: pa.DataType, value: Any
 ):
-    with pytest.raises(Misfit):
+    with pytest.raises(SchemaMismatch):
         routed(one(given, [value]), x(there))
 
 
 def test_nulls_in_a_required_column_are_a_misfit_with_their_number():
-    with pytest.raises(Misfit, match="requires column 'x', 2 records have no value in it"):
+    with pytest.raises(SchemaMismatch, match="requires column 'x', 2 records have no value in it"):
         routed(one(pa.int64(), [1, None, None]), x(pa.int64(), nullable=False))
     assert len(routed(one(pa.int64(), [1, 2]), x(pa.int64(), nullable=False))) == 2
 
 
 def test_nulls_in_required_elements_of_a_list_are_a_misfit():
     there = pa.list_(pa.field("element", pa.int32(), nullable=False))
-    with pytest.raises(Misfit):
+    with pytest.raises(SchemaMismatch):
         routed(one(pa.list_(pa.int32()), [[1, None]]), x(there))
 
 
@@ -249,5 +269,12 @@ def test_an_optional_field_goes_into_a_required_one_while_it_holds_no_null():
     given = pa.struct({"a": pa.int32()})
     there = pa.struct([pa.field("a", pa.int32(), nullable=False)])
     assert routed(one(given, [{"a": 1}]), x(there)).column("x").to_pylist() == [{"a": 1}]
-    with pytest.raises(Misfit, match="column 'x' does not fit"):
+    with pytest.raises(SchemaMismatch, match=r"requires column 'x\.a'"):
         routed(one(given, [{"a": None}]), x(there))
+
+
+def test_a_timestamp_never_becomes_another_one():
+    stamps = np.array([0, LAST_MS, LAST_MS + 1, 1794867748844274479, 2**63 - 1, -1], np.int64)
+    found = moments(stamps).cast(pa.int64()).to_pylist()
+    assert found == [0, LAST_MS * 1000, None, None, None, None]
+    assert too_late(stamps).tolist() == [2, 3, 4]

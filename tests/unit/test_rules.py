@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from frazil.core.config import RouteConfig
-from frazil.core.errors import ConfigError, Fatal
-from frazil.ingest import rules as module
-from frazil.ingest.records import HEADERS
-from frazil.ingest.rules import SKIP, Rules, Share, Sorted, Unrouted, peek
+from frazil.config.model import RouteConfig
+from frazil.errors import ConfigError, Fatal
+from frazil.kafka.record_batch import HEADERS
+from frazil.pipeline import routing as module
+from frazil.pipeline.routing import SKIP, NoRoute, Route, RoutedChunk, RoutingRules, peek
 
 TABLES = ("lake.orders", "lake.users", "lake.all")
 
@@ -31,7 +31,7 @@ def typed(*values: Any) -> pa.Table:
     return pa.table({"type": list(values), "n": list(range(len(values)))})
 
 
-def ways(out: Sorted, count: int) -> list[Any]:
+def ways(out: RoutedChunk, count: int) -> list[Any]:
     """For each record the tables it goes to, or the kind under which it is rejected."""
     found: list[Any] = [None] * count
     for share in out.shares:
@@ -48,23 +48,23 @@ def ways(out: Sorted, count: int) -> list[Any]:
 def sort(
     routes: Sequence[RouteConfig], rows: pa.Table, tables: Sequence[str] = TABLES, **more: Any
 ) -> list[Any]:
-    return ways(Rules(routes, tables).sort("t", rows, **more), len(rows))
+    return ways(RoutingRules(routes, tables).sort("t", rows, **more), len(rows))
 
 
 # ── topics ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_without_rules_everything_goes_to_the_one_table():
-    rules = Rules([], ["lake.orders"])
-    assert rules.of_topic("any") == Share(("lake.orders",), None, -1, "")
-    assert rules.sort("any", typed("a")).shares == [Share(("lake.orders",), None, -1, "")]
+    rules = RoutingRules([], ["lake.orders"])
+    assert rules.of_topic("any") == Route(("lake.orders",), None, -1, "")
+    assert rules.sort("any", typed("a")).shares == [Route(("lake.orders",), None, -1, "")]
     assert not rules.wants_headers
     assert not rules.wants_rows
     assert rules.fields == ()
 
 
 def test_a_topic_decides_by_name_or_by_pattern_and_the_first_rule_wins():
-    rules = Rules(
+    rules = RoutingRules(
         [
             route(topics=("orders", "old_orders"), to=("lake.orders",), envelope="debezium"),
             route(pattern="old_.*", skip=True),
@@ -72,35 +72,39 @@ def test_a_topic_decides_by_name_or_by_pattern_and_the_first_rule_wins():
         ],
         TABLES,
     )
-    assert rules.of_topic("old_orders") == Share(("lake.orders",), None, 0, "debezium")
-    assert rules.of_topic("old_users") == Share((), None, 1, "")
-    assert rules.of_topic("users") == Share(("lake.users", "lake.all"), None, 2, "")
+    assert rules.of_topic("old_orders") == Route(("lake.orders",), None, 0, "debezium")
+    assert rules.of_topic("old_users") == Route((), None, 1, "")
+    assert rules.of_topic("users") == Route(("lake.users", "lake.all"), None, 2, "")
 
 
 def test_a_pattern_speaks_of_the_whole_topic():
-    rules = Rules([route(pattern="order", skip=True)], TABLES)
-    assert rules.of_topic("order") == Share((), None, 0, "")
+    rules = RoutingRules([route(pattern="order", skip=True)], TABLES)
+    assert rules.of_topic("order") == Route((), None, 0, "")
     for topic in ("orders", "reorder", "order\n"):
-        assert isinstance(rules.of_topic(topic), Unrouted), topic
+        assert isinstance(rules.of_topic(topic), NoRoute), topic
 
 
 def test_a_topic_that_no_rule_speaks_of_is_rejected_record_by_record():
-    rules = Rules([route(topics=("orders",), to=("lake.orders",))], TABLES)
+    rules = RoutingRules([route(topics=("orders",), to=("lake.orders",))], TABLES)
     why = rules.of_topic("users")
-    assert why == Unrouted("route", "cannot route a record of users: no rule matches it")
+    assert why == NoRoute("route", "cannot route a record of users: no rule matches it")
     out = rules.sort("users", typed("a", "b"))
     assert out.shares == []
     assert [(each.index, each.kind) for each in out.rejected] == [(0, "route"), (1, "route")]
 
 
 def test_where_a_value_or_a_header_says_it_the_topic_does_not():
-    rules = Rules(
-        [route(topics=("a",), field="type", skip=True), route(topics=("b",), header="h", skip=True),
-         route(topics=("c",), python=len), route(to=("lake.all",))],
+    rules = RoutingRules(
+        [
+            route(topics=("a",), field="type", skip=True),
+            route(topics=("b",), header="h", skip=True),
+            route(topics=("c",), python=len),
+            route(to=("lake.all",)),
+        ],
         TABLES,
-    )  # fmt: skip
+    )
     assert [rules.of_topic(topic) for topic in "abc"] == [None] * 3
-    assert rules.of_topic("d") == Share(("lake.all",), None, 3, "")
+    assert rules.of_topic("d") == Route(("lake.all",), None, 3, "")
     assert rules.fields == ("type",)
     assert rules.wants_headers
     assert rules.wants_rows
@@ -121,9 +125,11 @@ def test_a_fields_value_chooses_and_what_no_rule_matches_is_rejected():
 
 
 def test_a_share_says_which_rule_and_keeps_the_order_of_its_records():
-    routes = [route(field="type", values=("a", "b"), to=("lake.all",), envelope="debezium"),
-              route(to=("lake.users",))]  # fmt: skip
-    out = Rules(routes, TABLES).sort("t", typed("b", None, "a", "c", "b"))
+    routes = [
+        route(field="type", values=("a", "b"), to=("lake.all",), envelope="debezium"),
+        route(to=("lake.users",)),
+    ]
+    out = RoutingRules(routes, TABLES).sort("t", typed("b", None, "a", "c", "b"))
     assert out.rejected == []
     found = {each.rule: each for each in out.shares}
     assert found[0].index is not None
@@ -134,9 +140,13 @@ def test_a_share_says_which_rule_and_keeps_the_order_of_its_records():
 
 
 def test_records_that_all_go_the_same_way_are_one_share_without_an_index():
-    out = Rules([route(field="type", to=("lake.all",))], TABLES).sort("t", typed("a", "b", "c"))
-    assert out.shares == [Share(("lake.all",), None, 0, "")]
-    assert Rules([route(field="type", skip=True)], TABLES).sort("t", typed()) == Sorted([], [])
+    out = RoutingRules([route(field="type", to=("lake.all",))], TABLES).sort(
+        "t", typed("a", "b", "c")
+    )
+    assert out.shares == [Route(("lake.all",), None, 0, "")]
+    assert RoutingRules([route(field="type", skip=True)], TABLES).sort("t", typed()) == RoutedChunk(
+        [], []
+    )
 
 
 def test_a_rule_without_values_takes_any_value_but_null():
@@ -161,7 +171,7 @@ def test_rules_over_several_fields_are_tried_in_their_order():
         route(field="b", values=("y",), to=("lake.all",)),
     ]
     assert sort(routes, rows) == [("lake.users",), ("lake.orders",), ("lake.all",)]
-    assert Rules(routes, TABLES).fields == ("b", "a")
+    assert RoutingRules(routes, TABLES).fields == ("b", "a")
 
 
 @pytest.mark.parametrize(
@@ -178,10 +188,12 @@ def test_rules_over_several_fields_are_tried_in_their_order():
         (pa.array([b"ab", b"cd", None], pa.binary(2)), ["ab", "cd"]),
         (pa.array([Decimal("1.50"), Decimal("-2.00"), None]), ["1.50", "-2.00"]),
         (pa.array([dt.date(2024, 1, 2), dt.date(1, 1, 1), None]), ["2024-01-02", "0001-01-01"]),
-        (pa.array([uuid.UUID(int=1).bytes, uuid.UUID(int=2).bytes, None], pa.uuid()),
-         [str(uuid.UUID(int=1)), str(uuid.UUID(int=2))]),
+        (
+            pa.array([uuid.UUID(int=1).bytes, uuid.UUID(int=2).bytes, None], pa.uuid()),
+            [str(uuid.UUID(int=1)), str(uuid.UUID(int=2))],
+        ),
     ],
-)  # fmt: skip
+)
 def test_values_compare_as_text(values: pa.Array, text: list[str]):
     routes = [
         route(field="x", values=(text[0],), to=("lake.orders",)),
@@ -193,10 +205,13 @@ def test_values_compare_as_text(values: pa.Array, text: list[str]):
 @pytest.mark.parametrize(
     "values",
     [
-        pa.array([b"\xff"]), pa.nulls(1), pa.array([["a"]]), pa.array([{"a": "a"}]),
+        pa.array([b"\xff"]),
+        pa.nulls(1),
+        pa.array([["a"]]),
+        pa.array([{"a": "a"}]),
         pa.array([[("a", "a")]], pa.map_(pa.string(), pa.string())),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_text_matches_nothing(values: pa.Array):
     assert sort([route(field="x", to=("lake.all",))], pa.table({"x": values})) == ["route"]
 
@@ -214,8 +229,9 @@ def test_below_a_struct_that_is_null_there_is_nothing():
     table = pa.array(["seen", "hidden"])
     struct = pa.StructArray.from_arrays([table], ["t"], mask=pa.array([False, True]))
     assert sort([route(field="s.t", to=("lake.all",))], pa.table({"s": struct})) == [
-        ("lake.all",), "route",
-    ]  # fmt: skip
+        ("lake.all",),
+        "route",
+    ]
 
 
 def test_columns_may_come_in_chunks():
@@ -265,10 +281,10 @@ def test_the_cost_is_by_distinct_values_and_not_by_tables(monkeypatch: pytest.Mo
     routes = [route(field="type", values=(f"v{i}",), to=(t,)) for i, t in enumerate(tables)]
     decided: list[Any] = []
     looked: list[str] = []
-    one, other = Rules._decided, module._coded
-    monkeypatch.setattr(Rules, "_decided", lambda *a: decided.append(a[3]) or one(*a))
+    one, other = RoutingRules._decided, module._coded
+    monkeypatch.setattr(RoutingRules, "_decided", lambda *a: decided.append(a[3]) or one(*a))
     monkeypatch.setattr(module, "_coded", lambda c: looked.append("") or other(c))
-    rules = Rules(routes, tables)
+    rules = RoutingRules(routes, tables)
     numbers = np.random.default_rng(5).integers(0, 1000, 50_000)
     rows = pa.table({"type": [f"v{i}" for i in numbers]})
     for _ in range(2):
@@ -291,8 +307,11 @@ def test_a_function_sees_columns_and_origin_and_names_tables():
         assert rows.schema.names == ["type", "n", "_topic", "_offset"]
         said = []
         for row in rows.to_pylist():
-            said.append({0: "lake.orders", 1: None, 2: SKIP, 3: ["lake.users", "lake.all"], 4: []}
-                        [row["_offset"] - 10])  # fmt: skip
+            said.append(
+                {0: "lake.orders", 1: None, 2: SKIP, 3: ["lake.users", "lake.all"], 4: []}[
+                    row["_offset"] - 10
+                ]
+            )
         return said
 
     origin = {"_topic": pa.array(["t"] * 5), "_offset": pa.array(range(10, 15))}
@@ -325,8 +344,11 @@ def test_a_function_gets_only_what_no_rule_before_it_matched():
         seen.append(rows.column("type").to_pylist())
         return pa.nulls(len(rows), pa.string())
 
-    routes = [route(field="type", values=("b",), skip=True), route(python=call),
-              route(to=("lake.all",))]  # fmt: skip
+    routes = [
+        route(field="type", values=("b",), skip=True),
+        route(python=call),
+        route(to=("lake.all",)),
+    ]
     assert sort(routes, typed("a", "b", "c")) == [("lake.all",), (), ("lake.all",)]
     assert seen == [["a", "c"]]
 
@@ -335,7 +357,7 @@ def test_a_function_gets_only_what_no_rule_before_it_matched():
     "name", ["lake.nope", "lake.Orders", "orders", "", SKIP + " ", "lake.{value}", "other.orders"]
 )
 def test_a_name_from_a_function_that_is_no_tables_is_rejected(name: str):
-    out = Rules([route(python=lambda rows: [name, [name, "lake.all"]])], TABLES).sort(
+    out = RoutingRules([route(python=lambda rows: [name, [name, "lake.all"]])], TABLES).sort(
         "t", typed("a", "b")
     )
     assert [each.kind for each in out.rejected] == ["name", "name"]
@@ -386,7 +408,7 @@ def test_functions_are_loaded_from_files_and_modules(tmp_path: Path, monkeypatch
     (tmp_path / "my_routes.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in (f"{tmp_path}/mine.py:to_all", "my_routes:to_all"):
-        rules = Rules([route(python=name)], TABLES)
+        rules = RoutingRules([route(python=name)], TABLES)
         assert ways(rules.sort("t", typed("a")), 1) == [("lake.all",)]
         assert [each.__file__ for each in rules.travelling] == [
             str(tmp_path / ("mine.py" if "mine" in name else "my_routes.py"))
@@ -400,7 +422,7 @@ def test_a_function_that_cannot_be_loaded_is_named_before_the_start(name: str, t
     (tmp_path / "broken.py").write_text("def f(:")
     name = name.replace("broken.py", str(tmp_path / "broken.py"))
     with pytest.raises(ConfigError, match=r"cannot use \[\[route\]\] 1: .*python = "):
-        Rules([route(python=name)], TABLES)
+        RoutingRules([route(python=name)], TABLES)
 
 
 def to_all(rows: pa.Table) -> list[str]:
@@ -408,14 +430,20 @@ def to_all(rows: pa.Table) -> list[str]:
 
 
 def test_rules_travel_pickled_with_their_functions_and_without_what_they_learned():
-    routes = [route(field="type", names="[A-Za-z]+", to=("lake.{value}",)), route(python=to_all)]
+    routes = [
+        route(field="type", allowed_names="[A-Za-z]+", to=("lake.{value}",)),
+        route(python=to_all),
+    ]
     tables = ("lake.all", "lake.{value}")
-    rules = Rules(routes, tables, reserved=["lake.index"], known=["lake.Known"], room=1)
+    rules = RoutingRules(routes, tables, reserved=["lake.index"], known=["lake.Known"], room=1)
     assert ways(rules.sort("t", typed("a", "b", None)), 3) == [("lake.a",), "name", ("lake.all",)]
     there = pickle.loads(pickle.dumps(rules))
     assert ways(there.sort("t", typed("b", "index", "known", None)), 4) == [
-        ("lake.b",), "name", "name", ("lake.all",),
-    ]  # fmt: skip
+        ("lake.b",),
+        "name",
+        "name",
+        ("lake.all",),
+    ]
 
 
 # ── names ───────────────────────────────────────────────────────────────────────────────────────
@@ -423,9 +451,9 @@ def test_rules_travel_pickled_with_their_functions_and_without_what_they_learned
 
 def test_a_template_is_filled_with_value_topic_and_groups():
     tables = ("{env}.{value}_{topic}", "lake.all")
-    rules = Rules([route(pattern="(?P<env>[a-z]+)_x", field="type", to=tables)], tables)
+    rules = RoutingRules([route(pattern="(?P<env>[a-z]+)_x", field="type", to=tables)], tables)
     out = rules.sort("dev_x", typed("a"))
-    assert out.shares == [Share(("dev.a_dev_x", "lake.all"), None, 0, "")]
+    assert out.shares == [Route(("dev.a_dev_x", "lake.all"), None, 0, "")]
     assert rules.template("dev.a_dev_x") == tables[0]
     assert rules.template("lake.all") == "lake.all"
     with pytest.raises(ConfigError, match="cannot tell what lake"):
@@ -433,31 +461,57 @@ def test_a_template_is_filled_with_value_topic_and_groups():
 
 
 def test_a_name_by_topic_alone_is_decided_by_the_topic():
-    rules = Rules([route(to=("lake.{topic}",))], ("lake.{topic}",))
-    assert rules.of_topic("orders") == Share(("lake.orders",), None, 0, "")
+    rules = RoutingRules([route(to=("lake.{topic}",))], ("lake.{topic}",))
+    assert rules.of_topic("orders") == Route(("lake.orders",), None, 0, "")
     refused = rules.of_topic("shop.orders")
-    assert isinstance(refused, Unrouted)
+    assert isinstance(refused, NoRoute)
     assert refused.kind == "name"
     assert refused.reason == "cannot name a table 'shop.orders': expected '[a-z][a-z0-9_]{0,63}'"
     assert [each.kind for each in rules.sort("shop.orders", typed("a")).rejected] == ["name"]
 
 
 def test_a_group_that_matched_nothing_makes_no_name():
-    rules = Rules([route(pattern="x(?P<g>y)?", to=("lake.t{g}",))], ("lake.t{g}",))
-    assert rules.of_topic("xy") == Share(("lake.ty",), None, 0, "")
-    assert rules.of_topic("x") == Unrouted("name", "cannot name a table: {g} is nothing")
+    rules = RoutingRules([route(pattern="x(?P<g>y)?", to=("lake.t{g}",))], ("lake.t{g}",))
+    assert rules.of_topic("xy") == Route(("lake.ty",), None, 0, "")
+    assert rules.of_topic("x") == NoRoute("name", "cannot name a table: {g} is nothing")
 
 
-def by_value(**more: Any) -> Rules:
-    routes = [route(field="type", names=more.pop("names", "(?s).*"), to=("lake.{value}",))]
-    return Rules(routes, ("lake.{value}", *more.pop("tables", ())), **more)
+def by_value(**more: Any) -> RoutingRules:
+    routes = [
+        route(field="type", allowed_names=more.pop("allowed_names", "(?s).*"), to=("lake.{value}",))
+    ]
+    return RoutingRules(routes, ("lake.{value}", *more.pop("tables", ())), **more)
 
 
 @pytest.mark.parametrize(
     "value",
-    ["", ".", "..", "../x", "a/b", "a.b", "a\n", "\na", "a b", "a-b", "a`b", 'a"b', "a'b", "a\0b",
-     "\uff41", "\u0430", "\u0131", "\u212a", "\u0663", "a;drop", "*", "%2e", "x" * 129, "{value}"],
-)  # fmt: skip
+    [
+        "",
+        ".",
+        "..",
+        "../x",
+        "a/b",
+        "a.b",
+        "a\n",
+        "\na",
+        "a b",
+        "a-b",
+        "a`b",
+        'a"b',
+        "a'b",
+        "a\0b",
+        "\uff41",
+        "\u0430",
+        "\u0131",
+        "\u212a",
+        "\u0663",
+        "a;drop",
+        "*",
+        "%2e",
+        "x" * 129,
+        "{value}",
+    ],
+)
 def test_no_setting_lifts_the_floor_under_names(value: str):
     out = by_value().sort("t", typed(value))
     assert out.shares == []
@@ -469,27 +523,29 @@ def test_no_setting_lifts_the_floor_under_names(value: str):
 
 def test_the_longest_name_has_128_characters_in_a_part():
     assert ways(by_value().sort("t", typed("x" * 128)), 1) == [("lake." + "x" * 128,)]
-    routes = [route(field="type", names=".*", to=("lake.t_{value}",))]
+    routes = [route(field="type", allowed_names=".*", to=("lake.t_{value}",))]
     out = sort(routes, typed("x" * 126, "x" * 127), ("lake.t_{value}",))
     assert out == [("lake.t_" + "x" * 126,), "name"]
 
 
 def test_the_allowlist_speaks_of_the_whole_value():
-    rules = by_value(names="[a-z]+$")  # with search instead of fullmatch "a\n" would pass
+    rules = by_value(allowed_names="[a-z]+$")  # with search instead of fullmatch "a\n" would pass
     assert ways(rules.sort("t", typed("a", "a\n", "1a")), 3) == [("lake.a",), "name", "name"]
 
 
 def test_of_names_that_differ_only_in_case_the_first_stays():
     rules = by_value()
     assert ways(rules.sort("t", typed("Orders", "orders", "Orders")), 3) == [
-        ("lake.Orders",), "name", ("lake.Orders",),
-    ]  # fmt: skip
+        ("lake.Orders",),
+        "name",
+        ("lake.Orders",),
+    ]
     again = by_value(known=["lake.orders"])
     assert ways(again.sort("t", typed("Orders", "orders")), 2) == ["name", ("lake.orders",)]
 
 
 def test_namespaces_that_differ_only_in_case_are_refused_too():
-    routes = [route(field="type", names=".*", to=("{value}.events",))]
+    routes = [route(field="type", allowed_names=".*", to=("{value}.events",))]
     out = sort(routes, typed("Lake", "lake", "other"), ("{value}.events", "lake.orders"))
     assert out == ["name", ("lake.events",), ("other.events",)]
 
@@ -501,13 +557,15 @@ def test_a_reserved_name_is_never_a_tables():
 
 
 def test_no_table_from_data_lies_inside_another():
-    routes = [route(field="type", names=".*", to=("lake.{value}.data",))]
+    routes = [route(field="type", allowed_names=".*", to=("lake.{value}.data",))]
     tables = ("lake.{value}.data", "lake.orders", "a.b.data.c")
-    rules = Rules(routes, tables)
+    rules = RoutingRules(routes, tables)
     assert ways(rules.sort("t", typed("orders", "Orders", "users")), 3) == [
-        "name", "name", ("lake.users.data",),
-    ]  # fmt: skip
-    routes = [route(field="type", names=".*", to=("lake.{value}",))]
+        "name",
+        "name",
+        ("lake.users.data",),
+    ]
+    routes = [route(field="type", allowed_names=".*", to=("lake.{value}",))]
     out = sort(routes, typed("x", "y"), ("lake.{value}", "lake.x.orders"))
     assert out == ["name", ("lake.y",)]
 
@@ -539,7 +597,7 @@ def test_the_driver_admits_names_one_by_one():
 
 def test_one_bad_name_among_several_rejects_the_record_once():
     routes = [route(field="type", to=("lake.all", "lake.v_{value}", "lake.t_{topic}"))]
-    rules = Rules(routes, ("lake.all", "lake.v_{value}", "lake.t_{topic}"))
+    rules = RoutingRules(routes, ("lake.all", "lake.v_{value}", "lake.t_{topic}"))
     out = rules.sort("T", typed("A"))
     assert out.shares == []
     assert len(out.rejected) == 1
@@ -561,7 +619,7 @@ def test_one_bad_name_among_several_rejects_the_record_once():
         ({"python": len, "field": "a"}, "expected python without field and header"),
         ({"skip": True, "field": "a..b"}, "field 'a..b' is no path"),
         ({"skip": True, "pattern": "("}, "pattern is no regular expression"),
-        ({"to": TABLES, "names": "["}, "names is no regular expression"),
+        ({"to": TABLES, "allowed_names": "["}, "allowed_names is no regular expression"),
         ({"skip": True, "pattern": "(?P<topic>a)"}, "another name for the pattern's group"),
         ({"to": TABLES, "envelope": "avro"}, "expected envelope = 'debezium' or none"),
         ({"to": ("lake.nope",)}, "lake.nope is no [[table]]; there are lake.orders"),
@@ -571,7 +629,9 @@ def test_one_bad_name_among_several_rejects_the_record_once():
 )
 def test_a_rule_that_makes_no_sense_is_named(settings: Any, fact: str):
     with pytest.raises(ConfigError) as caught:
-        Rules([route(skip=True, topics=("x",)), route(**settings)], (*TABLES, "lake.{value}"))
+        RoutingRules(
+            [route(skip=True, topics=("x",)), route(**settings)], (*TABLES, "lake.{value}")
+        )
     assert caught.value.message.startswith("cannot use [[route]] 2: ")
     assert fact in caught.value.message
 
@@ -587,7 +647,7 @@ def test_a_rule_that_makes_no_sense_is_named(settings: Any, fact: str):
 )
 def test_a_rule_that_no_record_reaches_is_refused(before: Any, behind: Any):
     with pytest.raises(ConfigError, match=r"\[\[route\]\] 2: no record reaches it, since .* 1 "):
-        Rules([route(skip=True, **before), route(skip=True, **behind)], TABLES)
+        RoutingRules([route(skip=True, **before), route(skip=True, **behind)], TABLES)
 
 
 @pytest.mark.parametrize(
@@ -600,7 +660,7 @@ def test_a_rule_that_no_record_reaches_is_refused(before: Any, behind: Any):
     ],
 )
 def test_a_rule_that_some_record_may_reach_is_taken(before: Any, behind: Any):
-    Rules([route(skip=True, **before), route(skip=True, **behind)], TABLES)
+    RoutingRules([route(skip=True, **before), route(skip=True, **behind)], TABLES)
 
 
 @pytest.mark.parametrize(
@@ -619,14 +679,14 @@ def test_a_rule_that_some_record_may_reach_is_taken(before: Any, behind: Any):
 )
 def test_tables_that_cannot_be_told_apart_are_refused(tables: Sequence[str], fact: str):
     with pytest.raises(ConfigError) as caught:
-        Rules([route(skip=True)], tables, reserved=["lake.index"])
+        RoutingRules([route(skip=True)], tables, reserved=["lake.index"])
     assert fact in caught.value.message
 
 
 @pytest.mark.parametrize("tables", [TABLES, ("lake.{topic}",), ()])
 def test_without_rules_there_is_one_table_and_no_template(tables: Sequence[str]):
     with pytest.raises(ConfigError, match="cannot route without"):
-        Rules([], tables)
+        RoutingRules([], tables)
 
 
 # ── a look at JSON ──────────────────────────────────────────────────────────────────────────────
@@ -634,24 +694,58 @@ def test_without_rules_there_is_one_table_and_no_template(tables: Sequence[str])
 
 def test_peek_gives_the_fields_as_text():
     values = [
-        {"type": "a", "s": {"t": "x"}}, {"type": True, "s": {"t": 1}}, {"type": 1.5},
-        {"type": None}, {"type": {"a": 1}, "s": 7}, {"type": [1]}, {"other": 1},
+        {"type": "a", "s": {"t": "x"}},
+        {"type": True, "s": {"t": 1}},
+        {"type": 1.5},
+        {"type": None},
+        {"type": {"a": 1}, "s": 7},
+        {"type": [1]},
+        {"other": 1},
         {"type": 12345678901234567890},
-    ]  # fmt: skip
+    ]
     found = peek([json.dumps(each).encode() for each in values], ["type", "s.t"])
     assert found.schema == pa.schema([("type", pa.large_string()), ("s.t", pa.large_string())])
     assert found.column(0).to_pylist() == [
-        "a", "true", "1.5", None, None, None, None, "12345678901234567890",
-    ]  # fmt: skip
+        "a",
+        "true",
+        "1.5",
+        None,
+        None,
+        None,
+        None,
+        "12345678901234567890",
+    ]
     assert found.column(1).to_pylist() == ["x", "1", *[None] * 6]
+
+
+def test_peek_gives_fractions_as_they_were_written():
+    texts = ["1.10", "0.30000000000000000001", "12345678901234567890.5", "1e3", "-0.0"]
+    assert peek([b'{"v":%b}' % each.encode() for each in texts], ["v"])["v"].to_pylist() == texts
+    many = [b'{"v":%d}' % each for each in range(20)] + [b'{"v":2.50}', b'{"v":"2.50"}']
+    assert peek(many, ["v"])["v"].to_pylist()[-3:] == ["19", "2.50", "2.50"]
 
 
 @pytest.mark.parametrize(
     "bad",
-    [None, b"", b"null", b"3", b'"x"', b"[1]", b"{", b"{}", b"\xff", b'{"type":"\\ud800"}',
-     b'{"type":"\xff"}', b'{"type":"x"} {"type":"y"}', b"[" * 100_000, b'{"type":1', b"}" * 9,
-     b'{"type":' + b"9" * 5000 + b"}"],
-)  # fmt: skip
+    [
+        None,
+        b"",
+        b"null",
+        b"3",
+        b'"x"',
+        b"[1]",
+        b"{",
+        b"{}",
+        b"\xff",
+        b'{"type":"\\ud800"}',
+        b'{"type":"\xff"}',
+        b'{"type":"x"} {"type":"y"}',
+        b"[" * 100_000,
+        b'{"type":1',
+        b"}" * 9,
+        b'{"type":' + b"9" * 5000 + b"}",
+    ],
+)
 def test_a_value_that_is_no_object_gives_nulls_and_its_neighbours_stay(bad: bytes | None):
     good = b'{"a":[{"b":null}],"type":"good"}'
     assert peek([good, bad, good], ["type"]).column(0).to_pylist() == ["good", None, "good"]
@@ -659,8 +753,10 @@ def test_a_value_that_is_no_object_gives_nulls_and_its_neighbours_stay(bad: byte
     many = [good] * 500
     many[250] = bad  # type: ignore[call-overload]
     assert peek(many, ["type"]).column(0).to_pylist() == [
-        *["good"] * 250, None, *["good"] * 249,
-    ]  # fmt: skip
+        *["good"] * 250,
+        None,
+        *["good"] * 249,
+    ]
 
 
 def test_peek_keeps_the_number_of_values_even_without_paths():
@@ -672,8 +768,9 @@ def test_peek_keeps_the_number_of_values_even_without_paths():
 def test_a_path_may_go_through_another():
     value = b'{"a":{"b":"x"}}'
     assert peek([value, b'{"a":"y"}'], ["a", "a.b"]).to_pylist() == [
-        {"a": None, "a.b": "x"}, {"a": "y", "a.b": None},
-    ]  # fmt: skip
+        {"a": None, "a.b": "x"},
+        {"a": "y", "a.b": None},
+    ]
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -711,24 +808,30 @@ def test_of_a_name_given_twice_the_last_counts():
 
 def test_rules_over_paths_work_on_what_peek_saw():
     values = [b'{"s":{"t":"a"}}', b'{"s":{"t":1}}', b"no"]
-    routes = [route(field="s.t", values=("a",), to=("lake.all",)),
-              route(field="s.t", values=("1",), skip=True)]  # fmt: skip
-    rules = Rules(routes, TABLES)
+    routes = [
+        route(field="s.t", values=("a",), to=("lake.all",)),
+        route(field="s.t", values=("1",), skip=True),
+    ]
+    rules = RoutingRules(routes, TABLES)
     assert ways(rules.sort("t", peek(values, rules.fields)), 3) == [("lake.all",), (), "route"]
 
 
 @pytest.mark.parametrize("room", [0, -1, -1000])
 def test_where_there_is_no_room_or_less_than_none_no_name_from_data_is_admitted(room: int):
     """Less than none: the cap was lowered below what is there."""
-    rules = Rules([RouteConfig(field="kind", to=("db.t_{value}",))], ["db.t_{value}"],
-                  known=["db.t_known"], room=room)  # fmt: skip
+    rules = RoutingRules(
+        [RouteConfig(field="kind", to=("db.t_{value}",))],
+        ["db.t_{value}"],
+        known=["db.t_known"],
+        room=room,
+    )
     assert rules.admit("db.t_known") == ""
     assert "no room for another table" in rules.admit("db.t_new")
 
 
 def test_names_of_a_reserved_template_are_not_for_records():
     routes = [RouteConfig(field="kind", to=("db.{value}",))]
-    rules = Rules(routes, ["db.{value}"], reserved=["db.{value}_deleted", "db.index"])
+    rules = RoutingRules(routes, ["db.{value}"], reserved=["db.{value}_deleted", "db.index"])
     assert rules.template("db.a_deleted") == "db.{value}_deleted"
     assert rules.template("db.a") == "db.{value}"
     assert (
@@ -738,5 +841,8 @@ def test_names_of_a_reserved_template_are_not_for_records():
     assert "are not for records" in rules.admit("db.a_deleted")
     assert rules.admit("db.a") == ""
     with pytest.raises(ConfigError):
-        Rules([RouteConfig(to=("db.{value}_deleted",), field="kind")], ["db.{value}"],
-              reserved=["db.{value}_deleted"])  # fmt: skip
+        RoutingRules(
+            [RouteConfig(to=("db.{value}_deleted",), field="kind")],
+            ["db.{value}"],
+            reserved=["db.{value}_deleted"],
+        )

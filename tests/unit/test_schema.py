@@ -6,11 +6,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from frazil.core.config import RESERVED, TableConfig
-from frazil.core.errors import ConfigError, Misfit
-from frazil.ingest.route import Metadata
-from frazil.table.schema import (
-    Update,
+from frazil.config.model import RESERVED, TableConfig
+from frazil.errors import ConfigError, SchemaMismatch
+from frazil.iceberg.schema import (
+    SchemaUpdate,
     check_fits,
     event_time_column,
     former_names,
@@ -19,8 +18,9 @@ from frazil.table.schema import (
     sort_order,
     update,
 )
+from frazil.pipeline.projection import MetadataColumns
 
-METADATA = Metadata("_topic", "_topic_partition", "_offset", "_timestamp")
+METADATA = MetadataColumns("_topic", "_topic_partition", "_offset", "_timestamp")
 INT = pa.int32()
 TABLE = TableConfig("db.t")
 V3 = TableConfig("db.t", format_version=3)
@@ -55,7 +55,7 @@ def test_a_new_table_has_the_records_columns_and_the_metadata_behind_them():
 
 
 def test_a_metadata_column_without_a_name_is_left_out():
-    text = iceberg_schema(pa.schema({"x": pa.int64()}), Metadata("t", "p", "o", ""), TABLE)
+    text = iceberg_schema(pa.schema({"x": pa.int64()}), MetadataColumns("t", "p", "o", ""), TABLE)
     assert [f["name"] for f in fields(text)] == ["x", "t", "p", "o"]
 
 
@@ -104,7 +104,7 @@ def test_nested_types_get_ids_of_their_own_all_different():
 @pytest.mark.parametrize("zone", [None, "UTC"])
 def test_nanoseconds_need_format_three(zone: str | None):
     kind = pa.timestamp("ns", zone)
-    with pytest.raises(Misfit, match=r"db\.t: .*'x'.*timestamp\[ns") as caught:
+    with pytest.raises(SchemaMismatch, match=r"db\.t: .*'x'.*timestamp\[ns") as caught:
         type_of(kind)
     assert "format_version = 3" in caught.value.hint
     assert type_of(kind, V3) == ("timestamptz_ns" if zone else "timestamp_ns")
@@ -115,34 +115,38 @@ def test_nanoseconds_need_format_three(zone: str | None):
 )
 @pytest.mark.parametrize("table", [TABLE, V3])
 def test_a_type_iceberg_lacks_is_a_misfit(kind: pa.DataType, table: TableConfig):
-    with pytest.raises(Misfit, match=r"cannot create table db\.t: .*'x'"):
+    with pytest.raises(SchemaMismatch, match=r"cannot create table db\.t: .*'x'"):
         type_of(kind, table)
 
 
 def test_the_hint_about_nanoseconds_is_given_for_nanoseconds_only():
-    with pytest.raises(Misfit) as caught:
+    with pytest.raises(SchemaMismatch) as caught:
         type_of(pa.duration("s"))
     assert "nanosecond" not in caught.value.hint
 
 
 def test_a_column_without_any_type_is_a_misfit():
-    with pytest.raises(Misfit, match="Field: x"):
+    with pytest.raises(SchemaMismatch, match="Field: x"):
         type_of(pa.null())
 
 
 def test_a_column_with_a_metadata_columns_name_is_a_misfit():
-    with pytest.raises(Misfit, match="'_offset', which is also the name of a metadata column"):
+    with pytest.raises(
+        SchemaMismatch, match="'_offset', which is also the name of a metadata column"
+    ):
         made({"_offset": pa.int64()})
 
 
 @pytest.mark.parametrize("name", sorted(RESERVED))
 def test_a_column_with_a_name_iceberg_keeps_is_a_misfit(name: str):
-    with pytest.raises(Misfit, match=f"a column '{name}', a name that Iceberg keeps for itself"):
+    with pytest.raises(
+        SchemaMismatch, match=f"a column '{name}', a name that Iceberg keeps for itself"
+    ):
         made({name: pa.int64()})
 
 
 def test_columns_that_differ_only_in_case_are_a_misfit():
-    with pytest.raises(Misfit, match="columns 'Id' and 'iD' differ only in case"):
+    with pytest.raises(SchemaMismatch, match="columns 'Id' and 'iD' differ only in case"):
         made({"Id": pa.int64(), "x": pa.int64(), "iD": pa.int64()})
 
 
@@ -154,7 +158,7 @@ def test_columns_that_differ_only_in_case_are_a_misfit():
     ],
 )
 def test_names_that_differ_only_in_case_are_found_everywhere(columns: dict[str, pa.DataType]):
-    with pytest.raises(Misfit):
+    with pytest.raises(SchemaMismatch):
         made(columns)
 
 
@@ -168,7 +172,7 @@ def test_names_that_differ_only_in_case_are_found_everywhere(columns: dict[str, 
 def test_names_that_iceberg_could_not_tell_apart_are_a_misfit(
     columns: dict[str, pa.DataType], words: str
 ):
-    with pytest.raises(Misfit, match=words):
+    with pytest.raises(SchemaMismatch, match=words):
         made(columns)
 
 
@@ -178,8 +182,10 @@ def test_identifier_fields_are_required_and_so_is_all_around_them():
     schema = json.loads(made(columns, TableConfig("db.t", identifier_fields=names)))
     identifier, around, _, _, offset, _ = schema["fields"]
     assert schema["identifier-field-ids"] == [
-        identifier["id"], around["type"]["fields"][0]["id"], offset["id"],
-    ]  # fmt: skip
+        identifier["id"],
+        around["type"]["fields"][0]["id"],
+        offset["id"],
+    ]
     assert identifier["required"]
     assert around["required"]
     assert [each["required"] for each in around["type"]["fields"]] == [True, False]
@@ -201,10 +207,13 @@ def test_identifier_fields_are_required_and_so_is_all_around_them():
 )
 def test_an_identifier_field_that_cannot_be_is_refused(name: str, words: str):
     columns = {
-        "id": pa.int64(), "f": pa.float32(), "d": pa.float64(), "l": pa.list_(pa.int32()),
+        "id": pa.int64(),
+        "f": pa.float32(),
+        "d": pa.float64(),
+        "l": pa.list_(pa.int32()),
         "m": pa.map_(pa.string(), pa.int32()),
         "s": pa.struct({"l": pa.list_(pa.struct({"x": pa.int32()}))}),
-    }  # fmt: skip
+    }
     with pytest.raises(ConfigError, match=words) as caught:
         made(columns, TableConfig("db.t", identifier_fields=("id", name)))
     assert f"cannot use identifier field {name!r} of table db.t: " in caught.value.message
@@ -305,8 +314,12 @@ def test_a_transform_with_two_numbers_is_refused():
 
 
 def test_a_partition_field_does_not_take_the_name_of_another_column():
-    columns = {"at": pa.date32(), "at_day": pa.int32(), "s_x": pa.int32(),
-               "s": pa.struct({"x": pa.int32()})}  # fmt: skip
+    columns = {
+        "at": pa.date32(),
+        "at_day": pa.int32(),
+        "s_x": pa.int32(),
+        "s": pa.struct({"x": pa.int32()}),
+    }
     spec = json.loads(partition_spec(made(columns), ("day(at)", "s.x", "at_day"), "db.t"))
     assert [each["name"] for each in spec["fields"]] == ["at_day_part", "s_x_part", "at_day"]
 
@@ -330,9 +343,15 @@ def test_a_partition_field_does_not_take_the_name_of_another_column():
 def test_a_sort_field_is_read(text: str, source: int, transform: str, direction: str, nulls: str):
     assert json.loads(sort_order(ORDERS, (text,), "db.t")) == {
         "order-id": 1,
-        "fields": [{"transform": transform, "source-id": source, "direction": direction,
-                    "null-order": nulls}],
-    }  # fmt: skip
+        "fields": [
+            {
+                "transform": transform,
+                "source-id": source,
+                "direction": direction,
+                "null-order": nulls,
+            }
+        ],
+    }
 
 
 def test_no_sort_field_is_no_order_and_many_keep_theirs():
@@ -369,7 +388,7 @@ def test_the_same_sort_field_twice_is_refused():
 # ── update ───────────────────────────────────────────────────────────────────────────────────
 
 
-def planned(there: str, columns: dict[str, pa.DataType], **more: Any) -> Update:
+def planned(there: str, columns: dict[str, pa.DataType], **more: Any) -> SchemaUpdate:
     beside = [field.name for field in METADATA.fields]
     spec = partition_spec(there, ("bucket(4, x)",) if "x" in columns else (), "db.t")
     return update(
@@ -395,7 +414,7 @@ def test_what_fits_is_no_update():
 
 
 def test_an_update_that_cannot_be_is_a_misfit_that_says_all():
-    with pytest.raises(Misfit) as caught:
+    with pytest.raises(SchemaMismatch) as caught:
         planned(made({"x": pa.int64(), "y": INT}), {"x": pa.string(), "Y": INT})
     assert caught.value.message == (
         "cannot change table db.t so that the records fit: column 'x' is int64 in the table, "
@@ -404,7 +423,7 @@ def test_an_update_that_cannot_be_is_a_misfit_that_says_all():
 
 
 def test_a_new_column_must_not_have_the_name_of_a_partition_field():
-    with pytest.raises(Misfit, match="column 'x_bucket' has the name of a partition field"):
+    with pytest.raises(SchemaMismatch, match="column 'x_bucket' has the name of a partition field"):
         planned(made({"x": INT}), {"x": INT, "x_bucket": INT})
 
 
@@ -422,14 +441,31 @@ def test_identifier_fields_go_along_with_a_rename_of_what_is_around_them():
 
 def test_former_names_are_those_the_same_field_had():
     def schema(x: str, inside: str, more: int) -> str:
-        element = {"type": "struct", "fields": [
-            {"id": 3, "name": inside, "required": False, "type": "int"}]}  # fmt: skip
-        return json.dumps({"type": "struct", "schema-id": 0, "fields": [
-            {"id": 1, "name": x, "required": False, "type": "int"},
-            {"id": 2, "name": "l", "required": False, "type": {
-                "type": "list", "element-id": 4, "element": element, "element-required": False}},
-            {"id": more, "name": "z", "required": False, "type": "int"},
-        ]})  # fmt: skip
+        element = {
+            "type": "struct",
+            "fields": [{"id": 3, "name": inside, "required": False, "type": "int"}],
+        }
+        return json.dumps(
+            {
+                "type": "struct",
+                "schema-id": 0,
+                "fields": [
+                    {"id": 1, "name": x, "required": False, "type": "int"},
+                    {
+                        "id": 2,
+                        "name": "l",
+                        "required": False,
+                        "type": {
+                            "type": "list",
+                            "element-id": 4,
+                            "element": element,
+                            "element-required": False,
+                        },
+                    },
+                    {"id": more, "name": "z", "required": False, "type": "int"},
+                ],
+            }
+        )
 
     now = schema("c", "q", 6)
     earlier = [schema("a", "p", 5), schema("b", "p", 5), now]
@@ -489,13 +525,13 @@ def test_a_type_that_goes_into_the_tables_unchanged_fits(given: pa.DataType, the
     ],
 )
 def test_a_type_that_would_be_changed_or_cut_does_not_fit(given: pa.DataType, there: pa.DataType):
-    with pytest.raises(Misfit, match=r"column 'x' is .* in the table, .* in the records"):
+    with pytest.raises(SchemaMismatch, match=r"column 'x' is .* in the table, .* in the records"):
         fits({"x": given}, {"x": there})
 
 
 def test_a_required_field_of_a_struct_must_be_in_the_records():
     there = S([pa.field("a", pa.int32()), pa.field("b", pa.int32(), nullable=False)])
-    with pytest.raises(Misfit, match="column 'x'"):
+    with pytest.raises(SchemaMismatch, match="column 'x'"):
         fits({"x": S({"a": pa.int32()})}, {"x": there})
 
 
@@ -505,7 +541,7 @@ def test_a_table_may_have_more_optional_columns():
 
 def test_every_difference_is_told_at_once():
     there = pa.schema([pa.field("x", pa.int32()), pa.field("must", pa.int64(), nullable=False)])
-    with pytest.raises(Misfit) as caught:
+    with pytest.raises(SchemaMismatch) as caught:
         fits({"x": pa.string(), "new": pa.int64()}, there)
     assert caught.value.message == (
         "cannot write to table db.t: its schema does not fit the records: "
@@ -516,8 +552,8 @@ def test_every_difference_is_told_at_once():
 
 
 def test_a_table_without_the_metadata_columns_does_not_fit():
-    bare = iceberg_schema(pa.schema({"x": pa.int64()}), Metadata("", "", "", ""), TABLE)
-    with pytest.raises(Misfit, match=r"'_topic' .* is not in the table.*'_offset'"):
+    bare = iceberg_schema(pa.schema({"x": pa.int64()}), MetadataColumns("", "", "", ""), TABLE)
+    with pytest.raises(SchemaMismatch, match=r"'_topic' .* is not in the table.*'_offset'"):
         check_fits(pa.schema({"x": pa.int64()}), bare, METADATA, "db.t")
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from frazil.core.config import Config, from_document, load
-from frazil.core.errors import ConfigError, Unavailable
-from frazil.core.offsets import Partition, Range
+from frazil.config.model import Config, from_document, load
+from frazil.errors import ConfigError, Unavailable
+from frazil.offsets import Partition, Range
 from frazil.sink import STEPS
-from frazil.surface.child import toml
-from frazil.surface.scratch import Scratch, plan
-from frazil.surface.selftest import Judged, Outcome, appended, upserted
+from frazil.testing.process import toml
+from frazil.testing.scratch import Scratch, plan
+from frazil.testing.selftest import JudgedKill, SelfTestReport, appended, upserted
 
 RECORDS = {(0, 0): (1, 10), (0, 1): (2, 11), (1, 0): (3, 12), (0, 2): (1, 13), (1, 1): (3, None)}
 ROWS = [(p, o, number, n) for (p, o), (number, n) in RECORDS.items() if n is not None]
@@ -21,10 +21,15 @@ ROWS = [(p, o, number, n) for (p, o), (number, n) in RECORDS.items() if n is not
 
 @pytest.fixture
 def given() -> Config:
-    return from_document({
-        "sink": {"id": "mine", "topics": ["mine"]}, "kafka": {"bootstrap.servers": "b:1"},
-        "decode": {"format": "raw"}, "catalog": {"type": "rest"}, "table": [{"name": "db.mine"}],
-    })  # fmt: skip
+    return from_document(
+        {
+            "sink": {"id": "mine", "topics": ["mine"]},
+            "kafka": {"bootstrap.servers": "b:1"},
+            "decode": {"format": "raw"},
+            "catalog": {"type": "rest"},
+            "table": [{"name": "db.mine"}],
+        }
+    )
 
 
 def test_everything_that_is_made_has_the_name_of_the_self_test(given: Config):
@@ -73,22 +78,23 @@ def test_upsert_the_last_record_of_each_key_and_none_that_was_deleted():
 
 
 def test_the_exit_code_says_whether_it_is_proven_and_then_whether_all_is_gone():
-    well = Judged("append", "t", "db.t", audit="proven")
-    lost = Judged("append", "t", "db.t", audit="proven", lost=[Range(Partition("t", 0), 3, 5)])
+    well = JudgedKill("append", "t", "db.t", audit="proven")
+    lost = JudgedKill("append", "t", "db.t", audit="proven", lost=[Range(Partition("t", 0), 3, 5)])
     assert (lost.verdict, lost.values()["lost"]) == ("lost", [[0, 3, 5]])
-    assert Outcome("x", "x", [well]).exit_code == 0
-    assert Outcome("x", "x", [well], left=["topic t: why"]).exit_code == 1
-    assert Outcome("x", "x", [well, lost], left=["topic t: why"]).exit_code == 3
-    assert Outcome("x", "x", [Judged("append", "t", "db.t", audit="gap")]).exit_code == 3
+    assert SelfTestReport("x", "x", [well]).exit_code == 0
+    assert SelfTestReport("x", "x", [well], left=["topic t: why"]).exit_code == 1
+    assert SelfTestReport("x", "x", [well, lost], left=["topic t: why"]).exit_code == 3
+    assert SelfTestReport("x", "x", [JudgedKill("append", "t", "db.t", audit="gap")]).exit_code == 3
 
 
 def test_a_childs_config_says_what_the_document_says(tmp_path: Any):
     document = {
-        "sink": {"id": "a", "topics": ["t", 'q"uoted'], "start": {"t": {"0": 17}}},
+        "sink": {"id": "a", "topics": ["t", "u"], "starting_offsets": {"t": {"0": 17}}},
         "kafka": {"bootstrap.servers": "b:1", "sasl.password": "env:NAME"},
-        "decode": {"format": "json"}, "catalog": {"type": "rest", "uri": "http://h/ü\\"},
+        "decode": {"format": "json"},
+        "catalog": {"type": "rest", "uri": 'http://h/ü\\"q'},
         "table": [{"name": "db.a", "properties": {"write.x": "1"}, "partitioned_by_key": False}],
-    }  # fmt: skip
+    }
     path = tmp_path / "sink.toml"
     path.write_text(toml(document))
     assert load(path, {}) == from_document(document)
@@ -122,7 +128,7 @@ def made(given: Config, catalog: Any, tmp_path: Path, monkeypatch: pytest.Monkey
 
         def list_topics(self, timeout: float) -> None: ...
 
-    monkeypatch.setattr("frazil.surface.scratch.AdminClient", Admin)
+    monkeypatch.setattr("frazil.testing.scratch.AdminClient", Admin)
     folder = tmp_path / "scratch"
     folder.mkdir()
     return Scratch(given, plan(given, rows=100), catalog, folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,11 +15,20 @@ from confluent_kafka.admin import OffsetSpec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.core.config import from_document
-from frazil.core.errors import ConfigError, Expired, Foreign, Unavailable, from_traceback
-from frazil.core.offsets import Cut, Partition, Range, join
-from frazil.ingest import source
-from frazil.ingest.source import Origin, Planner, RangeReader, Watermarks, options, split
+from frazil.config.model import from_document
+from frazil.errors import ConfigError, Expired, IdentityMismatch, Unavailable, from_traceback
+from frazil.kafka import planner as source
+from frazil.kafka.planner import (
+    BatchGathering,
+    Planner,
+    RangeStreamReader,
+    TopicIdentity,
+    Watermarks,
+    options,
+    split,
+    tasks,
+)
+from frazil.offsets import Cut, Partition, Range, join
 
 A, B, C = Partition("orders", 0), Partition("orders", 1), Partition("orders", 2)
 LOTS = 10**15
@@ -36,6 +46,9 @@ class Kafka:
     down: bool = False
     leaderless: set[Partition] = field(default_factory=set)
     samples: list[Range] = field(default_factory=list)
+    #: partition → its leader epochs and where each one ends, oldest first
+    epochs: dict[Partition, list[tuple[int, int]]] = field(default_factory=dict)
+    asked: list[dict[Partition, int]] = field(default_factory=list)
     levels: set[Any] = field(default_factory=set)
 
     def _answer(self, value: Any) -> Any:
@@ -76,15 +89,29 @@ class Kafka:
                 SimpleNamespace(
                     offset=(self.low if isinstance(spec, earliest) else self.end)[
                         Partition(tp.topic, tp.partition)
-                    ]
+                    ],
+                    leader_epoch=self.epochs.get(Partition(*tp_of(tp)), [(-1, 0)])[-1][0],
                 )
             )
             for tp, spec in wanted.items()
         }
 
+    def epoch_ends(self, kafka: Any, epochs: Mapping[Partition, int], position: Cut) -> Any:
+        """As a broker's own cache of epochs answers."""
+        self.asked.append(dict(epochs))
+        found = {}
+        for each, epoch in epochs.items():
+            ends = [end for number, end in self.epochs[each] if number <= epoch]
+            found[each] = -1 if self.epochs[each][-1][0] < epoch else ends[-1] if ends else 0
+        return found
+
     def sample_sizes(self, kafka: Mapping[str, str], wanted: Range) -> list[int]:
         self.samples.append(wanted)
         return [self.record_bytes] * len(wanted)
+
+
+def tp_of(where: Any) -> tuple[str, int]:
+    return where.topic, where.partition
 
 
 @pytest.fixture
@@ -92,6 +119,7 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> Kafka:
     stub = Kafka({A: 0, B: 0}, {A: 1000, B: 500})
     monkeypatch.setattr(source, "AdminClient", lambda conf: stub)
     monkeypatch.setattr(source, "sample_sizes", stub.sample_sizes)
+    monkeypatch.setattr(source, "epoch_ends", stub.epoch_ends)
     return stub
 
 
@@ -151,34 +179,36 @@ def test_an_empty_range_makes_no_task():
 
 
 def test_an_origin_that_knows_nothing_takes_any():
-    Origin().check(Origin("k", {"orders": "1"}))
+    TopicIdentity().check(TopicIdentity("k", {"orders": "1"}))
 
 
 def test_the_same_cluster_and_topics_pass_and_new_topics_may_come():
-    Origin("k", {"a": "1"}).check(Origin("k", {"a": "1", "b": "2"}))
+    TopicIdentity("k", {"a": "1"}).check(TopicIdentity("k", {"a": "1", "b": "2"}))
 
 
 def test_a_topic_that_is_not_asked_for_any_more_does_not_matter():
-    Origin("k", {"a": "1", "gone": "9"}).check(Origin("k", {"a": "1"}))
+    TopicIdentity("k", {"a": "1", "gone": "9"}).check(TopicIdentity("k", {"a": "1"}))
 
 
 def test_another_cluster_behind_the_address_stops_the_stream():
-    with pytest.raises(Foreign, match="belongs to Kafka cluster k, found cluster other"):
-        Origin("k").check(Origin("other"))
+    with pytest.raises(IdentityMismatch, match="belongs to Kafka cluster k, found cluster other"):
+        TopicIdentity("k").check(TopicIdentity("other"))
 
 
 def test_a_topic_that_was_made_again_stops_the_stream():
-    with pytest.raises(Foreign, match=r"topic a was dropped.*expected topic id 1, found 2"):
-        Origin("k", {"a": "1"}).check(Origin("k", {"a": "2"}))
+    with pytest.raises(
+        IdentityMismatch, match=r"topic a was dropped.*expected topic id 1, found 2"
+    ):
+        TopicIdentity("k", {"a": "1"}).check(TopicIdentity("k", {"a": "2"}))
 
 
 def test_the_planner_remembers_whom_it_saw(kafka: Kafka):
     where = planner()
     origin, partitions = where.origin()
-    assert origin == Origin("k", {"orders": "id-1"})
+    assert origin == TopicIdentity("k", {"orders": "id-1"})
     assert partitions == [A, B]
     kafka.ids["orders"] = "id-2"
-    with pytest.raises(Foreign, match="expected topic id id-1, found id-2"):
+    with pytest.raises(IdentityMismatch, match="expected topic id id-1, found id-2"):
         advance(where, Cut({A: 0, B: 0}))
 
 
@@ -205,7 +235,7 @@ def test_a_broker_that_is_away_is_named(kafka: Kafka):
         planner().origin()
     with pytest.raises(Unavailable, match="cannot list topics: Kafka at b:1 does not answer"):
         planner(topics=(), pattern=".*").origin()
-    with pytest.raises(Unavailable, match="cannot read the offsets of 1 partitions"):
+    with pytest.raises(Unavailable, match="cannot read the offsets of 1 partition:"):
         planner().watermarks([A])
 
 
@@ -246,12 +276,14 @@ def test_what_retention_deleted_is_told_to_the_offset(kafka: Kafka):
 
 
 def test_a_topic_that_ends_before_the_position_stops_the_stream(kafka: Kafka):
-    with pytest.raises(Foreign, match=r"ends before.*orders\[0\] \(position 101, end 100\)"):
+    with pytest.raises(
+        IdentityMismatch, match=r"ends before.*orders\[0\] \(position 101, end 100\)"
+    ):
         planner().require(Cut({A: 101, B: 50}), MARKS)
 
 
 def test_a_partition_that_vanished_stops_the_stream(kafka: Kafka):
-    with pytest.raises(Foreign, match=r"orders\[2\] no longer exist"):
+    with pytest.raises(IdentityMismatch, match=r"orders\[2\] no longer exist"):
         planner().require(Cut({A: 10, C: 5}), MARKS)
 
 
@@ -270,9 +302,44 @@ def test_a_position_outweighs_the_configured_start(kafka: Kafka, start: Any):
     assert planner().start(Cut({A: 5, B: 6}), start) == Cut({A: 5, B: 6})
 
 
-def test_a_partition_that_came_while_the_sink_was_away_is_read_from_its_beginning(kafka: Kafka):
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+def test_a_partition_that_came_while_the_sink_was_away_is_read_from_its_beginning(
+    kafka: Kafka, start: str
+):
+    assert planner().start(Cut({A: 5}), start) == Cut({A: 5, B: 0})
+    assert planner().start(Cut({A: 5}), {"orders": {"1": 30}}) == Cut({A: 5, B: 30})
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+def test_what_retention_deleted_of_a_new_partition_is_missing_like_any_other_offset(
+    kafka: Kafka, start: str
+):
     kafka.low[B] = 3
-    assert planner().start(Cut({A: 5}), "latest") == Cut({A: 5, B: 3})
+    with pytest.raises(Expired, match=r"deleted orders\[1\] \[0, 3\) \(3 offsets\)") as error:
+        planner().start(Cut({A: 5}), start)
+    assert "accept-loss CONFIG --lost orders:1:0..3" in error.value.hint
+
+
+def test_what_is_gone_of_a_topic_that_is_new_is_said(
+    kafka: Kafka, caplog: pytest.LogCaptureFixture
+):
+    kafka.low[B] = 3
+    assert planner().start(Cut(), "earliest") == Cut({A: 0, B: 3})
+    assert "orders[1] begins at offset 3: what lay before was deleted" in caplog.text
+    assert "orders[0]" not in caplog.text
+    caplog.clear()
+    planner().start(Cut(), "latest")
+    planner().start(Cut(), {"orders": {"0": 0, "1": 3}})
+    planner().start(Cut({A: 0, B: 3}), "earliest")
+    assert not caplog.text
+
+
+def test_so_it_is_while_the_stream_runs(kafka: Kafka, caplog: pytest.LogCaptureFixture):
+    users = Partition("users", 0)
+    kafka.low[users], kafka.end[users] = 4, 9
+    where = planner(topics=("orders", "users"))
+    assert advance(where, Cut({A: 1000, B: 500}))[users] == 4
+    assert "users[0] begins at offset 4" in caplog.text
 
 
 def test_a_start_that_cannot_be_is_refused(kafka: Kafka):
@@ -317,15 +384,25 @@ def test_a_limited_plan_takes_exactly_the_limit(spans: list[tuple[int, int]], li
 
 def test_a_new_partition_appears_with_its_beginning_and_is_read_from_there(kafka: Kafka):
     where = planner()
-    kafka.low[C], kafka.end[C] = 7, 9
+    kafka.low[C], kafka.end[C] = 0, 9
     first = advance(where, Cut({A: 1000, B: 500}))
-    assert first == Cut({A: 1000, B: 500, C: 7})
+    assert first == Cut({A: 1000, B: 500, C: 0})
     assert advance(where, first) == Cut({A: 1000, B: 500, C: 9})
 
 
-def test_a_new_partition_appears_though_the_limit_is_reached(kafka: Kafka):
+def test_a_new_partition_that_lost_its_first_records_before_it_was_seen_stops_the_stream(
+    kafka: Kafka,
+):
+    where = planner()
     kafka.low[C], kafka.end[C] = 7, 9
-    assert advance(planner(), Cut({A: 0, B: 0}), records=3)[C] == 7
+    first = advance(where, Cut({A: 1000, B: 500}))
+    with pytest.raises(Expired, match=r"orders\[2\] \[0, 7\)"):
+        advance(where, first)
+
+
+def test_a_new_partition_appears_though_the_limit_is_reached(kafka: Kafka):
+    kafka.low[C], kafka.end[C] = 0, 9
+    assert advance(planner(), Cut({A: 0, B: 0}), records=3)[C] == 0
 
 
 def test_a_plan_goes_no_further_than_until(kafka: Kafka):
@@ -367,10 +444,21 @@ def test_a_record_larger_than_the_limit_still_goes_through(kafka: Kafka):
     assert advance(where, Cut({A: 0, B: 500}), bytes=1) == Cut({A: 1, B: 500})
 
 
+def test_few_records_of_many_partitions_make_few_tasks():
+    crumbs = [Range(Partition("orders", n), 0, 10) for n in range(1000)]
+    assert tasks(crumbs, parallelism=4) == 4
+    assert tasks(crumbs[:3], parallelism=4) == 3
+    large = [Range(Partition("orders", n), 0, 50_000) for n in range(100)]
+    assert tasks(large, parallelism=4) == 100
+    assert tasks([*large[:5], *crumbs], parallelism=4) == 6
+
+
 # ── Spark's view ─────────────────────────────────────────────────────────────────────────────
 
 
-def reader(start: Cut, until: Cut | None = None, **sink: Any) -> RangeReader:
+def reader(
+    start: Cut, until: Cut | None = None, gathering: BatchGathering | None = None, **sink: Any
+) -> RangeStreamReader:
     config = from_document(
         {
             "sink": {"id": "s", "topics": ["orders"], **sink},
@@ -379,8 +467,15 @@ def reader(start: Cut, until: Cut | None = None, **sink: Any) -> RangeReader:
             "table": [{"name": "db.t"}],
         }
     )
-    given = options(config, start=start, origin=Origin("k", {}), parallelism=2, until=until)
-    return RangeReader(json.loads(given["plan"]))
+    given = options(
+        config,
+        start=start,
+        origin=TopicIdentity("k", {}),
+        parallelism=2,
+        until=until,
+        gathering=gathering,
+    )
+    return RangeStreamReader(json.loads(given["plan"]))
 
 
 @pytest.fixture
@@ -414,7 +509,7 @@ def test_a_broker_that_is_away_is_borne_for_the_set_patience(
 ):
     now = [100.0]
     monkeypatch.setattr(source, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    stream = reader(Cut({A: 5}), patience="10s")
+    stream = reader(Cut({A: 5}), unavailable_timeout="10s")
     kafka.down = True
     assert stream.latestOffset()["cut"] == {"orders": {"0": 5}}
     now[0] += 9
@@ -438,9 +533,85 @@ def test_what_cannot_go_on_leaves_the_planning_process_as_text(kafka: Kafka):
     assert isinstance(from_traceback(str(caught.value)), Expired)
 
 
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The planning process's clock."""
+    found = [100.0]
+    monkeypatch.setattr(source, "time", SimpleNamespace(monotonic=lambda: found[0]))
+    return found
+
+
+def planned(stream: RangeStreamReader) -> dict[str, int]:
+    return dict(stream.latestOffset()["cut"]["orders"])
+
+
+@pytest.mark.usefixtures("password")
+def test_the_first_records_are_planned_at_once_and_later_ones_gather(
+    kafka: Kafka, now: list[float]
+):
+    stream = reader(Cut({A: 5, B: 500}), gathering=BatchGathering(60.0))
+    assert planned(stream) == {"0": 1000, "1": 500}
+    for _ in range(59):
+        now[0] += 1
+        kafka.end[A] += 10
+        assert planned(stream) == {"0": 1000, "1": 500}, "a small batch did not wait"
+    now[0] += 1
+    assert planned(stream) == {"0": 1590, "1": 500}
+    now[0] += 3600  # a quiet stream: the next record is not kept waiting
+    kafka.end[B] += 1
+    assert planned(stream) == {"0": 1590, "1": 501}
+
+
+@pytest.mark.usefixtures("password")
+def test_batches_that_are_full_do_not_wait(kafka: Kafka, now: list[float]):
+    gathering = BatchGathering(60.0)
+    stream = reader(Cut({A: 0, B: 500}), gathering=gathering, max_records_per_trigger=400)
+    assert [planned(stream)["0"] for _ in range(3)] == [400, 800, 800], "the last one is not full"
+    now[0] += 60
+    assert planned(stream)["0"] == 1000
+
+
+@pytest.mark.usefixtures("password")
+def test_nothing_gathers_while_somebody_waits_for_it(kafka: Kafka, now: list[float]):
+    gathering = BatchGathering(60.0)
+    stream = reader(Cut({A: 0, B: 0}), gathering=gathering)
+    stream.latestOffset()
+    kafka.end[A] += 1
+    assert planned(stream)["0"] == 1000
+    with gathering.hurried(), gathering.hurried():
+        assert planned(stream)["0"] == 1001
+    kafka.end[A] += 1
+    assert planned(stream)["0"] == 1001
+    folder = Path(gathering.hurry).parent
+    with gathering.hurried():
+        gathering.close()
+    with gathering.hurried():
+        assert not folder.exists()
+        assert not gathering._folder, "a sink that has stopped leaves nothing behind"
+
+
+@pytest.mark.usefixtures("password")
+def test_a_run_to_a_given_cut_gathers_nothing(kafka: Kafka, now: list[float]):
+    stream = reader(Cut({A: 0, B: 0}), until=Cut({A: 1001, B: 500}), gathering=BatchGathering(60.0))
+    stream.latestOffset()
+    kafka.end[A] += 1
+    assert planned(stream)["0"] == 1001
+
+
+@pytest.mark.usefixtures("password")
+def test_a_new_partition_is_named_without_waiting(kafka: Kafka, now: list[float]):
+    stream = reader(Cut({A: 0, B: 500}), gathering=BatchGathering(60.0))
+    assert planned(stream) == {"0": 1000, "1": 500}
+    kafka.end[A] += 1  # which gathers
+    kafka.low[C], kafka.end[C] = 0, 10
+    assert planned(stream) == {"0": 1000, "1": 500, "2": 0}
+    now[0] += 60
+    assert planned(stream) == {"0": 1001, "1": 500, "2": 10}
+
+
 # ── topics that were made again ──────────────────────────────────────────────────────────────────
 
-AGAIN = Origin("k", {"orders": "id-0", "orders@7": "id-1"})
+AGAIN = TopicIdentity("k", {"orders": "id-0", "orders@7": "id-1"})
 
 
 def test_a_topic_that_was_adopted_is_asked_by_kafkas_name_and_answers_by_its_own(kafka: Kafka):
@@ -458,9 +629,9 @@ def test_a_topic_that_was_adopted_is_asked_by_kafkas_name_and_answers_by_its_own
 
 def test_one_that_was_made_again_once_more_is_seen(kafka: Kafka):
     kafka.ids["orders"] = "id-2"
-    with pytest.raises(Foreign, match="topic orders@7 was dropped and made again") as told:
+    with pytest.raises(IdentityMismatch, match="topic orders@7 was dropped and made again") as told:
         planner(origin=AGAIN).origin()
-    assert told.value.hint.endswith("frazil offsets adopt CONFIG --topic orders")
+    assert told.value.hint.endswith("frazil offsets adopt-topic CONFIG --topic orders")
     now, _ = planner(origin=AGAIN, trusting=True).origin()
     assert now.topics == {"orders@7": "id-2"}
 
@@ -472,13 +643,118 @@ def test_what_stops_the_stream_names_the_command_that_helps(kafka: Kafka):
     with pytest.raises(Expired) as lost:
         where.require(Cut({A: 10, B: 0}), marks)
     assert lost.value.hint.endswith("accept-loss CONFIG --lost orders:0:10..30")
-    with pytest.raises(Foreign) as back:
+    with pytest.raises(IdentityMismatch) as back:
         where.require(Cut({A: 1001, B: 501}), marks)
-    assert back.value.hint.endswith("rebase CONFIG --to orders:0:1000 --to orders:1:500")
-    with pytest.raises(Foreign) as other:
-        planner(origin=Origin("k0")).origin()
-    assert other.value.hint.endswith("frazil offsets adopt CONFIG")
+    assert back.value.hint.endswith("seek CONFIG --to orders:0:1000 --to orders:1:500")
+    with pytest.raises(IdentityMismatch) as other:
+        planner(origin=TopicIdentity("k0")).origin()
+    assert other.value.hint.endswith("frazil offsets adopt-topic CONFIG")
     many = {Partition("orders", n): 9 for n in range(20)}
     with pytest.raises(Expired) as told:
         where.require(Cut(dict.fromkeys(many, 1)), Watermarks(Cut(many), Cut(many)))
     assert told.value.hint.endswith("accept-loss CONFIG (which shows all of them)")
+
+
+# ── leader epochs ────────────────────────────────────────────────────────────────────────────────
+
+
+def require(where: Planner, position: Cut) -> None:
+    where.require(position, where.watermarks(sorted(position)))
+
+
+def test_a_log_that_lost_its_tail_and_grew_again_stops_the_stream_with_the_ranges(kafka: Kafka):
+    kafka.epochs = {A: [(3, 90), (5, 1000)], B: [(3, 500)]}
+    where = planner(origin=TopicIdentity(leaders={A: 3, B: 3}))
+    with pytest.raises(
+        IdentityMismatch, match=r"grew again: orders\[0\] \[90, 100\) were read"
+    ) as error:
+        require(where, Cut({A: 100, B: 100}))
+    assert "frazil offsets seek CONFIG --to orders:0:90" in error.value.hint
+    assert kafka.asked == [{A: 3}], "where the leader is still the same, nothing is asked"
+    with pytest.raises(
+        IdentityMismatch, match="grew again"
+    ):  # and again, as long as nobody decides
+        require(where, Cut({A: 100, B: 100}))
+
+
+def test_leaders_may_change_as_often_as_they_like_where_nothing_is_lost(kafka: Kafka):
+    kafka.epochs = {A: [(3, 100), (5, 1000)]}
+    where = planner(origin=TopicIdentity(leaders={A: 3}))
+    require(where, Cut({A: 100}))
+    require(where, Cut({A: 100}))
+    require(where, Cut({A: 700}))
+    assert kafka.asked == [{A: 3}], "once for each change"
+    kafka.epochs[A] = [(3, 100), (5, 800), (6, 1000)]
+    require(where, Cut({A: 700}))
+    assert kafka.asked == [{A: 3}, {A: 5}]
+    kafka.epochs[A] = [(3, 100), (5, 600), (7, 1000)]
+    with pytest.raises(IdentityMismatch, match=r"\[600, 700\)"):
+        require(where, Cut({A: 700}))
+
+
+def test_a_life_that_began_without_epochs_sees_what_is_lost_while_it_runs(kafka: Kafka):
+    kafka.epochs = {A: [(3, 1000)]}
+    where = planner()
+    require(where, Cut({A: 100}))
+    kafka.epochs = {A: [(3, 60), (4, 1000)]}
+    with pytest.raises(IdentityMismatch, match=r"\[60, 100\)"):
+        require(where, Cut({A: 100}))
+
+
+def test_a_broker_that_no_longer_knows_the_epoch_has_lost_everything(kafka: Kafka):
+    kafka.epochs = {A: [(2, 1000)]}
+    with pytest.raises(IdentityMismatch, match=r"\[0, 100\)"):
+        require(planner(origin=TopicIdentity(leaders={A: 5})), Cut({A: 100}))
+
+
+def test_what_retention_took_of_the_other_records_is_not_gone_back_to(kafka: Kafka):
+    kafka.low[A] = 95
+    kafka.epochs = {A: [(3, 90), (5, 1000)]}
+    with pytest.raises(IdentityMismatch, match="grew again") as error:
+        require(planner(origin=TopicIdentity(leaders={A: 3})), Cut({A: 100}))
+    assert "--to orders:0:95" in error.value.hint
+
+
+def test_the_planning_process_is_told_the_epochs(kafka: Kafka):
+    kafka.epochs = {A: [(3, 90), (5, 1000)]}
+    config = from_document(
+        {
+            "sink": {"id": "s", "topics": ["orders"]},
+            "kafka": {"bootstrap.servers": "b:1"},
+            "decode": {"format": "raw"},
+            "table": [{"name": "db.t"}],
+        }
+    )
+    given = options(
+        config,
+        start=Cut({A: 100, B: 0}),
+        origin=TopicIdentity(leaders={A: 3}),
+        parallelism=1,
+        until=None,
+    )
+    with pytest.raises(RuntimeError, match="grew again"):
+        RangeStreamReader(json.loads(given["plan"])).latestOffset()
+
+
+# ── brokers without topic ids ────────────────────────────────────────────────────────────────────
+
+
+def test_that_topics_have_no_ids_is_said_and_taken_for_nothing_else(
+    kafka: Kafka, caplog: pytest.LogCaptureFixture
+):
+    kafka.ids = {"orders": "AAAAAAAAAAAAAAAAAAAAAA"}
+    where = planner()
+    where.start(Cut(), "earliest")
+    assert "orders: the brokers have no topic ids (they are older than 2.8)" in caplog.text
+    assert where.known.topics == {"orders": ""}
+    # After an upgrade it is the same topic, and known from then on.
+    kafka.ids = {"orders": "id-1"}
+    where.origin()
+    assert where.known.topics == {"orders": "id-1"}
+    kafka.ids = {"orders": "id-2"}
+    with pytest.raises(IdentityMismatch, match="dropped and made again"):
+        where.origin()
+    # An old broker that answers in between does not make it forget.
+    kafka.ids = {"orders": "AAAAAAAAAAAAAAAAAAAAAA"}
+    where.origin()
+    assert where.known.topics == {"orders": "id-1"}

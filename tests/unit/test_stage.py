@@ -5,15 +5,15 @@ import json
 
 import pytest
 
-from frazil.core.offsets import Cut, Partition, Range
-from frazil.ingest import stage
-from frazil.ingest.stage import StagedBatch, StagedTable, Tally
+from frazil.ledger import staged_batch
+from frazil.ledger.staged_batch import RangeCounts, StagedBatch, StagedTable
+from frazil.offsets import Cut, Partition, Range
 
 P = Partition("orders", 0)
 
 
 def batch(**more: object) -> StagedBatch:
-    tally = Tally(Range(P, 0, 10), 7, rejected=1, invisible=2, seen=(0, 8), watermark=(5, 9))
+    tally = RangeCounts(Range(P, 0, 10), 7, rejected=1, invisible=2, seen=(0, 8), watermark=(5, 9))
     table = StagedTable("db.t", "u", 3, ("bWFuaWZlc3Q=",), ("/m.avro",), 1, 99, (tally,))
     values: dict[str, object] = {
         "sink": "s",
@@ -32,33 +32,33 @@ def batch(**more: object) -> StagedBatch:
 
 
 def test_a_batch_record_comes_back_as_it_was():
-    assert stage.load(stage.dump(batch())) == batch()
+    assert staged_batch.load(staged_batch.dump(batch())) == batch()
 
 
 @pytest.mark.parametrize("cut", [0, 1, 30, 64, 65, 100, -2])
 def test_a_torn_record_does_not_count_as_staged(cut: int):
-    assert stage.load(stage.dump(batch())[:cut]) is None
+    assert staged_batch.load(staged_batch.dump(batch())[:cut]) is None
 
 
 def test_an_altered_record_does_not_count_as_staged():
-    assert stage.load(stage.dump(batch()).replace(b'"epoch":2', b'"epoch":3')) is None
+    assert staged_batch.load(staged_batch.dump(batch()).replace(b'"epoch":2', b'"epoch":3')) is None
 
 
 def test_tallies_of_neighbours_add_up():
-    one = Tally(Range(P, 0, 4), 3, invisible=1, seen=(0, 2), watermark=(7, 9))
-    two = Tally(Range(P, 4, 6), 2, seen=(4, 5), watermark=(1, 8))
+    one = RangeCounts(Range(P, 0, 4), 3, invisible=1, seen=(0, 2), watermark=(7, 9))
+    two = RangeCounts(Range(P, 4, 6), 2, seen=(4, 5), watermark=(1, 8))
     both = one + two
-    assert both == Tally(Range(P, 0, 6), 5, invisible=1, seen=(0, 5), watermark=(1, 9))
+    assert both == RangeCounts(Range(P, 0, 6), 5, invisible=1, seen=(0, 5), watermark=(1, 9))
     assert both.balanced
-    assert not Tally(Range(P, 0, 6), 5).balanced
+    assert not RangeCounts(Range(P, 0, 6), 5).balanced
 
 
 def test_a_record_of_a_time_without_merged_offsets_and_places_is_read():
-    body = json.loads(stage.dump(batch()).split(b"\n")[1])
+    body = json.loads(staged_batch.dump(batch()).split(b"\n")[1])
     del body["source"]
     for table in body["tables"]:
         for tally in table["tallies"]:
             del tally[8]
     text = json.dumps(body).encode()
     stored = hashlib.sha256(text).hexdigest().encode() + b"\n" + text + b"\n"
-    assert stage.load(stored) == batch()
+    assert staged_batch.load(stored) == batch()

@@ -14,34 +14,35 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from frazil.core.config import RouteConfig, TableConfig
-from frazil.core.errors import Misfit, Undecodable, Unroutable
-from frazil.core.offsets import Partition, Range
-from frazil.ingest import task
-from frazil.ingest.decode import Format
-from frazil.ingest.fetch import Chunk
-from frazil.ingest.records import HEADERS, Opened
-from frazil.ingest.route import Metadata
-from frazil.ingest.rules import Rules
-from frazil.ingest.settle import TablePlan
-from frazil.ingest.stage import Tally
-from frazil.ingest.task import LETTER_COLUMNS, LETTERS, Plan, Result, of_table, run
-from frazil.ingest.write import TableShape, WrittenFile
-from frazil.table.schema import iceberg_schema, partition_spec
+from frazil.config.model import RouteConfig, TableConfig
+from frazil.errors import SchemaMismatch, Undecodable, Unroutable
+from frazil.files.writer import DataFileDescriptor, WriterSpec
+from frazil.formats.decoder import RecordFormat
+from frazil.iceberg.schema import iceberg_schema, partition_spec
+from frazil.kafka.fetch import FetchedChunk
+from frazil.kafka.record_batch import HEADERS, RawRecords, RecordBatches, RecordBatchHeader
+from frazil.ledger.staged_batch import RangeCounts
+from frazil.offsets import Partition, Range
+from frazil.pipeline import task
+from frazil.pipeline.chunk import TablePlan
+from frazil.pipeline.projection import MetadataColumns
+from frazil.pipeline.routing import RoutingRules
+from frazil.pipeline.task import LETTER_COLUMNS, LETTERS, BatchPlan, RangeResult, of_table, run
+from tests.byte_broker import record
 
 HERE, OTHER = Partition("events", 0), Partition("events", 1)
-METADATA = Metadata("_topic", "_topic_partition", "_offset", "_timestamp")
+METADATA = MetadataColumns("_topic", "_topic_partition", "_offset", "_timestamp")
 ID, KIND = pa.field("id", pa.int64(), nullable=False), pa.field("kind", pa.large_string())
 DEAD = "db.dead"
 Log = dict[int, bytes | None]
 
 
 def plan(
-    folder: Path, name: str, *columns: pa.Field, metadata: Metadata = METADATA, **more: Any
+    folder: Path, name: str, *columns: pa.Field, metadata: MetadataColumns = METADATA, **more: Any
 ) -> TablePlan:
     schema = iceberg_schema(pa.schema(columns or (ID, KIND)), metadata, TableConfig(name))
     spec = partition_spec(schema, (), name)
-    shape = TableShape(name, str(folder / name), schema, 0, spec, {}, 2**28, "zstd", {})
+    shape = WriterSpec(name, str(folder / name), schema, 0, spec, {}, 2**28, "zstd", {})
     return TablePlan(shape, metadata, metadata.timestamp, **more)
 
 
@@ -54,7 +55,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     """What the partition holds: offset → value. Chunks are of ten offsets."""
     held: Log = {}
 
-    def fetch(kafka: Any, wanted: Range, **_: Any) -> Iterator[Chunk]:
+    def fetch(kafka: Any, wanted: Range, **_: Any) -> Iterator[FetchedChunk]:
         for start in range(wanted.start, wanted.end, 10):
             end = min(start + 10, wanted.end)
             mine = [offset for offset in range(start, end) if offset in held]
@@ -62,17 +63,17 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
             keys = pa.array([f"k{each}".encode() for each in mine], pa.large_binary())
             headers = pa.array([[("h", b"v")] for _ in mine], HEADERS)
             values = [held[each] for each in mine]
-            opened = Opened(values, offsets, offsets * 1000, keys, headers)
-            yield Chunk(Range(wanted.partition, start, end), None, opened, envelope=True)
+            opened = RawRecords(values, offsets, offsets * 1000, keys, headers)
+            yield FetchedChunk(Range(wanted.partition, start, end), None, opened, envelope=True)
 
     monkeypatch.setattr(task, "fetch", fetch)
     return held
 
 
 @pytest.fixture
-def kinds(tmp_path: Path) -> Plan:
+def kinds(tmp_path: Path) -> BatchPlan:
     """a → db.a, b → db.b, both → both of them, skip → skipped; the rest are dead letters."""
-    rules = Rules(
+    rules = RoutingRules(
         [
             RouteConfig(field="kind", values=("a",), to=("db.a",)),
             RouteConfig(field="kind", values=("b",), to=("db.b",)),
@@ -81,15 +82,18 @@ def kinds(tmp_path: Path) -> Plan:
         ],
         ["db.a", "db.b"],
     )
-    return Plan(
-        kafka={}, format=Format("json"), rules=rules, batch=7, file_prefix="p",
-        tables={"db.a": plan(tmp_path, "db.a"),
-                "db.b": plan(tmp_path, "db.b", evolution="frozen")},
+    return BatchPlan(
+        kafka={},
+        format=RecordFormat("json"),
+        rules=rules,
+        batch=7,
+        file_prefix="p",
+        tables={"db.a": plan(tmp_path, "db.a"), "db.b": plan(tmp_path, "db.b", evolution="reject")},
         letters=plan(tmp_path, DEAD, *LETTER_COLUMNS, metadata=LETTERS, evolution="fail"),
-    )  # fmt: skip
+    )
 
 
-def rows(result: Result, table: str) -> list[dict[str, Any]]:
+def rows(result: RangeResult, table: str) -> list[dict[str, Any]]:
     """What the files of a table hold, by offset."""
     found = []
     for file in result.files.get(table, ()):
@@ -99,7 +103,7 @@ def rows(result: Result, table: str) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: row.get("_offset", row.get("offset")))
 
 
-def assert_closed(result: Result) -> None:
+def assert_closed(result: RangeResult) -> None:
     """I3: of the range, and of each table in it; and the files hold what is called written."""
     for name, tally in (("", result.total), *result.tallies.items()):
         assert tally.balanced, name
@@ -111,19 +115,26 @@ def assert_closed(result: Result) -> None:
     assert set(result.files) <= set(result.tallies)
 
 
-def counts(tally: Tally) -> tuple[int, int, int, int]:
+def counts(tally: RangeCounts) -> tuple[int, int, int, int]:
     return tally.written, tally.rejected, tally.skipped, tally.invisible
 
 
 # ── run ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_every_offset_has_a_fate_in_the_sum_and_in_each_table(log: Log, kinds: Plan):
+def test_every_offset_has_a_fate_in_the_sum_and_in_each_table(log: Log, kinds: BatchPlan):
     log |= {
-        0: doc(id=0, kind="a"), 1: doc(id=1, kind="b"), 2: doc(id=2, kind="both"),
-        3: doc(id=3, kind="skip"), 4: doc(id=4, kind="nowhere"), 5: doc(id="x", kind="both"),
-        6: doc(id="x", kind="b"), 9: b"{", 12: doc(id=12, kind="a"), 13: doc(id=13, kind="a"),
-    }  # fmt: skip
+        0: doc(id=0, kind="a"),
+        1: doc(id=1, kind="b"),
+        2: doc(id=2, kind="both"),
+        3: doc(id=3, kind="skip"),
+        4: doc(id=4, kind="nowhere"),
+        5: doc(id="x", kind="both"),
+        6: doc(id="x", kind="b"),
+        9: b"{",
+        12: doc(id=12, kind="a"),
+        13: doc(id=13, kind="a"),
+    }
     result = run(kinds, Range(HERE, 0, 15))
     assert_closed(result)
     assert counts(result.total) == (5, 4, 1, 5)
@@ -137,7 +148,7 @@ def test_every_offset_has_a_fate_in_the_sum_and_in_each_table(log: Log, kinds: P
 
 
 def test_the_event_times_of_a_range_are_those_of_all_tables_and_not_of_dead_letters(
-    log: Log, kinds: Plan
+    log: Log, kinds: BatchPlan
 ):
     log |= {0: b"{", 3: doc(id=3, kind="a"), 5: doc(id=5, kind="b"), 9: b"{"}
     assert run(kinds, Range(HERE, 0, 10)).total.watermark == (3_000_000, 5_000_000)
@@ -146,13 +157,15 @@ def test_the_event_times_of_a_range_are_those_of_all_tables_and_not_of_dead_lett
     assert run(kinds, Range(HERE, 6, 10)).total.watermark is None
 
 
-def test_a_letter_is_the_record_as_it_was_with_why_and_for_whom(log: Log, kinds: Plan):
+def test_a_letter_is_the_record_as_it_was_with_why_and_for_whom(log: Log, kinds: BatchPlan):
     log |= {3: b"{", 14: doc(id="x", kind="both"), 15: doc(id=1, kind="b", more=1)}
     result = run(kinds, Range(HERE, 0, 20))
     letters = rows(result, DEAD)
     assert [(row["offset"], row["kind"], row["tables"]) for row in letters] == [
-        (3, "route", []), (14, "misfit", ["db.a", "db.b"]), (15, "misfit", ["db.b"]),
-    ]  # fmt: skip
+        (3, "route", []),
+        (14, "misfit", ["db.a", "db.b"]),
+        (15, "misfit", ["db.b"]),
+    ]
     assert [row["value"] for row in letters] == [log[3], log[14], log[15]]
     first = letters[0]
     assert (first["topic"], first["partition"], first["batch"]) == ("events", 0, 7)
@@ -163,7 +176,7 @@ def test_a_letter_is_the_record_as_it_was_with_why_and_for_whom(log: Log, kinds:
     assert counts(result.tallies["db.a"]) == (0, 1, 2, 17), "only rejected, and told all the same"
 
 
-def test_a_table_that_got_nothing_is_not_told_of(log: Log, kinds: Plan):
+def test_a_table_that_got_nothing_is_not_told_of(log: Log, kinds: BatchPlan):
     log |= {0: doc(id=0, kind="a"), 1: doc(id=1, kind="skip")}
     assert set(run(kinds, Range(HERE, 0, 2)).tallies) == {"db.a"}
     result = run(kinds, Range(HERE, 1, 5))
@@ -171,23 +184,27 @@ def test_a_table_that_got_nothing_is_not_told_of(log: Log, kinds: Plan):
     assert counts(result.total) == (0, 0, 1, 3)
 
 
-def test_an_empty_range_and_one_without_records_are_told_in_full(log: Log, kinds: Plan):
+def test_an_empty_range_and_one_without_records_are_told_in_full(log: Log, kinds: BatchPlan):
     assert counts(run(kinds, Range(HERE, 5, 25)).total) == (0, 0, 0, 20)
-    assert run(kinds, Range(HERE, 5, 5)).total == Tally(Range(HERE, 5, 5), 0)
+    assert run(kinds, Range(HERE, 5, 5)).total == RangeCounts(Range(HERE, 5, 5), 0)
 
 
-def test_where_something_is_needed_nothing_counts_but_all_needs_are_told(log: Log, kinds: Plan):
+def test_where_something_is_needed_nothing_counts_but_all_needs_are_told(
+    log: Log, kinds: BatchPlan
+):
     log |= {
-        0: doc(id=0, kind="a"), 5: doc(id=5, kind="a", more=1), 15: doc(id=1, kind="a", last="x"),
+        0: doc(id=0, kind="a"),
+        5: doc(id=5, kind="a", more=1),
+        15: doc(id=1, kind="a", last="x"),
         16: doc(id=16, kind="b"),
-    }  # fmt: skip
+    }
     result = run(kinds, Range(HERE, 0, 20))
     assert (result.tallies, result.files) == ({}, {})
-    assert result.needs["db.a"].names == ["id", "kind", "more", "last"]
+    assert result.needs["db.a"].names == ["id", "kind", "last", "more"]
     assert result.total.range == Range(HERE, 0, 20)
 
 
-def test_a_dry_run_tells_needs_and_writes_nothing(log: Log, kinds: Plan, tmp_path: Path):
+def test_a_dry_run_tells_needs_and_writes_nothing(log: Log, kinds: BatchPlan, tmp_path: Path):
     log |= {0: doc(id=0, kind="a"), 1: b"{", 2: doc(id=0, kind="a", more=1)}
     bare = replace(kinds, letters=None)
     assert list(run(bare, Range(HERE, 0, 3), dry=True).needs) == ["db.a"]
@@ -198,11 +215,11 @@ def test_a_dry_run_tells_needs_and_writes_nothing(log: Log, kinds: Plan, tmp_pat
     ("value", "error", "message"),
     [
         (doc(id=0, kind="?"), Unroutable, r"cannot route events\[0\] offset 4: no rule matches"),
-        (doc(id="x", kind="b"), Misfit, "cannot fit db.b: field id"),
+        (doc(id="x", kind="b"), SchemaMismatch, "cannot fit db.b: field id"),
     ],
 )
 def test_without_dead_letters_a_rejected_record_stops_the_stream_and_is_named(
-    log: Log, kinds: Plan, value: bytes, error: type[Exception], message: str
+    log: Log, kinds: BatchPlan, value: bytes, error: type[Exception], message: str
 ):
     log |= {3: doc(id=3, kind="a"), 4: value, 5: b"{"}
     with pytest.raises(error, match=message):
@@ -213,7 +230,7 @@ def test_without_rules_a_value_that_cannot_be_read_is_named_with_its_offset(
     log: Log, tmp_path: Path
 ):
     log |= {3: doc(id=3), 7: b"{", 8: b"{"}
-    alone = Plan({}, Format("json"), {"db.t": plan(tmp_path, "db.t")}, only="db.t")
+    alone = BatchPlan({}, RecordFormat("json"), {"db.t": plan(tmp_path, "db.t")}, only="db.t")
     with pytest.raises(Undecodable, match=r"events\[0\] offset 7.*and 1 more of 3"):
         run(alone, Range(HERE, 0, 10))
 
@@ -224,7 +241,7 @@ def test_a_table_that_is_not_there_has_no_tally_of_its_own(
 ):
     log |= {0: b"{", 1: doc(id=1)} if refused else {0: b"{"}
     letters = plan(tmp_path, DEAD, *LETTER_COLUMNS, metadata=LETTERS)
-    nothing = Plan({}, Format("json"), {}, only="db.t", letters=letters, refused=refused)
+    nothing = BatchPlan({}, RecordFormat("json"), {}, only="db.t", letters=letters, refused=refused)
     result = run(nothing, Range(HERE, 0, 2))
     assert_closed(result)
     assert result.total.rejected == len(log)
@@ -232,7 +249,7 @@ def test_a_table_that_is_not_there_has_no_tally_of_its_own(
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_arithmetic_closes_whatever_comes(log: Log, kinds: Plan, seed: int):
+def test_the_arithmetic_closes_whatever_comes(log: Log, kinds: BatchPlan, seed: int):
     dice = random.Random(seed)
     for offset in range(100):
         match dice.randrange(12):
@@ -250,8 +267,9 @@ def test_the_arithmetic_closes_whatever_comes(log: Log, kinds: Plan, seed: int):
                 log[offset] = doc(id=offset, kind=dice.choice(["a", "b", "both", "skip"]))
     start, end = sorted(dice.sample(range(101), 2))
     floor = {HERE: dice.randrange(101)}
-    plan = replace(kinds, tables={**kinds.tables, "db.a": replace(kinds.tables["db.a"],
-                                                                  floor=floor)})  # fmt: skip
+    plan = replace(
+        kinds, tables={**kinds.tables, "db.a": replace(kinds.tables["db.a"], floor=floor)}
+    )
     seen: dict[str, list[int]] = {"db.a": [], "db.b": [], DEAD: []}
     for piece, below in plan.pieces(Range(HERE, start, end)):
         result = run(plan, piece, below)
@@ -276,11 +294,11 @@ def test_the_arithmetic_closes_whatever_comes(log: Log, kinds: Plan, seed: int):
 # ── pieces: where tables stand ahead of each other ──────────────────────────────────────────────
 
 
-def pieces(plan: Plan, wanted: Range) -> list[tuple[int, int, set[str]]]:
+def pieces(plan: BatchPlan, wanted: Range) -> list[tuple[int, int, set[str]]]:
     return [(piece.start, piece.end, set(below)) for piece, below in plan.pieces(wanted)]
 
 
-def ahead(plan: Plan, **floors: int) -> Plan:
+def ahead(plan: BatchPlan, **floors: int) -> BatchPlan:
     """db.<name> has everything below the floor, in the first partition."""
     tables = {
         name: replace(each, floor={HERE: floors[name[3:]]} if name[3:] in floors else {})
@@ -310,13 +328,13 @@ def ahead(plan: Plan, **floors: int) -> Plan:
     ],
 )
 def test_a_range_is_cut_where_some_table_begins_to_lack_records(
-    kinds: Plan, floors: dict[str, int], found: list[Any]
+    kinds: BatchPlan, floors: dict[str, int], found: list[Any]
 ):
     assert pieces(ahead(kinds, **floors), Range(HERE, 10, 20)) == found
     assert pieces(ahead(kinds, **floors), Range(OTHER, 10, 20)) == [(10, 20, set())]
 
 
-def test_dead_letters_have_a_floor_like_any_table(log: Log, kinds: Plan):
+def test_dead_letters_have_a_floor_like_any_table(log: Log, kinds: BatchPlan):
     log |= {0: b"{", 5: b"{"}
     plan = ahead(kinds, dead=5)
     assert pieces(plan, Range(HERE, 0, 10)) == [(0, 5, {DEAD}), (5, 10, set())]
@@ -324,7 +342,7 @@ def test_dead_letters_have_a_floor_like_any_table(log: Log, kinds: Plan):
     assert [row["offset"] for result in results for row in rows(result, DEAD)] == [5]
 
 
-def test_what_a_table_rejected_below_its_floor_is_still_a_letter(log: Log, kinds: Plan):
+def test_what_a_table_rejected_below_its_floor_is_still_a_letter(log: Log, kinds: BatchPlan):
     """The table has told of it, and the dead letters may not have."""
     log |= {0: doc(id="x", kind="b"), 1: doc(id=1, kind="b"), 2: doc(id=2, kind="both")}
     result = run(kinds, Range(HERE, 0, 3), frozenset({"db.b"}))
@@ -338,23 +356,24 @@ def test_what_a_table_rejected_below_its_floor_is_still_a_letter(log: Log, kinds
 
 
 def test_what_was_not_for_a_table_it_skipped():
-    total = Tally(Range(HERE, 0, 20), 10, 4, 3, 3, seen=(1, 19), watermark=(1, 9))
-    mine = of_table(total, Tally(Range(HERE, 0, 0), 6, 2, watermark=(2, 5)))
-    assert mine == Tally(Range(HERE, 0, 20), 6, 2, 9, 3, seen=(1, 19), watermark=(2, 5))
+    total = RangeCounts(Range(HERE, 0, 20), 10, 4, 3, 3, seen=(1, 19), watermark=(1, 9))
+    mine = of_table(total, RangeCounts(Range(HERE, 0, 0), 6, 2, watermark=(2, 5)))
+    assert mine == RangeCounts(Range(HERE, 0, 20), 6, 2, 9, 3, seen=(1, 19), watermark=(2, 5))
     assert mine.balanced
-    assert counts(of_table(total, Tally(Range(HERE, 0, 0), 0))) == (0, 0, 17, 3)
+    assert counts(of_table(total, RangeCounts(Range(HERE, 0, 0), 0))) == (0, 0, 17, 3)
 
 
 def test_a_result_comes_back_from_the_wire_as_it_was():
     need = pa.schema([pa.field("id", pa.int64(), nullable=False), ("s", pa.struct([("x", "str")]))])
-    whole = Result(
-        total=Tally(Range(HERE, 3, 9), 4, 1, 0, 1, seen=(3, 8)),
-        tallies={"db.a": Tally(Range(HERE, 3, 9), 4, 0, 1, 1, watermark=(5, 6))},
-        files={"db.a": (WrittenFile('{"x": 1}', 4, 100),), "db.b": ()},
+    whole = RangeResult(
+        total=RangeCounts(Range(HERE, 3, 9), 4, 1, 0, 1, seen=(3, 8)),
+        tallies={"db.a": RangeCounts(Range(HERE, 3, 9), 4, 0, 1, 1, watermark=(5, 6))},
+        files={"db.a": (DataFileDescriptor('{"x": 1}', 4, 100),), "db.b": ()},
         needs={"db.c": need.with_metadata({"frazil.aliases": '{"id":["key"]}'})},
-        below=frozenset({"db.z", "db.y"}), seconds={"fetch": 0.5},
-    )  # fmt: skip
-    back = Result.of(json.loads(json.dumps(whole.values())))
+        below=frozenset({"db.z", "db.y"}),
+        seconds={"fetch": 0.5},
+    )
+    back = RangeResult.of(json.loads(json.dumps(whole.values())))
     assert back == whole
     assert back.needs["db.c"].equals(whole.needs["db.c"], check_metadata=True)
 
@@ -366,12 +385,80 @@ def test_what_an_upsert_table_has_already_is_not_deleted_from_it_again(log: Log,
     log |= {2: None, 4: None, 6: None, 7: doc(id=1, kind="a")}
     seen: list[list[int]] = []
     for table in (mine, replace(mine, order="_timestamp", memory=memory)):
-        kinds = Plan(kafka={}, format=Format("json"), only="db.a", tables={"db.a": table},
-                     keyed={"db.a": "upsert"})  # fmt: skip
-        changes: dict[str, task.Changes] = {}
-        results = [run(kinds, piece, below, changes=changes)
-                   for piece, below in kinds.pieces(Range(HERE, 0, 8))]  # fmt: skip
+        kinds = BatchPlan(
+            kafka={},
+            format=RecordFormat("json"),
+            only="db.a",
+            tables={"db.a": table},
+            keyed={"db.a": "upsert"},
+        )
+        changes: dict[str, task.KeyChanges] = {}
+        results = [
+            run(kinds, piece, below, changes=changes)
+            for piece, below in kinds.pieces(Range(HERE, 0, 8))
+        ]
         assert all(each.total.balanced for each in results)
         assert [each.tallies["db.a"].merged for each in results if "db.a" in each.tallies] == [2]
         seen.append([n for t in changes["db.a"].gone for n in t["_offset"].to_pylist()])
     assert seen == [[6], [4, 6]]  # what its memory lacks is looked at once more
+
+
+# ── a batch of Kafka's that cannot be read ──────────────────────────────────────────────────────
+
+
+def unreadable(*documents: bytes) -> list[FetchedChunk]:
+    """Offsets 0 and 1, a batch [2, 5) that cannot be unpacked, and the last documents."""
+    first, last = documents[:2], documents[2:]
+    records = RecordBatches(
+        [
+            RecordBatchHeader(
+                0, 1, 2, 1000, None, b"".join(record(i, v) for i, v in enumerate(first))
+            ),
+            RecordBatchHeader(2, 2, 3, 1000, None, b"", "it unpacks to more than 512 MiB"),
+            RecordBatchHeader(
+                5,
+                len(last) - 1,
+                len(last),
+                1000,
+                None,
+                b"".join(record(i, v) for i, v in enumerate(last)),
+            ),
+        ],
+        0,
+        5 + len(last),
+    )
+    return [FetchedChunk(Range(HERE, 0, records.end), records, envelope=True)]
+
+
+def test_records_of_a_batch_that_cannot_be_read_are_dead_letters_and_their_neighbours_are_rows(
+    kinds: BatchPlan, monkeypatch: pytest.MonkeyPatch
+):
+    given = [doc(id=i, kind="a") for i in (0, 1, 5, 6)]
+    monkeypatch.setattr(task, "fetch", lambda *_, **__: iter(unreadable(*given)))
+    result = run(kinds, Range(HERE, 0, 7))
+    assert_closed(result)
+    assert counts(result.total) == (4, 3, 0, 0)
+    assert [row["_offset"] for row in rows(result, "db.a")] == [0, 1, 5, 6]
+    letters = rows(result, DEAD)
+    assert [(each["offset"], each["kind"], each["value"]) for each in letters] == [
+        (offset, "batch", None) for offset in (2, 3, 4)
+    ]
+    assert "512 MiB" in letters[0]["message"]
+
+
+def test_without_dead_letters_a_batch_that_cannot_be_read_stops_with_its_offsets(
+    kinds: BatchPlan, monkeypatch: pytest.MonkeyPatch
+):
+    given = [doc(id=i, kind="a") for i in (0, 1, 5, 6)]
+    monkeypatch.setattr(task, "fetch", lambda *_, **__: iter(unreadable(*given)))
+    with pytest.raises(Undecodable, match=r"events\[0\] offset 2: .*512 MiB \(and 2 more of 7\)"):
+        run(replace(kinds, letters=None), Range(HERE, 0, 7))
+
+
+def test_where_everything_goes_to_one_table_it_is_that_table_which_rejects_them(
+    kinds: BatchPlan, monkeypatch: pytest.MonkeyPatch
+):
+    given = [doc(id=i, kind="a") for i in (0, 1, 5, 6)]
+    monkeypatch.setattr(task, "fetch", lambda *_, **__: iter(unreadable(*given)))
+    result = run(replace(kinds, rules=None, only="db.a"), Range(HERE, 0, 7))
+    assert counts(result.tallies["db.a"]) == (4, 3, 0, 0)

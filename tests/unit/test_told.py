@@ -9,17 +9,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frazil.table import told
-from frazil.table.told import Told
+from frazil.ledger import index_rows
+from frazil.ledger.index_rows import IndexRows
 
 Row = tuple[str, int, int, int, str, int, int, int, int | None, int | None]
-NAMES = ("table_name", "partition", "start_offset", "end_offset", "commit_id", "snapshot_id",
-         "batch", "epoch", "min_offset", "max_offset")  # fmt: skip
+NAMES = (
+    "table_name",
+    "partition",
+    "start_offset",
+    "end_offset",
+    "commit_id",
+    "snapshot_id",
+    "batch",
+    "epoch",
+    "min_offset",
+    "max_offset",
+)
 
 
 def rows(found: Sequence[Row]) -> pa.Table:
-    kinds = [pa.large_string(), pa.int32(), pa.int64(), pa.int64(), pa.large_string(),
-             *[pa.int64()] * 5]  # fmt: skip
+    kinds = [
+        pa.large_string(),
+        pa.int32(),
+        pa.int64(),
+        pa.int64(),
+        pa.large_string(),
+        *[pa.int64()] * 5,
+    ]
     columns = {
         name: pa.array([row[i] for row in found], kind)
         for i, (name, kind) in enumerate(zip(NAMES, kinds, strict=True))
@@ -38,26 +54,37 @@ def row(table: str = "db.a", partition: int = 0, batch: int = 0, **changed: obje
     return tuple((values | changed).values())  # type: ignore[return-value]
 
 
-def said(found: Told) -> list[tuple[object, ...]]:
+def said(found: IndexRows) -> list[tuple[object, ...]]:
     """Partition, range, commit, snapshot, batch and epoch of each row."""
     spans = found.spans
     return sorted(
-        (spans.partitions[key].number, start, end, found.commit_ids[source],
-         *(int(facts[source]) for facts in (found.snapshots, found.batches, found.epochs)))
+        (
+            spans.partitions[key].number,
+            start,
+            end,
+            found.commit_ids[source],
+            *(int(facts[source]) for facts in (found.snapshots, found.batches, found.epochs)),
+        )
         for key, start, end, source in zip(
-            spans.key.tolist(), spans.start.tolist(), spans.end.tolist(), spans.source.tolist(),
+            spans.key.tolist(),
+            spans.start.tolist(),
+            spans.end.tolist(),
+            spans.source.tolist(),
             strict=True,
         )
-    )  # fmt: skip
+    )
 
 
 any_row = st.builds(
     lambda table, partition, batch, snapshot, life: row(
         table, partition, batch, snapshot_id=100 + batch + snapshot, epoch=life
     ),
-    st.sampled_from(["db.a", "db.b", "*"]), st.integers(0, 3), st.integers(0, 5),
-    st.sampled_from([0, 0, 0, 7]), st.integers(1, 2),
-)  # fmt: skip
+    st.sampled_from(["db.a", "db.b", "*"]),
+    st.integers(0, 3),
+    st.integers(0, 5),
+    st.sampled_from([0, 0, 0, 7]),
+    st.integers(1, 2),
+)
 
 
 @settings(max_examples=200, deadline=None)
@@ -65,22 +92,22 @@ any_row = st.builds(
 def test_files_tell_of_each_table_what_their_rows_say(files: list[list[Row]], ordered: bool):
     if ordered:
         files = [sorted(file, key=lambda each: each[:3]) for file in files]
-    found = told.by_table(told.of_file(rows(file)) for file in files)
+    found = index_rows.by_table(index_rows.of_file(rows(file)) for file in files)
     every = [each for file in files for each in file]
     assert set(found) == {each[0] for each in every}
     for name, mine in found.items():
         assert said(mine) == sorted(each[1:8] for each in every if each[0] == name)
         assert not len(mine.strange)
-        one = told.of(rows([each for each in every if each[0] == name]))
+        one = index_rows.of(rows([each for each in every if each[0] == name]))
         assert said(one) == said(mine)
 
 
 def test_a_commit_is_kept_once_and_a_row_that_differs_speaks_for_itself():
     many = [row(partition=i, batch=batch) for i in range(50) for batch in range(3)]
-    found = told.of(rows(many))
+    found = index_rows.of(rows(many))
     assert sorted(found.commit_ids) == ["c0", "c1", "c2"]
     many[7] = row(partition=2, batch=1, snapshot_id=99)
-    found = told.of(rows(many))
+    found = index_rows.of(rows(many))
     assert sorted(found.commit_ids) == ["c0", "c1", "c1", "c2"]
     assert (2, 10, 20, "c1", 99, 1, 1) in said(found)
     assert len(said(found)) == len(many)
@@ -93,28 +120,28 @@ def test_a_commit_is_kept_once_and_a_row_that_differs_speaks_for_itself():
 def test_rows_whose_lowest_and_highest_offset_cannot_be_are_strange(
     low: int | None, high: int | None, strange: bool
 ):
-    found = told.of(rows([row(batch=0), row(batch=1, min_offset=low, max_offset=high)]))
+    found = index_rows.of(rows([row(batch=0), row(batch=1, min_offset=low, max_offset=high)]))
     assert found.strange.start.tolist() == ([10] if strange else [])
 
 
 def test_rows_that_lie_where_others_are_none():
     """Of a life that tells of the whole stream nothing is filled in: what it lacks is lost."""
     lives = {0: 1, 1: 2, 2: 3, 3: 2, 4: 3, 5: 2}
-    found = told.of(rows([row(batch=batch, epoch=lives[batch]) for batch in range(5)]))
-    whole = told.of(rows([row(batch=batch, epoch=2) for batch in (1, 3)]))
-    lost = told.of(rows([row(batch=batch, epoch=lives[batch]) for batch in range(6)]))
-    assert [each[1] for each in said(told.outside(lost, whole))] == [0, 20, 40]
-    rest = told.outside(found, whole)
+    found = index_rows.of(rows([row(batch=batch, epoch=lives[batch]) for batch in range(5)]))
+    whole = index_rows.of(rows([row(batch=batch, epoch=2) for batch in (1, 3)]))
+    lost = index_rows.of(rows([row(batch=batch, epoch=lives[batch]) for batch in range(6)]))
+    assert [each[1] for each in said(index_rows.outside(lost, whole))] == [0, 20, 40]
+    rest = index_rows.outside(found, whole)
     assert [each[1] for each in said(rest)] == [0, 20, 40]
-    assert said(told.one([rest, whole])) == said(found)
-    assert said(told.outside(found, told.NOTHING)) == said(found)
-    assert len(told.one([])) == 0
+    assert said(index_rows.one([rest, whole])) == said(found)
+    assert said(index_rows.outside(found, index_rows.NOTHING)) == said(found)
+    assert len(index_rows.one([])) == 0
 
 
 def test_an_index_without_names_still_has_its_ranges():
     bare = rows([row(batch=batch) for batch in range(3)]).drop_columns(
         ["commit_id", "snapshot_id", "min_offset", "max_offset"]
     )
-    found = told.of(bare)
+    found = index_rows.of(bare)
     assert found.spans.start.tolist() == [0, 10, 20]
     assert found.commit_ids == ()

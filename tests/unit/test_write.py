@@ -16,42 +16,48 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from frazil.core.config import TableConfig
-from frazil.core.errors import ConfigError
-from frazil.ingest import write
-from frazil.ingest.route import Metadata
-from frazil.ingest.write import OpenFiles, TableShape, Writer, WrittenFile, file_io
-from frazil.table.schema import iceberg_schema, partition_spec
+from frazil.config.model import TableConfig
+from frazil.errors import ConfigError
+from frazil.files import writer as write
+from frazil.files.writer import DataFileDescriptor, OpenFiles, TableWriter, WriterSpec, file_io
+from frazil.iceberg.schema import iceberg_schema, partition_spec
+from frazil.pipeline.projection import MetadataColumns
 
 UTC = dt.timezone.utc
-NONE = Metadata("", "", "", "")
+NONE = MetadataColumns("", "", "", "")
 Rows = dict[str, list[Any]]
 
 
 def shape(
     folder: Path, columns: pa.Schema, *partition_by: str, version: int = 2, **more: Any
-) -> TableShape:
+) -> WriterSpec:
     schema = iceberg_schema(columns, NONE, TableConfig("db.t", format_version=version))
     values: dict[str, Any] = {
-        "name": "db.t", "location": str(folder), "schema": schema, "schema_id": 0,
-        "spec": partition_spec(schema, partition_by, "db.t"), "properties": {},
-        "target_file_size": 256 * 1024**2, "compression": "zstd", "io": {},
-    }  # fmt: skip
-    return TableShape(**{**values, **more})
+        "name": "db.t",
+        "location": str(folder),
+        "schema": schema,
+        "schema_id": 0,
+        "spec": partition_spec(schema, partition_by, "db.t"),
+        "properties": {},
+        "target_file_size": 256 * 1024**2,
+        "compression": "zstd",
+        "io": {},
+    }
+    return WriterSpec(**{**values, **more})
 
 
-def written(where: TableShape, *tables: Rows) -> list[WrittenFile]:
-    writer = Writer(where, "frazil-s-1")
+def written(where: WriterSpec, *tables: Rows) -> list[DataFileDescriptor]:
+    writer = TableWriter(where, "frazil-s-1")
     for rows in tables:
         writer.write(pa.table(rows, schema=where.arrow))
     return writer.close()
 
 
-def facts(files: list[WrittenFile]) -> list[dict[str, Any]]:
+def facts(files: list[DataFileDescriptor]) -> list[dict[str, Any]]:
     return [json.loads(file.descriptor) for file in files]
 
 
-def by_partition(files: list[WrittenFile]) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
+def by_partition(files: list[DataFileDescriptor]) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
     """Partition values → the rows of its files, as Arrow reads them."""
     found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for each in facts(files):
@@ -117,14 +123,18 @@ def test_a_file_is_rolled_when_it_reaches_the_target_size(tmp_path: Path):
 def test_open_files_are_capped_and_the_least_recently_written_is_finished_first(tmp_path: Path):
     where = shape(tmp_path, pa.schema({"k": pa.int32()}), "k")
     files_open = OpenFiles(most=3, bytes=0)  # no row waits in memory
-    writer = Writer(where, "p", files_open)
+    writer = TableWriter(where, "p", files_open)
     for k in (1, 2, 3, 1, 4, 5, 1):  # 2 and 3 are pushed out, 1 stays
         writer.write(pa.table({"k": [k]}, schema=where.arrow))
         assert files_open.open <= 3
     files = writer.close()
     assert sorted((each["partition"], each["record-count"]) for each in facts(files)) == [
-        ([1], 3), ([2], 1), ([3], 1), ([4], 1), ([5], 1),
-    ]  # fmt: skip
+        ([1], 3),
+        ([2], 1),
+        ([3], 1),
+        ([4], 1),
+        ([5], 1),
+    ]
     assert [each["partition"] for each in facts(files)][:2] == [[2], [3]]
 
 
@@ -153,8 +163,10 @@ def test_a_shape_travels_and_does_not_show_its_credentials(tmp_path: Path):
 def test_javas_names_of_settings_become_pyicebergs():
     given = {"client.region": "eu", "io-impl": "org.X", "type": "rest", "s3.endpoint": "http://m"}
     assert file_io("s3://b/x", given).properties == {
-        "s3.region": "eu", "s3.endpoint": "http://m", "s3.force-virtual-addressing": "true",
-    }  # fmt: skip
+        "s3.region": "eu",
+        "s3.endpoint": "http://m",
+        "s3.force-virtual-addressing": "true",
+    }
     path_style = {"s3.endpoint": "http://m", "s3.path-style-access": "true"}
     assert "s3.force-virtual-addressing" not in file_io("s3://b/x", path_style).properties
 
@@ -376,7 +388,7 @@ def test_rows_of_one_partition_from_many_writes_share_a_file(tmp_path: Path):
 def test_chunked_columns_are_partitioned_as_whole_ones(tmp_path: Path):
     where = shape(tmp_path, pa.schema({"k": pa.string(), "n": pa.int64()}), "k")
     chunks = [pa.table({"k": [k], "n": [n]}, where.arrow) for n, k in enumerate("abab")]
-    writer = Writer(where, "p")
+    writer = TableWriter(where, "p")
     writer.write(pa.concat_tables(chunks))
     found = by_partition(writer.close())
     assert {k: [r["n"] for r in rows] for (k,), rows in found.items()} == {"a": [0, 2], "b": [1, 3]}

@@ -17,19 +17,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from frazil.core.errors import ConfigError
-from frazil.ingest import write
-from frazil.ingest.write import OpenFiles, TableShape, Writer, WrittenFile, check
+from frazil.errors import ConfigError
+from frazil.files import writer as write
+from frazil.files.writer import DataFileDescriptor, OpenFiles, TableWriter, WriterSpec, check
 from tests.unit.test_write import UTC, by_partition, facts, shape, written
 
 KEYED = pa.schema({"k": pa.int32(), "n": pa.int64()})
 
 
-def table(where: TableShape, **columns: Any) -> pa.Table:
+def table(where: WriterSpec, **columns: Any) -> pa.Table:
     return pa.table(columns, schema=where.arrow)
 
 
-def read(files: list[WrittenFile]) -> list[list[dict[str, Any]]]:
+def read(files: list[DataFileDescriptor]) -> list[list[dict[str, Any]]]:
     """The rows of each file, in their order."""
     return [pq.ParquetFile(fact["file-path"]).read().to_pylist() for fact in facts(files)]
 
@@ -46,7 +46,7 @@ def sort_order(*fields: tuple[int, str, str, str], number: int = 3) -> str:
 def test_all_tables_of_a_task_share_the_cap_on_open_files(tmp_path: Path):
     files = OpenFiles(most=2, bytes=0)
     tables = [shape(tmp_path / str(i), pa.schema({"n": pa.int64()})) for i in range(4)]
-    writers = [Writer(each, "p", files) for each in tables]
+    writers = [TableWriter(each, "p", files) for each in tables]
     for i in (0, 1, 0, 2, 3, 0):  # 1 and then 0 give way, both to other tables
         writers[i].write(table(tables[i], n=[i]))
         assert files.open <= 2
@@ -58,7 +58,7 @@ def test_all_tables_of_a_task_share_the_cap_on_open_files(tmp_path: Path):
 def test_the_fullest_table_gives_way_and_the_small_ones_wait(tmp_path: Path):
     files = OpenFiles(bytes=100_000)
     large, small = (shape(tmp_path / name, pa.schema({"n": pa.int64()})) for name in "ab")
-    writers = Writer(large, "p", files), Writer(small, "p", files)
+    writers = TableWriter(large, "p", files), TableWriter(small, "p", files)
     for _ in range(100):
         writers[0].write(table(large, n=list(range(1000))))
         writers[1].write(table(small, n=[1]))
@@ -75,7 +75,7 @@ def test_the_fullest_table_gives_way_and_the_small_ones_wait(tmp_path: Path):
 def test_a_thousand_tables_lose_no_row_and_stay_within_the_bound(tmp_path: Path):
     files = OpenFiles(most=8, bytes=2**20)
     tables = [shape(tmp_path / str(i), KEYED, *(["k"] if i % 7 == 0 else [])) for i in range(1000)]
-    writers = [Writer(each, "p", files) for each in tables]
+    writers = [TableWriter(each, "p", files) for each in tables]
     dice = random.Random(3)
     given = dict.fromkeys(range(1000), 0)
     for _ in range(3000):
@@ -90,8 +90,8 @@ def test_a_thousand_tables_lose_no_row_and_stay_within_the_bound(tmp_path: Path)
 
 
 def test_a_writer_without_rows_reads_no_schema_and_opens_nothing(tmp_path: Path):
-    broken = TableShape("t", str(tmp_path), "no JSON", 0, "", {}, 1, "zstd", {})
-    assert Writer(broken, "p").close() == []
+    broken = WriterSpec("t", str(tmp_path), "no JSON", 0, "", {}, 1, "zstd", {})
+    assert TableWriter(broken, "p").close() == []
 
 
 def test_tables_of_the_same_store_and_credentials_share_the_way_to_it(tmp_path: Path):
@@ -116,7 +116,7 @@ def test_shapes_that_differ_are_never_taken_for_one_another(tmp_path: Path):
 
 def test_a_few_rows_out_of_many_do_not_keep_the_many_in_memory(tmp_path: Path):
     where = shape(tmp_path, KEYED)
-    writer = Writer(where, "p")
+    writer = TableWriter(where, "p")
     many = table(where, k=list(range(100_000)), n=list(range(100_000)))
     writer.write(many.slice(500, 10))
     (kept,) = writer._rows
@@ -128,7 +128,7 @@ def test_a_few_rows_out_of_many_do_not_keep_the_many_in_memory(tmp_path: Path):
 
 def test_crumbs_are_put_together(tmp_path: Path):
     where = shape(tmp_path, KEYED)
-    writer = Writer(where, "p", files := OpenFiles())
+    writer = TableWriter(where, "p", files := OpenFiles())
     for n in range(1000):
         writer.write(table(where, k=[n], n=[n]))
     assert len(writer._rows) < 16
@@ -153,7 +153,7 @@ def test_crumbs_and_clusters_are_made_of_columns_of_any_type(tmp_path: Path):
     rows = pa.table(
         {name: [value(n) for n in range(200)] for name, (_, value) in kinds.items()}, where.arrow
     )
-    writer = Writer(where, "p", OpenFiles(bytes=30_000))
+    writer = TableWriter(where, "p", OpenFiles(bytes=30_000))
     for n in range(200):
         writer.write(rows.slice(n, 1))
     tables = [pq.ParquetFile(fact["file-path"]).read() for fact in facts(writer.close())]
@@ -171,7 +171,7 @@ def test_a_backfill_makes_few_files_of_many_partitions(tmp_path: Path):
     where = shape(tmp_path, KEYED, "k")
     dice = np.random.default_rng(1)
     files = OpenFiles(most=8, bytes=200_000)  # some 16,000 rows
-    writer = Writer(where, "p", files)
+    writer = TableWriter(where, "p", files)
     keys = dice.integers(0, 200, 60_000)
     for start in range(0, len(keys), 1000):
         part = keys[start : start + 1000].astype(np.int32)
@@ -191,7 +191,7 @@ def test_a_backfill_makes_few_files_of_many_partitions(tmp_path: Path):
 def test_large_partitions_stay_open_while_small_ones_wait(tmp_path: Path):
     where = shape(tmp_path, KEYED, "k")
     dice = np.random.default_rng(2)
-    writer = Writer(where, "p", OpenFiles(most=8, bytes=200_000))
+    writer = TableWriter(where, "p", OpenFiles(most=8, bytes=200_000))
     for start in range(0, 100_000, 1000):
         keys = np.where(dice.random(1000) < 0.9, 0, dice.integers(1, 300, 1000)).astype(np.int32)
         writer.write(table(where, k=keys, n=np.arange(start, start + 1000)))
@@ -231,7 +231,7 @@ def test_no_file_is_over_the_ceiling_whatever_the_target(
     where = shape(tmp_path, columns, target_file_size=2**30, compression=codec)
     dice = random.Random(1)
     values = [dice.randbytes(500) for _ in range(4000)]
-    writer = Writer(where, "p")
+    writer = TableWriter(where, "p")
     for i in range(0, len(values), step):
         part = values[i : i + step]
         writer.write(table(where, x=part, n=list(range(i, i + len(part)))))
@@ -266,7 +266,7 @@ def test_a_large_row_has_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.M
 def test_each_file_is_sorted_from_end_to_end_and_says_by_what(tmp_path: Path):
     order = sort_order((2, "identity", "desc", "nulls-last"), number=7)
     where = shape(tmp_path, KEYED, "k", sort_order=order)
-    writer = Writer(where, "p", OpenFiles(bytes=100_000))
+    writer = TableWriter(where, "p", OpenFiles(bytes=100_000))
     dice = random.Random(1)
     total = 0
     for _ in range(50):
@@ -362,9 +362,10 @@ def test_buckets_sort_by_their_number(tmp_path: Path):
     plain = shape(tmp_path, pa.schema({"x": pa.int64()}), sort_order=order)
     numbers = list(range(500))
     bucket = {
-        row["x"]: k for (k,), rows in by_partition(written(where, {"x": numbers})).items()
+        row["x"]: k
+        for (k,), rows in by_partition(written(where, {"x": numbers})).items()
         for row in rows
-    }  # fmt: skip
+    }
     (rows,) = read(written(plain, {"x": numbers}))
     assert [row["x"] for row in rows] == sorted(numbers, key=lambda x: bucket[x])
 
@@ -403,7 +404,7 @@ def test_an_order_without_fields_is_none(tmp_path: Path):
 # ── options ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def metadata(files: list[WrittenFile]) -> Any:
+def metadata(files: list[DataFileDescriptor]) -> Any:
     (fact,) = facts(files)
     return pq.ParquetFile(fact["file-path"]).metadata
 
@@ -483,12 +484,14 @@ def test_options_that_are_not_known_are_passed_over(tmp_path: Path):
         ({"write.parquet.row-group-size-bytes": "64MB"}, "row-group-size-bytes, found '64MB'"),
         ({"write.parquet.page-size-bytes": "0"}, "page-size-bytes, found '0'"),
         (
-            {"write.parquet.bloom-filter-enabled.column.k": "true",
-             "write.parquet.bloom-filter-fpp.column.k": "2"},
+            {
+                "write.parquet.bloom-filter-enabled.column.k": "true",
+                "write.parquet.bloom-filter-fpp.column.k": "2",
+            },
             "bloom-filter-fpp.column.k, found '2'",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_written_is_said_in_a_sentence(
     tmp_path: Path, properties: dict[str, str], fact: str
 ):

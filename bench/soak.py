@@ -1,0 +1,417 @@
+"""A sink that runs for long, as it comes: do its tables stay readable, and its commits quick?
+
+A real broker gets a steady stream of orders, and one life of a sink with default settings writes
+them. Every few seconds this looks at what is on disk (data files, metadata files, snapshots,
+manifests), at how long commits take, and at the memory of driver, JVM and workers. At the end the
+sink catches up, the audit proves every record, and `judge` says whether anything grows that must
+not: exit code 3 where something does.
+
+    make soak                                              # 30 minutes, 20,000 rows/s, defaults
+    make soak ARGS='--minutes 60 --commit-interval 1s'     # many small commits
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import psutil
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from frazil.config.model import SinkConfig
+from frazil.ledger.index import OLD_METADATA
+from frazil.maintenance.tasks import MOST, TABLE_MOST
+from frazil.testing import datagen
+from frazil.testing.kafka import Broker
+from frazil.testing.process import SinkProcess, toml
+
+TOPIC, TABLE, INDEX = "orders", "db.orders", "db.index"
+#: What a snapshot may add beside its share of the metadata file: its list, and its manifest.
+SNAPSHOT_BYTES = 64 * 1024
+#: What it may take of the metadata file.
+ENTRY_BYTES = 4 * 1024
+#: Metadata files that are kept: as a table's property says, and some of commits under way.
+VERSIONS = int(OLD_METADATA["write.metadata.previous-versions-max"]) + 5
+MANIFESTS = 300
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A table as it lies on disk."""
+
+    data_files: int = 0
+    data_bytes: int = 0
+    metadata_files: int = 0
+    metadata_bytes: int = 0
+    newest_bytes: int = 0
+    snapshots: int = 0
+    manifests: int = 0
+
+
+@dataclass(frozen=True)
+class Sample:
+    seconds: float
+    produced: int
+    commits: int
+    batches: int
+    table: Folder
+    index: Folder
+    #: of the commits since the last sample: from `commit` to `witnessed`
+    commit_seconds: float | None
+    #: MiB
+    driver: int = 0
+    jvm: int = 0
+    workers: int = 0
+
+
+def look(folder: Path) -> Folder:
+    """Files come and go while they are counted: what is gone is not there."""
+    sizes: dict[Path, int] = {}
+    for path in folder.rglob("*") if folder.is_dir() else ():
+        try:
+            if path.is_file() and not path.name.startswith("."):
+                sizes[path] = path.stat().st_size
+        except FileNotFoundError:
+            continue
+    data = {path: size for path, size in sizes.items() if "metadata" not in path.parts}
+    metadata = [path for path in sizes if path.name.endswith(".metadata.json")]
+    if not metadata:
+        return Folder()
+    newest, current, manifests = max(metadata, key=lambda path: path.name), {}, 0
+    for newest in sorted(metadata, key=lambda path: path.name, reverse=True):
+        try:
+            known = json.loads(newest.read_text())
+            current = {each["snapshot-id"]: each for each in known.get("snapshots", ())}
+            if known.get("current-snapshot-id") in current:
+                listed = current[known["current-snapshot-id"]]["manifest-list"]
+                with open(listed.removeprefix("file:"), "rb") as file:
+                    manifests = sum(1 for _ in fastavro.reader(file))
+            break
+        except (FileNotFoundError, ValueError):
+            continue  # it is gone, or being written: the one before it
+    return Folder(
+        data_files=len(data),
+        data_bytes=sum(data.values()),
+        metadata_files=len(metadata),
+        metadata_bytes=sum(sizes.values()) - sum(data.values()),
+        newest_bytes=sizes[newest],
+        snapshots=len(current),
+        manifests=manifests,
+    )
+
+
+@dataclass
+class Watch:
+    """What the sink tells of its steps."""
+
+    commits: int = 0
+    batches: int = 0
+    lag: list[float] = field(default_factory=list)
+    began: float = 0.0
+    error: str = ""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def follow(self, life: SinkProcess) -> None:
+        for event in life.events():
+            now = time.monotonic()
+            with self.lock:
+                if event.get("step") == "commit":
+                    self.began = now
+                elif event.get("step") == "witnessed":
+                    self.lag.append(now - self.began)
+                elif event.get("step") == "done":
+                    self.commits += 1
+                elif event.get("step") == "staged":
+                    self.batches += 1
+                elif "error" in event:
+                    self.error = str(event["message"])
+
+    def taken(self) -> float | None:
+        with self.lock:
+            found, self.lag = self.lag, []
+        return statistics.median(found) if found else None
+
+
+class Stream(threading.Thread):
+    """Orders at a steady rate, until it is told to end."""
+
+    def __init__(self, bootstrap: str, partitions: int, rate: int) -> None:
+        super().__init__(daemon=True)
+        self._given = bootstrap, partitions, rate
+        self.ending = threading.Event()
+        self.sent = 0
+
+    def run(self) -> None:
+        bootstrap, partitions, rate = self._given
+        made = datagen.OrderGenerator()
+        producer = Producer(
+            {
+                "bootstrap.servers": bootstrap,
+                "linger.ms": 20,
+                "log_level": 3,
+                "queue.buffering.max.messages": 500_000,
+            }
+        )
+        began = time.monotonic()
+        while not self.ending.wait(0.1):
+            due = int((time.monotonic() - began) * rate) - self.sent
+            now = int(time.time() * 1_000_000)
+            for _ in range(due):
+                producer.produce(TOPIC, made.next(now), partition=self.sent % partitions)
+                self.sent += 1
+            producer.poll(0)
+        producer.flush()
+
+
+def memory(life: SinkProcess) -> dict[str, int]:
+    """Of the driver, its JVM and its workers, in MiB. Workers share the pages of the daemon they
+    were forked from."""
+    me = psutil.Process(life.process.pid)
+    found = {"driver": me.memory_info().rss, "jvm": 0, "workers": 0}
+    for each in me.children(recursive=True):
+        try:
+            used = each.memory_info()
+            jvm = each.name() == "java"
+            found["jvm" if jvm else "workers"] += used.rss - (0 if jvm else used.shared)
+        except psutil.NoSuchProcess:
+            continue
+    return {name: used // 2**20 for name, used in found.items()}
+
+
+def judge(samples: Sequence[Sample], partitions: int, judged: bool = True) -> list[str]:
+    """What grows that must not. `judged`: the run was long enough to see whether times and memory
+    grow."""
+    last, found = samples[-1], []
+    if not last.commits:
+        return ["nothing was committed"]
+    for name, there, most in (
+        ("the table", last.table, TABLE_MOST),
+        ("the index", last.index, MOST),
+    ):
+        snapshots = int(most * 1.25)
+        if there.snapshots > snapshots:
+            found.append(f"{name} has {there.snapshots} snapshots; expected at most {snapshots}")
+        if there.metadata_files > VERSIONS:
+            found.append(
+                f"{name} has {there.metadata_files} metadata files; expected at most {VERSIONS}"
+            )
+        if there.newest_bytes > 64 * 1024 + ENTRY_BYTES * there.snapshots:
+            found.append(
+                f"{name}'s metadata file has {there.newest_bytes} bytes for {there.snapshots} "
+                "snapshots"
+            )
+        bound = VERSIONS * there.newest_bytes + SNAPSHOT_BYTES * (there.snapshots + 10)
+        if there.metadata_bytes > bound:
+            found.append(
+                f"{name} has {there.metadata_bytes} bytes of metadata; expected at most {bound}"
+            )
+        if there.manifests > MANIFESTS:
+            found.append(f"{name} has {there.manifests} manifests; expected at most {MANIFESTS}")
+    most = partitions * (last.batches + 1)
+    if last.table.data_files > most:
+        found.append(
+            f"the table has {last.table.data_files} data files of {last.batches} batches; "
+            f"expected at most {most}"
+        )
+    return found + (_growing(samples) if judged else [])
+
+
+def _growing(samples: Sequence[Sample]) -> list[str]:
+    """The last third against the middle one: what is warm by then must stay as it is."""
+    third = len(samples) // 3
+    middle, end = samples[third : 2 * third], samples[2 * third :]
+    found = []
+    before, after = (
+        [s.commit_seconds for s in some if s.commit_seconds is not None] for some in (middle, end)
+    )
+    if before and after and statistics.median(after) > 2 * statistics.median(before) + 0.1:
+        found.append(
+            f"commits take {statistics.median(after):.2f} s; "
+            f"before {statistics.median(before):.2f} s"
+        )
+    for who in ("driver", "jvm", "workers"):
+        was, now = (statistics.median(getattr(s, who) for s in some) for some in (middle, end))
+        if now > 1.3 * was + 100:
+            found.append(f"the {who} holds {now:.0f} MiB; before {was:.0f} MiB")
+    return found
+
+
+def config(folder: Path, bootstrap: str, given: argparse.Namespace) -> Path:
+    """All of it by default, but for the commit interval where that is asked for."""
+    asked = {"commit_interval": given.commit_interval} if given.commit_interval else {}
+    (folder / "order.avsc").write_text(datagen.SCHEMA)
+    document = {
+        "sink": {"id": "soak", "topics": [TOPIC], "index_table": INDEX, **asked},
+        "kafka": {"bootstrap.servers": bootstrap},
+        "decode": {"schema": str(folder / "order.avsc")},
+        "catalog": {
+            "type": "jdbc",
+            "jdbc.schema-version": "V1",
+            "warehouse": str(folder / "lake"),
+            "uri": f"jdbc:sqlite:{folder}/catalog.db?busy_timeout=10000&journal_mode=WAL",
+        },
+        "table": [{"name": TABLE, "event_time": "placed_at"}],
+    }
+    path = folder / "soak.toml"
+    path.write_text(toml(document))
+    return path
+
+
+def main() -> int:
+    given = parsed()
+    with (
+        tempfile.TemporaryDirectory(prefix="frazil-soak-") as made,
+        Broker(Path(made) / "kafka") as broker,
+    ):
+        folder = Path(made)
+        retained = {"retention.ms": "1200000", "segment.bytes": str(64 * 2**20)}
+        topic = NewTopic(TOPIC, given.partitions, 1, config=retained)
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        admin.create_topics([topic])[TOPIC].result()
+        path = config(folder, broker.bootstrap, given)
+        samples = run(folder, path, broker.bootstrap, given)
+        produced = samples[-1].produced
+        verdict, written = proven(folder, path)
+    trouble = judge(samples, given.partitions, given.minutes >= 10)
+    if verdict != "proven" or written != produced:
+        trouble.append(f"the audit says {verdict}: {written} rows of {produced}")
+    for each in trouble:
+        say(f"grows: {each}")
+    last = samples[-1]
+    print(
+        json.dumps(
+            {
+                "minutes": given.minutes,
+                "rate": given.rate,
+                "rows": produced,
+                "audit": verdict,
+                "commit_interval": given.commit_interval or SinkConfig("x").commit_interval,
+                "metadata_bytes_per_row": round(
+                    (last.table.metadata_bytes + last.index.metadata_bytes) / produced, 4
+                ),
+                "last": asdict(last),
+                "samples": [brief(each) for each in samples],
+                "grows": trouble,
+            }
+        )
+    )
+    return 3 if trouble else 0
+
+
+def run(folder: Path, path: Path, bootstrap: str, given: argparse.Namespace) -> list[Sample]:
+    stream, watch = Stream(bootstrap, given.partitions, given.rate), Watch()
+    life = SinkProcess(path, until="forever", log=folder / "sink.log", scratch=folder / "scratch")
+    follower = threading.Thread(target=watch.follow, args=(life,), daemon=True)
+    follower.start()
+    stream.start()
+    samples: list[Sample] = []
+    began = time.monotonic()
+    try:
+        while (
+            now := time.monotonic() - began
+        ) < given.minutes * 60 and life.process.poll() is None:
+            time.sleep(max(0.0, min(given.every, given.minutes * 60 - now)))
+            samples.append(sample(folder, life, watch, stream, began))
+            say(line(samples[-1]))
+        stream.ending.set()
+        stream.join(60)
+        life.process.send_signal(signal.SIGTERM)
+        follower.join(120)
+        if watch.error or not samples:
+            raise SystemExit(
+                f"the sink ended: {watch.error or (folder / 'sink.log').read_text()[-2000:]}"
+            )
+        samples.append(sample(folder, None, watch, stream, began, samples[-1]))
+    finally:
+        life.kill()
+    return samples
+
+
+def sample(
+    folder: Path,
+    life: SinkProcess | None,
+    watch: Watch,
+    stream: Stream,
+    began: float,
+    like: Sample | None = None,
+) -> Sample:
+    lake = folder / "lake" / "db"
+    used = memory(life) if life else {w: getattr(like, w) for w in ("driver", "jvm", "workers")}
+    return Sample(
+        round(time.monotonic() - began, 1),
+        stream.sent,
+        watch.commits,
+        watch.batches,
+        look(lake / "orders"),
+        look(lake / "index"),
+        watch.taken(),
+        **used,
+    )
+
+
+def proven(folder: Path, path: Path) -> tuple[str, int]:
+    """A second life reads what is left, and is audited."""
+    life = SinkProcess(path, audit=True, log=folder / "sink.log", scratch=folder / "scratch")
+    try:
+        audits = [event["audit"] for event in life.events() if "audit" in event]
+    finally:
+        life.kill()
+    return (audits[-1]["verdict"], audits[-1]["written"]) if audits else ("no audit", 0)
+
+
+def brief(each: Sample) -> dict[str, Any]:
+    return {
+        "seconds": each.seconds,
+        "rows": each.produced,
+        "commits": each.commits,
+        "batches": each.batches,
+        "files": each.table.data_files,
+        "snapshots": each.table.snapshots,
+        "metadata_bytes": each.table.metadata_bytes,
+        "index_bytes": each.index.metadata_bytes,
+        "commit_seconds": each.commit_seconds and round(each.commit_seconds, 3),
+        "mib": [each.driver, each.jvm, each.workers],
+    }
+
+
+def line(each: Sample) -> str:
+    took = "" if each.commit_seconds is None else f", commits {each.commit_seconds:.2f} s"
+    return (
+        f"{each.seconds:6.0f} s {each.produced:>11,} rows {each.commits:>5} commits | "
+        f"{each.table.data_files:>6} files {each.table.snapshots:>5} snapshots "
+        f"{each.table.manifests:>4} manifests, "
+        f"metadata {each.table.metadata_bytes / 2**20:6.1f} MiB in "
+        f"{each.table.metadata_files} versions; "
+        f"index {each.index.metadata_bytes / 2**20:.1f} MiB | "
+        f"driver {each.driver} jvm {each.jvm} workers {each.workers} MiB{took}"
+    )
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--rate", type=int, default=20_000, help="rows a second")
+    parser.add_argument("--partitions", type=int, default=4, help="of the topic")
+    parser.add_argument("--commit-interval", default="", help="by default the sink's own default")
+    parser.add_argument("--every", type=float, default=15, help="seconds between two looks")
+    return parser.parse_args()
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,797 @@
+"""Avro datums of one writer schema → columns, or the reason why not. Runs on executors.
+
+In: the schema as JSON text, and bytes without a container. Out: an Arrow table with the columns
+of `Writer.columns`, and for each datum that is left out the reason.
+
+Two ways lead to the same table, and whether a datum is good never depends on its neighbours:
+
+- *the block*: all datums glued into one Avro container block that polars reads at once. Bare
+  datums have no borders, so one byte too many would silently shift all that follow. Therefore
+  each is followed by an 8-byte tag that only its own row has (and by the Confluent header of the
+  next, which costs nothing extra to check). One wrong tag and nothing of the block is believed.
+- *one by one*: a strict reader in Python, for what polars cannot read, and for blocks that broke,
+  after they were split down to a few rows around the bad one.
+
+polars is told a schema of its own, without names, logical types, maps and enums: `int` is read as
+`long` (polars cuts an int of 40 bits down to 32 in silence), an enum as `long`, a map as an array
+of key and value. `fit` then gives each array the type and nullability that the table needs.
+
+A schema that no Iceberg table can hold raises `UnsupportedSchema`: recursion, null alone, a struct
+without fields. That also bounds hostile data: each item of an array takes at least one byte, so no
+count can claim more items than there are bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import os
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Context, Decimal
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from frazil.arrow.avro_unions import Longs, branches_valid, optional
+
+#: Of every format, for every level becomes a level of the table's columns: pyiceberg spends 15
+#: frames on each, and Python has 1,000.
+MAX_DEPTH = 48
+MAX_TYPES = 10_000  # after named types are put in place of their names
+BLOCK_ROWS = 65_536
+SPLIT = 16
+ONE_BY_ONE = 128  # a broken block this small is not split again
+
+# The multiplier is odd, so all tags differ, and secret, so no datum can forge its neighbour's.
+_ODD = int.from_bytes(os.urandom(8), "little") | 1
+_TAG_VALUES = np.arange(1, BLOCK_ROWS + 1, dtype=np.uint64) * np.uint64(_ODD)
+_TAGS = [tag.tobytes() for tag in _TAG_VALUES.astype("<u8")]
+_SEAL = os.urandom(3)  # fills the 5 bytes of a header up to 8: polars reads doubles fastest
+_SYNC = b"frazil----frazil"
+_NONE = np.empty(0, np.int64)
+
+Read = Callable[["Datum"], Any]
+Fit = Callable[[pa.Array], pa.Array]
+
+
+class UnsupportedSchema(Exception):
+    """A schema that cannot become a table."""
+
+
+class UnreadableDatum(Exception):
+    """A datum that does not follow its schema."""
+
+    def __init__(self, fact: str) -> None:
+        super().__init__(fact)
+        self.fact = fact
+        self.path: list[str] = []
+
+    def __str__(self) -> str:
+        return f"cannot read {'.'.join(reversed(self.path)) or 'the datum'}: {self.fact}"
+
+
+class Datum:
+    """Bytes and a place in them. Longs are read as polars reads them: at most 10 bytes."""
+
+    __slots__ = ("data", "place")
+
+    def __init__(self, data: bytes, place: int) -> None:
+        self.data = data
+        self.place = place
+
+    def long(self) -> int:
+        value = shift = 0
+        while True:
+            if self.place >= len(self.data):
+                raise UnreadableDatum("the datum ends within a number")
+            byte = self.data[self.place]
+            self.place += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                break
+            shift += 7
+            if shift > 63:
+                raise UnreadableDatum("expected a number of at most 10 bytes, found more")
+        value &= 0xFFFF_FFFF_FFFF_FFFF
+        return (value >> 1) ^ -(value & 1)
+
+    def take(self, size: int) -> bytes:
+        end = self.place + size
+        if size < 0 or end > len(self.data):
+            left = len(self.data) - self.place
+            raise UnreadableDatum(f"the datum ends too early; expected {size} bytes, found {left}")
+        taken = self.data[self.place : end]
+        self.place = end
+        return taken
+
+
+@dataclass(frozen=True, slots=True)
+class AvroType:
+    """One Avro type, made ready."""
+
+    arrow: pa.DataType
+    read: Read
+    glued: Any  # the schema that polars reads it by; None: polars cannot
+    fit: Fit | None = None  # polars' array → `arrow`; None: it is that already
+    nullable: bool = False
+
+    def field(self, name: str) -> pa.Field:
+        return pa.field(name, self.arrow, self.nullable)
+
+    def fitted(self, array: pa.Array) -> pa.Array:
+        return self.fit(array) if self.fit else array
+
+
+def sift(
+    count: int,
+    block: Callable[[int, int], pa.Table | None] | None,
+    each: Callable[[int, int], pa.Table],
+    tried: bool = False,
+) -> list[pa.Table]:
+    """Tables that cover `[0, count)` in order: by `block` where it can, else by `each`.
+
+    A block that breaks is split, so that one bad row costs a few blocks more and at most
+    `ONE_BY_ONE` rows the slow way. `tried` says that `block(0, count)` broke before.
+    """
+    if block is None:
+        return [each(0, count)] if count else []
+    tables: list[pa.Table] = []
+    tried = tried and count <= BLOCK_ROWS
+    starts = range(0, count, BLOCK_ROWS)
+    spans = [(start, min(start + BLOCK_ROWS, count), tried) for start in reversed(starts)]
+    while spans:
+        start, end, broken = spans.pop()
+        table = None if broken else block(start, end)
+        if table is None and end - start > ONE_BY_ONE:
+            step = -(-(end - start) // SPLIT)
+            pieces = range(start, end, step)
+            spans.extend((at, min(at + step, end), False) for at in reversed(pieces))
+        else:
+            tables.append(each(start, end) if table is None else table)
+    return tables
+
+
+class WriterSchema:
+    """A writer schema, made ready to read its datums."""
+
+    def __init__(self, text: str, references: Sequence[str] = ()) -> None:
+        """`references` are schemas whose named types `text` uses, each after those it uses."""
+        build = _ColumnBuilder()
+        try:
+            for reference in references:
+                build.type(json.loads(reference), "", 0)
+            build.aliases.clear()  # those of a reference are told where it is used
+            schema = json.loads(text)
+            if not (isinstance(schema, dict) and schema.get("type") in ("record", "error")):
+                schema = {
+                    "type": "record",
+                    "name": "frazil.Value",
+                    "fields": [{"name": "value", "type": schema}],
+                }
+            fields = build.fields(schema, "", 0)
+        except (ValueError, RecursionError) as error:
+            raise UnsupportedSchema(f"cannot parse the schema: {error}") from None
+        self._fields = list(fields.items())
+        self._read = _record(fields).read
+        self._optional = any(optional(each.glued) for each in fields.values())
+        self.columns = pa.schema([each.field(name) for name, each in self._fields])
+        #: path of a column (`s.a`, `l.element.a`, `m.value.a`) → names it had before
+        self.aliases: Mapping[str, tuple[str, ...]] = build.aliases
+        self._glue: dict[bool, bytes] = {}
+        if self._fields and all(each.glued is not None for _, each in self._fields):
+            glue = {headed: self._preamble(headed) for headed in (False, True)}
+            # What polars is able to read is found out by asking it, once, with no rows.
+            if open_block(glue[True], b"", 0) is not None:
+                self._glue = glue
+
+    def read(
+        self, values: Sequence[bytes], header: bytes = b"", tried: bool = False
+    ) -> tuple[pa.Table, list[tuple[int, str]]]:
+        """The good rows in order, and of each bad one the index and the reason.
+
+        All values begin with `header`.
+
+        `tried` says that `block` was asked for all of these values before, in vain.
+        """
+        bad: list[tuple[int, str]] = []
+        tables = sift(
+            len(values),
+            (lambda start, end: self.block(values[start:end], header)) if self._glue else None,
+            lambda start, end: self._each(values, start, end, len(header), bad),
+            tried,
+        )
+        if len(tables) == 1:
+            return tables[0], bad
+        return (pa.concat_tables(tables) if tables else self._table([])), bad
+
+    def block(self, values: Sequence[bytes], header: bytes = b"") -> pa.Table | None:
+        """All values at once, or None if anything at all is wrong. Verifies the headers too."""
+        count = len(values)
+        glue = self._glue.get(bool(header))
+        if glue is None or not 0 < count <= BLOCK_ROWS:
+            return None
+        parts = [b""] * (2 * count)
+        try:
+            if header:
+                # Each tag is followed by the next value's header; the last one by ours.
+                if values[0][: len(header)] != header:
+                    return None
+                parts[::2] = values
+                parts[0] = values[0][len(header) :]
+                parts[1::2] = _sealed()[:count]
+                parts.append(header)
+            else:
+                parts[::2] = values
+                parts[1::2] = _TAGS[:count]
+            payload = b"".join(parts)
+        except TypeError:  # a null among them
+            return None
+        frame = open_block(glue, payload, count)
+        if frame is None or frame.height != count:
+            return None
+        if not np.array_equal(_bits(frame.drop_in_place("tag")), _TAG_VALUES[:count]):
+            return None
+        if header:
+            sealed = np.frombuffer(_SEAL + header, dtype="<u8")[0]
+            if not (_bits(frame.drop_in_place("head")) == sealed).all():
+                return None
+        # Behind a header, which the first one has no more, and before a tag stands a datum.
+        sizes = np.fromiter(map(len, values), np.int64, count) if self._optional else _NONE
+        ends = np.cumsum(sizes + len(parts[1])) - len(parts[1]) - len(header)
+        return self.table(frame, payload, ends - sizes + len(header), ends)
+
+    def table(
+        self, frame: pl.DataFrame, data: bytes, starts: Longs, ends: Longs
+    ) -> pa.Table | None:
+        """The columns of `glued`, as polars read them, in the types of the table; None if one of
+        them is not what it should be. `starts` and `ends`: of each datum in `data`."""
+        table = frame.to_arrow()
+        if any(column.num_chunks != 1 for column in table.columns):
+            return None
+        raw = [column.chunk(0) for column in table.columns]
+        if self._optional and not branches_valid(
+            [each.glued for _, each in self._fields],
+            raw,
+            np.frombuffer(data, np.uint8),
+            starts,
+            ends,
+        ):
+            return None
+        try:
+            arrays = [
+                each.fitted(column) for (_, each), column in zip(self._fields, raw, strict=True)
+            ]
+        except (
+            UnreadableDatum,
+            pa.ArrowInvalid,
+        ):  # out of range somewhere: one by one will say where
+            return None
+        return pa.Table.from_arrays(arrays, schema=self.columns)
+
+    def _each(
+        self,
+        values: Sequence[bytes],
+        start: int,
+        end: int,
+        skip: int,
+        bad: list[tuple[int, str]],
+    ) -> pa.Table:
+        rows = []
+        for at in range(start, end):
+            datum = Datum(values[at], skip)
+            try:
+                row = self._read(datum)
+                left = len(datum.data) - datum.place
+                if left:
+                    raise UnreadableDatum(f"expected the end of the datum, found {left} more bytes")
+            except UnreadableDatum as error:
+                bad.append((at, str(error)))  # not the error: its traceback holds all values
+            else:
+                rows.append(row)
+        return self._table(rows)
+
+    def _table(self, rows: list[dict[str, Any]]) -> pa.Table:
+        if not self._fields:  # rows without columns: only a struct array keeps their number
+            batch = pa.RecordBatch.from_struct_array(pa.array(rows, pa.struct([])))
+            return pa.Table.from_batches([batch])
+        arrays = [pa.array([row[name] for row in rows], each.arrow) for name, each in self._fields]
+        return pa.Table.from_arrays(arrays, schema=self.columns)
+
+    def _preamble(self, headed: bool) -> bytes:
+        return preamble([*self.glued, *(("tag", "double"), ("head", "double"))[: 1 + headed]])
+
+    @property
+    def glued(self) -> list[tuple[str, Any]]:
+        """The fields that polars reads a datum by."""
+        return [(f"f{i}", each.glued) for i, (_, each) in enumerate(self._fields)]
+
+    @property
+    def gluable(self) -> bool:
+        return bool(self._glue)
+
+
+def preamble(fields: Sequence[tuple[str, Any]]) -> bytes:
+    """The beginning of an Avro container with records of `fields`."""
+    named = [{"name": name, "type": each} for name, each in fields]
+    schema = json.dumps(_numbered({"type": "record", "fields": named})).encode()
+    pair = zigzag(len(b"avro.schema")) + b"avro.schema" + zigzag(len(schema)) + schema
+    return b"Obj\x01" + zigzag(1) + pair + zigzag(0) + _SYNC
+
+
+def open_block(glue: bytes, payload: bytes, count: int) -> pl.DataFrame | None:
+    """A container of one block, read by polars; None if polars will not."""
+    sizes = zigzag(count) + zigzag(len(payload))
+    try:
+        return pl.read_avro(io.BytesIO(b"".join((glue, sizes, payload, _SYNC))))
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException:  # a panic of polars is a BaseException, and says: not this way
+        return None
+
+
+def _bits(doubles: pl.Series) -> np.ndarray[Any, Any]:
+    return doubles.to_numpy().view("<u8")
+
+
+@functools.cache
+def _sealed() -> list[bytes]:
+    return [tag + _SEAL for tag in _TAGS]
+
+
+def zigzag(number: int) -> bytes:
+    number <<= 1  # only counts and sizes come here: never negative
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*out, number])
+
+
+def _numbered(schema: Any) -> Any:
+    """The schema with a name for each record and fixed: Avro wants them, all different."""
+    count = 0
+
+    def walk(each: Any) -> Any:
+        nonlocal count
+        if isinstance(each, list):
+            return [walk(branch) for branch in each]
+        if not isinstance(each, dict):
+            return each
+        if each.get("type") in ("record", "fixed"):
+            count += 1
+            each = {"name": f"n{count}", **each}
+        return {key: walk(value) for key, value in each.items()}
+
+    return walk(schema)
+
+
+class _ColumnBuilder:
+    """Avro's JSON → `AvroType`s. Keeps the named types met so far."""
+
+    def __init__(self) -> None:
+        self.named: dict[str, tuple[dict[str, Any], str]] = {}
+        self.open: list[str] = []  # records being built, outermost first
+        self.path: list[str] = []  # of the column being built
+        self.aliases: dict[str, tuple[str, ...]] = {}
+        self.count = 0
+
+    def type(self, schema: Any, space: str, depth: int) -> AvroType:
+        self.count += 1
+        if depth > MAX_DEPTH or self.count > MAX_TYPES:
+            raise UnsupportedSchema(
+                f"the schema is too large; expected at most {MAX_DEPTH} levels "
+                f"and {MAX_TYPES} types"
+            )
+        if isinstance(schema, list):
+            return self.union(schema, space, depth)
+        if isinstance(schema, dict):
+            kind = schema.get("type")
+            if isinstance(kind, (dict, list)):
+                return self.type(kind, space, depth + 1)
+        else:
+            kind, schema = schema, {}
+        if not isinstance(kind, str):
+            raise UnsupportedSchema(f"expected an Avro type, found {kind!r}")
+        if kind == "null":
+            raise UnsupportedSchema("a column that is always null; Iceberg has no such type")
+        if kind in ("record", "error"):
+            fields = self.fields(schema, space, depth)
+            if not fields:
+                raise UnsupportedSchema(
+                    f"record {schema.get('name')} has no fields; "
+                    "Parquet has no struct without fields"
+                )
+            return _record(fields)
+        if kind == "array":
+            return _array(self.inside("element", _part(schema, "items"), space, depth))
+        if kind == "map":
+            return _map(self.inside("value", _part(schema, "values"), space, depth))
+        if kind in ("enum", "fixed"):
+            self.name(schema, space)
+            return _enum(schema) if kind == "enum" else _fixed(schema)
+        if kind in _PRIMITIVES:
+            return _primitive(kind, schema)
+        return self.reference(kind, space, depth)
+
+    def inside(self, name: str, schema: Any, space: str, depth: int) -> AvroType:
+        self.path.append(name)
+        try:
+            return self.type(schema, space, depth + 1)
+        finally:
+            self.path.pop()
+
+    def name(self, schema: dict[str, Any], space: str) -> tuple[str, str]:
+        """Remember a named type; gives its full name and the namespace of what is inside."""
+        name = _text(_part(schema, "name"))
+        space = _text(schema.get("namespace", space) or "")
+        full = name if "." in name or not space else f"{space}.{name}"
+        self.named[full] = schema, full.rpartition(".")[0]
+        return full, full.rpartition(".")[0]
+
+    def reference(self, name: str, space: str, depth: int) -> AvroType:
+        full = f"{space}.{name}" if space and "." not in name else name
+        full = full if full in self.named else name
+        if full not in self.named:
+            raise UnsupportedSchema(f"type {name} is not known")
+        if full in self.open:
+            way = " → ".join([*self.open[self.open.index(full) :], full])
+            raise UnsupportedSchema(
+                f"the schema is recursive ({way}); Iceberg has no recursive types"
+            )
+        schema, inner = self.named[full]
+        return self.type({**schema, "namespace": inner}, inner, depth + 1)
+
+    def fields(self, schema: dict[str, Any], space: str, depth: int) -> dict[str, AvroType]:
+        full, space = self.name(schema, space)
+        self.open.append(full)
+        fields: dict[str, AvroType] = {}
+        for field in _list(_part(schema, "fields")):
+            name = _text(_part(field, "name"))
+            if name in fields:
+                raise UnsupportedSchema(f"record {full} has field {name!r} twice")
+            try:
+                fields[name] = self.inside(name, _part(field, "type"), space, depth)
+            except UnsupportedSchema as error:
+                raise UnsupportedSchema(f"field {name}: {error}") from None
+            if isinstance(olds := field.get("aliases"), list):
+                path = ".".join([*self.path, name])
+                self.aliases[path] = tuple(each for each in olds if _is_text(each))
+        self.open.pop()
+        return fields
+
+    def union(self, branches: list[Any], space: str, depth: int) -> AvroType:
+        null = [branch in ("null", {"type": "null"}) for branch in branches]
+        numbers = iter(range(len(branches)))
+        several = len(branches) - sum(null) > 1
+        types = [
+            None
+            if is_null
+            else self.inside(f"member{next(numbers)}", branch, space, depth)
+            if several
+            else self.type(branch, space, depth + 1)
+            for branch, is_null in zip(branches, null, strict=True)
+        ]
+        real = [each for each in types if each]
+        if not real:
+            raise UnsupportedSchema("a column that is always null; Iceberg has no such type")
+        if sum(null) > 1 or any(isinstance(branch, list) for branch in branches):
+            raise UnsupportedSchema(
+                "a union within a union, or null twice in one; Avro allows neither"
+            )
+        if len(real) == 1:
+            return _optional(real[0], null[0]) if len(types) == 2 else _only(real[0])
+        return _members(types)
+
+
+def _part(schema: Any, key: str) -> Any:
+    if not isinstance(schema, dict) or key not in schema:
+        raise UnsupportedSchema(f"expected a part {key!r}, found {json.dumps(schema)[:80]}")
+    return schema[key]
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise UnsupportedSchema(f"expected a list, found {json.dumps(value)[:80]}")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not _is_text(value):
+        raise UnsupportedSchema(f"expected a name, found {json.dumps(value)[:80]}")
+    return str(value)
+
+
+def _is_text(value: Any) -> bool:
+    """Half of a surrogate pair can be escaped in JSON, and is none."""
+    return isinstance(value, str) and not any("\ud800" <= each <= "\udfff" for each in value)
+
+
+def _within(array: pa.Array, low: int | Decimal, high: int | Decimal) -> pa.Array:
+    ends = pc.min_max(array)
+    least, most = ends["min"].as_py(), ends["max"].as_py()
+    if least is not None and not low <= least <= most <= high:
+        raise UnreadableDatum(f"expected {low} to {high}, found {least} to {most}")
+    return array
+
+
+def _number(low: int, high: int, arrow: pa.DataType, times: int = 1) -> AvroType:
+    """A whole number with bounds, times a factor, seen as `arrow`."""
+    wide = arrow.bit_width == 64
+
+    def read(datum: Datum) -> int:
+        value = datum.long()
+        if not low <= value <= high:
+            raise UnreadableDatum(f"expected {low} to {high}, found {value}")
+        return value * times
+
+    def fit(array: pa.Array) -> pa.Array:
+        if (low, high) != _INT64:
+            array = _within(array, low, high)
+        if times != 1:
+            array = pc.multiply(array, times)
+        return (array if wide else array.cast(pa.int32())).view(arrow)
+
+    return AvroType(arrow, read, "long", None if arrow == pa.int64() else fit)
+
+
+_INT32 = -(2**31), 2**31 - 1
+_INT64 = -(2**63), 2**63 - 1
+_MILLIS = -(2**63 // 1000), (2**63 - 1) // 1000  # as many as fit when told in microseconds
+_DAY = 86_400_000
+_UTC = pa.timestamp("us", "UTC")
+_LOCAL = pa.timestamp("us")
+_TIME = pa.time64("us")
+
+_NUMBERS: Mapping[tuple[str, str], AvroType] = {
+    ("int", ""): _number(*_INT32, pa.int32()),
+    ("int", "date"): _number(*_INT32, pa.date32()),
+    ("int", "time-millis"): _number(0, _DAY - 1, _TIME, 1000),
+    ("long", ""): _number(*_INT64, pa.int64()),
+    ("long", "time-micros"): _number(0, _DAY * 1000 - 1, _TIME),
+    ("long", "timestamp-millis"): _number(*_MILLIS, _UTC, 1000),
+    ("long", "timestamp-micros"): _number(*_INT64, _UTC),
+    ("long", "timestamp-nanos"): _number(*_INT64, pa.timestamp("ns", "UTC")),
+    ("long", "local-timestamp-millis"): _number(*_MILLIS, _LOCAL, 1000),
+    ("long", "local-timestamp-micros"): _number(*_INT64, _LOCAL),
+    ("long", "local-timestamp-nanos"): _number(*_INT64, pa.timestamp("ns")),
+}
+
+
+def _read_string(datum: Datum) -> str:
+    try:
+        return datum.take(datum.long()).decode()
+    except UnicodeDecodeError as error:
+        raise UnreadableDatum(f"expected UTF-8, found {error.reason}") from None
+
+
+def _read_float(datum: Datum) -> float:
+    return float(struct.unpack("<f", datum.take(4))[0])
+
+
+def _read_double(datum: Datum) -> float:
+    return float(struct.unpack("<d", datum.take(8))[0])
+
+
+def _read_bytes(datum: Datum) -> bytes:
+    return datum.take(datum.long())
+
+
+_PRIMITIVES: Mapping[str, AvroType] = {
+    "int": _NUMBERS["int", ""],
+    "long": _NUMBERS["long", ""],
+    "float": AvroType(pa.float32(), _read_float, "float"),
+    "double": AvroType(pa.float64(), _read_double, "double"),
+    # As polars and Avro's Java library have it: 1 is true, all else is false.
+    "boolean": AvroType(pa.bool_(), lambda datum: datum.take(1) == b"\x01", "boolean"),
+    "string": AvroType(pa.large_string(), _read_string, "string"),
+    "bytes": AvroType(pa.large_binary(), _read_bytes, "bytes"),
+}
+
+
+#: Types that Debezium names and Avro has no word for. Those of which a column could not hold every
+#: value stay what they are underneath: a time of day may be 24:00 or 838 hours, a moment with a
+#: zone `infinity`, and nanoseconds need another version of the table's format.
+_DEBEZIUM: Mapping[tuple[str, str], str] = {
+    ("int", "io.debezium.time.Date"): "date",
+    ("long", "io.debezium.time.Timestamp"): "local-timestamp-millis",
+    ("long", "io.debezium.time.MicroTimestamp"): "local-timestamp-micros",
+}
+
+
+def _primitive(kind: str, schema: dict[str, Any]) -> AvroType:
+    # A logical type that is unknown, or on the wrong type, is ignored: so says Avro's text.
+    logical = schema.get("logicalType") or _DEBEZIUM.get((kind, str(schema.get("connect.name"))))
+    if kind == "bytes" and logical == "decimal":
+        return _decimal(schema, _read_bytes, {"type": "bytes"}) or _PRIMITIVES[kind]
+    return _NUMBERS.get((kind, str(logical))) or _PRIMITIVES[kind]
+
+
+def _decimal(schema: dict[str, Any], read: Read, base: dict[str, Any]) -> AvroType | None:
+    precision, scale = schema.get("precision"), schema.get("scale", 0)
+    if type(precision) is not int or type(scale) is not int:
+        return None
+    if precision < 1 or not 0 <= scale <= precision:
+        return None
+    if scale > 38:
+        raise UnsupportedSchema(f"expected a decimal scale of at most 38, found {scale}")
+    # Iceberg has 38 digits. Kafka Connect's decimals have no precision, and Confluent's converter
+    # registers 64 for all of them: which values fit, only the values say.
+    precision = min(precision, 38)
+    most = 10**precision - 1
+    context = Context(prec=38)
+    bound = Decimal(most).scaleb(-scale, context)
+
+    def read_decimal(datum: Datum) -> Decimal:
+        unscaled = int.from_bytes(read(datum), "big", signed=True)
+        if not -most <= unscaled <= most:
+            raise UnreadableDatum(f"expected a decimal of at most {precision} digits, found more")
+        return Decimal(unscaled).scaleb(-scale, context)
+
+    glued = None
+    if base.get("size", 0) <= 16:  # polars refuses more than 16 bytes
+        glued = {**base, "logicalType": "decimal", "precision": precision, "scale": scale}
+    fit: Fit = lambda array: _within(array, bound.copy_negate(), bound)  # noqa: E731
+    return AvroType(pa.decimal128(precision, scale), read_decimal, glued, fit)
+
+
+def _fixed(schema: dict[str, Any]) -> AvroType:
+    size = _part(schema, "size")
+    if type(size) is not int or not 0 < size < 2**31:
+        raise UnsupportedSchema(f"expected a fixed of at least one byte, found {size!r}")
+    read: Read = lambda datum: datum.take(size)  # noqa: E731
+    # polars sets room aside for every row, null or not: a huge optional fixed would take it all.
+    glued = {"type": "fixed", "size": size} if size <= 256 else None
+    if schema.get("logicalType") == "decimal":
+        decimal = _decimal(schema, read, {"type": "fixed", "size": size})
+        if decimal:
+            return decimal
+    arrow = pa.binary(size)
+    return AvroType(arrow, read, glued, lambda array: array.cast(arrow))
+
+
+def _enum(schema: dict[str, Any]) -> AvroType:
+    symbols = [_text(each) for each in _list(_part(schema, "symbols"))]
+    texts = pa.array(symbols, pa.large_string())
+
+    def read(datum: Datum) -> Any:
+        index = datum.long()
+        if not 0 <= index < len(symbols):
+            raise UnreadableDatum(f"expected a symbol from 0 to {len(symbols) - 1}, found {index}")
+        return symbols[index]
+
+    # take() checks the upper bound only in part of its ways: check both here.
+    fit: Fit = lambda array: texts.take(_within(array, 0, len(symbols) - 1))  # noqa: E731
+    return AvroType(pa.large_string(), read, "long", fit)
+
+
+def _record(fields: dict[str, AvroType]) -> AvroType:
+    arrow = pa.struct([each.field(name) for name, each in fields.items()])
+    parts = [(name, each.read) for name, each in fields.items()]
+
+    def read(datum: Datum) -> dict[str, Any]:
+        row = {}
+        name = ""
+        try:
+            for name, part in parts:
+                row[name] = part(datum)
+        except UnreadableDatum as error:
+            error.path.append(name)
+            raise
+        return row
+
+    def fit(array: pa.Array) -> pa.Array:
+        children = [each.fitted(_whole(array).field(i)) for i, each in enumerate(fields.values())]
+        return pa.Array.from_buffers(arrow, len(array), array.buffers()[:1], children=children)
+
+    glued = None
+    if all(each.glued is not None for each in fields.values()):
+        inner = [{"name": f"f{i}", "type": each.glued} for i, each in enumerate(fields.values())]
+        glued = {"type": "record", "fields": inner}
+    return AvroType(arrow, read, glued, fit)
+
+
+def _whole(array: pa.Array) -> pa.Array:
+    """Buffers may be taken as they are only from an array that is no slice."""
+    if array.offset:
+        raise UnreadableDatum("a slice")
+    return array
+
+
+def _blocks(datum: Datum, read: Read) -> list[Any]:
+    items: list[Any] = []
+    while True:
+        count = datum.long()
+        if count < 0:
+            datum.long()  # the block's size in bytes: only for those who skip it
+            # polars takes the least of all longs for no items: its negative does not exist.
+            count = -count if count != -(2**63) else 0
+        elif count == 0:
+            return items
+        # Each item takes a byte or more, so a count beyond the bytes left cannot be true.
+        if count > len(datum.data) - datum.place:
+            raise UnreadableDatum(f"expected at most one item a byte, found a count of {count}")
+        items.extend(read(datum) for _ in range(count))
+
+
+def _array(item: AvroType) -> AvroType:
+    arrow = pa.large_list(item.field("element"))
+
+    def fit(array: pa.Array) -> pa.Array:
+        values = item.fitted(_whole(array).values)
+        return pa.Array.from_buffers(arrow, len(array), array.buffers()[:2], children=[values])
+
+    glued = None if item.glued is None else {"type": "array", "items": item.glued}
+    return AvroType(arrow, lambda datum: _blocks(datum, item.read), glued, fit)
+
+
+def _map(value: AvroType) -> AvroType:
+    arrow = pa.map_(pa.large_string(), value.field("value"))
+
+    def fit(array: pa.Array) -> pa.Array:
+        entries = _whole(_whole(array).values)
+        offsets = pa.array(np.frombuffer(array.buffers()[1], np.int64, len(array) + 1), pa.int32())
+        pairs = pa.StructArray.from_arrays(
+            [entries.field(0), value.fitted(entries.field(1))],
+            fields=[arrow.key_field, arrow.item_field],
+        )
+        buffers = [array.buffers()[0], offsets.buffers()[1]]
+        return pa.Array.from_buffers(arrow, len(array), buffers, children=[pairs])
+
+    def pair(datum: Datum) -> tuple[str, Any]:
+        return _read_string(datum), value.read(datum)
+
+    glued = None
+    if value.glued is not None:
+        fields = [{"name": "key", "type": "string"}, {"name": "value", "type": value.glued}]
+        glued = {"type": "array", "items": {"type": "record", "fields": fields}}
+    return AvroType(arrow, lambda datum: _blocks(datum, pair), glued, fit)
+
+
+def _optional(real: AvroType, null_first: bool) -> AvroType:
+    def read(datum: Datum) -> Any:
+        index = datum.long()
+        if index not in (0, 1):
+            raise UnreadableDatum(f"expected branch 0 or 1 of a union, found {index}")
+        return None if (index == 0) is null_first else real.read(datum)
+
+    branches = ["null", real.glued] if null_first else [real.glued, "null"]
+    glued = None if real.glued is None else branches
+    return AvroType(real.arrow, read, glued, real.fit, nullable=True)
+
+
+def _only(real: AvroType) -> AvroType:
+    """A union of one branch: an index that says nothing, then the value."""
+
+    def read(datum: Datum) -> Any:
+        index = datum.long()
+        if index != 0:
+            raise UnreadableDatum(f"expected the only branch of the union, found {index}")
+        return real.read(datum)
+
+    return AvroType(real.arrow, read, None)
+
+
+def _members(types: list[AvroType | None]) -> AvroType:
+    """A union of several branches: a struct with one optional member for each."""
+    names = iter(f"member{i}" for i in range(len(types)))
+    named = [(next(names), each) if each else None for each in types]
+    arrow = pa.struct([pa.field(*_pair(each)) for each in named if each])
+
+    def read(datum: Datum) -> dict[str, Any] | None:
+        index = datum.long()
+        if not 0 <= index < len(named):
+            raise UnreadableDatum(f"expected a branch from 0 to {len(named) - 1}, found {index}")
+        found = named[index]
+        return {found[0]: found[1].read(datum)} if found else None
+
+    return AvroType(arrow, read, None, nullable=None in types)
+
+
+def _pair(member: tuple[str, AvroType]) -> tuple[str, pa.DataType]:
+    return member[0], member[1].arrow

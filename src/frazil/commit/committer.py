@@ -1,0 +1,542 @@
+"""The committer: which table's turn it is, what waits meanwhile, and how much may.
+
+A batch is committed to its tables first and to the index last: the index's ledger is the stream's
+position, the cut at which all tables stand together. A table that fails for now does not stop the
+stream, nor the other tables: its batches wait, staged, and are committed together later. How one
+table takes a batch exactly once is told in `commit`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+from frazil.commit.protocol import Clock, TableCommitter, entry_of, pause_after
+from frazil.errors import (
+    CommitStateUnknown,
+    ConfigError,
+    Expired,
+    Fatal,
+    Fenced,
+    FrazilError,
+    Gap,
+    IdentityMismatch,
+    Overlap,
+    Retryable,
+)
+from frazil.ledger.entry import LedgerEntry, Snapshot
+from frazil.ledger.staged_batch import StagedBatch
+from frazil.offsets import Cut
+
+#: The index among the tables that are due: no table has such a name.
+INDEX = "(index)"
+#: How many tables are committed to at the same time.
+THREADS = 4
+#: How many batches share a snapshot at most: their ids stand in its summary.
+TOGETHER = 256
+
+#: Files of a batch that was staged so many seconds ago are looked for before it is committed.
+AGED = 600.0
+
+Step = Callable[[str, StagedBatch | None], None]
+
+#: A batch, and the snapshot that holds it in each of its tables.
+Located = tuple[StagedBatch, Mapping[str, Snapshot]]
+
+
+@dataclass(frozen=True, slots=True)
+class BackpressureLimits:
+    """Absorption: how much may wait for a commit before the stream blocks."""
+
+    batches: int
+    bytes: int
+    age: float  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class CommitTrigger:
+    """When a table's staged files are committed: when they are large enough or have waited long
+    enough; and which of several tables comes first."""
+
+    interval: float = 0.0
+    bytes: int | None = None
+    priority: int = 0
+
+
+@dataclass
+class Progress:
+    """What status and metrics show. Written by the committer alone."""
+
+    position: Cut = field(default_factory=Cut)
+    committed_batches: int = 0
+    commits: int = 0
+    last_commit_ms: int = 0
+    #: tables that cannot be committed to for now, and why
+    stuck: dict[str, str] = field(default_factory=dict)
+    blocked: str = ""
+    unpublished: str = ""
+    #: what the index could not be tidied for
+    untidy: str = ""
+
+    @property
+    def trouble(self) -> str:
+        return "; ".join(list(self.stuck.values()))
+
+
+class _PendingTable:
+    """A staged batch on its way into its tables."""
+
+    def __init__(self, batch: StagedBatch, since: float) -> None:
+        self.batch = batch
+        self.since = since
+        self.snapshots: dict[str, Snapshot] = {}
+
+    def lacks(self, table: str) -> bool:
+        return table in self.batch.names and table not in self.snapshots
+
+    @property
+    def left(self) -> list[str]:
+        return [name for name in self.batch.names if name not in self.snapshots]
+
+
+class Committer:
+    """Commits staged batches in order: each to its tables, then the index. One thread of the driver
+    sees to it; where several tables are due, a few more help."""
+
+    def __init__(
+        self,
+        *,
+        target: Callable[[str], TableCommitter],
+        index: TableCommitter,
+        index_manifests: Callable[[Sequence[Located]], list[str]],
+        tables: Callable[[], Mapping[str, str] | str],
+        committed: Callable[[Sequence[StagedBatch]], None],
+        position: Cut,
+        pace: Callable[[str], CommitTrigger],
+        bounds: BackpressureLimits,
+        step: Step,
+        clock: Clock = time,
+        alone: bool = True,
+        tidy: Callable[[], float | None] = lambda: None,
+        indexed: Callable[[Sequence[StagedBatch]], None] = lambda _: None,
+    ) -> None:
+        """`alone`: one table takes everything, so that its ledger never stands behind the index,
+        and what is wrong with it stops the stream. `tables`: what the index says of them. `tidy`
+        looks after index and tables when the index was committed to, and once more at the moment
+        that it gives, should nothing be committed until then; it must not raise. `indexed` is
+        called before anybody is told of the new position, `committed` after that."""
+        self.progress = Progress(position=position)
+        self._target = target
+        self._index = index
+        self._index_manifests = index_manifests
+        self._tables = tables
+        self._committed = committed
+        self._indexed = indexed
+        self._pace = pace
+        self._bounds = bounds
+        self._step = step
+        self._clock = clock
+        self._alone = alone
+        self._tidy = tidy
+        self._tidy_at: float | None = None
+        self._changed = threading.Condition()
+        self._pending: list[_PendingTable] = []
+        #: table → when it was last committed to; table → how often it failed since, and until when
+        #: it is left in peace
+        self._last: dict[str, float] = {}
+        self._failures: dict[str, tuple[int, float]] = {}
+        #: batch and table → when its files were last looked for
+        self._looked: dict[tuple[str, str], float] = {}
+        #: a batch cannot be committed any more: the next life reads it again
+        self._unstaged: FrazilError | None = None
+        #: tables that only a person can help
+        self._hopeless: dict[str, FrazilError] = {}
+        self._failure: FrazilError | None = None
+        self._hurried = False
+        self._flushers = 0
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="frazil-committer", daemon=True)
+        self._thread.start()
+
+    @property
+    def pending(self) -> list[StagedBatch]:
+        with self._changed:
+            return [each.batch for each in self._pending]
+
+    @property
+    def failure(self) -> FrazilError | None:
+        return self._failure
+
+    def submit(self, batch: StagedBatch, bounded: bool = True) -> None:
+        """Hand over a staged batch; blocks while more than the bounds allow is waiting."""
+        with self._changed:
+            while bounded and (reason := self._over()) and not self._flushing:
+                self._raise_failure()
+                self.progress.blocked = self._because(reason)
+                self._changed.wait(1.0)
+            self._raise_failure()
+            self.progress.blocked = ""
+            self._pending.append(_PendingTable(batch, self._clock.monotonic()))
+            self._changed.notify_all()
+
+    def wait_until(self, cut: Mapping, timeout: float | None = None) -> bool:  # type: ignore[type-arg]
+        """Block until every offset below `cut` is committed. False when the time is up."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._failure or self.progress.position.reaches(cut), timeout
+            )
+            reached = self.progress.position.reaches(cut)
+            if not reached:
+                self._raise_failure()
+            return reached
+
+    def hurry(self) -> None:
+        """Commit what is waiting now, whatever the interval says, and hold nobody at a bound."""
+        with self._changed:
+            self._hurried = True
+            self._changed.notify_all()
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Commit what is waiting now; False where that is not done in time, or cannot be."""
+        with self._changed:
+            self._flushers += 1
+            self._changed.notify_all()
+            try:
+                self._changed.wait_for(
+                    lambda: self._failure or not self._pending or self.stalled(), timeout
+                )
+            finally:
+                self._flushers -= 1
+            self._raise_failure()
+            return not self._pending
+
+    @property
+    def _flushing(self) -> bool:
+        return self._hurried or self._flushers > 0
+
+    def stalled(self) -> FrazilError | None:
+        """Why nothing more will be committed until somebody looks at a table."""
+        with self._changed:
+            hopeless = dict(self._hopeless)
+            left = {name for each in self._pending for name in each.left}
+            if not self._pending or not left <= set(hopeless):
+                return None
+            # The index waits for the tables of the first batch, and then for nobody.
+            return hopeless[min(left)] if self._pending[0].left else hopeless.get(INDEX)
+
+    def close(self) -> None:
+        """End the thread after the commit under way. What is staged waits for the next life."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._changed:
+                    if self._closed:
+                        return
+                    due = self._due()
+                    nap = self._nap()
+                    if not due and (nap is None or nap > 0):
+                        self._changed.wait(nap)
+                        continue
+                if due:
+                    self.round(due)
+                else:
+                    self._tidy_at = self._tidy()
+        except FrazilError as error:
+            self._fail(error)
+        except Exception as error:
+            # The thread's outermost frame: what is not one of ours must still stop the stream.
+            self._fail(FrazilError(f"cannot commit: {type(error).__name__}: {error}"))
+            raise
+
+    def _due(self) -> list[str]:
+        """The tables to commit to now, the most urgent first; the index, `INDEX`, is the last."""
+        now = self._clock.monotonic()
+        hurried = self._flushing or bool(self._over())  # a bound is no reason to wait
+        waiting: dict[str, tuple[float, int]] = {}  # since when, and how many bytes
+        for each in self._pending:
+            for staged in each.batch.tables:
+                if staged.name not in each.snapshots:
+                    since, size = waiting.get(staged.name, (each.since, 0))
+                    waiting[staged.name] = since, size + staged.bytes
+        due = []
+        for name, (since, size) in waiting.items():
+            pace = self._pace(name)
+            last = self._last.get(name)  # the first is not kept waiting
+            rested = last is None or now - last >= pace.interval
+            large = pace.bytes is not None and size >= pace.bytes
+            if (hurried or rested or large) and self._failures.get(name, (0, 0.0))[1] <= now:
+                due.append((-pace.priority, since, name))
+        found = [name for _, _, name in sorted(due)]
+        if self._failures.get(INDEX, (0, 0.0))[1] <= now:
+            ready = bool(self._pending) and all(name in found for name in self._pending[0].left)
+            found += [INDEX] if ready else []
+        return found
+
+    def _nap(self) -> float | None:
+        """Until something may be due: a new batch wakes us anyway. 0: it is time to tidy."""
+        if not self._pending:
+            return self._tidy_at and max(0.0, self._tidy_at - self._clock.monotonic())
+        names = {name for each in self._pending for name in each.left} | {INDEX}
+        waits = [
+            self._failures[name][1] - self._clock.monotonic()
+            for name in names
+            if name in self._failures
+        ]
+        paces = [self._pace(name).interval for name in names - {INDEX}]
+        return max(0.01, min([1.0, *(each for each in (*waits, *paces) if each > 0)]))
+
+    def round(self, due: Sequence[str]) -> None:
+        """Each table that is due, then the index, as far as all tables have come."""
+        names = [name for name in due if name != INDEX]
+        pending = self._snapshot_of_pending()
+        if len(names) > 1:
+            with ThreadPoolExecutor(min(THREADS, len(names)), "frazil-committer") as pool:
+                list(pool.map(lambda name: self._into_table(name, pending), names))
+        for name in names if len(names) == 1 else []:
+            self._into_table(name, pending)
+        if self._hopeless.keys() - {INDEX}:
+            self._refuse_overtaken()
+        done = list(itertools.takewhile(lambda each: not each.left, pending))[:TOGETHER]
+        if done and INDEX in due:
+            self._tried(INDEX, lambda: self._into_index(done))
+
+    def _refuse_overtaken(self) -> None:
+        """Before a person is called: is it this life that must wait?"""
+        try:
+            self._index.still_newest()
+        except Fenced:
+            raise
+        except FrazilError:
+            pass  # of the index itself its commits tell
+
+    def _snapshot_of_pending(self) -> list[_PendingTable]:
+        with self._changed:
+            return list(self._pending)
+
+    def _into_table(self, name: str, pending: Sequence[_PendingTable]) -> None:
+        waiting = [each for each in pending if each.lacks(name)]
+        mine = waiting[:TOGETHER]
+        batches = [each.batch for each in mine]
+        began = self._clock.monotonic()
+
+        def bring() -> None:
+            target = self._target(name)
+            for batch in batches:
+                if batch.table(name).uuid != target.table.uuid:
+                    raise IdentityMismatch(
+                        f"cannot commit to table {name}: it was dropped and made again; a batch "
+                        f"was staged for uuid {batch.table(name).uuid}, found {target.table.uuid}"
+                    )
+            where = self._bring(
+                "",
+                target,
+                batches,
+                lambda rest: self._files(rest, target),
+                lambda rest: replace(
+                    entry_of(rest, name, target.epoch, None if self._alone else target.end),
+                    index=self._index.table.name,
+                ),
+            )
+            with self._changed:
+                for each in mine:
+                    each.snapshots[name] = replace(where[each.batch.commit_id], summary={})
+                self._changed.notify_all()
+
+        self._tried(name, bring)
+        if len(mine) == len(waiting):  # else the rest is due at once
+            # From beginning to beginning: else a batch that comes once in an interval would wait a
+            # little longer each time for the commit of the one before.
+            self._last[name] = began
+
+    def _files(self, batches: Sequence[StagedBatch], target: TableCommitter) -> list[str]:
+        """The manifests that they bring for a table. Iceberg commits what is not there as well, and
+        then nobody can read the table: of batches that may have waited for long it is looked for.
+        """
+        name, now = target.table.name, self._clock.monotonic()
+        old = [
+            batch
+            for batch in batches
+            if batch.epoch != target.epoch or time.time() - batch.staged_at_ms / 1000 > AGED
+            if now - self._looked.get((batch.commit_id, name), -AGED) >= AGED
+        ]
+        for batch in old:
+            if gone := target.table.lacking(batch.table(name).manifests):
+                self._unstaged = Expired(
+                    f"cannot commit {ranges_of(batch, name)} to table {name}: {len(gone)} of its "
+                    f"staged files are gone, {gone[0]} among them",
+                    hint="something removed files that no snapshot refers to yet (orphan removal, "
+                    "a lifecycle rule). Start the sink again: it reads those offsets again, or "
+                    "says which of them Kafka no longer has",
+                )
+                raise self._unstaged
+            self._looked[batch.commit_id, name] = now
+        return _manifests(batches, name)
+
+    def _into_index(self, done: Sequence[_PendingTable]) -> None:
+        batches = [each.batch for each in done]
+        located = {each.batch.commit_id: (each.batch, each.snapshots) for each in done}
+        tables = self._tables()
+        self._bring(
+            "index-",
+            self._index,
+            batches,
+            lambda rest: self._index_manifests([located[b.commit_id] for b in rest]),
+            lambda rest: replace(entry_of(rest, INDEX, self._index.epoch), tables=tables),
+        )
+        self._indexed(batches)
+        with self._changed:
+            del self._pending[: len(batches)]
+            for batch in batches:
+                for name in batch.names:
+                    self._looked.pop((batch.commit_id, name), None)
+            self.progress.position = batches[-1].end
+            self.progress.commits += 1
+            self.progress.committed_batches += len(batches)
+            self.progress.last_commit_ms = int(time.time() * 1000)
+            self._changed.notify_all()
+        self._committed(batches)
+        self._step("done", batches[-1])
+        self._tidy_at = self._tidy()
+
+    def _tried(self, name: str, call: Callable[[], None]) -> None:
+        """`call`; or the table is left in peace for a while and its batches wait, staged.
+
+        Absorbed: the stream goes on, the next try takes old and new together. Where a person must
+        look, and others can go on, the table waits as well; status names it. So does the index:
+        data goes on into the tables without it, until the bounds say that it is enough.
+        """
+        try:
+            call()
+            self._failures.pop(name, None)
+            self._hopeless.pop(name, None)
+            self.progress.stuck.pop(name, None)
+        except Fenced:
+            raise
+        except (Retryable, CommitStateUnknown, Fatal, ConfigError) as error:
+            if isinstance(error, (Fatal, ConfigError)):
+                # The index has not what the stream says, or has it already: whose position is it?
+                contradicted = name == INDEX and isinstance(error, (Gap, Overlap))
+                unstaged = error is self._unstaged
+                if contradicted or unstaged or (self._alone and name != INDEX):
+                    raise
+                self._hopeless[name] = error
+            self.progress.stuck[name] = error.message
+            times = self._failures.get(name, (0, 0.0))[0] + 1
+            self._failures[name] = times, self._clock.monotonic() + pause_after(times)
+
+    def _bring(
+        self,
+        prefix: str,
+        target: TableCommitter,
+        batches: Sequence[StagedBatch],
+        manifests: Callable[[Sequence[StagedBatch]], list[str]],
+        entry: Callable[[Sequence[StagedBatch]], LedgerEntry],
+    ) -> dict[str, Snapshot]:
+        """`batches` into one table; where each of them is, by commit id."""
+        where = target.locate(batches)
+        snapshot: Snapshot | None = None
+        for some in _apart_by_deletes(batches[len(where) :], target.table.name):
+            ready = manifests(some)
+            self._step(f"{prefix}commit", some[-1])
+            snapshot = target.commit(ready, entry(some))
+            self._step(f"{prefix}committed", some[-1])
+            where |= {batch.commit_id: snapshot for batch in some}
+        if snapshot is None:
+            snapshot = target.head().snapshot  # maybe a claim on top: the tag never moves back
+            if snapshot is None:
+                raise target.untold("what is there already")
+        target.witness(snapshot)
+        self._step(f"{prefix}witnessed", batches[-1])
+        return where
+
+    def _over(self) -> str:
+        """Why no more may be staged; empty where it may.
+
+        Where a table is stuck, batches that wait for nothing else do not count by number: the
+        others go on until bytes or age forbid it.
+        """
+        stuck = set() if self._alone else set(self.progress.stuck) - {INDEX}
+        moving = [each for each in self._pending if not stuck or set(each.left) - stuck]
+        if len(moving) >= self._bounds.batches:
+            return f"{len(moving)} batches wait for a commit; the bound is {self._bounds.batches}"
+        stored = sum(
+            table.bytes
+            for each in self._pending
+            for table in each.batch.tables
+            if table.name not in each.snapshots
+        )
+        if self._pending and stored >= self._bounds.bytes:
+            return f"{stored} staged bytes wait for a commit; the bound is {self._bounds.bytes}"
+        if self._pending:
+            age = self._clock.monotonic() - self._pending[0].since
+            if age >= self._bounds.age:
+                return f"a batch has waited {age:.0f} s; the bound is {self._bounds.age:.0f} s"
+        return ""
+
+    def _because(self, reason: str) -> str:
+        """With what they wait for, where that is known."""
+        waiting = sum(not each.left for each in self._pending)
+        if waiting and not self._pending[0].left:
+            reason += f"; {waiting} of them are in all their tables, and not in the index yet"
+        return f"{reason}: {self.progress.trouble}" if self.progress.trouble else reason
+
+    def _fail(self, error: FrazilError) -> None:
+        with self._changed:
+            self._failure = error
+            self._changed.notify_all()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+
+def ranges_of(batch: StagedBatch, table: str) -> str:
+    return ", ".join(str(tally.range) for tally in batch.table(table).tallies)
+
+
+def _manifests(batches: Sequence[StagedBatch], table: str) -> list[str]:
+    """What they bring for a table. One that was rebuilt from the table's own ledger brings nothing:
+    it is there, or the table was moved away from it since."""
+    for batch in batches:
+        staged = batch.table(table)
+        if not staged.manifests and (staged.keys or any(t.written for t in staged.tallies)):
+            raise Gap(
+                f"cannot commit {ranges_of(batch, table)} to table {table}: it had them when this "
+                "life began, and has them no more",
+                hint="the table was rolled back or its branch replaced; see `frazil audit`",
+            )
+    return [manifest for batch in batches for manifest in batch.table(table).manifests]
+
+
+def _apart_by_deletes(batches: Sequence[StagedBatch], table: str) -> Iterator[list[StagedBatch]]:
+    """Which of them may share a snapshot of the table.
+
+    A batch with equality deletes has one of its own: they take away rows of older snapshots only,
+    so of two batches in one snapshot both versions of a key would stay (H5). So has one that a
+    person made: what is signed for is told apart.
+    """
+    together: list[StagedBatch] = []
+    for batch in batches:
+        keyed = any(each.keys for each in batch.tables if each.name == table)
+        if not keyed and not batch.note:
+            together.append(batch)
+            continue
+        if together:
+            yield together
+        yield [batch]
+        together = []
+    if together:
+        yield together

@@ -1,0 +1,255 @@
+"""Partition values: computed from columns, told in descriptors, named in paths. Runs on executors.
+
+Every value that Iceberg has can be a partition value: floats with NaN, infinities and both zeros,
+texts of any length, days and moments of any year. What cannot be computed is told as a
+`SchemaMismatch` before anything is written: an hour beyond 32 bits, a truncated decimal beyond its
+precision, a moment of the outermost days that Iceberg's own text form cannot carry.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import uuid
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any
+from urllib.parse import quote_plus
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.conversions import to_json
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.types import (
+    BinaryType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    NestedField,
+    PrimitiveType,
+    StructType,
+    TimestampNanoType,
+    TimestampType,
+    TimestamptzNanoType,
+    TimestamptzType,
+    UUIDType,
+)
+
+from frazil.errors import SchemaMismatch
+
+Apply = Callable[[pa.Array], pa.Array]
+
+#: A path's segment for one value, and all of them together, at most: file systems have 255 bytes
+#: for a name, and object stores 1,024 for a path.
+SEGMENT, SEGMENTS = 128, 512
+
+_MOMENTS = (TimestampType, TimestamptzType, TimestampNanoType, TimestamptzNanoType)
+_DAY = {"us": 86_400_000_000, "ns": 86_400_000_000_000}
+
+
+def transformation(transform: Any, kind: PrimitiveType) -> Apply:
+    """What computes a partition or sort value from a column of this type."""
+    word = str(transform).split("[")[0]
+    if word in ("year", "month"):
+        return lambda column: _calendar(column, word[0].upper())
+    if word == "day":
+        return lambda column: _floored(column, _days(column))
+    if word == "hour":
+        return lambda column: _floored(column, _DAY[column.type.unit] // 24)
+    if word == "truncate" and isinstance(kind, BinaryType):
+        width = int(str(transform).split("[")[1][:-1])
+        return lambda column: pc.binary_slice(column, 0, width)
+    rust: Apply = transform.pyarrow_transform(kind)
+    if word == "bucket" and isinstance(kind, (TimestampNanoType, TimestamptzNanoType)):
+        # The hash is that of the microseconds, rounded down before 1970, too.
+        zone = None if isinstance(kind, TimestampNanoType) else "UTC"
+        return lambda column: rust(_floored(column, 1000).cast(pa.timestamp("us", zone)))
+    return rust
+
+
+def source_of(rows: pa.Table, schema: Schema, field_id: int) -> pa.Array:
+    """The column that a partition or sort field is computed from; it may stand inside structs."""
+    first, *rest = _places(schema.fields, field_id)
+    column = rows.column(schema.fields[first].name)
+    return (pc.struct_field(column, rest) if rest else column).combine_chunks()
+
+
+def plain(column: Any) -> pa.Array:
+    """Values that Python compares as Iceberg does: days and moments as numbers, floats as their
+    bits, of which both zeros differ and all NaN are one."""
+    if isinstance(column.type, pa.BaseExtensionType):  # uuid
+        column = column.storage
+    if pa.types.is_floating(column.type):
+        wide = column.type == pa.float64()
+        floats = column.fill_null(0.0).to_numpy(False).copy()
+        floats[np.isnan(floats)] = np.nan
+        bits = floats.view(np.int64 if wide else np.int32)
+        return pa.array(bits, mask=column.is_null().to_numpy(False))
+    if pa.types.is_temporal(column.type):
+        return column.view(pa.int32() if column.type.bit_width == 32 else pa.int64())
+    return column
+
+
+def json_value(kind: PrimitiveType, value: Any) -> Any:
+    """A plain value as Iceberg's JSON has it; NaN and the infinities as Python's JSON has them."""
+    if value is None:
+        return None
+    if isinstance(kind, FloatType):
+        return struct.unpack("<f", struct.pack("<i", value))[0]
+    if isinstance(kind, DoubleType):
+        return struct.unpack("<d", struct.pack("<q", value))[0]
+    if isinstance(kind, UUIDType):
+        return str(uuid.UUID(bytes=value))
+    if isinstance(kind, DateType):
+        return _date(value)
+    if isinstance(kind, _MOMENTS):
+        digits = 9 if isinstance(kind, (TimestampNanoType, TimestamptzNanoType)) else 6
+        zone = "+00:00" if isinstance(kind, (TimestamptzType, TimestamptzNanoType)) else ""
+        return _moment(value, digits) + zone
+    return to_json(kind, value)
+
+
+def path_of(spec: PartitionSpec, kinds: Sequence[PrimitiveType], partition: Sequence[Any]) -> str:
+    """Where the files of a partition lie. A value that is too long for a name is its digest:
+    nobody reads a value from a path."""
+    segments = []
+    for field, kind, value in zip(spec.fields, kinds, partition, strict=True):
+        said = _human(str(field.transform), value) or json_value(kind, value)
+        text = "null" if said is None else str(said)
+        segments.append(_bounded(f"{quote_plus(field.name)}={quote_plus(text)}", SEGMENT))
+    return _bounded("/".join(segments), SEGMENTS)
+
+
+def check(rows: pa.Table, schema: str, spec: str, table: str) -> None:
+    """A `SchemaMismatch` where a partition value of some row cannot be computed."""
+    for name, field_id, fits in _fallible(schema, spec):
+        if fact := fits(source_of(rows, _read(schema), field_id)):
+            raise SchemaMismatch(
+                f"cannot fit {table}: column {name!r}, by which the table is partitioned, "
+                f"has {fact}"
+            )
+
+
+@lru_cache(maxsize=2048)
+def _fallible(schema: str, spec: str) -> list[tuple[str, int, Callable[[pa.Array], str]]]:
+    """The partition fields that not every value has, with what looks for such a value."""
+    found: list[tuple[str, int, Callable[[pa.Array], str]]] = []
+    columns = _read(schema)
+    for field in PartitionSpec.model_validate_json(spec).fields if spec else ():
+        kind = columns.find_type(field.source_id)
+        word = str(field.transform).split("[")[0]
+        fits: Callable[[pa.Array], str] | None = None
+        if isinstance(kind, _MOMENTS) and word == "hour":
+            fits = _hours_fit
+        elif isinstance(kind, _MOMENTS) and word == "identity":
+            fits = _moments_fit
+        elif isinstance(kind, DecimalType) and word == "truncate":
+            fits = _truncated_fit(kind, transformation(field.transform, kind))
+        if fits is not None:
+            found.append((str(columns.find_column_name(field.source_id)), field.source_id, fits))
+    return found
+
+
+def _hours_fit(column: pa.Array) -> str:
+    hours = _floored(column, _DAY[column.type.unit] // 24)
+    beyond = _beyond(hours, -(2**31), 2**31 - 1)
+    return "a moment whose hour takes more than 32 bits" if beyond else ""
+
+
+def _moments_fit(column: pa.Array) -> str:
+    day = _DAY[column.type.unit]
+    beyond = _beyond(column.view(pa.int64()), -(2**63) + day, 2**63 - 1 - day)
+    return "a moment at the very end of time, which has no text form" if beyond else ""
+
+
+def _truncated_fit(kind: DecimalType, truncate: Apply) -> Callable[[pa.Array], str]:
+    most = Decimal((0, (9,) * kind.precision, -kind.scale))
+
+    def fits(column: pa.Array) -> str:
+        beyond = _beyond(truncate(column), -most, most)
+        return f"a value that is beyond {kind} when it is truncated" if beyond else ""
+
+    return fits
+
+
+def _beyond(column: pa.Array, low: Any, high: Any) -> bool:
+    span = pc.min_max(column).as_py()
+    return span["min"] is not None and not (low <= span["min"] and span["max"] <= high)
+
+
+# ── time ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _days(column: pa.Array) -> int:
+    return 1 if pa.types.is_date(column.type) else _DAY[column.type.unit]
+
+
+def _floored(column: pa.Array, unit: int) -> pa.Array:
+    numbers = plain(column).cast(pa.int64()).fill_null(0).to_numpy(False)
+    return pa.array(np.floor_divide(numbers, unit), mask=column.is_null().to_numpy(False))
+
+
+def _calendar(column: pa.Array, unit: str) -> pa.Array:
+    """Months or years since 1970."""
+    days = _floored(column, _days(column)).fill_null(0).to_numpy(False)
+    found = days.astype("datetime64[D]").astype(f"datetime64[{unit}]").astype(np.int64)
+    return pa.array(found, mask=column.is_null().to_numpy(False))
+
+
+def _date(days: int) -> str:
+    """ISO 8601 with a sign before years that four digits do not hold, as Java reads it."""
+    day = np.datetime64(days, "D")
+    year = int(day.astype("datetime64[Y]").astype(np.int64)) + 1970
+    month = int(day.astype("datetime64[M]").astype(np.int64)) % 12 + 1
+    of_month = int((day - day.astype("datetime64[M]").astype("datetime64[D]")).astype(int)) + 1
+    sign = "" if 0 <= year <= 9999 else "-" if year < 0 else "+"
+    return f"{sign}{abs(year):04d}-{month:02d}-{of_month:02d}"
+
+
+def _moment(value: int, digits: int) -> str:
+    seconds, part = divmod(value, 10**digits)
+    days, second = divmod(seconds, 86_400)
+    clock = f"{second // 3600:02d}:{second // 60 % 60:02d}:{second % 60:02d}"
+    return f"{_date(days)}T{clock}" + (f".{part:0{digits}d}" if part else "")
+
+
+def _human(transform: str, value: Any) -> str:
+    """Years, months and hours, which a number says badly."""
+    if value is None or transform not in ("year", "month", "hour"):
+        return ""
+    if transform == "hour":
+        return f"{_date(value // 24)}-{value % 24:02d}"
+    if transform == "month":
+        return f"{1970 + value // 12}-{value % 12 + 1:02d}"
+    return str(1970 + value)
+
+
+def _bounded(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    name = text.partition("=")[0]
+    digest = hashlib.sha256(text.encode()).hexdigest()[:32]
+    return f"{name}={digest}" if len(name) < most - 32 else digest
+
+
+# ── columns ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@lru_cache(maxsize=2048)
+def _read(schema: str) -> Schema:
+    return Schema.model_validate_json(schema)
+
+
+def _places(fields: Sequence[NestedField], field_id: int) -> list[int]:
+    """The way to a field, as places in structs; names may have dots in them."""
+    for at, field in enumerate(fields):
+        if field.field_id == field_id:
+            return [at]
+        kind = field.field_type
+        if isinstance(kind, StructType) and (way := _places(kind.fields, field_id)):
+            return [at, *way]
+    return []

@@ -1,0 +1,619 @@
+"""Columns in, Parquet data files out, as descriptors the committer can stage. Runs on executors.
+
+    rows ─▶ gathered, table by table ─▶ clustered by partition, sorted ─▶ row groups ─▶ files
+            └──────────────── bounded by `OpenFiles`, for all tables of a task ───────────┘
+
+Promises: file names no other attempt has; Iceberg field ids and full statistics in each file; each
+file within one partition of the table's spec, sorted from end to end where the table has a sort
+order, and no larger than `CEILING`; a descriptor only for a file that is closed and uploaded. What
+an attempt that dies leaves behind is named after sink, epoch and batch number.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyiceberg.io import FileIO, load_file_io
+from pyiceberg.io.pyarrow import (
+    compute_statistics_plan,
+    parquet_path_to_id_mapping,
+)
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table.locations import load_location_provider
+from pyiceberg.table.sorting import NullOrder, SortDirection, SortOrder
+from pyiceberg.types import BooleanType, PrimitiveType
+
+from frazil.arrow.cast import projected
+from frazil.arrow.default_values import declared
+from frazil.config.model import CODECS
+from frazil.errors import ConfigError
+from frazil.files.column_bounds import file_statistics, split_offsets
+from frazil.files.partition_values import check as check_partition
+from frazil.files.partition_values import json_value, path_of, plain, source_of, transformation
+
+#: What all writers of one task may hold together: open files, and rows in memory as Arrow has them.
+MAX_OPEN = 64
+MAX_BYTES = 128 * 1024**2
+#: What one row group gathers, as Arrow holds it, before it is encoded.
+ROW_GROUP_BYTES = 64 * 1024**2
+ROW_GROUP_ROWS = 512 * 1024
+#: No file is larger, whatever its target size.
+CEILING = 512 * 1024**2
+#: What Arrow needs for a column of any length, and a row group's column at most in the footer.
+COLUMN_BYTES, FOOTER_BYTES = 768, 16 * 1024
+#: A column is dictionary-encoded where at most this share of a sample's values are distinct.
+DICTIONARY_SHARE = 0.25
+
+#: Before Iceberg's names of Parquet's options.
+PARQUET = "write.parquet."
+
+Partition = tuple[Any, ...]
+Indices = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class WriterSpec:
+    """All that an executor must know of a table. Picklable; `io` may hold credentials."""
+
+    name: str
+    location: str
+    schema: str  # Iceberg's JSON
+    schema_id: int
+    spec: str  # Iceberg's JSON
+    properties: Mapping[str, str]
+    target_file_size: int
+    compression: str  # where the table's properties name none
+    io: Mapping[str, str] = field(repr=False)
+    sort_order: str = ""  # Iceberg's JSON; empty: as the rows come
+    #: of a shape of equality deletes: the ids of its columns
+    equality: tuple[int, ...] = ()
+
+    @property
+    def arrow(self) -> pa.Schema:
+        return _schema(self.schema)[1]
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.location, self.schema, self.spec, self.sort_order))
+
+
+@dataclass(frozen=True, slots=True)
+class DataFileDescriptor:
+    descriptor: str  # Iceberg's JSON of a data file
+    rows: int
+    bytes: int
+
+
+#: Keys that Iceberg's Java file IO and pyiceberg's name differently.
+_IO_KEYS = {"client.region": "s3.region"}
+
+
+def file_io(location: str, properties: Mapping[str, str]) -> FileIO:
+    translated = {_IO_KEYS.get(key, key): value for key, value in properties.items()}
+    # Java's class name and catalog type mean nothing here; the location's scheme chooses.
+    for key in ("io-impl", "type", "uri", "catalog-impl"):
+        translated.pop(key, None)
+    if translated.get("s3.path-style-access", "").lower() != "true" and "s3.endpoint" in translated:
+        translated.setdefault("s3.force-virtual-addressing", "true")
+    return load_file_io(translated, location)
+
+
+def discard(shape: WriterSpec, files: Iterable[DataFileDescriptor]) -> None:
+    """Remove files that nobody will need, as far as that can be done now."""
+    io = file_io(shape.location, shape.io)
+    for file in files:
+        with suppress(OSError):
+            io.delete(json.loads(file.descriptor)["file-path"])
+
+
+def probe(shape: WriterSpec, name: str) -> None:
+    """A few bytes written where the table's data lies, and removed; raises what the store does."""
+    io, path = _shared_io(shape), _layout(shape).path((), name)
+    with io.new_output(path).create(overwrite=True) as stream:
+        stream.write(b"frazil")
+    io.delete(path)
+
+
+def check(shape: WriterSpec) -> None:
+    """Whether the table can be written; raises `ConfigError` where it cannot."""
+    _layout(shape)
+
+
+class OpenFiles:
+    """What all writers of one task hold together, and who gives way when it is too much.
+
+    Of open files the one written least recently is finished. Of rows in memory those of the fullest
+    writer are written: what is large makes large row groups, and the small ones wait for company.
+    """
+
+    def __init__(self, most: int = MAX_OPEN, bytes: int = MAX_BYTES) -> None:
+        self.most = most
+        self._bytes = bytes
+        self._gathered: dict[TableWriter, int] = {}  # bytes of rows in memory
+        self._sum = 0
+        self._open: dict[
+            tuple[TableWriter, Partition], _OpenFile
+        ] = {}  # least recently written first
+
+    @property
+    def open(self) -> int:
+        return len(self._open)
+
+    @property
+    def bytes(self) -> int:
+        """Of rows in memory."""
+        return self._sum
+
+    def gathered(self, writer: TableWriter, bytes: int) -> None:
+        self._sum += bytes - self._gathered.pop(writer, 0)
+        if bytes:
+            self._gathered[writer] = bytes
+
+    def relieve(self) -> None:
+        while self._sum > self._bytes:
+            max(self._gathered, key=self._gathered.__getitem__).flush()
+
+    def take(self, writer: TableWriter, partition: Partition) -> _OpenFile | None:
+        return self._open.pop((writer, partition), None)
+
+    def keep(self, writer: TableWriter, partition: Partition, file: _OpenFile) -> None:
+        self._open[writer, partition] = file
+
+    def room(self) -> None:
+        """For one more."""
+        while len(self._open) >= self.most:
+            writer, partition = next(iter(self._open))
+            writer.finish(partition, self._open.pop((writer, partition)))
+
+    def leave(self, writer: TableWriter) -> None:
+        for owner, partition in list(self._open):
+            if owner is writer:
+                writer.finish(partition, self._open.pop((writer, partition)))
+
+
+class TableWriter:
+    """Writes the rows of one task into one table. `close()` gives the finished files.
+
+    Costs next to nothing until the first row. `files` is shared by all writers of a task.
+    """
+
+    def __init__(self, shape: WriterSpec, prefix: str, files: OpenFiles | None = None) -> None:
+        self._shape = shape
+        self._prefix = prefix
+        self._files = OpenFiles() if files is None else files
+        self._layout: _Layout | None = None
+        self._rows: list[pa.Table] = []
+        self._count = self._bytes = 0
+        self._spread = False  # over several partitions: worth gathering more than a row group
+        self._finished: list[DataFileDescriptor] = []
+
+    def write(self, rows: pa.Table) -> None:
+        if not len(rows):
+            return
+        layout = self._layout = self._layout or _layout(self._shape)
+        rows, size = _owned(rows)
+        self._rows.append(rows)
+        self._count += len(rows)
+        self._bytes += size
+        if len(self._rows) >= 16 and self._crumbs:
+            self._gather(pa.concat_tables(self._rows).combine_chunks())
+        group = self._count >= layout.group_rows or self._bytes >= layout.group_bytes
+        if group and not self._spread and not layout.order:
+            self.flush(alone=True)
+        self._files.gathered(self, self._bytes)
+        self._files.relieve()
+
+    def close(self) -> list[DataFileDescriptor]:
+        if self._rows:
+            self.flush(everything=True)
+        self._files.leave(self)
+        return self._finished
+
+    def flush(self, everything: bool = False, alone: bool = False) -> None:
+        """Write gathered rows: whole partitions, the largest first, until half of all is written.
+
+        So the rows of small partitions wait in memory, and come to more before they make a file.
+        With `alone`, write them if they are of one partition.
+        """
+        assert self._layout is not None
+        rows = pa.concat_tables(self._rows)
+        if self._crumbs:
+            rows = rows.combine_chunks()
+        parts = self._layout.clusters(rows)
+        self._spread = len(parts) > 1
+        if alone and self._spread:
+            return
+        self._rows = []
+        if len(parts) == 1:
+            self._gather(None)
+            self._put(parts[0][0], rows, False)
+            return
+        ends = np.cumsum([len(index) for _, index in parts])
+        some = len(parts) if everything else int(np.searchsorted(ends, len(rows) / 2)) + 1
+        order = [index for _, index in parts]
+        ordered = rows.take(pa.array(np.concatenate(order[:some])))
+        self._gather(rows.take(pa.array(np.concatenate(order[some:]))) if order[some:] else None)
+        del rows
+        for n, (partition, index) in enumerate(parts[:some]):
+            # Where not all can stay open, the large ones do.
+            close = some > self._files.most and n >= self._files.most - 1
+            self._put(partition, ordered.slice(int(ends[n]) - len(index), len(index)), close)
+
+    def finish(self, partition: Partition, file: _OpenFile) -> None:
+        self._finished.append(file.finish(partition))
+
+    @property
+    def _crumbs(self) -> bool:
+        """Most of what the gathered rows take is not for their values."""
+        columns = len(self._rows) * self._rows[0].num_columns
+        return bool(self._bytes < 2 * columns * COLUMN_BYTES)
+
+    def _gather(self, rows: pa.Table | None) -> None:
+        """Nothing but these."""
+        self._rows = [] if rows is None else [rows]
+        self._count = 0 if rows is None else len(rows)
+        self._bytes = 0 if rows is None else _size(rows)
+        self._files.gathered(self, self._bytes)
+
+    def _put(self, partition: Partition, rows: pa.Table, close: bool) -> None:
+        layout = self._layout
+        assert layout is not None
+        file = self._files.take(self, partition)
+        for group, most in layout.groups(layout.ordered(rows)):
+            if file is not None and not file.fits(most):
+                self.finish(partition, file)
+                file = None
+            if file is None:
+                self._files.room()
+                path = layout.path(partition, f"{self._prefix}-{uuid.uuid4()}.parquet")
+                file = _OpenFile(layout, _shared_io(self._shape), path, group)
+            file.encode(group)
+            if file.full:
+                self.finish(partition, file)
+                file = None
+        if file is None:
+            return
+        if close or layout.order:  # a second run would not continue the order of the first
+            self.finish(partition, file)
+        else:
+            self._files.keep(self, partition, file)
+
+
+# ── a table's layout ─────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """A field of a partition spec or sort order."""
+
+    source: int
+    apply: Callable[[pa.Array], pa.Array]
+    type: Any  # of the result
+    descending: bool = False
+    nulls_first: bool = False
+
+
+class _Layout:
+    """A shape, understood: how a table's rows are split, ordered, encoded and described."""
+
+    def __init__(self, shape: WriterSpec) -> None:
+        self.name = shape.name
+        self._equality = list(shape.equality)
+        self._properties = dict(shape.properties)
+        kind = self._properties.get("write.format.default", "parquet")
+        if kind.lower() != "parquet":
+            raise self._refused(
+                f"its files are to be {kind} (write.format.default), and only Parquet is written"
+            )
+        self.schema, _ = _schema(shape.schema)
+        self._text = shape.schema, shape.spec
+        self.spec = PartitionSpec.model_validate_json(shape.spec)
+        self.partition = [self._key(each.source_id, each.transform) for each in self.spec.fields]
+        order = SortOrder.model_validate_json(shape.sort_order or '{"order-id": 0, "fields": []}')
+        self.order = [
+            self._key(
+                each.source_id,
+                each.transform,
+                each.direction == SortDirection.DESC,
+                each.null_order == NullOrder.NULLS_FIRST,
+            )
+            for each in order.fields
+        ]
+        self.order_id = order.order_id if self.order else 0
+        self._locations = load_location_provider(shape.location, self._properties)
+        self.statistics = compute_statistics_plan(self.schema, self._properties)
+        self.ids = parquet_path_to_id_mapping(self.schema)
+        self.target = min(shape.target_file_size, CEILING)
+        self._encoding(shape.compression)
+        self._filters()
+        # A list's booleans are bits in Arrow, and have a level or two in Parquet.
+        bits = (p for p in self.ids if ".list." in p or ".key_value." in p)
+        self._swell = 8 if any(self._boolean(self.ids[p]) for p in bits) else 1.5
+
+    def _refused(self, fact: str) -> ConfigError:
+        return ConfigError(f"cannot write table {self.name}: {fact}")
+
+    def _key(self, source: int, transform: Any, *order: bool) -> _Key:
+        kind = self.schema.find_type(source)
+        if not transform.can_transform(kind):
+            raise self._refused(
+                f"{transform} of {self.schema.find_column_name(source)!r}, which "
+                f"is {kind}, cannot be computed"
+            )
+        assert isinstance(kind, PrimitiveType)
+        return _Key(source, transformation(transform, kind), transform.result_type(kind), *order)
+
+    def _encoding(self, compression: str) -> None:
+        """Parquet's options under Iceberg's names; a name that is not known is passed over."""
+        codec = self._properties.get(f"{PARQUET}compression-codec", compression).lower()
+        codec = {"uncompressed": "none"}.get(codec, codec)
+        if codec not in CODECS:
+            raise self._refused(f"its compression codec {codec!r} is unknown")
+        level = self._number("compression-level", -(2**31))
+        if codec == "none" or not pa.Codec.supports_compression_level(codec):
+            level = None
+        elif level is not None:
+            low = pa.Codec.minimum_compression_level(codec)
+            high = pa.Codec.maximum_compression_level(codec)
+            if not low <= level <= high:
+                raise self._refused(
+                    f"expected a compression level of {codec} from {low} to {high}, found {level}"
+                )
+        group = self._number("row-group-size-bytes")
+        self.group_bytes = min(group or ROW_GROUP_BYTES, self.target)
+        self.group_rows = sys.maxsize if group else ROW_GROUP_ROWS
+        # Pages so small that their headers outweigh them would make the ceiling a guess.
+        page, lines = self._number("page-size-bytes"), self._number("page-row-limit")
+        self.options = {
+            "compression": codec,
+            "compression_level": level,
+            "data_page_size": page and max(page, 1024),
+            "max_rows_per_page": lines and max(lines, 100),
+            "dictionary_pagesize_limit": self._number("dict-size-bytes"),
+            "store_schema": False,
+            "version": "2.6",
+        }
+
+    def _number(self, key: str, least: int = 1) -> int | None:
+        text = self._properties.get(PARQUET + key)
+        if not text:
+            return None
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least:
+            raise self._refused(f"expected a number as {PARQUET}{key}, found {text!r}")
+        return value
+
+    def _filters(self) -> None:
+        """Bloom filters: Parquet's path → distinct values (0: as many as rows), at most, rate."""
+        enabled, rates = (f"{PARQUET}bloom-filter-{word}.column." for word in ("enabled", "fpp"))
+        paths = {number: path for path, number in self.ids.items()}
+        size = self._number("bloom-filter-max-bytes") or 1024**2
+        self._blooms: dict[str, tuple[int, int, float]] = {}
+        for key, value in self._properties.items():
+            name = key.removeprefix(enabled)
+            if name == key or value.lower() != "true" or name not in self.schema.column_names:
+                continue
+            number = self.schema.find_field(name).field_id
+            if number not in paths or self._boolean(number):
+                continue
+            text = self._properties.get(rates + name, "0.01")
+            try:
+                rate = float(text)
+            except ValueError:
+                rate = 0.0
+            if not 0 < rate < 1:
+                raise self._refused(f"expected a rate as {rates}{name}, found {text!r}")
+            # A filter's bits are a power of two; so many values fill it to that rate.
+            most = 2 ** int(math.log2(8 * size)) * -math.log(1 - rate**0.125) / 8
+            exact = self._number(f"bloom-filter-ndv.column.{name}") or 0
+            self._blooms[paths[number]] = (exact, max(1, int(most)), rate)
+        tail = len(self.ids) * FOOTER_BYTES + len(self._blooms) * size
+        self.tail = min(tail, CEILING // 4)  # of one row group, behind all of them
+
+    def _boolean(self, number: int) -> bool:
+        return isinstance(self.schema.find_type(number), BooleanType)
+
+    def path(self, partition: Partition, name: str) -> str:
+        if partition:
+            kinds = [key.type for key in self.partition]
+            name = f"{path_of(self.spec, kinds, partition)}/{name}"
+        return self._locations.new_data_location(name)
+
+    def clusters(self, rows: pa.Table) -> list[tuple[Partition, Indices]]:
+        """Which rows belong to which partition, in their order; the largest partition first."""
+        if not self.partition:
+            return [((), np.arange(0))]
+        check_partition(rows, *self._text, self.name)
+        keys = [
+            plain(key.apply(source_of(rows, self.schema, key.source))) for key in self.partition
+        ]
+        codes, span = np.zeros(len(rows), np.int64), 1
+        for key in keys:  # one number per combination of partition values
+            encoded = key.dictionary_encode("encode")
+            many = len(encoded.dictionary) + 1
+            if span * many > 2**62:
+                found, codes = np.unique(codes, return_inverse=True)
+                span = len(found)
+            codes, span = codes * many + np.asarray(encoded.indices), span * many
+        if span <= 2**16:
+            codes = codes.astype(np.uint16)  # which numpy sorts several times faster
+        order = np.argsort(codes, kind="stable")
+        ordered = codes[order]
+        starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+        ends = np.append(starts[1:], len(order))
+        return [
+            (
+                tuple(key[int(order[starts[n]])].as_py() for key in keys),
+                order[starts[n] : ends[n]],
+            )
+            for n in np.argsort(starts - ends, kind="stable")
+        ]
+
+    def ordered(self, rows: pa.Table) -> pa.Table:
+        """In the table's sort order; equal rows stay as they came."""
+        keys: dict[str, pa.Array] = {}
+        by = []
+        for n, key in enumerate(self.order):
+            column = _sortable(key.apply(source_of(rows, self.schema, key.source)))
+            if key.nulls_first and column.null_count:  # Arrow places all columns' nulls alike
+                keys[f"null {n}"] = column.is_null()
+                by.append((f"null {n}", "descending"))
+            keys[str(n)] = column
+            by.append((str(n), "descending" if key.descending else "ascending"))
+        return rows.take(pc.sort_indices(pa.table(keys), sort_keys=by)) if by else rows
+
+    def groups(self, rows: pa.Table) -> Iterator[tuple[pa.Table, int]]:
+        """Halves of halves, until each is a row group of at most twice the size, or one row.
+
+        With each, what it adds to a file at most, however badly it compresses.
+        """
+        size = rows.nbytes
+        most = int(size * self._swell) + len(rows) * len(self.ids) + self.tail
+        large = len(rows) > 2 * self.group_rows or size > 2 * self.group_bytes or most > CEILING
+        if large and len(rows) > 1:
+            yield from self.groups(rows.slice(0, len(rows) // 2))
+            yield from self.groups(rows.slice(len(rows) // 2))
+        else:
+            yield rows, most
+
+    def blooms(self, rows: int) -> dict[str, dict[str, float]] | None:
+        return {
+            path: {"ndv": min(exact or rows, most), "fpp": rate}
+            for path, (exact, most, rate) in self._blooms.items()
+        } or None
+
+    def descriptor(self, path: str, partition: Partition, metadata: Any, size: int) -> str:
+        descriptor = {
+            "spec-id": self.spec.spec_id,
+            "content": "data",
+            "file-path": path,
+            "file-format": "parquet",
+            "partition": [
+                json_value(key.type, value)
+                for key, value in zip(self.partition, partition, strict=True)
+            ],
+            "file-size-in-bytes": size,
+            "record-count": metadata.num_rows,
+            "split-offsets": split_offsets(metadata),
+            "sort-order-id": self.order_id,
+        }
+        if self._equality:
+            descriptor |= {"content": "equality-deletes", "equality-ids": self._equality}
+        for name, values in file_statistics(metadata, self.statistics, self.ids).items():
+            descriptor[name] = {
+                "keys": list(values),
+                "values": [v.hex() if isinstance(v, bytes) else v for v in values.values()],
+            }
+        return json.dumps(descriptor)
+
+
+@lru_cache(maxsize=2048)  # a worker's next task writes the same tables
+def _layout(shape: WriterSpec) -> _Layout:
+    return _Layout(shape)
+
+
+@lru_cache(maxsize=2048)
+def _schema(text: str) -> tuple[Schema, pa.Schema]:
+    schema = Schema.model_validate_json(text)
+    return schema, declared(schema)
+
+
+def _shared_io(shape: WriterSpec) -> FileIO:
+    """One for all tables of the same store and credentials: a new one has to find and open it."""
+    scheme, colon, _ = shape.location.partition("://")
+    return _io(scheme + colon if colon else "", tuple(sorted(shape.io.items())))
+
+
+@lru_cache(maxsize=64)
+def _io(location: str, properties: tuple[tuple[str, str], ...]) -> FileIO:
+    return file_io(location, dict(properties))
+
+
+# ── a file ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class _OpenFile:
+    def __init__(self, layout: _Layout, io: FileIO, path: str, sample: pa.Table) -> None:
+        self._layout = layout
+        self._path = path
+        # The name is new: no need to ask first.
+        self._stream = io.new_output(path).create(overwrite=True)
+        self._writer = pq.ParquetWriter(
+            self._stream,
+            sample.schema,
+            use_dictionary=_repetitive(sample),
+            bloom_filter_options=layout.blooms(len(sample)),
+            **layout.options,
+        )
+        self._tail = 0  # what is not in the file yet
+
+    def fits(self, more: int) -> bool:
+        return bool(self._stream.tell() + self._tail + more <= CEILING)
+
+    def encode(self, rows: pa.Table) -> None:
+        self._writer.write_table(projected(rows), row_group_size=len(rows))
+        self._tail += self._layout.tail
+
+    @property
+    def full(self) -> bool:
+        return bool(self._stream.tell() >= self._layout.target)
+
+    def finish(self, partition: Partition) -> DataFileDescriptor:
+        self._writer.close()
+        size = self._stream.tell()
+        self._stream.close()
+        metadata = self._writer.writer.metadata
+        descriptor = self._layout.descriptor(self._path, partition, metadata, size)
+        return DataFileDescriptor(descriptor, metadata.num_rows, size)
+
+
+def _repetitive(sample: pa.Table) -> list[str] | bool:
+    """Columns worth a dictionary, by a sample: it costs time where most values differ."""
+    head = sample.slice(0, 4096)
+    found = []
+    for column in head.schema:
+        if pa.types.is_nested(column.type) or isinstance(column.type, pa.BaseExtensionType):
+            continue
+        distinct = pc.count_distinct(head.column(column.name)).as_py()
+        if distinct <= max(2, len(head) * DICTIONARY_SHARE):
+            found.append(column.name)
+    return found or False
+
+
+# ── columns ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _size(rows: pa.Table) -> int:
+    return int(rows.nbytes + COLUMN_BYTES * rows.num_columns)
+
+
+def _owned(rows: pa.Table) -> tuple[pa.Table, int]:
+    """Rows, and what they hold in memory: a few out of many are copied, or the many would stay."""
+    size = _size(rows)
+    if rows.get_total_buffer_size() > 2 * size:
+        rows = rows.take(pa.array(np.arange(len(rows))))
+    return rows, size
+
+
+def _sortable(column: pa.Array) -> pa.Array:
+    """Floats as integers in Iceberg's order: -NaN, -∞, …, -0, 0, …, ∞, NaN; uuids as bytes."""
+    if not pa.types.is_floating(column.type):
+        return column.storage if isinstance(column.type, pa.BaseExtensionType) else column
+    wide = column.cast(pa.float64())
+    bits = np.asarray(wide.fill_null(0.0)).view(np.int64)
+    return pa.array(bits ^ ((bits >> 63) & (2**63 - 1)), mask=np.asarray(wide.is_null()))

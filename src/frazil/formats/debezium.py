@@ -1,0 +1,352 @@
+"""Debezium's changes → rows. Runs on executors, between rules and the tables' shapes.
+
+A change says what was done (`op`), the row before and after it, and where in the source it
+happened. Each becomes one row, deletes too: an append-only table keeps them all, an upsert table
+takes the key of the deleted (and the key that a row had before it got another, `left`). Its columns
+are those of `after`, or of `before` where the row was deleted; beside them `_op`, `_source` and
+`_ts_ms`, as the envelope has them. What is no change of a row (a truncate, a message) or lacks the
+row is rejected with kind `envelope`; tombstones are left to the caller.
+
+Avro comes in decoded, so its envelopes are columns; JSON before it is decoded, since a table says
+what columns its JSON has, and it goes out as JSON with every digit as it was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from frazil.arrow.cast import absent, project
+from frazil.errors import SchemaMismatch
+from frazil.formats.connect_schema import Members, named, rewritten
+from frazil.formats.decoder import UndecodableRecord
+from frazil.formats.unavailable_value import Placeholder
+from frazil.kafka.record_batch import Longs
+
+#: What a row keeps of its envelope, under the same name with an underscore before it.
+KEPT = ("op", "source", "ts_ms")
+_SIDES = ("before", "after")
+_A_DOCUMENT = (
+    "{} is text; expected an object. MongoDB's connector sends documents as text: let its "
+    "transformation ExtractNewDocumentState make rows of them, and leave the envelope out"
+)
+_NO_ROW = {"t": "the table was truncated", "m": "it is a message, not a change of a row"}
+
+
+def columns(schema: pa.Schema) -> pa.Schema:
+    """The columns of the rows in envelopes of this schema."""
+    sides = [_fields(schema, side) for side in ("after", "before")]
+    op = schema.field("op") if "op" in schema.names else None
+    texts = [s for s in _SIDES if s in schema.names and _is_text(schema.field(s).type)]
+    if op is not None and texts and not any(sides):
+        raise SchemaMismatch(f"cannot unwrap a change: {_A_DOCUMENT.format(texts[-1])}")
+    if op is None or not any(sides) or not _is_text(op.type):
+        raise SchemaMismatch(
+            "cannot unwrap a change: expected op, before and after, found "
+            + ", ".join(schema.names),
+            hint='leave envelope = "debezium" out of the [[route]] if its records are plain rows',
+        )
+    after, before = sides
+    fields = [_either(after.get(name), before.get(name)) for name in {**after, **before}]
+    kept = [schema.field(name).with_name(f"_{name}") for name in KEPT if name in schema.names]
+    kept[0] = kept[0].with_type(pa.large_string()).with_nullable(False)
+    if both := {each.name for each in fields} & {each.name for each in kept}:
+        raise SchemaMismatch(
+            f"cannot unwrap a change: the row has a column {min(both)!r}, which is also "
+            "what the envelope's own is called"
+        )
+    return pa.schema(fields + kept)
+
+
+def unwrap(rows: pa.Table) -> tuple[pa.Table, Longs | None, list[UndecodableRecord]]:
+    """The rows in these envelopes, their positions (None: all), and what is no row."""
+    target = columns(rows.schema)
+    count = rows.num_rows
+    op = _whole(rows, "op").cast(pa.large_string())
+    there = {
+        side: _whole(rows, side).is_valid().to_numpy(False)
+        for side in ("after", "before")
+        if _fields(rows.schema, side)
+    }
+    none = np.zeros(count, bool)
+    deleted = _is(op, ["d"])
+    good = np.where(deleted, there.get("before", none), there.get("after", none))
+    good &= ~_is(op, list(_NO_ROW)) & op.is_valid().to_numpy(False)
+    rejected = [
+        UndecodableRecord(i, "envelope", _why_not(op[i].as_py()))
+        for i in np.flatnonzero(~good).tolist()
+    ]
+    index: Longs | None = np.flatnonzero(good) if rejected else None
+    if index is not None:
+        rows, deleted = rows.take(pa.array(index)), deleted[index]
+    arrays = {f"_{name}": _whole(rows, name) for name in KEPT if name in rows.schema.names}
+    after, before = (_children(rows, side) for side in ("after", "before"))
+    for field in target:
+        if field.name not in arrays:
+            pair = after.get(field.name), before.get(field.name)
+            arrays[field.name] = _picked(pair, field.with_nullable(True), deleted)
+    arrays["_op"] = arrays["_op"].cast(pa.large_string())
+    return pa.table([arrays[name] for name in target.names], schema=target), index, rejected
+
+
+def left(rows: pa.Table, key: Sequence[str]) -> tuple[pa.Table, Longs]:
+    """The keys that rows had before these changes and have no more, and whose they were.
+
+    A change of a row's key: where `before` is told, and its key is not that of `after`.
+    """
+    after, before = (_children(rows, side) for side in ("after", "before"))
+    moved = np.zeros(len(rows), bool)
+    if not all(name in after and name in before for name in key):
+        return rows.slice(0, 0).select([]), np.empty(0, np.int64)
+    for name in key:
+        same = pc.equal(after[name], before[name].cast(after[name].type))
+        moved |= ~same.fill_null(False).to_numpy(False)
+    for there in (_whole(rows, "after"), *(before[name] for name in key)):
+        moved &= there.is_valid().to_numpy(False)
+    index = np.flatnonzero(moved)
+    keys = {name: before[name].take(pa.array(index)) for name in key}
+    return pa.table(keys), index
+
+
+def aliases(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Former names of a row's columns, as the schema of the envelope tells them."""
+    sides = ("before.", "after.")
+    return {path.partition(".")[2]: olds for path, olds in told.items() if path.startswith(sides)}
+
+
+def path_of(path: str) -> str:
+    """Where in a change that is the column of its new row."""
+    kept = path.partition(".")[0] in {f"_{name}" for name in KEPT}
+    return path[1:] if kept else f"after.{path}"
+
+
+def keys_json(value: bytes | None, key: Sequence[str]) -> tuple[bytes, bytes] | None:
+    """The key before and after one change in JSON, as objects; None where `before` tells none, or
+    the very same. Whether they are equal in the table's types is for the caller to find out: 1.0
+    and 1.00 are one decimal, and two integers beyond 2^53 may be one float."""
+    try:
+        change, schema = _change((value or b"").decode())
+        if not change or not all(isinstance(change.get(s, (0,))[0], dict) for s in _SIDES):
+            return None
+        before, after = (_members(change, schema, side)[0] for side in _SIDES)
+    except (ValueError, NotARow, RecursionError):
+        return None
+    if any(row.get(name, (None, ""))[0] is None for name in key for row in (before, after)):
+        return None
+    if all(before[name][1] == after[name][1] for name in key):
+        return None
+    one, other = (
+        ",".join(f"{json.dumps(name)}:{row[name][1]}" for name in key) for row in (before, after)
+    )
+    return f"{{{one}}}".encode(), f"{{{other}}}".encode()
+
+
+def _why_not(op: Any, row: Any = None) -> str:
+    if op in _NO_ROW:
+        return f"cannot make a row of a change: {_NO_ROW[op]} (op {op})"
+    if not isinstance(op, str):
+        return "cannot make a row of a change: it has no op"
+    side = "before" if op == "d" else "after"
+    if isinstance(row, str):
+        return f"cannot make a row of a change: {_A_DOCUMENT.format(side)}"
+    return f"cannot make a row of a change: op is {op[:32]!a} and {side} is null"
+
+
+def _picked(pair: tuple[Any, Any], field: pa.Field, deleted: Any) -> pa.Array:
+    """From `before` where the row was deleted, from `after` otherwise."""
+    if not deleted.any() and pair[0] is not None:
+        return project(pair[0], field)
+    count = len(deleted)
+    sides = [absent(count, field) if side is None else project(side, field) for side in pair]
+    return pa.concat_arrays(sides).take(pa.array(np.arange(count) + deleted * count))
+
+
+def _children(rows: pa.Table, side: str) -> dict[str, pa.Array]:
+    fields = _fields(rows.schema, side)
+    return dict(zip(fields, _whole(rows, side).flatten(), strict=True)) if fields else {}
+
+
+def _fields(schema: pa.Schema, side: str) -> dict[str, pa.Field]:
+    kind = schema.field(side).type if side in schema.names else pa.null()
+    return {each.name: each for each in kind} if pa.types.is_struct(kind) else {}
+
+
+def _whole(rows: pa.Table, name: str) -> pa.Array:
+    return rows.column(name).combine_chunks()
+
+
+def _is(op: pa.Array, ops: list[str]) -> Any:
+    return pc.is_in(op, pa.array(ops, op.type)).to_numpy(False)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _either(one: pa.Field | None, other: pa.Field | None) -> pa.Field:
+    """The column that holds both: they may differ in what can be null, and in nothing else."""
+    if one is None:
+        return _either(other, one)
+    if other is None:
+        return one.with_nullable(True)
+    return pa.field(one.name, _both(one.type, other.type, one.name), one.nullable or other.nullable)
+
+
+def _both(one: pa.DataType, other: pa.DataType, path: str) -> pa.DataType:
+    if one.equals(other):
+        return one
+    structs = pa.types.is_struct(one) and pa.types.is_struct(other)
+    if structs and [each.name for each in one] == [each.name for each in other]:
+        return pa.struct([_either(*pair) for pair in zip(one, other, strict=True)])
+    for is_list, make in ((pa.types.is_list, pa.list_), (pa.types.is_large_list, pa.large_list)):
+        if is_list(one) and is_list(other):
+            return make(_either(one.value_field, other.value_field))
+    if pa.types.is_map(one) and pa.types.is_map(other):
+        key = _either(one.key_field, other.key_field)
+        return pa.map_(key, _either(one.item_field, other.item_field))
+    raise SchemaMismatch(
+        f"cannot unwrap a change: column {path!r} is {one} after and {other} before"
+    )
+
+
+# ── JSON ────────────────────────────────────────────────────────────────────────────────────────
+
+#: It only says where a value ends, and of what kind it is: a float is made of any number of digits,
+#: and equal to others. Numbers are compared and written by their text.
+_JSON = json.JSONDecoder(parse_int=float, parse_constant=lambda name: _bad(name))
+
+
+class NotARow(Exception):
+    pass
+
+
+class UnwrappedChanges(NamedTuple):
+    """As many rows as values: JSON objects, None for tombstones and for what is rejected."""
+
+    rows: list[bytes | None]
+    rejected: list[UndecodableRecord]
+    deleted: set[int]
+    #: where a value is the placeholder for one that was not sent: in which column, and whether it
+    #: is an object
+    unavailable: dict[int, tuple[str, bool]]
+    #: row → kinds of the columns whose type Kafka Connect's schema names
+    named: dict[bytes, dict[str, str]]
+
+
+def unwrap_json(
+    values: Sequence[bytes | None], look: Placeholder | None = None
+) -> UnwrappedChanges:
+    """The same of JSON, with Kafka Connect's {"schema", "payload"} around it or without."""
+    found = UnwrappedChanges([None] * len(values), [], set(), {}, {})
+    for i, value in enumerate(values):
+        try:
+            change, schema = ({}, None) if value is None else _change(value.decode())
+            if not change:
+                continue
+            row, parsed, kinds = _row(change, schema)
+        except NotARow as error:
+            found.rejected.append(UndecodableRecord(i, "envelope", str(error)))
+        except RecursionError:
+            found.rejected.append(
+                UndecodableRecord(i, "limit", "cannot read JSON: it is nested too deep")
+            )
+        except ValueError as error:
+            found.rejected.append(UndecodableRecord(i, "json", f"cannot read JSON: {error}"))
+        else:
+            found.rows[i] = row
+            if change["op"][0] == "d":
+                found.deleted.add(i)
+            if look is not None and (where := look.in_json(parsed)) is not None:
+                found.unavailable[i] = where
+            if kinds:
+                found.named[row] = kinds
+    return found
+
+
+def _change(text: str) -> tuple[Members, Any]:
+    """The members of an envelope, and the schema beside it; no members: it is a tombstone."""
+    change, schema = members(text), None
+    if "payload" in change and change.keys() <= {"schema", "payload"}:
+        payload, text = change["payload"]
+        schema = change.get("schema", (None,))[0]
+        if payload is None:
+            return {}, None
+        change = members(text) if isinstance(payload, dict) else {}
+    if "op" not in change or not change.keys() & {*_SIDES}:
+        raise NotARow("cannot unwrap a change: expected an object with op, before and after")
+    return change, schema
+
+
+def _members(change: Members, schema: Any, side: str) -> tuple[Members, dict[str, str]]:
+    """Of one side of a change; and the kinds of its columns whose type the schema names."""
+    row = members(change[side][1])
+    columns = {name: told for name, told in named(schema, side).items() if name in row}
+    kinds = {name: kind for name, (kind, _) in columns.items()}
+    return (rewritten(row, columns) if columns else row), kinds
+
+
+def _row(change: Members, schema: Any) -> tuple[bytes, dict[str, Any], dict[str, str]]:
+    """The row in a change, cut out of its text: so digits, escapes and order stay as they are; the
+    same parsed; and the kinds that its schema names."""
+    op = change["op"][0]
+    side = "before" if op == "d" else "after"
+    row, text = change.get(side, (None, ""))
+    if not isinstance(op, str) or op in _NO_ROW or not isinstance(row, dict):
+        raise NotARow(_why_not(op, row))
+    kept = [name for name in KEPT if name in change]
+    if both := row.keys() & {f"_{name}" for name in kept}:
+        raise NotARow(
+            f"cannot unwrap a change: the row has a field {min(both)!r}, which is also "
+            "what the envelope's own is called"
+        )
+    kinds: dict[str, str] = {}
+    if schema is not None:
+        written, kinds = _members(change, schema, side)
+        if kinds:
+            body = ",".join(f"{json.dumps(name)}:{raw}" for name, (_, raw) in written.items())
+            text = f"{{{body}}}"
+    more = ",".join(f'"_{name}":{change[name][1]}' for name in kept)
+    return f"{text[:-1].rstrip()}{',' if row else ''}{more}}}".encode(), row, kinds
+
+
+def members(text: str) -> Members:
+    """The members of a JSON object, each with its own text; of a name given twice, the last."""
+    members: Members = {}
+    at = _skip(text, 0)
+    if text[at : at + 1] != "{":
+        _JSON.decode(text)  # says what is wrong, if it is no JSON at all
+        raise NotARow("cannot unwrap a change: expected an object with op, before and after")
+    at = _skip(text, at + 1)
+    more = text[at : at + 1] != "}"
+    while more:
+        name, at = _JSON.raw_decode(text, at)
+        at = _skip(text, at)
+        if type(name) is not str or text[at : at + 1] != ":":
+            raise json.JSONDecodeError("expected a name and a colon", text, at)
+        start = _skip(text, at + 1)
+        value, at = _JSON.raw_decode(text, start)
+        members[name] = value, text[start:at]
+        at = _skip(text, at)
+        more = text[at : at + 1] == ","
+        if more:
+            at = _skip(text, at + 1)
+        elif text[at : at + 1] != "}":
+            raise json.JSONDecodeError("expected a comma or the object's end", text, at)
+    if _skip(text, at + 1) != len(text):
+        raise json.JSONDecodeError("there is more behind the object", text, at + 1)
+    return members
+
+
+def _skip(text: str, at: int) -> int:
+    while at < len(text) and text[at] in " \t\n\r":
+        at += 1
+    return at
+
+
+def _bad(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")

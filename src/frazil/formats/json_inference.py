@@ -1,0 +1,321 @@
+"""JSON objects → the columns that a table needs for them. Runs everywhere; pure.
+
+In: what each record wants of a table, as a *kind*. Out: columns. A record has one vote for every
+column that it wants, and votes are added up, so the columns do not depend on the order of the
+records, nor on how they were cut into chunks and tasks:
+
+    record ─▶ kind ─▶ votes ─┐
+    record ─▶ kind ─▶ votes ─┴─▶ sum ─▶ columns of the table, or of the table as it must become
+
+Where records disagree (a number and a text, `id` and `ID`) most votes decide. The records that lost
+do not fit the table that is made; they are rejected, each by itself, and cost the others nothing.
+
+A kind is a word (`whole`, `fraction`, `boolean`, `string`; where a schema beside the record names a
+type, `date`, `moment`, `utc` or `exact:P:S`, a decimal), a dict of kinds (object), a list of one
+kind (array), or None (null: nothing is wanted). Of a column that the table has, the kind says only
+what must change: `long`, `double` or `decimal:P` (a wider type), `=name` (the type of the column
+`name`, which is to be renamed), `SeenValues` (what the values of a map want).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+
+from frazil.errors import SchemaMismatch
+
+Kind = Any
+#: {"kinds": {word: votes}, "fields": {name: [votes, sum of positions, Votes]}, "inside": Votes}
+Votes = dict[str, Any]
+
+
+#: JSON's `-0`: the whole number 0, and in a double the other zero. Known by its identity, for what
+#: has a fraction or an exponent is no whole number.
+MINUS_ZERO = Decimal("-0")
+
+
+@dataclass(frozen=True, slots=True)
+class SeenValues:
+    """What the values of a map want."""
+
+    kind: Kind
+
+
+# ── one record ───────────────────────────────────────────────────────────────────────────────────
+
+
+def kind_of(value: Any) -> Kind:
+    """Of a parsed value; raises `SchemaMismatch` where the items of an array are of several
+    kinds."""
+    if type(value) is dict:
+        for name in value:
+            name.encode()  # half of a surrogate pair is no name
+        return {name: kind_of(each) for name, each in value.items()}
+    if type(value) is list:
+        kind = None
+        for each in value:
+            kind = common_kind(kind, kind_of(each), "[]")
+        return [kind]
+    if value is None or type(value) is bool:
+        return None if value is None else "boolean"
+    # What the column of its kind does not take makes no column.
+    if type(value) is str:
+        value.encode()
+        return "string"
+    if type(value) is Decimal and value is not MINUS_ZERO:
+        if math.isinf(float(value)):
+            raise SchemaMismatch("cannot infer a type: found a number beyond a double")
+        return "fraction"
+    if not -(2**63) <= value < 2**63:
+        raise SchemaMismatch("cannot infer a type: found a whole number beyond a long")
+    return "whole"
+
+
+def kinds_of(kind: Kind) -> Kind:
+    """Without fields of which only null is known; None where nothing is left."""
+    if type(kind) is dict:
+        fields = {name: kinds_of(each) for name, each in kind.items()}
+        return {name: each for name, each in fields.items() if each is not None} or None
+    if type(kind) is list:
+        inside = kinds_of(kind[0])
+        return None if inside is None and kind[0] is not None else [inside]
+    return kind
+
+
+def common_kind(one: Kind, other: Kind, path: str) -> Kind:
+    """The kind of which both are."""
+    if one is None or other is None or one == other:
+        return other if one is None else one
+    if type(one) is dict and type(other) is dict:
+        return {
+            name: common_kind(one.get(name), other.get(name), f"{path}.{name}".lstrip("."))
+            for name in {**one, **other}
+        }
+    if type(one) is list and type(other) is list:
+        return [common_kind(one[0], other[0], path)]
+    if isinstance(one, SeenValues) and isinstance(other, SeenValues):
+        return SeenValues(common_kind(one.kind, other.kind, path))
+    words = [one, other] if type(one) is str and type(other) is str else []
+    if {*words} == {"whole", "fraction"}:
+        return "fraction"
+    if words and all(each.startswith("decimal:") for each in words):
+        return max(words, key=_precision)
+    found = [_word(each) for each in (one, other)]
+    raise SchemaMismatch(
+        f"cannot infer field {path}: expected one type, found {found[0]} and {found[1]}",
+        hint="give the table a schema",
+    )
+
+
+def _word(kind: Kind) -> str:
+    if type(kind) is str:
+        return {"whole": "number", "fraction": "number"}.get(kind, kind)
+    return "array" if type(kind) is list else "object"
+
+
+def _precision(word: str) -> int:
+    return int(word.partition(":")[2])
+
+
+def arrow(kind: Kind, path: str) -> pa.DataType:
+    """The type of a new column."""
+    if type(kind) is list:
+        return pa.large_list(pa.field("element", arrow(kind[0], path)))
+    if type(kind) is dict:
+        if not kind:
+            raise SchemaMismatch(
+                f"cannot infer field {path}: expected fields, found only empty objects",
+                hint="give the table a schema",
+            )
+        return pa.struct([(name, arrow(each, f"{path}.{name}")) for name, each in kind.items()])
+    if type(kind) is str and kind.startswith("exact:"):
+        return pa.decimal128(*map(int, kind.split(":")[1:]))
+    words = {
+        "whole": pa.int64(),
+        "fraction": pa.float64(),
+        "boolean": pa.bool_(),
+        "date": pa.date32(),
+        "moment": pa.timestamp("us"),
+        "utc": pa.timestamp("us", "UTC"),
+    }
+    return words.get(kind, pa.large_string())  # null in all: text, as Spark has it
+
+
+# ── many records ─────────────────────────────────────────────────────────────────────────────────
+
+
+def vote(votes: Votes, kind: Kind) -> None:
+    """One record's vote, for its columns and all that is in them."""
+    if kind is None:
+        return
+    word = kind
+    if type(kind) is dict:
+        word = "object"
+        fields = votes.setdefault("fields", {})
+        for position, (name, each) in enumerate(kind.items()):
+            field = fields.setdefault(name, [0, 0, {}])
+            field[0] += 1
+            field[1] += position
+            vote(field[2], each)
+    elif type(kind) is list:
+        word = "array"
+        vote(votes.setdefault("inside", {}), kind[0])
+    elif isinstance(kind, SeenValues):
+        word = "map"
+        vote(votes.setdefault("inside", {}), kind.kind)
+    kinds = votes.setdefault("kinds", {})
+    kinds[word] = kinds.get(word, 0) + 1
+
+
+def add(votes: Votes, more: Votes) -> None:
+    """In any order the same sum."""
+    for word, count in more.get("kinds", {}).items():
+        kinds = votes.setdefault("kinds", {})
+        kinds[word] = kinds.get(word, 0) + count
+    for name, (count, positions, inside) in more.get("fields", {}).items():
+        field = votes.setdefault("fields", {}).setdefault(name, [0, 0, {}])
+        field[0] += count
+        field[1] += positions
+        add(field[2], inside)
+    if "inside" in more:
+        add(votes.setdefault("inside", {}), more["inside"])
+
+
+def columns(votes: Votes, base: pa.Schema | None = None, most: int = 0) -> pa.Schema:
+    """The columns that most want: those of the table, `base`, changed, and new ones behind them.
+
+    In the order in which records have them, on average. There are at most `most`, nested ones
+    counted: of new ones, those that most records want.
+    """
+    votes = json.loads(json.dumps(votes))
+    while _without_twins(votes):
+        pass
+    if most:
+        _without_more(votes, set(_names(base or ())), most)
+    return pa.schema(_laid_over(base or pa.schema([]), kinds_of(_elected(votes)) or {}))
+
+
+#: Of kinds with as many votes the first.
+_ORDER = ("number", "boolean", "string", "array", "object")
+
+
+def _winner(votes: Votes) -> str:
+    """The kind with most votes; whole and fraction are numbers both."""
+    sums: dict[str, int] = {}
+    for word, count in votes.get("kinds", {}).items():
+        group = "decimal" if word.startswith("decimal:") else _word(word)
+        sums[group] = sums.get(group, 0) + count
+    order = {word: -at for at, word in enumerate(_ORDER)}
+    return max(sums, key=lambda word: (sums[word], order.get(word, 1), word), default="")
+
+
+def _elected(votes: Votes) -> Kind:
+    winner = _winner(votes)
+    if winner == "object":
+        fields = sorted(votes["fields"].items(), key=lambda item: (item[1][1] / item[1][0], item))
+        return {name: _elected(inside) for name, (_, _, inside) in fields}
+    if winner in ("array", "map"):
+        inside = _elected(votes["inside"])
+        return [inside] if winner == "array" else SeenValues(inside)
+    words = votes.get("kinds", {})
+    if winner == "number":
+        return "fraction" if "fraction" in words else "whole"
+    if winner == "decimal":
+        return max((word for word in words if word.startswith("decimal:")), key=_precision)
+    return winner or None
+
+
+def _without_twins(votes: Votes) -> bool:
+    """Of columns that Spark does not tell apart, all but the one with most votes are removed; says
+    whether there were any. `a.b` is also the path of `b` inside `a`."""
+    found: dict[str, list[tuple[int, tuple[str, ...], dict[str, Any]]]] = {}
+    for path, *column in _named(votes, "", ()):
+        found.setdefault(path.lower(), []).append(tuple(column))  # type: ignore[arg-type]
+    for path in sorted(found):
+        if len(found[path]) > 1:
+            ranked = sorted(found[path], key=lambda column: (-column[0], column[1]))
+            for _, names, fields in ranked[1:]:
+                fields.pop(names[-1], None)
+            return True
+    return False
+
+
+def _without_more(votes: Votes, known: set[tuple[str, ...]], most: int) -> None:
+    """Removes new columns beyond so many. What is in a column has no more votes than it."""
+    new = {
+        names: (count, fields)
+        for _, count, names, fields in _named(votes, "", ())
+        if names not in known
+    }
+    ranked = sorted(new, key=lambda names: (-new[names][0], names))
+    for names in ranked[max(0, most - len(known)) :]:
+        new[names][1].pop(names[-1], None)
+
+
+def count(columns: Iterable[pa.Field]) -> int:
+    """Columns, nested ones counted."""
+    return sum(1 for _ in _names(columns))
+
+
+def _names(fields: Iterable[pa.Field], parent: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Of each column its own name and those of the columns it is in."""
+    for field in fields:
+        here, kind = (*parent, field.name), field.type
+        yield here
+        while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
+            kind = kind.item_type if pa.types.is_map(kind) else kind.value_type
+        if pa.types.is_struct(kind):
+            yield from _names(kind, here)
+
+
+def _named(
+    votes: Votes, path: str, names: tuple[str, ...]
+) -> Iterator[tuple[str, int, tuple[str, ...], dict[str, Any]]]:
+    """Paths of all columns, their votes and names, and where to remove them from."""
+    if (winner := _winner(votes)) == "object":
+        for name, (count, _, inside) in votes["fields"].items():
+            here, mine = f"{path}.{name}" if path else name, (*names, name)
+            yield here, count, mine, votes["fields"]
+            for step in {"array": ("element",), "map": ("key", "value")}.get(_winner(inside), ()):
+                yield f"{here}.{step}", count, mine, votes["fields"]
+            yield from _named(inside, here, mine)
+    elif winner in ("array", "map"):
+        step = "element" if winner == "array" else "value"
+        yield from _named(votes["inside"], f"{path}.{step}", names)
+
+
+def _laid_over(base: Iterable[pa.Field], kinds: dict[str, Kind]) -> list[pa.Field]:
+    there = {field.name: field for field in base}
+    renamed = {kind[1:] for kind in kinds.values() if type(kind) is str and kind[:1] == "="}
+    fields = [
+        _changed(field, kinds.get(name)) for name, field in there.items() if name not in renamed
+    ]
+    for name, kind in kinds.items():
+        if type(kind) is str and kind[:1] == "=":
+            fields.append(there[kind[1:]].with_name(name))
+        elif name not in there:
+            fields.append(pa.field(name, arrow(kind, name)))
+    return fields
+
+
+def _changed(field: pa.Field, kind: Kind) -> pa.Field:
+    held = field.type
+    if kind is None:
+        return field
+    if type(kind) is dict:
+        return field.with_type(pa.struct(_laid_over(held, kind)))
+    if type(kind) is list:
+        element = _changed(held.value_field, kind[0])
+        large = pa.types.is_large_list(held)
+        return field.with_type(pa.large_list(element) if large else pa.list_(element))
+    if isinstance(kind, SeenValues):
+        return field.with_type(pa.map_(held.key_field, _changed(held.item_field, kind.kind)))
+    if kind.startswith("decimal:"):
+        return field.with_type(pa.decimal128(_precision(kind), held.scale))
+    return field.with_type({"long": pa.int64(), "double": pa.float64()}[kind])

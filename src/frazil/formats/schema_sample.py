@@ -1,0 +1,78 @@
+"""The first records of a stream, read to learn its columns. Runs on the driver."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from frazil.config.model import Config, duration
+from frazil.errors import ConfigError, Undecodable
+from frazil.formats.decoder import Decoder, RecordFormat
+from frazil.kafka.fetch import fetch
+from frazil.offsets import Range
+
+#: of each partition
+RECORDS = 200
+
+
+def format_of(config: Config) -> RecordFormat:
+    decode = config.decode
+    return RecordFormat(
+        decode.format, _text(decode.schema), decode.registry.resolved(), decode.unavailable_value
+    )
+
+
+def key_format_of(config: Config) -> RecordFormat | None:
+    """How keys are read; None: as text."""
+    decode = config.decode
+    kind = decode.key_format or ("avro" if decode.key_schema else "")
+    if not kind:
+        known = decode.format == "confluent-avro" and not decode.schema
+        kind = decode.format if known or decode.format == "json" else "text"
+    if kind == "text":
+        return None
+    return RecordFormat(kind, _text(decode.key_schema), decode.registry.resolved())
+
+
+def columns(
+    config: Config, kafka: Mapping[str, str], format: RecordFormat, ranges: Sequence[Range]
+) -> pa.Schema | None:
+    """The columns of the records in `ranges`; None where there is none to learn from."""
+    values = [value for each in ranges for value in _first_values(config, kafka, each)]
+    if not values and not (ranges and format.kind == "raw"):
+        return None
+    found = Decoder(format).columns(values)
+    if not len(found):
+        _, rejected = Decoder(format, pa.schema([])).decode(values[:1])
+        why = f"; of the first: {rejected[0].reason}" if rejected else ""
+        raise Undecodable(
+            f"cannot name the columns of {', '.join(map(str, ranges[:4]))}: none of "
+            f"the first {len(values)} records can be read{why}"
+        )
+    return found
+
+
+def schema_columns(format: RecordFormat) -> pa.Schema:
+    """The columns of a schema that is given, without a record."""
+    return Decoder(format).columns([])
+
+
+def _first_values(config: Config, kafka: Mapping[str, str], wanted: Range) -> list[bytes]:
+    patience, client = (
+        duration(config.sink.unavailable_timeout),
+        config.sink.kafka_client == "librdkafka",
+    )
+    chunks = fetch(kafka, wanted, patience=patience, client=client)
+    values = (value for chunk in chunks for value in chunk.open().values if value is not None)
+    return list(itertools.islice(values, RECORDS))
+
+
+def _text(path: str) -> str:
+    """A schema file's text; no path, no text."""
+    try:
+        return Path(path).read_text() if path else ""
+    except OSError as error:
+        raise ConfigError(f"cannot read schema {path} of [decode]: {error.strerror}") from None

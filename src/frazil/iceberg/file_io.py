@@ -1,0 +1,205 @@
+"""Iceberg's files where they lie, without a JVM: bytes, Parquet sources, records of Avro files.
+
+Local files are opened directly; for another store pyiceberg's file IO is imported. What cannot be
+read leaves this room as one of our errors, with none of the secrets that the store was told.
+"""
+
+from __future__ import annotations
+
+import bz2
+import io
+import json
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.fs
+
+from frazil.arrow.avro import Datum, UnreadableDatum, preamble, zigzag
+from frazil.config.model import SECRET
+from frazil.errors import ConfigError, Fatal, IdentityMismatch, Unavailable
+
+
+class NeedsSpark(ConfigError):
+    """This catalog or store cannot be opened from here; Iceberg for Spark may know how."""
+
+
+class FileStore:
+    """`properties`: of the catalog or of its file IO; they may hold credentials."""
+
+    def __init__(self, properties: Mapping[str, str]) -> None:
+        self.properties = properties
+        self._ios: dict[str, Any] = {}
+
+    def io(self, path: str) -> Any:
+        """pyiceberg's."""
+        scheme = path.partition("://")[0]
+        if scheme not in self._ios:
+            from frazil.files.writer import file_io
+
+            self._ios[scheme] = file_io(path, self.properties)
+        return self._ios[scheme]
+
+    def read(self, path: str) -> bytes:
+        with self.reading(path):
+            if there := local(path):
+                with open(there, "rb") as file:
+                    return file.read()
+            with self.io(path).new_input(path).open() as stream:
+                return bytes(stream.read())
+
+    def open(self, path: str) -> Any:
+        """For random access, within `reading`."""
+        there = local(path)
+        return pa.memory_map(there) if there else self.io(path).new_input(path).open()
+
+    def names(self, folder: str) -> list[str]:
+        """Of the files in a folder; none where there is no such folder."""
+        with self.reading(folder):
+            if there := local(folder):
+                return os.listdir(there) if os.path.isdir(there) else []
+            files = self.io(folder)
+            scheme, host, path = files.parse_location(folder)
+            selector = pa.fs.FileSelector(path, allow_not_found=True)
+            found = files.fs_by_scheme(scheme, host).get_file_info(selector)
+            return [each.base_name for each in found]
+
+    @contextmanager
+    def reading(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise IdentityMismatch(f"cannot read {path}: it is not there") from None
+        except (OSError, ValueError, NotImplementedError, ImportError, pa.ArrowException) as error:
+            fact = f"cannot read {path}: {missing_file_error(error, self.properties)}"
+            if isinstance(error, PermissionError) or "ACCESS_DENIED" in fact:
+                hint = "check the credentials, and what the bucket allows"
+                raise ConfigError(fact, hint=hint) from None
+            unknown = path.startswith(("hdfs:", "viewfs:")) or "Unrecognized filesystem" in fact
+            if isinstance(error, ImportError) or unknown:
+                raise NeedsSpark(fact) from None
+            # Arrow's own errors are no OSError: then the bytes came, and are not what they should.
+            raise (Unavailable if isinstance(error, OSError) else Fatal)(fact) from None
+
+
+def local(path: str) -> str:
+    """The path of a local file; empty where it is elsewhere."""
+    if path.startswith("file:"):
+        return "/" + path[5:].lstrip("/")
+    return "" if re.match(r"[A-Za-z][\w+.-]*:/", path) else path
+
+
+def missing_file_error(error: BaseException, properties: Mapping[str, str]) -> str:
+    """What a library says, in one line, without the secrets that we told it."""
+    text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    for key, value in properties.items():
+        if SECRET.search(key):
+            for secret in filter(None, (value, value.rpartition(":")[2])):
+                text = text.replace(secret, "***")
+    return re.sub(r"//[^/@\s]+@", "//***@", text)
+
+
+# ── Avro ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+class AvroFile:
+    """An Avro file with its blocks unpacked. Those that have one schema can be read as one."""
+
+    def __init__(self, store: FileStore, path: str) -> None:
+        self.path = path
+        self.rows = 0
+        self.blocks: list[bytes] = []
+        raw = store.read(path)
+        datum = Datum(raw, 4)
+        header: dict[bytes, bytes] = {}
+        try:
+            if raw[:4] != b"Obj\x01":
+                raise ValueError("another kind of file")
+            while count := datum.long():
+                if count < 0:  # then the size in bytes comes first
+                    datum.long()
+                for _ in range(abs(count)):
+                    key = datum.take(datum.long())
+                    header[key] = datum.take(datum.long())
+            mark = datum.take(16)
+            self.schema, codec = header[b"avro.schema"], header.get(b"avro.codec", b"null")
+            if codec not in _CODECS:
+                raise ValueError(f"the codec {codec.decode(errors='replace')}")
+            while datum.place < len(raw):
+                self.rows += datum.long()
+                self.blocks.append(_CODECS[codec](datum.take(datum.long())))
+                if datum.take(16) != mark:
+                    raise ValueError("a block that does not end where it should")
+        except (UnreadableDatum, ValueError, KeyError, OSError, zlib.error) as error:
+            raise Fatal(
+                f"cannot read {path}: expected a file of Avro, found "
+                f"{type(error).__name__}: {error}"
+            ) from None
+
+
+def frame(
+    containers: Sequence[AvroFile], wanted: Mapping[str, pl.DataType] | None = None
+) -> pl.DataFrame:
+    """The records of containers that have one schema, as one table.
+
+    `wanted`: the columns to read; one that is not there is null. A manifest's entry has the fields
+    of its data file as its own: a record in a record is written as its fields are, and polars can
+    pass over no fields but those of the outer one.
+    """
+    rows = sum(each.rows for each in containers)
+    if not rows:
+        return pl.DataFrame(schema=wanted)
+    fields = []
+    try:
+        for each in json.loads(containers[0].schema)["fields"]:
+            inner = each["type"]["fields"] if each["name"] == "data_file" else [each]
+            fields += [(field["name"], field["type"]) for field in inner]
+    except (ValueError, KeyError, TypeError) as error:
+        raise Fatal(
+            f"cannot read {containers[0].path}: expected a schema of Avro, found "
+            f"{type(error).__name__}: {error}"
+        ) from None
+    names = [name for name, _ in fields if wanted is None or name in wanted]
+    glue = preamble(fields)
+    blocks = [block for each in containers for block in each.blocks]
+    size = sum(map(len, blocks))
+    whole = b"".join((glue, zigzag(rows), zigzag(size), *blocks, glue[-16:]))
+    try:
+        found = pl.read_avro(io.BytesIO(whole), columns=names)
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        if len(containers) > 1:  # alone, the one that cannot be read is named
+            return pl.concat([frame([each], wanted) for each in containers])
+        raise Fatal(f"cannot read {containers[0].path}: {error}") from None
+    return (
+        found
+        if wanted is None
+        else found.select(
+            pl.col(name).cast(kind) if name in names else pl.lit(None, kind).alias(name)
+            for name, kind in wanted.items()
+        )
+    )
+
+
+def _snappy(block: bytes) -> bytes:
+    number = Datum(block, 0).long()  # the size, which here has no sign
+    size = 2 * number if number >= 0 else -2 * number - 1
+    return bytes(pa.decompress(block[:-4], size, "snappy"))  # behind it stands a checksum
+
+
+def _zstandard(block: bytes) -> bytes:
+    with pa.CompressedInputStream(pa.BufferReader(block), "zstd") as stream:
+        return bytes(stream.read())
+
+
+_CODECS: dict[bytes, Callable[[bytes], bytes]] = {
+    b"null": bytes,
+    b"deflate": lambda block: zlib.decompress(block, -15),
+    b"snappy": _snappy,
+    b"zstandard": _zstandard,
+    b"bzip2": bz2.decompress,
+}

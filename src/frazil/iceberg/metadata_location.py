@@ -1,0 +1,193 @@
+"""Where a catalog says that a table is, without a JVM: the way to its metadata file.
+
+In: a catalog's settings as Spark gets them, without the prefix, and a table's name. Hadoop's
+folders and SQLite are read directly, PostgreSQL with psycopg where that is installed, REST, Glue
+and Hive with pyiceberg's clients. What none of them can open raises `NeedsSpark`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from typing import Any
+from urllib.parse import quote
+
+from frazil.errors import ConfigError, Unavailable
+from frazil.iceberg.file_io import FileStore, NeedsSpark, local, missing_file_error
+
+#: Iceberg's classes of catalogs → their types.
+_KINDS = {
+    "HadoopCatalog": "hadoop",
+    "JdbcCatalog": "jdbc",
+    "RESTCatalog": "rest",
+    "GlueCatalog": "glue",
+    "HiveCatalog": "hive",
+    "DynamoDbCatalog": "dynamodb",
+}
+_TABLES = "SELECT * FROM iceberg_tables WHERE table_namespace = {0} AND table_name = {0}"
+_METADATA = re.compile(r"v?(\d+)(-.*)?(\.gz)?\.metadata\.json(\.gz)?")
+
+
+def metadata_file(catalog: Mapping[str, str], name: str) -> tuple[str, Mapping[str, str]]:
+    """Where the state of a table is now, and what its store wants to know; an empty path where
+    there is no such table.
+
+    `name` may be the path of a table's folder, or of a metadata file.
+    """
+    given = catalog.get("catalog-impl", "")
+    kind = _KINDS.get(given.rpartition(".")[2], given) or catalog.get("type", "hive").lower()
+    if ".metadata.json" in name:
+        return name, catalog
+    if "/" in name:
+        return _newest(FileStore(catalog), name), catalog
+    if kind == "hadoop":
+        folder = "/".join([_said(catalog, "warehouse").rstrip("/"), *name.split(".")])
+        return _newest(FileStore(catalog), folder), catalog
+    if kind == "jdbc":
+        return _listed(catalog, name), catalog
+    if kind in ("rest", "glue", "hive", "dynamodb"):
+        if kind in ("rest", "hive"):
+            _said(catalog, "uri")
+        return _asked(catalog, kind, name)
+    raise NeedsSpark(f"cannot open a catalog of type {kind} without Spark")
+
+
+def _said(catalog: Mapping[str, str], key: str) -> str:
+    if not catalog.get(key):
+        raise ConfigError(f"cannot open the catalog: it lacks {key}", hint=f"set [catalog] {key}")
+    return catalog[key]
+
+
+def _newest(store: FileStore, folder: str) -> str:
+    """The metadata file that is the state of a table in a folder, by the rules of Iceberg's Hadoop
+    catalog; empty where there is none."""
+    folder = folder.rstrip("/") + "/metadata"
+    names = store.names(folder)
+    found: dict[int, list[str]] = {}
+    for each in names:
+        if said := _METADATA.fullmatch(each):
+            found.setdefault(int(said[1]), []).append(each)
+    if not found:
+        return ""
+    version = max(found)
+    if "version-hint.text" in names:
+        hint = store.read(f"{folder}/version-hint.text").strip()
+        if hint.isdigit() and int(hint) in found:  # it may be behind: a commit writes it last
+            version = int(hint)
+            while version + 1 in found:
+                version += 1
+    if (
+        len(found[version]) > 1
+    ):  # of two tries at a commit, only the catalog knows which came through
+        raise ConfigError(
+            f"cannot tell the newest metadata in {folder}: {' and '.join(sorted(found[version]))}",
+            hint="give the metadata file itself, or the table's name with its catalog",
+        )
+    return f"{folder}/{found[version][0]}"
+
+
+def _listed(catalog: Mapping[str, str], name: str) -> str:
+    """What Iceberg's JDBC catalog says of a name, in the table that it keeps in a database."""
+    kind, _, place = _said(catalog, "uri").removeprefix("jdbc:").partition(":")
+    read = {"sqlite": _sqlite, "postgresql": _postgres}.get(kind)
+    if read is None:
+        raise NeedsSpark(f"cannot open a catalog in {kind} without Spark")
+    # Several catalogs may share a database, and views stand beside tables.
+    rows = [
+        row
+        for row in read(catalog, place, name.rpartition(".")[::2])
+        if row["catalog_name"] == catalog.get("name", row["catalog_name"])
+        and row.get("iceberg_type") in (None, "TABLE")
+    ]
+    if len(rows) > 1:
+        raise ConfigError(
+            f"cannot tell which table {name} is meant: catalogs "
+            f"{' and '.join(sorted(row['catalog_name'] for row in rows))} have one"
+        )
+    return str(rows[0]["metadata_location"]) if rows else ""
+
+
+def _sqlite(
+    catalog: Mapping[str, str], place: str, name: Sequence[str]
+) -> Iterable[Mapping[str, Any]]:
+    path = local(place.partition("?")[0])
+    if not os.path.isfile(path):
+        raise ConfigError(f"cannot open catalog {path}: it is not there")
+    try:
+        with closing(
+            sqlite3.connect(f"file:{quote(path)}?mode=ro", timeout=30, uri=True)
+        ) as opened:
+            opened.row_factory = sqlite3.Row
+            return [dict(row) for row in opened.execute(_TABLES.format("?"), name)]
+    except sqlite3.Error as error:
+        if "no such table" in str(error):
+            return []
+        raise Unavailable(f"cannot read catalog {path}: {error}") from None
+
+
+def _postgres(
+    catalog: Mapping[str, str], place: str, name: Sequence[str]
+) -> Iterable[Mapping[str, Any]]:
+    try:
+        import psycopg  # type: ignore[import-not-found]  # whoever has it need not start Spark
+    except ImportError:
+        raise NeedsSpark("cannot open a catalog in postgresql without Spark or psycopg") from None
+    try:
+        with psycopg.connect(
+            f"postgresql:{place}",
+            user=catalog.get("jdbc.user"),
+            connect_timeout=30,
+            password=catalog.get("jdbc.password"),
+            row_factory=psycopg.rows.dict_row,
+        ) as opened:
+            return list(opened.execute(_TABLES.format("%s"), name))
+    except psycopg.errors.UndefinedTable:
+        return []
+    except psycopg.ProgrammingError as error:  # Java's driver has options that this one lacks
+        raise NeedsSpark(f"cannot open the catalog: {missing_file_error(error, catalog)}") from None
+    except psycopg.Error as error:
+        raise Unavailable(
+            f"cannot read the catalog: {missing_file_error(error, catalog)}"
+        ) from None
+
+
+def _asked(catalog: Mapping[str, str], kind: str, name: str) -> tuple[str, Mapping[str, str]]:
+    """By pyiceberg's client of the catalog."""
+    from pyiceberg import exceptions
+    from pyiceberg.catalog import load_catalog
+    from requests import RequestException
+
+    settings: dict[str, Any] = {**catalog, "type": kind, "snapshot-loading-mode": "refs"}
+    settings.pop("name", None)  # Spark's for it: pyiceberg would look that up in files of its own
+    if (auth := catalog.get("rest.auth.type", "oauth2").lower()) == "basic":
+        user = {key: catalog.get(f"rest.auth.basic.{key}") for key in ("username", "password")}
+        settings["auth"] = {"type": "basic", "basic": user}
+    elif auth == "sigv4":
+        settings["rest.sigv4-enabled"] = "true"
+    elif auth not in ("none", "oauth2"):
+        raise NeedsSpark(f"cannot open the catalog without Spark: rest.auth.type is {auth}")
+    try:
+        table = load_catalog("plain", **settings).load_table(tuple(name.split(".")))
+    except (exceptions.NoSuchTableError, exceptions.NoSuchNamespaceError) as error:
+        if str(error).startswith("RESTError "):  # pyiceberg's word for a body that is no catalog's
+            raise Unavailable(
+                f"cannot ask the catalog for {name}: what answered is no catalog: "
+                f"{missing_file_error(error, catalog)}",
+                hint="see [catalog] uri, and what stands before it",
+            ) from None
+        return "", catalog
+    except (exceptions.NotInstalledError, ImportError) as error:
+        raise NeedsSpark(f"cannot open the catalog: {missing_file_error(error, catalog)}") from None
+    except (exceptions.ServerError, exceptions.ServiceUnavailableError, RequestException) as error:
+        raise Unavailable(
+            f"cannot ask the catalog for {name}: {missing_file_error(error, catalog)}"
+        ) from None
+    except (exceptions.RESTError, NotImplementedError, ValueError) as error:
+        raise ConfigError(
+            f"cannot ask the catalog for {name}: {missing_file_error(error, catalog)}"
+        ) from None
+    lent = {key: each for key, each in table.io.properties.items() if isinstance(each, str)}
+    return table.metadata_location, {**catalog, **lent}

@@ -1,0 +1,399 @@
+"""A range in, the bytes of its records out, in chunks. Runs on executors.
+
+Promises: exactly the records of the range, in offset order, each once; and every offset of the
+range is either a record or invisible (transaction markers, aborted and compacted records), which is
+known only when something at or beyond it was seen, and never assumed. A position that retention has
+deleted raises; it is not jumped over.
+
+Two ways to the same chunks: Kafka's own batches over a plain connection (`wire`), and
+confluent-kafka for everything else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import pyarrow as pa
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from frazil.arrow.avro import UnreadableDatum
+from frazil.errors import AccountingError, Expired, Unavailable, Undecodable
+from frazil.kafka import protocol
+from frazil.kafka.record_batch import HEADERS, Longs, RawRecords, RecordBatches
+from frazil.offsets import Partition, Range
+
+#: Records per decoded chunk, and what one of them may weigh: large records make smaller chunks.
+CHUNK_RECORDS = 50_000
+CHUNK_BYTES = 32 * 1024**2
+#: Records per call: small enough to stay in the CPU's cache between librdkafka and Python.
+CALL_RECORDS = 5_000
+
+#: Defaults under the user's own [kafka] settings.
+DEFAULTS = {
+    "isolation.level": "read_committed",
+    "check.crcs": "true",
+    # The data is known to be there: never wait for more of it, never pause a full queue for long.
+    "fetch.wait.max.ms": "10",
+    "fetch.queue.backoff.ms": "2",
+    # What lies beyond the range's end is fetched for nothing: keep the queue short.
+    "queued.min.messages": "30000",
+    "queued.max.messages.kbytes": "16384",
+    "fetch.message.max.bytes": "1048576",
+    "log_level": "2",
+}
+#: What the promise needs, whatever the user's settings say.
+FIXED = {
+    "enable.auto.commit": "false",
+    "enable.partition.eof": "true",
+    "auto.offset.reset": "error",
+}
+
+_Headers = list[tuple[str, bytes | None]]
+
+_consumers: dict[tuple[tuple[str, str], ...], Consumer] = {}
+
+
+class FetchedChunk:
+    """Records of one partition: all that the offsets `[start, end)` hold.
+
+    Either Kafka's own batches, still closed, or values already taken out. `envelope` says whether
+    keys and headers can be had.
+    """
+
+    def __init__(
+        self,
+        span: Range,
+        records: RecordBatches | None,
+        opened: RawRecords | None = None,
+        envelope: bool = False,
+        leader: int = -1,
+    ) -> None:
+        self.span = span
+        self.records = records
+        self._opened = opened
+        #: the leader epoch in which the span's last offset was proven; -1: not known
+        self.leader = records.leader if records is not None else leader
+        self._envelope = envelope
+
+    def open(self, envelope: bool = False) -> RawRecords:
+        """Values, offsets, timestamps; with `envelope` keys and headers too."""
+        assert self._envelope or not envelope, "the envelope was not asked of `fetch`"
+        if self._opened is None or (envelope and self._opened.keys is None):
+            assert self.records is not None
+            try:
+                self._opened = self.records.open(envelope)
+            except UnreadableDatum as error:
+                at = self.span.partition
+                raise Undecodable(f"cannot read {at}: {error.fact}", hint=_behind(at)) from None
+        return self._opened if envelope else self._opened._replace(keys=None, headers=None)
+
+    @property
+    def broken(self) -> Mapping[int, str]:
+        """Of the opened records: which lie in a batch that cannot be read, and why."""
+        return self.records.broken if self.records is not None else {}
+
+
+def fetch(
+    kafka: Mapping[str, str],
+    wanted: Range,
+    *,
+    patience: float,
+    client: bool = False,
+    envelope: bool = False,
+) -> Iterator[FetchedChunk]:
+    """All records of `wanted`. `patience`: seconds without any answer before it gives up.
+
+    `client` insists on confluent-kafka, which is also what is used where `wire` cannot. With
+    `envelope` the chunks may be asked for keys and headers.
+    """
+    if not client and protocol.supports(kafka):
+        try:
+            for records in protocol.fetch(kafka, wanted, patience=patience):
+                span = Range(wanted.partition, records.start, records.end)
+                yield FetchedChunk(span, records, envelope=envelope)
+            return
+        except protocol.Unsupported as where:
+            wanted = Range(wanted.partition, where.at, wanted.end)
+    if not len(wanted):
+        return
+    consumer = _consumer(kafka)
+    at = wanted.partition
+    consumer.assign([TopicPartition(at.kafka_topic, at.number, wanted.start)])
+    try:
+        yield from _chunks(consumer, wanted, patience, kafka["bootstrap.servers"], envelope)
+    finally:
+        consumer.unassign()
+
+
+def _chunks(
+    consumer: Consumer, wanted: Range, patience: float, server: str, envelope: bool
+) -> Iterator[FetchedChunk]:
+    position = wanted.start  # every offset below it is a record handed on, or counted invisible
+    chunk = _ChunkBuilder(wanted.partition, wanted.start, envelope)
+    at = wanted.partition
+    call = CALL_RECORDS
+    deadline = time.monotonic() + patience
+    while position < wanted.end:
+        # Waits for all of `call` or the time-out: short, for a range's tail is shorter than that.
+        messages = consumer.consume(call, timeout=0.05)
+        if not messages:
+            if time.monotonic() > deadline:
+                raise Unavailable(
+                    f"cannot fetch {wanted}: no record and no error from {server} in "
+                    f"{patience:.0f} s at offset {position}; the range is read again",
+                    hint="check that the brokers are up and reachable from the executors; if they "
+                    "are, a record batch there may be broken in a way that librdkafka does not "
+                    "report",
+                )
+            continue
+        deadline = time.monotonic() + patience
+        ended = -1
+        if any(map(Message.error, messages)):
+            messages, ended = _without_errors(messages, wanted, position)
+        past = len(messages)
+        while past and (messages[past - 1].offset() or 0) >= wanted.end:
+            past -= 1
+        beyond: int | None = None
+        if past < len(messages):
+            beyond = messages[past].leader_epoch()
+            ended = wanted.end
+            del messages[past:]
+        if messages:
+            whose = set(map(Message.topic, messages)), set(map(Message.partition, messages))
+            if whose != ({at.kafka_topic}, {at.number}):
+                raise AccountingError(f"cannot read {at}: found records of {whose}")
+            chunk.add(messages)
+            position = chunk.next
+            call = max(1, min(CALL_RECORDS, int(CHUNK_BYTES / 4 / (chunk.mean_bytes + 1))))
+        if ended >= wanted.end:
+            position = chunk.close(wanted.end, beyond)
+        if len(chunk) >= CHUNK_RECORDS or chunk.bytes >= CHUNK_BYTES or position >= wanted.end:
+            yield chunk.done()
+            chunk = _ChunkBuilder(wanted.partition, position, envelope)
+
+
+class _ChunkBuilder:
+    """A chunk while its records come in."""
+
+    def __init__(self, partition: Partition, start: int, envelope: bool) -> None:
+        self.partition = partition
+        self.start = self.next = start
+        self.bytes = 0
+        self.mean_bytes = 0.0
+        self.leader: int | None = None
+        self._values: list[bytes | None] = []
+        self._offsets: list[Longs] = []
+        self._timestamps: list[Longs] = []
+        self._envelope = envelope
+        self._keys: list[bytes | None] = []
+        self._headers: list[_Headers] = []
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def add(self, messages: list[Message]) -> None:
+        count = len(messages)
+        offsets = np.fromiter(map(Message.offset, messages), np.int64, count)
+        steps = np.diff(offsets, prepend=self.next - 1)
+        if steps.min() < 1:  # librdkafka hands on whatever offsets the records of a batch claim
+            at = int(np.argmax(steps < 1))
+            raise _broken(
+                self.partition,
+                int(offsets[at]),
+                f"expected offset {offsets[at] - steps[at] + 1} or later; its batch is broken",
+            )
+        self.next = int(offsets[-1]) + 1
+        self.leader = messages[-1].leader_epoch()
+        self._offsets.append(offsets)
+        self._timestamps.append(
+            np.fromiter((stamp for _, stamp in map(Message.timestamp, messages)), np.int64, count)
+        )
+        values = list(map(Message.value, messages))
+        self._values += values
+        sample = values[:: max(1, count // 32)]
+        self.mean_bytes = sum(len(v) for v in sample if v is not None) / len(sample)
+        if self._envelope:
+            self.mean_bytes += self._add_envelope(messages) / count
+        self.bytes += int(self.mean_bytes * count)
+
+    def _add_envelope(self, messages: list[Message]) -> int:
+        """Keys and headers; what they weigh."""
+        keys = list(map(Message.key, messages))
+        headers = _headers(messages, self.partition)
+        self._keys += keys
+        self._headers += headers
+        return sum(len(key) for key in keys if key) + sum(
+            len(name) + len(value or b"") for each in headers for name, value in each
+        )
+
+    def close(self, end: int, beyond: int | None) -> int:
+        """Nothing more comes before `end`: what is left of the range is invisible. `beyond`: the
+        leader epoch of a record behind it; what is invisible itself does not tell any."""
+        if beyond is not None or self.next < end:
+            self.leader = beyond
+        self.next = end
+        return end
+
+    def done(self) -> FetchedChunk:
+        empty = np.empty(0, np.int64)
+        offsets = np.concatenate(self._offsets) if self._offsets else empty
+        stamps = np.concatenate(self._timestamps) if self._timestamps else empty
+        span = Range(self.partition, self.start, self.next)
+        opened = RawRecords(self._values, offsets, stamps)
+        if self._envelope:
+            opened = opened._replace(
+                keys=pa.array(self._keys, pa.large_binary()),
+                headers=pa.array(self._headers, HEADERS),
+            )
+        return FetchedChunk(
+            span, None, opened, self._envelope, -1 if self.leader is None else self.leader
+        )
+
+
+def _headers(messages: list[Message], partition: Partition) -> list[_Headers]:
+    found: list[_Headers] = []
+    try:
+        # By `map`: for a key that is not UTF-8 confluent-kafka sets an error and returns a list all
+        # the same, with a hole that kills the process when touched. A call written out in Python
+        # may miss the error; `map` never does.
+        for headers in map(Message.headers, messages):
+            found.append(headers or [])  # type: ignore[arg-type]  # a dict is only ever sent
+    except (SystemError, UnicodeDecodeError):
+        raise Undecodable(
+            f"cannot read the headers of {partition} offset {messages[len(found)].offset()}: "
+            "a header's key is not UTF-8, and confluent-kafka does not hand it over",
+            hint="leave the column with the headers out, or read over a plain connection",
+        ) from None
+    return found
+
+
+def _behind(at: Partition) -> str:
+    return (
+        "nothing was skipped; to go on behind it: frazil offsets seek CONFIG "
+        f"--to {at.kafka_topic}:{at.number}:OFFSET"
+    )
+
+
+def _broken(at: Partition, offset: int | None, fact: str) -> Undecodable:
+    """Of a record batch. librdkafka does not tell which offsets it has, nor goes on behind it."""
+    return Undecodable(f"cannot read {at} at offset {offset}: {fact}", hint=_behind(at))
+
+
+def _without_errors(
+    messages: list[Message], wanted: Range, position: int
+) -> tuple[list[Message], int]:
+    """The records among `messages`, and an offset behind all of them, where one is told, or -1."""
+    records, ended, whose = [], -1, wanted.partition
+    for message in messages:
+        error = message.error()
+        if error is None:
+            records.append(message)
+        elif error.code() == KafkaError._PARTITION_EOF:
+            at = message.offset()
+            if (message.topic(), message.partition()) == (whose.kafka_topic, whose.number):
+                ended = max(ended, -1 if at is None else at)
+        elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+            raise Expired(
+                f"cannot fetch {wanted}: offset {position} is no longer in the topic; "
+                f"retention has overtaken the sink",
+                hint="nothing was skipped; `frazil status` shows what the topic still holds",
+            )
+        elif error.code() in _BROKEN:
+            at = message.offset()
+            if at is None or at < wanted.end:
+                raise _broken(whose, at, error.str())
+            ended = max(ended, at)  # it comes in its turn: behind all that is wanted
+        elif not error.retriable() and error.code() not in _PASSING:
+            raise Unavailable(f"cannot fetch {wanted}: {error.str()}")
+    return records, ended
+
+
+def epoch_ends(
+    kafka: Mapping[str, str],
+    epochs: Mapping[Partition, int],
+    position: Mapping[Partition, int],
+    *,
+    client: bool = False,
+    patience: float = 30.0,
+) -> dict[Partition, int]:
+    """Where the log of each partition ends in a leader epoch, as far as it is below the position.
+
+    Over plain connections the broker is asked. Otherwise, and of brokers too old for that request,
+    librdkafka does so, which compares before it fetches, if it can: it is given position and epoch,
+    and hands over a record, the end, or what it found.
+    """
+    if not client and protocol.supports(kafka):
+        with contextlib.suppress(protocol.Unsupported):
+            return protocol.epoch_ends(kafka, epochs)
+    little = {
+        "queued.min.messages": "1",
+        "queued.max.messages.kbytes": "64",
+        "fetch.message.max.bytes": "4096",
+    }
+    conf = {**DEFAULTS, **kafka, **little, **FIXED}
+    conf.setdefault("group.id", "frazil-reader")
+    consumer = Consumer(conf)
+    called = {(each.kafka_topic, each.number): each for each in epochs}
+    found: dict[Partition, int] = {}
+    try:
+        consumer.assign(
+            [
+                TopicPartition(each.kafka_topic, each.number, position[each], leader_epoch=epoch)
+                for each, epoch in epochs.items()
+            ]
+        )
+        deadline = time.monotonic() + patience
+        while len(found) < len(epochs) and time.monotonic() < deadline:
+            for message in consumer.consume(len(epochs), timeout=0.2):
+                where = called.get((message.topic() or "", message.partition() or 0))
+                error = message.error()
+                if where is None:
+                    continue
+                if error is None or error.code() == KafkaError._PARTITION_EOF:
+                    found.setdefault(where, position[where])
+                elif error.code() == KafkaError._AUTO_OFFSET_RESET:
+                    told = re.search(r"broker end offset is (-?\d+)", error.str())
+                    found[where] = int(told[1]) if told else -1
+    finally:
+        consumer.close()
+    if len(found) < len(epochs):
+        missing = next(each for each in epochs if each not in found)
+        raise Unavailable(
+            f"cannot compare leader epochs of {missing}: no answer in {patience:.0f} s"
+        )
+    return found
+
+
+#: A record batch that librdkafka cannot read, and asks for again and again.
+_BROKEN = (
+    KafkaError._BAD_MSG,
+    KafkaError._BAD_COMPRESSION,
+    KafkaError._UNDERFLOW,
+    KafkaError.INVALID_MSG,
+)
+#: Errors that librdkafka reports as events while it goes on trying by itself.
+_PASSING = (
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._TRANSPORT,
+    KafkaError._RESOLVE,
+    KafkaError._TIMED_OUT,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+)
+
+
+def _consumer(kafka: Mapping[str, str]) -> Consumer:
+    """One consumer per worker process and cluster, kept warm from task to task."""
+    conf = {**DEFAULTS, **kafka, **FIXED}
+    conf.setdefault("group.id", "frazil-reader")  # librdkafka wants one; it is never joined
+    key = tuple(sorted(conf.items()))
+    if key not in _consumers:
+        try:
+            _consumers[key] = Consumer(conf)
+        except KafkaException as error:
+            raise Unavailable(f"cannot make a Kafka consumer: {error.args[0].str()}") from None
+    return _consumers[key]

@@ -1,0 +1,731 @@
+"""Kafka in, planned offset ranges out. Runs on the driver, and in Spark's planning process.
+
+`Planner` speaks to Kafka and knows nothing of Spark. `RangeDataSource` hands its plans to
+Structured Streaming as a Python DataSource whose rows are ranges, not records. Spark plans in a
+process of its own without Py4J, so all it needs travels as options, secrets as references only.
+
+What the planner must see (and never passes over): a topic that was dropped and made again, another
+cluster behind the same address, retention that overtook the position, new partitions. The end of a
+plan is the last stable offset, so an open transaction holds the plan back and nothing else does.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+
+from frazil.config.model import Config, Settings, duration, size
+from frazil.errors import (
+    ConfigError,
+    Expired,
+    FrazilError,
+    IdentityMismatch,
+    Unavailable,
+    counted,
+    encode_for_spark,
+)
+from frazil.kafka.fetch import epoch_ends
+from frazil.offsets import BATCHES, Cut, Partition, Range, newest_names
+
+_log = logging.getLogger("frazil")
+
+FORMAT = "frazil_ranges"
+RANGES = "topic string, partition int, start bigint, end bigint, pieces int, origin string"
+#: one call to Kafka may take this long; the planner's patience spans many calls
+_CALL_SECONDS = 10.0
+_SMALLEST_PIECE = 50_000
+_SAMPLE_SECONDS = 30.0
+#: Kafka's topic id where there is none.
+_NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
+WITHOUT_IDS = (
+    "the brokers have no topic ids (they are older than 2.8): a topic that is dropped and made "
+    "again cannot be told from the one that was read, unless it ends before the position"
+)
+#: So many partitions are spelled out in a hint.
+_NAMED = 8
+
+
+class _KnownIdentity(Protocol):
+    @property
+    def cluster(self) -> str: ...
+    @property
+    def topics(self) -> Mapping[str, str]: ...
+    @property
+    def leaders(self) -> Mapping[Partition, int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TopicIdentity:
+    """Who the topics are: their ids, and the cluster's."""
+
+    cluster: str = ""
+    topics: Mapping[str, str] = field(default_factory=dict)
+    #: partition → leader epoch of the last record batch that was read, where it is known
+    leaders: Mapping[Partition, int] = field(default_factory=dict, compare=False)
+
+    @staticmethod
+    def of(known: _KnownIdentity) -> TopicIdentity:
+        """Whom a ledger entry or a staged batch knows."""
+        return TopicIdentity(known.cluster, known.topics, known.leaders)
+
+    def differs(self, now: TopicIdentity, topic: str) -> bool:
+        """Is it another topic now? Not known of brokers before 2.8, which have no topic ids."""
+        known, found = self.topics.get(topic), now.topics.get(topic)
+        return bool(known and found and known != found)
+
+    def without(self, partitions: Iterable[Partition]) -> TopicIdentity:
+        """The same, where offsets of these were passed over: nobody knows their epochs."""
+        gone = set(partitions)
+        kept = {p: epoch for p, epoch in self.leaders.items() if p not in gone}
+        return TopicIdentity(self.cluster, self.topics, kept)
+
+    def check(self, now: TopicIdentity) -> None:
+        """`now` must be the same cluster and topics as these, as far as these are known."""
+        if self.cluster and now.cluster != self.cluster:
+            raise IdentityMismatch(
+                f"cannot go on: the ledger belongs to Kafka cluster {self.cluster}, "
+                f"found cluster {now.cluster}",
+                hint="point bootstrap.servers at the right cluster; or, if this one takes its "
+                "place: frazil offsets adopt-topic CONFIG",
+            )
+        for topic, known in self.topics.items():
+            if self.differs(now, topic):
+                raise IdentityMismatch(
+                    f"cannot go on: topic {topic} was dropped and made again; expected topic id "
+                    f"{known}, found {now.topics[topic]}",
+                    hint="its offsets begin anew; to read it from its beginning, beside what is "
+                    "there: frazil offsets adopt-topic CONFIG --topic "
+                    f"{Partition(topic, 0).kafka_topic}",
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Watermarks:
+    """What a topic partition holds: `[low, end)`, end being the last stable offset."""
+
+    low: Cut
+    end: Cut
+    #: partitions that did not answer, where others did
+    silent: frozenset[Partition] = frozenset()
+    #: the leader epoch in which each partition answered
+    leaders: Mapping[Partition, int] = field(default_factory=dict)
+
+
+class Planner:
+    """The stream's side of a batch: what is there, and how much of it to take."""
+
+    def __init__(
+        self,
+        kafka: Mapping[str, str],
+        *,
+        topics: tuple[str, ...] = (),
+        pattern: str = "",
+        origin: TopicIdentity | None = None,
+        trusting: bool = False,
+    ) -> None:
+        """`origin`: whose topics the ledger knows, and by which names. `trusting`: others may
+        answer, and whoever asks looks for himself."""
+        self._kafka = dict(kafka)
+        self._topics = topics
+        self._pattern = pattern
+        self.known = origin or TopicIdentity()
+        #: no record batch below the position has a later leader epoch
+        self._epochs: dict[Partition, int] = dict(self.known.leaders)
+        self._trusting = trusting
+        self._admin = AdminClient({"log_level": "2", **kafka})
+        self._uncommitted = kafka.get("isolation.level") == "read_uncommitted"
+        #: did the last cut take all that the limits allow?
+        self.full = False
+        self._mean_bytes = 0.0
+        self._sampled_at = -_SAMPLE_SECONDS
+
+    def learn(self, more: TopicIdentity) -> None:
+        """Topics that staged batches know, and the ledger does not yet."""
+        self.known = TopicIdentity(self.known.cluster, {**self.known.topics, **more.topics})
+        self._epochs = {**self._epochs, **more.leaders}
+
+    def origin(self) -> tuple[TopicIdentity, list[Partition]]:
+        """Identity and partitions of the topics as they are now, checked against the known."""
+        names = self._names()
+        if not names:
+            return TopicIdentity(self.known.cluster, {}), []
+        with self._asking(f"describe topics {', '.join(names)}"):
+            cluster = self._admin.describe_cluster(request_timeout=_CALL_SECONDS).result()
+            described = self._admin.describe_topics(
+                TopicCollection(names), request_timeout=_CALL_SECONDS
+            )
+            topics, partitions = {}, []
+            called = newest_names(self.known.topics)
+            for name in names:
+                topic = _exists(name, described[name])
+                mine = called.get(name, name)
+                number = str(topic.topic_id)
+                topics[mine] = "" if number == _NO_ID else number
+                partitions += [Partition(mine, part.id) for part in topic.partitions]
+            now = TopicIdentity(str(cluster.cluster_id), topics)
+        if not self._trusting:
+            self.known.check(now)
+        learned = {topic: number for topic, number in now.topics.items() if number}
+        merged = {**now.topics, **self.known.topics, **learned}
+        self.known = TopicIdentity(now.cluster, merged)
+        return now, sorted(partitions)
+
+    def watermarks(self, partitions: list[Partition], patient: bool = False) -> Watermarks:
+        """`patient`: it is enough that some partitions answer."""
+        with self._asking(f"read the offsets of {counted(len(partitions), 'partition')}"):
+            low, _ = self._offsets(partitions, OffsetSpec.earliest(), patient)  # type: ignore[no-untyped-call]
+            there = [partition for partition in partitions if partition in low]
+            end, leaders = self._offsets(there, OffsetSpec.latest(), patient)  # type: ignore[no-untyped-call]
+            return Watermarks(low, end, frozenset(partitions) - frozenset(end), leaders)
+
+    def start(
+        self, position: Cut, start: str | Mapping[str, Mapping[str, int]], *, first: bool = True
+    ) -> Cut:
+        """Where to begin: the table's position, and the configured start where it has none.
+
+        Not `first`: somebody else knows the position, and that the start is long gone is no news.
+        """
+        now, partitions = self.origin()
+        marks = self.watermarks(partitions)
+        if first and (unnamed := [topic for topic, number in now.topics.items() if not number]):
+            _log.warning("%s: %s", ", ".join(unnamed[:_NAMED]), WITHOUT_IDS)
+        explicit = Cut() if isinstance(start, str) else Cut.of(start)  # type: ignore[arg-type]
+        # Where a topic that was made again begins, it was said when it was taken over.
+        called = newest_names(marks.end.topics)
+        explicit = Cut({p: o for p, o in explicit.items() if called.get(p.topic, p.topic) == p[0]})
+        for partition, offset in explicit.items():
+            if partition not in marks.end:
+                raise ConfigError(f"cannot start: {partition} does not exist")
+            if offset > marks.end[partition]:
+                raise ConfigError(
+                    f"cannot start at {partition} offset {offset}: "
+                    f"it ends at {marks.end[partition]}"
+                )
+        began = {}
+        for partition in partitions:
+            if start == "latest" and not position:
+                began[partition] = marks.end[partition]
+            else:
+                began[partition] = explicit.get(partition, beginning(partition, position, marks))
+        if first:
+            new = [p for p in partitions if p not in position and p not in explicit]
+            say_trimmed(new if start != "latest" or position else [], began)
+            # What the position names may be staged already: it is required when that is known.
+            self.require(Cut({p: o for p, o in began.items() if p not in position}), marks)
+        return Cut({**began, **position})
+
+    def require(self, position: Cut, marks: Watermarks) -> None:
+        """All offsets from `position` on must still be there: exact ranges where they are not."""
+        lost = [
+            Range(partition, offset, marks.low[partition])
+            for partition, offset in position.items()
+            if partition in marks.low and offset < marks.low[partition]
+        ]
+        if lost:
+            raise Expired(
+                f"cannot go on: retention has deleted {', '.join(map(str, lost))} "
+                f"({sum(map(len, lost))} offsets) before they were read",
+                hint="nothing was skipped; restore the records, or accept the loss: frazil offsets "
+                f"accept-loss CONFIG {_options('--lost', map(spelled, lost))}",
+            )
+        back = [
+            f"{partition} (position {offset}, end {marks.end[partition]})"
+            for partition, offset in position.items()
+            if partition in marks.end and offset > marks.end[partition]
+        ]
+        if back:
+            raise IdentityMismatch(
+                f"cannot go on: the topic ends before the position: {', '.join(back)}",
+                hint="the topic was truncated, or its uncommitted tail was lost with a broker; to "
+                "read on from its end: frazil offsets seek CONFIG "
+                + _options(
+                    "--to",
+                    (
+                        f"{p.kafka_topic}:{p.number}:{marks.end[p]}"
+                        for p, o in position.items()
+                        if o > marks.end.get(p, o)
+                    ),
+                ),
+            )
+        gone = [str(partition) for partition in position if partition not in marks.end]
+        if gone:
+            raise IdentityMismatch(f"cannot go on: {', '.join(gone)} no longer exist")
+        replaced = self.replaced(position, marks)
+        if replaced:
+            ends = (
+                f"{r.partition.kafka_topic}:{r.partition.number}:"
+                f"{max(r.start, marks.low[r.partition])}"
+                for r in replaced
+            )
+            raise IdentityMismatch(
+                f"cannot go on: the topic lost its tail and grew again: "
+                f"{', '.join(map(str, replaced))} were read and are no longer in its log, which "
+                "has other records there",
+                hint="an unclean leader election, or a broker that lost its disk; to read the "
+                f"other records: frazil offsets seek CONFIG {_options('--to', ends)}",
+            )
+
+    def replaced(self, position: Cut, marks: Watermarks) -> list[Range]:
+        """What was read, and is no longer in the log: it ends earlier in the leader epoch of the
+        last record batch that was read, and goes on in a later one (KIP-320).
+
+        Asked only where a partition's leader has changed since.
+        """
+        asked = {
+            partition: self._epochs[partition]
+            for partition in position
+            if partition in self._epochs
+            and partition in marks.end
+            and marks.leaders.get(partition) != self._epochs[partition]
+        }
+        ends = epoch_ends(self._kafka, asked, position) if asked else {}
+        found = [
+            Range(partition, max(0, end), position[partition])
+            for partition, end in sorted(ends.items())
+            if end < position[partition]
+        ]
+        if not found:
+            for partition, epoch in marks.leaders.items():
+                if partition in position and (partition in ends or partition not in asked):
+                    self._epochs[partition] = epoch
+        return found
+
+    def waiting(self, position: Cut, most: int) -> list[Range]:
+        """What comes next, at most so many offsets of each partition."""
+        ends = self.watermarks(list(position)).end
+        return [
+            Range(partition, offset, min(ends[partition], offset + most))
+            for partition, offset in position.items()
+            if ends[partition] > offset
+        ]
+
+    def advance(self, position: Cut, *, records: int, bytes: int, until: Cut | None) -> Cut:
+        """The next cut: everything there is, within the limits of one trigger.
+
+        A partition that is new stands in the next cut with its beginning; its records come with the
+        cut after that. One that does not answer stays where it is, and holds no other up.
+        """
+        _, partitions = self.origin()
+        marks = self.watermarks(partitions, patient=True)
+        self.require(Cut({p: o for p, o in position.items() if p not in marks.silent}), marks)
+        ends = {
+            partition: max(offset, min(marks.end.get(partition, offset), _cap(until, partition)))
+            for partition, offset in position.items()
+        }
+        backlog = {partition: ends[partition] - offset for partition, offset in position.items()}
+        total = sum(backlog.values())
+        limit = min(records, self._records_in(bytes, position, backlog, records))
+        self.full = total >= limit
+        if total > limit:
+            shares = {partition: backlog[partition] * limit // total for partition in position}
+            left = limit - sum(shares.values())  # of rounding down: first to who would get nothing
+            waiting = [partition for partition in position if backlog[partition]]
+            for partition in sorted(waiting, key=lambda each: shares[each])[:left]:
+                shares[partition] += 1
+            ends = {partition: position[partition] + share for partition, share in shares.items()}
+        for partition in marks.end:
+            if partition not in ends and (until is None or partition in until):
+                ends[partition] = beginning(partition, position, marks)
+        say_trimmed([each for each in ends if each not in position], ends)
+        return Cut(ends)
+
+    def _records_in(
+        self, bytes: int, position: Cut, backlog: Mapping[Partition, int], most: int
+    ) -> int:
+        """How many records `bytes` hold, by a sample of those that come next.
+
+        Kafka tells sizes only with the records. The sample is renewed now and then, and taken only
+        where the limit could matter.
+        """
+        if sum(backlog.values()) * max(self._mean_bytes, 1.0) <= bytes and self._mean_bytes:
+            return most
+        if time.monotonic() - self._sampled_at >= _SAMPLE_SECONDS:
+            where = max(backlog, key=lambda each: backlog[each], default=None)
+            if where is None or not backlog[where]:
+                return most
+            wanted = Range(where, position[where], position[where] + min(500, backlog[where]))
+            sizes = sample_sizes(self._kafka, wanted)
+            self._mean_bytes = sum(sizes) / max(1, len(sizes))
+            self._sampled_at = time.monotonic()
+        return max(1, int(bytes / (self._mean_bytes or 1.0)))
+
+    def _names(self) -> list[str]:
+        if not self._pattern:
+            return sorted(self._topics)
+        with self._asking("list topics"):
+            found = self._admin.list_topics(timeout=_CALL_SECONDS).topics
+        expected = re.compile(self._pattern)
+        return sorted(t for t in found if expected.fullmatch(t) and not t.startswith("__"))
+
+    def _offsets(
+        self, partitions: list[Partition], spec: Any, patient: bool = False
+    ) -> tuple[Cut, dict[Partition, int]]:
+        """Offsets, and the leader epochs in which they were told."""
+        if not partitions:
+            return Cut(), {}
+        level = (
+            IsolationLevel.READ_UNCOMMITTED if self._uncommitted else IsolationLevel.READ_COMMITTED
+        )
+        futures = self._admin.list_offsets(
+            {TopicPartition(each.kafka_topic, each.number): spec for each in partitions},
+            isolation_level=level,
+            request_timeout=_CALL_SECONDS,
+        )
+        called = {(each.kafka_topic, each.number): each for each in partitions}
+        found: dict[Partition, int] = {}
+        leaders: dict[Partition, int] = {}
+        trouble: KafkaException | None = None
+        for where, future in futures.items():
+            try:
+                told = future.result()
+                found[called[where.topic, where.partition]] = told.offset
+                if (epoch := getattr(told, "leader_epoch", None)) is not None and epoch >= 0:
+                    leaders[called[where.topic, where.partition]] = epoch
+            except KafkaException as error:  # it has no leader, say
+                trouble = error
+        if trouble is not None and not (patient and found):
+            raise trouble
+        return Cut(found), leaders
+
+    def _asking(self, what: str) -> _TopicQuery:
+        return _TopicQuery(what, self._kafka.get("bootstrap.servers", "?"))
+
+
+class _TopicQuery:
+    """Names the server and the question when Kafka does not answer."""
+
+    def __init__(self, what: str, server: str) -> None:
+        self._what, self._server = what, server
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, (KafkaException, TimeoutError)):
+            fact = (
+                error.args[0].str() if error.args and hasattr(error.args[0], "str") else str(error)
+            )
+            raise Unavailable(
+                f"cannot {self._what}: Kafka at {self._server} does not answer: {fact}",
+                hint="check bootstrap.servers, and that the brokers are up",
+            ) from None
+
+
+def _exists(name: str, future: Any) -> Any:
+    try:
+        return future.result()
+    except KafkaException as error:
+        if error.args[0].name() == "UNKNOWN_TOPIC_OR_PART":
+            raise ConfigError(
+                f"cannot read topic {name}: it does not exist",
+                hint="create it first, or correct [sink] topics",
+            ) from None
+        raise
+
+
+def sample_sizes(kafka: Mapping[str, str], wanted: Range) -> list[int]:
+    """Sizes of the first records of a range, as many as come at once."""
+    conf = {"log_level": "2", **kafka, "group.id": "frazil-sample", "auto.offset.reset": "error"}
+    consumer = Consumer({**conf, "enable.auto.commit": "false"})
+    try:
+        where = wanted.partition
+        consumer.assign([TopicPartition(where.kafka_topic, where.number, wanted.start)])
+        messages = consumer.consume(len(wanted), timeout=1.0)
+        return [len(each.value() or b"") for each in messages if each.error() is None]
+    finally:
+        consumer.close()
+
+
+def beginning(partition: Partition, position: Cut, marks: Watermarks) -> int:
+    """Where a partition begins that the position does not name.
+
+    Of a topic that was read before, every record is wanted: what retention has deleted of a new
+    partition is missing. Of a topic that is new, what is gone was never this sink's.
+    """
+    return 0 if partition.topic in position.topics else marks.low[partition]
+
+
+def say_trimmed(new: Iterable[Partition], began: Mapping[Partition, int]) -> None:
+    """Partitions of new topics that begin above 0: the ledger and the index name where."""
+    said = [f"{each} begins at offset {began[each]}" for each in new if began[each]]
+    if said:
+        left = len(said) - _NAMED
+        more = f", and {counted(left, 'more partition')}" if left > 0 else ""
+        _log.warning(
+            "%s%s: what lay before was deleted before this sink first saw the topic, and "
+            "is not part of its proof",
+            ", ".join(said[:_NAMED]),
+            more,
+        )
+
+
+def with_new_partitions(position: Cut, marks: Watermarks) -> Cut:
+    """The position, and the partitions that its topics have got since."""
+    known = set(position.topics)
+    return Cut({**{p: 0 for p in marks.end if p.topic in known}, **position})
+
+
+def kafka_only(cut: Cut) -> Cut:
+    """What Kafka can be asked about: without the count of batches that a DataFrame's sink keeps
+    beside the offsets, and without topics that were made again since."""
+    return Cut({p: offset for p, offset in cut.current.items() if p != BATCHES})
+
+
+def spelled(lost: Range) -> str:
+    """As the command line takes it."""
+    return f"{lost.partition.topic}:{lost.partition.number}:{lost.start}..{lost.end}"
+
+
+def _options(name: str, values: Iterable[str]) -> str:
+    """Of many, the command itself says the rest."""
+    found = list(values)
+    if len(found) > _NAMED:
+        return "(which shows all of them)"
+    return " ".join(f"{name} {each}" for each in found)
+
+
+def _cap(until: Cut | None, partition: Partition) -> int:
+    return 2**63 if until is None else until.get(partition, 0)
+
+
+def split(ranges: Sequence[Range], *, most: int, parallelism: int) -> list[Range]:
+    """Ranges in pieces: none over `most` offsets, and enough of them for every core."""
+    total = sum(map(len, ranges))
+    fair = max(_SMALLEST_PIECE, -(-total // max(1, parallelism)))
+    return [piece for each in ranges if len(each) for piece in each.pieces(min(most, fair))]
+
+
+def tasks(pieces: Sequence[Range], parallelism: int) -> int:
+    """How many tasks share the pieces: one for each core, and more where there are records enough
+    for them. A topic of a thousand partitions with few records in each is not worth a thousand."""
+    worth = -(-sum(map(len, pieces)) // _SMALLEST_PIECE)
+    return min(len(pieces), max(parallelism, worth))
+
+
+class RangeDataSource(DataSource):
+    """Spark's view of the planner: a stream whose rows are ranges."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> str:
+        return RANGES
+
+    def streamReader(self, schema: Any) -> RangeStreamReader:
+        return RangeStreamReader(json.loads(self.options["plan"]))
+
+
+class BatchGathering:
+    """How long records may wait in Kafka for a batch, and whether somebody waits for them.
+
+    Spark plans in a process of its own on the driver's machine, so the driver tells it by a file:
+    as long as that is there nothing gathers.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._folder = ""
+        self._closed = False
+        self._hurrying = 0
+        self._lock = threading.Lock()
+
+    @property
+    def hurry(self) -> str:
+        """The file's path."""
+        with self._lock:
+            if not self._folder:
+                self._folder = tempfile.mkdtemp(prefix="frazil-gathering-")
+            return os.path.join(self._folder, "hurry")
+
+    @contextmanager
+    def hurried(self) -> Iterator[None]:
+        """Somebody waits for what is there."""
+        if not self.seconds or self._closed:
+            yield
+            return
+        path = self.hurry
+        self._wait(path, +1)
+        try:
+            yield
+        finally:
+            self._wait(path, -1)
+
+    def _wait(self, path: str, more: int) -> None:
+        with self._lock:
+            self._hurrying += more
+            if not self._folder:
+                return  # closed meanwhile
+            if self._hurrying:
+                open(path, "w").close()
+            else:
+                os.remove(path)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._folder:
+                shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder, self._closed = "", True
+
+
+def options(
+    config: Config,
+    *,
+    start: Cut,
+    origin: TopicIdentity,
+    parallelism: int,
+    until: Cut | None,
+    gathering: BatchGathering | None = None,
+) -> dict[str, str]:
+    """What travels to the planning process. Secrets stay `env:` and `file:` references."""
+    gather = gathering.seconds if gathering and until is None else 0.0
+    plan = {
+        "kafka": dict(config.kafka),
+        "topics": config.sink.topics,
+        "pattern": config.sink.topic_pattern,
+        "cluster": origin.cluster,
+        "known": dict(origin.topics),
+        "leaders": Cut(origin.leaders).nested(),
+        "start": start.nested(),
+        "until": None if until is None else until.nested(),
+        "records": config.sink.max_records_per_trigger,
+        "bytes": size(config.sink.max_bytes_per_trigger),
+        "task": config.sink.max_records_per_task,
+        "parallelism": parallelism,
+        "patience": duration(config.sink.unavailable_timeout),
+        "gather": gather,
+        "hurry": gathering.hurry if gathering and gather else "",
+    }
+    return {"plan": json.dumps(plan)}
+
+
+class RangeStreamReader(DataSourceStreamReader):
+    """Offsets as Spark keeps them: the cut, the cut the stream began from, and whose they are."""
+
+    def __init__(self, plan: Mapping[str, Any]) -> None:
+        self._plan = plan
+        self._planner: Planner | None = None
+        self._start = Cut.of(self._plan["start"])
+        self._at = self._start
+        self._until = None if self._plan["until"] is None else Cut.of(self._plan["until"])
+        leaders = Cut.of(self._plan["leaders"])
+        self._origin = TopicIdentity(self._plan["cluster"], self._plan["known"], leaders)
+        self._silent_since: float | None = None
+        self._planned_at: float | None = None
+
+    def initialOffset(self) -> dict[str, Any]:
+        return self._offset(self._start)  # Spark may ask after the first latestOffset
+
+    def latestOffset(self) -> dict[str, Any]:
+        try:
+            self._advance()
+        except FrazilError as error:
+            raise encode_for_spark(error) from None
+        return self._offset(self._at)
+
+    def _offset(self, cut: Cut) -> dict[str, Any]:
+        known = self._planner.known if self._planner else self._origin
+        return {
+            "cut": cut.nested(),
+            "start": self._start.nested(),
+            "cluster": known.cluster,
+            "topics": dict(known.topics),
+        }
+
+    def _advance(self) -> None:
+        """One step, or none while Kafka is away: its absence is borne for the set patience."""
+        try:
+            if self._planner is None:
+                self._planner = Planner(
+                    Settings(self._plan["kafka"]).resolved(),
+                    topics=tuple(self._plan["topics"]),
+                    pattern=self._plan["pattern"],
+                    origin=self._origin,
+                )
+            ahead = self._planner.advance(
+                self._at,
+                records=self._plan["records"],
+                bytes=self._plan["bytes"],
+                until=self._until,
+            )
+            # A new partition is named meanwhile: its records come with the cut after that.
+            self._at = ahead if self._due(ahead) else Cut({**ahead, **self._at})
+            self._silent_since = None
+        except Unavailable:
+            self._silent_since = self._silent_since or time.monotonic()
+            if time.monotonic() - self._silent_since > self._plan["patience"]:
+                raise
+
+    def _due(self, ahead: Cut) -> bool:
+        """Is it time for a batch up to there? The first one, a full one and one that somebody waits
+        for are not kept waiting; others gather records for as long as they may."""
+        if not any(offset > self._at[p] for p, offset in ahead.items() if p in self._at):
+            return True  # no records
+        now = time.monotonic()
+        rested = self._planned_at is None or now - self._planned_at >= self._plan["gather"]
+        assert self._planner is not None
+        if not (rested or self._planner.full or os.path.exists(self._plan["hurry"])):
+            return False
+        self._planned_at = now
+        return True
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        begin, reach = Cut.of(start["cut"]), Cut.of(end["cut"])
+        if start == end:
+            # Spark's way to say, before anything else, where a restarted query stands. What the
+            # options say of the start, and of whose topics these are, was for the first life.
+            self._start, self._at = Cut.of(start["start"]), reach
+            self._origin = TopicIdentity(start["cluster"], start["topics"])
+            return []
+        ranges = [Range(p, begin[p], offset) for p, offset in reach.items() if p in begin]
+        pieces = split(ranges, most=self._plan["task"], parallelism=self._plan["parallelism"])
+        known = self._planner.known if self._planner else self._origin
+        origin = json.dumps([known.cluster, dict(known.topics)])
+        return [InputPartition((*p.partition, p.start, p.end, len(pieces), origin)) for p in pieces]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
+        yield partition.value
+
+    def commit(self, end: dict[str, Any]) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+def publish(kafka: Mapping[str, str], group: str, cut: Cut) -> None:
+    """Tell Kafka how far the tables are, for its own lag tools. Never read back."""
+    consumer = Consumer(
+        {"log_level": "2", **kafka, "group.id": group, "enable.auto.commit": "false"}
+    )
+    try:
+        consumer.commit(
+            offsets=[
+                TopicPartition(each.kafka_topic, each.number, offset)
+                for each, offset in kafka_only(cut).items()
+            ],
+            asynchronous=False,
+        )
+    except KafkaException as error:
+        raise Unavailable(
+            f"cannot publish the offsets of group {group}: {error.args[0].str()}"
+        ) from None
+    finally:
+        consumer.close()

@@ -1,0 +1,473 @@
+"""A range in, the broker's record batches out: Kafka's Fetch request, and nothing else of Kafka.
+
+The client libraries hand over one object per record, which costs more than everything that is done
+with it. Here the bytes stay as the broker sends them (`records` reads them). Who leads a partition
+is asked of confluent-kafka; what this cannot do (TLS, SASL, old formats) raises `Unsupported`, and
+`fetch` goes on with confluent-kafka from the same offset.
+
+Promises the same as `fetch`: all committed records of the range, and the offsets in between proven
+empty: they lie in batches that were seen, or between two of them.
+
+No byte of an answer is believed. Correlation id, topic, partition, lengths and checksums must be
+right, else the connection is dropped and the question asked again, within the reader's patience. A
+batch with the right checksum that cannot be unpacked is marked (`Batch.broken`): `records` rejects
+its records, or stops with topic, partition and offsets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import google_crc32c
+import pyarrow as pa
+from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+
+from frazil.errors import Expired, Unavailable
+from frazil.kafka.record_batch import RecordBatches, RecordBatchHeader
+from frazil.offsets import Partition, Range
+
+FETCH_BYTES = 2 * 1024**2
+#: A batch that claims to unpack to more than this is not unpacked.
+LARGEST_BATCH = 512 * 1024**2
+_WAIT_MS = 500
+_HEADER = struct.Struct(">qiibIhiqqqhii")  # of a record batch, all 61 bytes
+_MAGIC_AT = 16  # in every message format
+_CRC_FROM = 21  # the checksum covers what is behind it
+#: A message of the formats before record batches (v0, v1), without key and value.
+_SMALLEST_OLD = 26
+
+_OUT_OF_RANGE = 1
+#: Errors of a broker that is moving, starting, or no longer the leader: ask again who is.
+_PASSING = frozenset((-1, 3, 5, 6, 7, 8, 9, 13, 56, 74, 75, 78, 103))
+
+_TRANSACTIONAL, _CONTROL, _APPEND_TIME = 1 << 4, 1 << 5, 1 << 3
+
+_admins: dict[tuple[tuple[str, str], ...], AdminClient] = {}
+
+
+class _ThreadState(threading.local):
+    """Of one thread: an answer belongs to who asked, and a driver may run several sinks."""
+
+    def __init__(self) -> None:
+        #: server, topic, partition → address of its leader
+        self.leaders: dict[tuple[str, str, int], tuple[str, int]] = {}
+        self.connections: dict[tuple[str, int], socket.socket] = {}
+
+
+_own = _ThreadState()
+_correlation = itertools.count(1)
+
+
+class _FetchAnswer(NamedTuple):
+    """A request under way: its answer comes on this connection, under this number."""
+
+    connection: socket.socket
+    correlation: int
+
+
+class _Unpackable(Exception):
+    """A batch whose bytes are as the producer sent them, and still cannot be unpacked."""
+
+
+class Unsupported(Exception):
+    """Not for this module; `at` is the offset to go on from with the client library."""
+
+    def __init__(self, why: str, at: int) -> None:
+        super().__init__(why)
+        self.at = at
+
+
+def supports(kafka: Mapping[str, str]) -> bool:
+    """Plain connections only; everything else is the client library's."""
+    return kafka.get("security.protocol", "plaintext").lower() == "plaintext"
+
+
+def fetch(kafka: Mapping[str, str], wanted: Range, *, patience: float) -> Iterator[RecordBatches]:
+    """The record batches that hold `wanted`, in order; each `Records` covers its own offsets."""
+    committed = kafka.get("isolation.level", "read_committed") == "read_committed"
+    position = wanted.start
+    deadline = time.monotonic() + patience
+    trouble = "no data"
+    pause = 0.05
+    asked: _FetchAnswer | None = None
+    try:
+        while position < wanted.end:
+            try:
+                if asked is None:
+                    asked = _send(kafka, wanted.partition, position, committed)
+                mine, asked = asked, None
+                code, batches, aborted = _receive(mine, wanted.partition)
+                visible = list(_visible(batches, aborted, wanted, position))
+            except (OSError, EOFError, struct.error) as error:  # bytes that make no sense, too
+                _forget(kafka, wanted.partition)
+                code, batches, visible, trouble = -1, [], [], str(error) or type(error).__name__
+            if code == _OUT_OF_RANGE:
+                _require(kafka, wanted, position)
+            elif code not in _PASSING and code != 0:
+                raise Unavailable(f"cannot fetch {wanted}: the broker answers error {code}")
+            if code != 0 or not batches or _behind(batches[-1]) <= position:
+                if time.monotonic() > deadline:
+                    raise Unavailable(
+                        f"cannot fetch {wanted}: {kafka['bootstrap.servers']} gives nothing at "
+                        f"offset {position} for {patience:.0f} s ({trouble}, error {code})",
+                        hint="check that the brokers are up and reachable from the executors",
+                    )
+                if code != 0:
+                    _forget(kafka, wanted.partition)
+                    time.sleep(pause)
+                    pause = min(2.0, pause * 2)
+                continue
+            pause, deadline = 0.05, time.monotonic() + patience
+            reached = min(wanted.end, _behind(batches[-1]))
+            if reached < wanted.end:  # the broker prepares the next answer while we read this one
+                with contextlib.suppress(OSError):
+                    asked = _send(kafka, wanted.partition, reached, committed)
+            yield RecordBatches(visible, position, reached, _HEADER.unpack_from(batches[-1])[2])
+            position = reached
+    finally:
+        if asked is not None:
+            _forget(kafka, wanted.partition)  # nobody reads the answer
+
+
+def _behind(raw: memoryview) -> int:
+    """The offset behind a batch."""
+    header = _HEADER.unpack_from(raw)
+    return int(header[0] + header[6] + 1)
+
+
+def _visible(
+    batches: list[memoryview], aborted: list[tuple[int, int]], wanted: Range, position: int
+) -> Iterator[RecordBatchHeader]:
+    """Without control batches and what aborted transactions wrote, as a committed reader sees it.
+
+    `aborted` tells for this answer which producer's records are void from which offset on; the
+    abort marker in the log ends that.
+    """
+    waiting = sorted(aborted, key=lambda each: each[1])
+    void: set[int] = set()
+    behind = -1
+    for raw in batches:
+        if raw[_MAGIC_AT] != 2:
+            raise Unsupported(f"message format {raw[_MAGIC_AT]}", position)
+        (base, _, _, _, crc, attributes, last_delta, first_ms, max_ms, producer, _, _, count) = (
+            _HEADER.unpack_from(raw)
+        )
+        if google_crc32c.value(bytes(raw[_CRC_FROM:])) != crc:
+            raise OSError(f"record batch at offset {base} has a wrong checksum")
+        if base < behind or last_delta < 0:
+            raise OSError(
+                f"record batch [{base}, {base + last_delta + 1}) follows one that ends at {behind}"
+            )
+        behind = base + last_delta + 1
+        while waiting and waiting[0][1] < behind:
+            void.add(waiting.pop(0)[0])
+        if attributes & _CONTROL:
+            # A marker, or what the log cleaner left of one, ends its producer's transaction. The
+            # next one that is aborted begins behind it, and `waiting` tells of it.
+            void.discard(producer)
+            continue
+        if attributes & _TRANSACTIONAL and producer in void:
+            continue
+        if behind <= position or base >= wanted.end or not count:
+            continue
+        append_ms = max_ms if attributes & _APPEND_TIME else None
+        try:
+            records, broken = _unpacked(raw[_HEADER.size :], attributes & 7, position), ""
+        except _Unpackable as error:
+            records, broken = b"", str(error)
+        yield RecordBatchHeader(base, last_delta, count, first_ms, append_ms, records, broken)
+
+
+def _unpacked(records: memoryview, codec: int, position: int) -> memoryview | bytes:
+    if codec == 0:
+        return records
+    if codec > 4:
+        raise Unsupported(f"compression {codec}", position)
+    try:
+        if codec == 1:
+            return _unzipped(records)
+        if codec == 2:
+            return _unsnapped(records)
+        with pa.CompressedInputStream(pa.BufferReader(records), _STREAMS[codec]) as stream:
+            return _bounded(stream.read(LARGEST_BATCH + 1))
+    except (zlib.error, pa.ArrowException, OSError, struct.error, EOFError) as error:
+        raise _Unpackable(f"its compressed bytes are broken: {error}") from None
+
+
+_STREAMS = {3: "lz4", 4: "zstd"}
+
+
+def _unzipped(records: memoryview) -> bytes:
+    """Gzip, of one member or several."""
+    found, left = bytearray(), bytes(records)
+    while left:
+        unpack = zlib.decompressobj(wbits=31)
+        found += unpack.decompress(left, LARGEST_BATCH + 1 - len(found))
+        _bounded(found)
+        if not unpack.eof:
+            raise EOFError("the gzip data is cut off")
+        left = unpack.unused_data
+    return bytes(found)
+
+
+def _unsnapped(records: memoryview) -> bytes:
+    """Snappy, bare or in the framing of Java's library."""
+    data = bytes(records)
+    chunks = [data]
+    if data.startswith(b"\x82SNAPPY\x00"):
+        chunks, at = [], 16
+        while at < len(data):
+            size = struct.unpack_from(">I", data, at)[0]
+            chunks.append(data[at + 4 : at + 4 + size])
+            at += 4 + size
+    found = b""
+    for chunk in chunks:
+        size = shift = 0
+        for byte in chunk[:5]:  # its unpacked size, a plain varint
+            size |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                break
+        if size + len(found) <= LARGEST_BATCH:
+            found += pa.decompress(chunk, size, codec="snappy", asbytes=True)
+        else:
+            raise _Unpackable(_TOO_LARGE)
+    return found
+
+
+_TOO_LARGE = f"it unpacks to more than {LARGEST_BATCH // 1024**2} MiB"
+
+
+def _bounded(data: bytes | bytearray) -> bytes:
+    if len(data) > LARGEST_BATCH:
+        raise _Unpackable(_TOO_LARGE)
+    return data  # type: ignore[return-value]
+
+
+# ── the protocol ─────────────────────────────────────────────────────────────────────────────────
+
+
+def _send(
+    kafka: Mapping[str, str], partition: Partition, offset: int, committed: bool
+) -> _FetchAnswer:
+    """Fetch, version 11: what every broker from 2.3 on understands."""
+    topic = partition.kafka_topic.encode()
+    asked = _FetchAnswer(_connection(kafka, partition), next(_correlation) & 0x7FFFFFFF)
+    body = b"".join(
+        (
+            struct.pack(">hhih", 1, 11, asked.correlation, 6),
+            b"frazil",
+            struct.pack(">iiiibii", -1, _WAIT_MS, 1, FETCH_BYTES, int(committed), 0, -1),
+            struct.pack(">ih", 1, len(topic)),
+            topic,
+            struct.pack(">iiiqqi", 1, partition.number, -1, offset, -1, FETCH_BYTES),
+            struct.pack(">ih", 0, 0),
+        )
+    )
+    asked.connection.sendall(struct.pack(">i", len(body)) + body)
+    return asked
+
+
+def _receive(
+    asked: _FetchAnswer, partition: Partition
+) -> tuple[int, list[memoryview], list[tuple[int, int]]]:
+    """Error code, whole record batches, and (producer, first offset) of aborted transactions."""
+    answer = _read(asked.connection)
+    correlation, _, error, _, topics = struct.unpack_from(">iihii", answer)
+    if correlation != asked.correlation:
+        raise OSError(f"expected the answer to request {asked.correlation}, found {correlation}")
+    if error or topics != 1:
+        return error or -1, [], []
+    at = 20 + struct.unpack_from(">h", answer, 18)[0]
+    parts, number, code = struct.unpack_from(">iih", answer, at)
+    topic = bytes(answer[20:at]).decode(errors="replace")
+    if (topic, parts, number) != (partition.kafka_topic, 1, partition.number):
+        raise OSError(f"expected records of {partition}, found {topic}[{number}]")
+    at += 4 + 4 + 2 + 8 + 8 + 8
+    count = max(0, struct.unpack_from(">i", answer, at)[0])
+    at += 4
+    if at + 16 * count > len(answer):
+        raise OSError(f"{count} aborted transactions in an answer of {len(answer)} bytes")
+    aborted = [struct.unpack_from(">qq", answer, at + 16 * i) for i in range(count)]
+    at += 16 * count + 4
+    size = max(0, struct.unpack_from(">i", answer, at)[0])
+    if at + 4 + size > len(answer):
+        raise OSError(f"{size} bytes of records in an answer of {len(answer)} bytes")
+    return code, _split(memoryview(answer)[at + 4 : at + 4 + size]), aborted
+
+
+def _split(records: memoryview) -> list[memoryview]:
+    """The batches, or the messages of older formats; the last one may be cut off."""
+    found: list[memoryview] = []
+    at = 0
+    while at + _MAGIC_AT < len(records):
+        base, length = struct.unpack_from(">qi", records, at)
+        length += 12
+        smallest = _HEADER.size if records[at + _MAGIC_AT] == 2 else _SMALLEST_OLD
+        if length < smallest:
+            raise OSError(f"record batch at offset {base} says it has {length} bytes")
+        if at + length > len(records):
+            break
+        found.append(records[at : at + length])
+        at += length
+    if not found and len(records):  # of the first one a broker sends all
+        raise OSError(f"{len(records)} bytes of a record batch that is cut off")
+    return found
+
+
+def _read(connection: socket.socket) -> bytearray:
+    size = struct.unpack(">i", _exactly(connection, 4))[0]
+    if size < 0:
+        raise OSError(f"an answer of {size} bytes")
+    return _exactly(connection, size)
+
+
+def epoch_ends(
+    kafka: Mapping[str, str], epochs: Mapping[Partition, int], tries: int = 3
+) -> dict[Partition, int]:
+    """Where the log of each partition ends in a leader epoch: behind its last record of that epoch,
+    or of an earlier one. -1: the broker knows no such epoch. `Unsupported` where a broker hangs up.
+    """
+    found: dict[Partition, int] = {}
+    for attempt in range(tries):
+        left = {each: epoch for each, epoch in epochs.items() if each not in found}
+        try:
+            if len({each.kafka_topic for each in left}) > 1:
+                _look_up(kafka, None)
+            by_leader: dict[tuple[str, int], dict[Partition, int]] = {}
+            for each, epoch in left.items():
+                by_leader.setdefault(_leader(kafka, each), {})[each] = epoch
+            for mine in by_leader.values():
+                found.update(_epoch_ends(_connection(kafka, next(iter(mine))), mine))
+            return found
+        except (OSError, EOFError, struct.error) as error:
+            for each in left:
+                _forget(kafka, each)
+            trouble, closed = str(error) or type(error).__name__, isinstance(error, EOFError)
+        time.sleep(0.1 * 2**attempt)
+    if closed:  # what a broker does that does not know the request
+        raise Unsupported(trouble, -1)
+    raise Unavailable(
+        f"cannot ask {kafka['bootstrap.servers']} for the end of leader epochs of {len(epochs)} "
+        f"partitions, {next(iter(epochs))} among them: {trouble}",
+        hint="check that the brokers are up; the user needs the right to describe the topics",
+    )
+
+
+def _epoch_ends(connection: socket.socket, epochs: Mapping[Partition, int]) -> dict[Partition, int]:
+    """OffsetForLeaderEpoch, version 3: what every broker from 2.3 on understands."""
+    correlation = next(_correlation) & 0x7FFFFFFF
+    topics: dict[str, list[Partition]] = {}
+    for each in epochs:
+        topics.setdefault(each.kafka_topic, []).append(each)
+    body = struct.pack(">hhih", 23, 3, correlation, 6) + b"frazil"
+    body += struct.pack(">ii", -1, len(topics))
+    for topic, parts in topics.items():
+        name = topic.encode()
+        body += struct.pack(">h", len(name)) + name + struct.pack(">i", len(parts))
+        body += b"".join(struct.pack(">iii", each.number, -1, epochs[each]) for each in parts)
+    connection.sendall(struct.pack(">i", len(body)) + body)
+    answer = _read(connection)
+    told, _, count = struct.unpack_from(">iii", answer)
+    if told != correlation:
+        raise OSError(f"expected the answer to request {correlation}, found {told}")
+    called = {(each.kafka_topic, each.number): each for each in epochs}
+    found: dict[Partition, int] = {}
+    at = 12
+    for _ in range(count):
+        size = struct.unpack_from(">h", answer, at)[0]
+        topic = bytes(answer[at + 2 : at + 2 + size]).decode(errors="replace")
+        parts_told = struct.unpack_from(">i", answer, at + 2 + size)[0]
+        at += 6 + size
+        for _ in range(parts_told):
+            error, number, _, end = struct.unpack_from(">hiiq", answer, at)
+            at += 18
+            if error or (topic, number) not in called:
+                raise OSError(f"{topic}[{number}]: error {error}")
+            found[called[topic, number]] = end
+    if len(found) != len(epochs):
+        raise OSError(f"expected {len(epochs)} partitions, found {len(found)}")
+    return found
+
+
+def _exactly(connection: socket.socket, size: int) -> bytearray:
+    buffer = bytearray(size)
+    view = memoryview(buffer)
+    while view:
+        got = connection.recv_into(view)
+        if not got:
+            raise EOFError("the broker closed the connection")
+        view = view[got:]
+    return buffer
+
+
+def _connection(kafka: Mapping[str, str], partition: Partition) -> socket.socket:
+    address = _leader(kafka, partition)
+    if address not in _own.connections:
+        connection = socket.create_connection(address, timeout=30)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _own.connections[address] = connection
+    return _own.connections[address]
+
+
+def _leader(kafka: Mapping[str, str], partition: Partition) -> tuple[str, int]:
+    key = (kafka["bootstrap.servers"], partition.kafka_topic, partition.number)
+    if key not in _own.leaders:
+        _look_up(kafka, partition.kafka_topic)
+    if key not in _own.leaders:
+        raise OSError(f"no leader of {partition}")
+    return _own.leaders[key]
+
+
+def _look_up(kafka: Mapping[str, str], topic: str | None) -> None:
+    """Who leads the partitions of a topic, or of all topics."""
+    try:
+        found = _admin(kafka).list_topics(topic, timeout=10)
+    except KafkaException as error:
+        raise OSError(f"no metadata of {topic or 'the cluster'}: {error}") from None
+    for name, each in found.topics.items():
+        for number, part in each.partitions.items():
+            if (broker := found.brokers.get(part.leader)) is not None:
+                where = (kafka["bootstrap.servers"], name, number)
+                _own.leaders[where] = (str(broker.host), broker.port)
+
+
+def _admin(kafka: Mapping[str, str]) -> AdminClient:
+    key = tuple(sorted(kafka.items()))
+    if key not in _admins:
+        _admins[key] = AdminClient({"log_level": "2", **kafka})
+    return _admins[key]
+
+
+def _forget(kafka: Mapping[str, str], partition: Partition) -> None:
+    """Drop the connection, and the belief who leads the partition."""
+    where = (kafka["bootstrap.servers"], partition.kafka_topic, partition.number)
+    address = _own.leaders.pop(where, None)
+    connection = _own.connections.pop(address, None) if address else None
+    if connection is not None:
+        connection.close()
+
+
+def _require(kafka: Mapping[str, str], wanted: Range, position: int) -> None:
+    """Out of range: gone for good if the log begins later, else a leader that lags behind."""
+    where: Any = TopicPartition(wanted.partition.kafka_topic, wanted.partition.number)
+    try:
+        earliest = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+        low = _admin(kafka).list_offsets({where: earliest})[where].result(10).offset
+    except (KafkaException, TimeoutError):
+        return
+    if low > position:
+        raise Expired(
+            f"cannot fetch {wanted}: retention has deleted "
+            f"{Range(wanted.partition, position, min(low, wanted.end))}",
+            hint="nothing was skipped; `frazil status` shows what the topic still holds",
+        )

@@ -1,0 +1,319 @@
+"""Kafka's record batches, read as what they nearly are: Avro. Runs on executors.
+
+A record of Kafka's format v2 is written in the very encodings Avro uses: zigzag varints, and bytes
+behind their length. So the records of a batch *are* an Avro block, of a schema that begins with
+Kafka's own fields and goes on with the value's:
+
+    length · attributes · timestamp delta · offset delta · key · value … · number of headers
+
+polars reads that block in one pass, and no record ever becomes a Python object. Nothing else in
+the block marks a record's border, so nothing of it is believed (`checked`) before, row by row, the
+offset delta is the next one, the record's declared length is the sum of its parts, no header
+follows, and, batch by batch, the declared lengths fill the batch exactly. A last record with a
+secret in it stands behind them all, for the last row has no neighbour that would notice. A datum
+that is one byte too long or too short shifts all that, and the block is opened one by one.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from frazil.arrow import avro
+from frazil.arrow.avro import Datum, UnreadableDatum
+from frazil.arrow.avro_unions import width
+
+Longs = np.ndarray[Any, np.dtype[np.int64]]
+
+#: The headers of a record: in their order, a key as often as it was set.
+HEADERS = pa.list_(
+    pa.struct([pa.field("key", pa.large_string()), pa.field("value", pa.large_binary())])
+)
+
+#: Records of one batch that are rejected together because the batch cannot be read.
+MOST_BROKEN = 1_000_000
+
+_SECRET_NUMBER = int.from_bytes(os.urandom(7), "little")
+_SECRET = avro.zigzag(_SECRET_NUMBER)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordBatchHeader:
+    """One record batch, decompressed."""
+
+    base_offset: int
+    last_delta: int
+    count: int
+    first_ms: int
+    #: set where the broker's clock, not the producer's, stamped the records
+    append_ms: int | None
+    records: memoryview | bytes
+    #: why it could not be unpacked
+    broken: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordLayout:
+    """What the records of a block have in common, taken from the first and checked on all."""
+
+    keyed: bool
+
+    @property
+    def before(self) -> list[tuple[str, Any]]:
+        key = "bytes" if self.keyed else "long"  # a null key is its length, -1, and nothing else
+        return [
+            ("length", "long"),
+            ("attributes", "boolean"),
+            ("time", "long"),
+            ("offset", "long"),
+            ("key", key),
+        ]
+
+    @property
+    def after(self) -> list[tuple[str, Any]]:
+        return [("headers", "long")]
+
+
+@functools.cache
+def _framing(layout: RecordLayout) -> bytes:
+    """Kafka's fields alone, the value as bytes."""
+    return avro.preamble([*layout.before, ("value", "bytes"), *layout.after])
+
+
+class RawRecords(NamedTuple):
+    """Records taken out of their batches, and the envelope (keys, headers) where it was asked for.
+
+    Timestamps are in milliseconds, -1 where a record has none.
+    """
+
+    values: list[bytes | None]
+    offsets: Longs
+    stamps: Longs
+    keys: pa.Array | None = None  # large_binary, null where a record has none
+    headers: pa.Array | None = None  # HEADERS, an empty list where a record has none
+
+
+def no_headers(count: int) -> pa.Array:
+    """The headers of records that have none."""
+    ends = pa.array(np.zeros(count + 1, np.int32))
+    return pa.ListArray.from_arrays(ends, pa.array([], HEADERS.value_type), type=HEADERS)
+
+
+class RecordBatches:
+    """The batches of a chunk, unopened, and the offsets `[start, end)` that are wanted of them."""
+
+    def __init__(
+        self, batches: Sequence[RecordBatchHeader], start: int, end: int, leader: int = -1
+    ) -> None:
+        self.batches = batches
+        #: the leader epoch of the last batch that was seen, also behind `end`; -1: not known
+        self.leader = leader
+        self.start = start
+        self.end = end
+        self.count = sum(batch.count for batch in batches)
+        #: which of the opened records lie in a batch that cannot be read, and why
+        self.broken: dict[int, str] = {}
+
+    @functools.cached_property
+    def block(self) -> bytes:
+        return b"".join([*(batch.records for batch in self.batches), self._seal])
+
+    @property
+    def layout(self) -> RecordLayout:
+        return self._first[0]
+
+    @property
+    def first_value(self) -> bytes | None:
+        return self._first[1]
+
+    @property
+    def rows_in_block(self) -> int:
+        return self.count + 1
+
+    @property
+    def _seal(self) -> bytes:
+        layout, value = self._first
+        key = b"\0" if layout.keyed else b"\1"  # empty, or null
+        inner = (
+            b"\0" + _SECRET + b"\0" + key + avro.zigzag(len(value or b"")) + (value or b"") + b"\0"
+        )
+        return avro.zigzag(len(inner)) + inner
+
+    @functools.cached_property
+    def _first(self) -> tuple[RecordLayout, bytes | None]:
+        record = Datum(bytes(self.batches[0].records), 0)
+        try:
+            record.long()
+            record.take(1)
+            record.long()
+            record.long()
+            key = record.long()
+            record.take(max(0, key))
+            size = record.long()
+            return RecordLayout(keyed=key >= 0), None if size < 0 else record.take(size)
+        except UnreadableDatum:  # `open` says so
+            return RecordLayout(keyed=False), None
+
+    def open(self, envelope: bool = False) -> RawRecords:
+        """The wanted records; with `envelope` their keys and headers too.
+
+        The records of a batch that cannot be read come without a value, and `broken` tells of them.
+        `UnreadableDatum` where it is not known which offsets of the batch have a record.
+        """
+        if self.count <= 0 or any(each.broken or each.count < 0 for each in self.batches):
+            return self._one_by_one(envelope)
+        frame = avro.open_block(_framing(self.layout), self.block, self.rows_in_block)
+        if frame is not None and frame.height == self.rows_in_block:
+            sizes = frame["value"].bin.size().to_numpy().astype(np.int64)
+            known = self.checked(frame, sizes)
+            if known is not None:
+                offsets, stamps = known
+                rows = self.rows(offsets)
+                opened = RawRecords(frame["value"][rows].to_list(), offsets[rows], stamps[rows])
+                if not envelope:
+                    return opened
+                keys = self.keys(frame, rows)
+                count = len(opened.values)
+                return opened._replace(
+                    keys=pa.nulls(count, pa.large_binary()) if keys is None else keys,
+                    headers=no_headers(count),  # `checked` has seen to it
+                )
+        return self._one_by_one(envelope)
+
+    def checked(self, frame: pl.DataFrame, value_sizes: Longs) -> tuple[Longs, Longs] | None:
+        """Offsets and timestamps of all rows, if every row stands where Kafka put it."""
+        if frame["time"][-1] != _SECRET_NUMBER:
+            return None
+        frame, value_sizes = frame[:-1], value_sizes[:-1]
+        delta = frame["offset"].to_numpy()
+        time = frame["time"].to_numpy()
+        length = frame["length"].to_numpy()
+        if frame["headers"].to_numpy().any():
+            return None
+        key_bytes: Longs | int
+        if self.layout.keyed:
+            keys = frame["key"].bin.size().to_numpy().astype(np.int64)
+            key_bytes = width(keys) + keys
+        else:
+            key_bytes = 1
+            if (frame["key"].to_numpy() != -1).any():
+                return None
+        parts = 2 + width(time) + width(delta) + key_bytes + width(value_sizes) + value_sizes
+        if not np.array_equal(length, parts):
+            return None
+        counts = np.array([batch.count for batch in self.batches])
+        starts = np.cumsum(counts) - counts
+        filled = np.add.reduceat(length + width(length), starts)
+        if not np.array_equal(filled, [len(batch.records) for batch in self.batches]):
+            return None
+        # Within a batch deltas grow one by one; compaction may leave holes, never go back.
+        expected = np.arange(self.count) - np.repeat(starts, counts)
+        if not np.array_equal(delta, expected):
+            last = np.repeat([batch.last_delta for batch in self.batches], counts)
+            inner = np.ones(self.count, bool)
+            inner[starts] = False
+            if (np.diff(delta, prepend=-1)[inner] <= 0).any() or (delta < 0).any():
+                return None
+            if (delta > last).any():
+                return None
+        offsets = np.repeat([batch.base_offset for batch in self.batches], counts) + delta
+        stamps = np.repeat([batch.first_ms for batch in self.batches], counts) + time
+        if any(batch.append_ms is not None for batch in self.batches):
+            appended = [-1 if b.append_ms is None else b.append_ms for b in self.batches]
+            fixed = np.repeat(appended, counts)
+            stamps = np.where(fixed >= 0, fixed, stamps)
+        return offsets, stamps
+
+    @staticmethod
+    def ends(frame: pl.DataFrame) -> Longs:
+        """Where the values of a block that was `checked` end: before the number of headers."""
+        length = frame["length"].to_numpy()
+        return np.asarray(np.cumsum(length + width(length)) - 1, np.int64)
+
+    def rows(self, offsets: Longs) -> slice:
+        """Which of all rows are wanted: a batch may begin before the range or end behind it."""
+        first, behind = np.searchsorted(offsets, [self.start, self.end])
+        return slice(int(first), int(behind))
+
+    def keys(self, frame: pl.DataFrame, rows: slice) -> pa.Array | None:
+        """Of the wanted rows of a block that was `checked`; None: no record has one."""
+        return frame["key"][rows].to_arrow() if self.layout.keyed else None
+
+    def _one_by_one(self, envelope: bool = False) -> RawRecords:
+        """Null values, headers, keys now and then: what one schema cannot say for all rows."""
+        found: list[_Record] = []
+        self.broken = {}
+        for batch in self.batches:
+            try:
+                records = list(_records(batch, envelope))
+            except UnreadableDatum as error:
+                records = _unread(batch, error)
+                wanted = [each for each in records if self.start <= each[0] < self.end]
+                places = range(len(found), len(found) + len(wanted))
+                self.broken.update(dict.fromkeys(places, error.fact))
+            found += [each for each in records if self.start <= each[0] < self.end]
+        columns = list(zip(*found, strict=True)) or [()] * 5
+        opened = RawRecords(
+            list(columns[2]), np.array(columns[0], np.int64), np.array(columns[1], np.int64)
+        )
+        if not envelope:
+            return opened
+        return opened._replace(
+            keys=pa.array(columns[3], pa.large_binary()), headers=pa.array(columns[4], HEADERS)
+        )
+
+
+#: Offset, timestamp, value, key, headers.
+_Headers = list[tuple[str, bytes | None]]
+_Record = tuple[int, int, bytes | None, bytes | None, _Headers]
+
+
+def _records(batch: RecordBatchHeader, envelope: bool) -> Iterator[_Record]:
+    """One by one, each where its length and the header of the batch say it is."""
+    if batch.broken:
+        raise UnreadableDatum(batch.broken)
+    datum = Datum(bytes(batch.records), 0)
+    last = -1
+    for _ in range(batch.count):
+        size = datum.long()
+        end = datum.place + size
+        datum.take(1)
+        time, delta = datum.long(), datum.long()
+        size = datum.long()
+        key = None if size < 0 else datum.take(size)
+        size = datum.long()
+        value = None if size < 0 else datum.take(size)
+        headers: _Headers = []
+        for _ in range(datum.long()):
+            name, size = datum.take(datum.long()), datum.long()
+            content = None if size < 0 else datum.take(size)
+            if envelope:
+                headers.append((name.decode(errors="replace"), content))
+        if datum.place != end or not last < delta <= batch.last_delta:
+            raise UnreadableDatum(
+                f"the record behind offset delta {last} is not where its length says"
+            )
+        last = delta
+        stamp = batch.first_ms + time if batch.append_ms is None else batch.append_ms
+        yield batch.base_offset + delta, stamp, value, key, headers
+    if datum.place != len(datum.data) or batch.count < 0:
+        left = len(datum.data) - datum.place
+        raise UnreadableDatum(f"expected {batch.count} records, found {left} bytes behind them")
+
+
+def _unread(batch: RecordBatchHeader, error: UnreadableDatum) -> list[_Record]:
+    """A record for every offset of the batch; where some may have none, the error stands."""
+    behind = batch.last_delta + 1
+    if batch.count != behind or behind > MOST_BROKEN:
+        raise UnreadableDatum(
+            f"the record batch [{batch.base_offset}, {batch.base_offset + behind}) of "
+            f"{batch.count} records: {error.fact}"
+        ) from None
+    return [(batch.base_offset + i, -1, None, None, []) for i in range(behind)]

@@ -1,0 +1,624 @@
+"""What a table's own snapshots say about a sink. Pure: plain values in, plain values out.
+
+Each commit of a sink leaves one `Entry` in the snapshot's summary, under keys with one prefix:
+
+    frazil.version     format of these keys
+    frazil.sink        who
+    frazil.epoch       in which life
+    frazil.commit-id   ids of the staged batches in it, made before the commit
+    frazil.batches     first and last batch number
+    frazil.ranges      from-cut and to-cut of every partition the sink knows
+    frazil.counts      read, written, rejected, skipped, invisible
+    frazil.unwritten   rejected, skipped, invisible, merged and elsewhere per partition, where not
+                       all are 0
+    frazil.rest        of a large entry: per partition the outcome with the largest count, if that
+                       is not `written`. `unwritten` then has the count of written offsets in its
+                       place, and the largest count is what is left of the range
+    frazil.keys        keys whose older rows it took away; only of an upsert table
+    frazil.rows        rows that stand for no single offset: of aggregations, joins, other sources
+    frazil.source      where Spark's sources stood before and after, in their own words
+    frazil.topics      topic → topic id
+    frazil.cluster     cluster id
+    frazil.leaders     leader epoch of the last record batch below each partition's position, where
+                       it is known: what tells a log that lost its tail and grew again (KIP-320)
+    frazil.schema-id   the table schema that was written
+    frazil.watermark   lowest and highest event time (microseconds)
+    frazil.doubt       of lives before this epoch nobody can tell any more what they had under way;
+                       only in claims, see `LedgerHead`
+    frazil.index       the offset index, that whoever audits the table may find it
+    frazil.note        what a person did to the stream with it: who, when and why
+    frazil.tables      table → uuid, or the name of the index's property that says so where they are
+                       many; only in the index, whose position counts on them
+    frazil.names       of a large entry: which table property names its partitions and topic ids
+    frazil.base        and which one has the offsets from which its ranges are counted
+
+The newest entry of a sink in a branch's ancestry is that sink's position in the table.
+
+An entry is readable JSON where it is short. Where there are many partitions its numbers are packed,
+and what would be the same in every entry stands once, in properties of the table:
+
+    frazil.names.<sink>.<epoch>.<digest>   topics, their ids, and their partitions
+    frazil.base.<sink>.<epoch>.<digest>    an offset for each of them
+
+`epoch` is the life that wrote it, `digest` that of its text, so a property never changes, and one
+that is missing or altered is an error, never a guess. `summary()` gives entry and properties in one
+mapping, and `parse` wants it so: `split` takes them apart for a table, `joined` puts them together.
+A new base is written where an entry would otherwise exceed 4 KiB.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from frazil.errors import Fatal
+from frazil.ledger.packing import PACKED, based, pack, unpack
+from frazil.offsets import BATCHES, Cut, Partition, Range
+
+PREFIX = "frazil."
+VERSION = "3"
+#: Formats that are read. Format 2 has no `rest`, and is otherwise the same.
+VERSIONS = ("2", VERSION)
+#: Characters up to which what an entry says of its partitions is readable.
+_READABLE = 1024
+#: What an entry may take, keys and values, before it gets a new base.
+_MOST = 4096
+#: What stands in table properties.
+_KEPT = ("names", "base")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    id: int
+    parent: int | None
+    sequence: int
+    timestamp_ms: int
+    operation: str
+    summary: Mapping[str, str]
+    manifest_list: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeCounts:
+    """The fates of offsets: `read` records were delivered, `invisible` offsets held none, and of
+    `merged` ones it is known that they were processed, not which rows they became. `elsewhere` are
+    those of batches that held nothing for this table: the index says what became of them. `lost`
+    ones were given up by a person, whose note stands beside them."""
+
+    written: int = 0
+    rejected: int = 0
+    skipped: int = 0
+    invisible: int = 0
+    merged: int = 0
+    elsewhere: int = 0
+    lost: int = 0
+
+    @property
+    def read(self) -> int:
+        return self.written + self.rejected + self.skipped
+
+    @property
+    def offsets(self) -> int:
+        return self.read + self.invisible + self.merged + self.elsewhere + self.lost
+
+    def __add__(self, other: OutcomeCounts) -> OutcomeCounts:
+        return OutcomeCounts(
+            self.written + other.written,
+            self.rejected + other.rejected,
+            self.skipped + other.skipped,
+            self.invisible + other.invisible,
+            self.merged + other.merged,
+            self.elsewhere + other.elsewhere,
+            self.lost + other.lost,
+        )
+
+
+#: The fates that are written down: what is left was written.
+_FATES = ("rejected", "skipped", "invisible", "merged", "elsewhere", "lost")
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorNote:
+    """What a person did to a stream, and signed for."""
+
+    #: the command: `accept-loss`, `adopt-topic` or `seek`
+    did: str
+    by: str
+    #: ISO 8601, UTC
+    at: str
+    why: str
+    #: what it came to
+    says: str = ""
+
+    def text(self) -> str:
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @staticmethod
+    def of(text: str | None) -> OperatorNote | None:
+        """None where it is none, or not signed."""
+        try:
+            found = OperatorNote(**json.loads(text or ""))
+        except (ValueError, TypeError):
+            return None
+        return found if found.did and found.by and found.at and found.why else None
+
+    def __str__(self) -> str:
+        return f"{self.did} by {self.by}, {self.at}: {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    sink: str
+    epoch: int
+    commit_ids: tuple[str, ...]
+    batches: tuple[int, int]
+    begin: Cut
+    end: Cut
+    unwritten: Mapping[Partition, OutcomeCounts] = field(default_factory=dict)
+    topics: Mapping[str, str] = field(default_factory=dict)
+    cluster: str = ""
+    schema_id: int = 0
+    watermark: tuple[int, int] | None = None
+    #: table → uuid; or the name of the index's property that has them
+    tables: Mapping[str, str] | str = field(default_factory=dict)
+    rows: int = 0
+    source: tuple[str, str] = ("", "")
+    #: the name of the offset index
+    index: str = ""
+    #: None: of a table whose rows are not replaced
+    keys: int | None = None
+    doubt: int = 0
+    #: a `Note`, as text
+    note: str = ""
+    leaders: Mapping[Partition, int] = field(default_factory=dict)
+    #: the properties that it was read with: key → text
+    kept: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if set(self.begin) != set(self.end):
+            raise Fatal(
+                f"cannot make a ledger entry of sink {self.sink}: "
+                "its two cuts name different partitions"
+            )
+
+    @property
+    def ranges(self) -> list[Range]:
+        """What this entry added, partition by partition; empty ranges left out."""
+        return [each for each in self.begin.to(self.end) if len(each)]
+
+    def counts(self, partition: Partition) -> OutcomeCounts:
+        """I3 by construction: what is not accounted for otherwise was written."""
+        if partition == BATCHES:
+            return OutcomeCounts(written=self.rows)
+        other = self.unwritten.get(partition, OutcomeCounts())
+        length = self.end[partition] - self.begin[partition]
+        return replace(other, written=length - other.offsets)
+
+    @property
+    def total(self) -> OutcomeCounts:
+        return sum((self.counts(each.partition) for each in self.ranges), OutcomeCounts())
+
+    def summary(self) -> dict[str, str]:
+        total = self.total
+        told = [fate for fate in _FATES if fate != "lost" or total.lost]
+        counts = {name: getattr(total, name) for name in ("read", "written", *told)}
+        values = {
+            "version": VERSION,
+            "sink": self.sink,
+            "epoch": str(self.epoch),
+            "commit-id": ",".join(self.commit_ids),
+            "batches": f"{self.batches[0]}..{self.batches[1]}",
+            "counts": json.dumps(counts, separators=(",", ":")),
+            "cluster": self.cluster,
+            "schema-id": str(self.schema_id),
+        }
+        if self.rows:
+            values["rows"] = str(self.rows)
+        if any(self.source):
+            values["source"] = json.dumps(self.source, separators=(",", ":"))
+        if self.watermark:
+            values["watermark"] = f"{self.watermark[0]}..{self.watermark[1]}"
+        if self.keys is not None:
+            values["keys"] = str(self.keys)
+        if self.doubt:
+            values["doubt"] = str(self.doubt)
+        if self.index:
+            values["index"] = self.index
+        if self.note:
+            values["note"] = self.note
+        if self.tables:
+            tables = self.tables if isinstance(self.tables, str) else dict(self.tables)
+            values["tables"] = json.dumps(tables, separators=(",", ":"))
+        last = max([2, *(i for i, fate in enumerate(_FATES) if getattr(total, fate))])
+        values |= self._of_partitions(_FATES[: last + 1], _size(values))
+        return {PREFIX + key: value for key, value in values.items()}
+
+    def _of_partitions(self, fates: Sequence[str], size: int) -> dict[str, str]:
+        """What it says of each partition, beside `size` characters of other things."""
+        values = {
+            "ranges": _json({p: (self.begin[p], end) for p, end in self.end.items()}),
+            "topics": json.dumps(dict(self.topics), separators=(",", ":")),
+        }
+        if self.unwritten:
+            values["unwritten"] = _json(
+                {p: [getattr(c, fate) for fate in fates] for p, c in self.unwritten.items()}
+            )
+        if self.leaders:
+            values["leaders"] = _json({p: (epoch,) for p, epoch in self.leaders.items()})
+        if max(map(len, values.values())) <= _READABLE:
+            return values
+        parts = tuple(self.end)
+        names = _names_text(parts, self.topics)
+        key = self._key("names", names)
+        values = {"names": _reference(key)}
+        if self.unwritten:
+            values |= self._outcomes(parts, fates)
+        return {
+            **values,
+            **self._ranges(parts, names, size + _size(values)),
+            key.removeprefix(PREFIX): names,
+        }
+
+    def _outcomes(self, parts: Sequence[Partition], fates: Sequence[str]) -> dict[str, str]:
+        """Counts per partition. The largest is left out: it is the rest of the range's length."""
+        nothing = OutcomeCounts()
+        unwritten = [self.unwritten.get(p, nothing) for p in parts]
+        counts = np.array([[getattr(c, fate) for c in unwritten] for fate in fates], np.int64)
+        lengths = np.array([self.end[p] - self.begin[p] for p in parts], np.int64)
+        every = np.vstack([lengths - counts.sum(axis=0), counts])
+        # Where several are the largest (an empty range has only zeros), the one that most offsets
+        # of the entry have: marks that are all the same take no room.
+        order = np.argsort(-every.sum(axis=1), kind="stable")
+        largest = order[every[order].argmax(axis=0)]
+        largest[[p == BATCHES for p in parts]] = 0  # its rows are not counted by offsets
+        marks = largest == np.arange(1, len(every))[:, None]
+        plain = {"unwritten": pack(counts)}
+        short = {
+            "unwritten": pack(np.where(marks, every[0], counts)),
+            "rest": pack(marks.astype(np.int64)),
+        }
+        return min(plain, short, key=_size)
+
+    def _ranges(self, parts: Sequence[Partition], names: str, size: int) -> dict[str, str]:
+        """Counted from the base that it was read with, or from 0, or from a base of its own."""
+        lengths = [self.end[p] - self.begin[p] for p in parts]
+        begins, leaders = self._columns(parts)
+        mine = (text for key, text in self.kept.items() if key.startswith(f"{PREFIX}base."))
+        before = next((text for text in mine if text.startswith(_digest(names))), "")
+        start, led = _base(before, len(parts)) if before else _nothing(len(parts))
+        values = {"ranges": pack([begins - start, lengths]), "leaders": pack([leaders - led])}
+        if before:
+            key = self._key("base", before)
+            values |= {"base": _reference(key), key.removeprefix(PREFIX): before}
+        if size + _size(values, lean=True) <= _MOST:
+            return values
+        fresh = f"{_digest(names)}:{pack([begins, leaders])}"
+        key = self._key("base", fresh)
+        again = {
+            "ranges": pack([begins * 0, lengths]),
+            "leaders": pack([leaders * 0]),
+            "base": _reference(key),
+            key.removeprefix(PREFIX): fresh,
+        }
+        # Beyond the bound in any case: a new base only where it makes a difference.
+        worth = size + _size(again, lean=True) <= _MOST or 4 * len(again["ranges"]) < 3 * len(
+            values["ranges"]
+        )
+        return again if worth else values
+
+    def _columns(self, parts: Sequence[Partition]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        begins = np.array([self.begin[p] for p in parts], np.int64)
+        return begins, np.array([self.leaders.get(p, -1) for p in parts], np.int64)
+
+    def _key(self, kind: str, text: str) -> str:
+        """The property that has the text: the one it was read from, or one of this life's own."""
+        start, end = f"{PREFIX}{kind}.{self.sink}.", f".{_digest(text)}"
+        for key in self.kept:
+            if key.startswith(start) and key.endswith(end):
+                return key
+        return f"{start}{self.epoch}{end}"
+
+
+def parse(summary: Mapping[str, str]) -> LedgerEntry | None:
+    """The entry of a snapshot; None where the snapshot is not a sink's."""
+    sink = summary.get(PREFIX + "sink")
+    if sink is None:
+        return None
+    version = summary.get(PREFIX + "version")
+    if version not in VERSIONS:
+        raise Fatal(
+            f"cannot read a ledger entry of sink {sink}: expected format version "
+            f"{' or '.join(VERSIONS)}, found {version}",
+            hint="use the newer Frazil that wrote it",
+        )
+
+    def value(key: str) -> str:
+        return summary[PREFIX + key]
+
+    try:
+        parts, topics = names_of(summary)
+        base = base_of(summary, len(parts))
+        ranges = _decode(value("ranges"), parts, base[0])
+        first, last = value("batches").split("..")
+        low, _, high = summary.get(PREFIX + "watermark", "").partition("..")
+        return LedgerEntry(
+            sink=sink,
+            epoch=int(value("epoch")),
+            commit_ids=tuple(value("commit-id").split(",")),
+            batches=(int(first), int(last)),
+            begin=Cut({p: begin for p, (begin, _) in ranges.items()}),
+            end=Cut({p: end for p, (_, end) in ranges.items()}),
+            unwritten={
+                p: OutcomeCounts(0, *numbers)
+                for p, numbers in _unwritten(summary, parts, ranges).items()
+                if any(numbers)
+            },
+            topics=topics if topics is not None else json.loads(value("topics")),
+            cluster=value("cluster"),
+            schema_id=int(value("schema-id")),
+            watermark=(int(low), int(high)) if high else None,
+            tables=json.loads(summary.get(PREFIX + "tables", "{}")),
+            rows=int(summary.get(PREFIX + "rows", 0)),
+            source=tuple(json.loads(summary.get(PREFIX + "source", '["",""]'))),
+            index=summary.get(PREFIX + "index", ""),
+            keys=int(summary[PREFIX + "keys"]) if PREFIX + "keys" in summary else None,
+            doubt=int(summary.get(PREFIX + "doubt", 0)),
+            note=summary.get(PREFIX + "note", ""),
+            leaders={
+                p: epoch
+                for p, (epoch,) in _decode(
+                    summary.get(PREFIX + "leaders", "{}"), parts, base[1]
+                ).items()
+                if epoch >= 0
+            },
+            kept=split(summary)[1],
+        )
+    except (KeyError, ValueError, TypeError) as error:
+        raise Fatal(f"cannot read a ledger entry of sink {sink}: {error!r}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerHead:
+    """Where a sink stands in a table: its newest entry, and how sure that is.
+
+    `complete` says that the walk back reached the table's first snapshot, or the entry itself: only
+    then does "no entry" mean "never committed". An expired history is bridged by the witness, a tag
+    on the newest entry's snapshot; `bridged` says that snapshots after it are missing. The tag is
+    moved after the commit: what was under way when they were made may be among them. Whether the
+    witness is an ancestor at all, its sequence number does not tell: `protocol.TableCommitter` has
+    it shown.
+    """
+
+    entry: LedgerEntry | None
+    snapshot: Snapshot | None
+    complete: bool
+    bridged: bool = False
+    #: the expired snapshot at which the branch's own history ends, if it ends above the entry
+    missing: int | None = None
+    #: what the witness says, where nothing shows that it is an ancestor
+    unshown: LedgerEntry | None = None
+
+    @property
+    def commit_id(self) -> str | None:
+        return self.entry.commit_ids[-1] if self.entry else None
+
+    @property
+    def epoch(self) -> int:
+        return self.entry.epoch if self.entry else 0
+
+
+def head(history: Iterable[Snapshot], sink: str, witness: Snapshot | None = None) -> LedgerHead:
+    """The newest entry of `sink` in a branch's ancestry (newest snapshot first)."""
+    oldest: Snapshot | None = None
+    for snapshot in history:
+        entry = parse(snapshot.summary)
+        if entry is not None and entry.sink == sink:
+            return LedgerHead(entry, snapshot, complete=True)
+        oldest = snapshot
+    if oldest is None or oldest.parent is None:
+        return LedgerHead(None, None, complete=True)
+    # The ancestry ends at an expired parent. The witness counts only if it is older than all that
+    # is left: a witness that is not is no ancestor, so the branch was moved away from it.
+    if witness is not None and witness.sequence < oldest.sequence:
+        entry = parse(witness.summary)
+        if entry is not None and entry.sink == sink:
+            return LedgerHead(entry, witness, True, oldest.parent != witness.id, oldest.parent)
+    return LedgerHead(None, None, complete=False, missing=oldest.parent)
+
+
+def entries(history: Iterable[Snapshot], sink: str) -> Iterable[tuple[LedgerEntry, Snapshot]]:
+    """All entries of a sink, newest first."""
+    for snapshot in history:
+        entry = parse(snapshot.summary)
+        if entry is not None and entry.sink == sink:
+            yield entry, snapshot
+
+
+# ── entries and the properties they refer to ─────────────────────────────────────────────────────
+
+
+def split(summary: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """What goes into a snapshot's summary, and what into properties of its table."""
+    marks = tuple(f"{PREFIX}{kind}." for kind in _KEPT)
+    kept = {key: text for key, text in summary.items() if key.startswith(marks)}
+    return {key: text for key, text in summary.items() if key not in kept}, kept
+
+
+def referred(summary: Mapping[str, str]) -> list[str]:
+    """The properties that an entry refers to."""
+    sink = summary.get(PREFIX + "sink", "")
+    return [
+        f"{PREFIX}{kind}.{sink}.{summary[PREFIX + kind]}"
+        for kind in _KEPT
+        if PREFIX + kind in summary
+    ]
+
+
+def joined(summary: Mapping[str, str], properties: Mapping[str, str]) -> Mapping[str, str]:
+    """A summary as `parse` wants it. Properties that are missing it will ask for itself."""
+    wanted = [key for key in referred(summary) if key in properties]
+    return {**summary, **{key: properties[key] for key in wanted}} if wanted else summary
+
+
+def forgotten(
+    properties: Mapping[str, str], summaries: Iterable[Mapping[str, str]], sink: str, epoch: int
+) -> list[str]:
+    """Properties of a sink's lives up to `epoch` that no snapshot of the table refers to.
+
+    None before the life of that epoch has an entry in it: until then an older one may commit what
+    refers to a property that was just written. Those of newer lives are left alone.
+    """
+    needed: set[str] = set()
+    claimed = False
+    for each in summaries:
+        needed.update(referred(each))
+        mine = each.get(PREFIX + "sink") == sink
+        claimed |= mine and each.get(PREFIX + "epoch") == str(epoch)
+    found = []
+    for key in properties if claimed else ():
+        kind, _, rest = key.removeprefix(PREFIX).partition(".")
+        whose, _, mark = rest.rpartition(".")[0].rpartition(".")
+        own = key.startswith(PREFIX) and kind in _KEPT and whose == sink and mark.isdigit()
+        if own and int(mark) <= epoch and key not in needed:
+            found.append(key)
+    return found
+
+
+def _kept(summary: Mapping[str, str], kind: str) -> str:
+    """The text of a property that an entry refers to."""
+    key = f"{PREFIX}{kind}.{summary.get(PREFIX + 'sink')}.{summary[PREFIX + kind]}"
+    text = summary.get(key)
+    if text is None or not key.endswith(f".{_digest(text)}"):
+        what = "is gone" if text is None else "was altered"
+        raise Fatal(
+            f"cannot read a ledger entry of sink {summary.get(PREFIX + 'sink')}: the table "
+            f"property {key}, which it refers to, {what}",
+            hint="restore the property from an earlier metadata file of the table",
+        )
+    return text
+
+
+def names_of(
+    summary: Mapping[str, str],
+) -> tuple[tuple[Partition, ...], dict[str, str] | None]:
+    """The partitions of a large entry, in their order, and topic → topic id; of another nothing."""
+    if PREFIX + "names" not in summary:
+        return (), None
+    parts, ids = _names(_kept(summary, "names"))
+    return parts, dict(ids)
+
+
+def base_of(summary: Mapping[str, str], count: int) -> NDArray[np.int64]:
+    """The offsets and leader epochs from which a large entry counts."""
+    if PREFIX + "base" not in summary:
+        return _nothing(count)
+    text = _kept(summary, "base")
+    if not text.startswith(_digest(_kept(summary, "names"))):
+        raise Fatal(
+            f"cannot read a ledger entry of sink {summary[PREFIX + 'sink']}: its base is "
+            "of other partitions"
+        )
+    return _base(text, count)
+
+
+def _base(text: str, count: int) -> NDArray[np.int64]:
+    return based(text.partition(":")[2], count)
+
+
+def _nothing(count: int) -> NDArray[np.int64]:
+    return np.zeros((2, count), np.int64)
+
+
+def _names_text(parts: Sequence[Partition], ids: Mapping[str, str]) -> str:
+    """Topics with their ids, and how many partitions from 0 on they have, or which."""
+    topics: dict[str, list[int]] = {topic: [] for topic in sorted(ids)}
+    for topic, number in parts:
+        topics.setdefault(topic, []).append(number)
+    said = [
+        [topic, ids.get(topic), len(numbers) if numbers == list(range(len(numbers))) else numbers]
+        for topic, numbers in sorted(topics.items())
+    ]
+    raw = zlib.compress(json.dumps(said, separators=(",", ":")).encode(), 9)
+    return base64.b85encode(raw).decode()
+
+
+@lru_cache(maxsize=64)
+def _names(text: str) -> tuple[tuple[Partition, ...], Mapping[str, str]]:
+    try:
+        said = json.loads(zlib.decompress(base64.b85decode(text)))
+    except zlib.error as error:
+        raise ValueError(str(error)) from None
+    parts = [
+        Partition(topic, number)
+        for topic, _, numbers in said
+        for number in (range(numbers) if isinstance(numbers, int) else numbers)
+    ]
+    return tuple(parts), {topic: id for topic, id, _ in said if id is not None}
+
+
+@lru_cache(maxsize=256)
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _reference(key: str) -> str:
+    """Epoch and digest, the last two words of a property's name."""
+    return ".".join(key.rsplit(".", 2)[1:])
+
+
+def _size(values: Mapping[str, str], lean: bool = False) -> int:
+    """Characters of keys and values; `lean`: without those that are properties."""
+    return sum(
+        len(PREFIX) + len(key) + len(value)
+        for key, value in values.items()
+        if not (lean and key.split(".")[0] in _KEPT and "." in key)
+    )
+
+
+def _json(vectors: Mapping[Partition, Sequence[int]]) -> str:
+    nested: dict[str, dict[str, list[int]]] = {}
+    for (topic, number), numbers in sorted(vectors.items()):
+        nested.setdefault(topic, {})[str(number)] = list(numbers)
+    return json.dumps(nested, separators=(",", ":"))
+
+
+def _unwritten(
+    summary: Mapping[str, str],
+    parts: Sequence[Partition],
+    ranges: Mapping[Partition, Sequence[int]],
+) -> dict[Partition, tuple[int, ...]]:
+    counts = _decode(summary.get(PREFIX + "unwritten", "{}"), parts)
+    for p, marks in _decode(summary.get(PREFIX + "rest", "{}"), parts).items():
+        if sum(marks) > 1 or not {*marks} <= {0, 1}:
+            raise ValueError(f"expected at most one outcome of {p} as the rest, found {marks}")
+        begin, end = ranges[p]
+        rest = end - begin - sum(counts[p])
+        counts[p] = tuple(
+            rest if mark else count for count, mark in zip(counts[p], marks, strict=True)
+        )
+    return counts
+
+
+def _decode(
+    text: str, parts: Sequence[Partition], base: NDArray[np.int64] | None = None
+) -> dict[Partition, tuple[int, ...]]:
+    if not text.startswith(PACKED):
+        return {
+            Partition(topic, int(number)): tuple(numbers)
+            for topic, rows in json.loads(text).items()
+            for number, numbers in rows.items()
+        }
+    columns = unpack(text, len(parts))
+    if base is not None:
+        columns[0] += base
+    if base is not None and len(columns) > 1:  # a beginning, and a length
+        columns[1] += columns[0]
+    return dict(zip(parts, map(tuple, columns.T.tolist()), strict=True))

@@ -1,0 +1,161 @@
+"""A table as of an offset: time travel to the first snapshot that has it. Behind `frazil.as_of`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from frazil.config.model import Config
+from frazil.errors import ConfigError, Expired
+from frazil.iceberg.java import JavaCatalog, JavaTable
+from frazil.iceberg.static_table import NeedsSpark
+from frazil.ledger.entry import PREFIX, LedgerEntry, Snapshot, entries, head, parse
+from frazil.offsets import Cut, Partition
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def wanted(
+    topic: str,
+    partition: int,
+    offset: int,
+    cut: Mapping[str, Mapping[str, int]] | Mapping[Any, int] | None,
+) -> Cut:
+    """Everything below it: the offset too, or what a cut says."""
+    if (cut is None) == (not topic) or (topic and min(partition, offset) < 0):
+        raise ConfigError("cannot tell as of what: expected topic, partition and offset, or a cut")
+    if cut is None:
+        return Cut({Partition(topic, partition): offset + 1})
+    nested = isinstance(next(iter(cut), ""), str)
+    return Cut.of(cut) if nested else Cut(cut)  # type: ignore[arg-type]
+
+
+def as_of(
+    spark: SparkSession,
+    target: Config | str,
+    wanted: Cut,
+    *,
+    table: str = "",
+    sink: str = "",
+    catalog: str = "",
+    branch: str = "",
+) -> DataFrame:
+    """`wanted`: everything below it is there."""
+    if isinstance(target, Config):
+        name, sink = _only(target, table), sink or target.sink.id
+        catalog = catalog or target.catalog.name
+        branches = {each.name: each.branch for each in target.tables}
+        branch = branch or branches.get(name, "main")
+    else:
+        name, catalog, branch = target, catalog or "lake", branch or "main"
+    opened = JavaCatalog(spark, catalog)
+    found = opened.load(name)
+    if found is None:
+        raise ConfigError(f"cannot read table {name} as of {_said(wanted)}: it does not exist")
+    history = _history(found, branch)
+    snapshot = first(name, history, wanted, sink) or _idle(opened, name, history, wanted, sink)
+    reader = spark.read.option("versionAsOf", str(snapshot.id))
+    return reader.table(f"{catalog}.{name}")
+
+
+def _history(table: JavaTable, branch: str) -> list[Snapshot]:
+    """From the metadata file, in a blink; or snapshot by snapshot, where only Java can read it."""
+    try:
+        return list(table.plain.history(branch))
+    except NeedsSpark:
+        return list(table.history(branch))
+
+
+def _only(config: Config, table: str) -> str:
+    if table:
+        return table
+    names = [each.name for each in config.tables]
+    if len(names) > 1 or "{" in names[0]:
+        raise ConfigError(
+            f"cannot tell which table: sink {config.sink.id} fills several",
+            hint=f'as_of(…, table="{names[0]}")',
+        )
+    return names[0]
+
+
+def first(
+    table: str, history: Sequence[Snapshot], wanted: Mapping[Partition, int], sink: str = ""
+) -> Snapshot | None:
+    """The first snapshot that has everything below `wanted`; they come newest first. None: no entry
+    goes so far.
+
+    `sink`: whose ledger counts; without it, that of the only one that reads these partitions.
+    """
+    sink = sink or _whose(table, history, wanted)
+    found: tuple[LedgerEntry, Snapshot] | None = None
+    for entry, snapshot in entries(history, sink):
+        if not set(wanted) & set(entry.end):
+            continue
+        if not entry.end.reaches(wanted):
+            return found[1] if found else None
+        found = entry, snapshot
+    if found is None:
+        return None
+    (entry, snapshot), oldest = found, history[-1]
+    if any(entry.begin.get(key, 0) < offset for key, offset in wanted.items()):
+        return snapshot  # the entry itself brought it
+    if oldest.parent is not None:
+        # Of what was there before nothing is left to tell which one was the first.
+        raise Expired(
+            f"cannot read table {table} as of {_said(wanted)}: the first snapshot that had it was "
+            "expired",
+            hint=f"the oldest one left has it, too: VERSION AS OF {oldest.id}",
+        )
+    raise ConfigError(
+        f"cannot read table {table} as of {_said(wanted)}: its ledger begins at "
+        f"{_said(_common(entry.begin, wanted))}"
+    )
+
+
+def _whose(table: str, history: Sequence[Snapshot], wanted: Mapping[Partition, int]) -> str:
+    """The only sink that reads these partitions."""
+    newest = {each.summary.get(f"{PREFIX}sink", ""): each for each in reversed(history)}
+    known = [entry for each in newest.values() if (entry := parse(each.summary)) is not None]
+    sinks = sorted(entry.sink for entry in known if set(wanted) & set(entry.end))
+    if len(sinks) > 1:
+        raise ConfigError(
+            f"cannot tell whose offsets are meant: sinks {', '.join(sinks)} write to table {table}",
+            hint=f'as_of(…, sink="{sinks[0]}")',
+        )
+    return sinks[0] if sinks else ""
+
+
+def _idle(
+    catalog: JavaCatalog, name: str, history: Sequence[Snapshot], wanted: Cut, sink: str
+) -> Snapshot:
+    """A table among several may have nothing of the last batches: the index knows how far the
+    stream is. Then its newest snapshot has all there is."""
+    for snapshot in history:
+        entry = parse(snapshot.summary)
+        if entry is None or (sink and entry.sink != sink) or not set(wanted) & set(entry.end):
+            continue
+        index = catalog.load(entry.index) if entry.index else None
+        stands = entry.end
+        if index is not None:
+            witness = index.tagged(f"frazil/{entry.sink}")
+            known = head(index.history("main"), entry.sink, witness).entry
+            stands = known.end if known is not None else stands
+        if stands.reaches(wanted):
+            return snapshot
+        raise ConfigError(
+            f"cannot read table {name} as of {_said(wanted)}: sink {entry.sink} "
+            f"stands at {_said(_common(stands, wanted))}"
+        )
+    raise ConfigError(
+        f"cannot read table {name} as of {_said(wanted)}: no snapshot of it tells of "
+        "these partitions"
+    )
+
+
+def _common(cut: Cut, wanted: Mapping[Partition, int]) -> Cut:
+    return Cut({key: offset for key, offset in cut.items() if key in wanted})
+
+
+def _said(cut: Mapping[Partition, int]) -> str:
+    return ", ".join(f"{key}@{offset}" for key, offset in cut.items())

@@ -1,0 +1,109 @@
+"""Which tables stop the next start of a sink, or wait until a person has looked.
+
+In: the config, and tables as their metadata files show them. Out: table → kind of error, what it
+says, and what helps. The checks are those of a start (`frazil.startup`); nothing is written, and no
+Spark is started for it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from typing import cast
+
+from rich.console import Console
+
+from frazil.commit.protocol import CommitTable, TableCommitter, ledger_tag
+from frazil.commit.rewind import refuse_unfinished
+from frazil.config.model import Config, remembered
+from frazil.errors import FrazilError, IdentityMismatch
+from frazil.iceberg.static_table import ReadOnlyTable
+from frazil.ledger.entry import head
+from frazil.ledger.index import ENDS, ends
+from frazil.ledger.sink_state import announced_tables
+from frazil.spark.open_table import Open
+from frazil.startup import astray, forgotten, unindexed
+
+
+def in_doubt(config: Config, opened: Open) -> dict[str, dict[str, str]]:
+    """Empty: nothing that metadata tells stands in the way of a start."""
+    return {
+        name: {"kind": type(error).__name__, "says": error.message, "hint": error.hint}
+        for name, error in _doubts(config, opened).items()
+    }
+
+
+def show_doubts(doubts: Mapping[str, Mapping[str, str]], console: Console) -> None:
+    for name, each in doubts.items():
+        console.print(
+            f"in doubt: {name}: {each['kind']}: {each['says']}\nhint: {each['hint']}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+            style="yellow",
+        )
+
+
+def _doubts(config: Config, opened: Open) -> dict[str, FrazilError]:
+    index, sink = opened(config.index_table), config.sink.id
+    entry = None
+    if index is not None:
+        try:
+            refuse_unfinished(index.properties, sink)
+        except FrazilError as error:
+            return {index.name: error}
+        entry = head(index.history("main"), sink, index.tagged(ledger_tag(sink))).entry
+    if index is None or entry is None or entry.batches[1] < 0:
+        rows = index.rows(["commit_id"], {"sink": [sink]}).num_rows if index is not None else 0
+        if index is not None and rows:
+            return {index.name: forgotten(index.name, sink)}
+        return _unindexed(config, opened) if entry is None and not config.one_table else {}
+    told = ends(index.rows(ENDS, {"sink": [sink]}))
+    found: dict[str, FrazilError] = {}
+    for name, uuid in announced_tables(entry.tables, index.properties).items():
+        if (branch := _branch(config, name)) is None:
+            continue  # the config has it no more
+        table = opened(name)
+        if table is None:
+            found[name] = IdentityMismatch(
+                f"cannot go on with table {name}: it is gone",
+                hint="restore the table; what was staged for it waits",
+            )
+        elif table.uuid != uuid:
+            found[name] = IdentityMismatch(
+                f"cannot go on with table {name}: it was dropped and made again; "
+                f"expected uuid {uuid}, found {table.uuid}",
+                hint="restore the table; its batches wait, staged",
+            )
+        elif strayed := astray(_target(table, branch, sink), lambda: told.get(name, {})):  # noqa: B023
+            found[name] = strayed
+    return found
+
+
+def _unindexed(config: Config, opened: Open) -> dict[str, FrazilError]:
+    found = {}
+    for each in config.tables:
+        table = opened(each.name) if "{" not in each.name else None
+        if table is not None:
+            target = _target(table, each.branch, config.sink.id)
+            if error := unindexed(target, config.index_table):
+                found[each.name] = error
+    return found
+
+
+def _target(table: ReadOnlyTable, branch: str, sink: str) -> TableCommitter:
+    # A look has no epoch, and asks only for what a metadata file can tell.
+    return TableCommitter(cast(CommitTable, table), branch, sink, 0, time)
+
+
+def _branch(config: Config, name: str) -> str | None:
+    """The branch that the config names for a table, or for a template that makes it."""
+    branches = {table.name: table.branch for table in config.tables}
+    branches |= dict.fromkeys(map(remembered, config.remembering), "main")
+    if config.dead_letters:
+        branches[config.dead_letters.table] = "main"
+    for known, branch in branches.items():
+        if re.fullmatch(re.sub(r"\\\{\w+\\\}", ".+", re.escape(known)), name):
+            return branch
+    return None

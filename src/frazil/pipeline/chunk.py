@@ -1,0 +1,1124 @@
+"""The records of a chunk, each with its fate. Runs on executors.
+
+    bytes ▶ decode ▶ rules ▶ debezium ▶ evolve ▶ route ▶ rows of each table
+                └───────┴─────────┴─────────┴───────┴──▶ rejected
+
+In: the values of a chunk, with what stands beside them. Out: `ChunkResult`: rows in the shape of
+each table, and a `Rejection` for every record that cannot be decoded, routed or fitted. Every
+record is in all of its tables, or skipped by a rule, or rejected (by all of its tables, or some):
+nothing falls through.
+
+Where a table is missing, or could be changed so that records fit it, that is told as a need:
+the driver sees to it, for all tasks at once, and the batch is run again.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from frazil.arrow import default_values
+from frazil.config.model import MAX_COLUMNS
+from frazil.errors import SchemaMismatch
+from frazil.files.partition_values import check as check_partition
+from frazil.files.writer import WriterSpec
+from frazil.formats import debezium, json_inference
+from frazil.formats.decoder import (
+    DecodedChunk,
+    Decoder,
+    FramedRecords,
+    RecordFormat,
+    UndecodableRecord,
+    UnexpectedJson,
+    wanted,
+)
+from frazil.formats.unavailable_value import Placeholder, placeholder
+from frazil.kafka.record_batch import Longs, RawRecords, RecordBatches, no_headers
+from frazil.offsets import Partition
+from frazil.pipeline.evolution import Aliases, changes, merged, renamed, together, unmakeable
+from frazil.pipeline.projection import (
+    MetadataColumns,
+    differences,
+    moments,
+    project_rows,
+    too_late,
+    why_too_late,
+)
+from frazil.pipeline.routing import NoRoute, Route, RoutingRules, peek
+from frazil.pipeline.tombstones import KeyDecoder
+from frazil.pipeline.versions import VersionLookup, column_of, field_of
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlan:
+    """A table as the tasks of a batch see it."""
+
+    shape: WriterSpec
+    metadata: MetadataColumns
+    event_time: str
+    evolution: str = "evolve"
+    aliases: Aliases = field(default_factory=dict)
+    #: paths of the table's schema that stay required, and names of its partition fields
+    identifier: tuple[str, ...] = ()
+    partitions: tuple[str, ...] = ()
+    format_version: int = 2
+    #: records below it are in the table already
+    floor: Mapping[Partition, int] = field(default_factory=dict)
+    #: of an upsert table: its key columns, and how the files look that take keys away
+    key: tuple[str, ...] = ()
+    deletes: WriterSpec | None = None
+    partitioned_by_key: bool = False
+    #: and where a column says which change is the newer one: its path, the table that remembers
+    #: what was deleted, and where to look for what both have
+    order: str = ""
+    memory: TablePlan | None = None
+    known: tuple[VersionLookup, ...] = ()
+    #: of a change log: its key columns
+    log: tuple[str, ...] = ()
+    #: to how many columns of their own JSON records may bring it, nested ones counted
+    max_columns: int = MAX_COLUMNS
+
+    @property
+    def columns(self) -> pa.Schema:
+        """The record's own."""
+        beside = {each.name for each in self.metadata.fields}
+        return pa.schema([each for each in self.shape.arrow if each.name not in beside])
+
+    @property
+    def key_columns(self) -> pa.Schema:
+        key = self.key or self.log
+        return pa.schema([each for each in self.shape.arrow if each.name in key])
+
+    @property
+    def told_by_deletes(self) -> pa.Schema:
+        """The columns that a delete of a database tells: the key, and its order."""
+        order = [self.order_field] if self.own_order else []
+        return pa.schema([*self.key_columns, *order])
+
+    @property
+    def of_deletes(self) -> pa.Schema:
+        """The columns of a delete: the key, its order, if it has one, and where its record is
+        from."""
+        wanted = {*self.key, *(each.name for each in self.metadata.fields)} - {self.order}
+        columns = [each for each in self.shape.arrow if each.name in wanted]
+        return pa.schema(columns + ([self.order_field] if self.order else []))
+
+    @property
+    def own_order(self) -> str:
+        """Where it is among the record's own columns."""
+        beside = {each.name for each in self.metadata.fields}
+        return "" if self.order in beside else self.order
+
+    @property
+    def order_field(self) -> pa.Field:
+        return field_of(self.shape.arrow, self.order).with_nullable(True)
+
+
+@dataclass(frozen=True, slots=True)
+class NewTable:
+    """What is known of a table before it is made."""
+
+    beside: tuple[str, ...] = ()  # names of its metadata columns
+    max_columns: int = MAX_COLUMNS
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A rejected record, and why."""
+
+    index: int
+    kind: str
+    reason: str
+    #: the tables it was for, as far as that is known
+    tables: tuple[str, ...] = ()
+    schema_id: int | None = None
+
+
+@dataclass(slots=True)
+class ChunkResult:
+    rows: list[tuple[str, pa.Table]] = field(default_factory=list)
+    #: keys that records delete from upsert tables
+    gone: list[tuple[str, pa.Table]] = field(default_factory=list)
+    #: the same of records that are among the rows, too: the key a row had before
+    left: list[tuple[str, pa.Table]] = field(default_factory=list)
+    letters: dict[int, Rejection] = field(default_factory=dict)
+    skipped: int = 0
+    needs: dict[str, pa.Schema] = field(default_factory=dict)
+
+    def reject(self, letter: Rejection) -> None:
+        """A record that several tables reject is one letter. What it says can be written down:
+        some reasons repeat what they found, which may be long, or half of a surrogate pair."""
+        plain = letter.reason[:1000].encode(errors="replace").decode()
+        letter = replace(letter, reason=plain)
+        known = self.letters.get(letter.index)
+        if known is not None:
+            reason = (
+                known.reason
+                if letter.reason in known.reason
+                else (f"{known.reason}; {letter.reason}")
+            )
+            tables = tuple(dict.fromkeys((*known.tables, *letter.tables)))
+            letter = Rejection(letter.index, known.kind, reason, tables, known.schema_id)
+        self.letters[letter.index] = letter
+
+    def need(self, table: str, columns: pa.Schema, aliases: Aliases) -> None:
+        add_need(self.needs, table, needed(columns, aliases))
+
+
+JSON = RecordFormat("json")
+
+#: The mode of a table that keeps every change, and the column that says which: u or d, where a
+#: record has a value or none; or what Debezium says.
+LOG = "changelog"
+UPSERT = "upsert"
+OP = pa.field("_op", pa.large_string())
+
+
+#: The kind of a change that lacks a value which the database did not send.
+UNAVAILABLE = "unavailable"
+
+
+def _not_carried(name: str, column: str, look: Placeholder) -> str:
+    return (
+        f"cannot apply a change to {name}: it does not carry the value of column {column!r}; found "
+        f"Debezium's placeholder {look.text[:64]!a}. Let the database send whole rows (PostgreSQL: "
+        "REPLICA IDENTITY FULL), or Debezium select the column again (ReselectColumns)"
+    )
+
+
+def _with_op(rows: pa.Table, op: str) -> pa.Table:
+    """With its operation; a change that tells its own keeps it."""
+    if "_op" not in rows.schema.names:
+        return rows.append_column(OP, pa.repeat(pa.scalar(op, OP.type), len(rows)))
+    at = rows.schema.get_field_index("_op")
+    return rows.set_column(at, OP, rows.column("_op").cast(OP.type).fill_null(op))
+
+
+#: Where a need keeps the former names of its columns; and, where it was inferred of records, their
+#: votes, and the columns of the table that they are about.
+_ALIASES, _VOTES, _BASE = b"frazil.aliases", b"frazil.votes", b"frazil.base"
+_MOST = b"frazil.most"
+
+
+def needed(columns: pa.Schema, aliases: Aliases) -> pa.Schema:
+    """Columns that a table must have, with the names they had before."""
+    return columns.with_metadata({_ALIASES: json.dumps(together(aliases)).encode()})
+
+
+def voted(votes: json_inference.Votes, base: pa.Schema, aliases: Aliases, most: int) -> pa.Schema:
+    """The same, where records vote for what is to be added to the columns `base`, up to `most`."""
+    found = needed(json_inference.columns(votes, base, most), aliases)
+    beside = {
+        _VOTES: json.dumps(votes).encode(),
+        _BASE: base.serialize().to_pybytes(),
+        _MOST: b"%d" % most,
+    }
+    return found.with_metadata({**found.metadata, **beside})
+
+
+def aliases_of(need: pa.Schema) -> dict[str, tuple[str, ...]]:
+    said = json.loads((need.metadata or {}).get(_ALIASES, b"{}"))
+    return {path: tuple(names) for path, names in said.items()}
+
+
+def add_need(needs: dict[str, pa.Schema], table: str, need: pa.Schema) -> None:
+    """To what others need of the table. Votes of records are added up. Of writer schemas that
+    cannot both be, the first stays: when the table is there, records of the other are rejected."""
+    known = needs.get(table)
+    if known is None:
+        needs[table] = need
+        return
+    aliases = together(aliases_of(known), aliases_of(need))
+    one, other = known.metadata or {}, need.metadata or {}
+    if _VOTES in one and one.get(_BASE) == other.get(_BASE):
+        votes = json.loads(one[_VOTES])
+        json_inference.add(votes, json.loads(other[_VOTES]))
+        base = pa.ipc.read_schema(pa.py_buffer(one[_BASE]))
+        needs[table] = voted(votes, base, aliases, int(one[_MOST]))
+        return
+    with suppress(SchemaMismatch):
+        needs[table] = needed(merged(known, need, aliases), aliases)
+
+
+#: So many ways in which records want a table changed are remembered: hostile ones have more.
+_MOST_WANTS = 1_000
+
+
+class ChunkPipeline:
+    """Settles the chunks of one task."""
+
+    def __init__(
+        self,
+        format: RecordFormat,
+        rules: RoutingRules | None,
+        tables: Mapping[str, TablePlan],
+        refused: Mapping[str, str] | None = None,
+        only: str = "",
+        keyed: Mapping[str, str] | None = None,
+        key_format: RecordFormat | None = None,
+        new: Mapping[str, NewTable] | None = None,
+    ) -> None:
+        """Without `rules` everything goes to `only`. `refused`: why a table could not be made, or
+        changed, for records that wanted it. `keyed`: names and templates of
+        upsert tables and change logs, with their mode; `key_format`: how the keys of records
+        without a value are read, None for text. `new`: names and templates of tables, with what is
+        known of one before it is made."""
+        self._format = format
+        self._rules = rules
+        self._tables = tables
+        self._refused = refused or {}
+        self._json = format.kind == "json"
+        self._decoder = Decoder(format)
+        self._decoders: dict[str, Decoder] = {}
+        self._verdicts: dict[tuple[str, str], str | bool] = {}
+        self._wants: dict[tuple[str, str], str] = {}
+        self._only = Route((only,), None, -1, "")
+        self._keyed = keyed or {}
+        self._key_format = key_format
+        self._new = new or {}
+
+    def framed(self, records: RecordBatches | None) -> FramedRecords | None:
+        """Kafka's batches straight into columns, where that can be."""
+        return None if self._json or records is None else self._decoder.framed(records)
+
+    def way(self, partition: Partition) -> Route | NoRoute | None:
+        """What the rules say of a partition's records by their topic alone; None: nothing."""
+        return self._rules.of_topic(partition.kafka_topic) if self._rules else self._only
+
+    def settle(
+        self,
+        partition: Partition,
+        opened: RawRecords,
+        framed: FramedRecords | None,
+        below: frozenset[str],
+    ) -> ChunkResult:
+        """`below`: tables that have these records already."""
+        work = _ChunkWork(partition, opened, below)
+        way = self.way(partition)
+        if isinstance(way, NoRoute):
+            for i in range(len(opened.offsets)):
+                work.settled.reject(Rejection(i, way.kind, way.reason))
+        elif self._json:
+            self._of_json(work, way)
+        else:
+            self._of_columns(work, way, framed)
+        work.settled.skipped += len(work.needless - work.heard - work.settled.letters.keys())
+        work.settled.left = [
+            (name, self._kept(work, name, keys)) for name, keys in work.settled.left
+        ]
+        return work.settled
+
+    # ── records that come as columns ─────────────────────────────────────────────────────────
+
+    def _of_columns(
+        self, work: _ChunkWork, way: Route | None, framed: FramedRecords | None
+    ) -> None:
+        if framed is not None:
+            groups, rejected = [framed.decoded], list[UndecodableRecord]()
+        else:
+            groups, rejected = self._decoder.decode(work.opened.values, work.opened.headers)
+        for each in self._deleting(work, way, rejected):
+            self._undecoded(work, each, way)
+        for group in groups:
+            shares = [way] if way else self._sorted(work, group.rows, group.index)
+            for share in shares:
+                rows = group.rows
+                at = _among(group.index, share.index)
+                if share.index is not None:
+                    rows = rows.take(pa.array(share.index))
+                if not share.tables:
+                    work.settled.skipped += len(rows)
+                    continue
+                if share.envelope:
+                    self._moved(work, share.tables, rows, at, group.schema_id)
+                    try:
+                        rows, kept, bad = debezium.unwrap(rows)
+                    except SchemaMismatch as error:
+                        kept = np.empty(0, np.int64)
+                        bad = [
+                            UndecodableRecord(i, "envelope", error.message)
+                            for i in range(len(rows))
+                        ]
+                        rows = rows.slice(0, 0)
+                    for each in bad:
+                        where = each.index if at is None else int(at[each.index])
+                        work.settled.reject(
+                            Rejection(where, each.kind, each.reason, share.tables, group.schema_id)
+                        )
+                    at = _among(at, kept)
+                aliases = self._decoder.aliases(group.schema_id)
+                if share.envelope:
+                    aliases = debezium.aliases(aliases)
+                for name in share.tables:
+                    mine = (rows, at)
+                    if share.envelope:
+                        mine = self._available(work, name, *mine, group.schema_id)
+                    if share.envelope and name in self._tables:
+                        mine = self._deleted(work, name, *mine, group.schema_id)
+                    elif self._mode(name) == LOG:
+                        mine = (_with_op(mine[0], "u"), mine[1])
+                    self._into(work, name, *mine, aliases, group.schema_id)
+
+    def _undecoded(self, work: _ChunkWork, rejected: UndecodableRecord, way: Route | None) -> None:
+        if rejected.kind == "null" and self._changes(work):
+            work.settled.skipped += 1  # the tombstone behind a delete, which is a row already
+        elif way is not None and not way.tables:
+            work.settled.skipped += 1  # a rule skips the topic, whatever its records are
+        else:
+            tables = way.tables if way else ()
+            work.settled.reject(
+                Rejection(
+                    rejected.index, rejected.kind, rejected.reason, tables, rejected.schema_id
+                )
+            )
+
+    # ── what deletes ─────────────────────────────────────────────────────────────────────────
+
+    def _mode(self, name: str) -> str:
+        """upsert or changelog; empty: neither."""
+        return self._keyed.get(self._rules.template(name) if self._rules else name, "")
+
+    def _deleting(
+        self, work: _ChunkWork, way: Route | None, rejected: Sequence[UndecodableRecord]
+    ) -> list[UndecodableRecord]:
+        """Records without a value delete from upsert tables, or are a row of a change log; gives
+        those that are neither."""
+        names = [name for name in way.tables if self._mode(name)] if way else []
+        if not names or self._changes(work):
+            return list(rejected)
+        nulls = np.array([each.index for each in rejected if each.kind == "null"], np.int64)
+        for name in names:
+            self._tombstones(work, name, nulls)
+        others = [name for name in way.tables if name not in names] if way else []
+        for i in nulls.tolist() if others else ():
+            reason = "cannot read the value: found null"
+            work.settled.reject(Rejection(i, "null", reason, tuple(others)))
+        return [each for each in rejected if each.kind != "null"]
+
+    def _tombstones(self, work: _ChunkWork, name: str, at: Longs) -> None:
+        plan = self._tables.get(name)
+        if plan is None:
+            work.needless.update(at.tolist())  # there is nothing that could be deleted
+            return
+        work.heard.update(at.tolist())
+        if not len(at) or name in work.below:
+            return
+        keys = work.opened.keys
+        given = [None] * len(at) if keys is None else keys.take(pa.array(at)).to_pylist()
+        self._by_keys(work, name, plan, self._key_format, given, at)
+
+    def _by_keys(
+        self,
+        work: _ChunkWork,
+        name: str,
+        plan: TablePlan,
+        format: RecordFormat | None,
+        given: Sequence[bytes | None],
+        at: Longs,
+        columns: pa.Schema | None = None,
+    ) -> None:
+        """`columns`: those that `given` have, if it is more than the key."""
+        rows, index, bad = KeyDecoder(format, columns or plan.key_columns).read(given)
+        for each in bad:
+            letter = Rejection(int(at[each.index]), each.kind, each.reason, (name,), each.schema_id)
+            work.settled.reject(letter)
+        if plan.log:
+            self._fitted(work, name, plan, _with_op(rows, "d"), at[index], None)
+        else:
+            self._fitted(work, name, plan, rows, at[index], None, work.settled.gone)
+
+    def _available(
+        self, work: _ChunkWork, name: str, rows: pa.Table, at: Longs | None, schema_id: int | None
+    ) -> tuple[pa.Table, Longs | None]:
+        """Unwrapped changes without those that would replace a value in an upsert table by the
+        placeholder for it; in other tables they are what the database said of them."""
+        look = placeholder(self._format.unavailable)
+        if look is None or self._mode(name) != UPSERT or name in work.below:
+            return rows, at
+        bad = np.zeros(len(rows), bool)
+        told = pc.not_equal(rows.column("_op"), "d").to_numpy()  # of a delete only its key counts
+        for column, mask in look.in_columns(rows).items():
+            for i in np.flatnonzero(mask & told & ~bad).tolist():
+                reason = _not_carried(name, column, look)
+                work.settled.reject(Rejection(_at(at, i), UNAVAILABLE, reason, (name,), schema_id))
+            bad |= mask & told
+        if not bad.any():
+            return rows, at
+        kept = np.flatnonzero(~bad)
+        return rows.take(pa.array(kept)), _among(at, kept)
+
+    def _deleted(
+        self, work: _ChunkWork, name: str, rows: pa.Table, at: Longs | None, schema_id: int | None
+    ) -> tuple[pa.Table, Longs | None]:
+        """Of unwrapped changes: those that an upsert table takes as rows."""
+        plan = self._tables[name]
+        if not plan.key or name in work.below:
+            return rows, at
+        gone = pc.equal(rows.column("_op"), "d").to_numpy()
+        if not gone.any():
+            return rows, at
+        index = np.flatnonzero(gone)
+        lacking = [each for each in plan.key if each not in rows.schema.names]
+        if not lacking:
+            orders = column_of(rows, plan.own_order)
+            keys = _with_order(rows.select(plan.key), plan, orders).take(pa.array(index))
+            where = _among(at, index)
+            self._fitted(work, name, plan, keys, where, schema_id, work.settled.gone)
+        else:
+            fact = f"the change has no column {lacking[0]!r}, which is its key"
+            self._reject(work, name, fact, len(index), _among(at, index), schema_id)
+        kept = np.flatnonzero(~gone)
+        return rows.take(pa.array(kept)), _among(at, kept)
+
+    def _moved(
+        self,
+        work: _ChunkWork,
+        names: Sequence[str],
+        rows: pa.Table,
+        at: Longs | None,
+        schema_id: int | None,
+    ) -> None:
+        """A row that got another key leaves the old one."""
+        for name in names:
+            plan = self._tables.get(name)
+            if plan is not None and plan.key and name not in work.below:
+                keys, index = debezium.left(rows, plan.key)
+                if len(index):
+                    changed = rows.take(pa.array(index))
+                    path = debezium.path_of(plan.own_order)
+                    keys = _with_order(keys, plan, column_of(changed, path))
+                    where = _among(at, index)
+                    self._fitted(work, name, plan, keys, where, schema_id, work.settled.left)
+
+    def _changes(self, work: _ChunkWork) -> bool:
+        return self._rules is not None and self._rules.changes(work.partition.kafka_topic)
+
+    def _sorted(self, work: _ChunkWork, rows: pa.Table, index: Longs | None) -> list[Route]:
+        assert self._rules is not None
+        headers = work.beside("headers", index) if self._rules.wants_headers else None
+        origin = work.origin(index) if self._rules.wants_rows else None
+        found = self._rules.sort(work.partition.kafka_topic, rows, headers=headers, origin=origin)
+        for each in found.rejected:
+            where = each.index if index is None else int(index[each.index])
+            work.settled.reject(Rejection(where, each.kind, each.reason))
+        return found.shares
+
+    def _into(
+        self,
+        work: _ChunkWork,
+        name: str,
+        rows: pa.Table,
+        at: Longs | None,
+        aliases: Aliases,
+        schema_id: int | None,
+    ) -> None:
+        """Rows of one writer schema into one table."""
+        if name in work.below or not len(rows):
+            return
+        plan = self._tables.get(name)
+        if plan is None:
+            if said := self._refused.get(name) or self._unmakeable(name, rows.schema):
+                self._reject(work, name, said, len(rows), at, schema_id)
+            else:
+                self._need(work, name, rows.schema, aliases)
+            return
+        known = together(plan.aliases, aliases)
+        key = (name, f"{rows.schema.to_string()} {known}")
+        if key not in self._verdicts:
+            self._verdicts[key] = self._verdict(plan, rows.schema, known)
+        verdict = self._verdicts[key]
+        if verdict is True:
+            self._need(work, name, rows.schema, known)
+        elif verdict:
+            self._reject(work, name, str(verdict), len(rows), at, schema_id)
+        else:
+            self._fitted(work, name, plan, renamed(rows, plan.columns, known), at, schema_id)
+
+    def _kept(self, work: _ChunkWork, name: str, keys: pa.Table) -> pa.Table:
+        """Without those of records whose row the table rejects: then its old one stays."""
+        letters = work.settled.letters
+        mine = [i for i, letter in letters.items() if name in letter.tables]
+        rejected = pa.array(work.opened.offsets[mine]) if mine else pa.array([], pa.int64())
+        offset = self._tables[name].metadata.offset
+        return keys.filter(pc.invert(pc.is_in(keys.column(offset), rejected)))
+
+    def _need(self, work: _ChunkWork, name: str, columns: pa.Schema, aliases: Aliases) -> None:
+        if self._mode(name) == LOG:  # of a delete nothing is known but its key
+            if "_op" not in columns.names:
+                columns = columns.append(OP)
+            columns = pa.schema([each.with_nullable(True) for each in columns], columns.metadata)
+        work.settled.need(name, columns, aliases)
+
+    def _unmakeable(self, name: str, columns: pa.Schema) -> str:
+        """Why a table of this name cannot be made with such columns."""
+        return unmakeable(columns, self._made(name).beside)
+
+    def _made(self, name: str) -> NewTable:
+        template = self._rules.template(name) if self._rules else name
+        return self._new.get(template, NewTable())
+
+    def _reject(
+        self,
+        work: _ChunkWork,
+        name: str,
+        reason: str,
+        count: int,
+        at: Longs | None,
+        schema_id: int | None,
+    ) -> None:
+        for i in range(count) if at is None else at.tolist():
+            self._misfit(work, Rejection(i, "misfit", reason, (name,), schema_id))
+
+    def _misfit(self, work: _ChunkWork, letter: Rejection) -> None:
+        [name] = letter.tables
+        if name not in letter.reason:
+            what = letter.reason.removeprefix("cannot fit ")
+            letter = replace(letter, reason=f"cannot fit {name}: {what}")
+        if name in self._tables and self._tables[name].evolution == "fail":
+            where = f"{work.partition} offset {int(work.opened.offsets[letter.index])}"
+            raise SchemaMismatch(
+                f"cannot write {where}: {letter.reason}",
+                hint="change the table, or set its schema_evolution to evolve or reject",
+            )
+        work.settled.reject(letter)
+
+    def _verdict(self, plan: TablePlan, columns: pa.Schema, aliases: Aliases) -> str | bool:
+        """False: records with such columns fit; True: they will, when the table is changed; or why
+        they never do."""
+        lacking = [each for each in plan.metadata.fields if each.name not in plan.shape.arrow.names]
+        if plan.evolution == "evolve":
+            found = _changes(plan, columns, aliases)
+            if not found.impossible:
+                changed = bool(found or lacking)
+                return changed and self._refused.get(plan.shape.name, changed)
+            return f"cannot fit {plan.shape.name}: {'; '.join(found.impossible)}"
+        named = _names(columns, plan.columns, aliases)
+        found_now = differences(pa.schema([*named, *plan.metadata.fields]), plan.shape.arrow)
+        return f"cannot fit {plan.shape.name}: {'; '.join(found_now)}" if found_now else False
+
+    def _fitted(
+        self,
+        work: _ChunkWork,
+        name: str,
+        plan: TablePlan,
+        rows: pa.Table,
+        at: Longs | None,
+        schema_id: int | None,
+        deletes: list[tuple[str, pa.Table]] | None = None,
+    ) -> None:
+        """In the table's shape; a row that does not fit is rejected by itself. The rows may be keys
+        that are to be deleted."""
+        rows, at = self._in_time(work, name, plan, rows, at, schema_id)
+        if not len(rows):
+            return
+        target = plan.shape.arrow if deletes is None else plan.of_deletes
+        try:
+            shaped = project_rows(
+                rows,
+                target,
+                plan.metadata,
+                work.partition,
+                _picked(work.opened.offsets, at),
+                _picked(work.opened.stamps, at),
+            )
+            if deletes is None:
+                check_partition(shaped, plan.shape.schema, plan.shape.spec, plan.shape.name)
+                _check_order(shaped, plan)
+        except SchemaMismatch as error:
+            positions = np.arange(len(rows)) if at is None else at
+            if len(rows) == 1:
+                letter = Rejection(int(positions[0]), "misfit", error.message, (name,), schema_id)
+                self._misfit(work, letter)
+                return
+            for part in _parts(rows, plan):
+                some = rows.take(pa.array(part))
+                self._fitted(work, name, plan, some, positions[part], schema_id, deletes)
+            return
+        (work.settled.rows if deletes is None else deletes).append((name, shaped))
+
+    def _in_time(
+        self,
+        work: _ChunkWork,
+        name: str,
+        plan: TablePlan,
+        rows: pa.Table,
+        at: Longs | None,
+        schema_id: int | None,
+    ) -> tuple[pa.Table, Longs | None]:
+        """Without records whose timestamp the table cannot have, though it has a column for it."""
+        stamps = _picked(work.opened.stamps, at)
+        late = too_late(stamps) if plan.metadata.timestamp else np.empty(0, np.int64)
+        if not len(late):
+            return rows, at
+        for i in late.tolist():
+            reason = why_too_late(int(stamps[i]))
+            self._misfit(work, Rejection(_at(at, i), "timestamp", reason, (name,), schema_id))
+        kept = np.delete(np.arange(len(rows)), late)
+        return rows.take(pa.array(kept)), _among(at, kept)
+
+    # ── records that come as JSON: a table's own columns say how to read them ─────────────────
+
+    def _of_json(self, work: _ChunkWork, way: Route | None) -> None:
+        values = work.opened.values
+        there: Longs | None = None
+        looked = None
+        if self._changes(work):  # tombstones say nothing that a delete has not said
+            there = np.flatnonzero([value is not None for value in values])
+            work.settled.skipped += len(values) - len(there)
+        if way is not None:
+            shares = [replace(way, index=there)]
+        else:
+            assert self._rules is not None
+            mine = values if there is None else [values[i] for i in there.tolist()]
+            rows = peek(mine, self._rules.fields)
+            looked = np.zeros(len(values), bool)  # where something was seen
+            for column in rows.columns:
+                looked[slice(None) if there is None else there] |= column.is_valid().to_numpy()
+            if self._rules.wants_rows:
+                rows = rows.append_column("value", pa.array(mine, pa.large_binary()))
+            found = self._sorted(work, rows, there)
+            shares = [replace(each, index=_among(there, each.index)) for each in found]
+        for share in shares:
+            at = share.index
+            mine = values if at is None else [values[i] for i in at.tolist()]
+            if not share.tables:
+                self._skip_json(work, mine, at, None if way else looked)
+                continue
+            if share.envelope:
+                self._changes_json(work, share, mine, at)
+            else:
+                for name in share.tables:
+                    self._json_into(work, name, mine, at, np.zeros(len(mine), bool))
+
+    def _changes_json(
+        self, work: _ChunkWork, share: Route, changes: Sequence[bytes | None], at: Longs | None
+    ) -> None:
+        found = debezium.unwrap_json(changes, placeholder(self._format.unavailable))
+        work.named |= found.named
+        for each in found.rejected:
+            work.settled.reject(
+                Rejection(_at(at, each.index), each.kind, each.reason, share.tables)
+            )
+        there = [i for i, row in enumerate(found.rows) if row is not None]
+        # The others are tombstones in Connect's wrapper.
+        work.settled.skipped += len(changes) - len(there) - len(found.rejected)
+        for name in share.tables:
+            mine = [i for i in there if not self._placeheld(work, name, found, i, at)]
+            if not mine:
+                continue
+            rows, where = [found.rows[i] for i in mine], _among(at, np.array(mine, np.int64))
+            self._moved_json(work, name, [changes[i] for i in mine], rows, where)
+            gone = np.array([i in found.deleted for i in mine], bool)
+            self._json_into(work, name, rows, where, gone)
+
+    def _placeheld(
+        self,
+        work: _ChunkWork,
+        name: str,
+        found: debezium.UnwrappedChanges,
+        i: int,
+        at: Longs | None,
+    ) -> bool:
+        """As `_available`, and in any table: the placeholder is no name of a column."""
+        if i not in found.unavailable or name in work.below:
+            return False
+        column, as_object = found.unavailable[i]
+        if self._mode(name) == UPSERT:
+            if i in found.deleted:
+                return False
+        else:
+            plan = self._tables.get(name)
+            columns = plan.columns if plan else pa.schema([])
+            if not as_object or (
+                column in columns.names and pa.types.is_map(columns.field(column).type)
+            ):
+                return False
+        look = placeholder(self._format.unavailable)
+        assert look is not None
+        reason = _not_carried(name, column, look)
+        work.settled.reject(Rejection(_at(at, i), UNAVAILABLE, reason, (name,)))
+        return True
+
+    def _skip_json(
+        self, work: _ChunkWork, values: Sequence[bytes | None], at: Longs | None, looked: Any
+    ) -> None:
+        """Skipped by a rule; but what no rule could look into is rejected, if it is no JSON."""
+        work.settled.skipped += len(values)
+        if looked is None:
+            return
+        where = np.arange(len(values)) if at is None else at
+        blind = np.flatnonzero(~looked[where]).tolist()
+        _, broken = Decoder(self._format, pa.schema([])).decode([values[i] for i in blind])
+        for each in broken:
+            if each.kind != "shape":
+                work.settled.skipped -= 1
+                work.settled.reject(
+                    Rejection(int(where[blind[each.index]]), each.kind, each.reason)
+                )
+
+    def _moved_json(
+        self,
+        work: _ChunkWork,
+        name: str,
+        changes: Sequence[bytes | None],
+        after: Sequence[bytes | None],
+        at: Longs | None,
+    ) -> None:
+        plan = self._tables.get(name)
+        if plan is None or not plan.key or name in work.below:
+            return
+        pairs = {
+            i: (_ordered_json(pair[0], newer or b"", plan.own_order), pair[1])
+            for i, (change, newer) in enumerate(zip(changes, after, strict=True))
+            if (pair := debezium.keys_json(change, plan.key)) is not None
+        }
+        if not pairs:
+            return
+        former, current = zip(*pairs.values(), strict=True)
+        rows, some, _ = KeyDecoder(JSON, plan.told_by_deletes).read(former)
+        now, others, _ = KeyDecoder(JSON, plan.key_columns).read(current)
+        place = {int(position): i for i, position in enumerate(others)}
+        # A row whose new key cannot be read is rejected, and its old one stays.
+        moved = np.array(
+            [
+                i
+                for i, position in enumerate(some.tolist())
+                if position in place
+                and any(not rows[n][i].equals(now[n][place[position]]) for n in plan.key)
+            ],
+            np.int64,
+        )
+        where = _among(at, np.array(list(pairs), np.int64)[some[moved]])
+        self._fitted(work, name, plan, rows.take(moved), where, None, work.settled.left)
+
+    def _json_into(
+        self,
+        work: _ChunkWork,
+        name: str,
+        values: Sequence[bytes | None],
+        at: Longs | None,
+        deleted: Any,
+    ) -> None:
+        """`deleted`: which of the values are rows that are no more."""
+        if name in work.below:
+            return
+        plan = self._tables.get(name)
+        if self._mode(name):
+            where = np.arange(len(values)) if at is None else at
+            nulls = np.array([value is None for value in values], bool)
+            self._tombstones(work, name, where[nulls])
+            if plan is not None and plan.key:
+                rows_gone = [values[i] or b"" for i in np.flatnonzero(deleted).tolist()]
+                texts = [_ordered_json(each, each, plan.own_order) for each in rows_gone]
+                self._by_keys(work, name, plan, JSON, texts, where[deleted], plan.told_by_deletes)
+                nulls |= deleted
+            kept = np.flatnonzero(~nulls)
+            values, at = [values[i] for i in kept.tolist()], where[kept]
+            if not values:
+                return
+        if plan is None:
+            if name in self._refused:
+                self._reject(work, name, self._refused[name], len(values), at, None)
+            else:
+                _, reasons = self._learn(work, name, None, enumerate(values))
+                for i, each in reasons.items():
+                    self._unlike(work, name, each, _at(at, i))
+            return
+        if name not in self._decoders:
+            # Its own columns fit; what it may lack are those that say where a row comes from.
+            if verdict := self._verdict(plan, plan.columns, {}):
+                if verdict is not True:
+                    self._reject(work, name, verdict, len(values), at, None)
+                else:
+                    work.settled.need(name, plan.columns, {})
+                return
+            self._decoders[name] = Decoder(self._format, default_values.loosened(plan.columns))
+        groups, rejected = self._decoders[name].decode(values)
+        for group in groups:
+            rows = _with_defaults(plan, group, values)
+            rows = _with_op(rows, "u") if plan.log else rows
+            self._fitted(work, name, plan, rows, _among(at, group.index), None)
+        reasons = {each.index: each for each in rejected}
+        misshapen = [i for i, each in reasons.items() if each.kind == "shape"]
+        if misshapen and plan.aliases:
+            misshapen = self._by_old_names(work, name, plan, values, misshapen, at)
+        later = set[int]()
+        if plan.evolution == "evolve" and name not in self._refused:
+            named = ((i, values[i]) for i in misshapen)
+            later, said = self._learn(work, name, plan, named)
+            reasons |= said
+        unlike = set(misshapen)
+        for i, each in reasons.items():
+            if i not in later and (each.kind != "shape" or i in unlike):
+                self._unlike(work, name, each, _at(at, i))
+
+    def _unlike(self, work: _ChunkWork, name: str, rejected: UndecodableRecord, at: int) -> None:
+        letter = Rejection(at, rejected.kind, rejected.reason, (name,))
+        if rejected.kind == "shape":
+            self._misfit(work, replace(letter, kind="misfit"))
+        else:
+            work.settled.reject(letter)
+
+    def _by_old_names(
+        self,
+        work: _ChunkWork,
+        name: str,
+        plan: TablePlan,
+        values: Sequence[bytes | None],
+        misshapen: list[int],
+        at: Longs | None,
+    ) -> list[int]:
+        """Records that call a renamed column as it was called; gives those that are none."""
+        newer = _newer(plan)
+        texts: list[bytes | None] = [_under(values[i], newer) for i in misshapen]
+        groups, rejected = self._decoders[name].decode(texts)
+        for group in groups:
+            where = _among(np.array(misshapen, np.int64), group.index)
+            rows = _with_defaults(plan, group, texts)
+            self._fitted(work, name, plan, rows, _among(at, where), None)
+        return [misshapen[each.index] for each in rejected]
+
+    def _learn(
+        self,
+        work: _ChunkWork,
+        name: str,
+        plan: TablePlan | None,
+        values: Iterable[tuple[int, bytes | None]],
+    ) -> tuple[set[int], dict[int, UndecodableRecord]]:
+        """Which of the values would fit if the table were made or changed for them, and why the
+        others never do. A table can have what each of those by itself wants; what all of them
+        together want is settled by votes."""
+        base = pa.schema([]) if plan is None else plan.columns
+        newer = {} if plan is None else _newer(plan)
+        renames = {} if plan is None else _renames(plan)
+        found, reasons, votes = set[int](), dict[int, UndecodableRecord](), json_inference.Votes()
+        for i, value in values:
+            if value is None:
+                reasons[i] = UndecodableRecord(i, "null", "cannot read the value: found null")
+                continue
+            try:
+                text = _under(value, newer) if newer else value
+                known = {*base.names, *renames}
+                told = {n: k for n, k in work.named.get(value, {}).items() if n not in known}
+                # A column whose type is named is judged as one that the table has.
+                whole = pa.schema(
+                    [*base, *((n, json_inference.arrow(k, n)) for n, k in told.items())]
+                )
+                kind = wanted(text or b"", whole, renames)
+                kind = _in_order(value, kind | told) if told else kind
+                if said := self._unchangeable(name, plan, kind):
+                    raise UnexpectedJson("shape", said)
+            except UnexpectedJson as error:
+                reasons[i] = UndecodableRecord(i, error.kind, error.reason)
+                continue
+            found.add(i)
+            json_inference.vote(votes, kind)
+        if found:
+            if self._mode(name) == LOG and "_op" not in {*base.names, *votes["fields"]}:
+                votes["fields"]["_op"] = [1, sys.maxsize, {"kinds": {"string": 1}}]  # the last
+            aliases = {} if plan is None else plan.aliases
+            most = self._most_columns(name, plan)
+            add_need(work.settled.needs, name, voted(votes, base, aliases, most))
+        return found, reasons
+
+    def _unchangeable(self, name: str, plan: TablePlan | None, kind: dict[str, Any]) -> str:
+        """Why the table cannot be made, or changed, as one record wants it."""
+        key = (name, repr(kind))
+        if key not in self._wants:
+            if len(self._wants) >= _MOST_WANTS:
+                self._wants.clear()
+            votes = json_inference.Votes()
+            json_inference.vote(votes, kind)
+            columns = json_inference.columns(votes, plan.columns if plan else None)
+            if plan is None:
+                said = self._unmakeable(name, columns) if kind else "it names no column"
+                more = True
+            else:
+                found = _changes(plan, columns, plan.aliases)
+                said = "; ".join(found.impossible)
+                more = bool(found.add)
+                if not said and not (found.add or found.widen or found.rename):
+                    said = "no change of the table makes it fit"
+            most, count = self._most_columns(name, plan), json_inference.count(columns)
+            if more and not said and count > most:
+                said = (
+                    f"with its fields the table would have {count} columns; max_columns is {most}"
+                )
+            self._wants[key] = said
+        return self._wants[key]
+
+    def _most_columns(self, name: str, plan: TablePlan | None) -> int:
+        return self._made(name).max_columns if plan is None else plan.max_columns
+
+
+class _ChunkWork:
+    """One chunk on its way."""
+
+    def __init__(self, partition: Partition, opened: RawRecords, below: frozenset[str]) -> None:
+        self.partition = partition
+        self.opened = opened
+        self.below = below
+        self.settled = ChunkResult()
+        #: row in JSON → kinds of the columns whose type a schema beside it names
+        self.named: dict[bytes, dict[str, str]] = {}
+        #: positions of tombstones for tables that are not there, and for some that are
+        self.needless: set[int] = set()
+        self.heard: set[int] = set()
+
+    def beside(self, what: str, index: Longs | None) -> pa.Array | None:
+        column = getattr(self.opened, what)
+        return column if column is None or index is None else column.take(pa.array(index))
+
+    def origin(self, index: Longs | None) -> dict[str, pa.Array]:
+        """What a Python function sees beside the record's own columns."""
+        offsets = _picked(self.opened.offsets, index)
+        stamps = _picked(self.opened.stamps, index)
+        keys, headers = self.beside("keys", index), self.beside("headers", index)
+        return {
+            "_topic": pa.repeat(
+                pa.scalar(self.partition.kafka_topic, pa.large_string()), len(offsets)
+            ),
+            "_topic_partition": pa.repeat(
+                pa.scalar(self.partition.number, pa.int32()), len(offsets)
+            ),
+            "_offset": pa.array(offsets),
+            "_timestamp": moments(stamps),
+            "_key": pa.nulls(len(offsets), pa.large_binary()) if keys is None else keys,
+            "_headers": no_headers(len(offsets)) if headers is None else headers,
+        }
+
+
+def _changes(plan: TablePlan, columns: pa.Schema, aliases: Aliases) -> Any:
+    return changes(
+        plan.shape.arrow,
+        columns,
+        aliases,
+        beside={each.name for each in plan.metadata.fields},
+        identifier=plan.identifier,
+        partitions=plan.partitions,
+        format_version=plan.format_version,
+    )
+
+
+def _check_order(rows: pa.Table, plan: TablePlan) -> None:
+    if plan.order and (missing := column_of(rows, plan.order).null_count):
+        raise SchemaMismatch(
+            f"cannot fit {plan.shape.name}: column {plan.order!r} says which change of a key is "
+            f"the newer one, {missing} records have no value in it"
+        )
+
+
+def _with_defaults(
+    plan: TablePlan, group: DecodedChunk, values: Sequence[bytes | None]
+) -> pa.Table:
+    """Rows of JSON, with the table's defaults for what the values lack."""
+    if not default_values.any_of(plan.columns):
+        return group.rows
+    mine = values if group.index is None else [values[i] for i in group.index.tolist()]
+    return default_values.of_json(group.rows, plan.columns, mine)
+
+
+def _with_order(keys: pa.Table, plan: TablePlan, orders: Any) -> pa.Table:
+    """Keys that are deleted, with the order of what deletes them, where that is told."""
+    if orders is None or not plan.own_order:
+        return keys
+    return keys.append_column(plan.own_order, orders)
+
+
+def _ordered_json(key: bytes, row: bytes, path: str) -> bytes:
+    """The same of one key in JSON; the order stands in its row."""
+    if not path:
+        return key
+    try:
+        found = debezium.members(row.decode())
+        top, *inside = [path] if path in found else path.split(".")
+        raw = found[top][1]
+        for name in inside:
+            raw = debezium.members(raw)[name][1]
+    except (ValueError, KeyError, RecursionError, debezium.NotARow):
+        return key
+    return b"%s,%s:%s}" % (key.rstrip()[:-1], json.dumps(path).encode(), raw.encode())
+
+
+def _in_order(value: bytes, kind: dict[str, Any]) -> dict[str, Any]:
+    """What a record wants, in the order of its fields."""
+    fields = [*debezium.members(value.decode()), *kind]
+    return {name: kind[name] for name in dict.fromkeys(fields) if name in kind}
+
+
+def _under(value: bytes | None, newer: Mapping[str, str]) -> bytes | None:
+    """A JSON object under the names that its fields have now; digits stay as they are."""
+    try:
+        given = debezium.members((value or b"").decode())
+    except (ValueError, RecursionError, debezium.NotARow):
+        return value
+    named = {newer.get(name, name): raw for name, (_, raw) in given.items()}
+    if len(named) < len(given):
+        return value  # it has both
+    body = ",".join(f"{json.dumps(name)}:{raw}" for name, raw in named.items())
+    return f"{{{body}}}".encode(errors="surrogatepass")
+
+
+def _newer(plan: TablePlan) -> dict[str, str]:
+    """Former names of columns that the table has, with those they have now."""
+    here = set(plan.columns.names)
+    return {
+        old: new
+        for new, olds in together(plan.aliases).items()
+        for old in olds
+        if new in here and old not in here
+    }
+
+
+def _renames(plan: TablePlan) -> dict[str, str]:
+    """Names that columns of the table are to get, with those they have now."""
+    here = set(plan.columns.names)
+    return {
+        new: old
+        for new, olds in together(plan.aliases).items()
+        for old in olds
+        if new not in here and old in here
+    }
+
+
+def _names(columns: pa.Schema, target: pa.Schema, aliases: Aliases) -> pa.Schema:
+    return renamed(columns.empty_table(), target, aliases).schema
+
+
+def _parts(rows: pa.Table, plan: TablePlan) -> Iterator[Longs]:
+    """Rows that lack a value which the table requires, one by one, and all others together; where
+    that is not what is wrong, halves."""
+    lacking = np.zeros(len(rows), bool)
+    required = [each.name for each in plan.columns if not each.nullable]
+    for name in (*required, plan.own_order):
+        column = column_of(rows, name)
+        if column is not None and column.null_count:
+            lacking |= column.is_null().to_numpy()
+    if lacking.any() and not lacking.all():
+        yield np.flatnonzero(~lacking)
+        yield np.flatnonzero(lacking)
+    else:
+        yield from np.array_split(np.arange(len(rows)), 2 if not lacking.all() else len(rows))
+
+
+def _among(outer: Longs | None, inner: Longs | None) -> Longs | None:
+    """Positions within positions."""
+    if outer is None or inner is None:
+        return inner if outer is None else outer
+    return outer[inner]
+
+
+def _at(index: Longs | None, i: int) -> int:
+    return i if index is None else int(index[i])
+
+
+def _picked(numbers: Longs, at: Longs | None) -> Longs:
+    return numbers if at is None else numbers[at]

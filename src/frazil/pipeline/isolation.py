@@ -1,0 +1,284 @@
+"""Isolates the record at which a station fails for a reason that nobody foresaw. Executors.
+
+Known faults of a record are values: a station rejects it and goes on. This is the net below them:
+
+    settle a chunk ─▶ error ─▶ settle parts of it, down to the one record ─▶ rejected: `failed`
+    write a range  ─▶ error ─▶ write parts of it, down to the one record  ─▶ rejected: `unwritable`
+
+A part that works is kept, so neighbours of the record are settled and written as ever. An error of
+our own (`FrazilError`) is none of these: it says what is wrong already, and passes through. A store
+that does not answer is no record's fault: it is asked before a record is blamed.
+"""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import NoReturn
+
+import numpy as np
+import pyarrow as pa
+
+from frazil.errors import Fatal, FrazilError, Unavailable, Unwritable
+from frazil.files.writer import DataFileDescriptor, TableWriter, WriterSpec, discard, probe
+from frazil.formats.decoder import FramedRecords
+from frazil.kafka.record_batch import Longs, RawRecords
+from frazil.offsets import Partition
+from frazil.pipeline.chunk import ChunkPipeline, ChunkResult, Rejection, TablePlan, add_need
+from frazil.pipeline.routing import Route
+
+#: Records that are tried one by one, when all of them together did not work.
+FEW = 256
+#: Records of a chunk at which a station fails; more than that are no accident.
+MOST = 100
+
+
+class StationFailed(Exception):
+    """An error that nobody foresaw, in one line."""
+
+
+@contextmanager
+def noticing() -> Iterator[None]:
+    """Errors that are not ours come out as `StationFailed`."""
+    try:
+        yield
+    except (FrazilError, StationFailed):
+        raise
+    except Exception as error:
+        raise StationFailed(f"{type(error).__name__}: {error}"[:1000]) from error
+
+
+# ── settling ─────────────────────────────────────────────────────────────────────────────────────
+
+
+class IsolatingPipeline:
+    """Settles chunks whole, or in parts where that fails."""
+
+    kind, does = "failed", "cannot be settled"
+    hint = "so many are hardly an accident, but a fault of the software: report the message"
+
+    def __init__(self, settler: ChunkPipeline) -> None:
+        self._settler = settler
+
+    def settle(
+        self,
+        partition: Partition,
+        opened: RawRecords,
+        framed: FramedRecords | None,
+        below: frozenset[str],
+    ) -> ChunkResult:
+        answer = self._ask((partition, opened, framed, below))
+        if isinstance(answer, ChunkResult):
+            return answer
+        whole = ChunkResult()
+        way = self._settler.way(partition)
+        tables = way.tables if isinstance(way, Route) else None
+        spans = _parts(0, len(opened.offsets))
+        alone = len(spans) == 1
+        bad = 0
+        while spans:
+            start, end = spans.pop()
+            if not alone:  # else it is the answer that is there
+                answer = self._ask((partition, *_cut(opened, framed, start, end), below))
+            if isinstance(answer, ChunkResult):
+                _add(whole, answer, start)
+            elif end - start > 1:
+                spans += _parts(start, end)
+            elif tables == ():
+                whole.skipped += 1  # a rule skips the topic, whatever its records are
+            else:
+                reason = f"cannot read the record: {answer}"
+                whole.reject(Rejection(start, self.kind, reason, tables or ()))
+                bad += 1
+                if bad > MOST:
+                    raise Fatal(
+                        f"cannot read {partition}: more than {MOST} of {len(opened.offsets)} "
+                        f"records {self.does}; the one at offset {opened.offsets[start]}: {answer}",
+                        hint=self.hint,
+                    )
+        return whole
+
+    def _ask(
+        self, work: tuple[Partition, RawRecords, FramedRecords | None, frozenset[str]]
+    ) -> ChunkResult | str:
+        """What is settled, or why it is not."""
+        try:
+            with noticing():
+                return self._settler.settle(*work)
+        except StationFailed as error:
+            return str(error)
+
+
+def _parts(start: int, end: int) -> list[tuple[int, int]]:
+    """The first of them last."""
+    step = math.isqrt(end - start) if end - start > FEW else 1
+    return [(at, min(at + step, end)) for at in range(start, end, step)][::-1]
+
+
+def _cut(
+    opened: RawRecords, framed: FramedRecords | None, start: int, end: int
+) -> tuple[RawRecords, FramedRecords | None]:
+    if end - start == len(opened.offsets):
+        return opened, framed
+    # Taken, not sliced: the pickle of a slice has all that the array ever had.
+    at = pa.array(range(start, end))
+    keys, headers = (each if each is None else each.take(at) for each in opened[3:])
+    offsets, stamps = opened.offsets[start:end], opened.stamps[start:end]
+    if framed is not None:
+        decoded = replace(framed.decoded, rows=framed.decoded.rows.take(at))
+        framed = FramedRecords(decoded, offsets, stamps, keys)
+    return RawRecords(opened.values[start:end], offsets, stamps, keys, headers), framed
+
+
+def _add(whole: ChunkResult, part: ChunkResult, start: int) -> None:
+    whole.rows += part.rows
+    whole.gone += part.gone
+    whole.left += part.left
+    whole.skipped += part.skipped
+    for letter in part.letters.values():
+        whole.reject(replace(letter, index=start + letter.index))
+    for name, columns in part.needs.items():
+        add_need(whole.needs, name, columns)
+
+
+# ── writing ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def written_apart(
+    shape: WriterSpec, rows: pa.Table, prefix: str
+) -> tuple[list[DataFileDescriptor], dict[int, str]]:
+    """Files with all rows that can be written; and of each that cannot, its position and why."""
+    files: list[DataFileDescriptor] = []
+    bad: dict[int, str] = {}
+    spans = [(0, len(rows))] if len(rows) else []
+    while spans:
+        start, end = spans.pop()
+        try:
+            files += _written(shape, rows.slice(start, end - start), prefix)
+        except StationFailed as error:
+            ask_store(shape, prefix)
+            if end - start > 1:
+                middle = (start + end) // 2
+                spans += [(middle, end), (start, middle)]
+                continue
+            try:  # once more, now that the store is known to answer
+                files += _written(shape, rows.slice(start, 1), prefix)
+            except StationFailed:
+                ask_store(shape, prefix)
+                bad[start] = str(error)
+            if len(bad) > MOST:
+                raise Unwritable(
+                    f"cannot write to table {shape.name}: more than {MOST} of {len(rows)} rows "
+                    f"cannot be written; one of them: {error}"
+                ) from None
+    return files, bad
+
+
+def _written(shape: WriterSpec, rows: pa.Table, prefix: str) -> list[DataFileDescriptor]:
+    writer = TableWriter(shape, prefix)
+    with noticing():
+        writer.write(rows)
+        return writer.close()
+
+
+def ask_store(shape: WriterSpec, prefix: str) -> None:
+    """Raises where nothing at all can be written to the table."""
+    try:
+        with noticing():
+            probe(shape, f"{prefix}-{uuid.uuid4()}.probe")
+    except StationFailed as error:
+        raise Unavailable(
+            f"cannot write to table {shape.name}: its store takes no files: {error}",
+            hint="is the store up, and may the sink write there?",
+        ) from None
+
+
+class WriteSieve:
+    """What was settled, without the records that cannot be written: each is a letter instead.
+
+    The files of append tables are kept; upsert tables write when all changes of a key are there,
+    and what is written here shows only that they will be able to.
+    """
+
+    def __init__(self, tables: Mapping[str, TablePlan], prefix: str, keep: bool = True) -> None:
+        self._tables = tables
+        self._prefix = prefix
+        self._keep = keep
+        self.files: dict[str, list[DataFileDescriptor]] = {}
+
+    def sift(self, settled: ChunkResult, opened: RawRecords, below: frozenset[str]) -> ChunkResult:
+        bad: dict[str, dict[int, str]] = {}
+        for name, rows in settled.rows:
+            if name not in below:
+                table = self._tables[name]
+                bad.setdefault(name, {}).update(self._offsets(table, rows, self._rows(table, rows)))
+        for name, keys in (*settled.gone, *settled.left):
+            if name not in below:
+                table = self._tables[name]
+                found = self._offsets(table, keys, self._deletes(table, keys))
+                bad.setdefault(name, {}).update(found)
+        if not any(bad.values()):
+            return settled
+        for name, reasons in bad.items():
+            for offset, reason in reasons.items():
+                at = int(np.searchsorted(opened.offsets, offset))
+                said = f"cannot write to {name}: {reason}"
+                settled.reject(Rejection(at, "unwritable", said, (name,)))
+        for group in (settled.rows, settled.gone, settled.left):
+            group[:] = [(name, self._without(name, rows, bad)) for name, rows in group]
+        return settled
+
+    def put(self, letters: TablePlan, rows: pa.Table) -> None:
+        """Dead letters; one that cannot be written has nowhere else to go."""
+        files, bad = written_apart(letters.shape, rows, self._prefix)
+        if bad:
+            at = min(bad)
+            unwritable(letters.shape.name, [rows.slice(at, 1)], letters, StationFailed(bad[at]))
+        self.files.setdefault(letters.shape.name, []).extend(files)
+
+    def _rows(self, table: TablePlan, rows: pa.Table) -> dict[int, str]:
+        files, bad = written_apart(table.shape, rows, self._prefix)
+        if table.key or not self._keep:
+            discard(table.shape, files)
+            return {**self._deletes(table, rows), **bad} if table.key else bad
+        self.files.setdefault(table.shape.name, []).extend(files)
+        return bad
+
+    def _deletes(self, table: TablePlan, keys: pa.Table) -> dict[int, str]:
+        assert table.deletes is not None
+        files, bad = written_apart(table.deletes, keys.select(table.key), self._prefix)
+        discard(table.deletes, files)
+        return bad
+
+    @staticmethod
+    def _offsets(table: TablePlan, rows: pa.Table, bad: Mapping[int, str]) -> dict[int, str]:
+        offsets = rows.column(table.metadata.offset)
+        return {offsets[at].as_py(): reason for at, reason in bad.items()}
+
+    def _without(self, name: str, rows: pa.Table, bad: Mapping[str, Mapping[int, str]]) -> pa.Table:
+        if not bad.get(name):
+            return rows
+        offsets: Longs = rows.column(self._tables[name].metadata.offset).to_numpy()
+        return rows.filter(pa.array(~np.isin(offsets, list(bad[name]))))
+
+
+def unwritable(table: str, rows: list[pa.Table], plan: TablePlan, error: StationFailed) -> NoReturn:
+    """The stop where it cannot be told which record is at fault: the table, and whose rows."""
+    spans: dict[tuple[str, int], list[int]] = {}
+    for part in rows:
+        with suppress(KeyError):
+            names = (plan.metadata.topic, plan.metadata.partition, plan.metadata.offset)
+            topics, numbers, offsets = (part.column(name).to_pylist() for name in names)
+            for topic, number, offset in zip(topics, numbers, offsets, strict=True):
+                spans.setdefault((topic, number), []).append(offset)
+    where = ", ".join(
+        f"{Partition(*at)} [{min(each)}, {max(each) + 1})" for at, each in sorted(spans.items())
+    )
+    raise Unwritable(
+        f"cannot write to table {table}: {error}; the records are {where or 'unknown'}",
+        hint="nothing of the batch was written; this is a fault of the software or of the table: "
+        "report the message",
+    ) from error

@@ -1,0 +1,235 @@
+"""Decoded columns in, columns in the table's own shape out. Runs on executors.
+
+Every decoded row goes to the table, with its topic, partition, offset and timestamp beside it (and
+its key and headers where the table has columns for them), or the misfit is named: a column the
+table lacks, a value it requires, a type it cannot hold. Nothing is dropped to make a row fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from frazil.arrow.cast import MissingField, absent, default_of, project
+from frazil.errors import SchemaMismatch
+from frazil.kafka.record_batch import HEADERS, no_headers
+from frazil.offsets import Partition
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataColumns:
+    """Names of the columns that say where a row comes from; empty: left out."""
+
+    topic: str
+    partition: str
+    offset: str
+    timestamp: str
+    key: str = ""
+    headers: str = ""
+
+    @property
+    def fields(self) -> list[pa.Field]:
+        """As they stand in a new table, behind the record's own columns."""
+        fields = [
+            pa.field(self.topic, pa.large_string(), nullable=False),
+            pa.field(self.partition, pa.int32(), nullable=False),
+            pa.field(self.offset, pa.int64(), nullable=False),
+            pa.field(self.timestamp, pa.timestamp("us", "UTC")),
+            pa.field(self.key, pa.large_binary()),
+            pa.field(self.headers, HEADERS),
+        ]
+        return [field for field in fields if field.name]
+
+
+#: The last millisecond that a timestamp of microseconds holds, in the year 294247. Kafka takes any
+#: 64-bit number for a record's timestamp.
+LAST_MS = (2**63 - 1) // 1000
+
+
+def too_late(
+    timestamps: np.ndarray[Any, np.dtype[np.int64]],
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Positions of the timestamps that no timestamp column holds."""
+    return np.flatnonzero(timestamps > LAST_MS)
+
+
+def why_too_late(milliseconds: int) -> str:
+    return (
+        f"the record's timestamp does not fit; expected at most {LAST_MS} milliseconds since 1970, "
+        f"found {milliseconds}"
+    )
+
+
+def moments(timestamps: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Array:
+    """Kafka's timestamps as a column. Null: there is none, or none that the column holds; who must
+    not lose one asks `too_late` before."""
+    none = (timestamps < 0) | (timestamps > LAST_MS)
+    stamps = pa.array(np.where(none, 0, timestamps) * 1000, mask=none)
+    return stamps.view(pa.timestamp("us", "UTC"))
+
+
+def project_rows(
+    rows: pa.Table,
+    target: pa.Schema,
+    metadata: MetadataColumns,
+    partition: Partition,
+    offsets: np.ndarray[Any, np.dtype[np.int64]],
+    timestamps: np.ndarray[Any, np.dtype[np.int64]],
+    *,
+    keys: pa.Array | None = None,
+    headers: pa.Array | None = None,
+) -> pa.Table:
+    """`rows` of one partition in the shape of the table.
+
+    Without `keys` no row has one, without `headers` no row has any.
+    """
+    origin = _origin(metadata, partition, offsets, timestamps, keys, headers)
+    if both := [name for name in rows.schema.names if name in origin]:
+        raise SchemaMismatch(
+            f"cannot write {partition}: the record has a column {both[0]!r}, which is also the "
+            "name of a metadata column",
+            hint=f"give the metadata column another name in [[table]], e.g. _frazil{both[0]}",
+        )
+    return fitted(rows, target, str(partition), origin)
+
+
+def fitted(
+    rows: pa.Table, target: pa.Schema, what: str, beside: Mapping[str, pa.Array] | None = None
+) -> pa.Table:
+    """`rows`, and the columns `beside` them, in the shape of `target`; or the misfit is named."""
+    beside = beside or {}
+    names, known = rows.schema.names, set(target.names)  # once: Arrow makes a list each time
+    for name in names:
+        if name not in known:
+            raise SchemaMismatch(
+                f"cannot write {what}: the record has a column {name!r} "
+                f"({rows.schema.field(name).type}) that the table lacks",
+                hint=f"add the column to the table: {name} {rows.schema.field(name).type}",
+            )
+    columns = []
+    given = dict(zip(names, rows.columns, strict=True))
+    for field in target:
+        if field.name in beside:
+            column = beside[field.name]
+        elif field.name in given:
+            column = given[field.name]
+        elif field.nullable or default_of(field) is not None:
+            column = absent(len(rows), field)
+        else:
+            raise SchemaMismatch(
+                f"cannot write {what}: the table requires column {field.name!r} "
+                f"({field.type}), which the record lacks",
+                hint=f"make it optional: ALTER TABLE … ALTER COLUMN {field.name} DROP NOT NULL",
+            )
+        columns.append(_fit(column, field, what))
+    return pa.Table.from_arrays(columns, schema=target)
+
+
+def _origin(
+    metadata: MetadataColumns,
+    partition: Partition,
+    offsets: np.ndarray[Any, np.dtype[np.int64]],
+    timestamps: np.ndarray[Any, np.dtype[np.int64]],
+    keys: pa.Array | None,
+    headers: pa.Array | None,
+) -> dict[str, pa.Array]:
+    count = len(offsets)
+    origin = {
+        metadata.topic: pa.repeat(pa.scalar(partition.topic, pa.large_string()), count),
+        metadata.partition: pa.repeat(pa.scalar(partition.number, pa.int32()), count),
+        metadata.offset: pa.array(offsets),
+    }
+    if metadata.timestamp:
+        origin[metadata.timestamp] = moments(timestamps)
+    if metadata.key:
+        origin[metadata.key] = pa.nulls(count, pa.large_binary()) if keys is None else keys
+    if metadata.headers:
+        origin[metadata.headers] = no_headers(count) if headers is None else headers
+    return origin
+
+
+def _fit(column: Any, field: pa.Field, what: str) -> Any:
+    # A projection would drop fields, and a cast parse text.
+    if column.type != field.type and not castable(column.type, field.type):
+        raise SchemaMismatch(
+            f"cannot write {what}: column {field.name!r} does not fit; the table has "
+            f"{field.type}, the record {column.type}"
+        )
+    try:
+        return project(column, field)  # safe: never truncates, never overflows
+    except pa.ArrowException as error:
+        raise SchemaMismatch(
+            f"cannot write {what}: column {field.name!r} does not fit; the table has "
+            f"{field.type}, the record {column.type}: {error}"
+        ) from None
+    except MissingField as error:
+        raise SchemaMismatch(
+            f"cannot write {what}: the table requires column {error.path!r}, "
+            f"{error.count} records have no value in it"
+        ) from None
+
+
+def differences(columns: pa.Schema, target: pa.Schema) -> list[str]:
+    found = []
+    fields = {there.name: there for there in target}
+    for field in columns:
+        if field.name not in fields:
+            found.append(f"column {field.name!r} ({field.type}) is not in the table")
+            continue
+        there = fields[field.name]
+        if not castable(field.type, there.type):
+            found.append(
+                f"column {field.name!r} is {there.type} in the table, {field.type} in the records"
+            )
+    names = set(columns.names)
+    for there in target:
+        if there.name not in names and not there.nullable and default_of(there) is None:
+            found.append(
+                f"column {there.name!r} ({there.type}) is required by the table and not "
+                "in the records"
+            )
+    return found
+
+
+def castable(given: pa.DataType, there: pa.DataType) -> bool:
+    """May every value of `given` go into `there` unchanged (Iceberg's own promotions)?"""
+    if pa.types.is_struct(given) and pa.types.is_struct(there):
+        return not differences(pa.schema(list(given)), pa.schema(list(there)))
+    if _is_list(given) and _is_list(there):
+        return castable(given.value_type, there.value_type)
+    if pa.types.is_map(given) and pa.types.is_map(there):
+        return castable(given.key_type, there.key_type) and castable(
+            given.item_type, there.item_type
+        )
+    if pa.types.is_decimal(given) and pa.types.is_decimal(there):
+        return bool(given.scale == there.scale and given.precision <= there.precision)
+    if pa.types.is_timestamp(given) and pa.types.is_timestamp(there):
+        # The zone is how a moment is shown, not which one it is; having none is another type.
+        return given.unit == there.unit and bool(given.tz) == bool(there.tz)
+    return _plain(given) == _plain(there) or (given, there) in _WIDENING
+
+
+_NARROW = (pa.int8(), pa.int16())
+_WIDENING = {
+    (pa.int32(), pa.int64()),
+    (pa.float32(), pa.float64()),
+    *((small, large) for small in _NARROW for large in (pa.int32(), pa.int64())),
+}
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_string(kind):
+        return pa.large_string()
+    if pa.types.is_binary(kind):
+        return pa.large_binary()
+    if isinstance(kind, pa.BaseExtensionType):  # uuid
+        return kind.storage_type
+    return kind

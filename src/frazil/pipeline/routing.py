@@ -1,0 +1,757 @@
+"""Which tables a record is for. Runs on executors, behind decode; the driver makes the same
+`Rules` before it starts anything, which checks them.
+
+In: the columns of a chunk of records of one topic, and their headers. Out: shares, the records that
+go the same way, and a `UndecodableRecord` for each record that no rule matches or whose table's
+name is not fit to be one. Every record is in exactly one of them.
+
+Rules are tried in their order and the first that matches decides. Fields and headers compare as
+text: `true` and `false`, numbers as Python prints them, strings as they are, bytes as UTF-8; null,
+what is no UTF-8, and lists, maps and structs match nothing. Each distinct text of a chunk is
+decided once, and all shares are cut by one sort, however many tables there are.
+
+**Names from data are attack input.** What is put into a template must match the rule's `names` as
+a whole, and is never made to fit. Below that is a floor that no setting lifts, see `Rules.admit`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import io
+import json
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+
+from frazil.config.model import RouteConfig
+from frazil.errors import ConfigError, Fatal
+from frazil.formats.decoder import UndecodableRecord
+from frazil.kafka.record_batch import Longs
+
+#: What a Python function answers for a record that no table shall get.
+SKIP = "(skip)"
+ENVELOPES = ("", "debezium")
+#: The floor: of each part of a name, whatever the configuration allows.
+LONGEST = 128
+_PART = re.compile(rf"[A-Za-z0-9_]{{1,{LONGEST}}}")
+#: Texts whose way is remembered; hostile data has no end of them.
+_REMEMBERED = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Records of a chunk that go the same way."""
+
+    tables: tuple[str, ...]  # full names, templates filled in; empty: skipped by the rule
+    index: Longs | None  # positions in the input; None: all of it
+    rule: int  # which rule said so; -1: there are no rules, only one table
+    envelope: str  # "" or "debezium"
+
+
+@dataclass(frozen=True, slots=True)
+class NoRoute:
+    """Why records go nowhere."""
+
+    kind: str  # route: no rule matches | name: the table's name is not fit to be one
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedChunk:
+    shares: list[Route]
+    rejected: list[UndecodableRecord]
+
+
+@dataclass(slots=True)
+class _Step:
+    """Rules of a topic that stand together and look at the same thing: decided by one look."""
+
+    looks_at: str  # field | header | python | nothing
+    name: str
+    by_text: dict[str, int] = field(default_factory=dict)
+    otherwise: int = -1  # the rule that takes any text
+    ways: dict[Any, Route | NoRoute | None] = field(default_factory=dict)
+
+
+class RoutingRules:
+    """`routes` over the names of `[[table]]`, made ready. Can be pickled.
+
+    `reserved` are tables that no rule may fill; `known` those made of templates before; `room` is
+    how many more may be made (None: any number).
+    """
+
+    def __init__(
+        self,
+        routes: Sequence[RouteConfig],
+        tables: Sequence[str],
+        *,
+        reserved: Collection[str] = (),
+        known: Collection[str] = (),
+        room: int | None = None,
+    ) -> None:
+        self._given: dict[str, Any] = {"reserved": reserved, "known": known, "room": room}
+        self._tables = tuple(tables)
+        self._plain = frozenset(name for name in tables if "{" not in name)
+        self._templates = {name: _Template(name) for name in tables if name not in self._plain}
+        self._reserved = {name: _Template(name) for name in reserved if "{" in name}
+        #: By how much of a name they fix: the first that fits is the one a name belongs to.
+        every = [*self._templates.values(), *self._reserved.values()]
+        self._by_weight = sorted(every, key=lambda each: -each.weight)
+        self._taken: dict[str, tuple[str, str]] = {}
+        self._room = room
+        self._steps: dict[str, list[_Step]] = {}
+        #: Modules of functions that are not installed, so that workers do not have them.
+        self.travelling: list[ModuleType] = []
+        self._check_tables()
+        checked = [self._checked(i, route) for i, route in enumerate(routes)]
+        self._routes = tuple(checked)
+        self._patterns = [re.compile(r.pattern) if r.pattern else None for r in checked]
+        self._names = [re.compile(route.allowed_names) for route in checked]
+        self._check_order()
+        looked = [route.field for route in checked if route.field]
+        #: Dotted paths that some rule looks at.
+        self.fields = tuple(dict.fromkeys(looked))
+        #: Does a Python function see the records? Then it may look at everything.
+        self.wants_rows = any(route.python for route in checked)
+        self.wants_headers = self.wants_rows or any(route.header for route in checked)
+        for name in known:
+            self._take(name, "table")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The functions travel as they are: a worker may not have the file they came from.
+        return functools.partial(RoutingRules, **self._given), (self._routes, self._tables)
+
+    def again(self, known: Collection[str], room: int) -> RoutingRules:
+        """The same rules, when more tables are there."""
+        given = {**self._given, "known": known, "room": room}
+        return RoutingRules(self._routes, self._tables, **given)
+
+    def changes(self, topic: str) -> bool:
+        """May its records be envelopes of changes? Then those without a value are tombstones."""
+        return any(
+            route.envelope
+            and (not route.topics or topic in route.topics)
+            and (pattern is None or pattern.fullmatch(topic))
+            for route, pattern in zip(self._routes, self._patterns, strict=True)
+        )
+
+    # ── where to ────────────────────────────────────────────────────────────────────────────────
+
+    def of_topic(self, topic: str) -> Route | NoRoute | None:
+        """Where all records of the topic go; None: their values or headers say it."""
+        if not self._routes:
+            return Route(self._tables, None, -1, "")
+        step = next(iter(self._of(topic)), None)
+        if step is None:
+            return self._unmatched(topic)
+        return None if step.looks_at != "nothing" else self._way(step, topic, "")
+
+    def sort(
+        self,
+        topic: str,
+        rows: pa.Table,
+        *,
+        headers: pa.Array | None = None,
+        origin: Mapping[str, pa.Array] | None = None,
+    ) -> RoutedChunk:
+        """`rows` of one topic by where they go. Functions see the columns `origin` beside them."""
+        count = rows.num_rows
+        ways: dict[Route | NoRoute | None, int] = {None: 0}
+        whole = self.of_topic(topic)
+        chosen: Longs = np.full(count, 0 if whole is None else ways.setdefault(whole, 1), np.int64)
+        for step in self._of(topic) if whole is None else ():
+            at = np.flatnonzero(chosen == 0)
+            if not len(at):
+                break
+            part = None if len(at) == count else at
+            if step.looks_at == "python":
+                codes, answers = self._asked(step.otherwise, _beside(rows, origin), part, len(at))
+            elif step.looks_at == "nothing":
+                codes, answers = np.zeros(len(at), np.int64), [""]
+            else:
+                by_field = step.looks_at == "field"
+                column = _column(rows, step.name) if by_field else _header(headers, step.name)
+                column = pa.nulls(count) if column is None else column
+                codes, answers = _coded(column if part is None else column.take(pa.array(part)))
+            found = [ways.setdefault(self._way(step, topic, each), len(ways)) for each in answers]
+            chosen[at] = np.array([*found, 0], np.int64)[codes]  # the last is for null: code -1
+        return _cut(chosen, list(ways), self._unmatched(topic))
+
+    def template(self, table: str) -> str:
+        """The name of the `[[table]]` that says what this table is like."""
+        if table in self._plain:
+            return table
+        if (template := self._template_of(table)) is None:
+            raise ConfigError(
+                f"cannot tell what {table} is like: no [[table]] has this name, and "
+                "no template makes it"
+            )
+        return template.name
+
+    # ── names ───────────────────────────────────────────────────────────────────────────────────
+
+    def admit(self, name: str) -> str:
+        """Why a name from data cannot be a table's, or nothing; then it is known from here on.
+
+        The floor. Every part has 1 to 128 ASCII letters, digits and underscores, and there are as
+        many as in the template. The name is not reserved and no `[[table]]` has it for itself. No
+        part of it differs from a known name in nothing but case, since some catalogs and stores do
+        not tell them apart. No table lies inside another, where it could be `orders.metadata`.
+        """
+        if why := self._refused(name):
+            return why
+        if self._room is not None and name.lower() not in self._taken:
+            self._room -= 1
+        self._take(name, "table")
+        return ""
+
+    def _refused(self, name: str) -> str:
+        if name in self._plain:
+            fact = "a [[table]] of its own has this name"
+        elif (template := self._template_of(name)) is None:
+            fact = "no [[table]] has or makes such a name"
+        elif template.name in self._reserved:
+            fact = f"tables of {template} are not for records"
+        elif self._room is not None and self._room <= 0 and name.lower() not in self._taken:
+            fact = "there is no room for another table"
+        else:
+            fact = self._clash(name, "table")
+        return fact and f"cannot name a table {_shown(name)}: {fact}"
+
+    def _clash(self, name: str, kind: str) -> str:
+        """Who has this name, or one that is too near to it."""
+        for each, what in _levels(name, kind):
+            there, it_is = self._taken.get(each.lower(), (each, what))
+            if (there, it_is) != (each, what):
+                return f"there is the {it_is} {there}"
+        return ""
+
+    def _take(self, name: str, kind: str) -> None:
+        for each, what in _levels(name, kind):
+            self._taken.setdefault(each.lower(), (each, what))
+
+    def _template_of(self, name: str) -> _Template | None:
+        if not all(map(_PART.fullmatch, name.split("."))):
+            return None
+        return next((each for each in self._by_weight if each.words_of(name) is not None), None)
+
+    def _unfit(self, rule: int, words: Mapping[str, str | None], used: Collection[str]) -> str:
+        """What stands against putting these words into a name."""
+        allowed = self._names[rule]
+        for word in used:
+            text = words.get(word)
+            if text is None:
+                return f"cannot name a table: {{{word}}} is nothing"
+            if len(text) > LONGEST:
+                return f"cannot name a table {_shown(text)}: it has {len(text)} characters"
+            if not allowed.fullmatch(text):
+                return f"cannot name a table {_shown(text)}: expected {allowed.pattern!r}"
+        return ""
+
+    def _filled(self, rule: int, to: str, words: Mapping[str, str | None]) -> tuple[str, str]:
+        """The name that a rule's template makes of these words, and what stands against it."""
+        if (template := self._templates.get(to)) is None:
+            return to, ""
+        if why := self._unfit(rule, words, template.words):
+            return "", why
+        name = template.filled(words)
+        if (other := self._template_of(name)) not in (template, None):
+            return "", f"cannot name a table {_shown(name)}: it would be one of {other}"
+        return name, self._refused(name)
+
+    def _answered(self, rule: int, name: str | None) -> tuple[str, str]:
+        """A name that a Python function gave, and what stands against it."""
+        if name is None or name in self._plain:
+            return name or "", "" if name else "cannot name a table: a name is null"
+        template = self._template_of(name)
+        words = template.words_of(name) if template else None
+        return name, (words and self._unfit(rule, words, words)) or self._refused(name)
+
+    # ── deciding ────────────────────────────────────────────────────────────────────────────────
+
+    def _of(self, topic: str) -> list[_Step]:
+        """What must be looked at, and in which order, for a record of the topic."""
+        if topic not in self._steps:
+            self._steps[topic] = list(self._looks(topic))
+        return self._steps[topic]
+
+    def _looks(self, topic: str) -> Iterator[_Step]:
+        step = _Step("", "")
+        for i, route in enumerate(self._routes):
+            pattern = self._patterns[i]
+            if pattern and not pattern.fullmatch(topic):
+                continue
+            if route.topics and topic not in route.topics:
+                continue
+            at = "field" if route.field else "header" if route.header else "nothing"
+            at = "python" if route.python else at
+            if (at, route.field or route.header) != (step.looks_at, step.name) or at == "python":
+                if step.looks_at:
+                    yield step
+                step = _Step(at, route.field or route.header)
+            if step.otherwise < 0:
+                step.by_text |= {text: i for text in route.values if text not in step.by_text}
+                step.otherwise = -1 if route.values else i
+            if at == "nothing":
+                break  # nothing behind it is reached
+        if step.looks_at:
+            yield step
+
+    def _way(self, step: _Step, topic: str, found: Any) -> Route | NoRoute | None:
+        """Where a text, or the answer of a function, leads to; None: to the next rule."""
+        if found is None:
+            return None
+        if found not in step.ways:
+            if len(step.ways) >= _REMEMBERED:
+                step.ways.clear()
+            step.ways[found] = self._decided(step, topic, found)
+        return step.ways[found]
+
+    def _decided(self, step: _Step, topic: str, found: Any) -> Route | NoRoute | None:
+        rule = step.by_text.get(found, step.otherwise)
+        if rule < 0:
+            return None
+        route = self._routes[rule]
+        if route.skip or found == (SKIP,):
+            return Route((), None, rule, "")
+        if step.looks_at == "python":
+            named = [self._answered(rule, each) for each in found]
+        else:
+            pattern = self._patterns[rule]
+            match = pattern.fullmatch(topic) if pattern else None
+            words = {**(match.groupdict() if match else {}), "topic": topic, "value": found}
+            named = [self._filled(rule, to, words) for to in route.to]
+        names = tuple(dict.fromkeys(name for name, _ in named))
+        bad = [why for _, why in named if why] or [
+            why for name in names if name not in self._plain and (why := self.admit(name))
+        ]
+        return NoRoute("name", bad[0]) if bad else Route(names, None, rule, route.envelope)
+
+    def _unmatched(self, topic: str) -> NoRoute:
+        looked = [f"{step.looks_at} {step.name}".strip() for step in self._of(topic)]
+        seen = f"; looked at {', '.join(dict.fromkeys(looked))}" if looked else ""
+        return NoRoute("route", f"cannot route a record of {topic}: no rule matches it{seen}")
+
+    def _asked(
+        self, rule: int, rows: pa.Table, index: Longs | None, count: int
+    ) -> tuple[Longs, list[Any]]:
+        """What a Python function says of these rows: distinct answers, and which one for each."""
+        call = self._routes[rule].python
+        given = rows if index is None or not rows.num_columns else rows.take(pa.array(index))
+        name = getattr(call, "__qualname__", repr(call))
+        try:
+            said = call(given)  # type: ignore[operator]
+        except MemoryError:  # that is a record's fault, and not the function's
+            raise
+        except Exception as error:
+            last = traceback.extract_tb(error.__traceback__)[:2][-1]  # the function's own line
+            raise Fatal(
+                f"cannot route by {name}: {type(error).__name__}: {error} "
+                f"({last.filename}:{last.lineno})"
+            ) from error
+        if isinstance(said, pa.ChunkedArray):
+            said = said.combine_chunks()
+        if isinstance(said, str) or not hasattr(said, "__len__"):
+            raise Fatal(
+                f"cannot route by {name}: expected a name or null for each of {count} "
+                f"records, found {type(said).__name__}"
+            )
+        if len(said) != count:
+            raise Fatal(
+                f"cannot route by {name}: expected answers for {count} records, found {len(said)}"
+            )
+        if isinstance(said, pa.Array) and _is_text(said.type):
+            codes, texts = _coded(said)
+            return codes, [None if text is None else (text,) for text in texts]
+        answers: dict[Any, int] = {}
+        each = said.to_pylist() if isinstance(said, pa.Array) else said
+        codes = np.array([answers.setdefault(_names(one, name), len(answers)) for one in each])
+        return codes.astype(np.int64), list(answers)
+
+    # ── what is refused before the start ────────────────────────────────────────────────────────
+
+    def _check_tables(self) -> None:
+        for name in self._given["reserved"]:
+            if name not in self._reserved:
+                self._take(name, "reserved table")
+        for name in self._tables:
+            bare = self._templates[name].filled({}) if name in self._templates else name
+            if not all(map(_PART.fullmatch, bare.split("."))) or "." not in bare:
+                raise ConfigError(
+                    f"cannot use table name {name!r}: expected namespace.table of "
+                    "letters, digits, underscores and {words}"
+                )
+            if name in self._plain:
+                if clash := self._clash(name, "table"):
+                    raise ConfigError(f"cannot use table {name}: {clash}")
+                self._take(name, "table")
+        if len(self._tables) > len(self._plain) + len(self._templates):
+            twice = next(name for name in self._tables if self._tables.count(name) > 1)
+            raise ConfigError(f"cannot use table {twice}: there are two [[table]] of this name")
+        alike: dict[tuple[str, ...], str] = {}
+        for each in (*self._templates.values(), *self._reserved.values()):
+            if (other := alike.setdefault(each.literals, each.name)) != each.name:
+                raise ConfigError(
+                    f"cannot tell tables of {each.name} from tables of {other}: only "
+                    "the words in them differ"
+                )
+
+    def _checked(self, number: int, route: RouteConfig) -> RouteConfig:
+        """The rule, its function loaded; or what is wrong with it."""
+        title = f"cannot use [[route]] {number + 1}"
+        for key in ("pattern", "allowed_names"):
+            try:
+                re.compile(getattr(route, key))
+            except re.error as error:
+                raise ConfigError(f"{title}: {key} is no regular expression: {error}") from None
+        groups = set(re.compile(route.pattern).groupindex)
+        ends = [key for key in ("to", "skip", "python") if getattr(route, key)]
+        for wrong, why in (
+            (
+                len(ends) != 1,
+                f"expected one of to, skip and python, found {' and '.join(ends) or 'none'}",
+            ),
+            (route.topics and route.pattern, "expected either topics or pattern, found both"),
+            (route.field and route.header, "expected either field or header, found both"),
+            (route.values and not (route.field or route.header), "values need a field or a header"),
+            (
+                route.python and (route.field or route.header),
+                "a function looks at fields and "
+                "headers itself; expected python without field and header",
+            ),
+            (route.field and not all(route.field.split(".")), f"field {route.field!r} is no path"),
+            (
+                groups & {"topic", "value"},
+                "{topic} and {value} mean something else; expected "
+                "another name for the pattern's group",
+            ),
+            (
+                route.envelope not in ENVELOPES,
+                f"expected envelope = 'debezium' or none, found {route.envelope!r}",
+            ),
+        ):
+            if wrong:
+                raise ConfigError(f"{title}: {why}")
+        words = groups | {"topic"} | ({"value"} if route.field or route.header else set())
+        for to in route.to:
+            if to not in self._plain and to not in self._templates:
+                raise ConfigError(
+                    f"{title}: {to} is no [[table]]; there are {', '.join(self._tables)}"
+                )
+            for word in self._templates[to].words if to in self._templates else ():
+                if word not in words:
+                    raise ConfigError(
+                        f"{title}: {{{word}}} in {to} is not known; known are "
+                        f"{', '.join(sorted(words))}"
+                    )
+        if not route.python:
+            return route
+        return replace(route, python=self._loaded(title, number, route.python))
+
+    def _check_order(self) -> None:
+        """A rule that no record can reach is a mistake."""
+        if not self._routes and (len(self._tables) != 1 or self._templates):
+            found = ", ".join(self._tables)
+            raise ConfigError(
+                "cannot route without [[route]]: expected one [[table]] without "
+                f"{{words}} in its name, found {found}"
+            )
+        before: dict[str, int] = {}  # topics that are decided
+        patterns: list[tuple[int, re.Pattern[str]]] = []  # and patterns of such
+        for i, route in enumerate(self._routes):
+            by = [
+                before.get(topic, next((n for n, p in patterns if p.fullmatch(topic)), -1))
+                for topic in route.topics or [""]
+            ]
+            if by and min(by) >= 0:
+                raise ConfigError(
+                    f"cannot use [[route]] {i + 1}: no record reaches it, since "
+                    f"[[route]] {min(by) + 1} takes all before"
+                )
+            if route.field or route.header or route.python:
+                continue
+            before |= {topic: i for topic in route.topics if topic not in before}
+            if not route.topics:
+                patterns.append((i, self._patterns[i] or re.compile(".*", re.DOTALL)))
+
+    def _loaded(self, title: str, number: int, python: Any) -> Callable[[pa.Table], Any]:
+        if callable(python):
+            return python  # type: ignore[no-any-return]
+        call, module = load(str(python), f"{title}: cannot load", f"frazil_route_{number + 1}")
+        if not callable(call):
+            raise ConfigError(f"{title}: python = {python!r} is no function")
+        if "site-packages" not in (module.__file__ or ""):
+            self.travelling.append(module)
+        return call  # type: ignore[no-any-return]
+
+
+def load(python: str, doing: str, name: str) -> tuple[Any, ModuleType]:
+    """A function of the user's, `module:function` or `file.py:function`, and where it is from. A
+    file becomes a module of the given name."""
+    where, _, function = python.rpartition(":")
+    try:
+        if where.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(name, where)
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[module.__name__] = module  # where cloudpickle looks for it
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(where)
+        return getattr(module, function), module
+    except (ImportError, AttributeError, OSError, SyntaxError, ValueError) as error:
+        raise ConfigError(
+            f"{doing} python = {python!r}: {type(error).__name__}: {error}",
+            hint="module:function of an installed module, or file.py:function beside the config",
+        ) from None
+
+
+def _levels(name: str, kind: str) -> Iterator[tuple[str, str]]:
+    """A name and the namespaces it lies in, each with what it is."""
+    at = name.find(".")
+    while at >= 0:
+        yield name[:at], "namespace"
+        at = name.find(".", at + 1)
+    yield name, kind
+
+
+class _Template:
+    """A table's name with {words} in it."""
+
+    def __init__(self, name: str) -> None:
+        pieces = re.split(r"\{([A-Za-z_][A-Za-z0-9_]*)\}", name)
+        self.name, self.literals, self._order = name, tuple(pieces[::2]), pieces[1::2]
+        self.words = tuple(dict.fromkeys(self._order))
+        self.weight = sum(map(len, self.literals))
+        pattern = re.escape(pieces[0])
+        for i, (word, literal) in enumerate(zip(self._order, self.literals[1:], strict=True)):
+            again = word in self._order[:i]
+            pattern += f"(?P={word})" if again else f"(?P<{word}>{_PART.pattern})"
+            pattern += re.escape(literal)
+        self._pattern = re.compile(pattern)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def filled(self, words: Mapping[str, str | None]) -> str:
+        pairs = zip(self._order, self.literals[1:], strict=True)
+        return self.literals[0] + "".join((words.get(w, w) or "") + text for w, text in pairs)
+
+    def words_of(self, name: str) -> dict[str, str] | None:
+        """What was put into it to make this name; None: it does not make it."""
+        found = self._pattern.fullmatch(name)
+        return found.groupdict() if found else None
+
+
+def _names(said: Any, function: str) -> tuple[str | None, ...] | None:
+    """One answer of a function: None is no match, and so is an empty list."""
+    if said is None or isinstance(said, str):
+        return None if said is None else (said,)
+    if isinstance(said, (list, tuple)) and all(one is None or isinstance(one, str) for one in said):
+        return tuple(said) or None
+    raise Fatal(
+        f"cannot route by {function}: expected a table's name, a list of them or null, "
+        f"found {_shown(str(said))} ({type(said).__name__})"
+    )
+
+
+def _cut(chosen: Longs, ways: list[Route | NoRoute | None], unmatched: NoRoute) -> RoutedChunk:
+    """The positions of each way: by one sort, not by a mask for each."""
+    shares: list[Route] = []
+    rejected: list[UndecodableRecord] = []
+    small = chosen.astype(np.uint16) if len(ways) <= 1 << 16 else chosen  # sorted by radix
+    order: Longs = np.argsort(small, kind="stable")
+    ends = np.searchsorted(small[order], np.arange(len(ways)), side="right").tolist()
+    for way, start, end in zip(ways, [0, *ends], ends, strict=False):
+        if start == end:
+            continue
+        if isinstance(way, Route):
+            every = end - start == len(order)
+            shares.append(replace(way, index=None if every else order[start:end]))
+        else:
+            why = way or unmatched
+            rejected.extend(
+                UndecodableRecord(i, why.kind, why.reason) for i in order[start:end].tolist()
+            )
+    rejected.sort(key=lambda each: each.index)
+    return RoutedChunk(shares, rejected)
+
+
+def _shown(text: str) -> str:
+    """A text from data, fit to be read by people: short, and nothing in it that acts."""
+    return ascii(text if len(text) <= 64 else f"{text[:61]}...")
+
+
+# ── texts ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
+
+
+def _column(rows: pa.Table, path: str) -> pa.Array | None:
+    """The column of a dotted path, null where a struct on the way is; None: there is none."""
+    head, *below = [path] if path in rows.schema.names else path.split(".")
+    if head not in rows.schema.names:
+        return None
+    found = rows.column(head).combine_chunks()
+    for name in below:
+        if not pa.types.is_struct(found.type) or found.type.get_field_index(name) < 0:
+            return None
+        found = pc.struct_field(found, name)
+    return found
+
+
+def _header(headers: pa.Array | None, name: str) -> pa.Array | None:
+    """The value of the last header of this name, of each record."""
+    if headers is None:
+        return None
+    at = np.full(len(headers), -1, np.int64)
+    pairs = headers.flatten()
+    named = np.flatnonzero(pc.fill_null(pc.equal(pairs.field(0), name), False).to_numpy(False))
+    at[pc.list_parent_indices(headers).to_numpy()[named]] = named  # of several, the last one stays
+    return pairs.field(1).take(pa.array(at, mask=at < 0))
+
+
+def _coded(column: pa.Array) -> tuple[Longs, list[str | None]]:
+    """The distinct texts of a column, and for each row which one it has; -1: null."""
+    kind = column.type
+    if pa.types.is_nested(kind) or pa.types.is_null(kind):
+        return np.full(len(column), -1, np.int64), []
+    if pa.types.is_dictionary(kind):
+        return _coded(column.dictionary_decode())
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        column = column.cast(pa.large_string() if _is_text(kind) else pa.large_binary())
+    extended = isinstance(kind, pa.BaseExtensionType)
+    coded = (column.storage if extended else column).dictionary_encode()
+    found = coded.dictionary
+    if extended:
+        found = pa.ExtensionArray.from_storage(kind, found)
+    if pa.types.is_float32(kind):  # 0.1 as it was written, not as the nearest double has it
+        texts: list[str | None] = [str(each) for each in found.to_numpy()]
+    else:
+        texts = [_text(each) for each in found.to_pylist()]
+    return coded.indices.fill_null(-1).to_numpy().astype(np.int64), texts
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return None
+    return None if value is None or isinstance(value, (dict, list)) else str(value)
+
+
+def _beside(rows: pa.Table, origin: Mapping[str, pa.Array] | None) -> pa.Table:
+    """`rows` with the columns `origin`, which win over columns of the same name."""
+    kept = [name for name in rows.schema.names if name not in (origin or {})]
+    if not origin:
+        return rows
+    return pa.table({**{name: rows.column(name) for name in kept}, **origin})
+
+
+# ── a look at JSON ──────────────────────────────────────────────────────────────────────────────
+
+# Secret names: a value cannot close the wrapper around it and write the tag itself.
+_BODY = f"v{os.urandom(8).hex()}"
+_TAG = f"t{os.urandom(8).hex()}"
+_LINE = f'{{"{_BODY}":%b,"{_TAG}":%d}}\n'.encode()
+#: Values that are read at once; where that breaks, as many are read one by one.
+_AT_ONCE = 2048
+
+
+def peek(values: Sequence[bytes | None], paths: Sequence[str]) -> pa.Table:
+    """The fields that rules look at, as text, of JSON values that are not decoded yet.
+
+    A column for each path, named as it is; null where a value is no object or lacks the field. To
+    say what is no JSON is left to the decoder: fields may be seen in it or not.
+    """
+    if not paths:
+        batch = pa.RecordBatch.from_struct_array(pa.array([{}] * len(values), pa.struct([])))
+        return pa.Table.from_batches([batch])
+    schema = pa.schema([(path, pa.large_string()) for path in paths])
+    steps = [path.split(".") for path in paths]
+    tables = [schema.empty_table()]
+    for start in range(0, len(values), _AT_ONCE):
+        part = values[start : start + _AT_ONCE]
+        found = _at_once(part, steps)
+        if found is None:
+            columns = zip(*[_picked(value, steps) for value in part], strict=True)
+            found = [pa.array(map(_whole, column), pa.large_string()) for column in columns]
+        tables.append(pa.table(found, schema=schema))
+    return pa.concat_tables(tables)
+
+
+def _at_once(values: Sequence[bytes | None], paths: Sequence[Sequence[str]]) -> list[Any] | None:
+    """What `_picked` and `_whole` say of all values, if the fields are of one plain kind each."""
+    kinds = {str: pa.large_string(), int: pa.int64(), bool: pa.bool_()}  # the reader agrees on them
+    first = [_picked(value, paths) for value in values[:8]]
+    tree: dict[str, Any] = {}
+    for path, seen in zip(paths, zip(*first, strict=True), strict=True):
+        types = {type(each) for each in seen if each is not None} or {str}
+        below: Any = tree
+        for name in path[:-1]:
+            below = below.setdefault(name, {})
+        if len(types) > 1 or not types <= kinds.keys() or type(below) is not dict:
+            return None
+        if type(below.setdefault(path[-1], kinds[types.pop()])) is dict:
+            return None  # one path goes through another
+    schema = pa.schema([(_BODY, _struct(tree)), (_TAG, pa.int64())])
+    parsing = pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+    try:
+        payload = b"".join([_LINE % (value, i) for i, value in enumerate(values)])
+        reading = pj.ReadOptions(use_threads=False, block_size=len(payload) + 1)
+        table = pj.read_json(io.BytesIO(payload), reading, parsing)
+        table.validate(full=True)  # the reader takes bytes that are no UTF-8
+    except (pa.ArrowException, TypeError):  # the latter for a null among them
+        return None
+    tags = table.column(_TAG)
+    if tags.null_count or not np.array_equal(tags.to_numpy(), np.arange(len(values))):
+        return None
+    return [pc.cast(_column(table, ".".join([_BODY, *path])), pa.large_string()) for path in paths]
+
+
+def _struct(tree: Any) -> pa.DataType:
+    if type(tree) is not dict:
+        return tree
+    return pa.struct([(name, _struct(below)) for name, below in tree.items()])
+
+
+def _picked(value: bytes | None, paths: Sequence[Sequence[str]]) -> list[Any]:
+    """What a JSON value has at these paths. Fractions are texts as they were written: a float has
+    neither all digits of one nor the zeros at its end."""
+    try:
+        parsed = None if value is None else json.loads(value.decode(), parse_float=str)
+    except (ValueError, RecursionError):
+        parsed = None
+    found = []
+    for path in paths:
+        below = parsed
+        for name in path:
+            below = below.get(name) if type(below) is dict else None
+        found.append(below)
+    return found
+
+
+def _whole(value: Any) -> str | None:
+    """As text; half of a surrogate pair, which can be escaped in JSON, is none."""
+    text = _text(value)
+    return None if text is None or re.search("[\ud800-\udfff]", text) else text

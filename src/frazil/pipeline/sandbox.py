@@ -1,0 +1,204 @@
+"""Settles records where their worst can do no harm: in a process of its own. Runs on executors.
+
+In and out as in `settle`. A task is run this way after it died twice. Whatever a record does there
+(a crash in a native library, a user's function that never comes back, gigabytes claimed), it does
+to a child with a limit on its memory and on its time:
+
+    chunk ──▶ child ──▶ settled
+                └──▶ dead: parts of the chunk, each to the next child, down to the one record
+
+The one record that a child dies of, alone, is rejected as deadly; all others are settled as ever.
+What goes wrong in the world around (a registry that does not answer, a function that raises) is an
+error here as there, and no record's fault.
+
+The child is a fresh interpreter: after a fork the threads of polars are gone and its locks are not.
+It lives until it dies of a record, or until nobody holds its `Sandbox` any more. A fresh one takes
+a second, so a chunk is not halved but cut into many parts at once, and a part into single records:
+a deadly record costs three children.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import os
+import pickle
+import resource
+import signal
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection, Pipe
+from types import TracebackType
+from typing import Any
+
+from frazil.errors import FrazilError, Unavailable
+from frazil.formats.decoder import FramedRecords
+from frazil.kafka.record_batch import RawRecords
+from frazil.offsets import Partition
+from frazil.pipeline.chunk import ChunkPipeline, ChunkResult, Rejection
+from frazil.pipeline.isolation import IsolatingPipeline, _add, _cut
+from frazil.pipeline.routing import NoRoute, Route
+
+#: Seconds that a child has to start, and then for each answer.
+START_SECONDS = 60.0
+ANSWER_SECONDS = 60.0
+#: Memory that a child may take beyond what it has when it starts.
+MEMORY = 2 * 1024**3
+#: The kind of a letter that has nothing of its record but the offset.
+UNREAD = "batch"
+Settle = Callable[[Partition, RawRecords, FramedRecords | None, frozenset[str]], ChunkResult]
+
+
+class Sandbox(IsolatingPipeline):
+    """Settles the chunks of one task."""
+
+    kind, does = "deadly", "kill the process that reads them"
+    hint = (
+        "so many are hardly an accident: look at the machine, and at the function of the [[route]]"
+    )
+
+    def __init__(self, settler: ChunkPipeline) -> None:
+        super().__init__(settler)
+        parts = (
+            settler._format,
+            settler._rules,
+            settler._tables,
+            settler._refused,
+            settler._only.tables[0],
+            settler._keyed,
+            settler._key_format,
+            settler._new,
+        )
+        # What brought a user's function here without its file can send it on.
+        pickler: Any = sys.modules.get("pyspark.cloudpickle", pickle)
+        self._parts: bytes = pickler.dumps(parts)
+        self._child: _Child | None = None
+
+    def _ask(
+        self, work: tuple[Partition, RawRecords, FramedRecords | None, frozenset[str]]
+    ) -> ChunkResult | str:
+        """What a child says, or what it died of."""
+        if self._child is None:
+            self._child = _Child(self._parts)
+        answer = self._child.ask(work)
+        if isinstance(answer, FrazilError):
+            raise answer
+        if isinstance(answer, ChunkResult):
+            return answer
+        self._child = None
+        return str(answer)
+
+
+def around(
+    settle: Settle,
+    partition: Partition,
+    opened: RawRecords,
+    bad: Mapping[int, str],
+    way: Route | NoRoute | None,
+) -> ChunkResult:
+    """All records but the `bad` ones settled; those lie in a batch that cannot be read."""
+    whole = ChunkResult()
+    borders = [-1, *sorted(bad), len(opened.offsets)]
+    for before, behind in itertools.pairwise(borders):
+        if behind - before > 1:
+            part, _ = _cut(opened, None, before + 1, behind)
+            _add(whole, settle(partition, part, None, frozenset()), before + 1)
+    tables = way.tables if isinstance(way, Route) else None
+    if tables == ():
+        whole.skipped += len(bad)  # a rule skips the topic, whatever its records are
+        return whole
+    for i, fact in bad.items():
+        reason = f"cannot read the record batch it lies in: {fact}"
+        whole.reject(Rejection(i, UNREAD, reason, tables or ()))
+    return whole
+
+
+class _Child:
+    """The parent's handle."""
+
+    def __init__(self, parts: bytes) -> None:
+        self._line, theirs = Pipe()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "frazil.pipeline.sandbox", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            )
+        self._end = weakref.finalize(self, _end, self._process, self._line)
+        if (answer := self._exchange(parts, START_SECONDS)) is not True:
+            if isinstance(answer, FrazilError):
+                raise answer
+            raise Unavailable(f"cannot start a process that settles records: {answer}")
+
+    def ask(self, work: tuple[object, ...]) -> Any:
+        return self._exchange(pickle.dumps(work), ANSWER_SECONDS)
+
+    def _exchange(self, message: bytes, seconds: float) -> Any:
+        with contextlib.suppress(OSError, EOFError):
+            self._line.send_bytes(message)
+            if not self._line.poll(seconds):
+                self._end()
+                return f"there is no end to it, or none within {seconds:.0f} s"
+            answer = pickle.loads(self._line.recv_bytes())
+            if isinstance(answer, str):  # its last words
+                self._end()
+            return answer
+        code = self._process.wait()
+        self._end()
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return f"it kills the process that reads it ({how})"
+
+
+def _end(process: subprocess.Popen[bytes], line: Connection[Any, Any]) -> None:
+    process.kill()
+    process.wait()
+    line.close()
+
+
+# ── the child ───────────────────────────────────────────────────────────────────────────────────
+
+
+def main() -> None:
+    line: Connection[Any, Any] = Connection(int(sys.argv[1]))
+
+    def last_words(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        sys.__excepthook__(kind, error, trace)
+        line.send_bytes(pickle.dumps(f"{kind.__name__}: {error}"[:1000]))
+
+    sys.excepthook = last_words
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # not to outlive the parent
+    settler = ChunkPipeline(*pickle.loads(line.recv_bytes()))
+    _limit()
+    line.send_bytes(pickle.dumps(True))
+    with contextlib.suppress(EOFError):  # the parent wants no more
+        while True:
+            work = pickle.loads(line.recv_bytes())
+            answer: ChunkResult | FrazilError
+            try:
+                answer = settler.settle(*work)
+            except FrazilError as error:
+                answer = error
+            line.send_bytes(pickle.dumps(answer))
+
+
+def _limit() -> None:
+    """Memory ends for this process before it does for the machine."""
+    if sys.platform != "linux":
+        return
+    with open("/proc/self/statm") as numbers:
+        taken = int(numbers.read().split()[0]) * resource.getpagesize()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    bounds = [each for each in (soft, hard) if each != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min([taken + MEMORY, *bounds]), hard))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,570 @@
+"""Any streaming DataFrame into the table: joins, windows, state, Python, any source Spark has.
+
+A batch is identified by where Spark's sources stood before and after it (`spark.checkpoint`), and
+counted in a partition of its own, `BATCHES`. Where the sources are Kafka's, their ranges are in the
+ledger as well.
+
+What can be proven depends on the rows, not on a promise: if every row carries the topic, partition
+and offset of one record of the batch, and no two the same, then every record is accounted for:
+written, or skipped by the query (a filter), or invisible. If rows stand for several records or for
+none (aggregation, join, explode), or the source does not tell which offsets held no record, the
+offsets count as merged: processed in exactly this batch, no more is known.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from frazil.config.model import AVAILABLE_NOW, Config
+from frazil.errors import (
+    AccountingError,
+    ConfigError,
+    Expired,
+    Fatal,
+    Gap,
+    IdentityMismatch,
+    Overlap,
+    SchemaMismatch,
+)
+from frazil.iceberg import schema
+from frazil.iceberg.java import HadoopFolder, PlanOperator, operators, refuse_what_cannot_append
+from frazil.kafka.planner import TopicIdentity, kafka_only
+from frazil.ledger.entry import LedgerEntry
+from frazil.ledger.staged_batch import RangeCounts
+from frazil.offsets import BATCHES, Cut, Partition, Range
+from frazil.pipeline.projection import MetadataColumns
+from frazil.sources.base import (
+    SourceHost,
+    StreamPosition,
+    TableWriteResult,
+    TemporaryView,
+    WriteResult,
+    added,
+)
+from frazil.spark.checkpoint import Checkpoint, SourceOffsets, began, known
+from frazil.spark.read import FRAZIL, planner, told
+from frazil.spark.tasks import OUTCOMES, ReadCounts, WriteOutcome, WritePlan, write_all
+
+#: What Spark does to a stream without remembering anything of it. All else is taken to keep state.
+_STATELESS = frozenset(
+    [
+        "Project",
+        "Filter",
+        "SubqueryAlias",
+        "View",
+        "Union",
+        "Generate",
+        "EventTimeWatermark",
+        "MapInArrow",
+        "MapInPandas",
+        "PythonMapInArrow",
+        "MapPartitions",
+        "MapElements",
+        "SerializeFromObject",
+        "DeserializeToObject",
+        "TypedFilter",
+        "AppendColumns",
+        "ResolvedHint",
+        "UnresolvedHint",
+        "WithCTE",
+        "CTERelationDef",
+        "CTERelationRef",
+        "Repartition",
+        "RepartitionByExpression",
+        "RebalancePartitions",
+        "ArrowEvalPython",
+        "BatchEvalPython",
+        "Sample",
+        "Expand",
+        "Unpivot",
+        "CollectMetrics",
+        "StreamingRelation",
+        "StreamingRelationV2",
+    ]
+)
+#: Sources whose offsets say all there is to know; others keep notes in the checkpoint.
+_PORTABLE = frozenset(["kafka", "rate-micro-batch", *FRAZIL])
+_NO_ORIGIN = MetadataColumns("", "", "", "")
+#: Spark hands rows to Python by so many: at first, when nothing is known of their size, and then by
+#: their size in the batch before.
+_FIRST_ROWS, _MOST_ROWS, _HANDED_BYTES = 4_000, 10_000, 16 * 1024**2
+
+
+class DataFrameSource:
+    def __init__(self, host: SourceHost, build: Callable[[SparkSession], DataFrame]) -> None:
+        self._host = host
+        self._config: Config = host.config
+        self._build = build
+        self._temporary = TemporaryView()
+        self._row_bytes = 0.0
+
+    # ── before anything is claimed ───────────────────────────────────────────────────────────
+
+    def template(self, table: str) -> str:
+        return table
+
+    def look(self, spark: SparkSession, entry: LedgerEntry | None) -> TopicIdentity:
+        self._spark = spark
+        self._frame = self._build(spark)
+        table = self._config.tables[0]
+        if not isinstance(self._frame, DataFrame):
+            raise ConfigError(
+                f"cannot write to table {table.name}: expected a DataFrame, found "
+                f"{type(self._frame).__name__}"
+            )
+        if not self._frame.isStreaming:
+            raise ConfigError(
+                f"cannot write to table {table.name}: the DataFrame is not a stream",
+                hint="read with spark.readStream or frazil.read; write a batch with "
+                "df.writeTo(table).append()",
+            )
+        refuse_what_cannot_append(self._frame)
+        self._operators = operators(self._frame)
+        self._sources = [each for each in self._operators if each.source]
+        self._reads = [each.options for each in self._sources if each.source in FRAZIL]
+        self._refuse()
+        self._columns = _columns(self._frame, table.name)
+        self._metadata = self._origin_columns(self._columns)
+        # The origin's columns are among the rows: for the table they are columns like others.
+        self._host.check_fits(self._columns, _NO_ORIGIN)
+        self._bound = self._why_bound()
+        if self._bound and not self._config.sink.checkpoint_location:
+            raise ConfigError(
+                f"cannot start sink {self._config.sink.id}: {'; '.join(self._bound)}: it needs a "
+                "checkpoint that lasts",
+                hint="set checkpoint_location to a folder of its own",
+            )
+        found = [planner(each.source, each.options) for each in self._sources]
+        self._planners = [each for each in found if each is not None]
+        return self._origin_now()
+
+    def start(self, position: Cut) -> Cut:
+        return position
+
+    def check(self, reached: Callable[[], StreamPosition]) -> None:
+        for left in (2, 1, 0):
+            here = reached()
+            try:
+                if self._bound:
+                    self._agree(Checkpoint(self._files(), bound=True), here)
+                else:
+                    self._seedable(_place(here))
+                here.origin.check(self._origin_now())
+                return
+            except Fatal:
+                if not left:
+                    raise
+                time.sleep(0.5)  # a life that still runs may have moved on between two looks
+
+    def _files(self) -> HadoopFolder:
+        return HadoopFolder(self._spark, self._config.sink.checkpoint_location.rstrip("/"))
+
+    def _refuse(self) -> None:
+        for each in self._sources:
+            for key, value in each.options.items():
+                if key.lower() == "failondataloss" and value.lower() == "false":
+                    raise ConfigError(
+                        f"cannot read source {each.source}: failOnDataLoss is false; a lost range "
+                        "must stop the stream, not pass in silence"
+                    )
+        mixed = self._reads and len(self._reads) < len(self._sources)
+        if mixed and self._config.sink.trigger == AVAILABLE_NOW:
+            raise ConfigError(
+                "cannot use trigger available-now: the query reads with frazil.read and from other "
+                "sources, which do not agree on what was there at the start",
+                hint="use a duration, and stop the query when it has caught up",
+            )
+
+    def _origin_now(self) -> TopicIdentity:
+        """Whose topics they are, as far as Kafka can be asked."""
+        cluster, topics = "", dict[str, str]()
+        for each in self._planners:
+            now, _ = self._host.patiently(each.origin)
+            if cluster and now.cluster != cluster:
+                raise ConfigError(
+                    f"cannot read from two Kafka clusters in one query: {cluster} and "
+                    f"{now.cluster}; a ledger tells topics apart by name",
+                    hint="use a sink for each",
+                )
+            cluster, topics = now.cluster, {**topics, **now.topics}
+        return TopicIdentity(cluster, topics)
+
+    def _why_bound(self) -> list[str]:
+        """What is in this query's checkpoint besides offsets."""
+        found = []
+        for each in self._operators:
+            portable = each.source in _PORTABLE or each.table.startswith("org.apache.iceberg.")
+            if each.source and not portable:
+                found.append(f"source {each.source} keeps its place in Spark's checkpoint")
+            elif _keeps_state(each):
+                found.append(f"operator {each.name} keeps state in Spark's checkpoint")
+        return list(dict.fromkeys(found))
+
+    @property
+    def stateful(self) -> bool:
+        return any(each.startswith("operator") for each in self._bound)
+
+    @property
+    def _holds_back(self) -> bool:
+        """May a record come out in a later batch than its own? Not of a query without state, and
+        not of one that only remembers what it has seen."""
+        return any(
+            _keeps_state(each) and not each.name.startswith("Deduplicate")
+            for each in self._operators
+        )
+
+    def _origin_columns(self, columns: pa.Schema) -> MetadataColumns:
+        table = self._config.tables[0]
+        names = (table.topic_column, table.partition_column, table.offset_column)
+        expected = (pa.types.is_string, pa.types.is_int32, pa.types.is_int64)
+        if all(
+            name in columns.names and fits(columns.field(name).type)
+            for name, fits in zip(names, expected, strict=True)
+        ):
+            stamp = table.timestamp_column
+            return MetadataColumns(*names, stamp if stamp in columns.names else "")
+        return _NO_ORIGIN
+
+    # ── where the last life ended ────────────────────────────────────────────────────────────
+
+    def resume(self, reached: StreamPosition, life: str) -> None:
+        here = _place(reached)
+        if self._bound:
+            self.checkpoint = self._config.sink.checkpoint_location.rstrip("/")
+            self._log = Checkpoint(self._files(), bound=True)
+            self._agree(self._log, reached)
+        else:
+            self._seedable(here)
+            self.checkpoint = self._temporary.folder(self._config.sink.checkpoint_location, life)
+            self._log = Checkpoint(HadoopFolder(self._spark, self.checkpoint), bound=False)
+            if here != SourceOffsets():
+                self._log.seed(here, self._kinds)
+        shape = self._host.shape(self._columns, _NO_ORIGIN, self._metadata)
+        event_time = schema.event_time_column(shape.schema, self._config.tables[0])
+        origin = (self._metadata.topic, self._metadata.partition, self._metadata.offset)
+        self._plan = WritePlan(
+            table=shape,
+            origin=origin if self._metadata.offset else None,
+            event_time=event_time if _is_timestamp(shape.arrow, event_time) else "",
+            file_prefix="",
+        )
+
+    @property
+    def _kinds(self) -> list[str]:
+        return ["frazil" if each.source in FRAZIL else each.source for each in self._sources]
+
+    def _seedable(self, here: SourceOffsets) -> None:
+        """Can a fresh checkpoint be made from the ledger for this query?"""
+        sink = self._config.sink.id
+        if '"batch":' in here.text:
+            raise IdentityMismatch(
+                f"cannot go on: the ledger of sink {sink} belongs to a query that kept state in "
+                "its checkpoint, and this one keeps none",
+                hint="use another sink id for another query",
+            )
+        theirs = known(here)
+        of_kafka = [kind in ("frazil", "kafka") for kind in self._kinds]
+        fits = len(theirs) == len(of_kafka) and all(
+            ours or not isinstance(source, dict)
+            for source, ours in zip(theirs, of_kafka, strict=True)
+        )
+        if here != SourceOffsets() and not fits:
+            raise IdentityMismatch(
+                f"cannot go on: the ledger of sink {sink} ends at {_told(here)}; found sources "
+                f"{', '.join(each.source for each in self._sources)}",
+                hint="use another sink id for another stream",
+            )
+
+    def _agree(self, log: Checkpoint, reached: StreamPosition) -> None:
+        """The checkpoint and the ledger must tell the same story; neither is guessed from."""
+        last = log.last()
+        here = _place(reached)
+        sink = self._config.sink.id
+        if here == SourceOffsets() and (last is None or (last == 0 and not log.ended(0))):
+            return
+        if here != SourceOffsets() and '"batch":' not in here.text:
+            raise IdentityMismatch(
+                f"cannot go on: sink {sink} was fed by a query without state until now, at "
+                f"{_told(here)}, and this one keeps some: {'; '.join(self._bound)}",
+                hint="use another sink id for another query",
+            )
+        if last is None:
+            raise Expired(
+                f"cannot go on: checkpoint {log.path} is empty, and sink {sink} has "
+                f"{reached.cut.get(BATCHES, 0)} batches in the ledger; {'; '.join(self._bound)}, "
+                "and the ledger holds none of that",
+                hint="restore the checkpoint; or use another sink id and a source that starts "
+                "behind what the table holds: rows of windows that were open are lost then",
+            )
+        if here == SourceOffsets():
+            raise IdentityMismatch(
+                f"cannot use checkpoint {log.path}: it is at batch {last} of query {log.query}, "
+                f"and the ledger has no batch of sink {sink}",
+                hint="give the sink a checkpoint of its own",
+            )
+        if log.after(last) == here:
+            return
+        if not log.ended(last) and log.before(last) == here:
+            return  # planned and not staged: Spark runs it again
+        theirs = json.loads(reached.source)
+        if theirs["query"] != log.query:
+            raise IdentityMismatch(
+                f"cannot use checkpoint {log.path}: it belongs to query {log.query}, and the "
+                f"ledger of sink {sink} to query {theirs['query']}",
+                hint="give each sink a checkpoint of its own, and each query a sink",
+            )
+        if theirs["batch"] > last:
+            raise Expired(
+                f"cannot go on: checkpoint {log.path} is an older copy, at batch {last}; the "
+                f"table has batch {theirs['batch']}",
+                hint="restore the newest checkpoint; what the table has would be written again",
+            )
+        raise Gap(
+            f"cannot go on: checkpoint {log.path} has batch {last}, and the ledger of sink {sink} "
+            f"ends at batch {theirs['batch']}: the batches between are in neither",
+            hint="the table was rolled back, or staged batches were removed; restore them",
+        )
+
+    # ── batch by batch ───────────────────────────────────────────────────────────────────────
+
+    def stream(self, spark: SparkSession, until: Cut | None) -> DataFrame:
+        return self._frame
+
+    @property
+    def paced(self) -> bool:
+        return bool(self._reads)
+
+    def ends(self) -> Cut:
+        found: dict[Partition, int] = {}
+        for each in self._planners:
+            found |= each.watermarks(each.origin()[1]).end
+        for source in self._sources:  # of an assigned topic only these partitions are read
+            for topic, numbers in json.loads(source.options.get("assign", "{}")).items():
+                found = {p: end for p, end in found.items() if p.topic != topic or p[1] in numbers}
+        return Cut(found)
+
+    def untold(self) -> list[Range]:
+        return []
+
+    def close(self) -> None:
+        self._temporary.remove()
+
+    def opening(self, batch: int, reached: StreamPosition) -> WriteResult | None:
+        """Where the very first batch begins, for the ledger, before a record of it is read.
+
+        `latest` is asked once: should the batch fail, the next life begins at the same place. (A
+        bound query has it in its checkpoint.)
+        """
+        if self._bound or batch or _place(reached) != SourceOffsets():
+            return None
+        before = self._log.before(0)
+        if not any(before.cut.values()):
+            return None
+        cut = Cut({**before.cut, BATCHES: 0})
+        text = (before.text, before.text)
+        nothing = {self._config.tables[0].name: TableWriteResult((), ())}
+        return WriteResult(cut, cut, nothing, self._origin_now(), {}, text)
+
+    def write(self, frame: DataFrame, batch: int, reached: StreamPosition) -> WriteResult | None:
+        before, after, here = self._log.before(batch), self._log.after(batch), _place(reached)
+        if here.cut and not here.text and here.cut == before.cut:
+            here = before  # until now the sink was fed by ranges, which have no words of Spark's
+        if after == here:
+            # Staged by the life before, which did not live to tell Spark. Its rows are there; its
+            # state need not be.
+            if self.stateful:
+                frame.write.format("noop").mode("overwrite").save()
+            return None
+        if before != here and (here != SourceOffsets() or batch):
+            self._apart(before, after, here)
+        outcomes = self._run(frame)
+        origin = self._origin_now()
+        # A topic that was dropped and made again between plan and fetch brought other records.
+        TopicIdentity(after.cluster, after.topics).check(origin)
+        reached.origin.check(origin)
+        number = reached.cut.get(BATCHES, 0)
+        end = {**reached.cut, **after.cut, BATCHES: number + 1}
+        begin = {**reached.cut, **began(before, after), BATCHES: number}
+        ranges = [Range(p, begin[p], end[p]) for p in sorted(after.cut) if end[p] > begin[p]]
+        tallies = None
+        if not self._holds_back and set(after.cut.topics) <= set(origin.topics):
+            records = {key: value for given in self._reads for key, value in told(given).items()}
+            tallies = accounted(ranges, outcomes, records)
+        if tallies is None:
+            tallies = [RangeCounts(each, 0, merged=len(each)) for each in ranges]
+        tallies = [_timed(tally, outcomes) for tally in tallies]
+        rows = sum(each.rows for each in outcomes) - sum(tally.written for tally in tallies)
+        spans = [each.watermark for each in outcomes if each.watermark]
+        span = (min(s[0] for s in spans), max(s[1] for s in spans)) if spans else None
+        tallies.append(RangeCounts(Range(BATCHES, number, number + 1), rows, watermark=span))
+        return WriteResult(
+            begin=Cut(begin),
+            end=Cut(end),
+            tables={
+                self._config.tables[0].name: TableWriteResult(
+                    tuple(tallies), tuple(file for each in outcomes for file in each.files)
+                )
+            },
+            origin=origin,
+            seconds=added([each.seconds for each in outcomes]),
+            source=(before.text, after.text),
+        )
+
+    def _run(self, frame: DataFrame) -> list[WriteOutcome]:
+        plan = replace(self._plan, file_prefix=self._host.prefix)
+        # Numbered: PySpark looks columns up by name there, and takes a backtick for a quote.
+        numbered = frame.toDF(*(f"c{i}" for i in range(len(frame.columns))))
+        write = functools.partial(write_all, plan, names=tuple(frame.columns))
+        tasks = numbered.mapInArrow(write, OUTCOMES)
+        rows = _FIRST_ROWS
+        if self._row_bytes:
+            rows = max(1, min(_MOST_ROWS, int(_HANDED_BYTES / self._row_bytes)))
+        with _handed_by(frame.sparkSession, rows):
+            found = tasks.collect()
+        outcomes = [WriteOutcome.load(row.outcome) for row in found]
+        for each in outcomes:
+            if (in_files := sum(file.rows for file in each.files)) != each.rows:
+                raise AccountingError(
+                    f"cannot stage a batch: a task had {each.rows} rows, "
+                    f"{in_files} are in its files"
+                )
+        if count := sum(each.rows for each in outcomes):
+            self._row_bytes = sum(each.bytes for each in outcomes) / count
+        return outcomes
+
+    def _apart(self, before: SourceOffsets, after: SourceOffsets, here: SourceOffsets) -> None:
+        kind = Overlap if here.cut and here.cut.reaches(before.cut) else Gap
+        raise kind(
+            f"cannot go on: the batch goes from {_told(before)} to {_told(after)}; the ledger of "
+            f"sink {self._config.sink.id} ends at {_told(here)}",
+            hint="the checkpoint or a source was changed under the query; see `frazil audit`",
+        )
+
+
+def _keeps_state(operator: PlanOperator) -> bool:
+    with_a_table = operator.name == "Join" and operator.streams == 1
+    return operator.name not in _STATELESS and not with_a_table
+
+
+def accounted(
+    ranges: Sequence[Range], outcomes: Sequence[WriteOutcome], told: ReadCounts
+) -> list[RangeCounts] | None:
+    """The fate of every offset, where the rows themselves prove it; None where they do not."""
+    written = {each.partition: np.zeros(len(each), bool) for each in ranges}
+    starts = {each.partition: each.start for each in ranges}
+    for outcome in outcomes:
+        if outcome.carried is None:
+            return None
+        for partition, offsets in outcome.carried.items():
+            bits, start = written.get(partition), starts.get(partition, 0)
+            if bits is None or offsets[0] < start or offsets[-1] >= start + len(bits):
+                return None  # a row of another batch: held back by a join, or made up
+            if bits[offsets - start].any():
+                return None  # an offset that another task wrote as well
+            bits[offsets - start] = True
+    tallies = []
+    for each in ranges:
+        bits = written[each.partition]
+        count = int(bits.sum())
+        seen = np.flatnonzero(bits)[[0, -1]] + each.start if count else None
+        invisible = _invisible(each, told)
+        if invisible is None and count == len(each):
+            invisible = 0  # nothing but records, and all of them written
+        if invisible is None or count + invisible > len(each):
+            return None
+        skipped = len(each) - count - invisible
+        span = None if seen is None else (int(seen[0]), int(seen[1]))
+        tallies.append(RangeCounts(each, count, skipped=skipped, invisible=invisible, seen=span))
+    return tallies
+
+
+def _timed(tally: RangeCounts, outcomes: Sequence[WriteOutcome]) -> RangeCounts:
+    """With the event times of its partition's rows, as far as they say which one they are of."""
+    found = [each.watermarks.get(tally.range.partition) for each in outcomes]
+    spans = [span for span in found if span]
+    if not spans:
+        return tally
+    return replace(tally, watermark=(min(s[0] for s in spans), max(s[1] for s in spans)))
+
+
+def _invisible(wanted: Range, told: ReadCounts) -> int | None:
+    """Offsets of a range that held no record, by what the tasks told of its pieces; None where
+    they did not tell of all of it. Others may have read other pieces of the same topic."""
+    pieces = {
+        start: (end, absent)
+        for (topic, number, start, end), (_, absent) in told.items()
+        if Partition(topic, number) == wanted.partition and end <= wanted.end
+    }
+    at, invisible = wanted.start, 0
+    while at < wanted.end:
+        if at not in pieces:
+            return None
+        at, absent = pieces[at]
+        invisible += absent
+    return invisible
+
+
+@contextmanager
+def _handed_by(session: SparkSession, rows: int) -> Iterator[None]:
+    """Spark hands rows to Python by so many, or fewer where the user said so.
+
+    Its limit by bytes is out of force meanwhile: to keep it, Spark asks each vector for its size
+    after every row, which takes longer than all the rest of the way.
+    """
+    by_bytes = "spark.sql.execution.arrow.maxBytesPerBatch"
+    by_rows = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    before = {key: session.conf.get(key) for key in (by_bytes, by_rows)}
+    most = int(before[by_rows] or 0)
+    session.conf.set(by_bytes, str(2**31 - 1))
+    session.conf.set(by_rows, str(min(rows, most) if most > 0 else rows))
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is not None:
+                session.conf.set(key, value)
+
+
+def _is_timestamp(columns: pa.Schema, name: str) -> bool:
+    return name in columns.names and pa.types.is_timestamp(columns.field(name).type)
+
+
+def _place(reached: StreamPosition) -> SourceOffsets:
+    cut = kafka_only(reached.cut)
+    return SourceOffsets(cut, reached.source, reached.origin.cluster, reached.origin.topics)
+
+
+def _told(place: SourceOffsets) -> str:
+    if place == SourceOffsets():
+        return "the beginning"
+    return f"{json.dumps(place.cut.nested())} {place.text}".strip()
+
+
+def _columns(frame: DataFrame, table: str) -> pa.Schema:
+    """The DataFrame's columns in Arrow's types; raises where Iceberg has none for one."""
+    found = []
+    for field in frame.schema:
+        try:
+            [column] = to_arrow_schema(type(frame.schema)([field]))
+        except (PySparkException, TypeError, ValueError):
+            column = None
+        lacking = column is None or pa.types.is_null(column.type)
+        if lacking or pa.types.is_duration(column.type) or "variant" in field.dataType.typeName():
+            raise SchemaMismatch(
+                f"cannot write to table {table}: column {field.name!r} is "
+                f"{field.dataType.simpleString()}, which Iceberg has no type for",
+                hint=f"cast it, or leave it out: .drop({field.name!r})",
+            )
+        found.append(column)
+    return pa.schema(found)

@@ -1,0 +1,297 @@
+"""Dead letters, read back from their table and settled once more.
+
+A replay is a life of a sink of its own, `<sink>.replay`, over the same tables: one batch of the
+letters that wait, counted in the partition `BATCHES`. What goes through is noted in a table beside
+the letters', in the same batch as the rows themselves. So a letter is noted if and only if its rows
+are there, whatever dies in between: an older life's batch is committed before this one looks for
+letters without a note, and an older life that still runs is fenced.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as sql
+
+from frazil.config.model import (
+    Config,
+    DeadLettersConfig,
+    RouteConfig,
+    Settings,
+    TableConfig,
+    replayed,
+)
+from frazil.errors import AccountingError, ConfigError, IdentityMismatch
+from frazil.iceberg.java import JavaCatalog
+from frazil.kafka.planner import TopicIdentity
+from frazil.ledger.entry import LedgerEntry
+from frazil.ledger.sink_state import REPLAY, known_tables
+from frazil.ledger.staged_batch import RangeCounts
+from frazil.offsets import BATCHES, Cut, Range
+from frazil.pipeline.replay import (
+    NOTE_COLUMNS,
+    NOTES,
+    OUTCOMES,
+    READ,
+    TOLD,
+    ReplayPlan,
+    ReplayResult,
+    run_all,
+)
+from frazil.pipeline.task import RangeResult
+from frazil.sources.base import SourceHost, StreamPosition, TableWriteResult, WriteResult, added
+from frazil.sources.kafka import KafkaSource
+
+_KEY = (NOTES.topic, NOTES.partition, NOTES.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterSelection:
+    """Which letters; what is empty selects all."""
+
+    topics: tuple[str, ...] = ()
+    partitions: tuple[int, ...] = ()
+    #: half-open, as everywhere; None: no bound
+    start: int | None = None
+    end: int | None = None
+    kinds: tuple[str, ...] = ()
+    #: of the tables that rejected a letter, one of these
+    tables: tuple[str, ...] = ()
+    #: the first so many, by topic, partition and offset
+    limit: int | None = None
+
+    def of(self, letters: DataFrame) -> DataFrame:
+        for condition in self._conditions():
+            letters = letters.where(condition)
+        return letters if self.limit is None else letters.orderBy(*_KEY).limit(self.limit)
+
+    def _conditions(self) -> Iterator[Column]:
+        if self.topics:
+            yield sql.col("topic").isin(list(self.topics))
+        if self.partitions:
+            yield sql.col("partition").isin(list(self.partitions))
+        if self.start is not None:
+            yield sql.col("offset") >= self.start
+        if self.end is not None:
+            yield sql.col("offset") < self.end
+        if self.kinds:
+            yield sql.col("kind").isin(list(self.kinds))
+        if self.tables:
+            yield sql.arrays_overlap("tables", sql.array(*map(sql.lit, self.tables)))
+
+
+@dataclass(slots=True)
+class ReplayReport:
+    """What became of the letters that were selected."""
+
+    #: in their tables now
+    replayed: int = 0
+    #: a rule says now that no table gets them
+    skipped: int = 0
+    rejected: int = 0
+    #: rows of each table
+    rows: dict[str, int] = field(default_factory=dict)
+    #: some of those that are rejected again
+    again: list[ReplayResult] = field(default_factory=list)
+    #: of a replay that did not live to commit them; committed now
+    finished: int = 0
+    #: tables that would be made or changed; only of a look
+    needs: list[str] = field(default_factory=list)
+
+    @property
+    def selected(self) -> int:
+        return self.replayed + self.skipped + self.rejected
+
+
+def notes_table(config: Config) -> str:
+    """Where it is noted which letters went through."""
+    if not config.dead_letters:
+        raise ConfigError(
+            f"cannot look for dead letters of sink {config.sink.id}: the config has none",
+            hint='[dead_letters]\ntable = "…"',
+        )
+    return replayed(config.dead_letters.table)
+
+
+def replaying(config: Config) -> Config:
+    """The config of the sink that replays: another id, the same tables, and that of the notes. It
+    reads nothing from Kafka."""
+    notes = TableConfig(
+        notes_table(config),
+        topic_column=NOTES.topic,
+        partition_column=NOTES.partition,
+        offset_column=NOTES.offset,
+        timestamp_column=NOTES.timestamp,
+        schema_evolution="fail",
+    )
+    sink = replace(
+        config.sink,
+        id=config.sink.id + REPLAY,
+        index_table=config.index_table,
+        topics=(),
+        topic_pattern="",
+        checkpoint_location="",
+        commit_interval="0s",
+        max_tables=config.sink.max_tables + 1,
+    )
+    return replace(
+        config,
+        sink=sink,
+        kafka=Settings(),
+        tables=(*config.tables, notes),
+        routes=config.routes or (RouteConfig(to=(config.tables[0].name,)),),
+        dead_letters=DeadLettersConfig(),
+    )
+
+
+def letters(spark: SparkSession, config: Config) -> DataFrame | None:
+    """All letters; `replayed_at` is null where one waits. None where there is no table yet."""
+    catalog = JavaCatalog(spark, config.catalog.name)
+    found = _read(spark, catalog, config.dead_letters.table)
+    if found is None:
+        return None
+    notes = _read(spark, catalog, notes_table(config))
+    if notes is None:
+        return found.withColumns(
+            {
+                "replayed_at": sql.lit(None).cast("timestamp"),
+                "replayed_to": sql.lit(None).cast("array<string>"),
+            }
+        )
+    notes = notes.select(*_KEY, "replayed_at", sql.col("tables").alias("replayed_to"))
+    return found.join(notes, list(_KEY), "left")
+
+
+def waiting(letters: DataFrame) -> DataFrame:
+    return letters.where("replayed_at IS NULL")
+
+
+def _read(spark: SparkSession, catalog: JavaCatalog, name: str) -> DataFrame | None:
+    """The table as it is now, and no older: a session may keep what it knows of tables."""
+    table = catalog.load(name)
+    newest = next(iter(table.history("main")), None) if table else None
+    if newest is None:
+        return None
+    reader = spark.read.option("versionAsOf", str(newest.id))
+    return reader.table(f"{catalog.name}.{name}")
+
+
+class DeadLetterSource(KafkaSource):
+    """As ranges are fed: by the same rules into the same tables; only the records come from the
+    dead letters' table."""
+
+    paced = False
+
+    def __init__(self, host: SourceHost, config: Config, wanted: DeadLetterSelection) -> None:
+        """`config`: of the sink whose letters they are."""
+        super().__init__(host)
+        self._config = config
+        self._wanted = wanted
+        self._notes = notes_table(config)
+        self._known: list[str] = []  # tables that the sink itself has made
+        self._number = 0
+        self._again: list[ReplayResult] = []
+        self._rules = self._made_rules() if config.routes else None
+        self.outcome = ReplayReport()
+
+    def _others(self) -> Iterable[str]:
+        return self._known
+
+    def look(self, spark: SparkSession, entry: LedgerEntry | None) -> TopicIdentity:
+        index = JavaCatalog(spark, self._config.catalog.name).load(self._config.index_table)
+        self._known = [*known_tables(index, self._config.sink.id)] if index else []
+        return self._origin
+
+    def start(self, position: Cut) -> Cut:
+        return Cut({BATCHES: 0, **position})
+
+    def resume(self, reached: StreamPosition, life: str) -> None:
+        self._host.provide({self._notes: NOTE_COLUMNS})
+
+    def stream(self, spark: SparkSession, until: Cut | None) -> DataFrame:
+        """The letters that wait and are wanted; those of a partition together, and in order."""
+        found = letters(spark, self._config)
+        if found is None:
+            raise ConfigError(f"cannot replay: table {self._config.dead_letters.table} is empty")
+        return self._wanted.of(waiting(found)).select(*READ).sortWithinPartitions(*_KEY)
+
+    def ends(self) -> Cut:
+        return Cut()
+
+    def write(self, frame: DataFrame, batch: int, reached: StreamPosition) -> WriteResult | None:
+        self._number = reached.cut[BATCHES]
+        results = self._settled(lambda: self._replayed(frame))
+        total = sum((each.total for each in results), self._nothing)
+        self._count(results, total)
+        if not total.written + total.skipped:
+            return None
+        names = sorted({name for each in results for name in each.tallies})
+        return WriteResult(
+            begin=reached.cut,
+            end=Cut({**reached.cut, BATCHES: self._number + 1}),
+            tables={name: self._of_table(name, results) for name in names},
+            total=(total,),
+            origin=self._origin,
+            seconds=added([each.seconds for each in results]),
+        )
+
+    def would(self, frame: DataFrame) -> ReplayReport:
+        """What `write` would do, as far as that can be told without making or changing tables."""
+        results = self._replayed(frame, look=True)
+        self._count(results, sum((each.total for each in results), self._nothing))
+        self.outcome.needs = sorted({name for each in results for name in each.needs})
+        return self.outcome
+
+    @property
+    def _nothing(self) -> RangeCounts:
+        return RangeCounts(Range(BATCHES, self._number, self._number + 1), 0)
+
+    def _replayed(self, frame: DataFrame, look: bool = False) -> list[RangeResult]:
+        plan = self._plan()
+        tables = dict(plan.tables)
+        notes = tables.pop(self._notes, None)
+        if notes is None and not look:
+            why = self._host.refused.get(self._notes, "it is not there")
+            raise IdentityMismatch(f"cannot note in table {self._notes} what is replayed: {why}")
+        replay = ReplayPlan(replace(plan, tables=tables), None if look else notes, self._number)
+        rows = frame.mapInArrow(functools.partial(_tasks, replay), OUTCOMES).collect()
+        self._again = sorted(
+            (ReplayResult(*each) for row in rows for each in json.loads(row.again)),
+            key=lambda each: (each.topic, each.partition, each.offset),
+        )[:TOLD]
+        return [RangeResult.of(json.loads(row.result)) for row in rows]
+
+    def _of_table(self, name: str, ordered: Sequence[RangeResult]) -> TableWriteResult:
+        mine = [each for each in ordered if name in each.tallies]
+        tally = sum((each.tallies[name] for each in mine), self._nothing)
+        files = tuple(file for each in mine for file in each.files[name])
+        if sum(file.rows for file in files) != tally.written:
+            raise AccountingError(
+                f"cannot stage a replay: {tally.written} rows were written to {name}, "
+                f"{sum(file.rows for file in files)} are in its files"
+            )
+        return TableWriteResult((tally,), files)
+
+    def _count(self, results: Sequence[RangeResult], total: RangeCounts) -> None:
+        rows: dict[str, int] = {}
+        for each in results:
+            for name, tally in each.tallies.items():
+                rows[name] = rows.get(name, 0) + tally.written
+        noted = rows.pop(self._notes, 0)
+        self.outcome = ReplayReport(total.written, total.skipped, total.rejected, rows, self._again)
+        if rows and noted != total.written + total.skipped:
+            raise AccountingError(
+                f"cannot stage a replay: {total.written + total.skipped} letters went "
+                f"through, {noted} are noted"
+            )
+
+
+def _tasks(replay: ReplayPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    context = TaskContext.get()
+    return run_all(replay, batches, context.attemptNumber() if context else 0)

@@ -1,0 +1,324 @@
+"""What a person decides about a stream's position: a loss accepted, a topic adopted, a cut moved.
+
+A decision is a batch of its own without records, made by a life of its own: whatever an earlier
+life left staged is committed before it, and a life that still runs is fenced. So it is staged and
+committed as any batch is, and a kill at any point leaves it done or undone. Its note, who, when and
+why, stands in the ledger, and in the index's rows of it, which outlive every snapshot.
+
+    accept-loss   [position, end) is told as *lost*: retention has deleted it
+    seek          forward: the same of records that are there, and are given up;
+                  back: the topic is read as a new one, from where it is told
+    adopt-topic   the topic, or the cluster, is another one: it is read as a new one; or, with the
+                  same offsets, its id alone changes
+
+A topic that is read as a new one has the epoch behind its name, `orders@7`, in the ledger and in
+the rows: offset 17 of it is not the offset 17 that is there already, and both stay provable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from pyspark.sql import DataFrame, SparkSession
+
+from frazil.config.model import Config
+from frazil.errors import ConfigError, Expired, Fatal, IdentityMismatch
+from frazil.kafka.planner import (
+    Planner,
+    TopicIdentity,
+    Watermarks,
+    kafka_only,
+    with_new_partitions,
+)
+from frazil.ledger.entry import LedgerEntry, OperatorNote
+from frazil.ledger.staged_batch import RangeCounts
+from frazil.offsets import Cut, Partition, Range, newest_names
+from frazil.sources.base import SourceHost, StreamPosition, TableWriteResult, WriteResult
+from frazil.sources.kafka import KafkaSource
+
+EARLIEST, LATEST = "earliest", "latest"
+
+
+@dataclass(frozen=True, slots=True)
+class WantedPosition:
+    """What is asked for."""
+
+    #: `accept-loss`, `adopt-topic` or `seek`
+    did: str
+    #: exactly these are given up
+    lost: tuple[Range, ...] = ()
+    #: Kafka's topics to adopt; empty: all that are others
+    topics: tuple[str, ...] = ()
+    #: where they begin: `earliest`, `latest`
+    start: str = EARLIEST
+    #: the offsets of the other topic mean the same records
+    same_offsets: bool = False
+    #: of Kafka's topics, where to go on
+    to: Mapping[tuple[str, int], int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Intervention:
+    """What it comes to."""
+
+    lost: tuple[Range, ...] = ()
+    #: partitions that begin, by names of their own; and those that only get another topic's id
+    begin: Cut = field(default_factory=Cut)
+    origin: TopicIdentity = field(default_factory=TopicIdentity)
+    says: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.lost or self.begin)
+
+
+def overtaken(position: Cut, marks: Watermarks) -> list[Range]:
+    """What retention has deleted before it was read."""
+    return [
+        Range(partition, offset, marks.low[partition])
+        for partition, offset in kafka_only(with_new_partitions(position, marks)).items()
+        if offset < marks.low.get(partition, 0)
+    ]
+
+
+def decide(
+    wanted: WantedPosition,
+    position: Cut,
+    known: TopicIdentity,
+    now: TopicIdentity,
+    marks: Watermarks,
+    life: str,
+) -> Intervention:
+    """Pure. `known`: whose topics the ledger knows; `now`, `marks`: what Kafka says, by the
+    ledger's names; `life`: the epoch that names topics which are read as new ones."""
+    if wanted.did != "adopt-topic":
+        position = with_new_partitions(position, marks)
+    if wanted.did == "accept-loss":
+        return _accepted(wanted, position, known, marks)
+    if wanted.did == "adopt-topic":
+        return _adopted(wanted, position, known, now, marks, life)
+    return _rebased(wanted, position, known, marks, life)
+
+
+def _accepted(
+    wanted: WantedPosition, position: Cut, known: TopicIdentity, marks: Watermarks
+) -> Intervention:
+    for each in wanted.lost:
+        here, low = _here(each.partition, position), marks.low.get(each.partition)
+        if low is None or each.start != here or each.end <= each.start:
+            raise ConfigError(
+                f"cannot accept the loss of {each}: the stream stands at {each.partition}@{here}"
+            )
+        if each.end > low:
+            raise ConfigError(
+                f"cannot accept the loss of {each}: Kafka has everything from {low} on",
+                hint="`frazil offsets seek` gives up what is there",
+            )
+    offsets = sum(map(len, wanted.lost))
+    origin = known.without(each.partition for each in wanted.lost)
+    return Intervention(wanted.lost, origin=origin, says=f"{offsets} offsets accepted as lost")
+
+
+def _adopted(
+    wanted: WantedPosition,
+    position: Cut,
+    known: TopicIdentity,
+    now: TopicIdentity,
+    marks: Watermarks,
+    life: str,
+) -> Intervention:
+    # Without topic ids only another cluster tells that topics are others.
+    moved = known.cluster not in ("", now.cluster)
+    others = {
+        topic
+        for topic, number in now.topics.items()
+        if known.differs(now, topic) or (moved and not (number and known.topics.get(topic)))
+    }
+    others &= set(position.topics)  # the rest is new, and begins as new topics do
+    asked = {p: topic for p, topic in newest_names(now.topics).items() if p in wanted.topics}
+    for name in wanted.topics:
+        if asked.get(name) not in others:
+            raise ConfigError(
+                f"cannot adopt topic {name}: it is the one the ledger knows, or none "
+                "that the sink has read"
+            )
+    taken = sorted(set(asked.values()) if wanted.topics else others)
+    mine = {p: o for p, o in kafka_only(position).items() if p.topic in taken}
+    there = [p for p in marks.end if p.topic in taken]
+    if wanted.same_offsets:
+        beyond = [
+            f"{p} (position {o}, end {marks.end.get(p, 'none')})"
+            for p, o in mine.items()
+            if o > marks.end.get(p, -1)
+        ]
+        if beyond:
+            raise IdentityMismatch(
+                f"cannot adopt with the same offsets: the topic ends before the position: "
+                f"{', '.join(beyond)}",
+                hint="those are not the same offsets; without --same-offsets it is read as a new "
+                "topic, from its beginning",
+            )
+        topics = {topic: now.topics[topic] for topic in taken}
+        begin, says = Cut(mine), f"{', '.join(taken)} go on with the same offsets"
+    else:
+        called = {topic: f"{Partition(topic, 0).kafka_topic}@{life}" for topic in taken}
+        topics = {called[topic]: now.topics[topic] for topic in taken}
+        ends = marks.end if wanted.start == LATEST else marks.low
+        begin = Cut({Partition(called[p.topic], p.number): ends[p] for p in there})
+        says = ", ".join(f"{old} is read as {new}" for old, new in called.items())
+        says += f", from {'its end' if wanted.start == LATEST else 'its beginning'}" if says else ""
+    if known.cluster and known.cluster != now.cluster:
+        says = f"cluster {now.cluster} for {known.cluster}; {says}".removesuffix("; ")
+        begin = begin or kafka_only(position)
+    same = known.leaders if known.cluster in ("", now.cluster) else {}
+    kept = {p: epoch for p, epoch in same.items() if p.topic not in taken}
+    origin = TopicIdentity(now.cluster, {**known.topics, **topics}, kept)
+    return Intervention(begin=begin, origin=origin, says=says)
+
+
+def _rebased(
+    wanted: WantedPosition, position: Cut, known: TopicIdentity, marks: Watermarks, life: str
+) -> Intervention:
+    names = newest_names(position.topics)
+    to: dict[Partition, int] = {}
+    for (topic, number), offset in wanted.to.items():
+        partition = Partition(names.get(topic, topic), number)
+        here = _here(partition, position)
+        if not marks.low.get(partition, 0) <= offset <= marks.end.get(partition, -1):
+            raise ConfigError(
+                f"cannot go to {topic}:{number}:{offset}: the partition has "
+                f"{marks.low.get(partition, 0)} to {marks.end.get(partition, 0)}"
+            )
+        if offset != here:
+            to[partition] = offset
+    current = kafka_only(position)
+    ahead = [Range(p, current[p], offset) for p, offset in to.items() if offset > current[p]]
+    back = {p: offset for p, offset in to.items() if offset < current[p]}
+    if ahead and back:
+        raise ConfigError(
+            "cannot go forward and back at once: give up records of some partitions "
+            "first, then read others again"
+        )
+    if ahead:
+        offsets = sum(map(len, ahead))
+        origin = known.without(each.partition for each in ahead)
+        return Intervention(tuple(ahead), origin=origin, says=f"{offsets} offsets given up")
+    called = {p.topic: f"{p.kafka_topic}@{life}" for p in back}
+    moved = {p: back.get(p, o) for p, o in current.items() if p.topic in called}
+    missing = [p for p, o in moved.items() if o < marks.low.get(p, 0)]
+    if missing:
+        raise Expired(
+            f"cannot go to another offset: retention has overtaken {', '.join(map(str, missing))}",
+            hint="accept that loss first: frazil offsets accept-loss CONFIG",
+        )
+    begin = Cut({Partition(called[p.topic], p.number): offset for p, offset in moved.items()})
+    topics = {called[topic]: known.topics[topic] for topic in called if topic in known.topics}
+    again = sum(current[p] - min(offset, current[p]) for p, offset in back.items())
+    says = ", ".join(f"{old} is read on as {new}" for old, new in called.items())
+    says += f"; {again} offsets come again, or others in their place" if again else ""
+    return Intervention(
+        begin=begin,
+        says=says,
+        origin=TopicIdentity(known.cluster, {**known.topics, **topics}, known.leaders),
+    )
+
+
+def _here(partition: Partition, position: Cut) -> int:
+    if partition not in kafka_only(position):
+        known = ", ".join(map(str, kafka_only(position))) or "none"
+        raise ConfigError(f"cannot move {partition}: the sink does not read it; it reads {known}")
+    return position[partition]
+
+
+def asked(config: Config, known: TopicIdentity, wanted: WantedPosition) -> Planner:
+    """Whoever can be asked, as the decision needs it: an adoption takes whom it finds."""
+    return Planner(
+        config.kafka.resolved(),
+        topics=config.sink.topics,
+        pattern=config.sink.topic_pattern,
+        origin=known,
+        trusting=wanted.did == "adopt-topic",
+    )
+
+
+class InterventionSource(KafkaSource):
+    """One batch, of the decision alone."""
+
+    paced = False
+
+    def __init__(
+        self,
+        host: SourceHost,
+        wanted: WantedPosition,
+        note: OperatorNote,
+        expected: TopicIdentity | None = None,
+    ) -> None:
+        """`expected`: whose topics were looked at when it was decided."""
+        super().__init__(host)
+        if self._config.transform:
+            raise ConfigError(
+                f"cannot {wanted.did}: sink {self._config.sink.id} has a [transform], and where "
+                "its query stands is Spark's to say",
+                hint="use another sink id",
+            )
+        self._wanted = wanted
+        self._note = note
+        self._expected = expected
+        self._life = ""
+        self.decision = Intervention()
+
+    def look(self, spark: SparkSession, entry: LedgerEntry | None) -> TopicIdentity:
+        if entry is None:
+            raise ConfigError(
+                f"cannot {self._wanted.did}: sink {self._config.sink.id} has no position yet"
+            )
+        known = TopicIdentity.of(entry)
+        self._planner = asked(self._config, known, self._wanted)
+        self._origin, _ = self._planner.origin()
+        if self._expected is not None and self._expected != self._origin:
+            raise Fatal(
+                f"cannot {self._wanted.did}: topic or cluster changed meanwhile",
+                hint="run it again",
+            )
+        return TopicIdentity(entry.cluster)  # the claim tells nothing new
+
+    def start(self, position: Cut) -> Cut:
+        return position
+
+    def resume(self, reached: StreamPosition, life: str) -> None:
+        self._life = life
+
+    def stream(self, spark: SparkSession, until: Cut | None) -> DataFrame:
+        return spark.range(0).toDF("id")
+
+    def ends(self) -> Cut:
+        return Cut()
+
+    def write(self, frame: DataFrame, batch: int, reached: StreamPosition) -> WriteResult | None:
+        known = reached.origin
+        self._planner = asked(self._config, known, self._wanted)
+        now, partitions = self._planner.origin()
+        marks = self._planner.watermarks(partitions)
+        found = decide(self._wanted, reached.cut, known, now, marks, self._life)
+        self.decision = found
+        if not found:
+            return None
+        new = {each.partition: each.start for each in found.lost}  # of a partition not read yet
+        begin = Cut({**new, **reached.cut, **found.begin})
+        tallies = [RangeCounts(each, 0, lost=len(each)) for each in found.lost]
+        tallies += [RangeCounts(Range(p, offset, offset), 0) for p, offset in found.begin.items()]
+        return WriteResult(
+            begin,
+            begin.after(found.lost),
+            tables=self._of_tables(tallies),
+            total=() if self._of_tables(tallies) else tuple(tallies),
+            origin=found.origin,
+            seconds={},
+            note=replace(self._note, says=found.says).text(),
+        )
+
+    def _of_tables(self, tallies: Sequence[RangeCounts]) -> dict[str, TableWriteResult]:
+        """The only table's ledger goes along with the index's; those of several need not."""
+        if not self._config.one_table or not self._host.plans():
+            return {}
+        return {self._config.tables[0].name: TableWriteResult(tuple(tallies), ())}

@@ -1,0 +1,523 @@
+"""Kafka straight into the tables: Spark gets ranges, and the records never enter its JVM."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+from pyspark import TaskContext, cloudpickle
+from pyspark.sql import DataFrame, SparkSession
+
+from frazil.config.model import Config, TableConfig, duration, remembered, replayed
+from frazil.errors import (
+    AccountingError,
+    Conflict,
+    Overlap,
+    SchemaMismatch,
+    TooManyRejected,
+    Unwritable,
+    counted,
+    from_traceback,
+)
+from frazil.files.writer import DataFileDescriptor, discard
+from frazil.formats import schema_sample
+from frazil.formats.decoder import RecordFormat
+from frazil.iceberg.java import FAILED, HadoopFolder
+from frazil.kafka.planner import (
+    FORMAT,
+    Planner,
+    TopicIdentity,
+    kafka_only,
+    options,
+    split,
+    tasks,
+)
+from frazil.ledger.entry import LedgerEntry
+from frazil.ledger.staged_batch import RangeCounts
+from frazil.offsets import Cut, Partition, Range, join
+from frazil.pipeline.chunk import NewTable, add_need
+from frazil.pipeline.isolation import StationFailed
+from frazil.pipeline.routing import RoutingRules
+from frazil.pipeline.task import (
+    LETTER_COLUMNS,
+    BatchPlan,
+    EndedRange,
+    Handed,
+    RangeResult,
+    UpsertOutcome,
+    apply_all,
+    of_table,
+    run,
+    run_all,
+)
+from frazil.pipeline.upsert import ShuffleBlock, UpsertResult, parts_of, shared
+from frazil.sources.base import (
+    SourceHost,
+    StreamPosition,
+    TableWriteResult,
+    TemporaryView,
+    WriteResult,
+    added,
+)
+from frazil.spark.checkpoint import Checkpoint, SourceOffsets
+from frazil.spark.read import register
+
+#: How often a batch is run again because tables had to be made or changed for it. Each time all
+#: tasks tell all they need: more than a few times means that something else changes the tables.
+_RERUNS = 8
+#: Fewer rejected records than that are no share: a quiet stream has batches of one record.
+_FEW = 100
+
+
+class KafkaSource:
+    paced = True
+    stateful = False
+
+    def __init__(self, host: SourceHost) -> None:
+        self._host = host
+        self._config: Config = host.config
+        self._kafka = self._config.kafka.resolved()
+        self._format: RecordFormat = schema_sample.format_of(self._config)
+        self._key_format = schema_sample.key_format_of(self._config)
+        self._parallelism = 1
+        self._rules = self._made_rules() if self._config.routes else None
+        self._carried: list[RangeResult] = []
+        #: changes of the batch under way could not be written together
+        self._isolating = False
+        #: upsert tables of which tasks of a batch had a key in common: this life brings the changes
+        #: of a key together there
+        self._scattered: set[str] = set()
+        #: what the batch under way made of its changes to upsert tables
+        self._applied: dict[str, UpsertResult] = {}
+        self._origin = TopicIdentity()
+        self._leaders: Mapping[Partition, int] = {}
+        self.checkpoint = ""
+        #: where the sources stand after the batch that was written last
+        self._places: dict[int, SourceOffsets] = {}
+        self._temporary = TemporaryView()
+
+    # ── before anything is claimed ───────────────────────────────────────────────────────────
+
+    def _made_rules(self) -> RoutingRules:
+        names = [table.name for table in self._config.tables]
+        reserved = [self._config.index_table]
+        if letters := self._config.dead_letters.table:
+            reserved += [letters, replayed(letters)]
+        reserved += map(remembered, self._config.remembering)
+        rules = RoutingRules(self._config.routes, names, reserved=reserved)
+        for module in rules.travelling:
+            cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+        return rules
+
+    def _others(self) -> Iterable[str]:
+        """Tables made by names from the data that this feed does not hold itself."""
+        return ()
+
+    def template(self, table: str) -> str:
+        """The `[[table]]` that a table was made of."""
+        return self._rules.template(table) if self._rules else table
+
+    def look(self, spark: SparkSession, entry: LedgerEntry | None) -> TopicIdentity:
+        self._planner = Planner(
+            self._kafka,
+            topics=self._config.sink.topics,
+            pattern=self._config.sink.topic_pattern,
+            origin=TopicIdentity.of(entry) if entry else TopicIdentity(),
+        )
+        self._origin, _ = self._planner.origin()
+        return self._origin
+
+    def start(self, position: Cut) -> Cut:
+        return Cut(
+            {
+                **position,
+                **self._planner.start(kafka_only(position), self._config.sink.starting_offsets),
+            }
+        )
+
+    def check(self, reached: Callable[[], StreamPosition]) -> None: ...
+
+    # ── where the last life ended ────────────────────────────────────────────────────────────
+
+    def resume(self, reached: StreamPosition, life: str) -> None:
+        self._carried, self._places = [], {}  # of a query before: read again from `reached`
+        self._reached = kafka_only(reached.cut)
+        self._leaders = reached.origin.leaders
+        self._planner.learn(reached.origin)
+        _, partitions = self._planner.origin()
+        self._planner.require(self._reached, self._planner.watermarks(partitions))
+        if letters := self._config.dead_letters.table:
+            self._host.provide({letters: LETTER_COLUMNS})
+        self._learn(self._planner.waiting(self._reached, schema_sample.RECORDS))
+        self.checkpoint = self._temporary.folder(self._config.sink.checkpoint_location, life)
+
+    def _learn(self, ranges: Sequence[Range]) -> None:
+        """Make the tables, or see that they fit, from a sample of the records that come first."""
+        if self._rules is not None and self._rules.wants_rows:
+            # A user's function may kill the process it runs in: a worker, never the driver.
+            return
+        few = [
+            Range(r.partition, r.start, min(r.end, r.start + schema_sample.RECORDS)) for r in ranges
+        ]
+        for _ in range(_RERUNS):
+            plan = self._plan()
+            needs: dict[str, pa.Schema] = {}
+            try:
+                _add_needs(needs, [run(plan, each, dry=True) for each in few])
+            except StationFailed:
+                return  # it fails in a task as well, where the record at fault is found
+            if not needs:
+                return
+            self._host.provide(needs)
+
+    def stream(self, spark: SparkSession, until: Cut | None) -> DataFrame:
+        register(spark)
+        self._parallelism = spark.sparkContext.defaultParallelism
+        source = options(
+            self._config,
+            start=self._reached,
+            origin=TopicIdentity(self._origin.cluster, self._origin.topics, self._leaders),
+            parallelism=self._parallelism,
+            until=until,
+            gathering=self._host.gathering,
+        )
+        return spark.readStream.format(FORMAT).options(**source).load()
+
+    def ends(self) -> Cut:
+        _, partitions = self._planner.origin()
+        return self._planner.watermarks(partitions).end
+
+    def untold(self) -> list[Range]:
+        return [result.total.range for result in self._carried]
+
+    def close(self) -> None:
+        self._temporary.remove()
+
+    # ── batch by batch ───────────────────────────────────────────────────────────────────────
+
+    def opening(self, batch: int, reached: StreamPosition) -> WriteResult | None:
+        return None  # the claim names it
+
+    def write(self, frame: DataFrame, batch: int, reached: StreamPosition) -> WriteResult | None:
+        """Tasks take the ranges; only what successful ones hand back is believed."""
+        ranges = self._ranges(frame.sparkSession, batch)
+        self._isolating = False
+        results = self._carried + self._settled(lambda: self._run(frame.sparkSession, ranges))
+        if not results:
+            return None  # a cut that only named new partitions
+        if self._config.one_table and not self._host.plans():
+            self._carried = results  # invisible offsets, and no table yet: told with the next batch
+            return None
+        written = self._checked(results, reached)
+        self._carried = []
+        return written
+
+    def _ranges(self, spark: SparkSession, batch: int) -> list[Range]:
+        """What Spark planned for the batch. Its offset log says it as well as the rows of its
+        source would, and tasks that read those rows would cost more than a small batch."""
+        log = Checkpoint(HadoopFolder(spark, self.checkpoint), bound=False)
+        before, after = self._places.get(batch - 1) or log.before(batch), log.after(batch)
+        self._places = {batch: after}
+        self._origin = TopicIdentity(after.cluster, after.topics)
+        # A new partition is named, with its beginning, a batch before it is read from.
+        return [
+            Range(p, before.cut[p], offset)
+            for p, offset in after.cut.items()
+            if p in before.cut and offset > before.cut[p]
+        ]
+
+    def _settled(self, run: Callable[[], list[RangeResult]]) -> list[RangeResult]:
+        """The batch, run again as long as tables must be made or changed for it."""
+        for _ in range(_RERUNS):
+            needs: dict[str, pa.Schema] = {}
+            try:
+                results = run()
+            except FAILED as error:
+                found = from_traceback(str(error))
+                if isinstance(found, Unwritable) and not self._isolating:
+                    self._isolating = True  # once more, in parts, to find the records at fault
+                elif not isinstance(found, Conflict):
+                    raise
+                continue  # of a conflict: a file to be looked into is gone, others have its rows
+            _add_needs(needs, results)
+            if not needs:
+                return results
+            self._host.provide(needs)
+        raise SchemaMismatch(
+            f"cannot write a batch: in {_RERUNS} tries the tables did not come to fit: "
+            f"{', '.join(sorted(needs))}",
+            hint="does somebody else change them?",
+        )
+
+    def _plan(self) -> BatchPlan:
+        plans = self._host.plans()
+        letters = plans.pop(self._config.dead_letters.table, None)
+        if self._rules is not None:
+            named = {table.name for table in self._config.tables if "{" not in table.name}
+            notes = replayed(self._config.dead_letters.table)
+            made = {*plans, *self._others()} - named - {notes}
+            room = max(0, self._config.sink.max_tables - len(named) - len(made))
+            self._rules = self._rules.again(sorted({*made, *self._host.refused} - named), room)
+        return BatchPlan(
+            kafka=self._kafka,
+            format=self._format,
+            tables=plans,
+            keyed={each.name: each.mode for each in self._config.tables if each.key},
+            key_format=self._key_format,
+            new={each.name: _new(each) for each in self._config.tables},
+            buckets=self._parallelism,
+            parts=parts_of(self._config.sink.max_records_per_trigger, self._parallelism),
+            rules=self._rules,
+            only=self._config.tables[0].name,
+            letters=letters,
+            refused=self._host.refused,
+            file_prefix=self._host.prefix,
+            batch=self._host.number,
+            patience=duration(self._config.sink.unavailable_timeout),
+            client=self._config.sink.kafka_client == "librdkafka",
+            isolating=self._isolating,
+        )
+
+    def _looking(self) -> BatchPlan:
+        """The plan, with the files in which tasks look for what keys of ordered tables have."""
+        plan = self._plan()
+        known = {
+            name: replace(table, known=self._host.known(name))
+            for name, table in plan.tables.items()
+            if table.order
+        }
+        return replace(plan, tables={**plan.tables, **known})
+
+    def _run(self, spark: SparkSession, ranges: Sequence[Range]) -> list[RangeResult]:
+        plan, pieces = self._looking(), self._pieces(ranges)
+        cut = len(pieces) > len(ranges)  # then a key may be in several tasks, wherever it belongs
+        keyed = {name for name, each in plan.tables.items() if each.key}
+        apart = {name for name in keyed if plan.tables[name].partitioned_by_key}
+        plan = replace(plan, together=frozenset((keyed if cut else self._scattered) - apart))
+        told = self._told(spark, plan, pieces)
+        if scattered := self._shared(told) - apart:
+            # Tasks that did not know of each other wrote rows of the same key: away with all that.
+            _discard(plan, told)
+            self._scattered |= scattered
+            told = self._told(spark, replace(plan, together=plan.together | scattered), pieces)
+        self._applied = {}
+        for each in told:
+            if isinstance(each, UpsertOutcome):
+                known = self._applied.get(each.table)
+                self._applied[each.table] = known + each.done if known else each.done
+        self._applied |= {
+            remembered(name): done.noted for name, done in self._applied.items() if done.noted
+        }
+        return [result for each in told if isinstance(each, EndedRange) for result in each.results]
+
+    def _pieces(self, ranges: Sequence[Range]) -> list[Range]:
+        by_key = any(table.partitioned_by_key for table in self._config.tables)
+        return split(
+            ranges,
+            # One task for each Kafka partition where a task is to see all records of a key.
+            most=sys.maxsize if by_key else self._config.sink.max_records_per_task,
+            parallelism=1 if by_key else self._parallelism,
+        )
+
+    def _told(
+        self, spark: SparkSession, plan: BatchPlan, pieces: Sequence[Range]
+    ) -> list[EndedRange | UpsertOutcome]:
+        if not pieces:
+            return []
+        ranges = spark.sparkContext.parallelize(pieces, tasks(pieces, self._parallelism))
+        handed = ranges.mapPartitions(functools.partial(_tasks, plan))
+        if plan.together:
+            # All changes of a key come together in one task of a second stage.
+            handed = handed.partitionBy(plan.buckets, _bucket).mapPartitions(
+                functools.partial(apply_all, plan)
+            )
+        told = [each for _, each in handed.collect() if not isinstance(each, ShuffleBlock)]
+        done = [each for each in told if isinstance(each, EndedRange)]
+        if sorted(each.planned for each in done) != sorted(pieces):
+            raise AccountingError(
+                f"cannot stage a batch: {counted(len(pieces), 'range')} planned, {len(done)} came "
+                "back"
+            )
+        for each in done:
+            whole = join(result.total.range for result in each.results)
+            if whole != [each.planned]:
+                raise AccountingError(
+                    f"cannot stage a batch: {each.planned} was planned, "
+                    f"{', '.join(map(str, whole))} came back"
+                )
+        return told
+
+    def _shared(self, told: Sequence[EndedRange | UpsertOutcome]) -> set[str]:
+        """Tables of which two tasks changed the same key, each by itself."""
+        alone: dict[str, list[UpsertOutcome]] = {}
+        for each in told:
+            if isinstance(each, UpsertOutcome) and each.alone:
+                alone.setdefault(each.table, []).append(each)
+        found = set()
+        for name, mine in alone.items():
+            if pair := shared([each.done.hashes for each in mine]):
+                found.add(name)
+                if self._host.plans()[name].partitioned_by_key:
+                    one, other = (mine[i].alone for i in pair)
+                    raise _not_by_key(name, one, other)
+        return found
+
+    def _checked(self, results: Sequence[RangeResult], before: StreamPosition) -> WriteResult:
+        """The arithmetic (I3), the joint to the batch before, and the topics' identity."""
+        for result in results:
+            for name, tally in (("", result.total), *result.tallies.items()):
+                files = sum(file.rows for file in result.files.get(name, ()))
+                if not tally.balanced or (name and files != tally.written):
+                    raise _miscount(tally, name, files)
+        ordered = sorted(results, key=lambda result: result.total.range)
+        self._refuse_too_many(ordered)
+        ranges = join(result.total.range for result in results)
+        reached = before.cut
+        end = reached.after(ranges)
+        last = {result.total.range.partition: result.leader for result in ordered}
+        leaders = {p: e for p, e in {**before.origin.leaders, **last}.items() if e >= 0}
+        begin = Cut({**{r.partition: r.start for r in ranges}, **reached})
+        # A topic that was dropped and made again between plan and fetch brought other records.
+        self._origin.check(self._host.patiently(lambda: self._planner.origin()[0]))
+        touched = dict.fromkeys(name for result in ordered for name in result.tallies)
+        touched |= {name: None for name, done in self._applied.items() if done.files}
+        if self._config.one_table:
+            touched = {self._config.tables[0].name: None}
+        return WriteResult(
+            begin,
+            end,
+            tables={name: self._of_table(name, ordered) for name in touched},
+            total=() if self._config.one_table else _joined(r.total for r in ordered),
+            origin=TopicIdentity(self._origin.cluster, self._origin.topics, leaders),
+            rejected=_by_kind(ordered),
+            seconds=added(
+                [
+                    *(result.seconds for result in results),
+                    *({"write": done.seconds} for done in self._applied.values()),
+                ]
+            ),
+        )
+
+    def _of_table(self, name: str, ordered: Sequence[RangeResult]) -> TableWriteResult:
+        nothing = RangeCounts(ordered[0].total.range, 0)
+        tallies = _joined(
+            result.tallies.get(name) or of_table(result.total, nothing)
+            for result in ordered
+            if name not in result.below
+        )
+        if name not in self._applied:
+            files = tuple(file for result in ordered for file in result.files.get(name, ()))
+            return TableWriteResult(tallies, files)
+        done = self._applied[name]
+        fate = "skipped" if name in map(remembered, self._applied) else "merged"
+        tallies = tuple(
+            _with_rows(tally, done.written.get(tally.range.partition, 0), fate) for tally in tallies
+        )
+        rows = sum(file.rows for file in done.files)
+        keys = sum(file.rows for file in done.deletes)
+        if rows != sum(tally.written for tally in tallies) or keys != done.keys:
+            raise _miscount(tallies[0], name, rows)
+        return TableWriteResult(tallies, done.files, done.deletes, keys)
+
+    def _refuse_too_many(self, results: Sequence[RangeResult]) -> None:
+        rejected = sum(result.total.rejected for result in results)
+        read = rejected + sum(result.total.written + result.total.skipped for result in results)
+        letters = self._config.dead_letters
+        too_large_a_share = rejected >= _FEW and rejected > letters.max_fraction * read
+        if rejected > letters.max_count or too_large_a_share:
+            raise TooManyRejected(
+                f"cannot go on: {rejected} of {read} records of a batch are rejected; "
+                f"[dead_letters] allows {letters.max_fraction:.0%} and {letters.max_count}",
+                hint="nothing of the batch was written; mend what sends or reads them, or raise "
+                "max_fraction or max_count",
+            )
+
+
+def _tasks(plan: BatchPlan, ranges: Iterable[Range]) -> Iterator[Handed]:
+    context = TaskContext.get()
+    return run_all(plan, ranges, context.attemptNumber() if context else 0)
+
+
+def _new(table: TableConfig) -> NewTable:
+    names = (
+        table.topic_column,
+        table.partition_column,
+        table.offset_column,
+        table.timestamp_column,
+    )
+    return NewTable(tuple(name for name in names if name), table.max_columns)
+
+
+def _bucket(number: int) -> int:
+    return number
+
+
+def _discard(plan: BatchPlan, told: Sequence[EndedRange | UpsertOutcome]) -> None:
+    """Remove what tasks wrote. What cannot be removed now is found by `frazil orphans`."""
+    written: dict[str, list[DataFileDescriptor]] = {}
+    for each in told:
+        if isinstance(each, UpsertOutcome):
+            written.setdefault(each.table, []).extend((*each.done.files, *each.done.deletes))
+            if each.done.noted:
+                written.setdefault(remembered(each.table), []).extend(each.done.noted.files)
+            continue
+        for result in each.results:
+            for name, some in result.files.items():
+                written.setdefault(name, []).extend(some)
+    shapes = {name: table.shape for name, table in plan.tables.items()}
+    for apart in (plan.letters, *plan.memories):
+        if apart:
+            shapes[apart.shape.name] = apart.shape
+    for name, files in written.items():
+        discard(shapes[name], files)
+
+
+def _add_needs(needs: dict[str, pa.Schema], results: Sequence[RangeResult]) -> None:
+    for result in results:
+        for name, columns in result.needs.items():
+            add_need(needs, name, columns)
+
+
+def _not_by_key(table: str, one: Partition | None, other: Partition | None) -> Overlap:
+    return Overlap(
+        f"cannot write to table {table}: the same key came from {one} and from {other}, and "
+        "partitioned_by_key says that this cannot be",
+        hint="remove partitioned_by_key from the [[table]]: then records of a key are brought "
+        "together before they are written",
+    )
+
+
+def _with_rows(tally: RangeCounts, rows: int, fate: str) -> RangeCounts:
+    """So many of the records that had this fate as yet are rows of the table now."""
+    rest = getattr(tally, fate) - rows
+    if rest < 0:
+        raise _miscount(tally, "", rows)
+    return replace(tally, written=rows, **{fate: rest})
+
+
+def _miscount(tally: RangeCounts, name: str, files: int) -> AccountingError:
+    return AccountingError(
+        f"cannot stage {tally.range}: {len(tally.range)} offsets, of them {tally.written} written, "
+        f"{tally.merged} merged, {tally.rejected} rejected, {tally.skipped} skipped, "
+        f"{tally.invisible} invisible; {files} in the files" + (f" of table {name}" if name else "")
+    )
+
+
+def _by_kind(results: Sequence[RangeResult]) -> dict[str, tuple[int, str]]:
+    found: dict[str, tuple[int, str]] = {}
+    for result in results:
+        for kind, (count, last) in result.rejected.items():
+            found[kind] = found.get(kind, (0, ""))[0] + count, last
+    return found
+
+
+def _joined(tallies: Iterable[RangeCounts]) -> tuple[RangeCounts, ...]:
+    """Of each partition one; they come in order."""
+    found: dict[Partition, RangeCounts] = {}
+    for tally in tallies:
+        key = tally.range.partition
+        found[key] = found[key] + tally if key in found else tally
+    return tuple(found.values())

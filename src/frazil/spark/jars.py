@@ -1,0 +1,223 @@
+"""Maven coordinates in, a cached folder of jars out.
+
+The Ivy that PySpark ships does the resolving, so nothing but Java and PySpark is needed, and a
+machine with its own Ivy or proxy settings is served by them. A folder appears in the cache only
+when it is whole (it is renamed into place), so a second call answers at once, offline too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from xml.sax.saxutils import quoteattr
+
+from frazil.errors import ConfigError, Unavailable
+
+ICEBERG = ("org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",)
+#: S3 for Iceberg's Java side
+AWS = ("org.apache.iceberg:iceberg-aws-bundle:1.12.0",)
+#: the embedded catalog of the demo and the tests: Iceberg's JDBC catalog on SQLite
+SQLITE = ("org.xerial:sqlite-jdbc:3.53.4.0",)
+KAFKA = ("org.apache.kafka:kafka_2.13:4.3.1", "org.slf4j:slf4j-simple:1.7.36")
+
+#: Seconds between tries. A mirror may miss an artifact once that it has a moment later.
+_PAUSES = (2.0, 10.0)
+
+
+def cache_dir() -> Path:
+    root = os.environ.get("FRAZIL_CACHE") or Path.home() / ".cache" / "frazil"
+    return Path(root).expanduser()
+
+
+def java() -> str:
+    """The java command, or one sentence that says how to get it."""
+    home = os.environ.get("JAVA_HOME")
+    candidates = [str(Path(home, "bin", "java"))] if home else []
+    for candidate in [*candidates, "java"]:
+        if found := shutil.which(candidate):
+            return found
+    raise ConfigError(
+        "cannot find Java: neither JAVA_HOME nor PATH has a java command; "
+        "expected Java 17 or newer",
+        hint="install it, for example: apt-get install -y openjdk-17-jre-headless",
+    )
+
+
+def spark_command(name: str) -> str:
+    """`spark-sql` and its like, from this PySpark."""
+    return str(_pyspark_home() / "bin" / name)
+
+
+def fetch(
+    coordinates: Sequence[str],
+    *,
+    transitive: bool = True,
+    overrides: Sequence[str] = (),
+    excludes: Sequence[str] = (),
+    say: Callable[[str], None] = lambda _: None,
+) -> list[Path]:
+    """The jars of `coordinates` (`group:artifact:version[:classifier]`) and of what they need.
+
+    `overrides` are coordinates that replace a version somewhere below; `excludes` are groups that
+    the caller's class path has already.
+    """
+    wanted = repr((tuple(coordinates), transitive, tuple(overrides), tuple(excludes)))
+    name = coordinates[0].split(":")[1] + "-" + hashlib.sha256(wanted.encode()).hexdigest()[:12]
+    target = cache_dir() / "jars" / name
+    if not target.is_dir():
+        say(f"fetching {', '.join(c.split(':', 1)[1] for c in coordinates)}")
+        for pause in (*_PAUSES, None):
+            try:
+                _retrieve(coordinates, transitive, overrides, excludes, target)
+                break
+            except Unavailable:
+                if pause is None:
+                    raise
+                say(f"not all of it was found; trying again in {pause:g} s")
+                time.sleep(pause)
+    return sorted(target.glob("*.jar"))
+
+
+def spark_kafka(say: Callable[[str], None] = lambda _: None) -> list[Path]:
+    """Spark's own Kafka source and `from_avro`: the pipeline needs neither, comparisons and
+    queries that are made with them do. Not all of it is published for this Spark version."""
+    return fetch(
+        (
+            "org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.1",
+            "org.apache.spark:spark-avro_2.13:4.1.1",
+        ),
+        overrides=["org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0"],
+        excludes=["org.apache.hadoop", "org.scala-lang", "org.slf4j"],
+        say=say,
+    )
+
+
+def rest_catalog(say: Callable[[str], None] = lambda _: None) -> list[Path]:
+    """Iceberg's reference server of the REST protocol, over JDBC on SQLite: for tests and
+    comparisons. It is published as test code of 1.11; Hadoop's part of it is PySpark's own."""
+    core, jetty = "org.apache.iceberg:iceberg-core:1.11.0", "12.1.13"
+    found = fetch(
+        (
+            core,
+            f"org.eclipse.jetty.ee10:jetty-ee10-servlet:{jetty}",
+            f"org.eclipse.jetty.compression:jetty-compression-server:{jetty}",
+            f"org.eclipse.jetty.compression:jetty-compression-gzip:{jetty}",
+            *SQLITE,
+            "org.slf4j:slf4j-simple:2.0.17",
+        ),
+        say=say,
+    )
+    server = ("org.apache.iceberg:iceberg-open-api:1.11.0:test-fixtures", f"{core}:tests")
+    found += fetch(server, transitive=False, say=say)
+    return found + sorted((_pyspark_home() / "jars").glob("hadoop-client-*.jar"))
+
+
+def classpath(jars: Sequence[Path]) -> str:
+    return os.pathsep.join(map(str, jars))
+
+
+def _retrieve(
+    coordinates: Sequence[str],
+    transitive: bool,
+    overrides: Sequence[str],
+    excludes: Sequence[str],
+    target: Path,
+) -> None:
+    command = java()
+    ivy = sorted((_pyspark_home() / "jars").glob("ivy-*.jar"))
+    if not ivy:
+        raise ConfigError(
+            "cannot fetch jars: this PySpark ships no Ivy", hint="pip install pyspark"
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=target.name + ".", dir=target.parent))
+    try:
+        (work / "ivy.xml").write_text(_ivy_xml(coordinates, transitive, overrides, excludes))
+        run = subprocess.run(
+            [
+                command,
+                "-jar",
+                str(ivy[-1]),
+                "-cache",
+                str(cache_dir() / "ivy"),
+                "-ivy",
+                str(work / "ivy.xml"),
+                "-confs",
+                "default",
+                "-types",
+                "jar",
+                "bundle",
+                "-retrieve",
+                f"{work}/libs/[artifact]-[revision](-[classifier]).[ext]",
+            ],
+            capture_output=True,
+            text=True,
+            timeout=900,
+        )
+        libs = work / "libs"
+        if run.returncode != 0 or not libs.is_dir():
+            lines = (run.stdout + run.stderr).splitlines()
+            why = [
+                x.strip() for x in lines if "UNRESOLVED" in x or "not found" in x or "ERROR" in x
+            ]
+            raise Unavailable(
+                f"cannot fetch {', '.join(coordinates)}: {'; '.join(why[:3]) or lines[-1:]}",
+                hint="check the network, or put an Ivy settings file for your mirror in place",
+            )
+        try:
+            libs.rename(target)
+        except OSError:  # another process was first; its folder is as whole as ours
+            if not target.is_dir():
+                raise
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _ivy_xml(
+    coordinates: Sequence[str], transitive: bool, overrides: Sequence[str], excludes: Sequence[str]
+) -> str:
+    rows = []
+    for coordinate in coordinates:
+        org, artifact, version, *classifier = coordinate.split(":")
+        part = (
+            f'<artifact name={quoteattr(artifact)} type="jar" ext="jar" '
+            f"m:classifier={quoteattr(classifier[0])}/>"
+            if classifier
+            else ""
+        )
+        rows.append(
+            f"<dependency org={quoteattr(org)} name={quoteattr(artifact)} "
+            f'rev={quoteattr(version)} force="true" conf="default->default" '
+            f'transitive="{str(transitive).lower()}">{part}</dependency>'
+        )
+    rows += [f"<exclude org={quoteattr(group)}/>" for group in excludes]
+    for coordinate in overrides:
+        org, artifact, version = coordinate.split(":")
+        rows.append(
+            f"<override org={quoteattr(org)} module={quoteattr(artifact)} "
+            f"rev={quoteattr(version)}/>"
+        )
+    return (
+        '<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">'
+        '<info organisation="frazil" module="jars"/>'
+        '<configurations><conf name="default"/></configurations>'
+        f"<dependencies>{''.join(rows)}</dependencies></ivy-module>"
+    )
+
+
+def _pyspark_home() -> Path:
+    import pyspark  # imported late: fetching a broker's jars should not cost Spark's import
+
+    return Path(pyspark.__file__).parent
+
+
+if __name__ == "__main__":  # `make` warms the cache with progress on stderr
+    for group in (ICEBERG, SQLITE, AWS, KAFKA):
+        fetch(group, transitive=group is KAFKA, say=lambda text: print(text, file=sys.stderr))

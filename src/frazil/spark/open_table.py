@@ -1,0 +1,44 @@
+"""Tables for those who only read: by their metadata files alone, in a blink; with Spark where the
+catalog or the store cannot be opened otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from frazil.config.model import Config
+from frazil.iceberg.static_table import NeedsSpark, ReadOnlyTable, find
+
+#: Name → the table as it is now; None where it does not exist.
+Open = Callable[[str], ReadOnlyTable | None]
+
+
+def opener(config: Config, spark: bool | None = None, say: Callable[[str], None] = print) -> Open:
+    """`spark`: with it, or without it; None: only where it is needed."""
+    # Several catalogs may share a database: the name tells them apart.
+    settings = {"name": config.catalog.name, **config.catalog.properties.resolved()}
+
+    def plainly(name: str) -> ReadOnlyTable | None:
+        return find(settings, name)
+
+    with_spark: list[Open] = []
+
+    def by_spark(name: str) -> ReadOnlyTable | None:
+        if not with_spark:
+            with_spark.append(_by_spark(config, say))
+        return with_spark[0](name)
+
+    def either(name: str) -> ReadOnlyTable | None:
+        try:
+            return by_spark(name) if with_spark else plainly(name)
+        except NeedsSpark as error:
+            say(f"{error.message}; starting Spark")
+            return by_spark(name)
+
+    return either if spark is None else by_spark if spark else plainly
+
+
+def _by_spark(config: Config, say: Callable[[str], None]) -> Open:
+    from frazil.iceberg.java import JavaCatalog
+    from frazil.spark.session import session
+
+    return JavaCatalog(session(config, say=say), config.catalog.name).look

@@ -1,0 +1,136 @@
+"""The query of Spark's that drives a sink, started again where Spark lost a Python process.
+
+Spark gives a Python process 10 seconds to call back, on a port of the loopback interface where any
+program may call first, and a query ends with the first failure. Nothing is wrong with the stream
+then, so the query is started again from where the sink stands. Every other failure ends it.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable
+
+from pyspark.errors import PySparkException
+from pyspark.sql.streaming.query import StreamingQuery
+
+from frazil.errors import FrazilError, PythonWorkerUnavailable, cause, from_traceback
+
+_log = logging.getLogger("frazil")
+
+#: What Spark and PySpark say where a Python process was not started, or not reached, in time.
+_NO_WORKER = re.compile(
+    r"Python worker (?:failed )?to connect back|Python daemon failed to launch worker"
+    r"|IllegalArgumentException: Authentication failed"
+    r"|CANNOT_OPEN_SOCKET|UNEXPECTED_RESPONSE_FROM_SERVER|\b_do_server_auth\b"
+)
+_LOOK_SECONDS = 0.25
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
+
+
+def translated(error: Exception) -> FrazilError:
+    """Spark's word for it, in ours: an error of our own inside it, or the cause that it names."""
+    text = str(error)
+    found = from_traceback(text)
+    if found is None:
+        fact = cause(text) or repr(error)
+        if _NO_WORKER.search(text):
+            found = PythonWorkerUnavailable(
+                f"cannot go on: Spark could not start a Python process, or not reach it: {fact}",
+                hint="see that the machine is not overloaded (Spark waits 10 s), and that nothing "
+                "else calls ports of the loopback interface; then start again",
+            )
+        else:
+            found = FrazilError(f"cannot go on: Spark stopped the stream: {fact}")
+        found.detail = text
+    return found
+
+
+def _error(query: StreamingQuery) -> FrazilError | None:
+    error = query.exception()
+    return None if error is None else translated(error)
+
+
+class Running:
+    """A query and those that took its place. `start` makes one from where the sink stands now;
+    `blocked` is told why there is none for the moment, and "" when there is one again."""
+
+    def __init__(
+        self,
+        query: StreamingQuery,
+        start: Callable[[], StreamingQuery],
+        *,
+        patience: float,
+        blocked: Callable[[str], None],
+    ) -> None:
+        self.query = query
+        self._start = start
+        self._patience = patience
+        self._blocked = blocked
+        self._closed = threading.Event()
+        self._replacing = threading.Lock()
+        self._failure: FrazilError | None = None
+        self._thread = threading.Thread(target=self._watch, name="frazil-query", daemon=True)
+        self._thread.start()
+
+    @property
+    def active(self) -> bool:
+        query = self.query  # it may be replaced between two questions
+        return query.isActive or self._restarts(_error(query))
+
+    @property
+    def failure(self) -> FrazilError | None:
+        """What ended it for good."""
+        error = _error(self.query)
+        return None if self._restarts(error) else self._failure or error
+
+    def _restarts(self, error: FrazilError | None) -> bool:
+        """Will there be a query again after one that ended so?"""
+        if self._closed.is_set() or self._failure:
+            return False
+        return isinstance(error, PythonWorkerUnavailable)
+
+    def stop(self) -> None:
+        with self._replacing:
+            self._closed.set()
+        self.query.stop()
+
+    def _watch(self) -> None:
+        deadline = pause = 0.0
+        while not self._closed.wait(_LOOK_SECONDS):
+            worked = self.query.lastProgress is not None if deadline else True
+            if worked and deadline:
+                self._blocked("")
+                deadline = 0.0
+            if self.query.isActive:
+                continue
+            if not isinstance(error := _error(self.query), PythonWorkerUnavailable):
+                return
+            if not deadline:
+                deadline, pause = time.monotonic() + self._patience, _FIRST_PAUSE
+            if time.monotonic() > deadline:
+                self._failure = error
+                return
+            self._blocked(error.message)
+            _log.warning("%s; the query is started again", error.message)
+            if self._closed.wait(pause) or not self._replaced():
+                return
+            pause = min(_LONGEST_PAUSE, pause * 2)
+
+    def _replaced(self) -> bool:
+        try:
+            query = self._start()
+        except FrazilError as error:
+            self._failure = error
+            return False
+        except PySparkException as error:
+            self._failure = translated(error)
+            return False
+        with self._replacing:
+            if not self._closed.is_set():
+                self.query = query
+                return True
+        query.stop()
+        return False

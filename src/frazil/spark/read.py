@@ -1,0 +1,212 @@
+"""A stream as a DataFrame of decoded rows, and what the config's transform makes of it."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import re
+import uuid
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from pyspark import cloudpickle
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from frazil.config.model import Config, Settings
+from frazil.errors import ConfigError, from_traceback
+from frazil.iceberg.java import active
+from frazil.kafka.planner import FORMAT, BatchGathering, Planner, RangeDataSource, options
+from frazil.pipeline.routing import load
+from frazil.spark.datasource import RowDataSource, open_stream, options_config, spark_schema
+from frazil.spark.tasks import ReadCounts, ReadCountsAccumulator, read_all
+
+#: Names under which Spark knows our sources.
+FRAZIL = (FORMAT, RowDataSource.name())
+
+#: What the tasks of each read told, by the read's name: Spark's accumulators.
+_told: dict[str, Any] = {}
+#: ranges, of each read
+_REMEMBERED = 100_000
+_sessions: weakref.WeakSet[SparkSession] = weakref.WeakSet()
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("frazil")` known to a session. Once; again does nothing."""
+    if spark not in _sessions:
+        with active(spark):  # else a name that another session has registered counts as taken
+            spark.dataSource.register(RangeDataSource)
+            spark.dataSource.register(RowDataSource)
+        _sessions.add(spark)
+
+
+def read(
+    spark: SparkSession,
+    config: Config,
+    *,
+    start: str | Mapping[str, Mapping[str, int]] = "",
+    end: Mapping[str, Mapping[str, int]] | None = None,
+    gathering: BatchGathering | None = None,
+) -> DataFrame:
+    """The stream of `config` as a streaming DataFrame of decoded rows.
+
+    Behind the record's own columns stand topic, partition, offset and timestamp (under the names
+    the config gives them), `_key` and `_headers`. `start`: earliest, latest or a cut; it counts for
+    a query's first start only, afterwards Spark knows the place. With `end`, a cut, a batch
+    DataFrame of exactly that range. `gathering`: of the sink that it is read for.
+    """
+    register(spark)
+    if end is not None:
+        return _batch(spark, config, start or "earliest", end)
+    opened = open_stream(config, start)
+    given = options(
+        config,
+        start=opened.start,
+        origin=opened.origin,
+        parallelism=spark.sparkContext.defaultParallelism,
+        until=None,
+        gathering=gathering,
+    )
+    name = str(uuid.uuid4())
+    telling: Any = spark.sparkContext.accumulator({}, ReadCountsAccumulator())  # type: ignore[arg-type]
+    _told[name] = telling
+    ranges = spark.readStream.format(FORMAT).options(**given, read=name).load()
+    rows = functools.partial(read_all, opened.plan, telling.add)
+    return ranges.mapInArrow(rows, spark_schema(opened.plan))
+
+
+def _batch(spark: SparkSession, config: Config, start: Any, end: Any) -> DataFrame:
+    given = {
+        "start": start if isinstance(start, str) else json.dumps(start),
+        "end": json.dumps(end),
+    }
+    names = ("topic_column", "partition_column", "offset_column", "timestamp_column")
+    given |= {f"table.{name}": getattr(config.tables[0], name) for name in names}
+    for section, values in (
+        ("kafka", config.kafka),
+        ("decode.registry", config.decode.registry),
+        ("decode", {"format": config.decode.format, "schema": config.decode.schema}),
+        (
+            "sink",
+            {
+                key: getattr(config.sink, key)
+                for key in (
+                    "topic_pattern",
+                    "kafka_client",
+                    "unavailable_timeout",
+                    "max_records_per_task",
+                )
+            },
+        ),
+        ("sink", {"topics": ",".join(config.sink.topics)}),
+    ):
+        given |= {f"{section}.{key}": str(value) for key, value in values.items() if value}
+    try:
+        return spark.read.format(RowDataSource.name()).options(**given).load()
+    except PySparkException as error:
+        raise from_traceback(str(error)) or error from None
+
+
+def told(given: Mapping[str, str]) -> ReadCounts:
+    """What the tasks of a read told lately. Several queries may read alike, each at its pace."""
+    telling = _told.get(given.get("read", ""))
+    if telling is None:
+        return {}
+    found: ReadCounts = dict(telling.value)
+    for key in list(found)[:-_REMEMBERED]:
+        telling.value.pop(key, None)
+    return found
+
+
+def planner(source: str, given: Mapping[str, str]) -> Planner | None:
+    """Who can be asked about a source's topics, by its options; None where nobody can."""
+    if "plan" in given:
+        plan = json.loads(given["plan"])
+        kafka, topics, pattern = Settings(plan["kafka"]), tuple(plan["topics"]), plan["pattern"]
+    elif source in FRAZIL:
+        config = options_config(given)
+        kafka, topics, pattern = config.kafka, config.sink.topics, config.sink.topic_pattern
+    elif source == "kafka":
+        # Spark's own. What secures a connection is said in Java's words there, not in librdkafka's.
+        if any(re.match(r"kafka\.(security|sasl|ssl)", key) for key in given):
+            return None
+        kafka = Settings({"bootstrap.servers": given["kafka.bootstrap.servers"]})
+        assigned = json.loads(given.get("assign", "{}"))
+        topics = tuple(t.strip() for t in given.get("subscribe", "").split(",") if t) or (
+            *assigned,
+        )
+        pattern = given.get("subscribepattern", "")
+    else:
+        return None
+    return Planner(kafka.resolved(), topics=topics, pattern=pattern)
+
+
+# ── the config's transform ───────────────────────────────────────────────────────────────────────
+
+
+def transformed(
+    spark: SparkSession, config: Config, gathering: BatchGathering | None = None
+) -> DataFrame:
+    """The stream, and what `[transform]` makes of it."""
+    rows = read(spark, config, gathering=gathering)
+    if config.transform.python:
+        return _by_python(rows, config.transform.python)
+    rows.createOrReplaceTempView("stream")
+    before = spark.catalog.currentCatalog()
+    spark.catalog.setCurrentCatalog(config.catalog.name)  # `db.customers` means the tables' own
+    try:
+        with _analysed("sql"):
+            return spark.sql(_quoted(config.transform.sql))
+    finally:
+        spark.catalog.setCurrentCatalog(before)
+
+
+def _by_python(rows: DataFrame, name: str) -> DataFrame:
+    call, module = load(name, "cannot load [transform]", "frazil_transform")
+    if "site-packages" not in (module.__file__ or ""):
+        # What is not installed is not on the workers: its functions travel whole.
+        cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+    with _analysed(f"python {name}"):
+        made: DataFrame = call(rows)
+    return made
+
+
+@contextmanager
+def _analysed(what: str) -> Iterator[None]:
+    """Spark's own words for what is wrong with a transform, and the line."""
+    loggers = [
+        logging.getLogger(n) for n in ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+    ]
+    levels = [each.level for each in loggers]
+    for each in loggers:
+        each.setLevel(logging.CRITICAL)  # it would print the whole Java trace beside our message
+    try:
+        yield
+    except PySparkException as error:
+        first, *rest = str(error).strip().splitlines()
+        shown = [line for line in rest if line.strip() and not re.match(r"\s*['+:!]", line)]
+        raise ConfigError(
+            f"cannot use [transform] {what}: {first}", hint="\n".join(shown)
+        ) from None
+    finally:
+        for each, level in zip(loggers, levels, strict=True):
+            each.setLevel(level)
+
+
+#: Quoted text, comments, and the view's name where a table stands. `STREAM` is also a word of
+#: Spark's SQL, and without quotes `FROM stream s` would mean the table `s`, streamed.
+_TOKENS = re.compile(
+    r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`|--[^\n]*|/\*.*?\*/"""
+    r"""|(?P<before>\bfrom\b|\bjoin\b|,)(?P<space>\s*)\bstream\b(?!\s*[(.]|\s+\w+\.)""",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def _quoted(sql: str) -> str:
+    def one(found: re.Match[str]) -> str:
+        return f"{found['before']}{found['space']}`stream`" if found["before"] else found[0]
+
+    return _TOKENS.sub(one, sql)

@@ -1,0 +1,93 @@
+"""A Spark session from a config: for the command line, the demo and the tests.
+
+Users of the Python API bring their own session; `start(spark)` takes it as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from frazil.config.model import Config, check_catalog
+from frazil.errors import ConfigError
+from frazil.spark import jars
+from frazil.spark.read import register
+
+#: Spark's own default, and what Iceberg's catalogs call their secrets.
+_REDACT = "(?i)secret|password|token|access[.]?key|credential|user[.]info"
+
+
+#: Records never enter the JVM: it plans and commits, so it should start fast and stay small.
+_SMALL_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+#: With a transform, rows do.
+_JVM = "-XX:+UseParallelGC"
+
+
+def session(
+    config: Config, *, log_level: str = "FATAL", say: Callable[[str], None] = lambda _: None
+) -> SparkSession:
+    """`log_level` is Spark's: our own errors say what is wrong, without Java's stack traces."""
+    check_catalog(config)
+    jars.java()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers must find what we find
+    os.environ["RUST_BACKTRACE"] = "0"  # a block that polars refuses is no news
+    name = config.catalog.name
+    properties = config.catalog.properties.resolved()
+    found = [*jars.fetch(jars.ICEBERG, transitive=False, say=say)]
+    if "sqlite" in properties.get("uri", ""):
+        found += jars.fetch(jars.SQLITE, transitive=False, say=say)
+    if "S3FileIO" in properties.get("io-impl", "") or any(k.startswith("s3.") for k in properties):
+        found += jars.fetch(jars.AWS, transitive=False, say=say)
+    settings = {
+        "spark.app.name": f"frazil-{config.sink.id}",
+        # Twice the cores: a task that waits for Kafka leaves its core to another. Four tries:
+        # plain local[n] would fail a job at the first lost worker.
+        "spark.master": f"local[{2 * (os.cpu_count() or 1)},4]",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.redaction.regex": _REDACT,
+        "spark.python.daemon.module": "frazil.spark.worker_daemon",
+        "spark.driver.extraJavaOptions": f"{_JVM if config.transform else _SMALL_JVM} "
+        f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties')}",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+        f"spark.sql.catalog.{name}": "org.apache.iceberg.spark.SparkCatalog",
+        # A cached table is not looked at again: joins would go on with what it held at the start.
+        f"spark.sql.catalog.{name}.cache-enabled": "false",
+        **{f"spark.sql.catalog.{name}.{key}": value for key, value in properties.items()},
+        **config.spark.resolved(),
+    }
+    extra = settings.pop("spark.jars", "")
+    builder = SparkSession.builder.config(
+        "spark.jars", ",".join([*map(str, found), *filter(None, [extra])])
+    )
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    try:
+        with _own_interrupt():
+            spark = builder.getOrCreate()
+    except (PySparkException, RuntimeError) as error:
+        fact = str(error).strip().splitlines()[0]
+        raise ConfigError(f"cannot start Spark: {fact}", hint="see [spark] in the config") from None
+    spark.sparkContext.setLogLevel(log_level)
+    register(spark)
+    return spark
+
+
+@contextmanager
+def _own_interrupt() -> Iterator[None]:
+    """PySpark's handler of SIGINT raises wherever the main thread is; the one before it stays."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)

@@ -1,0 +1,33 @@
+"""Spark's worker daemon, with two costs taken out that every task would pay again.
+
+Imports are made once, before the workers are forked; polars stays out, for it starts a thread when
+it is imported, and threads do not survive a fork. And PySpark is taken from where it is installed
+instead of the zip file that Spark puts in front, along with its own jar: Spark has Python look its
+path over before each task, which means reading the whole directory of each such file again, tens of
+milliseconds for the jar alone.
+"""
+
+import gc
+import importlib
+import importlib.machinery
+import re
+import sys
+
+_SPARKS = re.compile(r".*\b(pyspark.*\.zip|py4j.*\.zip|spark-core.*\.jar)")
+_zips = [path for path in sys.path if _SPARKS.fullmatch(path)]
+_elsewhere = [path for path in sys.path if path not in _zips]
+if all(importlib.machinery.PathFinder.find_spec(name, _elsewhere) for name in ("pyspark", "py4j")):
+    sys.path[:] = _elsewhere
+    for _path in _zips:
+        sys.path_importer_cache.pop(_path, None)
+
+if __name__ == "__main__":
+    from pyspark.daemon import manager
+
+    # Spark has one such daemon for its tasks, and others for looking at sources and planning.
+    tasks = sys.argv[1:] == ["pyspark.worker"]
+    importlib.import_module("frazil.files.writer" if tasks else "frazil.kafka.planner")
+
+    gc.freeze()  # Spark collects garbage after every task; these modules are none
+    assert "polars" not in sys.modules
+    manager()  # type: ignore[no-untyped-call]

@@ -1,0 +1,259 @@
+"""The whole promise in two minutes: a real broker, a real table, real kills, and the verdict.
+
+A broker is started, orders are produced, and the pipeline runs in a process of its own that is
+killed with SIGKILL in the middle of commits: once when its table has the rows and the index has
+not, once more when the next life is about to mend that. The last life catches up and audits.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from frazil.auditing.evidence import audit_table
+from frazil.errors import FrazilError
+from frazil.render import counted
+from frazil.spark import jars
+from frazil.testing import datagen
+from frazil.testing.kafka import Broker
+from frazil.testing.process import Event, SinkProcess
+
+TOPIC = "orders"
+#: where each life before the last one is killed
+KILLS = ("committed:1", "index-commit:1")
+
+
+@dataclass
+class DemoReport:
+    rows: int = 0
+    seconds: float = 0.0
+    kills: int = 0
+    commits: int = 0
+    verdict: str = ""
+    audit: dict[str, Any] = field(default_factory=dict)
+    folder: str = ""
+
+
+def demo(
+    *, rows: int, seconds: float | None, partitions: int, keep: Path | None, console: Console
+) -> DemoReport:
+    """Run it all; progress goes to `console`, which is standard error."""
+    folder = keep or Path(tempfile.mkdtemp(prefix="frazil-demo-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    folder = folder.resolve()
+    if (folder / "warehouse").exists():
+        raise FrazilError(
+            f"cannot run the demo in {folder}: it holds an earlier one",
+            hint="choose another folder, or remove it",
+        )
+
+    def say(text: str) -> None:
+        console.print(f"[dim]{text}[/dim]")
+
+    jars.fetch(jars.ICEBERG, transitive=False, say=say)
+    jars.fetch(jars.SQLITE, transitive=False, say=say)
+    say("starting Apache Kafka")
+    with Broker(folder / "kafka", say=say) as broker:
+        datagen.create_topic(broker.bootstrap, TOPIC, partitions)
+        config = _write_config(folder, broker.bootstrap, rows)
+        outcome = _run(broker.bootstrap, config, folder, rows, seconds, partitions, console)
+    for done in ("kafka", "scratch"):
+        shutil.rmtree(folder / done, ignore_errors=True)
+    outcome.folder = str(folder)
+    return outcome
+
+
+def _run(
+    bootstrap: str,
+    config: Path,
+    folder: Path,
+    rows: int,
+    seconds: float | None,
+    partitions: int,
+    console: Console,
+) -> DemoReport:
+    began = time.monotonic()
+    deadline = None if seconds is None else began + seconds
+    total = rows if seconds is None else 2**62
+    produced = [0]
+
+    def go_on(sent: int) -> bool:
+        produced[0] = sent
+        return deadline is None or time.monotonic() < deadline
+
+    def generate() -> None:
+        produced[0] = datagen.produce(bootstrap, TOPIC, partitions, rows=total, go_on=go_on)
+
+    generator = threading.Thread(target=generate, daemon=True)
+    generator.start()
+    outcome = DemoReport()
+    batches: dict[int, int] = {}  # records per batch; a batch written again counts once
+    with _progress(console) as progress:
+        bar = progress.add_task(
+            "", total=None if seconds else rows, kills=0, commits=0, rate=0, lag=0
+        )
+
+        def show() -> None:
+            done = sum(batches.values())
+            spent = time.monotonic() - began
+            progress.update(
+                bar,
+                completed=done,
+                kills=outcome.kills,
+                commits=outcome.commits,
+                rate=done / spent,
+                lag=max(0, produced[0] - done),
+            )
+
+        for hold in (*KILLS, ""):
+            if not hold:
+                generator.join()  # the last life must reach the end of everything
+            final = _life(config, folder, hold, batches, outcome, show)
+    outcome.rows = produced[0]
+    outcome.seconds = time.monotonic() - began
+    outcome.audit = final["audit"]
+    outcome.audit["metadata_file"] = final["metadata_file"]
+    outcome.verdict = final["audit"]["verdict"]
+    if outcome.verdict == "proven" and outcome.audit["written"] != outcome.rows:
+        outcome.verdict = (
+            f"unaccounted: {outcome.rows} produced, {outcome.audit['written']} written"
+        )
+    return outcome
+
+
+def _life(
+    config: Path, folder: Path, hold: str, batches: dict[int, int], outcome: DemoReport, show: Any
+) -> dict[str, Any]:
+    until = "forever" if hold else "caught-up"
+    last: dict[str, Any] = {}
+
+    def seen(event: Event) -> None:
+        last.clear()
+        last.update(event)
+        if event.get("step") == "written":
+            batches[event["batch"]] = event["records"]
+        elif event.get("step") == "done":
+            outcome.commits += 1
+        show()
+
+    log, scratch = folder / "pipeline.log", folder / "scratch"
+    life = SinkProcess(config, hold=hold, until=until, audit=not hold, log=log, scratch=scratch)
+    if life.killed(seen):
+        outcome.kills += 1
+        show()
+    return last
+
+
+def _write_config(folder: Path, bootstrap: str, rows: int) -> Path:
+    (folder / "order.avsc").write_text(datagen.SCHEMA)
+    config = folder / "demo.toml"
+    per_batch = max(1, rows // 12)  # enough batches to be killed between
+    config.write_text(
+        f"""# What `frazil demo` ran.
+[sink]
+id = "demo"
+topics = ["{TOPIC}"]
+max_records_per_trigger = {per_batch}
+commit_interval = "0s"   # a commit for each batch; without this line: one a minute
+
+[kafka]
+"bootstrap.servers" = "{bootstrap}"
+
+[decode]
+format = "confluent-avro"
+schema = "order.avsc"
+
+[catalog]
+name = "lake"
+type = "jdbc"
+uri = "{_sqlite(folder)}"
+"jdbc.schema-version" = "V1"
+warehouse = "{folder}/warehouse"
+
+[[table]]
+name = "demo.orders"
+partition_by = ["day(placed_at)"]
+event_time = "placed_at"
+"""
+    )
+    return config
+
+
+def _sqlite(folder: Path) -> str:
+    return f"jdbc:sqlite:{folder}/catalog.db?busy_timeout=10000&journal_mode=WAL"
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        BarColumn(),
+        TextColumn("{task.completed:,.0f} rows"),
+        TextColumn("{task.fields[rate]:,.0f}/s"),
+        TextColumn("lag {task.fields[lag]:,.0f}"),
+        TextColumn("{task.fields[commits]} commits"),
+        TextColumn("[red]{task.fields[kills]} kills survived[/red]"),
+        TimeElapsedColumn(),
+        console=console,
+    )
+
+
+def render(outcome: DemoReport, console: Console) -> None:
+    """The verdict as a table, and how to look for oneself."""
+    console.print(audit_table(outcome.audit))
+    colour = "green" if outcome.verdict == "proven" else "red"
+    console.print(
+        f"[bold {colour}]{outcome.verdict}[/]: {outcome.audit['written']:,} of {outcome.rows:,} "
+        f"records exactly once, {counted(outcome.kills, 'kill')} survived, "
+        f"{counted(outcome.audit['commits'], 'commit')}, "
+        f"{outcome.seconds:.0f} s ({outcome.rows / outcome.seconds:,.0f} rows/s, restarts included)"
+    )
+    console.print("\nLook for yourself, with Spark SQL and with DuckDB:")
+    folder = Path(outcome.folder)
+    found = [
+        *jars.fetch(jars.ICEBERG, transitive=False),
+        *jars.fetch(jars.SQLITE, transitive=False),
+    ]
+    query = "SELECT country, count(*) FROM {} GROUP BY country"
+    settings = {
+        "lake": "org.apache.iceberg.spark.SparkCatalog",
+        "lake.type": "jdbc",
+        "lake.uri": _sqlite(folder),
+        "lake.jdbc.schema-version": "V1",
+        "lake.warehouse": f"{folder}/warehouse",
+    }
+    confs = " ".join(f"--conf 'spark.sql.catalog.{k}={v}'" for k, v in settings.items())
+    print_plain(
+        console,
+        f"{jars.spark_command('spark-sql')} --jars {','.join(map(str, found))} {confs} "
+        f"-e '{query.format('lake.demo.orders')}'",
+    )
+    scan = f"iceberg_scan('{outcome.audit['metadata_file']}')"
+    print_plain(console, f'duckdb -c "INSTALL iceberg; LOAD iceberg; {query.format(scan)}"')
+
+
+def print_plain(console: Console, text: str) -> None:
+    console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+
+def json_line(outcome: DemoReport) -> str:
+    return json.dumps(
+        {
+            "rows": outcome.rows,
+            "seconds": round(outcome.seconds, 2),
+            "kills": outcome.kills,
+            "verdict": outcome.verdict,
+            "written": outcome.audit["written"],
+            "commits": outcome.audit["commits"],
+            "rows_per_second": round(outcome.rows / outcome.seconds),
+            "partitions": outcome.audit["partitions"],
+            "folder": outcome.folder,
+        }
+    )

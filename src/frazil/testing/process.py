@@ -1,0 +1,320 @@
+"""A process that tells its steps and can be held at one of them: as a rule a sink's life.
+
+The demo, the self-test, `make chaos` and the crash tests kill it with SIGKILL while it is held: no
+sleeps, no luck, the kill falls exactly on the step. Parent side: `ChildProcess`, a `SinkProcess`
+that runs a sink, and `SinkRuns`, one pipeline after the other. Child side: `python -m
+frazil.testing.process`, or any module that tells its steps with `told`. Standard output is one
+JSON object a line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from frazil.errors import FrazilError
+from frazil.testing.kafka import die_with_parent
+
+Event = dict[str, Any]
+
+
+class ChildProcess:
+    """The parent's handle on `python -m module`. `kill()` takes driver and JVM at once; Spark's
+    workers see that soon, and end.
+
+    `scratch`: where all lies that Python, Java and Spark put into temporary folders (Spark alone a
+    copy of every jar), which a killed process cannot remove. `environ`: variables that differ;
+    those that are None it lacks.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        *arguments: str,
+        log: Path | None = None,
+        scratch: Path | None = None,
+        environ: Mapping[str, str | None] | None = None,
+        listens: bool = False,
+    ) -> None:
+        self._log = open(log, "ab") if log else subprocess.DEVNULL  # noqa: SIM115 (see wait)
+        self._where = log
+        self._killed = False
+        self._scratch = _made(scratch)
+        variables = {**os.environ, **_temporary(self._scratch), **(environ or {})}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            stdin=subprocess.PIPE if listens else subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+            env={name: value for name, value in variables.items() if value is not None},
+        )
+
+    def events(self) -> Iterator[Event]:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith(b"{"):
+                yield json.loads(line)
+
+    def killed(self, on_event: Callable[[Event], None] = lambda _: None) -> bool:
+        """Follow it to where it is held, and kill it there; False where it came to a good end
+        before that. One that fails raises what it said."""
+        last: Event = {}
+        try:
+            for last in self.events():
+                on_event(last)
+                if "held" in last:
+                    return True
+            if self.wait() == 0:
+                return False
+        finally:
+            self.kill()
+        raise self.failure(last)
+
+    def failure(self, last: Event) -> FrazilError:
+        """What it said at its end, as an error of the parent's."""
+        text = self._where.read_text(errors="replace") if self._where else ""
+        shown = [line for line in text.splitlines() if line.strip()][-5:]
+        said = last.get("message") or "it said nothing"
+        return FrazilError(
+            f"cannot go on: a life of the sink ended with exit code "
+            f"{self.process.returncode}: {said}",
+            hint=last.get("hint") or "\n".join(shown),
+        )
+
+    def kill(self) -> None:
+        if not self._killed:  # once: its number may be another's by now
+            self._killed = True
+            with suppress(ProcessLookupError):  # it is over, and all that it started
+                os.killpg(self.process.pid, signal.SIGKILL)
+        self.wait()
+
+    def wait(self) -> int:
+        code = self.process.wait()
+        for pipe in (self.process.stdout, self.process.stdin, self._log):
+            if pipe is not None and not isinstance(pipe, int):
+                with suppress(BrokenPipeError):  # words that it did not live to hear
+                    pipe.close()
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+        return code
+
+
+class SinkProcess(ChildProcess):
+    """One life of a sink. With `ready` it starts Spark and waits for `go`."""
+
+    def __init__(
+        self,
+        config: Path,
+        *,
+        hold: str = "",
+        until: str = "caught-up",
+        audit: bool = False,
+        log: Path | None = None,
+        scratch: Path | None = None,
+        ready: bool = False,
+        environ: Mapping[str, str | None] | None = None,
+        module: str = "frazil.testing.process",
+    ) -> None:
+        arguments = [str(config), "--until", until]
+        arguments += ["--hold", hold] if hold else []
+        arguments += ["--audit"] if audit else []
+        arguments += ["--ready"] if ready else []
+        super().__init__(
+            module, *arguments, log=log, scratch=scratch, environ=environ, listens=ready
+        )
+
+    def go(self, *, hold: str = "", until: str = "caught-up", audit: bool = False) -> None:
+        self._order([hold, until, audit])
+
+    def hold(self, step: str) -> None:
+        """From now on it is held at another step."""
+        self._order(step)
+
+    def _order(self, words: object) -> None:
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):  # it died already, which its end will tell
+            self.process.stdin.write(json.dumps(words).encode() + b"\n")
+            self.process.stdin.flush()
+
+
+class SinkRuns:
+    """Lives of one sink, one after the other: while one runs, the next has its JVM started."""
+
+    def __init__(self, config: Path, **given: Any) -> None:
+        self._config, self._given = config, given
+        self._spare: SinkProcess | None = None
+        self._now: SinkProcess | None = None
+
+    def next(
+        self, *, hold: str = "", until: str = "caught-up", audit: bool = False, last: bool = False
+    ) -> SinkProcess:
+        """`last`: none is made ready to follow it."""
+        life = self._spare or self._made()
+        self._now, self._spare = life, None
+        life.go(hold=hold, until=until, audit=audit)
+        if not last:
+            self._spare = self._made()
+        return life
+
+    def _made(self) -> SinkProcess:
+        return SinkProcess(self._config, ready=True, **self._given)
+
+    def __enter__(self) -> SinkRuns:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in (self._now, self._spare):
+            if each is not None:
+                each.kill()
+
+
+def _made(scratch: Path | None) -> Path | None:
+    if scratch is None:
+        return None
+    scratch.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(dir=scratch))
+
+
+def _temporary(folder: Path | None) -> dict[str, str]:
+    if folder is None:
+        return {}
+    java = f"{os.environ.get('JAVA_TOOL_OPTIONS', '')} -Djava.io.tmpdir={folder}".strip()
+    return {"TMPDIR": str(folder), "SPARK_LOCAL_DIRS": str(folder), "JAVA_TOOL_OPTIONS": java}
+
+
+def toml(document: Mapping[str, Any]) -> str:
+    """A config for a child: sections, and tables of them."""
+    lines = []
+    for section, values in document.items():
+        for table in values if isinstance(values, list) else [values]:
+            lines.append(f"[[{section}]]" if isinstance(values, list) else f"[{section}]")
+            lines += [f"{json.dumps(key)} = {_value(value)}" for key, value in table.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(k)} = {_value(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)  # of texts, numbers and truth TOML has the same
+
+
+# ── the child's side ─────────────────────────────────────────────────────────────────────────────
+
+
+def tell(out: IO[str], **event: object) -> None:
+    out.write(json.dumps(event) + "\n")
+    out.flush()
+
+
+class StepHold:
+    """`step`, or `step:n` for the n-th time it is reached: there the process waits to be killed. Of
+    several, with commas between them, at the one that comes first."""
+
+    def __init__(self, wanted: str, out: IO[str]) -> None:
+        self._out = out
+        self._counting = threading.Lock()  # tables are committed side by side
+        self.want(wanted)
+
+    def want(self, wanted: str) -> None:
+        with self._counting:
+            steps = (each.partition(":") for each in wanted.split(",") if each)
+            self._left = {step: int(count or 1) for step, _, count in steps}
+
+    def __call__(self, step: str, **more: object) -> None:
+        with self._counting:
+            tell(self._out, step=step, **more)
+            if step not in self._left:
+                return
+            self._left[step] -= 1
+            if self._left[step]:
+                return
+            tell(self._out, held=step)
+        threading.Event().wait()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("config")
+    parser.add_argument("--hold", default="", help="see `StepHold`")
+    parser.add_argument("--until", default="caught-up", help="caught-up, or forever")
+    parser.add_argument("--audit", action="store_true")
+    parser.add_argument("--ready", action="store_true", help="wait to be told these three")
+    given = parser.parse_args()
+    out = os.fdopen(os.dup(1), "w")  # what Spark prints must not get between the lines
+    os.dup2(2, 1)
+    try:
+        return _run(given, out)
+    except FrazilError as error:
+        tell(out, error=type(error).__name__, message=error.message, hint=error.hint)
+        return error.exit_code
+
+
+def _run(given: argparse.Namespace, out: IO[str]) -> int:
+    from frazil.auditing.evidence import of_sink
+    from frazil.config import model as configs
+    from frazil.sink import Sink, Step
+    from frazil.spark.session import session
+
+    config = configs.load(given.config)
+    spark = session(config)
+    if given.ready:
+        tell(out, ready=True)
+        line = sys.stdin.readline()
+        if not line:
+            return 0  # it was not needed
+        given.hold, given.until, given.audit = json.loads(line)
+    hold = StepHold(given.hold, out)
+    if given.ready:
+        threading.Thread(target=_listen, args=(hold,), daemon=True).start()
+
+    def on_step(reached: Step) -> None:
+        hold(reached.name, batch=reached.batch, records=reached.records)
+
+    sink = Sink(config, on_step=on_step)
+    query = sink.start(spark)
+    tell(out, started=sink.epoch, position=sink.position.nested())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        if given.until == "caught-up":
+            sink.wait_until(sink.ends())
+        else:
+            while True:
+                query.awaitTermination(1)
+                sink.check()
+    finally:
+        sink.stop()
+    tell(out, caught_up=sink.position.nested())
+    if given.audit:
+        name = config.tables[0].name
+        proof = of_sink(config, sink.catalog.look)
+        [report] = [each for each in proof.reports if each.table == name]
+        table = sink.catalog.load(name)
+        assert table is not None
+        tell(out, audit=report.values(), metadata_file=table.metadata_file)
+    return 0
+
+
+def _listen(hold: StepHold) -> None:
+    for line in sys.stdin:
+        hold.want(json.loads(line))
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # nothing of Spark's own shutdown is worth waiting for

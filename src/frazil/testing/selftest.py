@@ -1,0 +1,422 @@
+"""The promise proven where it shall hold: on the user's own broker and catalog.
+
+In: a sink's config, of which the broker, the catalog and Spark's settings are taken, and nothing
+else is touched. Scratch topics and tables are made, and a sink fills them, one life after the
+other, each killed with SIGKILL at the next step of a batch. After every kill the table must be
+exactly what the topic holds up to the cut that its ledger names, and at the end exactly the topic.
+That is told by reading both, and the audit must find the same from metadata alone.
+
+Out: a verdict, with the exact ranges of what is lost, doubled or wrong. Whatever happens, all that
+was made is removed; what cannot be is listed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import tempfile
+import threading
+import time
+import zlib
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from pyspark.sql import SparkSession
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from frazil.auditing.evidence import against_kafka, of_sink
+from frazil.config import model as configs
+from frazil.config.model import Config
+from frazil.errors import FrazilError, Unavailable
+from frazil.iceberg.java import JavaCatalog
+from frazil.ledger import entry as ledger
+from frazil.offsets import Cut, Partition, Range, join
+from frazil.render import counted
+from frazil.testing.process import SinkRuns
+from frazil.testing.scratch import CALL_SECONDS, PARTITIONS, Scratch, ScratchPart, ScratchPlan
+
+_KEYS = 10  # records of a key, on average
+_TOMBSTONES = 7  # one of so many records of an upsert topic deletes its key
+_TRIES = 3  # lives that may catch up before they come to their step
+
+
+@dataclass
+class JudgedKill:
+    """What became of one part."""
+
+    mode: str
+    topic: str
+    table: str
+    records: int = 0
+    kills: int = 0
+    lost: list[Range] = field(default_factory=list)
+    doubled: list[Range] = field(default_factory=list)
+    wrong: list[Range] = field(default_factory=list)
+    #: after the kill at which step that was seen first; empty: at the end
+    seen: str = ""
+    audit: str = ""
+    findings: list[str] = field(default_factory=list)
+
+    @property
+    def exact(self) -> bool:
+        return not (self.lost or self.doubled or self.wrong)
+
+    @property
+    def verdict(self) -> str:
+        said = "lost" if self.lost else "doubled" if self.doubled else "wrong"
+        return self.audit if self.exact else said
+
+    def values(self) -> dict[str, object]:
+        spans = {
+            name: [[each.partition.number, each.start, each.end] for each in getattr(self, name)]
+            for name in ("lost", "doubled", "wrong")
+        }
+        return {
+            "mode": self.mode,
+            "topic": self.topic,
+            "table": self.table,
+            "verdict": self.verdict,
+            "records": self.records,
+            "kills": self.kills,
+            **spans,
+            "seen": self.seen,
+            "audit": self.audit,
+            "findings": self.findings,
+        }
+
+
+@dataclass
+class SelfTestReport:
+    name: str
+    namespace: str
+    parts: list[JudgedKill] = field(default_factory=list)
+    seconds: float = 0.0
+    #: what could not be removed, and why
+    left: list[str] = field(default_factory=list)
+    #: the folder with config and log, where everything was to be kept
+    kept: str = ""
+
+    @property
+    def kills(self) -> int:
+        return sum(part.kills for part in self.parts)
+
+    @property
+    def verdict(self) -> str:
+        return next((p.verdict for p in self.parts if p.verdict != "proven"), "proven")
+
+    @property
+    def exit_code(self) -> int:
+        return 3 if self.verdict != "proven" else 1 if self.left else 0
+
+    def values(self) -> dict[str, object]:
+        return {
+            "verdict": self.verdict,
+            "name": self.name,
+            "namespace": self.namespace,
+            "kills": self.kills,
+            "seconds": round(self.seconds, 2),
+            "parts": [part.values() for part in self.parts],
+            "left": self.left,
+            "kept": self.kept,
+        }
+
+
+def selftest(
+    given: Config,
+    wanted: ScratchPlan,
+    spark: SparkSession,
+    console: Console,
+    *,
+    keep: bool = False,
+    module: str = "frazil.testing.process",
+) -> SelfTestReport:
+    """Make, kill, judge, remove. `module` is what a life of the sink runs in."""
+    began = time.monotonic()
+    outcome = SelfTestReport(wanted.name, wanted.namespace)
+    folder = Path(tempfile.mkdtemp(prefix=f"{wanted.name}-"))
+    scratch = Scratch(given, wanted, JavaCatalog(spark, given.catalog.name), folder)
+    try:
+        scratch.make()
+        with _progress(console) as progress:
+            for part in wanted.parts:
+                judged = JudgedKill(part.mode, part.name, part.table)
+                outcome.parts.append(judged)
+                bar = progress.add_task(part.mode, total=len(wanted.steps) + 1, said="starting")
+                run = _SelfTest(scratch, part, judged, spark, module)
+                with closing(run.prove()) as lives:  # whatever happens, none of them runs on
+                    for done, said in lives:
+                        progress.update(bar, completed=done, said=said)
+    except FrazilError as error:
+        if all(part.exact for part in outcome.parts):
+            raise
+        outcome.parts[-1].findings.append(error.message)  # what was seen before it counts
+    finally:
+        if keep:
+            outcome.kept = str(folder)
+        else:
+            console.print("[dim]removing what was made[/dim]")
+            with _undisturbed():
+                outcome.left = scratch.clear()
+            for each in outcome.left:
+                console.print(f"[red]could not be removed: {each}[/red]", soft_wrap=True)
+        outcome.seconds = time.monotonic() - began
+    return outcome
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Whoever interrupts twice does not keep half of it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+# ── lives, kills, and the truth ──────────────────────────────────────────────────────────────────
+
+#: (partition, offset) → id and number of a record; the number of one that deletes is None
+Records = dict[tuple[int, int], tuple[int, int | None]]
+
+
+class _SelfTest:
+    def __init__(
+        self,
+        scratch: Scratch,
+        part: ScratchPart,
+        judged: JudgedKill,
+        spark: SparkSession,
+        module: str,
+    ) -> None:
+        self._scratch, self._part, self._judged = scratch, part, judged
+        self._spark, self._module = spark, module
+        self._sent = 0
+
+    def prove(self) -> Generator[tuple[int, str]]:
+        """One life after the other; how many are done, and what is now."""
+        plan, judged = self._scratch.plan, self._judged
+        folder, config = self._scratch.folder, self._scratch.config(self._part)
+        # They are in the config already, and some of them name the user's own sink and tables.
+        laid_over = {name: None for name in os.environ if re.match("FRAZIL_.*__", name)}
+        with SinkRuns(
+            config,
+            log=folder / "log",
+            scratch=folder / "scratch",
+            module=self._module,
+            environ=laid_over,
+        ) as lives:
+            for done, step in enumerate(plan.steps):
+                yield done, f"to be killed at {step}"
+                self._kill(lives, step, plan.rows * (done + 1) // len(plan.steps))
+                judged.kills += 1
+                self._compare(f"the kill at {step}")
+                if not judged.exact:
+                    break  # more kills would tell nothing more
+            else:
+                yield len(plan.steps), "catching up"
+                if lives.next(last=True).killed():
+                    raise FrazilError("cannot go on: the last life was held")
+                self._compare("")
+        found = against_kafka(*self._proof())
+        judged.audit = found.verdict
+        judged.findings = [str(each) for report in found.reports for each in report.findings]
+        judged.findings += map(str, found.findings)
+        colour = "green" if judged.verdict == "proven" else "red"
+        yield len(plan.steps) + 1, f"[{colour}]{judged.verdict}[/]"
+
+    def _proof(self) -> tuple[Any, Any, Any]:
+        config = configs.load(self._scratch.config(self._part), {})
+        look = self._scratch.catalog.look
+        return config, look, of_sink(config, look)
+
+    def _kill(self, lives: SinkRuns, step: str, until: int) -> None:
+        """The second time where that is possible, so that a batch of this life is behind it too. A
+        life may have caught up before: commits gather. Then there are more records, and another."""
+        for n in range(_TRIES):
+            self._produce(max(until, self._sent + PARTITIONS))
+            if lives.next(hold=f"{step}:{1 if n else 2}").killed():
+                return
+        raise FrazilError(f"cannot kill at {step}: {_TRIES} lives never came to it")
+
+    def _produce(self, until: int) -> None:
+        producer = Producer(
+            {"log_level": "2", **self._scratch.kafka, "enable.idempotence": True, "linger.ms": "5"}
+        )
+        upsert = self._part.mode == "upsert"
+        for n in range(self._sent, until):
+            number = n % max(1, self._scratch.plan.rows // _KEYS) if upsert else n
+            value = json.dumps({"id": number, "n": n})
+            gone = upsert and zlib.crc32(b"%d" % n) % _TOMBSTONES == 0
+            producer.produce(
+                self._part.name,
+                None if gone else value,
+                json.dumps({"id": number}) if upsert else None,
+                partition=number % PARTITIONS,
+            )
+            if n % 10_000 == 9_999:
+                producer.flush(CALL_SECONDS)
+        if producer.flush(CALL_SECONDS):
+            raise Unavailable(
+                f"cannot produce to topic {self._part.name}: no answer in {CALL_SECONDS:.0f} s"
+            )
+        self._sent = max(until, self._sent)
+
+    def _compare(self, seen: str) -> None:
+        """The table's rows with the topic's records, up to the cut that the ledger names; at the
+        end up to the topic's own."""
+        table = self._scratch.catalog.load(self._part.table)
+        there = self._records()
+        self._judged.records = len(there)
+        if table is None and seen:
+            return  # killed before there was one
+        if table is not None and seen:
+            entry = ledger.head(table.history("main"), self._part.name).entry
+            cut = entry.end if entry else Cut()
+            there = {
+                at: each
+                for at, each in there.items()
+                if at[1] < cut.get(Partition(self._part.name, at[0]), 0)
+            }
+        rows = self._rows() if table else []
+        lost, doubled, wrong = (appended if self._part.mode == "append" else upserted)(there, rows)
+        judged = self._judged
+        judged.lost, judged.doubled, judged.wrong = map(self._ranges, (lost, doubled, wrong))
+        judged.seen = "" if judged.exact else seen
+
+    def _rows(self) -> list[Row]:
+        name = f"{self._scratch.given.catalog.name}.{self._part.table}"
+        frame = self._spark.read.table(name).select("_topic_partition", "_offset", "id", "n")
+        return [tuple(row.values()) for row in frame.toArrow().to_pylist()]
+
+    def _records(self) -> Records:
+        """All that is in the topic, by a plain consumer."""
+        settings = {
+            "log_level": "2",
+            **self._scratch.kafka,
+            "group.id": self._part.name,
+            "enable.auto.commit": "false",
+            "enable.partition.eof": "true",
+            "auto.offset.reset": "earliest",
+        }
+        consumer = Consumer(settings)
+        found: Records = {}
+        try:
+            consumer.assign([TopicPartition(self._part.name, p, 0) for p in range(PARTITIONS)])
+            ended: set[int] = set()
+            deadline = time.monotonic() + CALL_SECONDS
+            while len(ended) < PARTITIONS:
+                for message in consumer.consume(10_000, 1.0):
+                    if (error := message.error()) is None:
+                        value = json.loads(message.value() or message.key() or b"{}")
+                        at = message.partition(), message.offset()
+                        found[at] = value["id"], value.get("n")  # type: ignore[index]
+                        deadline = time.monotonic() + CALL_SECONDS
+                    elif error.code() == KafkaError._PARTITION_EOF:
+                        ended.add(message.partition() or 0)
+                if time.monotonic() > deadline:
+                    raise Unavailable(
+                        f"cannot read topic {self._part.name}: no answer in {CALL_SECONDS:.0f} s"
+                    )
+        finally:
+            consumer.close()
+        return found
+
+    def _ranges(self, offsets: Iterable[tuple[int, int]]) -> list[Range]:
+        return join(Range(Partition(self._part.name, p), o, o + 1) for p, o in set(offsets))
+
+
+Places = set[tuple[int, int]]
+#: partition, offset, id and number, as the table has them
+Row = tuple[int, int, int, int]
+
+
+def appended(records: Records, rows: Sequence[Row]) -> tuple[Places, Places, Places]:
+    """Which offsets are lost, doubled, and wrong: each record must be there once, as it is."""
+    seen: Places = set()
+    doubled: Places = set()
+    wrong: Places = set()
+    for partition, offset, number, n in rows:
+        at = partition, offset
+        (doubled if at in seen else seen).add(at)
+        if records.get(at) != (number, n):
+            wrong.add(at)
+    return records.keys() - seen, doubled, wrong
+
+
+def upserted(records: Records, rows: Sequence[Row]) -> tuple[Places, Places, Places]:
+    """The same of the last record of each key; a row that was replaced or deleted is wrong. (All
+    records of a key are in one partition, where offsets tell which is the last.)"""
+    last: dict[int, tuple[int, int]] = {}
+    for at, (number, _) in sorted(records.items()):
+        last[number] = at
+    expected = {at: records[at] for at in last.values() if records[at][1] is not None}
+    lost, doubled, wrong = appended(expected, rows)
+    keys = Counter(number for _, _, number, _ in rows)
+    twins = {last[number] for number, count in keys.items() if count > 1 and number in last}
+    return lost, doubled | twins, wrong
+
+
+# ── for people ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:.0f} of {task.total:.0f} lives"),
+        TextColumn("{task.fields[said]}"),
+        TimeElapsedColumn(),
+        console=console,
+    )
+
+
+def show(outcome: SelfTestReport, console: Console) -> None:
+    for part in outcome.parts:
+        for kind in ("lost", "doubled", "wrong"):
+            ranges = getattr(part, kind)
+            for each in ranges[:20]:
+                console.print(
+                    f"{kind}: {each}" + (f", after {part.seen}" if part.seen else ""),
+                    soft_wrap=True,
+                    markup=False,
+                )
+            if len(ranges) > 20:
+                console.print(f"{kind}: {len(ranges) - 20} ranges more; --json tells all")
+        for finding in part.findings:
+            console.print(f"audit: {finding}", soft_wrap=True, markup=False)
+    for part in outcome.parts:
+        colour = "green" if part.verdict == "proven" else "red"
+        counts = f"{counted(part.records, 'record')}, {counted(part.kills, 'kill')}"
+        console.print(
+            f"{part.mode}: [bold {colour}]{part.verdict}[/], {counts}; "
+            f"the audit says {part.audit or 'nothing'}"
+        )
+    if outcome.kept:
+        console.print(
+            f"kept: namespace {outcome.namespace}, topics "
+            f"{', '.join(part.topic for part in outcome.parts)}, and {outcome.kept}",
+            soft_wrap=True,
+            markup=False,
+        )
+    console.print(
+        f"{counted(outcome.kills, 'kill')} in {outcome.seconds:.0f} s; "
+        + (
+            "nothing was left behind"
+            if not (outcome.left or outcome.kept)
+            else f"{len(outcome.left)} things could not be removed"
+            if outcome.left
+            else "everything was kept"
+        )
+    )

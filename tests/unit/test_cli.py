@@ -1,0 +1,480 @@
+"""The command line: no raw exception reaches a user, whatever the arguments, files and variables;
+every command says it in JSON too; nothing is cut in a pipe."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from frazil.cli import commands
+from frazil.config import model as configs
+from frazil.errors import ConfigError, Fatal, Unavailable, cause
+from frazil.ledger import staged_batch
+from frazil.ops.status import _batches
+from frazil.render import TextTable, counted, output
+from frazil.spark.open_table import opener
+from frazil.spark.query import translated
+from frazil.startup import staging_folder
+from tests.unit.test_plain import Made
+
+CODES = {0, 1, 2, 3, 4, 130, 143}
+GOOD = """
+[sink]
+id = "orders"
+topics = ["orders"]
+unavailable_timeout = "1s"
+[kafka]
+"bootstrap.servers" = "127.0.0.1:1"
+[decode]
+format = "json"
+[catalog]
+type = "hadoop"
+warehouse = "{0}/lake"
+[[table]]
+name = "shop.orders"
+[dead_letters]
+table = "shop.dead"
+"""
+
+
+def leaves(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from leaves(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+COMMANDS = dict(leaves(typer.main.get_command(commands.app)))
+#: Those that start servers whatever they are given: they fetch the jars for it first.
+STARTING = {("demo",)}
+#: Those that ask the catalog and need no JVM for that; they ask for the index, or for the table.
+LOOKING = {
+    ("audit",): ["--no-spark"],
+    ("status",): ["--no-spark"],
+    ("completeness",): ["--no-spark"],
+    ("locate",): ["orders", "0", "1", "--no-spark"],
+    ("offsets", "show"): ["--no-spark"],
+}
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Without Spark and Kafka: who asks for one of them is told that it does not answer."""
+
+    def away(*_: Any, **__: Any) -> Any:
+        raise Unavailable("cannot ask: it is away")
+
+    monkeypatch.setattr(commands, "_session", away)
+    monkeypatch.setattr("frazil.spark.open_table._by_spark", away)
+    monkeypatch.setattr("frazil.kafka.planner.Planner.origin", away)
+    monkeypatch.setattr("frazil.spark.jars.fetch", away)  # before a broker is started
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for each, handler in before.items():
+        signal.signal(each, handler)
+
+
+def says(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str
+) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["frazil", *words])
+    with pytest.raises(SystemExit) as end:
+        commands.main()
+    out, err = capfd.readouterr()
+    assert "Traceback" not in out + err, (words, err)
+    assert "not one that Frazil knows" not in err, (words, err)
+    assert end.value.code in CODES, words
+    if end.value.code in (1, 2, 4) and "Usage" not in out:
+        assert err.startswith("frazil: ") or "\nfrazil: " in err, (words, err)
+    return int(end.value.code or 0), out, err
+
+
+def arguments(command: Any, given: str, rest: str) -> list[str]:
+    """Its arguments: `given` for the config or table, `rest` for all others and needed options."""
+    words: list[str] = []
+    for each in command.params:
+        if each.param_type_name == "argument" and each.required:
+            words.append(given if not words else rest)
+        elif each.required:
+            words += [each.opts[0], rest]
+    return words
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("hostile")
+    files = {
+        "empty": b"",
+        "binary": os.urandom(2000),
+        "latin": b'[sink]\nid = "\xff"',
+        "nul": b"\0" * 9,
+        "half": b"[sink\nid",
+        "scalar": b"sink = 5\nkafka = []",
+        "list": b"[[sink]]\nid = 1",
+        "deep": b"x = " + b"[" * 5000 + b"]" * 5000,
+        "huge": b"# " + b"x" * 17_000_000,
+        "number": b"[sink]\nid = 1e400\ntopics = [[]]",
+        "date": b"[sink]\nid = 2026-01-01",
+    }
+    for name, content in files.items():
+        (folder / f"{name}.toml").write_bytes(content)
+    (folder / "folder.toml").mkdir()
+    (folder / "locked.toml").symlink_to(folder / "locked.toml")
+    found = [str(each) for each in folder.iterdir()]
+    return [*found, str(folder / "absent.toml"), "x" * 5000 + ".toml", "\udcff.toml"]
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids="-".join)
+def test_hostile_files_are_refused_in_a_sentence(
+    path: tuple[str, ...], hostile: list[str], capfd: Any, monkeypatch: pytest.MonkeyPatch
+):
+    command = COMMANDS[path]
+    if not any(each.param_type_name == "argument" for each in command.params):
+        assert says(capfd, monkeypatch, *path)[0] == (1 if path in STARTING else 0)
+        return
+    for file in hostile:
+        code, _, err = says(capfd, monkeypatch, *path, *arguments(command, file, "1"), "--json")
+        assert code == 2, (file, err)
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids="-".join)
+def test_hostile_arguments_are_refused_in_a_sentence(
+    path: tuple[str, ...], tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+):
+    config = tmp_path / "sink.toml"
+    config.write_text(GOOD.format(tmp_path))
+    command = COMMANDS[path]
+    words = ["", "-1", "9" * 30, "a:b:c", "\N{SUPERSCRIPT TWO}", "2026-99-99"]
+    for word in words:
+        given = arguments(command, str(config), word)
+        if not given and path != ("version",):
+            given = [str(config)]
+        says(capfd, monkeypatch, *path, *given)
+        for each in command.params:
+            if each.param_type_name == "option" and not getattr(each, "is_flag", False):
+                says(capfd, monkeypatch, *path, *given, each.opts[0], word)
+    says(capfd, monkeypatch, *path, "--no-such-option")
+
+
+def wrong_values() -> list[tuple[str, str, Any]]:
+    kinds = {
+        "sink": configs.SinkConfig,
+        "decode": configs.DecodeConfig,
+        "transform": configs.TransformConfig,
+        "table": configs.TableConfig,
+        "route": configs.RouteConfig,
+        "dead_letters": configs.DeadLettersConfig,
+        "completeness": configs.CompletenessConfig,
+    }
+    values = [5, -1, True, 1.5, "\N{SUPERSCRIPT TWO}", "", "x", [], [[1]], {"a": {"b": []}}]
+    return [
+        (section, each.name, value)
+        for section, kind in kinds.items()
+        for each in dataclasses.fields(kind)
+        for value in values
+    ]
+
+
+def test_no_key_takes_a_value_of_any_type_raw(tmp_path: Path):
+    """Each is a config, or a ConfigError; nothing else."""
+    for section, key, value in wrong_values():
+        document: dict[str, Any] = configs.document(_written(tmp_path), {})
+        where = document.setdefault(section, [{}] if section in ("table", "route") else {})
+        (where[0] if isinstance(where, list) else where)[key] = value
+        with suppress(ConfigError):
+            configs.from_document(document)
+
+
+def _written(folder: Path) -> Path:
+    path = folder / "sink.toml"
+    path.write_text(GOOD.format(folder))
+    return path
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "FRAZIL_",
+        "FRAZIL___",
+        "FRAZIL_SINK__",
+        "FRAZIL__X__Y",
+        "FRAZIL_SINK__ID__X",
+        "FRAZIL_TABLE__",
+        "FRAZIL_TABLE__0",
+        "FRAZIL_TABLE__-1__NAME",
+        "FRAZIL_DECODE__REGISTRY",
+        "FRAZIL_KAFKA____",
+        "FRAZIL_ROUTE__0__TO__X",
+        "FRAZIL_DECODE__REGISTRY__",
+        "FRAZIL_CATALOG__NAME",
+    ],
+)
+@pytest.mark.parametrize("value", ["", "x", "\udcff", "5", "env:", "a,,b"])
+def test_hostile_variables_are_refused_in_a_sentence(
+    name: str, value: str, tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(name, value)
+    says(capfd, monkeypatch, "config", "explain", str(_written(tmp_path)))
+
+
+#: What answers in place of a REST catalog: status, and what it says of everything.
+ANSWERS = {
+    "html": (200, b"<html><body>Log in</body></html>"),
+    "an empty answer": (200, b""),
+    "a list": (200, b"[]"),
+    "text": (200, b'"config"'),
+    "null": (200, b"null"),
+    "half of an object": (200, b'{"defaults": {"a"'),
+    "wrong types": (200, b'{"defaults": 5, "overrides": [], "metadata": {"format-version": "x"}}'),
+    "metadata of nothing": (200, b'{"defaults": {}, "overrides": {}, "metadata": {}}'),
+    "no text": (200, bytes(range(256))),
+    "server error": (500, b"Internal Server Error"),
+    "server error in html": (502, b"<html>Bad Gateway</html>"),
+    "unavailable": (503, b'{"error": 5}'),
+    "forbidden": (403, b"<html>Forbidden</html>"),
+    "not found by a proxy": (404, b"<html>nginx</html>"),
+    "not implemented": (501, b"no"),
+    "redirect in a circle": (302, b""),
+}
+
+
+@contextmanager
+def answering(status: int, body: bytes, config: bool) -> Iterator[str]:
+    """`config`: all but the first question of a client is answered so."""
+    first = (200, b'{"defaults": {}, "overrides": {}}') if config else (status, body)
+    other = status, body
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, body = first if "/config" in self.path else other
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            if status == 302:
+                self.send_header("Location", self.path)
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_HEAD = do_POST = do_GET
+
+        def log_message(self, *_: Any) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def rest(folder: Path, uri: str) -> str:
+    text = GOOD.format(folder).replace('type = "hadoop"', f'type = "rest"\nuri = "{uri}"')
+    path = folder / "sink.toml"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize("config", [False, True], ids=["always", "behind the config"])
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
+def test_a_catalog_that_answers_nonsense_is_told_in_a_sentence(
+    answer: tuple[int, bytes],
+    config: bool,
+    tmp_path: Path,
+    capfd: Any,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    with answering(*answer, config) as uri:
+        for path, more in [*LOOKING.items()][0 if config else 4 :]:
+            code, _, err = says(capfd, monkeypatch, *path, rest(tmp_path, uri), *more)
+            assert code in (1, 2), (path, err)
+            assert "catalog" in err, (path, err)
+            assert len(err) < 2000, (path, err)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "http://127.0.0.1:1",
+        "http://",
+        "no-uri",
+        "ftp://x",
+        "http://a b",
+        "http://no-such-host.invalid",
+    ],
+)
+def test_a_catalog_that_is_away_is_told_in_a_sentence(
+    uri: str, tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+):
+    for path, more in LOOKING.items():
+        code, _, err = says(capfd, monkeypatch, *path, rest(tmp_path, uri), *more)
+        assert code in (1, 2), (path, err)
+        assert "catalog" in err, (path, err)
+
+
+def _sealed(values: Any) -> bytes:
+    """With a checksum that is right, whatever it says."""
+    body = json.dumps(values).encode()
+    return hashlib.sha256(body).hexdigest().encode() + b"\n" + body + b"\n"
+
+
+#: Torn and altered records are none; what has a right checksum and is no record stops.
+TORN = {
+    "empty": b"",
+    "binary": bytes(range(256)),
+    "digest alone": b"0" * 64,
+    "other json": b'{"a": 1}',
+    "half": _sealed({"version": 1})[:70],
+}
+FOREIGN = {
+    "no object": _sealed([]),
+    "null": _sealed(None),
+    "no version": _sealed({}),
+    "newer": _sealed({"version": 999}),
+    "nothing else": _sealed({"version": staged_batch.VERSION}),
+    "wrong types": _sealed({"version": staged_batch.VERSION, "sink": 5, "begin": []}),
+}
+
+
+@pytest.mark.parametrize("name", [*TORN, *FOREIGN])
+def test_a_batch_record_that_is_none_is_told_in_a_sentence(
+    name: str, tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+):
+    config = _written(tmp_path)
+    index = Made(tmp_path / "lake" / "shop" / "frazil_index")
+    index.commit()
+    index.save()
+    given = configs.load(config)
+    table = opener(given, False)("shop.frazil_index")
+    assert table is not None
+    folder = Path(staging_folder(given, table))
+    folder.mkdir(parents=True)
+    (folder / "0.json").write_bytes({**TORN, **FOREIGN}[name])
+    with pytest.raises(Fatal) if name in FOREIGN else nullcontext():
+        assert list(_batches(given, table)) == []
+    code, _, err = says(capfd, monkeypatch, "status", str(config), "--no-spark")
+    assert code == 1
+    assert ("staged batch" in err) == (name in FOREIGN), err
+    assert ("0.json" in err) == (name in FOREIGN), err
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids="-".join)
+def test_every_command_has_json(path: tuple[str, ...]):
+    assert any("--json" in each.opts for each in COMMANDS[path].params)
+
+
+def test_frazil_alone_shows_its_help(capfd: Any, monkeypatch: pytest.MonkeyPatch):
+    for words in ((), ("dead-letters",), ("offsets",)):
+        code, out, err = says(capfd, monkeypatch, *words)
+        assert code == 2
+        assert "Usage" in out + err
+        assert "frazil: \n" not in err
+
+
+def test_the_version_is_told(capfd: Any, monkeypatch: pytest.MonkeyPatch):
+    _, told, _ = says(capfd, monkeypatch, "--version")
+    assert says(capfd, monkeypatch, "version")[1] == told
+    assert json.loads(says(capfd, monkeypatch, "version", "--json")[1]) == {"version": told.strip()}
+    assert "--install-completion" in says(capfd, monkeypatch, "--help")[1]
+
+
+def test_config_explain_tells_where_each_setting_comes_from(
+    tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("FRAZIL_SINK__UNAVAILABLE_TIMEOUT", "7s")
+    path = str(_written(tmp_path))
+    _, out, _ = says(capfd, monkeypatch, "config", "explain", path, "--json")
+    told = json.loads(out)
+    assert told["settings"]["sink"]["unavailable_timeout"] == "7s"
+    assert (
+        told["origins"]["sink"]["unavailable_timeout"]
+        == "environment variable FRAZIL_SINK__UNAVAILABLE_TIMEOUT"
+    )
+    assert told["origins"]["table 0"]["name"] == "sink.toml:14"
+    assert told["origins"]["sink"]["trigger"] == "default"
+    _, out, _ = says(capfd, monkeypatch, "config", "explain", path)
+    assert 'name = "shop.orders"' in out
+    assert "# sink.toml:14" in out
+
+
+def test_an_unknown_error_is_a_sentence_and_a_file(
+    tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(commands, "_session", lambda _: 1 / 0)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["frazil", "orphans", str(_written(tmp_path))])
+    with pytest.raises(SystemExit) as end:
+        commands.main()
+    assert end.value.code == 1
+    err = capfd.readouterr().err
+    assert err.startswith("frazil: cannot go on: ZeroDivisionError: division by zero\n")
+    assert "Traceback" not in err
+    (file,) = tmp_path.glob("frazil-error-*.txt")
+    assert str(file) in err
+    assert "ZeroDivisionError" in file.read_text()
+
+
+def test_nothing_is_cut_in_a_pipe(capfd: pytest.CaptureFixture[str]):
+    grid = TextTable(title="x")
+    for name in ("partition", "snapshot", "more", "and more"):
+        grid.add_column(name)
+    topic, snapshot = "a-topic-with-a-long-name." * 8 + "[127]", "8744736658442914487"
+    grid.add_row(topic, snapshot, "y" * 80, "z" * 80)
+    output().print(grid, markup=False)
+    out = capfd.readouterr().out
+    assert topic in out
+    assert snapshot in out
+    assert "…" not in out
+
+
+def test_numbers_agree_with_their_nouns():
+    assert [counted(n, "commit") for n in (0, 1, 2)] == ["0 commits", "1 commit", "2 commits"]
+    assert counted(1, "batch", "batches") == "1 batch"
+
+
+SPARK_SAID = """[STREAM_FAILED] Query terminated: An exception was raised by the Python Proxy.
+Return Message: Traceback (most recent call last):
+  File "py4j/clientserver.py", line 644, in _call_proxy
+    return_value = getattr(self.pool[obj_id], method)(*params)
+  File "frazil/sink.py", line 815, in _guarded_batch
+    return self._batch(frame, number)
+py4j.protocol.Py4JJavaError: An error occurred while calling o1.collectToPython.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 failed 4 times
+org.apache.spark.api.python.PythonException: Traceback (most recent call last):
+  File "frazil/files/writer.py", line 480, in descriptor
+    writer.write_table(rows)
+pyarrow.lib.ArrowInvalid: Column 'x' is declared non-nullable but contains nulls
+
+\tat org.apache.spark.api.python.BasePythonRunner.handlePythonException(PythonRunner.scala:581)
+Caused by: org.apache.spark.api.python.PythonException: Traceback (most recent call last):
+=== Streaming Query ===
+Identifier: frazil-orders-1
+Current Committed Offsets: {}
+Logical Plan: WriteToMicroBatchDataSource"""
+
+
+def test_the_cause_is_found_in_what_spark_says():
+    expected = "pyarrow.lib.ArrowInvalid: Column 'x' is declared non-nullable but contains nulls"
+    assert cause(SPARK_SAID) == expected
+    error = translated(RuntimeError(SPARK_SAID))
+    assert error.message.endswith(expected)
+    assert "Logical Plan" not in str(error)
+    assert error.detail == SPARK_SAID
+    java = "first line\n\tat a.b\nCaused by: java.io.IOException: No space left\n\tat c.d"
+    assert cause(java) == "java.io.IOException: No space left"
+    assert cause("only a line") == "only a line"

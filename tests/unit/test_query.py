@@ -1,0 +1,145 @@
+"""When a query is started again, without Spark."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from frazil.errors import (
+    Expired,
+    FrazilError,
+    PythonWorkerUnavailable,
+    Undecodable,
+    encode_for_spark,
+)
+from frazil.spark import query as querying
+from frazil.spark.query import Running, translated
+
+LOST = (
+    "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: "
+    "Python worker failed to connect back. SQLSTATE: XXKST"
+)
+WITHIN = 5.0
+
+
+class FakeQuery:
+    """Ended with `error`, or running."""
+
+    def __init__(self, error: str = "", worked: bool = False) -> None:
+        self.error = error
+        self.lastProgress: Any = {} if worked else None
+        self.stopped = False
+
+    @property
+    def isActive(self) -> bool:
+        return not self.error and not self.stopped
+
+    def exception(self) -> Exception | None:
+        return RuntimeError(self.error) if self.error else None
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_LOOK_SECONDS", "_FIRST_PAUSE", "_LONGEST_PAUSE"):
+        monkeypatch.setattr(querying, name, 0.01)
+
+
+def running(first: FakeQuery, *later: Any, patience: float = WITHIN) -> tuple[Running, list[str]]:
+    queue, told = list(later), list[str]()
+
+    def start() -> Any:
+        each = queue.pop(0) if len(queue) > 1 else queue[0]
+        if isinstance(each, Exception):
+            raise each
+        return each
+
+    return Running(first, start, patience=patience, blocked=told.append), told  # type: ignore[arg-type]
+
+
+def eventually(what: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + WITHIN
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_query_that_lost_a_python_process_is_started_again_until_it_works():
+    works = FakeQuery(worked=True)
+    found, told = running(FakeQuery(LOST), FakeQuery(LOST), FakeQuery(LOST), works)
+    assert found.active
+    assert found.failure is None
+    eventually(lambda: told[-1:] == [""])
+    assert found.query is works  # type: ignore[comparison-overlap]
+    assert len(told) == 4
+    assert "Spark could not start a Python process" in told[0]
+    works.error, works.lastProgress = LOST, {}  # and once more, long after
+    eventually(lambda: len(told) > 4)
+    found.stop()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "java.lang.OutOfMemoryError: Java heap space",
+        "org.apache.kafka.common.errors.SaslAuthenticationException: Authentication failed",
+        str(
+            encode_for_spark(
+                Undecodable("cannot read t[0] at offset 3: Python worker failed to connect back")
+            )
+        ),
+    ],
+)
+def test_any_other_failure_ends_it(error: str):
+    found, told = running(FakeQuery(error), FakeQuery())
+    assert not found.active
+    assert not isinstance(found.failure, PythonWorkerUnavailable)
+    found._thread.join(WITHIN)
+    assert not found._thread.is_alive()
+    assert told == []
+
+
+def test_patience_ends_and_the_message_says_what_to_do():
+    found, _ = running(FakeQuery(LOST), FakeQuery(LOST), patience=0.1)
+    eventually(lambda: not found.active)
+    assert isinstance(found.failure, PythonWorkerUnavailable)
+    assert "loopback" in found.failure.hint
+    assert found.failure.detail == LOST
+
+
+def test_what_stands_in_the_way_of_another_start_is_what_ended_it():
+    found, _ = running(FakeQuery(LOST), Expired("cannot fetch t[0]: retention"))
+    eventually(lambda: not found.active)
+    assert isinstance(found.failure, Expired)
+
+
+def test_nothing_is_started_after_the_end():
+    later = FakeQuery()
+    found, _ = running(FakeQuery(LOST), later)
+    found.stop()
+    found._thread.join(WITHIN)
+    assert found.query is not later or later.stopped  # type: ignore[comparison-overlap]
+    assert not found.active
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        LOST,
+        "java.net.SocketTimeoutException: Timed out while waiting for the Python worker to connect "
+        "back after 60000 ms",
+        "java.lang.IllegalArgumentException: Authentication failed.",
+        "[CANNOT_OPEN_SOCKET] Can not open socket: [\"tried to connect to ('127.0.0.1', 4711)\"].",
+        'Traceback (most recent call last):\n  File "util.py", line 1, in _do_server_auth\n'
+        "    reply = UTF8Deserializer().loads(conn)\nEOFError",
+    ],
+)
+def test_what_spark_says_of_a_python_process_that_it_did_not_reach(text: str):
+    found: FrazilError = translated(RuntimeError(text))
+    assert isinstance(found, PythonWorkerUnavailable)
+    assert found.detail == text
