@@ -84,7 +84,7 @@ def lose_the_log(broker: Broker, topic: str) -> None:
 
 
 def answer(kafka: Kafka, where: Partition, offset: int) -> tuple[int, list[memoryview], Any]:
-    """One Fetch. The connection of this thread may be older than the broker, which tests restart."""
+    """One Fetch. The connection of this thread may be older than the broker: tests restart it."""
     try:
         return protocol._receive(protocol._send(kafka, where, offset, False), where)
     except (OSError, EOFError):
