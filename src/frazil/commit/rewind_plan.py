@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from frazil.errors import ConfigError, counted
+from frazil.ledger import index
 from frazil.ledger.entry import PREFIX, LedgerEntry, Snapshot, head, parse
 from frazil.ledger.sink_state import STREAM
 from frazil.offsets import Cut, Partition, Range
