@@ -35,8 +35,8 @@ def sized(data: bytes | None) -> bytes:
     return zigzag(-1) if data is None else zigzag(len(data)) + data
 
 
-def record(delta: int, value: bytes | None, key: bytes | None = None) -> bytes:
-    body = b"\0" + zigzag(0) + zigzag(delta) + sized(key) + sized(value) + zigzag(0)
+def record(delta: int, value: bytes | None, key: bytes | None = None, later: int = 0) -> bytes:
+    body = b"\0" + zigzag(later) + zigzag(delta) + sized(key) + sized(value) + zigzag(0)
     return zigzag(len(body)) + body
 
 
@@ -50,14 +50,14 @@ def batch(
     producer: int = -1,
     length: int | None = None,
     epoch: int = 0,
+    stamp: int = 1_700_000_000_000,
 ) -> bytes:
     """A record batch (format v2) with the right checksum, whatever else it says."""
     given = [] if isinstance(records, bytes) else records
     body = records if isinstance(records, bytes) else b"".join(records)
     count = len(given) if count is None else count
     last_delta = count - 1 if last_delta is None else last_delta
-    now = 1_700_000_000_000
-    covered = struct.pack(">hiqqqhii", attributes, last_delta, now, now, producer, 0, 0, count)
+    covered = struct.pack(">hiqqqhii", attributes, last_delta, stamp, stamp, producer, 0, 0, count)
     covered += body
     checked = struct.pack(">ibI", epoch, 2, google_crc32c.value(covered)) + covered
     return struct.pack(">qi", base, len(checked) if length is None else length) + checked

@@ -200,7 +200,11 @@ def cause(text: str) -> str:
         if line.strip().startswith("Caused by: ")
     ]
     causes = [each for each in causes if not each.startswith(_WRAPPERS)]
-    return causes[-1] if causes else lines[0].strip() if lines else ""
+    if causes:
+        return causes[-1]
+    if len(lines) > 1 and lines[0].startswith("An error occurred while calling"):  # Py4J's words
+        del lines[0]
+    return lines[0].lstrip(": ") if lines else ""
 
 
 def _rebuild(name: str, message: str, hint: str) -> FrazilError:

@@ -67,6 +67,7 @@ DYNAMIC = {
 }
 #: Handlers of `Exception` or wider below the sink: module → how many.
 BROAD = {
+    "spark.session": 1,  # what Java raises before there is a session is not PySpark's error yet
     "commit.committer": 1,  # the committer's thread: what is not ours must still stop the stream
     "pipeline.routing": 1,  # a user's function may raise anything
     # the net: whatever a record does to a station, it is found and rejected

@@ -92,6 +92,21 @@ def whole() -> History:
     )
 
 
+def test_bounds_that_the_footers_contradict_are_findings():
+    history = whole()
+    lies = [("f.parquet", "column s: 1 value above its upper bound")]
+    given = Evidence("db.t", history.snapshots[::-1], files=history.files, misdescribed=lies)
+    (report,) = audit(given)
+    assert report.verdict != "proven"
+    assert any(
+        "f.parquet" in str(finding) and "upper bound" in str(finding) for finding in report.findings
+    )
+    (report,) = audit(
+        Evidence("db.t", history.snapshots[::-1], files=history.files, misdescribed=[])
+    )
+    assert report.verdict == "proven"
+
+
 # ── proven ───────────────────────────────────────────────────────────────────────────────────
 
 

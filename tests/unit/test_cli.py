@@ -22,6 +22,7 @@ import typer.main
 from frazil.cli import commands
 from frazil.config import model as configs
 from frazil.errors import ConfigError, Fatal, Unavailable, cause
+from frazil.formats import schema_sample
 from frazil.ledger import staged_batch
 from frazil.ops.status import _batches
 from frazil.render import TextTable, counted, output
@@ -407,9 +408,13 @@ def test_config_explain_tells_where_each_setting_comes_from(
     )
     assert told["origins"]["table 0"]["name"] == "sink.toml:14"
     assert told["origins"]["sink"]["trigger"] == "default"
+    assert told["in_effect"]["sink"]["index_table"] == "shop.frazil_index"
     _, out, _ = says(capfd, monkeypatch, "config", "explain", path)
     assert 'name = "shop.orders"' in out
     assert "# sink.toml:14" in out
+    assert 'snapshot_retention = ""' in out
+    assert "# default: 1d and at most 1500 snapshots" in out, "what an empty default stands for"
+    assert "# default: new tables keep 50 old metadata files" in out
 
 
 def test_an_unknown_error_is_a_sentence_and_a_file(
@@ -478,3 +483,16 @@ def test_the_cause_is_found_in_what_spark_says():
     java = "first line\n\tat a.b\nCaused by: java.io.IOException: No space left\n\tat c.d"
     assert cause(java) == "java.io.IOException: No space left"
     assert cause("only a line") == "only a line"
+    py4j = "An error occurred while calling None.org.apache.spark.api.java.JavaSparkContext.\n"
+    java = (
+        ": org.apache.spark.SparkException: Could not parse Master URL: 'x'\n\tat a.B.c(B.java:1)"
+    )
+    assert cause(py4j + java) == "org.apache.spark.SparkException: Could not parse Master URL: 'x'"
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe{", None], ids=["no UTF-8", "no path"])
+def test_a_schema_file_that_is_no_text_is_named(tmp_path: Path, content: bytes | None):
+    schema = tmp_path / "order.avsc"
+    schema.write_bytes(content or b"")
+    with pytest.raises(ConfigError, match="cannot read schema"):
+        schema_sample._text(str(schema) if content else "a\0b")

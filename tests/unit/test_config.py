@@ -952,7 +952,18 @@ def test_a_catalog_that_cannot_be_opened_is_refused_by_the_file(
 
 
 @pytest.mark.parametrize(
-    "text", ["dya(at)", "bucket(id)", "bucket(0, id)", "day(at, 3)", "day(at", "truncate(x, y)", ""]
+    "text",
+    [
+        "dya(at)",
+        "bucket(id)",
+        "bucket(0, id)",
+        "day(at, 3)",
+        "day(at",
+        "truncate(x, y)",
+        "",
+        "bucket(99999999999, id)",
+        "truncate(2147483648, id)",
+    ],
 )
 def test_a_transform_that_is_none_is_refused_before_anything_starts(text: str):
     with pytest.raises(ConfigError, match="cannot partition table shop"):

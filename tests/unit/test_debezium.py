@@ -230,7 +230,6 @@ def test_tombstones_are_neither_rows_nor_rejected():
         [],
         set(),
         {},
-        {},
     )
 
 

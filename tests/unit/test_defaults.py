@@ -131,3 +131,13 @@ def test_members_that_json_lacks_are_the_write_default(tmp_path: Path):
         {"id": 3, "d": date, "r": text_, "s": {"a": None, "d": 5}, "u": uuid_},
     ]
     assert list(settled.letters) == [3]
+
+
+def test_a_new_field_is_added_where_json_lacks_a_required_column_with_a_default(tmp_path: Path):
+    text = schema(_INT("id", 1), column(2, "r", "string", True))
+    plan = TablePlan(replace(shape(tmp_path), schema=text), NOWHERE, "", format_version=3)
+    settler = ChunkPipeline(RecordFormat("json"), None, {"db.t": plan}, None, "db.t")
+    settled = settler.settle(HERE, opened([b'{"id":2,"new":5}']), None, NOBODY)
+    assert settled.letters == {}
+    assert "new" in settled.needs["db.t"].names
+    assert not settled.needs["db.t"].field("r").nullable, "it stays required"

@@ -23,7 +23,7 @@ from frazil.pipeline.chunk import ChunkPipeline, ChunkResult, NewTable, TablePla
 from frazil.pipeline.projection import MetadataColumns
 
 METADATA = MetadataColumns("_topic", "_topic_partition", "_offset", "_timestamp")
-NEW = {"db.t": NewTable(tuple(field.name for field in METADATA.fields))}
+NEW = {"db.t": NewTable(tuple(field.name for field in METADATA.fields), undivided=("key", "k.v"))}
 CONFIG = TableConfig("db.t", format_version=3)
 ID = pa.field("id", pa.int64(), nullable=False)
 
@@ -293,6 +293,45 @@ def test_one_odd_record_in_the_batch_that_makes_a_table_is_rejected_alone(odd: s
         assert settled.letters[place].reason
         assert ids(settled) == list(range(50))
         assert columns_of(world.schema).names[:3] == ["id", "name", "at"]
+
+
+LARGE = 1_234_567_890_123_456_789
+
+
+@pytest.mark.parametrize("place", [0, 25, 50])
+def test_one_fraction_does_not_round_the_large_whole_numbers_beside_it(place: int):
+    values = [doc(id=LARGE + i) for i in range(50)]
+    values.insert(place, doc(id=1.5))
+    world = World()
+    settled = world.settle(values, 7)
+    assert columns_of(world.schema).field("id").type == pa.int64()
+    assert ids(settled) == [LARGE + i for i in range(50)]
+    assert list(settled.letters) == [place]
+
+
+def test_whole_numbers_that_a_double_holds_stand_beside_fractions():
+    world = World()
+    settled = world.settle([doc(id=2**53), doc(id=-(2**53)), doc(id=0.5)])
+    assert ids(settled) == [-(2.0**53), 0.5, 2.0**53]
+    world = World()
+    settled = world.settle([doc(id=0.5), doc(id=1.5), doc(id=10**18 + 1)])
+    assert columns_of(world.schema).field("id").type == pa.float64()
+    settled = World().settle([doc(id=1, l=[1, LARGE]), doc(id=2, l=[0.5, LARGE])])
+    assert list(settled.letters) == [1], "no type holds both"
+
+
+@pytest.mark.parametrize("place", [0, 25, 50])
+@pytest.mark.parametrize("field", [{"key": 0.5}, {"k": {"v": 0.5}}], ids=["top", "inside"])
+def test_one_fraction_makes_no_double_of_a_column_that_can_be_none(field: Any, place: int):
+    """A key, a version, the source of a bucket: a table with a double there cannot be made."""
+    values = [doc(id=i, key=i, k={"v": i}) for i in range(50)]
+    values.insert(place, doc(id=99, **field))
+    world = World()
+    settled = world.settle(values, 7)
+    assert columns_of(world.schema).field("key").type == pa.int64()
+    assert columns_of(world.schema).field("k").type.field("v").type == pa.int64()
+    assert ids(settled) == list(range(50))
+    assert list(settled.letters) == [place]
 
 
 def test_the_same_table_is_made_in_whatever_order_and_chunks_the_records_come():

@@ -231,3 +231,12 @@ def test_a_java_home_that_leads_nowhere_falls_back_to_the_path(monkeypatch: pyte
 
 def test_a_class_path_joins_its_jars():
     assert jars.classpath([Path("/a.jar"), Path("/b.jar")]) == "/a.jar:/b.jar"
+
+
+def test_a_folder_for_jars_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FRAZIL_CACHE", "/dev/null/x")
+    with pytest.raises(
+        ConfigError, match="cannot keep jars in /dev/null/x/jars: Not a dir"
+    ) as error:
+        jars.fetch(jars.ICEBERG)
+    assert "FRAZIL_CACHE" in error.value.hint

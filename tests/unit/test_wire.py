@@ -8,6 +8,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 
+import pyarrow as pa
 import pytest
 
 from frazil.errors import FrazilError, Unavailable, Undecodable
@@ -216,7 +217,32 @@ def test_a_count_beyond_what_the_batch_holds_rejects_it(serve: Serve):
     assert found[3] == b"v3"
 
 
-@pytest.mark.parametrize("count", [-1, -(2**31), 2, 2**31 - 1])
+def test_a_batch_that_counts_no_record_is_read_over_only_if_it_has_no_bytes(serve: Serve):
+    log = [values(0, 2), batch(2, b"", count=0, last_delta=2), values(5, 1)]
+    found, broken, invisible = read(serve(*log, end=6), 0, 6)
+    assert (set(found), broken, invisible) == ({0, 1, 5}, {}, 3)
+
+
+@pytest.mark.parametrize("value", [b"v", None], ids=["in a block", "one by one"])
+def test_a_timestamp_beyond_64_bits_is_not_another_moment(serve: Serve, value: bytes | None):
+    log = batch(0, [record(0, value, later=1000), record(1, value, later=-5)], stamp=2**63 - 1)
+    [chunk] = fetch(serve(log, end=2).kafka, Range(HERE, 0, 2), patience=1)
+    assert chunk.open().stamps.tolist() == [2**63 - 1, 2**63 - 6]
+
+
+def test_too_little_memory_to_unpack_a_batch_says_nothing_of_the_batch(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+):
+    def full(*_: object) -> bytes:
+        raise pa.ArrowMemoryError("malloc of size 536870912 failed")
+
+    monkeypatch.setattr(protocol, "_unsnapped", full)
+    log = batch(0, compressed(2, RECORDS), count=20, attributes=2)
+    with pytest.raises(MemoryError):
+        read(serve(log, end=20), 0, 20)
+
+
+@pytest.mark.parametrize("count", [-1, -(2**31), 0, 2, 2**31 - 1])
 def test_a_batch_of_which_nobody_knows_which_offsets_it_has_stops_the_reader(
     serve: Serve, count: int
 ):

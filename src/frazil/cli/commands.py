@@ -426,16 +426,21 @@ def explain(
         }
         for section, values in settings.items()
     }
+    effect = configs.in_effect(given)
     if as_json:
-        print(json.dumps({"way": way, "why": why, "settings": settings, "origins": told}))
+        shown = {"way": way, "why": why, "settings": settings, "origins": told}
+        print(json.dumps({**shown, "in_effect": effect}))
         return
     typer.echo(f"way: {way}\nwhy: {why}")
     for section, values in settings.items():
         typer.echo(f"\n[{section}]")
-        shown = {key: f"{key} = {json.dumps(value)}" for key, value in values.items()}
-        width = min(48, max(map(len, shown.values()), default=0))
-        for key, text in shown.items():
-            typer.echo(f"{text:<{width}}  # {told[section][key]}")
+        lines = {key: f"{key} = {json.dumps(value)}" for key, value in values.items()}
+        width = min(48, max(map(len, lines.values()), default=0))
+        for key, text in lines.items():
+            implied = effect.get(section, {}).get(key, "")
+            typer.echo(
+                f"{text:<{width}}  # {told[section][key]}{f': {implied}' if implied else ''}"
+            )
 
 
 @dlq_app.command("list")

@@ -792,6 +792,30 @@ def settings(config: Config) -> dict[str, dict[str, Any]]:
     }
 
 
+def in_effect(config: Config) -> dict[str, dict[str, str]]:
+    """What stands for settings that are left empty."""
+    sink = {
+        "index_table": config.index_table,
+        "consumer_group": config.group,
+        "staging_location": "stage, beside the files of the index",
+        "checkpoint_location": "a temporary folder",
+    }
+    sections = {"sink": (config.sink, sink)}
+    for number, table in enumerate(config.tables):
+        values = {
+            "snapshot_retention": "1d and at most 1500 snapshots if a sink made the table, "
+            "else never",
+            "properties": "new tables keep 50 old metadata files",
+            "commit_interval": config.sink.commit_interval,
+            "event_time": table.timestamp_column,
+        }
+        sections[f"table {number}"] = (table, values)  # type: ignore[assignment]
+    return {
+        section: {key: text for key, text in values.items() if not getattr(given, key)}
+        for section, (given, values) in sections.items()
+    }
+
+
 def _is_secret(section: str, key: str) -> bool:
     return section in ("kafka", "decode.registry", "catalog", "spark") and bool(SECRET.search(key))
 
@@ -1164,12 +1188,12 @@ def transform_of(text: str, doing: str) -> tuple[str, str]:
     width = found["width"] or found["behind"] if not (found["width"] and found["behind"]) else None
     if name in ("year", "month", "day", "hour", "identity") and not width:
         return found["inner"], name
-    if name in ("bucket", "truncate") and width and int(width) > 0:
-        return found["inner"], f"{name}[{width}]"
+    if name in ("bucket", "truncate") and width and 0 < int(width) < 2**31:
+        return found["inner"], f"{name}[{int(width)}]"
     raise ConfigError(
         f"{doing}: unknown transform, or one without its number; expected "
-        "bucket(n, column) or truncate(n, column), or year, month, day, "
-        "hour(column)"
+        "bucket(n, column) or truncate(n, column) with n from 1 to 2147483647, or year, month, "
+        "day, hour(column)"
     )
 
 

@@ -25,7 +25,6 @@ from frazil.arrow.cast import absent, project
 from frazil.errors import SchemaMismatch
 from frazil.formats.connect_schema import Members, named, rewritten
 from frazil.formats.decoder import UndecodableRecord
-from frazil.formats.unavailable_value import Placeholder
 from frazil.kafka.record_batch import Longs
 
 #: What a row keeps of its envelope, under the same name with an underscore before it.
@@ -231,24 +230,19 @@ class UnwrappedChanges(NamedTuple):
     rows: list[bytes | None]
     rejected: list[UndecodableRecord]
     deleted: set[int]
-    #: where a value is the placeholder for one that was not sent: in which column, and whether it
-    #: is an object
-    unavailable: dict[int, tuple[str, bool]]
     #: row → kinds of the columns whose type Kafka Connect's schema names
     named: dict[bytes, dict[str, str]]
 
 
-def unwrap_json(
-    values: Sequence[bytes | None], look: Placeholder | None = None
-) -> UnwrappedChanges:
+def unwrap_json(values: Sequence[bytes | None]) -> UnwrappedChanges:
     """The same of JSON, with Kafka Connect's {"schema", "payload"} around it or without."""
-    found = UnwrappedChanges([None] * len(values), [], set(), {}, {})
+    found = UnwrappedChanges([None] * len(values), [], set(), {})
     for i, value in enumerate(values):
         try:
             change, schema = ({}, None) if value is None else _change(value.decode())
             if not change:
                 continue
-            row, parsed, kinds = _row(change, schema)
+            row, kinds = _row(change, schema)
         except NotARow as error:
             found.rejected.append(UndecodableRecord(i, "envelope", str(error)))
         except RecursionError:
@@ -261,8 +255,6 @@ def unwrap_json(
             found.rows[i] = row
             if change["op"][0] == "d":
                 found.deleted.add(i)
-            if look is not None and (where := look.in_json(parsed)) is not None:
-                found.unavailable[i] = where
             if kinds:
                 found.named[row] = kinds
     return found
@@ -290,9 +282,9 @@ def _members(change: Members, schema: Any, side: str) -> tuple[Members, dict[str
     return (rewritten(row, columns) if columns else row), kinds
 
 
-def _row(change: Members, schema: Any) -> tuple[bytes, dict[str, Any], dict[str, str]]:
-    """The row in a change, cut out of its text: so digits, escapes and order stay as they are; the
-    same parsed; and the kinds that its schema names."""
+def _row(change: Members, schema: Any) -> tuple[bytes, dict[str, str]]:
+    """The row in a change, cut out of its text: so digits, escapes and order stay as they are; and
+    the kinds that its schema names."""
     op = change["op"][0]
     side = "before" if op == "d" else "after"
     row, text = change.get(side, (None, ""))
@@ -311,7 +303,7 @@ def _row(change: Members, schema: Any) -> tuple[bytes, dict[str, Any], dict[str,
             body = ",".join(f"{json.dumps(name)}:{raw}" for name, (_, raw) in written.items())
             text = f"{{{body}}}"
     more = ",".join(f'"_{name}":{change[name][1]}' for name in kept)
-    return f"{text[:-1].rstrip()}{',' if row else ''}{more}}}".encode(), row, kinds
+    return f"{text[:-1].rstrip()}{',' if row else ''}{more}}}".encode(), kinds
 
 
 def members(text: str) -> Members:

@@ -10,11 +10,13 @@ records, nor on how they were cut into chunks and tasks:
 Where records disagree (a number and a text, `id` and `ID`) most votes decide. The records that lost
 do not fit the table that is made; they are rejected, each by itself, and cost the others nothing.
 
-A kind is a word (`whole`, `fraction`, `boolean`, `string`; where a schema beside the record names a
-type, `date`, `moment`, `utc` or `exact:P:S`, a decimal), a dict of kinds (object), a list of one
-kind (array), or None (null: nothing is wanted). Of a column that the table has, the kind says only
-what must change: `long`, `double` or `decimal:P` (a wider type), `=name` (the type of the column
-`name`, which is to be renamed), `SeenValues` (what the values of a map want).
+A kind is a word (`whole`, `large` for a whole number that a double does not hold exactly,
+`fraction`, `float` for a fraction where no double may stand, `boolean`, `string`; where a schema
+beside the record names a type, `date`, `moment`, `utc` or `exact:P:S`, a decimal), a dict of kinds
+(object), a list of one kind (array), or None (null: nothing is wanted). Of a column that the table
+has, the kind says only what must change: `long`, `double` or `decimal:P` (a wider type), `=name`
+(the type of the column `name`, which is to be renamed), `SeenValues` (what the values of a map
+want).
 """
 
 from __future__ import annotations
@@ -74,7 +76,33 @@ def kind_of(value: Any) -> Kind:
         return "fraction"
     if not -(2**63) <= value < 2**63:
         raise SchemaMismatch("cannot infer a type: found a whole number beyond a long")
-    return "whole"
+    return "whole" if -(2**53) <= value <= 2**53 else "large"
+
+
+def undivided(kind: dict[str, Kind], paths: Iterable[str]) -> dict[str, Kind]:
+    """With the fractions at these paths apart: there one of them makes no double of all numbers,
+    and most votes decide."""
+    for path in paths:
+        name, _, inside = path.partition(".")
+        if inside and type(kind.get(name)) is dict:
+            kind = {**kind, name: undivided(kind[name], [inside])}
+        elif kind.get(path) == "fraction":
+            kind = {**kind, path: "float"}
+    return kind
+
+
+def holder(kind: Kind, name: str, path: str = "") -> str:
+    """The field that has a field of this name in it; empty: none has."""
+    if isinstance(kind, SeenValues):
+        return holder(kind.kind, name, path)
+    if type(kind) is list:
+        return holder(kind[0], name, path)
+    if type(kind) is not dict:
+        return ""
+    if name in kind:
+        return path or name
+    below = (holder(inside, name, f"{path}.{key}".lstrip(".")) for key, inside in kind.items())
+    return next(filter(None, below), "")
 
 
 def kinds_of(kind: Kind) -> Kind:
@@ -102,8 +130,8 @@ def common_kind(one: Kind, other: Kind, path: str) -> Kind:
     if isinstance(one, SeenValues) and isinstance(other, SeenValues):
         return SeenValues(common_kind(one.kind, other.kind, path))
     words = [one, other] if type(one) is str and type(other) is str else []
-    if {*words} == {"whole", "fraction"}:
-        return "fraction"
+    if {*words} in ({"whole", "fraction"}, {"whole", "large"}):
+        return "fraction" if "fraction" in words else "large"
     if words and all(each.startswith("decimal:") for each in words):
         return max(words, key=_precision)
     found = [_word(each) for each in (one, other)]
@@ -115,7 +143,7 @@ def common_kind(one: Kind, other: Kind, path: str) -> Kind:
 
 def _word(kind: Kind) -> str:
     if type(kind) is str:
-        return {"whole": "number", "fraction": "number"}.get(kind, kind)
+        return {"whole": "number", "large": "number", "fraction": "number"}.get(kind, kind)
     return "array" if type(kind) is list else "object"
 
 
@@ -138,7 +166,9 @@ def arrow(kind: Kind, path: str) -> pa.DataType:
         return pa.decimal128(*map(int, kind.split(":")[1:]))
     words = {
         "whole": pa.int64(),
+        "large": pa.int64(),
         "fraction": pa.float64(),
+        "float": pa.float64(),
         "boolean": pa.bool_(),
         "date": pa.date32(),
         "moment": pa.timestamp("us"),
@@ -202,11 +232,11 @@ def columns(votes: Votes, base: pa.Schema | None = None, most: int = 0) -> pa.Sc
 
 
 #: Of kinds with as many votes the first.
-_ORDER = ("number", "boolean", "string", "array", "object")
+_ORDER = ("number", "boolean", "string", "array", "object", "float")
 
 
 def _winner(votes: Votes) -> str:
-    """The kind with most votes; whole and fraction are numbers both."""
+    """The kind with most votes; whole, large and fraction are numbers all."""
     sums: dict[str, int] = {}
     for word, count in votes.get("kinds", {}).items():
         group = "decimal" if word.startswith("decimal:") else _word(word)
@@ -225,7 +255,9 @@ def _elected(votes: Votes) -> Kind:
         return [inside] if winner == "array" else SeenValues(inside)
     words = votes.get("kinds", {})
     if winner == "number":
-        return "fraction" if "fraction" in words else "whole"
+        # A double would change large whole numbers: where there are more of those, fractions lose.
+        fractions = words.get("fraction", 0)
+        return "fraction" if fractions > words.get("large", 0) else "whole"
     if winner == "decimal":
         return max((word for word in words if word.startswith("decimal:")), key=_precision)
     return winner or None

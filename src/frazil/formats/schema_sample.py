@@ -74,5 +74,6 @@ def _text(path: str) -> str:
     """A schema file's text; no path, no text."""
     try:
         return Path(path).read_text() if path else ""
-    except OSError as error:
-        raise ConfigError(f"cannot read schema {path} of [decode]: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # also bytes that are no UTF-8, and a path that is none
+        fact = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"cannot read schema {path!r} of [decode]: {fact}") from None

@@ -10,7 +10,7 @@ LOBs in Oracle, MySQL and SQL Server. Debezium writes a placeholder in its place
     arrays of numbers, dates     a number for each of its bytes
     hstore                       one entry, the placeholder as key and value; or that as JSON text
 
-In: columns, or a row of JSON. Out: where it stands. What becomes of such a row is for `settle`.
+In: columns. Out: where it stands. What becomes of such a row is for `pipeline.chunk`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import functools
 import hashlib
 import json
 import uuid
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -55,22 +54,6 @@ class Placeholder:
             if mask is not None and mask.any():
                 found[name] = mask
         return found
-
-    def in_json(self, row: Mapping[str, Any]) -> tuple[str, bool] | None:
-        """A column that has it, and whether as an object; None: there is none."""
-        for name, value in row.items():
-            if self._is(value):
-                return name, type(value) is dict
-        return None
-
-    def _is(self, value: Any, item: bool = False) -> bool:
-        if type(value) is str:
-            return value in (self._items if item else self._texts)
-        if type(value) is list:
-            if len(value) == 1 and self._is(value[0], item=True):
-                return True
-            return len(value) == len(self._numbers) and value == self._numbers.tolist()
-        return type(value) is dict and len(value) == 1 and self.text in value
 
     def _mask(self, array: Any, item: bool = False) -> Any:
         """None: no array of this type can have it."""

@@ -177,13 +177,17 @@ def _visible(
             continue
         if attributes & _TRANSACTIONAL and producer in void:
             continue
-        if behind <= position or base >= wanted.end or not count:
+        if behind <= position or base >= wanted.end:
             continue
+        if not count and len(raw) == _HEADER.size:
+            continue  # the log cleaner took its records away
         append_ms = max_ms if attributes & _APPEND_TIME else None
         try:
             records, broken = _unpacked(raw[_HEADER.size :], attributes & 7, position), ""
         except _Unpackable as error:
             records, broken = b"", str(error)
+        if not count:
+            broken = broken or f"its header counts no record, and {len(records)} bytes are there"
         yield RecordBatchHeader(base, last_delta, count, first_ms, append_ms, records, broken)
 
 
@@ -199,6 +203,8 @@ def _unpacked(records: memoryview, codec: int, position: int) -> memoryview | by
             return _unsnapped(records)
         with pa.CompressedInputStream(pa.BufferReader(records), _STREAMS[codec]) as stream:
             return _bounded(stream.read(LARGEST_BATCH + 1))
+    except MemoryError:  # also Arrow's own: that says nothing of the batch
+        raise
     except (zlib.error, pa.ArrowException, OSError, struct.error, EOFError) as error:
         raise _Unpackable(f"its compressed bytes are broken: {error}") from None
 

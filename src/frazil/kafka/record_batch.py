@@ -224,7 +224,10 @@ class RecordBatches:
             if (delta > last).any():
                 return None
         offsets = np.repeat([batch.base_offset for batch in self.batches], counts) + delta
-        stamps = np.repeat([batch.first_ms for batch in self.batches], counts) + time
+        first = np.repeat([batch.first_ms for batch in self.batches], counts)
+        stamps = first + time
+        if ((first ^ stamps) & (time ^ stamps) < 0).any():  # beyond 64 bits
+            return None
         if any(batch.append_ms is not None for batch in self.batches):
             appended = [-1 if b.append_ms is None else b.append_ms for b in self.batches]
             fixed = np.repeat(appended, counts)
@@ -302,6 +305,7 @@ def _records(batch: RecordBatchHeader, envelope: bool) -> Iterator[_Record]:
             )
         last = delta
         stamp = batch.first_ms + time if batch.append_ms is None else batch.append_ms
+        stamp = max(-(2**63), min(2**63 - 1, stamp))  # no table has either: it is rejected
         yield batch.base_offset + delta, stamp, value, key, headers
     if datum.place != len(datum.data) or batch.count < 0:
         left = len(datum.data) - datum.place

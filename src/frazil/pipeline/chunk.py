@@ -128,6 +128,8 @@ class NewTable:
 
     beside: tuple[str, ...] = ()  # names of its metadata columns
     max_columns: int = MAX_COLUMNS
+    #: columns that can be no float or double: keys, versions, sources of bucket and truncate
+    undivided: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,8 +361,6 @@ class ChunkPipeline:
                     aliases = debezium.aliases(aliases)
                 for name in share.tables:
                     mine = (rows, at)
-                    if share.envelope:
-                        mine = self._available(work, name, *mine, group.schema_id)
                     if share.envelope and name in self._tables:
                         mine = self._deleted(work, name, *mine, group.schema_id)
                     elif self._mode(name) == LOG:
@@ -434,26 +434,6 @@ class ChunkPipeline:
             self._fitted(work, name, plan, _with_op(rows, "d"), at[index], None)
         else:
             self._fitted(work, name, plan, rows, at[index], None, work.settled.gone)
-
-    def _available(
-        self, work: _ChunkWork, name: str, rows: pa.Table, at: Longs | None, schema_id: int | None
-    ) -> tuple[pa.Table, Longs | None]:
-        """Unwrapped changes without those that would replace a value in an upsert table by the
-        placeholder for it; in other tables they are what the database said of them."""
-        look = placeholder(self._format.unavailable)
-        if look is None or self._mode(name) != UPSERT or name in work.below:
-            return rows, at
-        bad = np.zeros(len(rows), bool)
-        told = pc.not_equal(rows.column("_op"), "d").to_numpy()  # of a delete only its key counts
-        for column, mask in look.in_columns(rows).items():
-            for i in np.flatnonzero(mask & told & ~bad).tolist():
-                reason = _not_carried(name, column, look)
-                work.settled.reject(Rejection(_at(at, i), UNAVAILABLE, reason, (name,), schema_id))
-            bad |= mask & told
-        if not bad.any():
-            return rows, at
-        kept = np.flatnonzero(~bad)
-        return rows.take(pa.array(kept)), _among(at, kept)
 
     def _deleted(
         self, work: _ChunkWork, name: str, rows: pa.Table, at: Longs | None, schema_id: int | None
@@ -617,6 +597,8 @@ class ChunkPipeline:
         """In the table's shape; a row that does not fit is rejected by itself. The rows may be keys
         that are to be deleted."""
         rows, at = self._in_time(work, name, plan, rows, at, schema_id)
+        if deletes is None:
+            rows, at = self._available(work, name, rows, at, schema_id)
         if not len(rows):
             return
         target = plan.shape.arrow if deletes is None else plan.of_deletes
@@ -664,6 +646,25 @@ class ChunkPipeline:
         kept = np.delete(np.arange(len(rows)), late)
         return rows.take(pa.array(kept)), _among(at, kept)
 
+    def _available(
+        self, work: _ChunkWork, name: str, rows: pa.Table, at: Longs | None, schema_id: int | None
+    ) -> tuple[pa.Table, Longs | None]:
+        """Without records that would replace a value in an upsert table by the placeholder for it,
+        with Debezium's envelope or flattened; other tables write what was sent."""
+        look = placeholder(self._format.unavailable)
+        if look is None or self._mode(name) != UPSERT:
+            return rows, at
+        bad = np.zeros(len(rows), bool)
+        for column, mask in look.in_columns(rows).items():
+            for i in np.flatnonzero(mask & ~bad).tolist():
+                reason = _not_carried(name, column, look)
+                work.settled.reject(Rejection(_at(at, i), UNAVAILABLE, reason, (name,), schema_id))
+            bad |= mask
+        if not bad.any():
+            return rows, at
+        kept = np.flatnonzero(~bad)
+        return rows.take(pa.array(kept)), _among(at, kept)
+
     # ── records that come as JSON: a table's own columns say how to read them ─────────────────
 
     def _of_json(self, work: _ChunkWork, way: Route | None) -> None:
@@ -701,7 +702,7 @@ class ChunkPipeline:
     def _changes_json(
         self, work: _ChunkWork, share: Route, changes: Sequence[bytes | None], at: Longs | None
     ) -> None:
-        found = debezium.unwrap_json(changes, placeholder(self._format.unavailable))
+        found = debezium.unwrap_json(changes)
         work.named |= found.named
         for each in found.rejected:
             work.settled.reject(
@@ -710,42 +711,13 @@ class ChunkPipeline:
         there = [i for i, row in enumerate(found.rows) if row is not None]
         # The others are tombstones in Connect's wrapper.
         work.settled.skipped += len(changes) - len(there) - len(found.rejected)
+        if not there:
+            return
+        rows, where = [found.rows[i] for i in there], _among(at, np.array(there, np.int64))
+        gone = np.array([i in found.deleted for i in there], bool)
         for name in share.tables:
-            mine = [i for i in there if not self._placeheld(work, name, found, i, at)]
-            if not mine:
-                continue
-            rows, where = [found.rows[i] for i in mine], _among(at, np.array(mine, np.int64))
-            self._moved_json(work, name, [changes[i] for i in mine], rows, where)
-            gone = np.array([i in found.deleted for i in mine], bool)
+            self._moved_json(work, name, [changes[i] for i in there], rows, where)
             self._json_into(work, name, rows, where, gone)
-
-    def _placeheld(
-        self,
-        work: _ChunkWork,
-        name: str,
-        found: debezium.UnwrappedChanges,
-        i: int,
-        at: Longs | None,
-    ) -> bool:
-        """As `_available`, and in any table: the placeholder is no name of a column."""
-        if i not in found.unavailable or name in work.below:
-            return False
-        column, as_object = found.unavailable[i]
-        if self._mode(name) == UPSERT:
-            if i in found.deleted:
-                return False
-        else:
-            plan = self._tables.get(name)
-            columns = plan.columns if plan else pa.schema([])
-            if not as_object or (
-                column in columns.names and pa.types.is_map(columns.field(column).type)
-            ):
-                return False
-        look = placeholder(self._format.unavailable)
-        assert look is not None
-        reason = _not_carried(name, column, look)
-        work.settled.reject(Rejection(_at(at, i), UNAVAILABLE, reason, (name,)))
-        return True
 
     def _skip_json(
         self, work: _ChunkWork, values: Sequence[bytes | None], at: Longs | None, looked: Any
@@ -897,6 +869,7 @@ class ChunkPipeline:
         others never do. A table can have what each of those by itself wants; what all of them
         together want is settled by votes."""
         base = pa.schema([]) if plan is None else plan.columns
+        judged = default_values.loosened(base)
         newer = {} if plan is None else _newer(plan)
         renames = {} if plan is None else _renames(plan)
         found, reasons, votes = set[int](), dict[int, UndecodableRecord](), json_inference.Votes()
@@ -910,10 +883,13 @@ class ChunkPipeline:
                 told = {n: k for n, k in work.named.get(value, {}).items() if n not in known}
                 # A column whose type is named is judged as one that the table has.
                 whole = pa.schema(
-                    [*base, *((n, json_inference.arrow(k, n)) for n, k in told.items())]
+                    [*judged, *((n, json_inference.arrow(k, n)) for n, k in told.items())]
                 )
                 kind = wanted(text or b"", whole, renames)
                 kind = _in_order(value, kind | told) if told else kind
+                self._refuse_placeholder(name, kind)
+                if plan is None:
+                    kind = json_inference.undivided(kind, self._made(name).undivided)
                 if said := self._unchangeable(name, plan, kind):
                     raise UnexpectedJson("shape", said)
             except UnexpectedJson as error:
@@ -928,6 +904,12 @@ class ChunkPipeline:
             most = self._most_columns(name, plan)
             add_need(work.settled.needs, name, voted(votes, base, aliases, most))
         return found, reasons
+
+    def _refuse_placeholder(self, name: str, kind: dict[str, Any]) -> None:
+        """The placeholder of an hstore is an object with it as a key: no column has that name."""
+        look = placeholder(self._format.unavailable)
+        if look is not None and (column := json_inference.holder(kind, look.text)):
+            raise UnexpectedJson(UNAVAILABLE, _not_carried(name, column, look))
 
     def _unchangeable(self, name: str, plan: TablePlan | None, kind: dict[str, Any]) -> str:
         """Why the table cannot be made, or changed, as one record wants it."""

@@ -11,7 +11,14 @@ import pyarrow as pa
 from pyspark import TaskContext, cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
-from frazil.config.model import Config, TableConfig, duration, remembered, replayed
+from frazil.config.model import (
+    Config,
+    TableConfig,
+    duration,
+    remembered,
+    replayed,
+    transform_of,
+)
 from frazil.errors import (
     AccountingError,
     Conflict,
@@ -448,7 +455,15 @@ def _new(table: TableConfig) -> NewTable:
         table.offset_column,
         table.timestamp_column,
     )
-    return NewTable(tuple(name for name in names if name), table.max_columns)
+    terms = (
+        transform_of(text, f"cannot partition table {table.name} by {text!r}")
+        for text in table.partition_by
+    )
+    hashed = [path for path, word in terms if word.startswith(("bucket", "truncate"))]
+    exact = (*table.key, *table.identifier_fields, table.version_column, *hashed)
+    return NewTable(
+        tuple(name for name in names if name), table.max_columns, tuple(filter(None, exact))
+    )
 
 
 def _bucket(number: int) -> int:

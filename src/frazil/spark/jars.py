@@ -136,8 +136,14 @@ def _retrieve(
         raise ConfigError(
             "cannot fetch jars: this PySpark ships no Ivy", hint="pip install pyspark"
         )
-    target.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=target.name + ".", dir=target.parent))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=target.name + ".", dir=target.parent))
+    except OSError as error:
+        raise ConfigError(
+            f"cannot keep jars in {target.parent}: {error.strerror}",
+            hint="set FRAZIL_CACHE to a folder that this user can write to",
+        ) from None
     try:
         (work / "ivy.xml").write_text(_ivy_xml(coordinates, transitive, overrides, excludes))
         run = subprocess.run(

@@ -17,7 +17,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from frazil.config.model import Config, check_catalog
-from frazil.errors import ConfigError
+from frazil.errors import ConfigError, cause
 from frazil.spark import jars
 from frazil.spark.read import register
 
@@ -75,11 +75,17 @@ def session(
         with _own_interrupt():
             spark = builder.getOrCreate()
     except (PySparkException, RuntimeError) as error:
-        fact = str(error).strip().splitlines()[0]
-        raise ConfigError(f"cannot start Spark: {fact}", hint="see [spark] in the config") from None
+        raise _unstarted(str(error).strip().splitlines()[0]) from None
+    except Exception as error:
+        # Py4J's own error: PySpark translates Java's only once there is a session.
+        raise _unstarted(cause(str(error))) from None
     spark.sparkContext.setLogLevel(log_level)
     register(spark)
     return spark
+
+
+def _unstarted(fact: str) -> ConfigError:
+    return ConfigError(f"cannot start Spark: {fact}", hint="see [spark] in the config")
 
 
 @contextmanager
