@@ -9,8 +9,9 @@ of this file's own decides, and what it can read counts among the good.
 Then every row of every data file is compared, all columns, and every byte of every dead letter.
 
 A third topic has records that kill the worker: by a signal, and by a crash in native code. A fourth
-has records at which a station between decode and the closing of a file raises an error that nobody
-foresaw: the stations are made to, by a function of the sink's own route that runs in the workers.
+and a fifth, in Debezium's envelope, have records at which a station between unwrapping and the
+closing of a file raises an error that nobody foresaw: the stations are made to, by a function of
+the sink's own route that runs in the workers.
 
     make poison N=1000000            # a million hostile, a million good
     make poison N=20000 ARGS='--seed 7'
@@ -1194,11 +1195,11 @@ def deadly_records() -> Iterator[bytes]:
 
 # ── records at which a station fails ────────────────────────────────────────────────────────────
 
-STATIONS = ("decode", "fit", "partition", "path", "encode", "close")
+STATIONS = ("decode", "learn", "fit", "partition", "path", "encode", "close")
 STATIONS_ROUTE = """
 def plant():
     from frazil.files import writer
-    from frazil.formats import decoder
+    from frazil.formats import debezium, decoder
     from frazil.pipeline import chunk
 
     def raising(where, name, found):
@@ -1219,6 +1220,8 @@ def plant():
 
     layout = writer._Layout
     raising(decoder.JsonShape, "decode", lambda _, given: any(b'"decode"' in v for v in given if v))
+    raising(debezium, "_change", lambda text: '"unwrap"' in text)
+    raising(chunk, "wanted", lambda value, *_: b'"learn"' in value)
     raising(chunk, "project_rows", lambda rows, *_: has(rows, "fit"))
     raising(layout, "clusters", lambda _, rows: has(rows, "partition"))
     raising(layout, "path", lambda _, partition, name: "path" in partition)
@@ -1229,15 +1232,24 @@ def plant():
 def sort(rows):
     plant()
     return ["db.stations"] * len(rows)
+
+
+def ask_the_next_rule(rows):
+    plant()
+    return [None] * len(rows)
 """
-STATIONS_ROWS = 4_000
-STATIONS_AT = {7 + 331 * n: STATIONS[n % len(STATIONS)] for n in range(12)}
+STATIONS_ROWS = 5_000
+STATIONS_AT = {7 + 331 * n: STATIONS[n % len(STATIONS)] for n in range(14)}
+#: The same in Debezium's envelope.
+CHANGES_AT = {7 + 331 * n: ("unwrap", *STATIONS)[n % 8] for n in range(15)}
 
 
-def station_records() -> Iterator[bytes]:
+def station_records(stations: dict[int, str]) -> Iterator[bytes]:
     for number in range(STATIONS_ROWS):
-        word = STATIONS_AT.get(number, "fine")
-        yield json.dumps({"id": number, "word": word}).encode()
+        word = stations.get(number, "fine")
+        row = {"id": number, "word": word, **({"more": 1} if word == "learn" else {})}
+        change = {"op": "c", "before": None, "after": row}
+        yield json.dumps(change if stations is CHANGES_AT else row).encode()
 
 
 # ── the run ─────────────────────────────────────────────────────────────────────────────────────
@@ -1414,7 +1426,8 @@ def poison(hostile: int, seed: int) -> dict[str, Any]:
                 say(f"producing {share:,} hostile records of {topic.name} among good ones")
                 produce(broker.bootstrap, topic.name, topic.records(share, seed))
             produce(broker.bootstrap, "deadly", deadly_records())
-            produce(broker.bootstrap, "stations", station_records())
+            produce(broker.bootstrap, "stations", station_records(STATIONS_AT))
+            produce(broker.bootstrap, "changes", station_records(CHANGES_AT))
             produced = time.monotonic() - began
             documents = [
                 document(
@@ -1444,6 +1457,17 @@ def poison(hostile: int, seed: int) -> dict[str, Any]:
                     table=[{"name": "db.stations", "partition_by": ["word"]}],
                     route=[{"python": f"{folder}/stations.py:sort"}],
                 ),
+                document(
+                    folder,
+                    "changes",
+                    broker.bootstrap,
+                    decode={"format": "json"},
+                    table=[{"name": "db.changes", "partition_by": ["word"]}],
+                    route=[
+                        {"python": f"{folder}/stations.py:ask_the_next_rule"},
+                        {"to": ["db.changes"], "envelope": "debezium"},
+                    ],
+                ),
             ]
             say("starting the sinks")
             answers, peak = _run(documents, folder / "log")
@@ -1470,6 +1494,7 @@ def poison(hostile: int, seed: int) -> dict[str, Any]:
             troubles += [f"{topic.name}: {each}" for each in (why, why_not) if each]
         result["deadly"], fine = _found(answers[2], "deadly", DEADLY_AT, DEADLY_ROWS)
         result["stations"], others = _found(answers[3], "stations", STATIONS_AT, STATIONS_ROWS)
+        result["changes"], unwrapped = _found(answers[4], "changes", CHANGES_AT, STATIONS_ROWS)
         verdicts = {
             name: each["verdicts"]
             for answer in answers
@@ -1481,6 +1506,7 @@ def poison(hostile: int, seed: int) -> dict[str, Any]:
     result |= {
         "deadly_others_exact": fine,
         "stations_others_exact": others,
+        "changes_others_exact": unwrapped,
         "crash_loops": sum(times > 2 for times in failed),
         "task_failures": sum(failed),
         "proven": len(verdicts),
@@ -1570,6 +1596,8 @@ if __name__ == "__main__":
             and found["deadly_others_exact"] == DEADLY_ROWS - len(DEADLY_AT)
             and found["stations"] == len(STATIONS_AT)
             and found["stations_others_exact"] == STATIONS_ROWS - len(STATIONS_AT)
+            and found["changes"] == len(CHANGES_AT)
+            and found["changes_others_exact"] == STATIONS_ROWS - len(CHANGES_AT)
             and not found["crash_loops"]
             and not found["troubles"]
         )
