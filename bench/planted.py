@@ -48,6 +48,7 @@ from frazil.auditing.checks import KINDS as WEIGHTS
 from frazil.auditing.checks import Finding
 from frazil.config.model import Config, from_document
 from frazil.errors import Expired
+from frazil.iceberg.foreign_commits import brings_rows, key_of, of_snapshots
 from frazil.iceberg.static_table import ReadOnlyTable
 from frazil.ledger import index
 from frazil.ledger.entry import PREFIX, LedgerEntry, OutcomeCounts, Snapshot, entries, parse
@@ -1104,6 +1105,24 @@ def offset_updated(history: History, r: random.Random) -> Planted | None:
         DOUBT,
         (*spans(changed), ANYWHERE),
     )
+
+
+@plant("rows deleted by hand")
+def offset_updated_and_expired(history: History, r: random.Random) -> Planted | None:
+    """The same, and the sink expires the snapshot of the UPDATE: the table keeps what it was."""
+    planted = offset_updated(history, r)
+    if planted is None:
+        return None
+    (table,) = (history.tables[name] for name in planted.tables)
+    heads = [table.refs[ref] for ref in ("main", table.branch) if ref in table.refs]
+    expiring = [each for each in table.history(table.branch) if each.id not in heads]
+    partitions = {p for entry, _ in history.entries(table.name) for p in entry.end}
+    plain = ReadOnlyTable(table.name, table.save(complete=True), {})
+    commits = of_snapshots(filter(brings_rows, expiring), plain.added, partitions)
+    if commits is not None:
+        table.set_property(key_of(history.sink), commits.text())
+    table.expire(heads)
+    return replace(planted, says=f"{planted.says}, and expired by the sink")
 
 
 @plant("rows deleted by hand")

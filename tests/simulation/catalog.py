@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from frazil.errors import CommitStateUnknown, Conflict, IdentityMismatch, Unavailable
+from frazil.errors import CommitStateUnknown, Conflict, Expired, IdentityMismatch, Unavailable
+from frazil.iceberg.static_table import DataFile
 from frazil.ledger.entry import Snapshot
 from tests.simulation.world import World
 
@@ -293,7 +294,18 @@ class Table:
             for row in file.rows
         ]
         table = SimpleNamespace(to_pylist=lambda: rows, num_rows=len(rows))
-        return SimpleNamespace(rows=lambda *_: table)
+        return SimpleNamespace(rows=lambda *_: table, added=self._added)
+
+    def _added(self, snapshot_id: int) -> list[DataFile]:
+        """(Its files have no bounds here.)"""
+        if snapshot_id not in self.meta.snapshots:
+            raise Expired(f"cannot read snapshot {snapshot_id} of table {self.name}")
+        held = self.meta.snapshots[snapshot_id]
+        return [
+            DataFile(file.path, len(file.rows), None, None)
+            for file, sequence in held.files
+            if file.content == "data" and sequence == held.snapshot.sequence
+        ]
 
     def manifests(self, snapshot_id: int) -> set[str]:
         held = self.meta.snapshots[snapshot_id]

@@ -360,6 +360,8 @@ class Schedule:
         for file in new:
             self.server.objects[file.path] = self.server.files[file.path] = file
         summary = {EFFECT: effect} if effect else {}
+        if rows := sum(len(file.rows) for file in new if file.content == "data"):
+            summary["added-records"] = str(rows)
 
         def change(after: Meta) -> Held | None:
             return add(

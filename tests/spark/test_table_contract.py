@@ -41,9 +41,10 @@ from frazil.errors import (
     Unavailable,
 )
 from frazil.files.writer import TableWriter, WriterSpec
-from frazil.iceberg import java
+from frazil.iceberg import foreign_commits, java
 from frazil.iceberg.java import JavaCatalog
 from frazil.ledger.entry import LedgerEntry, Snapshot, parse, referred, split
+from frazil.maintenance.tasks import ExpireSnapshots, SnapshotRetention
 from frazil.offsets import Cut, Partition
 from tests.fakes import FakeTable
 from tests.simulation.catalog import Client, File, Server, expire
@@ -898,3 +899,30 @@ def _rewrite_and_expire(real: Real) -> None:
 def _manifest_lists(real: Real) -> list[str]:
     folder = Path(real.table.location.removeprefix("file:")) / "metadata"
     return [path.name for path in folder.glob("snap-*.avro")]
+
+
+def test_a_table_keeps_what_others_brought_before_a_sink_expires_their_snapshot(real: Real):
+    life = target(real)
+    for number in range(6):
+        if number == 2:
+            real.foreign("foreign")
+            theirs = next(real.table.plain.history("main"))
+        snapshot = life.commit(
+            [real.manifest(str(number))], entry(number, number + 1, f"c{number}")
+        )
+        life.witness(snapshot)
+    keeper = ExpireSnapshots(
+        real.table,
+        sink="s",
+        epoch=1,
+        retention=SnapshotRetention(0, 2).within,
+        position=lambda: Cut({P: 6}),
+        at_once=2,
+    )
+    assert keeper.tidy() == ""
+    plain = real.table.plain
+    assert theirs.id not in {each.id for each in plain.history("main")}
+    (commits,) = foreign_commits.recorded(plain.name, plain.properties).values()
+    assert (commits.snapshot_id, commits.operation) == (theirs.id, "append")
+    assert commits.timestamp_ms == theirs.timestamp_ms
+    assert len(real.live()) == 7

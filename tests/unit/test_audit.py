@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from frazil.auditing.checks import Evidence, TableReport, audit
 from frazil.errors import IdentityMismatch
+from frazil.iceberg.foreign_commits import ForeignCommits, brings_rows, of_snapshots
 from frazil.iceberg.static_table import DataFile
 from frazil.ledger.entry import LedgerEntry, OutcomeCounts, Snapshot, parse
 from frazil.ledger.index_rows import of
@@ -1149,3 +1150,128 @@ def test_of_an_append_table_rolled_back_compacted_and_expired_the_files_tell():
     assert heard(expired(history, 1), **given).verdict == "proven"
     history.files = kept
     assert heard(history, **given).verdict == "gap"
+
+
+# ── commits of others whose snapshots the sink expired ───────────────────────────────────────────
+
+
+def overwritten() -> tuple[History, dict[str, Any]]:
+    """`UPDATE t SET _offset = …` of one file, more commits, and then the sink's own expiry: what it
+    keeps of the UPDATE, and the index, which knows what was expired."""
+    history = numbered()
+    theirs = replace(history.files[0], path="/theirs")
+    history.files[0] = theirs
+    history.add({"deleted-records": "5", "added-records": "5"}, "overwrite", theirs)
+    for number in range(5, 7):
+        ranges = {A: (number + 7, number + 8), B: (7, 7)}
+        history.commit(ranges, commit_ids=(f"c{number}",), batches=(number, number))
+    rows = indexed(history)
+    foreign = filter(brings_rows, history.snapshots[:-1])
+    commits = of_snapshots(foreign, history.brought.__getitem__, [A, B])
+    assert commits is not None
+    given = {
+        "rows": rows,
+        "positions": {"s": Cut({A: 14, B: 7})},
+        "brought": history.brought.__getitem__,
+        "foreign_commits": [commits],
+    }
+    return expired(history, 1), given
+
+
+def offsets_read(first: Sequence[int]) -> pa.Table:
+    """What `--deep` reads: the first five offsets of A, and all others as they should be."""
+    rows = [(A, offset) for offset in [*first, *range(5, 14)]] + [(B, o) for o in range(7)]
+    columns = [{"topic": p.topic, "partition": p.number, "offset": o} for p, o in rows]
+    return pa.Table.from_pylist(columns)
+
+
+def test_rows_that_others_wrote_stay_in_doubt_when_the_sink_expires_their_snapshots():
+    history, given = overwritten()
+    report = heard(history, **given)
+    assert report.verdict == "cannot tell"
+    assert [finding.ranges for finding in report.found] == [(Range(A, 0, 5),)]
+    assert "snapshot 5, overwrite at 1970-01-01T00:00:00+00:00" in report.findings[0]
+    assert "--deep" in report.findings[0]
+    assert [line.verdict for line in report.lines] == ["cannot tell", "proven"]
+    # Where others expire them nothing is kept: the guide lists it among what proven leaves open.
+    assert heard(history, **{**given, "foreign_commits": ()}).verdict == "proven"
+
+
+def test_rows_that_others_wrote_and_whose_snapshots_are_expired_are_told_by_reading_them():
+    history, given = overwritten()
+    assert heard(history, **given, deep=offsets_read(range(5))).verdict == "proven"
+    wrong = heard(history, **given, deep=offsets_read([0, 1, 1, 3, 4]))
+    assert {finding.kind for finding in wrong.found} == {"overlap"}
+    assert wrong.lines[0].overlaps == (Range(A, 1, 2),)
+
+
+def test_the_sinks_own_files_are_proven_whatever_the_table_keeps_of_others():
+    history, given = overwritten()
+    own = "/frazil-s-1-7-00000000-0000-0000-0000-000000000000.parquet"
+    history.files[0] = replace(history.files[0], path=own)
+    assert heard(history, **given).verdict == "proven"
+
+
+def test_a_compaction_of_other_ranges_is_believed_whatever_the_table_keeps_of_others():
+    history, given = overwritten()
+    late = [f for f in history.files if f.partition == A and f.path != "/theirs"]
+    compacted = DataFile("/compacted", 9, A, (5, 13))
+    history.files = [f for f in history.files if f not in late] + [compacted]
+    report = heard(history, **given)
+    assert report.lines[0].ranges("cannot tell") == (Range(A, 0, 5),)
+    # What became one file with rows in doubt is in doubt, and so is all where no range was kept.
+    history.files = [f for f in history.files if f.partition == B]
+    history.files.append(DataFile("/all", 14, A, (0, 13)))
+    assert heard(history, **given).lines[0].ranges("cannot tell") == (Range(A, 0, 14),)
+    unbounded = replace(given["foreign_commits"][0], ranges=None)
+    report = heard(history, **{**given, "foreign_commits": [unbounded]})
+    assert [line.verdict for line in report.lines] == ["cannot tell", "cannot tell"]
+
+
+def test_what_a_table_keeps_of_snapshots_that_are_still_there_says_nothing_new():
+    """The sink wrote it down, and died before it expired them."""
+    history = numbered()
+    theirs = DataFile("/theirs", 3, None, None, nulls=3)
+    history.add({"added-records": "3"}, "append", theirs)
+    history.files.append(theirs)
+    rows = indexed(history)
+    commits = ForeignCommits(5, "append", 5, False, None)
+    given = {"rows": rows, "brought": history.brought.__getitem__}
+    assert heard(history, **given, foreign_commits=[commits]).verdict == "proven"
+    older = replace(commits, older=True)
+    assert heard(history, **given, foreign_commits=[older]).verdict == "cannot tell"
+
+
+def test_of_rows_without_single_offsets_the_whole_table_stays_in_doubt():
+    history = History()
+    for number in range(3):
+        ranges = {BATCHES: (number, number + 1)}
+        history.commit(ranges, commit_ids=(f"c{number}",), batches=(number, number), rows=4)
+    history.files = [DataFile("/theirs", 12, None, None)]
+    commits = ForeignCommits(2, "overwrite", 2, False, None)
+    (report,) = audit(Evidence("db.t", history.snapshots[::-1], files=history.files))
+    assert report.verdict == "proven"
+    evidence = Evidence(
+        "db.t",
+        history.snapshots[::-1],
+        files=history.files,
+        foreign_commits=[replace(commits, older=True)],
+    )
+    (report,) = audit(evidence)
+    assert report.verdict == "cannot tell"
+    assert "into the table (snapshot 2, overwrite" in report.findings[0]
+
+
+def test_an_upsert_table_stays_in_doubt_when_the_sink_expires_what_others_brought():
+    history = upserted()
+    commits = ForeignCommits(99, "append", 1, False, None)
+    evidence = Evidence(
+        "db.t",
+        history.snapshots[::-1],
+        files=history.files,
+        deletes=history.deletes,
+        foreign_commits=[commits],
+    )
+    (report,) = audit(evidence)
+    assert (history.report().verdict, report.verdict) == ("proven", "cannot tell")
+    assert "snapshot 99, append" in report.findings[0]

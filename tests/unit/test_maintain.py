@@ -11,8 +11,11 @@ from uuid import uuid4
 import pytest
 
 from frazil.commit.protocol import TableCommitter
-from frazil.errors import ConfigError, IdentityMismatch, Unavailable
+from frazil.errors import ConfigError, Expired, IdentityMismatch, Unavailable
+from frazil.iceberg import foreign_commits
+from frazil.iceberg.foreign_commits import ForeignCommits
 from frazil.iceberg.live_files import refuse_shared, spellings
+from frazil.iceberg.static_table import DataFile
 from frazil.ledger import index
 from frazil.ledger.entry import LedgerEntry
 from frazil.maintenance import tasks
@@ -27,7 +30,7 @@ from frazil.maintenance.tasks import (
     orphan_files,
     retention,
 )
-from frazil.offsets import Cut, Partition
+from frazil.offsets import BATCHES, Cut, Partition
 from tests.fakes import FakeClock, FakeTable
 from tests.unit.test_stage import batch
 
@@ -149,6 +152,34 @@ class Aging(FakeTable):
         super().__init__()
         self.unreadable = 0
         self.live_files = {"/data/live.parquet"}
+        #: snapshot → the data files that it brought
+        self.brought: dict[int, list[DataFile]] = {}
+        #: what happened to it, in its order
+        self.story: list[str] = []
+        self.read_only = False
+
+    @property
+    def plain(self) -> Aging:
+        return self
+
+    def added(self, snapshot_id: int) -> list[DataFile]:
+        if snapshot_id not in self.brought:
+            raise Expired(f"cannot read snapshot {snapshot_id}: it is not there")
+        return self.brought[snapshot_id]
+
+    def set_property(self, key: str, value: str) -> None:
+        if self.read_only:
+            raise Unavailable("cannot set a property: 503")
+        self.story.append(key)
+        self.properties[key] = value
+
+    def foreign(self, *files: DataFile, operation: str = "overwrite") -> int:
+        """A commit of others: of an UPDATE, where nothing else is said."""
+        rows = str(sum(file.rows for file in files))
+        snapshot = self.add([], {"added-records": rows, "deleted-records": rows})
+        self.snapshots[snapshot.id] = replace(snapshot, operation=operation)
+        self.brought[snapshot.id] = list(files)
+        return snapshot.id
 
     def moment(self, number: int) -> int | None:
         moments = [each.timestamp_ms for each in self.snapshots.values()]
@@ -157,7 +188,11 @@ class Aging(FakeTable):
     def branches(self) -> list[str]:
         return [name for name in self.refs if not name.startswith("frazil/")]
 
+    def tags(self) -> dict[str, int]:
+        return {name: at for name, at in self.refs.items() if name.startswith("frazil/")}
+
     def expire(self, before_ms: int, keep: int, unneeded: list[str]) -> None:  # type: ignore[override]
+        self.story.append("expired")
         held = {number for ref, number in self.refs.items()}
         recent = [each.id for each in self.history("main")][:keep]
         for number, each in list(self.snapshots.items()):
@@ -337,3 +372,156 @@ def test_a_life_that_was_taken_over_from_forgets_nothing():
     table.put(50, epoch=2)
     assert expiry(table).tidy() == ""
     assert len(table.snapshots) == 51
+
+
+# ── commits of others whose snapshots expire ─────────────────────────────────────────────────────
+
+KEY = "frazil.foreign-commits.s"
+
+
+def updated(*files: DataFile, operation: str = "overwrite") -> tuple[Aging, int]:
+    """A table that others wrote to once, among many commits of the sink."""
+    table = Aging()
+    for number in range(5):
+        table.put(number)
+    foreign = table.foreign(*files, operation=operation)
+    for number in range(5, 50):
+        table.put(number)
+    return table, foreign
+
+
+def kept_of(table: Aging) -> ForeignCommits:
+    return foreign_commits.recorded(table.name, table.properties)[KEY]
+
+
+@pytest.mark.parametrize("operation", ["append", "overwrite", "delete"])
+def test_a_table_keeps_what_others_brought_before_their_snapshot_expires(operation: str):
+    table, foreign = updated(DataFile("/theirs", 3, P, (2, 4)), operation=operation)
+    assert expiry(table).tidy() == ""
+    assert table.story == [KEY, "expired"]
+    assert foreign not in table.snapshots
+    expected = ForeignCommits(foreign, operation, foreign, False, {P: (2, 5)})
+    assert kept_of(table) == expected
+
+
+@pytest.mark.parametrize(
+    ("operation", "files"),
+    [
+        ("replace", [DataFile("/compacted", 3, P, (2, 4))]),
+        ("append", [DataFile("/theirs", 3, None, None, nulls=3)]),
+        ("overwrite", [DataFile("/theirs", 3, Partition("other", 0), (2, 4))]),
+        ("delete", []),
+    ],
+)
+def test_nothing_is_kept_of_commits_that_brought_no_rows_of_the_sinks_partitions(
+    operation: str, files: list[DataFile]
+):
+    table, foreign = updated(*files, operation=operation)
+    assert expiry(table).tidy() == ""
+    assert (table.story, table.properties) == (["expired"], {})
+    assert foreign not in table.snapshots
+
+
+def test_nothing_is_kept_of_commits_that_stay():
+    table, foreign = updated(DataFile("/theirs", 3, P, (2, 4)))
+    assert expiry(table, retention=SnapshotRetention(0, 60).within).tidy() == ""
+    assert (table.story, foreign in table.snapshots) == ([], True)
+    table = Aging()
+    for number in range(50):
+        table.put(number)
+    foreign = table.foreign(DataFile("/theirs", 3, P, (2, 4)))
+    table.put(50)
+    assert expiry(table).tidy() == ""
+    assert (table.story, foreign in table.snapshots) == (["expired"], True)
+
+
+def test_nothing_is_expired_where_the_table_cannot_keep_what_others_brought():
+    table, foreign = updated(DataFile("/theirs", 3, P, (2, 4)))
+    table.read_only = True
+    keeper = expiry(table, clock=(clock := FakeClock()))
+    assert "503" in keeper.tidy()
+    assert (len(table.snapshots), foreign in table.snapshots) == (51, True)
+    table.read_only = False
+    for _ in range(TABLE_AT_ONCE):
+        clock.now += 10_000
+        assert keeper.tidy() == ""
+    assert table.story == [KEY, "expired"]
+
+
+def test_nothing_is_expired_where_what_a_table_keeps_of_others_cannot_be_read():
+    table, foreign = updated(DataFile("/theirs", 3, P, (2, 4)))
+    table.properties[KEY] = "{}"
+    assert f"cannot read property {KEY}" in expiry(table).tidy()
+    assert foreign in table.snapshots
+
+
+def test_what_a_table_keeps_of_others_grows_together_and_stays_small():
+    table, first = updated(DataFile("/theirs", 3, P, (2, 4)))
+    assert expiry(table).tidy() == ""
+    second = table.foreign(DataFile("/more", 1, P, (9, 9)))
+    for number in range(50, 100):
+        table.put(number)
+    assert expiry(table).tidy() == ""
+    assert kept_of(table) == ForeignCommits(second, "overwrite", second, True, {P: (2, 10)})
+    assert first != second
+    again = dict(table.properties)
+    assert expiry(table).tidy() == ""
+    assert table.properties == again
+
+    many = [Partition("t", number) for number in range(foreign_commits.PARTITIONS + 1)]
+    snapshot = replace(table.snapshots[max(table.snapshots)], operation="overwrite", summary={})
+    files = [DataFile(f"/{p}", 1, p, (0, 0)) for p in many]
+    for some, bounded in ((many[:-1], True), (many, False)):
+        commits = foreign_commits.of_snapshots([snapshot], lambda _: files, some)
+        assert commits is not None
+        assert (commits.ranges is not None) is bounded
+
+
+def test_where_bounds_do_not_tell_what_others_brought_all_of_it_is_kept_in_doubt():
+    table, foreign = updated(DataFile("/theirs", 3, P, (2, 4)))
+    del table.brought[foreign]  # its manifests are gone
+    assert expiry(table).tidy() == ""
+    assert kept_of(table).ranges is None
+    # Rows that stand for no single offset have no bounds.
+    table, foreign = updated(DataFile("/theirs", 3, None, None, nulls=3), operation="append")
+    rows = LedgerEntry("s", 1, ("c",), (50, 50), Cut({BATCHES: 50}), Cut({BATCHES: 51}), rows=2)
+    table.refs["frazil/s"] = table.add([], rows.summary()).id
+    assert expiry(table, position=lambda: Cut({P: 2**60, BATCHES: 2**60})).tidy() == ""
+    assert kept_of(table).ranges is None
+
+
+def test_what_others_did_to_the_index_is_not_kept():
+    table, foreign = updated(DataFile("/theirs", 3, P, (2, 4)))
+    assert expiry(table, position=None).tidy() == ""
+    assert (table.story, foreign in table.snapshots) == (["expired"], False)
+
+
+def test_commits_of_others_on_another_branch_are_kept():
+    """Whoever publishes that branch later brings their rows."""
+    table = Aging()
+    for number in range(50):
+        table.put(number)
+    table.refs["review"] = table.refs["main"]
+    snapshot = table.add([], {"added-records": "3"}, branch="review")
+    table.brought[snapshot.id] = [DataFile("/theirs", 3, P, (2, 4))]
+    for _ in range(TABLE_KEPT):
+        table.add([], {"added-records": "0"}, branch="review")
+    assert expiry(table).tidy() == ""
+    assert table.story == [KEY, "expired"]
+    assert kept_of(table).snapshot_id == snapshot.id
+
+
+def test_of_a_sink_that_ended_long_ago_the_witness_tells_its_partitions():
+    table = Aging()
+    other = Partition("other", 0)
+    cuts = Cut({other: 0}), Cut({other: 9})
+    ended = table.add([], LedgerEntry("ended", 1, ("c",), (0, 0), *cuts).summary())
+    for number in range(30):
+        table.put(number)
+    del table.snapshots[table.refs["main"] - 20]  # the history does not go back to it
+    table.refs["frazil/ended"] = ended.id
+    table.foreign(DataFile("/theirs", 1, other, (2, 2)))
+    for number in range(30, 50):
+        table.put(number)
+    assert expiry(table).tidy() == ""
+    assert kept_of(table).ranges == {other: (2, 3)}

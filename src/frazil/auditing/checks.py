@@ -53,6 +53,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from frazil.iceberg.foreign_commits import (
+    EVERYTHING,
+    ForeignCommits,
+    brings_rows,
+    counted,
+    reaches,
+)
 from frazil.iceberg.static_table import DataFile
 from frazil.ledger.columns import FATES, TOLD, RangeColumns, by_partition, of_entries, select
 from frazil.ledger.entry import PREFIX, OperatorNote, OutcomeCounts, Snapshot, parse
@@ -104,6 +111,8 @@ class Evidence:
     deletes: int = 0
     #: snapshot id → the data files that it brought; None: nobody can tell
     brought: Callable[[int], Sequence[DataFile] | None] | None = None
+    #: what the table keeps of commits of others whose snapshots its sinks expired
+    foreign_commits: Sequence[ForeignCommits] = ()
     #: sink → the index's rows of this table; a sink whose index was not found is not in it
     index: Mapping[str, IndexRows] = field(default_factory=dict)
     #: sink → the index's rows of the whole stream (`*`), of one that fills several tables
@@ -272,6 +281,8 @@ class _TableHistory:
         self._bringing: list[Snapshot] = []
         self.taking: list[Snapshot] = []
         self._brought = evidence.brought
+        #: the same of commits whose snapshots a sink has expired
+        self.expired_commits = [c for c in evidence.foreign_commits if not c.within(self._ids)]
         rewound = set()
         for snapshot in oldest_first:
             summary = snapshot.summary
@@ -290,12 +301,12 @@ class _TableHistory:
                 if PREFIX + "compact" in summary:
                     self.compacted = True
                     continue
-            elif added or not _counted(summary):
+            elif brings_rows(snapshot):
                 self._bringing.append(snapshot)
             # Whatever takes rows away, or hides them behind delete files, may have taken ours; more
             # than others had, certainly.
             hides = int(summary.get("added-delete-files", 0)) > 0
-            if removed > 0 or hides or (snapshot.operation in _TAKING and not _counted(summary)):
+            if removed > 0 or hides or (snapshot.operation in _TAKING and not counted(summary)):
                 self.removed = True
                 self.taking.append(snapshot)
             self.taken |= self.complete and removed > self.foreign
@@ -810,7 +821,9 @@ class _Check:
         as many of ours were taken away, or of theirs. Counts and bounds do not tell one offset from
         another. Files that a sink wrote hold what it wrote; only files of others are in doubt."""
         strange = [f for f in self.evidence.files or () if _maker(f.path) not in self.table.sinks]
-        if self.table.upserts or not (strange and self.table.brought):
+        if self.table.upserts or not strange:
+            return
+        if not (self.table.brought or self.table.expired_commits):
             return
         alone = {self.sink} >= {name for name, parts in self.table.whole.items() if parts}
         unplaced = False
@@ -822,23 +835,41 @@ class _Check:
                 continue  # each row is asked
             theirs = []
             for snapshot, files in self.table.brought:
-                reach = [EVERYTHING] if files is None else _reaches(files, partition)
+                reach = [EVERYTHING] if files is None else reaches(files, partition)
                 theirs += [(*each, snapshot) for each in reach]
             begins, ends = int(part.start[0]), int(part.end.max())
             doubtful = []
             by: dict[int, Snapshot] = {}
-            for low, high in _reaches(strange, partition):
+            for low, high in reaches(strange, partition):
                 met = {s.id: s for a, b, s in theirs if a < high and low < b}
                 if met and max(low, begins) < min(high, ends):
                     doubtful.append((max(low, begins), min(high, ends)))
                     by |= met
             says = _DOUBT.format(_named(by.values()))
             self.ranged("cannot tell", partition, _union(doubtful), says)
-        if unplaced and self.table.removed:
+            self._doubt_expired(partition, (begins, ends), reaches(strange, partition))
+        if unplaced and self.table.removed and self.table.brought:
             self.found(
                 "cannot tell",
                 _DOUBT.format(_named(s for s, _ in self.table.brought)).format("the table"),
             )
+        for commits in self.table.expired_commits if unplaced else ():
+            self.found("cannot tell", _EXPIRED_DOUBT.format(commits).format("the table"))
+
+    def _doubt_expired(
+        self, partition: Partition, whole: tuple[int, int], strange: Sequence[tuple[int, int]]
+    ) -> None:
+        """The same by commits whose snapshots are expired: the table keeps where they reached."""
+        begins, ends = whole
+        for commits in self.table.expired_commits:
+            reach = commits.reach(partition)
+            doubtful = [
+                (max(low, begins), min(high, ends))
+                for low, high in strange
+                if reach and reach[0] < high and low < reach[1]
+            ]
+            spans = _union((low, high) for low, high in doubtful if low < high)
+            self.ranged("cannot tell", partition, spans, _EXPIRED_DOUBT.format(commits))
 
     def _hear_upserts(self, files: Sequence[DataFile]) -> None:
         """Rows come and go: none may be there that nobody says was written, and as long as nothing
@@ -853,6 +884,12 @@ class _Check:
         elif table.foreign:
             self.found(
                 "cannot tell", "others added rows to this table, of keys that it may have already"
+            )
+        for commits in table.expired_commits:
+            self.found(
+                "cannot tell",
+                f"others wrote rows into this table ({commits}), of keys that it may have "
+                "already, and their snapshots were expired",
             )
         for partition, part in self.whole.items():
             mine = [file for file in files if file.partition == partition and file.offsets]
@@ -1101,12 +1138,15 @@ class _Check:
 
 #: No ranges at all.
 NOTHING = of_entries([])
-EVERYTHING = (0, 2**63 - 1)
 #: Operations of Iceberg's that may take rows away.
 _TAKING = ("overwrite", "delete")
 _DOUBT = (
     "rows of {{}} were written by others ({}), and rows were taken away: counts and bounds "
     "agree, but whether each offset is there once only the rows tell (frazil audit … --deep)"
+)
+_EXPIRED_DOUBT = (
+    "others wrote rows into {{}} ({}), and their snapshots were expired: rows may have been taken "
+    "away, too, and whether each offset is there once only the rows tell (frazil audit … --deep)"
 )
 
 
@@ -1192,30 +1232,11 @@ def _unplaced(partition: Partition, part: RangeColumns) -> bool:
     return partition == BATCHES or bool(part.merged.any())
 
 
-def _counted(summary: Mapping[str, str]) -> bool:
-    """Does a summary tell how many rows came and went? Iceberg asks for the operation only."""
-    return any(key.startswith(("added-", "deleted-", "removed-", "total-")) for key in summary)
-
-
 def _named(snapshots: Iterable[Snapshot]) -> str:
     """Some of them, the newest first."""
     every = sorted(snapshots, key=lambda each: -each.sequence)
     found = ", ".join(f"snapshot {each.id}, {each.operation}" for each in every[:3])
     return found + (f" and {len(every) - 3} more" if len(every) > 3 else "")
-
-
-def _reaches(files: Iterable[DataFile], partition: Partition) -> list[tuple[int, int]]:
-    """What each of the files may hold of a partition, by its bounds."""
-    found = []
-    for file in files:
-        low, high = file.topics or ("", "\U0010ffff")
-        if file.partition is not None:
-            may = file.partition == partition
-        else:
-            may = file.nulls < file.rows and low <= partition.topic <= high
-        if may:
-            found.append((file.offsets[0], file.offsets[1] + 1) if file.offsets else EVERYTHING)
-    return found
 
 
 def _union(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -22,6 +22,7 @@ from rich.console import Console
 from frazil.auditing.checks import Evidence, Finding, TableReport, audit, worst
 from frazil.config.model import Config, replayed
 from frazil.errors import ConfigError, Fatal, Unavailable
+from frazil.iceberg import foreign_commits
 from frazil.iceberg.static_table import DataFile, ReadOnlyTable
 from frazil.ledger import index_rows
 from frazil.ledger.entry import PREFIX, Snapshot, head, parse
@@ -236,6 +237,7 @@ def _reports(
         files,
         deletes,
         lambda snapshot_id: _brought(table, snapshot_id),
+        tuple(foreign_commits.recorded(table.name, table.properties).values()),
         index=_ReadAhead(indexes, table.name),
         stream=_ReadAhead(indexes, STREAM),
         positions={each.sink: each.position for each in indexes},

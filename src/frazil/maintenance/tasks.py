@@ -11,7 +11,7 @@ to them.
 `ExpireSnapshots`: snapshots that are old go, and the files that nothing else needs. Never what a
 branch or a tag names, so no witness; never a sink's newest entry, whether it has its witness yet
 or not; never what the index lacks; never what the table's own properties want kept
-(`SnapshotRetention`).
+(`SnapshotRetention`). Of commits of others that brought rows the table keeps what they were.
 `RewriteIndexFiles`: the offset index stays small. Every commit adds a file to it, a manifest and a
 snapshot. The life that commits merges them now and then, between two commits and on the thread
 that makes them, so never against itself. Others who write to the same index do the same: of two
@@ -31,14 +31,17 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from frazil.config.model import NEVER, duration
-from frazil.errors import AccountingError, Conflict, FrazilError
+from frazil.errors import AccountingError, Conflict, Fatal, FrazilError
 from frazil.files.writer import WriterSpec
+from frazil.iceberg import foreign_commits
 from frazil.iceberg.live_files import LiveFiles
+from frazil.iceberg.static_table import DataFile
 from frazil.ledger import entry as ledger
 from frazil.ledger import index
 from frazil.ledger.entry import PREFIX, Snapshot
+from frazil.ledger.sink_state import REPLAY
 from frazil.ledger.staged_batch import StagedBatch
-from frazil.offsets import Cut
+from frazil.offsets import BATCHES, Cut, Partition
 
 #: In the summary of a snapshot that is no entry of a ledger: which merge it is.
 MERGE = f"{PREFIX}merge"
@@ -161,12 +164,22 @@ class MaintainedTable(Protocol):
     def remove(self, paths: Sequence[str]) -> None: ...
 
 
+class ListedFiles(Protocol):
+    """The manifests of a table, as far as forgetting snapshots needs them."""
+
+    def added(self, snapshot_id: int) -> list[DataFile]: ...
+
+
 class ExpirableTable(MaintainedTable, Protocol):
     """What forgetting snapshots of a table needs of it."""
 
     @property
     def properties(self) -> dict[str, str]: ...
+    @property
+    def plain(self) -> ListedFiles: ...
+    def set_property(self, key: str, value: str) -> None: ...
     def branches(self) -> list[str]: ...
+    def tags(self) -> dict[str, int]: ...
     def count(self) -> int: ...
     def moment(self, number: int) -> int | None: ...
     def expire(self, before_ms: int, keep: int, unneeded: list[str]) -> None: ...
@@ -374,10 +387,58 @@ class ExpireSnapshots(MaintenanceTask):
             return
         before = min([before, *(each.timestamp_ms for each in self._held())])
         if oldest < before:
+            if self._position is not None:  # the rows of the index have no offsets of their own
+                self._keep_foreign_commits(before, kept.least)
             self._step("expire")
             self._table.expire(before, kept.least, self._unneeded)
             self._step("expired")
             self._sweep()
+
+    def _keep_foreign_commits(self, before: int, keep: int) -> None:
+        """Commits of others that brought rows, and that are about to be expired: the table keeps
+        what they were, for the audit to doubt the rows as it does now. If that cannot be written,
+        nothing is expired."""
+        known = foreign_commits.recorded(self._table.name, self._table.properties)
+        expiring: dict[int, Snapshot] = {}
+        for branch in self._table.branches():
+            for number, snapshot in enumerate(self._table.history(branch)):
+                if number >= keep and snapshot.timestamp_ms < before:
+                    expiring[snapshot.id] = snapshot
+        foreign = list(filter(foreign_commits.brings_rows, expiring.values()))
+        if not foreign:
+            return
+        plain = self._table.plain
+        commits = foreign_commits.of_snapshots(
+            foreign, lambda snapshot_id: _added(plain, snapshot_id), self._partitions()
+        )
+        if commits is None:
+            return
+        key = foreign_commits.key_of(self._sink)
+        if key in known:
+            commits = known[key].joined(commits)
+        if commits != known.get(key):
+            self._table.set_property(key, commits.text())
+
+    def _partitions(self) -> set[Partition] | None:
+        """Whose rows the sinks of this table write; None where rows stand for no single offset."""
+        table = self._table
+        histories = [snapshot for name in table.branches() for snapshot in table.history(name)]
+        # Of a sink that ended long ago the witness alone is left.
+        tagged = [table.tagged(tag) for tag in table.tags() if tag.startswith("frazil/")]
+        partitions: set[Partition] = set()
+        seen: set[str] = set()
+        for snapshot in (*histories, *filter(None, tagged)):
+            sink = snapshot.summary.get(f"{PREFIX}sink")
+            if sink is None or sink in seen or (entry := ledger.parse(snapshot.summary)) is None:
+                continue
+            partitions |= set(entry.end) - {BATCHES}
+            # A replay counts batches, but its rows have the offsets of their letters.
+            unplaced = BATCHES in entry.end and not sink.endswith(REPLAY)
+            if unplaced or any(entry.counts(each.partition).merged for each in entry.ranges):
+                return None
+            if entry.ranges:  # a claim does not say what its batches are like
+                seen.add(sink)
+        return partitions
 
     def _held(self) -> Iterator[Snapshot]:
         """Snapshots that nothing names, and that somebody counts on: a sink's newest entry where
@@ -414,6 +475,14 @@ class ExpireSnapshots(MaintenanceTask):
             needed = LiveFiles(self._table.needed(self._unneeded))
             self._table.remove([path for path in self._unneeded if path not in needed])
             self._unneeded.clear()
+
+
+def _added(table: ListedFiles, snapshot_id: int) -> list[DataFile] | None:
+    """None where the snapshot's own files are gone or broken: they will not come back."""
+    try:
+        return table.added(snapshot_id)
+    except Fatal:
+        return None
 
 
 class RewriteIndexFiles(MaintenanceTask):
