@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
+import frazil
 from frazil.auditing import evidence
 from frazil.errors import Expired, IdentityMismatch
 from frazil.iceberg.java import JavaCatalog
@@ -22,7 +24,7 @@ from frazil.ops import offsets
 from frazil.sink import Sink
 from frazil.testing.kafka import Broker
 from tests.oracle import Lake
-from tests.system.streams import catch_up, reports
+from tests.system.streams import WITHIN, catch_up, reports
 
 Kafka = dict[str, str]
 
@@ -254,6 +256,80 @@ def test_a_sink_stops_at_such_a_log_and_reads_the_other_records_after_a_rebase(
         "GROUP BY _topic ORDER BY _topic",
     )
     assert rows == [(name, 10, 0, 9), (f"{name}@{epoch}", 20, 0, 19)]
+
+
+#: Rows with their offsets, rows without, and rows that stand for many records of several batches.
+TRANSFORMS = {
+    "rows": "SELECT * FROM stream",
+    "values": "SELECT value FROM stream WHERE value <> 'x'",
+    "windows": "SELECT window.start AS at, count(*) AS n FROM stream WATERMARK _timestamp DELAY OF "
+    "INTERVAL 1 SECOND GROUP BY window(_timestamp, '1 second')",
+}
+
+
+@pytest.mark.parametrize(
+    "kind", [k if k == "rows" else pytest.param(k, marks=pytest.mark.long) for k in TRANSFORMS]
+)
+def test_a_sink_with_a_transform_stops_at_such_a_log_and_at_no_other_change_of_leader(
+    states: Broker, lake: Lake, spark: Any, name: str, kind: str, tmp_path: Path
+):
+    kafka = made(states, name)
+    sections: dict[str, Any] = {"transform": {"sql": TRANSFORMS[kind]}}
+    if kind == "windows":
+        sections["sink"] = {"checkpoint_location": str(tmp_path / "checkpoint")}
+    config = lake.config(name, name, states.bootstrap, **sections)
+    send(kafka, name, [f"old-{i}" for i in range(6)])
+    catch_up(config, spark)
+    states.stop()
+    states.start()
+    send(kafka, name, [f"old-{i}" for i in range(6, 10)])
+    catch_up(config, spark)  # a restart that loses nothing
+    index = JavaCatalog(spark, config.catalog.name)
+    assert offsets.standing(config, index.look)["stops"] is None
+
+    lose_the_log(states, name)
+    send(kafka, name, [f"new-{i}" for i in range(20)])
+    with pytest.raises(IdentityMismatch, match=rf"grew again: {name}\[0\] \[0, 10\) were read"):
+        Sink(config).start(spark)
+    seen = evidence.against_kafka(config, index.look, evidence.of_sink(config, index.look))
+    assert seen.verdict == "unaccounted"
+    assert f"{name}[0] [0, 10) were read and are no longer" in str(seen.findings)
+    assert offsets.standing(config, index.look)["stops"]["kind"] == "IdentityMismatch"
+
+
+def test_a_dataframe_of_our_own_source_stops_at_such_a_log_and_goes_on_over_a_restart(
+    states: Broker, lake: Lake, spark: Any, name: str
+):
+    """Its tasks do not tell in which epochs they read: the broker is asked before and after."""
+    kafka = made(states, name)
+    given = {
+        "kafka.bootstrap.servers": states.bootstrap,
+        "sink.topics": name,
+        "decode.format": "raw",
+    }
+    frazil.register(spark)
+
+    def life(count: int) -> None:
+        rows = spark.readStream.format("frazil").options(**given).load()
+        settings = {"id": name, "index_table": f"db.{name}_index", "commit_interval": "0s"}
+        sink = frazil.write(rows, f"db.{name}", **settings, trigger="50ms")
+        sink.start()
+        try:
+            assert sink.wait_until({Partition(name, 0): count}, WITHIN)
+        finally:
+            sink.stop(20.0)
+
+    send(kafka, name, [f"old-{i}" for i in range(6)])
+    life(6)
+    states.stop()
+    states.start()
+    send(kafka, name, [f"old-{i}" for i in range(6, 10)])
+    life(10)
+    lose_the_log(states, name)
+    send(kafka, name, [f"new-{i}" for i in range(20)])
+    with pytest.raises(IdentityMismatch, match=rf"grew again: {name}\[0\] \[0, 10\) were read"):
+        life(20)
+    assert lake.query(f"db.{name}", "count(*), max(_offset)") == [(10, 9)]
 
 
 def test_a_sink_stops_at_a_new_partition_that_lost_records_and_goes_on_when_that_is_accepted(

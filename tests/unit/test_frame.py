@@ -22,11 +22,12 @@ from hypothesis import strategies as st
 from frazil.errors import SchemaMismatch, Undecodable, from_traceback
 from frazil.files.writer import DataFileDescriptor
 from frazil.formats.decoder import RAW, RecordFormat
+from frazil.kafka.planner import TopicIdentity
 from frazil.kafka.record_batch import RawRecords
 from frazil.ledger.staged_batch import RangeCounts
-from frazil.offsets import Partition, Range
+from frazil.offsets import Cut, Partition, Range
 from frazil.pipeline.projection import MetadataColumns
-from frazil.sources.dataframe import accounted
+from frazil.sources.dataframe import DataFrameSource, accounted, epochs_told, steady
 from frazil.spark import tasks as frame
 from frazil.spark.tasks import (
     ReadCountsAccumulator,
@@ -43,7 +44,7 @@ A, B, C = Partition("orders", 0), Partition("orders", 1), Partition("other", 0)
 COLUMNS = ("t", "p", "o")
 UTC = dt.timezone.utc
 
-Told = dict[tuple[str, int, int, int], tuple[int, int]]
+Told = dict[tuple[str, int, int, int], tuple[int, int, tuple[int, ...]]]
 
 
 def outcome(
@@ -178,7 +179,7 @@ def test_no_row_carries_no_offset():
 
 def told(*pieces: tuple[Partition, int, int, int]) -> Told:
     """(partition, start, end, how many of them held no record)"""
-    return {(*p, start, end): (end - start - n, n) for p, start, end, n in pieces}
+    return {(*p, start, end): (end - start - n, n, (7,)) for p, start, end, n in pieces}
 
 
 R = Range(A, 10, 20)
@@ -306,10 +307,106 @@ def test_what_is_accounted_for_always_adds_up(data: st.DataObject):
 
 def test_a_range_that_a_second_try_told_again_counts_once():
     adding = ReadCountsAccumulator()
-    first = adding.addInPlace(adding.zero({}), {("a", 0, 0, 5): (4, 1)})
-    both = adding.addInPlace(first, {("a", 0, 0, 5): (4, 1), ("a", 0, 5, 9): (4, 0)})
-    assert both == {("a", 0, 0, 5): (4, 1), ("a", 0, 5, 9): (4, 0)}
+    first = adding.addInPlace(adding.zero({}), {("a", 0, 0, 5): (4, 1, (3,))})
+    again: Told = {("a", 0, 0, 5): (4, 1, (4,)), ("a", 0, 5, 9): (4, 0, (4,))}
+    both = adding.addInPlace(first, again)
+    assert both == {("a", 0, 0, 5): (4, 1, (3, 4)), ("a", 0, 5, 9): (4, 0, (4,))}
     assert adding.zero(both) == {}
+
+
+# ── leader epochs ────────────────────────────────────────────────────────────────────────────
+
+
+def read_in(*pieces: tuple[Partition, int, int, tuple[int, ...]]) -> Told:
+    """(partition, start, end, the leader epoch that each try told)"""
+    return {(*p, start, end): (end - start, 0, epochs) for p, start, end, epochs in pieces}
+
+
+def test_the_epoch_of_a_range_is_that_of_its_last_piece():
+    pieces = read_in((A, 10, 15, (3,)), (A, 15, 20, (4,)), (B, 0, 5, (9,)), (C, 0, 20, (8,)))
+    assert epochs_told([R, Range(B, 0, 5)], [{}], [pieces]) == {A: 4, B: 9}
+
+
+@pytest.mark.parametrize(
+    ("pieces", "why"),
+    [
+        ([], "nobody told"),
+        ([(A, 10, 15, (3,))], "the end of the range is missing"),
+        ([(A, 15, 21, (3,))], "of another batch"),
+        ([(A, 9, 20, (3,))], "of another batch"),
+        ([(B, 10, 20, (3,))], "of another partition"),
+        ([(A, 10, 20, (-1,))], "the reader did not know it"),
+        ([(A, 10, 20, (3, 4))], "two tries read in different epochs"),
+        ([(A, 10, 20, (3, -1))], "one of two tries did not know it"),
+        ([(A, 10, 20, (3,)), (A, 15, 20, (4,))], "two readers of the same offsets"),
+    ],
+)
+def test_an_epoch_that_is_not_known_for_certain_is_not_kept(pieces: list[Any], why: str):
+    assert epochs_told([R], [{}], [read_in(*pieces)]) == {}, why
+
+
+def test_only_what_was_told_of_this_batch_counts():
+    """A batch that failed and is run again: its first try may have read other records."""
+    earlier = read_in((A, 10, 20, (3,)))
+    assert epochs_told([R], [earlier], [earlier]) == {}
+    assert epochs_told([R], [earlier], [read_in((A, 10, 20, (3, 4)))]) == {A: 4}
+    assert epochs_told([R], [earlier], [read_in((A, 10, 20, (3, 4, 4)))]) == {A: 4}
+    assert epochs_told([R], [earlier], [read_in((A, 10, 20, (3, 4, 5)))]) == {}
+
+
+def test_two_reads_of_one_topic_must_agree_on_the_epoch():
+    one, other, third = (read_in((A, 10, 20, (epoch,))) for epoch in (3, 3, 4))
+    assert epochs_told([R], [{}, {}], [one, other]) == {A: 3}
+    assert epochs_told([R], [{}, {}], [one, third]) == {}
+
+
+def test_an_epoch_in_which_a_partition_is_led_counts_only_if_it_is_the_same_after_the_read():
+    assert steady({A: 3, B: 3, C: 3}, {A: 3, B: 4}) == {A: 3}
+    assert steady({}, {A: 3}) == {}
+    assert steady({A: -1}, {A: -1}) == {}
+
+
+def test_a_task_tells_the_epoch_of_the_last_chunk_it_read(monkeypatch: pytest.MonkeyPatch):
+    def chunk(start: int, end: int, leader: int) -> Any:
+        texts, offsets = [b"x"] * (end - start), np.arange(start, end)
+        opened = RawRecords(texts, offsets, offsets, None, None)  # type: ignore[arg-type]
+        span = Range(A, start, end)
+        return SimpleNamespace(
+            records=None, broken={}, span=span, leader=leader, open=lambda _: opened
+        )
+
+    metadata = MetadataColumns("_topic", "_topic_partition", "_offset", "")
+    plan = ReadPlan({}, RecordFormat("raw"), RAW, metadata, 1.0, False)
+    tellings: list[Any] = []
+    for leaders in ((3, 4), (3, -1)):
+        chunks = [chunk(10, 15, leaders[0]), chunk(15, 20, leaders[1])]
+        monkeypatch.setattr(frame, "fetch", lambda *_, chunks=chunks, **__: chunks)
+        list(frame.read(plan, R, tellings.append))
+    assert tellings == [{(*A, 10, 20): (10, 0, (4,))}, {(*A, 10, 20): (10, 0, (-1,))}]
+
+
+class LeadersAsked:
+    """A planner that notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.compared: list[tuple[Cut, Mapping[Partition, int]]] = []
+
+    def compare(self, position: Cut, epochs: Mapping[Partition, int]) -> None:
+        self.compared.append((position, epochs))
+
+
+def test_the_ledger_keeps_epochs_of_what_was_read_and_of_partitions_that_brought_nothing():
+    source, asked = DataFrameSource.__new__(DataFrameSource), LeadersAsked()
+    source._host = SimpleNamespace(patiently=lambda call: call())  # type: ignore[assignment]
+    source._own = [asked]  # type: ignore[list-item]
+    begin, known = Cut({A: 10, B: 0, C: 5}), TopicIdentity(leaders={A: 3, B: 3, C: 2})
+    ranges = [R, Range(B, 0, 5)]
+    assert source._leaders(begin, ranges, known, {A: 3, B: 3}) == {A: 3, B: 3, C: 2}
+    assert asked.compared == [], "where the epoch is the same, nobody is asked"
+    assert source._leaders(begin, ranges, known, {A: 4}) == {A: 4, C: 2}
+    assert asked.compared == [(begin, {A: 3, B: 3})]
+    assert source._leaders(begin, ranges, TopicIdentity(), {A: 4}) == {A: 4}
+    assert len(asked.compared) == 1, "there is nothing to compare with"
 
 
 # ── types that Spark has ─────────────────────────────────────────────────────────────────────
@@ -550,6 +647,7 @@ def test_a_dataframe_of_records_whose_timestamp_does_not_fit_stops_with_the_offs
         records=None,
         broken={},
         span=Range(where, 0, 2),
+        leader=4,
         open=lambda _: RawRecords([b"a", b"b"], np.arange(2), stamps, None, None),
     )
     monkeypatch.setattr(frame, "fetch", lambda *_, **__: [chunk])

@@ -715,6 +715,42 @@ def test_what_retention_took_of_the_other_records_is_not_gone_back_to(kafka: Kaf
     assert "--to orders:0:95" in error.value.hint
 
 
+def test_epochs_that_a_ledger_knows_are_compared_and_nothing_else(kafka: Kafka):
+    kafka.epochs = {A: [(3, 90), (5, 1000)], B: [(3, 500)]}
+    other = Partition("customers", 0)
+    where = planner()
+    where.compare(Cut({A: 90, B: 100, other: 7}), {A: 3, B: 3, other: 1})
+    assert kafka.asked == [{A: 3}]
+    where.compare(Cut({A: 100}), {})
+    where.compare(Cut({A: 100}), {B: 3})
+    assert len(kafka.asked) == 1, "what was compared before is forgotten"
+    lost = r"grew again: orders\[0\] \[90, 100\) were read"
+    with pytest.raises(IdentityMismatch, match=lost) as error:
+        where.compare(Cut({A: 100, B: 100}), {A: 3, B: 3})
+    assert "use another sink id" in error.value.hint, "the position of a query cannot be moved"
+    where.compare(Cut({A: 1001}), {A: 3})  # it ends before the position: told with the next plan
+    where.compare(Cut({A: 900}), {A: 5})
+
+
+def test_epochs_of_a_topic_are_compared_under_the_name_that_the_ledger_has_for_it(kafka: Kafka):
+    kafka.epochs = {A: [(3, 90), (5, 1000)]}
+    again = Partition("orders@7", 0)
+    kafka.epochs[again] = kafka.epochs[A]
+    with pytest.raises(IdentityMismatch, match=r"orders@7\[0\] \[90, 100\) were read"):
+        planner().compare(Cut({again: 100}), {again: 3})
+
+
+def test_the_epochs_of_today_are_those_of_partitions_that_answer(kafka: Kafka):
+    kafka.epochs = {A: [(3, 90), (5, 1000)], B: [(3, 500)]}
+    where = planner()
+    assert where.led([A, B, Partition("customers", 0)]) == {A: 5, B: 3}
+    assert where.led([]) == {}
+    kafka.leaderless = {B}
+    assert where.led([A, B]) == {A: 5}
+    kafka.epochs = {}
+    assert where.led([A]) == {}, "brokers that tell none"
+
+
 def test_the_planning_process_is_told_the_epochs(kafka: Kafka):
     kafka.epochs = {A: [(3, 90), (5, 1000)]}
     config = from_document(

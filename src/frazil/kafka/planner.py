@@ -270,6 +270,32 @@ class Planner:
         gone = [str(partition) for partition in position if partition not in marks.end]
         if gone:
             raise IdentityMismatch(f"cannot go on: {', '.join(gone)} no longer exist")
+        self._refuse_replaced(position, marks)
+
+    def compare(self, position: Cut, epochs: Mapping[Partition, int]) -> None:
+        """Raises where records that were read in these leader epochs, up to `position`, are no
+        longer in the log. Nothing else about the position is looked at, and it is a query's: Spark
+        says where that stands, and no command moves it."""
+        wanted = [p for p in self._own(epochs) if p in position]
+        if not wanted:
+            return
+        marks = self.watermarks(wanted)
+        self._epochs = {p: epochs[p] for p in wanted}
+        within = {p: position[p] for p in wanted if position[p] <= marks.end[p]}
+        self._refuse_replaced(Cut(within), marks, movable=False)
+
+    def led(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        """The leader epochs now, as far as these partitions are this planner's and answer."""
+        wanted = self._own(partitions)
+        with self._asking(f"read the leader epochs of {counted(len(wanted), 'partition')}"):
+            return self._offsets(wanted, OffsetSpec.latest(), patient=True)[1]  # type: ignore[no-untyped-call]
+
+    def _own(self, partitions: Iterable[Partition]) -> list[Partition]:
+        """Those of its topics, whatever the ledger calls them."""
+        own = {(p.kafka_topic, p.number) for p in self.origin()[1]}
+        return sorted(p for p in partitions if (p.kafka_topic, p.number) in own)
+
+    def _refuse_replaced(self, position: Cut, marks: Watermarks, movable: bool = True) -> None:
         replaced = self.replaced(position, marks)
         if replaced:
             ends = (
@@ -277,12 +303,17 @@ class Planner:
                 f"{max(r.start, marks.low[r.partition])}"
                 for r in replaced
             )
+            remedy = (
+                f"frazil offsets seek CONFIG {_options('--to', ends)}"
+                if movable
+                else "use another sink id, with starting_offsets from which they are to be read"
+            )
             raise IdentityMismatch(
                 f"cannot go on: the topic lost its tail and grew again: "
                 f"{', '.join(map(str, replaced))} were read and are no longer in its log, which "
                 "has other records there",
                 hint="an unclean leader election, or a broker that lost its disk; to read the "
-                f"other records: frazil offsets seek CONFIG {_options('--to', ends)}",
+                f"other records: {remedy}",
             )
 
     def replaced(self, position: Cut, marks: Watermarks) -> list[Range]:

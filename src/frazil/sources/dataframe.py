@@ -9,6 +9,10 @@ and offset of one record of the batch, and no two the same, then every record is
 written, or skipped by the query (a filter), or invisible. If rows stand for several records or for
 none (aggregation, join, explode), or the source does not tell which offsets held no record, the
 offsets count as merged: processed in exactly this batch, no more is known.
+
+Leader epochs (decision 041) are those that the tasks of `frazil.read` tell beside the rows. Tasks
+of `format("frazil")` tell nothing: the epoch in which a partition is led counts, if it is the same
+before and after the batch is read. Of Spark's own Kafka source no epoch is kept.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -53,7 +57,7 @@ from frazil.sources.base import (
     added,
 )
 from frazil.spark.checkpoint import Checkpoint, SourceOffsets, began, known
-from frazil.spark.read import FRAZIL, planner, told
+from frazil.spark.read import FRAZIL, planner, tells, told
 from frazil.spark.tasks import OUTCOMES, ReadCounts, WriteOutcome, WritePlan, write_all
 
 #: What Spark does to a stream without remembering anything of it. All else is taken to keep state.
@@ -145,8 +149,11 @@ class DataFrameSource:
                 "checkpoint that lasts",
                 hint="set checkpoint_location to a folder of its own",
             )
-        found = [planner(each.source, each.options) for each in self._sources]
-        self._planners = [each for each in found if each is not None]
+        asked = [(each, planner(each.source, each.options)) for each in self._sources]
+        self._planners = [who for _, who in asked if who is not None]
+        own = [(each.options, who) for each, who in asked if who and each.source in FRAZIL]
+        self._own = [who for _, who in own]
+        self._silent = [who for given, who in own if not tells(given)]
         return self._origin_now()
 
     def start(self, position: Cut) -> Cut:
@@ -250,6 +257,7 @@ class DataFrameSource:
             self._log = Checkpoint(HadoopFolder(self._spark, self.checkpoint), bound=False)
             if here != SourceOffsets():
                 self._log.seed(here, self._kinds)
+        self._compare(kafka_only(reached.cut), reached.origin.leaders)
         shape = self._host.shape(self._columns, _NO_ORIGIN, self._metadata)
         event_time = schema.event_time_column(shape.schema, self._config.tables[0])
         origin = (self._metadata.topic, self._metadata.partition, self._metadata.offset)
@@ -259,6 +267,12 @@ class DataFrameSource:
             event_time=event_time if _is_timestamp(shape.arrow, event_time) else "",
             file_prefix="",
         )
+
+    def _compare(self, position: Cut, epochs: Mapping[Partition, int]) -> None:
+        """Raises where the log of our own sources has lost what was read in these epochs."""
+        if epochs:
+            for each in self._own:
+                self._host.patiently(functools.partial(each.compare, position, epochs))
 
     @property
     def _kinds(self) -> list[str]:
@@ -388,19 +402,24 @@ class DataFrameSource:
             return None
         if before != here and (here != SourceOffsets() or batch):
             self._apart(before, after, here)
-        outcomes = self._run(frame)
-        origin = self._origin_now()
-        # A topic that was dropped and made again between plan and fetch brought other records.
-        TopicIdentity(after.cluster, after.topics).check(origin)
-        reached.origin.check(origin)
         number = reached.cut.get(BATCHES, 0)
         end = {**reached.cut, **after.cut, BATCHES: number + 1}
         begin = {**reached.cut, **began(before, after), BATCHES: number}
         ranges = [Range(p, begin[p], end[p]) for p in sorted(after.cut) if end[p] > begin[p]]
+        earlier, led = [told(given) for given in self._reads], self._led(ranges)
+        outcomes = self._run(frame)
+        records = [told(given) for given in self._reads]
+        epochs = steady(led, self._led(ranges)) | epochs_told(ranges, earlier, records)
+        origin = self._origin_now()
+        # A topic that was dropped and made again between plan and fetch brought other records.
+        TopicIdentity(after.cluster, after.topics).check(origin)
+        reached.origin.check(origin)
+        leaders = self._leaders(Cut(begin), ranges, reached.origin, epochs)
         tallies = None
         if not self._holds_back and set(after.cut.topics) <= set(origin.topics):
-            records = {key: value for given in self._reads for key, value in told(given).items()}
-            tallies = accounted(ranges, outcomes, records)
+            tallies = accounted(
+                ranges, outcomes, {k: v for each in records for k, v in each.items()}
+            )
         if tallies is None:
             tallies = [RangeCounts(each, 0, merged=len(each)) for each in ranges]
         tallies = [_timed(tally, outcomes) for tally in tallies]
@@ -416,10 +435,32 @@ class DataFrameSource:
                     tuple(tallies), tuple(file for each in outcomes for file in each.files)
                 )
             },
-            origin=origin,
+            origin=TopicIdentity(origin.cluster, origin.topics, leaders),
             seconds=added([each.seconds for each in outcomes]),
             source=(before.text, after.text),
         )
+
+    def _led(self, ranges: Sequence[Range]) -> dict[Partition, int]:
+        """The leader epochs now, of sources whose tasks do not tell which ones they read."""
+        partitions, epochs = [each.partition for each in ranges], dict[Partition, int]()
+        for each in self._silent if partitions else ():
+            epochs |= self._host.patiently(functools.partial(each.led, partitions))
+        return epochs
+
+    def _leaders(
+        self,
+        begin: Cut,
+        ranges: Sequence[Range],
+        known: TopicIdentity,
+        epochs: Mapping[Partition, int],
+    ) -> dict[Partition, int]:
+        """What the ledger keeps after a batch that was read in `epochs`. Where they differ from the
+        known ones, what was read before must still be there: the log may have lost it since the
+        batch was planned, and no later comparison would tell."""
+        passed = [each.partition for each in ranges]
+        changed = {p: known.leaders[p] for p in passed if p in known.leaders}
+        self._compare(begin, {p: e for p, e in changed.items() if epochs.get(p) != e})
+        return {**known.without(passed).leaders, **epochs}
 
     def _run(self, frame: DataFrame) -> list[WriteOutcome]:
         plan = replace(self._plan, file_prefix=self._host.prefix)
@@ -455,6 +496,31 @@ class DataFrameSource:
 def _keeps_state(operator: PlanOperator) -> bool:
     with_a_table = operator.name == "Join" and operator.streams == 1
     return operator.name not in _STATELESS and not with_a_table
+
+
+def steady(before: Mapping[Partition, int], after: Mapping[Partition, int]) -> dict[Partition, int]:
+    """Leader epochs that are the same at both times. Epochs only grow, so the leader was the same
+    all the while, and what was read meanwhile stood in the log of that epoch."""
+    return {p: epoch for p, epoch in before.items() if epoch >= 0 and after.get(p) == epoch}
+
+
+def epochs_told(
+    ranges: Sequence[Range], earlier: Sequence[ReadCounts], told: Sequence[ReadCounts]
+) -> dict[Partition, int]:
+    """The leader epoch in which the last offset of each range was read, by what the tasks of each
+    read told since `earlier`. None where nobody told it, or two tries or two reads told different
+    ones: nobody knows which of them the rows are from."""
+    wanted = {each.partition: each for each in ranges}
+    epochs: dict[Partition, set[int]] = {}
+    for before, after in zip(earlier, told, strict=True):
+        for key, (_, _, tries) in after.items():
+            partition, start, end = Partition(key[0], key[1]), key[2], key[3]
+            whole = wanted.get(partition)
+            if whole is None or end != whole.end or start < whole.start:
+                continue
+            old = len(before[key][2]) if key in before else 0
+            epochs.setdefault(partition, set()).update(tries[old:])
+    return {p: min(seen) for p, seen in epochs.items() if len(seen) == 1 and min(seen) >= 0}
 
 
 def accounted(
@@ -503,7 +569,7 @@ def _invisible(wanted: Range, told: ReadCounts) -> int | None:
     they did not tell of all of it. Others may have read other pieces of the same topic."""
     pieces = {
         start: (end, absent)
-        for (topic, number, start, end), (_, absent) in told.items()
+        for (topic, number, start, end), (_, absent, _) in told.items()
         if Partition(topic, number) == wanted.partition and end <= wanted.end
     }
     at, invisible = wanted.start, 0

@@ -110,6 +110,11 @@ def _batch(spark: SparkSession, config: Config, start: Any, end: Any) -> DataFra
         raise from_traceback(str(error)) or error from None
 
 
+def tells(given: Mapping[str, str]) -> bool:
+    """Do the tasks of a read of ours tell what they read? Those of `format("frazil")` do not."""
+    return given.get("read", "") in _told
+
+
 def told(given: Mapping[str, str]) -> ReadCounts:
     """What the tasks of a read told lately. Several queries may read alike, each at its pace."""
     telling = _told.get(given.get("read", ""))

@@ -47,18 +47,22 @@ WIDEST_SPAN = 2**27
 OUTCOMES = "outcome string"
 _OUTCOMES = pa.schema([("outcome", pa.string())])
 
-#: (topic, partition, start, end) → records delivered, and offsets that held none
-ReadCounts = dict[tuple[str, int, int, int], tuple[int, int]]
+#: (topic, partition, start, end) → records delivered, offsets that held none, and of every try the
+#: leader epoch in which the range's last offset was read (-1: not known)
+ReadCounts = dict[tuple[str, int, int, int], tuple[int, int, tuple[int, ...]]]
 
 
 class ReadCountsAccumulator:
-    """How Spark adds up what its tasks tell: a range told twice, by a second try, is told once."""
+    """How Spark adds up what its tasks tell: a range told twice, by a second try, is told once.
+    Leader epochs are kept of all tries, for they may differ."""
 
     def zero(self, _: ReadCounts) -> ReadCounts:
         return {}
 
     def addInPlace(self, here: ReadCounts, more: ReadCounts) -> ReadCounts:
-        here.update(more)
+        for key, (delivered, absent, epochs) in more.items():
+            earlier = here[key][2] if key in here else ()
+            here[key] = delivered, absent, earlier + epochs
         return here
 
 
@@ -124,7 +128,7 @@ def read(
     target = plan.target
     decoder = Decoder(plan.format, plan.columns)
     envelope = bool(plan.metadata.key or plan.metadata.headers)
-    delivered, reached = 0, wanted.start
+    delivered, reached, epoch = 0, wanted.start, -1
     for chunk in fetch(
         plan.kafka, wanted, patience=plan.patience, client=plan.client, envelope=envelope
     ):
@@ -167,10 +171,11 @@ def read(
             )
             yield from rows.combine_chunks().to_batches()
         delivered += len(offsets)
-        reached = chunk.span.end
+        reached, epoch = chunk.span.end, chunk.leader
     if reached != wanted.end:
         raise AccountingError(f"cannot finish {wanted}: the reader reached {reached}")
-    tell({(*wanted.partition, wanted.start, wanted.end): (delivered, len(wanted) - delivered)})
+    counts = delivered, len(wanted) - delivered, (epoch,)
+    tell({(*wanted.partition, wanted.start, wanted.end): counts})
 
 
 def _at(column: pa.Array | None, index: Longs | None) -> pa.Array | None:
