@@ -29,6 +29,7 @@ SEEN: dict[str, int] = {
     "files of a rewrite that is not seen at once are deleted": 348,
     "no floor for a table that is ahead": 1691,
     "not found is never committed": 546,
+    "rows that an earlier life left untold are told again and again": 600,
     "staged files are looked for when a life begins, and not when they are committed": 800,
     "staged files are not looked for before they are committed": 354,
     "what was tried is tried again behind an expired history": 1513,
@@ -36,8 +37,6 @@ SEEN: dict[str, int] = {
 FEW = 200
 #: Seen in so few schedules that only `make simulate` looks for them.
 RARE = {
-    "compaction does not look whether the table has moved",
-    "rows that an earlier life left untold are told again and again",
     "what Iceberg tries again by itself may be among what was expired",
 }
 
