@@ -301,6 +301,7 @@ class Startup:
         """The table the position counts on must be there, the same, and not rolled back."""
         name = self._config.tables[0].name
         if not known:
+            self._refuse_a_late_start(position)
             return
         if name not in known:
             raise IdentityMismatch(
@@ -334,6 +335,20 @@ class Startup:
                 f"has not: {', '.join(map(str, lost))}",
                 hint="roll the table forward again, or use another sink id",
             )
+
+    def _refuse_a_late_start(self, position: Cut) -> None:
+        """An index that was made anew begins where Kafka does. A table whose ledger ends before
+        lacks what lies between: its next commit says so, and until a record comes nobody does."""
+        for name, held in self.tables.held.items():
+            end = held.target.end  # of its claim
+            lost = [Range(p, o, position[p]) for p, o in end.items() if o < position.get(p, o)]
+            if lost:
+                raise Gap(
+                    f"cannot go on: the index {self._config.index_table} is new, and table {name} "
+                    f"ends before Kafka begins; neither has: {', '.join(map(str, lost))}",
+                    hint="restore the index, or the newest state of the table; or use another sink "
+                    "id and another table",
+                )
 
     def _began(self, partition: Partition, table: str) -> int:
         """Where the index says that a partition began, by its rows of the table and as far as its

@@ -557,6 +557,7 @@ class Table:
     def lacking(self, manifests: Sequence[str]) -> list[str]:
         self._client.read(f"look for staged files of {self.name}")
         objects, gone = self._server.objects, []
+        self._server.oracle.look(manifests)
         for path in manifests:
             listed = self._server.objects.get(path)
             gone += [path] if listed is None else [f.path for f in listed if f.path not in objects]

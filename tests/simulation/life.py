@@ -26,7 +26,7 @@ from frazil.config.model import (
     SinkConfig,
     TableConfig,
 )
-from frazil.errors import FrazilError, Unavailable, from_traceback
+from frazil.errors import Expired, FrazilError, IdentityMismatch, Unavailable, from_traceback
 from frazil.files.rewrite import RewriteJob, RewriteResult
 from frazil.files.writer import DataFileDescriptor
 from frazil.kafka.planner import TopicIdentity
@@ -355,23 +355,32 @@ class Feed:
         return TopicIdentity("cluster", {"t": "topic-id"})
 
     def start(self, position: Cut) -> Cut:
-        return Cut({**dict.fromkeys(self.topic.ends, 0), **position})
+        return Cut({**{p: self.topic.starts.get(p, 0) for p in self.topic.ends}, **position})
 
     def check(self, _: object) -> None: ...
 
     def resume(self, reached: StreamPosition, epoch: str) -> None:
         """All claims are made, and what is staged was read."""
+        for partition, start in self.topic.starts.items():
+            if reached.cut.get(partition, start) < start:
+                at = reached.cut[partition]
+                raise Expired(f"cannot go on from {partition} {at}: Kafka begins at {start}")
         self.life.begins(int(epoch))
         ahead = {p: end for p, end in self.topic.ends.items() if end > reached.cut.get(p, 0)}
         self._provide([n for p in ahead for n in self.topic.tables(p, reached.cut.get(p, 0))])
 
     def _provide(self, names: Sequence[str]) -> None:
         if refused := [name for name in names if name in self._host.refused]:
-            raise FrazilError(f"cannot write to {refused[0]}: {self._host.refused[refused[0]]}")
+            raise self._refusal(refused[0])
         lacking = [name for name in dict.fromkeys(names) if name not in self._host._tables]
         if lacking:
             self._host.provide(dict.fromkeys(lacking))  # type: ignore[arg-type]
             self._provide(names)
+
+    def _refusal(self, name: str) -> FrazilError:
+        """(Where the real one makes dead letters of its records.)"""
+        why = self._host._tables.amiss.get(name)
+        return why or IdentityMismatch(f"cannot write to {name}: {self._host.refused[name]}")
 
     def stream(self, *_: object) -> Stream:
         return Stream(self)
@@ -642,7 +651,8 @@ class Life:
         if self.sink.committer.failure is not None:
             self.error, self.over = self.sink.committer.failure, True
         elif not self.asked and not query.isActive and (error := query.exception()) is not None:
-            self.error = from_traceback(str(error)) or FrazilError(str(error))
+            known = error if isinstance(error, FrazilError) else from_traceback(str(error))
+            self.error = known or FrazilError(str(error))
             self.over = True
         return self.over
 

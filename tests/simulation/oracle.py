@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from frazil.commit.protocol import ledger_tag
-from frazil.errors import Expired
+from frazil.errors import Expired, Fenced, FrazilError, Gap, IdentityMismatch, Overlap
 from frazil.ledger import entry as ledger
 from frazil.ledger import staged_batch
 from frazil.ledger.entry import PREFIX, LedgerEntry
@@ -27,6 +27,28 @@ FOREIGN = "foreign"
 EFFECT = "simulation.effect"
 
 
+Kinds = tuple[type[FrazilError], ...]
+#: What a life may stop with, by what was done to the table that the error names. (Who moves a
+#: branch may bring a claim back, also the life's own.)
+EXCUSES: dict[str, Kinds] = {
+    "moved": (Gap, Overlap, Expired, Fenced),
+    "dropped": (IdentityMismatch,),
+    "renamed": (IdentityMismatch,),
+    "recreated": (IdentityMismatch,),
+    "untagged": (Expired,),
+    "expired": (Expired, Gap),
+}
+_ELSEWHERE: Kinds = (Gap, Overlap, Expired, IdentityMismatch)
+#: By what was done to the index: the position is another one, and no table need fit it. Who takes a
+#: claim away with it unfences a life, which makes tables that the newer one has not looked for.
+INDEX_EXCUSES: dict[str, Kinds] = {
+    **dict.fromkeys(("dropped", "renamed", "recreated"), _ELSEWHERE),
+    "moved": (*_ELSEWHERE, Fenced),
+    "untagged": (Expired,),
+    "expired": (Expired, Gap),
+}
+
+
 class Topic:
     """Records are a function of where they are: every life reads the same."""
 
@@ -35,6 +57,8 @@ class Topic:
         self.modes = dict(tables)
         self.names = list(tables)
         self.ends: dict[Partition, int] = {}
+        #: what Kafka still has of it; 0 where nothing is said
+        self.starts: dict[Partition, int] = {}
 
     def fate(self, partition: Partition, offset: int) -> str:
         """What becomes of it, whichever table it is for."""
@@ -95,6 +119,13 @@ class Oracle:
         self.ever: dict[str, set[tuple[Partition, int]]] = {name: set() for name in topic.names}
         #: what foreign hands did that a sink may stop for: table → words
         self.harm: dict[str, set[str]] = {}
+        #: what of it was undone: who began before may still stop for it
+        self.undone: dict[str, set[str]] = {}
+        #: staged files that somebody removed, those that a committer looked for, and those that it
+        #: had looked for before they were removed
+        self.lost: set[str] = set()
+        self.looked: set[str] = set()
+        self.unreadable: set[str] = set()
         #: tables of which snapshots of others were expired behind the witness
         self.bridged: set[str] = set()
         self.commits = 0
@@ -136,7 +167,9 @@ class Oracle:
         if entry.epoch < above.epoch and "expired" not in self.harm.get(name, ()):
             violated("I7", f"{where} is of epoch {entry.epoch}, after epoch {above.epoch}")
         # (Whoever moves a branch back may take the claim away that fenced somebody.)
-        fenced = INDEX not in self.harm and "moved" not in self.harm.get(name, ())
+        # (And no life could claim a table that was away while it began. An older one may commit to
+        # it when it is back, once: what it commits then follows in the table's own ledger.)
+        fenced = INDEX not in self.harm and not {"moved", "renamed"} & self._ever(name)
         if entry.epoch < self.settled and fenced:
             violated("I7", f"{where} is of epoch {entry.epoch}; life {self.settled} has taken over")
         if not entry.ranges and "expired" in self.harm.get(name, ()):
@@ -148,7 +181,9 @@ class Oracle:
         if any(end[partition] < offset for partition, offset in begin.items()):
             violated("I1", f"{where} goes back from {entry.begin} to {entry.end}")
         for partition, offset in begin.items() if name != INDEX else ():
-            if partition not in above.end and self.topic.routed(name, partition, 0, offset):
+            # (Where the index is lost and the table is empty, nothing tells that Kafka had more.)
+            first = self.topic.starts.get(partition, 0) if INDEX in self.harm else 0
+            if partition not in above.end and self.topic.routed(name, partition, first, offset):
                 violated(
                     "I1",
                     f"{where} begins with {partition} at {offset}, and what is before "
@@ -303,10 +338,24 @@ class Oracle:
 
     def _readable(self, held: Held) -> None:
         for path in held.paths:
-            if path not in self.server.objects:
+            if path not in self.server.objects and path not in self.unreadable:
                 self.world.violated(
                     "I5", f"snapshot {held.snapshot.id} needs {path}, and it is gone"
                 )
+
+    def look(self, manifests: Iterable[str]) -> None:
+        """A life looks for staged files. What a committer saw and lost afterwards, it commits: the
+        store has no compare-and-set over files, so nobody could tell in time."""
+        running = self.world.running
+        if running is not None and running.name == "committer":
+            self.looked.update(manifests)
+            for path in manifests:
+                self.looked.update(file.path for file in self.server.objects.get(path, ()))
+
+    def lose(self, path: str) -> None:
+        self.lost.add(path)
+        if path in self.looked:
+            self.unreadable.add(path)
 
     # ── an object was deleted ────────────────────────────────────────────────────────────────
 
@@ -358,11 +407,32 @@ class Oracle:
         head = self.server.tables[INDEX].head("main") if INDEX in self.server.tables else None
         return head.model.epoch if head else 0
 
-    def excused(self, error: BaseException | None) -> bool:
-        """May a life stop with this? After some harm; or where it cannot tell what was applied."""
+    def _ever(self, name: str) -> set[str]:
+        """What was done to a table, also if it was undone."""
+        return self.harm.get(name, set()) | self.undone.get(name, set())
+
+    def undo(self, name: str, how: str) -> None:
+        """The table is as it was before the harm."""
+        self.harm[name].discard(how)
+        if not self.harm[name]:
+            del self.harm[name]
+        self.undone.setdefault(name, set()).add(how)
+
+    def excused(self, error: BaseException | None, before: bool = False) -> bool:
+        """May a life stop with this? After harm that explains it; or where it cannot tell what was
+        applied. `before`: a life that began before something was undone, or lost."""
         unsure = isinstance(error, Expired) and "cannot be told" in str(error)
         unsure |= "nothing shows" in str(error)
-        return bool(self.harm) or (unsure and bool(self.bridged) and self.server.kept < 100)
+        if unsure and self.bridged and self.server.kept < 100:
+            return True
+        if before and isinstance(error, (Expired, IdentityMismatch)) and self._missed(error):
+            return True
+        harms = [*self.harm.items(), *(self.undone.items() if before else ())]
+        return any(_explains(name, how, error) for name, words in harms for how in words)
+
+    def _missed(self, error: FrazilError) -> bool:
+        """Is it about a staged file that somebody removed?"""
+        return any(path in str(error) for path in self.lost)
 
     def complete(self, branches: Mapping[str, str]) -> str:
         """What is missing, when nothing should be."""
@@ -386,6 +456,12 @@ class Oracle:
             ):
                 return f"{name} ends at {Cut(head.model.end) if head else None}"
         return ""
+
+
+def _explains(name: str, how: str, error: BaseException | None) -> bool:
+    if name == INDEX:
+        return isinstance(error, INDEX_EXCUSES[how])
+    return isinstance(error, EXCUSES[how]) and name in str(error)
 
 
 def forgotten(meta: Meta, branch: str, kept: Iterable[int]) -> str:

@@ -6,8 +6,8 @@ nothing in `src` knows of it. `PLANTED`: name → what it does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -17,7 +17,7 @@ from frazil.commit import committer, protocol
 from frazil.commit.committer import Committer
 from frazil.commit.protocol import DecidedAppend, RefusedCommit, TableCommitter
 from frazil.commit.tables import SinkTables
-from frazil.errors import CommitStateUnknown, Fenced, FrazilError, Retryable, Unavailable
+from frazil.errors import CommitStateUnknown, Fenced, FrazilError, Gap, Retryable, Unavailable
 from frazil.ledger import entry as ledger
 from frazil.ledger import index, staged_batch
 from frazil.ledger.entry import LedgerEntry, LedgerHead, Snapshot
@@ -719,6 +719,66 @@ def _without_holes(self: Any, staged: Any, *_: Any) -> Any:
 @planted("a table's ledger is not compared with the index's rows of it", wild=True)
 def _(stack: ExitStack) -> None:
     put(stack, index, "ends", lambda _: {})
+
+
+# ── tables that others take away or put back ─────────────────────────────────────────────────────
+
+
+@planted("a sink's one table that is gone is made anew, and filled from the position", wild=True)
+def _(stack: ExitStack) -> None:
+    was = Startup._check_table
+
+    def check(self: Any, known: Mapping[str, str], position: Cut) -> None:
+        if self._config.tables[0].name in self.tables:
+            was(self, known, position)
+
+    put(stack, Startup, "_check_table", check)
+
+
+@planted("one of several tables that is gone is made anew, and filled from the position", wild=True)
+def _(stack: ExitStack) -> None:
+    was = SinkTables.compare
+
+    def compare(self: SinkTables, known: Mapping[str, str], astray: Any) -> None:
+        was(self, {name: uuid for name, uuid in known.items() if name in self.held}, astray)
+
+    put(stack, SinkTables, "compare", compare)
+
+
+@planted("a sink's one table is not compared with the position", wild=True)
+def _(stack: ExitStack) -> None:
+    """Rolled back or restored, it lacks what the index counts on. Commits would see it; but where
+    no record comes, nobody does."""
+    was = Startup._check_table
+
+    def check(self: Any, known: Mapping[str, str], position: Cut) -> None:
+        with suppress(Gap):
+            was(self, known, position)
+
+    put(stack, Startup, "_check_table", check)
+
+
+@planted("an index that has rows and no ledger is filled from the beginning", wild=True)
+def _(stack: ExitStack) -> None:
+    put(stack, Startup, "_refuse_a_forgotten_ledger", lambda *_: None)
+
+
+@planted("a table that the sink filled and the index does not know is taken", wild=True)
+def _(stack: ExitStack) -> None:
+    put(stack, Startup, "refuse_unknown", lambda *_: None)
+
+
+@planted("a new index begins where Kafka does, wherever the sink's one table ends", wild=True)
+def _(stack: ExitStack) -> None:
+    put(stack, Startup, "_refuse_a_late_start", lambda *_: None)
+
+
+@planted("staged files are looked for when a life begins, and not when they are committed", True)
+def _(stack: ExitStack) -> None:
+    def files(self: Any, batches: Sequence[StagedBatch], target: TableCommitter) -> list[str]:
+        return committer._manifests(batches, target.table.name)
+
+    put(stack, Committer, "_files", files)
 
 
 # ── looking after tables ─────────────────────────────────────────────────────────────────────────

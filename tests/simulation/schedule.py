@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from frazil.errors import CommitStateUnknown, Fenced, Gap, Overlap, Retryable
+from frazil.errors import CommitStateUnknown, Fenced, FrazilError, Gap, Overlap, Retryable
 from frazil.ledger import staged_batch
 from frazil.offsets import Partition
 from tests.simulation.catalog import File, Held, Meta, Request, Server, add, expire
@@ -55,6 +55,19 @@ WILD = (
     "restore",
     "rename",
 )
+#: How many of the wild schedules know no order that is shut out; how many of these have hands that
+#: go together, and which: what they do, and to whom ("": to any table).
+OPEN = 0.5
+THEMED = 0.4
+TABLE = "table"
+THEMES: tuple[dict[str, str], ...] = (
+    {"untag": INDEX, "expire": INDEX, "rewrite": INDEX},
+    {"drop": INDEX, "restore": TABLE, "rollback": TABLE, "retain": ""},
+    {"rename": "", "unstage": "", "expire": ""},
+    {"rename": TABLE, "lose": "", "append": TABLE},
+)
+#: How often who could rename a table back does so.
+BACK = 0.7
 #: Turns at most, until peace and after it.
 TURNS, PEACE = 60, 400
 
@@ -124,6 +137,15 @@ class Schedule:
             self.foreign = dice.choice((0.1, 0.2, 0.4))
             self.faults = dict(list(self.faults.items())[:1])
             self.most_lives, self.takeover = dice.randint(2, 4), dice.choice((0.05, 0.2))
+        # From a stream of its own: the other schedules stay what they were.
+        self.extra = Random(f"{seed} open")
+        #: may every order of hands happen, also several victims?
+        self.open = wild and self.extra.random() < OPEN
+        #: the hands that go together, if they do
+        self.theme: dict[str, str] = {}
+        if self.open and self.extra.random() < THEMED:
+            self.theme = self.extra.choice(THEMES)
+            self.hands = list(self.theme)
         self.lives: list[Life] = []
         for number in range(dice.randint(1, 2)):
             self.topic.ends[Partition("t", number)] = dice.randint(1, 3 if small else 6)
@@ -237,7 +259,7 @@ class Schedule:
             return
         if isinstance(error, Fenced) and len(self.lives) > 1:
             return
-        if self.oracle.excused(error):
+        if self.oracle.excused(error, before=True):
             return
         overtaken = life.sink is not None and getattr(life.sink, "epoch", 0) < self.oracle.epoch()
         committer = getattr(life.sink, "_committer", None)
@@ -261,8 +283,10 @@ class Schedule:
         """Until a life that was not disturbed has brought everything home, or says why not."""
         self._bury()
         self.turns += 1
-        if self.turns > PEACE or self._home():
+        if self._home() or (self.turns > PEACE and (self.quiet or not self.oracle.harm)):
             return None
+        if self.turns > PEACE:
+            self._replace()  # who began before the harm need not look again
         if not self._alive:
             last = self.lives[-1].error
             if self.quiet and last is not None and self.oracle.excused(last):
@@ -273,21 +297,37 @@ class Schedule:
             if self.quiet:
                 outcome.ended = "stalled"
                 return None
-            for each in self._alive:  # does a new life know better?
-                self.world.kill(each, "by the hand of who waits for it")
-            self._begin(quiet=True)
-            self.turns = 0
-        return self._ready()
+            self._replace()
+        task = self._ready()
+        if task is None and self.oracle.harm and not self.quiet:
+            self._replace()
+            task = self._ready()
+        return task
+
+    def _replace(self) -> None:
+        """Does a new life know better?"""
+        for life in self._alive:
+            self.world.kill(life, "by the hand of who waits for it")
+        self._begin(quiet=True)
+        self.turns = 0
 
     def _judge(self, outcome: Outcome) -> None:
         missing = self.oracle.complete(self.branches)
         if not missing or outcome.ended:
             return
-        if self.oracle.harm:
+        how = self.lives[-1].error
+        if self.oracle.harm and self._complains():
             outcome.ended = "waits"
             return
-        how = self.lives[-1].error
-        self.world.violated("I10", f"peace, and {missing}; the last life: {how}")
+        silent = " says nothing" if self.oracle.harm and how is None else f": {how}"
+        self.world.violated("I10", f"peace, and {missing}; the last life{silent}")
+
+    def _complains(self) -> bool:
+        """Does the last life say of a table that was harmed what is wrong with it?"""
+        life = self.lives[-1]
+        if isinstance(life.error, (Retryable, CommitStateUnknown)):
+            return True
+        return any(map(self.oracle.excused, _complaints(life)))
 
     def _home(self) -> bool:
         return (
@@ -298,13 +338,11 @@ class Schedule:
 
     def _stalled(self) -> bool:
         """Does a table wait for a person, and rightly?"""
-        sink = self._alive[-1].sink if self._alive else None
-        committer = getattr(sink, "_committer", None)
-        if committer is None:
+        if not self._alive:
             return False
-        if self.oracle.harm:
-            return bool(committer.progress.stuck)
-        return any(map(self.oracle.excused, committer._hopeless.values()))
+        life = self._alive[-1]
+        # (A life of peace began after all that was undone or lost.)
+        return any(self.oracle.excused(error, before=not self.quiet) for error in _complaints(life))
 
     # ── what others do ───────────────────────────────────────────────────────────────────────
 
@@ -321,20 +359,24 @@ class Schedule:
 
     def _foreign(self, what: str) -> None:
         dice = self.world.dice
+        if what == "rename" and self.open and self._rename_back():
+            return
+        if what == "retain":
+            return self._retain()
         rows = what in ("append", "overwrite", "delete")  # nobody has any for the index
         names = [
             name
             for name in (*self.topic.names, *([] if rows else [INDEX]))
             if name in self.server.tables
         ]
+        if aim := self.theme.get(what):
+            names = [name for name in names if (name == INDEX) == (aim == INDEX)]
         if not names:
             return
         name = dice.choice(names)
-        # One victim: who goes back with several tables, or with a table and what is staged, may
-        # leave nothing by which it could be seen.
         another = self.emptied or (self.oracle.harm and name not in self.oracle.harm)
-        if what in HARMFUL and another:
-            return
+        if what in HARMFUL and another and not self.open:
+            return  # one victim: what a life makes of it is easier to see
         meta, branch = self.server.tables[name], self.branches[name]
         head = meta.head(branch)
         self.world.say(f"somebody: {what} {name}")
@@ -424,19 +466,28 @@ class Schedule:
     def _hand_expire(self, name: str, meta: Meta, branch: str, head: Held | None) -> None:
         """With `retain_last => 1`."""
         kept = {n for ref, n in meta.refs.items()}
-        if self.emptied:
-            return  # what would tell of a batch under way is gone already
-        self.expired = True
         lost = forgotten(meta, branch, kept)
+        if self.emptied and (not self.open or self._untold(lost)):
+            return
+        self.expired = True
         if lost == "expired":
             self._harm(name, lost)
         elif lost:
             self.oracle.bridged.add(name)
         expire(self.server, name, 1)
 
+    def _untold(self, lost: str) -> bool:
+        """Would nothing tell of a batch that is in a table and not in the index? Its staged record
+        does, or its ledger entry, or an earlier metadata file: who takes all three away makes a
+        table that looks as if the batch had never been tried."""
+        return lost == "expired" and self.server.kept < 100
+
     def _hand_unstage(self, name: str, meta: Meta, branch: str, head: Held | None) -> None:
         """The folder of staged batches is emptied: the tables are the checkpoint."""
-        if self.oracle.harm or self.expired:
+        words = {word for each in self.oracle.harm.values() for word in each}
+        if not self.open and (words or self.expired):
+            return
+        if any(map(self._untold, words)):
             return
         if any(not each.epoch for each in self._alive):
             return  # one that lists them now would see a part of them, and stop for that
@@ -447,26 +498,36 @@ class Schedule:
             del self.server.objects[path]
 
     def _hand_lose(self, name: str, meta: Meta, branch: str, head: Held | None) -> None:
-        """Files that no snapshot refers to are removed, of a batch whose life is over. (Of one that
-        is being committed just now nobody could tell in time.)"""
+        """Files that no snapshot refers to are removed, of a batch whose life is over."""
+        if self.server.flying or (self._alive and not self.open):
+            return  # who sent a request looked before, and it may arrive at any time
         objects = self.server.objects
-        if self._alive or self.server.flying:
-            return
         paths = [path for path in objects if "/stage/" in path and isinstance(objects[path], bytes)]
         staged = [batch for path in sorted(paths) if (batch := staged_batch.load(objects[path]))]
+        # A life does not look for what it staged itself a moment ago: nobody could tell in time.
+        own = {life.epoch for life in self._alive}
+        staged = [batch for batch in staged if batch.epoch not in own]
         live = {
             path
             for meta in self.server.tables.values()
             for held in meta.snapshots.values()
             for path in held.paths
         }
-        found = [path for batch in staged for table in batch.tables for path in table.manifests]
-        found += [file.path for path in found for file in objects.get(path, ())]
-        found = [path for path in found if path in objects and path not in live]
-        if found:
-            gone = self.world.dice.choice(found)
+        listed = [path for batch in staged for table in batch.tables for path in table.manifests]
+        listed += [file.path for path in listed for file in objects.get(path, ())]
+        listed = [path for path in listed if path in objects and path not in live]
+        if listed:
+            gone = self.world.dice.choice(listed)
             self.world.say(f"loses {gone}")
             del objects[gone]
+            self.oracle.lose(gone)
+
+    def _retain(self) -> None:
+        """Kafka deletes some of what the index says is in the tables."""
+        for partition, end in self.oracle.position().items():
+            start = self.topic.starts.get(partition, 0)
+            self.topic.starts[partition] = max(start, self.extra.randint(0, end))
+        self.world.say(f"the topic begins: {[*self.topic.starts.values()]}")
 
     def _hand_rollback(self, name: str, meta: Meta, branch: str, head: Held | None) -> None:
         history = list(meta.history(branch))
@@ -483,7 +544,7 @@ class Schedule:
             self._move(name, meta, branch, self.world.dice.choice(list(meta.snapshots)))
 
     def _move(self, name: str, meta: Meta, branch: str, to: int) -> None:
-        if meta.refs.get(branch) == to or "untagged" in self.oracle.harm.get(name, ()):
+        if meta.refs.get(branch) == to or self._shut(name, "untagged"):
             return
 
         def change(after: Meta) -> None:
@@ -514,7 +575,7 @@ class Schedule:
                 for path in held.paths
             )
         ]
-        if not whole or {"untagged", "dropped"} & self.oracle.harm.get(name, set()):
+        if not whole or self._shut(name, "untagged") or self._shut(name, "dropped"):
             return
         older = self.world.dice.choice(whole)
         again = Meta(
@@ -532,17 +593,31 @@ class Schedule:
         self.server.past[name].append(again)
 
     def _hand_rename(self, name: str, meta: Meta, branch: str, head: Held | None) -> None:
-        """Away, and sometimes back again."""
+        """Away; and sometimes back again (`_rename_back`)."""
         aside = f"{name}_old"
-        if aside not in self.server.tables and name != INDEX:
-            self._harm(name, "dropped")
-            self.server.tables[aside] = self.server.tables.pop(name)
-            self.server.past[aside] = self.server.past[name]
+        if aside in self.server.tables or (name == INDEX and not self.open):
+            return
+        self._harm(name, "renamed" if self.open else "dropped")
+        self.server.tables[aside] = self.server.tables.pop(name)
+        self.server.past[aside] = self.server.past[name]
+
+    def _rename_back(self) -> bool:
+        """The table is what it was, if nobody took its name meanwhile: the next life must come
+        home with it."""
+        tables = self.server.tables
+        away = [n for n in self.branches if f"{n}_old" in tables and n not in tables]
+        if not away or self.extra.random() > BACK:
+            return False
+        name = self.extra.choice(away)
+        self.world.say(f"somebody: renames {name} back")
+        tables[name] = tables.pop(f"{name}_old")
+        self.server.past[name] = self.server.past.pop(f"{name}_old")
+        self.oracle.undo(name, "renamed")
+        return True
 
     def _hand_untag(self, name: str, meta: Meta, branch: str, head: Held | None) -> None:
-        """Somebody tidies up what he does not know. (Who moves the branch as well leaves nothing
-        by which that could be seen without the index's rows: that is for the audit.)"""
-        if "moved" in self.oracle.harm.get(name, ()):
+        """Somebody tidies up what he does not know."""
+        if self._shut(name, "moved"):
             return
 
         def change(after: Meta) -> None:
@@ -551,8 +626,22 @@ class Schedule:
         self._harm(name, "untagged")
         self._change(name, meta, branch, change)
 
+    def _shut(self, name: str, word: str) -> bool:
+        """In schedules that are not open, what does not come after what."""
+        return not self.open and word in self.oracle.harm.get(name, ())
+
     def _harm(self, name: str, how: str) -> None:
         self.oracle.harm.setdefault(name, set()).add(how)
+
+
+def _complaints(life: Life) -> list[FrazilError]:
+    """What a life says of tables that only a person can help."""
+    if isinstance(life.error, FrazilError):
+        return [life.error]
+    committer = getattr(life.sink, "_committer", None)
+    tables = getattr(life.sink, "_tables", None)
+    hopeless = committer._hopeless.values() if committer is not None else ()
+    return [*hopeless, *(tables.amiss.values() if tables is not None else ())]
 
 
 def run(

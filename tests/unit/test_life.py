@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 
-from frazil.errors import Fenced, Gap
+from frazil.errors import Expired, Fenced, Gap
+from frazil.ledger.entry import LedgerEntry
 from frazil.offsets import Cut
 from frazil.startup import Startup, _contradicted
 from tests.fakes import FakeTable
@@ -81,3 +84,75 @@ def test_what_is_staged_counts_up_to_the_first_batch_whose_files_are_gone():
     assert life._whole(staged, after, set()) == (staged[:2], ["m-c"])
     assert life._whole(staged, after, {"c"}) == (staged, [])
     assert life._whole(staged, {}, set()) == (staged, []), "of a table that is amiss: it waits"
+
+
+def _starting(index_rows: int = 0, made: bool = False, alone: bool = False) -> Startup:
+    """A start whose index has so many rows of its sink."""
+    life = object.__new__(Startup)
+    rows = SimpleNamespace(num_rows=index_rows)
+    plain = SimpleNamespace(rows=lambda *_: rows)
+    life.index = SimpleNamespace(name="db.i", made=made, plain=plain)  # type: ignore[assignment]
+    table, sink = SimpleNamespace(name="db.t"), SimpleNamespace(id="s")
+    life._config = SimpleNamespace(  # type: ignore[assignment]
+        sink=sink, index_table="db.i", tables=(table,)
+    )
+    life._alone = alone
+    return life
+
+
+def _holding(table: FakeTable) -> SimpleNamespace:
+    return SimpleNamespace(target=target(table, epoch=9), table=table)
+
+
+@pytest.mark.parametrize(
+    ("rows", "made", "number", "refused"),
+    [
+        (3, False, -1, True),
+        (0, False, -1, False),  # a sink that has committed nothing yet
+        (3, True, -1, False),  # the index was made a moment ago, and another life was quicker
+        (3, False, 0, False),  # the ledger has batches
+    ],
+)
+def test_an_index_with_rows_of_the_sink_and_no_ledger_is_refused(rows, made, number, refused):
+    life = _starting(rows, made)
+    claimed = LedgerEntry("s", 2, ("c",), (number, number), Cut(), Cut())
+    assert life._refuse_a_forgotten_ledger(None) is None
+    with pytest.raises(Expired, match="its ledger") if refused else nullcontext():
+        life._refuse_a_forgotten_ledger(claimed)
+
+
+def test_a_table_that_the_sink_filled_and_the_index_does_not_know_is_refused():
+    table = FakeTable()
+    life = _starting()
+    life.refuse_unknown(_holding(table))  # type: ignore[arg-type]
+    earlier = target(table)
+    earlier.claim(lambda _: Cut({P: 0}))
+    life.refuse_unknown(_holding(table))  # type: ignore[arg-type]
+    put(earlier, batch(0, 5, "a"))
+    with pytest.raises(Gap, match=r"table db\.t holds what sink s wrote before"):
+        life.refuse_unknown(_holding(table))  # type: ignore[arg-type]
+
+
+def test_before_an_index_is_made_anew_every_table_is_asked_unless_there_is_one_alone():
+    table = FakeTable()
+    put(target(table), batch(0, 5, "a"))
+    for alone in (True, False):
+        life = _starting(alone=alone)
+        life.tables = SimpleNamespace(held={"db.t": _holding(table)})  # type: ignore[assignment]
+        with nullcontext() if alone else pytest.raises(Gap, match="knows nothing"):
+            life._refuse_a_lost_index()
+
+
+@pytest.mark.parametrize(("begins", "lost"), [(0, False), (5, False), (6, True)])
+def test_one_table_that_ends_before_kafka_begins_is_refused_though_no_record_comes(begins, lost):
+    """The index was lost and made anew, the table put back to older metadata, and Kafka has deleted
+    what lies between."""
+    table = FakeTable()
+    put(target(table), batch(0, 5, "a"))
+    held = _holding(table)
+    held.target.claim()
+    life = _starting(alone=True)
+    life.tables = SimpleNamespace(held={"db.t": held})  # type: ignore[assignment]
+    expected = pytest.raises(Gap, match=rf"neither has: {re.escape(str(P))} \[5, 6\)")
+    with expected if lost else nullcontext():
+        life._check_table({}, Cut({P: begins}))
