@@ -46,7 +46,7 @@ bench-audit: $(READY)  ## the audit of a billion rows in 100,000 batches, from m
 poison: $(READY)  ## hostile records among good ones: every good one exact, every bad one told once (N=1000000)
 	@$(BIN)/python bench/poison.py --hostile $(or $(N),1000000) $(ARGS)
 
-roundtrip: $(READY)  ## random schemas from bytes to data files and back: every value equal, every bound true (N=20000)
+roundtrip: $(READY)  ## random schemas from bytes to data files and back: every value equal, every bound true (N=20000, ARGS='--engines 500' for tables by Spark)
 	@$(BIN)/python bench/roundtrip.py --count $(or $(N),20000) $(ARGS)
 
 planted: $(READY)  ## corruption planted in tables that were well: all of it found, and nothing else (N=2000)

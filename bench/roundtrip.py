@@ -2,10 +2,11 @@
 
 Each case comes from its number (`tests/roundtrip.py`): records of Avro, JSON or Debezium's
 envelopes are decoded, settled and written; a later writer's schema is followed; everything is
-compacted. Arrow reads the files, and every value is compared with the one that was encoded. No JVM,
-no server.
+compacted. Arrow and DuckDB read the files, and every value is compared with the one that was
+encoded. No JVM, no server.
 
     make roundtrip N=20000
+    make roundtrip N=0 ARGS='--engines 500'  # through Iceberg's tables, read by Spark and DuckDB
     python bench/roundtrip.py --seed 17      # one case, with its trace
 """
 
@@ -58,12 +59,22 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--seed", type=int, help="this case alone")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 2)
+    parser.add_argument(
+        "--engines",
+        type=int,
+        default=0,
+        metavar="N",
+        help="beside these, N cases through Iceberg's tables, read by Spark and DuckDB",
+    )
     given = parser.parse_args()
     if given.seed is not None:
         return story(given.seed)
-    told = all_of(given.first, given.count, given.processes)
-    print(json.dumps(told))
-    return 1 if told["failed"] else 0
+    report = all_of(given.first, given.count, given.processes)
+    if given.engines:
+        report["engines"] = by_engines(given.first, given.engines)
+    print(json.dumps(report))
+    failures = report["failed"] + report.get("engines", {"failed": 0})["failed"]
+    return 1 if failures else 0
 
 
 def story(seed: int) -> int:
@@ -102,6 +113,30 @@ def all_of(first: int, count: int, processes: int) -> dict[str, Any]:
         "seeds": sorted(seed for seed, _ in failed)[:100],
         "seconds": round(time.monotonic() - began, 1),
     }
+
+
+def by_engines(first: int, count: int) -> dict[str, Any]:
+    """One JVM, one case after the other."""
+    from tests import roundtrip_engines
+    from tests.oracle import Lake
+
+    from frazil.spark.session import session  # with a JVM
+
+    began = time.monotonic()
+    failed = []
+    with tempfile.TemporaryDirectory(prefix="frazil-roundtrip-") as folder:
+        lake = Lake(Path(folder))
+        settings = {"spark.sql.shuffle.partitions": "2"}
+        spark = session(lake.config("roundtrip", "none", "none:1", spark=settings))
+        for seed in range(first, first + count):
+            try:
+                roundtrip_engines.check(spark, lake, f"db.t{seed}", Case(seed, engines=True))
+            except Exception as error:
+                failed.append(seed)
+                print(f"engines, seed {seed}: {error}"[:1000], file=sys.stderr)
+        spark.stop()
+    seconds = round(time.monotonic() - began, 1)
+    return {"schemas": count, "failed": len(failed), "seeds": failed[:100], "seconds": seconds}
 
 
 if __name__ == "__main__":

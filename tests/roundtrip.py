@@ -1,29 +1,34 @@
 """Random schemas and values from bytes to a table and back, judged by the values that were encoded.
 
-    schema ─▶ values ─▶ fastavro or json ─▶ decode, settle, write ─▶ data files ─▶ pyarrow ─▶ same?
-                                              └─▶ evolve, write more ─▶ compact ─▶ pyarrow ─▶ same?
+    schema ─▶ values ─▶ fastavro or json ─▶ decode, settle, write ─▶ data files ─▶ readers ─▶ same?
+                                              └─▶ evolve, write more ─▶ compact ─▶ readers ─▶ same?
 
 A `Case` comes from a number alone. Every type of Avro and JSON, down to six levels; optional
 records with required fields, empty and over-long values, the ends of numbers and of time, NaN and
-both zeros, the neighbours of half surrogate pairs. Nothing of the code it judges is used to say
-what a value must be: dates and moments are numbers, decimals their digits, floats their bits.
+both zeros, the neighbours of half surrogate pairs. Some values fit no column (`Refused`): their
+records must be rejected, and nobody else's. Nothing of the code it judges is used to say what a
+value must be: dates and moments are numbers, decimals their digits, floats their bits. The readers
+are pyarrow and DuckDB.
 """
 
 from __future__ import annotations
 
 import base64
 import datetime as dt
+import functools
 import io
 import json
 import math
 import random
 import struct
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import fastavro
 import numpy as np
 import pyarrow as pa
@@ -62,11 +67,35 @@ class Node:
     kind: str
     avro: Any = None
     draw: Callable[[random.Random], tuple[Any, Any]] | None = None
+    #: of JSON: values that make the column what it is, in the one document that has them all
+    first: Callable[[random.Random], tuple[Any, Any]] | None = None
     #: of a record: name, what it is in Avro, type; of an array or map: one without a name
     inside: tuple[tuple[str, Node], ...] = ()
     optional: str = ""  # first or last: where the union has its null
     #: names of fields that were renamed → what they were
     olds: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Comes back for a value that its column cannot hold: the record must be rejected."""
+
+    document: Any  # the value, as JSON says it
+
+
+@dataclass(frozen=True)
+class Literal:
+    """A number as its JSON text has it."""
+
+    text: str
+
+
+def refused(wanted: Any) -> bool:
+    if isinstance(wanted, dict):
+        return any(map(refused, wanted.values()))
+    if isinstance(wanted, list | tuple):
+        return any(map(refused, wanted))
+    return isinstance(wanted, Refused)
 
 
 def same(values: Callable[[random.Random], Any]) -> Callable[[random.Random], tuple[Any, Any]]:
@@ -140,18 +169,31 @@ def octets(dice: random.Random) -> bytes:
     return bytes(dice.choices([0, 1, 127, 128, 254, 255], k=length(dice)))
 
 
-def decimal(precision: int, size: int | None) -> Callable[[random.Random], tuple[bytes, Any]]:
+def decimal(
+    precision: int, scale: int, size: int | None
+) -> Callable[[random.Random], tuple[bytes, Any]]:
+    """Of a precision beyond 38 some values have more digits than a column, each for itself."""
     most = 10 ** min(precision, 38) - 1
+    # the first three in 16 bytes, as many as the widest value that fits
+    beyond = [most + 1, -most - 1, 2**127 - 1, 2**127, 10**precision - 1]
 
     def draw(dice: random.Random) -> tuple[bytes, Any]:
         value = dice.choice([0, 1, -1, most, -most, dice.randint(-most, most)])
+        if precision > 38 and dice.random() < 0.2:
+            value = dice.choice(beyond)
+        fits = -most <= value <= most
         least = (value.bit_length() + 8) // 8
-        return value.to_bytes(size or least + dice.randint(0, 1), "big", signed=True), (
-            "decimal",
-            value,
-        )
+        given = value.to_bytes(size or least + (fits and dice.randint(0, 1)), "big", signed=True)
+        return given, ("decimal", value) if fits else Refused(decimal_text(value, scale))
 
     return draw
+
+
+def decimal_text(value: int, scale: int) -> str:
+    digits = str(abs(value)).rjust(scale + 1, "0")
+    at = len(digits) - scale
+    sign = "-" if value < 0 else ""
+    return f"{sign}{digits[:at]}.{digits[at:]}" if scale else f"{sign}{digits}"
 
 
 def logical(base: str, word: str, **more: Any) -> dict[str, Any]:
@@ -176,8 +218,9 @@ LEAVES: list[Callable[[Schemas], Node]] = [
     lambda s: Node("moment", logical("long", "local-timestamp-micros"), whole(64)),
     lambda s: Node("nanos", logical("long", "timestamp-nanos"), whole(64)),
     lambda s: Node("nanos", logical("long", "local-timestamp-nanos"), whole(64)),
-    lambda s: Node("string", logical("string", "uuid"), same(lambda d: UUID)),
-    lambda s: s.decimal(),
+    lambda s: Node("uuid", logical("string", "uuid"), same(lambda d: UUID)),
+    lambda s: s.decimal((1, 9, 10, 18, 19, 38)),
+    lambda s: s.decimal((39, s.dice.randint(40, 63), 64, 64)),
     lambda s: s.fixed(),
     lambda s: s.enum(),
 ]
@@ -197,15 +240,18 @@ class Schemas:
         self.names += 1
         return f"{prefix}{self.names}"
 
-    def decimal(self) -> Node:
-        precision = self.dice.choice([1, 9, 10, 18, 19, 38])
-        scale = self.dice.randint(0, precision)
+    def decimal(self, precisions: Sequence[int]) -> Node:
+        precision = self.dice.choice(precisions)
+        return self.decimal_of(precision, self.dice.randint(0, min(precision, 38)))
+
+    def decimal_of(self, precision: int, scale: int) -> Node:
         more = {"precision": precision, "scale": scale}
         if self.dice.random() < 0.5:
-            return Node("decimal", logical("bytes", "decimal", **more), decimal(precision, None))
-        size = ((10**precision).bit_length() + 8) // 8
-        avro = logical("fixed", "decimal", name=self.name("F"), size=size, **more)
-        return Node("decimal", avro, decimal(precision, size))
+            avro, size = logical("bytes", "decimal", **more), None
+        else:
+            size = ((10**precision).bit_length() + 8) // 8
+            avro = logical("fixed", "decimal", name=self.name("F"), size=size, **more)
+        return Node("decimal", avro, decimal(precision, scale, size))
 
     def fixed(self) -> Node:
         size = self.dice.choice([1, 3, 16, 40])
@@ -220,23 +266,11 @@ class Schemas:
     def leaf(self) -> Node:
         self.left -= 1
         if self.json:
-            return self.dice.choice(
-                [
-                    Node("boolean", None, same(lambda d: d.random() < 0.5)),
-                    Node("long", None, whole(64)),
-                    Node("double", None, _finite),
-                    Node("string", None, same(text)),
-                ]
-            )
+            return self.dice.choice(JSON_LEAVES)
         found = self.dice.choice(LEAVES)(self)
         while self.engines and found.kind in ("time", "nanos"):
             found = self.dice.choice(LEAVES)(self)
-        if self.engines and found.kind in ("date", "moment"):
-            millis = "millis" in found.avro["logicalType"]
-            day = 1 if found.kind == "date" else 86_400_000 if millis else 86_400_000_000
-            draw = _between(-719_162 * day, 2_932_896 * day, 1000 if millis else 1)
-            found = replace(found, draw=draw)
-        return found
+        return within_calendar(found) if self.engines else found
 
     def node(self, depth: int, bare: bool = False) -> Node:
         if depth < DEPTH and self.left > 4 and self.dice.random() < 0.5:
@@ -283,9 +317,159 @@ def _between(low: int, high: int, scale: int) -> Callable[[random.Random], tuple
     return draw
 
 
-def _finite(dice: random.Random) -> tuple[float, Any]:
-    value = dice.choice([0.5, -1e300, 5e-324, 1.5, dice.uniform(-1e3, 1e3) + 0.1])
-    return value, bits(value)
+def within_calendar(node: Node) -> Node:
+    """Dates and moments of the years 1 to 9999."""
+    if node.kind not in ("date", "moment"):
+        return node
+    millis = "millis" in node.avro["logicalType"]
+    day = 1 if node.kind == "date" else 86_400_000 if millis else 86_400_000_000
+    return replace(node, draw=_between(-719_162 * day, 2_932_896 * day, 1000 if millis else 1))
+
+
+# ── what JSON can say ────────────────────────────────────────────────────────────────────────────
+
+_FRACTIONS = [
+    "0.5",
+    "-0.0",
+    "0.0",
+    "2.0",
+    "-2e0",
+    "1e3",
+    "5e-324",
+    "-1e300",
+    "1e-400",
+    "-1e-400",
+    "9007199254740993.0",
+    "1.7976931348623157e308",
+    "0.1000000000000000055511151231257827021181583404541015625",
+]
+#: In a column of doubles; those beyond a long, too.
+_WHOLES = ["2", "0", "-0", "-7", *map(str, (2**53 + 1, -(2**53) - 1, 2**63 - 1, -(2**63)))]
+_WHOLES += [str(2**64 + 1), f"1{'0' * 30}1"]
+_LONGS = [0, 1, -1, 2**53 + 1, -(2**53) - 1, 2**63 - 1, 2**63 - 2, -(2**63), -(2**63) + 1]
+#: Text that other columns would take for something else.
+_LOOKS = ["2024-02-29", "2024-02-29T12:00:00Z", "2024-02-29 12:00:00", "12:34:56", UUID, "AAAA"]
+_LOOKS += ["1e400", "-0", "2", "null", "true", "NaN", "{}", "[]"]
+
+
+def _number(text: str) -> tuple[Literal, Any]:
+    return Literal(text), bits(float(text))
+
+
+def _fraction(dice: random.Random) -> tuple[Literal, Any]:
+    return _number(dice.choice([*_FRACTIONS, repr(dice.uniform(-1e3, 1e3) + 0.1)]))
+
+
+def _double(dice: random.Random) -> tuple[Literal, Any]:
+    if dice.random() < 0.01:
+        beyond = Literal(dice.choice(["1e400", "-1e400", "1" * 400]))
+        return beyond, Refused(beyond)
+    return _fraction(dice) if dice.random() < 0.5 else _number(dice.choice(_WHOLES))
+
+
+def _whole_long(dice: random.Random) -> tuple[Any, int]:
+    if dice.random() < 0.1:
+        return Literal("-0"), 0
+    value = dice.choice([*_LONGS, dice.randint(-(2**63), 2**63 - 1)])
+    return value, value
+
+
+def _long(dice: random.Random) -> tuple[Any, Any]:
+    if dice.random() < 0.01:
+        beyond = dice.choice([2**63, -(2**63) - 1, 10**30])
+        return beyond, Refused(beyond)
+    return _whole_long(dice)
+
+
+JSON_LEAVES = [
+    Node("boolean", None, same(lambda d: d.random() < 0.5)),
+    Node("long", None, _long, _whole_long),
+    Node("double", None, _double, _fraction),
+    Node("string", None, same(lambda d: d.choice(_LOOKS) if d.random() < 0.4 else text(d))),
+]
+
+#: What a column that is there does not take from a document, and no promised change helps.
+MISFITS: dict[str, list[Any]] = {
+    "boolean": [1, "true", [True]],
+    "int": [Literal("2.5"), Literal("1e3"), "7", True, 2**63],
+    "long": [Literal("2.5"), Literal("1e3"), "7", True, 2**63],
+    "float": ["1.5", True, Literal("1e400")],
+    "double": ["1.5", True, Literal("1e400")],
+    "string": [1, True, ["a"]],
+    "enum": [1, True],
+    "bytes": ["*", "AA", 1],
+    "fixed": ["*", "AA", "", 1],
+    "date": ["2024-02-30", "2024-02-29T00:00:00", "today", 5],
+    "time": ["24:00:00", "noon", 5],
+    "moment": ["2024-02-29", "2024-02-29T24:00:00Z", "2024-02-29T24:00:00", 5],
+    "nanos": ["2024-02-29", "2500-01-01T00:00:00Z", "2500-01-01T00:00:00", 5],
+    "decimal": ["1e", "", f"0.{'1' * 39}", 10**39, True],
+    "uuid": ["no uuid", 1],
+}
+
+
+def misfitting(node: Node) -> Node:
+    """A leaf of a later writer, who now and then sends what the column does not take."""
+    fitting, misfits = node.draw, MISFITS.get(node.kind)
+    if fitting is None or misfits is None:
+        return node
+
+    def draw(dice: random.Random) -> tuple[Any, Any]:
+        if dice.random() < 0.01:
+            given = dice.choice(misfits)
+            return given, Refused(given)
+        return fitting(dice)
+
+    return replace(node, draw=draw, first=node.first or fitting)
+
+
+def tabled(node: Node) -> Node:
+    """The columns of a table that somebody made, for documents: every value has a text, and a UUID
+    is a type of its own."""
+    node = replace(node, inside=tuple((name, tabled(child)) for name, child in node.inside))
+    if node.kind in ("float", "double", "union"):
+        return replace(node, draw=_sayable(node))
+    if node.kind == "uuid":
+        return replace(node, draw=same(lambda d: d.randbytes(16)))
+    return within_calendar(node)
+
+
+def _sayable(node: Node) -> Callable[[random.Random], tuple[Any, Any]]:
+    def draw(dice: random.Random) -> tuple[Any, Any]:
+        assert node.draw is not None
+        while True:
+            given, wanted = node.draw(dice)
+            with suppress(Unsayable):
+                json_of(node, wanted)
+                return given, wanted
+
+    return draw
+
+
+def document(given: Any, ascii: bool) -> str:
+    """JSON text, with numbers as they are given."""
+    if isinstance(given, Literal):
+        return given.text
+    if isinstance(given, dict):
+        pairs = (
+            f"{json.dumps(name, ensure_ascii=ascii)}: {document(inside, ascii)}"
+            for name, inside in given.items()
+        )
+        return f"{{{', '.join(pairs)}}}"
+    if isinstance(given, list):
+        return f"[{', '.join(document(item, ascii) for item in given)}]"
+    return json.dumps(given, ensure_ascii=ascii)
+
+
+def sparse(given: Any, dice: random.Random) -> Any:
+    """Some of the fields that are null are left out."""
+    if isinstance(given, dict):
+        return {
+            name: sparse(inside, dice)
+            for name, inside in given.items()
+            if inside is not None or dice.random() < 0.5
+        }
+    return [sparse(item, dice) for item in given] if isinstance(given, list) else given
 
 
 def avro_of(node: Node) -> Any:
@@ -336,8 +520,9 @@ def value(node: Node, dice: random.Random, full: bool = False) -> tuple[Any, Any
             dict(zip(keys, (g for g, _ in items), strict=True)),
             list(zip(keys, (w for _, w in items), strict=True)),
         )
-    assert node.draw is not None
-    return node.draw(dice)
+    draw = (node.first if full else None) or node.draw
+    assert draw is not None
+    return draw(dice)
 
 
 class Unsayable(Exception):
@@ -348,6 +533,8 @@ def json_of(node: Node, wanted: Any) -> Any:
     """A value that must come back, as a JSON document says it to a table with such a column."""
     if wanted is None:
         return None
+    if isinstance(wanted, Refused):
+        return wanted.document
     if node.kind == "record":
         return {name: json_of(inside, wanted[name]) for name, inside in node.inside}
     if node.kind == "array":
@@ -368,10 +555,9 @@ def json_of(node: Node, wanted: Any) -> Any:
     if node.kind in ("bytes", "fixed"):
         return base64.b64encode(wanted).decode()
     if node.kind == "decimal":
-        digits = str(abs(wanted[1])).rjust(node.avro["scale"] + 1, "0")
-        at = len(digits) - node.avro["scale"]
-        sign = "-" if wanted[1] < 0 else ""
-        return f"{sign}{digits[:at]}.{digits[at:]}" if node.avro["scale"] else f"{sign}{digits}"
+        return decimal_text(wanted[1], node.avro["scale"])
+    if node.kind == "uuid" and isinstance(wanted, bytes):
+        return str(uuid.UUID(bytes=wanted))
     if node.kind in ("date", "time", "moment", "nanos"):
         return _clock_text(node, wanted)
     return wanted
@@ -401,14 +587,17 @@ def _calendar_text(days: int) -> str:
 
 
 def evolved(node: Node, schemas: Schemas) -> Node:
-    """A later writer's: fields added, left out, renamed, made optional, numbers widened."""
+    """A later writer's: fields added and left out, numbers widened; in Avro also renamed and made
+    optional, in documents also values that fit nowhere."""
     dice = schemas.dice
     if node.kind == "record":
         inside, olds = [], {}
         for name, child in node.inside:
-            if len(node.inside) > 1 and inside and dice.random() < 0.1:
+            # A document without a value for a required column is rejected.
+            droppable = not schemas.json or bool(child.optional)
+            if len(node.inside) > 1 and inside and droppable and dice.random() < 0.1:
                 continue
-            if dice.random() < 0.15:
+            if not schemas.json and dice.random() < 0.15:
                 fresh = schemas.name("r")
                 olds[fresh], name = name, fresh
             inside.append((name, evolved(child, schemas)))
@@ -419,15 +608,31 @@ def evolved(node: Node, schemas: Schemas) -> Node:
         node = replace(node, inside=tuple(inside), olds=olds)
     elif node.kind in ("array", "map"):
         node = replace(node, inside=(("", evolved(node.inside[0][1], schemas)),))
-    elif node.kind in ("int", "float") and dice.random() < 0.5:
-        wide = {
-            "int": Node("long", "long", whole(64)),
-            "float": Node("double", "double", floats("<d")),
-        }
-        node = replace(wide[node.kind], optional=node.optional)
+    elif dice.random() < 0.5:
+        node = wider(node, schemas)
+    if schemas.json:
+        return misfitting(node)
     if not node.optional and node.kind != "union" and dice.random() < 0.2:
         node = replace(node, optional="last")
     return node
+
+
+def wider(node: Node, schemas: Schemas) -> Node:
+    """The wider type that a table may follow to. Its `first` values need it."""
+    if node.kind == "int":
+        wide = Node("long", "long", whole(64), same(lambda d: d.choice([2**31, -(2**63)])))
+    elif node.kind == "float":
+        huge = 1.7976931348623157e308
+        wide = Node("double", "double", floats("<d"), lambda d: (huge, bits(huge)))
+    elif node.kind == "decimal" and node.avro["precision"] < 38:
+        precision = schemas.dice.randint(node.avro["precision"] + 1, 38)
+        most = 10**precision - 1
+        wide = schemas.decimal_of(precision, node.avro["scale"])
+        wide = replace(wide, first=lambda d: (None, ("decimal", most)))
+    else:
+        return node
+    wide = tabled(wide) if schemas.json else wide
+    return replace(wide, optional=node.optional)
 
 
 def under(wanted: Any, mine: Node, other: Node, newer: bool) -> Any:
@@ -523,10 +728,10 @@ def _shift(kind: Any, by: int) -> None:
 
 def canonical(scalar: Any) -> Any:
     """A value of Arrow's as the oracle has it."""
-    if isinstance(scalar, pa.ExtensionScalar):
-        scalar = scalar.value
     if not scalar.is_valid:
         return None
+    if isinstance(scalar, pa.ExtensionScalar):
+        scalar = scalar.value
     kind = scalar.type
     if pa.types.is_struct(kind):
         return {each.name: canonical(scalar[at]) for at, each in enumerate(kind)}
@@ -595,10 +800,19 @@ class Written:
     """What a writer sent: its schema, and for each offset what must come back."""
 
     node: Node
-    values: list[bytes]
-    wanted: dict[int, dict[str, Any]]
-    #: positions of values that are broken
+    start: int = 0
+    json: bool = False
+    values: list[bytes] = field(default_factory=list)
+    wanted: dict[int, dict[str, Any]] = field(default_factory=dict)
+    #: positions of values that are broken, or fit no column
     broken: set[int] = field(default_factory=set)
+
+    def add(self, value: bytes, wanted: Any) -> None:
+        if refused(wanted):
+            self.broken.add(len(self.values))
+        else:
+            self.wanted[self.start + len(self.values)] = wanted
+        self.values.append(value)
 
 
 class Case:
@@ -615,24 +829,39 @@ class Case:
     # records
 
     def sent(self, node: Node, start: int) -> Written:
-        dice = self.dice
-        found = Written(node, [], {})
-        schema = fastavro.parse_schema(plain(self.avro(node))) if self.kind != "json" else None
-        for offset in range(start, start + dice.choice([1, 2, 5, 12])):
-            given, wanted = value(node, dice, full=self.kind == "json" and offset == start)
-            if self.kind == "json":
-                found.values.append(json.dumps(given, ensure_ascii=dice.random() < 0.5).encode())
-            else:
-                if self.kind == "debezium":
-                    given, wanted = self.change(given, wanted)
-                out = io.BytesIO()
-                fastavro.schemaless_writer(out, schema, given)
-                found.values.append(out.getvalue())
-            found.wanted[offset] = wanted
-        if dice.random() < 0.3:  # one that is broken, and takes the careful way with its neighbours
-            found.broken.add(len(found.values))
-            found.values.append(b"{" if self.kind == "json" else b"")
-        return found
+        count = self.dice.choice([1, 2, 5, 12])
+        sent = Written(node, start, self.kind == "json")
+        if sent.json:
+            self.add_documents(sent, count)
+        else:
+            self.add_datums(sent, count)
+        if self.dice.random() < 0.3:  # broken: it takes the careful way with its neighbours
+            sent.add(b"{" if sent.json else b"", Refused(None))
+        return sent
+
+    def add_datums(self, sent: Written, count: int) -> None:
+        schema = fastavro.parse_schema(plain(self.avro(sent.node)))
+        while len(sent.values) < count:
+            given, wanted = value(sent.node, self.dice)
+            if not sent.values and refused(wanted):
+                continue  # a table is not made for rejected records
+            if self.kind == "debezium":
+                given, wanted = self.change(given, wanted)
+            out = io.BytesIO()
+            fastavro.schemaless_writer(out, schema, given)
+            sent.add(out.getvalue(), wanted)
+
+    def add_documents(self, sent: Written, count: int) -> None:
+        """One of them, wherever it stands, has a fitting value for every column."""
+        dice, full = self.dice, self.dice.randrange(count)
+        while len(sent.values) < count:
+            at = len(sent.values)
+            given, wanted = value(sent.node, dice, full=at == full)
+            if at == full and refused(wanted):
+                continue
+            # Of a table with types that JSON lacks, documents are made from what must come back.
+            given = sparse(given, dice) if self.kind == "json" else json_of(sent.node, wanted)
+            sent.add(document(given, dice.random() < 0.5).encode(), wanted)
 
     def avro(self, node: Node) -> Any:
         row = avro_of(replace(node, optional=""))
@@ -657,38 +886,38 @@ class Case:
 
     # tables
 
-    def format(self, node: Node) -> RecordFormat:
+    def format(self, sent: Written) -> RecordFormat:
         return (
             RecordFormat("json")
-            if self.kind == "json"
-            else RecordFormat("avro", json.dumps(self.avro(node)))
+            if sent.json
+            else RecordFormat("avro", json.dumps(self.avro(sent.node)))
         )
 
-    def settler(self, node: Node, *plans: TablePlan) -> ChunkPipeline:
+    def settler(self, sent: Written, *plans: TablePlan) -> ChunkPipeline:
         rules = None
         if self.kind == "debezium":
             rules = RoutingRules(
                 [RouteConfig(topics=(HERE.topic,), to=(TABLE,), envelope="debezium")], [TABLE]
             )
         tables = {each.shape.name: each for each in plans}
-        return ChunkPipeline(self.format(node), rules, tables, None, TABLE)
+        return ChunkPipeline(self.format(sent), rules, tables, None, TABLE)
 
     def opened(self, sent: Written) -> RawRecords:
-        start = min(sent.wanted)
-        offsets = np.arange(start, start + len(sent.values), dtype=np.int64)
+        offsets = np.arange(sent.start, sent.start + len(sent.values), dtype=np.int64)
         return RawRecords(list(sent.values), offsets, offsets * 1000, None, None)
 
     def needed(self, sent: Written, *plans: TablePlan) -> pa.Schema | None:
-        settled = self.settler(sent.node, *plans).settle(HERE, self.opened(sent), None, frozenset())
+        settled = self.settler(sent, *plans).settle(HERE, self.opened(sent), None, frozenset())
         return settled.needs.get(TABLE)
 
     def rows(self, sent: Written, plan: TablePlan) -> list[pa.Table]:
-        settler = self.settler(sent.node, plan)
+        settler = self.settler(sent, plan)
         settled = settler.settle(HERE, self.opened(sent), None, frozenset())
         assert not settled.needs, f"still needed: {settled.needs}"
-        assert set(settled.letters) == sent.broken, {
-            i: x.reason for i, x in settled.letters.items()
-        }
+        reasons = {at: letter.reason for at, letter in settled.letters.items()}
+        wrong = {at: reasons.get(at, "taken") for at in reasons.keys() ^ sent.broken}
+        assert not wrong, f"{wrong}, of {sent.values[min(wrong)][:500]!r}"
+        assert all(reasons.values())
         return [rows for _, rows in settled.rows]
 
     def layout(self, schema: str) -> tuple[str, str, dict[str, str]]:
@@ -741,13 +970,11 @@ class Case:
     def next(self) -> Written | None:
         """What a later writer sends; its schema may differ from the first one's in any way that a
         table can follow."""
-        if self.kind == "json":
-            return None
         self.schemas.left = 12
         node = replace(evolved(replace(self.node, optional=""), self.schemas), optional="")
         if self.version < 3 and "nanos" in str(avro_of(node)):
             return None
-        return self.sent(node, max(self.first.wanted) + 100)
+        return self.sent(node, self.first.start + 100)
 
     def changed(self, plan: TablePlan, more: Written) -> TablePlan:
         """The plan of the table after what the later writer needs."""
@@ -817,58 +1044,154 @@ class Case:
         self.compare([file.descriptor for file in done.files], self.wanted(more))
 
     def check_json(self, plan: TablePlan) -> None:
-        """The same table filled with documents: its columns say how they are read."""
-        values, wanted = [], {}
-        for _ in range(6):
-            with suppress(Unsayable):
-                _, row = value(replace(self.node, optional=""), self.dice)
-                document = json.dumps(
-                    json_of(self.node, row), ensure_ascii=self.dice.random() < 0.5
-                )
-                wanted[len(values)] = row
-                values.append(document.encode())
-        if values:
-            settler = ChunkPipeline(RecordFormat("json"), None, {TABLE: plan}, None, TABLE)
-            sent = Written(self.node, values, wanted)
-            settled = settler.settle(HERE, self.opened(sent), None, frozenset())
-            reasons = {i: letter.reason for i, letter in settled.letters.items()}
-            assert not reasons, f"of {values[min(reasons)][:300]!r}: {reasons[min(reasons)]}"
-            writer = TableWriter(plan.shape, "j")
-            for _, rows in settled.rows:
-                writer.write(rows)
-            self.compare([file.descriptor for file in writer.close()], wanted)
+        """A table of the same types filled with documents, and a later writer's: its columns say
+        how they are read."""
+        table, node = self.handmade(plan), tabled(replace(self.node, optional=""))
+        sent = Written(node, json=True)
+        self.add_documents(sent, 6)
+        self.compare(self.written(table, sent), sent.wanted)
+        schemas = Schemas(self.dice, json=True)
+        schemas.left, schemas.names = 6, self.schemas.names
+        later = Written(evolved(node, schemas), 100, json=True)
+        self.add_documents(later, 4)
+        table = self.changed(table, later)
+        wanted = {
+            offset: under(row, later.node, node, newer=True) for offset, row in later.wanted.items()
+        }
+        self.compare(self.written(table, later), wanted)
+
+    def handmade(self, plan: TablePlan) -> TablePlan:
+        schema = json.loads(plan.shape.schema)
+        _with_uuids(schema, self.node)
+        text = json.dumps(schema)
+        spec, order, properties = self.layout(text)
+        return self.planned(
+            replace(
+                plan.shape,
+                location=f"{plan.shape.location}/json",
+                schema=text,
+                spec=spec,
+                properties=properties,
+                sort_order=order,
+            )
+        )
 
     def compare(self, files: Sequence[str], wanted: Mapping[int, Any]) -> None:
-        found: dict[int, Any] = {}
+        paths, tables = [], []
         for text in files:
             fact = json.loads(text)
             rows = pq.ParquetFile(fact["file-path"]).read()
             assert rows.num_rows == fact["record-count"]
             check_bounds(fact, rows)
-            beside = [
-                "_topic",
-                "_topic_partition",
-                "_offset",
-                "_timestamp",
-                "_row_id",
-                "_last_updated_sequence_number",
-            ]
-            mine = rows_of(rows, beside)
-            assert not found.keys() & mine.keys(), "a row is there twice"
-            found |= mine
-        compare(found, wanted)
+            paths.append(fact["file-path"])
+            tables.append(rows)
+        for read in READERS:
+            read(paths, tables, wanted)
 
 
-def compare(found: Mapping[int, Any], wanted: Mapping[int, Any]) -> None:
-    assert found.keys() == wanted.keys()
+def _with_uuids(kind: Any, node: Node) -> None:
+    """In a schema of Iceberg's, text that is a UUID becomes one."""
+    children = dict(node.inside)
+    if node.kind == "record":
+        for column in kind["fields"]:
+            if column["name"] in children:
+                child = children[column["name"]]
+                column["type"] = "uuid" if child.kind == "uuid" else column["type"]
+                _with_uuids(column["type"], child)
+    elif node.kind in ("array", "map"):
+        word = "element" if node.kind == "array" else "value"
+        kind[word] = "uuid" if children[""].kind == "uuid" else kind[word]
+        _with_uuids(kind[word], children[""])
+
+
+# ── readers ──────────────────────────────────────────────────────────────────────────────────────
+
+BESIDE = [
+    "_topic",
+    "_topic_partition",
+    "_offset",
+    "_timestamp",
+    "_row_id",
+    "_last_updated_sequence_number",
+]
+
+
+def read_by_arrow(
+    paths: Sequence[str], tables: Sequence[pa.Table], wanted: Mapping[int, Any]
+) -> None:
+    rows: dict[int, Any] = {}
+    for table in tables:
+        some = rows_of(table, BESIDE)
+        assert not rows.keys() & some.keys(), "a row is there twice"
+        rows |= some
+    compare(rows, wanted)
+
+
+def read_by_duckdb(
+    paths: Sequence[str], tables: Sequence[pa.Table], wanted: Mapping[int, Any]
+) -> None:
+    """Of `tables` it takes the types that are in the files, to know which ones DuckDB lacks."""
+    table = (
+        _duckdb()
+        .execute("SELECT * FROM read_parquet(?, hive_partitioning = false)", [list(paths)])
+        .to_arrow_table()
+    )
+    kinds = {column.name: column.type for column in tables[0].schema}
+    lacking = {name for name, kind in kinds.items() if _lacks(kind)}
+    expected = {
+        offset: {
+            name: told_by_duckdb(inside, kinds[name]) if name in lacking else inside
+            for name, inside in row.items()
+        }
+        for offset, row in wanted.items()
+    }
+    compare(rows_of(table, BESIDE), expected, "DuckDB")
+
+
+@functools.cache
+def _duckdb() -> duckdb.DuckDBPyConnection:
+    """One in a process."""
+    connection = duckdb.connect()
+    connection.execute("SET threads = 1; SET TimeZone = 'UTC'")
+    return connection
+
+
+def _lacks(kind: pa.DataType) -> bool:
+    """Has DuckDB another type for it? Nanoseconds with a zone are TIMESTAMPTZ, microseconds. A
+    UUID, it has, and gives it to Arrow as text."""
+    if pa.types.is_map(kind):
+        return _lacks(kind.item_type)
+    if pa.types.is_nested(kind):
+        return any(_lacks(kind.field(at).type) for at in range(kind.num_fields))
+    return kind == pa.timestamp("ns", "UTC") or kind == pa.uuid()
+
+
+def told_by_duckdb(wanted: Any, kind: pa.DataType) -> Any:
+    """A value as DuckDB tells it in the type that it has instead; all others as they are."""
+    if wanted is None:
+        return None
+    if pa.types.is_struct(kind):
+        return {column.name: told_by_duckdb(wanted[column.name], column.type) for column in kind}
+    if pa.types.is_map(kind):
+        return [(key, told_by_duckdb(inside, kind.item_type)) for key, inside in wanted]
+    if pa.types.is_nested(kind):
+        return [told_by_duckdb(item, kind.value_type) for item in wanted]
+    if kind == pa.timestamp("ns", "UTC") and abs(wanted) != 2**63 - 1:  # its infinities
+        return wanted // 1000 if wanted >= 0 else -(-wanted // 1000)
+    return str(uuid.UUID(bytes=wanted)) if kind == pa.uuid() else wanted
+
+
+READERS = [read_by_arrow, read_by_duckdb]
+
+
+def compare(rows: Mapping[int, Any], wanted: Mapping[int, Any], reader: str = "") -> None:
+    assert rows.keys() == wanted.keys()
     for offset, row in wanted.items():
-        if found[offset] != row:
-            names = [
-                n for n in {**row, **found[offset]} if found[offset].get(n, ...) != row.get(n, ...)
-            ]
-            expected, there = (
-                str(each.get(names[0], "none"))[:300] for each in (row, found[offset])
-            )
+        got = rows[offset]
+        if got != row:
+            name = next(n for n in {**row, **got} if got.get(n, ...) != row.get(n, ...))
+            expected, shown = (str(one.get(name, "none"))[:300] for one in (row, got))
             raise AssertionError(
-                f"offset {offset}, column {names[0]!r}: expected {expected}, found {there}"
+                f"offset {offset}, column {name!r}: expected {expected}, found {shown}"
+                + (f" by {reader}" if reader else "")
             )

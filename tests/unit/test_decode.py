@@ -1319,9 +1319,27 @@ def test_json_text_that_would_have_to_be_guessed_at_is_rejected(name: str, text:
 
 
 def test_a_column_that_json_cannot_fill_is_a_misfit() -> None:
-    for kind in (pa.duration("us"), pa.struct([("key", pa.uuid())])):
+    for kind in (pa.duration("us"), pa.struct([("odd", pa.duration("us"))])):
         with pytest.raises(SchemaMismatch, match="cannot fit JSON into column odd"):
             Decoder(RecordFormat("json"), pa.schema([("odd", kind)]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "document", "value"),
+    [
+        (pa.struct([pa.field("key", pa.uuid(), nullable=False)]), {"key": str(KEY)}, {"key": KEY}),
+        (pa.large_list(pa.field("element", pa.uuid())), [str(KEY), None], [KEY, None]),
+        (pa.map_(pa.large_string(), pa.uuid()), {"a": str(KEY)}, [("a", KEY)]),
+    ],
+)
+def test_a_uuid_inside_a_column_is_read_from_text(kind: Any, document: Any, value: Any) -> None:
+    columns = pa.schema([("n", pa.int64()), ("c", kind)])
+    texts = [json.dumps({"n": 1, "c": document}), '{"n": 2, "c": null}', '{"n": 3, "c": 7}']
+    [chunk], [bad] = Decoder(RecordFormat("json"), columns).decode([t.encode() for t in texts])
+    assert chunk.rows.schema == columns
+    chunk.rows.validate(full=True)
+    assert chunk.rows.column("c").to_pylist() == [value, None]
+    assert (bad.index, bad.kind) == (2, "shape")
 
 
 def test_without_a_shape_json_is_inferred_from_the_values() -> None:

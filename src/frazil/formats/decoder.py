@@ -47,6 +47,7 @@ from frazil.arrow.avro import (
     preamble,
     sift,
 )
+from frazil.arrow.cast import by_place, project
 from frazil.config.model import UNAVAILABLE_VALUE
 from frazil.errors import AccountingError, ConfigError, SchemaMismatch, Unavailable, Undecodable
 from frazil.formats.json_inference import (
@@ -530,11 +531,7 @@ class JsonShape:
         self._schema = schema
         self._struct = pa.struct(list(schema))
         self._convert = _converter(pa.field("", self._struct, nullable=False))
-        for each in schema:
-            try:
-                pa.array([], each.type)
-            except pa.ArrowNotImplementedError:
-                raise _unfillable(each) from None
+        self._plain = [_without_extensions(column.type) for column in schema]
         self._parse: pj.ParseOptions | None = None
         if len(schema) and _fast(self._struct):
             explicit = pa.schema([(_BODY, _loose(self._struct)), (_TAG, pa.int64())])
@@ -610,8 +607,29 @@ class JsonShape:
         if not len(self._schema):  # rows without columns: only a struct array keeps their number
             batch = pa.RecordBatch.from_struct_array(pa.array(rows, self._struct))
             return pa.Table.from_batches([batch])
-        arrays = [pa.array([row[each.name] for row in rows], each.type) for each in self._schema]
+        arrays = []
+        for column, plain in zip(self._schema, self._plain, strict=True):
+            array = pa.array([row[column.name] for row in rows], plain)
+            arrays.append(array if plain == column.type else project(array, column, by_place))
         return pa.Table.from_arrays(arrays, schema=self._schema)
+
+
+def _without_extensions(kind: pa.DataType) -> pa.DataType:
+    """The type as Arrow makes it of Python's values: inside others it makes no UUIDs, but bytes."""
+
+    def inside(field: pa.Field) -> pa.Field:
+        return field.with_type(_without_extensions(field.type))
+
+    if isinstance(kind, pa.BaseExtensionType):
+        return kind.storage_type
+    if pa.types.is_struct(kind):
+        return pa.struct([inside(child) for child in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(inside(kind.key_field), inside(kind.item_field))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        element = inside(kind.value_field)
+        return pa.large_list(element) if pa.types.is_large_list(kind) else pa.list_(element)
+    return kind
 
 
 def _parsed(value: bytes) -> Any:
@@ -788,11 +806,7 @@ def _of_type(target: pa.Field) -> Convert:
     if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
         size = kind.byte_width if types.is_fixed_size_binary(kind) else None
         return lambda value: _bytes(value, size)
-    raise _unfillable(target)
-
-
-def _unfillable(target: pa.Field) -> SchemaMismatch:
-    return SchemaMismatch(
+    raise SchemaMismatch(
         f"cannot fit JSON into column {target.name}: expected a type that JSON can fill, "
         f"found {target.type}"
     )
