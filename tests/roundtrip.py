@@ -343,8 +343,8 @@ _FRACTIONS = [
     "1.7976931348623157e308",
     "0.1000000000000000055511151231257827021181583404541015625",
 ]
-#: In a column of doubles; those beyond a long, too.
-_WHOLES = ["2", "0", "-0", "-7", *map(str, (2**53 + 1, -(2**53) - 1, 2**63 - 1, -(2**63)))]
+#: In a column of doubles that records made: others would make it a column of longs.
+_WHOLES = ["2", "0", "-0", "-7", *map(str, (2**53, -(2**53), 2**62, -(2**63)))]
 _WHOLES += [str(2**64 + 1), f"1{'0' * 30}1"]
 _LONGS = [0, 1, -1, 2**53 + 1, -(2**53) - 1, 2**63 - 1, 2**63 - 2, -(2**63), -(2**63) + 1]
 #: Text that other columns would take for something else.

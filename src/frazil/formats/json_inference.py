@@ -76,7 +76,7 @@ def kind_of(value: Any) -> Kind:
         return "fraction"
     if not -(2**63) <= value < 2**63:
         raise SchemaMismatch("cannot infer a type: found a whole number beyond a long")
-    return "whole" if -(2**53) <= value <= 2**53 else "large"
+    return "whole" if int(float(value)) == value else "large"
 
 
 def undivided(kind: dict[str, Kind], paths: Iterable[str]) -> dict[str, Kind]:
