@@ -9,6 +9,7 @@ import json
 import random
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,10 @@ import pyarrow.compute as pc
 import pytest
 
 from frazil.arrow.avro import WriterSchema
-from frazil.config.model import TableConfig
+from frazil.config.model import RouteConfig, TableConfig
 from frazil.files import writer
 from frazil.files.writer import WriterSpec
-from frazil.formats import decoder
+from frazil.formats import debezium, decoder
 from frazil.formats.decoder import RecordFormat
 from frazil.iceberg.schema import iceberg_schema, partition_spec
 from frazil.kafka.fetch import FetchedChunk
@@ -31,6 +32,7 @@ from frazil.offsets import Partition, Range
 from frazil.pipeline import chunk, task
 from frazil.pipeline.chunk import ChunkPipeline, TablePlan
 from frazil.pipeline.projection import MetadataColumns
+from frazil.pipeline.routing import RoutingRules
 from frazil.pipeline.task import LETTER_COLUMNS
 
 _spec = importlib.util.spec_from_file_location(
@@ -128,13 +130,18 @@ def test_a_hostile_record_of_each_kind_is_found_among_good_ones(kind: str, regis
 # ── a record at which a station fails ───────────────────────────────────────────────────────────
 
 
+@pytest.mark.parametrize(
+    "stations", [poison.STATIONS_AT, poison.CHANGES_AT], ids=["rows", "changes"]
+)
 def test_a_record_at_which_a_station_fails_is_rejected_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stations: dict[int, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """The faults of `make poison`, planted here as its route plants them in Spark's workers."""
     layout = writer._Layout
     for where, name in (
         (decoder.JsonShape, "decode"),
+        (debezium, "_change"),
+        (chunk, "wanted"),
         (chunk, "project_rows"),
         (layout, "clusters"),
         (layout, "path"),
@@ -145,7 +152,7 @@ def test_a_record_at_which_a_station_fails_is_rejected_alone(
     planted: dict[str, Any] = {}
     exec(poison.STATIONS_ROUTE, planted)
     planted["plant"]()
-    values = list(poison.station_records())
+    values = list(poison.station_records(stations))
 
     def fetch(kafka: Any, wanted: Range, **_: Any) -> Iterator[FetchedChunk]:
         for start in range(wanted.start, wanted.end, 300):
@@ -167,12 +174,15 @@ def test_a_record_at_which_a_station_fails_is_rejected_alone(
         shape = WriterSpec(name, str(tmp_path / name), schema, 0, spec, {}, 2**28, "zstd", {})
         return TablePlan(shape, metadata, "")
 
-    columns = pa.schema([("id", pa.int64()), ("word", pa.large_string())])
+    columns = pa.schema([("id", pa.int64()), ("word", pa.large_string()), ("_op", pa.string())])
     tables = {"db.stations": made("db.stations", columns, METADATA, ("word",))}
     letters = made("db.dead", LETTER_COLUMNS, task.LETTERS, ())
     plan = task.BatchPlan(
         {}, RecordFormat("json"), tables, only="db.stations", letters=letters, file_prefix="p"
     )
+    if stations is poison.CHANGES_AT:
+        route = RouteConfig(to=("db.stations",), envelope="debezium")
+        plan = replace(plan, only="", rules=RoutingRules([route], ["db.stations"]))
     [(_, ended)] = list(task.run_all(plan, [Range(Partition("t", 0), 0, len(values))]))
     [result] = ended.results
     files = {
@@ -182,11 +192,11 @@ def test_a_record_at_which_a_station_fails_is_rejected_alone(
     dead = pa.concat_tables(poison.read(files["db.dead"])).to_pylist()
     kinds = {row["offset"]: row["kind"] for row in dead}
     assert kinds == {
-        at: "failed" if word in ("decode", "fit") else "unwritable"
-        for at, word in poison.STATIONS_AT.items()
+        at: "failed" if word in ("unwrap", "decode", "learn", "fit") else "unwritable"
+        for at, word in stations.items()
     }
     ids = pa.concat_tables(poison.read(files["db.stations"])).column("id").to_pylist()
-    assert sorted(ids) == [at for at in range(len(values)) if at not in poison.STATIONS_AT]
+    assert sorted(ids) == [at for at in range(len(values)) if at not in stations]
     assert result.total.balanced
 
 
