@@ -1,4 +1,4 @@
-"""Streams into Apache Iceberg tables, exactly once, with the proof."""
+"""Writes streams to Apache Iceberg tables, exactly once, and proves it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["as_of", "read", "register", "write"]
 
 
 def register(spark: SparkSession) -> None:
-    """Make `spark.read.format("frazil")` and `readStream` known to a session of your own."""
+    """Register the `frazil` format for `spark.read` and `spark.readStream` in your own session."""
     from frazil.spark.read import register as registering
 
     registering(spark)
@@ -49,8 +49,8 @@ def write(
     """A sink for any streaming DataFrame; `.start()` it.
 
     `target`: the table's name, with `id` and other fields of `[sink]`, `[[table]]` and
-    `[completeness]` as keywords; or a config that has them. The name may begin with the catalog's,
-    `prod.shop.orders`; otherwise `catalog` names it, by default `lake`.
+    `[completeness]` as keywords; or a config that has them. The name may begin with the catalog,
+    as in `prod.shop.orders`; otherwise `catalog` names it, by default `lake`.
     """
     from frazil.config.model import Config, check_output_mode, for_frame
     from frazil.sink import Sink
@@ -78,7 +78,7 @@ def as_of(
     catalog: str = "",
     branch: str = "",
 ) -> DataFrame:
-    """A table at the first snapshot that has the offset, or everything below the cut.
+    """A table at the first snapshot that contains the offset, or everything below the cut.
 
     `target`: a config (with `table` where the sink fills several), or a table's name (with `sink`
     where several write to it).

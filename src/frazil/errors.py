@@ -5,19 +5,19 @@
     ├── Retryable             goes away by itself; tried again, bounded
     │   ├── Conflict          another writer of the table was first
     │   └── Unavailable       a broker, registry, catalog or store does not answer
-    │       └── PythonWorkerUnavailable  Spark could not start a Python process, or not reach it
+    │       └── PythonWorkerUnavailable  Spark could not start or reach a Python process
     ├── CommitStateUnknown    the answer was lost: read back, never guess
-    └── Fatal                 a person must look; nothing was skipped, nothing was guessed
-        ├── Gap               offsets between the position and what comes next are missing
-        ├── Overlap           offsets would be there twice
-        ├── Expired           what would prove the position, or the offsets themselves, were deleted
-        ├── Fenced            a newer life of the same sink owns the tables
+    └── Fatal                 an operator must act; nothing was skipped or guessed
+        ├── Gap               offsets between the position and the next range are missing
+        ├── Overlap           offsets would be written twice
+        ├── Expired           the snapshots that prove the position, or the offsets, were deleted
+        ├── Fenced            a newer epoch of the same sink owns the tables
         ├── IdentityMismatch  the topic, cluster or table is not the one the ledger knows
         ├── SchemaMismatch    data and table schema do not fit
         ├── Undecodable       a record cannot be decoded
-        ├── Unroutable        no rule says to which table a record goes
+        ├── Unroutable        no rule routes a record to a table
         ├── Unwritable        records cannot be written to a table's files
-        ├── TooManyRejected   a batch has more rejected records than the dead letters may take
+        ├── TooManyRejected   a batch has more rejected records than the limit allows
         └── AccountingError   the arithmetic of a batch does not add up
 
 A message reads `cannot <verb> <object>: <fact>; expected <x>, found <y>`; the hint says what to do.
@@ -31,7 +31,7 @@ import re
 
 
 class FrazilError(Exception):
-    """Base of all. `str()` is one line for people, plus the hint on a line of its own."""
+    """Base of all. `str()` is the message on one line, and the hint on a second."""
 
     exit_code = 1
 
@@ -39,7 +39,7 @@ class FrazilError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
-        #: all that somebody else said of it; stays in this process
+        #: the full traceback or Spark message; not pickled
         self.detail = ""
 
     def __str__(self) -> str:
@@ -50,7 +50,7 @@ class FrazilError(Exception):
 
 
 class ConfigError(FrazilError):
-    """`path` is the setting it is about: section, number where there are several, key."""
+    """`path`: the setting at fault: section, number where there are several, key."""
 
     exit_code = 2
 
@@ -60,7 +60,7 @@ class ConfigError(FrazilError):
         self._fact = message
 
     def placed(self, place: str) -> ConfigError:
-        """The same error, and where the setting stands. The last place given is the one shown."""
+        """This error, with the location of the setting. The last location given is shown."""
         self.message = f"{self._fact} ({place})"
         self.args = (self.message,)
         return self
@@ -136,13 +136,13 @@ class AccountingError(Fatal):
 
 def kinds() -> dict[str, type[FrazilError]]:
     """All error classes by name."""
-    found: dict[str, type[FrazilError]] = {}
+    classes: dict[str, type[FrazilError]] = {}
     queue: list[type[FrazilError]] = [FrazilError]
     while queue:
         kind = queue.pop()
-        found[kind.__name__] = kind
+        classes[kind.__name__] = kind
         queue.extend(kind.__subclasses__())
-    return found
+    return classes
 
 
 def counted(number: int, one: str, several: str = "") -> str:
@@ -154,13 +154,13 @@ _MARK = "frazil-error:"
 
 
 def encode_for_spark(error: FrazilError) -> RuntimeError:
-    """The form in which an error leaves a worker: Spark passes on nothing but text."""
+    """The form in which an error leaves a worker: Spark forwards only text."""
     line = json.dumps([type(error).__name__, error.message, error.hint])
     return RuntimeError(f"{_MARK}{line}")
 
 
 def from_traceback(text: str) -> FrazilError | None:
-    """The error that a worker or the planner raised, found in Spark's text about it."""
+    """The error that a worker or the planner raised, parsed from Spark's message."""
     _, mark, rest = text.partition(_MARK)
     if not mark:
         return None
@@ -171,7 +171,7 @@ def from_traceback(text: str) -> FrazilError | None:
     return _rebuild(name, message, hint)
 
 
-#: What only says that something below has failed.
+#: Exceptions that only wrap the cause.
 _WRAPPERS = ("py4j.", "pyspark.", "org.apache.spark.api.python.PythonException")
 _RAISED = re.compile(
     r"([A-Za-z_][\w.]*(?:Error|Exception|Invalid|Interrupt|Exit|Panic\w*|Warning"
@@ -180,9 +180,9 @@ _RAISED = re.compile(
 
 
 def cause(text: str) -> str:
-    """The innermost cause in Spark's text about a failure: what Python raised last in a worker or
-    the driver, or the last `Caused by` of Java's; else the first line. Plans and stacks stand
-    around it."""
+    """The innermost cause in Spark's message of a failure, without plans and stack traces: the last
+    exception that Python raised in a worker or the driver, or Java's last `Caused by`; else the
+    first line."""
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     raised, frames = [], False
     for line in lines:
@@ -199,7 +199,7 @@ def cause(text: str) -> str:
         for line in lines
         if line.strip().startswith("Caused by: ")
     ]
-    causes = [each for each in causes if not each.startswith(_WRAPPERS)]
+    causes = [line for line in causes if not line.startswith(_WRAPPERS)]
     if causes:
         return causes[-1]
     if len(lines) > 1 and lines[0].startswith("An error occurred while calling"):  # Py4J's words

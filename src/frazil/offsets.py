@@ -1,10 +1,10 @@
 """Half-open ranges of offsets, cuts, and their algebra. Pure; standard library only.
 
-A *range* is `[start, end)` of one topic partition. A *cut* says for each topic partition which
-offset comes next. A batch takes the stream from one cut to the next: `cut.after(ranges)`.
+A *range* is `[start, end)` of one topic partition. A *cut* maps each topic partition to its next
+offset. A batch moves the stream from one cut to the next: `cut.after(ranges)`.
 
-A stream that is no Kafka topic has positions that only its source can read. There the batches
-themselves are counted, in a partition of their own (`BATCHES`): batch n is its range `[n, n+1)`.
+A stream that is not from Kafka has positions that only its source can read. There the batches
+themselves are counted, in a partition of their own (`BATCHES`): batch n is the range `[n, n+1)`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from frazil.errors import ConfigError, Gap, Overlap
 
 
 class Partition(NamedTuple):
-    """`topic` as the ledger calls it: where Kafka's topic was dropped and made again, and taken
-    over by epoch 7, that is `orders@7`. Its offsets begin anew, and are other records."""
+    """`topic` is the ledger's name: `orders@7` where the Kafka topic was dropped and created again,
+    and epoch 7 took it over. Its offsets start again and belong to other records."""
 
     topic: str
     number: int
@@ -28,24 +28,24 @@ class Partition(NamedTuple):
 
     @property
     def kafka_topic(self) -> str:
-        """As Kafka calls it; there no name has an `@`."""
+        """The name in Kafka, which allows no `@` in names."""
         return self.topic.partition("@")[0]
 
     @property
     def generation(self) -> int:
-        """The epoch that took the topic over; 0: it is the first of its name."""
+        """The epoch that took the topic over; 0: the first topic of this name."""
         return int(self.topic.partition("@")[2] or 0)
 
 
 def newest_names(topics: Iterable[str]) -> dict[str, str]:
-    """Of Kafka's topics, by what the ledger calls them: the newest name of each."""
-    found: dict[str, str] = {}
+    """Kafka topic → its newest name in the ledger; `topics` are ledger names."""
+    names: dict[str, str] = {}
     for topic in topics:
         base = Partition(topic, 0).kafka_topic
-        known = found.setdefault(base, topic)
+        known = names.setdefault(base, topic)
         if Partition(topic, 0).generation > Partition(known, 0).generation:
-            found[base] = topic
-    return found
+            names[base] = topic
+    return names
 
 
 #: Not a name that Kafka allows for a topic.
@@ -81,16 +81,16 @@ class Range:
 
 
 def join(ranges: Iterable[Range]) -> list[Range]:
-    """Touching ranges made one, per partition. An overlap raises; a hole leaves two ranges."""
+    """Merge adjacent ranges, per partition. An overlap raises; a gap leaves two ranges."""
     joined: list[Range] = []
-    for each in sorted(ranges):
+    for range_ in sorted(ranges):
         last = joined[-1] if joined else None
-        if last is None or last.partition != each.partition or last.end < each.start:
-            joined.append(each)
-        elif last.end > each.start:
-            raise Overlap(f"cannot join ranges: {last} and {each} overlap")
+        if last is None or last.partition != range_.partition or last.end < range_.start:
+            joined.append(range_)
+        elif last.end > range_.start:
+            raise Overlap(f"cannot join ranges: {last} and {range_} overlap")
         else:
-            joined[-1] = Range(each.partition, last.start, each.end)
+            joined[-1] = Range(range_.partition, last.start, range_.end)
     return joined
 
 
@@ -104,7 +104,7 @@ class Cut(Mapping[Partition, int]):
 
     @classmethod
     def of(cls, topics: Mapping[str, Mapping[int | str, int]]) -> Cut:
-        """From the nested form that JSON and TOML have: `{"orders": {"0": 17}}`."""
+        """From the nested form of JSON and TOML: `{"orders": {"0": 17}}`."""
         return cls(
             {
                 Partition(topic, int(number)): int(offset)
@@ -125,7 +125,7 @@ class Cut(Mapping[Partition, int]):
 
     @property
     def current(self) -> Cut:
-        """Without topics that were dropped and made again since: nothing more comes of them."""
+        """Without topics that were dropped and created again since: they get no more records."""
         newest = newest_names(self.topics)
         return Cut({p: o for p, o in self._next.items() if newest[p.kafka_topic] == p.topic})
 
@@ -149,31 +149,31 @@ class Cut(Mapping[Partition, int]):
         return all(self._next.get(partition, 0) >= offset for partition, offset in other.items())
 
     def to(self, other: Cut) -> list[Range]:
-        """The ranges from this cut to `other`, which name the same partitions."""
+        """The ranges from this cut to `other`; both must have the same partitions."""
         return [Range(partition, self._next[partition], end) for partition, end in other.items()]
 
     def continues(self, other: Mapping[Partition, int]) -> bool:
-        """Does this cut stand exactly where `other` stands? It may know more partitions."""
+        """Is this cut equal to `other` in every partition that `other` names?"""
         return all(self._next.get(partition) == offset for partition, offset in other.items())
 
     def after(self, ranges: Iterable[Range]) -> Cut:
-        """The cut after `ranges`, which must go on exactly where this one stands.
+        """The cut after `ranges`, which must start exactly at this cut.
 
-        A partition this cut does not know begins where its range begins.
+        A partition that is not in this cut starts where its range starts.
         """
         ahead = dict(self._next)
-        for each in join(ranges):
-            here = ahead.get(each.partition, each.start)
-            if each.start > here:
-                missing = Range(each.partition, here, each.start)
+        for range_ in join(ranges):
+            expected = ahead.get(range_.partition, range_.start)
+            if range_.start > expected:
+                missing = Range(range_.partition, expected, range_.start)
                 raise Gap(
-                    f"cannot go on: expected {each.partition} at {here}, found {each}; "
+                    f"cannot go on: expected {range_.partition} at {expected}, found {range_}; "
                     f"missing {missing}"
                 )
-            if each.start < here:
+            if range_.start < expected:
                 raise Overlap(
-                    f"cannot go on: expected {each.partition} at {here}, found {each}; "
-                    f"[{each.start}, {min(here, each.end)}) would be there twice"
+                    f"cannot go on: expected {range_.partition} at {expected}, found {range_}; "
+                    f"[{range_.start}, {min(expected, range_.end)}) would be there twice"
                 )
-            ahead[each.partition] = each.end
+            ahead[range_.partition] = range_.end
         return Cut(ahead)

@@ -1,4 +1,4 @@
-"""How commands print: nothing is cut, numbers agree with their nouns, verdicts have colours."""
+"""Output of commands: text is never truncated, nouns agree with numbers, verdicts have colours."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from frazil.errors import counted as counted  # for all who print
+from frazil.errors import counted as counted  # re-exported
 
-#: Of a pipe or a file: wider than any line, so that nothing is folded there.
+#: The width of a pipe or file: wider than any line, so that no line is folded.
 _WIDE = 10_000
 
 
 def output() -> Console:
-    """Standard output. A terminal has its width; anything else has none, and no colours."""
+    """Standard output: a terminal with its own width; a pipe or file without folding or colours."""
     return Console(width=None if sys.stdout.isatty() else _WIDE)
 
 
 class TextTable(Table):
-    """A table whose cells are folded where a terminal is narrow, and never cut."""
+    """A table whose cells are folded on a narrow terminal, never truncated."""
 
     def add_column(self, *given: Any, **settings: Any) -> None:
         super().add_column(*given, **{"overflow": "fold", **settings})
 
 
 def colour(verdict: str) -> str:
-    """For a terminal that has colours and no NO_COLOR."""
+    """The colour of a verdict, for a terminal with colours and without NO_COLOR."""
     return {"proven": "green", "accepted loss": "yellow"}.get(verdict, "red")

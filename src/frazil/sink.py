@@ -1,19 +1,19 @@
-"""One micro-batch told in order; the first file to read; the Python API.
+"""One micro-batch, step by step; the first file to read; the Python API.
 
     sink = Sink(config)
     query = sink.start(spark)      # an ordinary StreamingQuery
     sink.wait_until(cut)           # every offset below `cut` is in the table, and in the index
-    sink.stop()                    # after the batch under way; what is staged gets committed
+    sink.stop()                    # after the batch in progress; staged batches get committed
 
-Structured Streaming drives it. What comes in is the source's affair (`frazil.sources`): offset
-ranges, where nothing stands between topic and table, or the rows of any streaming DataFrame.
-`_batch` below does the rest: have the source write the files and check them against the plan, stage
-them, hand them to the committer, which works beside the next batch. Every step has a name;
-whoever wants to watch, time, or kill at a step passes `on_step`.
+Structured Streaming drives it. The source (`frazil.sources`) provides the input: offset ranges,
+where nothing stands between topic and table, or the rows of any streaming DataFrame. `_batch` below
+does the rest: the source writes the files and checks them against the plan, the sink stages them
+and submits them to the committer, which works beside the next batch. Every step has a name; a
+callback `on_step` can watch, time, or kill at a step.
 
-The table is the checkpoint. Each life of a sink begins from the ledgers and the staged batches
-(`start`). Spark's own checkpoint is made anew for each life and never read back, unless the query
-keeps state in it (`sources.dataframe`); and then it must agree with the ledger.
+The table is the checkpoint. Each run of a sink begins from the ledgers and the staged batches
+(`start`). Spark's own checkpoint is made anew for each run and never read back, unless the query
+keeps state in it (`sources.dataframe`); then it must agree with the ledger.
 """
 
 from __future__ import annotations
@@ -117,16 +117,16 @@ _running: dict[tuple[str, str, str], Sink] = {}
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A named moment in a batch's life."""
+    """A named moment of a batch."""
 
     name: str
     batch: int
     at: float  # seconds since 1970
-    #: rows of its tables; dead letters, and what is remembered of deletes, are none
+    #: rows of its tables, without dead letters and the rows of `_deleted` tables
     records: int = 0
     seconds: Mapping[str, float] | None = None
     skipped: int = 0
-    #: kind of rejected records → how many there are, and where and why the last of them was
+    #: kind of rejected records → their number, and position and reason of the last one
     rejected: Mapping[str, tuple[int, str]] = field(default_factory=dict)
 
 
@@ -145,7 +145,7 @@ class Query(StreamingQuery):
         return self._sink.running.active
 
     def awaitTermination(self, timeout: float | None = None) -> bool | None:
-        """Until the stream has ended and what it staged is committed."""
+        """Until the stream has ended and its staged batches are committed."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._ended():
             if self._sink.committer.failure is not None:
@@ -170,10 +170,10 @@ class Query(StreamingQuery):
             return self._sink.restarts(error)
 
     def processAllAvailable(self) -> None:
-        """Until everything that is there now is committed."""
+        """Until everything available now is committed."""
         with self._sink.gathering.hurried():
             done = 0
-            while done < 2:  # the first may be told by a look at the source before the hurry
+            while done < 2:  # the first may rest on a plan from before the hurry
                 try:
                     super().processAllAvailable()
                     done += 1
@@ -196,9 +196,10 @@ class Sink:
         on_step: Callable[[Step], None] | None = None,
         on_complete: Callable[[datetime], object] | None = None,
     ) -> None:
-        """`frame`: a streaming DataFrame to write; without it, what the config says is read, or
-        what `feed` brings. `on_complete` is told until when all is complete, at the start and then
-        whenever that moves over an hour; on a thread of its own, and again where it raises."""
+        """`frame`: a streaming DataFrame to write; without it, the stream of the config, or the
+        source that `feed` makes. `on_complete` is called with the time until which the stream is
+        complete, at the start and then whenever that crosses an hour; on a thread of its own, and
+        again where it raises."""
         self.config = config
         self._frame = frame
         self._on_step = on_step or (lambda _: None)
@@ -206,7 +207,7 @@ class Sink:
         self._caller: CompletenessCallback | None = None
         self._complete_until: int | None = None
         self._alone = config.one_table
-        #: a DataFrame's sources know nothing of it: there Spark's trigger has to do
+        #: a DataFrame's sources cannot gather: there Spark's trigger has to do
         self.gathering = BatchGathering(0.0 if frame is not None else config.gather)
         self._feed: BatchSource
         if feed is not None:
@@ -251,20 +252,20 @@ class Sink:
         self._index_shape: WriterSpec | None = None
         self._spent: list[str] = []
         self._copied: list[tuple[str, str]] = []
-        #: tables whose columns somebody else changed
+        #: tables whose columns another writer changed
         self._changed: set[str] = set()
         self._number = 0
         self._untold: list[Located] = []
         self._told_with = ""
 
-    # ── a life begins ────────────────────────────────────────────────────────────────────────
+    # ── startup ──────────────────────────────────────────────────────────────────────────────
 
     def start(
         self, spark: SparkSession | None = None, *, until: Cut | None = None
     ) -> StreamingQuery:
-        """Take over from the last life, commit what it staged, and stream on.
+        """Take over from the previous run, commit what it staged, and continue the stream.
 
-        With `until` the plan goes no further than that cut. A DataFrame brings its own session.
+        With `until` the plan ends at that cut. A DataFrame brings its own session.
         """
         if spark is None:
             if self._frame is None:
@@ -281,15 +282,15 @@ class Sink:
         key = self._alone_here()
         staged = self._begin(spark)
         writer = self._writer(spark, until)
-        # Our own source plans by its limits, one batch after the other, which Spark's trigger would
-        # take for the end of the data after the first.
+        # Our own source plans one batch after the other, within its limits; Spark's trigger would
+        # take the end of the first batch for the end of the data.
         by_itself = self.config.sink.trigger == AVAILABLE_NOW and self._feed.paced
         ends = self.ends() if by_itself else None
         try:
             if self._on_complete is not None:
                 self._caller = CompletenessCallback(self._on_complete)
                 if self._complete_until is not None:
-                    self._caller.tell(self._complete_until)  # the last life may have died before
+                    self._caller.tell(self._complete_until)  # the previous run may have died before
             self._committer.start()
             for batch in staged:
                 self._committer.submit(batch, bounded=False)
@@ -316,7 +317,7 @@ class Sink:
         return Query(self)
 
     def _writer(self, spark: SparkSession, until: Cut | None) -> DataStreamWriter:
-        """Of a query that begins where the sink stands; one before it has ended, with its batch."""
+        """For a query from the sink's position; the query before it has ended, with its batch."""
         self._resume()
         writer = (
             self._feed.stream(spark, until)
@@ -329,22 +330,22 @@ class Sink:
         return writer.trigger(processingTime=f"{int(self._pause() * 1000)} milliseconds")
 
     def _pause(self) -> float:
-        """Seconds between two looks of Spark's at the sources."""
+        """Seconds between two polls of the sources by Spark."""
         trigger = self.config.sink.trigger
         if trigger == AVAILABLE_NOW:
             return 0.1
         if trigger != AUTO:
             return duration(trigger)
-        # Our own source gathers by itself, and is asked whether it has a batch; others are asked
-        # when it is time for one.
+        # Our own source gathers by itself and is polled for a batch; others are polled when one is
+        # due.
         pause = self.config.gather
         return max(0.2, min(1.0, pause / 10) if self._frame is None else pause)
 
     def once(self, spark: SparkSession, counts_on: str = "") -> Sequence[StagedBatch]:
-        """A life of one batch, without a query: gives what an earlier life left staged.
+        """A run of one batch, without a query. Returns the batches that an earlier run left staged.
 
-        That is committed before the batch is read: it may be read from what it adds to. So may the
-        table `counts_on`, which must be as the ledger knows it.
+        Those are committed before the batch is read, because it may be read from their tables. It
+        may also be read from the table `counts_on`, which must be as the ledger knows it.
         """
         self._alone_here()
         staged = self._begin(spark, counts_on)
@@ -368,7 +369,7 @@ class Sink:
             self._feed.resume(self._reached, str(self.epoch))
 
     def _alone_here(self) -> tuple[str, str, str]:
-        """The sink's key among those that stream in this process, which must not have it."""
+        """The sink's key in `_running`; raises where an active sink of this process has it."""
         key = (self.config.catalog.name, self.config.index_table, self.config.sink.id)
         if key in _running and _running[key].active:
             raise ConfigError(
@@ -379,7 +380,7 @@ class Sink:
         return key
 
     def look(self, spark: SparkSession, tables: Iterable[str] = ()) -> None:
-        """Open the tables as they are, and these: nothing is claimed, nothing can be written."""
+        """Open the existing tables, and `tables`: nothing is claimed, nothing can be written."""
         self._open(spark)
         self._life.look(spark, tables)
 
@@ -389,7 +390,7 @@ class Sink:
         self._tables = self._life.tables
 
     def _begin(self, spark: SparkSession, counts_on: str = "") -> Sequence[StagedBatch]:
-        """Take over from the last life: what it left staged is the first to be committed."""
+        """Take over from the previous run: its staged batches are the first to be committed."""
         self._open(spark)
         self._life.claim(spark)
         self.patiently(self._life.widen_index)
@@ -421,17 +422,17 @@ class Sink:
         return self._running
 
     def restarts(self, error: PySparkException) -> bool:
-        """False, after a moment, where a query that ended so is started again; else raises."""
-        found = translated(error)
+        """False, after a pause, where a query that ended with `error` is restarted; else raises."""
+        reason = translated(error)
         failure = self.running.failure
-        if failure is not None or not isinstance(found, PythonWorkerUnavailable):
-            raise failure or found from None
+        if failure is not None or not isinstance(reason, PythonWorkerUnavailable):
+            raise failure or reason from None
         time.sleep(0.05)
         return False
 
     def _end_at(self, ends: Cut) -> None:
-        """What Spark's own trigger does: everything up to `ends`, and the batch without data that
-        closes the windows which the last records let it close."""
+        """Like Spark's own trigger: everything up to `ends`, and the batch without data that closes
+        the windows which the last records allow to close."""
         try:
             self.wait_until(ends)
             batch = self._number
@@ -443,12 +444,13 @@ class Sink:
             self.stop()
         except FrazilError:
             if self._committer.failure is None:
-                self.stop()  # a table waits for a person: whoever waits for the query is told
+                self.stop()  # a table waits for an operator: end the query
 
     def _recall(self, spark: SparkSession) -> None:
-        """Until when the stream is complete, and where its partitions stand, by the index's rows.
+        """Until when the stream is complete, and the marks of its partitions, from the index's
+        rows.
 
-        (A replay of dead letters is no stream: its event times say nothing of what is to come.)
+        (A replay of dead letters is no stream: its event times say nothing about later events.)
         """
         rules = completeness.CompletenessRules.of(self.config.completeness)
         apart, sink = self.config.dead_letters.table, self.config.sink.id
@@ -491,7 +493,7 @@ class Sink:
             step=lambda name: self._step(name, self._number),
             clock=time,
         )
-        #: who looks after tables, the index first
+        #: maintenance tasks of each table, the index first
         self._keepers: dict[str, list[MaintenanceTask]] = {table.name: [upkeep]}
 
     # ── the tables ───────────────────────────────────────────────────────────────────────────
@@ -502,7 +504,7 @@ class Sink:
     def shape(
         self, columns: pa.Schema, metadata: MetadataColumns, among: MetadataColumns | None = None
     ) -> WriterSpec:
-        """Of the only table of a DataFrame, whose columns the metadata stand among."""
+        """For the only table of a DataFrame, whose columns include the metadata."""
         name = self.config.tables[0].name
         made = self._provide(name, columns, metadata, among)
         self._move_in([made] if made else [])
@@ -511,9 +513,9 @@ class Sink:
         )
 
     def provide(self, needs: Mapping[str, pa.Schema]) -> None:
-        """One evolver: between two runs of a batch, on the driver, nobody else changes a table."""
+        """The one place where tables change: on the driver, between two runs of a batch."""
         for name in sorted(needs.keys() - self._tables.held.keys()):
-            # What the config wants of any of them is refused before the first of them is made.
+            # A conflict with the config is refused before the first table is created.
             if name in self._tables.names:
                 with suppress(SchemaMismatch), _making(name):
                     self._tables.check(name, needs[name], self._tables.metadata(name))
@@ -522,7 +524,7 @@ class Sink:
         ours |= {name for name in (*needs, *held) if self._tables.remembers(name)}
         room = self.config.sink.max_tables - len(held.keys() - ours)
         from_data = sorted(needs.keys() - {*held, *names, *ours})
-        beyond = from_data[max(0, room) :]  # the next run is told that there is no room
+        beyond = from_data[max(0, room) :]  # the plan of the next run has no room for them
         wanted = sorted(needs.keys() - set(beyond))
 
         def attempt(name: str) -> SinkTable | None:
@@ -544,9 +546,10 @@ class Sink:
         metadata: MetadataColumns,
         among: MetadataColumns | None = None,
     ) -> SinkTable | None:
-        """The table, if it had to be made."""
+        """The table, if it had to be created."""
         if name in self._tables:
-            # A JSON object that lacks a field says nothing of the next: nothing becomes optional.
+            # A JSON object that lacks a field implies nothing about the next: nothing becomes
+            # optional.
             relax = self.config.decode.format != "json"
             self.patiently(lambda: self._tables.fit(name, columns, metadata, relax))
             return None
@@ -555,17 +558,17 @@ class Sink:
         )
 
     def _move_in(self, made: Sequence[SinkTable]) -> None:
-        """Tables that were just made become this life's own, or it is over.
+        """Claim tables that were just created, or raise if a newer run has begun.
 
-        A newer life claims the index first, and then all tables that the config or the index
-        names. So a name from the data is written down there before this life looks whether it is
-        still the newest: either the newer one finds it and claims the table, or it is seen here.
-        For the same reason a table that this life made itself needs no claim.
+        A newer run claims the index first, and then all tables that the config or the index names.
+        So a table name from the data is recorded in the index before this run checks whether it is
+        still the newest: either the newer run finds the name and claims the table, or this run sees
+        its claim. For the same reason a table that this run created itself needs no claim.
         """
         if not made:
             return
         others = [held for held in made if not held.table.made]
-        for held in others:  # one that the index knows was found and claimed at the start
+        for held in others:  # one known to the index was found and claimed at startup
             self._life.refuse_unknown(held)
         if any(held.table.name not in self._tables.names for held in made):
             self.patiently(lambda: self._tables.announce(self._life.index))
@@ -577,23 +580,23 @@ class Sink:
     def plans(self) -> dict[str, TablePlan]:
         well = [name for name in self._tables.held if name not in self._tables.amiss]
         ours = [name for name in well if not self._tables.remembers(name)]
-        found = {name: self._tables.plan(name) for name in ours}
-        for name, plan in list(found.items()):
+        plans = {name: self._tables.plan(name) for name in ours}
+        for name, plan in list(plans.items()):
             if plan.order and not self.config.sink.id.endswith(REPLAY):  # which upserts nothing
                 if memory := self._memory(plan):
-                    found[name] = replace(plan, memory=memory)
+                    plans[name] = replace(plan, memory=memory)
                 else:
-                    found.pop(name)
-        return found
+                    plans.pop(name)
+        return plans
 
     def _memory(self, plan: TablePlan) -> TablePlan | None:
-        """The table that remembers what is deleted from this one, made or changed for its keys;
-        None: that cannot be, and so records of this one are refused."""
+        """The table of keys deleted from this one, created or evolved for its keys; None where that
+        is not possible: then records of this one are refused."""
         name, columns = remembered(plan.shape.name), remembered_columns(plan)
-        there = self._tables.plan(name).columns if name in self._tables else pa.schema([])
+        existing = self._tables.plan(name).columns if name in self._tables else pa.schema([])
         if any(
-            each.name not in there.names or there.field(each.name).type != each.type
-            for each in columns
+            column.name not in existing.names or existing.field(column.name).type != column.type
+            for column in columns
         ):
             self.provide({name: needed(columns, plan.aliases)})
         if why := self.refused.get(name):
@@ -616,8 +619,8 @@ class Sink:
 
     @property
     def refused(self) -> Mapping[str, str]:
-        # A table that is gone is not made anew from the middle: its records are dead letters, and
-        # can be replayed when it is back.
+        # A missing table is not recreated from the middle of the stream: its records become dead
+        # letters, to be replayed when it is back.
         amiss = {name: error.message for name, error in self._tables.amiss.items()}
         return {**self._tables.refused, **amiss}
 
@@ -662,7 +665,7 @@ class Sink:
         return table in (letters, replayed(letters)) or self._tables.remembers(table)
 
     def _hand_over(self, written: WriteResult, window_start: int) -> None:
-        """Make it durable, and leave the rest to the committer."""
+        """Stage the batch, and leave the rest to the committer."""
         batch = self.patiently(lambda: self._stage(written, window_start))
         self._reached = StreamPosition(written.end, written.source[1], written.origin)
         self._number += 1
@@ -673,7 +676,8 @@ class Sink:
     def _stage(self, written: WriteResult, window_start_ms: int) -> StagedBatch:
         """Files into a manifest, the manifest into a batch record: durable, not yet visible.
 
-        Each try has names of its own: what an unfinished one left is in nobody's way.
+        File names are unique per attempt. Files left by a failed attempt cannot collide with this
+        one; `frazil orphans` removes them.
         """
         commit_id = str(uuid.uuid4())
         tables = parallel_map(
@@ -721,7 +725,7 @@ class Sink:
             keys=written.keys,
         )
 
-    # ── what the committer asks for ──────────────────────────────────────────────────────────
+    # ── called by the committer ──────────────────────────────────────────────────────────────
 
     def _index_manifests(self, located: Sequence[Located]) -> list[str]:
         table = self._life.handle()
@@ -729,7 +733,7 @@ class Sink:
             self._index_shape = writer_spec(table, TableConfig(table.name))
         first = located[0][0].commit_id
         if self._told_with not in ("", first):
-            self._untold = []  # they are there, with the batch before this one
+            self._untold = []  # written with the batch before this one
         self._told_with = first
         until = None
         if self._judge is not None:
@@ -744,14 +748,14 @@ class Sink:
         return files
 
     def _known_ends(self) -> Cut:
-        """Of partitions whose end is not known, none counts as read to its end."""
+        """The current ends, if known: otherwise no partition counts as read to its end."""
         try:
             return self._feed.ends()
         except FrazilError:
             return Cut()
 
     def _complete(self, batches: Sequence[StagedBatch]) -> None:
-        """They are in the index: so is until when all is complete with them."""
+        """The batches are in the index, with the time until which the stream is complete."""
         self._untold = []
         if self._judge is None:
             return
@@ -763,9 +767,9 @@ class Sink:
     def _after_commit(self, batches: Sequence[StagedBatch]) -> None:
         self._unstage(batches)
         for staged in {table.name: table for batch in batches for table in batch.tables}.values():
-            there = self._tables[staged.name].target.table  # as the commit has seen it
-            assert isinstance(there, JavaTable)
-            if there.schema_id != staged.schema_id:
+            handle = self._tables[staged.name].target.table  # as the commit has seen it
+            assert isinstance(handle, JavaTable)
+            if handle.schema_id != staged.schema_id:
                 self._changed.add(staged.name)
         if not self._kafka:
             return
@@ -776,12 +780,13 @@ class Sink:
             self._committer.progress.unpublished = error.message
 
     def _unstage(self, batches: Sequence[StagedBatch]) -> None:
-        """Their records are of no use any more, nor are manifests whose files a row delta has
-        listed anew; what cannot be removed now is removed later.
+        """Delete their batch records, and manifests whose files a row delta has listed anew; where
+        that fails, later.
 
-        No guard is asked. A record stands in the stage folder, and no table refers to it. A batch
-        with deleted keys has delete files (the tallies were held against them), so its commit was
-        a row delta, which writes manifests of its own: the staged ones are in no snapshot."""
+        No guard is asked. A batch record is in the stage folder, and no table refers to it. A batch
+        with deleted keys has delete files (its counts were checked against them), so its commit was
+        a row delta, which writes manifests of its own: the staged ones are in no snapshot.
+        """
         for batch in batches:
             self._spent.append(f"{self._life.stage_folder}{batch.file_name}")
             self._copied += [(t.name, path) for t in batch.tables if t.keys for path in t.paths]
@@ -798,8 +803,8 @@ class Sink:
             self._committer.progress.untidy = error.message
 
     def _tidy(self) -> float | None:
-        """After each commit to the index, and when it wants to. Whatever happens here, the stream
-        goes on."""
+        """Table maintenance, after each commit to the index and when a task is due. No failure in
+        it stops the stream."""
         for name, held in list(self._tables.held.items()):
             if name not in self._keepers:
                 self._keepers[name] = self._keepers_of(name, held)
@@ -813,25 +818,25 @@ class Sink:
         if any(troubles) or not (self._spent or self._copied):
             self._committer.progress.untidy = "; ".join(filter(None, troubles))
         moments = [keeper.again for keepers in self._keepers.values() for keeper in keepers]
-        return min((each for each in moments if each is not None), default=None)
+        return min((moment for moment in moments if moment is not None), default=None)
 
     def _keepers_of(self, name: str, held: SinkTable) -> list[MaintenanceTask]:
         config, table = held.config, held.target.table  # the committer's own handle
         assert isinstance(table, JavaTable)
-        life: dict[str, Any] = {
+        common: dict[str, Any] = {
             "sink": self.config.sink.id,
             "epoch": self.epoch,
             "branch": config.branch,
             "step": lambda name: self._step(name, self._number),
             "clock": time,
         }
-        found: list[MaintenanceTask] = []
+        tasks: list[MaintenanceTask] = []
         replaced = bool(config.upsert_key)
         if (replaced or self._tables.remembers(name)) and config.compact_after_commits:
-            found.append(
+            tasks.append(
                 RewriteDataFiles(
                     table,
-                    **life,
+                    **common,
                     shape=lambda: writer_spec(table, config, held.metadata.topic),
                     prefix=lambda: self.prefix,
                     after=config.compact_after_commits,
@@ -839,15 +844,15 @@ class Sink:
                 )
             )
         if config.snapshot_retention != NEVER:
-            found.append(
+            tasks.append(
                 ExpireSnapshots(
                     table,
-                    **life,
+                    **common,
                     retention=partial(retention, config.snapshot_retention),
                     position=lambda: self.position,
                 )
             )
-        return found
+        return tasks
 
     # ── waiting and ending ───────────────────────────────────────────────────────────────────
 
@@ -858,21 +863,21 @@ class Sink:
 
     @property
     def complete_until(self) -> datetime | None:
-        """Every event before it is committed, as far as none is later than `[completeness]` says;
-        None where nothing can be said yet."""
+        """Every event before it is committed, unless one is later than `[completeness]` allows;
+        None where nothing is known yet."""
         return None if self._complete_until is None else completeness.moment(self._complete_until)
 
     @property
     def untold(self) -> str:
-        """What `on_complete` raised, as long as it has not been told since."""
+        """The error of `on_complete`, until a later call succeeds."""
         return self._caller.trouble if self._caller else ""
 
     @property
     def advice(self) -> list[str]:
-        """What the owner of tables that were there before could do for them."""
+        """Suggestions for the owner of tables that existed before the sink."""
         held = {
-            name: (each.config.snapshot_retention, each.table.properties)
-            for name, each in self._tables.held.items()
+            name: (sink_table.config.snapshot_retention, sink_table.table.properties)
+            for name, sink_table in self._tables.held.items()
         }
         return advice(held)
 
@@ -885,7 +890,7 @@ class Sink:
         return self._catalog
 
     def ends(self) -> Cut:
-        """The end of the topics as they are now."""
+        """The current end of the topics."""
         return self._feed.ends()
 
     def wait_until(
@@ -896,9 +901,9 @@ class Sink:
         unless: Callable[[], bool] = lambda: False,
     ) -> bool:
         """Block until every offset below `cut` is committed; False when the time is up, or when
-        `unless`, asked every now and then, says so.
+        `unless`, called every now and then, returns true.
 
-        Raises what stopped the stream, if it stopped first.
+        Raises the error of the stream, if it stopped first.
         """
         with self.gathering.hurried():
             return self._wait_until(cut, timeout, unless)
@@ -916,7 +921,7 @@ class Sink:
             if self._reached.cut.reaches(cut):
                 done = self._committer.flush(0.25)
                 if timeout is None and not done and (stalled := self._committer.stalled()):
-                    raise stalled  # nobody else would ever tell
+                    raise stalled  # nothing else would report it
             elif self._reached.cut.after(self._feed.untold()).reaches(cut):
                 return True  # nothing but invisible offsets: there is nothing to commit
             if deadline is not None and time.monotonic() > deadline:
@@ -924,7 +929,7 @@ class Sink:
         return True
 
     def check(self) -> None:
-        """Raise what stopped the stream, in our own words."""
+        """Raise the error that stopped the stream, as one of our own."""
         if self._committer.failure is not None:
             raise self._committer.failure
         if (error := self.running.failure) is not None:
@@ -934,14 +939,14 @@ class Sink:
             raise FrazilError("cannot go on: the stream was stopped")
 
     def stop(self, timeout: float = 60.0) -> None:
-        """After the batch under way; what is staged is committed, or waits for the next life."""
+        """After the batch in progress; staged batches are committed, or wait for the next run."""
         with self._ending:  # a second caller waits for the first
             if self._stopped or self._running is None:
                 return
             self._stopped = True
             self._committer.hurry()
             with self._between_batches:
-                self._stopping = True  # a batch that is called from here on is none
+                self._stopping = True  # a batch that is called from here on is refused
             self._running.stop()  # not under the lock: it waits for a batch that may wait for it
             try:
                 if self._committer.failure is None:
@@ -953,7 +958,7 @@ class Sink:
                 if self._caller is not None:
                     self._caller.close(min(timeout, _CALL_SECONDS))
 
-    # ── small things ─────────────────────────────────────────────────────────────────────────
+    # ── helpers ──────────────────────────────────────────────────────────────────────────────
 
     def _guarded_batch(self, frame: DataFrame, number: int) -> None:
         with self._between_batches:
@@ -964,15 +969,15 @@ class Sink:
                     raise encode_for_spark(translated(error)) from None
                 except FrazilError as error:
                     raise encode_for_spark(error) from None
-        # To return would be to say that the batch is done, and Spark would note it. These words it
-        # takes for its own interruption, once it has been told to stop.
+        # Returning would make Spark record the batch as done. It takes this message for its own
+        # interruption, once it has been asked to stop.
         deadline = time.monotonic() + _STOP_SECONDS
         while self._running and self._running.query.isActive and time.monotonic() < deadline:
             time.sleep(0.01)
         raise RuntimeError(f"{_INTERRUPTED}: the sink was stopped")
 
     def patiently(self, call: Callable[[], T]) -> T:
-        """Storage and brokers may be away for a while; a batch is not lost for that."""
+        """Retry while storage or brokers are unavailable; a batch is not lost for that."""
         deadline = time.monotonic() + duration(self.config.sink.unavailable_timeout)
         pause = 0.2
         while True:
@@ -988,7 +993,7 @@ class Sink:
 
     @property
     def prefix(self) -> str:
-        """How the files of the batch under way are named, to tell whose they are."""
+        """The file name prefix of the batch in progress: sink, epoch and batch number."""
         return f"frazil-{self.config.sink.id}-{self.epoch}-{self._number}"
 
     def _step(
@@ -1003,7 +1008,7 @@ class Sink:
 
 @contextmanager
 def _making(table: str) -> Iterator[None]:
-    """What nobody foresaw of the columns that records want is their misfit, and nobody else's."""
+    """Unforeseen errors over the columns of records become a mismatch of this table alone."""
     try:
         with noticing():
             yield

@@ -1,7 +1,7 @@
-"""How a life of a sink begins: it fences the others off, and finds what they left.
+"""Startup of a run of a sink: it fences earlier runs off, and recovers their state.
 
-The table is the checkpoint. Who is the newest, the ledger of the index decides (`claim`); where the
-stream goes on, the ledgers and the staged batches (`recover`). Nothing else is asked.
+The table is the checkpoint. The ledger of the index decides which run is the newest (`claim`); the
+ledgers and the staged batches decide where the stream continues (`recover`). Nothing else counts.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ from frazil.offsets import Cut, Partition, Range
 from frazil.pipeline.projection import MetadataColumns
 from frazil.sources.base import BatchSource, StreamPosition
 
-#: Reads of a table before it counts as put back.
+#: Reads of a table before it counts as restored to an older state.
 _READS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What earlier lives left behind."""
+    """State that earlier runs left."""
 
     position: Cut
-    #: batches that lead on from the position, and need not be read again
+    #: batches that continue from the position, and need not be read again
     staged: Sequence[StagedBatch]
-    #: where the stream stands with them, and what the next batch is called
+    #: the stream's position behind them, and the number of the next batch
     reached: StreamPosition
     number: int
-    #: what tables have beyond the position, and no staged batch tells of
+    #: commits of tables beyond the position that no staged batch explains
     untold: list[Located]
-    #: paths of records that are of no use any more
+    #: paths of batch records that are no longer needed
     useless: Sequence[str]
 
 
 def astray(
-    target: TableCommitter, told: Callable[[], Mapping[Partition, tuple[int, int]]]
+    target: TableCommitter, indexed: Callable[[], Mapping[Partition, tuple[int, int]]]
 ) -> FrazilError | None:
-    """Why the table is not the one that the index counts on: it was rolled back, or put back to
-    older metadata, which takes ledger and witness back together. `told`: where the index's rows of
-    the table begin and end."""
+    """Why the table is not in the state that the index counts on: it was rolled back, or restored
+    to older metadata, which takes ledger and tag back together. `indexed`: where the index's rows
+    of the table begin and end."""
     if error := target.strayed():
         return error
     head = target.head()
@@ -67,7 +67,7 @@ def astray(
     end = head.entry.end if head.entry else Cut()
     lost = [
         Range(p, end.get(p, first), last)
-        for p, (first, last) in sorted(told().items())
+        for p, (first, last) in sorted(indexed().items())
         if end.get(p, first) < last
     ]
     if not lost:
@@ -81,9 +81,9 @@ def astray(
 
 
 def unindexed(target: TableCommitter, index_table: str) -> FrazilError | None:
-    """Why a table cannot be filled by a sink whose index knows nothing of it."""
-    there = target.head().entry
-    if there is None or not any(there.end.values()):
+    """Why a sink whose index has no record of this table cannot fill it."""
+    entry = target.head().entry
+    if entry is None or not any(entry.end.values()):
         return None
     return Gap(
         f"cannot go on: table {target.table.name} holds what sink {target.sink} wrote before, and "
@@ -103,7 +103,7 @@ def forgotten(index_table: str, sink: str) -> FrazilError:
 
 
 class Startup:
-    #: the index, as the thread of the stream sees it; `target` has the committer's own handle
+    #: the index, for the thread of the stream; `target` has the committer's own handle
     index: JavaTable
     target: TableCommitter
     origin: TopicIdentity
@@ -116,14 +116,15 @@ class Startup:
         self._catalog = catalog
         self._feed = feed
         self._alone = config.one_table
-        #: how far the index has told of each table; None: not asked yet
+        #: where the index's rows of each table begin and end; None: not read yet
         self._told: dict[str, dict[Partition, tuple[int, int]]] | None = None
-        #: staged files that are gone, of the batch that is therefore read again
+        #: missing staged files of the batch that is therefore read again
         self.gone: list[str] = []
 
     @contextmanager
     def telling(self) -> Iterator[None]:
-        """Where the source cannot give again what was staged: why it is asked for."""
+        """Where the source no longer has offsets that were staged: adds to its error why they are
+        read."""
         try:
             yield
         except (Expired, Gap) as error:
@@ -136,19 +137,19 @@ class Startup:
             ) from None
 
     def look(self, spark: SparkSession, tables: Iterable[str]) -> None:
-        """Open the tables as they are, and these: nothing is claimed, nothing can be written."""
-        there = self._catalog.load(self._config.index_table)
-        entry = self._open_index(there) if there else None
+        """Open the existing tables, and `tables`: nothing is claimed, nothing can be written."""
+        index_table = self._catalog.load(self._config.index_table)
+        entry = self._open_index(index_table) if index_table else None
         self._feed.look(spark, entry)
         self._open_tables(entry)
         self.tables.open(tables)
         self.epoch = entry.epoch if entry else 0
 
     def claim(self, spark: SparkSession) -> None:
-        """Fence every older life off, the index first: its ledger decides who is the newest.
+        """Fence every earlier run off, the index first: its ledger decides which run is the newest.
 
-        The source is looked at before anything is claimed, and the claim on the index names the
-        cut this life starts from, so that no later look at Kafka can move it.
+        The source is checked before anything is claimed, and the claim on the index records the cut
+        this run starts from, so that no later look at Kafka can move it.
         """
         self._spark = spark
         index_table = self._catalog.load(self._config.index_table)
@@ -160,15 +161,15 @@ class Startup:
         if entry is None:
             self._refuse_a_lost_index()
         every = list(self.tables.held.values())
-        parallel_map(lambda each: self.tables.refuse_shared(each, self.origin.topics), every)
+        parallel_map(lambda table: self.tables.refuse_shared(table, self.origin.topics), every)
         if index_table is None:
             entry = self._open_index(self._create_index())
         held = list(self.tables.held.values())
-        heads = parallel_map(lambda each: each.target.head().entry, held)
-        self.epoch = 1 + max((each.epoch for each in (entry, *heads) if each), default=0)
+        heads = parallel_map(lambda table: table.target.head().entry, held)
+        self.epoch = 1 + max((head.epoch for head in (entry, *heads) if head), default=0)
         self._take(self.target, self._feed.start)
-        self._told = None  # from here on nobody else adds rows
-        # Only now: a table that an older life makes after this look finds its maker fenced.
+        self._told = None  # from here on no other run adds rows
+        # Only now: an earlier run that creates a table after this look is already fenced.
         claimed = self.target.head().entry
         self.index.refresh()
         self._refuse_a_forgotten_ledger(claimed)
@@ -176,27 +177,27 @@ class Startup:
         known = self._known(claimed)
         if not self._alone or not known:
             staged: set[str] = set()
-            if self.epoch > 1:  # a batch may be staged for a table the index knows nothing of
+            if self.epoch > 1:  # a batch may be staged for a table unknown to the index
                 staged = {n for _, batch in self._stored() if batch for n in batch.names}
             self.tables.open(staged)
-            for name, each in self.tables.held.items():
-                # One that is new to the sink may be old: whatever was expired was not the sink's.
-                each.target.claimed_first |= name not in staged and name not in known
+            for name, table in self.tables.held.items():
+                # A table new to the sink may be old: its expired snapshots were not the sink's.
+                table.target.claimed_first |= name not in staged and name not in known
         if not self._alone:
             self.tables.compare(known, self._astray)
-        # A newer life does not claim the tables it makes. If one of them is among these, its claim
+        # A newer run does not claim the tables it creates. If one of them is among these, its claim
         # on the index is seen here.
         self.still_newest()
         self.tables.take(self.take_table)
 
     def _refuse_a_lost_index(self) -> None:
-        """Before a new one is made. (Of one table alone the ledger tells all that an index has.)"""
+        """Before a new one is created. (The ledger of an only table has all that an index has.)"""
         for held in self.tables.held.values() if not self._alone else ():
             self.refuse_unknown(held)
 
     def _refuse_a_forgotten_ledger(self, claimed: LedgerEntry | None) -> None:
-        """Rows of this sink, and a ledger that begins with the claim: the witness was removed, and
-        the entries that it would have kept were expired. All would be told once more."""
+        """The index has rows of this sink, and a ledger that begins with the claim: the tag was
+        removed, and the entries that it kept were expired. All rows would be written again."""
         if self.index.made or claimed is None or claimed.batches[1] >= 0:
             return
         sink = self._config.sink.id
@@ -204,8 +205,8 @@ class Startup:
             raise forgotten(self.index.name, sink)
 
     def refuse_unknown(self, held: SinkTable) -> None:
-        """A table that this sink has filled and the index knows nothing of: the position is not its
-        own, so what lies between cannot be told from what is lost."""
+        """Refuse a table that this sink has filled and the index does not know: the position is not
+        the table's, so pending and lost offsets in between look the same."""
         if error := unindexed(held.target, self._config.index_table):
             raise error
 
@@ -224,7 +225,7 @@ class Startup:
         return self.target.head().entry
 
     def _open_tables(self, entry: LedgerEntry | None) -> None:
-        if entry is not None:  # and again after a claim: of a rewind and a life, one sees the other
+        if entry is not None:  # again after a claim: of a rewind and a run, one sees the other
             self._refuse_unfinished()
         from_data = self.tables.announced(self.index) if entry else ()
         self.tables.open(dict.fromkeys([*self.tables.names, *self._known(entry), *from_data]))
@@ -246,10 +247,10 @@ class Startup:
         return head.entry
 
     def _astray(self, target: TableCommitter) -> FrazilError | None:
-        """A catalog may answer with an older state of a table than it had for the index. So a table
-        that seems to be put back is read several times before it counts as put back."""
+        """A catalog may return an older state of a table than of the index. So a table that seems
+        to be restored to an older state is read several times before that counts."""
         for attempt in range(_READS):
-            # Of one table `_check_table` compares the ledger with the position.
+            # For an only table `_check_table` compares the ledger with the position.
             error = astray(target, lambda: {} if self._alone else self._told_of(target.table.name))
             if error is None:
                 break
@@ -260,27 +261,27 @@ class Startup:
     def _told_of(self, table: str) -> Mapping[Partition, tuple[int, int]]:
         """Where the index's rows of a table begin and end."""
         if self._told is None:
-            first = self.index.made and self.epoch == 1  # else another life was quicker
+            first = self.index.made and self.epoch == 1  # else another run was faster
             self._told = {} if first else index.ends(self.index_rows(index.ENDS))
         return self._told.get(table, {})
 
     def index_rows(self, columns: Sequence[str]) -> pa.Table:
-        """This sink's, from the files themselves; with Spark where only it can read them."""
+        """This sink's rows, from the files themselves; by Spark where only Spark can read them."""
         spark = self._spark
         name, sink = self._config.index_table, self._config.sink.id
-        plain = self.index.plain  # what is wrong with the table itself, Spark cannot mend
+        plain = self.index.plain  # errors of the table itself raise here: Spark cannot mend them
         try:
             return plain.rows(columns, {"sink": [sink]})
         except (ConfigError, Fatal):
             catalog = self._config.catalog.name
-            spark.catalog.refreshTable(f"{catalog}.{name}")  # a session may remember an older
+            spark.catalog.refreshTable(f"{catalog}.{name}")  # a session may cache an older state
             frame = spark.read.table(f"{catalog}.{name}")
-            mine = frame.where(frame["sink"] == sink)
-            return mine.select(*(each for each in columns if each in frame.columns)).toArrow()
+            rows = frame.where(frame["sink"] == sink)
+            return rows.select(*(column for column in columns if column in frame.columns)).toArrow()
 
     def take_table(self, held: SinkTable) -> None:
-        """Of two sinks that come to a table at the same moment, the later sees the claim of the
-        earlier below its own."""
+        """Claim a table. Of two sinks that claim it at the same moment, the later one sees the
+        claim of the earlier below its own."""
         if not self._take(held.target).end:
             try:
                 self.tables.refuse_shared(held, self.origin.topics, walk=True)
@@ -289,7 +290,7 @@ class Startup:
                 raise
 
     def _refuse_strayed(self, target: TableCommitter, error: FrazilError) -> None:
-        """Of one table the ledger may have all that the index counts on, all the same."""
+        """Raises, unless the ledger of an only table has all that the index counts on."""
         entry = self.target.head().entry
         if self._alone and entry is not None:
             self._check_table(self._known(entry), entry.end)  # names the ranges, if it can
@@ -298,7 +299,7 @@ class Startup:
         raise error
 
     def _check_table(self, known: Mapping[str, str], position: Cut) -> None:
-        """The table the position counts on must be there, the same, and not rolled back."""
+        """The table that the position counts on must exist, be the same, and not be rolled back."""
         name = self._config.tables[0].name
         if not known:
             self._refuse_a_late_start(position)
@@ -326,7 +327,7 @@ class Startup:
         if not head.complete:
             raise not_shown(name, self._config.sink.id, head.unshown)
         end = head.entry.end if head.entry else Cut()
-        # A partition that came with the last claim is not in the table's ledger yet.
+        # A partition added by the last claim is not in the table's ledger yet.
         end = Cut({**{p: self._began(p, name) for p in position if p not in end}, **end})
         if not end.reaches(position):
             lost = [Range(p, end.get(p, 0), o) for p, o in position.items() if end.get(p, 0) < o]
@@ -337,8 +338,8 @@ class Startup:
             )
 
     def _refuse_a_late_start(self, position: Cut) -> None:
-        """An index that was made anew begins where Kafka does. A table whose ledger ends before
-        lacks what lies between: its next commit says so, and until a record comes nobody does."""
+        """A recreated index begins where Kafka does. A table whose ledger ends before that lacks
+        the offsets in between: its next commit would raise, but only once a record comes."""
         for name, held in self.tables.held.items():
             end = held.target.end  # of its claim
             lost = [Range(p, o, position[p]) for p, o in end.items() if o < position.get(p, o)]
@@ -351,8 +352,8 @@ class Startup:
                 )
 
     def _began(self, partition: Partition, table: str) -> int:
-        """Where the index says that a partition began, by its rows of the table and as far as its
-        history goes back."""
+        """Where a partition began, by the index's rows of the table and by its ledger, as far as
+        that goes back."""
         began = 0
         for entry, _ in ledger.entries(self.handle().history("main"), self._config.sink.id):
             if partition not in entry.begin:
@@ -361,16 +362,16 @@ class Startup:
         return min(began, self._told_of(table).get(partition, (began,))[0])
 
     def still_newest(self) -> None:
-        """Has no other life claimed the index since?"""
+        """Raises if another run has claimed the index since."""
         # Not with the committer's own handle: this is another thread.
         TableCommitter(self.index, "main", self._config.sink.id, self.epoch, time).still_newest()
 
     def recover(self) -> Recovered:
-        """By the ledgers and the stage folder.
+        """From the ledgers and the stage folder.
 
-        Before the claim this is a look at what may still move; after it all older lives are fenced,
-        and what is read here stays as it is. The position of a newer one is none to go on from: a
-        table may have been rolled back to before it.
+        Before the claim the result may still change; after it all earlier runs are fenced, and it
+        is final. The position of a newer run is none to continue from: a table may have been rolled
+        back to before it.
         """
         entry = self.target.still_newest()
         if entry is None:
@@ -385,24 +386,24 @@ class Startup:
             self._check_table(known, position)
         well = [(n, held) for n, held in self.tables.held.items() if n not in self.tables.amiss]
         entries = parallel_map(lambda item: item[1].target.entries_after(position), well)
-        after = {name: found for (name, _), found in zip(well, entries, strict=True)}
-        committed = {i for found in after.values() for each, _ in found for i in each.commit_ids}
-        first = self.index.made and entry.epoch == 1  # nobody was here before
+        after = {name: newer for (name, _), newer in zip(well, entries, strict=True)}
+        committed = {i for newer in after.values() for e, _ in newer for i in e.commit_ids}
+        first = self.index.made and entry.epoch == 1  # no run was here before
         stored = [] if first and not self._config.sink.staging_location else self._stored()
         place = entry.source[1]
-        batches = [each for _, each in stored if each and not _contradicted(each, after)]
+        batches = [batch for _, batch in stored if batch and not _contradicted(batch, after)]
         if self._alone:
             committed |= preceding(
-                batches, [found[0][0].begin for found in after.values() if found]
+                batches, [newer[0][0].begin for newer in after.values() if newer]
             )
         staged = chain(position, batches, committed, place)
         if self._alone:
-            # The table is ahead of the index, and no staged batch tells of it: the ledger does.
+            # The table is ahead of the index with no staged batch left: rebuild it from the ledger.
             ids = {batch.commit_id for batch in staged}
-            for name, found in after.items():
-                lost = [e for e, _ in found if e.ranges and not ids & set(e.commit_ids)]
+            for name, newer in after.items():
+                lost = [e for e, _ in newer if e.ranges and not ids & set(e.commit_ids)]
                 uuid = self.tables[name].table.uuid
-                staged += [index.rebuilt(each, name, uuid) for each in lost]
+                staged += [index.rebuilt(e, name, uuid) for e in lost]
             staged = chain(position, staged, committed, place)
         whole, self.gone = self._whole(staged, after, committed if self._alone else set())
         waiting, staged = staged[len(whole) :], whole
@@ -431,15 +432,15 @@ class Startup:
         after: Mapping[str, Sequence[tuple[LedgerEntry, Snapshot]]],
         committed: set[str],
     ) -> tuple[list[StagedBatch], list[str]]:
-        """Those up to the first that lacks files which a table has not got yet, and these files.
-        Its offsets, and all behind them, are read again."""
-        there = {
-            name: committed.union(*(entry.commit_ids for entry, _ in found))
-            for name, found in after.items()
+        """The batches before the first one with missing files that a table has not committed yet,
+        and these files. Its offsets, and all behind them, are read again."""
+        present = {
+            name: committed.union(*(entry.commit_ids for entry, _ in entries))
+            for name, entries in after.items()
         }
         for n, batch in enumerate(staged):
             for table in batch.tables:
-                if table.name not in there or batch.commit_id in there[table.name]:
+                if table.name not in present or batch.commit_id in present[table.name]:
                     continue
                 gone = self.tables[table.name].target.table.lacking(table.manifests)
                 if gone:
@@ -447,16 +448,16 @@ class Startup:
         return list(staged), []
 
     def _refuse_untold(self, batch: StagedBatch, well: Iterable[str]) -> None:
-        """Its records come again, with another batch or from Kafka: is it certain that they are not
-        there?"""
+        """The records of the batch come again, with another batch or from Kafka. Raises unless it
+        is certain that its tables do not have them."""
         for name in batch.names:
             if name in well and not self.tables[name].target.absent(batch):
                 ranges = [tally.range for tally in batch.table(name).tallies]
                 raise self.tables[name].target.untold(", ".join(map(str, ranges)))
 
     def _look_ahead(self, ahead: Cut, position: Cut) -> None:
-        """A table may have what no staged batch tells of any more. It gets no record twice: each
-        has its own floor."""
+        """A table can be ahead of the index with no staged batch left to explain it. Give it a
+        floor: records below it are read again but not written again."""
         tables = list(self.tables.held.items())
         ends = parallel_map(lambda item: item[1].target.head().entry, tables)
         for (name, held), end in zip(tables, ends, strict=True):
@@ -475,50 +476,50 @@ class Startup:
         staged: Sequence[StagedBatch],
         position: Cut,
     ) -> list[Located]:
-        """What tables have beyond the position, and no staged batch tells of: the index gets its
-        rows from their ledgers, with the next batch. (Unless the entry does not say where in it the
+        """Commits of tables beyond the position that no staged batch explains: the index gets their
+        rows from the ledgers, with the next batch. (Unless the entry does not show where in it the
         batches lie that held nothing for the table.)"""
         ids = {batch.commit_id for batch in staged}
-        found: list[Located] = []
+        located: list[Located] = []
         for name, entries in after.items():
             for entry, snapshot in entries:
                 known = all(
-                    (gone := entry.counts(each.partition).elsewhere) == 0
-                    or each.start + gone <= position.get(each.partition, 0)
-                    for each in entry.ranges
+                    (gone := entry.counts(r.partition).elsewhere) == 0
+                    or r.start + gone <= position.get(r.partition, 0)
+                    for r in entry.ranges
                 )
                 if entry.ranges and known and not ids & set(entry.commit_ids):
                     batch = index.rebuilt(entry, name, self.tables[name].table.uuid)
-                    found.append((batch, {name: snapshot}))
-        if found:  # a life before this one may have had them written
-            mine = {"sink": [self._config.sink.id]}
-            there = self.index.plain.rows(["commit_id", "table_name"], mine).to_pylist()
-            told = {(row["commit_id"], row["table_name"]) for row in there}
-            found = [each for each in found if (each[0].commit_id, *each[1]) not in told]
-        return found
+                    located.append((batch, {name: snapshot}))
+        if located:  # an earlier run may have written them
+            condition = {"sink": [self._config.sink.id]}
+            rows = self.index.plain.rows(["commit_id", "table_name"], condition).to_pylist()
+            indexed = {(row["commit_id"], row["table_name"]) for row in rows}
+            located = [pair for pair in located if (pair[0].commit_id, *pair[1]) not in indexed]
+        return located
 
     def _stored(self) -> list[tuple[str, StagedBatch | None]]:
-        found = []
+        stored = []
         for path in self.index.listing(self.stage_folder):
             if path.endswith(".json"):
                 try:
-                    found.append((path, staged_batch.load(self.index.fetch(path), path)))
+                    stored.append((path, staged_batch.load(self.index.fetch(path), path)))
                 except IdentityMismatch:
-                    continue  # a life that still runs has committed it meanwhile
-        return found
+                    continue  # a run that is still alive has committed it meanwhile
+        return stored
 
     def widen_index(self) -> None:
-        """An index of an older Frazil gets the columns that it lacks."""
+        """Add the columns that an index of an older Frazil lacks."""
 
-        def lacking(there: str) -> schema.SchemaUpdate:
-            found = schema.update(
-                there,
+        def lacking(current: str) -> schema.SchemaUpdate:
+            change = schema.update(
+                current,
                 index.COLUMNS,
                 self.index.name,
                 spec=self.index.spec,
                 format_version=self.index.format_version,
             )
-            return replace(found, widen=(), relax=())
+            return replace(change, widen=(), relax=())
 
         if not self.index.made:
             self.index.evolve(lacking)
@@ -530,7 +531,7 @@ class Startup:
         return self._catalog.create(name, made, spec, properties=index.PROPERTIES)
 
     def handle(self) -> JavaTable:
-        """The committer's own."""
+        """The committer's own handle of the index."""
         table = self.target.table
         assert isinstance(table, JavaTable)
         return table
@@ -543,16 +544,16 @@ class Startup:
 def _contradicted(
     batch: StagedBatch, after: Mapping[str, Sequence[tuple[LedgerEntry, Snapshot]]]
 ) -> bool:
-    """Has a table got records of it with another batch? An overtaken life may have staged them once
-    more: they are read again, each table from its own floor."""
+    """Has a table records of this batch from another one? An overtaken run may have staged them
+    again: they are read again, each table from its own floor."""
     for name in after.keys() & set(batch.names):
         entries = [entry for entry, _ in after[name]]
         if entries and not any(batch.commit_id in entry.commit_ids for entry in entries):
             begin, end = entries[0].begin, entries[-1].end
             ranges = [tally.range for tally in batch.table(name).tallies]
             if any(
-                each.end > begin.get(each.partition, 0) and each.start < end.get(each.partition, 0)
-                for each in ranges
+                r.end > begin.get(r.partition, 0) and r.start < end.get(r.partition, 0)
+                for r in ranges
             ):
                 return True
     return False

@@ -1,24 +1,24 @@
-"""Avro datums of one writer schema → columns, or the reason why not. Runs on executors.
+"""Avro datums of one writer schema → columns, or the reason for rejection. Runs on executors.
 
-In: the schema as JSON text, and bytes without a container. Out: an Arrow table with the columns
-of `Writer.columns`, and for each datum that is left out the reason.
+In: the schema as JSON text, and bytes without a container. Out: an Arrow table with the columns of
+`WriterSchema.columns`, and a reason for each datum left out.
 
-Two ways lead to the same table, and whether a datum is good never depends on its neighbours:
+Two readers produce the same table; neither lets a datum's result depend on its neighbours:
 
-- *the block*: all datums glued into one Avro container block that polars reads at once. Bare
-  datums have no borders, so one byte too many would silently shift all that follow. Therefore
-  each is followed by an 8-byte tag that only its own row has (and by the Confluent header of the
-  next, which costs nothing extra to check). One wrong tag and nothing of the block is believed.
-- *one by one*: a strict reader in Python, for what polars cannot read, and for blocks that broke,
-  after they were split down to a few rows around the bad one.
+- *the block*: all datums are joined into one Avro container block that polars reads at once. Bare
+  datums have no delimiters, so one extra byte would silently shift all following datums. Therefore
+  each datum is followed by an 8-byte tag unique to its row (and by the Confluent header of the
+  next datum, checked at no extra cost). One wrong tag discards the whole block.
+- *one by one*: a strict reader in Python, for schemas that polars cannot read and for failed
+  blocks, after they were split down to a few rows around the bad one.
 
-polars is told a schema of its own, without names, logical types, maps and enums: `int` is read as
-`long` (polars cuts an int of 40 bits down to 32 in silence), an enum as `long`, a map as an array
-of key and value. `fit` then gives each array the type and nullability that the table needs.
+polars gets its own schema, without names, logical types, maps and enums: `int` is read as `long`
+(polars silently truncates an int of 40 bits to 32), an enum as `long`, a map as an array of key and
+value. `fit` then gives each array the type and nullability that the table needs.
 
 A schema that no Iceberg table can hold raises `UnsupportedSchema`: recursion, null alone, a struct
-without fields. That also bounds hostile data: each item of an array takes at least one byte, so no
-count can claim more items than there are bytes.
+without fields. This also bounds hostile data: each array item takes at least one byte, so a count
+cannot exceed the number of bytes.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ import pyarrow.compute as pc
 
 from frazil.arrow.avro_unions import Longs, branches_valid, optional
 
-#: Of every format, for every level becomes a level of the table's columns: pyiceberg spends 15
-#: frames on each, and Python has 1,000.
+#: Nesting limit for every format. pyiceberg uses 15 stack frames per column level, and Python's
+#: recursion limit is 1,000.
 MAX_DEPTH = 48
-MAX_TYPES = 10_000  # after named types are put in place of their names
+MAX_TYPES = 10_000  # after references to named types are expanded
 BLOCK_ROWS = 65_536
 SPLIT = 16
-ONE_BY_ONE = 128  # a broken block this small is not split again
+ONE_BY_ONE = 128  # a failed block this small is not split again
 
-# The multiplier is odd, so all tags differ, and secret, so no datum can forge its neighbour's.
+# The multiplier is odd, so all tags differ, and secret, so no datum can forge another row's tag.
 _ODD = int.from_bytes(os.urandom(8), "little") | 1
 _TAG_VALUES = np.arange(1, BLOCK_ROWS + 1, dtype=np.uint64) * np.uint64(_ODD)
 _TAGS = [tag.tobytes() for tag in _TAG_VALUES.astype("<u8")]
-_SEAL = os.urandom(3)  # fills the 5 bytes of a header up to 8: polars reads doubles fastest
+_SEAL = os.urandom(3)  # pads the 5-byte header to 8 bytes: polars reads doubles fastest
 _SYNC = b"frazil----frazil"
 _NONE = np.empty(0, np.int64)
 
@@ -77,7 +77,7 @@ class UnreadableDatum(Exception):
 
 
 class Datum:
-    """Bytes and a place in them. Longs are read as polars reads them: at most 10 bytes."""
+    """Bytes and a read position. Longs are read as polars reads them: at most 10 bytes."""
 
     __slots__ = ("data", "place")
 
@@ -113,12 +113,12 @@ class Datum:
 
 @dataclass(frozen=True, slots=True)
 class AvroType:
-    """One Avro type, made ready."""
+    """One Avro type: its Arrow type, its strict reader, and its schema for polars."""
 
     arrow: pa.DataType
     read: Read
-    glued: Any  # the schema that polars reads it by; None: polars cannot
-    fit: Fit | None = None  # polars' array → `arrow`; None: it is that already
+    glued: Any  # the schema for polars; None: polars cannot read it
+    fit: Fit | None = None  # polars' array → `arrow`; None: no conversion needed
     nullable: bool = False
 
     def field(self, name: str) -> pa.Field:
@@ -131,16 +131,16 @@ class AvroType:
 def sift(
     count: int,
     block: Callable[[int, int], pa.Table | None] | None,
-    each: Callable[[int, int], pa.Table],
+    one_by_one: Callable[[int, int], pa.Table],
     tried: bool = False,
 ) -> list[pa.Table]:
-    """Tables that cover `[0, count)` in order: by `block` where it can, else by `each`.
+    """Tables that cover `[0, count)` in order, read by `block` or, where it fails, `one_by_one`.
 
-    A block that breaks is split, so that one bad row costs a few blocks more and at most
-    `ONE_BY_ONE` rows the slow way. `tried` says that `block(0, count)` broke before.
+    A failed block is split, so one bad row costs a few more blocks and at most `ONE_BY_ONE` rows
+    read the slow way. `tried`: `block(0, count)` already failed.
     """
     if block is None:
-        return [each(0, count)] if count else []
+        return [one_by_one(0, count)] if count else []
     tables: list[pa.Table] = []
     tried = tried and count <= BLOCK_ROWS
     starts = range(0, count, BLOCK_ROWS)
@@ -153,20 +153,20 @@ def sift(
             pieces = range(start, end, step)
             spans.extend((at, min(at + step, end), False) for at in reversed(pieces))
         else:
-            tables.append(each(start, end) if table is None else table)
+            tables.append(one_by_one(start, end) if table is None else table)
     return tables
 
 
 class WriterSchema:
-    """A writer schema, made ready to read its datums."""
+    """A writer schema, compiled to read its datums."""
 
     def __init__(self, text: str, references: Sequence[str] = ()) -> None:
-        """`references` are schemas whose named types `text` uses, each after those it uses."""
+        """`references`: schemas whose named types `text` uses, dependencies first."""
         build = _ColumnBuilder()
         try:
             for reference in references:
                 build.type(json.loads(reference), "", 0)
-            build.aliases.clear()  # those of a reference are told where it is used
+            build.aliases.clear()  # aliases of a reference are recorded where it is used
             schema = json.loads(text)
             if not (isinstance(schema, dict) and schema.get("type") in ("record", "error")):
                 schema = {
@@ -179,25 +179,23 @@ class WriterSchema:
             raise UnsupportedSchema(f"cannot parse the schema: {error}") from None
         self._fields = list(fields.items())
         self._read = _record(fields).read
-        self._optional = any(optional(each.glued) for each in fields.values())
-        self.columns = pa.schema([each.field(name) for name, each in self._fields])
-        #: path of a column (`s.a`, `l.element.a`, `m.value.a`) → names it had before
+        self._optional = any(optional(avro_type.glued) for avro_type in fields.values())
+        self.columns = pa.schema([avro_type.field(name) for name, avro_type in self._fields])
+        #: path of a column (`s.a`, `l.element.a`, `m.value.a`) → its former names
         self.aliases: Mapping[str, tuple[str, ...]] = build.aliases
         self._glue: dict[bool, bytes] = {}
-        if self._fields and all(each.glued is not None for _, each in self._fields):
+        if self._fields and all(avro_type.glued is not None for _, avro_type in self._fields):
             glue = {headed: self._preamble(headed) for headed in (False, True)}
-            # What polars is able to read is found out by asking it, once, with no rows.
+            # Test once, with no rows, whether polars can read this schema.
             if open_block(glue[True], b"", 0) is not None:
                 self._glue = glue
 
     def read(
         self, values: Sequence[bytes], header: bytes = b"", tried: bool = False
     ) -> tuple[pa.Table, list[tuple[int, str]]]:
-        """The good rows in order, and of each bad one the index and the reason.
+        """The good rows in order, and the index and reason of each bad one.
 
-        All values begin with `header`.
-
-        `tried` says that `block` was asked for all of these values before, in vain.
+        All values begin with `header`. `tried`: `block` already failed for all these values.
         """
         bad: list[tuple[int, str]] = []
         tables = sift(
@@ -211,7 +209,7 @@ class WriterSchema:
         return (pa.concat_tables(tables) if tables else self._table([])), bad
 
     def block(self, values: Sequence[bytes], header: bytes = b"") -> pa.Table | None:
-        """All values at once, or None if anything at all is wrong. Verifies the headers too."""
+        """All values at once, or None if anything is wrong. Verifies the headers too."""
         count = len(values)
         glue = self._glue.get(bool(header))
         if glue is None or not 0 < count <= BLOCK_ROWS:
@@ -219,7 +217,7 @@ class WriterSchema:
         parts = [b""] * (2 * count)
         try:
             if header:
-                # Each tag is followed by the next value's header; the last one by ours.
+                # Each tag is followed by the next value's header, the last tag by `header`.
                 if values[0][: len(header)] != header:
                     return None
                 parts[::2] = values
@@ -230,7 +228,7 @@ class WriterSchema:
                 parts[::2] = values
                 parts[1::2] = _TAGS[:count]
             payload = b"".join(parts)
-        except TypeError:  # a null among them
+        except TypeError:  # one of the values is null
             return None
         frame = open_block(glue, payload, count)
         if frame is None or frame.height != count:
@@ -241,7 +239,7 @@ class WriterSchema:
             sealed = np.frombuffer(_SEAL + header, dtype="<u8")[0]
             if not (_bits(frame.drop_in_place("head")) == sealed).all():
                 return None
-        # Behind a header, which the first one has no more, and before a tag stands a datum.
+        # A datum lies between its header (removed from the first one) and its tag.
         sizes = np.fromiter(map(len, values), np.int64, count) if self._optional else _NONE
         ends = np.cumsum(sizes + len(parts[1])) - len(parts[1]) - len(header)
         return self.table(frame, payload, ends - sizes + len(header), ends)
@@ -249,14 +247,14 @@ class WriterSchema:
     def table(
         self, frame: pl.DataFrame, data: bytes, starts: Longs, ends: Longs
     ) -> pa.Table | None:
-        """The columns of `glued`, as polars read them, in the types of the table; None if one of
-        them is not what it should be. `starts` and `ends`: of each datum in `data`."""
+        """The columns of `glued`, as read by polars, converted to the types of the table; None if a
+        column is invalid. `starts` and `ends`: position of each datum in `data`."""
         table = frame.to_arrow()
         if any(column.num_chunks != 1 for column in table.columns):
             return None
         raw = [column.chunk(0) for column in table.columns]
         if self._optional and not branches_valid(
-            [each.glued for _, each in self._fields],
+            [avro_type.glued for _, avro_type in self._fields],
             raw,
             np.frombuffer(data, np.uint8),
             starts,
@@ -265,12 +263,13 @@ class WriterSchema:
             return None
         try:
             arrays = [
-                each.fitted(column) for (_, each), column in zip(self._fields, raw, strict=True)
+                avro_type.fitted(column)
+                for (_, avro_type), column in zip(self._fields, raw, strict=True)
             ]
         except (
             UnreadableDatum,
             pa.ArrowInvalid,
-        ):  # out of range somewhere: one by one will say where
+        ):  # a value is out of range: the strict reader finds it
             return None
         return pa.Table.from_arrays(arrays, schema=self.columns)
 
@@ -300,7 +299,10 @@ class WriterSchema:
         if not self._fields:  # rows without columns: only a struct array keeps their number
             batch = pa.RecordBatch.from_struct_array(pa.array(rows, pa.struct([])))
             return pa.Table.from_batches([batch])
-        arrays = [pa.array([row[name] for row in rows], each.arrow) for name, each in self._fields]
+        arrays = [
+            pa.array([row[name] for row in rows], avro_type.arrow)
+            for name, avro_type in self._fields
+        ]
         return pa.Table.from_arrays(arrays, schema=self.columns)
 
     def _preamble(self, headed: bool) -> bytes:
@@ -308,8 +310,8 @@ class WriterSchema:
 
     @property
     def glued(self) -> list[tuple[str, Any]]:
-        """The fields that polars reads a datum by."""
-        return [(f"f{i}", each.glued) for i, (_, each) in enumerate(self._fields)]
+        """The fields of a datum in the schema for polars."""
+        return [(f"f{i}", avro_type.glued) for i, (_, avro_type) in enumerate(self._fields)]
 
     @property
     def gluable(self) -> bool:
@@ -318,20 +320,20 @@ class WriterSchema:
 
 def preamble(fields: Sequence[tuple[str, Any]]) -> bytes:
     """The beginning of an Avro container with records of `fields`."""
-    named = [{"name": name, "type": each} for name, each in fields]
+    named = [{"name": name, "type": kind} for name, kind in fields]
     schema = json.dumps(_numbered({"type": "record", "fields": named})).encode()
     pair = zigzag(len(b"avro.schema")) + b"avro.schema" + zigzag(len(schema)) + schema
     return b"Obj\x01" + zigzag(1) + pair + zigzag(0) + _SYNC
 
 
 def open_block(glue: bytes, payload: bytes, count: int) -> pl.DataFrame | None:
-    """A container of one block, read by polars; None if polars will not."""
+    """A container of one block, read by polars; None if polars fails."""
     sizes = zigzag(count) + zigzag(len(payload))
     try:
         return pl.read_avro(io.BytesIO(b"".join((glue, sizes, payload, _SYNC))))
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
-    except BaseException:  # a panic of polars is a BaseException, and says: not this way
+    except BaseException:  # a panic in polars is a BaseException; use the strict reader
         return None
 
 
@@ -345,7 +347,7 @@ def _sealed() -> list[bytes]:
 
 
 def zigzag(number: int) -> bytes:
-    number <<= 1  # only counts and sizes come here: never negative
+    number <<= 1  # only counts and sizes: never negative
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)
@@ -354,25 +356,25 @@ def zigzag(number: int) -> bytes:
 
 
 def _numbered(schema: Any) -> Any:
-    """The schema with a name for each record and fixed: Avro wants them, all different."""
+    """The schema with a unique name for each record and fixed, as Avro requires."""
     count = 0
 
-    def walk(each: Any) -> Any:
+    def walk(node: Any) -> Any:
         nonlocal count
-        if isinstance(each, list):
-            return [walk(branch) for branch in each]
-        if not isinstance(each, dict):
-            return each
-        if each.get("type") in ("record", "fixed"):
+        if isinstance(node, list):
+            return [walk(branch) for branch in node]
+        if not isinstance(node, dict):
+            return node
+        if node.get("type") in ("record", "fixed"):
             count += 1
-            each = {"name": f"n{count}", **each}
-        return {key: walk(value) for key, value in each.items()}
+            node = {"name": f"n{count}", **node}
+        return {key: walk(value) for key, value in node.items()}
 
     return walk(schema)
 
 
 class _ColumnBuilder:
-    """Avro's JSON → `AvroType`s. Keeps the named types met so far."""
+    """Avro's JSON schema → `AvroType`s. Keeps the named types seen so far."""
 
     def __init__(self) -> None:
         self.named: dict[str, tuple[dict[str, Any], str]] = {}
@@ -427,7 +429,7 @@ class _ColumnBuilder:
             self.path.pop()
 
     def name(self, schema: dict[str, Any], space: str) -> tuple[str, str]:
-        """Remember a named type; gives its full name and the namespace of what is inside."""
+        """Registers a named type. Returns its full name and the namespace for its nested types."""
         name = _text(_part(schema, "name"))
         space = _text(schema.get("namespace", space) or "")
         full = name if "." in name or not space else f"{space}.{name}"
@@ -461,7 +463,7 @@ class _ColumnBuilder:
                 raise UnsupportedSchema(f"field {name}: {error}") from None
             if isinstance(olds := field.get("aliases"), list):
                 path = ".".join([*self.path, name])
-                self.aliases[path] = tuple(each for each in olds if _is_text(each))
+                self.aliases[path] = tuple(alias for alias in olds if _is_text(alias))
         self.open.pop()
         return fields
 
@@ -477,7 +479,7 @@ class _ColumnBuilder:
             else self.type(branch, space, depth + 1)
             for branch, is_null in zip(branches, null, strict=True)
         ]
-        real = [each for each in types if each]
+        real = [avro_type for avro_type in types if avro_type]
         if not real:
             raise UnsupportedSchema("a column that is always null; Iceberg has no such type")
         if sum(null) > 1 or any(isinstance(branch, list) for branch in branches):
@@ -508,8 +510,8 @@ def _text(value: Any) -> str:
 
 
 def _is_text(value: Any) -> bool:
-    """Half of a surrogate pair can be escaped in JSON, and is none."""
-    return isinstance(value, str) and not any("\ud800" <= each <= "\udfff" for each in value)
+    """JSON can escape half of a surrogate pair, which is not valid text."""
+    return isinstance(value, str) and not any("\ud800" <= char <= "\udfff" for char in value)
 
 
 def _within(array: pa.Array, low: int | Decimal, high: int | Decimal) -> pa.Array:
@@ -521,7 +523,7 @@ def _within(array: pa.Array, low: int | Decimal, high: int | Decimal) -> pa.Arra
 
 
 def _number(low: int, high: int, arrow: pa.DataType, times: int = 1) -> AvroType:
-    """A whole number with bounds, times a factor, seen as `arrow`."""
+    """An integer with bounds, multiplied by `times`, as `arrow`."""
     wide = arrow.bit_width == 64
 
     def read(datum: Datum) -> int:
@@ -542,7 +544,7 @@ def _number(low: int, high: int, arrow: pa.DataType, times: int = 1) -> AvroType
 
 _INT32 = -(2**31), 2**31 - 1
 _INT64 = -(2**63), 2**63 - 1
-_MILLIS = -(2**63 // 1000), (2**63 - 1) // 1000  # as many as fit when told in microseconds
+_MILLIS = -(2**63 // 1000), (2**63 - 1) // 1000  # the range that fits in microseconds
 _DAY = 86_400_000
 _UTC = pa.timestamp("us", "UTC")
 _LOCAL = pa.timestamp("us")
@@ -587,16 +589,16 @@ _PRIMITIVES: Mapping[str, AvroType] = {
     "long": _NUMBERS["long", ""],
     "float": AvroType(pa.float32(), _read_float, "float"),
     "double": AvroType(pa.float64(), _read_double, "double"),
-    # As polars and Avro's Java library have it: 1 is true, all else is false.
+    # As in polars and Avro's Java library: 1 is true, any other byte is false.
     "boolean": AvroType(pa.bool_(), lambda datum: datum.take(1) == b"\x01", "boolean"),
     "string": AvroType(pa.large_string(), _read_string, "string"),
     "bytes": AvroType(pa.large_binary(), _read_bytes, "bytes"),
 }
 
 
-#: Types that Debezium names and Avro has no word for. Those of which a column could not hold every
-#: value stay what they are underneath: a time of day may be 24:00 or 838 hours, a moment with a
-#: zone `infinity`, and nanoseconds need another version of the table's format.
+#: Debezium's named types → Avro logical types. Types with values that a column cannot hold keep
+#: their underlying type: a time of day may be 24:00 or 838 hours, a timestamp with zone may be
+#: `infinity`, and nanoseconds need Iceberg format version 3.
 _DEBEZIUM: Mapping[tuple[str, str], str] = {
     ("int", "io.debezium.time.Date"): "date",
     ("long", "io.debezium.time.Timestamp"): "local-timestamp-millis",
@@ -605,7 +607,7 @@ _DEBEZIUM: Mapping[tuple[str, str], str] = {
 
 
 def _primitive(kind: str, schema: dict[str, Any]) -> AvroType:
-    # A logical type that is unknown, or on the wrong type, is ignored: so says Avro's text.
+    # The Avro specification ignores a logical type that is unknown or on the wrong type.
     logical = schema.get("logicalType") or _DEBEZIUM.get((kind, str(schema.get("connect.name"))))
     if kind == "bytes" and logical == "decimal":
         return _decimal(schema, _read_bytes, {"type": "bytes"}) or _PRIMITIVES[kind]
@@ -621,7 +623,7 @@ def _decimal(schema: dict[str, Any], read: Read, base: dict[str, Any]) -> AvroTy
     if scale > 38:
         raise UnsupportedSchema(f"expected a decimal scale of at most 38, found {scale}")
     # Iceberg has 38 digits. Kafka Connect's decimals have no precision, and Confluent's converter
-    # registers 64 for all of them: which values fit, only the values say.
+    # registers 64 for all of them: whether a value fits is checked per value.
     precision = min(precision, 38)
     most = 10**precision - 1
     context = Context(prec=38)
@@ -645,7 +647,7 @@ def _fixed(schema: dict[str, Any]) -> AvroType:
     if type(size) is not int or not 0 < size < 2**31:
         raise UnsupportedSchema(f"expected a fixed of at least one byte, found {size!r}")
     read: Read = lambda datum: datum.take(size)  # noqa: E731
-    # polars sets room aside for every row, null or not: a huge optional fixed would take it all.
+    # polars allocates space for every row, null or not: a huge optional fixed would exhaust memory.
     glued = {"type": "fixed", "size": size} if size <= 256 else None
     if schema.get("logicalType") == "decimal":
         decimal = _decimal(schema, read, {"type": "fixed", "size": size})
@@ -656,7 +658,7 @@ def _fixed(schema: dict[str, Any]) -> AvroType:
 
 
 def _enum(schema: dict[str, Any]) -> AvroType:
-    symbols = [_text(each) for each in _list(_part(schema, "symbols"))]
+    symbols = [_text(symbol) for symbol in _list(_part(schema, "symbols"))]
     texts = pa.array(symbols, pa.large_string())
 
     def read(datum: Datum) -> Any:
@@ -665,14 +667,14 @@ def _enum(schema: dict[str, Any]) -> AvroType:
             raise UnreadableDatum(f"expected a symbol from 0 to {len(symbols) - 1}, found {index}")
         return symbols[index]
 
-    # take() checks the upper bound only in part of its ways: check both here.
+    # take() checks the upper bound only on some code paths: check both bounds here.
     fit: Fit = lambda array: texts.take(_within(array, 0, len(symbols) - 1))  # noqa: E731
     return AvroType(pa.large_string(), read, "long", fit)
 
 
 def _record(fields: dict[str, AvroType]) -> AvroType:
-    arrow = pa.struct([each.field(name) for name, each in fields.items()])
-    parts = [(name, each.read) for name, each in fields.items()]
+    arrow = pa.struct([avro_type.field(name) for name, avro_type in fields.items()])
+    parts = [(name, avro_type.read) for name, avro_type in fields.items()]
 
     def read(datum: Datum) -> dict[str, Any]:
         row = {}
@@ -686,18 +688,23 @@ def _record(fields: dict[str, AvroType]) -> AvroType:
         return row
 
     def fit(array: pa.Array) -> pa.Array:
-        children = [each.fitted(_whole(array).field(i)) for i, each in enumerate(fields.values())]
+        children = [
+            avro_type.fitted(_whole(array).field(i)) for i, avro_type in enumerate(fields.values())
+        ]
         return pa.Array.from_buffers(arrow, len(array), array.buffers()[:1], children=children)
 
     glued = None
-    if all(each.glued is not None for each in fields.values()):
-        inner = [{"name": f"f{i}", "type": each.glued} for i, each in enumerate(fields.values())]
+    if all(avro_type.glued is not None for avro_type in fields.values()):
+        inner = [
+            {"name": f"f{i}", "type": avro_type.glued}
+            for i, avro_type in enumerate(fields.values())
+        ]
         glued = {"type": "record", "fields": inner}
     return AvroType(arrow, read, glued, fit)
 
 
 def _whole(array: pa.Array) -> pa.Array:
-    """Buffers may be taken as they are only from an array that is no slice."""
+    """The array, which must not be a slice: callers reuse its buffers unchanged."""
     if array.offset:
         raise UnreadableDatum("a slice")
     return array
@@ -708,12 +715,12 @@ def _blocks(datum: Datum, read: Read) -> list[Any]:
     while True:
         count = datum.long()
         if count < 0:
-            datum.long()  # the block's size in bytes: only for those who skip it
-            # polars takes the least of all longs for no items: its negative does not exist.
+            datum.long()  # the block's size in bytes: only needed to skip it
+            # polars reads the minimum long as no items: it has no positive counterpart.
             count = -count if count != -(2**63) else 0
         elif count == 0:
             return items
-        # Each item takes a byte or more, so a count beyond the bytes left cannot be true.
+        # Each item takes at least one byte, so a count above the bytes left is invalid.
         if count > len(datum.data) - datum.place:
             raise UnreadableDatum(f"expected at most one item a byte, found a count of {count}")
         items.extend(read(datum) for _ in range(count))
@@ -766,7 +773,7 @@ def _optional(real: AvroType, null_first: bool) -> AvroType:
 
 
 def _only(real: AvroType) -> AvroType:
-    """A union of one branch: an index that says nothing, then the value."""
+    """A union of one branch: an index that is always 0, then the value."""
 
     def read(datum: Datum) -> Any:
         index = datum.long()
@@ -778,17 +785,17 @@ def _only(real: AvroType) -> AvroType:
 
 
 def _members(types: list[AvroType | None]) -> AvroType:
-    """A union of several branches: a struct with one optional member for each."""
+    """A union of several branches: a struct with one optional member per branch."""
     names = iter(f"member{i}" for i in range(len(types)))
-    named = [(next(names), each) if each else None for each in types]
-    arrow = pa.struct([pa.field(*_pair(each)) for each in named if each])
+    named = [(next(names), avro_type) if avro_type else None for avro_type in types]
+    arrow = pa.struct([pa.field(*_pair(member)) for member in named if member])
 
     def read(datum: Datum) -> dict[str, Any] | None:
         index = datum.long()
         if not 0 <= index < len(named):
             raise UnreadableDatum(f"expected a branch from 0 to {len(named) - 1}, found {index}")
-        found = named[index]
-        return {found[0]: found[1].read(datum)} if found else None
+        member = named[index]
+        return {member[0]: member[1].read(datum)} if member else None
 
     return AvroType(arrow, read, None, nullable=None in types)
 

@@ -1,18 +1,18 @@
-"""Did every optional value of a block say which branch it is, 0 or 1? Runs on executors.
+"""Checks that every optional value of a block has a branch index of 0 or 1. Runs on executors.
 
-polars takes any other number for the second branch. What it read is given here again: its columns,
-the bytes they came from, and where each datum begins and ends. From the values follows how many
-bytes each takes in its shortest form, so where the byte stands that names a branch:
+polars reads any other index as the second branch. In: the columns that polars read, the bytes they
+came from, and the start and end of each datum. The values determine how many bytes each takes in
+its shortest form, and therefore the position of each branch index:
 
     datum   │ 0e 61 62 …  │ 02 │ 06 …  │ 00 │ …
     columns │ text, 7     │ 1: a long   │ 0: null
 
-Nothing is shorter than its shortest form, so if the datums end where they should, every value is in
-it and stands where it was looked for. Where they do not (numbers with needless bytes, arrays in
-several blocks), nothing is known, and the strict reader has to say.
+No encoding is shorter than the shortest form. So if all datums end at the computed positions, every
+value is in its shortest form and at its computed position. If they do not (numbers with redundant
+bytes, arrays in several blocks), the check fails and the strict reader decides.
 
-(A decimal of no bytes is 0, and shorter than the shortest form that others write. It makes the ends
-differ, unless the same datum has as many needless bytes elsewhere.)
+(A decimal of no bytes is 0, and shorter than the shortest form computed here. It makes the ends
+differ, unless the same datum has as many redundant bytes elsewhere.)
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ Sizes = Longs | int
 
 
 def optional(glued: Any) -> bool:
-    """Has a type as polars reads it any optional value, itself or inside?"""
+    """Is a type of the schema for polars optional, or does it contain an optional type?"""
     if isinstance(glued, list):
         return True
     if not isinstance(glued, dict):
         return False
-    inner = [each["type"] for each in glued.get("fields", ())] + [glued.get("items")]
+    inner = [field["type"] for field in glued.get("fields", ())] + [glued.get("items")]
     return any(map(optional, inner))
 
 
 def branches_valid(
     fields: Sequence[Any], arrays: Sequence[pa.Array], data: Bytes, starts: Longs, ends: Longs
 ) -> bool:
-    """`fields`: the types by which polars read the `arrays`."""
+    """`fields`: the types in the schema for polars, one per array of `arrays`."""
     sizes = [_sizes(glued, array) for glued, array in zip(fields, arrays, strict=True)]
     places = [starts]
     for size in sizes:
@@ -58,17 +58,17 @@ def branches_valid(
 def width(numbers: Longs) -> Longs:
     """Bytes of each number as a zigzag varint in its shortest form."""
     zigzag = ((numbers << 1) ^ (numbers >> 63)).view(np.uint64)
-    found = np.ones(len(numbers), np.int64)
+    widths = np.ones(len(numbers), np.int64)
     limit = 1 << 7
     highest = int(zigzag.max()) if len(zigzag) else 0
     while limit <= highest:
-        found += zigzag >= np.uint64(limit)
+        widths += zigzag >= np.uint64(limit)
         limit <<= 7
-    return found
+    return widths
 
 
 def _sizes(glued: Any, array: pa.Array) -> Sizes:
-    """How many bytes each value takes; of a null that is not optional itself, any number."""
+    """Bytes that each value takes; arbitrary for a null whose type is not optional."""
     if isinstance(glued, list):
         with_index: Longs = 1 + _sizes(_real(glued), array) * _valid(array)
         return with_index
@@ -80,8 +80,8 @@ def _sizes(glued: Any, array: pa.Array) -> Sizes:
     if kind == "fixed":
         return int(glued["size"])
     if kind == "record":
-        inner = [each["type"] for each in glued["fields"]]
-        sizes = [_sizes(each, array.field(i)) for i, each in enumerate(inner)]
+        inner = [field["type"] for field in glued["fields"]]
+        sizes = [_sizes(inner_type, array.field(i)) for i, inner_type in enumerate(inner)]
         total: Sizes = 0
         for size in sizes:
             total = total + size
@@ -98,7 +98,8 @@ def _sizes(glued: Any, array: pa.Array) -> Sizes:
 
 
 def _told(glued: Any, array: pa.Array, at: Longs, data: Bytes, live: Any) -> bool:
-    """`at`: where each value begins. `live`: which of them there are; None: all."""
+    """Are all branch indexes right? `at`: start of each value. `live`: mask of present values;
+    None: all."""
     if isinstance(glued, list):
         valid = _valid(array)
         expected = np.where(valid == (glued[0] == "null"), 2, 0)
@@ -112,11 +113,11 @@ def _told(glued: Any, array: pa.Array, at: Longs, data: Bytes, live: Any) -> boo
             or _told(inner, array, at + 1, data, valid if live is None else live & valid)
         )
     if glued["type"] == "record":
-        for i, each in enumerate(glued["fields"]):
+        for i, field in enumerate(glued["fields"]):
             child = array.field(i)
-            if optional(each["type"]) and not _told(each["type"], child, at, data, live):
+            if optional(field["type"]) and not _told(field["type"], child, at, data, live):
                 return False
-            at = at + _sizes(each["type"], child)
+            at = at + _sizes(field["type"], child)
         return True
     if not len(array):
         return True
@@ -130,7 +131,7 @@ def _told(glued: Any, array: pa.Array, at: Longs, data: Bytes, live: Any) -> boo
 
 
 def _items(glued: Any, array: pa.Array) -> tuple[Longs, pa.Array, Longs]:
-    """Where the items of each list begin, the items, and where each ends, from the first on."""
+    """Offsets of the lists, their items, and the cumulative sizes of the items in bytes."""
     offsets = _numbers(array, np.int64, 1)
     items = array.values
     sizes = np.broadcast_to(_sizes(glued["items"], items), len(items))
@@ -148,21 +149,21 @@ def _valid(array: pa.Array) -> Any:
 
 
 def _numbers(array: pa.Array, kind: Any, more: int = 0) -> Longs:
-    """What stands in an array, nulls too; `more`: of the borders of its values."""
-    found = np.frombuffer(array.buffers()[1] or b"", kind)
-    return found[array.offset : array.offset + len(array) + more]
+    """The second buffer of an array, nulls included: its values, or with `more=1` its offsets."""
+    values = np.frombuffer(array.buffers()[1] or b"", kind)
+    return values[array.offset : array.offset + len(array) + more]
 
 
 _FIXED = {"boolean": 1, "float": 4, "double": 8}
 
 
 def _decimal_bytes(array: pa.Array) -> Longs:
-    """Of two's complement, as few as are needed."""
+    """Bytes of each decimal in the shortest two's complement."""
     pairs = np.frombuffer(array.buffers()[1] or b"", np.int64).reshape(-1, 2)
     low, high = pairs[array.offset : array.offset + len(array)].T
-    low, high = (np.where(high < 0, ~each, each).view(np.uint64) for each in (low, high))
-    found = np.ones(len(array), np.int64)
+    low, high = (np.where(high < 0, ~half, half).view(np.uint64) for half in (low, high))
+    sizes = np.ones(len(array), np.int64)
     for bits in range(7, 127, 8):
         limit = np.uint64(1 << bits % 64)
-        found += (high >= limit) if bits > 63 else (high > 0) | (low >= limit)
-    return found
+        sizes += (high >= limit) if bits > 63 else (high > 0) | (low >= limit)
+    return sizes

@@ -1,10 +1,9 @@
-"""Arrays in; the same values in another type out, with nulls where they were, at every depth.
+"""Casts arrays to another type and preserves nulls at every depth. Runs on executors.
 
-Arrow's own `cast` and `view`, and writing Parquet, refuse a child that may not be null where its
-own bits say null, even under a parent that is null. Decoders, `take` and `pa.nulls` make such
-children. What comes out of here has none: under a null parent a required child has no nulls of its
-own. A null that the type does not allow under a parent that is there is told as `Missing`.
-Runs on executors.
+Arrow's own `cast` and `view`, and its Parquet writer, refuse a required child with null bits, even
+under a null parent. Decoders, `take` and `pa.nulls` produce such children. The arrays returned from
+here contain none: under a null parent a required child has no nulls of its own. A null in a
+required child under a non-null parent raises `MissingField`.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
-#: Of two struct types: for each field of the second its place in the first, -1 where it has none.
+#: Two struct types → for each field of the second its position in the first, -1 if absent.
 Match = Callable[[Any, Any], Sequence[int]]
 
 _ID = b"PARQUET:field_id"
-#: A field's metadata with its default: a stream of Arrow's with one value.
+#: Metadata key of a field's default: an Arrow IPC stream with one value.
 DEFAULT = b"frazil.default"
 
 
 class MissingField(ValueError):
-    """So many values lack something that is required, at a path below the column."""
+    """`count` values lack the required field at `path`."""
 
     def __init__(self, path: str, count: int) -> None:
         super().__init__(f"{count} values without {path!r}, which is required")
@@ -35,33 +34,33 @@ class MissingField(ValueError):
         self.count = count
 
 
-def by_name(given: Any, there: Any) -> list[int]:
-    return [given.get_field_index(each.name) for each in there]
+def by_name(given: Any, target: Any) -> list[int]:
+    return [given.get_field_index(field.name) for field in target]
 
 
-def by_place(given: Any, there: Any) -> range:
-    return range(len(there))
+def by_place(given: Any, target: Any) -> range:
+    return range(len(target))
 
 
-def by_id(given: Any, there: Any) -> list[int]:
-    places = {field_id(each): at for at, each in enumerate(given)}
-    return [places.get(field_id(each), -1) for each in there]
+def by_id(given: Any, target: Any) -> list[int]:
+    places = {field_id(field): at for at, field in enumerate(given)}
+    return [places.get(field_id(field), -1) for field in target]
 
 
 def default_of(field: pa.Field) -> pa.Scalar | None:
-    """What is written where a record lacks the field, if its metadata says so (`defaults`)."""
-    said = (field.metadata or {}).get(DEFAULT)
-    return None if said is None else _scalar(said)
+    """The write default in the field's metadata (see `default_values`), or None."""
+    encoded = (field.metadata or {}).get(DEFAULT)
+    return None if encoded is None else _scalar(encoded)
 
 
 @lru_cache(maxsize=1024)
-def _scalar(said: bytes) -> pa.Scalar:
-    return pa.ipc.open_stream(said).read_all().column(0)[0]
+def _scalar(encoded: bytes) -> pa.Scalar:
+    return pa.ipc.open_stream(encoded).read_all().column(0)[0]
 
 
 def field_id(field: pa.Field) -> int | None:
-    said = (field.metadata or {}).get(_ID)
-    return None if said is None else int(said)
+    encoded = (field.metadata or {}).get(_ID)
+    return None if encoded is None else int(encoded)
 
 
 def project(
@@ -70,15 +69,15 @@ def project(
     match: Match = by_name,
     defaults: Mapping[int, pa.Scalar] | None = None,
 ) -> Any:
-    """A column, chunked or not, as `field` has it.
+    """A column, chunked or not, converted to `field`.
 
-    Fields of structs are those that `match` finds; what is not there is its default, or null. The
-    `defaults` are told by field id, or by a field's own metadata. Leaves are cast, safely: an
-    `ArrowException` tells of values that do not fit.
+    `match` pairs the fields of structs; an absent field gets its default, or null. Defaults come
+    from `defaults`, by field id, or from the field's own metadata. Leaves are cast safely: a value
+    that does not fit raises `ArrowException`.
     """
     work = _Cast(match, defaults or {})
     if isinstance(column, pa.ChunkedArray):
-        chunks = [work.value(each, field, None, field.name) for each in column.chunks]
+        chunks = [work.value(chunk, field, None, field.name) for chunk in column.chunks]
         return pa.chunked_array(chunks, field.type)
     return work.value(column, field, None, field.name)
 
@@ -86,12 +85,12 @@ def project(
 def absent(
     count: int, field: pa.Field, defaults: Mapping[int, pa.Scalar] | None = None
 ) -> pa.Array:
-    """A column that is not there."""
+    """An absent column: `count` defaults, or nulls."""
     return _Cast(by_place, defaults or {}).absent(count, field, None, field.name)
 
 
 def projected(rows: pa.Table) -> pa.Table:
-    """The table as it is, fit to be written. Copies nothing of columns that are so already."""
+    """The same table, ready to be written. Does not copy columns that are ready already."""
     columns = [
         project(column, field, by_place) if pa.types.is_nested(field.type) else column
         for column, field in zip(rows.columns, rows.schema, strict=True)
@@ -105,7 +104,7 @@ class _Cast:
         self._defaults = defaults
 
     def value(self, array: Any, field: pa.Field, present: Mask | None, path: str) -> Any:
-        """`present`: where everything around the array is there; None: everywhere."""
+        """`present`: mask of values with no null ancestor; None: all."""
         kind = field.type
         if not (self._match is not by_id and array.type == kind and _sound(array, field)):
             if pa.types.is_struct(kind):
@@ -136,11 +135,11 @@ class _Cast:
         inside = _both(array, present)
         children = []
         for at, field in zip(self._match(array.type, kind), kind, strict=True):
-            here = f"{path}.{field.name}"
+            child_path = f"{path}.{field.name}"
             if at < 0:
-                children.append(self.absent(len(array), field, inside, here))
+                children.append(self.absent(len(array), field, inside, child_path))
             else:
-                children.append(self.value(array.field(at), field, inside, here))
+                children.append(self.value(array.field(at), field, inside, child_path))
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=_nulls(array))
 
     def _list(self, array: Any, kind: Any, present: Mask | None, path: str) -> Any:
@@ -162,18 +161,18 @@ class _Cast:
 
 
 def _sound(array: Any, field: pa.Field) -> bool:
-    """Has it no nulls where the type has none, its own and those of all that is in it?"""
+    """Is the array free of nulls in required fields, at every depth?"""
     kind = field.type
     if not field.nullable and array.null_count:
         return False
     if pa.types.is_struct(kind):
-        return all(_sound(array.field(at), each) for at, each in enumerate(kind))
+        return all(_sound(array.field(at), child) for at, child in enumerate(kind))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _sound(_items(array)[0], kind.value_field)
     if pa.types.is_map(kind):
         pairs, _ = _items(array)
         fields = kind.key_field, kind.item_field
-        return all(_sound(pairs.field(at), each) for at, each in enumerate(fields))
+        return all(_sound(pairs.field(at), child) for at, child in enumerate(fields))
     return True
 
 
@@ -188,7 +187,7 @@ def _leaf(array: Any, kind: pa.DataType) -> Any:
 
 
 def _filled(array: Any) -> Any:
-    """Without nulls; what stands where they were is anything."""
+    """The array without nulls; the values in their place are arbitrary."""
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
         return pa.ExtensionArray.from_storage(kind, _filled(array.storage))
@@ -204,8 +203,8 @@ def _filled(array: Any) -> Any:
 
 
 def _items(array: Any) -> tuple[Any, Any]:
-    """What stands in the lists (or maps, as pairs) of an array, and how many in each. What a null
-    may have behind it is left out."""
+    """The items of an array's lists (of maps: its pairs), and the number of items per list. Items
+    behind a null list are left out."""
     offsets = array.offsets.to_numpy(False)
     lengths = np.diff(offsets)
     start, end = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (0, 0)

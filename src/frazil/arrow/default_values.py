@@ -1,8 +1,8 @@
 """Default values of columns (Iceberg's format version 3). Runs on executors and on the driver.
 
-A table's columns know their `write-default` from `declared` on: it travels in the metadata of their
-Arrow fields, structs' own among them. Who brings rows into a table's shape writes it where a record
-lacks the column. A null that a record has is a null: the default does not stand for it.
+`declared` puts each column's `write-default` into the metadata of its Arrow field, nested fields
+included. Code that fits rows to a table writes the default where a record lacks the column. An
+explicit null in a record stays null.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from frazil.arrow.cast import DEFAULT, default_of, field_id, project
 
 def default_values(schema: Schema, which: str) -> dict[int, pa.Scalar]:
     """The columns' `initial_default` or `write_default`, by field id."""
-    found = {}
+    defaults = {}
     for number, field in index_by_id(schema).items():
         value = getattr(field, which)
         if value is not None:
             kind = schema_to_pyarrow(field.field_type)
             plain = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
             column = pa.array([value.bytes if isinstance(value, uuid.UUID) else value], plain)
-            found[number] = project(column, pa.field("", kind))[0]
-    return found
+            defaults[number] = project(column, pa.field("", kind))[0]
+    return defaults
 
 
 def declared(schema: Schema) -> pa.Schema:
-    """A table's columns in Arrow's types, with field ids and what is written by default."""
+    """A table's columns in Arrow's types, with field ids and write defaults."""
     columns = schema_to_pyarrow(schema)
     defaults = default_values(schema, "write_default")
-    return pa.schema([_declared(each, defaults) for each in columns]) if defaults else columns
+    return pa.schema([_declared(column, defaults) for column in columns]) if defaults else columns
 
 
 def _declared(field: pa.Field, defaults: Mapping[int, pa.Scalar]) -> pa.Field:
-    field = field.with_type(_mapped(field.type, lambda each: _declared(each, defaults)))
+    field = field.with_type(_mapped(field.type, lambda child: _declared(child, defaults)))
     default = defaults.get(field_id(field) or 0)
     if default is None:
         return field
@@ -55,13 +55,13 @@ def any_of(columns: pa.Schema) -> bool:
 
 
 def loosened(columns: pa.Schema) -> pa.Schema:
-    """The same, and what has a default may be missing."""
-    return pa.schema([_loosened(each) for each in columns])
+    """The same columns; those with a default are nullable."""
+    return pa.schema([_loosened(column) for column in columns])
 
 
 def of_json(rows: pa.Table, columns: pa.Schema, values: Sequence[bytes | None]) -> pa.Table:
-    """Rows that were read from JSON objects, with the defaults of members that these lack, at the
-    top and in structs. (In lists and maps a member that is not there is null.)"""
+    """Rows read from the JSON objects `values`, with defaults for absent members, at the top level
+    and in structs. (In lists and maps an absent member is null.)"""
     objects = [json.loads(value) if value else None for value in values]
     arrays = [
         _filled(rows.column(field.name).combine_chunks(), field, objects)
@@ -76,14 +76,14 @@ def of_json(rows: pa.Table, columns: pa.Schema, values: Sequence[bytes | None]) 
 def _filled(column: Any, field: pa.Field, objects: Sequence[Any]) -> Any:
     default = default_of(field)
     if default is not None:
-        lacking = [isinstance(each, dict) and field.name not in each for each in objects]
+        lacking = [isinstance(value, dict) and field.name not in value for value in objects]
         both = pa.concat_arrays([column, pa.repeat(default, 1)])
         places = [len(column) if lacks else at for at, lacks in enumerate(lacking)]
         return both.take(pa.array(places, pa.int64()))
     if not pa.types.is_struct(field.type) or not _any(field):
         return column
-    inside = [each.get(field.name) if isinstance(each, dict) else None for each in objects]
-    children = [_filled(column.field(at), each, inside) for at, each in enumerate(field.type)]
+    inside = [value.get(field.name) if isinstance(value, dict) else None for value in objects]
+    children = [_filled(column.field(at), child, inside) for at, child in enumerate(field.type)]
     mask = column.is_null() if column.null_count else None
     return pa.StructArray.from_arrays(children, fields=list(column.type), mask=mask)
 
@@ -91,7 +91,7 @@ def _filled(column: Any, field: pa.Field, objects: Sequence[Any]) -> Any:
 def _any(field: pa.Field) -> bool:
     if default_of(field) is not None:
         return True
-    return pa.types.is_struct(field.type) and any(_any(each) for each in field.type)
+    return pa.types.is_struct(field.type) and any(_any(child) for child in field.type)
 
 
 def _loosened(field: pa.Field) -> pa.Field:
@@ -100,9 +100,9 @@ def _loosened(field: pa.Field) -> pa.Field:
 
 
 def _mapped(kind: pa.DataType, change: Any) -> pa.DataType:
-    """A type with the fields that are in it changed."""
+    """A type with `change` applied to its child fields."""
     if pa.types.is_struct(kind):
-        return pa.struct([change(each) for each in kind])
+        return pa.struct([change(child) for child in kind])
     if pa.types.is_large_list(kind):
         return pa.large_list(change(kind.value_field))
     if pa.types.is_list(kind):

@@ -1,41 +1,40 @@
-"""Is every offset there exactly once? Proven from metadata alone, without reading data.
+"""Proves from metadata, without reading data, that a table holds every offset exactly once.
 
-Three witnesses are compared, each of which could be wrong alone:
+Three sources are compared; each of them could be wrong alone:
 
-- *the ledger*, the entries in the table's own snapshots, must join without hole or overlap,
-  partition by partition, and each must have added the rows that it says;
-- *the index*, a row for each batch and partition, must join too, and tell of each entry what the
-  entry tells of itself;
-- *the manifests*: the rows that the live data files hold, by their own counts and bounds of the
-  offset columns, must be the rows that the other two say were written, range by range.
+- *the ledger*: the entries in the table's snapshots must join without gap or overlap, partition by
+  partition, and each snapshot must have added the rows that its entry states;
+- *the index*: its rows, one per batch and partition, must join too, and agree with the entries;
+- *the manifests*: the rows of the live data files, by the files' own counts and bounds of the
+  offset columns, must be the rows that the other two report as written, range by range.
 
-Counts and bounds do not tell one offset from another. Where others brought rows of the sink's own
-ranges and rows were taken away, too, as many may be there as were written, and not the same: such a
-range is `cannot tell`, unless its files are those that a sink wrote, or the rows are read. A
-compaction (`replace`) is believed to leave rows as they are, as Iceberg defines it, where counts
-agree.
+Counts and bounds cannot distinguish one offset from another. Where other writers added rows in the
+sink's ranges and rows were also removed, the counts may agree although the rows differ. Such a
+range is `cannot tell`, unless a sink wrote all of its files, or the rows are read. A compaction
+(`replace`) is trusted to keep rows as they are, as Iceberg defines it, where counts agree.
 
-A ledger whose older snapshots were expired is a witness of what is left of it; the index knows the
-rest. Where two witnesses cannot tell what the third one says, the verdict is `cannot tell`, with
-the reason. A fourth witness, on request, are the offset columns themselves (`deep`).
+A ledger whose older snapshots were expired proves only the part that is left; the index covers the
+rest. Where two sources cannot confirm the third, the verdict is `cannot tell`, with the reason. On
+request (`deep`) the offset columns themselves are a fourth source.
 
-What a ledger can prove is one of two things, and the report says which. Of *records*: every offset
-of every range is written, rejected, skipped or invisible. Of *batches*, where rows stand for
-several records or none, or the source has no offsets: every range of the source was processed in
-exactly one committed batch, and the rows in the table are those the batches wrote.
+The report states which of three things is proven:
 
-Of *changes*, in an upsert table: every offset was applied by exactly one committed batch, each of
-which brought the rows and took away the keys that its entry says. Later batches and compactions
-remove rows that earlier ones brought, and the metadata does not say which: that the rows left are
-the last of their keys is what the batches' own deletes see to, and no count can show.
+- *records*: every offset of every range is written, rejected, skipped or invisible;
+- *batches*, where rows stand for several records or none, or the source has no offsets: every range
+  of the source was processed in exactly one committed batch, and the rows in the table are those
+  the batches wrote;
+- *changes*, in an upsert table: every offset was applied by exactly one committed batch, and each
+  batch added the rows and deleted the keys that its entry states. Later batches and compactions
+  remove rows of earlier ones, and metadata does not show which. The batches' own deletes ensure
+  that the rows left are the last of their keys; no count can show it.
 
-Offsets that retention deleted before they were read are neither there nor proven: where a person
-accepted that, and signed for it, they are an `accepted loss`; without a signature they are a loss.
+Offsets that retention deleted before they were read are neither present nor proven. They are an
+`accepted loss` where an operator signed for them, and a `gap` otherwise.
 
-A sink and the one that replays its dead letters write to the same tables. Their rows add up, and
-each has a ledger of its own: the sink's tells of records, the other's of batches.
+A sink and the sink that replays its dead letters write to the same tables. Their rows add up, and
+each has its own ledger: the sink's counts records, the replay's counts batches.
 
-This room does not import `commit`: the proof must not lean on what it proves.
+This package does not import `commit`: the proof must not depend on the code that it proves.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ from frazil.ledger.index_rows import IndexRows
 from frazil.ledger.sink_state import REPLAY
 from frazil.offsets import BATCHES, Cut, Partition, Range
 
-#: The worst first. `accepted loss` is no fault: a person has signed for it.
+#: The worst first. `accepted loss` is no fault: an operator has signed for it.
 KINDS = (
     "gap",
     "overlap",
@@ -77,9 +76,9 @@ KINDS = (
     "behind",
     "accepted loss",
 )
-#: So many ranges of a kind are named one by one, and so many files.
+#: The most ranges of one kind, and the most files, that are listed one by one.
 _NAMED, _FILES = 100, 20
-#: A rewrite with a filter would pass over the very files; all are measured anew.
+#: All files are rewritten: a filter would skip the files whose bounds are wrong.
 _REWRITE = "CALL system.rewrite_data_files(table => '{}', options => map('rewrite-all', 'true'))"
 
 
@@ -95,33 +94,33 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known of one table: from its metadata, and from the index's rows."""
+    """The facts about one table, from its metadata and from the rows of the index."""
 
     table: str
     #: the branch's ancestry, newest first
     history: Sequence[Snapshot]
-    #: sink → the snapshot that its witness, the tag, names
+    #: sink → the snapshot that its tag names
     witnesses: Mapping[str, Snapshot] = field(default_factory=dict)
-    #: sink → does its witness lie behind the branch, though snapshots between were expired? What is
-    #: not here, nothing shows
+    #: sink → is its tagged snapshot an ancestor of the branch, though snapshots between were
+    #: expired? A sink is missing where no metadata file shows it
     behind: Mapping[str, bool] = field(default_factory=dict)
-    #: the live data files; None: they are not looked at
+    #: the live data files; None: not examined
     files: Sequence[DataFile] | None = None
     #: live delete files, which hide rows of data files
     deletes: int = 0
-    #: snapshot id → the data files that it brought; None: nobody can tell
+    #: snapshot id → the data files that it added; None: unknown
     brought: Callable[[int], Sequence[DataFile] | None] | None = None
-    #: what the table keeps of commits of others whose snapshots its sinks expired
+    #: the table's record of foreign commits whose snapshots its sinks expired
     foreign_commits: Sequence[ForeignCommits] = ()
-    #: sink → the index's rows of this table; a sink whose index was not found is not in it
+    #: sink → the index rows of this table; a sink whose index was not found is missing
     index: Mapping[str, IndexRows] = field(default_factory=dict)
-    #: sink → the index's rows of the whole stream (`*`), of one that fills several tables
+    #: sink → the index rows of the whole stream (`*`), for a sink that fills several tables
     stream: Mapping[str, IndexRows] = field(default_factory=dict)
-    #: sink → where the index says that all its tables stand together
+    #: sink → the position in the index, which all of its tables have reached
     positions: Mapping[str, Cut] = field(default_factory=dict)
-    #: topic, partition and offset of every row that a reader sees
+    #: topic, partition and offset of every visible row
     deep: pa.Table | None = None
-    #: live files of which a manifest says what is not so, and what; None: nobody looked
+    #: (path, wrong statement) of live files that a manifest misdescribes; None: not examined
     misdescribed: Sequence[tuple[str, str]] | None = None
 
 
@@ -132,12 +131,12 @@ class PartitionReport:
     range: Range
     counts: OutcomeCounts
     findings: tuple[Finding, ...] = ()
-    #: rows in the live files; None where files hold several partitions and only the sum can tell
+    #: rows in the live files; None where files mix partitions and only the sum is known
     rows: int | None = None
 
     def ranges(self, kind: str) -> tuple[Range, ...]:
-        mine = [r for each in self.findings if each.kind == kind for r in each.ranges]
-        return tuple(sorted({r for r in mine if r.partition == self.range.partition}))
+        ranges = [r for finding in self.findings if finding.kind == kind for r in finding.ranges]
+        return tuple(sorted({r for r in ranges if r.partition == self.range.partition}))
 
     @property
     def gaps(self) -> tuple[Range, ...]:
@@ -149,7 +148,7 @@ class PartitionReport:
 
     @property
     def by_record(self) -> bool:
-        """Does it speak of single records?"""
+        """Is the verdict about single records?"""
         return self.range.partition != BATCHES and not self.counts.merged
 
     @property
@@ -164,11 +163,11 @@ class TableReport:
     lines: tuple[PartitionReport, ...]
     commits: int
     found: tuple[Finding, ...] = ()
-    #: who was heard
+    #: the sources that were examined
     witnesses: tuple[str, ...] = ()
     #: do its batches replace the rows of their keys?
     upserts: bool = False
-    #: what persons did to the stream
+    #: interventions of operators in the stream
     notes: tuple[OperatorNote, ...] = ()
 
     @property
@@ -181,7 +180,7 @@ class TableReport:
 
     @property
     def proves(self) -> str:
-        """`records`, `batches` or `changes`: of what the verdict speaks."""
+        """The subject of the verdict: `records`, `batches` or `changes`."""
         if self.upserts:
             return "changes"
         counted = [line for line in self.lines if line.range.partition != BATCHES]
@@ -191,8 +190,8 @@ class TableReport:
 
     @property
     def verdict(self) -> str:
-        """`proven`, or the name of the worst that was found; `accepted loss` where all that is not
-        lost is proven."""
+        """`proven`, or the kind of the worst finding; `accepted loss` where everything else is
+        proven."""
         return worst(self.found)
 
     def values(self) -> dict[str, object]:
@@ -233,12 +232,12 @@ class TableReport:
 
 
 def worst(findings: Iterable[Finding]) -> str:
-    kinds = {each.kind for each in findings}
+    kinds = {finding.kind for finding in findings}
     return next((kind for kind in KINDS if kind in kinds), "proven")
 
 
 def audit(evidence: Evidence, sink: str = "") -> list[TableReport]:
-    """One report per sink that wrote to the table (or for `sink` alone)."""
+    """One report per sink that wrote to the table (or for `sink` only)."""
     table = _TableHistory(evidence)
     return [
         _Check(evidence, table, name).report()
@@ -261,40 +260,40 @@ class _SinkLedger:
 
 
 class _TableHistory:
-    """What concerns all sinks of a table together."""
+    """The history of a table, for all of its sinks."""
 
     def __init__(self, evidence: Evidence) -> None:
         oldest_first = list(evidence.history)[::-1]
         self.complete = not oldest_first or oldest_first[0].parent is None
         self._oldest = oldest_first[0] if oldest_first else None
-        self._ids = {each.id for each in oldest_first}
-        mine: dict[str, list[Snapshot]] = {}
-        #: rows that others added, less those they removed
+        self._ids = {snapshot.id for snapshot in oldest_first}
+        by_sink: dict[str, list[Snapshot]] = {}
+        #: rows that other writers added, less those they removed
         self.foreign = 0
-        #: did they remove any, and certainly some of ours?
+        #: did other writers remove any rows; did they certainly remove rows of a sink?
         self.removed = self.taken = False
-        #: did the sink itself take away what its deletes hide?
+        #: did a sink itself remove the rows that its deletes hide?
         self.compacted = False
-        #: compactions that left more rows than they found
+        #: compactions that wrote more rows than they read
         self.swollen: list[str] = []
-        #: commits of others that brought rows, and those that took some away
+        #: foreign commits that added rows, and those that removed rows
         self._bringing: list[Snapshot] = []
         self.taking: list[Snapshot] = []
         self._brought = evidence.brought
-        #: the same of commits whose snapshots a sink has expired
+        #: foreign commits whose snapshots a sink has expired
         self.expired_commits = [c for c in evidence.foreign_commits if not c.within(self._ids)]
         rewound = set()
         for snapshot in oldest_first:
             summary = snapshot.summary
             if (sink := summary.get(PREFIX + "sink")) is not None:
-                if PREFIX + "rewound" in summary:  # of the index: its rows tell what stayed
-                    mine[sink] = []
+                if PREFIX + "rewound" in summary:  # of the index: its rows record what stayed
+                    by_sink[sink] = []
                     rewound.add(sink)
-                mine.setdefault(sink, []).append(snapshot)
+                by_sink.setdefault(sink, []).append(snapshot)
                 continue
             added = int(summary.get("added-records", 0))
             removed = int(summary.get("deleted-records", 0))
-            if snapshot.operation == "replace":  # rows by the same rows: nobody's are added
+            if snapshot.operation == "replace":  # rows replaced by the same rows: none are added
                 if added > removed:
                     self.swollen.append(f"snapshot {snapshot.id} rewrote {removed} rows as {added}")
                 removed, added = max(0, removed - added), 0
@@ -303,8 +302,8 @@ class _TableHistory:
                     continue
             elif brings_rows(snapshot):
                 self._bringing.append(snapshot)
-            # Whatever takes rows away, or hides them behind delete files, may have taken ours; more
-            # than others had, certainly.
+            # A commit that removes rows, or hides them behind delete files, may have removed rows
+            # of a sink; it certainly has if it removed more than other writers had added.
             hides = int(summary.get("added-delete-files", 0)) > 0
             if removed > 0 or hides or (snapshot.operation in _TAKING and not counted(summary)):
                 self.removed = True
@@ -312,62 +311,65 @@ class _TableHistory:
             self.taken |= self.complete and removed > self.foreign
             self.foreign += added - removed
         for sink, witness in evidence.witnesses.items():
-            # Of an expired history the witness still has the newest entry.
+            # If the history was expired, the tag still has the newest entry.
             expired = not self.complete and witness.sequence < oldest_first[0].sequence
-            if expired and sink not in mine and parse(witness.summary) is not None:
-                mine[sink] = [witness]
-        # The ledgers first: the index may still be on its way.
-        entries = {name: of_entries([each.summary for each in told]) for name, told in mine.items()}
-        #: sink → what the index tells of it in this table
-        self.rows = {name: by_partition(told.spans) for name, told in evidence.index.items()}
-        # Of a table that was rolled back behind its first entry the index alone may know.
+            if expired and sink not in by_sink and parse(witness.summary) is not None:
+                by_sink[sink] = [witness]
+        # The ledgers first: the index may still be loading.
+        entries = {
+            name: of_entries([snapshot.summary for snapshot in snapshots])
+            for name, snapshots in by_sink.items()
+        }
+        #: sink → its index rows of this table
+        self.rows = {name: by_partition(index.spans) for name, index in evidence.index.items()}
+        # If the table was rolled back behind its first entry, only the index may know the sink.
         self.sinks = {
             name: _SinkLedger(
-                tuple(mine.get(name, ())),
+                tuple(by_sink.get(name, ())),
                 by_partition(entries.get(name, NOTHING)),
                 self.complete and name not in rewound,
             )
-            for name in {*mine, *(name for name, rows in self.rows.items() if rows)}
+            for name in {*by_sink, *(name for name, rows in self.rows.items() if rows)}
         }
         self.whole = {name: self._together(name) for name in self.sinks}
         #: sinks whose batches replace the rows of their keys
         self.upserts = {
             name
-            for name, found in mine.items()
-            if any(PREFIX + "keys" in each.summary for each in found)
+            for name, snapshots in by_sink.items()
+            if any(PREFIX + "keys" in snapshot.summary for snapshot in snapshots)
         }
 
     def apart(self, witness: Snapshot) -> bool:
-        """Do expired snapshots lie between a witness and what is left?"""
+        """Do expired snapshots lie between a tagged snapshot and the history that is left?"""
         return self._oldest is not None and witness.id not in (*self._ids, self._oldest.parent)
 
     def _together(self, sink: str) -> Parts:
-        """What ledger and index tell of a sink: the index, as far as the ledger was expired."""
+        """The ranges of a sink: from the index where the ledger was expired, else the ledger."""
         ledger, rows = self.sinks[sink], self.rows.get(sink, {})
         if ledger.complete:
             return ledger.parts
-        found = dict(ledger.parts)
-        for partition, told in rows.items():
+        parts = dict(ledger.parts)
+        for partition, part in rows.items():
             left = ledger.parts.get(partition)
             if left is None:
-                found[partition] = told
+                parts[partition] = part
                 continue
-            before = told.end <= left.start[0]
-            if not _same(_busy(left), select(told, ~before)):  # else all is there already
-                found[partition] = joined_columns(select(told, before), left)
+            before = part.end <= left.start[0]
+            if not _same(_busy(left), select(part, ~before)):  # else the index has all of them
+                parts[partition] = joined_columns(select(part, before), left)
             else:
-                found[partition] = told
-        return found
+                parts[partition] = part
+        return parts
 
     def knows(self, sink: str) -> bool:
-        """Is all that a sink ever wrote here told by somebody?"""
+        """Do ledger and index together record everything that a sink wrote to this table?"""
         ledger = self.sinks[sink]
         return ledger.complete or sink in self.rows or not ledger.parts
 
     @cached_property
     def brought(self) -> list[tuple[Snapshot, Sequence[DataFile] | None]]:
-        """What others brought, where rows may have been taken away, too: as many of ours may be
-        gone as there are of theirs in the same ranges. Where none were taken, counts tell."""
+        """Files that foreign commits added, where rows may also have been removed: foreign rows may
+        then replace as many of the sink's in the same ranges. Without removals counts suffice."""
         if self.complete and not self.removed:
             return []
         return [(s, self._brought(s.id) if self._brought else None) for s in self._bringing]
@@ -377,7 +379,7 @@ class _TableHistory:
 
 
 class _Check:
-    """The case of one sink in one table."""
+    """The audit of one sink in one table."""
 
     def __init__(self, evidence: Evidence, table: _TableHistory, sink: str) -> None:
         self.evidence = evidence
@@ -410,13 +412,13 @@ class _Check:
         self.hear_notes()
         lines = []
         for partition, part in sorted(self.whole.items()):
-            mine = [f for f in self.findings if any(r.partition == partition for r in f.ranges)]
+            findings = [f for f in self.findings if any(r.partition == partition for r in f.ranges)]
             start, end = int(part.start[0]), int(part.end.max())
             lines.append(
                 PartitionReport(
                     Range(partition, start, max(start, end)),
                     self._counts(partition),
-                    tuple(mine),
+                    tuple(findings),
                     self.in_files.get(partition),
                 )
             )
@@ -431,21 +433,21 @@ class _Check:
             "footers": self.evidence.misdescribed is not None,
             "rows": self.evidence.deep is not None,
         }
-        found = sorted(self.findings, key=lambda each: KINDS.index(each.kind))
+        ordered = sorted(self.findings, key=lambda finding: KINDS.index(finding.kind))
         return TableReport(
             self.evidence.table,
             self.sink,
             tuple(lines),
             commits,
-            tuple(found),
+            tuple(ordered),
             tuple(name for name, was in heard.items() if was),
             self.sink in self.table.upserts,
             tuple(self.notes),
         )
 
     def _counts(self, partition: Partition) -> OutcomeCounts:
-        """What became of a partition's offsets. Between rows of the index lies what held nothing
-        for the table."""
+        """The outcomes of a partition's offsets. Offsets between rows of the index held nothing for
+        the table."""
         part = self.whole[partition]
         sums = {fate: int(getattr(part, fate).sum()) for fate in FATES}
         if partition != BATCHES and not self.ledger.complete:
@@ -459,17 +461,17 @@ class _Check:
     def ranged(
         self, kind: str, partition: Partition, spans: Iterable[tuple[int, int]], says: str
     ) -> None:
-        """A finding for ranges of one partition, if there are any; `{}` in the text names them."""
+        """Add a finding for ranges of one partition, if any; `{}` in the text stands for them."""
         ranges = [Range(partition, max(0, a), max(0, a, b)) for a, b in islice(spans, _NAMED)]
         if ranges:
             named = ", ".join(map(str, ranges[:4])) + (" …" if len(ranges) > 4 else "")
             self.found(kind, says.format(named), ranges)
 
-    # ── what persons did ─────────────────────────────────────────────────────────────────────
+    # ── notes of operators ───────────────────────────────────────────────────────────────────
 
     def hear_notes(self) -> None:
-        """Every offset that is told as lost lies in a range that somebody gave up, all of it, and
-        signed for: in the ledger, and where that was expired, in the index."""
+        """Every offset recorded as lost must lie in a range that an operator gave up as a whole and
+        signed for: in the ledger or, where that was expired, in the index."""
         signed: dict[tuple[Partition, int, int], OperatorNote] = {}
         for number, snapshot in enumerate(self.ledger.snapshots):
             if (note := OperatorNote.of(snapshot.summary.get(PREFIX + "note"))) is not None:
@@ -503,7 +505,7 @@ class _Check:
     ) -> None:
         if note not in self.notes:
             self.notes.append(note)
-        signed |= {(each.partition, each.start, each.end): note for each in ranges}
+        signed |= {(range_.partition, range_.start, range_.end): note for range_ in ranges}
 
     # ── the ledger ───────────────────────────────────────────────────────────────────────────
 
@@ -523,30 +525,30 @@ class _Check:
         self._rolled_back()
 
     def _unchained(self) -> None:
-        """Where an entry does not begin at the very place of Spark's sources where the last one
-        ended. Places are compared as they are; a sink that read Kafka by itself has none."""
-        here = ""
+        """Find entries that do not begin at the Spark source offset where the previous one ended.
+        The offsets are compared as text; a sink that reads Kafka directly has none."""
+        end = ""
         for snapshot in self.ledger.snapshots:
-            said = snapshot.summary.get(PREFIX + "source")
-            before, after = json.loads(said) if said else ("", "")
-            if here and before and before != here:
+            source = snapshot.summary.get(PREFIX + "source")
+            before, after = json.loads(source) if source else ("", "")
+            if end and before and before != end:
                 batch = snapshot.summary[PREFIX + "batches"].partition("..")[0]
                 self.found(
-                    "gap", f"batch {batch} begins at {before}, and the one before it ends at {here}"
+                    "gap", f"batch {batch} begins at {before}, and the one before it ends at {end}"
                 )
-            here = after
+            end = after
 
     def _miscounted(self) -> None:
-        """Entries that say something else than their own ranges do, or than Iceberg counted."""
+        """Find entries whose counts differ from their own ranges, or from Iceberg's summary."""
         derived = np.zeros((len(FATES), len(self.ledger.snapshots)), np.int64)
         for part in self.ledger.parts.values():
-            for told, fate in zip(derived, FATES, strict=True):
+            for counts, fate in zip(derived, FATES, strict=True):
                 if not getattr(part, fate).any():
                     continue
-                if len(part) == len(told):  # every entry has it
-                    told += getattr(part, fate)
+                if len(part) == len(counts):  # every entry has it
+                    counts += getattr(part, fate)
                 else:
-                    told[part.source] += getattr(part, fate)  # an entry names a partition once
+                    counts[part.source] += getattr(part, fate)  # an entry names a partition once
         for i, (snapshot, sums) in enumerate(
             zip(self.ledger.snapshots, derived.T.tolist(), strict=True)
         ):
@@ -554,12 +556,12 @@ class _Check:
             text = summary.get(PREFIX + "counts", "{}")
             counted = {} if text == _counts(sums) else json.loads(text)
             if counted and any(counted.get(f, 0) != n for f, n in zip(FATES, sums, strict=True)):
-                said = {fate: number for fate, number in counted.items() if number}
+                entry = {fate: number for fate, number in counted.items() if number}
                 ranges = {f: n for f, n in zip(FATES, sums, strict=True) if n}
                 self.found(
                     "unaccounted",
                     f"the entry of batches {summary[PREFIX + 'batches']} says"
-                    f" {said}; its ranges say {ranges}",
+                    f" {entry}; its ranges say {ranges}",
                     self._of_entry(i),
                 )
             added = summary.get("added-records", "0")
@@ -612,9 +614,9 @@ class _Check:
             )
 
     def _bridged(self, witness: Snapshot, ranges: Sequence[Range]) -> None:
-        """Snapshots between the sink's newest entry and the oldest that is left were expired. That
-        its number is lower shows nothing: numbers rise on a branch that was rolled back, too. Of an
-        append table the files tell; of an upsert table nothing but the ancestry does."""
+        """Snapshots between the sink's newest entry and the oldest one left were expired. A lower
+        sequence number proves nothing: numbers rise on a branch that was rolled back, too. In an
+        append table the files show a rollback; in an upsert table only the ancestry does."""
         behind = self.evidence.behind.get(self.sink)
         if behind is False:
             self.found(
@@ -642,7 +644,7 @@ class _Check:
         position = self.evidence.positions.get(self.sink)
         for partition, part in self.rows.items():
             gaps, overlaps = _joints(part)
-            # Batches that held nothing for the table have rows of the whole stream.
+            # Batches that held nothing for the table have rows in the whole stream only.
             bare = [hole for gap in gaps for hole in _uncovered(whole.get(partition), *gap)]
             self.ranged("gap", partition, bare, "the index has no row of {}")
             self.ranged("overlap", partition, overlaps, "the index has {} twice")
@@ -652,12 +654,12 @@ class _Check:
             wrong = [*_pairs(part, odd), *_pairs(strange.get(partition, NOTHING))]
             self.ranged("unaccounted", partition, wrong, "the index's row of {} does not add up")
         for partition in sorted({*self.rows, *self.ledger.parts}):
-            here = None if position is None else position.get(partition, 0)
-            self._compare(partition, here)
+            offset = None if position is None else position.get(partition, 0)
+            self._compare(partition, offset)
         self._misnamed()
 
     def _compare(self, partition: Partition, position: int | None) -> None:
-        """Entry by entry against the index's rows of it."""
+        """Compare each entry of the ledger with its rows in the index."""
         rows = self.rows.get(partition, NOTHING)
         entries = self.ledger.parts.get(partition, NOTHING)
         reached = int(entries.end.max()) if len(entries) else 0
@@ -680,18 +682,18 @@ class _Check:
             return
         low = np.searchsorted(rows.start, entries.start)
         high = np.searchsorted(rows.start, entries.end)
-        # The index is committed last: it may not know yet what the table has beyond the position.
+        # The index is committed last: it may lack rows of entries beyond its position.
         later = entries.end > (entries.end.max() if position is None else position)
         wanted = {"length": entries.end - entries.start - entries.elsewhere}
         wanted |= {fate: getattr(entries, fate) for fate in TOLD}
-        if partition == BATCHES:  # of batches a ledger tells nothing but the rows that were written
+        if partition == BATCHES:  # a ledger records only the rows written of a batch
             wanted = {"written": entries.written}
         differ = np.zeros(len(entries), bool)
-        for fate, there in wanted.items():
+        for fate, expected in wanted.items():
             column = rows.end - rows.start if fate == "length" else getattr(rows, fate)
             sums = np.append(0, np.cumsum(column))
-            mine = sums[high] - sums[low]
-            differ |= np.where(later, mine > there, mine != there)
+            actual = sums[high] - sums[low]
+            differ |= np.where(later, actual > expected, actual != expected)
         # A row that begins in an entry ends in it.
         last = np.maximum(high, 1) - 1
         differ |= (high > low) & (rows.end[last] > entries.end) if len(rows) else False
@@ -710,7 +712,7 @@ class _Check:
         )
 
     def _misnamed(self) -> None:
-        """Each row of a batch must name a commit that the ledger has, its snapshot and its life."""
+        """Each row of a batch must name a commit of the ledger, with its snapshot and epoch."""
         index = self.evidence.index[self.sink]
         places: dict[str, tuple[int, int, int, int]] = {}
         for snapshot in self.ledger.snapshots:
@@ -718,11 +720,11 @@ class _Check:
             first, _, last = summary[PREFIX + "batches"].partition("..")
             fact = (snapshot.id, int(first), int(last), int(summary[PREFIX + "epoch"]))
             places |= dict.fromkeys(summary[PREFIX + "commit-id"].split(","), fact)
-        known = [places.get(each) for each in index.commit_ids]
-        unknown = np.array([each is None for each in known], bool)
-        facts = np.array([each or (0, 0, 0, 0) for each in known], np.int64).reshape(-1, 4)
-        there, first, last, epoch = facts.T
-        wrong = (index.snapshots != there) & (index.snapshots != 0)
+        known = [places.get(commit_id) for commit_id in index.commit_ids]
+        unknown = np.array([fact is None for fact in known], bool)
+        facts = np.array([fact or (0, 0, 0, 0) for fact in known], np.int64).reshape(-1, 4)
+        snapshot_ids, first, last, epoch = facts.T
+        wrong = (index.snapshots != snapshot_ids) & (index.snapshots != 0)
         wrong |= (index.batches < first) | (index.batches > last) | (index.epochs > epoch)
         if not (wrong | unknown).any():
             return
@@ -730,7 +732,7 @@ class _Check:
             entries = self.ledger.parts.get(partition, NOTHING)
             if not len(entries):
                 continue
-            # Of what was expired nobody can tell.
+            # The commits of expired entries are unknown.
             since = rows.start >= entries.start[0]
             odd = np.where(unknown[rows.source], since, wrong[rows.source])
             self.ranged(
@@ -753,8 +755,8 @@ class _Check:
                 f"{len(twice)} data files are in the table twice: {twice[0]}",
                 sorted(ranges),
             )
-        for each in self.table.swollen:
-            self.found("overlap", f"a compaction left rows there twice: {each}")
+        for rewrite in self.table.swollen:
+            self.found("overlap", f"a compaction left rows there twice: {rewrite}")
         if self.table.upserts:
             self._hear_upserts(files)
             return
@@ -768,7 +770,7 @@ class _Check:
             for name, parts in self.table.whole.items()
             if name != self.sink and any(part.written.any() for part in parts.values())
         }
-        # Whose a file is, its name tells as long as it was not compacted.
+        # The name of a file shows which sink wrote it, until it is compacted.
         named = {file.path: _maker(file.path) for file in files}
         maker = named if writers else dict.fromkeys(named, self.sink)
         mixed = any(
@@ -780,28 +782,28 @@ class _Check:
         by_partition: dict[Partition | None, list[DataFile]] = {}
         for file in files:
             by_partition.setdefault(file.partition, []).append(file)
-        told = True  # by bounds and names alone, whatever others wrote
+        all_sure = True  # bounds and names alone suffice
         for partition, part in self.whole.items():
             if _unplaced(partition, part):
-                told = told and not part.written.any()
+                all_sure = all_sure and not part.written.any()
                 continue
             if _joints(part)[1]:
-                continue  # said already, and what lies in it twice is nobody's
-            here = by_partition.get(partition, [])
+                continue  # reported already; overlapping rows have no single owner
+            group = by_partition.get(partition, [])
             rivals = (self.table.owners(partition) & writers) | ({companion} & writers)
-            mine = [f for f in here if f.offsets and (not rivals or maker[f.path] == self.sink)]
-            sure = not mixed and not any(not maker[f.path] for f in here if rivals)
-            sure = sure and all(file.offsets for file in here)
-            told = told and sure
-            held = sum(file.rows - file.nulls for file in mine)
+            own = [f for f in group if f.offsets and (not rivals or maker[f.path] == self.sink)]
+            sure = not mixed and not any(not maker[f.path] for f in group if rivals)
+            sure = sure and all(file.offsets for file in group)
+            all_sure = all_sure and sure
+            held = sum(file.rows - file.nulls for file in own)
             self.in_files[partition] = held if sure else None
             if sure or not rivals:
-                self._segments(partition, part, mine, part.written, sure)
-                self._homes(partition, [f for f in mine if named[f.path] == self.sink])
+                self._segments(partition, part, own, part.written, sure)
+                self._homes(partition, [f for f in own if named[f.path] == self.sink])
             if rivals == {companion}:
-                # Dead letters that were replayed: of offsets that the table rejected, or that no
-                # rule had it for, or that lie outside.
-                near = [file for file in here if file.offsets]
+                # Replayed dead letters have offsets that the table rejected, or that no rule routed
+                # to it, or that lie outside.
+                near = [file for file in group if file.offsets]
                 room = part.written + part.rejected + part.skipped
                 self._segments(partition, part, near, room, None)
         topics = {partition.topic for partition in self.whole}
@@ -813,13 +815,13 @@ class _Check:
                     [(f.offsets[0], f.offsets[1] + 1) for f in strays if f.offsets],
                     "data files hold {}, which nobody says was written",
                 )
-        if not told or self.evidence.deletes:
+        if not all_sure or self.evidence.deletes:
             self._sum(files, writers - {companion})
 
     def hear_others(self) -> None:
-        """Ranges of which others brought rows, and of which as many are there as were written: so
-        as many of ours were taken away, or of theirs. Counts and bounds do not tell one offset from
-        another. Files that a sink wrote hold what it wrote; only files of others are in doubt."""
+        """Doubt ranges to which other writers added rows although the counts agree: as many rows
+        were removed, either the sink's or theirs. Counts and bounds cannot show which. Files that a
+        sink wrote hold what it wrote; only files of other writers are in doubt."""
         strange = [f for f in self.evidence.files or () if _maker(f.path) not in self.table.sinks]
         if self.table.upserts or not strange:
             return
@@ -832,16 +834,16 @@ class _Check:
                 unplaced |= bool(part.written.any())
                 continue
             if self.evidence.deep is not None and alone:
-                continue  # each row is asked
-            theirs = []
+                continue  # `hear_rows` checks every row
+            foreign = []
             for snapshot, files in self.table.brought:
                 reach = [EVERYTHING] if files is None else reaches(files, partition)
-                theirs += [(*each, snapshot) for each in reach]
+                foreign += [(*span, snapshot) for span in reach]
             begins, ends = int(part.start[0]), int(part.end.max())
             doubtful = []
             by: dict[int, Snapshot] = {}
             for low, high in reaches(strange, partition):
-                met = {s.id: s for a, b, s in theirs if a < high and low < b}
+                met = {s.id: s for a, b, s in foreign if a < high and low < b}
                 if met and max(low, begins) < min(high, ends):
                     doubtful.append((max(low, begins), min(high, ends)))
                     by |= met
@@ -859,7 +861,7 @@ class _Check:
     def _doubt_expired(
         self, partition: Partition, whole: tuple[int, int], strange: Sequence[tuple[int, int]]
     ) -> None:
-        """The same by commits whose snapshots are expired: the table keeps where they reached."""
+        """The same for commits whose snapshots are expired: the table records their ranges."""
         begins, ends = whole
         for commits in self.table.expired_commits:
             reach = commits.reach(partition)
@@ -872,8 +874,8 @@ class _Check:
             self.ranged("cannot tell", partition, spans, _EXPIRED_DOUBT.format(commits))
 
     def _hear_upserts(self, files: Sequence[DataFile]) -> None:
-        """Rows come and go: none may be there that nobody says was written, and as long as nothing
-        was compacted all that were written are, though deletes may hide them."""
+        """Every row must be recorded as written by ledger or index. Until a compaction every row
+        written is still in the files, though deletes may hide it."""
         table = self.table
         if table.removed:
             self.found(
@@ -892,19 +894,19 @@ class _Check:
                 "already, and their snapshots were expired",
             )
         for partition, part in self.whole.items():
-            mine = [file for file in files if file.partition == partition and file.offsets]
+            own = [file for file in files if file.partition == partition and file.offsets]
             if partition != BATCHES and not _joints(part)[1]:
-                self._segments(partition, part, mine, part.written, False)
-                made = [file for file in mine if _maker(file.path) == self.sink]
+                self._segments(partition, part, own, part.written, False)
+                made = [file for file in own if _maker(file.path) == self.sink]
                 self._homes(partition, made if not table.compacted else [])
         live = sum(file.rows for file in files)
         every = (part for parts in table.whole.values() for part in parts.values())
-        told = sum(int(part.written.sum()) for part in every)
+        written = sum(int(part.written.sum()) for part in every)
         known = table.complete and all(map(table.knows, table.sinks)) and not table.removed
-        if live > told + table.foreign or (known and not table.compacted and live < told):
+        if live > written + table.foreign or (known and not table.compacted and live < written):
             self.found(
                 "unaccounted",
-                f"the manifests hold {live} rows; ledger and index say that {told} were written",
+                f"the manifests hold {live} rows; ledger and index say that {written} were written",
             )
 
     def _segments(
@@ -915,10 +917,10 @@ class _Check:
         room: NDArray[np.int64],
         sure: bool | None,
     ) -> None:
-        """The rows of the files against what was written, range by range.
+        """Compare the rows of the files with the rows written, range by range.
 
-        Files and ranges need not have the same borders: what files reach into is taken together.
-        `sure`: no other file can hold rows of the partition; None: rows may lie outside of it.
+        Files and ranges need not have the same borders: ranges that share a file are compared as
+        one. `sure`: no other file can hold rows of the partition; None: rows may lie outside of it.
         """
         if (part.start[1:] < part.start[:-1]).any() or (part.end <= part.start).any():
             order = np.argsort(part.start, kind="stable")
@@ -970,11 +972,11 @@ class _Check:
 
     @cached_property
     def entries(self) -> dict[int, int]:
-        """Sequence number of a commit → which entry of the ledger it has."""
-        return {each.sequence: i for i, each in enumerate(self.ledger.snapshots)}
+        """Sequence number of a commit → number of its entry in the ledger."""
+        return {snapshot.sequence: i for i, snapshot in enumerate(self.ledger.snapshots)}
 
     def _homes(self, partition: Partition, files: Sequence[DataFile]) -> None:
-        """A file as the sink wrote it lies within the ranges of the commit that brought it."""
+        """A file that the sink wrote must lie within the ranges of the commit that added it."""
         part = self.ledger.parts.get(partition, NOTHING)
         entry = self.entries
         known = [(f.offsets, entry[f.sequence]) for f in files if f.offsets and f.sequence in entry]
@@ -995,9 +997,9 @@ class _Check:
         )
 
     def _sum(self, files: Sequence[DataFile], others: Collection[str]) -> None:
-        """All rows of the table together, where bounds do not tell them apart."""
+        """Compare the total rows of the table, where bounds cannot separate its writers."""
         if self.evidence.deep is not None:
-            return  # the rows themselves are asked
+            return  # `hear_rows` checks every row
         if self.evidence.deletes:
             self.found(
                 "unaccounted",
@@ -1013,11 +1015,11 @@ class _Check:
             )
             return
         table = self.table
-        told = [(sink, *each) for sink, parts in table.whole.items() for each in parts.items()]
-        # Of ours: rows with an offset (a replay's too, though it counts batches), and without.
+        every = [(sink, *pair) for sink, parts in table.whole.items() for pair in parts.items()]
+        # Rows of sinks: with an offset (a replay's too, though it counts batches), and without.
         placed = unplaced = 0
         topics = {topic for cut in self.evidence.positions.values() for topic in cut.topics}
-        for sink, partition, part in told:
+        for sink, partition, part in every:
             rows = int(part.written.sum())
             if partition != BATCHES:
                 topics.add(partition.topic)
@@ -1026,8 +1028,8 @@ class _Check:
                 placed += rows
             else:
                 unplaced += rows
-        # Of the files: rows with an offset, of a topic that a sink here reads, of another, or of
-        # nobody knows which; rows without; and rows of which nothing was measured.
+        # Rows of the files: with an offset in a topic that a sink of the table reads, in another
+        # topic, or in an unknown one; without an offset; and without bounds.
         measured = [file for file in files if file.offsets or file.nulls == file.rows]
         with_offset = between = elsewhere = unclear = 0
         for file in measured:
@@ -1046,9 +1048,9 @@ class _Check:
         if unplaced:  # rows that stand for several records may carry the offset of one of them
             with_offset = between = elsewhere = unclear = without = 0
             unknown = live
-        spare = max(0, unplaced - without)  # of the unknown, that is what must have no offset
+        spare = max(0, unplaced - without)  # of the unknown rows, those that must have no offset
         most = with_offset + between + unclear + unknown - spare
-        kept = table.complete and not table.removed  # then all that others did is known
+        kept = table.complete and not table.removed  # then all foreign changes are known
         expected = placed + unplaced + (table.foreign if kept else elsewhere)
         if (kept and live != expected) or live < expected or most < placed or unknown < spare:
             self.found(
@@ -1082,39 +1084,39 @@ class _Check:
     # ── the files themselves ─────────────────────────────────────────────────────────────────
 
     def hear_footers(self) -> None:
-        """Engines read by what manifests say: where it is not so, they lose rows."""
-        found = self.evidence.misdescribed or ()
-        ranges = {f.path: each for f in self.evidence.files or () if (each := _range_of(f))}
-        for path, says in found[:_FILES]:
+        """Engines prune files by their manifests: wrong statements there lose rows."""
+        statements = self.evidence.misdescribed or ()
+        ranges = {f.path: range_ for f in self.evidence.files or () if (range_ := _range_of(f))}
+        for path, says in statements[:_FILES]:
             lie = f"the manifest of {path} tells of {says}: filters and deletes may pass it over"
             self.found(
                 "unaccounted",
                 f"{lie} ({_REWRITE.format(self.evidence.table)})",
                 [ranges[path]] if path in ranges else (),
             )
-        if len(found) > _FILES:
-            files = len({path for path, _ in found})
+        if len(statements) > _FILES:
+            files = len({path for path, _ in statements})
             self.found(
                 "unaccounted",
-                f"so do the manifests of {files} files in all, in {len(found)} statements",
+                f"so do the manifests of {files} files in all, in {len(statements)} statements",
             )
 
     # ── the rows themselves ──────────────────────────────────────────────────────────────────
 
     def hear_rows(self) -> None:
-        """Every offset that a reader sees: once, and as many of each range as were written."""
-        found = self.evidence.deep
-        assert found is not None
+        """Every visible offset must be unique, and each range have as many as were written."""
+        rows = self.evidence.deep
+        assert rows is not None
         alone = {self.sink} >= {name for name, parts in self.table.whole.items() if parts}
         upserts = self.sink in self.table.upserts
         for partition, part in self.whole.items():
             if _unplaced(partition, part) and not upserts:
                 continue
             mask = pc.and_(
-                pc.equal(found["topic"], partition.topic),
-                pc.equal(found["partition"], partition.number),
+                pc.equal(rows["topic"], partition.topic),
+                pc.equal(rows["partition"], partition.number),
             )
-            offsets = np.sort(np.asarray(found["offset"].filter(mask).combine_chunks()))
+            offsets = np.sort(np.asarray(rows["offset"].filter(mask).combine_chunks()))
             again = offsets[1:][offsets[1:] == offsets[:-1]].tolist()
             self.ranged("overlap", partition, _runs(again), "rows of {} are there twice")
             part = select(part, part.end > part.start)
@@ -1138,7 +1140,7 @@ class _Check:
 
 #: No ranges at all.
 NOTHING = of_entries([])
-#: Operations of Iceberg's that may take rows away.
+#: Iceberg operations that may remove rows.
 _TAKING = ("overwrite", "delete")
 _DOUBT = (
     "rows of {{}} were written by others ({}), and rows were taken away: counts and bounds "
@@ -1151,8 +1153,8 @@ _EXPIRED_DOUBT = (
 
 
 def joined_columns(one: RangeColumns, other: RangeColumns) -> RangeColumns:
-    """Of the same partition, one behind the other."""
-    columns = [each.name for each in fields(RangeColumns)[1:]]
+    """Ranges of the same partition, `one` before `other`."""
+    columns = [column.name for column in fields(RangeColumns)[1:]]
     return RangeColumns(
         one.partitions,
         *(np.concatenate([getattr(one, name), getattr(other, name)]) for name in columns),
@@ -1160,20 +1162,20 @@ def joined_columns(one: RangeColumns, other: RangeColumns) -> RangeColumns:
 
 
 def _counts(sums: Sequence[int]) -> str:
-    """As a ledger's entry says them, to be compared before it is read: most say what they must."""
-    named = FATES if sums[-1] else FATES[:-1]  # most have nothing of `lost`
-    told = ",".join([f'"{fate}":{number}' for fate, number in zip(named, sums, strict=False)])
-    return f'{{"read":{sum(sums[:3])},{told}}}'
+    """Counts as the text of an entry: comparing text spares parsing most entries."""
+    named = FATES if sums[-1] else FATES[:-1]  # most entries have no `lost`
+    counts = ",".join([f'"{fate}":{number}' for fate, number in zip(named, sums, strict=False)])
+    return f'{{"read":{sum(sums[:3])},{counts}}}'
 
 
 def _busy(part: RangeColumns) -> RangeColumns:
-    """Without the ranges that are empty."""
+    """The ranges that are not empty."""
     busy = part.end > part.start
     return part if busy.all() else select(part, busy)
 
 
 def _same(entries: RangeColumns, rows: RangeColumns) -> bool:
-    """Do both tell the same, range by range?"""
+    """Do both have the same ranges and counts?"""
     if len(entries) != len(rows) or entries.elsewhere.any():
         return False
     columns = ("start", "end", *TOLD)
@@ -1181,44 +1183,44 @@ def _same(entries: RangeColumns, rows: RangeColumns) -> bool:
 
 
 def _joints(part: RangeColumns) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Where the ranges of one partition, in their order, leave something out or come again."""
+    """Gaps and overlaps of the ranges of one partition, in their order."""
     if (part.start[1:] == part.end[:-1]).all() and (part.start <= part.end).all():
         return [], []
     reached = np.maximum.accumulate(part.end)
-    here = np.append(part.start[0], np.maximum(reached[:-1], part.start[0]))
-    apart = part.start > here
-    twice = np.minimum(part.end, here) > part.start
-    gaps = zip(here[apart].tolist(), part.start[apart].tolist(), strict=True)
-    ends = np.minimum(part.end, here)[twice]
+    expected = np.append(part.start[0], np.maximum(reached[:-1], part.start[0]))
+    apart = part.start > expected
+    twice = np.minimum(part.end, expected) > part.start
+    gaps = zip(expected[apart].tolist(), part.start[apart].tolist(), strict=True)
+    ends = np.minimum(part.end, expected)[twice]
     return list(gaps), list(zip(part.start[twice].tolist(), ends.tolist(), strict=True))
 
 
 def _pairs(part: RangeColumns, chosen: NDArray[np.bool_] | None = None) -> list[tuple[int, int]]:
-    """The ranges that were chosen, or all; neighbours made one."""
-    found: list[tuple[int, int]] = []
+    """The chosen ranges, or all; adjacent ones merged."""
+    pairs: list[tuple[int, int]] = []
     if chosen is None:
         chosen = np.ones(len(part), bool)
     for start, end in zip(part.start[chosen].tolist(), part.end[chosen].tolist(), strict=True):
-        if found and found[-1][1] == start:
-            found[-1] = (found[-1][0], end)
+        if pairs and pairs[-1][1] == start:
+            pairs[-1] = (pairs[-1][0], end)
         else:
-            found.append((start, end))
-    return found
+            pairs.append((start, end))
+    return pairs
 
 
 def _runs(offsets: Iterable[int]) -> list[tuple[int, int]]:
-    """Single offsets as ranges."""
-    found: list[tuple[int, int]] = []
+    """Single offsets, in order, as ranges."""
+    runs: list[tuple[int, int]] = []
     for offset in offsets:
-        if found and found[-1][1] >= offset:
-            found[-1] = (found[-1][0], offset + 1)
+        if runs and runs[-1][1] >= offset:
+            runs[-1] = (runs[-1][0], offset + 1)
         else:
-            found.append((offset, offset + 1))
-    return found
+            runs.append((offset, offset + 1))
+    return runs
 
 
 def _uncovered(whole: RangeColumns | None, start: int, end: int) -> list[tuple[int, int]]:
-    """What no range of `whole` has of [start, end)."""
+    """The parts of [start, end) that no range of `whole` covers."""
     if whole is None:
         return [(start, end)]
     gaps, _ = _joints(whole)
@@ -1228,25 +1230,25 @@ def _uncovered(whole: RangeColumns | None, start: int, end: int) -> list[tuple[i
 
 
 def _unplaced(partition: Partition, part: RangeColumns) -> bool:
-    """Do its rows stand for no single offset?"""
+    """Do rows of the partition stand for no single offset?"""
     return partition == BATCHES or bool(part.merged.any())
 
 
 def _named(snapshots: Iterable[Snapshot]) -> str:
-    """Some of them, the newest first."""
-    every = sorted(snapshots, key=lambda each: -each.sequence)
-    found = ", ".join(f"snapshot {each.id}, {each.operation}" for each in every[:3])
-    return found + (f" and {len(every) - 3} more" if len(every) > 3 else "")
+    """The newest three, as text."""
+    every = sorted(snapshots, key=lambda snapshot: -snapshot.sequence)
+    text = ", ".join(f"snapshot {snapshot.id}, {snapshot.operation}" for snapshot in every[:3])
+    return text + (f" and {len(every) - 3} more" if len(every) > 3 else "")
 
 
 def _union(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
+    union: list[tuple[int, int]] = []
     for start, end in sorted(spans):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        if union and start <= union[-1][1]:
+            union[-1] = (union[-1][0], max(end, union[-1][1]))
         else:
-            found.append((start, end))
-    return found
+            union.append((start, end))
+    return union
 
 
 def _range_of(file: DataFile) -> Range | None:
@@ -1256,6 +1258,6 @@ def _range_of(file: DataFile) -> Range | None:
 
 
 def _maker(path: str) -> str:
-    """The sink that wrote a data file, by the name it gave it; empty: nobody can tell."""
+    """The sink that wrote a data file, by the file's name; empty: unknown."""
     named = re.match(r"frazil-(.+)-\d+-\d+-[0-9a-f-]{36}", path.rsplit("/", 1)[-1])
     return named[1] if named else ""

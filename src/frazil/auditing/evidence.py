@@ -1,8 +1,8 @@
-"""What `frazil audit` does: every table of a sink, or every sink of a table.
+"""`frazil audit`: every table of a sink, or every sink of a table.
 
-The evidence is gathered here, from metadata files and the index's rows; `auditing.checks` judges
-it. A proof speaks of what was committed. What waits in Kafka is asked of the broker (`of_config`),
-so that nobody takes the proof of a sink that stands still for the proof of its topics.
+This module gathers the evidence from metadata files and the rows of the index; `auditing.checks`
+judges it. A proof covers committed offsets only. `of_config` asks the broker for the lag, so that
+the proof of a stopped sink is not mistaken for a proof of its topics.
 """
 
 from __future__ import annotations
@@ -40,31 +40,31 @@ _PROVES = {
     "ones replaced is not told apart",
 }
 _NOTHING = "nothing committed"
-#: Of more reports than this, only those that are not proven are shown partition by partition.
+#: With more reports than this, only those not proven are shown partition by partition.
 _SHOWN = 4
 
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
     reports: list[TableReport]
-    #: tables of the config that nobody has made or written to yet
+    #: tables of the config that do not exist, or that the sink has not written to yet
     absent: tuple[str, ...] = ()
-    #: what Kafka itself says, where it was asked
+    #: offsets and lag per partition as Kafka reports them; empty where Kafka was not asked
     broker: list[dict[str, object]] = field(default_factory=list)
     findings: tuple[Finding, ...] = ()
-    #: offsets that wait in Kafka; None where Kafka was not asked
+    #: offsets in Kafka not yet committed; None where Kafka was not asked
     lag: int | None = None
-    #: when the sink's last batch was committed, in milliseconds; None where no snapshot tells
+    #: when the sink's last batch was committed, in milliseconds; None where no snapshot shows it
     committed_ms: int | None = None
 
     @property
     def verdict(self) -> str:
-        found = [each for report in self.reports for each in report.found]
-        return worst((*found, *self.findings))
+        findings = [finding for report in self.reports for finding in report.found]
+        return worst((*findings, *self.findings))
 
 
 class ReadOnlyIndex:
-    """One sink's part of the offset index: read once, for all of its tables, and meanwhile."""
+    """One sink's part of the offset index: read once for all tables, on a background thread."""
 
     def __init__(self, table: ReadOnlyTable, sink: str) -> None:
         self.table = table
@@ -95,32 +95,32 @@ class ReadOnlyIndex:
         return self._told.get(table, index_rows.NOTHING)
 
     def chain(self) -> IndexRows:
-        """Rows that tell of all records: those of the stream; where it has none, as there was one
-        table only, the table's own. Their snapshots are not the index's."""
-        others = [each for name, each in self._told.items() if name != STREAM]
+        """Rows that cover all records: the stream's, and the table's own where the stream has none
+        because there was only one table. Snapshot ids are cleared: they are not the index's."""
+        others = [rows for name, rows in self._told.items() if name != STREAM]
         if len(self.stream):
-            others = [index_rows.outside(each, self.stream) for each in others]
-            others = [self.stream, *(each for each in others if len(each))]
-        found = index_rows.one(others)
-        return replace(found, snapshots=np.zeros_like(found.snapshots))
+            others = [index_rows.outside(rows, self.stream) for rows in others]
+            others = [self.stream, *(rows for rows in others if len(rows))]
+        chain = index_rows.one(others)
+        return replace(chain, snapshots=np.zeros_like(chain.snapshots))
 
     def report(self) -> TableReport:
-        """Of the stream as a whole: do the index's rows join, and does its own ledger agree?"""
+        """The report on the whole stream: do the index rows join and agree with its ledger?"""
         evidence = Evidence(
             self.table.name,
             list(self.table.history("main")),
             _witnesses(self.table, "main"),
             index={self.sink: self.chain()},
         )
-        found = _judged(evidence, self.sink)
-        return found[0] if found else TableReport(self.table.name, self.sink, (), 0)
+        reports = _judged(evidence, self.sink)
+        return reports[0] if reports else TableReport(self.table.name, self.sink, (), 0)
 
 
 class _ReadAhead(Mapping[str, IndexRows]):
-    """Sink → what its index tells of a table; waits for it when it is asked."""
+    """Sink → its index rows of a table; blocks on access until the index is read."""
 
     def __init__(self, indexes: Iterable[ReadOnlyIndex], table: str) -> None:
-        self._indexes = {each.sink: each for each in indexes}
+        self._indexes = {index.sink: index for index in indexes}
         self._table = table
 
     def __getitem__(self, sink: str) -> IndexRows:
@@ -134,16 +134,16 @@ class _ReadAhead(Mapping[str, IndexRows]):
 
 
 def of_table(opened: Open, name: str, branch: str, deep: bool = False) -> AuditResult:
-    """One report for each sink that wrote to the table; its index is named in its ledger."""
+    """One report per sink that wrote to the table; each ledger names the sink's index."""
     table = opened(name)
     if table is None:
         raise ConfigError(f"cannot audit table {name}: it does not exist")
     indexes: dict[str, ReadOnlyIndex] = {}
     history = list(table.history(branch))
-    for snapshot in (*history, *table.tags().values()):  # of what was expired, witnesses are left
+    for snapshot in (*history, *table.tags().values()):  # tags outlive expired snapshots
         sink = snapshot.summary.get(PREFIX + "sink", "")
-        said = snapshot.summary.get(PREFIX + "index", "")
-        if said and sink not in indexes and (index := opened(said)) is not None:
+        index_name = snapshot.summary.get(PREFIX + "index", "")
+        if index_name and sink not in indexes and (index := opened(index_name)) is not None:
             indexes[sink] = ReadOnlyIndex(index, sink)
     reports = _reports(table, branch, history, indexes.values(), deep)
     if not reports:
@@ -152,16 +152,16 @@ def of_table(opened: Open, name: str, branch: str, deep: bool = False) -> AuditR
 
 
 def of_sink(config: Config, opened: Open, deep: bool = False) -> AuditResult:
-    """Every table the sink fills: those of the config, those made by names from the data, the dead
-    letters, and the notes of their replays. The sink that replays has reports of its own."""
+    """Reports on every table of the sink: those of the config, those named by the data, the dead
+    letters and the table of their replays. The sink that replays has its own reports."""
     index = opened(config.index_table)
     sinks = (config.sink.id, config.sink.id + REPLAY)
     indexes = [] if index is None else [ReadOnlyIndex(index, sink) for sink in sinks]
-    known = [name for each in indexes for name in each.tables]
+    known = [name for sink_index in indexes for name in sink_index.tables]
     named = [table.name for table in config.tables if "{" not in table.name]
     if config.dead_letters:
         named += [config.dead_letters.table, replayed(config.dead_letters.table)]
-    found: list[TableReport] = []
+    result: list[TableReport] = []
     absent = {}
     for name in dict.fromkeys([*named, *sorted(known)]):
         table = opened(name)
@@ -172,38 +172,38 @@ def of_sink(config: Config, opened: Open, deep: bool = False) -> AuditResult:
         if reports is None and name in known:
             gone = Finding("gap", "the table is gone; the index says that it was there")
             reports = [TableReport(name, config.sink.id, (), 0, (gone,))]
-        mine = [
+        own = [
             report
             for report in reports or ()
             if report.sink == config.sink.id
-            # A replay claims every table, and most get nothing from it.
+            # A replay claims every table, and writes to few of them.
             or (report.sink in sinks and (report.commits or report.verdict != "proven"))
         ]
-        if not mine and name in named:
+        if not own and name in named:
             nothing = f"no snapshot of it was written by sink {config.sink.id}"
             absent[name] = "it does not exist" if reports is None else nothing
-        found += mine
-    found += _streams(indexes)
-    if not found and index is not None and indexes[0].claimed:
-        found = [TableReport(index.name, config.sink.id, (), 0, witnesses=("ledger", "index"))]
-    for name, why in absent.items() if not found else ():
+        result += own
+    result += _streams(indexes)
+    if not result and index is not None and indexes[0].claimed:
+        result = [TableReport(index.name, config.sink.id, (), 0, witnesses=("ledger", "index"))]
+    for name, why in absent.items() if not result else ():
         raise ConfigError(f"cannot audit table {name}: {why}")
-    return AuditResult(_started(found), tuple(absent))
+    return AuditResult(_started(result), tuple(absent))
 
 
 def _started(reports: Sequence[TableReport]) -> list[TableReport]:
-    """A sink that claimed its tables and never committed a batch has nothing to prove. That is no
-    proof of its topics: every report of it says so."""
+    """Add a finding to the reports of a sink that claimed its tables and never committed a batch:
+    nothing to prove is no proof of its topics."""
     moved = {
-        each.sink
-        for each in reports
-        if each.found or any(line.range.end > line.range.start for line in each.lines)
+        report.sink
+        for report in reports
+        if report.found or any(line.range.end > line.range.start for line in report.lines)
     }
     return [
-        each
-        if each.sink in moved or each.sink.endswith(REPLAY)
-        else replace(each, found=(_nothing(each),))
-        for each in reports
+        report
+        if report.sink in moved or report.sink.endswith(REPLAY)
+        else replace(report, found=(_nothing(report),))
+        for report in reports
     ]
 
 
@@ -216,7 +216,7 @@ def _nothing(report: TableReport) -> Finding:
 
 
 def _streams(indexes: Iterable[ReadOnlyIndex]) -> list[TableReport]:
-    reports = [each.report() for each in indexes]
+    reports = [index.report() for index in indexes]
     return [report for report in reports if report.commits or report.found or report.lines]
 
 
@@ -240,8 +240,8 @@ def _reports(
         tuple(foreign_commits.recorded(table.name, table.properties).values()),
         index=_ReadAhead(indexes, table.name),
         stream=_ReadAhead(indexes, STREAM),
-        positions={each.sink: each.position for each in indexes},
-        # Rows that equality deletes hide can be read by engines only; the files' footers by us.
+        positions={index.sink: index.position for index in indexes},
+        # Only engines apply equality deletes to rows; footers are readable in any case.
         deep=table.origins(branch) if deep and not table.has_equality_deletes(branch) else None,
         misdescribed=list(table.misdescribed(branch)) if deep else None,
     )
@@ -249,7 +249,7 @@ def _reports(
 
 
 def _judged(evidence: Evidence, sink: str = "") -> list[TableReport]:
-    """The one door to the audit: what is no entry of a ledger, or no row of an index, is said."""
+    """Run the audit; an unreadable ledger entry or index row raises Fatal."""
     try:
         return audit(evidence, sink)
     except (KeyError, ValueError, TypeError, IndexError, OverflowError, pa.ArrowException) as error:
@@ -264,29 +264,33 @@ def _judged(evidence: Evidence, sink: str = "") -> list[TableReport]:
 def _behind(
     table: ReadOnlyTable, history: Sequence[Snapshot], witnesses: Mapping[str, Snapshot]
 ) -> dict[str, bool]:
-    """Sink → whether earlier metadata files show its witness among the expired ancestors."""
+    """Sink → do earlier metadata files show its tagged snapshot among the expired ancestors?"""
     oldest = history[-1] if history else None
     if oldest is None or oldest.parent is None:
         return {}
-    near = {*(each.id for each in history), oldest.parent}
+    near = {*(snapshot.id for snapshot in history), oldest.parent}
     sought = {
-        sink: each
-        for sink, each in witnesses.items()
-        if each.id not in near and each.sequence < oldest.sequence
+        sink: tagged
+        for sink, tagged in witnesses.items()
+        if tagged.id not in near and tagged.sequence < oldest.sequence
     }
-    found: dict[str, bool] = {}
+    behind: dict[str, bool] = {}
     for snapshot in table.expired(oldest.parent) if sought else ():
-        for sink, each in sought.items():
-            # Numbers fall on the way back: below the witness's own it will not come any more.
-            if snapshot.id == each.id or snapshot.sequence < each.sequence or not snapshot.parent:
-                found.setdefault(sink, snapshot.id == each.id)
-        if len(found) == len(sought):
+        for sink, tagged in sought.items():
+            # Sequence numbers fall towards the root: below the tag's it cannot follow any more.
+            if (
+                snapshot.id == tagged.id
+                or snapshot.sequence < tagged.sequence
+                or not snapshot.parent
+            ):
+                behind.setdefault(sink, snapshot.id == tagged.id)
+        if len(behind) == len(sought):
             break
-    return found
+    return behind
 
 
 def _brought(table: ReadOnlyTable, snapshot_id: int) -> list[DataFile] | None:
-    """None where the snapshot's own files are gone or broken: readers of today's need them not."""
+    """None where the manifests of the snapshot are gone or broken: readers do not need them."""
     try:
         return table.added(snapshot_id)
     except Fatal:
@@ -294,16 +298,16 @@ def _brought(table: ReadOnlyTable, snapshot_id: int) -> list[DataFile] | None:
 
 
 def _witnesses(table: ReadOnlyTable, branch: str) -> dict[str, Snapshot]:
-    found = {}
+    snapshots = {}
     for tag, snapshot in table.tags().items():
         sink = snapshot.summary.get(PREFIX + "sink")
         if sink and tag == (f"frazil/{sink}" if branch == "main" else f"frazil/{sink}/{branch}"):
-            found[sink] = snapshot
-    return found
+            snapshots[sink] = snapshot
+    return snapshots
 
 
 def _branch(config: Config, name: str) -> str:
-    """A table's own, or its template's."""
+    """The branch of a table, by its config or its template's."""
     for table in config.tables:
         if re.fullmatch(re.sub(r"\\\{\w+\\\}", r"\\w+", re.escape(table.name)), name):
             return table.branch
@@ -312,10 +316,10 @@ def _branch(config: Config, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AuditLimits:
-    """How far a sink may be behind; None: as far as it is."""
+    """How far a sink may be behind; None: no limit."""
 
     lag: int | None = None
-    #: seconds since its last commit, while records wait
+    #: seconds since the last commit, while there is lag
     age: float | None = None
 
     def __bool__(self) -> bool:
@@ -331,10 +335,10 @@ def of_config(
     limits: AuditLimits = AuditLimits(),  # noqa: B008
     say: Callable[[str], None] = print,
 ) -> AuditResult:
-    """The proof of a sink, and what waits for it in Kafka.
+    """The proof of a sink, and its lag in Kafka.
 
-    `ask`: Kafka must answer, or is not asked; None: it is asked, and a broker that does not answer
-    is said and changes no verdict. Not knowing the lag is a finding where a limit was set for it.
+    `ask`: True: Kafka must answer; False: it is not asked; None: it is asked, and a missing answer
+    is printed and changes no verdict. An unknown lag is a finding where `limits` are set.
     """
     proof = of_sink(config, opened, deep)
     why = "Kafka was not asked"
@@ -350,7 +354,7 @@ def of_config(
 
 
 def against_kafka(config: Config, opened: Open, proof: AuditResult) -> AuditResult:
-    """What the broker has, beside what was read: what is still to come, and what never will."""
+    """Add the broker's offsets to the proof: the lag, and offsets that can never be read."""
     from frazil.kafka.planner import Planner, TopicIdentity, kafka_only
 
     index = opened(config.index_table)
@@ -373,11 +377,11 @@ def against_kafka(config: Config, opened: Open, proof: AuditResult) -> AuditResu
         origin=ledger,
         trusting=True,
     )
-    found, lines = [], []
+    findings, lines = [], []
     origin, partitions = planner.origin()
     for topic, known in (entry.topics if entry else {}).items():
         if ledger.differs(origin, topic):
-            found.append(
+            findings.append(
                 Finding(
                     "unaccounted",
                     f"topic {topic} was dropped and made again; "
@@ -385,7 +389,7 @@ def against_kafka(config: Config, opened: Open, proof: AuditResult) -> AuditResu
                 )
             )
     if entry and entry.cluster and entry.cluster != origin.cluster:
-        found.append(
+        findings.append(
             Finding(
                 "unaccounted",
                 f"another cluster answers; expected {entry.cluster}, found {origin.cluster}",
@@ -394,20 +398,22 @@ def against_kafka(config: Config, opened: Open, proof: AuditResult) -> AuditResu
     marks = planner.watermarks(partitions)
     for partition in sorted({*partitions, *position.current} - {BATCHES}):
         low, end = marks.low.get(partition), marks.end.get(partition)
-        here = position.get(partition)
+        offset = position.get(partition)
         if low is None or end is None:
-            found.append(Finding("unaccounted", f"{partition} is gone; it was read up to {here}"))
+            findings.append(
+                Finding("unaccounted", f"{partition} is gone; it was read up to {offset}")
+            )
             continue
-        if here is not None and here < low:
-            lost = Range(partition, here, low)
-            found.append(
+        if offset is not None and offset < low:
+            lost = Range(partition, offset, low)
+            findings.append(
                 Finding("gap", f"retention has deleted {lost} before it was read", (lost,))
             )
-        if here is not None and here > end:
-            found.append(
+        if offset is not None and offset > end:
+            findings.append(
                 Finding(
                     "unaccounted",
-                    f"{partition} ends at {end}; it was read up to {here}: it was truncated",
+                    f"{partition} ends at {end}; it was read up to {offset}: it was truncated",
                 )
             )
         lines.append(
@@ -417,13 +423,13 @@ def against_kafka(config: Config, opened: Open, proof: AuditResult) -> AuditResu
                 "earliest": low,
                 "latest": end,
                 "read_from": began.get(partition),
-                "position": here,
-                "lag": max(0, end - max(low, here or 0)),
+                "position": offset,
+                "lag": max(0, end - max(low, offset or 0)),
                 "never_read": max(0, min(end, began.get(partition, low)) - low),
             }
         )
     for lost in planner.replaced(kafka_only(position), marks):
-        found.append(
+        findings.append(
             Finding(
                 "unaccounted",
                 f"{lost} were read and are no longer in the topic, "
@@ -437,14 +443,14 @@ def against_kafka(config: Config, opened: Open, proof: AuditResult) -> AuditResu
         proof,
         reports=reports,
         broker=lines,
-        findings=tuple(found),
+        findings=tuple(findings),
         lag=lag,
         committed_ms=_last_commit(index, config.sink.id),
     )
 
 
 def _waited(report: TableReport, lag: int) -> TableReport:
-    """Where nothing was committed: because nothing is there, or though something waits?"""
+    """A report without commits: is there nothing to read, or is there lag?"""
     if report.verdict != _NOTHING:
         return report
     if not lag:
@@ -454,7 +460,8 @@ def _waited(report: TableReport, lag: int) -> TableReport:
 
 
 def _last_commit(index: ReadOnlyTable | None, sink: str) -> int | None:
-    """When the position moved last. A claim is none: a sink that dies at each start makes many."""
+    """When the position last moved. A claim does not count: a sink that crashes on every start
+    makes many."""
     for snapshot in index.history("main") if index is not None else ():
         if snapshot.summary.get(PREFIX + "sink") == sink:
             entry = parse(snapshot.summary)
@@ -464,12 +471,12 @@ def _last_commit(index: ReadOnlyTable | None, sink: str) -> int | None:
 
 
 def _within(limits: AuditLimits, proof: AuditResult, why: str) -> AuditResult:
-    """What is further behind than it may be, or cannot be told to be within the limits."""
-    found: list[Finding] = []
+    """Add a finding where the sink is further behind than `limits`, or its lag is unknown."""
+    findings: list[Finding] = []
     if limits and proof.lag is None:
-        found.append(Finding("cannot tell", f"how far the sink is behind: {why}"))
+        findings.append(Finding("cannot tell", f"how far the sink is behind: {why}"))
     elif proof.lag and limits.lag is not None and proof.lag > limits.lag:
-        found.append(
+        findings.append(
             Finding(
                 "behind", f"{proof.lag:,} offsets wait in Kafka; expected at most {limits.lag:,}"
             )
@@ -478,12 +485,12 @@ def _within(limits: AuditLimits, proof: AuditResult, why: str) -> AuditResult:
         at = proof.committed_ms
         age = None if at is None else time.time() - at / 1000
         if age is None or age > limits.age:
-            told = (
+            last = (
                 "no snapshot that is left tells of any" if age is None else f"was {age:,.0f} s ago"
             )
-            says = f"{proof.lag:,} offsets wait in Kafka, and the last commit {told}"
-            found.append(Finding("behind", f"{says}; expected within {limits.age:,.0f} s"))
-    return replace(proof, findings=(*proof.findings, *found))
+            says = f"{proof.lag:,} offsets wait in Kafka, and the last commit {last}"
+            findings.append(Finding("behind", f"{says}; expected within {limits.age:,.0f} s"))
+    return replace(proof, findings=(*proof.findings, *findings))
 
 
 def show(proof: AuditResult, console: Console) -> None:
@@ -507,8 +514,8 @@ def show(proof: AuditResult, console: Console) -> None:
             markup=False,
             highlight=False,
         )
-    for said in beginnings(proof):
-        console.print(said, soft_wrap=True, markup=False, highlight=False)
+    for beginning in beginnings(proof):
+        console.print(beginning, soft_wrap=True, markup=False, highlight=False)
     for line in proof.broker:
         console.print(
             f"{line['topic']}[{line['partition']}]: read from {line['read_from']} to "
@@ -528,19 +535,19 @@ def show(proof: AuditResult, console: Console) -> None:
 
 
 def beginnings(proof: AuditResult) -> list[str]:
-    """Partitions whose first offsets are not part of the proof: a late start, or records that were
-    deleted before the sink first saw the topic."""
+    """Partitions whose first offsets are not part of the proof: the sink started later, or records
+    were deleted before it first read the topic."""
     began: dict[tuple[str, Partition], int] = {}
     for report in proof.reports:
         for line in report.lines:
-            whose = (report.sink, line.range.partition)
-            began[whose] = min(line.range.start, began.get(whose, line.range.start))
+            key = (report.sink, line.range.partition)
+            began[key] = min(line.range.start, began.get(key, line.range.start))
     late = [(p, start) for (_, p), start in sorted(began.items()) if start and p != BATCHES]
-    said = [
+    lines = [
         f"{p} begins at offset {start:,}: what lay before is not part of this proof"
         for p, start in late[:_SHOWN]
     ]
-    return said + [f"and {len(late) - _SHOWN} partitions more"] * (len(late) > _SHOWN)
+    return lines + [f"and {len(late) - _SHOWN} partitions more"] * (len(late) > _SHOWN)
 
 
 def _standing(proof: AuditResult) -> str:
@@ -584,10 +591,10 @@ def _spans(spans: list[list[int]]) -> str:
 
 
 def values(proof: AuditResult) -> list[dict[str, object]]:
-    """For `--json`: a list of reports, the broker's at the end."""
-    found = [report.values() for report in proof.reports]
+    """For `--json`: the reports, and the broker's at the end."""
+    reports = [report.values() for report in proof.reports]
     if proof.lag is not None or proof.findings:
-        found.append(
+        reports.append(
             {
                 "broker": proof.broker,
                 "lag": proof.lag,
@@ -596,4 +603,4 @@ def values(proof: AuditResult) -> list[dict[str, object]]:
                 "findings": list(map(str, proof.findings)),
             }
         )
-    return found
+    return reports

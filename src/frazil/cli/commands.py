@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
-try:  # Ctrl-C this early is a stop like any other: nothing was begun, and there is nothing to tell
+try:  # Ctrl-C this early is a normal stop: nothing was begun
     import typer
     from rich.console import Console
 
@@ -47,7 +47,7 @@ config_app = typer.Typer(no_args_is_help=True, help="What a config file says.")
 app.add_typer(config_app, name="config")
 dlq_app = typer.Typer(no_args_is_help=True, help="Dead letters: records that were rejected.")
 app.add_typer(dlq_app, name="dead-letters")
-app.add_typer(dlq_app, name="dlq", hidden=True)  # what everybody calls them
+app.add_typer(dlq_app, name="dlq", hidden=True)  # the common name
 index_app = typer.Typer(no_args_is_help=True, help="The offset index.")
 app.add_typer(index_app, name="index")
 offsets_app = typer.Typer(
@@ -102,7 +102,7 @@ def run(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Stream Kafka into the table until told to stop."""
+    """Stream Kafka into the tables until stopped."""
     from frazil.cli.run import RunCommand
 
     given = configs.load(config)
@@ -118,7 +118,7 @@ def run(
 
 @app.command()
 def audit(
-    what: Annotated[
+    target: Annotated[
         str,
         typer.Argument(
             metavar="TABLE|CONFIG", help="A sink's TOML file, or a table's name with --catalog."
@@ -155,24 +155,24 @@ def audit(
     from frazil.auditing import evidence
     from frazil.spark.open_table import opener
 
-    gc.disable()  # a short life, and 100,000 snapshots would be walked again and again
-    if _is_file(what):
-        given = configs.load(what)
+    gc.disable()  # a short process: each collection would walk up to 100,000 snapshots
+    if _is_file(target):
+        given = configs.load(target)
         opened = opener(given, spark, progress.print)
         limits = evidence.AuditLimits(max_lag, configs.duration(max_age) if max_age else None)
-        found = evidence.of_config(
+        report = evidence.of_config(
             given, opened, deep=deep, ask=against_kafka, limits=limits, say=progress.print
         )
     elif against_kafka or max_lag is not None or max_age:
         raise ConfigError("cannot compare with Kafka: only a sink's TOML file says where it is")
     else:
-        opened = opener(_bare(what, catalog), spark, progress.print)
-        found = evidence.of_table(opened, what, branch, deep)
+        opened = opener(_bare(target, catalog), spark, progress.print)
+        report = evidence.of_table(opened, target, branch, deep)
     if as_json:
-        print(json.dumps(evidence.values(found)))
+        print(json.dumps(evidence.values(report)))
     else:
-        evidence.show(found, output())
-    if found.verdict not in ("proven", "accepted loss"):
+        evidence.show(report, output())
+    if report.verdict not in ("proven", "accepted loss"):
         raise typer.Exit(3)
 
 
@@ -188,14 +188,16 @@ def status(
     from frazil.spark.open_table import opener
 
     given = configs.load(config)
-    found = look(given, opener(given, spark, progress.print))
+    report = look(given, opener(given, spark, progress.print))
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(report))
         return
-    doubts = found.pop("in_doubt")
-    for kind, each in found.pop("rejected_by_kind").items():
-        found[f"rejected: {kind}"] = f"{each['records']:,} of the newest; the last: {each['last']}"
-    for key, value in found.items():
+    doubts = report.pop("in_doubt")
+    for kind, summary in report.pop("rejected_by_kind").items():
+        report[f"rejected: {kind}"] = (
+            f"{summary['records']:,} of the newest; the last: {summary['last']}"
+        )
+    for key, value in report.items():
         typer.echo(f"{key:>16}  {_plain(value)}")
     show_doubts(doubts, output())
 
@@ -215,12 +217,12 @@ def complete(
     from frazil.spark.open_table import opener
 
     given = configs.load(config)
-    found = hours.awaited(given, opener(given, spark, progress.print), hour, wait)
+    report = hours.awaited(given, opener(given, spark, progress.print), hour, wait)
     if as_json:
-        print(json.dumps(hours.values(found)))
+        print(json.dumps(hours.values(report)))
     else:
-        hours.show(found, output())
-    if found.complete is False:
+        hours.show(report, output())
+    if report.complete is False:
         raise typer.Exit(3)
 
 
@@ -231,24 +233,24 @@ def leftovers(
     older_than: Annotated[str, typer.Option(help="Only files older than this: 6h, 3d.")] = "0s",
     as_json: Json = False,
 ) -> None:
-    """Files that killed or failed lives of the sink left behind; nothing live is among them."""
+    """Files that killed or failed runs of the sink left behind; never a live file."""
     from frazil.ops import status as looking
 
     given = configs.load(config)
     age = configs.duration(older_than)
-    found = looking.orphans(given, _session(given), age)
+    files = looking.orphans(given, _session(given), age)
     if remove:
-        looking.remove(found)
-    for _, path in found if not as_json else ():
+        looking.remove(files)
+    for _, path in files if not as_json else ():
         print(path)
     if as_json:
-        print(json.dumps({"orphans": [path for _, path in found], "removed": remove}))
-    progress.print(f"{counted(len(found), 'file')} {'removed' if remove else 'found'}")
+        print(json.dumps({"orphans": [path for _, path in files], "removed": remove}))
+    progress.print(f"{counted(len(files), 'file')} {'removed' if remove else 'found'}")
 
 
 @app.command()
 def locate(
-    what: Annotated[
+    target: Annotated[
         str,
         typer.Argument(
             metavar="TABLE|CONFIG", help="A sink's TOML file, or a table's name with --catalog."
@@ -275,19 +277,19 @@ def locate(
     if not topic.isprintable():
         raise ConfigError(f"cannot look for topic {topic!r}: expected a name that Kafka may have")
     where = Partition(topic, partition)
-    if _is_file(what):
-        given = configs.load(what)
+    if _is_file(target):
+        given = configs.load(target)
         opened = opener(given, spark, progress.print)
-        found = locating.of_sink(given, opened, where, offset, table)
+        report = locating.of_sink(given, opened, where, offset, table)
     else:
-        given = _bare(what, catalog)
+        given = _bare(target, catalog)
         opened = opener(given, spark, progress.print)
-        found = locating.of_table(given.catalog.name, opened, what, where, offset, branch)
+        report = locating.of_table(given.catalog.name, opened, target, where, offset, branch)
     if as_json:
-        print(json.dumps(locating.values(found)))
+        print(json.dumps(locating.values(report)))
     else:
-        locating.show(found, output())
-    if not found.held:
+        locating.show(report, output())
+    if not report.held:
         raise typer.Exit(3)
 
 
@@ -384,8 +386,8 @@ def selftest(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     as_json: Json = False,
 ) -> None:
-    """SIGKILL at each step on your own broker and catalog, judged by reading all (exit 3 if not
-    proven); scratch topics and tables, of which nothing is left."""
+    """SIGKILL at each step on your own broker and catalog, judged by reading all records (exit 3 if
+    not proven); scratch topics and tables are removed."""
     from frazil.testing import scratch
     from frazil.testing import selftest as testing
 
@@ -393,12 +395,12 @@ def selftest(
     wanted = scratch.plan(
         given,
         rows=rows,
-        steps=[each.strip() for each in steps.split(",") if each.strip()],
+        steps=[step.strip() for step in steps.split(",") if step.strip()],
         modes=scratch.MODES if upsert is None else ("upsert",) if upsert else ("append",),
         namespace=namespace,
     )
-    for each in wanted.creates:
-        progress.print(f"will make {each}", highlight=False, soft_wrap=True)
+    for resource in wanted.creates:
+        progress.print(f"will make {resource}", highlight=False, soft_wrap=True)
     if not (yes or as_json) and sys.stdin.isatty():
         typer.confirm("and remove it all again; go on?", abort=True)
     spark = _session(given)
@@ -416,11 +418,11 @@ def selftest(
 def explain(
     config: Annotated[Path, typer.Argument(help="TOML file.")], as_json: Json = False
 ) -> None:
-    """Which way the data takes, and why; every setting in effect, and where it comes from."""
+    """The path that the data takes, and why; every setting in effect, and where it comes from."""
     given, places = configs.traced(config)
     way, why = configs.path_taken(given)
     settings = configs.settings(given)
-    told = {
+    origins = {
         section: {
             key: places.get(f"{section.replace(' ', '.')}.{key}", "default") for key in values
         }
@@ -428,7 +430,7 @@ def explain(
     }
     effect = configs.in_effect(given)
     if as_json:
-        shown = {"way": way, "why": why, "settings": settings, "origins": told}
+        shown = {"way": way, "why": why, "settings": settings, "origins": origins}
         print(json.dumps({**shown, "in_effect": effect}))
         return
     typer.echo(f"way: {way}\nwhy: {why}")
@@ -439,7 +441,7 @@ def explain(
         for key, text in lines.items():
             implied = effect.get(section, {}).get(key, "")
             typer.echo(
-                f"{text:<{width}}  # {told[section][key]}{f': {implied}' if implied else ''}"
+                f"{text:<{width}}  # {origins[section][key]}{f': {implied}' if implied else ''}"
             )
 
 
@@ -462,11 +464,11 @@ def list_letters(
     given = configs.load(config)
     wanted = dead_letters.selection(given, topic, partition, offsets, kind, table, limit)
     which = "all" if every else "replayed" if replayed else "waiting"
-    found = dead_letters.list_dead_letters(given, _session(given), wanted, which)
+    listing = dead_letters.list_dead_letters(given, _session(given), wanted, which)
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(listing))
     else:
-        dead_letters.show_list(found, output())
+        dead_letters.show_list(listing, output())
 
 
 @dlq_app.command()
@@ -508,16 +510,16 @@ def rebuild_index(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write rows that the index lacks again, from the ledgers (exit 3 if some cannot be told)."""
+    """Write missing index rows again, from the ledgers (exit 3 if some cannot be determined)."""
     from frazil.ops import index_rebuild
 
     given = configs.load(config)
-    found = index_rebuild.rebuilt(given, _session(given), dry_run)
+    reports = index_rebuild.rebuilt(given, _session(given), dry_run)
     if as_json:
-        print(json.dumps({"sinks": [each.values() for each in found], "dry_run": dry_run}))
+        print(json.dumps({"sinks": [report.values() for report in reports], "dry_run": dry_run}))
     else:
-        index_rebuild.show(found, dry_run, output())
-    if any(each.unknown for each in found):
+        index_rebuild.show(reports, dry_run, output())
+    if any(report.unknown for report in reports):
         raise typer.Exit(3)
 
 
@@ -532,11 +534,11 @@ def show_offsets(
     from frazil.spark.open_table import opener
 
     given = configs.load(config)
-    found = offsets.standing(given, opener(given, spark, progress.print))
+    report = offsets.standing(given, opener(given, spark, progress.print))
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(report))
     else:
-        offsets.show_standing(found, output())
+        offsets.show_standing(report, output())
 
 
 @offsets_app.command("accept-loss")
@@ -576,7 +578,7 @@ def adopt(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Take a topic that was made again, or another cluster, for the one the ledger knows."""
+    """Accept a recreated topic, or another cluster, as the one the ledger knows."""
     from frazil.ops import offsets
 
     wanted = offsets.adoption(topic, start, same_offsets)
@@ -615,11 +617,11 @@ def confirm(
     given = configs.load(config)
     _want_a_reason("confirm", reason, yes)
     note = offsets.signed("confirm", reason, by) if yes else None
-    found = offsets.confirmed(given, _session(given), table, note)
+    result = offsets.confirmed(given, _session(given), table, note)
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(result))
     else:
-        offsets.show_confirmed(found, output())
+        offsets.show_confirmed(result, output())
 
 
 def _want_a_reason(did: str, reason: str, yes: bool) -> None:
@@ -654,7 +656,7 @@ def version(as_json: Json = False) -> None:
 
 
 def main() -> None:
-    """Errors as sentences, not as tracebacks."""
+    """Run a command; errors are printed as sentences, not as tracebacks."""
     stop.install()
     try:
         code = app(standalone_mode=False) or 0  # without standalone mode click returns Exit's code
@@ -667,25 +669,25 @@ def main() -> None:
         code = _say(error)
     except Exception as error:
         if hasattr(error, "format_message"):  # click's own: a wrong option or argument
-            if said := error.format_message():  # a group without a command has shown its help
-                print(f"frazil: {said}", file=sys.stderr)
+            if message := error.format_message():  # a group without a command has shown its help
+                print(f"frazil: {message}", file=sys.stderr)
             code = 2
         else:
             code = _say(from_traceback(str(error)) or _unexpected(error))
-    with suppress(BrokenPipeError):  # whoever read it has seen enough
+    with suppress(BrokenPipeError):  # the reader has closed the pipe
         sys.stdout.flush()
         sys.stderr.flush()
     sys.exit(code)
 
 
 def _unexpected(error: Exception) -> FrazilError:
-    """Of an error that nobody has translated: that is a defect, but no reason for a traceback."""
-    found = FrazilError(
+    """An error that Frazil does not translate: a defect, but no reason for a traceback."""
+    defect = FrazilError(
         f"cannot go on: {type(error).__name__}: {error}"[:2000],
         hint="this error is not one that Frazil knows: please report it with the file below",
     )
-    found.detail = "".join(traceback.format_exception(error))
-    return found
+    defect.detail = "".join(traceback.format_exception(error))
+    return defect
 
 
 def _say(error: FrazilError) -> int:
@@ -693,7 +695,7 @@ def _say(error: FrazilError) -> int:
     if error.detail and _verbose:
         print(error.detail, file=sys.stderr)
     elif error.detail:
-        with suppress(OSError):  # nowhere to put it: the message stands
+        with suppress(OSError):  # no place to write it: the message is printed already
             number, path = tempfile.mkstemp(prefix="frazil-error-", suffix=".txt")
             with open(number, "w", encoding="utf-8", errors="replace") as file:
                 file.write(error.detail)
@@ -708,10 +710,10 @@ def _session(given: Config) -> Any:
         return session(given, say=progress.print)
 
 
-def _is_file(what: str) -> bool:
-    """Is it a config file? Else it is a table's name, which may be too long or odd for a path."""
+def _is_file(target: str) -> bool:
+    """Whether it is a config file; else a table name, possibly too long or odd for a path."""
     try:
-        return Path(what).suffix == ".toml" or Path(what).is_file()
+        return Path(target).suffix == ".toml" or Path(target).is_file()
     except (OSError, ValueError):
         return False
 

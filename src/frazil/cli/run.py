@@ -1,4 +1,4 @@
-"""What `frazil run` does: one run of a sink, a line for each commit, and the summary at its end."""
+"""`frazil run`: one run of a sink, with a line for each commit and a summary at its end."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from frazil.offsets import Cut
 from frazil.render import counted
 from frazil.sink import Sink, Step
 
-#: Of more partitions than this a line gives the sum.
+#: With more partitions than this, a line shows the sum.
 _SHOWN = 8
 
 
 @dataclass
 class RunCommand:
-    """One run, told on the console as it goes."""
+    """One run, with its progress on the console."""
 
     config: Config
     console: Console
     began: float = field(default_factory=time.monotonic)
     rows: int = 0
     skipped: int = 0
-    #: kind of rejected records → how many there were, and where and why the last of them was
+    #: kind of rejected records → their number, and place and reason of the last one
     rejected: dict[str, tuple[int, str]] = field(default_factory=dict)
     _written: dict[int, Step] = field(default_factory=dict)
     _said: str = ""
@@ -41,12 +41,12 @@ class RunCommand:
         self._say = partial(self.console.print, markup=False, highlight=False, soft_wrap=True)
 
     def stream(self, spark: SparkSession, stop: StopSignal, until_caught_up: bool) -> bool:
-        """Until it is told to stop; False where that was before it had caught up."""
+        """Run until a stop is requested; False if that was before the run had caught up."""
         sink = self.sink
         query = sink.start(spark)
         self._say(f"sink {self.config.sink.id}: epoch {sink.epoch}, {position(sink.position)}")
-        for each in sink.advice:
-            self._say(each, style="yellow")
+        for advice in sink.advice:
+            self._say(advice, style="yellow")
         done = not until_caught_up
         with stop.flagged():
             try:
@@ -71,10 +71,14 @@ class RunCommand:
         if step.name == "written":
             self._written[step.batch] = step
         elif step.name == "done":
-            done = [self._written.pop(each) for each in sorted(self._written) if each <= step.batch]
-            self.rows += sum(each.records for each in done)
-            self.skipped += sum(each.skipped for each in done)
-            now = _together(each.rejected for each in done)
+            done = [
+                self._written.pop(number)
+                for number in sorted(self._written)
+                if number <= step.batch
+            ]
+            self.rows += sum(written.records for written in done)
+            self.skipped += sum(written.skipped for written in done)
+            now = _together(written.rejected for written in done)
             self.rejected = _together([self.rejected, now])
             rate = self.rows / (time.monotonic() - self.began)
             waiting = len(self.sink.committer.pending)
@@ -140,16 +144,16 @@ class RunCommand:
             )
 
 
-def _together(each: Iterable[Mapping[str, tuple[int, str]]]) -> dict[str, tuple[int, str]]:
-    found: dict[str, tuple[int, str]] = {}
-    for rejected in each:
+def _together(counts: Iterable[Mapping[str, tuple[int, str]]]) -> dict[str, tuple[int, str]]:
+    totals: dict[str, tuple[int, str]] = {}
+    for rejected in counts:
         for kind, (count, last) in rejected.items():
-            found[kind] = found.get(kind, (0, ""))[0] + count, last
-    return found
+            totals[kind] = totals.get(kind, (0, ""))[0] + count, last
+    return totals
 
 
 def position(cut: Cut) -> str:
-    """In one line, however many partitions there are."""
+    """One line, for any number of partitions."""
     if len(cut) > _SHOWN:
         return f"position {sum(cut.values()):,} in {len(cut):,} partitions"
     return "position " + (", ".join(f"{p} {o:,}" for p, o in sorted(cut.items())) or "none yet")

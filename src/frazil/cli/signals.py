@@ -24,10 +24,10 @@ _PATIENCE = 5.0
 
 
 class StopSignal:
-    """What is to happen on a signal, and whether one came."""
+    """The reaction to a signal, and whether one came."""
 
     def __init__(self, before_exit: Callable[[], object] = lambda: None) -> None:
-        #: number of the signal that asked for a stop; 0: none did
+        #: number of the signal that requested a stop; 0: none
         self.signal = 0
         self._mode = "exit"
         self._before_exit = before_exit
@@ -38,17 +38,17 @@ class StopSignal:
 
     @property
     def exit_code(self) -> int:
-        """Of a command that ended before it was done, as shells have it: 130, or 143."""
+        """The exit code of a command that a signal ended early, as shells have it: 130 or 143."""
         return 128 + (self.signal or signal.SIGINT)
 
     @contextmanager
     def flagged(self) -> Iterator[None]:
-        """Within it the first signal sets the flag, and does nothing else."""
+        """Within it, the first signal only sets the flag."""
         yield from self._during("flag")
 
     @contextmanager
     def raised(self) -> Iterator[None]:
-        """Within it the first signal raises KeyboardInterrupt: for commands that clean up."""
+        """Within it, the first signal raises KeyboardInterrupt: for commands that clean up."""
         yield from self._during("raise")
 
     def _during(self, mode: str) -> Iterator[None]:
@@ -66,13 +66,13 @@ class StopSignal:
             raise KeyboardInterrupt
 
     def now(self, how: str = "") -> None:
-        """End the process, and those that it started."""
+        """End this process and its children."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         with suppress(Exception):
             self._before_exit()
         name = signal.Signals(self.signal or signal.SIGINT).name
-        with suppress(OSError, ValueError):  # whoever read it may be gone
+        with suppress(OSError, ValueError):  # the reader may be gone
             print(f"frazil: stopped by {name}{f' ({how})' if how else ''}", file=sys.stderr)
             sys.stderr.flush()
         end_children()
@@ -80,16 +80,16 @@ class StopSignal:
 
 
 def end_children() -> None:
-    """Whatever this process started, the JVM first of all: asked first, then killed."""
-    found = children(os.getpid())
+    """End all children of this process, such as the JVM: SIGTERM first, then SIGKILL."""
+    pids = children(os.getpid())
     for number in (signal.SIGTERM, signal.SIGKILL):
-        for each in found:
+        for pid in pids:
             with suppress(ProcessLookupError):
-                os.kill(each, number)
+                os.kill(pid, number)
         deadline = time.monotonic() + _PATIENCE
         while time.monotonic() < deadline:
-            found = [each for each in found if _runs(each)]
-            if not found:
+            pids = [pid for pid in pids if _runs(pid)]
+            if not pids:
                 return
             time.sleep(0.02)
 
@@ -97,21 +97,21 @@ def end_children() -> None:
 def _runs(child: int) -> bool:
     try:
         return os.waitpid(child, os.WNOHANG)[0] == 0
-    except ChildProcessError:  # somebody else waited for it
+    except ChildProcessError:  # another caller waited for it
         return False
 
 
 def children(parent: int) -> list[int]:
     if Path("/proc/self/stat").exists():
-        stats = [each / "stat" for each in Path("/proc").iterdir() if each.name.isdigit()]
-        found = []
-        for each in stats:
+        stats = [folder / "stat" for folder in Path("/proc").iterdir() if folder.name.isdigit()]
+        pids = []
+        for stat in stats:
             with suppress(OSError):  # it ended meanwhile
                 # pid (name) state ppid …; a name may hold spaces and parentheses
-                said = each.read_text(errors="replace").rpartition(")")[2].split()
-                if int(said[1]) == parent:
-                    found.append(int(each.parent.name))
-        return found
-    told = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True)
-    pairs = (line.split() for line in told.stdout.splitlines())
+                fields = stat.read_text(errors="replace").rpartition(")")[2].split()
+                if int(fields[1]) == parent:
+                    pids.append(int(stat.parent.name))
+        return pids
+    listing = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True)
+    pairs = (line.split() for line in listing.stdout.splitlines())
     return [int(pid) for pid, ppid in pairs if int(ppid) == parent]

@@ -1,9 +1,9 @@
-"""The committer: which table's turn it is, what waits meanwhile, and how much may.
+"""The committer schedules commits per table and bounds the staged batches that wait.
 
 A batch is committed to its tables first and to the index last: the index's ledger is the stream's
-position, the cut at which all tables stand together. A table that fails for now does not stop the
-stream, nor the other tables: its batches wait, staged, and are committed together later. How one
-table takes a batch exactly once is told in `commit`.
+position, the cut that all tables have reached. A table that fails temporarily does not stop the
+stream or the other tables: its staged batches wait and are committed together later. `protocol`
+describes how one table takes a batch exactly once.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from frazil.ledger.entry import LedgerEntry, Snapshot
 from frazil.ledger.staged_batch import StagedBatch
 from frazil.offsets import Cut
 
-#: The index among the tables that are due: no table has such a name.
+#: Name of the index in the list of due tables; no table can have it.
 INDEX = "(index)"
-#: How many tables are committed to at the same time.
+#: Tables committed to concurrently.
 THREADS = 4
-#: How many batches share a snapshot at most: their ids stand in its summary.
+#: Maximum number of batches in one snapshot: its summary lists their ids.
 TOGETHER = 256
 
-#: Files of a batch that was staged so many seconds ago are looked for before it is committed.
+#: Seconds after which the files of a staged batch are checked before its commit.
 AGED = 600.0
 
 Step = Callable[[str, StagedBatch | None], None]
@@ -50,7 +50,7 @@ Located = tuple[StagedBatch, Mapping[str, Snapshot]]
 
 @dataclass(frozen=True, slots=True)
 class BackpressureLimits:
-    """Absorption: how much may wait for a commit before the stream blocks."""
+    """Absorption limits: staged batches that may wait for a commit before the stream blocks."""
 
     batches: int
     bytes: int
@@ -59,8 +59,8 @@ class BackpressureLimits:
 
 @dataclass(frozen=True, slots=True)
 class CommitTrigger:
-    """When a table's staged files are committed: when they are large enough or have waited long
-    enough; and which of several tables comes first."""
+    """A table's staged files are committed when they are large enough or have waited long enough;
+    `priority` orders tables that are due."""
 
     interval: float = 0.0
     bytes: int | None = None
@@ -69,17 +69,17 @@ class CommitTrigger:
 
 @dataclass
 class Progress:
-    """What status and metrics show. Written by the committer alone."""
+    """The committer's state for status and metrics. Written by the committer only."""
 
     position: Cut = field(default_factory=Cut)
     committed_batches: int = 0
     commits: int = 0
     last_commit_ms: int = 0
-    #: tables that cannot be committed to for now, and why
+    #: table → why commits to it fail at present
     stuck: dict[str, str] = field(default_factory=dict)
     blocked: str = ""
     unpublished: str = ""
-    #: what the index could not be tidied for
+    #: why index maintenance failed
     untidy: str = ""
 
     @property
@@ -104,8 +104,8 @@ class _PendingTable:
 
 
 class Committer:
-    """Commits staged batches in order: each to its tables, then the index. One thread of the driver
-    sees to it; where several tables are due, a few more help."""
+    """Commits staged batches in order: each to its tables, then to the index. Runs on one driver
+    thread, with a small pool if several tables are due."""
 
     def __init__(
         self,
@@ -124,11 +124,11 @@ class Committer:
         tidy: Callable[[], float | None] = lambda: None,
         indexed: Callable[[Sequence[StagedBatch]], None] = lambda _: None,
     ) -> None:
-        """`alone`: one table takes everything, so that its ledger never stands behind the index,
-        and what is wrong with it stops the stream. `tables`: what the index says of them. `tidy`
-        looks after index and tables when the index was committed to, and once more at the moment
-        that it gives, should nothing be committed until then; it must not raise. `indexed` is
-        called before anybody is told of the new position, `committed` after that."""
+        """`alone`: a single table takes all records, so its ledger is never behind the index, and
+        its errors stop the stream. `tables`: the tables to record in the index entry. `tidy` runs
+        maintenance after each index commit, and again at the time it returns if nothing is
+        committed until then; it must not raise. `indexed` is called before the new position is
+        published, `committed` after."""
         self.progress = Progress(position=position)
         self._target = target
         self._index = index
@@ -145,15 +145,15 @@ class Committer:
         self._tidy_at: float | None = None
         self._changed = threading.Condition()
         self._pending: list[_PendingTable] = []
-        #: table → when it was last committed to; table → how often it failed since, and until when
-        #: it is left in peace
+        #: table → time of its last commit; table → failures since, and the time of the next
+        #: attempt
         self._last: dict[str, float] = {}
         self._failures: dict[str, tuple[int, float]] = {}
-        #: batch and table → when its files were last looked for
+        #: (commit id, table) → when the batch's files were last checked
         self._looked: dict[tuple[str, str], float] = {}
-        #: a batch cannot be committed any more: the next life reads it again
+        #: a batch whose staged files are gone: the next run reads its offsets again
         self._unstaged: FrazilError | None = None
-        #: tables that only a person can help
+        #: tables that need an operator
         self._hopeless: dict[str, FrazilError] = {}
         self._failure: FrazilError | None = None
         self._hurried = False
@@ -168,14 +168,14 @@ class Committer:
     @property
     def pending(self) -> list[StagedBatch]:
         with self._changed:
-            return [each.batch for each in self._pending]
+            return [item.batch for item in self._pending]
 
     @property
     def failure(self) -> FrazilError | None:
         return self._failure
 
     def submit(self, batch: StagedBatch, bounded: bool = True) -> None:
-        """Hand over a staged batch; blocks while more than the bounds allow is waiting."""
+        """Hand over a staged batch; blocks while the waiting batches exceed the bounds."""
         with self._changed:
             while bounded and (reason := self._over()) and not self._flushing:
                 self._raise_failure()
@@ -198,13 +198,13 @@ class Committer:
             return reached
 
     def hurry(self) -> None:
-        """Commit what is waiting now, whatever the interval says, and hold nobody at a bound."""
+        """Commit the waiting batches now, ignoring intervals, and stop blocking at the bounds."""
         with self._changed:
             self._hurried = True
             self._changed.notify_all()
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Commit what is waiting now; False where that is not done in time, or cannot be."""
+        """Commit the waiting batches now. False if that times out or is impossible."""
         with self._changed:
             self._flushers += 1
             self._changed.notify_all()
@@ -222,17 +222,17 @@ class Committer:
         return self._hurried or self._flushers > 0
 
     def stalled(self) -> FrazilError | None:
-        """Why nothing more will be committed until somebody looks at a table."""
+        """The error that stops all commits until an operator repairs a table; None otherwise."""
         with self._changed:
             hopeless = dict(self._hopeless)
-            left = {name for each in self._pending for name in each.left}
+            left = {name for item in self._pending for name in item.left}
             if not self._pending or not left <= set(hopeless):
                 return None
-            # The index waits for the tables of the first batch, and then for nobody.
+            # The index waits only for the tables of the first batch.
             return hopeless[min(left)] if self._pending[0].left else hopeless.get(INDEX)
 
     def close(self) -> None:
-        """End the thread after the commit under way. What is staged waits for the next life."""
+        """End the thread after the current commit. Staged batches wait for the next run."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -257,49 +257,49 @@ class Committer:
         except FrazilError as error:
             self._fail(error)
         except Exception as error:
-            # The thread's outermost frame: what is not one of ours must still stop the stream.
+            # The thread's outermost frame: an unexpected error must also stop the stream.
             self._fail(FrazilError(f"cannot commit: {type(error).__name__}: {error}"))
             raise
 
     def _due(self) -> list[str]:
-        """The tables to commit to now, the most urgent first; the index, `INDEX`, is the last."""
+        """The tables to commit to now, most urgent first; the index, `INDEX`, comes last."""
         now = self._clock.monotonic()
-        hurried = self._flushing or bool(self._over())  # a bound is no reason to wait
+        hurried = self._flushing or bool(self._over())  # at a bound, waiting would block the stream
         waiting: dict[str, tuple[float, int]] = {}  # since when, and how many bytes
-        for each in self._pending:
-            for staged in each.batch.tables:
-                if staged.name not in each.snapshots:
-                    since, size = waiting.get(staged.name, (each.since, 0))
+        for item in self._pending:
+            for staged in item.batch.tables:
+                if staged.name not in item.snapshots:
+                    since, size = waiting.get(staged.name, (item.since, 0))
                     waiting[staged.name] = since, size + staged.bytes
         due = []
         for name, (since, size) in waiting.items():
             pace = self._pace(name)
-            last = self._last.get(name)  # the first is not kept waiting
+            last = self._last.get(name)  # None: the first commit is due at once
             rested = last is None or now - last >= pace.interval
             large = pace.bytes is not None and size >= pace.bytes
             if (hurried or rested or large) and self._failures.get(name, (0, 0.0))[1] <= now:
                 due.append((-pace.priority, since, name))
-        found = [name for _, _, name in sorted(due)]
+        names = [name for _, _, name in sorted(due)]
         if self._failures.get(INDEX, (0, 0.0))[1] <= now:
-            ready = bool(self._pending) and all(name in found for name in self._pending[0].left)
-            found += [INDEX] if ready else []
-        return found
+            ready = bool(self._pending) and all(name in names for name in self._pending[0].left)
+            names += [INDEX] if ready else []
+        return names
 
     def _nap(self) -> float | None:
-        """Until something may be due: a new batch wakes us anyway. 0: it is time to tidy."""
+        """Seconds until something may be due; a new batch wakes the thread. 0: `tidy` is due."""
         if not self._pending:
             return self._tidy_at and max(0.0, self._tidy_at - self._clock.monotonic())
-        names = {name for each in self._pending for name in each.left} | {INDEX}
+        names = {name for item in self._pending for name in item.left} | {INDEX}
         waits = [
             self._failures[name][1] - self._clock.monotonic()
             for name in names
             if name in self._failures
         ]
         paces = [self._pace(name).interval for name in names - {INDEX}]
-        return max(0.01, min([1.0, *(each for each in (*waits, *paces) if each > 0)]))
+        return max(0.01, min([1.0, *(wait for wait in (*waits, *paces) if wait > 0)]))
 
     def round(self, due: Sequence[str]) -> None:
-        """Each table that is due, then the index, as far as all tables have come."""
+        """Commit to each due table, then to the index up to the batch that all tables have."""
         names = [name for name in due if name != INDEX]
         pending = self._snapshot_of_pending()
         if len(names) > 1:
@@ -309,27 +309,27 @@ class Committer:
             self._into_table(name, pending)
         if self._hopeless.keys() - {INDEX}:
             self._refuse_overtaken()
-        done = list(itertools.takewhile(lambda each: not each.left, pending))[:TOGETHER]
+        done = list(itertools.takewhile(lambda item: not item.left, pending))[:TOGETHER]
         if done and INDEX in due:
             self._tried(INDEX, lambda: self._into_index(done))
 
     def _refuse_overtaken(self) -> None:
-        """Before a person is called: is it this life that must wait?"""
+        """Before calling for an operator: raises Fenced if a newer epoch has taken over."""
         try:
             self._index.still_newest()
         except Fenced:
             raise
         except FrazilError:
-            pass  # of the index itself its commits tell
+            pass  # commits to the index report its own errors
 
     def _snapshot_of_pending(self) -> list[_PendingTable]:
         with self._changed:
             return list(self._pending)
 
     def _into_table(self, name: str, pending: Sequence[_PendingTable]) -> None:
-        waiting = [each for each in pending if each.lacks(name)]
-        mine = waiting[:TOGETHER]
-        batches = [each.batch for each in mine]
+        waiting = [item for item in pending if item.lacks(name)]
+        chosen = waiting[:TOGETHER]
+        batches = [item.batch for item in chosen]
         began = self._clock.monotonic()
 
         def bring() -> None:
@@ -351,20 +351,19 @@ class Committer:
                 ),
             )
             with self._changed:
-                for each in mine:
-                    each.snapshots[name] = replace(where[each.batch.commit_id], summary={})
+                for item in chosen:
+                    item.snapshots[name] = replace(where[item.batch.commit_id], summary={})
                 self._changed.notify_all()
 
         self._tried(name, bring)
-        if len(mine) == len(waiting):  # else the rest is due at once
-            # From beginning to beginning: else a batch that comes once in an interval would wait a
-            # little longer each time for the commit of the one before.
+        if len(chosen) == len(waiting):  # else the rest is due at once
+            # Measured from start to start: otherwise a batch that comes once per interval would
+            # wait longer each time, by the duration of the previous commit.
             self._last[name] = began
 
     def _files(self, batches: Sequence[StagedBatch], target: TableCommitter) -> list[str]:
-        """The manifests that they bring for a table. Iceberg commits what is not there as well, and
-        then nobody can read the table: of batches that may have waited for long it is looked for.
-        """
+        """The batches' manifests for a table. Iceberg would commit missing files, too, and make the
+        table unreadable; so the files of batches that may have waited long are checked first."""
         name, now = target.table.name, self._clock.monotonic()
         old = [
             batch
@@ -386,8 +385,8 @@ class Committer:
         return _manifests(batches, name)
 
     def _into_index(self, done: Sequence[_PendingTable]) -> None:
-        batches = [each.batch for each in done]
-        located = {each.batch.commit_id: (each.batch, each.snapshots) for each in done}
+        batches = [item.batch for item in done]
+        located = {item.batch.commit_id: (item.batch, item.snapshots) for item in done}
         tables = self._tables()
         self._bring(
             "index-",
@@ -412,11 +411,11 @@ class Committer:
         self._tidy_at = self._tidy()
 
     def _tried(self, name: str, call: Callable[[], None]) -> None:
-        """`call`; or the table is left in peace for a while and its batches wait, staged.
+        """Run `call`; after a failure the table pauses and its staged batches wait.
 
-        Absorbed: the stream goes on, the next try takes old and new together. Where a person must
-        look, and others can go on, the table waits as well; status names it. So does the index:
-        data goes on into the tables without it, until the bounds say that it is enough.
+        The failure is absorbed: the stream goes on, and the next attempt commits old and new
+        batches together. A table that needs an operator waits as well while others go on; status
+        names it. The same holds for the index: tables take data without it, up to the bounds.
         """
         try:
             call()
@@ -427,7 +426,7 @@ class Committer:
             raise
         except (Retryable, CommitStateUnknown, Fatal, ConfigError) as error:
             if isinstance(error, (Fatal, ConfigError)):
-                # The index has not what the stream says, or has it already: whose position is it?
+                # The index contradicts the stream's position: another writer may have moved it.
                 contradicted = name == INDEX and isinstance(error, (Gap, Overlap))
                 unstaged = error is self._unstaged
                 if contradicted or unstaged or (self._alone and name != INDEX):
@@ -445,7 +444,7 @@ class Committer:
         manifests: Callable[[Sequence[StagedBatch]], list[str]],
         entry: Callable[[Sequence[StagedBatch]], LedgerEntry],
     ) -> dict[str, Snapshot]:
-        """`batches` into one table; where each of them is, by commit id."""
+        """Commit `batches` to one table. Returns commit id → snapshot."""
         where = target.locate(batches)
         snapshot: Snapshot | None = None
         for some in _apart_by_deletes(batches[len(where) :], target.table.name):
@@ -455,7 +454,7 @@ class Committer:
             self._step(f"{prefix}committed", some[-1])
             where |= {batch.commit_id: snapshot for batch in some}
         if snapshot is None:
-            snapshot = target.head().snapshot  # maybe a claim on top: the tag never moves back
+            snapshot = target.head().snapshot  # maybe a later claim: the tag never moves back
             if snapshot is None:
                 raise target.untold("what is there already")
         target.witness(snapshot)
@@ -463,20 +462,20 @@ class Committer:
         return where
 
     def _over(self) -> str:
-        """Why no more may be staged; empty where it may.
+        """Why no more may be staged; empty if staging may go on.
 
-        Where a table is stuck, batches that wait for nothing else do not count by number: the
-        others go on until bytes or age forbid it.
+        Batches that wait only for a stuck table do not count towards the number of batches: the
+        other tables go on until the bytes or age bound is reached.
         """
         stuck = set() if self._alone else set(self.progress.stuck) - {INDEX}
-        moving = [each for each in self._pending if not stuck or set(each.left) - stuck]
+        moving = [item for item in self._pending if not stuck or set(item.left) - stuck]
         if len(moving) >= self._bounds.batches:
             return f"{len(moving)} batches wait for a commit; the bound is {self._bounds.batches}"
         stored = sum(
             table.bytes
-            for each in self._pending
-            for table in each.batch.tables
-            if table.name not in each.snapshots
+            for item in self._pending
+            for table in item.batch.tables
+            if table.name not in item.snapshots
         )
         if self._pending and stored >= self._bounds.bytes:
             return f"{stored} staged bytes wait for a commit; the bound is {self._bounds.bytes}"
@@ -487,8 +486,8 @@ class Committer:
         return ""
 
     def _because(self, reason: str) -> str:
-        """With what they wait for, where that is known."""
-        waiting = sum(not each.left for each in self._pending)
+        """`reason`, with the cause of the wait if known."""
+        waiting = sum(not item.left for item in self._pending)
         if waiting and not self._pending[0].left:
             reason += f"; {waiting} of them are in all their tables, and not in the index yet"
         return f"{reason}: {self.progress.trouble}" if self.progress.trouble else reason
@@ -508,8 +507,8 @@ def ranges_of(batch: StagedBatch, table: str) -> str:
 
 
 def _manifests(batches: Sequence[StagedBatch], table: str) -> list[str]:
-    """What they bring for a table. One that was rebuilt from the table's own ledger brings nothing:
-    it is there, or the table was moved away from it since."""
+    """The batches' manifests for a table. A batch rebuilt from the table's ledger has no manifests:
+    it must be in the table, unless the table was rolled back since."""
     for batch in batches:
         staged = batch.table(table)
         if not staged.manifests and (staged.keys or any(t.written for t in staged.tallies)):
@@ -522,15 +521,15 @@ def _manifests(batches: Sequence[StagedBatch], table: str) -> list[str]:
 
 
 def _apart_by_deletes(batches: Sequence[StagedBatch], table: str) -> Iterator[list[StagedBatch]]:
-    """Which of them may share a snapshot of the table.
+    """Group batches that may share a snapshot of the table.
 
-    A batch with equality deletes has one of its own: they take away rows of older snapshots only,
-    so of two batches in one snapshot both versions of a key would stay (H5). So has one that a
-    person made: what is signed for is told apart.
+    A batch with equality deletes gets its own snapshot: the deletes apply to older snapshots only,
+    so two batches in one snapshot would keep both versions of a key (H5). A batch with an
+    operator's note also gets its own, so that the note covers only that batch.
     """
     together: list[StagedBatch] = []
     for batch in batches:
-        keyed = any(each.keys for each in batch.tables if each.name == table)
+        keyed = any(staged.keys for staged in batch.tables if staged.name == table)
         if not keyed and not batch.note:
             together.append(batch)
             continue

@@ -1,26 +1,25 @@
 """Staged batches in, snapshots out: `decide` (pure), then apply, then read back.
 
-The protocol for one table, and why each step is there:
+The protocol for one table, with the reason for each step:
 
 1. Read the ledger: the newest entry of this sink in the branch's ancestry.
 2. `decide`. The batch's id is in the ledger: it is committed already. A newer epoch: fenced. An
    entry other than the one last seen, or one the batch does not continue: refuse, with both ranges.
-3. Add the staged files with the new entry in the summary (an append, or a row delta where the batch
-   takes rows away, which then is a snapshot of its own), under a compare-and-set that
-   Iceberg repeats on each of its own retries: the newest entry must still be the one of step 1.
-   Check-then-commit alone is no fence: two writers can both see "absent" (H3). Iceberg's clean-up
-   after failures is deferred, for it would delete the manifest list of a commit that was applied
-   and whose answer was lost (H1).
-4. Whatever came back, success or any error: go to 1. Only the table knows what happened. So there
-   is one way to end well, step 2 finding the id, and nothing is deleted before that.
-5. The witness, a tag, stands on the entry's snapshot, so that expiry cannot erase the ledger (H4).
-   Iceberg's tables set it in the commit of step 3; where a table did not, it is moved now. Nothing
-   here counts on the former.
+3. Add the staged files with the new entry in the summary (an append, or a row delta in a snapshot
+   of its own if the batch deletes rows), under a compare-and-set that Iceberg repeats on each of
+   its own retries: the newest entry must still be the one of step 1. Check-then-commit alone is no
+   fence: two writers can both see "absent" (H3). Iceberg's clean-up after failures is deferred: it
+   would delete the manifest list of a commit that was applied but whose response was lost (H1).
+4. After success or any error: go to 1. Only the table shows whether the commit was applied. The
+   only successful end is step 2 finding the id; nothing is deleted before that.
+5. The sink's tag points to the entry's snapshot, so that expiry cannot erase the ledger (H4).
+   Iceberg tables set it in the commit of step 3; otherwise it is moved now. This module does not
+   rely on the former.
 
-A table for which a batch holds nothing is not touched: its next entry begins where its ledger
-ends, and what lies between counts as `elsewhere`. Everything here runs against `Table`, a small
-interface, so that the same code runs against Iceberg and inside a simulation. Which table's turn it
-is, and what waits meanwhile, `committer` knows.
+A batch with no records for a table does not touch it: the table's next entry begins where its
+ledger ends, and the offsets in between count as `elsewhere`. This module runs against
+`CommitTable`, a small interface, so the same code runs against Iceberg and in a simulation.
+`committer` decides which table is next and which batches wait.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
 
 
 class CommitTable(Protocol):
-    """What the committer needs of a table."""
+    """The table operations that the committer uses."""
 
     name: str
     uuid: str
@@ -79,8 +78,8 @@ class CommitTable(Protocol):
         leftovers: list[str],
         tag: str = "",
     ) -> None:
-        """`tag` shall name the new snapshot. Where it does so with the same commit it cannot be
-        left behind; where it does not, `witness` moves it."""
+        """`tag`: the tag to set on the new snapshot. A table that sets it in the same commit cannot
+        leave it behind; for other tables, `witness` moves it."""
 
 
 class Clock(Protocol):
@@ -90,12 +89,12 @@ class Clock(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DecidedAppend:
-    """Go on: the entry follows the ledger's newest."""
+    """The entry continues the ledger's newest entry: commit it."""
 
 
 @dataclass(frozen=True, slots=True)
 class AlreadyCommitted:
-    """The entry is in the ledger."""
+    """The entry is in the ledger already."""
 
     snapshot: Snapshot
 
@@ -108,21 +107,21 @@ class RefusedCommit:
 def decide(
     table: str, head: LedgerHead, seen: str | None, entry: LedgerEntry
 ) -> DecidedAppend | AlreadyCommitted | RefusedCommit:
-    """What to do with `entry`, given the ledger as it is now and the commit id last seen there."""
-    there = head.entry
-    if there is not None and entry.commit_ids[-1] in there.commit_ids:
+    """Decide about `entry`, given the ledger as it is now and the commit id last seen in it."""
+    newest = head.entry
+    if newest is not None and entry.commit_ids[-1] in newest.commit_ids:
         assert head.snapshot is not None
         return AlreadyCommitted(head.snapshot)
-    if there is not None and there.epoch > entry.epoch:
-        return RefusedCommit(_overtaken(f"commit to table {table}", entry.epoch, there))
+    if newest is not None and newest.epoch > entry.epoch:
+        return RefusedCommit(_overtaken(f"commit to table {table}", entry.epoch, newest))
     if not head.complete:
         return RefusedCommit(not_shown(table, entry.sink, head.unshown))
     if head.commit_id != seen:
-        return RefusedCommit(_differs(table, there, seen, entry))
-    if there is not None and not (
-        entry.begin.continues(there.end) and _joins(entry.source[0], there.source[1])
+        return RefusedCommit(_differs(table, newest, seen, entry))
+    if newest is not None and not (
+        entry.begin.continues(newest.end) and _joins(entry.source[0], newest.source[1])
     ):
-        return RefusedCommit(_apart(table, there, entry))
+        return RefusedCommit(_apart(table, newest, entry))
     return DecidedAppend()
 
 
@@ -137,10 +136,10 @@ def ledger_tag(sink: str) -> str:
 def entry_of(
     batches: Sequence[StagedBatch], table: str, epoch: int, since: Cut | None = None
 ) -> LedgerEntry:
-    """One ledger entry for batches that follow each other.
+    """One ledger entry for consecutive batches.
 
-    `since`: where the table's ledger ends, if batches may have passed that held nothing for it.
-    Without a table of that name (the index) the entry tells of every record.
+    `since`: end of the table's ledger, if earlier batches may have had no records for the table.
+    If no batch has a table of that name (the index), the entry covers every record.
     """
     unwritten: dict[Partition, OutcomeCounts] = {}
     rows = keys = 0
@@ -152,19 +151,19 @@ def entry_of(
         begin = {**batch.begin, **begin}
     if since is not None:
         begin |= {partition: offset for partition, offset in since.items() if partition in begin}
-    here = dict(begin)
+    reached = dict(begin)
     for batch in batches:
-        staged = next((each for each in batch.tables if each.name == table), None)
+        staged = next((staged for staged in batch.tables if staged.name == table), None)
         keys += staged.keys if staged else 0
         for tally in staged.tallies if staged else batch.total or batch.tables[0].tallies:
             key = tally.range.partition
-            between = tally.range.start - here[key] if since is not None else 0
+            between = tally.range.start - reached[key] if since is not None else 0
             if between < 0:
-                there = Range(key, tally.range.start, min(here[key], tally.range.end))
+                overlap = Range(key, tally.range.start, min(reached[key], tally.range.end))
                 raise Overlap(
-                    f"cannot commit {tally.range} to table {table}: it has {there} already"
+                    f"cannot commit {tally.range} to table {table}: it has {overlap} already"
                 )
-            here[key] = tally.range.end
+            reached[key] = tally.range.end
             counts = OutcomeCounts(
                 0, tally.rejected, tally.skipped, tally.invisible, tally.merged, between, tally.lost
             )
@@ -177,9 +176,9 @@ def entry_of(
                 high.append(tally.watermark[1])
     end = last.end
     if since is not None:  # a ledger may be ahead of a batch, in partitions it got nothing of
-        end = Cut({key: max(offset, here[key]) for key, offset in end.items()})
+        end = Cut({key: max(offset, reached[key]) for key, offset in end.items()})
         for key, offset in end.items():
-            if key != BATCHES and (behind := offset - here[key]):
+            if key != BATCHES and (behind := offset - reached[key]):
                 unwritten[key] = unwritten.get(key, OutcomeCounts()) + OutcomeCounts(
                     elsewhere=behind
                 )
@@ -203,12 +202,12 @@ def entry_of(
     )
 
 
-#: Of a batch that is in the table, in a snapshot that is not there any more.
+#: Stands for the expired snapshot of a batch that is in the table.
 EXPIRED = Snapshot(0, None, 0, 0, "", {})
 
 
 class TableCommitter:
-    """One table as one life of a sink sees it."""
+    """One table, as seen by one epoch of a sink."""
 
     def __init__(
         self,
@@ -220,19 +219,19 @@ class TableCommitter:
         *,
         claimed_first: bool = False,
     ) -> None:
-        """`claimed_first`: the sink never commits here what it has not claimed, and a claim leaves
-        a witness behind. So no witness means no data of it, also where the history was expired."""
+        """`claimed_first`: the sink claims this table before its first commit, and a claim sets the
+        tag. So without a tag the table has no data of the sink, even if its history expired."""
         self.table = table
         self.sink = sink
         self.epoch = epoch
         self.seen: str | None = None
-        #: where the entry that was seen ends
+        #: end of the entry last seen
         self.end = Cut()
         self._branch = branch
         self._clock = clock
         self.claimed_first = claimed_first
         self._tag = ledger_tag(sink) if branch == "main" else f"{ledger_tag(sink)}/{branch}"
-        #: commit ids that were tried since the entry that was seen
+        #: commit ids attempted since the entry last seen
         self._tried: set[str] = set()
 
     def head(self) -> LedgerHead:
@@ -240,32 +239,32 @@ class TableCommitter:
         return self._head()
 
     def _head(self) -> LedgerHead:
-        """Over expired snapshots only where the table's own files show that the way leads there.
+        """The head; expired snapshots are bridged only if the table's own files prove the ancestry.
 
-        Snapshots keep their parents in earlier metadata files: as far as those are there, nothing
-        is left to doubt. Without them, a branch that lists the newest manifest of the witness has
-        what wrote it behind it, and all before that; but of deletes, which rewrites take away
-        again, nothing need be left in the witness (see decision 037).
+        Earlier metadata files record the parents of expired snapshots: where they exist, there is
+        no doubt. Without them, a branch that lists the newest manifest of the tagged snapshot
+        descends from the commit that wrote it. This proves nothing for upserts: rewrites remove
+        delete files, so the tagged snapshot may list none of them (see decision 037).
         """
         witness = self.table.tagged(self._tag)
-        found = ledger.head(self.table.history(self._branch), self.sink, witness)
-        if found.missing is None:
-            return found
+        head = ledger.head(self.table.history(self._branch), self.sink, witness)
+        if head.missing is None:
+            return head
         if witness is None and self.claimed_first:
-            return LedgerHead(None, None, complete=True, missing=found.missing)
-        told = ledger.head(self._ancestry(), self.sink)
-        if told.complete:
-            return replace(told, missing=found.missing)
-        if found.entry is not None and not self._carried(found.entry, witness):
-            return LedgerHead(None, None, False, missing=found.missing, unshown=found.entry)
-        return found
+            return LedgerHead(None, None, complete=True, missing=head.missing)
+        recovered = ledger.head(self._ancestry(), self.sink)
+        if recovered.complete:
+            return replace(recovered, missing=head.missing)
+        if head.entry is not None and not self._carried(head.entry, witness):
+            return LedgerHead(None, None, False, missing=head.missing, unshown=head.entry)
+        return head
 
     def _carried(self, entry: LedgerEntry, witness: Snapshot | None) -> bool:
         appends = entry.keys is None
         return appends and witness is not None and self.table.carries(self._branch, witness.id)
 
     def _ancestry(self) -> Iterator[Snapshot]:
-        """The branch's history, and what earlier metadata files tell of the expired part of it."""
+        """The branch's history, with its expired part as recorded in earlier metadata files."""
         oldest = None
         for oldest in self.table.history(self._branch):
             yield oldest
@@ -279,12 +278,12 @@ class TableCommitter:
         cluster: str = "",
         topics: Mapping[str, str] | None = None,
     ) -> LedgerHead:
-        """Begin a life: an empty commit with the next epoch. Of two at once, one wins.
+        """Start an epoch with an empty commit. Of two concurrent claims, one wins.
 
-        What an older life commits between the look and the claim is simply looked at again; only a
-        claim of the same or a newer epoch means that somebody else was started at the same moment.
-        `extend` adds the partitions that the position does not know yet, each with its beginning:
-        from here on the ledger names every offset the life starts from, and whose they are.
+        If an older epoch commits between reading and claiming, the ledger is read again; only a
+        claim of the same or a newer epoch means that another run was started concurrently.
+        `extend` adds the partitions that the position does not contain yet, with their starting
+        offsets: from here on the ledger records every offset that the epoch starts from.
         """
         for attempt in range(ATTEMPTS):
             head = self.head()
@@ -306,17 +305,17 @@ class TableCommitter:
             )
             try:
                 self.commit([], claim)
-                found = self.head()
-                if found.entry is not None and found.entry.epoch >= self.epoch:
-                    return found
-                # It was expired before its witness could be set, and fences nobody.
-            except (Gap, Overlap):  # an older life was quicker: look again
+                claimed = self.head()
+                if claimed.entry is not None and claimed.entry.epoch >= self.epoch:
+                    return claimed
+                # The claim expired before its tag was set, so it fences no writer.
+            except (Gap, Overlap):  # an older epoch committed first: read again
                 pass
             self.pause(attempt)
         raise Unavailable(f"cannot claim table {self.table.name}: it changes too fast")
 
     def _empty(self, after: LedgerEntry | None) -> LedgerEntry:
-        """An entry of this life that adds nothing."""
+        """An entry of this epoch without ranges."""
         number = after.batches[1] if after else -1
         base = after or LedgerEntry(self.sink, 0, (), (0, 0), Cut(), Cut())
         return replace(
@@ -334,20 +333,20 @@ class TableCommitter:
         )
 
     def commit(self, manifests: Sequence[str], entry: LedgerEntry) -> Snapshot:
-        """Apply one entry, or find that it is there. Raises Retryable when it is for later."""
+        """Apply one entry, unless it is in the table already. Raises Retryable to try later."""
         leftovers: list[str] = []
         trouble: FrazilError | None = None
         for attempt in range(ATTEMPTS + 1):
             head = self.head()
             if entry.keys is None and head.entry is not None and head.entry.keys is not None:
-                # Others may be expired: each says of itself that it is an upsert table's.
+                # Earlier entries may expire: every entry of an upsert table records `keys`.
                 entry = replace(entry, keys=0)
             if head.entry is not None and not head.entry.ranges and head.commit_id in self._tried:
-                self._saw(head.entry)  # our own, on top of what was expired: its answer was lost
+                self._saw(head.entry)  # our empty entry above expired snapshots: response lost
             decision = decide(self.table.name, head, self.seen, entry)
             if isinstance(decision, AlreadyCommitted):
                 self._saw(entry)
-                if head.missing is None:  # else what the snapshot has, those after it may need
+                if head.missing is None:  # else later snapshots may need the leftovers
                     self._sweep(leftovers, decision.snapshot)
                 return decision.snapshot
             if isinstance(decision, RefusedCommit):
@@ -358,11 +357,11 @@ class TableCommitter:
                     )
                 raise decision.error
             if attempt == ATTEMPTS:
-                break  # the last try was read back as well
+                break  # the last attempt was read back as well
             if head.bridged and entry.ranges:
                 if self._tried.intersection(entry.commit_ids):
                     raise self.untold(_spans(entry))
-                # From an entry on top of what is left it can be told what became of a try.
+                # An entry above the expired snapshots makes the outcome of an attempt visible.
                 self.witness(self.commit([], self._empty(head.entry)))
                 continue
             if head.bridged and head.entry is not None and head.entry.epoch < self.epoch:
@@ -376,14 +375,14 @@ class TableCommitter:
                     branch=self._branch,
                     check=self._compare(head, entry),
                     leftovers=leftovers,
-                    # A claim leaves it where it is: it is held against the branch first.
+                    # A claim does not move the tag: it is compared with the branch first.
                     tag=self._tag if entry.ranges else "",
                 )
             except (Retryable, CommitStateUnknown) as error:
-                trouble = error  # applied or not: the next look at the ledger tells
+                trouble = error  # applied or not: the ledger shows it in the next attempt
             except IdentityMismatch as error:
-                # What it would add is gone. A newer life removes it when the batch is done: then
-                # the ledger says so.
+                # The staged files are gone. A newer epoch removes them after committing the
+                # batch: then the ledger shows it.
                 if isinstance(trouble, IdentityMismatch):
                     raise
                 trouble = error
@@ -395,15 +394,15 @@ class TableCommitter:
         )
 
     def witness(self, snapshot: Snapshot) -> None:
-        """Move the tag on to an entry's snapshot; never back, whoever has moved it meanwhile.
+        """Move the tag forward to an entry's snapshot; never back, even if another writer moved it.
 
-        A life that was overtaken may come here late. Were the newest entry's snapshot expired then,
-        its own would be taken for the newest.
+        A fenced epoch may arrive here late. If it moved the tag back and the newest entry's
+        snapshot expired, its own entry would be taken for the newest.
         """
         for attempt in range(ATTEMPTS):
-            there = self.table.tagged(self._tag)
-            if there is not None and there.sequence >= snapshot.sequence:
-                entry = ledger.parse(there.summary)
+            tagged = self.table.tagged(self._tag)
+            if tagged is not None and tagged.sequence >= snapshot.sequence:
+                entry = ledger.parse(tagged.summary)
                 if entry is not None and entry.epoch < self.epoch:
                     raise Unavailable(
                         f"cannot move tag {self._tag} of table {self.table.name}: this life's "
@@ -411,17 +410,17 @@ class TableCommitter:
                     )
                 return
             head = self._head()
-            lost = head.missing is not None and not head.bridged  # expired before its tag was set
+            lost = head.missing is not None and not head.bridged  # expired untagged
             if lost and head.entry is not None and head.entry.epoch == self.epoch:
                 self._saw(head.entry)
                 snapshot = self.commit([], self._empty(head.entry))
                 continue
             try:
-                return self.table.tag(self._tag, snapshot.id, there.id if there else None)
+                return self.table.tag(self._tag, snapshot.id, tagged.id if tagged else None)
             except (
                 Retryable,
                 CommitStateUnknown,
-            ) as error:  # another was first, or the answer is lost: look
+            ) as error:  # another writer was first, or the response was lost: read again
                 trouble = error
                 self.pause(attempt)
                 self.table.refresh()
@@ -432,14 +431,14 @@ class TableCommitter:
         )
 
     def doubted(self, known: LedgerEntry | None = None) -> LedgerEntry | None:
-        """The entry of which nothing shows that the table holds just what lies below its end; None
-        where there is no doubt. `known`: what the index says, where no witness is left."""
+        """The newest entry, if nothing proves that the table holds exactly the records below its
+        end; None if there is no doubt. `known`: the index's entry, used if no tag is left."""
         head = self.head()
         doubtful = not head.complete or head.bridged or (head.entry and head.entry.doubt)
         return (head.entry or head.unshown or known) if doubtful else None
 
     def confirm(self, entry: LedgerEntry, note: str) -> LedgerEntry:
-        """A person says that there is no doubt: an empty entry, signed, on top of what is left."""
+        """An operator confirms `entry`: commits an empty entry with a signed note after it."""
         self.epoch = entry.epoch
         signed = replace(self._empty(entry), doubt=0, note=note)
         for _ in range(ATTEMPTS):
@@ -450,7 +449,7 @@ class TableCommitter:
                 return head.entry
             if (head.entry or head.unshown or entry).commit_ids != entry.commit_ids:
                 break
-            with suppress(Retryable, CommitStateUnknown):  # applied or not: the next look tells
+            with suppress(Retryable, CommitStateUnknown):  # applied or not: read back above
                 self.table.append(
                     [],
                     signed.summary(),
@@ -464,19 +463,19 @@ class TableCommitter:
         )
 
     def still_newest(self) -> LedgerEntry | None:
-        """The newest entry, unless another life has claimed the table since. (Who only looks has no
-        epoch.)"""
+        """The newest entry; raises Fenced if a newer epoch has claimed the table. (A reader has
+        epoch 0 and is never fenced.)"""
         entry = self.head().entry
         if entry is not None and 0 < self.epoch < entry.epoch:
             raise _overtaken(f"go on with table {self.table.name}", self.epoch, entry)
         return entry
 
     def forget(self) -> None:
-        """Take the witness of a claim away, where nothing else was ever committed."""
+        """Remove the tag of a claim, if nothing else was ever committed."""
         self.table.untag(self._tag)
 
     def strayed(self) -> FrazilError | None:
-        """Why the branch cannot be said to be behind the witness; None: it is."""
+        """The error, unless the branch is shown to descend from the tagged snapshot (None)."""
         witness = self.table.tagged(self._tag)
         last = ledger.parse(witness.summary) if witness else None
         if witness is None or last is None:
@@ -489,10 +488,10 @@ class TableCommitter:
                 break
             newer = ledger.parse(oldest.summary)
             if newer is not None and newer.sink == self.sink and newer.begin.reaches(last.end):
-                return None  # it was set on top of the witness, whose tag is late
+                return None  # committed after the tagged snapshot; the tag lags
         if oldest is not None and oldest.parent is not None and oldest.sequence > witness.sequence:
-            found = self._carried(last, witness)
-            return None if found else not_shown(self.table.name, self.sink, last)
+            carried = self._carried(last, witness)
+            return None if carried else not_shown(self.table.name, self.sink, last)
         return Gap(
             f"cannot go on with table {self.table.name}: it was rolled back behind the snapshot "
             "that its witness names",
@@ -500,64 +499,66 @@ class TableCommitter:
         )
 
     def entries_after(self, cut: Cut) -> list[tuple[LedgerEntry, Snapshot]]:
-        """Entries that go beyond `cut`, oldest first, as far as that can still be told."""
-        found: list[tuple[LedgerEntry, Snapshot]] = []
+        """Entries that reach beyond `cut`, oldest first, as far as the history is known."""
+        entries: list[tuple[LedgerEntry, Snapshot]] = []
         for entry, snapshot in ledger.entries(self._ancestry(), self.sink):
             if cut.reaches(entry.end):
-                return found[::-1]
-            found.append((entry, snapshot))
-        if not found:
-            head = self.head()  # of an expired history the witness still has the newest
+                return entries[::-1]
+            entries.append((entry, snapshot))
+        if not entries:
+            head = self.head()  # the tag keeps the newest entry of an expired history
             if head.entry is not None and head.snapshot and not cut.reaches(head.entry.end):
-                found.append((head.entry, head.snapshot))
-        return found[::-1]
+                entries.append((head.entry, head.snapshot))
+        return entries[::-1]
 
     def locate(self, batches: Sequence[StagedBatch]) -> dict[str, Snapshot]:
-        """Those of `batches` that the table has already, from a try whose answer was lost or from
-        an earlier life. They are the first ones: batches are committed in order."""
+        """Commit id → snapshot of those `batches` that are in the table already, from an attempt
+        whose response was lost or from an earlier epoch. They are a prefix: batches are committed
+        in order."""
         self.table.refresh()
-        found = self.entries_after(batches[0].begin)
-        where = {i: snapshot for entry, snapshot in found for i in entry.commit_ids}
-        there: dict[str, Snapshot] = {}
+        entries = self.entries_after(batches[0].begin)
+        where = {i: snapshot for entry, snapshot in entries for i in entry.commit_ids}
+        located: dict[str, Snapshot] = {}
         for batch in batches:
             if batch.commit_id in where:
-                there[batch.commit_id] = where[batch.commit_id]
-            elif found and self._holds(batch, found[0][0]):
-                there[batch.commit_id] = EXPIRED
+                located[batch.commit_id] = where[batch.commit_id]
+            elif entries and self._holds(batch, entries[0][0]):
+                located[batch.commit_id] = EXPIRED
             elif self.absent(batch):
                 break
             else:
                 raise self.untold(", ".join(map(str, batch.begin.to(batch.end))))
-        if there and [*there][-1] in found[-1][0].commit_ids:
-            self._saw(found[-1][0])  # our own commit, whose answer was lost
-        return there
+        if located and [*located][-1] in entries[-1][0].commit_ids:
+            self._saw(entries[-1][0])  # our own commit, whose response was lost
+        return located
 
     def _holds(self, batch: StagedBatch, oldest: LedgerEntry) -> bool:
-        """Was it committed with entries whose snapshots are expired, before the oldest one left?"""
+        """Was the batch committed before the `oldest` entry left, in a snapshot that expired?"""
         if self.table.name in batch.names:
             ranges = [tally.range for tally in batch.table(self.table.name).tallies]
         else:  # the index
-            ranges = [each for each in batch.begin.to(batch.end) if len(each)]
+            ranges = [span for span in batch.begin.to(batch.end) if len(span)]
         return bool(ranges) and all(
-            each.end <= oldest.begin.get(each.partition, -1) for each in ranges
+            span.end <= oldest.begin.get(span.partition, -1) for span in ranges
         )
 
     def absent(self, batch: StagedBatch) -> bool:
-        """Is it certain that no try of a batch which was not found was applied?
+        """Is it certain that no attempt to commit a batch missing from the ledger was applied?
 
-        An entry of ours may be among snapshots that were expired before its tag was set. A claim
-        that was made without them says so (`doubt`), and nothing is known of what was staged before
-        it. A batch that was not tried yet is in no table.
+        An entry of this sink may be among snapshots that expired before the tag was moved. A claim
+        made without them records this (`doubt`): the outcome of batches staged before it is
+        unknown. A batch that was never attempted is in no table.
         """
         head = self._head()
         if head.bridged:
             return batch.epoch == self.epoch and batch.commit_id not in self._tried
         return head.entry is None or batch.epoch >= head.entry.doubt
 
-    def untold(self, what: str) -> Expired:
+    def untold(self, records: str) -> Expired:
         return Expired(
-            f"cannot commit {what} to table {self.table.name}: whether an earlier try was applied "
-            "cannot be told; snapshots made since were expired before their witness was set",
+            f"cannot commit {records} to table {self.table.name}: whether an earlier try was "
+            "applied cannot be told; snapshots made since were expired before their witness was "
+            "set",
             hint="look whether the table has these rows; and keep a few snapshots when you expire, "
             "so that it can be told",
         )
@@ -570,12 +571,12 @@ class TableCommitter:
     def _compare(
         self, head: LedgerHead, entry: LedgerEntry
     ) -> Callable[[Iterator[Snapshot]], str | None]:
-        """The compare-and-set: asked on each try, Iceberg's own retries included."""
+        """The compare-and-set, run on every attempt, including Iceberg's own retries."""
 
         def check(history: Iterator[Snapshot]) -> str | None:
             now = ledger.head(history, self.sink)
             if now.missing is not None:
-                # Below the same expired snapshot lies what was found there before.
+                # The same snapshot is missing: the ledger below it is unchanged.
                 if now.missing != head.missing:
                     return f"snapshots since {head.commit_id} were expired"
             elif (now.commit_id, now.epoch) != (head.commit_id, head.epoch):
@@ -586,12 +587,12 @@ class TableCommitter:
         return check
 
     def _sweep(self, leftovers: list[str], live: Snapshot) -> None:
-        """Remove the manifest lists of tries that came to nothing, and manifests that the commit
-        has merged into others; never what the live snapshot has, however the catalog spells it.
-        What cannot be looked at or told apart now, `frazil orphans` finds.
+        """Remove the manifest lists of failed attempts, and manifests that the commit merged into
+        others; never a file of the live snapshot, however the catalog spells its path.
+        `frazil orphans` removes the files that cannot be checked now.
 
-        `gc.enabled` is not asked: other tables share files of snapshots, and these were made for
-        this commit and are in none."""
+        `gc.enabled` is not consulted: it protects files that other tables share, and these files
+        were made for this commit and are in no snapshot."""
         lists = [path for path in leftovers if "/snap-" in path]
         needed = {live.manifest_list}
         if len(lists) < len(leftovers):
@@ -600,7 +601,7 @@ class TableCommitter:
                 lists = leftovers
         guard = LiveFiles(needed)
         for path in lists:
-            with suppress(IdentityMismatch):  # the commit is done: it stays
+            with suppress(IdentityMismatch):  # the commit is done: a failed deletion is harmless
                 if path not in guard:
                     self.table.delete(path)
 
@@ -611,65 +612,67 @@ class TableCommitter:
 def chain(
     position: Cut, staged: Sequence[StagedBatch], committed: set[str], source: str = ""
 ) -> list[StagedBatch]:
-    """The staged batches that lead on from `position`, in order.
+    """The staged batches that continue `position`, in order.
 
-    `source`: where Spark's sources stand there. Batches are counted, and two lives may have counted
-    different ones alike: a batch must begin at that very place, too.
+    `source`: the position of Spark's sources. Two epochs may have given different batches the same
+    number, so a batch must also begin at this source position.
 
-    Where two lives staged the same ranges, the one that is in the table counts. A partition that
-    the position does not know yet began with the batch that has its lowest offset.
+    If two epochs staged the same ranges, the batch that is in the table wins. A partition missing
+    from the position begins with the batch that has its lowest offset.
     """
-    found: list[StagedBatch] = []
-    here = position
+    chained: list[StagedBatch] = []
+    reached = position
     while True:
-        # A batch says nothing of a partition that came after it: there it stays where it is.
+        # A batch lacks partitions that were added after it: their position does not change.
         known = [
-            replace(batch, begin=Cut({**here, **batch.begin}), end=Cut({**here, **batch.end}))
+            replace(batch, begin=Cut({**reached, **batch.begin}), end=Cut({**reached, **batch.end}))
             for batch in staged
         ]
         following = [
             batch
             for batch in known
-            if batch.begin.continues(here)
-            and not here.reaches(batch.end)
+            if batch.begin.continues(reached)
+            and not reached.reaches(batch.end)
             and _joins(batch.source[0], source)
         ]
         if not following:
-            return found
+            return chained
         ranked = [
             (
-                sum(offset for partition, offset in batch.begin.items() if partition not in here),
+                sum(
+                    offset for partition, offset in batch.begin.items() if partition not in reached
+                ),
                 batch.commit_id not in committed,
                 -batch.epoch,
                 batch.number,
             )
             for batch in following
         ]
-        found.append(following[ranked.index(min(ranked))])
-        here, source = found[-1].end, found[-1].source[1]
+        chained.append(following[ranked.index(min(ranked))])
+        reached, source = chained[-1].end, chained[-1].source[1]
 
 
 def preceding(batches: Sequence[StagedBatch], begins: Iterable[Cut]) -> set[str]:
-    """Commit ids of those that lead up to where entries begin: of the oldest ones that are left of
-    a table's ledger. They are in the table, and their own entries expired."""
-    places, found = list(begins), set()
-    for batch in sorted(batches, key=lambda each: -each.number):
+    """Commit ids of the batches that lead up to `begins`, where the oldest remaining entries of
+    ledgers begin. These batches are in the table; their own entries expired."""
+    places, ids = list(begins), set()
+    for batch in sorted(batches, key=lambda batch: -batch.number):
         if any(batch.end.continues(place) for place in places):
-            found.add(batch.commit_id)
+            ids.add(batch.commit_id)
             places.append(batch.begin)
-    return found
+    return ids
 
 
-def _joins(before: str, here: str) -> bool:
-    """A place of Spark's sources against the one before it; a feed of Kafka's ranges has none."""
-    return not before or not here or before == here
+def _joins(begin: str, end: str) -> bool:
+    """Does source position `begin` continue `end`? Kafka ranges have no source position."""
+    return not begin or not end or begin == end
 
 
 def not_shown(table: str, sink: str, last: LedgerEntry | None) -> Expired:
-    """`last`: by the witness; None: there is none."""
-    what, back = "what the sink committed", ""
+    """`last`: the tagged entry; None: there is no tag."""
+    content, back = "what the sink committed", ""
     if last is not None:
-        what = f"everything below {_text(last.end)}"
+        content = f"everything below {_text(last.end)}"
         back = (
             f". If it does not: CALL system.set_current_snapshot(table => '{table}', ref => "
             f"'{ledger_tag(sink)}') takes it back to the sink's last commit"
@@ -677,42 +680,48 @@ def not_shown(table: str, sink: str, last: LedgerEntry | None) -> Expired:
     return Expired(
         f"cannot commit to table {table}: its history since the last entry of sink {sink} was "
         f"expired, {'and no witness is left; ' if last is None else ''}and nothing shows that the "
-        f"table still holds {what}; not found is not never committed",
+        f"table still holds {content}; not found is not never committed",
         hint="see `frazil audit`: the table may have been rolled back. If it holds those rows, and "
         f"none beyond: frazil offsets confirm CONFIG --table {table}{back}",
     )
 
 
-def _overtaken(what: str, epoch: int, there: LedgerEntry) -> Fenced:
+def _overtaken(action: str, epoch: int, newest: LedgerEntry) -> Fenced:
     return Fenced(
-        f"cannot {what}: sink {there.sink} has a newer life; this one is epoch {epoch}, the table "
-        f"is at epoch {there.epoch}",
+        f"cannot {action}: sink {newest.sink} has a newer life; this one is epoch {epoch}, the "
+        f"table is at epoch {newest.epoch}",
         hint="stop this one; the newer life has taken over and nothing of this one is lost",
     )
 
 
 def _differs(
-    table: str, there: LedgerEntry | None, seen: str | None, entry: LedgerEntry
+    table: str, newest: LedgerEntry | None, seen: str | None, entry: LedgerEntry
 ) -> FrazilError:
-    if there is None:
+    if newest is None:
         return Gap(
             f"cannot commit to table {table}: the entry last seen there, {seen}, is gone, and with "
             f"it everything before {_text(entry.begin)}",
             hint="the table was rolled back or its branch replaced; see `frazil audit`",
         )
-    text = f"expected {seen} as the newest entry, found {there.commit_ids[-1]} with {_spans(there)}"
-    kind = Overlap if there.end.reaches(entry.begin) else Gap
+    text = (
+        f"expected {seen} as the newest entry, found {newest.commit_ids[-1]} with {_spans(newest)}"
+    )
+    kind = Overlap if newest.end.reaches(entry.begin) else Gap
     return kind(
         f"cannot commit {_spans(entry)} to table {table}: {text}",
         hint="another writer used this sink's id, or the table was rolled back; see `frazil audit`",
     )
 
 
-def _apart(table: str, there: LedgerEntry, entry: LedgerEntry) -> FrazilError:
-    kind = Overlap if there.end.reaches(entry.begin) else Gap
+def _apart(table: str, newest: LedgerEntry, entry: LedgerEntry) -> FrazilError:
+    kind = Overlap if newest.end.reaches(entry.begin) else Gap
     return kind(
-        f"cannot commit {_spans(entry)} to table {table}: its ledger ends at {_text(there.end)}"
-        + (f", {there.source[1]}; the batch begins at {entry.source[0]}" if entry.source[0] else "")
+        f"cannot commit {_spans(entry)} to table {table}: its ledger ends at {_text(newest.end)}"
+        + (
+            f", {newest.source[1]}; the batch begins at {entry.source[0]}"
+            if entry.source[0]
+            else ""
+        )
     )
 
 

@@ -1,18 +1,19 @@
-"""All tables of a sink, and its index, go back to a boundary together. Runs on the driver.
+"""Rewinds all tables of a sink and its index to one boundary. Runs on the driver.
 
-The steps, each of which can be the last one before a kill (decision 022 tells what follows then,
-and why each is there):
+The process may be killed after any step (decision 022 gives the reason for each step, and the
+recovery):
 
-1. *Claim* the next epoch, on the index first and then on every table: every life is fenced.
-2. *Note* to which boundary, in a property of the index. As long as it is there no life starts.
-3. *Fork and move*, table by table: an empty commit with a newer epoch on top of the snapshot to go
-   to, on a branch of its own; then branch and witness are pointed there at once.
-4. *Unstage*: the records of staged batches are removed.
-5. *Index*: one commit takes out the rows of all batches that went, and is the new position.
-6. The note is removed.
+1. *Claim* the next epoch, on the index first and then on every table: this fences every run.
+2. *Note* the boundary in a property of the index. No run starts while the property exists.
+3. *Fork and move*, table by table: an empty commit with a newer epoch on top of the target
+   snapshot, on a separate branch; then branch and tag are moved there in one commit.
+4. *Unstage*: remove the batch records of staged batches.
+5. *Index*: one commit removes the rows of all rewound batches and sets the new position.
+6. Remove the note.
 
-Run again after a kill it claims anew, finds the note, and does what is left. Everything here runs
-against `Table`, a small interface, so that the same code runs against Iceberg and in a simulation.
+A rewind that is run again after a kill claims a new epoch, finds the note, and does the remaining
+steps. This module runs against `RewindableTable`, a small interface, so the same code runs against
+Iceberg and in a simulation.
 """
 
 from __future__ import annotations
@@ -53,16 +54,16 @@ from frazil.ledger.entry import PREFIX, LedgerEntry, Snapshot, head
 from frazil.ledger.staged_batch import StagedBatch
 from frazil.offsets import Cut, Range
 
-#: Property of the index, with the sink's id behind it, while a rewind is under way.
+#: Prefix, before the sink's id, of the index property that exists while a rewind is running.
 PROPERTY = "frazil.rewind"
-#: Key of the index's snapshot that a rewind made, beside its entry's: the last batch that stayed.
+#: Summary key of the index snapshot that a rewind commits: the last batch that remains.
 REWOUND = f"{PREFIX}rewound"
-#: The steps of a rewind, in order; those in the middle once for each table that moves.
+#: The steps of a rewind, in order; `forked` and `moved` occur once per table that moves.
 STEPS = ("claimed", "noted", "forked", "moved", "unstaged", "indexed", "done")
 
 
 class RewindableTable(protocol.CommitTable, Protocol):
-    """What a rewind needs of a table."""
+    """The table operations that a rewind uses."""
 
     def tags(self) -> dict[str, int]: ...
     def fork(self, branch: str, snapshot_id: int) -> None: ...
@@ -72,7 +73,7 @@ class RewindableTable(protocol.CommitTable, Protocol):
 
 
 class RewindableIndex(RewindableTable, Protocol):
-    """And of the index."""
+    """The index operations that a rewind uses."""
 
     @property
     def properties(self) -> dict[str, str]: ...
@@ -93,8 +94,8 @@ class RewindableIndex(RewindableTable, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Without:
-    """The index without the rows of batches behind one: files that go and that come, as of a
-    snapshot."""
+    """Removes the rows of batches after a given one from the index: files to remove and to add,
+    relative to snapshot `since`."""
 
     since: int
     removed: Sequence[Any] = ()
@@ -102,7 +103,7 @@ class Without:
 
 
 class RewindNote(NamedTuple):
-    """What the index's property says of a rewind under way."""
+    """An unfinished rewind, as recorded in the index's property."""
 
     to: str
     batch: int
@@ -110,23 +111,23 @@ class RewindNote(NamedTuple):
 
 
 def note_of(properties: Mapping[str, str], sink: str) -> RewindNote | None:
-    said = properties.get(f"{PROPERTY}.{sink}")
-    return None if said is None else RewindNote(**json.loads(said))
+    text = properties.get(f"{PROPERTY}.{sink}")
+    return None if text is None else RewindNote(**json.loads(text))
 
 
-def refuse_unfinished(properties: Mapping[str, str], sink: str, what: str = "") -> None:
-    """Some tables may have gone back already, and the position has not."""
+def refuse_unfinished(properties: Mapping[str, str], sink: str, action: str = "") -> None:
+    """Raises Gap if a rewind is unfinished: tables may have moved before the position did."""
     note = note_of(properties, sink)
     if note is not None:
         raise Gap(
-            f"cannot {what or f'start sink {sink}'}: a rewind to {note.to} was begun and not "
+            f"cannot {action or f'start sink {sink}'}: a rewind to {note.to} was begun and not "
             "finished; its tables do not stand together",
             hint=f"finish it: frazil rewind CONFIG --to '{note.to}'",
         )
 
 
 def fence(index: TableCommitter, tables: Sequence[TableCommitter]) -> int:
-    """Fence every life off, the index first, as a life does; the epoch that this takes."""
+    """Fence every run: claim the next epoch on the index first, as a run does. Returns it."""
     heads = parallel_map(lambda target: target.head().entry, [index, *tables])
     epoch = 1 + max((entry.epoch for entry in heads if entry is not None), default=0)
     _take(index, epoch)
@@ -156,9 +157,9 @@ class RewindSteps:
         clock: Clock,
         step: Callable[[str, str], None] = lambda name, table: None,
     ) -> None:
-        """`tables`: name → table and branch. `rows`: of the index, of this sink alone, as they are
-        now. `staged`: the records in the stage, with their paths. `without`: the index without the
-        batches behind a number, for files of an epoch."""
+        """`tables`: name → (table, branch). `rows`: reads the sink's rows of the index. `staged`:
+        reads the staged batch records, with their paths. `without`: removes from the index the
+        batches after a batch number; new files are named for the given epoch."""
         self.sink = sink
         self._index = index
         self._tables = dict(tables)
@@ -175,10 +176,10 @@ class RewindSteps:
         self.epoch = 0
         self._first = Cut()
 
-    # ── looking ──────────────────────────────────────────────────────────────────────────────
+    # ── reading ──────────────────────────────────────────────────────────────────────────────
 
     def read(self) -> None:
-        """Index, tables and stage as they are now."""
+        """Read the current state of index, tables and staged batches."""
         entry = self._index_target.head().entry
         if entry is None:
             raise Gap(f"cannot rewind sink {self.sink}: its index knows nothing of it")
@@ -188,7 +189,7 @@ class RewindSteps:
         stored = self._stored()
         self.staged = len(stored)
         self._held: dict[str, dict[str, list[Range]]] = defaultdict(dict)
-        for batch in (each for _, each in stored if each is not None):
+        for batch in (staged for _, staged in stored if staged is not None):
             for table in batch.tables:
                 ranges = [tally.range for tally in table.tallies]
                 self._held[table.name][batch.commit_id] = ranges
@@ -204,40 +205,40 @@ class RewindSteps:
     def choice(self, start: Boundary) -> RewindPlan:
         return choose(self.stream, self.states, self.sink, start)
 
-    # ── doing ────────────────────────────────────────────────────────────────────────────────
+    # ── writing ──────────────────────────────────────────────────────────────────────────────
 
     def claim(self) -> None:
         self.epoch = fence(self._index_target, list(self._targets.values()))
         self._step("claimed", "")
 
     def run(self, choice: RewindPlan, to: str, refuse: Callable[[RewindPlan], None]) -> None:
-        """To the boundary of `choice`, which was chosen after the claim. `refuse`: raises where a
-        table's stand must not be; asked again of each before it moves."""
+        """Rewind to the boundary of `choice`, which was chosen after the claim. `refuse` raises if
+        a table's rewind is not allowed; it is called again for each table before it moves."""
         boundary, key = choice.boundary, f"{PROPERTY}.{self.sink}"
         note = RewindNote(to, boundary.batch, boundary.cut.nested())
         if self.note != note:
             self._index.set_property(key, json.dumps(note._asdict()))
-        # A life that claimed the index before it could see the note is seen here, and goes on.
+        # A run that claimed the index before it could read the note wins: the rewind stops.
         if self._index_target.head().commit_id != self._index_target.seen:
             if self.note is None:
                 self._index.remove_property(key)
             raise self._fenced(self._index.name)
         self._step("noted", "")
         begin = self.stream.beginnings
-        # A table cannot miss what lies before the beginning of a partition.
+        # A table cannot lack offsets before the beginning of a partition.
         self._first = Cut({p: o for p, o in boundary.cut.items() if o == begin[p]})
         parallel_map(lambda name: self._back(name, boundary, refuse), list(self._tables))
         for path, _ in self._stored():
-            self._index.delete(path)  # the record alone, to which no table refers: no guard
+            self._index.delete(path)  # the batch record only: no table refers to it
         self._step("unstaged", "")
         self._index_back(boundary, _place(choice.stands))
         self._step("indexed", "")
         self._index.remove_property(key)
         self._step("done", "")
 
-    def _until(self, done: Callable[[], bool], what: str) -> None:
-        """Look and do, again until a look shows that it is done: whether an attempt that failed
-        was applied after all, only the next look tells."""
+    def _until(self, done: Callable[[], bool], subject: str) -> None:
+        """Call `done` until it reports True. It reads the state before it acts: only this shows
+        whether a failed attempt was applied."""
         trouble = ""
         for attempt in range(ATTEMPTS + 1):
             if trouble:
@@ -248,45 +249,45 @@ class RewindSteps:
             except (Retryable, CommitStateUnknown) as error:
                 trouble = error.message
         raise Unavailable(
-            f"cannot rewind {what} in {ATTEMPTS} tries: {trouble}",
+            f"cannot rewind {subject} in {ATTEMPTS} tries: {trouble}",
             hint="run it again: it goes on where it stopped",
         )
 
     def _back(self, name: str, boundary: Boundary, refuse: Callable[[RewindPlan], None]) -> None:
-        """One table, until there is nothing of the sink beyond the boundary."""
+        """Rewind one table until it has no record of the sink beyond the boundary."""
         table, target = self._tables[name][0], self._targets[name]
 
         def done() -> bool:
-            found = stand(self._state(name), self.sink, boundary, self.stream)
-            if found.trouble:
-                raise Fatal(f"cannot rewind table {name}: {found.trouble}")
-            if not found.moves and not found.expired:
+            rewind = stand(self._state(name), self.sink, boundary, self.stream)
+            if rewind.trouble:
+                raise Fatal(f"cannot rewind table {name}: {rewind.trouble}")
+            if not rewind.moves and not rewind.expired:
                 self._extend(target)
                 return True
-            refuse(RewindPlan(boundary, (found,)))
+            refuse(RewindPlan(boundary, (rewind,)))
             if target.head().commit_id != target.seen:
                 raise self._fenced(name)
-            if found.then is None:
-                self._emptied(target, table, found)
+            if rewind.then is None:
+                self._emptied(target, table, rewind)
             else:
-                self._forked(table, found)
+                self._forked(table, rewind)
             self._step("moved", name)
             return False
 
         self._until(done, f"table {name}")
 
-    def _forked(self, table: RewindableTable, found: TableRewind) -> None:
-        kept = found.entry
-        assert found.then is not None
+    def _forked(self, table: RewindableTable, rewind: TableRewind) -> None:
+        kept = rewind.entry
+        assert rewind.then is not None
         assert kept is not None
         fork = f"frazil-rewind-{self.sink}"
-        table.fork(fork, found.then)
+        table.fork(fork, rewind.then)
         end = Cut({**self._first, **kept.end})
         claim = self._claim(kept, end, kept.batches[1], kept.source[1])
 
         def check(history: Iterator[Snapshot]) -> str | None:
             newest = next(history, None)
-            return None if newest and newest.id == found.then else f"branch {fork} has moved"
+            return None if newest and newest.id == rewind.then else f"branch {fork} has moved"
 
         try:
             table.append([], claim.summary(), branch=fork, check=check, leftovers=[])
@@ -296,40 +297,45 @@ class RewindSteps:
         if claimed.commit_id != claim.commit_ids[-1] or claimed.snapshot is None:
             raise Conflict(f"cannot claim branch {fork} of table {table.name}")
         self._step("forked", table.name)
-        tag = ledger_tag_of(self.sink, found.branch)
+        tag = ledger_tag_of(self.sink, rewind.branch)
         table.move(
-            {**found.tags, found.branch: claimed.snapshot.id, tag: claimed.snapshot.id, fork: None},
-            expected={found.branch: found.now, fork: claimed.snapshot.id},
+            {
+                **rewind.tags,
+                rewind.branch: claimed.snapshot.id,
+                tag: claimed.snapshot.id,
+                fork: None,
+            },
+            expected={rewind.branch: rewind.now, fork: claimed.snapshot.id},
         )
 
-    def _emptied(self, target: TableCommitter, table: RewindableTable, found: TableRewind) -> None:
-        """A table that had nothing at the boundary has no snapshot, and then a claim.
+    def _emptied(self, target: TableCommitter, table: RewindableTable, rewind: TableRewind) -> None:
+        """Remove all snapshots of a table that was empty at the boundary, then claim it.
 
-        What slips in between is seen by the next look, and goes once more.
+        The next attempt sees a commit made in between, and removes it as well.
         """
-        if found.branch != "main" and next(table.history("main"), None) is not None:
+        if rewind.branch != "main" and next(table.history("main"), None) is not None:
             raise Fatal(
-                f"cannot rewind table {table.name}: its branch {found.branch} began empty, "
+                f"cannot rewind table {table.name}: its branch {rewind.branch} began empty, "
                 "and would begin with what main has now"
             )
         self._step("forked", table.name)
         table.move(
-            {**found.tags, found.branch: None, ledger_tag_of(self.sink, found.branch): None},
-            expected={found.branch: found.now},
+            {**rewind.tags, rewind.branch: None, ledger_tag_of(self.sink, rewind.branch): None},
+            expected={rewind.branch: rewind.now},
         )
         self._extend(target)
 
     def _extend(self, target: TableCommitter) -> None:
-        """A ledger that also knows partitions it has nothing of: a life of one table compares."""
+        """Add partitions without records to the ledger: a sink of one table compares them."""
         newest = target.head().entry
         if newest is not None and (newest.epoch > self.epoch or newest.end.reaches(self._first)):
-            return  # claimed on top already, or no need
+            return  # claimed already, or nothing to add
         _take(target, self.epoch + 1, lambda end: Cut({**self._first, **end}))
 
     def _index_back(self, boundary: Boundary, source: str) -> None:
         target = self._index_target
         entry = self._claim(self.entry, boundary.cut, boundary.batch, source)
-        # What the ledger said before, beyond the cut, is void: its rows are gone.
+        # Earlier ledger entries beyond the cut are void: their rows are removed.
         summary = {**entry.summary(), REWOUND: str(boundary.batch)}
 
         def check(history: Iterator[Snapshot]) -> str | None:
@@ -362,7 +368,7 @@ class RewindSteps:
         self._until(done, f"the index {self._index.name}")
 
     def _claim(self, base: LedgerEntry, end: Cut, batch: int, source: str) -> LedgerEntry:
-        """Nothing but a newer epoch, at a cut."""
+        """An empty entry with a newer epoch at the cut `end`."""
         claim = empty(base, end, batch, source)
         return replace(claim, epoch=self.epoch + 1, commit_ids=(str(uuid.uuid4()),))
 
@@ -375,6 +381,6 @@ class RewindSteps:
 
 
 def _place(stands: Sequence[TableRewind]) -> str:
-    """Where Spark's sources stood: only a DataFrame has such a place, and it fills one table."""
-    found = [each.entry.source[1] for each in stands if each.entry is not None]
-    return found[0] if len(found) == 1 else ""
+    """The position of Spark's sources. Only a DataFrame sink has one, and it fills one table."""
+    sources = [rewind.entry.source[1] for rewind in stands if rewind.entry is not None]
+    return sources[0] if len(sources) == 1 else ""

@@ -1,10 +1,10 @@
-"""Where all tables of a sink stood together, and what going back there would take. Pure.
+"""Finds a boundary that all tables of a sink can be rewound to, and the changes needed. Pure.
 
-A *boundary* is the cut after one batch of the index. A table can go back to it if some snapshot of
-it holds all that is for the table below the cut and nothing beyond: batches that were absorbed
-share a snapshot, and then the boundaries between them are nobody's. What a commit holds the index's
-rows say exactly, by commit id (of batches that are not in the index yet: the staged batch); where
-neither does, the ledger's ranges count, and they may say more than there is.
+A *boundary* is the cut after one batch of the index. A table can be rewound to it if one of its
+snapshots holds exactly the table's records below the cut. Absorbed batches share a snapshot, so
+there is no boundary between them. The index rows record the exact ranges of a commit, by commit id
+(the staged batch does, for batches not in the index yet); if neither exists, the ledger's ranges
+are used, which may be larger than the records committed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from frazil.ledger.entry import PREFIX, LedgerEntry, Snapshot, head, parse
 from frazil.ledger.sink_state import STREAM
 from frazil.offsets import Cut, Partition, Range
 
-#: What is read of the index.
+#: Columns read from the index.
 COLUMNS = (
     "batch",
     "table_name",
@@ -42,20 +42,20 @@ COLUMNS = (
 )
 #: Before the first batch.
 BEGINNING = -1
-#: How many boundaries are tried, upward, for the earliest that is possible.
+#: Maximum number of boundaries tried, oldest first, to find the earliest possible one.
 _TRIES = 1000
 
 Numbers = np.ndarray[tuple[int], np.dtype[np.int64]]
-#: Snapshots, newest first, each with the entry that it carries, of any sink.
+#: Snapshots, newest first, each with its ledger entry, of any sink.
 Walked = list[tuple[Snapshot, LedgerEntry | None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    #: the last batch below it, as the index counts
+    #: number of the last batch below it
     batch: int
     cut: Cut
-    #: when the index took that batch; None: before the first
+    #: when that batch was committed to the index; None: before the first batch
     at: datetime | None = None
 
     def __str__(self) -> str:
@@ -65,7 +65,7 @@ class Boundary:
 
 
 class BatchSpans(NamedTuple):
-    """What batches hold of one topic partition, in their order."""
+    """Ranges of one topic partition, batch by batch, in order."""
 
     batch: Numbers
     start_offset: Numbers
@@ -73,23 +73,23 @@ class BatchSpans(NamedTuple):
 
 
 class BatchTimeline:
-    """The batches of one sink: their boundaries, and what each holds, by the rows of its index."""
+    """The batches of one sink, from its index rows: their boundaries and ranges."""
 
     def __init__(self, rows: pa.Table, position: Cut) -> None:
-        """`rows`: `COLUMNS` of this sink alone; `position`: where the index's ledger ends."""
-        # Whoever read them has types of his own for texts.
+        """`rows`: `COLUMNS` of this sink only; `position`: end of the index's ledger."""
+        # Readers differ in their string types.
         types = pa.schema([index.COLUMNS.field(name) for name in COLUMNS])
         self.rows = rows.select(COLUMNS).cast(types)
         self.position = position
         batches, names = self.rows["batch"], self.rows["table_name"]
-        # Of a batch for several tables the rows of `*` join, of others those of its only table.
+        # For a batch of several tables use its `*` rows, otherwise the rows of its only table.
         starred = pc.equal(names, STREAM)
         several = pc.is_in(batches, pc.unique(pc.filter(batches, starred)))
         stream = self.rows.filter(pc.or_(starred, pc.invert(several)))
         self._spans = _by_partition(stream)
         torn = [b[1:][starts[1:] != ends[:-1]] for b, starts, ends in self._spans.values()]
-        #: the first batch that does not join: no boundary lies beyond, it is not one stream there
-        self.broken = min((int(each.min()) for each in torn if len(each)), default=None)
+        #: the first batch that does not continue the one before: there is no boundary beyond it
+        self.broken = min((int(numbers.min()) for numbers in torn if len(numbers)), default=None)
         whole = stream.group_by("batch").aggregate([("committed_at", "max")]).sort_by("batch")
         if self.broken is not None:
             whole = whole.filter(pc.less(whole["batch"], self.broken))
@@ -105,17 +105,17 @@ class BatchTimeline:
         return self.at(BEGINNING).cut
 
     def at(self, batch: int) -> Boundary:
-        """After that batch, or the last one before it."""
+        """The boundary after that batch, or after the last batch before it."""
         before = int(np.searchsorted(self._batches, batch, "right"))
         number = int(self._batches[before - 1]) if before else BEGINNING
         cut = dict(self.position)
         for key, (batches, starts, ends) in self._spans.items():
-            here = int(np.searchsorted(batches, number, "right"))
-            cut[key] = int(ends[here - 1]) if here else int(starts[0])
+            count = int(np.searchsorted(batches, number, "right"))
+            cut[key] = int(ends[count - 1]) if count else int(starts[0])
         return Boundary(number, Cut(cut), self._times[before - 1].as_py() if before else None)
 
     def below(self, offsets: Mapping[Partition, int]) -> Boundary:
-        """The newest that has nothing at or beyond these offsets (or the beginning)."""
+        """The newest boundary without records at or beyond these offsets (or the beginning)."""
         number = self.last.batch
         for key in offsets.keys() & self._spans.keys():
             batches, _, ends = self._spans[key]
@@ -124,22 +124,22 @@ class BatchTimeline:
         return self.at(number)
 
     def beyond(self, boundary: Boundary, offsets: Mapping[Partition, int]) -> Iterator[Boundary]:
-        """Those after one that have everything below these offsets, oldest first."""
+        """The boundaries after `boundary` that reach these offsets, oldest first."""
         later = self._batches[self._batches > boundary.batch].tolist()
         first = bisect_left(later, True, key=lambda batch: self.at(batch).cut.reaches(offsets))
         return map(self.at, later[first:])
 
     def named(self, text: str) -> Boundary:
-        """The newest at or below a cut as a person says it: `batch:17`, `2025-11-15T20:00`,
+        """The newest boundary at or below a cut given as text: `batch:17`, `2025-11-15T20:00`,
         `{"orders": {"0": 1700}}`."""
-        if found := re.fullmatch(r"batch:(-?\d+)", text):
-            if int(found[1]) > self.last.batch:
+        if match := re.fullmatch(r"batch:(-?\d+)", text):
+            if int(match[1]) > self.last.batch:
                 raise ConfigError(f"cannot rewind to {text}: the last batch is {self.last.batch}")
-            return self.at(int(found[1]))
+            return self.at(int(match[1]))
         try:
             if text.lstrip().startswith("{"):
                 return self._below_known(Cut.of(json.loads(text)))
-            # (Python before 3.11 does not know the Z.)
+            # (Python before 3.11 does not parse the Z.)
             moment = datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text))
         except (ValueError, TypeError, AttributeError):
             raise ConfigError(
@@ -167,19 +167,19 @@ class BatchTimeline:
         return self.below(cut)
 
     def held(self, table: str, commits: Sequence[str]) -> dict[str, list[Range]]:
-        """What these commits hold of a table's own, by commit id."""
-        mine = self._of(table)
-        ids = pa.array(commits, mine["commit_id"].type)
-        found = defaultdict(list)
-        for row in mine.filter(pc.is_in(mine["commit_id"], ids)).to_pylist():
+        """Commit id → ranges of these commits in a table."""
+        rows = self._of(table)
+        ids = pa.array(commits, rows["commit_id"].type)
+        ranges = defaultdict(list)
+        for row in rows.filter(pc.is_in(rows["commit_id"], ids)).to_pylist():
             where = Partition(row["topic"], row["partition"])
-            found[row["commit_id"]].append(Range(where, row["start_offset"], row["end_offset"]))
-        return found
+            ranges[row["commit_id"]].append(Range(where, row["start_offset"], row["end_offset"]))
+        return ranges
 
     def ends(self, table: str, batch: int) -> dict[Partition, tuple[int, int]]:
-        """How far batches up to that one have told of a table: where that begins and ends."""
-        mine = self._of(table)
-        spans = _by_partition(mine.filter(pc.less_equal(mine["batch"], batch)))
+        """Partition → begin and end of the table's ranges in batches up to `batch`."""
+        rows = self._of(table)
+        spans = _by_partition(rows.filter(pc.less_equal(rows["batch"], batch)))
         return {
             key: (int(starts.min()), int(ends.max())) for key, (_, starts, ends) in spans.items()
         }
@@ -191,13 +191,13 @@ class BatchTimeline:
 def _by_partition(rows: pa.Table) -> dict[Partition, BatchSpans]:
     order = ("topic", "partition", "batch", "start_offset")
     rows = rows.sort_by([(name, "ascending") for name in order])
-    groups = rows.group_by(["topic", "partition"], use_threads=False)  # they would mix the rows
+    groups = rows.group_by(["topic", "partition"], use_threads=False)  # threads reorder rows
     lists = groups.aggregate([(name, "list") for name in BatchSpans._fields])
     return {
-        Partition(each["topic"], each["partition"]): BatchSpans(
-            *(np.array(each[f"{name}_list"]) for name in BatchSpans._fields)
+        Partition(group["topic"], group["partition"]): BatchSpans(
+            *(np.array(group[f"{name}_list"]) for name in BatchSpans._fields)
         )
-        for each in lists.to_pylist()
+        for group in lists.to_pylist()
     }
 
 
@@ -205,9 +205,9 @@ def _by_partition(rows: pa.Table) -> dict[Partition, BatchSpans]:
 
 
 class Ancestry(Iterable[Snapshot]):
-    """A branch's snapshots, newest first, read as far as somebody asks and no further.
+    """A branch's snapshots, newest first, read lazily and cached.
 
-    They are asked for again, and not by two at once.
+    Can be iterated several times, but not concurrently.
     """
 
     def __init__(self, history: Iterator[Snapshot]) -> None:
@@ -223,25 +223,25 @@ class Ancestry(Iterable[Snapshot]):
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """A table as it is."""
+    """The current state of a table."""
 
     name: str
     branch: str
     history: Ancestry
-    #: the snapshot that the sink's tag names
+    #: the snapshot of the sink's tag
     witness: Snapshot | None = None
     #: tag → snapshot id
     tags: Mapping[str, int] = field(default_factory=dict)
-    #: what batches that are staged hold for it, by commit id
+    #: commit id → ranges of staged batches for this table
     staged: Mapping[str, Sequence[Range]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class LostCommit:
-    """A commit of somebody else's that a rewind would undo."""
+    """A commit of another writer that a rewind would undo."""
 
     snapshot_id: int
-    #: another sink's id; empty: none wrote it
+    #: id of the other sink; empty: not written by a sink
     sink: str
     said: str
 
@@ -251,29 +251,29 @@ class LostCommit:
 
 @dataclass(frozen=True, slots=True)
 class TableRewind:
-    """What going back to a boundary means for one table."""
+    """The effect of a rewind to a boundary on one table."""
 
     table: str
     branch: str
-    #: the newest snapshot now, and then; None: the table is empty
+    #: the newest snapshot before and after the rewind; None: the table is empty
     now: int | None = None
     then: int | None = None
-    #: snapshots that go, of the sink itself: how many have records, which, and how many rows
+    #: the sink's removed snapshots that have records: their number, ranges and rows
     commits: int = 0
     ranges: tuple[Range, ...] = ()
     rows: int = 0
     foreign: tuple[LostCommit, ...] = ()
-    #: when the oldest of the commits that go was made (milliseconds)
+    #: time of the oldest removed commit (milliseconds)
     since_ms: int | None = None
-    #: the sink's newest entry that stays, or what the first that goes says of it
+    #: the sink's newest remaining entry, or the one derived from the first removed entry
     entry: LedgerEntry | None = None
-    #: tags of others that must move along: to a snapshot, or away
+    #: tags of other sinks to move: tag → snapshot, or None to remove the tag
     tags: Mapping[str, int | None] = field(default_factory=dict)
-    #: why it cannot be: commits hold records on both sides, or some are missing below; the
-    #: boundary must be below `limit` then
+    #: why the rewind is impossible: a commit has records on both sides of the boundary, or
+    #: records below it are missing; the boundary must then be below `limit`
     trouble: str = ""
     limit: Mapping[Partition, int] = field(default_factory=dict)
-    #: where the snapshot to go to was expired: what the boundary must reach
+    #: if the target snapshot expired: the cut that the boundary must reach
     floor: Cut = field(default_factory=Cut)
 
     @property
@@ -288,36 +288,36 @@ class TableRewind:
 def stand(state: TableState, sink: str, boundary: Boundary, stream: BatchTimeline) -> TableRewind:
     cut = boundary.cut
     walked: Walked = []
-    beyond: list[LedgerEntry] = []  # the sink's that have records there
-    going = 0  # so many snapshots, from the newest on
+    beyond: list[LedgerEntry] = []  # the sink's entries with records beyond the cut
+    going = 0  # number of snapshots to remove, from the newest on
     for snapshot in state.history:
         entry = parse(snapshot.summary)
         walked.append((snapshot, entry))
         if entry is not None and entry.sink == sink and entry.ranges:
             if cut.reaches(entry.end):
-                break  # all that lies before it is below, too
+                break  # all earlier entries are below the cut, too
             beyond.append(entry)
             going = len(walked)
     if across := _across(state, beyond, cut, stream):
         return across
     now = walked[0][0].id if walked else None
-    found = TableRewind(state.name, state.branch, now, now)
+    rewind = TableRewind(state.name, state.branch, now, now)
     if beyond:
-        found = _going(state, sink, walked[:going], beyond, cut)
-        if found.then is not None and going == len(walked):  # expired
-            return replace(found, floor=beyond[-1].end)
+        rewind = _going(state, sink, walked[:going], beyond, cut)
+        if rewind.then is not None and going == len(walked):  # expired
+            return replace(rewind, floor=beyond[-1].end)
     left = [snapshot for snapshot, _ in walked[going:]]
     if not beyond and not head(left, sink, state.witness).complete:
-        # Rolled back by hand to where nothing tells what the sink had committed.
+        # Rolled back manually to a snapshot that shows no entry of the sink.
         return replace(
-            found,
+            rewind,
             trouble=f"what sink {sink} has in table {state.name} cannot be told: the snapshots "
             f"below {now} were expired, and its tag names none (see frazil offsets confirm)",
         )
     kept = _kept(state, sink, left, beyond)
     end = kept.end if kept else Cut()
-    if not cut.reaches(end):  # what is left of its ledger begins beyond
-        return replace(found, floor=end)
+    if not cut.reaches(end):  # the remaining ledger begins beyond the cut
+        return replace(rewind, floor=end)
     lacking = {
         key: end.get(key, first)
         for key, (first, last) in stream.ends(state.name, boundary.batch).items()
@@ -325,30 +325,30 @@ def stand(state: TableState, sink: str, boundary: Boundary, stream: BatchTimelin
     }
     if lacking:
         missing = ", ".join(f"{key} from {offset} on" for key, offset in lacking.items())
-        return replace(found, trouble=f"table {state.name} lacks {missing}", limit=lacking)
-    return replace(found, entry=kept)
+        return replace(rewind, trouble=f"table {state.name} lacks {missing}", limit=lacking)
+    return replace(rewind, entry=kept)
 
 
 def _across(
     state: TableState, beyond: Sequence[LedgerEntry], cut: Cut, stream: BatchTimeline
 ) -> TableRewind | None:
-    """Where a commit holds records on both sides of the cut."""
+    """The refusal, if a commit has records on both sides of the cut."""
     ids = [commit_id for entry in beyond for commit_id in entry.commit_ids]
     held = {**state.staged, **stream.held(state.name, ids)}
     for entry in beyond:
         exact = all(held.get(i) for i in entry.commit_ids)
-        told = [each for i in entry.commit_ids for each in held.get(i, ()) if len(each)]
-        ranges = told if exact and told else entry.ranges
-        if any(each.start < cut.get(each.partition, 0) for each in ranges):
+        known = [span for i in entry.commit_ids for span in held.get(i, ()) if len(span)]
+        ranges = known if exact and known else entry.ranges
+        if any(span.start < cut.get(span.partition, 0) for span in ranges):
             first, last = entry.batches
-            what = f"took batches {first} to {last}"
+            fact = f"took batches {first} to {last}"
             if first == last:
-                what = f"has {', '.join(map(str, ranges))}"
+                fact = f"has {', '.join(map(str, ranges))}"
             return TableRewind(
                 state.name,
                 state.branch,
-                trouble=f"table {state.name} {what} in one commit",
-                limit={each.partition: each.start for each in sorted(ranges, reverse=True)},
+                trouble=f"table {state.name} {fact} in one commit",
+                limit={span.partition: span.start for span in sorted(ranges, reverse=True)},
             )
     return None
 
@@ -356,7 +356,7 @@ def _across(
 def _going(
     state: TableState, sink: str, gone: Walked, beyond: Sequence[LedgerEntry], cut: Cut
 ) -> TableRewind:
-    """What the snapshots `gone` have, of which those `beyond` hold the sink's records."""
+    """The effect of removing the snapshots `gone`; `beyond`: those with the sink's records."""
     oldest = gone[-1][0]
     begin = {key: offset for entry in beyond for key, offset in entry.begin.items()}  # oldest last
     spans = [(key, max(begin[key], cut.get(key, 0)), end) for key, end in beyond[0].end.items()]
@@ -371,27 +371,29 @@ def _going(
         rows=sum(entry.total.written for entry in beyond),
         foreign=foreign,
         since_ms=oldest.timestamp_ms,
-        tags=_tags(state, {each.id for each, _ in gone}, {sink, *(lost.sink for lost in foreign)}),
+        tags=_tags(
+            state, {snapshot.id for snapshot, _ in gone}, {sink, *(lost.sink for lost in foreign)}
+        ),
     )
 
 
 def _kept(
     state: TableState, sink: str, left: Sequence[Snapshot], beyond: Sequence[LedgerEntry]
 ) -> LedgerEntry | None:
-    """The sink's newest entry that stays: a claim, or records; or what can be told of it."""
-    found = head(left, sink, None if beyond else state.witness)
-    if found.entry is not None or not beyond:
-        return found.entry
-    # A ledger joins: it ended where the first entry that goes begins. A first entry of all begins
-    # where its batch does.
+    """The sink's newest remaining entry (a claim or records), or one derived from `beyond`."""
+    newest = head(left, sink, None if beyond else state.witness)
+    if newest.entry is not None or not beyond:
+        return newest.entry
+    # A ledger has no gaps: it ended where the first removed entry begins. The very first entry
+    # begins where its batch begins.
     first = beyond[-1]
-    if found.complete:
+    if newest.complete:
         return empty(first, Cut(), BEGINNING, "")
     return empty(first, first.begin, first.batches[0] - 1, first.source[0])
 
 
 def empty(entry: LedgerEntry, end: Cut, batch: int, source: str) -> LedgerEntry:
-    """What it says of the sink, and nothing of what it added; after a batch."""
+    """`entry` without its ranges and counts: an empty entry after `batch`, at the cut `end`."""
     return LedgerEntry(
         entry.sink,
         entry.epoch,
@@ -410,7 +412,7 @@ def empty(entry: LedgerEntry, end: Cut, batch: int, source: str) -> LedgerEntry:
 
 
 def _lost(snapshot: Snapshot, entry: LedgerEntry | None, sink: str) -> LostCommit | None:
-    """What others did; not a claim, nor a compaction, which changes no row."""
+    """The commit of another writer; None for a claim or a compaction, which changes no row."""
     if entry is not None:
         if entry.sink == sink or not entry.ranges:
             return None
@@ -425,64 +427,66 @@ def _lost(snapshot: Snapshot, entry: LedgerEntry | None, sink: str) -> LostCommi
     )
     if snapshot.operation == "replace" and added == deleted and not hidden:
         return None
-    if PREFIX + "compact" in snapshot.summary:  # of an upsert table, by its sink
+    if PREFIX + "compact" in snapshot.summary:  # the sink's compaction of an upsert table
         return None
-    said = f"{snapshot.operation or 'a commit'}: {counted(added, 'row')} added, {deleted:,} deleted"
+    text = f"{snapshot.operation or 'a commit'}: {counted(added, 'row')} added, {deleted:,} deleted"
     return LostCommit(
-        snapshot.id, "", said + (f", {counted(hidden, 'delete file')}" if hidden else "")
+        snapshot.id, "", text + (f", {counted(hidden, 'delete file')}" if hidden else "")
     )
 
 
 def _tags(state: TableState, gone: set[int], losers: set[str]) -> dict[str, int | None]:
-    """Witnesses of other sinks whose claims go: they count as far as those still stand.
+    """Moves of other sinks' tags whose claims are removed: to their newest remaining entry.
 
-    A sink that loses records keeps its witness: it shall see that it was robbed.
+    A sink that loses records keeps its tag, so that it detects the loss.
     """
-    found: dict[str, int | None] = {}
+    moves: dict[str, int | None] = {}
     for tag, snapshot_id in state.tags.items():
         prefix, _, rest = tag.partition("/")
         whose, _, branch = rest.partition("/")
         ours = prefix == "frazil" and (branch or "main") == state.branch
         if ours and snapshot_id in gone and whose not in losers:
-            left = head((each for each in state.history if each.id not in gone), whose).snapshot
-            found[tag] = left.id if left else None
-    return found
+            left = head(
+                (snapshot for snapshot in state.history if snapshot.id not in gone), whose
+            ).snapshot
+            moves[tag] = left.id if left else None
+    return moves
 
 
-# ── all of them ──────────────────────────────────────────────────────────────────────────────────
+# ── all tables ───────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
 class RewindPlan:
-    """A boundary at which all tables stand together."""
+    """A boundary that all tables can be rewound to, with the effect on each."""
 
     boundary: Boundary
     stands: tuple[TableRewind, ...]
-    #: why it is not the one that was wanted
+    #: why it is not the requested boundary
     because: tuple[str, ...] = ()
 
     @property
     def moves(self) -> tuple[TableRewind, ...]:
-        return tuple(each for each in self.stands if each.moves)
+        return tuple(rewind for rewind in self.stands if rewind.moves)
 
     @property
     def expired(self) -> tuple[TableRewind, ...]:
-        return tuple(each for each in self.stands if each.expired)
+        return tuple(rewind for rewind in self.stands if rewind.expired)
 
     @property
     def foreign(self) -> tuple[LostCommit, ...]:
-        return tuple(lost for each in self.stands for lost in each.foreign)
+        return tuple(lost for rewind in self.stands for lost in rewind.foreign)
 
     @property
     def trouble(self) -> str:
-        """Why not even the beginning is possible."""
-        return next((each.trouble for each in self.stands if each.trouble), "")
+        """Why not even a rewind to the beginning is possible; empty otherwise."""
+        return next((rewind.trouble for rewind in self.stands if rewind.trouble), "")
 
 
 def choose(
     stream: BatchTimeline, states: Sequence[TableState], sink: str, start: Boundary
 ) -> RewindPlan:
-    """The newest boundary at or below `start` that no table stands across."""
+    """The newest boundary at or below `start` that no table's commit straddles."""
     boundary, because = start, list[str]()
     while True:
         stands: list[TableRewind] = []
@@ -504,13 +508,13 @@ def earliest(
     refused: RewindPlan,
     allowed: Callable[[RewindPlan], bool],
 ) -> Boundary | None:
-    """The oldest boundary beyond one that was refused which is `allowed`; None: not found."""
+    """The oldest `allowed` boundary after the refused one; None: not found."""
     floor: dict[Partition, int] = {}
-    for each in refused.expired:
-        for key, offset in each.floor.items():
+    for rewind in refused.expired:
+        for key, offset in rewind.floor.items():
             floor[key] = max(floor.get(key, 0), offset)
-    for here in islice(stream.beyond(refused.boundary, floor), _TRIES):
-        choice = choose(stream, states, sink, here)
-        if choice.boundary == here and not choice.expired and allowed(choice):
-            return here
+    for boundary in islice(stream.beyond(refused.boundary, floor), _TRIES):
+        choice = choose(stream, states, sink, boundary)
+        if choice.boundary == boundary and not choice.expired and allowed(choice):
+            return boundary
     return None

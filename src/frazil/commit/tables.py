@@ -1,8 +1,7 @@
-"""The tables of one sink: opened, made, changed and claimed. Runs on the driver.
+"""Opens, creates, evolves and claims the tables of one sink. Runs on the driver.
 
-A table stands in the config by its name, or was made of a template (`lake.{value}`) for names that
-came from the data. What is here knows nothing of batches; the committer gets a `TableCommitter` of
-each.
+The config names a table, or a template (`lake.{value}`) for table names taken from the data. This
+module does not handle batches; it gives the committer a `TableCommitter` per table.
 """
 
 from __future__ import annotations
@@ -40,25 +39,25 @@ from frazil.pipeline.upsert import deletes_shape
 S = TypeVar("S")
 T = TypeVar("T")
 
-#: So many tables are named in the summary of the index's snapshots; of more, it names a property.
+#: Up to so many tables are listed in the index's snapshot summaries; more go into a property.
 _NAMED = 16
-#: How the witnesses of all sinks begin.
+#: Prefix of the tags of all sinks.
 WITNESS = ledger_tag("")
 
 
 @dataclass(slots=True)
 class SinkTable:
-    """One table, with a handle for the stream and one for the committer's threads."""
+    """One table, with one handle for the stream and one for the committer's threads."""
 
     config: TableConfig
     table: JavaTable
     target: TableCommitter
     metadata: MetadataColumns
-    #: what executors must know of it; made when it is asked for, and anew after a change
+    #: the plan sent to executors; built on demand, and again after a schema change
     plan: TablePlan | None = None
-    #: where the orders of its keys are to be found
+    #: the files that contain the versions of its keys
     orders: VersionFiles | None = None
-    #: what its ledger has beyond the position and all that is staged
+    #: its ledger's end, where that is beyond the position and all staged batches
     floor: Cut = field(default_factory=Cut)
 
 
@@ -96,12 +95,12 @@ class SinkTables:
                 )
         self._memories = {remembered(name) for name in config.remembering}
         self.held: dict[str, SinkTable] = {}
-        #: what is wrong with a table that the index counts on
+        #: unhealthy tables among those that the position depends on: name → error
         self.amiss: dict[str, FrazilError] = {}
         self._gone: dict[str, str] = {}
         self._said: dict[str, str] = {}
         self._announcing = threading.Lock()
-        #: those that could not be made or changed for the records that wanted it, and why
+        #: tables that could not be created or evolved for incoming records: name → reason
         self.refused: dict[str, str] = {}
 
     def __contains__(self, name: str) -> bool:
@@ -112,31 +111,31 @@ class SinkTables:
 
     @property
     def names(self) -> list[str]:
-        """Of the tables the config names; templates are none."""
+        """The tables named in the config, without templates."""
         return [name for name in self._configs if "{" not in name]
 
     def config_of(self, name: str) -> TableConfig:
-        """By its own name, or as its template says."""
+        """The config of the table's own name, or of its template."""
         if name in self._configs:
             return self._configs[name]
         return replace(self._configs[self._template(name)], name=name)
 
     def remembers(self, name: str) -> bool:
-        """Is it a table that remembers what was deleted from another?"""
+        """Is it the `_deleted` table of another table?"""
         return bool(self._memories) and (
             name in self._memories
             or (name not in self._configs and self._template(name) in self._memories)
         )
 
     def configured(self, name: str) -> bool:
-        """Does the config name it, or a template that makes it?"""
+        """Does the config contain the table or its template?"""
         try:
             return name in self._configs or self._template(name) in self._configs
         except ConfigError:
             return False
 
     def open(self, names: Iterable[str]) -> None:
-        """Those of the tables that are there."""
+        """Open the tables that exist."""
         wanted = [name for name in names if name not in self.held and self.configured(name)]
         for name, table in zip(wanted, parallel_map(self._catalog.load, wanted), strict=True):
             if table is not None:
@@ -145,11 +144,11 @@ class SinkTables:
     def _hold(self, name: str, table: JavaTable) -> SinkTable:
         refuse_unsupported(table)
         config = self.config_of(name)
-        # A handle of its own: the committer's threads and Spark's do not share tables.
+        # A separate handle: the committer's threads and Spark's do not share tables.
         own = self._catalog.load(name)
         if own is None:
             raise IdentityMismatch(f"cannot open table {name}: it is gone")
-        # One that replays dead letters comes to tables that are there, and may be old.
+        # A dead-letter replay writes to existing tables, whose history may have expired.
         sink = self._config.sink.id
         late = sink.endswith(REPLAY)
         target = TableCommitter(own, config.branch, sink, 0, time, claimed_first=late)
@@ -157,7 +156,7 @@ class SinkTables:
         return self.held[name]
 
     def metadata(self, name: str) -> MetadataColumns:
-        """The columns that say where a row comes from."""
+        """The columns for a row's topic, partition, offset and timestamp."""
         if name == self._config.dead_letters.table:
             return LETTERS
         config = self.config_of(name)
@@ -169,48 +168,48 @@ class SinkTables:
         )
 
     def take(self, claim: Callable[[SinkTable], None]) -> None:
-        """Claim all that are held and well, a few at a time."""
+        """Claim all healthy tables, a few at a time."""
         well = [held for name, held in self.held.items() if name not in self.amiss]
         parallel_map(claim, well)
 
     def refuse_shared(self, held: SinkTable, topics: Mapping[str, str], walk: bool = False) -> None:
-        """No other sink may fill a table from one of these topics: each record would be there
-        twice. Others are known by their witnesses. A `walk` down the branch finds those that came
-        first at the same moment as we did, and have a claim alone."""
+        """Raises ConfigError if another sink fills the table from one of these topics: each record
+        would be written twice. Other sinks are found by their tags; with `walk`, also by their
+        claims in the branch's history, for sinks that first started at the same moment."""
         sink, branch, table = self._config.sink.id, held.config.branch, held.table
         if self._config.sink.allow_shared_topics or not topics:
             return
-        mine = {sink, sink.removesuffix(REPLAY), sink + REPLAY}
-        found: Iterable[Snapshot | None] = held.target.table.history(branch)
+        known = {sink, sink.removesuffix(REPLAY), sink + REPLAY}
+        snapshots: Iterable[Snapshot | None] = held.target.table.history(branch)
         if not walk:
-            tags = [tag for tag in table.tags() if _whose(tag, branch) not in {"", *mine}]
-            found = map(table.tagged, tags)
-        for snapshot in filter(None, found):
-            theirs = parse(snapshot.summary)
-            if theirs is None or theirs.sink in mine:
+            tags = [tag for tag in table.tags() if _whose(tag, branch) not in {"", *known}]
+            snapshots = map(table.tagged, tags)
+        for snapshot in filter(None, snapshots):
+            entry = parse(snapshot.summary)
+            if entry is None or entry.sink in known:
                 continue
-            mine.add(theirs.sink)  # once is enough: what comes first is its newest
-            if walk and theirs.end:
+            known.add(entry.sink)  # the first entry found is its newest
+            if walk and entry.end:
                 continue
-            ids = set(theirs.topics.values())
+            ids = set(entry.topics.values())
             both = [
                 t
                 for t, number in topics.items()
-                if (number in ids if number else t in theirs.topics)
+                if (number in ids if number else t in entry.topics)
             ]
             if both:
                 raise ConfigError(
-                    f"cannot fill table {table.name}: sink {theirs.sink} fills it from "
+                    f"cannot fill table {table.name}: sink {entry.sink} fills it from "
                     f"{', '.join(both)}, too; each record would be there twice",
                     hint="give one of them another table or other topics; or set [sink] "
                     "allow_shared_topics = true, if that is wanted; or, if that sink is no more: "
-                    f"ALTER TABLE {table.name} DROP TAG `{ledger_tag_of(theirs.sink, branch)}`",
+                    f"ALTER TABLE {table.name} DROP TAG `{ledger_tag_of(entry.sink, branch)}`",
                 )
 
-    # ── making and changing ──────────────────────────────────────────────────────────────────
+    # ── create and evolve ────────────────────────────────────────────────────────────────────
 
     def check(self, name: str, columns: pa.Schema, metadata: MetadataColumns) -> None:
-        """Can a table of such columns be made, or does the one that is there take them?"""
+        """Raises if such a table cannot be created, or the existing one cannot take the columns."""
         if name not in self.held:
             self._new(name, columns, metadata)
         elif self.config_of(name).schema_evolution == "evolve":
@@ -226,21 +225,21 @@ class SinkTables:
         among: MetadataColumns,
         epoch: int,
     ) -> SinkTable:
-        """The table, made now or by somebody else meanwhile; not claimed yet."""
+        """The table, created now or by another writer meanwhile; not claimed yet."""
         config = self.config_of(name)
         made, spec, order = self._new(name, columns, metadata)
         names = ",".join(field.name for field in among.fields)
         codec = "uncompressed" if config.compression == "none" else config.compression
         properties = {
             "format-version": str(config.format_version),
-            f"{PARQUET}compression-codec": codec,  # Iceberg would set its own default
+            f"{PARQUET}compression-codec": codec,  # else Iceberg sets its own default
             CREATED_BY: self._config.sink.id,
             **index.OLD_METADATA,
             **config.properties,
         }
         if names:
             properties[COLUMNS_PROPERTY] = names
-            # Who compacts the table should leave the audit the whole topic, too.
+            # Compaction by other tools should also keep the whole topic name for the audit.
             properties.setdefault(f"write.metadata.metrics.column.{among.topic}", "full")
         table = self._catalog.create(
             name, made, spec, properties=properties, location=config.location, sort_order=order
@@ -273,10 +272,10 @@ class SinkTables:
     def fit(
         self, name: str, columns: pa.Schema, metadata: MetadataColumns, relax: bool = True
     ) -> None:
-        """Change the table so that such records fit it, or raise why that cannot be."""
+        """Evolve the table so that such records fit; raises if that is not possible."""
         held = self.held[name]
         if held.config.schema_evolution == "evolve":
-            # With a handle of its own: one that has seen its table gone is of no use for staging.
+            # With a new handle: a handle whose table was dropped can no longer be used for staging.
             table = self._catalog.load(name)
             if table is None or table.uuid != held.table.uuid:
                 fact = "is gone" if table is None else "was dropped and made again"
@@ -287,19 +286,19 @@ class SinkTables:
             schema.check_fits(columns, held.table.schema, metadata, name)
 
     def renew(self, name: str) -> None:
-        """Somebody else changed the table's columns: what is written from here on shall know it."""
+        """Reload a table whose columns another writer changed; later writes use the new schema."""
         held, table = self.held[name], self._catalog.load(name)
-        if table is not None and table.uuid == held.table.uuid:  # else its commits will say so
+        if table is not None and table.uuid == held.table.uuid:  # else its commits will fail
             held.table, held.plan = table, None
 
     def _update(
         self, held: SinkTable, columns: pa.Schema, metadata: MetadataColumns, relax: bool = True
     ) -> Callable[[str], schema.SchemaUpdate]:
-        def update(there: str) -> schema.SchemaUpdate:
-            beside = {field.name for field in schema.columns_of(there)}
+        def update(current: str) -> schema.SchemaUpdate:
+            beside = {field.name for field in schema.columns_of(current)}
             lacking = [field for field in metadata.fields if field.name not in beside]
-            found = schema.update(
-                there,
+            change = schema.update(
+                current,
                 pa.schema([*columns, *lacking]),
                 held.table.name,
                 spec=held.table.spec,
@@ -307,11 +306,11 @@ class SinkTables:
                 aliases=together(_aliases(held), aliases_of(columns)),
                 beside={field.name for field in metadata.fields if field.name in beside},
             )
-            return found if relax else replace(found, relax=())
+            return change if relax else replace(change, relax=())
 
         return update
 
-    # ── what others ask for ──────────────────────────────────────────────────────────────────
+    # ── for executors and the committer ──────────────────────────────────────────────────────
 
     def plan(self, name: str, among: MetadataColumns | None = None) -> TablePlan:
         held = self.held[name]
@@ -320,10 +319,10 @@ class SinkTables:
             check(shape)
             key = held.config.upsert_key
             if key and set(key) != set(schema.identifier_fields(shape.schema)):
-                found = ", ".join(schema.identifier_fields(shape.schema)) or "none"
+                fields = ", ".join(schema.identifier_fields(shape.schema)) or "none"
                 raise ConfigError(
                     f"cannot upsert into table {name} by {', '.join(key)}: its identifier fields "
-                    f"are {found}",
+                    f"are {fields}",
                     hint=f"ALTER TABLE {name} SET IDENTIFIER FIELDS {', '.join(key)}",
                 )
             schema.check_order(shape.schema, held.config)
@@ -334,7 +333,7 @@ class SinkTables:
                 evolution=held.config.schema_evolution,
                 aliases=_aliases(held),
                 identifier=schema.identifier_fields(shape.schema),
-                partitions=tuple(each["name"] for each in json.loads(shape.spec)["fields"]),
+                partitions=tuple(field["name"] for field in json.loads(shape.spec)["fields"]),
                 format_version=held.table.format_version,
                 floor=held.floor,
                 key=key,
@@ -349,7 +348,7 @@ class SinkTables:
     def orders(self, name: str, key: tuple[str, ...], order: str) -> VersionFiles:
         held = self.held[name]
         if held.orders is None:
-            table = self._catalog.load(name)  # a handle of its own: it is always at the newest
+            table = self._catalog.load(name)  # a separate handle: it is always refreshed
             if table is None:
                 raise IdentityMismatch(f"cannot open table {name}: it is gone")
             held.orders = VersionFiles(table, held.config.branch, key, order)
@@ -376,18 +375,18 @@ class SinkTables:
             from_config.priority,
         )
 
-    # ── what the index knows of them ─────────────────────────────────────────────────────────
+    # ── tables recorded in the index ─────────────────────────────────────────────────────────
 
     def said(self, index: JavaTable) -> Mapping[str, str] | str:
-        """Table → uuid for the next entry of the index; of many, the name of the property of the
-        index that has them, which is written when they change."""
+        """Table → uuid for the next entry of the index; for many tables, the name of the index
+        property that contains them, which is written when they change."""
         uuids = self._uuids()
         return uuids if len(uuids) <= _NAMED else self.announce(index)
 
     def announce(self, index: JavaTable) -> str:
-        """Write down in the index, as a property, which tables there are; its name."""
+        """Write table → uuid to a property of the index. Returns the property's name."""
         key = f"{TABLES_PROPERTY}.{self._config.sink.id}"
-        with self._announcing:  # the committer's thread does so, too
+        with self._announcing:  # the committer's thread announces, too
             uuids = self._uuids()
             if uuids != self._said:
                 index.set_property(key, json.dumps(uuids, separators=(",", ":")))
@@ -395,18 +394,18 @@ class SinkTables:
         return key
 
     def announced(self, index: JavaTable) -> dict[str, str]:
-        """Also those that no entry of the index names yet."""
+        """Table → uuid, including tables that no index entry contains yet."""
         key = f"{TABLES_PROPERTY}.{self._config.sink.id}"
         return dict(json.loads(index.properties.get(key, "{}")))
 
     def _uuids(self) -> dict[str, str]:
-        held = list(self.held.items())  # at once: another thread may be making one
-        return dict(sorted((name, each.table.uuid) for name, each in held)) | self._gone
+        held = list(self.held.items())  # a copy: another thread may be adding one
+        return dict(sorted((name, sink_table.table.uuid) for name, sink_table in held)) | self._gone
 
     def compare(
         self, known: Mapping[str, str], astray: Callable[[TableCommitter], FrazilError | None]
     ) -> None:
-        """The tables the position counts on must be there, the same, and not `astray`."""
+        """Mark as unhealthy those of the `known` tables that are missing, recreated or `astray`."""
         same = [
             name
             for name, uuid in known.items()
@@ -417,7 +416,7 @@ class SinkTables:
         for name, uuid in known.items():
             held = self.held.get(name)
             if not self.configured(name):
-                self._gone[name] = uuid  # none of ours any more, and not forgotten
+                self._gone[name] = uuid  # no longer in the config, but still recorded
             elif held is None:
                 self.amiss[name] = IdentityMismatch(
                     f"cannot go on with table {name}: it is gone",
@@ -433,13 +432,13 @@ class SinkTables:
                 self.amiss[name] = strayed[name]
             if name in self.amiss:
                 self._gone[name] = uuid
-        for name in self.held:  # without its memory it would take back what was deleted
+        for name in self.held:  # without `_deleted`, a late update could resurrect a deleted key
             error = self.amiss.get(remembered(name))
             if error is not None and name not in self.amiss and self.config_of(name).version_column:
                 self.amiss[name] = error
 
 
-#: Properties by which a table's files are not the plain ones that tasks write: property → why.
+#: Table properties that tasks cannot honour when they write files: property → why.
 _UNSUPPORTED = {
     "write.location-provider.impl": "names its files by a Java class, which tasks cannot ask",
     "encryption.key-id": "is encrypted, and tasks write plain files",
@@ -447,7 +446,7 @@ _UNSUPPORTED = {
 
 
 def refuse_unsupported(table: JavaTable) -> None:
-    """What would be passed over in silence, or cannot be proven, is refused when it is opened."""
+    """Raises ConfigError for table features that would be ignored or cannot be audited."""
     if table.format_version < 2:
         raise ConfigError(
             f"cannot fill table {table.name}: expected format version 2 or 3, found "
@@ -455,27 +454,27 @@ def refuse_unsupported(table: JavaTable) -> None:
             hint=f"ALTER TABLE {table.name} SET TBLPROPERTIES ('format-version' = '2')",
         )
     for key, why in _UNSUPPORTED.items():
-        if found := table.properties.get(key):
+        if value := table.properties.get(key):
             raise ConfigError(
-                f"cannot fill table {table.name}: it {why}; found {key} = {found}",
+                f"cannot fill table {table.name}: it {why}; found {key} = {value}",
                 hint=f"ALTER TABLE {table.name} UNSET TBLPROPERTIES ('{key}'), or use another "
                 "table",
             )
 
 
 def ledger_tag_of(sink: str, branch: str) -> str:
-    """The tag that is a sink's witness in a branch, as `protocol.TableCommitter` sets it."""
+    """The tag of a sink in a branch, as `protocol.TableCommitter` sets it."""
     return ledger_tag(sink) if branch == "main" else f"{ledger_tag(sink)}/{branch}"
 
 
 def _whose(tag: str, branch: str) -> str:
-    """The sink whose witness in the branch a tag is; empty: none's."""
-    sink, _, there = tag.removeprefix(WITNESS).partition("/")
-    return sink if tag.startswith(WITNESS) and (there or "main") == branch else ""
+    """The sink whose tag in the branch this is; empty: not a sink's tag for the branch."""
+    sink, _, suffix = tag.removeprefix(WITNESS).partition("/")
+    return sink if tag.startswith(WITNESS) and (suffix or "main") == branch else ""
 
 
 def writer_spec(table: JavaTable, config: TableConfig, topic_column: str = "") -> WriterSpec:
-    # Bounds are cut at 16 bytes by default; the audit tells partitions apart by the whole topic.
+    # Bounds are truncated to 16 bytes by default; the audit needs the whole topic name.
     whole = {f"write.metadata.metrics.column.{topic_column}": "full"} if topic_column else {}
     return WriterSpec(
         name=table.name,
@@ -492,13 +491,13 @@ def writer_spec(table: JavaTable, config: TableConfig, topic_column: str = "") -
 
 
 def _aliases(held: SinkTable) -> dict[str, tuple[str, ...]]:
-    """What columns were called, by the config and by the table's own earlier schemas."""
+    """Former column names, from the config and from the table's earlier schemas."""
     return together(held.config.aliases, schema.former_names(held.table.schema, held.table.schemas))
 
 
-def parallel_map(call: Callable[[S], T], what: Sequence[S]) -> list[T]:
-    """`call` on each of many, a few at a time."""
-    if len(what) < 2:
-        return [call(each) for each in what]
-    with ThreadPoolExecutor(min(THREADS, len(what)), "frazil-tables") as pool:
-        return list(pool.map(call, what))
+def parallel_map(call: Callable[[S], T], items: Sequence[S]) -> list[T]:
+    """`call` on each item, in a few threads."""
+    if len(items) < 2:
+        return [call(item) for item in items]
+    with ThreadPoolExecutor(min(THREADS, len(items)), "frazil-tables") as pool:
+        return list(pool.map(call, items))

@@ -1,7 +1,7 @@
-"""Where the orders of a table's keys are to be found: its data files, staged and live. Driver.
+"""Lists the data files, staged and live, that contain the versions of a table's keys. Driver.
 
-What is staged is taken first, then what is live: a batch that is committed in between is in both,
-and none is in neither (`pipeline.versions`).
+Staged files are listed first, then live ones: a batch committed in between is in both lists, and
+no batch is in neither (`pipeline.versions`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class VersionFile(Protocol):
 
 
 class VersionFileLister(Protocol):
-    """What is needed of a table; a handle of its own."""
+    """The table operations used here; a separate handle."""
 
     def refresh(self) -> None: ...
     def contents(
@@ -35,7 +35,7 @@ class VersionFileLister(Protocol):
 
 
 class VersionFiles:
-    """Of one table. Manifests never change: each is read once, as long as it is of use."""
+    """The files of one table. Manifests are immutable: each is read once and cached while used."""
 
     def __init__(
         self, table: VersionFileLister, branch: str, key: tuple[str, ...], order: str
@@ -50,7 +50,7 @@ class VersionFiles:
         self._schema = ""
 
     def within(self, shape: WriterSpec, pending: Sequence[StagedBatch]) -> VersionLookup:
-        """`pending`: listed before this is called."""
+        """`pending`: staged batches, listed before this call."""
         manifests = {
             manifest
             for batch in pending
@@ -59,20 +59,23 @@ class VersionFiles:
             for manifest in table.manifests
         }
         if not manifests <= self._staged.keys():
-            self._table.refresh()  # it may be partitioned anew
-        self._staged = {each: self._listed(each) for each in manifests}
+            self._table.refresh()  # its partition spec may have changed
+        self._staged = {manifest: self._listed(manifest) for manifest in manifests}
         self._live = self._listed_live()
         if shape.schema != self._schema:
             self._schema, self._looked = shape.schema, {}
         schema = Schema.model_validate_json(shape.schema)
         every = (
-            file for some in (self._staged, self._live) for each in some.values() for file in each
+            file
+            for some in (self._staged, self._live)
+            for listed in some.values()
+            for file in listed
         )
         known, self._looked = self._looked, {}
         for file in every:
-            said = known.get(file.descriptor) or self._said(schema, file.descriptor, shape.name)
-            self._looked[file.descriptor] = said
-        files = {each.path: each for each in self._looked.values()}
+            bounds = known.get(file.descriptor) or self._said(schema, file.descriptor, shape.name)
+            self._looked[file.descriptor] = bounds
+        files = {file.path: file for file in self._looked.values()}
         return VersionLookup(shape, self._key, self._order, tuple(files.values()))
 
     def _listed(self, manifest: str) -> list[VersionFile]:
@@ -81,10 +84,10 @@ class VersionFiles:
         try:
             return self._table.staged(manifest)
         except IdentityMismatch:
-            return []  # its batch is committed meanwhile, and so its files are live
+            return []  # its batch was committed meanwhile, so its files are live
 
     def _listed_live(self) -> dict[str, list[VersionFile]]:
-        """Of the newest snapshot; of a newer one, where that was replaced and expired meanwhile."""
+        """Files of the newest snapshot; retried if that snapshot expires meanwhile."""
         for again in (True, True, False):
             self._table.refresh()
             try:
@@ -95,18 +98,18 @@ class VersionFiles:
         raise AssertionError
 
     def _said(self, schema: Schema, descriptor: str, table: str) -> FileBounds:
-        said = json.loads(descriptor)
-        if (kind := str(said["file-format"]).lower()) != "parquet":
+        file = json.loads(descriptor)
+        if (kind := str(file["file-format"]).lower()) != "parquet":
             raise SchemaMismatch(
-                f"cannot look into {said['file-path']} of table {table} for the order of "
+                f"cannot look into {file['file-path']} of table {table} for the order of "
                 f"its keys: expected Parquet, found {kind}",
                 hint="rewrite it, or leave version_column out",
             )
         bounds = []
         for name in ("lower-bounds", "upper-bounds"):
-            values = said.get(name) or {"keys": (), "values": ()}
+            values = file.get(name) or {"keys": (), "values": ()}
             bounds.append(dict(zip(values["keys"], values["values"], strict=True)))
         try:
-            return looked(schema, self._key, said["file-path"], bounds)
-        except struct.error:  # the column is wider now than it was: the file is looked into
-            return FileBounds(said["file-path"], (None,) * len(self._key))
+            return looked(schema, self._key, file["file-path"], bounds)
+        except struct.error:  # the column was widened since: no bounds, so the file is read
+            return FileBounds(file["file-path"], (None,) * len(self._key))

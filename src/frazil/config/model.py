@@ -1,10 +1,10 @@
-"""One TOML file, or the same in Python, checked before anything starts.
+"""The configuration: one TOML file, or the same in Python, checked before anything starts.
 
-Comes in: a path (plus `FRAZIL_…` environment variables), or dataclasses made in code. Goes out: a
-frozen `Config`. `[kafka]`, `[catalog]`, `[spark]` and `[decode.registry]` pass through untouched
-to librdkafka, Iceberg, Spark and the registry client; every other key is known here, and an unknown
-one is refused with the nearest known one. A secret is never a value in the file: it is `env:NAME`
-or `file:PATH`, resolved where it is used and masked wherever a config is shown.
+In: a path (plus `FRAZIL_…` environment variables), or dataclasses made in code. Out: a frozen
+`Config`. `[kafka]`, `[catalog]`, `[spark]` and `[decode.registry]` pass through unchanged to
+librdkafka, Iceberg, Spark and the registry client. Every other key is defined here; an unknown key
+is refused with the nearest known one. A secret is never a value in the file: it is `env:NAME` or
+`file:PATH`, resolved where it is used and masked wherever a config is shown.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ else:  # pragma: no cover
 
 T = TypeVar("T")
 
-#: Keys whose value is a secret in the libraries that the pass-through sections go to.
+#: Keys of the pass-through sections whose values are secrets.
 SECRET = re.compile(
     r"password|passphrase|secret|credential(?!s?[.\-](provider|source))|(^|[.\-_])token($|\.)"
     r"|user\.info|key\.pem|oauthbearer\.config|authorization|account\.key|connection-string",
     re.IGNORECASE,
 )
-#: How a secret is given: by where it is.
+#: A reference to a secret.
 _REFERENCE = re.compile(r"(env|file):.")
-#: Names that Iceberg keeps for itself: Spark cannot read a table that has one as a column.
+#: Names reserved by Iceberg: Spark cannot read a table with such a column.
 RESERVED = frozenset(
     [
         "_file",
@@ -54,25 +54,25 @@ RESERVED = frozenset(
         "_commit_snapshot_id",
     ]
 )
-#: What one hostile record may add to a table, and what its metadata grows by.
+#: Bounds the columns, and so the metadata, that hostile records can add to a table.
 MAX_COLUMNS = 1_000
 CODECS = ("zstd", "snappy", "gzip", "lz4", "brotli", "none")
 FORMATS = ("confluent-avro", "avro", "json", "raw")
 EVOLUTION = ("evolve", "reject", "fail")
 MODES = ("append", "upsert", "changelog")
-#: What Debezium's connectors say where they say nothing else.
+#: The default placeholder of Debezium's connectors.
 UNAVAILABLE_VALUE = "__debezium_unavailable_value"
 KEY_FORMATS = ("confluent-avro", "avro", "json", "text")
 
 
 class Settings(dict[str, str]):
-    """A pass-through section. Shows its keys, and its values except the secret ones."""
+    """A pass-through section. Its repr masks the values of secrets."""
 
     def __repr__(self) -> str:
         return repr({k: "***" if SECRET.search(k) else v for k, v in self.items()})
 
     def resolved(self) -> dict[str, str]:
-        """With `env:` and `file:` references replaced. Never log or store what comes back."""
+        """The settings with `env:` and `file:` references resolved. Never log or store them."""
         return {key: resolve(key, value) for key, value in self.items()}
 
 
@@ -94,22 +94,22 @@ def resolve(key: str, value: str) -> str:
 
 
 class _CheckedSection:
-    """Sections made in Python are checked as those of a file: lists become tuples, and what has the
-    wrong type is named."""
+    """Checks sections made in Python like those of a file: lists become tuples, and an error names
+    the setting with a wrong type."""
 
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        for each in dataclasses.fields(self):  # type: ignore[arg-type]
-            where = f"{_title(type(self))} {each.name}"
-            with _placed(lambda path: f"argument {path[0]}"), _within(each.name):
-                fitted = _fit(where, str(each.type), getattr(self, each.name))
-            object.__setattr__(self, each.name, fitted)
+        for setting in dataclasses.fields(self):  # type: ignore[arg-type]
+            where = f"{_title(type(self))} {setting.name}"
+            with _placed(lambda path: f"argument {path[0]}"), _within(setting.name):
+                fitted = _fit(where, str(setting.type), getattr(self, setting.name))
+            object.__setattr__(self, setting.name, fitted)
 
 
 @contextmanager
 def _within(*section: str) -> Iterator[None]:
-    """Puts the section before the path of an error about one of its settings."""
+    """Prefixes the path of a setting's error with its section."""
     try:
         yield
     except ConfigError as error:
@@ -119,8 +119,8 @@ def _within(*section: str) -> Iterator[None]:
 
 @contextmanager
 def _placed(shown: Callable[[tuple[str, ...]], str]) -> Iterator[None]:
-    """Puts into an error where its setting stands, by its path. What is outside knows better: the
-    argument of a section in Python, that of the config, the line of a file or a variable."""
+    """Adds the location of the setting to an error, from its path. An outer context overrides an
+    inner one: argument of a section, argument of the config, line of a file or variable."""
     try:
         yield
     except ConfigError as error:
@@ -130,7 +130,7 @@ def _placed(shown: Callable[[tuple[str, ...]], str]) -> Iterator[None]:
 
 
 def _argument(path: tuple[str, ...]) -> str:
-    """What a setting is called in Python: `argument tables[0].mode`, `kafka['group.id']`."""
+    """The name of a setting in Python: `argument tables[0].mode`, `kafka['group.id']`."""
     if not path:
         return ""
     first = f"{path[0]}s" if path[0] in ("table", "route") else path[0]
@@ -142,88 +142,87 @@ def _argument(path: tuple[str, ...]) -> str:
 
 
 def _title(kind: Any) -> str:
-    """`[sink]`, `[[table]]`: its documentation begins with it."""
-    found = re.search(r"`(\[+[\w.]+\]+)`", kind.__doc__ or "")
-    assert found, kind
-    return found[1]
+    """`[sink]`, `[[table]]`: the section name at the start of the class's docstring."""
+    match = re.search(r"`(\[+[\w.]+\]+)`", kind.__doc__ or "")
+    assert match, kind
+    return match[1]
 
 
 @dataclass(frozen=True, slots=True)
 class SinkConfig(_CheckedSection):
-    """`[sink]`: who the sink is, what it reads, how it paces itself."""
+    """`[sink]`: identity, topics, batch and commit intervals, limits."""
 
     id: str
     topics: tuple[str, ...] = ()
     topic_pattern: str = ""
-    #: earliest, latest, or a cut: {topic = {partition = offset}}; used only where no table has
-    #: a position yet
+    #: earliest, latest, or a cut: {topic = {partition = offset}}; used only if no table has a
+    #: position yet
     starting_offsets: str | dict[str, dict[str, int]] = "earliest"
     #: the offset index; by default `frazil_index` beside the first table
     index_table: str = ""
-    #: how long snapshots of the index are kept; of many, only the newest 500
+    #: how long snapshots of the index are kept; at most the newest 500
     index_snapshot_retention: str = "1d"
-    #: folder for staged batches; by default `stage` beside the index's own files. Table buckets
-    #: that take nothing but Iceberg's files need another place
+    #: folder for staged batches; by default `stage` beside the index's own files. Set it for table
+    #: buckets that accept only Iceberg's files
     staging_location: str = ""
-    #: Spark's checkpoint. Only a query that keeps state, or reads a source that keeps notes there,
-    #: reads it back and needs one; otherwise a temporary folder by default
+    #: Spark's checkpoint. Required only for a query with state, or with a source that stores its
+    #: progress there; by default a temporary folder
     checkpoint_location: str = ""
-    #: auto: records gather in Kafka for a commit interval and become one batch, sooner where a
-    #: batch is full or somebody waits for them; a duration: how often Spark makes a batch of what
-    #: there is; available-now: everything there is, then stop
+    #: auto: one batch per commit interval, sooner if a batch is full or a caller waits for the
+    #: records; a duration: Spark starts a batch of the available records at this interval;
+    #: available-now: process all available records, then stop
     trigger: str = "auto"
-    #: how fresh tables are: they are committed to once in this time; what was staged by then is
-    #: committed together
+    #: how often tables are committed; all batches staged by then are committed together
     commit_interval: str = "1m"
     max_records_per_trigger: int = 16_000_000
     max_bytes_per_trigger: str = "1GiB"
     #: a partition's range is split so that one task gets at most this many offsets
     max_records_per_task: int = 1_000_000
-    #: bounds of absorption: beyond any of them the stream blocks until commits go through
+    #: limits on staged, uncommitted batches: beyond any of them the stream blocks until a commit
     max_pending_batches: int = 64
     max_pending_bytes: str = "16GiB"
     max_pending_age: str = "6h"
-    #: auto reads Kafka's batches as they are where the connection is plain, and with
-    #: confluent-kafka otherwise; librdkafka always uses confluent-kafka
+    #: auto: Frazil's own fetch client on plaintext connections, confluent-kafka otherwise;
+    #: librdkafka: always confluent-kafka
     kafka_client: str = "auto"
-    #: how long a broker may be away before the stream stops
+    #: how long a broker may be unavailable before the stream stops
     unavailable_timeout: str = "5m"
     #: consumer group under which committed offsets are published; by default the sink's id
     consumer_group: str = ""
-    #: how many tables a sink may make: a guard where their names come from the data
+    #: how many tables a sink may create: a guard for table names taken from the data
     max_tables: int = 1000
-    #: may another sink fill the same table from the same topic? Each record is there twice then
+    #: allow another sink to write the same topic to the same table, which then has records twice
     allow_shared_topics: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig(_CheckedSection):
-    """`[decode]`: how a record's value becomes columns."""
+    """`[decode]`: how a record's value is decoded into columns."""
 
     format: str = "confluent-avro"
-    #: path of an Avro schema (.avsc); without it Confluent Avro asks the registry
+    #: path of an Avro schema (.avsc); without it Confluent Avro uses the registry
     schema: str = ""
-    #: how a record's key is read, where only the key says what a record without a value deletes:
-    #: confluent-avro, avro, json, or text. By default as the value where that is JSON, or where the
-    #: registry knows its schema; otherwise text
+    #: format of record keys, used to find the row that a record without a value deletes:
+    #: confluent-avro, avro, json, or text. By default that of the value if it is JSON or has its
+    #: schema in the registry; otherwise text
     key_format: str = ""
     #: path of the key's Avro schema
     key_schema: str = ""
-    #: Debezium's `unavailable.value.placeholder`: upsert tables reject a change that has it in
-    #: place of a value. Empty: it is a value like others
+    #: Debezium's `unavailable.value.placeholder`: upsert tables reject a change that contains it.
+    #: Empty: it is an ordinary value
     unavailable_value: str = UNAVAILABLE_VALUE
     registry: Settings = field(default_factory=Settings)
 
 
 @dataclass(frozen=True, slots=True)
 class TransformConfig(_CheckedSection):
-    """`[transform]`: what Spark does between the stream and the table; empty: nothing."""
+    """`[transform]`: a Spark query between the stream and the table; empty: none."""
 
-    #: a query over the view `stream`; tables of the catalog may be joined in
+    #: a query over the view `stream`; it may join tables of the catalog
     sql: str = ""
     #: module:function, from DataFrame to DataFrame
     python: str = ""
-    #: of the query that comes out; tables take append only
+    #: output mode of the query; tables accept only append
     output_mode: str = "append"
 
     def __bool__(self) -> bool:
@@ -232,7 +231,7 @@ class TransformConfig(_CheckedSection):
 
 @dataclass(frozen=True, slots=True)
 class CatalogConfig(_CheckedSection):
-    """`[catalog]`: `name`, and everything else is Iceberg's own catalog property."""
+    """`[catalog]`: `name`; all other keys are Iceberg's catalog properties."""
 
     name: str = "lake"
     properties: Settings = field(default_factory=Settings)
@@ -240,7 +239,7 @@ class CatalogConfig(_CheckedSection):
 
 @dataclass(frozen=True, slots=True)
 class TableConfig(_CheckedSection):
-    """`[[table]]`: one Iceberg table, made from the writer schema when it is absent."""
+    """`[[table]]`: one Iceberg table, created from the writer schema if absent."""
 
     name: str
     partition_by: tuple[str, ...] = ()
@@ -250,45 +249,44 @@ class TableConfig(_CheckedSection):
     branch: str = "main"
     #: column whose lowest and highest value each batch records; by default the record's timestamp
     event_time: str = ""
-    #: append: every record a row. upsert: the last record of each key is its row, and a record
-    #: without a value deletes it. changelog: every record a row, and one without a value, too
+    #: append: every record is a row. upsert: the last record of each key is its row, and a record
+    #: without a value deletes it. changelog: every record is a row, including those without a value
     mode: str = "append"
-    #: of an upsert table or a change log: the columns that are a row's key
+    #: upsert and changelog tables: the columns of a row's key
     key: tuple[str, ...] = ()
-    #: all records of a key stand in one Kafka partition: they need not be brought together before
-    #: they are written. Checked in every batch; a stream of which it is not true stops
+    #: all records of a key are in one Kafka partition, so they need not be merged across partitions
+    #: before the write. Checked in every batch; a violation stops the stream
     partitioned_by_key: bool = False
-    #: of an upsert table: the column that says which change of a key is the newer one, whatever
-    #: comes first (a version, a log sequence number); a path, where it is inside others. Empty: the
-    #: one that comes last is the newest
+    #: upsert tables: the column that orders the changes of a key, whatever their order in Kafka (a
+    #: version, a log sequence number); a path if it is nested. Empty: the last record is the newest
     version_column: str = ""
-    #: of an upsert table: after so many commits with deletes the sink compacts it, sooner where
-    #: many keys were deleted; 0: never
+    #: upsert tables: the sink compacts the table after so many commits with deletes, sooner if many
+    #: keys were deleted; 0: never
     compact_after_commits: int = 10
-    #: how long snapshots of the table are kept; older ones are expired, and the files that only
-    #: they need are removed. Empty: a day, and at most 1,500, where a sink made the table, and for
-    #: ever where none did; never: they are never expired
+    #: how long snapshots of the table are kept; older ones are expired, and files that only they
+    #: reference are removed. Empty: a day, and at most 1,500, if a sink created the table, else
+    #: forever; never: they are never expired
     snapshot_retention: str = ""
     #: columns that identify a row (Iceberg's identifier fields); they become required
     identifier_fields: tuple[str, ...] = ()
     #: order of the rows within each file: "country", "placed_at desc", "bucket(16, id) nulls last"
     sort_by: tuple[str, ...] = ()
-    #: what a table does with records that do not fit: evolve changes it where that can be done,
+    #: how records that do not fit the table are handled: evolve changes the table if possible,
     #: reject makes them dead letters, fail stops the stream
     schema_evolution: str = "evolve"
-    #: to how many columns, nested ones counted, fields of JSON records may bring the table
+    #: most columns, nested ones counted, to which fields of JSON records may extend the table
     max_columns: int = MAX_COLUMNS
-    #: renamed columns: new name → the name it had, which is also what older records call it
+    #: renamed columns: new name → former name, which older records still use
     aliases: dict[str, str] = field(default_factory=dict)
     target_file_size: str = "256MiB"
     compression: str = "zstd"
-    #: how long staged files of this table may gather before a commit; by default the sink's
+    #: how long staged files of this table may wait for a commit; by default as in `[sink]`
     commit_interval: str = ""
-    #: and how large they may become before that; empty: only time counts
+    #: commit earlier once staged files have this size; empty: only time counts
     commit_bytes: str = ""
-    #: of the tables that are due, those with the higher number are committed first
+    #: of the tables due for a commit, those with a higher number are committed first
     priority: int = 0
-    #: names of the metadata columns; an empty name leaves the column out (not `offset`'s)
+    #: names of the metadata columns; an empty name omits the column (`timestamp_column` only)
     topic_column: str = "_topic"
     partition_column: str = "_topic_partition"
     offset_column: str = "_offset"
@@ -296,31 +294,31 @@ class TableConfig(_CheckedSection):
 
     @property
     def upsert_key(self) -> tuple[str, ...]:
-        """The key by which rows are replaced; empty: none are."""
+        """The key by which rows are replaced; empty: rows are never replaced."""
         return self.key if self.mode == "upsert" else ()
 
 
 @dataclass(frozen=True, slots=True)
 class RouteConfig(_CheckedSection):
-    """`[[route]]`: which tables a record is for. The first rule that matches decides."""
+    """`[[route]]`: the tables a record goes to. The first matching rule decides."""
 
-    #: topics the rule speaks of, by name or by a pattern over the whole name; neither: all
+    #: topics of the rule, by name or by a pattern that matches the whole name; neither: all
     topics: tuple[str, ...] = ()
     pattern: str = ""
     #: a field of the value (a path: `source.table`), or a header of the record
     field: str = ""
     header: str = ""
-    #: what the field or header must say, as text; empty: anything but null
+    #: accepted values of the field or header, as text; empty: any value but null
     values: tuple[str, ...] = ()
-    #: the tables it goes to; `{value}`, `{topic}` and groups of `pattern` may stand in a name
+    #: the target tables; names may contain `{value}`, `{topic}` and groups of `pattern`
     to: tuple[str, ...] = ()
-    #: leave the record out, and count it
+    #: skip the record, and count it
     skip: bool = False
-    #: module:function over columns, for what rules cannot say
+    #: module:function over columns, for conditions that rules cannot express
     python: str | Callable[..., Any] = ""
-    #: what may be put into a table's name, whole; all else is rejected
+    #: pattern of the values allowed in a table's name; other records are rejected
     allowed_names: str = "[a-z][a-z0-9_]{0,63}"
-    #: debezium: the value is a change, and its row is what is written
+    #: debezium: the value is a change event, and its row is written
     envelope: str = ""
 
 
@@ -339,14 +337,14 @@ class DeadLettersConfig(_CheckedSection):
 
 @dataclass(frozen=True, slots=True)
 class CompletenessConfig(_CheckedSection):
-    """`[completeness]`: from when on an hour counts as complete."""
+    """`[completeness]`: when an hour counts as complete."""
 
     #: how much older than the newest record of its partition a record may be
     allowed_lateness: str = "0s"
-    #: a partition that brought nothing for so long, and has nothing left to read, holds the others
-    #: back no more; never: it always does
+    #: a partition without records for so long, and with none left to read, no longer holds back the
+    #: others; never: it always does
     idle_timeout: str = "never"
-    #: event times further ahead of the clock than this are not believed
+    #: event times further ahead of the clock than this are ignored
     max_future: str = "1h"
 
 
@@ -364,7 +362,7 @@ class Config:
     completeness: CompletenessConfig = field(default_factory=CompletenessConfig)
 
     def __post_init__(self) -> None:
-        """Dicts and lists stand for the sections they describe, as in a file."""
+        """Converts dicts and lists to sections, as in a file, and checks them."""
         with _placed(_argument):
             self._fit_sections()
             check(self)
@@ -409,12 +407,12 @@ class Config:
 
     @property
     def one_table(self) -> bool:
-        """Does everything go to one table that is known by name?"""
+        """Do all records go to one table that is known by name?"""
         return not self.routes and not self.dead_letters and not self.remembering
 
     @property
     def remembering(self) -> tuple[str, ...]:
-        """Tables, or templates of some, beside which it is remembered what was deleted."""
+        """Tables, or templates of tables, that have a `_deleted` table beside them."""
         return tuple(table.name for table in self.tables if table.version_column)
 
     @property
@@ -423,8 +421,8 @@ class Config:
 
     @property
     def gather(self) -> float:
-        """How many seconds records may wait in Kafka for their batch: as long as commits to the
-        table that is committed to most often. 0 where `trigger` says when there is a batch."""
+        """Seconds that records may wait in Kafka for their batch: the shortest commit interval of
+        all tables. 0 if `trigger` determines the batches."""
         if self.sink.trigger != AUTO:
             return 0.0
         own = (table.commit_interval or self.sink.commit_interval for table in self.tables)
@@ -441,14 +439,14 @@ def _made(kind: Callable[..., T], given: Any) -> T:
 
 def _numbered_sections(name: str, kind: Callable[..., T], given: Any) -> tuple[T, ...]:
     made = []
-    for number, each in enumerate(given):
+    for number, section in enumerate(given):
         with _within(name, str(number)):
-            made.append(_made(kind, each))
+            made.append(_made(kind, section))
     return tuple(made)
 
 
 def _without_catalog(config: Config) -> dict[str, Any]:
-    """Names of three parts or more may begin with the catalog's, as they do in Spark."""
+    """Removes the catalog's name from names of three or more parts, as in Spark."""
     lead = f"{config.catalog.name}."
 
     def named(name: str) -> str:
@@ -457,50 +455,52 @@ def _without_catalog(config: Config) -> dict[str, Any]:
     change = dataclasses.replace
     return {
         "sink": change(config.sink, index_table=named(config.sink.index_table)),
-        "tables": tuple(change(each, name=named(each.name)) for each in config.tables),
-        "routes": tuple(change(each, to=tuple(map(named, each.to))) for each in config.routes),
+        "tables": tuple(change(table, name=named(table.name)) for table in config.tables),
+        "routes": tuple(change(route, to=tuple(map(named, route.to))) for route in config.routes),
         "dead_letters": change(config.dead_letters, table=named(config.dead_letters.table)),
     }
 
 
 def duration(text: str, key: str = "", path: tuple[str, ...] = ()) -> float:
-    """Seconds of `500ms`, `20s`, `5m`, `6h`, `2d`; `key` is what they are read for."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*", text)
-    if not found:
+    """Seconds of `500ms`, `20s`, `5m`, `6h`, `2d`; `key` names the setting in errors."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*", text)
+    if not match:
         raise ConfigError(
             f"cannot read {key or 'duration'}: expected a number with ms, s, m, h or "
             f"d, as 20s, found {text!r}",
             path=path,
         )
-    scale = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}[found.group(2)]
-    return float(found.group(1)) * scale
+    scale = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}[match.group(2)]
+    return float(match.group(1)) * scale
 
 
 def size(text: str, key: str = "", path: tuple[str, ...] = ()) -> int:
     """Bytes of `4096`, `64KiB`, `256MiB`, `1GiB` (`KB`, `MB`, `GB` are decimal)."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(iB|B)?\s*", text)
-    if not found:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(iB|B)?\s*", text)
+    if not match:
         raise ConfigError(
             f"cannot read {key or 'size'}: expected a number with KiB, MiB or GiB, "
             f"as 256MiB, found {text!r}",
             path=path,
         )
-    base = 1000 if found.group(3) == "B" and found.group(2) else 1024
-    return int(float(found.group(1)) * base ** " KMGT".index(found.group(2) or " "))
+    base = 1000 if match.group(3) == "B" and match.group(2) else 1024
+    return int(float(match.group(1)) * base ** " KMGT".index(match.group(2) or " "))
 
 
 def load(path: str | Path, environ: Mapping[str, str] = os.environ) -> Config:
-    """The config of a TOML file, with `FRAZIL_SECTION__KEY` variables laid over it."""
+    """The config of a TOML file, overridden by `FRAZIL_SECTION__KEY` variables."""
     return traced(path, environ)[0]
 
 
 def traced(
     path: str | Path, environ: Mapping[str, str] = os.environ
 ) -> tuple[Config, origins.Origins]:
-    """The config, and where each of its settings stands."""
+    """The config, and the origin of each setting."""
     places: origins.Origins = {}
     with _placed(lambda setting: origins.place(places, setting) if setting else ""):
-        given = document(path, environ, places)  # without a setting: the file, or a variable
+        given = document(
+            path, environ, places
+        )  # an error without a setting names the file or variable
     with _placed(lambda setting: origins.place(places, setting) or Path(path).name):
         config = from_document(given, base=Path(path).parent)
         check_catalog(config)
@@ -512,13 +512,13 @@ def document(
     environ: Mapping[str, str] = os.environ,
     places: origins.Origins | None = None,
 ) -> dict[str, Any]:
-    """`places` gets where each setting stands."""
+    """The parsed file with variables applied. Adds the origin of each setting to `places`."""
     try:
         with open(path, "rb") as file:
             text = file.read(_LARGEST + 1)
         if len(text) > _LARGEST:
             raise ConfigError(f"cannot read config {path}: it is larger than {_LARGEST:,} bytes")
-        found = tomllib.loads(text.decode())
+        parsed = tomllib.loads(text.decode())
     except OSError as error:
         raise ConfigError(f"cannot read config {path}: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -527,10 +527,10 @@ def document(
         raise ConfigError(f"cannot read config {path}: not TOML: {error}") from None
     places = {} if places is None else places
     places.update(origins.lines(text.decode(), Path(path).name))
-    return overlay(found, environ, places)
+    return overlay(parsed, environ, places)
 
 
-#: Bytes of a config file.
+#: Largest config file, in bytes.
 _LARGEST = 16_000_000
 
 
@@ -571,7 +571,7 @@ def overlay(
         key = rest[0]
         if section in ("kafka", "catalog", "spark", "registry"):
             with _within(*path):
-                flat = _settings(section, where)  # TOML nests what is dotted and not quoted
+                flat = _settings(section, where)  # TOML nests unquoted dotted keys
             where.clear()
             where.update(flat)
             alike = [k for k in where if re.sub(r"[.\-]", "_", k).lower() == key]
@@ -588,7 +588,7 @@ def overlay(
         where[key] = _listed(name, environ[name]) if key in lists else environ[name]
         passed = section in ("kafka", "catalog", "spark", "registry")
         if passed and SECRET.search(key) and not _REFERENCE.match(environ[name]):
-            where[key] = f"env:{name}"  # it stands in the environment, where it may
+            where[key] = f"env:{name}"  # a secret may be in the environment
         if places is not None:
             places[".".join((*path, key))] = f"environment variable {name}"
     return document
@@ -597,18 +597,18 @@ def overlay(
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
-def _numbered(name: str, index: int, found: list[Any], environ: Mapping[str, str]) -> Any:
-    """The table or route of that number. Variables may add some, but none may be left out: so as
-    many are made as there are variables, whatever number one of them names."""
+def _numbered(name: str, index: int, sections: list[Any], environ: Mapping[str, str]) -> Any:
+    """The table or route number `index`. Variables may add sections without gaps, so the number is
+    bounded by the count of variables, whatever number a variable names."""
     section = name.split("__")[0]
-    known = len(found) + sum(each.startswith(f"{section}__") for each in environ)
+    known = len(sections) + sum(variable.startswith(f"{section}__") for variable in environ)
     if index >= known:
         raise ConfigError(
             f"cannot read environment variable {name}: there is no number {index}; "
             f"expected 0 to {known - 1}"
         )
-    found.extend({} for _ in range(len(found), index + 1))
-    return found[index]
+    sections.extend({} for _ in range(len(sections), index + 1))
+    return sections[index]
 
 
 def _listed(name: str, text: str) -> list[str]:
@@ -647,15 +647,15 @@ def from_document(document: Mapping[str, Any], base: Path = Path()) -> Config:
                 f"cannot read config: unknown section [{section}]{_nearest(section, known)}",
                 path=(section,),
             )
-        found = document[section]
-        for each in found if section in ("table", "route") else [found]:
-            _table(section, each)
+        content = document[section]
+        for values in content if section in ("table", "route") else [content]:
+            _table(section, values)
     _table("decode.registry", document.get("decode", {}).get("registry", {}))
     decode = dict(document.get("decode", {}))
     with _within("decode", "registry"):
         decode["registry"] = _settings("decode.registry", decode.get("registry", {}))
     for path in ("schema", "key_schema"):
-        if given := decode.get(path):  # a path in a file is meant from where the file is
+        if given := decode.get(path):  # relative to the config file
             if not isinstance(given, str):
                 raise ConfigError(
                     f"cannot read [decode] {path}: expected the path of a file, found {given!r}",
@@ -663,7 +663,7 @@ def from_document(document: Mapping[str, Any], base: Path = Path()) -> Config:
                 )
             decode[path] = str(base / given)
     transform = _from(base, document.get("transform", {}))
-    routes = [_from(base, each) for each in document.get("route", [])]
+    routes = [_from(base, route) for route in document.get("route", [])]
     catalog = dict(document.get("catalog", {}))
     name = catalog.pop("name", "lake")
     if not isinstance(name, str):
@@ -674,7 +674,7 @@ def from_document(document: Mapping[str, Any], base: Path = Path()) -> Config:
         raise ConfigError("cannot read config: there is no [sink]", hint='[sink]\nid = "orders"')
     with _within("catalog"):
         properties = _settings("catalog", catalog)
-    config = Config(  # takes the sections as they are, and says of each key where it stands
+    config = Config(  # checks the sections, with the path of the setting in errors
         sink=document["sink"],
         kafka=document.get("kafka", {}),
         decode=decode,  # type: ignore[arg-type]
@@ -697,14 +697,14 @@ def from_document(document: Mapping[str, Any], base: Path = Path()) -> Config:
 
 
 def _from(base: Path, section: Mapping[str, Any]) -> dict[str, Any]:
-    """With a path to a Python file meant from where the config is."""
+    """The section, with a Python file's path relative to the config file."""
     given = dict(section)
     if str(given.get("python", "")).partition(":")[0].endswith(".py"):
         given["python"] = str(base / given["python"])
     return given
 
 
-#: Settings of `[sink]` that speak of the stream it reads.
+#: Settings of `[sink]` that concern the stream it reads.
 _OF_KAFKA = {
     "topics",
     "topic_pattern",
@@ -718,7 +718,7 @@ _OF_KAFKA = {
 
 
 def for_frame(table: str, catalog: str, settings: Mapping[str, Any]) -> Config:
-    """The config of a sink that is fed by a DataFrame: fields of `[sink]`, `[[table]]` and
+    """The config of a sink that reads a DataFrame. `settings`: keys of `[sink]`, `[[table]]` and
     `[completeness]`."""
     sinks = {f.name for f in dataclasses.fields(SinkConfig)} - _OF_KAFKA
     fields = {f.name for f in dataclasses.fields(TableConfig)} - {"name"}
@@ -749,7 +749,7 @@ def for_frame(table: str, catalog: str, settings: Mapping[str, Any]) -> Config:
 
 
 def path_taken(config: Config) -> tuple[str, str]:
-    """How the data goes, in the words of `frazil config explain`, and why."""
+    """The data path, in the words of `frazil config explain`, and the reason for it."""
     name = ", ".join(table.name for table in config.tables)
     source = f"Kafka ({', '.join(config.sink.topics) or config.sink.topic_pattern})"
     if not config.transform:
@@ -757,9 +757,9 @@ def path_taken(config: Config) -> tuple[str, str]:
             f"{source} → fetch, decode and write in Spark's Python workers → {name}",
             "there is no [transform]: Spark gets offset ranges, and no record enters its JVM",
         )
-    what = "sql" if config.transform.sql else f"python {config.transform.python}"
+    query = "sql" if config.transform.sql else f"python {config.transform.python}"
     return (
-        f"{source} → fetch and decode in Python workers → rows in Spark: [transform] {what} → "
+        f"{source} → fetch and decode in Python workers → rows in Spark: [transform] {query} → "
         f"write in Python workers → {name}",
         "there is a [transform]: what Spark shall work on must be rows of its own",
     )
@@ -793,7 +793,7 @@ def settings(config: Config) -> dict[str, dict[str, Any]]:
 
 
 def in_effect(config: Config) -> dict[str, dict[str, str]]:
-    """What stands for settings that are left empty."""
+    """The effective values of settings that are left empty."""
     sink = {
         "index_table": config.index_table,
         "consumer_group": config.group,
@@ -829,7 +829,7 @@ def _table(section: str, values: Any) -> None:
 
 
 def check(config: Config) -> None:
-    """Everything that can be refused without asking a server."""
+    """All checks that need no server. Raises `ConfigError`."""
     sink = config.sink
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,99}", sink.id):
         raise ConfigError(
@@ -867,7 +867,7 @@ def check(config: Config) -> None:
     _refuse_what_breaks_the_promise(config)
 
 
-#: Iceberg's own types of catalogs → properties without which they cannot be opened.
+#: Iceberg's catalog types → required properties.
 _CATALOGS = {
     "hadoop": ("warehouse",),
     "hive": (),
@@ -881,11 +881,11 @@ _CATALOGS = {
 
 
 def check_catalog(config: Config) -> None:
-    """Before a session is made of the config: without a type Iceberg would look for a Hive
-    metastore, and Spark would make one in the working directory."""
+    """Runs before a session is created: without a type Iceberg would look for a Hive metastore, and
+    Spark would create one in the working directory."""
     name, given = config.catalog.name, config.catalog.properties
     lead = f"spark.sql.catalog.{name}."
-    said = {
+    properties = {
         **{
             key.removeprefix(lead): value
             for key, value in config.spark.items()
@@ -894,11 +894,11 @@ def check_catalog(config: Config) -> None:
         **given,
     }
     hint = '[catalog]\ntype = "rest"\nuri = "https://…"'
-    if not said:
+    if not properties:
         raise ConfigError("cannot open a catalog: the config has no [catalog]", hint=hint)
-    kind = said.get("type", "")
+    kind = properties.get("type", "")
     of_type = ("catalog", "type") if "type" in given else ("spark", f"{lead}type")
-    if not kind and not said.get("catalog-impl"):
+    if not kind and not properties.get("catalog-impl"):
         raise ConfigError(
             "cannot open the catalog: [catalog] has neither type nor catalog-impl",
             hint=f"expected one of {', '.join(_CATALOGS)}",
@@ -910,15 +910,16 @@ def check_catalog(config: Config) -> None:
             path=of_type,
         )
     for key in _CATALOGS.get(kind.lower(), ()):
-        if not said.get(key):
+        if not properties.get(key):
             raise ConfigError(
                 f"cannot open the catalog: [catalog] {key} is missing, and its type is {kind}",
                 path=of_type,
             )
     elsewhere = any("hive.metastore.uris" in key for key in config.spark) or any(
-        os.environ.get(each) for each in ("HIVE_CONF_DIR", "HADOOP_CONF_DIR", "SPARK_CONF_DIR")
+        os.environ.get(variable)
+        for variable in ("HIVE_CONF_DIR", "HADOOP_CONF_DIR", "SPARK_CONF_DIR")
     )
-    if kind.lower() == "hive" and not said.get("uri") and not elsewhere:
+    if kind.lower() == "hive" and not properties.get("uri") and not elsewhere:
         raise ConfigError(
             "cannot open the catalog: its type is hive, and nothing says where the metastore is",
             hint='[catalog]\nuri = "thrift://host:9083"',
@@ -937,7 +938,7 @@ def _check_topics(topics: tuple[str, ...], path: tuple[str, ...]) -> None:
 
 
 def check_stream(config: Config) -> None:
-    """What is read, and how: `[sink]`'s topics, `[kafka]` and `[decode]`."""
+    """Checks the input: `[sink]`'s topics, `[kafka]` and `[decode]`."""
     sink = config.sink
     if bool(sink.topics) == bool(sink.topic_pattern):
         raise ConfigError(
@@ -992,11 +993,11 @@ def check_stream(config: Config) -> None:
         raise ConfigError(
             "cannot decode bare Avro: [decode] schema is missing", path=("decode", "format")
         )
-    said = config.decode.unavailable_value
-    if said.startswith("hex:") and not re.fullmatch("hex:([0-9A-Fa-f]{2})+", said):
+    placeholder = config.decode.unavailable_value
+    if placeholder.startswith("hex:") and not re.fullmatch("hex:([0-9A-Fa-f]{2})+", placeholder):
         raise ConfigError(
             "cannot read [decode] unavailable_value: expected pairs of hexadecimal "
-            f"digits behind hex:, found {said!r}",
+            f"digits behind hex:, found {placeholder!r}",
             path=("decode", "unavailable_value"),
         )
     kind = config.decode.key_format
@@ -1018,7 +1019,7 @@ def check_stream(config: Config) -> None:
         )
 
 
-#: What Kafka takes for the name of a topic.
+#: Topic names that Kafka accepts.
 _TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._\-]{1,249}")
 AVAILABLE_NOW = "available-now"
 AUTO = "auto"
@@ -1077,12 +1078,12 @@ def _check_cut(start: Mapping[str, Any]) -> None:
 
 
 def replayed(letters: str) -> str:
-    """The table that notes which dead letters were replayed."""
+    """The table that records which dead letters were replayed."""
     return f"{letters}_replayed"
 
 
 def remembered(table: str) -> str:
-    """The table that remembers which keys of a table with `version_column` were deleted."""
+    """The table that records the deleted keys of a table with `version_column`."""
     return f"{table}_deleted"
 
 
@@ -1090,13 +1091,13 @@ _NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)+")
 
 
 def _named(config: Config, names: list[str]) -> tuple[str, ...]:
-    """The setting that gives one of these names to a table, the last of them."""
+    """The last setting that gives one of these names to a table."""
     wanted = {name.lower() for name in names}
     if config.dead_letters.table.lower() in wanted:
         return "dead_letters", "table"
     if config.sink.index_table.lower() in wanted:
         return "sink", "index_table"
-    tables = [str(at) for at, each in enumerate(config.tables) if each.name.lower() in wanted]
+    tables = [str(at) for at, table in enumerate(config.tables) if table.name.lower() in wanted]
     return ("table", tables[-1], "name") if tables else ()
 
 
@@ -1175,21 +1176,21 @@ ORDER = re.compile(
 
 
 def transform_of(text: str, doing: str) -> tuple[str, str]:
-    """`day(placed_at)` → its column, and the transform in Iceberg's words: `day`, `bucket[16]`."""
-    found = _TRANSFORM.fullmatch(text)
-    if not found:
+    """`day(placed_at)` → its column, and Iceberg's name of the transform: `day`, `bucket[16]`."""
+    match = _TRANSFORM.fullmatch(text)
+    if not match:
         raise ConfigError(
             f"{doing}: expected a column, or one of year, month, day, hour(column), "
             "bucket(n, column), truncate(n, column)"
         )
-    if found["column"]:
-        return found["column"], "identity"
-    name = found["name"].removesuffix("s")
-    width = found["width"] or found["behind"] if not (found["width"] and found["behind"]) else None
+    if match["column"]:
+        return match["column"], "identity"
+    name = match["name"].removesuffix("s")
+    width = match["width"] or match["behind"] if not (match["width"] and match["behind"]) else None
     if name in ("year", "month", "day", "hour", "identity") and not width:
-        return found["inner"], name
+        return match["inner"], name
     if name in ("bucket", "truncate") and width and 0 < int(width) < 2**31:
-        return found["inner"], f"{name}[{int(width)}]"
+        return match["inner"], f"{name}[{int(width)}]"
     raise ConfigError(
         f"{doing}: unknown transform, or one without its number; expected "
         "bucket(n, column) or truncate(n, column) with n from 1 to 2147483647, or year, month, "
@@ -1237,10 +1238,10 @@ def _check_table(table: TableConfig) -> None:
         with _within("partition_by"):
             transform_of(text, f"cannot partition table {table.name} by {text!r} in partition_by")
     for text in table.sort_by:
-        found = ORDER.fullmatch(text)
+        match = ORDER.fullmatch(text)
         with _within("sort_by"):
             transform_of(
-                found["term"] if found else text,
+                match["term"] if match else text,
                 f"cannot sort table {table.name} by {text!r} in sort_by",
             )
     _check_columns(table)
@@ -1264,13 +1265,13 @@ def _check_table(table: TableConfig) -> None:
 
 
 def _check_columns(table: TableConfig) -> None:
-    """The names of the metadata columns."""
+    """Checks the names of the metadata columns."""
     names = {
         key: getattr(table, key)
         for key in ("topic_column", "partition_column", "offset_column", "timestamp_column")
     }
     for key, name in names.items():
-        others = [other for other, there in names.items() if there == name and other != key]
+        others = [other for other, value in names.items() if value == name and other != key]
         if not name and key != "timestamp_column":
             raise ConfigError(
                 f"cannot use table {table.name}: {key} is empty; the topic, "
@@ -1431,7 +1432,7 @@ def _section(kind: Callable[..., T], title: str, values: Mapping[str, Any]) -> T
     return kind(**taken)
 
 
-#: The types of fields, in words.
+#: Types of fields, as named in messages.
 _WORDS = {
     "int": "a whole number",
     "float": "a number",
@@ -1458,7 +1459,7 @@ def _fit(where: str, kind: str, value: Any) -> Any:
         if kind == "str" and isinstance(value, (str, int, float)) and not isinstance(value, bool):
             return str(value)
         if kind.startswith("tuple") and isinstance(value, (list, tuple)):
-            return tuple(_text(each) for each in value)
+            return tuple(_text(item) for item in value)
         if kind == "dict[str, str]" and isinstance(value, Mapping):
             return {str(k): _text(v) for k, v in value.items()}
         if kind.startswith("str | dict") and isinstance(value, (str, Mapping)):
@@ -1491,7 +1492,7 @@ def _settings(section: str, values: Mapping[str, Any]) -> Settings:
         elif isinstance(value, (str, int, float)):
             flat[prefix] = str(value)
         else:
-            # not with the value: the key may be a secret's
+            # without the value: it may be a secret
             raise ConfigError(
                 f"cannot read [{section}] {prefix}: expected text or a number, found "
                 f"{type(value).__name__}",

@@ -1,9 +1,9 @@
-"""Where a setting comes from: a line of the TOML file, an environment variable, or the default.
+"""The origin of a setting: a line of the TOML file, an environment variable, or the default.
 
-In: the text of a file. Out: the setting → its place, `sink.toml:5`. A setting is named by its
-section, its number where there are several, and its key, with dots between them: `table.0.name`,
-`kafka.bootstrap.servers`. The parser of the standard library keeps no lines, so they are found
-here. A setting whose line is not found has the place of its section, or else the file's name.
+In: the text of a file. Out: setting → origin, `sink.toml:5`. The name of a setting is its section,
+its number if there are several, and its key, joined by dots: `table.0.name`,
+`kafka.bootstrap.servers`. The standard library's parser keeps no line numbers, so they are
+determined here. A setting whose line is unknown has the origin of its section, or the file's name.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _PART = re.compile(r"[\w\-]+|\"[^\"]*\"|'[^']*'")
 
 
 def lines(text: str, name: str) -> Origins:
-    """`name` is the file's, as it is to be shown."""
-    found: Origins = {}
+    """The line of each setting and section in `text`; `name` is the file's name to show."""
+    places: Origins = {}
     counts: dict[str, int] = {}
     section = ""
-    inside = ""  # a text over several lines, and what ends it
+    inside = ""  # the quotes that end a multi-line text
     for number, line in enumerate(text.splitlines(), 1):
         if inside:
             inside = "" if inside in line else inside
@@ -38,13 +38,13 @@ def lines(text: str, name: str) -> Origins:
             if header[1] == "[[":
                 counts[title] = counts.get(title, -1) + 1
             first, dot, rest = title.partition(".")
-            # [table.properties] is of the last [[table]]
+            # [table.properties] belongs to the last [[table]]
             section = f"{first}.{counts[first]}{dot}{rest}" if first in counts else title
-            found.setdefault(section, f"{name}:{number}")
+            places.setdefault(section, f"{name}:{number}")
             section += "."
         elif key := _KEY.match(line):
-            found.setdefault(section + _dotted(key[1]), f"{name}:{number}")
-    return found
+            places.setdefault(section + _dotted(key[1]), f"{name}:{number}")
+    return places
 
 
 def _dotted(text: str) -> str:
@@ -52,7 +52,7 @@ def _dotted(text: str) -> str:
 
 
 def place(origins: Mapping[str, str], path: Sequence[str]) -> str:
-    """Where a setting stands, or the section it belongs to; empty: nowhere."""
+    """The origin of a setting, or of its section; empty: unknown."""
     words = ".".join(path).split(".")
     names = (".".join(words[:count]) for count in range(len(words), 0, -1))
     return next((origins[name] for name in names if name in origins), "")

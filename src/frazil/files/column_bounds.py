@@ -1,9 +1,9 @@
 """A Parquet footer in; column statistics as Iceberg's manifests have them out. Runs on executors.
 
 Promises: a bound covers every value of the column in the file (except NaN, which Iceberg leaves out
-of bounds), or is absent. Parquet omits a row group's minimum and maximum where they are longer than
-4,096 bytes: a column with such a row group has no bounds, whatever the other row groups say.
-`extents` also serves those who check manifests against footers.
+of bounds), or is absent. Parquet omits a row group's minimum and maximum if they are longer than
+4,096 bytes: a column with such a row group has no bounds, even if other row groups have them.
+`extents` is also used to check manifests against footers.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ _ID = b"PARQUET:field_id"
 
 @dataclass(frozen=True, slots=True)
 class ColumnExtent:
-    """The values of one column of a file, as far as its footer tells.
+    """The value range of one column of a file, as far as its footer records it.
 
-    Days and moments are numbers; so they have no end at the year 9999, where Python's have.
+    Dates and timestamps are integers, so they are not limited to Python's year 9999.
     """
 
     kind: PrimitiveType
-    #: the lowest and the highest value of the row groups that tell; None where none does
+    #: lowest and highest value of the row groups that record them; None if none does
     low: Any = None
     high: Any = None
-    #: False: some row group has values and does not tell which; values may lie outside
+    #: False: some row group has values but no minimum and maximum; values may lie outside
     complete: bool = True
 
     def joined(self, other: ColumnExtent) -> ColumnExtent:
-        lows = [each for each in (self.low, other.low) if each is not None]
-        highs = [each for each in (self.high, other.high) if each is not None]
+        lows = [value for value in (self.low, other.low) if value is not None]
+        highs = [value for value in (self.high, other.high) if value is not None]
         low, high = min(lows, default=None), max(highs, default=None)
         return ColumnExtent(self.kind, low, high, self.complete and other.complete)
 
     def within(self, lower: bytes | None, upper: bytes | None) -> bool | None:
-        """Do bounds of a manifest cover the column? None: the footer does not tell."""
+        """Do a manifest's bounds cover the column? None: the footer does not show it."""
         if lower is not None and self.low is not None and from_bytes(self.kind, lower) > self.low:
             return False
         if upper is not None and self.high is not None and from_bytes(self.kind, upper) < self.high:
@@ -65,8 +65,8 @@ class ColumnExtent:
 
 
 def extents(footer: pq.FileMetaData) -> dict[int, ColumnExtent]:
-    """Of the file's columns, by field id; without those that are inside lists or maps, have no
-    field id, or a type that Iceberg does not have."""
+    """The extents of the file's columns, by field id; without columns that are inside lists or
+    maps, have no field id, or have a type that Iceberg does not have."""
     leaves = dict(_leaves(footer.schema.to_arrow_schema(), ""))
     kinds = {int(field.metadata[_ID]): _kind(field) for field in leaves.values()}
     ids = {path: int(field.metadata[_ID]) for path, field in leaves.items()}
@@ -74,7 +74,7 @@ def extents(footer: pq.FileMetaData) -> dict[int, ColumnExtent]:
 
 
 def column_paths(footer: pq.FileMetaData) -> dict[int, str]:
-    """Field id → Parquet's path, of the columns that `extents` may tell of."""
+    """Field id → Parquet's path, of the columns that `extents` may return."""
     leaves = _leaves(footer.schema.to_arrow_schema(), "")
     return {int(field.metadata[_ID]): path for path, field in leaves}
 
@@ -82,8 +82,8 @@ def column_paths(footer: pq.FileMetaData) -> dict[int, str]:
 def file_statistics(
     footer: pq.FileMetaData, plan: Mapping[int, StatisticsCollector], ids: Mapping[str, int]
 ) -> dict[str, dict[int, Any]]:
-    """The six maps of a data file in a manifest. `plan`: what to keep of each column, by id;
-    `ids`: of the file's columns, by Parquet's path."""
+    """The six statistics maps of a data file in a manifest. `plan`: the statistics to keep of each
+    column, by id; `ids`: ids of the file's columns, by Parquet's path."""
     sizes: dict[int, int] = {}
     values: dict[int, int] = {}
     nulls: dict[int, int | None] = {}
@@ -93,16 +93,18 @@ def file_statistics(
         if plan[field_id].mode.type == MetricModeTypes.NONE:
             continue
         values[field_id] = values.get(field_id, 0) + column.num_values
-        said = column.statistics if column.is_stats_set else None
+        statistics = column.statistics if column.is_stats_set else None
         known = nulls.get(field_id, 0)
-        more = said.null_count if said is not None and said.has_null_count else None
+        more = (
+            statistics.null_count if statistics is not None and statistics.has_null_count else None
+        )
         nulls[field_id] = None if known is None or more is None else known + more
     bounded = {
         path: field_id
         for path, field_id in ids.items()
         if plan[field_id].mode.type in (MetricModeTypes.TRUNCATE, MetricModeTypes.FULL)
     }
-    kinds = {each: plan[each].iceberg_type for each in bounded.values()}
+    kinds = {field_id: plan[field_id].iceberg_type for field_id in bounded.values()}
     lower: dict[int, bytes] = {}
     upper: dict[int, bytes] = {}
     for field_id, extent in _extents(footer, bounded, kinds).items():
@@ -112,7 +114,9 @@ def file_statistics(
     return {
         "column-sizes": sizes,
         "value-counts": values,
-        "null-value-counts": {each: count for each, count in nulls.items() if count is not None},
+        "null-value-counts": {
+            field_id: count for field_id, count in nulls.items() if count is not None
+        },
         "nan-value-counts": {},
         "lower-bounds": lower,
         "upper-bounds": upper,
@@ -120,10 +124,10 @@ def file_statistics(
 
 
 def split_offsets(footer: pq.FileMetaData) -> list[int]:
-    """Where the row groups begin."""
+    """The offsets at which the row groups begin."""
     first = (footer.row_group(number).column(0) for number in range(footer.num_row_groups))
-    places = ((each.dictionary_page_offset, each.data_page_offset) for each in first)
-    return sorted(min(each for each in some if each) for some in places)
+    pages = ((chunk.dictionary_page_offset, chunk.data_page_offset) for chunk in first)
+    return sorted(min(offset for offset in offsets if offset) for offsets in pages)
 
 
 def _bounds(extent: ColumnExtent, length: int | None) -> tuple[bytes | None, bytes | None]:
@@ -136,7 +140,7 @@ def _bounds(extent: ColumnExtent, length: int | None) -> tuple[bytes | None, byt
 
 
 def _above(value: Any, length: int) -> Any:
-    """The least text or bytes of at most `length` that is not below `value`; None: there is none.
+    """The least text or bytes of at most `length` that is not below `value`; None if there is none.
 
     In text the character after U+D7FF is U+E000: those between are halves of surrogate pairs.
     """
@@ -158,28 +162,30 @@ def _extents(
     # Arrow's writer leaves NaN out of statistics: without a minimum, a row group of floats is all
     # NaN. Other writers give no minimum where any value is NaN.
     omits_nan = (footer.created_by or "").startswith("parquet-cpp")
-    found: dict[int, ColumnExtent] = {}
+    result: dict[int, ColumnExtent] = {}
     for column in _chunks(footer):
         field_id = ids.get(column.path_in_schema)
         kind = None if field_id is None else kinds[field_id]
         if field_id is None or kind is None:
             continue
         extent = _extent(column, kind, omits_nan)
-        found[field_id] = found[field_id].joined(extent) if field_id in found else extent
-    return found
+        result[field_id] = result[field_id].joined(extent) if field_id in result else extent
+    return result
 
 
 def _extent(column: pq.ColumnChunkMetaData, kind: PrimitiveType, omits_nan: bool) -> ColumnExtent:
-    """Of one row group."""
-    said = column.statistics if column.is_stats_set else None
-    if said is None:
+    """The extent of one row group."""
+    statistics = column.statistics if column.is_stats_set else None
+    if statistics is None:
         return ColumnExtent(kind, complete=False)
-    if said.has_min_max:
+    if statistics.has_min_max:
         try:
-            return ColumnExtent(kind, _plain(kind, said.min_raw), _plain(kind, said.max_raw))
-        except UnicodeDecodeError:  # a foreign writer's text need not be text
+            return ColumnExtent(
+                kind, _plain(kind, statistics.min_raw), _plain(kind, statistics.max_raw)
+            )
+        except UnicodeDecodeError:  # text of another writer may be invalid UTF-8
             return ColumnExtent(kind, complete=False)
-    all_null = said.has_null_count and said.null_count == column.num_values
+    all_null = statistics.has_null_count and statistics.null_count == column.num_values
     return ColumnExtent(kind, complete=all_null or (omits_nan and isinstance(kind, _FLOATS)))
 
 

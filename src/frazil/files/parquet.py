@@ -1,8 +1,8 @@
-"""Data files as they are stored, read by the ids of their columns. Runs on executors.
+"""Reads data files by the ids of their columns. Runs on executors.
 
-A table's columns may have been renamed, widened or added since a file was written: what comes out
-has the names, types and nullability of the schema that is asked for, with every null and every
-empty list where it was. A column that the file does not have is its initial default, or null.
+A table's columns may have been renamed, widened or added since a file was written. The result has
+the names, types and nullability of the requested schema, with every null and every empty list in
+place. A column that the file does not have is its initial default, or null.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from frazil.errors import AccountingError, SchemaMismatch
 
 
 class ParquetDataFile:
-    """A Parquet file. Of a struct only those fields are read that are asked for."""
+    """A Parquet file. Of a struct, only the requested fields are read."""
 
     def __init__(self, file: pq.ParquetFile, path: str) -> None:
         self.groups = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
         self._file = file
         self._path = path
-        self._columns = {field_id(each): each.name for each in file.schema_arrow}
+        self._columns = {field_id(field): field.name for field in file.schema_arrow}
         if unnamed := next(_unnamed(file.schema_arrow, ""), None):
             raise SchemaMismatch(
                 f"cannot read {path}: its column {unnamed!r} has no field id",
@@ -59,7 +59,7 @@ class ParquetDataFile:
 
 
 def _unnamed(fields: Iterable[pa.Field], parent: str) -> Iterator[str]:
-    """Paths of fields without an id: nobody knows which column they are."""
+    """Paths of fields without an id: they cannot be matched to a column."""
     for field in fields:
         path, kind = f"{parent}{field.name}", field.type
         if field_id(field) is None:
@@ -72,17 +72,17 @@ def _unnamed(fields: Iterable[pa.Field], parent: str) -> Iterator[str]:
             yield from _unnamed(kind, f"{path}.")
 
 
-def _paths(wanted: Iterable[pa.Field], there: Iterable[pa.Field]) -> Iterator[str]:
-    """What is wanted and there, in Parquet's words: fields of structs one by one."""
-    here = {field_id(field): field for field in there}
+def _paths(wanted: Iterable[pa.Field], stored: Iterable[pa.Field]) -> Iterator[str]:
+    """Parquet's paths of the wanted fields that the file has; fields of structs one by one."""
+    columns = {field_id(field): field for field in stored}
     for field in wanted:
-        mine = here.get(field_id(field))
-        if mine is None:
+        column = columns.get(field_id(field))
+        if column is None:
             continue
         inside: list[str] = []
-        if pa.types.is_struct(field.type) and pa.types.is_struct(mine.type):
-            inside = list(_paths(field.type, mine.type))
-        yield from (f"{mine.name}.{name}" for name in inside) if inside else [mine.name]
+        if pa.types.is_struct(field.type) and pa.types.is_struct(column.type):
+            inside = list(_paths(field.type, column.type))
+        yield from (f"{column.name}.{name}" for name in inside) if inside else [column.name]
 
 
 @contextmanager
@@ -98,5 +98,5 @@ def open_data_file(io: FileIO, path: str, rows: int | None = None) -> Iterator[P
 
 def whole(io: FileIO, path: str, wanted: Schema, rows: int | None = None) -> pa.Table:
     with open_data_file(io, path, rows) as file:
-        found = [file.read(wanted, group) for group in range(len(file.groups))]
-    return pa.concat_tables(found)
+        tables = [file.read(wanted, group) for group in range(len(file.groups))]
+    return pa.concat_tables(tables)

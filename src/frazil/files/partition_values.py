@@ -1,9 +1,9 @@
-"""Partition values: computed from columns, told in descriptors, named in paths. Runs on executors.
+"""Partition values: computed from columns, written to descriptors and paths. Runs on executors.
 
 Every value that Iceberg has can be a partition value: floats with NaN, infinities and both zeros,
-texts of any length, days and moments of any year. What cannot be computed is told as a
+texts of any length, dates and timestamps of any year. A value that cannot be computed raises
 `SchemaMismatch` before anything is written: an hour beyond 32 bits, a truncated decimal beyond its
-precision, a moment of the outermost days that Iceberg's own text form cannot carry.
+precision, a timestamp of the outermost days that Iceberg's own text form cannot carry.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from frazil.errors import SchemaMismatch
 
 Apply = Callable[[pa.Array], pa.Array]
 
-#: A path's segment for one value, and all of them together, at most: file systems have 255 bytes
+#: Maximum length of one value's path segment, and of all segments: file systems allow 255 bytes
 #: for a name, and object stores 1,024 for a path.
 SEGMENT, SEGMENTS = 128, 512
 
@@ -52,7 +52,7 @@ _DAY = {"us": 86_400_000_000, "ns": 86_400_000_000_000}
 
 
 def transformation(transform: Any, kind: PrimitiveType) -> Apply:
-    """What computes a partition or sort value from a column of this type."""
+    """The function that computes a partition or sort value from a column of this type."""
     word = str(transform).split("[")[0]
     if word in ("year", "month"):
         return lambda column: _calendar(column, word[0].upper())
@@ -65,22 +65,22 @@ def transformation(transform: Any, kind: PrimitiveType) -> Apply:
         return lambda column: pc.binary_slice(column, 0, width)
     rust: Apply = transform.pyarrow_transform(kind)
     if word == "bucket" and isinstance(kind, (TimestampNanoType, TimestamptzNanoType)):
-        # The hash is that of the microseconds, rounded down before 1970, too.
+        # Iceberg hashes the microseconds, rounded down before 1970, too.
         zone = None if isinstance(kind, TimestampNanoType) else "UTC"
         return lambda column: rust(_floored(column, 1000).cast(pa.timestamp("us", zone)))
     return rust
 
 
 def source_of(rows: pa.Table, schema: Schema, field_id: int) -> pa.Array:
-    """The column that a partition or sort field is computed from; it may stand inside structs."""
+    """The source column of a partition or sort field; it may be inside structs."""
     first, *rest = _places(schema.fields, field_id)
     column = rows.column(schema.fields[first].name)
     return (pc.struct_field(column, rest) if rest else column).combine_chunks()
 
 
 def plain(column: Any) -> pa.Array:
-    """Values that Python compares as Iceberg does: days and moments as numbers, floats as their
-    bits, of which both zeros differ and all NaN are one."""
+    """Values that Python compares as Iceberg does: dates and timestamps as integers, floats as
+    their bits, with two different zeros and one NaN."""
     if isinstance(column.type, pa.BaseExtensionType):  # uuid
         column = column.storage
     if pa.types.is_floating(column.type):
@@ -95,7 +95,7 @@ def plain(column: Any) -> pa.Array:
 
 
 def json_value(kind: PrimitiveType, value: Any) -> Any:
-    """A plain value as Iceberg's JSON has it; NaN and the infinities as Python's JSON has them."""
+    """A plain value in Iceberg's JSON; NaN and the infinities as in Python's JSON."""
     if value is None:
         return None
     if isinstance(kind, FloatType):
@@ -114,18 +114,18 @@ def json_value(kind: PrimitiveType, value: Any) -> Any:
 
 
 def path_of(spec: PartitionSpec, kinds: Sequence[PrimitiveType], partition: Sequence[Any]) -> str:
-    """Where the files of a partition lie. A value that is too long for a name is its digest:
-    nobody reads a value from a path."""
+    """The path of a partition's files. A value that is too long for a name is replaced by its
+    digest: values are never read from paths."""
     segments = []
     for field, kind, value in zip(spec.fields, kinds, partition, strict=True):
-        said = _human(str(field.transform), value) or json_value(kind, value)
-        text = "null" if said is None else str(said)
+        label = _human(str(field.transform), value) or json_value(kind, value)
+        text = "null" if label is None else str(label)
         segments.append(_bounded(f"{quote_plus(field.name)}={quote_plus(text)}", SEGMENT))
     return _bounded("/".join(segments), SEGMENTS)
 
 
 def check(rows: pa.Table, schema: str, spec: str, table: str) -> None:
-    """A `SchemaMismatch` where a partition value of some row cannot be computed."""
+    """Raises `SchemaMismatch` if a partition value of some row cannot be computed."""
     for name, field_id, fits in _fallible(schema, spec):
         if fact := fits(source_of(rows, _read(schema), field_id)):
             raise SchemaMismatch(
@@ -136,8 +136,8 @@ def check(rows: pa.Table, schema: str, spec: str, table: str) -> None:
 
 @lru_cache(maxsize=2048)
 def _fallible(schema: str, spec: str) -> list[tuple[str, int, Callable[[pa.Array], str]]]:
-    """The partition fields that not every value has, with what looks for such a value."""
-    found: list[tuple[str, int, Callable[[pa.Array], str]]] = []
+    """The partition fields that not every value has, with the check that finds such a value."""
+    checks: list[tuple[str, int, Callable[[pa.Array], str]]] = []
     columns = _read(schema)
     for field in PartitionSpec.model_validate_json(spec).fields if spec else ():
         kind = columns.find_type(field.source_id)
@@ -150,8 +150,8 @@ def _fallible(schema: str, spec: str) -> list[tuple[str, int, Callable[[pa.Array
         elif isinstance(kind, DecimalType) and word == "truncate":
             fits = _truncated_fit(kind, transformation(field.transform, kind))
         if fits is not None:
-            found.append((str(columns.find_column_name(field.source_id)), field.source_id, fits))
-    return found
+            checks.append((str(columns.find_column_name(field.source_id)), field.source_id, fits))
+    return checks
 
 
 def _hours_fit(column: pa.Array) -> str:
@@ -196,12 +196,12 @@ def _floored(column: pa.Array, unit: int) -> pa.Array:
 def _calendar(column: pa.Array, unit: str) -> pa.Array:
     """Months or years since 1970."""
     days = _floored(column, _days(column)).fill_null(0).to_numpy(False)
-    found = days.astype("datetime64[D]").astype(f"datetime64[{unit}]").astype(np.int64)
-    return pa.array(found, mask=column.is_null().to_numpy(False))
+    periods = days.astype("datetime64[D]").astype(f"datetime64[{unit}]").astype(np.int64)
+    return pa.array(periods, mask=column.is_null().to_numpy(False))
 
 
 def _date(days: int) -> str:
-    """ISO 8601 with a sign before years that four digits do not hold, as Java reads it."""
+    """ISO 8601, with a sign before years that do not fit four digits, as Java parses it."""
     day = np.datetime64(days, "D")
     year = int(day.astype("datetime64[Y]").astype(np.int64)) + 1970
     month = int(day.astype("datetime64[M]").astype(np.int64)) % 12 + 1
@@ -218,7 +218,7 @@ def _moment(value: int, digits: int) -> str:
 
 
 def _human(transform: str, value: Any) -> str:
-    """Years, months and hours, which a number says badly."""
+    """Years, months and hours in readable form; empty for other transforms."""
     if value is None or transform not in ("year", "month", "hour"):
         return ""
     if transform == "hour":
@@ -245,7 +245,7 @@ def _read(schema: str) -> Schema:
 
 
 def _places(fields: Sequence[NestedField], field_id: int) -> list[int]:
-    """The way to a field, as places in structs; names may have dots in them."""
+    """The path to a field, as positions in structs; names may contain dots."""
     for at, field in enumerate(fields):
         if field.field_id == field_id:
             return [at]

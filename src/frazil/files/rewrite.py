@@ -1,14 +1,14 @@
-"""Data files with deleted rows in; files without them, or the places of those rows, out.
+"""Data files with deleted rows in; files without them, or the positions of those rows, out.
 
     keys deleted ─▶ the newest delete of each key ─┐
     data files ─▶ their keys ──────────────────────┴▶ which rows are gone ─▶ live rows ─▶ new files
                                                                           └▶ or their positions
 
-A row is gone if its key was deleted by a later commit than the one that brought it: equality
-deletes count for lower sequence numbers only. Of a file that is small, or of which much is gone,
-the live rows are written anew; of another the positions are told, so that a large file is not
-written again for a few rows. `compact` runs on executors; `mask` writes positions down, as Iceberg
-wants them: a Parquet file (format version 2) or a deletion vector (3).
+A row is gone if its key was deleted by a later commit than the one that added it: equality deletes
+apply to lower sequence numbers only. A file that is small, or of which much is gone, is replaced by
+a new file with its live rows; for any other file the positions of the gone rows are returned, so
+that a large file is not rewritten for a few rows. `rewrite` runs on executors; `mask` writes
+positions in Iceberg's form: a Parquet file (format version 2) or a deletion vector (3).
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from frazil.files.writer import DataFileDescriptor, TableWriter, WriterSpec, fil
 Positions = np.ndarray[Any, np.dtype[np.uint64]]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
-#: Iceberg's own columns: which row it is, whatever file it moves to, and which commit changed it.
+#: Iceberg's row lineage: the row's id, kept in every rewrite, and the commit that changed it last.
 ROW_ID, UPDATED = 2147483540, 2147483539
 _LINEAGE = [
     NestedField(ROW_ID, "_row_id", LongType(), required=False),
     NestedField(UPDATED, "_last_updated_sequence_number", LongType(), required=False),
 ]
-_PATH, _POSITION = 2147483546, 2147483545  # of a file of positions
+_PATH, _POSITION = 2147483546, 2147483545  # columns of a file of positions
 _VECTOR = bytes.fromhex("d1d33964")  # a deletion vector
 _PUFFIN = b"PFA1"
 
 
 @dataclass(frozen=True, slots=True)
 class EqualityDelete:
-    """A file of keys whose rows are gone, in all files of commits before its own."""
+    """A file of keys whose rows are deleted, in all files of earlier commits."""
 
     path: str
     sequence: int
@@ -60,7 +60,7 @@ class EqualityDelete:
 
 @dataclass(frozen=True, slots=True)
 class AppliedDeletes:
-    """A file of positions; `at`: where in it a deletion vector begins, and how long it is."""
+    """A file of deleted positions; `at`: offset and length of a deletion vector in it."""
 
     path: str
     at: tuple[int, int] | None = None
@@ -68,17 +68,17 @@ class AppliedDeletes:
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A data file, and what is known of it."""
+    """A data file, and its metadata."""
 
     path: str
     rows: int
     bytes: int
-    #: which commit brought its rows
+    #: data sequence number: the commit that added its rows
     sequence: int
-    #: too small to be left as it is
+    #: too small to keep as it is
     small: bool
     hiding: tuple[AppliedDeletes, ...] = ()
-    #: the number of its first row; None: its rows have none
+    #: the id of its first row; None: its rows have no ids
     first_row: int | None = None
 
 
@@ -88,17 +88,17 @@ class RewriteJob:
     prefix: str
     sources: tuple[SourceFile, ...]
     deletes: tuple[EqualityDelete, ...]
-    #: a file of which such a share is gone is written anew, up to so many bytes of such files
+    #: a file with this share of gone rows is rewritten, up to `bytes` of such files
     share: float
     bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class RewriteResult:
-    #: new files, with the rows of the sources that are `replaced`
+    #: new files, with the live rows of the sources that are `replaced`
     files: tuple[DataFileDescriptor, ...]
     replaced: tuple[str, ...]
-    #: of the others all positions that are gone; none, where no more are than are hidden already
+    #: all gone positions of the other sources; empty if all of them are hidden already
     gone: dict[str, Positions]
 
 
@@ -140,9 +140,9 @@ def rewrite(job: RewriteJob) -> RewriteResult:
 
 
 def _deleted(io: FileIO, schema: Schema, job: RewriteJob) -> list[Mask]:
-    """Of each source, for each row: was its key deleted later?"""
-    found = [np.zeros(source.rows, np.bool_) for source in job.sources]
-    for keys in dict.fromkeys(each.keys for each in job.deletes):
+    """Per source, for each row: was its key deleted later?"""
+    masks = [np.zeros(source.rows, np.bool_) for source in job.sources]
+    for keys in dict.fromkeys(file.keys for file in job.deletes):
         wanted = _keys(schema, keys, job.shape.name)
         newest = (
             pl.concat(
@@ -162,9 +162,9 @@ def _deleted(io: FileIO, schema: Schema, job: RewriteJob) -> list[Mask]:
         )
         later = joined.select((pl.col("deleted") > pl.col("since")).fill_null(False))
         ends = np.cumsum([source.rows for source in job.sources])[:-1]
-        for mask, more in zip(found, np.split(later.to_series().to_numpy(), ends), strict=True):
+        for mask, more in zip(masks, np.split(later.to_series().to_numpy(), ends), strict=True):
             mask |= more
-    return found
+    return masks
 
 
 def _keys(schema: Schema, ids: Sequence[int], table: str) -> Schema:
@@ -174,11 +174,11 @@ def _keys(schema: Schema, ids: Sequence[int], table: str) -> Schema:
             f"cannot compact table {table}: rows were deleted by column {min(missing)}, "
             "which is none of its own, or inside another"
         )
-    return Schema(*(top[each] for each in ids))
+    return Schema(*(top[field_id] for field_id in ids))
 
 
 def _frame(rows: pa.Table, **beside: int) -> pl.DataFrame:
-    """The columns by number, for polars, which knows neither uuids nor binaries of one length."""
+    """The columns by number, for polars, which supports neither uuids nor fixed-size binaries."""
     columns = {}
     for number, column in enumerate(rows.columns):
         if isinstance(column.type, pa.BaseExtensionType):
@@ -194,13 +194,13 @@ def _frame(rows: pa.Table, **beside: int) -> pl.DataFrame:
 
 def _hidden(io: FileIO, source: SourceFile) -> Mask:
     """For each row: is it hidden by position?"""
-    found = np.zeros(source.rows, np.bool_)
+    hidden = np.zeros(source.rows, np.bool_)
     for hiding in source.hiding:
         with io.new_input(hiding.path).open() as stream:
             if hiding.at is None:
                 rows = pq.read_table(stream, columns=["file_path", "pos"])
-                mine = rows.filter(pc.equal(rows["file_path"], source.path))
-                found[mine["pos"].to_numpy()] = True
+                matching = rows.filter(pc.equal(rows["file_path"], source.path))
+                hidden[matching["pos"].to_numpy()] = True
                 continue
             stream.seek(hiding.at[0])
             blob = stream.read(hiding.at[1])
@@ -208,15 +208,15 @@ def _hidden(io: FileIO, source: SourceFile) -> Mask:
             raise SchemaMismatch(
                 f"cannot read {hiding.path}: expected a deletion vector of {source.path}"
             )
-        found[np.array(BitMap64.deserialize(blob[8:-4]).to_array(), np.int64)] = True
-    return found
+        hidden[np.array(BitMap64.deserialize(blob[8:-4]).to_array(), np.int64)] = True
+    return hidden
 
 
 # ── rows ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _live(io: FileIO, schema: Schema, source: SourceFile, dead: Mask) -> Iterator[pa.Table]:
-    """The rows that are not gone, a row group at a time, each with the number it always had."""
+    """The rows that are not gone, a row group at a time, each with its original row id."""
     at = 0
     with open_data_file(io, source.path, source.rows) as file:
         for group, count in enumerate(file.groups):
@@ -245,8 +245,8 @@ def _numbered(rows: pa.Table, source: SourceFile, at: int) -> pa.Table:
 
 
 def mask(shape: WriterSpec, prefix: str, version: int, descriptor: str, gone: Positions) -> str:
-    """Write down that these positions of a data file, described by Iceberg's JSON, are gone; the
-    descriptor of the file that says so."""
+    """Writes a delete file for these positions of a data file, described by Iceberg's JSON; returns
+    the descriptor of the new file."""
     data = json.loads(descriptor)
     kind = "puffin" if version >= 3 else "parquet"
     locations = load_location_provider(shape.location, dict(shape.properties))
@@ -278,7 +278,7 @@ def _vector(stream: Any, path: str, gone: Positions) -> dict[str, Any]:
     bitmap.run_optimize()
     vector = _VECTOR + bitmap.serialize()
     blob = len(vector).to_bytes(4, "big") + vector + zlib.crc32(vector).to_bytes(4, "big")
-    said = {
+    entry = {
         "type": "deletion-vector-v1",
         "fields": [_POSITION],
         "snapshot-id": -1,
@@ -287,7 +287,7 @@ def _vector(stream: Any, path: str, gone: Positions) -> dict[str, Any]:
         "length": len(blob),
         "properties": {"referenced-data-file": path, "cardinality": str(len(gone))},
     }
-    footer = json.dumps({"blobs": [said], "properties": {"created-by": "frazil"}}).encode()
+    footer = json.dumps({"blobs": [entry], "properties": {"created-by": "frazil"}}).encode()
     ends = len(footer).to_bytes(4, "little") + bytes(4) + _PUFFIN
     stream.write(_PUFFIN + blob + _PUFFIN + footer + ends)
     return {"content-offset": len(_PUFFIN), "content-size-in-bytes": len(blob)}

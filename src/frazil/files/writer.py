@@ -3,10 +3,10 @@
     rows ─▶ gathered, table by table ─▶ clustered by partition, sorted ─▶ row groups ─▶ files
             └──────────────── bounded by `OpenFiles`, for all tables of a task ───────────┘
 
-Promises: file names no other attempt has; Iceberg field ids and full statistics in each file; each
-file within one partition of the table's spec, sorted from end to end where the table has a sort
-order, and no larger than `CEILING`; a descriptor only for a file that is closed and uploaded. What
-an attempt that dies leaves behind is named after sink, epoch and batch number.
+Promises: file names are unique per attempt; each file has Iceberg field ids and full statistics, is
+within one partition of the table's spec, sorted from end to end if the table has a sort order, and
+no larger than `CEILING`; only a file that is closed and uploaded has a descriptor. Files left by a
+failed attempt are named after sink, epoch and batch number.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ from frazil.files.column_bounds import file_statistics, split_offsets
 from frazil.files.partition_values import check as check_partition
 from frazil.files.partition_values import json_value, path_of, plain, source_of, transformation
 
-#: What all writers of one task may hold together: open files, and rows in memory as Arrow has them.
+#: Limits for all writers of one task together: open files, and Arrow's bytes of rows in memory.
 MAX_OPEN = 64
 MAX_BYTES = 128 * 1024**2
-#: What one row group gathers, as Arrow holds it, before it is encoded.
+#: Size of one row group before it is encoded: Arrow's bytes, and rows.
 ROW_GROUP_BYTES = 64 * 1024**2
 ROW_GROUP_ROWS = 512 * 1024
-#: No file is larger, whatever its target size.
+#: Maximum size of a file, whatever its target size.
 CEILING = 512 * 1024**2
-#: What Arrow needs for a column of any length, and a row group's column at most in the footer.
+#: Arrow's overhead per column, and the most that a row group's column takes in the footer.
 COLUMN_BYTES, FOOTER_BYTES = 768, 16 * 1024
 #: A column is dictionary-encoded where at most this share of a sample's values are distinct.
 DICTIONARY_SHARE = 0.25
 
-#: Before Iceberg's names of Parquet's options.
+#: Prefix of Iceberg's names of Parquet's options.
 PARQUET = "write.parquet."
 
 Partition = tuple[Any, ...]
@@ -66,7 +66,7 @@ Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True, slots=True)
 class WriterSpec:
-    """All that an executor must know of a table. Picklable; `io` may hold credentials."""
+    """All that an executor needs to know of a table. Picklable; `io` may hold credentials."""
 
     name: str
     location: str
@@ -75,10 +75,10 @@ class WriterSpec:
     spec: str  # Iceberg's JSON
     properties: Mapping[str, str]
     target_file_size: int
-    compression: str  # where the table's properties name none
+    compression: str  # if the table's properties name none
     io: Mapping[str, str] = field(repr=False)
-    sort_order: str = ""  # Iceberg's JSON; empty: as the rows come
-    #: of a shape of equality deletes: the ids of its columns
+    sort_order: str = ""  # Iceberg's JSON; empty: unsorted
+    #: for equality deletes: the ids of the key columns
     equality: tuple[int, ...] = ()
 
     @property
@@ -96,13 +96,13 @@ class DataFileDescriptor:
     bytes: int
 
 
-#: Keys that Iceberg's Java file IO and pyiceberg's name differently.
+#: Keys of Iceberg's Java file IO → pyiceberg's.
 _IO_KEYS = {"client.region": "s3.region"}
 
 
 def file_io(location: str, properties: Mapping[str, str]) -> FileIO:
     translated = {_IO_KEYS.get(key, key): value for key, value in properties.items()}
-    # Java's class name and catalog type mean nothing here; the location's scheme chooses.
+    # Java's class name and catalog type do not apply: the location's scheme decides.
     for key in ("io-impl", "type", "uri", "catalog-impl"):
         translated.pop(key, None)
     if translated.get("s3.path-style-access", "").lower() != "true" and "s3.endpoint" in translated:
@@ -111,7 +111,7 @@ def file_io(location: str, properties: Mapping[str, str]) -> FileIO:
 
 
 def discard(shape: WriterSpec, files: Iterable[DataFileDescriptor]) -> None:
-    """Remove files that nobody will need, as far as that can be done now."""
+    """Removes files that are not needed, as far as the store allows it now."""
     io = file_io(shape.location, shape.io)
     for file in files:
         with suppress(OSError):
@@ -119,7 +119,8 @@ def discard(shape: WriterSpec, files: Iterable[DataFileDescriptor]) -> None:
 
 
 def probe(shape: WriterSpec, name: str) -> None:
-    """A few bytes written where the table's data lies, and removed; raises what the store does."""
+    """Writes a few bytes where the table's data lies, and removes them; raises the store's
+    error."""
     io, path = _shared_io(shape), _layout(shape).path((), name)
     with io.new_output(path).create(overwrite=True) as stream:
         stream.write(b"frazil")
@@ -127,15 +128,16 @@ def probe(shape: WriterSpec, name: str) -> None:
 
 
 def check(shape: WriterSpec) -> None:
-    """Whether the table can be written; raises `ConfigError` where it cannot."""
+    """Raises `ConfigError` if the table cannot be written."""
     _layout(shape)
 
 
 class OpenFiles:
-    """What all writers of one task hold together, and who gives way when it is too much.
+    """The files and rows that all writers of one task hold, and their eviction at the limits.
 
-    Of open files the one written least recently is finished. Of rows in memory those of the fullest
-    writer are written: what is large makes large row groups, and the small ones wait for company.
+    Of open files, the least recently written one is finished. Of rows in memory, those of the
+    fullest writer are written: they make large row groups, and the rows of other writers wait for
+    more.
     """
 
     def __init__(self, most: int = MAX_OPEN, bytes: int = MAX_BYTES) -> None:
@@ -153,7 +155,7 @@ class OpenFiles:
 
     @property
     def bytes(self) -> int:
-        """Of rows in memory."""
+        """Bytes of rows in memory."""
         return self._sum
 
     def gathered(self, writer: TableWriter, bytes: int) -> None:
@@ -172,7 +174,7 @@ class OpenFiles:
         self._open[writer, partition] = file
 
     def room(self) -> None:
-        """For one more."""
+        """Makes room for one more open file."""
         while len(self._open) >= self.most:
             writer, partition = next(iter(self._open))
             writer.finish(partition, self._open.pop((writer, partition)))
@@ -184,7 +186,7 @@ class OpenFiles:
 
 
 class TableWriter:
-    """Writes the rows of one task into one table. `close()` gives the finished files.
+    """Writes the rows of one task into one table. `close()` returns the finished files.
 
     Costs next to nothing until the first row. `files` is shared by all writers of a task.
     """
@@ -222,10 +224,10 @@ class TableWriter:
         return self._finished
 
     def flush(self, everything: bool = False, alone: bool = False) -> None:
-        """Write gathered rows: whole partitions, the largest first, until half of all is written.
+        """Writes gathered rows: whole partitions, the largest first, until half of all is written.
 
-        So the rows of small partitions wait in memory, and come to more before they make a file.
-        With `alone`, write them if they are of one partition.
+        Rows of small partitions stay in memory, and accumulate before they make a file. With
+        `alone`, writes only if all rows are of one partition.
         """
         assert self._layout is not None
         rows = pa.concat_tables(self._rows)
@@ -247,7 +249,7 @@ class TableWriter:
         self._gather(rows.take(pa.array(np.concatenate(order[some:]))) if order[some:] else None)
         del rows
         for n, (partition, index) in enumerate(parts[:some]):
-            # Where not all can stay open, the large ones do.
+            # If not all can stay open, the large ones do.
             close = some > self._files.most and n >= self._files.most - 1
             self._put(partition, ordered.slice(int(ends[n]) - len(index), len(index)), close)
 
@@ -256,12 +258,12 @@ class TableWriter:
 
     @property
     def _crumbs(self) -> bool:
-        """Most of what the gathered rows take is not for their values."""
+        """Is most of the gathered rows' memory overhead, not values?"""
         columns = len(self._rows) * self._rows[0].num_columns
         return bool(self._bytes < 2 * columns * COLUMN_BYTES)
 
     def _gather(self, rows: pa.Table | None) -> None:
-        """Nothing but these."""
+        """Replaces the gathered rows."""
         self._rows = [] if rows is None else [rows]
         self._count = 0 if rows is None else len(rows)
         self._bytes = 0 if rows is None else _size(rows)
@@ -306,7 +308,7 @@ class _Key:
 
 
 class _Layout:
-    """A shape, understood: how a table's rows are split, ordered, encoded and described."""
+    """A parsed `WriterSpec`: how a table's rows are split, ordered, encoded and described."""
 
     def __init__(self, shape: WriterSpec) -> None:
         self.name = shape.name
@@ -320,16 +322,16 @@ class _Layout:
         self.schema, _ = _schema(shape.schema)
         self._text = shape.schema, shape.spec
         self.spec = PartitionSpec.model_validate_json(shape.spec)
-        self.partition = [self._key(each.source_id, each.transform) for each in self.spec.fields]
+        self.partition = [self._key(term.source_id, term.transform) for term in self.spec.fields]
         order = SortOrder.model_validate_json(shape.sort_order or '{"order-id": 0, "fields": []}')
         self.order = [
             self._key(
-                each.source_id,
-                each.transform,
-                each.direction == SortDirection.DESC,
-                each.null_order == NullOrder.NULLS_FIRST,
+                term.source_id,
+                term.transform,
+                term.direction == SortDirection.DESC,
+                term.null_order == NullOrder.NULLS_FIRST,
             )
-            for each in order.fields
+            for term in order.fields
         ]
         self.order_id = order.order_id if self.order else 0
         self._locations = load_location_provider(shape.location, self._properties)
@@ -338,7 +340,7 @@ class _Layout:
         self.target = min(shape.target_file_size, CEILING)
         self._encoding(shape.compression)
         self._filters()
-        # A list's booleans are bits in Arrow, and have a level or two in Parquet.
+        # A list's booleans are bits in Arrow; in Parquet they also have one or two levels.
         bits = (p for p in self.ids if ".list." in p or ".key_value." in p)
         self._swell = 8 if any(self._boolean(self.ids[p]) for p in bits) else 1.5
 
@@ -356,7 +358,7 @@ class _Layout:
         return _Key(source, transformation(transform, kind), transform.result_type(kind), *order)
 
     def _encoding(self, compression: str) -> None:
-        """Parquet's options under Iceberg's names; a name that is not known is passed over."""
+        """Parquet's options under Iceberg's names; unknown names are ignored."""
         codec = self._properties.get(f"{PARQUET}compression-codec", compression).lower()
         codec = {"uncompressed": "none"}.get(codec, codec)
         if codec not in CODECS:
@@ -374,7 +376,7 @@ class _Layout:
         group = self._number("row-group-size-bytes")
         self.group_bytes = min(group or ROW_GROUP_BYTES, self.target)
         self.group_rows = sys.maxsize if group else ROW_GROUP_ROWS
-        # Pages so small that their headers outweigh them would make the ceiling a guess.
+        # With pages smaller than their headers, `CEILING` could not be guaranteed.
         page, lines = self._number("page-size-bytes"), self._number("page-row-limit")
         self.options = {
             "compression": codec,
@@ -399,7 +401,8 @@ class _Layout:
         return value
 
     def _filters(self) -> None:
-        """Bloom filters: Parquet's path → distinct values (0: as many as rows), at most, rate."""
+        """Bloom filters: Parquet's path → distinct values (0: as many as rows), their maximum,
+        rate."""
         enabled, rates = (f"{PARQUET}bloom-filter-{word}.column." for word in ("enabled", "fpp"))
         paths = {number: path for path, number in self.ids.items()}
         size = self._number("bloom-filter-max-bytes") or 1024**2
@@ -418,12 +421,12 @@ class _Layout:
                 rate = 0.0
             if not 0 < rate < 1:
                 raise self._refused(f"expected a rate as {rates}{name}, found {text!r}")
-            # A filter's bits are a power of two; so many values fill it to that rate.
+            # A filter's bits are a power of two; this many values fill it to that rate.
             most = 2 ** int(math.log2(8 * size)) * -math.log(1 - rate**0.125) / 8
             exact = self._number(f"bloom-filter-ndv.column.{name}") or 0
             self._blooms[paths[number]] = (exact, max(1, int(most)), rate)
         tail = len(self.ids) * FOOTER_BYTES + len(self._blooms) * size
-        self.tail = min(tail, CEILING // 4)  # of one row group, behind all of them
+        self.tail = min(tail, CEILING // 4)  # per row group, written at the end of the file
 
     def _boolean(self, number: int) -> bool:
         return isinstance(self.schema.find_type(number), BooleanType)
@@ -435,7 +438,7 @@ class _Layout:
         return self._locations.new_data_location(name)
 
     def clusters(self, rows: pa.Table) -> list[tuple[Partition, Indices]]:
-        """Which rows belong to which partition, in their order; the largest partition first."""
+        """The row indices of each partition, in their order; the largest partition first."""
         if not self.partition:
             return [((), np.arange(0))]
         check_partition(rows, *self._text, self.name)
@@ -447,11 +450,11 @@ class _Layout:
             encoded = key.dictionary_encode("encode")
             many = len(encoded.dictionary) + 1
             if span * many > 2**62:
-                found, codes = np.unique(codes, return_inverse=True)
-                span = len(found)
+                distinct, codes = np.unique(codes, return_inverse=True)
+                span = len(distinct)
             codes, span = codes * many + np.asarray(encoded.indices), span * many
         if span <= 2**16:
-            codes = codes.astype(np.uint16)  # which numpy sorts several times faster
+            codes = codes.astype(np.uint16)  # numpy sorts these several times faster
         order = np.argsort(codes, kind="stable")
         ordered = codes[order]
         starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
@@ -465,12 +468,12 @@ class _Layout:
         ]
 
     def ordered(self, rows: pa.Table) -> pa.Table:
-        """In the table's sort order; equal rows stay as they came."""
+        """The rows in the table's sort order; equal rows keep their order."""
         keys: dict[str, pa.Array] = {}
         by = []
         for n, key in enumerate(self.order):
             column = _sortable(key.apply(source_of(rows, self.schema, key.source)))
-            if key.nulls_first and column.null_count:  # Arrow places all columns' nulls alike
+            if key.nulls_first and column.null_count:  # Arrow has one null order for all columns
                 keys[f"null {n}"] = column.is_null()
                 by.append((f"null {n}", "descending"))
             keys[str(n)] = column
@@ -478,9 +481,9 @@ class _Layout:
         return rows.take(pc.sort_indices(pa.table(keys), sort_keys=by)) if by else rows
 
     def groups(self, rows: pa.Table) -> Iterator[tuple[pa.Table, int]]:
-        """Halves of halves, until each is a row group of at most twice the size, or one row.
+        """Halves the rows until each part is a row group of at most twice the size, or one row.
 
-        With each, what it adds to a file at most, however badly it compresses.
+        With each part, the most that it can add to a file, however badly it compresses.
         """
         size = rows.nbytes
         most = int(size * self._swell) + len(rows) * len(self.ids) + self.tail
@@ -534,7 +537,7 @@ def _schema(text: str) -> tuple[Schema, pa.Schema]:
 
 
 def _shared_io(shape: WriterSpec) -> FileIO:
-    """One for all tables of the same store and credentials: a new one has to find and open it."""
+    """One file IO for all tables of the same store and credentials: opening a new one is slow."""
     scheme, colon, _ = shape.location.partition("://")
     return _io(scheme + colon if colon else "", tuple(sorted(shape.io.items())))
 
@@ -551,7 +554,7 @@ class _OpenFile:
     def __init__(self, layout: _Layout, io: FileIO, path: str, sample: pa.Table) -> None:
         self._layout = layout
         self._path = path
-        # The name is new: no need to ask first.
+        # The name is new: no need to look for a file first.
         self._stream = io.new_output(path).create(overwrite=True)
         self._writer = pq.ParquetWriter(
             self._stream,
@@ -560,7 +563,7 @@ class _OpenFile:
             bloom_filter_options=layout.blooms(len(sample)),
             **layout.options,
         )
-        self._tail = 0  # what is not in the file yet
+        self._tail = 0  # bytes that are not in the file yet
 
     def fits(self, more: int) -> bool:
         return bool(self._stream.tell() + self._tail + more <= CEILING)
@@ -583,16 +586,16 @@ class _OpenFile:
 
 
 def _repetitive(sample: pa.Table) -> list[str] | bool:
-    """Columns worth a dictionary, by a sample: it costs time where most values differ."""
+    """Columns worth a dictionary, by a sample: encoding costs time if most values differ."""
     head = sample.slice(0, 4096)
-    found = []
+    names = []
     for column in head.schema:
         if pa.types.is_nested(column.type) or isinstance(column.type, pa.BaseExtensionType):
             continue
         distinct = pc.count_distinct(head.column(column.name)).as_py()
         if distinct <= max(2, len(head) * DICTIONARY_SHARE):
-            found.append(column.name)
-    return found or False
+            names.append(column.name)
+    return names or False
 
 
 # ── columns ──────────────────────────────────────────────────────────────────────────────────────
@@ -603,7 +606,8 @@ def _size(rows: pa.Table) -> int:
 
 
 def _owned(rows: pa.Table) -> tuple[pa.Table, int]:
-    """Rows, and what they hold in memory: a few out of many are copied, or the many would stay."""
+    """The rows, and their size in memory. A few rows of a large buffer are copied, to release
+    it."""
     size = _size(rows)
     if rows.get_total_buffer_size() > 2 * size:
         rows = rows.take(pa.array(np.arange(len(rows))))

@@ -1,15 +1,15 @@
-"""Kafka Connect's schema beside a JSON payload: what it says of a row's columns. Runs on executors.
+"""Column types from Kafka Connect's schema beside a JSON payload. Runs on executors.
 
     {"schema": {…, "fields": [{"field": "after", "type": "struct", "fields": [
         {"field": "born", "type": "int32", "name": "io.debezium.time.Date"}, …]}, …]},
      "payload": {…, "after": {"born": 18628, …}}}
 
-In: the schema, and the row's members, each with its own text. Out: the same members, those of a
-named type as JSON that a column of that type is read from (`"2021-01-01"`), and the kinds of these
-columns, for a table that has to be made. Only columns at the top of the row are looked at.
+In: the schema, and the row's members, each with its text. Out: the same members, those of a named
+type rewritten as JSON that a column of that type can read (`"2021-01-01"`), and the kinds of these
+columns, for a table that has to be created. Only top-level columns are converted.
 
-A named type of which no column could hold every value is left as it is; so is a value that is not
-what its type says: then the table's column decides.
+A named type with values that no column can hold is left unchanged, and so is a value that does not
+match its type: the table's column then decides.
 """
 
 from __future__ import annotations
@@ -25,28 +25,32 @@ _EPOCH = datetime(1970, 1, 1)
 _EXACT = Context(prec=400)
 
 Members = dict[str, tuple[Any, str]]
-#: column → its kind (see `frazil.formats.json_inference`), and how its text is written anew
+#: column → its kind (see `frazil.formats.json_inference`), and the function that rewrites its text
 Named = Mapping[str, tuple[str, Callable[[str], str]]]
 
 
 def named(schema: Any, side: str) -> Named:
-    """The columns of named types in the struct `side` of an envelope."""
-    found: dict[str, tuple[str, Callable[[str], str]]] = {}
-    for column in _fields(next((each for each in _fields(schema) if each.get("field") == side), 0)):
+    """The columns with a named type in the struct `side` of an envelope."""
+    columns: dict[str, tuple[str, Callable[[str], str]]] = {}
+    for column in _fields(
+        next((field for field in _fields(schema) if field.get("field") == side), 0)
+    ):
         made = _MAKERS.get((str(column.get("type")), str(column.get("name"))))
-        told = made(column) if made and isinstance(column.get("field"), str) else None
-        if told is not None:
-            found[column["field"]] = told
-    return found
+        conversion = made(column) if made and isinstance(column.get("field"), str) else None
+        if conversion is not None:
+            columns[column["field"]] = conversion
+    return columns
 
 
 def _fields(schema: Any) -> list[dict[str, Any]]:
-    found = schema.get("fields") if isinstance(schema, dict) else None
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    fields = schema.get("fields") if isinstance(schema, dict) else None
+    return (
+        [field for field in fields if isinstance(field, dict)] if isinstance(fields, list) else []
+    )
 
 
 def rewritten(row: Members, columns: Named) -> Members:
-    """The members of a row, those of named types as text that says what they are."""
+    """The members of a row, those with a named type rewritten."""
     return {
         name: (value, _text(columns[name][1], text) if name in columns else text)
         for name, (value, text) in row.items()
@@ -56,7 +60,7 @@ def rewritten(row: Members, columns: Named) -> Members:
 def _text(write: Callable[[str], str], text: str) -> str:
     try:
         return write(text)
-    except (ValueError, ArithmeticError):  # also of base64, and of dates
+    except (ValueError, ArithmeticError):  # also raised for base64 and dates
         return text
 
 
@@ -73,12 +77,12 @@ def _moment(a_second: int, zone: str) -> Callable[[str], str]:
 
 
 def _decimal(column: Mapping[str, Any]) -> tuple[str, Callable[[str], str]] | None:
-    """Kafka Connect's: bytes in base64, the scale in the schema."""
-    said = column.get("parameters")
-    said = said if isinstance(said, dict) else {}
+    """Kafka Connect's decimal: unscaled bytes in base64, the scale in the schema."""
+    parameters = column.get("parameters")
+    parameters = parameters if isinstance(parameters, dict) else {}
     try:
-        scale = int(str(said.get("scale", "0")))
-        precision = int(str(said.get("connect.decimal.precision", "38")))
+        scale = int(str(parameters.get("scale", "0")))
+        precision = int(str(parameters.get("connect.decimal.precision", "38")))
     except ValueError:
         return None
     if not 0 <= scale <= 38:

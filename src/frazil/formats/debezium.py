@@ -1,14 +1,14 @@
-"""Debezium's changes → rows. Runs on executors, between rules and the tables' shapes.
+"""Debezium change events → rows. Runs on executors, between routing and the fit to a table.
 
-A change says what was done (`op`), the row before and after it, and where in the source it
-happened. Each becomes one row, deletes too: an append-only table keeps them all, an upsert table
-takes the key of the deleted (and the key that a row had before it got another, `left`). Its columns
-are those of `after`, or of `before` where the row was deleted; beside them `_op`, `_source` and
-`_ts_ms`, as the envelope has them. What is no change of a row (a truncate, a message) or lacks the
-row is rejected with kind `envelope`; tombstones are left to the caller.
+A change carries the operation (`op`), the row before and after it, and its position in the source
+database. Each change becomes one row, deletes too: an append-only table keeps them all, an upsert
+table uses the key of the deleted row (and a row's former key after a key change, `left`). The
+columns are those of `after`, or of `before` for a delete, plus `_op`, `_source` and `_ts_ms` from
+the envelope. An event that is not a row change (a truncate, a message) or that lacks the row is
+rejected with kind `envelope`; tombstones are left to the caller.
 
-Avro comes in decoded, so its envelopes are columns; JSON before it is decoded, since a table says
-what columns its JSON has, and it goes out as JSON with every digit as it was.
+Avro comes in decoded, so its envelopes are columns. JSON comes in before it is decoded, since the
+table determines its columns, and goes out as JSON with every digit unchanged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from frazil.formats.connect_schema import Members, named, rewritten
 from frazil.formats.decoder import UndecodableRecord
 from frazil.kafka.record_batch import Longs
 
-#: What a row keeps of its envelope, under the same name with an underscore before it.
+#: Envelope fields that a row keeps, under the same name with an underscore prefix.
 KEPT = ("op", "source", "ts_ms")
 _SIDES = ("before", "after")
 _A_DOCUMENT = (
@@ -38,7 +38,7 @@ _NO_ROW = {"t": "the table was truncated", "m": "it is a message, not a change o
 
 
 def columns(schema: pa.Schema) -> pa.Schema:
-    """The columns of the rows in envelopes of this schema."""
+    """The columns of rows unwrapped from envelopes of this schema."""
     sides = [_fields(schema, side) for side in ("after", "before")]
     op = schema.field("op") if "op" in schema.names else None
     texts = [s for s in _SIDES if s in schema.names and _is_text(schema.field(s).type)]
@@ -54,7 +54,7 @@ def columns(schema: pa.Schema) -> pa.Schema:
     fields = [_either(after.get(name), before.get(name)) for name in {**after, **before}]
     kept = [schema.field(name).with_name(f"_{name}") for name in KEPT if name in schema.names]
     kept[0] = kept[0].with_type(pa.large_string()).with_nullable(False)
-    if both := {each.name for each in fields} & {each.name for each in kept}:
+    if both := {field.name for field in fields} & {field.name for field in kept}:
         raise SchemaMismatch(
             f"cannot unwrap a change: the row has a column {min(both)!r}, which is also "
             "what the envelope's own is called"
@@ -63,18 +63,18 @@ def columns(schema: pa.Schema) -> pa.Schema:
 
 
 def unwrap(rows: pa.Table) -> tuple[pa.Table, Longs | None, list[UndecodableRecord]]:
-    """The rows in these envelopes, their positions (None: all), and what is no row."""
+    """The rows in these envelopes, their positions (None: all), and the rejected envelopes."""
     target = columns(rows.schema)
     count = rows.num_rows
     op = _whole(rows, "op").cast(pa.large_string())
-    there = {
+    present = {
         side: _whole(rows, side).is_valid().to_numpy(False)
         for side in ("after", "before")
         if _fields(rows.schema, side)
     }
     none = np.zeros(count, bool)
     deleted = _is(op, ["d"])
-    good = np.where(deleted, there.get("before", none), there.get("after", none))
+    good = np.where(deleted, present.get("before", none), present.get("after", none))
     good &= ~_is(op, list(_NO_ROW)) & op.is_valid().to_numpy(False)
     rejected = [
         UndecodableRecord(i, "envelope", _why_not(op[i].as_py()))
@@ -94,9 +94,9 @@ def unwrap(rows: pa.Table) -> tuple[pa.Table, Longs | None, list[UndecodableReco
 
 
 def left(rows: pa.Table, key: Sequence[str]) -> tuple[pa.Table, Longs]:
-    """The keys that rows had before these changes and have no more, and whose they were.
+    """Former keys of rows whose key these changes replaced, and the positions of those changes.
 
-    A change of a row's key: where `before` is told, and its key is not that of `after`.
+    A change replaces the key if it has a `before` whose key differs from that of `after`.
     """
     after, before = (_children(rows, side) for side in ("after", "before"))
     moved = np.zeros(len(rows), bool)
@@ -105,29 +105,33 @@ def left(rows: pa.Table, key: Sequence[str]) -> tuple[pa.Table, Longs]:
     for name in key:
         same = pc.equal(after[name], before[name].cast(after[name].type))
         moved |= ~same.fill_null(False).to_numpy(False)
-    for there in (_whole(rows, "after"), *(before[name] for name in key)):
-        moved &= there.is_valid().to_numpy(False)
+    for column in (_whole(rows, "after"), *(before[name] for name in key)):
+        moved &= column.is_valid().to_numpy(False)
     index = np.flatnonzero(moved)
     keys = {name: before[name].take(pa.array(index)) for name in key}
     return pa.table(keys), index
 
 
-def aliases(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Former names of a row's columns, as the schema of the envelope tells them."""
+def aliases(envelope_aliases: Mapping[str, Any]) -> dict[str, Any]:
+    """Former names of a row's columns, from the aliases in the envelope's schema."""
     sides = ("before.", "after.")
-    return {path.partition(".")[2]: olds for path, olds in told.items() if path.startswith(sides)}
+    return {
+        path.partition(".")[2]: olds
+        for path, olds in envelope_aliases.items()
+        if path.startswith(sides)
+    }
 
 
 def path_of(path: str) -> str:
-    """Where in a change that is the column of its new row."""
+    """The path in a change event of a column of its new row."""
     kept = path.partition(".")[0] in {f"_{name}" for name in KEPT}
     return path[1:] if kept else f"after.{path}"
 
 
 def keys_json(value: bytes | None, key: Sequence[str]) -> tuple[bytes, bytes] | None:
-    """The key before and after one change in JSON, as objects; None where `before` tells none, or
-    the very same. Whether they are equal in the table's types is for the caller to find out: 1.0
-    and 1.00 are one decimal, and two integers beyond 2^53 may be one float."""
+    """The keys before and after one JSON change, as objects; None if `before` has no key or the
+    same text. The caller compares them in the table's types: 1.0 and 1.00 are equal as decimals,
+    and two integers beyond 2^53 may be equal as floats."""
     try:
         change, schema = _change((value or b"").decode())
         if not change or not all(isinstance(change.get(s, (0,))[0], dict) for s in _SIDES):
@@ -157,7 +161,7 @@ def _why_not(op: Any, row: Any = None) -> str:
 
 
 def _picked(pair: tuple[Any, Any], field: pa.Field, deleted: Any) -> pa.Array:
-    """From `before` where the row was deleted, from `after` otherwise."""
+    """The column from `before` for deletes, from `after` otherwise."""
     if not deleted.any() and pair[0] is not None:
         return project(pair[0], field)
     count = len(deleted)
@@ -172,7 +176,7 @@ def _children(rows: pa.Table, side: str) -> dict[str, pa.Array]:
 
 def _fields(schema: pa.Schema, side: str) -> dict[str, pa.Field]:
     kind = schema.field(side).type if side in schema.names else pa.null()
-    return {each.name: each for each in kind} if pa.types.is_struct(kind) else {}
+    return {field.name: field for field in kind} if pa.types.is_struct(kind) else {}
 
 
 def _whole(rows: pa.Table, name: str) -> pa.Array:
@@ -188,7 +192,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _either(one: pa.Field | None, other: pa.Field | None) -> pa.Field:
-    """The column that holds both: they may differ in what can be null, and in nothing else."""
+    """The column that holds both: they may differ only in nullability."""
     if one is None:
         return _either(other, one)
     if other is None:
@@ -200,7 +204,7 @@ def _both(one: pa.DataType, other: pa.DataType, path: str) -> pa.DataType:
     if one.equals(other):
         return one
     structs = pa.types.is_struct(one) and pa.types.is_struct(other)
-    if structs and [each.name for each in one] == [each.name for each in other]:
+    if structs and [field.name for field in one] == [field.name for field in other]:
         return pa.struct([_either(*pair) for pair in zip(one, other, strict=True)])
     for is_list, make in ((pa.types.is_list, pa.list_), (pa.types.is_large_list, pa.large_list)):
         if is_list(one) and is_list(other):
@@ -215,8 +219,8 @@ def _both(one: pa.DataType, other: pa.DataType, path: str) -> pa.DataType:
 
 # ── JSON ────────────────────────────────────────────────────────────────────────────────────────
 
-#: It only says where a value ends, and of what kind it is: a float is made of any number of digits,
-#: and equal to others. Numbers are compared and written by their text.
+#: Used only for the end and the kind of a value: parsed as floats, different numbers can be equal.
+#: Numbers are compared and written by their text.
 _JSON = json.JSONDecoder(parse_int=float, parse_constant=lambda name: _bad(name))
 
 
@@ -225,7 +229,7 @@ class NotARow(Exception):
 
 
 class UnwrappedChanges(NamedTuple):
-    """As many rows as values: JSON objects, None for tombstones and for what is rejected."""
+    """As many rows as values: JSON objects, None for tombstones and rejected values."""
 
     rows: list[bytes | None]
     rejected: list[UndecodableRecord]
@@ -235,8 +239,8 @@ class UnwrappedChanges(NamedTuple):
 
 
 def unwrap_json(values: Sequence[bytes | None]) -> UnwrappedChanges:
-    """The same of JSON, with Kafka Connect's {"schema", "payload"} around it or without."""
-    found = UnwrappedChanges([None] * len(values), [], set(), {})
+    """As `unwrap`, for JSON, with or without Kafka Connect's {"schema", "payload"} wrapper."""
+    changes = UnwrappedChanges([None] * len(values), [], set(), {})
     for i, value in enumerate(values):
         try:
             change, schema = ({}, None) if value is None else _change(value.decode())
@@ -244,24 +248,24 @@ def unwrap_json(values: Sequence[bytes | None]) -> UnwrappedChanges:
                 continue
             row, kinds = _row(change, schema)
         except NotARow as error:
-            found.rejected.append(UndecodableRecord(i, "envelope", str(error)))
+            changes.rejected.append(UndecodableRecord(i, "envelope", str(error)))
         except RecursionError:
-            found.rejected.append(
+            changes.rejected.append(
                 UndecodableRecord(i, "limit", "cannot read JSON: it is nested too deep")
             )
         except ValueError as error:
-            found.rejected.append(UndecodableRecord(i, "json", f"cannot read JSON: {error}"))
+            changes.rejected.append(UndecodableRecord(i, "json", f"cannot read JSON: {error}"))
         else:
-            found.rows[i] = row
+            changes.rows[i] = row
             if change["op"][0] == "d":
-                found.deleted.add(i)
+                changes.deleted.add(i)
             if kinds:
-                found.named[row] = kinds
-    return found
+                changes.named[row] = kinds
+    return changes
 
 
 def _change(text: str) -> tuple[Members, Any]:
-    """The members of an envelope, and the schema beside it; no members: it is a tombstone."""
+    """The members of an envelope, and the schema beside it; no members: a tombstone."""
     change, schema = members(text), None
     if "payload" in change and change.keys() <= {"schema", "payload"}:
         payload, text = change["payload"]
@@ -275,16 +279,16 @@ def _change(text: str) -> tuple[Members, Any]:
 
 
 def _members(change: Members, schema: Any, side: str) -> tuple[Members, dict[str, str]]:
-    """Of one side of a change; and the kinds of its columns whose type the schema names."""
+    """The members of one side of a change, and the kinds of columns with a named type."""
     row = members(change[side][1])
-    columns = {name: told for name, told in named(schema, side).items() if name in row}
+    columns = {name: conversion for name, conversion in named(schema, side).items() if name in row}
     kinds = {name: kind for name, (kind, _) in columns.items()}
     return (rewritten(row, columns) if columns else row), kinds
 
 
 def _row(change: Members, schema: Any) -> tuple[bytes, dict[str, str]]:
-    """The row in a change, cut out of its text: so digits, escapes and order stay as they are; and
-    the kinds that its schema names."""
+    """The row of a change, cut from its text so that digits, escapes and order stay unchanged, and
+    the kinds of columns with a named type."""
     op = change["op"][0]
     side = "before" if op == "d" else "after"
     row, text = change.get(side, (None, ""))
@@ -307,11 +311,11 @@ def _row(change: Members, schema: Any) -> tuple[bytes, dict[str, str]]:
 
 
 def members(text: str) -> Members:
-    """The members of a JSON object, each with its own text; of a name given twice, the last."""
+    """The members of a JSON object, each with its text; the last one of a duplicate name."""
     members: Members = {}
     at = _skip(text, 0)
     if text[at : at + 1] != "{":
-        _JSON.decode(text)  # says what is wrong, if it is no JSON at all
+        _JSON.decode(text)  # raises the exact error if it is not JSON
         raise NotARow("cannot unwrap a change: expected an object with op, before and after")
     at = _skip(text, at + 1)
     more = text[at : at + 1] != "}"

@@ -1,15 +1,15 @@
-"""Bytes → columns, or rejected. Runs on executors; the second station of the data's way.
+"""Record values → columns, or rejected records. Runs on executors, after the fetch.
 
-In: the values of a chunk of records. Out: tables of plain Arrow types, one for each writer schema,
-and a `UndecodableRecord` for each value that cannot be read. Every value is in exactly one of them.
+In: the values of a chunk of records. Out: tables of plain Arrow types, one per writer schema, and
+an `UndecodableRecord` for each value that cannot be read. Every value is in exactly one of them.
 
-Promises: a value is good or rejected by itself, whatever else is in the chunk; bad data never
-raises. What raises is the world around: a registry that does not answer (`Unavailable`), one that
-refuses us or a setting that makes no sense (`ConfigError`).
+Promises: whether a value is rejected depends on that value alone, not on the rest of the chunk; bad
+data never raises. The environment does: a registry that does not answer raises `Unavailable`, a
+registry that refuses access or an invalid setting raises `ConfigError`.
 
-Avro is read in `frazil.arrow.avro`. JSON is read here in the same manner: all values at once by
-pyarrow, each wrapped with a tag, and if anything is odd one by one. The one-by-one reader is the
-rule; the fast one is used only for types where it is known to agree.
+Avro is read in `frazil.arrow.avro`. JSON is read here in the same way: all values at once by
+pyarrow, each wrapped with a tag, and one by one if anything is wrong. The one-by-one reader is the
+reference; the fast one is used only for types on which both are known to agree.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ HEADER = 5  # a zero byte, then the schema's id in 4 bytes
 
 @dataclass(frozen=True, slots=True)
 class RecordFormat:
-    """What the configuration says about the values of a topic. Can be pickled."""
+    """How the values of a topic are encoded, from the configuration. Can be pickled."""
 
     kind: str
     schema: str = ""
     registry: Mapping[str, str] = field(default_factory=dict, repr=False)  # holds secrets
-    #: Debezium's placeholder for values that a change does not carry; empty: not looked for
+    #: Debezium's placeholder for values that a change does not carry; empty: not checked
     unavailable: str = UNAVAILABLE_VALUE
 
     def __post_init__(self) -> None:
@@ -90,7 +90,7 @@ class RecordFormat:
 
 @dataclass(frozen=True, slots=True)
 class DecodedChunk:
-    """Rows of one writer schema, in the order of the input."""
+    """Rows of one writer schema, in input order."""
 
     rows: pa.Table
     index: np.ndarray[Any, np.dtype[np.int64]] | None  # positions in the input; None: all
@@ -98,20 +98,20 @@ class DecodedChunk:
 
 
 class FramedRecords(NamedTuple):
-    """Kafka's batches in columns, with what stands beside each value. No record has headers."""
+    """Kafka record batches as columns, with offsets, timestamps and keys. No record has headers."""
 
     decoded: DecodedChunk
     offsets: Longs
     stamps: Longs
-    keys: pa.Array | None  # large_binary; None: no record has one
+    keys: pa.Array | None  # large_binary; None: no record has a key
 
 
 @dataclass(frozen=True, slots=True)
 class UndecodableRecord:
-    """A value that cannot be read: itself a value, never an exception."""
+    """A value that cannot be read. Returned, never raised."""
 
     index: int
-    #: null | header | schema | datum | json | shape | limit, and of those behind: route | name |
+    #: null | header | schema | datum | json | shape | limit, and from later steps: route | name |
     #: envelope | unavailable
     kind: str
     reason: str
@@ -127,12 +127,12 @@ class Decoder:
     def decode(
         self, values: Sequence[bytes | None], headers: pa.Array | None = None
     ) -> tuple[list[DecodedChunk], list[UndecodableRecord]]:
-        """`headers`: of the records, where they are known."""
+        """Every value is in a returned chunk or rejected. `headers`: of the records, if known."""
         if not values:
             return [], []
         apart = _schema_apart(headers) if self._format.kind == "confluent-avro" else set()
         if apart:
-            # Without an id before it, a value may still begin as if it had one.
+            # A value without a schema id before it may still begin with bytes that look like one.
             values = [
                 _NO_HEADER if i in apart and v is not None else v for i, v in enumerate(values)
             ]
@@ -144,23 +144,23 @@ class Decoder:
         else:
             decoded, rejected = self._avro(values)
             rejected = [
-                replace(each, reason=_APART)
-                if each.index in apart and each.kind != "null"
-                else each
-                for each in rejected
+                replace(record, reason=_APART)
+                if record.index in apart and record.kind != "null"
+                else record
+                for record in rejected
             ]
-        rejected.sort(key=lambda each: each.index)
-        counted = sum(each.rows.num_rows for each in decoded) + len(rejected)
+        rejected.sort(key=lambda record: record.index)
+        counted = sum(chunk.rows.num_rows for chunk in decoded) + len(rejected)
         if counted != len(values):
             raise AccountingError(f"cannot decode: expected {len(values)} values, found {counted}")
         return decoded, rejected
 
     def framed(self, records: RecordBatches) -> FramedRecords | None:
-        """Kafka's batches straight into columns, with their offsets, timestamps and keys.
+        """Kafka record batches read directly into columns, with offsets, timestamps and keys.
 
-        None where that cannot be, or anything at all is odd: then the values are taken out first
-        and `decode` says which of them is bad. Only with the Confluent header, whose five known
-        bytes in every record are part of the proof that no border is shifted.
+        None if that is impossible or anything is wrong: the caller then extracts the values, and
+        `decode` rejects the bad ones. Requires the Confluent header: its five known bytes in every
+        record are part of the proof that no record boundary is shifted.
         """
         first = records.first_value if records.count else None
         if self._format.kind != "confluent-avro" or first is None or _misheaded(first):
@@ -191,7 +191,7 @@ class Decoder:
         return FramedRecords(decoded, offsets[rows], stamps[rows], records.keys(frame, rows))
 
     def columns(self, values: Sequence[bytes | None]) -> pa.Schema:
-        """The columns that a table for such values has, with their nullability."""
+        """The columns of a table for these values, with their nullability."""
         if self._format.kind == "raw":
             return RAW
         if self._format.kind == "json":
@@ -201,8 +201,8 @@ class Decoder:
             heads = {value[:HEADER] for value in values if value is not None}
             ids = sorted((_id(head) for head in heads if not _misheaded(head)), reverse=True)
         why = "no value has the header of a schema"
-        for each in ids:
-            writer = self._writer(each)
+        for schema_id in ids:
+            writer = self._writer(schema_id)
             if isinstance(writer, WriterSchema):
                 return writer.columns
             if not isinstance(writer, UnknownSchemaId):
@@ -211,7 +211,7 @@ class Decoder:
         raise Undecodable(f"cannot name the columns of {len(values)} values: {why}")
 
     def aliases(self, schema_id: int | None) -> Mapping[str, tuple[str, ...]]:
-        """Former names of columns, as the writer's schema tells them."""
+        """Former names of columns, from the aliases of the writer schema."""
         if self._format.kind not in ("avro", "confluent-avro"):
             return {}
         writer = self._writer(schema_id)
@@ -222,7 +222,7 @@ class Decoder:
     ) -> tuple[list[DecodedChunk], list[UndecodableRecord]]:
         headed = self._format.kind == "confluent-avro"
         size = HEADER if headed else 0
-        # The common case is one schema and no bad value: try that without looking at each value.
+        # Common case, one schema and no bad value: try it without inspecting each value.
         first = values[0] if len(values) <= BLOCK_ROWS else None
         tried = None
         if first is not None and not (headed and _misheaded(first)):
@@ -269,11 +269,11 @@ class Decoder:
 
     def _writer(self, schema_id: int | None) -> WriterSchema | RegistryRefusal:
         if self._format.schema:
-            found = _writers.get(("", self._format.schema))
-            if found is None:
-                found = _prepared("the schema", self._format.schema)
-                _writers["", self._format.schema] = found
-            return found
+            writer = _writers.get(("", self._format.schema))
+            if writer is None:
+                writer = _prepared("the schema", self._format.schema)
+                _writers["", self._format.schema] = writer
+            return writer
         assert self._registry is not None
         assert schema_id is not None
         return self._registry.writer(schema_id)
@@ -286,7 +286,7 @@ def _framed(writer: WriterSchema, layout: RecordLayout) -> bytes:
     return preamble([*layout.before, *inner, *layout.after])
 
 
-#: Where Confluent's serializers put a schema's id if they are told not to put it before the value.
+#: Header in which Confluent's serializers put the schema id if configured not to prefix the value.
 SCHEMA_ID = "__value_schema_id"
 _NO_HEADER = b"\x01"
 _APART = (
@@ -296,7 +296,7 @@ _APART = (
 
 
 def _schema_apart(headers: pa.Array | None) -> set[int]:
-    """Which records have their schema id in a header."""
+    """Indexes of the records that have their schema id in a header."""
     if headers is None or not len(items := headers.flatten()):
         return set()
     named = pc.equal(items.field("key"), SCHEMA_ID).fill_null(False)
@@ -304,7 +304,7 @@ def _schema_apart(headers: pa.Array | None) -> set[int]:
 
 
 def _misheaded(value: bytes) -> str:
-    """What is wrong with the Confluent header, or nothing."""
+    """Why the Confluent header is invalid; empty if it is valid."""
     if len(value) < HEADER:
         return f"cannot read the header: expected {HEADER} bytes, found {len(value)}"
     return "" if value[0] == 0 else f"cannot read the header: expected byte 0, found {value[0]}"
@@ -325,25 +325,25 @@ def _without(
 
 @dataclass(frozen=True, slots=True)
 class RegistryRefusal:
-    """A schema that cannot be used. The reason goes into each record rejected for it."""
+    """A schema that cannot be used. Each record rejected for it carries the reason."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class UnknownSchemaId(RegistryRefusal):
-    """The registry does not know the id; it may tomorrow."""
+    """The registry does not know the id yet. Asked again after `until`."""
 
     until: float = 0.0
 
 
-# For the life of the process: a schema never changes under its id.
+# Kept for the lifetime of the process: the schema of an id never changes.
 _writers: dict[tuple[str, str | int], WriterSchema | RegistryRefusal] = {}
 _missing: dict[tuple[str, str | int], UnknownSchemaId] = {}
 MISSING_SECONDS = 30.0
-#: So many unknown ids are kept in mind.
+#: Limit on the number of unknown ids in `_missing`.
 MOST_MISSING = 100_000
-#: A registry's ids are Java's ints; asked for another, it answers as if it had no such path.
+#: Registry ids are Java ints; for a larger id the registry answers as if the path did not exist.
 MOST_ID = 2**31 - 1
 _BETWEEN = "does something else stand before the registry (a proxy, a login)? Is its url right?"
 
@@ -358,12 +358,12 @@ def _prepared(
 
 
 def ask_again() -> None:
-    """Forget which schemas registries did not have: somebody says that they have them now."""
+    """Forgets the unknown schema ids, so that the registry is asked for them again."""
     _missing.clear()
 
 
 class SchemaRegistry:
-    """Writer schemas by id, asked for once in a process."""
+    """Writer schemas by id, each requested once per process."""
 
     _BOUNDS: Mapping[str, int] = {
         "timeout": 10,
@@ -384,8 +384,8 @@ class SchemaRegistry:
         self._client: Any = None
 
     def writer(self, schema_id: int) -> WriterSchema | RegistryRefusal:
-        """Every id is asked for, however many others were unknown: hostile data has 2³¹ of them,
-        and a record with a good one is not their neighbour's trouble."""
+        """The schema of an id, or the reason it cannot be used. Every id is requested, however many
+        others were unknown: hostile data can contain 2³¹ ids, and must not affect good records."""
         key = (self.url, schema_id)
         if key in _writers:
             return _writers[key]
@@ -395,15 +395,15 @@ class SchemaRegistry:
             )
         if key in _missing and _missing[key].until > time.monotonic():
             return _missing[key]
-        found = self._ask(schema_id)
-        if isinstance(found, UnknownSchemaId):
+        writer = self._ask(schema_id)
+        if isinstance(writer, UnknownSchemaId):
             _missing.pop(key, None)
-            _missing[key] = found
+            _missing[key] = writer
             if len(_missing) > MOST_MISSING:
                 del _missing[next(iter(_missing))]  # the oldest
         else:
-            _writers[key] = found
-        return found
+            _writers[key] = writer
+        return writer
 
     def _ask(self, schema_id: int) -> WriterSchema | RegistryRefusal:
         errors = importlib.import_module("confluent_kafka.schema_registry.error")
@@ -421,7 +421,7 @@ class SchemaRegistry:
                 hint="is the registry up, and its url right?",
             ) from None
         except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
-            self._client = None  # it keeps what it was told
+            self._client = None  # the client caches the bad answer
             raise Unavailable(
                 f"cannot get schema {schema_id}: {self.url} answers something else; expected a "
                 f"schema as JSON, found {type(error).__name__}: {str(error)[:200]!a}",
@@ -433,7 +433,7 @@ class SchemaRegistry:
 
     def _opened(self) -> Any:
         if self._client is None:
-            # Imported here: it brings an HTTP client and OAuth, and only this format needs it.
+            # Imported here: it loads an HTTP client and OAuth, and only this format needs it.
             library = importlib.import_module("confluent_kafka.schema_registry")
             try:
                 self._client = library.SchemaRegistryClient(self._conf)
@@ -442,8 +442,8 @@ class SchemaRegistry:
         return self._client
 
     def _refused(self, schema_id: int, error: Any) -> UnknownSchemaId:
-        """Only a registry's own word for it makes a schema unknown, and the records with it
-        rejected; whatever else is said is trouble of the world around."""
+        """Only the registry's own 404 code marks a schema as unknown, which rejects its records.
+        Any other answer is a failure of the environment and raises."""
         status, code = error.http_status_code, error.error_code
         fact = f"{self.url} answers {status}: {str(error.error_message)[:200]}"
         if status == 404 and type(code) is int and code // 100 == 404:
@@ -458,18 +458,18 @@ class SchemaRegistry:
         raise Unavailable(message, hint="is the registry up?" if patient else _BETWEEN) from None
 
     def _references(self, client: Any, schema: Any, seen: set[tuple[str, int]]) -> list[str]:
-        """The texts of the schemas that this one uses, each after those that it uses itself."""
+        """The texts of the schemas that this one references, dependencies first."""
         texts: list[str] = []
-        for each in schema.references or ():
-            if (each.subject, each.version) not in seen:
-                seen.add((each.subject, each.version))
-                used = client.get_version(each.subject, each.version).schema
+        for reference in schema.references or ():
+            if (reference.subject, reference.version) not in seen:
+                seen.add((reference.subject, reference.version))
+                used = client.get_version(reference.subject, reference.version).schema
                 texts += [*self._references(client, used, seen), _schema_text(used)[1]]
         return texts
 
 
 def _schema_text(schema: Any) -> tuple[str, str]:
-    """Type and text of what the client takes for a schema: it takes anything."""
+    """Type and text of a schema, checked here because the client accepts anything."""
     kind, text = schema.schema_type or "AVRO", schema.schema_str
     if not isinstance(kind, str) or not isinstance(text, str) or not text:
         raise TypeError(f"schema is {str(text)[:80]!r}, schemaType {str(kind)[:80]!r}")
@@ -477,20 +477,20 @@ def _schema_text(schema: Any) -> tuple[str, str]:
 
 
 def _transport_errors() -> list[type[Exception]]:
-    # The client uses the one or the other of these, and lets their errors through.
-    found: list[type[Exception]] = []
+    # The client uses one of these libraries and does not translate its errors.
+    errors: list[type[Exception]] = []
     for name in ("httpx", "httpx2"):
         try:
             library = importlib.import_module(name)
-            found += [library.HTTPError, library.InvalidURL]
+            errors += [library.HTTPError, library.InvalidURL]
         except ImportError:
             continue
-    return found
+    return errors
 
 
 # --- JSON ---------------------------------------------------------------------------------------
 
-# Secret names: a value cannot close the wrapper around it and write the tag itself.
+# Secret names, so that a value cannot close its wrapper and forge the tag.
 _BODY = f"v{os.urandom(8).hex()}"
 _TAG = f"t{os.urandom(8).hex()}"
 _OPEN = b'{"%s":' % _BODY.encode()
@@ -509,14 +509,14 @@ Convert = Callable[[Any], Any]
 
 @functools.cache
 def _between() -> list[bytes]:
-    """The end of each wrapper and the beginning of the next."""
+    """For each row the end of its wrapper and the start of the next."""
     return [_CLOSE % i + _OPEN for i in range(BLOCK_ROWS)]
 
 
 class NotThisShape(Exception):
-    def __init__(self, expected: str, found: str, *path: str) -> None:
-        super().__init__(expected, found)
-        self.expected, self.found = expected, found
+    def __init__(self, expected: str, actual: str, *path: str) -> None:
+        super().__init__(expected, actual)
+        self.expected, self.found = expected, actual
         self.path = list(path)  # innermost first
 
     def __str__(self) -> str:
@@ -525,7 +525,7 @@ class NotThisShape(Exception):
 
 
 class JsonShape:
-    """Columns, made ready to read JSON objects into them."""
+    """Columns, compiled to read JSON objects into them."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
@@ -549,11 +549,11 @@ class JsonShape:
             lambda start, end: self._each(values, start, end, rejected),
         )
         if not len(self._schema):
-            tables = tables[:1]  # then there is one only, and a concat would forget its rows
+            tables = tables[:1]  # there is only one, and concat would lose its row count
         rows = pa.concat_tables(tables) if len(tables) > 1 else tables[0]
         if not rows.num_rows:
             return [], rejected
-        bad = [(each.index, None) for each in rejected]
+        bad = [(record.index, None) for record in rejected]
         index = _without(list(range(len(values))), bad) if bad else None
         return [DecodedChunk(rows, index, None)], rejected
 
@@ -565,9 +565,9 @@ class JsonShape:
         parts[-1] = _CLOSE % (count - 1)
         try:
             payload = b"".join((_OPEN, *parts))
-        except TypeError:  # a null among them
+        except TypeError:  # one of the values is null
             return None
-        # All in one block: so a line break between the parts of a value does no harm.
+        # One block, so that a line break inside a value is harmless.
         reading = pj.ReadOptions(use_threads=False, block_size=len(payload) + 1)
         try:
             table = pj.read_json(io.BytesIO(payload), reading, self._parse)
@@ -615,7 +615,7 @@ class JsonShape:
 
 
 def _without_extensions(kind: pa.DataType) -> pa.DataType:
-    """The type as Arrow makes it of Python's values: inside others it makes no UUIDs, but bytes."""
+    """The type that Arrow builds from Python values: in nested types bytes instead of UUIDs."""
 
     def inside(field: pa.Field) -> pa.Field:
         return field.with_type(_without_extensions(field.type))
@@ -633,7 +633,7 @@ def _without_extensions(kind: pa.DataType) -> pa.DataType:
 
 
 def _parsed(value: bytes) -> Any:
-    # Floats are kept as their text has them, for decimal columns.
+    # Floats are parsed as Decimal, so that decimal columns get every digit.
     try:
         parsed = json.loads(
             value.decode(),
@@ -643,7 +643,7 @@ def _parsed(value: bytes) -> Any:
         )
     except DecimalException:
         raise ValueError("a number's exponent is beyond all bounds") from None
-    # Fewer brackets than levels: then it cannot be too deep, whatever stands in its texts.
+    # With at most MAX_DEPTH brackets, strings included, the value cannot be too deep.
     if type(parsed) in (dict, list) and value.count(b"{") + value.count(b"[") > MAX_DEPTH:
         _check_depth(parsed)
     return parsed
@@ -662,13 +662,13 @@ class NestedTooDeep(Exception):
 
 
 def _check_depth(parsed: Any) -> None:
-    """All that reads the value from here on may be recursive."""
+    """Bounds the depth, so that later code may recurse over the value."""
     level = [parsed]
     for _ in range(MAX_DEPTH):
         level = [
             inside
-            for each in level
-            for inside in (each.values() if type(each) is dict else each)
+            for node in level
+            for inside in (node.values() if type(node) is dict else node)
             if type(inside) in (dict, list)
         ]
         if not level:
@@ -677,7 +677,7 @@ def _check_depth(parsed: Any) -> None:
 
 
 def no_json(value: bytes, error: ValueError) -> str:
-    """Why it is none, and how it begins: so another format is recognised."""
+    """The error, and the first bytes of the value, to help recognise another format."""
     return f"cannot read JSON: the value is not JSON: {error}; it begins with {value[:24]!r}"
 
 
@@ -690,37 +690,37 @@ def _one(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _fast(kind: pa.DataType) -> bool:
-    """Does pyarrow's JSON reader agree with ours on this type, after `_settled`?"""
+    """Do pyarrow's JSON reader with `_settled` and the one-by-one reader agree on this type?"""
     if pa.types.is_struct(kind):
-        return kind.num_fields > 0 and all(_fast(each.type) for each in kind)
+        return kind.num_fields > 0 and all(_fast(child.type) for child in kind)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _fast(kind.value_type)
     return any(is_kind(kind) for is_kind in _FAST)
 
 
 def _loose(kind: pa.DataType) -> pa.DataType:
-    """The type as pyarrow's reader knows it: all nullable, so that nulls are for us to judge."""
+    """The type for pyarrow's reader: all nullable, since `_settled` checks the nulls."""
     if pa.types.is_struct(kind):
-        return pa.struct([(each.name, _loose(each.type)) for each in kind])
+        return pa.struct([(child.name, _loose(child.type)) for child in kind])
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return pa.list_(_loose(kind.value_type))
     return kind
 
 
 def _settled(array: pa.Array, kind: pa.DataType, nullable: bool) -> pa.Array:
-    """The array under its real type; raises where our own reader would reject a row."""
+    """The array in its real type; raises where the one-by-one reader would reject a row."""
     if array.offset or (array.null_count and not nullable):
         raise NotThisShape("a value", "null")
     if pa.types.is_struct(kind):
         children = []
-        for i, each in enumerate(kind):
+        for i, target in enumerate(kind):
             child = array.field(i)
-            if not each.nullable and array.null_count:
+            if not target.nullable and array.null_count:
                 if child.filter(array.is_valid()).null_count:
                     raise NotThisShape("a value", "null")
-                children.append(_settled(child, each.type, nullable=True))
+                children.append(_settled(child, target.type, nullable=True))
             else:
-                children.append(_settled(child, each.type, each.nullable))
+                children.append(_settled(child, target.type, target.nullable))
         return pa.Array.from_buffers(kind, len(array), array.buffers()[:1], children=children)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         buffers = array.buffers()[:2]
@@ -732,7 +732,7 @@ def _settled(array: pa.Array, kind: pa.DataType, nullable: bool) -> pa.Array:
     if pa.types.is_floating(kind) and not pc.all(pc.is_finite(array), min_count=0).as_py():
         raise NotThisShape("a finite number", "another")
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        array.validate(full=True)  # pyarrow's reader takes bytes that are no UTF-8
+        array.validate(full=True)  # pyarrow's reader accepts invalid UTF-8
     return array
 
 
@@ -751,7 +751,7 @@ def _found(value: Any) -> str:
 
 @functools.lru_cache(maxsize=10_000)
 def _converter(target: pa.Field) -> Convert:
-    """A function that takes what `_parsed` gives for one field, and gives what pa.array takes."""
+    """A function from a value of `_parsed` to a value for `pa.array`, for one field."""
     inner = _of_type(target)
     if target.nullable:
         return lambda value: None if value is None else inner(value)
@@ -764,11 +764,11 @@ def _of_type(target: pa.Field) -> Convert:
         return _of_struct(kind)
     if types.is_list(kind) or types.is_large_list(kind):
         item = _converter(kind.value_field)
-        return lambda value: [item(each) for each in _must(value, list, "array")]
+        return lambda value: [item(element) for element in _must(value, list, "array")]
     if types.is_map(kind):
         key, item = _converter(kind.key_field), _converter(kind.item_field)
         return lambda value: [
-            (key(name), item(each)) for name, each in _must(value, dict, "object").items()
+            (key(name), item(element)) for name, element in _must(value, dict, "object").items()
         ]
     if types.is_boolean(kind):
         return lambda value: _must(value, bool, "boolean")
@@ -813,13 +813,13 @@ def _of_type(target: pa.Field) -> Convert:
 
 
 def _of_struct(kind: pa.StructType) -> Convert:
-    fields = [(each.name, _converter(each), each.nullable) for each in kind]
+    fields = [(child.name, _converter(child), child.nullable) for child in kind]
     names = {name for name, _, _ in fields}
 
     def convert(value: Any) -> dict[str, Any]:
         _must(value, dict, "object")
         for name in value:
-            if name not in names and value[name] is not None:  # null says no more than nothing
+            if name not in names and value[name] is not None:  # null is the same as absent
                 raise NotThisShape("no such field", _found(value[name]), name)
         row = {}
         name = ""
@@ -874,9 +874,9 @@ def _decimal(value: Any, kind: pa.Decimal128Type) -> Decimal:
     if type(value) is str and _DECIMAL.fullmatch(value):
         value = Decimal(value)
     if type(value) not in (int, Decimal):
-        found = "text that is none" if type(value) is str else _found(value)
-        raise NotThisShape(str(kind), found)
-    # Exactly, or not at all: digits that do not fit are never rounded away.
+        actual = "text that is none" if type(value) is str else _found(value)
+        raise NotThisShape(str(kind), actual)
+    # Exact or rejected: digits are never rounded away.
     try:
         exact = Decimal(value).quantize(Decimal(1).scaleb(-kind.scale), context=_EXACT)
     except DecimalException:
@@ -895,10 +895,10 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 def _matched(pattern: re.Pattern[str], value: Any, expected: str) -> re.Match[str]:
-    found = pattern.fullmatch(_must(value, str, expected))
-    if not found:
+    match = pattern.fullmatch(_must(value, str, expected))
+    if not match:
         raise NotThisShape(expected, "other text")
-    return found
+    return match
 
 
 def _date(value: Any) -> int:
@@ -930,7 +930,7 @@ def _timestamp(value: Any, kind: pa.TimestampType) -> int:
     expected = "a timestamp as 2001-02-03T04:05:06" + ("Z" if kind.tz else "")
     *_, hour, minute, second, fraction, zone = _matched(_STAMP, value, expected).groups()
     if bool(zone) != bool(kind.tz):
-        # Which moment a local time is, or which local time a moment, is not ours to guess.
+        # A conversion between local time and an instant would need a guess at the zone.
         raise NotThisShape(expected, f"one with{'' if zone else 'out'} a zone")
     day = _date(value[:10])
     shift = 0
@@ -949,12 +949,12 @@ def _timestamp(value: Any, kind: pa.TimestampType) -> int:
 
 def _bytes(value: Any, size: int | None) -> bytes:
     try:
-        found = base64.b64decode(_must(value, str, "base64 text"), validate=True)
+        data = base64.b64decode(_must(value, str, "base64 text"), validate=True)
     except (binascii.Error, ValueError):
         raise NotThisShape("base64 text", "other text") from None
-    if size is not None and len(found) != size:
-        raise NotThisShape(f"{size} bytes", f"{len(found)}")
-    return found
+    if size is not None and len(data) != size:
+        raise NotThisShape(f"{size} bytes", f"{len(data)}")
+    return data
 
 
 def _uuid(value: Any) -> bytes:
@@ -968,14 +968,14 @@ def _uuid(value: Any) -> bytes:
 
 
 def infer(values: Iterable[bytes]) -> pa.Schema:
-    """The columns that all these JSON objects fit into; what is no object is passed over."""
+    """The columns that fit all these JSON objects; other values are ignored."""
     seen: dict[str, Any] = {}
     for value in values:
         try:
             parsed = _parsed(value)
             kind = kind_of(parsed) if type(parsed) is dict else {}
         except (ValueError, RecursionError, NestedTooDeep, SchemaMismatch):
-            continue  # whoever reads it says what is wrong with it, and where it is
+            continue  # the decoder rejects it, with reason and position
         seen = common_kind(seen, kind, "")
     return pa.schema([pa.field(name, arrow(kind, name)) for name, kind in seen.items()])
 
@@ -983,22 +983,22 @@ def infer(values: Iterable[bytes]) -> pa.Schema:
 def wanted(
     value: bytes, columns: pa.Schema, renames: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """What a table with `columns` must be changed in so that the value fits, as a kind (see
-    `frazil.formats.json_inference`); `UnexpectedJson` says why no change helps. `renames`: names
-    that columns are to get, with those they have.
+    """The changes that a table with `columns` needs to hold the value, as a kind (see
+    `frazil.formats.json_inference`). Raises `UnexpectedJson` if no change helps. `renames`: new
+    name of a column → its current name.
 
-    A field that the table has is judged as `JsonShape` judges it: by whether its value can be
-    converted to the column's type. Only what the table lacks is inferred.
+    A field that the table has is checked as in `JsonShape`: can its value be converted to the
+    column's type? Only fields that the table lacks are inferred.
     """
     try:
         parsed = _parsed(value)
         if type(parsed) is not dict:
             raise NotThisShape("object", _found(parsed))
-        there = {each.name: each for each in columns}
+        fields = {column.name: column for column in columns}
         for name, old in (renames or {}).items():
-            if name in parsed and name not in there and old in there and old not in parsed:
-                there[name] = there.pop(old).with_metadata({_RENAMED: old.encode()})
-        return _wanted_of(parsed, there)
+            if name in parsed and name not in fields and old in fields and old not in parsed:
+                fields[name] = fields.pop(old).with_metadata({_RENAMED: old.encode()})
+        return _wanted_of(parsed, fields)
     except NestedTooDeep as error:
         raise UnexpectedJson("limit", str(error)) from None
     except RecursionError:
@@ -1016,7 +1016,7 @@ def wanted(
 
 
 class UnexpectedJson(Exception):
-    """A value that fits no table, or that no change of the table helps to fit."""
+    """A value that fits no table, even after a schema change."""
 
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(reason)
@@ -1026,41 +1026,41 @@ class UnexpectedJson(Exception):
 _RENAMED = b"frazil.renamed"
 
 
-def _wanted_of(value: dict[str, Any], there: Mapping[str, pa.Field]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, each in value.items():
+def _wanted_of(value: dict[str, Any], fields: Mapping[str, pa.Field]) -> dict[str, Any]:
+    changes: dict[str, Any] = {}
+    for name, member in value.items():
         try:
-            column = there.get(name)
+            column = fields.get(name)
             if column is not None:
-                kind = _wanted(each, column)
+                kind = _wanted(member, column)
                 old = (column.metadata or {}).get(_RENAMED)
                 kind = kind if old is None else f"={old.decode()}"
-            elif each is None:
-                continue  # null says no more than nothing
-            elif (kind := kinds_of(kind_of({name: each}))) is None:
-                raise NotThisShape("no such field", f"{_found(each)} without any value")
+            elif member is None:
+                continue  # null is the same as absent
+            elif (kind := kinds_of(kind_of({name: member}))) is None:
+                raise NotThisShape("no such field", f"{_found(member)} without any value")
             else:
                 kind = kind[name]
             if kind is not None:
-                found[name] = kind
+                changes[name] = kind
         except NotThisShape as error:
             error.path.append(name)
             raise
-    for name, column in there.items():
+    for name, column in fields.items():
         if name not in value and not column.nullable:
             raise NotThisShape("a value", "nothing", name)
-    return found
+    return changes
 
 
 def _wanted(value: Any, column: pa.Field) -> Any:
-    """None: the column takes the value as it is."""
+    """The change that the column needs for the value; None: no change."""
     try:
         _converter(column)(value)
         return None
     except NotThisShape:
         kind = column.type
         if pa.types.is_struct(kind) and type(value) is dict:
-            return _wanted_of(value, {each.name: each for each in kind}) or None
+            return _wanted_of(value, {child.name: child for child in kind}) or None
         if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and type(value) is list:
             return [_wanted_by_all(value, kind.value_field)]
         if pa.types.is_map(kind) and type(value) is dict:
@@ -1074,13 +1074,13 @@ def _wanted(value: Any, column: pa.Field) -> Any:
 
 def _wanted_by_all(values: Iterable[Any], column: pa.Field) -> Any:
     kind = None
-    for each in values:
-        kind = common_kind(kind, _wanted(each, column), column.name)
+    for value in values:
+        kind = common_kind(kind, _wanted(value, column), column.name)
     return kind
 
 
 def _wider(value: Any, kind: pa.DataType) -> str:
-    """The type that Iceberg can widen the column to and that takes the value; empty: none."""
+    """The type to which Iceberg can widen the column so that it holds the value; empty: none."""
     if pa.types.is_int32(kind) and type(value) is int and -(2**63) <= value < 2**63:
         return "long"
     if pa.types.is_float32(kind) and type(value) in (int, Decimal):

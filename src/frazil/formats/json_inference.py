@@ -1,22 +1,22 @@
 """JSON objects → the columns that a table needs for them. Runs everywhere; pure.
 
-In: what each record wants of a table, as a *kind*. Out: columns. A record has one vote for every
-column that it wants, and votes are added up, so the columns do not depend on the order of the
-records, nor on how they were cut into chunks and tasks:
+In: the columns that each record needs, as a *kind*. Out: columns. A record has one vote for every
+column that it needs, and votes are added up, so the columns depend neither on the order of the
+records nor on their division into chunks and tasks:
 
     record ─▶ kind ─▶ votes ─┐
-    record ─▶ kind ─▶ votes ─┴─▶ sum ─▶ columns of the table, or of the table as it must become
+    record ─▶ kind ─▶ votes ─┴─▶ sum ─▶ columns of the new or changed table
 
-Where records disagree (a number and a text, `id` and `ID`) most votes decide. The records that lost
-do not fit the table that is made; they are rejected, each by itself, and cost the others nothing.
+Where records disagree (a number and a text, `id` and `ID`) the majority decides. Records of the
+minority do not fit the table; they are rejected one by one, without effect on the others.
 
-A kind is a word (`whole`, `large` for a whole number that a double does not hold exactly,
-`fraction`, `float` for a fraction where no double may stand, `boolean`, `string`; where a schema
-beside the record names a type, `date`, `moment`, `utc` or `exact:P:S`, a decimal), a dict of kinds
-(object), a list of one kind (array), or None (null: nothing is wanted). Of a column that the table
-has, the kind says only what must change: `long`, `double` or `decimal:P` (a wider type), `=name`
-(the type of the column `name`, which is to be renamed), `SeenValues` (what the values of a map
-want).
+A kind is a word, a dict of kinds (object), a list of one kind (array), or None (null: no column
+needed). Words: `whole`, `large` (a whole number that a double cannot hold exactly), `fraction`,
+`float` (a fraction that must not turn whole numbers into doubles), `boolean`, `string`; and, if a
+schema beside the record names the type, `date`, `moment`, `utc` or `exact:P:S` (a decimal). For an
+existing column the kind contains only the change: `long`, `double` or `decimal:P` (a wider type),
+`=name` (the type of column `name`, which is to be renamed), `SeenValues` (the kind of a map's
+values).
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ Kind = Any
 Votes = dict[str, Any]
 
 
-#: JSON's `-0`: the whole number 0, and in a double the other zero. Known by its identity, for what
-#: has a fraction or an exponent is no whole number.
+#: JSON's `-0`: the whole number 0, or negative zero in a double. Compared by identity, since other
+#: Decimals have a fraction or an exponent and are not whole numbers.
 MINUS_ZERO = Decimal("-0")
 
 
 @dataclass(frozen=True, slots=True)
 class SeenValues:
-    """What the values of a map want."""
+    """The kind of the values of a map."""
 
     kind: Kind
 
@@ -53,20 +53,20 @@ class SeenValues:
 
 
 def kind_of(value: Any) -> Kind:
-    """Of a parsed value; raises `SchemaMismatch` where the items of an array are of several
-    kinds."""
+    """The kind of a parsed value. Raises `SchemaMismatch` if the items of an array differ in kind,
+    or a number fits no column."""
     if type(value) is dict:
         for name in value:
-            name.encode()  # half of a surrogate pair is no name
-        return {name: kind_of(each) for name, each in value.items()}
+            name.encode()  # raises for half of a surrogate pair
+        return {name: kind_of(member) for name, member in value.items()}
     if type(value) is list:
         kind = None
-        for each in value:
-            kind = common_kind(kind, kind_of(each), "[]")
+        for item in value:
+            kind = common_kind(kind, kind_of(item), "[]")
         return [kind]
     if value is None or type(value) is bool:
         return None if value is None else "boolean"
-    # What the column of its kind does not take makes no column.
+    # A value that its own kind of column would reject must not create that column.
     if type(value) is str:
         value.encode()
         return "string"
@@ -80,8 +80,8 @@ def kind_of(value: Any) -> Kind:
 
 
 def undivided(kind: dict[str, Kind], paths: Iterable[str]) -> dict[str, Kind]:
-    """With the fractions at these paths apart: there one of them makes no double of all numbers,
-    and most votes decide."""
+    """The kind with `float` for `fraction` at these paths: there one fraction does not turn all
+    numbers into doubles, and the majority decides."""
     for path in paths:
         name, _, inside = path.partition(".")
         if inside and type(kind.get(name)) is dict:
@@ -92,7 +92,7 @@ def undivided(kind: dict[str, Kind], paths: Iterable[str]) -> dict[str, Kind]:
 
 
 def holder(kind: Kind, name: str, path: str = "") -> str:
-    """The field that has a field of this name in it; empty: none has."""
+    """Path of the first field that contains a field `name` (at the top: `name`); empty: none."""
     if isinstance(kind, SeenValues):
         return holder(kind.kind, name, path)
     if type(kind) is list:
@@ -106,10 +106,10 @@ def holder(kind: Kind, name: str, path: str = "") -> str:
 
 
 def kinds_of(kind: Kind) -> Kind:
-    """Without fields of which only null is known; None where nothing is left."""
+    """The kind without fields that were only null; None if nothing is left."""
     if type(kind) is dict:
-        fields = {name: kinds_of(each) for name, each in kind.items()}
-        return {name: each for name, each in fields.items() if each is not None} or None
+        fields = {name: kinds_of(inner) for name, inner in kind.items()}
+        return {name: inner for name, inner in fields.items() if inner is not None} or None
     if type(kind) is list:
         inside = kinds_of(kind[0])
         return None if inside is None and kind[0] is not None else [inside]
@@ -117,7 +117,7 @@ def kinds_of(kind: Kind) -> Kind:
 
 
 def common_kind(one: Kind, other: Kind, path: str) -> Kind:
-    """The kind of which both are."""
+    """The kind that covers both; raises `SchemaMismatch` if there is none."""
     if one is None or other is None or one == other:
         return other if one is None else one
     if type(one) is dict and type(other) is dict:
@@ -132,11 +132,11 @@ def common_kind(one: Kind, other: Kind, path: str) -> Kind:
     words = [one, other] if type(one) is str and type(other) is str else []
     if {*words} in ({"whole", "fraction"}, {"whole", "large"}):
         return "fraction" if "fraction" in words else "large"
-    if words and all(each.startswith("decimal:") for each in words):
+    if words and all(word.startswith("decimal:") for word in words):
         return max(words, key=_precision)
-    found = [_word(each) for each in (one, other)]
+    types = [_word(kind) for kind in (one, other)]
     raise SchemaMismatch(
-        f"cannot infer field {path}: expected one type, found {found[0]} and {found[1]}",
+        f"cannot infer field {path}: expected one type, found {types[0]} and {types[1]}",
         hint="give the table a schema",
     )
 
@@ -161,7 +161,7 @@ def arrow(kind: Kind, path: str) -> pa.DataType:
                 f"cannot infer field {path}: expected fields, found only empty objects",
                 hint="give the table a schema",
             )
-        return pa.struct([(name, arrow(each, f"{path}.{name}")) for name, each in kind.items()])
+        return pa.struct([(name, arrow(inner, f"{path}.{name}")) for name, inner in kind.items()])
     if type(kind) is str and kind.startswith("exact:"):
         return pa.decimal128(*map(int, kind.split(":")[1:]))
     words = {
@@ -174,25 +174,25 @@ def arrow(kind: Kind, path: str) -> pa.DataType:
         "moment": pa.timestamp("us"),
         "utc": pa.timestamp("us", "UTC"),
     }
-    return words.get(kind, pa.large_string())  # null in all: text, as Spark has it
+    return words.get(kind, pa.large_string())  # only nulls: text, as in Spark
 
 
 # ── many records ─────────────────────────────────────────────────────────────────────────────────
 
 
 def vote(votes: Votes, kind: Kind) -> None:
-    """One record's vote, for its columns and all that is in them."""
+    """Adds one record's vote for its columns, nested ones included."""
     if kind is None:
         return
     word = kind
     if type(kind) is dict:
         word = "object"
         fields = votes.setdefault("fields", {})
-        for position, (name, each) in enumerate(kind.items()):
+        for position, (name, inner) in enumerate(kind.items()):
             field = fields.setdefault(name, [0, 0, {}])
             field[0] += 1
             field[1] += position
-            vote(field[2], each)
+            vote(field[2], inner)
     elif type(kind) is list:
         word = "array"
         vote(votes.setdefault("inside", {}), kind[0])
@@ -204,7 +204,7 @@ def vote(votes: Votes, kind: Kind) -> None:
 
 
 def add(votes: Votes, more: Votes) -> None:
-    """In any order the same sum."""
+    """Adds `more` to `votes`. The sum does not depend on the order."""
     for word, count in more.get("kinds", {}).items():
         kinds = votes.setdefault("kinds", {})
         kinds[word] = kinds.get(word, 0) + count
@@ -218,10 +218,10 @@ def add(votes: Votes, more: Votes) -> None:
 
 
 def columns(votes: Votes, base: pa.Schema | None = None, most: int = 0) -> pa.Schema:
-    """The columns that most want: those of the table, `base`, changed, and new ones behind them.
+    """The columns chosen by majority: those of the table, `base`, changed, then the new ones.
 
-    In the order in which records have them, on average. There are at most `most`, nested ones
-    counted: of new ones, those that most records want.
+    New columns are ordered by their average position in the records. There are at most `most`
+    columns, nested ones counted: of the new ones, those with most votes.
     """
     votes = json.loads(json.dumps(votes))
     while _without_twins(votes):
@@ -231,12 +231,12 @@ def columns(votes: Votes, base: pa.Schema | None = None, most: int = 0) -> pa.Sc
     return pa.schema(_laid_over(base or pa.schema([]), kinds_of(_elected(votes)) or {}))
 
 
-#: Of kinds with as many votes the first.
+#: Of kinds with equal votes the first wins.
 _ORDER = ("number", "boolean", "string", "array", "object", "float")
 
 
 def _winner(votes: Votes) -> str:
-    """The kind with most votes; whole, large and fraction are numbers all."""
+    """The kind with most votes; whole, large and fraction count as numbers."""
     sums: dict[str, int] = {}
     for word, count in votes.get("kinds", {}).items():
         group = "decimal" if word.startswith("decimal:") else _word(word)
@@ -255,7 +255,7 @@ def _elected(votes: Votes) -> Kind:
         return [inside] if winner == "array" else SeenValues(inside)
     words = votes.get("kinds", {})
     if winner == "number":
-        # A double would change large whole numbers: where there are more of those, fractions lose.
+        # A double would change large whole numbers: if they are the majority, fractions lose.
         fractions = words.get("fraction", 0)
         return "fraction" if fractions > words.get("large", 0) else "whole"
     if winner == "decimal":
@@ -264,14 +264,14 @@ def _elected(votes: Votes) -> Kind:
 
 
 def _without_twins(votes: Votes) -> bool:
-    """Of columns that Spark does not tell apart, all but the one with most votes are removed; says
+    """Of columns that Spark cannot distinguish, removes all but the one with most votes. Returns
     whether there were any. `a.b` is also the path of `b` inside `a`."""
-    found: dict[str, list[tuple[int, tuple[str, ...], dict[str, Any]]]] = {}
+    by_path: dict[str, list[tuple[int, tuple[str, ...], dict[str, Any]]]] = {}
     for path, *column in _named(votes, "", ()):
-        found.setdefault(path.lower(), []).append(tuple(column))  # type: ignore[arg-type]
-    for path in sorted(found):
-        if len(found[path]) > 1:
-            ranked = sorted(found[path], key=lambda column: (-column[0], column[1]))
+        by_path.setdefault(path.lower(), []).append(tuple(column))  # type: ignore[arg-type]
+    for path in sorted(by_path):
+        if len(by_path[path]) > 1:
+            ranked = sorted(by_path[path], key=lambda column: (-column[0], column[1]))
             for _, names, fields in ranked[1:]:
                 fields.pop(names[-1], None)
             return True
@@ -279,7 +279,7 @@ def _without_twins(votes: Votes) -> bool:
 
 
 def _without_more(votes: Votes, known: set[tuple[str, ...]], most: int) -> None:
-    """Removes new columns beyond so many. What is in a column has no more votes than it."""
+    """Removes new columns beyond `most`. A nested column never has more votes than its parent."""
     new = {
         names: (count, fields)
         for _, count, names, fields in _named(votes, "", ())
@@ -291,47 +291,47 @@ def _without_more(votes: Votes, known: set[tuple[str, ...]], most: int) -> None:
 
 
 def count(columns: Iterable[pa.Field]) -> int:
-    """Columns, nested ones counted."""
+    """The number of columns, nested ones counted."""
     return sum(1 for _ in _names(columns))
 
 
 def _names(fields: Iterable[pa.Field], parent: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Of each column its own name and those of the columns it is in."""
+    """The path of each column as a tuple of names, nested columns included."""
     for field in fields:
-        here, kind = (*parent, field.name), field.type
-        yield here
+        names, kind = (*parent, field.name), field.type
+        yield names
         while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
             kind = kind.item_type if pa.types.is_map(kind) else kind.value_type
         if pa.types.is_struct(kind):
-            yield from _names(kind, here)
+            yield from _names(kind, names)
 
 
 def _named(
     votes: Votes, path: str, names: tuple[str, ...]
 ) -> Iterator[tuple[str, int, tuple[str, ...], dict[str, Any]]]:
-    """Paths of all columns, their votes and names, and where to remove them from."""
+    """Of all columns: path, votes, names, and the dict to remove them from."""
     if (winner := _winner(votes)) == "object":
         for name, (count, _, inside) in votes["fields"].items():
-            here, mine = f"{path}.{name}" if path else name, (*names, name)
-            yield here, count, mine, votes["fields"]
+            child_path, child_names = f"{path}.{name}" if path else name, (*names, name)
+            yield child_path, count, child_names, votes["fields"]
             for step in {"array": ("element",), "map": ("key", "value")}.get(_winner(inside), ()):
-                yield f"{here}.{step}", count, mine, votes["fields"]
-            yield from _named(inside, here, mine)
+                yield f"{child_path}.{step}", count, child_names, votes["fields"]
+            yield from _named(inside, child_path, child_names)
     elif winner in ("array", "map"):
         step = "element" if winner == "array" else "value"
         yield from _named(votes["inside"], f"{path}.{step}", names)
 
 
 def _laid_over(base: Iterable[pa.Field], kinds: dict[str, Kind]) -> list[pa.Field]:
-    there = {field.name: field for field in base}
+    existing = {field.name: field for field in base}
     renamed = {kind[1:] for kind in kinds.values() if type(kind) is str and kind[:1] == "="}
     fields = [
-        _changed(field, kinds.get(name)) for name, field in there.items() if name not in renamed
+        _changed(field, kinds.get(name)) for name, field in existing.items() if name not in renamed
     ]
     for name, kind in kinds.items():
         if type(kind) is str and kind[:1] == "=":
-            fields.append(there[kind[1:]].with_name(name))
-        elif name not in there:
+            fields.append(existing[kind[1:]].with_name(name))
+        elif name not in existing:
             fields.append(pa.field(name, arrow(kind, name)))
     return fields
 

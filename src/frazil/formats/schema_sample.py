@@ -14,7 +14,7 @@ from frazil.formats.decoder import Decoder, RecordFormat
 from frazil.kafka.fetch import fetch
 from frazil.offsets import Range
 
-#: of each partition
+#: per partition
 RECORDS = 200
 
 
@@ -26,7 +26,7 @@ def format_of(config: Config) -> RecordFormat:
 
 
 def key_format_of(config: Config) -> RecordFormat | None:
-    """How keys are read; None: as text."""
+    """The format of record keys; None: text."""
     decode = config.decode
     kind = decode.key_format or ("avro" if decode.key_schema else "")
     if not kind:
@@ -40,23 +40,23 @@ def key_format_of(config: Config) -> RecordFormat | None:
 def columns(
     config: Config, kafka: Mapping[str, str], format: RecordFormat, ranges: Sequence[Range]
 ) -> pa.Schema | None:
-    """The columns of the records in `ranges`; None where there is none to learn from."""
-    values = [value for each in ranges for value in _first_values(config, kafka, each)]
+    """The columns of the first records in `ranges`; None if there are no records."""
+    values = [value for wanted in ranges for value in _first_values(config, kafka, wanted)]
     if not values and not (ranges and format.kind == "raw"):
         return None
-    found = Decoder(format).columns(values)
-    if not len(found):
+    schema = Decoder(format).columns(values)
+    if not len(schema):
         _, rejected = Decoder(format, pa.schema([])).decode(values[:1])
         why = f"; of the first: {rejected[0].reason}" if rejected else ""
         raise Undecodable(
             f"cannot name the columns of {', '.join(map(str, ranges[:4]))}: none of "
             f"the first {len(values)} records can be read{why}"
         )
-    return found
+    return schema
 
 
 def schema_columns(format: RecordFormat) -> pa.Schema:
-    """The columns of a schema that is given, without a record."""
+    """The columns of a configured schema, without reading a record."""
     return Decoder(format).columns([])
 
 
@@ -71,9 +71,9 @@ def _first_values(config: Config, kafka: Mapping[str, str], wanted: Range) -> li
 
 
 def _text(path: str) -> str:
-    """A schema file's text; no path, no text."""
+    """A schema file's text; empty for an empty path."""
     try:
         return Path(path).read_text() if path else ""
-    except (OSError, ValueError) as error:  # also bytes that are no UTF-8, and a path that is none
+    except (OSError, ValueError) as error:  # ValueError: invalid UTF-8 or path
         fact = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"cannot read schema {path!r} of [decode]: {fact}") from None

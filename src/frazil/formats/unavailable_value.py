@@ -1,8 +1,8 @@
 """Debezium's placeholder for a value that a change does not carry. Runs on executors.
 
-A database does not send what an update left alone if it is stored apart: PostgreSQL's TOAST,
-LOBs in Oracle, MySQL and SQL Server. Debezium writes a placeholder in its place, the connector's
-`unavailable.value.placeholder`, in the shape of the column:
+A database does not send unchanged values that it stores out of line: PostgreSQL's TOAST, LOBs in
+Oracle, MySQL and SQL Server. Debezium writes a placeholder in their place, the connector's
+`unavailable.value.placeholder`, in the type of the column:
 
     text                         the placeholder
     bytes                        its bytes; in JSON, and by `binary.handling.mode`, as base64 or hex
@@ -10,7 +10,7 @@ LOBs in Oracle, MySQL and SQL Server. Debezium writes a placeholder in its place
     arrays of numbers, dates     a number for each of its bytes
     hstore                       one entry, the placeholder as key and value; or that as JSON text
 
-In: columns. Out: where it stands. What becomes of such a row is for `pipeline.chunk`.
+In: columns. Out: masks of the rows that contain it. `pipeline.chunk` decides about such rows.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ import pyarrow.compute as pc
 
 
 class Placeholder:
-    def __init__(self, said: str) -> None:
-        """`said`: as the connector's setting has it, `hex:` for bytes that are no text."""
-        self._bytes = placeholder_bytes(said)
+    def __init__(self, setting: str) -> None:
+        """`setting`: the connector's setting, with `hex:` for bytes that are not text."""
+        self._bytes = placeholder_bytes(setting)
         self.text = self._bytes.decode(errors="replace")
         urlsafe = base64.urlsafe_b64encode(self._bytes).decode()
         self._texts = {
@@ -41,22 +41,22 @@ class Placeholder:
             urlsafe.rstrip("="),
             json.dumps({self.text: self.text}, separators=(",", ":")),
         }
-        # Java's nameUUIDFromBytes: of a name without a namespace. Only arrays have it.
+        # Java's nameUUIDFromBytes: a name without a namespace. Only arrays contain it.
         digest = hashlib.md5(self._bytes, usedforsecurity=False).digest()
         self._items = {*self._texts, str(uuid.UUID(bytes=digest, version=3))}
         self._numbers = np.frombuffer(self._bytes, np.int8).astype(np.float64)
 
     def in_columns(self, rows: pa.Table) -> dict[str, np.ndarray[Any, np.dtype[np.bool_]]]:
-        """Of each column that has it anywhere: in which rows."""
-        found = {}
+        """Masks of the rows with the placeholder, for each column that contains it."""
+        masks = {}
         for name in rows.schema.names:
             mask = self._mask(rows.column(name).combine_chunks())
             if mask is not None and mask.any():
-                found[name] = mask
-        return found
+                masks[name] = mask
+        return masks
 
     def _mask(self, array: Any, item: bool = False) -> Any:
-        """None: no array of this type can have it."""
+        """Mask of values that are the placeholder; None: impossible for this type."""
         kind, types = array.type, pa.types
         if types.is_string(kind) or types.is_large_string(kind):
             texts = self._items if item else self._texts
@@ -77,7 +77,7 @@ class Placeholder:
         return mask
 
     def _single(self, array: Any, items: Any, lengths: Any) -> Any:
-        """Of lists and maps with one item: is it that?"""
+        """Mask of lists or maps whose only item is the placeholder."""
         one = np.flatnonzero(lengths == 1)
         inner = self._mask(items(array.take(pa.array(one))), item=True)
         if inner is None:
@@ -88,13 +88,13 @@ class Placeholder:
 
 
 @functools.lru_cache(maxsize=16)
-def placeholder(said: str) -> Placeholder | None:
-    """None: values are not looked at."""
-    return Placeholder(said) if said else None
+def placeholder(setting: str) -> Placeholder | None:
+    """None for an empty setting: values are not checked."""
+    return Placeholder(setting) if setting else None
 
 
-def placeholder_bytes(said: str) -> bytes:
-    return bytes.fromhex(said[4:]) if said.startswith("hex:") else said.encode()
+def placeholder_bytes(setting: str) -> bytes:
+    return bytes.fromhex(setting[4:]) if setting.startswith("hex:") else setting.encode()
 
 
 def _bools(array: Any) -> Any:
@@ -116,7 +116,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _floats(array: Any) -> Any:
-    """Small numbers as they are; large ones stay large."""
+    """Numbers as floats: exact where small, so that they compare with bytes."""
     if pa.types.is_temporal(array.type):
         array = array.cast(pa.int32() if array.type.bit_width == 32 else pa.int64())
     return array.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy(zero_copy_only=False)

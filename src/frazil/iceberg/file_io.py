@@ -1,7 +1,7 @@
-"""Iceberg's files where they lie, without a JVM: bytes, Parquet sources, records of Avro files.
+"""Reads Iceberg's files without a JVM: bytes, Parquet sources, Avro records.
 
-Local files are opened directly; for another store pyiceberg's file IO is imported. What cannot be
-read leaves this room as one of our errors, with none of the secrets that the store was told.
+Local files are opened directly; other stores are read with pyiceberg's file IO, imported on first
+use. A file that cannot be read raises one of our errors, without the store's credentials in it.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ from frazil.errors import ConfigError, Fatal, IdentityMismatch, Unavailable
 
 
 class NeedsSpark(ConfigError):
-    """This catalog or store cannot be opened from here; Iceberg for Spark may know how."""
+    """This catalog or store cannot be opened without Spark; Iceberg for Spark may support it."""
 
 
 class FileStore:
-    """`properties`: of the catalog or of its file IO; they may hold credentials."""
+    """Reads the files of a catalog. `properties` of the catalog or its file IO may hold
+    credentials."""
 
     def __init__(self, properties: Mapping[str, str]) -> None:
         self.properties = properties
         self._ios: dict[str, Any] = {}
 
     def io(self, path: str) -> Any:
-        """pyiceberg's."""
+        """pyiceberg's file IO for the path's scheme."""
         scheme = path.partition("://")[0]
         if scheme not in self._ios:
             from frazil.files.writer import file_io
@@ -47,27 +48,27 @@ class FileStore:
 
     def read(self, path: str) -> bytes:
         with self.reading(path):
-            if there := local(path):
-                with open(there, "rb") as file:
+            if local_path := local(path):
+                with open(local_path, "rb") as file:
                     return file.read()
             with self.io(path).new_input(path).open() as stream:
                 return bytes(stream.read())
 
     def open(self, path: str) -> Any:
-        """For random access, within `reading`."""
-        there = local(path)
-        return pa.memory_map(there) if there else self.io(path).new_input(path).open()
+        """For random access; call it within `reading`."""
+        local_path = local(path)
+        return pa.memory_map(local_path) if local_path else self.io(path).new_input(path).open()
 
     def names(self, folder: str) -> list[str]:
-        """Of the files in a folder; none where there is no such folder."""
+        """Names of the files in a folder; none if the folder does not exist."""
         with self.reading(folder):
-            if there := local(folder):
-                return os.listdir(there) if os.path.isdir(there) else []
+            if local_path := local(folder):
+                return os.listdir(local_path) if os.path.isdir(local_path) else []
             files = self.io(folder)
             scheme, host, path = files.parse_location(folder)
             selector = pa.fs.FileSelector(path, allow_not_found=True)
-            found = files.fs_by_scheme(scheme, host).get_file_info(selector)
-            return [each.base_name for each in found]
+            infos = files.fs_by_scheme(scheme, host).get_file_info(selector)
+            return [info.base_name for info in infos]
 
     @contextmanager
     def reading(self, path: str) -> Iterator[None]:
@@ -83,19 +84,19 @@ class FileStore:
             unknown = path.startswith(("hdfs:", "viewfs:")) or "Unrecognized filesystem" in fact
             if isinstance(error, ImportError) or unknown:
                 raise NeedsSpark(fact) from None
-            # Arrow's own errors are no OSError: then the bytes came, and are not what they should.
+            # Arrow's own errors are not OSErrors: the bytes arrived, but are invalid.
             raise (Unavailable if isinstance(error, OSError) else Fatal)(fact) from None
 
 
 def local(path: str) -> str:
-    """The path of a local file; empty where it is elsewhere."""
+    """The path of a local file; empty for any other store."""
     if path.startswith("file:"):
         return "/" + path[5:].lstrip("/")
     return "" if re.match(r"[A-Za-z][\w+.-]*:/", path) else path
 
 
 def missing_file_error(error: BaseException, properties: Mapping[str, str]) -> str:
-    """What a library says, in one line, without the secrets that we told it."""
+    """The first line of a library's error message, with the secrets in `properties` masked."""
     text = (str(error).strip() or type(error).__name__).splitlines()[0]
     for key, value in properties.items():
         if SECRET.search(key):
@@ -108,7 +109,7 @@ def missing_file_error(error: BaseException, properties: Mapping[str, str]) -> s
 
 
 class AvroFile:
-    """An Avro file with its blocks unpacked. Those that have one schema can be read as one."""
+    """An Avro file with its blocks decompressed. Files with one schema can be read as one."""
 
     def __init__(self, store: FileStore, path: str) -> None:
         self.path = path
@@ -121,7 +122,7 @@ class AvroFile:
             if raw[:4] != b"Obj\x01":
                 raise ValueError("another kind of file")
             while count := datum.long():
-                if count < 0:  # then the size in bytes comes first
+                if count < 0:  # then the block's size in bytes comes first
                     datum.long()
                 for _ in range(abs(count)):
                     key = datum.take(datum.long())
@@ -147,17 +148,17 @@ def frame(
 ) -> pl.DataFrame:
     """The records of containers that have one schema, as one table.
 
-    `wanted`: the columns to read; one that is not there is null. A manifest's entry has the fields
-    of its data file as its own: a record in a record is written as its fields are, and polars can
-    pass over no fields but those of the outer one.
+    `wanted`: the columns to read; a column that the files lack is null. The fields of a manifest
+    entry's data file become columns of their own: Avro encodes a nested record as the sequence of
+    its fields, and polars can skip top-level fields only.
     """
-    rows = sum(each.rows for each in containers)
+    rows = sum(container.rows for container in containers)
     if not rows:
         return pl.DataFrame(schema=wanted)
     fields = []
     try:
-        for each in json.loads(containers[0].schema)["fields"]:
-            inner = each["type"]["fields"] if each["name"] == "data_file" else [each]
+        for column in json.loads(containers[0].schema)["fields"]:
+            inner = column["type"]["fields"] if column["name"] == "data_file" else [column]
             fields += [(field["name"], field["type"]) for field in inner]
     except (ValueError, KeyError, TypeError) as error:
         raise Fatal(
@@ -166,19 +167,19 @@ def frame(
         ) from None
     names = [name for name, _ in fields if wanted is None or name in wanted]
     glue = preamble(fields)
-    blocks = [block for each in containers for block in each.blocks]
+    blocks = [block for container in containers for block in container.blocks]
     size = sum(map(len, blocks))
     whole = b"".join((glue, zigzag(rows), zigzag(size), *blocks, glue[-16:]))
     try:
-        found = pl.read_avro(io.BytesIO(whole), columns=names)
+        records = pl.read_avro(io.BytesIO(whole), columns=names)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-        if len(containers) > 1:  # alone, the one that cannot be read is named
-            return pl.concat([frame([each], wanted) for each in containers])
+        if len(containers) > 1:  # one by one, so that the error names the file
+            return pl.concat([frame([container], wanted) for container in containers])
         raise Fatal(f"cannot read {containers[0].path}: {error}") from None
     return (
-        found
+        records
         if wanted is None
-        else found.select(
+        else records.select(
             pl.col(name).cast(kind) if name in names else pl.lit(None, kind).alias(name)
             for name, kind in wanted.items()
         )
@@ -186,9 +187,9 @@ def frame(
 
 
 def _snappy(block: bytes) -> bytes:
-    number = Datum(block, 0).long()  # the size, which here has no sign
+    number = Datum(block, 0).long()  # the size; snappy's varint is unsigned, Avro's is zigzag
     size = 2 * number if number >= 0 else -2 * number - 1
-    return bytes(pa.decompress(block[:-4], size, "snappy"))  # behind it stands a checksum
+    return bytes(pa.decompress(block[:-4], size, "snappy"))  # the last 4 bytes are a checksum
 
 
 def _zstandard(block: bytes) -> bytes:

@@ -1,12 +1,12 @@
-"""What manifests say of data files, against the files themselves: for `frazil audit --deep`.
+"""Compares manifests' claims about data files with the files, for `frazil audit --deep`.
 
-Engines pass over files, delete files too, by the counts and bounds in manifests. Where these do not
-cover what a file holds, a query loses rows and nobody sees it. In: a file as its manifest
-describes it, and the open Parquet file. Out: each statement that is not true, in a sentence.
+Engines skip files, delete files included, by the counts and bounds in manifests. If bounds do not
+cover a file's values, queries lose rows silently. In: a file as its manifest describes it, and the
+open Parquet file. Out: one sentence per false claim.
 
-Counts are compared with the footer. Bounds are, too, and where the footer does not tell (Parquet
-leaves a minimum or maximum of over 4,096 bytes out) or contradicts them, the column is read and the
-values outside are counted. Columns inside lists and maps have no bounds. Reads only.
+Counts and bounds are compared with the footer. Where the footer contradicts the bounds or lacks its
+own (Parquet omits a minimum or maximum of over 4,096 bytes), the column is read and the values
+outside are counted. Columns inside lists and maps have no bounds. Reads only.
 """
 
 from __future__ import annotations
@@ -38,72 +38,79 @@ class DescribedFile:
     upper: Mapping[int, bytes]
 
 
-def misdescribed(said: DescribedFile, file: pq.ParquetFile, names: Mapping[int, str]) -> list[str]:
-    """What a manifest says of a file and is not so. `names`: of the table's columns, by id."""
+def misdescribed(
+    described: DescribedFile, file: pq.ParquetFile, names: Mapping[int, str]
+) -> list[str]:
+    """The false claims of a manifest about a file. `names`: the table's column names, by field
+    id."""
     footer = file.metadata
-    found = []
-    if footer.num_rows != said.rows:
-        found.append(f"{said.rows} rows; expected {footer.num_rows}, as its footer says")
+    problems = []
+    if footer.num_rows != described.rows:
+        problems.append(f"{described.rows} rows; expected {footer.num_rows}, as its footer says")
     paths = column_paths(footer)
     counted = _counts(footer)
     for field_id, extent in extents(footer).items():
         name = names.get(field_id, paths[field_id])
         values, nulls = counted[paths[field_id]]
-        for what, told, true in (
-            ("values", said.values.get(field_id), values),
-            ("nulls", said.nulls.get(field_id), nulls),
+        for measure, claimed, actual in (
+            ("values", described.values.get(field_id), values),
+            ("nulls", described.nulls.get(field_id), nulls),
         ):
-            if told is not None and true is not None and told != true:
-                found.append(f"{told} {what} of column {name}; expected {true}")
-        lower, upper = said.lower.get(field_id), said.upper.get(field_id)
+            if claimed is not None and actual is not None and claimed != actual:
+                problems.append(f"{claimed} {measure} of column {name}; expected {actual}")
+        lower, upper = described.lower.get(field_id), described.upper.get(field_id)
         if _within(extent, lower, upper):
             continue
         column = _column(file, paths[field_id])
         outside = _outside(column, extent.kind, lower, upper)
         if outside is None:
-            found.append(f"bounds of column {name} that are no {extent.kind}")
+            problems.append(f"bounds of column {name} that are no {extent.kind}")
         elif outside:
-            found.append(f"bounds of column {name} that leave {outside:,} of its values out")
-    return found
+            problems.append(f"bounds of column {name} that leave {outside:,} of its values out")
+    return problems
 
 
 def _within(extent: ColumnExtent, lower: bytes | None, upper: bytes | None) -> bool:
-    """Does the footer alone tell that the bounds cover the column?"""
+    """Does the footer alone prove that the bounds cover the column?"""
     try:
         return extent.within(lower, upper) is True
-    except (ValueError, struct.error):  # of a type that the column has become since, or of none
+    except (ValueError, struct.error):  # of a type the column was widened to since, or malformed
         return False
 
 
 def _counts(footer: pq.FileMetaData) -> dict[str, tuple[int, int | None]]:
-    """Values and nulls of each column; None where some row group does not tell."""
-    found: dict[str, tuple[int, int | None]] = {}
+    """Values and nulls of each column; nulls are None if some row group does not record them."""
+    counts: dict[str, tuple[int, int | None]] = {}
     for number in range(footer.num_row_groups):
         group = footer.row_group(number)
         for position in range(footer.num_columns):
             column = group.column(position)
-            said = column.statistics if column.is_stats_set else None
-            more = said.null_count if said is not None and said.has_null_count else None
-            values, nulls = found.get(column.path_in_schema, (0, 0))
+            statistics = column.statistics if column.is_stats_set else None
+            more = (
+                statistics.null_count
+                if statistics is not None and statistics.has_null_count
+                else None
+            )
+            values, nulls = counts.get(column.path_in_schema, (0, 0))
             known = None if nulls is None or more is None else nulls + more
-            found[column.path_in_schema] = (values + column.num_values, known)
-    return found
+            counts[column.path_in_schema] = (values + column.num_values, known)
+    return counts
 
 
 def _column(file: pq.ParquetFile, path: str) -> pa.ChunkedArray:
-    """One leaf, out of the structs that it lies in."""
-    found = file.read(columns=[path], use_threads=False).column(0)
-    while pa.types.is_struct(found.type):  # only the leaf's own way was read
-        found = pc.struct_field(found, [0])
-    return found
+    """One leaf column, extracted from the structs around it."""
+    column = file.read(columns=[path], use_threads=False).column(0)
+    while pa.types.is_struct(column.type):  # only the path to the leaf was read
+        column = pc.struct_field(column, [0])
+    return column
 
 
 def _outside(
     column: pa.ChunkedArray, kind: PrimitiveType, lower: bytes | None, upper: bytes | None
 ) -> int | None:
-    """How many values lie outside of the bounds; None where the bounds cannot be read."""
+    """The number of values outside the bounds; None if the bounds cannot be decoded."""
     try:
-        low, high = (None if each is None else _plain(kind, each) for each in (lower, upper))
+        low, high = (None if bound is None else _plain(kind, bound) for bound in (lower, upper))
     except (ValueError, struct.error):
         return None
     values = _comparable(column)
@@ -111,7 +118,7 @@ def _outside(
         values = values.cast(pa.int64() if isinstance(kind, IntegerType) else pa.float64())
     below = pc.less(values, pa.scalar(low, values.type)) if low is not None else None
     above = pc.greater(values, pa.scalar(high, values.type)) if high is not None else None
-    return sum(pc.sum(each).as_py() or 0 for each in (below, above) if each is not None)
+    return sum(pc.sum(mask).as_py() or 0 for mask in (below, above) if mask is not None)
 
 
 def _plain(kind: PrimitiveType, raw: bytes) -> Any:
@@ -121,7 +128,7 @@ def _plain(kind: PrimitiveType, raw: bytes) -> Any:
 
 
 def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Days and moments as the numbers that bounds have."""
+    """Dates and timestamps as the integers that bounds contain."""
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):
         column = column.cast(kind.storage_type)

@@ -1,9 +1,9 @@
-"""Commits of others that brought rows, and what a table keeps of them when their snapshots expire.
+"""Other writers' commits that added rows, and the record a table keeps of them after expiry.
 
-The audit doubts ranges into which others brought rows (decision 044), and knows those commits by
-their snapshots. Who expires such snapshots for a sink writes first into a property of the table
-what they were: without it the audit would take the rows for those that the sink wrote. Maintenance
-and audit ask the same functions here.
+The audit does not vouch for ranges into which other writers added rows (decision 044); it
+recognizes those commits by their snapshots. Before such snapshots are expired for a sink, they are
+recorded in a table property: without it, the audit would attribute the rows to the sink.
+Maintenance and audit share these functions.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from frazil.iceberg.static_table import DataFile
 from frazil.ledger.entry import PREFIX, Snapshot
 from frazil.offsets import Partition
 
-#: Property of a table, with the id behind it of the sink that expired the snapshots.
+#: Table property; the id of the sink that expired the snapshots is appended.
 PROPERTY = f"{PREFIX}foreign-commits"
 EVERYTHING = (0, 2**63 - 1)
-#: Of more partitions the property has no ranges: it is in every metadata file.
+#: With more partitions the property has no ranges: it is in every metadata file.
 PARTITIONS = 32
 #: The end of the year 9999, in milliseconds.
 _LATEST = 253_402_300_799_999
@@ -30,13 +30,13 @@ Ranges = Mapping[Partition, tuple[int, int]]
 
 
 def counted(summary: Mapping[str, str]) -> bool:
-    """Does a summary tell how many rows came and went? Iceberg asks for the operation only."""
+    """Does a summary contain counts of rows or files? Iceberg requires only the operation."""
     return any(key.startswith(("added-", "deleted-", "removed-", "total-")) for key in summary)
 
 
 def brings_rows(snapshot: Snapshot) -> bool:
-    """Is it a commit of others that brought rows, or may have? A compaction (`replace`) brings
-    none: Iceberg defines it so."""
+    """Is it another writer's commit that added rows, or may have? A compaction (`replace`) adds
+    none, by Iceberg's definition."""
     summary = snapshot.summary
     if PREFIX + "sink" in summary or snapshot.operation == "replace":
         return False
@@ -44,7 +44,7 @@ def brings_rows(snapshot: Snapshot) -> bool:
 
 
 def reaches(files: Iterable[DataFile], partition: Partition) -> list[tuple[int, int]]:
-    """What each of the files may hold of a partition, by its bounds."""
+    """The offset ranges of a partition that the files may contain, by their bounds."""
     spans = []
     for file in files:
         low, high = file.topics or ("", "\U0010ffff")
@@ -59,23 +59,23 @@ def reaches(files: Iterable[DataFile], partition: Partition) -> list[tuple[int, 
 
 @dataclass(frozen=True, slots=True)
 class ForeignCommits:
-    """What a table keeps of commits of others that brought rows: the newest, and where they all may
-    have brought some."""
+    """A table's record of other writers' commits that added rows: the newest commit, and the ranges
+    into which all of them may have added rows."""
 
     snapshot_id: int
     operation: str
     timestamp_ms: int
-    #: does it stand for older ones, too?
+    #: does it cover older commits, too?
     older: bool = False
-    #: lowest offset, and the one behind the highest; None: of any partition, anything
+    #: lowest offset, and the one after the highest; None: any offset of any partition
     ranges: Ranges | None = None
 
     def reach(self, partition: Partition) -> tuple[int, int] | None:
-        """What they may have brought of a partition."""
+        """The range of a partition into which the commits may have added rows."""
         return EVERYTHING if self.ranges is None else self.ranges.get(partition)
 
     def within(self, snapshot_ids: Collection[int]) -> bool:
-        """Are all of its snapshots there? Then nothing was expired, and they tell themselves."""
+        """Are all its snapshots still there? Then none was expired, and it adds nothing to them."""
         return not self.older and self.snapshot_id in snapshot_ids
 
     def joined(self, other: ForeignCommits) -> ForeignCommits:
@@ -113,7 +113,7 @@ def key_of(sink: str) -> str:
 
 
 def recorded(table: str, properties: Mapping[str, str]) -> dict[str, ForeignCommits]:
-    """Property → what it keeps. Each sink has its own: two that expire at once lose nothing."""
+    """Property → recorded commits. Each sink has its own: two that expire at once lose nothing."""
     return {
         key: _parsed(table, key, text)
         for key, text in properties.items()
@@ -126,10 +126,10 @@ def of_snapshots(
     added: Callable[[int], Sequence[DataFile] | None],
     partitions: Collection[Partition] | None,
 ) -> ForeignCommits | None:
-    """Of those commits that may have brought rows of the partitions; None: none did.
+    """The record of those commits that may have added rows of the partitions; None if none did.
 
-    `added`: the data files that a snapshot brought; None: nobody can tell. `partitions` of sinks
-    whose rows stand for no single offset are None: no bounds tell them apart.
+    `added`: the data files that a snapshot added; None if unknown. `partitions` is None for sinks
+    whose rows have no single offset: bounds cannot tell partitions apart.
     """
     commits: ForeignCommits | None = None
     for snapshot in snapshots:
@@ -145,7 +145,7 @@ def of_snapshots(
 
 
 def _bounded(spans: Iterable[tuple[Partition, tuple[int, int]]]) -> Ranges | None:
-    """One range for each partition; None where there are too many."""
+    """One range per partition; None if there are too many partitions."""
     ranges: dict[Partition, tuple[int, int]] = {}
     for partition, (low, high) in spans:
         start, end = ranges.get(partition, (low, high))

@@ -1,11 +1,11 @@
-"""Iceberg's Java API in Spark's JVM: the only room with Py4J. Plain Python values in and out.
+"""Iceberg's Java API in Spark's JVM: the only module with Py4J. Plain Python values in and out.
 
-(And the little that Spark itself tells only in Java: a query's operators, files of a checkpoint.)
+Also the few parts of Spark that only Java exposes: a query's operators, files of a checkpoint.
 
 The user's own `spark.sql.catalog.*` settings name the catalog, so every catalog and store that
-Iceberg for Spark supports works here. What Java throws leaves this room as one of our errors
-(`_KINDS`); what is not in the map leaves it as `CommitStateUnknown`, which the committer answers
-by reading back, never by guessing.
+Iceberg for Spark supports works here. Java exceptions are translated into our errors (`_KINDS`); an
+exception that is not in the map becomes `CommitStateUnknown`, which the committer handles by
+reading back, never by guessing.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from frazil.iceberg.static_table import COLUMNS_PROPERTY, ReadOnlyTable
 from frazil.ledger import entry
 from frazil.ledger.entry import PREFIX, Snapshot
 
-#: Java exception (simple name, of the error or of a cause) → what it means for the operator.
+#: Java exception (simple name, of the error or of a cause) → our error.
 _KINDS: dict[str, type[FrazilError]] = {
     # certain: nothing was applied
     "CommitFailedException": Conflict,
     "AlreadyExistsException": Conflict,
-    # ours alone: the ancestry validator said no. Whether an earlier try of the same commit was
-    # applied is for the reader of the ledger to say (H1).
+    # raised only by our ancestry validator. Whether an earlier attempt of the same commit was
+    # applied is decided by reading the ledger (H1).
     "ValidationException": CommitStateUnknown,
     "CommitStateUnknownException": CommitStateUnknown,
     # the catalog or store does not answer; in a commit the caller still reads back
@@ -72,13 +72,13 @@ _KINDS: dict[str, type[FrazilError]] = {
     "CatalogNotFoundException": ConfigError,
 }
 
-#: What Spark raises where a job failed, with the task's own words in it.
+#: Raised by Spark if a job failed, with the task's own message.
 FAILED = (PySparkException, Py4JJavaError)
 #: position of `added_snapshot_id` in Iceberg's manifest-file record (the spec's field order)
 _SNAPSHOT_ID = 6
-_LOOKING = 16  # staged files that are looked for at the same time
-_EVOLUTIONS = 5  # tries to change a schema while others change it too
-#: How manifests and lists of them are called, by Iceberg and by us; no data file is.
+_LOOKING = 16  # staged files that are checked concurrently
+_EVOLUTIONS = 5  # attempts to change a schema while other writers change it too
+#: Names of manifests and manifest lists, Iceberg's and ours; no data file has such a name.
 _LISTING = re.compile(r"/(snap-\d+-\d+-[0-9a-f-]{36}|[^/]+-m\d+)\.avro$")
 _READERS = 8  # threads
 _PLACEHOLDER = 2**62  # too large for an Integer, so Py4J makes it the Long that Java wants
@@ -91,7 +91,7 @@ def _translated(doing: str) -> Iterator[None]:
     except Py4JJavaError as error:
         names, fact = _causes(error.java_exception)
         kind = next((_KINDS[name] for name in names if name in _KINDS), CommitStateUnknown)
-        if "Status Code: 403" in fact or "Status Code: 401" in fact:  # of S3; waiting does not help
+        if "Status Code: 403" in fact or "Status Code: 401" in fact:  # of S3; a retry does not help
             raise ConfigError(
                 f"cannot {doing}: {fact}", hint="check the credentials, and what the bucket allows"
             ) from None
@@ -119,7 +119,8 @@ def _causes(exception: Any) -> tuple[list[str], str]:
 
 
 class _Validator:
-    """Asks `check` about the ancestry on every try of a commit, Iceberg's own retries included."""
+    """Calls `check` with the ancestry on every attempt of a commit, Iceberg's own retries
+    included."""
 
     def __init__(self, check: Callable[[Iterator[Snapshot]], str | None], read: Any) -> None:
         self._check = check
@@ -143,9 +144,9 @@ class _Validator:
 
 
 class _Deferred:
-    """Takes what Iceberg would delete after a failed commit, and deletes nothing.
+    """Collects the paths that Iceberg would delete after a failed commit, and deletes nothing.
 
-    A commit that was applied, and whose answer was lost, looks like a failure to Iceberg, and its
+    A commit that was applied, but whose response was lost, looks like a failure to Iceberg, and its
     clean-up would remove the manifest list of the live snapshot (H1).
     """
 
@@ -160,12 +161,12 @@ class _Deferred:
 
 
 class _Tagging:
-    """A table's operations, whose commits also point a tag at the snapshot that they add: snapshot
-    and tag are in one metadata file, and one cannot be there without the other.
+    """Table operations whose commits also point a tag at the snapshot that they add: snapshot and
+    tag are in one metadata file, so neither can exist without the other.
 
-    What a commit throws goes through Python and comes out of Iceberg without its class, so Iceberg
-    neither tries it again nor cleans up after it. The error is kept in `trouble`, and what the try
-    made is told as `made`: the caller reads back, tries again and sweeps.
+    An exception of a commit passes through Python and reaches Iceberg without its class, so Iceberg
+    neither retries nor cleans up. The error is kept in `trouble`, and the files that the attempt
+    wrote are in `made`: the caller reads back, retries and removes them.
     """
 
     def __init__(self, table: JavaTable, branch: str, tag: str) -> None:
@@ -177,9 +178,9 @@ class _Tagging:
         self.made: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._operations, name)  # everything else is the table's own affair
+        return getattr(self._operations, name)
 
-    def current(self) -> Any:  # asked again and again: not each time of Java
+    def current(self) -> Any:  # called often: cached, to save calls to Java
         if self._metadata is None:
             self._metadata = self._operations.current()
         return self._metadata
@@ -208,11 +209,11 @@ class _Tagging:
 
 
 class _Names:
-    """A package, class or static method of Java's, looked up once: each look is a call of its own,
-    and a commit makes many."""
+    """A Java package, class or static method, looked up once: each lookup is a call to the JVM, and
+    a commit makes many."""
 
-    def __init__(self, found: Any) -> None:
-        self._found = found
+    def __init__(self, target: Any) -> None:
+        self._found = target
 
     def __getattr__(self, name: str) -> Any:
         known = _Names(getattr(self._found, name))
@@ -225,8 +226,8 @@ class _Names:
 
 @contextmanager
 def active(spark: SparkSession) -> Iterator[None]:
-    """With `spark` as the active session of this thread, which is where Spark looks up catalogs and
-    registered data sources, whichever session it is asked through."""
+    """Makes `spark` the active session of this thread: Spark looks up catalogs and registered data
+    sources there, whichever session it is called through."""
     sessions: Any = SparkSession._get_j_spark_session_class(spark._jvm)
     before = sessions.getActiveSession()
     sessions.setActiveSession(spark._jsparkSession)
@@ -266,13 +267,13 @@ class JavaCatalog:
             self._caches = self._catalog.getClass().getSimpleName() == "CachingCatalog"
 
     def changed(self, table: str) -> None:
-        """A session that has it cached (`cache-enabled`, Iceberg's default) loads it again: to see
-        what was committed by this handle, and not to look for files that are gone."""
+        """Drops the table from the session's cache (`cache-enabled`, Iceberg's default): the
+        session then sees this handle's commits, and does not look for removed files."""
         if self._caches:
             self._catalog.invalidateTable(self._iceberg.catalog.TableIdentifier.parse(table))
 
     def load(self, table: str) -> JavaTable | None:
-        """The table as it is now; None where it does not exist."""
+        """The table as it is now; None if it does not exist."""
         with _translated(f"load table {table}"):
             identifier = self._iceberg.catalog.TableIdentifier.parse(table)
             if not self._catalog.tableExists(identifier):
@@ -280,15 +281,16 @@ class JavaCatalog:
             return JavaTable(self, table, self.open(table))
 
     def open(self, table: str) -> Any:
-        """Java's own table."""
+        """Java's own table object, loaded anew."""
         identifier = self._iceberg.catalog.TableIdentifier.parse(table)
         self._catalog.invalidateTable(identifier)
         return self._catalog.loadTable(identifier)
 
     def look(self, table: str) -> ReadOnlyTable | None:
-        """The table as its metadata file says it is now, for those who only read."""
-        found = self.load(table)
-        return None if found is None else found.plain
+        """The table in the state of its current metadata file, for readers; None if it does not
+        exist."""
+        handle = self.load(table)
+        return None if handle is None else handle.plain
 
     def create(
         self,
@@ -300,7 +302,8 @@ class JavaCatalog:
         location: str = "",
         sort_order: str = "",
     ) -> JavaTable:
-        """Create namespace and table; whoever else creates it at the same moment, one table is."""
+        """Creates namespace and table. If another writer creates it at the same moment, returns
+        that table."""
         with _translated(f"create table {table}"):
             identifier = self._iceberg.catalog.TableIdentifier.parse(table)
             self._create_namespace(table.split(".")[:-1])
@@ -320,23 +323,23 @@ class JavaCatalog:
             except Py4JJavaError as error:
                 if "AlreadyExistsException" not in _causes(error.java_exception)[0]:
                     raise
-        there = self.load(table)
-        if there is None:
+        existing = self.load(table)
+        if existing is None:
             raise Conflict(f"cannot create table {table}: it came and went at the same moment")
-        return there
+        return existing
 
     def make_namespace(self, name: str) -> bool:
-        """False where it was there before."""
+        """False if it existed before."""
         with _translated(f"create namespace {name}"):
             return self._create_namespace(name.split("."))
 
     def drop_namespace(self, name: str) -> None:
-        """One that is empty."""
+        """Drops an empty namespace."""
         with _translated(f"drop namespace {name}"):
             self._spark_catalog.dropNamespace(self._names(name.split(".")), False)
 
     def drop(self, table: str) -> None:
-        """With the files it knows; one that is gone already is no error."""
+        """Drops a table with the files it references; a table that does not exist is no error."""
         with _translated(f"drop table {table}"):
             self._catalog.dropTable(self._iceberg.catalog.TableIdentifier.parse(table), True)
 
@@ -365,12 +368,12 @@ class JavaCatalog:
         return names
 
     def plain(self, properties: Any) -> dict[str, str]:
-        """One call to Java, however many keys there are."""
-        found = json.loads(self._iceberg.util.JsonUtil.mapper().writeValueAsString(properties))
-        return {key: str(value) for key, value in found.items()}
+        """A Java map as a dict, with one call to Java however many keys there are."""
+        values = json.loads(self._iceberg.util.JsonUtil.mapper().writeValueAsString(properties))
+        return {key: str(value) for key, value in values.items()}
 
     def read(self, snapshot: Any) -> Snapshot:
-        """One call to Java for one snapshot, however many keys its summary has."""
+        """A Java snapshot as a value, with one call to Java however many keys its summary has."""
         values = json.loads(self._iceberg.SnapshotParser.toJson(snapshot))
         summary = dict(values.get("summary", {}))
         return Snapshot(
@@ -385,7 +388,7 @@ class JavaCatalog:
 
 
 class _property(property):
-    """Something a table knows; or one of our errors, where it is gone and that has been seen."""
+    """A property that is read from Java; a table that is gone raises one of our errors."""
 
     def __get__(self, table: Any, kind: Any = None) -> Any:
         if table is None:
@@ -400,9 +403,9 @@ class LiveFile:
 
     path: str
     rows: int
-    #: which commit brought its rows
+    #: data sequence number: the commit that added its rows
     sequence: int
-    #: files that hide some of them
+    #: number of delete files that apply to it
     deletes: int
     #: Iceberg's JSON
     descriptor: str
@@ -410,22 +413,22 @@ class LiveFile:
 
 @dataclass(frozen=True, slots=True)
 class ManifestEntry:
-    """A file that a manifest lists, of data or of deletes."""
+    """A data or delete file that a manifest lists."""
 
     #: Iceberg's JSON
     descriptor: str
-    #: data sequence number: with which commit it came
+    #: data sequence number: the commit that added it
     sequence: int
-    #: its spec has no partitions; deletes of such a file count everywhere
+    #: its spec has no partitions; its deletes apply to all partitions
     everywhere: bool
 
 
 class JavaTable:
-    """One Iceberg table: what the committer, the audit and the sink need of it."""
+    """One Iceberg table: the operations that the committer, the audit and the sink need."""
 
     def __init__(self, catalog: JavaCatalog, name: str, table: Any, *, made: bool = False) -> None:
         self.name = name
-        self.made = made  # by us, just now: nobody has written to it before
+        self.made = made  # created by us, just now: no one else has written to it before
         self._catalog = catalog
         self._iceberg = catalog._iceberg
         self._table = table
@@ -437,21 +440,21 @@ class JavaTable:
         with _translated(f"refresh table {self.name}"):
             try:
                 self._table.refresh()
-                found = self._table.uuid().toString()
+                uuid = self._table.uuid().toString()
             except Py4JJavaError as error:
-                names, found = _causes(error.java_exception)
+                names, fact = _causes(error.java_exception)
                 if "NullPointerException" in names:
-                    # A handle that has seen its table gone does not see that it is back.
+                    # A handle that found its table missing does not notice that it exists again.
                     self._table = self._catalog.open(self.name)
-                    found = self._table.uuid().toString()
-                elif "UUID does not match" in found:  # Iceberg's own look at it
-                    found = found.rpartition("=")[2]
+                    uuid = self._table.uuid().toString()
+                elif "UUID does not match" in fact:  # Iceberg's own check
+                    uuid = fact.rpartition("=")[2]
                 else:
                     raise
-        if found != self.uuid:
+        if uuid != self.uuid:
             raise IdentityMismatch(
                 f"cannot go on with table {self.name}: it was dropped and made again; "
-                f"expected uuid {self.uuid}, found {found}"
+                f"expected uuid {self.uuid}, found {uuid}"
             )
 
     @_property
@@ -468,7 +471,7 @@ class JavaTable:
 
     @_property
     def schemas(self) -> list[str]:
-        """All that the table still knows, oldest first."""
+        """All schemas that the table still has, oldest first."""
         schemas = self._table.schemas()
         return [str(self._iceberg.SchemaParser.toJson(schemas[i])) for i in sorted(schemas)]
 
@@ -477,8 +480,8 @@ class JavaTable:
         return str(self._iceberg.PartitionSpecParser.toJson(self._table.spec()))
 
     def unpartitioned_spec(self) -> str:
-        """A spec of the table without partitions, under which deletes reach all of its rows. One
-        that has none gets it, in one commit in which its own spec stays what it is."""
+        """A spec of the table without partitions, under which deletes apply to all of its rows. A
+        table without one gets it, in one commit that leaves its current spec as it is."""
         with _translated(f"give table {self.name} a spec without partitions"):
             for _ in range(2):
                 for spec in self._table.specs().values():
@@ -509,7 +512,7 @@ class JavaTable:
 
     @_property
     def sort_order(self) -> str:
-        """Empty: none."""
+        """Empty if there is none."""
         order = self._table.sortOrder()
         return "" if order.isUnsorted() else str(self._iceberg.SortOrderParser.toJson(order))
 
@@ -526,26 +529,26 @@ class JavaTable:
         return str(self._table.operations().current().metadataFileLocation())
 
     def metadata_path(self, name: str) -> str:
-        """Where a file of metadata of that name belongs (`write.metadata.path`)."""
+        """The location of a metadata file of that name (`write.metadata.path`)."""
         with _translated(f"read table {self.name}"):
             return str(self._table.operations().metadataFileLocation(name))
 
     @property
     def plain(self) -> ReadOnlyTable:
-        """As its metadata file says it is now."""
+        """The table in the state of its current metadata file."""
         self.refresh()
         return ReadOnlyTable(self.name, self.metadata_file, self.io_properties)
 
     @property
     def io_properties(self) -> dict[str, str]:
-        """What the executors' file IO needs. May hold credentials: never log it."""
+        """Properties for the executors' file IO. They may hold credentials: never log them."""
         try:
             return self._catalog.plain(self._table.io().properties())
         except Py4JError:  # a FileIO need not have properties
             return {}
 
     def history(self, branch: str) -> Iterator[Snapshot]:
-        """The branch's ancestry, newest first, as far as it is still there."""
+        """The branch's ancestry, newest first, up to the oldest snapshot that is not expired."""
         with _translated(f"read the history of table {self.name}"):
             snapshot = (
                 self._table.currentSnapshot() if branch == "main" else self._table.snapshot(branch)
@@ -556,14 +559,16 @@ class JavaTable:
                 snapshot = None if parent is None else self._table.snapshot(parent)
 
     def expired(self, snapshot_id: int) -> Iterator[Snapshot]:
-        """An expired snapshot and its ancestors, as far as earlier metadata files tell of them.
+        """An expired snapshot and its ancestors, as far as earlier metadata files contain them.
 
-        The newest file that has a snapshot has what was not expired by then of its ancestors, too.
+        The newest file that has a snapshot also has those of its ancestors that were not expired by
+        then.
         """
         with _translated(f"read earlier metadata of table {self.name}"):
             parse, io = self._iceberg.TableMetadataParser.read, self._table.io()
             files = [
-                str(each.file()) for each in self._table.operations().current().previousFiles()
+                str(previous.file())
+                for previous in self._table.operations().current().previousFiles()
             ]
             wanted: int | None = snapshot_id
             while wanted is not None and files:
@@ -571,25 +576,29 @@ class JavaTable:
                     metadata = parse(io, files.pop())
                 except Py4JJavaError as error:
                     if "NotFoundException" in _causes(error.java_exception)[0]:
-                        return  # older ones were removed before it
+                        return  # removed, and so are all older ones
                     raise
-                while wanted is not None and (found := metadata.snapshot(wanted)) is not None:
-                    yield self._read(found, metadata)
-                    parent = found.parentId()
+                while wanted is not None and (snapshot := metadata.snapshot(wanted)) is not None:
+                    yield self._read(snapshot, metadata)
+                    parent = snapshot.parentId()
                     wanted = None if parent is None else int(parent)
 
     def carries(self, branch: str, snapshot_id: int) -> bool:
-        """Does the branch list the newest manifest of a snapshot? What wrote it, or what the
-        snapshot had of it, is then behind the branch."""
+        """Does the branch list the newest manifest of a snapshot? Then the commit that wrote the
+        manifest, or the part of it that the snapshot had, is in the branch."""
         with _translated(f"read the manifests of table {self.name}"):
             io = self._table.io()
-            theirs = list(self._table.snapshot(snapshot_id).allManifests(io))
-            newest = max((int(each.sequenceNumber()) for each in theirs), default=0)
-            wanted = {str(m.path()) for m in theirs if int(m.sequenceNumber()) == newest}
+            manifests = list(self._table.snapshot(snapshot_id).allManifests(io))
+            newest = max((int(manifest.sequenceNumber()) for manifest in manifests), default=0)
+            wanted = {
+                str(manifest.path())
+                for manifest in manifests
+                if int(manifest.sequenceNumber()) == newest
+            }
             head = (
                 self._table.currentSnapshot() if branch == "main" else self._table.snapshot(branch)
             )
-            listed = {str(each.path()) for each in head.allManifests(io)}
+            listed = {str(manifest.path()) for manifest in head.allManifests(io)}
             return not wanted or bool(wanted & listed)
 
     def tagged(self, tag: str) -> Snapshot | None:
@@ -601,26 +610,29 @@ class JavaTable:
             return None if snapshot is None else self._read(snapshot)
 
     def _read(self, snapshot: Any, metadata: Any = None) -> Snapshot:
-        """With the properties that a ledger entry in it refers to. Their names have the digests of
-        their texts: one that was read once is never read again."""
-        found = self._catalog.read(snapshot)
-        wanted = entry.referred(found.summary)
+        """A snapshot, with the properties that its ledger entry refers to. Property names contain
+        the digest of the text: a property is never read twice."""
+        parsed = self._catalog.read(snapshot)
+        wanted = entry.referred(parsed.summary)
         if not self._kept.keys() >= set(wanted):
-            there = self._table.properties() if metadata is None else metadata.properties()
-            self._kept |= entry.split(self._catalog.plain(there))[1]
-        return replace(found, summary=entry.joined(found.summary, self._kept))
+            properties = self._table.properties() if metadata is None else metadata.properties()
+            self._kept |= entry.split(self._catalog.plain(properties))[1]
+        return replace(parsed, summary=entry.joined(parsed.summary, self._kept))
 
     def _keep(self, summary: Mapping[str, str]) -> dict[str, str]:
-        """What goes into the snapshot. What its entry refers to is there before it is; and what no
-        snapshot refers to any more goes, of this life and those that it has fenced."""
+        """The summary to commit. Properties that its entry refers to are set before the snapshot
+        exists; those that no snapshot refers to any more, of this epoch and of epochs that it has
+        fenced, are removed."""
         lean, kept = entry.split(summary)
-        there = entry.split(self.properties)[1] if kept else {}
-        missing = {key: text for key, text in kept.items() if there.get(key) != text}
+        stored = entry.split(self.properties)[1] if kept else {}
+        missing = {key: text for key, text in kept.items() if stored.get(key) != text}
         if missing:
             sink, epoch = summary[f"{PREFIX}sink"], int(summary[f"{PREFIX}epoch"])
-            told = [self._catalog.read(each).summary for each in self._table.snapshots()]
+            summaries = [
+                self._catalog.read(snapshot).summary for snapshot in self._table.snapshots()
+            ]
             update = self._table.updateProperties()
-            for key in entry.forgotten(there, told, sink, epoch):
+            for key in entry.forgotten(stored, summaries, sink, epoch):
                 if key not in kept:
                     update.remove(key)
             for key, text in missing.items():
@@ -629,8 +641,8 @@ class JavaTable:
         return lean
 
     def write_manifest(self, path: str, files: Sequence[str]) -> str:
-        """Files (as Iceberg's JSON), all of data or all of deletes, into one manifest at `path`;
-        its encoded description."""
+        """Writes files (as Iceberg's JSON), all data or all deletes, into one manifest at `path`;
+        returns its encoded description."""
         with _translated(f"write manifest {path}"):
             specs = self._table.specs()
             out = self._table.io().newOutputFile(path)
@@ -652,15 +664,15 @@ class JavaTable:
                     writer.add(file)
             finally:
                 writer.close()
-            # Iceberg's encoding insists on a snapshot id, which a staged manifest has not: it goes
-            # in as a placeholder and comes out as null again, so that the commit gives it its own.
+            # Iceberg's encoding requires a snapshot id, which a staged manifest does not have. The
+            # placeholder is reset to null before the commit, so that Iceberg assigns the id.
             manifest = writer.toManifestFile().copy()
             manifest.put(_SNAPSHOT_ID, _PLACEHOLDER)
             return base64.b64encode(self._iceberg.ManifestFiles.encode(manifest)).decode()
 
     def _name_unlisted(self, files: Sequence[str], parse: Callable[[str], Any]) -> None:
-        """Raises the first file that Iceberg does not take into a manifest. No store is asked for
-        that, so to try again would not help."""
+        """Raises `Unwritable` for the first file that Iceberg does not take into a manifest. No
+        store is involved, so a retry would not help."""
         for text in files:
             try:
                 parse(text)
@@ -685,37 +697,37 @@ class JavaTable:
         leftovers: list[str],
         tag: str = "",
     ) -> None:
-        """One snapshot with all of `manifests`, or nothing: an append, or a row delta where some of
-        them hold deletes. A data file, as Iceberg's JSON, may stand for its manifest: where there
-        are few, to have it written by the commit is quicker. A staged manifest may be merged into
-        another one, and is not needed any more then: it is among `leftovers`.
+        """Commits one snapshot with all of `manifests`, or nothing: an append, or a row delta if
+        some of them hold deletes. An item may also be a data file, as Iceberg's JSON: with few
+        files it is faster to have the commit write their manifest. A staged manifest that the
+        commit merges into another is no longer needed, and is added to `leftovers`.
 
-        `check` sees the ancestry the commit would build on, on every try, and answers None or why
-        not. Paths that Iceberg wants to delete are added to `leftovers` instead. The `tag` names
-        the snapshot from the same commit on, unless it is the table's first.
+        `check` gets the ancestry that the commit would build on, on every attempt, and returns None
+        or the reason to refuse. Paths that Iceberg wants to delete are added to `leftovers`
+        instead. The same commit points `tag` at the snapshot, unless it is the table's first.
         """
         with _translated(f"commit to table {self.name}"):
             summary = self._keep(summary)
             table, operations = self._table, None
-            if tag and self.count():  # some catalogs know no tags of a table without snapshots
+            if tag and self.count():  # some catalogs refuse tags in a table without snapshots
                 operations = _Tagging(self, branch, tag)
                 table = self._iceberg.BaseTable(operations, self.name)
-            files = [each for each in manifests if each.startswith("{")]
+            files = [text for text in manifests if text.startswith("{")]
             staged = [
-                self._iceberg.ManifestFiles.decode(base64.b64decode(each))
-                for each in manifests
-                if not each.startswith("{")
+                self._iceberg.ManifestFiles.decode(base64.b64decode(text))
+                for text in manifests
+                if not text.startswith("{")
             ]
             update: Any
-            if any(str(each.content().name()) == "DELETES" for each in staged):
+            if any(str(manifest.content().name()) == "DELETES" for manifest in staged):
                 update = table.newRowDelta()
                 for file in files:
                     update.addRows(self._data_file(file))
                 for manifest in staged:
                     self._add_each(update, manifest)
             else:
-                # One that merges manifests when there are many of them, as the table's properties
-                # say: else every batch would leave one, for every reader to open.
+                # `newAppend` merges manifests when there are many, by the table's properties.
+                # Otherwise every batch would leave a manifest for every reader to open.
                 update = table.newAppend() if staged else table.newFastAppend()
                 for file in files:
                     update.appendFile(self._data_file(file))
@@ -752,7 +764,7 @@ class JavaTable:
             self._catalog.changed(self.name)
 
     def _add_each(self, update: Any, manifest: Any) -> None:
-        """The files of a staged manifest: a row delta takes no manifests."""
+        """Adds the files of a staged manifest one by one: a row delta takes no manifests."""
         deletes = str(manifest.content().name()) == "DELETES"
         manifests = self._iceberg.ManifestFiles
         read = manifests.readDeleteManifest if deletes else manifests.read
@@ -779,8 +791,8 @@ class JavaTable:
             newest = self._catalog.read(snapshot)
             hidden = newest.summary.get("total-delete-files") != "0"
             tasks = self._table.newScan().useSnapshot(newest.id).planFiles()
-            found = []
-            try:  # each call to Java has its price, and there are as many of them as files
+            files = []
+            try:  # few calls to Java: they are costly, and made per file
                 iterator = tasks.iterator()
                 while iterator.hasNext():
                     task = iterator.next()
@@ -789,14 +801,14 @@ class JavaTable:
                     values = json.loads(text)
                     deletes = int(task.deletes().size()) if hidden else 0
                     sequence = int(file.dataSequenceNumber() or 0)
-                    found.append(
+                    files.append(
                         LiveFile(
                             values["file-path"], values["record-count"], sequence, deletes, text
                         )
                     )
             finally:
                 tasks.close()
-            return newest, sorted(found, key=lambda each: each.sequence)
+            return newest, sorted(files, key=lambda file: file.sequence)
 
     def _data_file(self, descriptor: str) -> Any:
         node = self._mapper.readTree(descriptor)
@@ -804,21 +816,22 @@ class JavaTable:
 
     @cached_property
     def _mapper(self) -> Any:
-        """Iceberg's own, which also takes NaN and Infinity: a float may be a partition value."""
+        """Iceberg's JSON mapper, which here also accepts NaN and Infinity: a float may be a
+        partition value."""
         mapper = self._iceberg.util.JsonUtil.mapper().copy()
-        name = str(mapper.getClass().getName())  # shaded, with Iceberg's own name before it
+        name = str(mapper.getClass().getName())  # shaded: prefixed with Iceberg's package
         name = name.replace(".databind.ObjectMapper", ".core.JsonParser$Feature")
         features = mapper.getClass().getClassLoader().loadClass(name)
         value_of = self._catalog._jvm.java.lang.Enum.valueOf
         return mapper.configure(value_of(features, "ALLOW_NON_NUMERIC_NUMBERS"), True)
 
     def _described(self, file: Any, spec: Any) -> str:
-        """Iceberg's JSON of a file. It has quotes around NaN and Infinity, and cannot read them."""
+        """Iceberg's JSON of a file. Iceberg quotes NaN and Infinity, and cannot parse them so."""
         text = str(self._iceberg.ContentFileParser.toJson(file, spec))
         if not any(word in text for word in ('"NaN"', 'Infinity"')):
             return text
         values = json.loads(text)
-        types = [str(each.type()) for each in spec.partitionType().fields()]
+        types = [str(column.type()) for column in spec.partitionType().fields()]
         values["partition"] = [
             float(value) if kind in ("float", "double") and value is not None else value
             for kind, value in zip(types, values["partition"], strict=True)
@@ -836,17 +849,18 @@ class JavaTable:
         check: Callable[[Iterator[Snapshot]], str | None],
         leftovers: list[str],
     ) -> None:
-        """One snapshot of main with the files `added` (Iceberg's JSON) for those `removed`.
+        """Commits one snapshot of main that replaces the files `removed` by `added` (Iceberg's
+        JSON).
 
-        `since` is the snapshot that was read: what others did meanwhile to the files that go is a
-        conflict, what they added is none. `same`: the rows are the same ones. `check` and
+        `since` is the snapshot that was read: later changes by other writers to the removed files
+        are a conflict, later additions are none. `same`: the rows are the same ones. `check` and
         `leftovers` as for `append`.
         """
         with _translated(f"rewrite files of table {self.name}"):
             update: Any
             if same:
                 update = self._table.newRewrite()
-            else:  # (that it also fails where a file is gone already is what this word is for)
+            else:  # the validation makes it fail, too, if a file is gone already
                 update = self._table.newOverwrite().validateNoConflictingDeletes()
             update.validateFromSnapshot(since)
             for file in removed:
@@ -856,28 +870,30 @@ class JavaTable:
             self._commit(update, summary, "main", check, leftovers)
 
     def manifests(self, snapshot_id: int) -> set[str]:
-        """The paths of a snapshot's manifests and of their list."""
+        """The paths of a snapshot's manifests and of its manifest list."""
         with _translated(f"read the manifests of table {self.name}"):
             snapshot = self._table.snapshot(snapshot_id)
-            found = {str(each.path()) for each in snapshot.allManifests(self._table.io())}
-            return {*found, str(snapshot.manifestListLocation())}
+            paths = {str(manifest.path()) for manifest in snapshot.allManifests(self._table.io())}
+            return {*paths, str(snapshot.manifestListLocation())}
 
     def moment(self, number: int) -> int | None:
-        """When its n-th snapshot was made (milliseconds; -1 is the newest); None: there is none."""
+        """Timestamp of the n-th snapshot (milliseconds; -1 is the newest); None if there is
+        none."""
         with _translated(f"read the snapshots of table {self.name}"):
             snapshots = self._table.operations().current().snapshots()
             at = number if number >= 0 else int(snapshots.size()) + number
-            there = 0 <= at < int(snapshots.size())
-            return int(snapshots.get(at).timestampMillis()) if there else None
+            exists = 0 <= at < int(snapshots.size())
+            return int(snapshots.get(at).timestampMillis()) if exists else None
 
     def count(self) -> int:
-        """How many snapshots there are."""
+        """The number of snapshots."""
         with _translated(f"read the snapshots of table {self.name}"):
             return int(self._table.operations().current().snapshots().size())
 
     def expire(self, before_ms: int, keep: int, unneeded: list[str]) -> None:
-        """Forget the snapshots before a moment, except the last `keep` of each branch and what a
-        tag or branch names. Paths that Iceberg wants to delete are added to `unneeded` instead."""
+        """Expires the snapshots before a moment, except the last `keep` of each branch and those
+        that a tag or branch names. Paths that Iceberg wants to delete are added to `unneeded`
+        instead."""
         deferred = _Deferred()
         with _translated(f"expire snapshots of table {self.name}"):
             update = self._table.expireSnapshots().expireOlderThan(before_ms).retainLast(keep)
@@ -890,31 +906,31 @@ class JavaTable:
             self._table.refresh()
 
     def needed(self, paths: Sequence[str]) -> set[str]:
-        """Those of `paths` that a snapshot of the table needs, under whatever name: lists,
-        manifests and files."""
+        """Those of `paths` that a snapshot of the table references, in any spelling: manifest
+        lists, manifests and files."""
         with _translated(f"read the manifests of table {self.name}"):
             self._table.refresh()
             io, specs = self._table.io(), self._table.specs()
             sets: Any = self._iceberg.relocated.com.google.common.collect.Sets
             named = {name: path for path in paths for name in spellings(path)}
-            asked, found, manifests = (sets.newHashSet(each) for each in (list(named), [], []))
-            # What files name stays in the JVM: it may be much. Reading waits for the store.
+            asked, needed, manifests = (sets.newHashSet(items) for items in (list(named), [], []))
+            # Paths stay in the JVM: they may be many. Threads, because reads wait for the store.
             with ThreadPoolExecutor(_READERS, "frazil-needed") as pool:
                 snapshots = list(self._table.snapshots())
-                for each in pool.map(lambda snapshot: snapshot.allManifests(io), snapshots):
-                    manifests.addAll(each)
+                for listed in pool.map(lambda snapshot: snapshot.allManifests(io), snapshots):
+                    manifests.addAll(listed)
                 for snapshot in snapshots:
-                    found.add(snapshot.manifestListLocation())
+                    needed.add(snapshot.manifestListLocation())
                 for manifest in manifests:
-                    found.add(manifest.path())
-                if not all(map(_LISTING.search, paths)):  # else no manifest names any of them
-                    for each in pool.map(lambda m: self._named(m, io, specs, asked), manifests):
-                        found.addAll(each)
-            found.retainAll(asked)
-            return {named[str(each)] for each in found}
+                    needed.add(manifest.path())
+                if not all(map(_LISTING.search, paths)):  # otherwise no manifest names any of them
+                    for listed in pool.map(lambda m: self._named(m, io, specs, asked), manifests):
+                        needed.addAll(listed)
+            needed.retainAll(asked)
+            return {named[str(name)] for name in needed}
 
     def _named(self, manifest: Any, io: Any, specs: Any, asked: Any) -> Any:
-        """Those of the paths `asked` that a manifest names, in Java."""
+        """Those of the paths `asked` that a manifest names, as a Java set."""
         sets: Any = self._iceberg.relocated.com.google.common.collect.Sets
         files = self._iceberg.ManifestFiles.readPaths(manifest, io, specs)
         try:
@@ -930,8 +946,8 @@ class JavaTable:
             return [str(name) for name in refs if refs[name].isBranch()]
 
     def tag(self, tag: str, snapshot_id: int, was: int | None) -> None:
-        """Point `tag` at a snapshot, in a commit of its own; a Conflict where it is not where it
-        `was`. Expiry never takes it."""
+        """Points `tag` at a snapshot, in a commit of its own; a Conflict if it is not where it
+        `was`. Expiry never removes it."""
         self.move({tag: snapshot_id}, expected={tag: was})
 
     def untag(self, tag: str) -> None:
@@ -948,13 +964,13 @@ class JavaTable:
             self._table.updateProperties().remove(key).commit()
 
     def tags(self) -> dict[str, int]:
-        """Each with the snapshot it names."""
+        """Tag → snapshot id."""
         with _translated(f"read the tags of table {self.name}"):
             refs = self._table.refs()
             return {str(n): int(refs[n].snapshotId()) for n in refs if refs[n].isTag()}
 
     def fork(self, branch: str, snapshot_id: int) -> None:
-        """A branch that begins at a snapshot, whatever it was before."""
+        """Creates a branch at a snapshot, or moves an existing one there."""
         with _translated(f"fork branch {branch} of table {self.name}"):
             update = self._table.manageSnapshots()
             if self._table.refs().get(branch) is None:
@@ -964,36 +980,37 @@ class JavaTable:
             update.commit()
 
     def move(self, refs: Mapping[str, int | None], *, expected: Mapping[str, int | None]) -> None:
-        """Point branches and tags at other snapshots, or remove them, all in one commit; a Conflict
-        where those `expected` are not where they should be. Who is not there yet becomes a tag.
+        """Points branches and tags at other snapshots, or removes them, all in one commit; a
+        Conflict if those in `expected` are elsewhere. A reference that does not exist yet becomes a
+        tag.
 
-        Iceberg's own updates of references are tried again on whatever they find. This one is not.
+        Iceberg's own updates of references are retried on any state they find. This one is not.
         """
         with _translated(f"move {', '.join(refs)} of table {self.name}"):
             operations = self._table.operations()
             base = operations.refresh()
             for name, wanted in expected.items():
                 ref = base.ref(name)
-                there = None if ref is None else int(ref.snapshotId())
-                if there != wanted:
+                current = None if ref is None else int(ref.snapshotId())
+                if current != wanted:
                     raise Conflict(
                         f"cannot move {name} of table {self.name}: expected it at snapshot "
-                        f"{wanted}, found {there}"
+                        f"{wanted}, found {current}"
                     )
             operations.commit(base, self.pointed(base, refs))
             self._catalog.changed(self.name)
             self._table.refresh()
 
     def pointed(self, metadata: Any, refs: Mapping[str, int | None]) -> Any:
-        """Java's metadata with branches and tags at other snapshots, or without them."""
+        """Java's metadata with branches and tags at other snapshots, or removed."""
         references = self._iceberg.SnapshotRef
         update = self._iceberg.TableMetadata.buildFrom(metadata)
         for name, snapshot_id in refs.items():
             ref = metadata.ref(name)
             if snapshot_id is None:
                 if ref is not None and ref.isBranch():
-                    # A REST catalog is told where a reference must be only if it is set, not if it
-                    # is removed: set first, to where it is, it stands for the removal.
+                    # A REST catalog checks where a reference is only if it is set, not if it is
+                    # removed. Setting it first, to the same snapshot, guards the removal.
                     keep = (ref.minSnapshotsToKeep() or 0) + 1
                     kept = references.builderFrom(ref).minSnapshotsToKeep(keep)
                     update.setRef(name, kept.build())
@@ -1006,10 +1023,10 @@ class JavaTable:
         return update.build()
 
     def evolve(self, plan: Callable[[str], SchemaUpdate]) -> None:
-        """Change the schema as `plan` says of the one that is there, in one commit.
+        """Applies the change that `plan` returns for the current schema, in one commit.
 
-        Where another writer was first, or the answer was lost, `plan` is asked again: what has been
-        done is then no change any more.
+        If another writer was first, or the response was lost, `plan` is called again: it no longer
+        returns changes that have been made.
         """
         tries = _EVOLUTIONS
         while True:
@@ -1022,7 +1039,7 @@ class JavaTable:
                 with _translated(f"change the schema of table {self.name}"):
                     self._change(update)
                 return
-            # A ConfigError too: Spark shares the table, and may have refreshed it in between.
+            # ConfigError, too: Spark shares the table, and may have refreshed it in between.
             except (Conflict, CommitStateUnknown, ConfigError):
                 if not tries:
                     raise
@@ -1040,7 +1057,7 @@ class JavaTable:
             change.updateColumn(path, parsed(kind))
         for path, name, kind in update.add:
             change.addColumn(path or None, name, parsed(kind))
-        if update.rename and update.identifier:  # Iceberg loses those inside a struct
+        if update.rename and update.identifier:  # Iceberg loses identifier fields inside a struct
             change.setIdentifierFields(list(update.identifier))
         change.commit()
         self._catalog.changed(self.name)
@@ -1048,7 +1065,7 @@ class JavaTable:
     # The table's own storage, for staged batches beside the data.
 
     def store(self, path: str, content: bytes) -> None:
-        """Write a new object. Never over another: names carry a fresh id."""
+        """Writes a new object. Never overwrites one: names contain a fresh id."""
         with _translated(f"write {path}"):
             out = self._table.io().newOutputFile(path).create()
             try:
@@ -1065,29 +1082,30 @@ class JavaTable:
                 stream.close()
 
     def listing(self, prefix: str, before_ms: int | None = None) -> list[str]:
-        """What lies there; with `before_ms`, only what was made before that moment."""
+        """The paths under a prefix; with `before_ms`, only those created before that moment."""
         with _translated(f"list {prefix}"):
             try:
-                found, files = [], self._table.io().listPrefix(prefix).iterator()
+                paths, files = [], self._table.io().listPrefix(prefix).iterator()
                 while files.hasNext():
                     file = files.next()
                     if before_ms is None or file.createdAtMillis() < before_ms:
-                        found.append(str(file.location()))
-                return sorted(found)
+                        paths.append(str(file.location()))
+                return sorted(paths)
             except Py4JJavaError as error:
                 if "FileNotFoundException" in _causes(error.java_exception)[0]:
                     return []
                 raise
 
     def remove(self, paths: Sequence[str]) -> None:
-        """Remove many objects at once, as the store can; what it refuses stays."""
+        """Removes many objects at once, if the store can; objects that it refuses to remove
+        stay."""
         with _translated(f"remove {len(paths)} files of table {self.name}"):
             if paths:
                 io = self._table.io()
                 self._iceberg.CatalogUtil.deleteFiles(io, list(paths), "unneeded", True)
 
     def delete(self, path: str) -> None:
-        """Remove an object; one that is gone already is no error."""
+        """Removes an object; one that is gone already is no error."""
         with _translated(f"delete {path}"):
             try:
                 self._table.io().deleteFile(path)
@@ -1096,10 +1114,10 @@ class JavaTable:
                 if not {"NotFoundException", "FileNotFoundException"} & set(names):
                     raise
 
-    # What compaction needs: deletes beside the data, and a commit that replaces both.
+    # For compaction: deletes beside the data, and a commit that replaces both.
 
     def delete_folder(self, path: str) -> None:
-        """All that lies below it, known to the table or not."""
+        """Removes everything below a path, known to the table or not."""
         with _translated(f"delete {path}"):
             try:
                 self._table.io().deletePrefix(path.rstrip("/") + "/")
@@ -1110,34 +1128,34 @@ class JavaTable:
     def contents(
         self, branch: str, known: Mapping[str, list[ManifestEntry]], data: bool = False
     ) -> tuple[Snapshot | None, dict[str, list[ManifestEntry]]]:
-        """The newest snapshot of a branch, and what its manifests list; `data`: those of data
-        alone. Manifests never change: those that are `known` are not read again."""
+        """The newest snapshot of a branch, and the entries of its manifests by path; `data`: of
+        data manifests only. Manifests never change: those in `known` are not read again."""
         with _translated(f"list the files of table {self.name}"):
             snapshot = (
                 self._table.currentSnapshot() if branch == "main" else self._table.snapshot(branch)
             )
             if snapshot is None:
                 return None, {}
-            found = {}
+            entries = {}
             io = self._table.io()
             for manifest in snapshot.dataManifests(io) if data else snapshot.allManifests(io):
                 path = str(manifest.path())
-                found[path] = known[path] if path in known else self._listed(manifest)
-            return self._catalog.read(snapshot), found
+                entries[path] = known[path] if path in known else self._listed(manifest)
+            return self._catalog.read(snapshot), entries
 
     def staged(self, manifest: str) -> list[ManifestEntry]:
-        """The data files of a manifest that `write_manifest` has written."""
+        """The data files of a manifest written by `write_manifest`."""
         with _translated(f"list staged files of table {self.name}"):
             decoded = self._iceberg.ManifestFiles.decode(base64.b64decode(manifest))
             return self._listed(decoded) if str(decoded.content().name()) == "DATA" else []
 
     def lacking(self, manifests: Sequence[str]) -> list[str]:
-        """What the store no longer has of manifests that `write_manifest` has written, and of the
+        """Paths that the store no longer has, of manifests written by `write_manifest` and of the
         files that they list: data and deletes."""
         with _translated(f"look for staged files of table {self.name}"):
             io, specs = self._table.io(), self._table.specs()
             decoded = [self._iceberg.ManifestFiles.decode(base64.b64decode(m)) for m in manifests]
-            gone = self._gone(io, [str(each.path()) for each in decoded])
+            gone = self._gone(io, [str(manifest.path()) for manifest in decoded])
             paths: list[str] = []
             for manifest in decoded:
                 if str(manifest.path()) not in gone:
@@ -1156,8 +1174,8 @@ class JavaTable:
         if not paths:
             return []
         with ThreadPoolExecutor(min(_LOOKING, len(paths)), "frazil-staged") as pool:
-            found = list(pool.map(exists, paths))
-        return [path for path, is_there in zip(paths, found, strict=True) if not is_there]
+            present = list(pool.map(exists, paths))
+        return [path for path, is_there in zip(paths, present, strict=True) if not is_there]
 
     def _listed(self, manifest: Any) -> list[ManifestEntry]:
         specs, files = self._table.specs(), self._iceberg.ManifestFiles
@@ -1166,16 +1184,16 @@ class JavaTable:
         data = str(manifest.content().name()) == "DATA"
         read = files.read if data else files.readDeleteManifest
         reader = read(manifest, self._table.io(), specs)
-        found = []
+        entries = []
         try:
             iterator = reader.iterator()
             while iterator.hasNext():
                 file = iterator.next()
                 text = self._described(file, spec)
-                found.append(ManifestEntry(text, int(file.dataSequenceNumber() or 0), everywhere))
+                entries.append(ManifestEntry(text, int(file.dataSequenceNumber() or 0), everywhere))
         finally:
             reader.close()
-        return found
+        return entries
 
     def replace(
         self,
@@ -1187,12 +1205,12 @@ class JavaTable:
         since: int,
         leftovers: list[str],
     ) -> None:
-        """One snapshot with the files `added` for those `removed`, of data and of deletes (as
-        Iceberg's JSON), that hold the same rows; made on the snapshot `since` or not at all.
+        """Commits one snapshot that replaces the files `removed` by `added`, data and deletes (as
+        Iceberg's JSON), with the same rows; on top of the snapshot `since`, or not at all.
 
-        New data files get the sequence number of this very commit. Iceberg drops deletes that are
-        older than all data files it keeps, and does not look at new ones that claim an older number
-        (H6); here there is no commit in between whose deletes could be missed.
+        New data files get the sequence number of this commit. Iceberg drops deletes that are older
+        than all data files it keeps, and ignores new ones that claim an older number (H6); here no
+        commit lies in between whose deletes could be missed.
         """
 
         def check(history: Iterator[Snapshot]) -> str | None:
@@ -1202,7 +1220,7 @@ class JavaTable:
             return None
 
         self.refresh()
-        if refusal := check(self.history(branch)):  # Iceberg would say so at greater length
+        if refusal := check(self.history(branch)):  # Iceberg's own message is longer
             raise Conflict(f"cannot rewrite files of table {self.name}: {refusal}")
         with _translated(f"rewrite files of table {self.name}"):
             update = self._table.newRewrite().validateFromSnapshot(since)
@@ -1215,20 +1233,20 @@ class JavaTable:
 
 @dataclass(frozen=True, slots=True)
 class PlanOperator:
-    """One step of a query, as Spark understood it."""
+    """One operator of a query's analyzed plan."""
 
     name: str
-    #: how many of its inputs are streams
+    #: number of its streaming inputs
     streams: int
-    #: of a streaming source: its name and class, and the options it was given
+    #: of a streaming source: its name, class and options
     source: str = ""
     table: str = ""
     options: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold secrets
 
 
 def operators(frame: DataFrame) -> list[PlanOperator]:
-    """The streaming part of a query, sources included."""
-    found: list[PlanOperator] = []
+    """The streaming operators of a query, sources included."""
+    steps: list[PlanOperator] = []
 
     def visit(node: Any) -> None:
         if not node.isStreaming():
@@ -1239,21 +1257,21 @@ def operators(frame: DataFrame) -> list[PlanOperator]:
         if name == "StreamingRelationV2":
             table = node.table().getClass().getName()
             options = {str(k): str(v) for k, v in dict(node.extraOptions()).items()}
-            found.append(PlanOperator(name, 0, str(node.sourceName()).lower(), table, options))
+            steps.append(PlanOperator(name, 0, str(node.sourceName()).lower(), table, options))
         elif name == "StreamingRelation":
-            found.append(PlanOperator(name, 0, str(node.sourceName())))
+            steps.append(PlanOperator(name, 0, str(node.sourceName())))
         else:
-            found.append(PlanOperator(name, sum(bool(each.isStreaming()) for each in below)))
-        for each in below:
-            visit(each)
+            steps.append(PlanOperator(name, sum(bool(child.isStreaming()) for child in below)))
+        for child in below:
+            visit(child)
 
     with _translated("look at the query"):
         visit(frame._jdf.queryExecution().analyzed())
-    return found
+    return steps
 
 
 def refuse_what_cannot_append(frame: DataFrame) -> None:
-    """Spark's own check of a streaming query, which it would make only when it starts."""
+    """Runs Spark's own check of a streaming query, which Spark itself runs only at its start."""
     jvm: Any = frame.sparkSession._jvm
     try:
         jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker.checkForStreaming(
@@ -1269,7 +1287,7 @@ def refuse_what_cannot_append(frame: DataFrame) -> None:
 
 
 class HadoopFolder:
-    """A folder on any file system that Spark knows: where checkpoints are."""
+    """A folder on any file system that Spark supports, for checkpoints."""
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         self.path = path.rstrip("/")
@@ -1286,7 +1304,7 @@ class HadoopFolder:
             return [status.getPath().getName() for status in self._files.listStatus(where)]
 
     def read(self, name: str) -> str | None:
-        """A small text; None where there is no such file."""
+        """The text of a small file; None if there is no such file."""
         with _translated(f"read {self.path}/{name}"):
             where = self._path(f"{self.path}/{name}")
             if not self._files.exists(where):

@@ -1,13 +1,13 @@
-"""One guard before every file that is removed: does anything live refer to it, however spelled?
+"""The guard before every file removal: does anything live refer to the file, in any spelling?
 
 The same file can be named `s3://b/k`, `s3a://b/k`, `file:/k`, `file:///k` or `/k`. A table whose
-location was spelled anew, or to which files were added by another engine, has several spellings in
-its manifests, and a comparison of texts takes live files for garbage.
+location was respelled, or to which another engine added files, has several spellings in its
+manifests; a comparison of texts would take live files for garbage.
 
 Two names are the same file if their paths and their prefixes (scheme and authority) are the same.
-The same path under another prefix may be a copy or the very file: nobody here can tell, so it
-raises, and nothing is removed. Spellings that differ only by escapes, doubled or trailing slashes
-count as the same: a mistake there keeps a file, and removes none. Pure.
+The same path under another prefix may be a copy or the same file: this cannot be decided here, so
+it raises, and nothing is removed. Spellings that differ only by escapes, doubled or trailing
+slashes count as the same: a mistake there keeps a file, and removes none. Pure.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from urllib.parse import unquote
 
 from frazil.errors import ConfigError, IdentityMismatch
 
-#: Schemes of one store: Iceberg takes the first three for one, too; the others differ by TLS alone.
+#: Aliases of schemes. Iceberg equates those of S3, too; the others differ by TLS only.
 _SAME = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "wasbs": "wasb"}
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?://([^/]*))?(/.*)?", re.DOTALL)
 _NO_GC = "gc.enabled"
 
 
 def place(path: str) -> tuple[str, str]:
-    """Prefix and path of a file, in one spelling."""
-    found = _URI.fullmatch(path)
-    scheme, authority, rest = found.groups() if found else ("file", "", path)
+    """Prefix and path of a file, normalized."""
+    match = _URI.fullmatch(path)
+    scheme, authority, rest = match.groups() if match else ("file", "", path)
     scheme = _SAME.get(scheme.lower(), scheme.lower())
     authority = authority or ""
     if scheme == "file" and authority in ("", "localhost"):
@@ -40,24 +40,24 @@ def _path(text: str | None) -> str:
 
 
 def spellings(path: str) -> list[str]:
-    """A path, and the other ways in which the same file is commonly named."""
-    found = _URI.fullmatch(path)
-    scheme, authority, rest = found.groups() if found else ("file", "", path)
+    """A path, and the other common spellings of the same file."""
+    match = _URI.fullmatch(path)
+    scheme, authority, rest = match.groups() if match else ("file", "", path)
     if place(path)[0] == "file:":
         bare = "/" + (rest or "").lstrip("/")
         return [path, *sorted({bare, f"file:{bare}", f"file://{bare}"} - {path})]
     group = _SAME.get(scheme.lower(), scheme.lower())
     alike = {group, *(name for name, same in _SAME.items() if same == group)}
-    return [path, *sorted({f"{each}://{authority or ''}{rest or ''}" for each in alike} - {path})]
+    return [path, *sorted({f"{alias}://{authority or ''}{rest or ''}" for alias in alike} - {path})]
 
 
 class LiveFiles:
-    """The files that something refers to."""
+    """The files that something refers to. `in` raises where a path is live under another prefix."""
 
     def __init__(self, paths: Iterable[str]) -> None:
         self._prefixes: dict[str, set[str]] = {}
-        for each in paths:
-            prefix, path = place(each)
+        for spelling in paths:
+            prefix, path = place(spelling)
             self._prefixes.setdefault(path, set()).add(prefix)
 
     def __contains__(self, path: object) -> bool:
@@ -74,7 +74,7 @@ class LiveFiles:
 
 
 def refuse_shared(table: str, properties: Mapping[str, str]) -> None:
-    """Files of a table without garbage collection may be another table's, too."""
+    """Refuses a table without garbage collection: its files may be another table's, too."""
     if properties.get(_NO_GC, "true").strip().lower() == "false":
         raise ConfigError(
             f"cannot remove files of table {table}: expected its property {_NO_GC} to be true, "

@@ -1,8 +1,8 @@
-"""Where a catalog says that a table is, without a JVM: the way to its metadata file.
+"""Finds a table's current metadata file through its catalog, without a JVM.
 
-In: a catalog's settings as Spark gets them, without the prefix, and a table's name. Hadoop's
-folders and SQLite are read directly, PostgreSQL with psycopg where that is installed, REST, Glue
-and Hive with pyiceberg's clients. What none of them can open raises `NeedsSpark`.
+In: a catalog's settings as Spark gets them, without the prefix, and a table's name. Hadoop folders
+and SQLite are read directly, PostgreSQL with psycopg if it is installed, REST, Glue, Hive and
+DynamoDB with pyiceberg's clients. Any other catalog raises `NeedsSpark`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from urllib.parse import quote
 from frazil.errors import ConfigError, Unavailable
 from frazil.iceberg.file_io import FileStore, NeedsSpark, local, missing_file_error
 
-#: Iceberg's classes of catalogs → their types.
+#: Iceberg's catalog classes → catalog types.
 _KINDS = {
     "HadoopCatalog": "hadoop",
     "JdbcCatalog": "jdbc",
@@ -32,8 +32,8 @@ _METADATA = re.compile(r"v?(\d+)(-.*)?(\.gz)?\.metadata\.json(\.gz)?")
 
 
 def metadata_file(catalog: Mapping[str, str], name: str) -> tuple[str, Mapping[str, str]]:
-    """Where the state of a table is now, and what its store wants to know; an empty path where
-    there is no such table.
+    """The path of a table's current metadata file, and the properties of its store; an empty path
+    if there is no such table.
 
     `name` may be the path of a table's folder, or of a metadata file.
     """
@@ -62,40 +62,40 @@ def _said(catalog: Mapping[str, str], key: str) -> str:
 
 
 def _newest(store: FileStore, folder: str) -> str:
-    """The metadata file that is the state of a table in a folder, by the rules of Iceberg's Hadoop
-    catalog; empty where there is none."""
+    """The current metadata file of a table in a folder, by the rules of Iceberg's Hadoop catalog;
+    empty if there is none."""
     folder = folder.rstrip("/") + "/metadata"
     names = store.names(folder)
-    found: dict[int, list[str]] = {}
-    for each in names:
-        if said := _METADATA.fullmatch(each):
-            found.setdefault(int(said[1]), []).append(each)
-    if not found:
+    files: dict[int, list[str]] = {}
+    for name in names:
+        if match := _METADATA.fullmatch(name):
+            files.setdefault(int(match[1]), []).append(name)
+    if not files:
         return ""
-    version = max(found)
+    version = max(files)
     if "version-hint.text" in names:
         hint = store.read(f"{folder}/version-hint.text").strip()
-        if hint.isdigit() and int(hint) in found:  # it may be behind: a commit writes it last
+        if hint.isdigit() and int(hint) in files:  # it may be stale: a commit writes it last
             version = int(hint)
-            while version + 1 in found:
+            while version + 1 in files:
                 version += 1
-    if (
-        len(found[version]) > 1
-    ):  # of two tries at a commit, only the catalog knows which came through
+    if len(files[version]) > 1:
+        # Two attempts at a commit: only the catalog knows which one was applied.
         raise ConfigError(
-            f"cannot tell the newest metadata in {folder}: {' and '.join(sorted(found[version]))}",
+            f"cannot tell the newest metadata in {folder}: {' and '.join(sorted(files[version]))}",
             hint="give the metadata file itself, or the table's name with its catalog",
         )
-    return f"{folder}/{found[version][0]}"
+    return f"{folder}/{files[version][0]}"
 
 
 def _listed(catalog: Mapping[str, str], name: str) -> str:
-    """What Iceberg's JDBC catalog says of a name, in the table that it keeps in a database."""
+    """A table's metadata location in the database of Iceberg's JDBC catalog; empty if there is
+    none."""
     kind, _, place = _said(catalog, "uri").removeprefix("jdbc:").partition(":")
     read = {"sqlite": _sqlite, "postgresql": _postgres}.get(kind)
     if read is None:
         raise NeedsSpark(f"cannot open a catalog in {kind} without Spark")
-    # Several catalogs may share a database, and views stand beside tables.
+    # Several catalogs may share a database, and views are listed beside tables.
     rows = [
         row
         for row in read(catalog, place, name.rpartition(".")[::2])
@@ -132,7 +132,7 @@ def _postgres(
     catalog: Mapping[str, str], place: str, name: Sequence[str]
 ) -> Iterable[Mapping[str, Any]]:
     try:
-        import psycopg  # type: ignore[import-not-found]  # whoever has it need not start Spark
+        import psycopg  # type: ignore[import-not-found]  # optional: saves starting Spark
     except ImportError:
         raise NeedsSpark("cannot open a catalog in postgresql without Spark or psycopg") from None
     try:
@@ -155,13 +155,13 @@ def _postgres(
 
 
 def _asked(catalog: Mapping[str, str], kind: str, name: str) -> tuple[str, Mapping[str, str]]:
-    """By pyiceberg's client of the catalog."""
+    """With pyiceberg's client of the catalog."""
     from pyiceberg import exceptions
     from pyiceberg.catalog import load_catalog
     from requests import RequestException
 
     settings: dict[str, Any] = {**catalog, "type": kind, "snapshot-loading-mode": "refs"}
-    settings.pop("name", None)  # Spark's for it: pyiceberg would look that up in files of its own
+    settings.pop("name", None)  # Spark's name: pyiceberg would look it up in its own config files
     if (auth := catalog.get("rest.auth.type", "oauth2").lower()) == "basic":
         user = {key: catalog.get(f"rest.auth.basic.{key}") for key in ("username", "password")}
         settings["auth"] = {"type": "basic", "basic": user}
@@ -172,7 +172,9 @@ def _asked(catalog: Mapping[str, str], kind: str, name: str) -> tuple[str, Mappi
     try:
         table = load_catalog("plain", **settings).load_table(tuple(name.split(".")))
     except (exceptions.NoSuchTableError, exceptions.NoSuchNamespaceError) as error:
-        if str(error).startswith("RESTError "):  # pyiceberg's word for a body that is no catalog's
+        if str(error).startswith(
+            "RESTError "
+        ):  # pyiceberg's prefix for a body that is no catalog's
             raise Unavailable(
                 f"cannot ask the catalog for {name}: what answered is no catalog: "
                 f"{missing_file_error(error, catalog)}",
@@ -189,5 +191,5 @@ def _asked(catalog: Mapping[str, str], kind: str, name: str) -> tuple[str, Mappi
         raise ConfigError(
             f"cannot ask the catalog for {name}: {missing_file_error(error, catalog)}"
         ) from None
-    lent = {key: each for key, each in table.io.properties.items() if isinstance(each, str)}
+    lent = {key: value for key, value in table.io.properties.items() if isinstance(value, str)}
     return table.metadata_location, {**catalog, **lent}

@@ -1,7 +1,7 @@
-"""Writer columns in; an Iceberg table's schema, spec and sort order out, or a change of its schema.
+"""Writer columns in; an Iceberg table's schema, spec and sort order, or a schema change, out.
 
-Runs on the driver, before any task writes. What does not fit is said exactly. All that goes in and
-out is Iceberg's JSON or plain values: nothing here touches a table.
+Runs on the driver, before any task writes. Errors name the exact mismatch. Inputs and
+outputs are Iceberg's JSON or plain values: nothing here touches a table.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ from frazil.pipeline.projection import MetadataColumns, differences
 
 def iceberg_schema(columns: pa.Schema, metadata: MetadataColumns, table: TableConfig) -> str:
     """Iceberg's JSON of a new table: the record's columns, then the metadata columns."""
-    if said := unmakeable(columns, [field.name for field in metadata.fields]):
+    if refusal := unmakeable(columns, [field.name for field in metadata.fields]):
         hint = "give the metadata column another name in [[table]]"
         raise SchemaMismatch(
-            f"cannot create table {table.name}: {said}",
-            hint=hint if "metadata column" in said else "",
+            f"cannot create table {table.name}: {refusal}",
+            hint=hint if "metadata column" in refusal else "",
         )
     try:
         schema = _fresh([*columns, *metadata.fields], table.format_version)
@@ -74,7 +74,7 @@ def _fresh(fields: Iterable[pa.Field], format_version: int) -> Schema:
 
 
 def _identified(schema: Schema, table: TableConfig) -> Schema:
-    """With the identifier fields that the config names, which are required, and all around them."""
+    """The schema with the configured identifier fields; they and their parents become required."""
     ids: list[int] = []
     required: set[int] = set()
     for path in table.upsert_key or table.identifier_fields:
@@ -86,7 +86,7 @@ def _identified(schema: Schema, table: TableConfig) -> Schema:
                 f"{doing}: it is {kind}; expected a single value, and neither float nor double"
             )
         ids.append(way[-1].field_id)
-        required |= {each.field_id for each in way}
+        required |= {step.field_id for step in way}
     text = json.loads(schema.model_dump_json())
     for field in _fields(text):
         field["required"] = field["required"] or field["id"] in required
@@ -101,11 +101,11 @@ def partition_spec(schema_json: str, partition_by: tuple[str, ...], table: str) 
         doing = f"cannot partition table {table} by {text!r}"
         source, column, transform = _transformed(schema, text, doing)
         term = {"source-id": source.field_id, "transform": str(transform)}
-        if any(term.items() <= each.items() for each in fields):
+        if any(term.items() <= field.items() for field in fields):
             raise ConfigError(f"{doing}: it is there already")
         name = _partition_name(column, transform)
         while name in schema.column_names and name != column:
-            name += "_part"  # the name of a column that is not its source: Iceberg refuses it
+            name += "_part"  # Iceberg refuses the name of a column that is not its source
         fields.append({**term, "field-id": 1000 + number, "name": name})
     return json.dumps({"spec-id": 0, "fields": fields})
 
@@ -113,19 +113,19 @@ def partition_spec(schema_json: str, partition_by: tuple[str, ...], table: str) 
 def sort_order(schema_json: str, sort_by: tuple[str, ...], table: str) -> str:
     """Iceberg's JSON of `["country", "placed_at desc", "bucket(16, id) asc nulls last"]`, checked.
 
-    Empty for no order. As in Spark, nulls are least unless it is said where they stand.
+    Empty for no order. As in Spark, nulls are least unless the order states otherwise.
     """
     schema = Schema.model_validate_json(schema_json)
     fields: list[dict[str, object]] = []
     for text in sort_by:
         doing = f"cannot sort table {table} by {text!r}"
-        found = ORDER.fullmatch(text)
-        source, _, transform = _transformed(schema, found["term"] if found else text, doing)
+        match = ORDER.fullmatch(text)
+        source, _, transform = _transformed(schema, match["term"] if match else text, doing)
         term = {"source-id": source.field_id, "transform": str(transform)}
-        if any(term.items() <= each.items() for each in fields):
+        if any(term.items() <= field.items() for field in fields):
             raise ConfigError(f"{doing}: it is there already")
-        direction = (found["direction"] or "asc").lower() if found else "asc"
-        nulls = found["nulls"] if found else ""
+        direction = (match["direction"] or "asc").lower() if match else "asc"
+        nulls = match["nulls"] if match else ""
         nulls = (nulls or ("first" if direction == "asc" else "last")).lower()
         fields.append({**term, "direction": direction, "null-order": f"nulls-{nulls}"})
     return json.dumps({"order-id": 1, "fields": fields}) if fields else ""
@@ -133,7 +133,7 @@ def sort_order(schema_json: str, sort_by: tuple[str, ...], table: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SchemaUpdate:
-    """What is to be changed in a table's schema. Paths have the names that it has before."""
+    """Changes to a table's schema. Paths use the names from before the update."""
 
     add: tuple[tuple[str, str, str], ...] = ()  # path of the struct, name, type
     widen: tuple[tuple[str, str], ...] = ()  # path, type
@@ -156,15 +156,15 @@ def update(
     aliases: Aliases | None = None,
     beside: Collection[str] = (),
 ) -> SchemaUpdate:
-    """What makes records with `columns` fit the table; nothing where they do, or a
-    `SchemaMismatch`.
+    """The changes that make records with `columns` fit the table; none if they fit already.
 
-    A type stands for itself as Iceberg's JSON of a schema with one column of it.
+    Raises `SchemaMismatch` if no change can. A type is encoded as Iceberg's JSON of a schema with
+    one column of that type.
     """
     schema = Schema.model_validate_json(schema_json)
     keys = schema.identifier_field_names()
-    partitions = [each["name"] for each in json.loads(spec)["fields"]]
-    found = changes(
+    partitions = [field["name"] for field in json.loads(spec)["fields"]]
+    evolution = changes(
         columns_of(schema_json),
         columns,
         aliases,
@@ -173,51 +173,52 @@ def update(
         partitions=partitions,
         format_version=format_version,
     )
-    if found.impossible:
+    if evolution.impossible:
         raise SchemaMismatch(
-            f"cannot change table {table} so that the records fit: " + "; ".join(found.impossible)
+            f"cannot change table {table} so that the records fit: "
+            + "; ".join(evolution.impossible)
         )
 
-    for path, name in sorted(found.rename, reverse=True):  # what is inside before what is around
-        keys = {_moved(each, path, name) for each in keys}
+    for path, name in sorted(evolution.rename, reverse=True):  # nested columns before their parents
+        keys = {_moved(key, path, name) for key in keys}
     return SchemaUpdate(
         add=tuple(
-            (path, field.name, _typed(field.type, format_version)) for path, field in found.add
+            (path, field.name, _typed(field.type, format_version)) for path, field in evolution.add
         ),
-        widen=tuple((path, _typed(kind, format_version)) for path, kind in found.widen),
-        relax=found.relax,
-        rename=found.rename,
+        widen=tuple((path, _typed(kind, format_version)) for path, kind in evolution.widen),
+        relax=evolution.relax,
+        rename=evolution.rename,
         identifier=tuple(sorted(keys)),
     )
 
 
-@lru_cache(maxsize=256)  # thousands of columns have a few types
+@lru_cache(maxsize=256)  # thousands of columns share a few types
 def _typed(kind: pa.DataType, format_version: int) -> str:
     return str(_fresh([pa.field("type", kind)], format_version).model_dump_json())
 
 
-def _moved(each: str, path: str, name: str) -> str:
-    if each != path and not each.startswith(f"{path}."):
-        return each
-    return path[: len(path) - len(path.rpartition(".")[2])] + name + each[len(path) :]
+def _moved(key: str, path: str, name: str) -> str:
+    if key != path and not key.startswith(f"{path}."):
+        return key
+    return path[: len(path) - len(path.rpartition(".")[2])] + name + key[len(path) :]
 
 
 def former_names(schema_json: str, earlier: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Names that the table's columns had in earlier schemas of it; newest path → names.
+    """Names that the table's columns had in its earlier schemas; current path → names.
 
-    So that the records of a writer that knows nothing of a rename still find their column.
+    With them, records of a writer that does not know of a rename still find their column.
     """
     names: dict[int, list[str]] = {}
     for text in earlier:
         for field in _fields(json.loads(text)):
             names.setdefault(field["id"], []).append(field["name"])
     schema = Schema.model_validate_json(schema_json)
-    found = {}
+    former = {}
     for field in _fields(json.loads(schema_json)):
         olds = dict.fromkeys(name for name in names.get(field["id"], ()) if name != field["name"])
         if olds:
-            found[str(schema.find_column_name(field["id"]))] = tuple(olds)
-    return found
+            former[str(schema.find_column_name(field["id"]))] = tuple(olds)
+    return former
 
 
 def identifier_fields(schema_json: str) -> tuple[str, ...]:
@@ -225,47 +226,48 @@ def identifier_fields(schema_json: str) -> tuple[str, ...]:
 
 
 def columns_of(schema_json: str) -> pa.Schema:
-    """A table's columns, as records are compared with them."""
+    """A table's columns, in the form in which records are compared with them."""
     return declared(Schema.model_validate_json(schema_json))
 
 
 def check_fits(columns: pa.Schema, schema_json: str, metadata: MetadataColumns, table: str) -> None:
-    """The writer's columns against a table that is there: every difference, or none."""
-    found = differences(pa.schema([*columns, *metadata.fields]), columns_of(schema_json))
-    if found:
+    """Compares the writer's columns with an existing table; raises `SchemaMismatch` with every
+    difference."""
+    mismatches = differences(pa.schema([*columns, *metadata.fields]), columns_of(schema_json))
+    if mismatches:
         raise SchemaMismatch(
             f"cannot write to table {table}: its schema does not fit the records: "
-            + "; ".join(found),
+            + "; ".join(mismatches),
             hint="change the table with ALTER TABLE, or write to another one",
         )
 
 
 def identifier_columns(file: str, schema_json: str, columns: Sequence[str]) -> str:
-    """Which records a data file holds, as its bounds of `columns` (topic, partition, offset) tell.
+    """Describes a data file's records by its bounds of `columns` (topic, partition, offset).
 
     `file` is Iceberg's JSON of it.
     """
-    told = json.loads(file)
+    descriptor = json.loads(file)
     schema = Schema.model_validate_json(schema_json)
     bounds = [
-        dict(zip(each.get("keys", ()), each.get("values", ()), strict=True))
-        for each in (told.get("lower-bounds", {}), told.get("upper-bounds", {}))
+        dict(zip(bound.get("keys", ()), bound.get("values", ()), strict=True))
+        for bound in (descriptor.get("lower-bounds", {}), descriptor.get("upper-bounds", {}))
     ]
-    found: list[list[Any]] = []
+    spans: list[list[Any]] = []
     for name in columns:
-        field: Any = next((each for each in schema.fields if each.name == name), None)
-        if field is None or not all(field.field_id in each for each in bounds):
+        field: Any = next((column for column in schema.fields if column.name == name), None)
+        if field is None or not all(field.field_id in bound for bound in bounds):
             break
-        found.append(
-            [from_bytes(field.field_type, bytes.fromhex(each[field.field_id])) for each in bounds]
+        spans.append(
+            [from_bytes(field.field_type, bytes.fromhex(bound[field.field_id])) for bound in bounds]
         )
-    what = f"it has {told.get('record-count')} rows"
-    if len(found) < 3:
-        return what
-    topics, partitions, offsets = found
+    text = f"it has {descriptor.get('record-count')} rows"
+    if len(spans) < 3:
+        return text
+    topics, partitions, offsets = spans
     where = "" if topics[0] == topics[1] else f" to {topics[1]}"
     return (
-        f"{what} of {Partition(topics[0], partitions[0])}{where} [{offsets[0]}, {offsets[1] + 1})"
+        f"{text} of {Partition(topics[0], partitions[0])}{where} [{offsets[0]}, {offsets[1] + 1})"
     )
 
 
@@ -305,7 +307,7 @@ _ORDERED = (
 
 
 def check_order(schema_json: str, table: TableConfig) -> None:
-    """Is there the column that says which change of a key is the newer one?"""
+    """Checks that the version column, which orders the changes of a key, exists and is sortable."""
     if not table.version_column:
         return
     doing = f"cannot order the changes of table {table.name} by {table.version_column!r}"
@@ -320,7 +322,7 @@ def check_order(schema_json: str, table: TableConfig) -> None:
 
 
 def _fields(schema: Any) -> Iterator[dict[str, Any]]:
-    """All fields of structs in Iceberg's JSON, however deep."""
+    """All struct fields in Iceberg's JSON, at any depth."""
     if isinstance(schema, dict):
         for field in schema.get("fields", ()):
             yield field
@@ -330,7 +332,7 @@ def _fields(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def _source(schema: Schema, path: str, doing: str) -> list[NestedField]:
-    """The way to a column, itself the last; refused inside lists and maps, as Iceberg does."""
+    """The path to a column, the column last; refused inside lists and maps, as by Iceberg."""
     try:
         way = _way(schema.fields, schema.find_field(path).field_id)
     except ValueError:
@@ -338,7 +340,7 @@ def _source(schema: Schema, path: str, doing: str) -> list[NestedField]:
             f"{doing}: there is no column {path!r}; expected one of "
             f"{', '.join(schema.column_names)}"
         ) from None
-    if any(isinstance(each.field_type, (ListType, MapType)) for each in way[:-1]):
+    if any(isinstance(field.field_type, (ListType, MapType)) for field in way[:-1]):
         raise ConfigError(f"{doing}: {path} is inside a list or a map")
     return way
 

@@ -1,11 +1,11 @@
-"""An Iceberg table as its own files say it is: read only, without Spark and without a JVM.
+"""An Iceberg table, read from its own files: read only, without Spark and without a JVM.
 
-In: a catalog's settings and a table's name, or a path. Out: what the audit and those who ask the
-index need: the history of a branch, tags, live files with their bounds, rows.
+In: a catalog's settings and a table's name, or a path. Out: the history of a branch, tags, live
+files with their bounds, and rows, for the audit and for queries of the index.
 
-One metadata file is read, once, and all that is told is of that moment. Local files are opened
-directly; other stores and catalogs cost the import of pyiceberg. What cannot be opened so raises
-`NeedsSpark`: Iceberg for Spark knows more catalogs and stores than Python does.
+One metadata file is read, once, and all results are of that state. Local files are opened directly;
+other stores and catalogs cost the import of pyiceberg. Catalogs and stores that only Iceberg for
+Spark supports raise `NeedsSpark`.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from frazil.offsets import Partition
 #: Table property with the names of the topic, partition, offset and timestamp columns.
 COLUMNS_PROPERTY = "frazil.columns"
 T = TypeVar("T")
-_READERS = 8  # threads: a store is waited for, and polars and Arrow work beside Python
-_PIECE = 64  # manifests that are read as one
-_VERSIONS = 3  # of Iceberg's format
+_READERS = 8  # threads: reads wait for the store, and polars and Arrow release the GIL
+_PIECE = 64  # manifests per read
+_VERSIONS = 3  # the highest supported format version
 _DATA, _EQUALITY = 0, 2  # contents of a file
 _ADDED, _DELETED = 1, 2  # status of an entry
 
 _TEXT = pa.dictionary(pa.int32(), pa.string())
-#: Iceberg's types that the columns of the index and of origins have.
+#: Iceberg types of the index's columns and of the topic, partition and offset columns.
 _TYPES = {
     "string": _TEXT,
     "int": pa.int32(),
@@ -56,7 +56,7 @@ _TYPES = {
 _COUNTS, _BOUNDS = (
     pl.List(pl.Struct({"key": pl.Int32, "value": kind})) for kind in (pl.Int64, pl.Binary)
 )
-#: What is read of a manifest's entry.
+#: Columns read from a manifest entry.
 _ENTRY = {
     "status": pl.Int32(),
     "snapshot_id": pl.Int64(),
@@ -71,7 +71,7 @@ _ENTRY = {
 }
 
 
-#: What is read of it in order to compare it with the file.
+#: Columns read to compare an entry with its file.
 _CLAIMS = {**_ENTRY, "value_counts": _COUNTS}
 
 
@@ -81,20 +81,20 @@ class DataFile:
 
     path: str
     rows: int
-    #: whose records it holds by its bounds; None where they span several or are unknown
+    #: partition of its records, by its bounds; None if they span several or are unknown
     partition: Partition | None
     #: lowest and highest offset in it
     offsets: tuple[int, int] | None
     #: rows without an offset
     nulls: int = 0
-    #: data sequence number: with which commit its rows came
+    #: data sequence number: the commit that added its rows
     sequence: int = 0
-    #: lowest and highest topic in it, as far as the bounds were not cut
+    #: lower and upper bound of its topics; they may be truncated
     topics: tuple[str, str] | None = None
 
 
 class ReadOnlyTable:
-    """An Iceberg table as its metadata file says it is.
+    """An Iceberg table in the state of one metadata file.
 
     `properties` are those of the catalog or of its file IO, and may hold credentials.
     """
@@ -131,23 +131,27 @@ class ReadOnlyTable:
         self.uuid = str(self._metadata.get("table-uuid", ""))
 
     def _check(self) -> None:
-        """What is asked of it later is there, and of the right kind: said now, in one sentence."""
-        texts = [self.properties, *(each.get("summary") or {} for each in self._snapshots.values())]
-        for each in texts:
-            if not all(type(value) is str for value in each.values()):
+        """Checks the types of all metadata that is used later, so that an error is raised on
+        opening."""
+        texts = [
+            self.properties,
+            *(snapshot.get("summary") or {} for snapshot in self._snapshots.values()),
+        ]
+        for mapping in texts:
+            if not all(type(value) is str for value in mapping.values()):
                 raise TypeError("a property or a summary has a value that is no text")
-        for each in self._snapshots.values():
+        for snapshot in self._snapshots.values():
             numbers = [
-                each["snapshot-id"],
-                each["timestamp-ms"],
-                each.get("sequence-number", 0),
-                each.get("parent-snapshot-id") or 0,
+                snapshot["snapshot-id"],
+                snapshot["timestamp-ms"],
+                snapshot.get("sequence-number", 0),
+                snapshot.get("parent-snapshot-id") or 0,
             ]
             if not all(type(value) is int and abs(value) < 2**63 for value in numbers):
-                raise TypeError(f"snapshot {each['snapshot-id']} has a number that is none")
-            if not isinstance(each.get("manifest-list", ""), str):
+                raise TypeError(f"snapshot {snapshot['snapshot-id']} has a number that is none")
+            if not isinstance(snapshot.get("manifest-list", ""), str):
                 raise TypeError(
-                    f"snapshot {each['snapshot-id']} has a manifest list without a name"
+                    f"snapshot {snapshot['snapshot-id']} has a manifest list without a name"
                 )
         for ref in self._refs.values():
             if type(ref["snapshot-id"]) is not int or not isinstance(ref["type"], str):
@@ -158,29 +162,31 @@ class ReadOnlyTable:
             if not isinstance(field["type"], (str, dict)):
                 raise TypeError(f"column {field['name']} has no type")
         if not all(
-            isinstance(each["metadata-file"], str)
-            for each in self._metadata.get("metadata-log") or ()
+            isinstance(entry["metadata-file"], str)
+            for entry in self._metadata.get("metadata-log") or ()
         ):
             raise TypeError("the metadata log names no file")
 
     @property
     def schema(self) -> str:
-        """As JSON, the current one."""
+        """The current schema, as JSON."""
         return json.dumps(self._schema)
 
     @cached_property
     def _schema(self) -> dict[str, Any]:
         current = self._metadata.get("current-schema-id")
-        for each in self._metadata.get("schemas") or ():
-            if each.get("schema-id") == current:
-                return dict(each)
-        return dict(self._metadata["schema"])  # version 1 may have no other
+        for schema in self._metadata.get("schemas") or ():
+            if schema.get("schema-id") == current:
+                return dict(schema)
+        return dict(self._metadata["schema"])  # format version 1 may have only this one
 
     # ── snapshots ────────────────────────────────────────────────────────────────────────────────
 
     @cached_property
     def _snapshots(self) -> dict[int, dict[str, Any]]:
-        return {each["snapshot-id"]: each for each in self._metadata.get("snapshots") or ()}
+        return {
+            snapshot["snapshot-id"]: snapshot for snapshot in self._metadata.get("snapshots") or ()
+        }
 
     @cached_property
     def _refs(self) -> dict[str, dict[str, Any]]:
@@ -192,65 +198,73 @@ class ReadOnlyTable:
         return self._refs[ref]["snapshot-id"] if ref in self._refs else None
 
     def history(self, branch: str) -> Iterator[Snapshot]:
-        """The branch's ancestry, newest first, as far as it is still there."""
-        here = self._head(branch)
-        for _ in range(len(self._snapshots)):  # no more than there are: a circle ends too
-            if here is None or here not in self._snapshots:
+        """The branch's ancestry, newest first, up to the oldest snapshot that is not expired."""
+        snapshot_id = self._head(branch)
+        for _ in range(len(self._snapshots)):  # bounded: damaged metadata may have a cycle
+            if snapshot_id is None or snapshot_id not in self._snapshots:
                 return
-            found = self._snapshot(self._snapshots[here])
-            yield found
-            here = found.parent
+            snapshot = self._snapshot(self._snapshots[snapshot_id])
+            yield snapshot
+            snapshot_id = snapshot.parent
 
     def tagged(self, tag: str) -> Snapshot | None:
-        here = self._head(tag)
-        return self._snapshot(self._snapshots[here]) if here in self._snapshots else None
+        snapshot_id = self._head(tag)
+        return (
+            self._snapshot(self._snapshots[snapshot_id]) if snapshot_id in self._snapshots else None
+        )
 
     def expired(self, snapshot_id: int) -> Iterator[Snapshot]:
-        """An expired snapshot and its ancestors, as far as earlier metadata files tell of them."""
-        log = [each["metadata-file"] for each in self._metadata.get("metadata-log") or ()]
+        """An expired snapshot and its ancestors, as far as earlier metadata files contain them."""
+        log = [entry["metadata-file"] for entry in self._metadata.get("metadata-log") or ()]
         wanted: int | None = snapshot_id
         while wanted is not None and log:
             try:
                 earlier = ReadOnlyTable(self.name, log.pop(), self._store.properties)
-            except IdentityMismatch:  # it was removed, and those before it, too
+            except IdentityMismatch:  # removed, and so are all older ones
                 return
             while wanted is not None and wanted in earlier._snapshots:
-                found = earlier._snapshot(earlier._snapshots[wanted])
-                yield found
-                wanted = found.parent
+                snapshot = earlier._snapshot(earlier._snapshots[wanted])
+                yield snapshot
+                wanted = snapshot.parent
 
     def carries(self, branch: str, snapshot_id: int) -> bool:
         """Does the branch list the newest manifest of a snapshot? See `java.JavaTable.carries`."""
-        theirs = self._manifests(snapshot_id)
-        newest = max((each.get("sequence_number") or 0 for each in theirs), default=0)
-        wanted = {m["manifest_path"] for m in theirs if (m.get("sequence_number") or 0) == newest}
+        manifests = self._manifests(snapshot_id)
+        newest = max((manifest.get("sequence_number") or 0 for manifest in manifests), default=0)
+        wanted = {
+            manifest["manifest_path"]
+            for manifest in manifests
+            if (manifest.get("sequence_number") or 0) == newest
+        }
         head = self._head(branch)
-        listed = {each["manifest_path"] for each in self._manifests(head)} if head else set()
+        listed = (
+            {manifest["manifest_path"] for manifest in self._manifests(head)} if head else set()
+        )
         return not wanted or bool(wanted & listed)
 
     def refresh(self) -> None:
-        """Nothing: it is what one metadata file says."""
+        """Does nothing: the table is in the state of one metadata file."""
 
     def _snapshot(self, values: Mapping[str, Any]) -> Snapshot:
-        found = _snapshot(values)
-        return replace(found, summary=joined(found.summary, self.properties))
+        snapshot = _snapshot(values)
+        return replace(snapshot, summary=joined(snapshot.summary, self.properties))
 
     def tags(self) -> dict[str, Snapshot]:
-        names = [name for name, each in self._refs.items() if each["type"] == "tag"]
-        return {name: found for name in names if (found := self.tagged(name)) is not None}
+        names = [name for name, ref in self._refs.items() if ref["type"] == "tag"]
+        return {name: snapshot for name in names if (snapshot := self.tagged(name)) is not None}
 
     # ── files ────────────────────────────────────────────────────────────────────────────────────
 
     def files(
         self, branch: str = "main", snapshot_id: int | None = None
     ) -> tuple[list[DataFile], int]:
-        """The live data files, and how many delete files are live."""
+        """The live data files, and the number of live delete files."""
         live = self._live(branch, snapshot_id)
         data = live.filter(pl.col("content") == _DATA)
         return self._described(data), live.height - data.height
 
     def added(self, snapshot_id: int) -> list[DataFile]:
-        """The data files that a snapshot brought, whether they are live now or not."""
+        """The data files that a snapshot added, whether they are live now or not."""
         entries = self._of_snapshot(snapshot_id, by_itself=True)
         return self._described(
             entries.filter(
@@ -261,7 +275,7 @@ class ReadOnlyTable:
         )
 
     def misdescribed(self, branch: str) -> Iterator[tuple[str, str]]:
-        """Live files of which their manifest says what is not so: path, and what."""
+        """False claims of manifests about live files: path, and claim."""
         from frazil.iceberg.footers import DescribedFile, misdescribed
 
         head = self._head(branch)
@@ -270,34 +284,37 @@ class ReadOnlyTable:
         live = self._of_snapshot(head, columns=_CLAIMS).filter(
             (pl.col("status") < _DELETED) & (pl.col("file_format").str.to_lowercase() == "parquet")
         )
-        names = {each["id"]: each["name"] for each in self._schema["fields"]}
+        names = {field["id"]: field["name"] for field in self._schema["fields"]}
         maps = ("value_counts", "null_value_counts", "lower_bounds", "upper_bounds")
         columns = ("file_path", "record_count", *maps)
 
         def one(row: tuple[Any, ...]) -> list[tuple[str, str]]:
-            told = [{each["key"]: each["value"] for each in pairs or ()} for pairs in row[2:]]
-            said = DescribedFile(row[0], row[1], *told)
-            with self._store.reading(said.path), self._store.open(said.path) as source:
+            claims = [{pair["key"]: pair["value"] for pair in pairs or ()} for pairs in row[2:]]
+            described = DescribedFile(row[0], row[1], *claims)
+            with self._store.reading(described.path), self._store.open(described.path) as source:
                 return [
-                    (said.path, each) for each in misdescribed(said, pq.ParquetFile(source), names)
+                    (described.path, problem)
+                    for problem in misdescribed(described, pq.ParquetFile(source), names)
                 ]
 
         with ThreadPoolExecutor(_READERS) as readers:
-            for found in readers.map(one, live.select(columns).iter_rows()):
-                yield from found
+            for problems in readers.map(one, live.select(columns).iter_rows()):
+                yield from problems
 
     def has_equality_deletes(self, branch: str) -> bool:
         return bool((self._live(branch)["content"] == _EQUALITY).any())
 
     def _described(self, data: pl.DataFrame) -> list[DataFile]:
-        ids = {each["name"]: each["id"] for each in self._schema["fields"]}
+        ids = {field["name"]: field["id"] for field in self._schema["fields"]}
         topic, partition, offset = (ids.get(name, -1) for name in self._origin)
         low, high, nulls = (
             _BoundValues(data[name])
             for name in ("lower_bounds", "upper_bounds", "null_value_counts")
         )
-        found = []
-        topics: dict[tuple[bytes, bytes], tuple[str, str]] = {}  # one text for all files of a topic
+        files = []
+        topics: dict[
+            tuple[bytes, bytes], tuple[str, str]
+        ] = {}  # one string for all files of a topic
         columns = (
             data["file_path"],
             data["record_count"],
@@ -311,28 +328,28 @@ class ReadOnlyTable:
             nulls[offset].fill_null(0),
         )
         for path, rows, sequence, t0, t1, p0, p1, o0, o1, lacking in zip(
-            *(each.to_list() for each in columns), strict=True
+            *(column.to_list() for column in columns), strict=True
         ):
-            named = whose = None
+            named = owner = None
             if t0 is not None and t1 is not None:
                 named = topics.get((t0, t1))
                 if named is None:
                     named = t0.decode(errors="replace"), t1.decode(errors="replace")
                     topics[t0, t1] = named
-                # Bounds that were cut never meet: the upper one is then raised above all values.
+                # Truncated bounds are never equal: the upper one is raised above all values.
                 if t0 == t1 and p0 is not None and p0 == p1:
-                    whose = Partition(named[0], p0)
+                    owner = Partition(named[0], p0)
             span = None if o0 is None or o1 is None else (o0, o1)
-            found.append(DataFile(path, rows, whose, span, lacking, sequence, named))
-        return found
+            files.append(DataFile(path, rows, owner, span, lacking, sequence, named))
+        return files
 
     @property
     def _origin(self) -> list[str]:
-        said = self.properties.get(COLUMNS_PROPERTY, "_topic,_topic_partition,_offset")
-        return said.split(",")[:3]
+        names = self.properties.get(COLUMNS_PROPERTY, "_topic,_topic_partition,_offset")
+        return names.split(",")[:3]
 
     def _live(self, branch: str, snapshot_id: int | None = None) -> pl.DataFrame:
-        """The live entries of all manifests, of data and of deletes."""
+        """The live entries of all manifests, data and deletes."""
         wanted = self._head(branch) if snapshot_id is None else snapshot_id
         if wanted is None:
             return pl.DataFrame(schema=_ENTRY)
@@ -344,7 +361,7 @@ class ReadOnlyTable:
         by_itself: bool = False,
         columns: Mapping[str, pl.DataType] = _ENTRY,
     ) -> pl.DataFrame:
-        """The entries of a snapshot's manifests, or only of those that it made `by_itself`."""
+        """The entries of a snapshot's manifests, or only of those that it added `by_itself`."""
         none = pl.DataFrame(schema=columns)
         manifests = self._manifests(wanted)
         if by_itself:
@@ -353,39 +370,43 @@ class ReadOnlyTable:
         pieces = [manifests[at : at + size] for at in range(0, len(manifests), size)]
         with ThreadPoolExecutor(_READERS) as readers:
             read = partial(self._entries, columns=columns)
-            frames = [each for found in readers.map(read, pieces) for each in found]
+            frames = [entries for group in readers.map(read, pieces) for entries in group]
         return pl.concat([none, *frames], rechunk=True)
 
     def _manifests(self, wanted: int) -> list[dict[str, Any]]:
-        """What a snapshot lists."""
+        """The manifests that a snapshot lists."""
         if wanted not in self._snapshots:
             raise Expired(f"cannot read snapshot {wanted} of table {self.name}: it is not there")
         snapshot = self._snapshots[wanted]
         if "manifest-list" in snapshot:
             return frame([AvroFile(self._store, snapshot["manifest-list"])]).to_dicts()
-        # version 1 may name them itself
+        # format version 1 may list them in the metadata file
         return [{"manifest_path": path} for path in snapshot.get("manifests", ())]
 
     def _entries(
         self, manifests: Sequence[Mapping[str, Any]], columns: Mapping[str, pl.DataType]
     ) -> list[pl.DataFrame]:
         alike: dict[bytes, list[tuple[AvroFile, int]]] = {}
-        for each in manifests:
-            found = AvroFile(self._store, each["manifest_path"])
-            counts = [each.get(f"{kind}_files_count") for kind in ("added", "existing", "deleted")]
-            said = [count for count in counts if count is not None]  # version 1 may say nothing
-            if len(said) == len(counts) and sum(said) != found.rows:
+        for manifest in manifests:
+            file = AvroFile(self._store, manifest["manifest_path"])
+            counts = [
+                manifest.get(f"{kind}_files_count") for kind in ("added", "existing", "deleted")
+            ]
+            known = [count for count in counts if count is not None]  # version 1 may omit them
+            if len(known) == len(counts) and sum(known) != file.rows:
                 raise Fatal(
-                    f"cannot read {found.path}: expected {sum(said)} entries, found {found.rows}"
+                    f"cannot read {file.path}: expected {sum(known)} entries, found {file.rows}"
                 )
-            if found.rows:
-                sequence = each.get("sequence_number") or 0
-                alike.setdefault(found.schema, []).append((found, sequence))
+            if file.rows:
+                sequence = manifest.get("sequence_number") or 0
+                alike.setdefault(file.schema, []).append((file, sequence))
         frames = []
         for group in alike.values():
-            entries = frame([found for found, _ in group], columns)
-            # An entry just added has no number yet: it has that of its manifest, once committed.
-            numbers = np.repeat([each for _, each in group], [found.rows for found, _ in group])
+            entries = frame([file for file, _ in group], columns)
+            # An added entry has no number of its own: it inherits that of its manifest.
+            numbers = np.repeat(
+                [sequence for _, sequence in group], [file.rows for file, _ in group]
+            )
             entries = entries.with_columns(
                 pl.col("sequence_number").fill_null(pl.Series(numbers, dtype=pl.Int64)),
                 pl.col("content").fill_null(_DATA),
@@ -407,15 +428,15 @@ class ReadOnlyTable:
     def rows(
         self, columns: Sequence[str], where: Mapping[str, Collection[str]] | None = None
     ) -> pa.Table:
-        """Of the rows of main those that have, in each column of `where`, one of its values.
+        """The rows of main that have, in each column of `where`, one of its values.
 
-        Texts come as dictionaries. A column that a file is too old to have is null there.
+        Texts come as dictionaries. A column that a file is too old to have is null for its rows.
         """
-        found = [self._schema_of(columns).empty_table(), *self.scan(columns, where)]
-        return pa.concat_tables(found)
+        tables = [self._schema_of(columns).empty_table(), *self.scan(columns, where)]
+        return pa.concat_tables(tables)
 
     def rows_of(self, files: Iterable[DataFile], columns: Sequence[str]) -> Iterator[pa.Table]:
-        """The rows of these files one after the other, deleted ones among them."""
+        """The rows of these files, one table per file; deleted rows are included."""
         wanted = [self._column(name) for name in columns]
         for file in files:
             yield self._file(wanted, {}, file.path).select(columns)
@@ -423,7 +444,7 @@ class ReadOnlyTable:
     def scan(
         self, columns: Sequence[str], where: Mapping[str, Collection[str]] | None = None
     ) -> Iterator[pa.Table]:
-        """The same, one file after the other."""
+        """As `rows`, one table per file."""
         return self.each(lambda table: table, columns, where)
 
     def each(
@@ -432,13 +453,13 @@ class ReadOnlyTable:
         columns: Sequence[str],
         where: Mapping[str, Collection[str]] | None = None,
     ) -> Iterator[T]:
-        """What is made of the rows of each file, which are needed no longer than that."""
+        """The result of `make` for the rows of each file; the rows themselves are not kept."""
         return self._read("main", columns, where or {}, make)
 
     def having(self, columns: Sequence[str]) -> list[str]:
-        """Those of the columns that there are: a table may be older than who asks."""
-        there = {each["name"] for each in self._schema["fields"]}
-        return [name for name in columns if name in there]
+        """Those of the columns that exist: the table may be older than the caller."""
+        names = {field["name"] for field in self._schema["fields"]}
+        return [name for name in columns if name in names]
 
     def _schema_of(self, columns: Sequence[str]) -> pa.Schema:
         return pa.schema([(name, self._column(name).type) for name in columns])
@@ -446,10 +467,8 @@ class ReadOnlyTable:
     def origins(self, branch: str) -> pa.Table:
         """Topic, partition and offset of every live row, from the data itself."""
         empty = self._schema_of(self._origin).empty_table()
-        found = pa.concat_tables(
-            [empty, *self._read(branch, self._origin, {}, lambda table: table)]
-        )
-        return found.rename_columns(["topic", "partition", "offset"])
+        rows = pa.concat_tables([empty, *self._read(branch, self._origin, {}, lambda table: table)])
+        return rows.rename_columns(["topic", "partition", "offset"])
 
     def _read(
         self,
@@ -476,16 +495,16 @@ class ReadOnlyTable:
         def one(path: str) -> T:
             return make(self._file(wanted, where, path).select(columns))
 
-        # A store is waited for. Local files are not, and each reader needs memory of its own.
-        here = all(map(local, live["file_path"]))
-        count = min(_READERS, os.cpu_count() or 1) if here else _READERS
+        # Remote reads wait for the store. Local ones do not, and each reader needs memory.
+        all_local = all(map(local, live["file_path"]))
+        count = min(_READERS, os.cpu_count() or 1) if all_local else _READERS
         with ThreadPoolExecutor(count) as readers:
             yield from readers.map(one, live["file_path"])
 
     def _column(self, name: str) -> _Column:
-        for each in self._schema["fields"]:
-            if each["name"] == name and isinstance(each["type"], str) and each["type"] in _TYPES:
-                return _Column(each["id"], name, _TYPES[each["type"]])
+        for field in self._schema["fields"]:
+            if field["name"] == name and isinstance(field["type"], str) and field["type"] in _TYPES:
+                return _Column(field["id"], name, _TYPES[field["type"]])
         raise IdentityMismatch(
             f"cannot read table {self.name}: it has no column {name} of a simple type"
         )
@@ -495,35 +514,35 @@ class ReadOnlyTable:
     ) -> pa.Table:
         with self._store.reading(path), self._store.open(path) as source:
             file = pq.ParquetFile(source)
-            # Iceberg knows a column by its id: names are what they were when the file was written.
+            # Iceberg identifies columns by id: names may have changed since the file was written.
             ids = {
-                (each.metadata or {}).get(b"PARQUET:field_id"): each.name
-                for each in file.schema_arrow
+                (field.metadata or {}).get(b"PARQUET:field_id"): field.name
+                for field in file.schema_arrow
             }
-            if set(ids) == {None}:  # a file that was added as it is
+            if set(ids) == {None}:  # an imported file without field ids
                 ids = {
-                    b"%d" % each.id: each.name
-                    for each in wanted
-                    if each.name in file.schema_arrow.names
+                    b"%d" % column.id: column.name
+                    for column in wanted
+                    if column.name in file.schema_arrow.names
                 }
-            here = {ids[key]: each for each in wanted if (key := b"%d" % each.id) in ids}
-            texts = [name for name, each in here.items() if each.type is _TEXT]
+            columns = {ids[key]: column for column in wanted if (key := b"%d" % column.id) in ids}
+            texts = [name for name, column in columns.items() if column.type is _TEXT]
             file = pq.ParquetFile(source, metadata=file.metadata, read_dictionary=texts)
             groups = set(range(file.metadata.num_row_groups))
             for name in texts:
-                if (values := where.get(here[name].name)) is not None:
+                if (values := where.get(columns[name].name)) is not None:
                     groups &= _groups(file.metadata, name, values)
-            table = file.read_row_groups(sorted(groups), list(here), use_threads=False)
-            table = table.rename_columns([here[name].name for name in table.column_names])
+            table = file.read_row_groups(sorted(groups), list(columns), use_threads=False)
+            table = table.rename_columns([columns[name].name for name in table.column_names])
             return _fitting(table, wanted, where)
 
     def _scanned(self, branch: str, wanted: Sequence[_Column]) -> pa.Table:
-        """By pyiceberg, which leaves out the rows whose positions were deleted."""
+        """Read by pyiceberg, which applies position deletes."""
         from pyiceberg.catalog.noop import NoopCatalog
         from pyiceberg.table import StaticTable
         from pyiceberg.table.metadata import TableMetadataUtil
 
-        names = tuple(each.name for each in wanted)
+        names = tuple(column.name for column in wanted)
         with self._store.reading(f"table {self.name}"):
             table = StaticTable(
                 ("plain", self.name),
@@ -555,35 +574,35 @@ def _snapshot(values: Mapping[str, Any]) -> Snapshot:
 
 
 class _BoundValues:
-    """A column of maps, asked for one key of all of them."""
+    """A column of maps, to look up one key in all of them."""
 
     def __init__(self, maps: pl.Series) -> None:
         lengths = maps.list.len().fill_null(0)
-        pairs = maps.filter(lengths > 0).explode()  # what an empty one leaves, polars has changed
+        pairs = maps.filter(lengths > 0).explode()  # polars versions differ on empty ones
         self._rows = np.repeat(np.arange(len(maps)), lengths.to_numpy())
         self._keys = pairs.struct.field("key").to_numpy()
         self._values = pairs.struct.field("value")
         self._count = len(maps)
 
     def __getitem__(self, key: int) -> pl.Series:
-        """One value per map; null where it has none."""
+        """One value per map; null if the map does not have the key."""
         at = np.flatnonzero(self._keys == key)
         places = np.full(self._count, -1)
         places[self._rows[at]] = at
-        found: pl.Series = self._values.gather(pl.Series(places).replace(-1, None))
-        return found
+        values: pl.Series = self._values.gather(pl.Series(places).replace(-1, None))
+        return values
 
 
 def _number(bounds: pl.Series) -> pl.Series:
-    """Four bytes are an int, eight a long; a column may have become one."""
+    """Integer bounds: four bytes are an int, eight a long; a column may have been widened."""
     four, eight = (bounds.bin.reinterpret(dtype=kind) for kind in (pl.Int32(), pl.Int64()))
-    found: pl.Series = eight.zip_with(eight.is_not_null(), four.cast(pl.Int64))
-    return found
+    numbers: pl.Series = eight.zip_with(eight.is_not_null(), four.cast(pl.Int64))
+    return numbers
 
 
 def _holding(live: pl.DataFrame, key: int, values: Collection[str]) -> pl.DataFrame:
-    """Without the data files whose bounds say that they have none of the values."""
-    ordered = sorted(each.encode() for each in values)
+    """Without the data files whose bounds exclude all of the values."""
+    ordered = sorted(value.encode() for value in values)
     low, high = (
         _BoundValues(live[name])[key].to_list() for name in ("lower_bounds", "upper_bounds")
     )
@@ -595,52 +614,57 @@ def _holding(live: pl.DataFrame, key: int, values: Collection[str]) -> pl.DataFr
 
 
 def _groups(metadata: pq.FileMetaData, name: str, values: Collection[str]) -> set[int]:
-    """The groups of rows of a file that may have one of the values."""
+    """The row groups of a file that may contain one of the values."""
     ordered = sorted(values)
     at = [metadata.schema.column(i).path for i in range(metadata.num_columns)].index(name)
-    said = [metadata.row_group(i).column(at).statistics for i in range(metadata.num_row_groups)]
-    bounds = [(each.min, each.max) if each and each.has_min_max else (None, None) for each in said]
-    return {i for i, each in enumerate(bounds) if _any_within(ordered, *each)}
+    statistics = [
+        metadata.row_group(i).column(at).statistics for i in range(metadata.num_row_groups)
+    ]
+    bounds = [
+        (stats.min, stats.max) if stats and stats.has_min_max else (None, None)
+        for stats in statistics
+    ]
+    return {i for i, span in enumerate(bounds) if _any_within(ordered, *span)}
 
 
 def _any_within(ordered: Sequence[Any], low: Any, high: Any) -> bool:
-    if low is None or high is None:  # no bounds: who knows
+    if low is None or high is None:  # no bounds: it may
         return True
     at = bisect_left(ordered, low)
     return at < len(ordered) and bool(ordered[at] <= high)
 
 
 def _all(texts: pa.DictionaryArray, values: Collection[str]) -> bool:
-    """Is each of the texts one of the values?"""
+    """Is every text one of the values?"""
     return not texts.null_count and set(texts.dictionary.to_pylist()) <= set(values)
 
 
 def _fitting(
     table: pa.Table, wanted: Sequence[_Column], where: Mapping[str, Collection[str]]
 ) -> pa.Table:
-    """The columns as they are wanted, and of the rows those that are."""
+    """The wanted columns with their types, of the rows that match `where`."""
     columns = {
-        each.name: table[each.name].cast(each.type)
-        if each.name in table.column_names
-        else pa.chunked_array([pa.nulls(table.num_rows, each.type)])
-        for each in wanted
+        column.name: table[column.name].cast(column.type)
+        if column.name in table.column_names
+        else pa.chunked_array([pa.nulls(table.num_rows, column.type)])
+        for column in wanted
     }
-    found = pa.table(columns)
+    rows = pa.table(columns)
     for name, values in where.items():
-        if all(_all(each, values) for each in found[name].chunks):
+        if all(_all(chunk, values) for chunk in rows[name].chunks):
             continue  # nothing to leave out: a filter would copy every column
         chosen = pa.array(list(values), pa.string())
         masks = [
-            pc.is_in(each.dictionary, chosen).take(each.indices) for each in found[name].chunks
+            pc.is_in(chunk.dictionary, chosen).take(chunk.indices) for chunk in rows[name].chunks
         ]
-        found = found.filter(pa.chunked_array(masks, pa.bool_()))
-    return found
+        rows = rows.filter(pa.chunked_array(masks, pa.bool_()))
+    return rows
 
 
 def find(catalog: Mapping[str, str], name: str) -> ReadOnlyTable | None:
-    """The table of that name, or at that path; None where there is none.
+    """The table of that name, or at that path; None if there is none.
 
     `catalog`: its settings as Spark gets them, without the prefix. They may hold credentials.
     """
-    found, properties = metadata_file(catalog, name)
-    return ReadOnlyTable(name, found, properties) if found else None
+    path, properties = metadata_file(catalog, name)
+    return ReadOnlyTable(name, path, properties) if path else None

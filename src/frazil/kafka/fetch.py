@@ -1,11 +1,11 @@
 """A range in, the bytes of its records out, in chunks. Runs on executors.
 
 Promises: exactly the records of the range, in offset order, each once; and every offset of the
-range is either a record or invisible (transaction markers, aborted and compacted records), which is
-known only when something at or beyond it was seen, and never assumed. A position that retention has
-deleted raises; it is not jumped over.
+range is either a record or invisible (transaction markers, aborted and compacted records). An
+offset counts as invisible only once something at or beyond it was seen. A position that retention
+has deleted raises; it is not skipped.
 
-Two ways to the same chunks: Kafka's own batches over a plain connection (`wire`), and
+Two ways to the same chunks: Kafka's own batches over a plain connection (`protocol`), and
 confluent-kafka for everything else.
 """
 
@@ -26,7 +26,7 @@ from frazil.kafka import protocol
 from frazil.kafka.record_batch import HEADERS, Longs, RawRecords, RecordBatches
 from frazil.offsets import Partition, Range
 
-#: Records per decoded chunk, and what one of them may weigh: large records make smaller chunks.
+#: Records and bytes per decoded chunk: large records make smaller chunks.
 CHUNK_RECORDS = 50_000
 CHUNK_BYTES = 32 * 1024**2
 #: Records per call: small enough to stay in the CPU's cache between librdkafka and Python.
@@ -36,16 +36,16 @@ CALL_RECORDS = 5_000
 DEFAULTS = {
     "isolation.level": "read_committed",
     "check.crcs": "true",
-    # The data is known to be there: never wait for more of it, never pause a full queue for long.
+    # The data is known to exist: never wait for more of it, never pause a full queue for long.
     "fetch.wait.max.ms": "10",
     "fetch.queue.backoff.ms": "2",
-    # What lies beyond the range's end is fetched for nothing: keep the queue short.
+    # Records beyond the range's end are fetched in vain: keep the queue short.
     "queued.min.messages": "30000",
     "queued.max.messages.kbytes": "16384",
     "fetch.message.max.bytes": "1048576",
     "log_level": "2",
 }
-#: What the promise needs, whatever the user's settings say.
+#: Required by the promise: overrides the user's settings.
 FIXED = {
     "enable.auto.commit": "false",
     "enable.partition.eof": "true",
@@ -60,8 +60,8 @@ _consumers: dict[tuple[tuple[str, str], ...], Consumer] = {}
 class FetchedChunk:
     """Records of one partition: all that the offsets `[start, end)` hold.
 
-    Either Kafka's own batches, still closed, or values already taken out. `envelope` says whether
-    keys and headers can be had.
+    Either Kafka's own batches, unopened, or values already extracted. `envelope`: keys and headers
+    are available.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class FetchedChunk:
 
     @property
     def broken(self) -> Mapping[int, str]:
-        """Of the opened records: which lie in a batch that cannot be read, and why."""
+        """Index of each opened record in an unreadable batch → the reason."""
         return self.records.broken if self.records is not None else {}
 
 
@@ -105,10 +105,10 @@ def fetch(
     client: bool = False,
     envelope: bool = False,
 ) -> Iterator[FetchedChunk]:
-    """All records of `wanted`. `patience`: seconds without any answer before it gives up.
+    """All records of `wanted`. `patience`: seconds without any answer before it raises.
 
-    `client` insists on confluent-kafka, which is also what is used where `wire` cannot. With
-    `envelope` the chunks may be asked for keys and headers.
+    `client` forces confluent-kafka, which is also used where `protocol` does not apply. With
+    `envelope` the chunks can give keys and headers.
     """
     if not client and protocol.supports(kafka):
         try:
@@ -138,7 +138,8 @@ def _chunks(
     call = CALL_RECORDS
     deadline = time.monotonic() + patience
     while position < wanted.end:
-        # Waits for all of `call` or the time-out: short, for a range's tail is shorter than that.
+        # Waits for all of `call` or the time-out: short, because the tail of a range has fewer
+        # records.
         messages = consumer.consume(call, timeout=0.05)
         if not messages:
             if time.monotonic() > deadline:
@@ -163,9 +164,9 @@ def _chunks(
             ended = wanted.end
             del messages[past:]
         if messages:
-            whose = set(map(Message.topic, messages)), set(map(Message.partition, messages))
-            if whose != ({at.kafka_topic}, {at.number}):
-                raise AccountingError(f"cannot read {at}: found records of {whose}")
+            origins = set(map(Message.topic, messages)), set(map(Message.partition, messages))
+            if origins != ({at.kafka_topic}, {at.number}):
+                raise AccountingError(f"cannot read {at}: found records of {origins}")
             chunk.add(messages)
             position = chunk.next
             call = max(1, min(CALL_RECORDS, int(CHUNK_BYTES / 4 / (chunk.mean_bytes + 1))))
@@ -177,7 +178,7 @@ def _chunks(
 
 
 class _ChunkBuilder:
-    """A chunk while its records come in."""
+    """A chunk while its records arrive."""
 
     def __init__(self, partition: Partition, start: int, envelope: bool) -> None:
         self.partition = partition
@@ -221,18 +222,18 @@ class _ChunkBuilder:
         self.bytes += int(self.mean_bytes * count)
 
     def _add_envelope(self, messages: list[Message]) -> int:
-        """Keys and headers; what they weigh."""
+        """Adds keys and headers; returns their bytes."""
         keys = list(map(Message.key, messages))
         headers = _headers(messages, self.partition)
         self._keys += keys
         self._headers += headers
         return sum(len(key) for key in keys if key) + sum(
-            len(name) + len(value or b"") for each in headers for name, value in each
+            len(name) + len(value or b"") for pairs in headers for name, value in pairs
         )
 
     def close(self, end: int, beyond: int | None) -> int:
-        """Nothing more comes before `end`: what is left of the range is invisible. `beyond`: the
-        leader epoch of a record behind it; what is invisible itself does not tell any."""
+        """Nothing more comes before `end`: the rest of the range is invisible. `beyond`: the leader
+        epoch of a record behind it; invisible offsets have none of their own."""
         if beyond is not None or self.next < end:
             self.leader = beyond
         self.next = end
@@ -255,20 +256,20 @@ class _ChunkBuilder:
 
 
 def _headers(messages: list[Message], partition: Partition) -> list[_Headers]:
-    found: list[_Headers] = []
+    result: list[_Headers] = []
     try:
         # By `map`: for a key that is not UTF-8 confluent-kafka sets an error and returns a list all
         # the same, with a hole that kills the process when touched. A call written out in Python
         # may miss the error; `map` never does.
         for headers in map(Message.headers, messages):
-            found.append(headers or [])  # type: ignore[arg-type]  # a dict is only ever sent
+            result.append(headers or [])  # type: ignore[arg-type]  # a dict is only ever sent
     except (SystemError, UnicodeDecodeError):
         raise Undecodable(
-            f"cannot read the headers of {partition} offset {messages[len(found)].offset()}: "
+            f"cannot read the headers of {partition} offset {messages[len(result)].offset()}: "
             "a header's key is not UTF-8, and confluent-kafka does not hand it over",
             hint="leave the column with the headers out, or read over a plain connection",
         ) from None
-    return found
+    return result
 
 
 def _behind(at: Partition) -> str:
@@ -279,22 +280,22 @@ def _behind(at: Partition) -> str:
 
 
 def _broken(at: Partition, offset: int | None, fact: str) -> Undecodable:
-    """Of a record batch. librdkafka does not tell which offsets it has, nor goes on behind it."""
+    """For a record batch. librdkafka reports none of its offsets, nor continues behind it."""
     return Undecodable(f"cannot read {at} at offset {offset}: {fact}", hint=_behind(at))
 
 
 def _without_errors(
     messages: list[Message], wanted: Range, position: int
 ) -> tuple[list[Message], int]:
-    """The records among `messages`, and an offset behind all of them, where one is told, or -1."""
-    records, ended, whose = [], -1, wanted.partition
+    """The records among `messages`, and an offset behind all of them if reported, else -1."""
+    records, ended, partition = [], -1, wanted.partition
     for message in messages:
         error = message.error()
         if error is None:
             records.append(message)
         elif error.code() == KafkaError._PARTITION_EOF:
             at = message.offset()
-            if (message.topic(), message.partition()) == (whose.kafka_topic, whose.number):
+            if (message.topic(), message.partition()) == (partition.kafka_topic, partition.number):
                 ended = max(ended, -1 if at is None else at)
         elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
             raise Expired(
@@ -305,8 +306,8 @@ def _without_errors(
         elif error.code() in _BROKEN:
             at = message.offset()
             if at is None or at < wanted.end:
-                raise _broken(whose, at, error.str())
-            ended = max(ended, at)  # it comes in its turn: behind all that is wanted
+                raise _broken(partition, at, error.str())
+            ended = max(ended, at)  # behind all that is wanted
         elif not error.retriable() and error.code() not in _PASSING:
             raise Unavailable(f"cannot fetch {wanted}: {error.str()}")
     return records, ended
@@ -322,9 +323,9 @@ def epoch_ends(
 ) -> dict[Partition, int]:
     """Where the log of each partition ends in a leader epoch, as far as it is below the position.
 
-    Over plain connections the broker is asked. Otherwise, and of brokers too old for that request,
-    librdkafka does so, which compares before it fetches, if it can: it is given position and epoch,
-    and hands over a record, the end, or what it found.
+    Over plain connections the broker is asked. Otherwise, and for brokers too old for that request,
+    librdkafka asks, which compares before it fetches, if it can: given position and epoch, it
+    returns a record, the end of the partition, or an error with the end that it found.
     """
     if not client and protocol.supports(kafka):
         with contextlib.suppress(protocol.Unsupported):
@@ -337,38 +338,40 @@ def epoch_ends(
     conf = {**DEFAULTS, **kafka, **little, **FIXED}
     conf.setdefault("group.id", "frazil-reader")
     consumer = Consumer(conf)
-    called = {(each.kafka_topic, each.number): each for each in epochs}
-    found: dict[Partition, int] = {}
+    called = {(partition.kafka_topic, partition.number): partition for partition in epochs}
+    ends: dict[Partition, int] = {}
     try:
         consumer.assign(
             [
-                TopicPartition(each.kafka_topic, each.number, position[each], leader_epoch=epoch)
-                for each, epoch in epochs.items()
+                TopicPartition(
+                    partition.kafka_topic, partition.number, position[partition], leader_epoch=epoch
+                )
+                for partition, epoch in epochs.items()
             ]
         )
         deadline = time.monotonic() + patience
-        while len(found) < len(epochs) and time.monotonic() < deadline:
+        while len(ends) < len(epochs) and time.monotonic() < deadline:
             for message in consumer.consume(len(epochs), timeout=0.2):
                 where = called.get((message.topic() or "", message.partition() or 0))
                 error = message.error()
                 if where is None:
                     continue
                 if error is None or error.code() == KafkaError._PARTITION_EOF:
-                    found.setdefault(where, position[where])
+                    ends.setdefault(where, position[where])
                 elif error.code() == KafkaError._AUTO_OFFSET_RESET:
-                    told = re.search(r"broker end offset is (-?\d+)", error.str())
-                    found[where] = int(told[1]) if told else -1
+                    match = re.search(r"broker end offset is (-?\d+)", error.str())
+                    ends[where] = int(match[1]) if match else -1
     finally:
         consumer.close()
-    if len(found) < len(epochs):
-        missing = next(each for each in epochs if each not in found)
+    if len(ends) < len(epochs):
+        missing = next(partition for partition in epochs if partition not in ends)
         raise Unavailable(
             f"cannot compare leader epochs of {missing}: no answer in {patience:.0f} s"
         )
-    return found
+    return ends
 
 
-#: A record batch that librdkafka cannot read, and asks for again and again.
+#: A record batch that librdkafka cannot read, and requests again and again.
 _BROKEN = (
     KafkaError._BAD_MSG,
     KafkaError._BAD_COMPRESSION,

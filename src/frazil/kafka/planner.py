@@ -4,9 +4,9 @@
 Structured Streaming as a Python DataSource whose rows are ranges, not records. Spark plans in a
 process of its own without Py4J, so all it needs travels as options, secrets as references only.
 
-What the planner must see (and never passes over): a topic that was dropped and made again, another
-cluster behind the same address, retention that overtook the position, new partitions. The end of a
-plan is the last stable offset, so an open transaction holds the plan back and nothing else does.
+The planner detects, and never passes over: a topic that was dropped and recreated, another cluster
+behind the same address, retention that overtook the position, new partitions. The end of a plan is
+the last stable offset, so an open transaction holds the plan back, and nothing else does.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ WITHOUT_IDS = (
     "the brokers have no topic ids (they are older than 2.8): a topic that is dropped and made "
     "again cannot be told from the one that was read, unless it ends before the position"
 )
-#: So many partitions are spelled out in a hint.
+#: Most partitions that a hint lists.
 _NAMED = 8
 
 
@@ -76,7 +76,7 @@ class _KnownIdentity(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TopicIdentity:
-    """Who the topics are: their ids, and the cluster's."""
+    """Identity of the topics: their ids, and the cluster's."""
 
     cluster: str = ""
     topics: Mapping[str, str] = field(default_factory=dict)
@@ -85,16 +85,16 @@ class TopicIdentity:
 
     @staticmethod
     def of(known: _KnownIdentity) -> TopicIdentity:
-        """Whom a ledger entry or a staged batch knows."""
+        """The identity in a ledger entry or a staged batch."""
         return TopicIdentity(known.cluster, known.topics, known.leaders)
 
     def differs(self, now: TopicIdentity, topic: str) -> bool:
-        """Is it another topic now? Not known of brokers before 2.8, which have no topic ids."""
-        known, found = self.topics.get(topic), now.topics.get(topic)
-        return bool(known and found and known != found)
+        """Is it another topic now? Unknown for brokers before 2.8, which have no topic ids."""
+        known, current = self.topics.get(topic), now.topics.get(topic)
+        return bool(known and current and known != current)
 
     def without(self, partitions: Iterable[Partition]) -> TopicIdentity:
-        """The same, where offsets of these were passed over: nobody knows their epochs."""
+        """The same without the leader epochs of partitions whose offsets were passed over."""
         gone = set(partitions)
         kept = {p: epoch for p, epoch in self.leaders.items() if p not in gone}
         return TopicIdentity(self.cluster, self.topics, kept)
@@ -121,7 +121,7 @@ class TopicIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Watermarks:
-    """What a topic partition holds: `[low, end)`, end being the last stable offset."""
+    """The offsets of each partition: `[low, end)`, end being the last stable offset."""
 
     low: Cut
     end: Cut
@@ -132,7 +132,7 @@ class Watermarks:
 
 
 class Planner:
-    """The stream's side of a batch: what is there, and how much of it to take."""
+    """The stream's side of a batch: the available offsets, and how many of them to take."""
 
     def __init__(
         self,
@@ -143,8 +143,8 @@ class Planner:
         origin: TopicIdentity | None = None,
         trusting: bool = False,
     ) -> None:
-        """`origin`: whose topics the ledger knows, and by which names. `trusting`: others may
-        answer, and whoever asks looks for himself."""
+        """`origin`: topic identity in the ledger, under the ledger's names. `trusting`: accept
+        another identity; the caller compares it."""
         self._kafka = dict(kafka)
         self._topics = topics
         self._pattern = pattern
@@ -160,12 +160,12 @@ class Planner:
         self._sampled_at = -_SAMPLE_SECONDS
 
     def learn(self, more: TopicIdentity) -> None:
-        """Topics that staged batches know, and the ledger does not yet."""
+        """Add topics that staged batches know, and the ledger does not yet."""
         self.known = TopicIdentity(self.known.cluster, {**self.known.topics, **more.topics})
         self._epochs = {**self._epochs, **more.leaders}
 
     def origin(self) -> tuple[TopicIdentity, list[Partition]]:
-        """Identity and partitions of the topics as they are now, checked against the known."""
+        """Identity and partitions of the topics now, checked against the known identity."""
         names = self._names()
         if not names:
             return TopicIdentity(self.known.cluster, {}), []
@@ -178,10 +178,10 @@ class Planner:
             called = newest_names(self.known.topics)
             for name in names:
                 topic = _exists(name, described[name])
-                mine = called.get(name, name)
+                ledger_name = called.get(name, name)
                 number = str(topic.topic_id)
-                topics[mine] = "" if number == _NO_ID else number
-                partitions += [Partition(mine, part.id) for part in topic.partitions]
+                topics[ledger_name] = "" if number == _NO_ID else number
+                partitions += [Partition(ledger_name, part.id) for part in topic.partitions]
             now = TopicIdentity(str(cluster.cluster_id), topics)
         if not self._trusting:
             self.known.check(now)
@@ -194,8 +194,8 @@ class Planner:
         """`patient`: it is enough that some partitions answer."""
         with self._asking(f"read the offsets of {counted(len(partitions), 'partition')}"):
             low, _ = self._offsets(partitions, OffsetSpec.earliest(), patient)  # type: ignore[no-untyped-call]
-            there = [partition for partition in partitions if partition in low]
-            end, leaders = self._offsets(there, OffsetSpec.latest(), patient)  # type: ignore[no-untyped-call]
+            reachable = [partition for partition in partitions if partition in low]
+            end, leaders = self._offsets(reachable, OffsetSpec.latest(), patient)  # type: ignore[no-untyped-call]
             return Watermarks(low, end, frozenset(partitions) - frozenset(end), leaders)
 
     def start(
@@ -203,14 +203,14 @@ class Planner:
     ) -> Cut:
         """Where to begin: the table's position, and the configured start where it has none.
 
-        Not `first`: somebody else knows the position, and that the start is long gone is no news.
+        Not `first`: the caller has a position of its own, and an expired start is not reported.
         """
         now, partitions = self.origin()
         marks = self.watermarks(partitions)
         if first and (unnamed := [topic for topic, number in now.topics.items() if not number]):
             _log.warning("%s: %s", ", ".join(unnamed[:_NAMED]), WITHOUT_IDS)
         explicit = Cut() if isinstance(start, str) else Cut.of(start)  # type: ignore[arg-type]
-        # Where a topic that was made again begins, it was said when it was taken over.
+        # The start of a recreated topic was given when it was adopted.
         called = newest_names(marks.end.topics)
         explicit = Cut({p: o for p, o in explicit.items() if called.get(p.topic, p.topic) == p[0]})
         for partition, offset in explicit.items():
@@ -230,12 +230,12 @@ class Planner:
         if first:
             new = [p for p in partitions if p not in position and p not in explicit]
             say_trimmed(new if start != "latest" or position else [], began)
-            # What the position names may be staged already: it is required when that is known.
+            # Offsets of the position may be staged already: they are required when that is known.
             self.require(Cut({p: o for p, o in began.items() if p not in position}), marks)
         return Cut({**began, **position})
 
     def require(self, position: Cut, marks: Watermarks) -> None:
-        """All offsets from `position` on must still be there: exact ranges where they are not."""
+        """All offsets from `position` on must still exist; raises with the exact ranges if not."""
         lost = [
             Range(partition, offset, marks.low[partition])
             for partition, offset in position.items()
@@ -274,8 +274,8 @@ class Planner:
 
     def compare(self, position: Cut, epochs: Mapping[Partition, int]) -> None:
         """Raises where records that were read in these leader epochs, up to `position`, are no
-        longer in the log. Nothing else about the position is looked at, and it is a query's: Spark
-        says where that stands, and no command moves it."""
+        longer in the log. Checks nothing else about the position: it belongs to a Spark query, and
+        no command moves it."""
         wanted = [p for p in self._own(epochs) if p in position]
         if not wanted:
             return
@@ -285,13 +285,13 @@ class Planner:
         self._refuse_replaced(Cut(within), marks, movable=False)
 
     def led(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        """The leader epochs now, as far as these partitions are this planner's and answer."""
+        """Current leader epochs of those partitions that belong to this planner and answer."""
         wanted = self._own(partitions)
         with self._asking(f"read the leader epochs of {counted(len(wanted), 'partition')}"):
             return self._offsets(wanted, OffsetSpec.latest(), patient=True)[1]  # type: ignore[no-untyped-call]
 
     def _own(self, partitions: Iterable[Partition]) -> list[Partition]:
-        """Those of its topics, whatever the ledger calls them."""
+        """Those of the planner's topics, whatever the ledger calls them."""
         own = {(p.kafka_topic, p.number) for p in self.origin()[1]}
         return sorted(p for p in partitions if (p.kafka_topic, p.number) in own)
 
@@ -317,8 +317,8 @@ class Planner:
             )
 
     def replaced(self, position: Cut, marks: Watermarks) -> list[Range]:
-        """What was read, and is no longer in the log: it ends earlier in the leader epoch of the
-        last record batch that was read, and goes on in a later one (KIP-320).
+        """Ranges that were read and are no longer in the log: it ends earlier in the leader epoch
+        of the last record batch that was read, and continues in a later one (KIP-320).
 
         Asked only where a partition's leader has changed since.
         """
@@ -330,19 +330,19 @@ class Planner:
             and marks.leaders.get(partition) != self._epochs[partition]
         }
         ends = epoch_ends(self._kafka, asked, position) if asked else {}
-        found = [
+        ranges = [
             Range(partition, max(0, end), position[partition])
             for partition, end in sorted(ends.items())
             if end < position[partition]
         ]
-        if not found:
+        if not ranges:
             for partition, epoch in marks.leaders.items():
                 if partition in position and (partition in ends or partition not in asked):
                     self._epochs[partition] = epoch
-        return found
+        return ranges
 
     def waiting(self, position: Cut, most: int) -> list[Range]:
-        """What comes next, at most so many offsets of each partition."""
+        """The next ranges, at most `most` offsets of each partition."""
         ends = self.watermarks(list(position)).end
         return [
             Range(partition, offset, min(ends[partition], offset + most))
@@ -351,10 +351,10 @@ class Planner:
         ]
 
     def advance(self, position: Cut, *, records: int, bytes: int, until: Cut | None) -> Cut:
-        """The next cut: everything there is, within the limits of one trigger.
+        """The next cut: everything available, within the limits of one trigger.
 
-        A partition that is new stands in the next cut with its beginning; its records come with the
-        cut after that. One that does not answer stays where it is, and holds no other up.
+        A new partition enters the next cut with its first offset; its records come with the cut
+        after that. A partition that does not answer stays where it is, and holds no other up.
         """
         _, partitions = self.origin()
         marks = self.watermarks(partitions, patient=True)
@@ -369,29 +369,29 @@ class Planner:
         self.full = total >= limit
         if total > limit:
             shares = {partition: backlog[partition] * limit // total for partition in position}
-            left = limit - sum(shares.values())  # of rounding down: first to who would get nothing
+            left = limit - sum(shares.values())  # of rounding down: smallest share first
             waiting = [partition for partition in position if backlog[partition]]
-            for partition in sorted(waiting, key=lambda each: shares[each])[:left]:
+            for partition in sorted(waiting, key=lambda p: shares[p])[:left]:
                 shares[partition] += 1
             ends = {partition: position[partition] + share for partition, share in shares.items()}
         for partition in marks.end:
             if partition not in ends and (until is None or partition in until):
                 ends[partition] = beginning(partition, position, marks)
-        say_trimmed([each for each in ends if each not in position], ends)
+        say_trimmed([p for p in ends if p not in position], ends)
         return Cut(ends)
 
     def _records_in(
         self, bytes: int, position: Cut, backlog: Mapping[Partition, int], most: int
     ) -> int:
-        """How many records `bytes` hold, by a sample of those that come next.
+        """How many records `bytes` hold, by a sample of the next ones.
 
-        Kafka tells sizes only with the records. The sample is renewed now and then, and taken only
-        where the limit could matter.
+        Kafka reports sizes only with the records. The sample is renewed now and then, and taken
+        only where the limit could matter.
         """
         if sum(backlog.values()) * max(self._mean_bytes, 1.0) <= bytes and self._mean_bytes:
             return most
         if time.monotonic() - self._sampled_at >= _SAMPLE_SECONDS:
-            where = max(backlog, key=lambda each: backlog[each], default=None)
+            where = max(backlog, key=lambda p: backlog[p], default=None)
             if where is None or not backlog[where]:
                 return most
             wanted = Range(where, position[where], position[where] + min(500, backlog[where]))
@@ -404,49 +404,52 @@ class Planner:
         if not self._pattern:
             return sorted(self._topics)
         with self._asking("list topics"):
-            found = self._admin.list_topics(timeout=_CALL_SECONDS).topics
+            topics = self._admin.list_topics(timeout=_CALL_SECONDS).topics
         expected = re.compile(self._pattern)
-        return sorted(t for t in found if expected.fullmatch(t) and not t.startswith("__"))
+        return sorted(t for t in topics if expected.fullmatch(t) and not t.startswith("__"))
 
     def _offsets(
         self, partitions: list[Partition], spec: Any, patient: bool = False
     ) -> tuple[Cut, dict[Partition, int]]:
-        """Offsets, and the leader epochs in which they were told."""
+        """Offsets, and the leader epochs in which they were reported."""
         if not partitions:
             return Cut(), {}
         level = (
             IsolationLevel.READ_UNCOMMITTED if self._uncommitted else IsolationLevel.READ_COMMITTED
         )
         futures = self._admin.list_offsets(
-            {TopicPartition(each.kafka_topic, each.number): spec for each in partitions},
+            {
+                TopicPartition(partition.kafka_topic, partition.number): spec
+                for partition in partitions
+            },
             isolation_level=level,
             request_timeout=_CALL_SECONDS,
         )
-        called = {(each.kafka_topic, each.number): each for each in partitions}
-        found: dict[Partition, int] = {}
+        called = {(partition.kafka_topic, partition.number): partition for partition in partitions}
+        offsets: dict[Partition, int] = {}
         leaders: dict[Partition, int] = {}
         trouble: KafkaException | None = None
         for where, future in futures.items():
             try:
-                told = future.result()
-                found[called[where.topic, where.partition]] = told.offset
-                if (epoch := getattr(told, "leader_epoch", None)) is not None and epoch >= 0:
+                result = future.result()
+                offsets[called[where.topic, where.partition]] = result.offset
+                if (epoch := getattr(result, "leader_epoch", None)) is not None and epoch >= 0:
                     leaders[called[where.topic, where.partition]] = epoch
-            except KafkaException as error:  # it has no leader, say
+            except KafkaException as error:  # for example, it has no leader
                 trouble = error
-        if trouble is not None and not (patient and found):
+        if trouble is not None and not (patient and offsets):
             raise trouble
-        return Cut(found), leaders
+        return Cut(offsets), leaders
 
-    def _asking(self, what: str) -> _TopicQuery:
-        return _TopicQuery(what, self._kafka.get("bootstrap.servers", "?"))
+    def _asking(self, action: str) -> _TopicQuery:
+        return _TopicQuery(action, self._kafka.get("bootstrap.servers", "?"))
 
 
 class _TopicQuery:
-    """Names the server and the question when Kafka does not answer."""
+    """Names the server and the request when Kafka does not answer."""
 
-    def __init__(self, what: str, server: str) -> None:
-        self._what, self._server = what, server
+    def __init__(self, action: str, server: str) -> None:
+        self._what, self._server = action, server
 
     def __enter__(self) -> None: ...
 
@@ -481,57 +484,57 @@ def sample_sizes(kafka: Mapping[str, str], wanted: Range) -> list[int]:
         where = wanted.partition
         consumer.assign([TopicPartition(where.kafka_topic, where.number, wanted.start)])
         messages = consumer.consume(len(wanted), timeout=1.0)
-        return [len(each.value() or b"") for each in messages if each.error() is None]
+        return [len(message.value() or b"") for message in messages if message.error() is None]
     finally:
         consumer.close()
 
 
 def beginning(partition: Partition, position: Cut, marks: Watermarks) -> int:
-    """Where a partition begins that the position does not name.
+    """Where a partition begins that the position does not contain.
 
-    Of a topic that was read before, every record is wanted: what retention has deleted of a new
-    partition is missing. Of a topic that is new, what is gone was never this sink's.
+    Of a topic that was read before, every record is wanted: records of a new partition that
+    retention has deleted are missing. Deleted records of a new topic were never part of this sink.
     """
     return 0 if partition.topic in position.topics else marks.low[partition]
 
 
 def say_trimmed(new: Iterable[Partition], began: Mapping[Partition, int]) -> None:
-    """Partitions of new topics that begin above 0: the ledger and the index name where."""
-    said = [f"{each} begins at offset {began[each]}" for each in new if began[each]]
-    if said:
-        left = len(said) - _NAMED
+    """Log partitions of new topics that begin above 0; ledger and index record where."""
+    lines = [f"{p} begins at offset {began[p]}" for p in new if began[p]]
+    if lines:
+        left = len(lines) - _NAMED
         more = f", and {counted(left, 'more partition')}" if left > 0 else ""
         _log.warning(
             "%s%s: what lay before was deleted before this sink first saw the topic, and "
             "is not part of its proof",
-            ", ".join(said[:_NAMED]),
+            ", ".join(lines[:_NAMED]),
             more,
         )
 
 
 def with_new_partitions(position: Cut, marks: Watermarks) -> Cut:
-    """The position, and the partitions that its topics have got since."""
+    """The position, and partitions that its topics have got since."""
     known = set(position.topics)
     return Cut({**{p: 0 for p in marks.end if p.topic in known}, **position})
 
 
 def kafka_only(cut: Cut) -> Cut:
-    """What Kafka can be asked about: without the count of batches that a DataFrame's sink keeps
-    beside the offsets, and without topics that were made again since."""
+    """The part of a cut that Kafka knows: without the count of batches that a DataFrame's sink
+    keeps beside the offsets, and without topics that were recreated since."""
     return Cut({p: offset for p, offset in cut.current.items() if p != BATCHES})
 
 
 def spelled(lost: Range) -> str:
-    """As the command line takes it."""
+    """In the syntax of the command line."""
     return f"{lost.partition.topic}:{lost.partition.number}:{lost.start}..{lost.end}"
 
 
 def _options(name: str, values: Iterable[str]) -> str:
-    """Of many, the command itself says the rest."""
-    found = list(values)
-    if len(found) > _NAMED:
+    """The option for each value; where they are many, a note that the command lists them."""
+    texts = list(values)
+    if len(texts) > _NAMED:
         return "(which shows all of them)"
-    return " ".join(f"{name} {each}" for each in found)
+    return " ".join(f"{name} {text}" for text in texts)
 
 
 def _cap(until: Cut | None, partition: Partition) -> int:
@@ -542,12 +545,12 @@ def split(ranges: Sequence[Range], *, most: int, parallelism: int) -> list[Range
     """Ranges in pieces: none over `most` offsets, and enough of them for every core."""
     total = sum(map(len, ranges))
     fair = max(_SMALLEST_PIECE, -(-total // max(1, parallelism)))
-    return [piece for each in ranges if len(each) for piece in each.pieces(min(most, fair))]
+    return [piece for r in ranges if len(r) for piece in r.pieces(min(most, fair))]
 
 
 def tasks(pieces: Sequence[Range], parallelism: int) -> int:
-    """How many tasks share the pieces: one for each core, and more where there are records enough
-    for them. A topic of a thousand partitions with few records in each is not worth a thousand."""
+    """The number of tasks for the pieces: one for each core, and more where there are enough
+    records for them. A thousand partitions with few records each are not worth a thousand tasks."""
     worth = -(-sum(map(len, pieces)) // _SMALLEST_PIECE)
     return min(len(pieces), max(parallelism, worth))
 
@@ -567,10 +570,10 @@ class RangeDataSource(DataSource):
 
 
 class BatchGathering:
-    """How long records may wait in Kafka for a batch, and whether somebody waits for them.
+    """How long records may wait in Kafka for a batch, and whether a caller waits for them.
 
-    Spark plans in a process of its own on the driver's machine, so the driver tells it by a file:
-    as long as that is there nothing gathers.
+    Spark plans in a process of its own on the driver's machine, so the driver signals it by a file:
+    while the file exists, nothing gathers.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -590,7 +593,7 @@ class BatchGathering:
 
     @contextmanager
     def hurried(self) -> Iterator[None]:
-        """Somebody waits for what is there."""
+        """A caller waits for the available records: nothing gathers meanwhile."""
         if not self.seconds or self._closed:
             yield
             return
@@ -627,7 +630,7 @@ def options(
     until: Cut | None,
     gathering: BatchGathering | None = None,
 ) -> dict[str, str]:
-    """What travels to the planning process. Secrets stay `env:` and `file:` references."""
+    """Options for the planning process. Secrets stay `env:` and `file:` references."""
     gather = gathering.seconds if gathering and until is None else 0.0
     plan = {
         "kafka": dict(config.kafka),
@@ -650,7 +653,7 @@ def options(
 
 
 class RangeStreamReader(DataSourceStreamReader):
-    """Offsets as Spark keeps them: the cut, the cut the stream began from, and whose they are."""
+    """Offsets as Spark keeps them: the cut, the stream's first cut, and the topics' identity."""
 
     def __init__(self, plan: Mapping[str, Any]) -> None:
         self._plan = plan
@@ -683,7 +686,7 @@ class RangeStreamReader(DataSourceStreamReader):
         }
 
     def _advance(self) -> None:
-        """One step, or none while Kafka is away: its absence is borne for the set patience."""
+        """One step, or none while Kafka is unavailable, for at most the configured patience."""
         try:
             if self._planner is None:
                 self._planner = Planner(
@@ -698,7 +701,7 @@ class RangeStreamReader(DataSourceStreamReader):
                 bytes=self._plan["bytes"],
                 until=self._until,
             )
-            # A new partition is named meanwhile: its records come with the cut after that.
+            # A new partition enters the cut meanwhile: its records come with the cut after that.
             self._at = ahead if self._due(ahead) else Cut({**ahead, **self._at})
             self._silent_since = None
         except Unavailable:
@@ -707,8 +710,8 @@ class RangeStreamReader(DataSourceStreamReader):
                 raise
 
     def _due(self, ahead: Cut) -> bool:
-        """Is it time for a batch up to there? The first one, a full one and one that somebody waits
-        for are not kept waiting; others gather records for as long as they may."""
+        """Is it time for a batch up to `ahead`? The first batch, a full one, and one that a caller
+        waits for are due at once; others gather records for as long as they may."""
         if not any(offset > self._at[p] for p, offset in ahead.items() if p in self._at):
             return True  # no records
         now = time.monotonic()
@@ -722,8 +725,8 @@ class RangeStreamReader(DataSourceStreamReader):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         begin, reach = Cut.of(start["cut"]), Cut.of(end["cut"])
         if start == end:
-            # Spark's way to say, before anything else, where a restarted query stands. What the
-            # options say of the start, and of whose topics these are, was for the first life.
+            # Spark's first call for a restarted query, with its position. Start and topic identity
+            # in the options were for the first run.
             self._start, self._at = Cut.of(start["start"]), reach
             self._origin = TopicIdentity(start["cluster"], start["topics"])
             return []
@@ -742,15 +745,15 @@ class RangeStreamReader(DataSourceStreamReader):
 
 
 def publish(kafka: Mapping[str, str], group: str, cut: Cut) -> None:
-    """Tell Kafka how far the tables are, for its own lag tools. Never read back."""
+    """Commit the tables' position to Kafka, for its own lag tools. Never read back."""
     consumer = Consumer(
         {"log_level": "2", **kafka, "group.id": group, "enable.auto.commit": "false"}
     )
     try:
         consumer.commit(
             offsets=[
-                TopicPartition(each.kafka_topic, each.number, offset)
-                for each, offset in kafka_only(cut).items()
+                TopicPartition(partition.kafka_topic, partition.number, offset)
+                for partition, offset in kafka_only(cut).items()
             ],
             asynchronous=False,
         )

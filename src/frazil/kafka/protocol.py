@@ -1,17 +1,17 @@
 """A range in, the broker's record batches out: Kafka's Fetch request, and nothing else of Kafka.
 
-The client libraries hand over one object per record, which costs more than everything that is done
-with it. Here the bytes stay as the broker sends them (`records` reads them). Who leads a partition
-is asked of confluent-kafka; what this cannot do (TLS, SASL, old formats) raises `Unsupported`, and
-`fetch` goes on with confluent-kafka from the same offset.
+The client libraries create one object per record, which costs more than all further processing.
+Here the bytes stay as the broker sends them (`record_batch` reads them). Partition leaders come
+from confluent-kafka. Features that this module lacks (TLS, SASL, old formats) raise `Unsupported`,
+and `fetch` continues with confluent-kafka from the same offset.
 
 Promises the same as `fetch`: all committed records of the range, and the offsets in between proven
 empty: they lie in batches that were seen, or between two of them.
 
-No byte of an answer is believed. Correlation id, topic, partition, lengths and checksums must be
-right, else the connection is dropped and the question asked again, within the reader's patience. A
-batch with the right checksum that cannot be unpacked is marked (`Batch.broken`): `records` rejects
-its records, or stops with topic, partition and offsets.
+No byte of an answer is trusted. Correlation id, topic, partition, lengths and checksums must be
+right, else the connection is dropped and the request repeated, within the reader's patience. A
+batch with the right checksum that cannot be decompressed is marked (`RecordBatchHeader.broken`):
+its records are rejected, or reading stops with topic, partition and offsets.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ LARGEST_BATCH = 512 * 1024**2
 _WAIT_MS = 500
 _HEADER = struct.Struct(">qiibIhiqqqhii")  # of a record batch, all 61 bytes
 _MAGIC_AT = 16  # in every message format
-_CRC_FROM = 21  # the checksum covers what is behind it
+_CRC_FROM = 21  # the checksum covers the bytes behind it
 #: A message of the formats before record batches (v0, v1), without key and value.
 _SMALLEST_OLD = 26
 
 _OUT_OF_RANGE = 1
-#: Errors of a broker that is moving, starting, or no longer the leader: ask again who is.
+#: Errors of a broker that is moving, starting, or no longer the leader: look the leader up again.
 _PASSING = frozenset((-1, 3, 5, 6, 7, 8, 9, 13, 56, 74, 75, 78, 103))
 
 _TRANSACTIONAL, _CONTROL, _APPEND_TIME = 1 << 4, 1 << 5, 1 << 3
@@ -55,7 +55,7 @@ _admins: dict[tuple[tuple[str, str], ...], AdminClient] = {}
 
 
 class _ThreadState(threading.local):
-    """Of one thread: an answer belongs to who asked, and a driver may run several sinks."""
+    """Per thread: an answer belongs to the thread that asked; a driver may run several sinks."""
 
     def __init__(self) -> None:
         #: server, topic, partition → address of its leader
@@ -68,18 +68,18 @@ _correlation = itertools.count(1)
 
 
 class _FetchAnswer(NamedTuple):
-    """A request under way: its answer comes on this connection, under this number."""
+    """A request in progress: its answer comes on this connection, with this correlation id."""
 
     connection: socket.socket
     correlation: int
 
 
 class _Unpackable(Exception):
-    """A batch whose bytes are as the producer sent them, and still cannot be unpacked."""
+    """A batch with the very bytes that the producer sent, which cannot be decompressed."""
 
 
 class Unsupported(Exception):
-    """Not for this module; `at` is the offset to go on from with the client library."""
+    """Not for this module; `at` is the offset to continue from with the client library."""
 
     def __init__(self, why: str, at: int) -> None:
         super().__init__(why)
@@ -87,12 +87,12 @@ class Unsupported(Exception):
 
 
 def supports(kafka: Mapping[str, str]) -> bool:
-    """Plain connections only; everything else is the client library's."""
+    """Plain connections only; the client library does everything else."""
     return kafka.get("security.protocol", "plaintext").lower() == "plaintext"
 
 
 def fetch(kafka: Mapping[str, str], wanted: Range, *, patience: float) -> Iterator[RecordBatches]:
-    """The record batches that hold `wanted`, in order; each `Records` covers its own offsets."""
+    """The record batches that hold `wanted`, in order; each item covers its own offsets."""
     committed = kafka.get("isolation.level", "read_committed") == "read_committed"
     position = wanted.start
     deadline = time.monotonic() + patience
@@ -104,10 +104,10 @@ def fetch(kafka: Mapping[str, str], wanted: Range, *, patience: float) -> Iterat
             try:
                 if asked is None:
                     asked = _send(kafka, wanted.partition, position, committed)
-                mine, asked = asked, None
-                code, batches, aborted = _receive(mine, wanted.partition)
+                request, asked = asked, None
+                code, batches, aborted = _receive(request, wanted.partition)
                 visible = list(_visible(batches, aborted, wanted, position))
-            except (OSError, EOFError, struct.error) as error:  # bytes that make no sense, too
+            except (OSError, EOFError, struct.error) as error:  # malformed bytes, too
                 _forget(kafka, wanted.partition)
                 code, batches, visible, trouble = -1, [], [], str(error) or type(error).__name__
             if code == _OUT_OF_RANGE:
@@ -135,7 +135,7 @@ def fetch(kafka: Mapping[str, str], wanted: Range, *, patience: float) -> Iterat
             position = reached
     finally:
         if asked is not None:
-            _forget(kafka, wanted.partition)  # nobody reads the answer
+            _forget(kafka, wanted.partition)  # its answer is never read
 
 
 def _behind(raw: memoryview) -> int:
@@ -147,12 +147,12 @@ def _behind(raw: memoryview) -> int:
 def _visible(
     batches: list[memoryview], aborted: list[tuple[int, int]], wanted: Range, position: int
 ) -> Iterator[RecordBatchHeader]:
-    """Without control batches and what aborted transactions wrote, as a committed reader sees it.
+    """Without control batches and aborted transactions, as a committed reader sees the log.
 
-    `aborted` tells for this answer which producer's records are void from which offset on; the
+    `aborted` lists for this answer which producer's records are void from which offset on; the
     abort marker in the log ends that.
     """
-    waiting = sorted(aborted, key=lambda each: each[1])
+    waiting = sorted(aborted, key=lambda transaction: transaction[1])
     void: set[int] = set()
     behind = -1
     for raw in batches:
@@ -172,7 +172,7 @@ def _visible(
             void.add(waiting.pop(0)[0])
         if attributes & _CONTROL:
             # A marker, or what the log cleaner left of one, ends its producer's transaction. The
-            # next one that is aborted begins behind it, and `waiting` tells of it.
+            # next aborted one begins behind it, and is in `waiting`.
             void.discard(producer)
             continue
         if attributes & _TRANSACTIONAL and producer in void:
@@ -180,7 +180,7 @@ def _visible(
         if behind <= position or base >= wanted.end:
             continue
         if not count and len(raw) == _HEADER.size:
-            continue  # the log cleaner took its records away
+            continue  # the log cleaner removed its records
         append_ms = max_ms if attributes & _APPEND_TIME else None
         try:
             records, broken = _unpacked(raw[_HEADER.size :], attributes & 7, position), ""
@@ -203,7 +203,7 @@ def _unpacked(records: memoryview, codec: int, position: int) -> memoryview | by
             return _unsnapped(records)
         with pa.CompressedInputStream(pa.BufferReader(records), _STREAMS[codec]) as stream:
             return _bounded(stream.read(LARGEST_BATCH + 1))
-    except MemoryError:  # also Arrow's own: that says nothing of the batch
+    except MemoryError:  # also Arrow's own: not a fault of the batch
         raise
     except (zlib.error, pa.ArrowException, OSError, struct.error, EOFError) as error:
         raise _Unpackable(f"its compressed bytes are broken: {error}") from None
@@ -214,15 +214,15 @@ _STREAMS = {3: "lz4", 4: "zstd"}
 
 def _unzipped(records: memoryview) -> bytes:
     """Gzip, of one member or several."""
-    found, left = bytearray(), bytes(records)
+    unpacked, left = bytearray(), bytes(records)
     while left:
         unpack = zlib.decompressobj(wbits=31)
-        found += unpack.decompress(left, LARGEST_BATCH + 1 - len(found))
-        _bounded(found)
+        unpacked += unpack.decompress(left, LARGEST_BATCH + 1 - len(unpacked))
+        _bounded(unpacked)
         if not unpack.eof:
             raise EOFError("the gzip data is cut off")
         left = unpack.unused_data
-    return bytes(found)
+    return bytes(unpacked)
 
 
 def _unsnapped(records: memoryview) -> bytes:
@@ -235,7 +235,7 @@ def _unsnapped(records: memoryview) -> bytes:
             size = struct.unpack_from(">I", data, at)[0]
             chunks.append(data[at + 4 : at + 4 + size])
             at += 4 + size
-    found = b""
+    unpacked = b""
     for chunk in chunks:
         size = shift = 0
         for byte in chunk[:5]:  # its unpacked size, a plain varint
@@ -243,11 +243,11 @@ def _unsnapped(records: memoryview) -> bytes:
             shift += 7
             if byte < 0x80:
                 break
-        if size + len(found) <= LARGEST_BATCH:
-            found += pa.decompress(chunk, size, codec="snappy", asbytes=True)
+        if size + len(unpacked) <= LARGEST_BATCH:
+            unpacked += pa.decompress(chunk, size, codec="snappy", asbytes=True)
         else:
             raise _Unpackable(_TOO_LARGE)
-    return found
+    return unpacked
 
 
 _TOO_LARGE = f"it unpacks to more than {LARGEST_BATCH // 1024**2} MiB"
@@ -265,7 +265,7 @@ def _bounded(data: bytes | bytearray) -> bytes:
 def _send(
     kafka: Mapping[str, str], partition: Partition, offset: int, committed: bool
 ) -> _FetchAnswer:
-    """Fetch, version 11: what every broker from 2.3 on understands."""
+    """Fetch, version 11: supported by every broker from 2.3 on."""
     topic = partition.kafka_topic.encode()
     asked = _FetchAnswer(_connection(kafka, partition), next(_correlation) & 0x7FFFFFFF)
     body = b"".join(
@@ -313,7 +313,7 @@ def _receive(
 
 def _split(records: memoryview) -> list[memoryview]:
     """The batches, or the messages of older formats; the last one may be cut off."""
-    found: list[memoryview] = []
+    batches: list[memoryview] = []
     at = 0
     while at + _MAGIC_AT < len(records):
         base, length = struct.unpack_from(">qi", records, at)
@@ -323,11 +323,11 @@ def _split(records: memoryview) -> list[memoryview]:
             raise OSError(f"record batch at offset {base} says it has {length} bytes")
         if at + length > len(records):
             break
-        found.append(records[at : at + length])
+        batches.append(records[at : at + length])
         at += length
-    if not found and len(records):  # of the first one a broker sends all
+    if not batches and len(records):  # a broker sends the first one whole
         raise OSError(f"{len(records)} bytes of a record batch that is cut off")
-    return found
+    return batches
 
 
 def _read(connection: socket.socket) -> bytearray:
@@ -341,26 +341,26 @@ def epoch_ends(
     kafka: Mapping[str, str], epochs: Mapping[Partition, int], tries: int = 3
 ) -> dict[Partition, int]:
     """Where the log of each partition ends in a leader epoch: behind its last record of that epoch,
-    or of an earlier one. -1: the broker knows no such epoch. `Unsupported` where a broker hangs up.
-    """
-    found: dict[Partition, int] = {}
+    or of an earlier one. -1: the broker knows no such epoch. `Unsupported` where a broker closes
+    the connection."""
+    ends: dict[Partition, int] = {}
     for attempt in range(tries):
-        left = {each: epoch for each, epoch in epochs.items() if each not in found}
+        left = {partition: epoch for partition, epoch in epochs.items() if partition not in ends}
         try:
-            if len({each.kafka_topic for each in left}) > 1:
+            if len({partition.kafka_topic for partition in left}) > 1:
                 _look_up(kafka, None)
             by_leader: dict[tuple[str, int], dict[Partition, int]] = {}
-            for each, epoch in left.items():
-                by_leader.setdefault(_leader(kafka, each), {})[each] = epoch
-            for mine in by_leader.values():
-                found.update(_epoch_ends(_connection(kafka, next(iter(mine))), mine))
-            return found
+            for partition, epoch in left.items():
+                by_leader.setdefault(_leader(kafka, partition), {})[partition] = epoch
+            for group in by_leader.values():
+                ends.update(_epoch_ends(_connection(kafka, next(iter(group))), group))
+            return ends
         except (OSError, EOFError, struct.error) as error:
-            for each in left:
-                _forget(kafka, each)
+            for partition in left:
+                _forget(kafka, partition)
             trouble, closed = str(error) or type(error).__name__, isinstance(error, EOFError)
         time.sleep(0.1 * 2**attempt)
-    if closed:  # what a broker does that does not know the request
+    if closed:  # brokers do so for requests that they do not know
         raise Unsupported(trouble, -1)
     raise Unavailable(
         f"cannot ask {kafka['bootstrap.servers']} for the end of leader epochs of {len(epochs)} "
@@ -370,24 +370,26 @@ def epoch_ends(
 
 
 def _epoch_ends(connection: socket.socket, epochs: Mapping[Partition, int]) -> dict[Partition, int]:
-    """OffsetForLeaderEpoch, version 3: what every broker from 2.3 on understands."""
+    """OffsetForLeaderEpoch, version 3: supported by every broker from 2.3 on."""
     correlation = next(_correlation) & 0x7FFFFFFF
     topics: dict[str, list[Partition]] = {}
-    for each in epochs:
-        topics.setdefault(each.kafka_topic, []).append(each)
+    for partition in epochs:
+        topics.setdefault(partition.kafka_topic, []).append(partition)
     body = struct.pack(">hhih", 23, 3, correlation, 6) + b"frazil"
     body += struct.pack(">ii", -1, len(topics))
     for topic, parts in topics.items():
         name = topic.encode()
         body += struct.pack(">h", len(name)) + name + struct.pack(">i", len(parts))
-        body += b"".join(struct.pack(">iii", each.number, -1, epochs[each]) for each in parts)
+        body += b"".join(
+            struct.pack(">iii", partition.number, -1, epochs[partition]) for partition in parts
+        )
     connection.sendall(struct.pack(">i", len(body)) + body)
     answer = _read(connection)
-    told, _, count = struct.unpack_from(">iii", answer)
-    if told != correlation:
-        raise OSError(f"expected the answer to request {correlation}, found {told}")
-    called = {(each.kafka_topic, each.number): each for each in epochs}
-    found: dict[Partition, int] = {}
+    echoed, _, count = struct.unpack_from(">iii", answer)
+    if echoed != correlation:
+        raise OSError(f"expected the answer to request {correlation}, found {echoed}")
+    called = {(partition.kafka_topic, partition.number): partition for partition in epochs}
+    ends: dict[Partition, int] = {}
     at = 12
     for _ in range(count):
         size = struct.unpack_from(">h", answer, at)[0]
@@ -399,10 +401,10 @@ def _epoch_ends(connection: socket.socket, epochs: Mapping[Partition, int]) -> d
             at += 18
             if error or (topic, number) not in called:
                 raise OSError(f"{topic}[{number}]: error {error}")
-            found[called[topic, number]] = end
-    if len(found) != len(epochs):
-        raise OSError(f"expected {len(epochs)} partitions, found {len(found)}")
-    return found
+            ends[called[topic, number]] = end
+    if len(ends) != len(epochs):
+        raise OSError(f"expected {len(epochs)} partitions, found {len(ends)}")
+    return ends
 
 
 def _exactly(connection: socket.socket, size: int) -> bytearray:
@@ -435,14 +437,14 @@ def _leader(kafka: Mapping[str, str], partition: Partition) -> tuple[str, int]:
 
 
 def _look_up(kafka: Mapping[str, str], topic: str | None) -> None:
-    """Who leads the partitions of a topic, or of all topics."""
+    """Cache the leaders of the partitions of a topic, or of all topics."""
     try:
-        found = _admin(kafka).list_topics(topic, timeout=10)
+        metadata = _admin(kafka).list_topics(topic, timeout=10)
     except KafkaException as error:
         raise OSError(f"no metadata of {topic or 'the cluster'}: {error}") from None
-    for name, each in found.topics.items():
-        for number, part in each.partitions.items():
-            if (broker := found.brokers.get(part.leader)) is not None:
+    for name, entry in metadata.topics.items():
+        for number, part in entry.partitions.items():
+            if (broker := metadata.brokers.get(part.leader)) is not None:
                 where = (kafka["bootstrap.servers"], name, number)
                 _own.leaders[where] = (str(broker.host), broker.port)
 
@@ -455,7 +457,7 @@ def _admin(kafka: Mapping[str, str]) -> AdminClient:
 
 
 def _forget(kafka: Mapping[str, str], partition: Partition) -> None:
-    """Drop the connection, and the belief who leads the partition."""
+    """Drop the connection, and the cached leader of the partition."""
     where = (kafka["bootstrap.servers"], partition.kafka_topic, partition.number)
     address = _own.leaders.pop(where, None)
     connection = _own.connections.pop(address, None) if address else None
@@ -464,7 +466,7 @@ def _forget(kafka: Mapping[str, str], partition: Partition) -> None:
 
 
 def _require(kafka: Mapping[str, str], wanted: Range, position: int) -> None:
-    """Out of range: gone for good if the log begins later, else a leader that lags behind."""
+    """Out of range: raises if the log begins later; otherwise the leader lags behind."""
     where: Any = TopicPartition(wanted.partition.kafka_topic, wanted.partition.number)
     try:
         earliest = OffsetSpec.earliest()  # type: ignore[no-untyped-call]

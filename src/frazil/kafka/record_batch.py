@@ -1,17 +1,18 @@
-"""Kafka's record batches, read as what they nearly are: Avro. Runs on executors.
+"""Kafka's record batches, read as Avro blocks. Runs on executors.
 
-A record of Kafka's format v2 is written in the very encodings Avro uses: zigzag varints, and bytes
-behind their length. So the records of a batch *are* an Avro block, of a schema that begins with
-Kafka's own fields and goes on with the value's:
+A record of Kafka's format v2 uses the encodings of Avro: zigzag varints, and bytes behind their
+length. So the records of a batch *are* an Avro block, of a schema that begins with Kafka's own
+fields and continues with the value's:
 
     length · attributes · timestamp delta · offset delta · key · value … · number of headers
 
-polars reads that block in one pass, and no record ever becomes a Python object. Nothing else in
-the block marks a record's border, so nothing of it is believed (`checked`) before, row by row, the
-offset delta is the next one, the record's declared length is the sum of its parts, no header
-follows, and, batch by batch, the declared lengths fill the batch exactly. A last record with a
-secret in it stands behind them all, for the last row has no neighbour that would notice. A datum
-that is one byte too long or too short shifts all that, and the block is opened one by one.
+polars reads that block in one pass, and no record ever becomes a Python object. Nothing else in the
+block marks the boundary of a record, so nothing of it is trusted (`checked`) before, row by row,
+the offset delta is the next one, the record's declared length is the sum of its parts, no header
+follows, and, batch by batch, the declared lengths fill the batch exactly. A final record with a
+secret in it ends the block, because no row behind the last one would show that it was misread. A
+datum that is one byte too long or too short fails these checks, and the block is opened record by
+record.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ HEADERS = pa.list_(
     pa.struct([pa.field("key", pa.large_string()), pa.field("value", pa.large_binary())])
 )
 
-#: Records of one batch that are rejected together because the batch cannot be read.
+#: Most records of one batch that are rejected together because the batch cannot be read.
 MOST_BROKEN = 1_000_000
 
 _SECRET_NUMBER = int.from_bytes(os.urandom(7), "little")
@@ -61,7 +62,7 @@ class RecordBatchHeader:
 
 @dataclass(frozen=True, slots=True)
 class RecordLayout:
-    """What the records of a block have in common, taken from the first and checked on all."""
+    """Common to the records of a block: taken from the first, and checked on all."""
 
     keyed: bool
 
@@ -88,7 +89,8 @@ def _framing(layout: RecordLayout) -> bytes:
 
 
 class RawRecords(NamedTuple):
-    """Records taken out of their batches, and the envelope (keys, headers) where it was asked for.
+    """Records extracted from their batches, and the envelope (keys, headers) where it was asked
+    for.
 
     Timestamps are in milliseconds, -1 where a record has none.
     """
@@ -107,7 +109,7 @@ def no_headers(count: int) -> pa.Array:
 
 
 class RecordBatches:
-    """The batches of a chunk, unopened, and the offsets `[start, end)` that are wanted of them."""
+    """The batches of a chunk, unopened, and the wanted offsets `[start, end)`."""
 
     def __init__(
         self, batches: Sequence[RecordBatchHeader], start: int, end: int, leader: int = -1
@@ -158,16 +160,16 @@ class RecordBatches:
             record.take(max(0, key))
             size = record.long()
             return RecordLayout(keyed=key >= 0), None if size < 0 else record.take(size)
-        except UnreadableDatum:  # `open` says so
+        except UnreadableDatum:  # `open` raises it
             return RecordLayout(keyed=False), None
 
     def open(self, envelope: bool = False) -> RawRecords:
         """The wanted records; with `envelope` their keys and headers too.
 
-        The records of a batch that cannot be read come without a value, and `broken` tells of them.
+        The records of an unreadable batch come without a value, and `broken` lists them.
         `UnreadableDatum` where it is not known which offsets of the batch have a record.
         """
-        if self.count <= 0 or any(each.broken or each.count < 0 for each in self.batches):
+        if self.count <= 0 or any(batch.broken or batch.count < 0 for batch in self.batches):
             return self._one_by_one(envelope)
         frame = avro.open_block(_framing(self.layout), self.block, self.rows_in_block)
         if frame is not None and frame.height == self.rows_in_block:
@@ -183,12 +185,12 @@ class RecordBatches:
                 count = len(opened.values)
                 return opened._replace(
                     keys=pa.nulls(count, pa.large_binary()) if keys is None else keys,
-                    headers=no_headers(count),  # `checked` has seen to it
+                    headers=no_headers(count),  # as `checked` requires
                 )
         return self._one_by_one(envelope)
 
     def checked(self, frame: pl.DataFrame, value_sizes: Longs) -> tuple[Longs, Longs] | None:
-        """Offsets and timestamps of all rows, if every row stands where Kafka put it."""
+        """Offsets and timestamps of all rows, if every row is where Kafka put it."""
         if frame["time"][-1] != _SECRET_NUMBER:
             return None
         frame, value_sizes = frame[:-1], value_sizes[:-1]
@@ -241,7 +243,7 @@ class RecordBatches:
         return np.asarray(np.cumsum(length + width(length)) - 1, np.int64)
 
     def rows(self, offsets: Longs) -> slice:
-        """Which of all rows are wanted: a batch may begin before the range or end behind it."""
+        """The wanted rows: a batch may begin before the range or end behind it."""
         first, behind = np.searchsorted(offsets, [self.start, self.end])
         return slice(int(first), int(behind))
 
@@ -250,19 +252,19 @@ class RecordBatches:
         return frame["key"][rows].to_arrow() if self.layout.keyed else None
 
     def _one_by_one(self, envelope: bool = False) -> RawRecords:
-        """Null values, headers, keys now and then: what one schema cannot say for all rows."""
-        found: list[_Record] = []
+        """For null values, headers, or keys of some records only: no one schema fits all rows."""
+        kept: list[_Record] = []
         self.broken = {}
         for batch in self.batches:
             try:
                 records = list(_records(batch, envelope))
             except UnreadableDatum as error:
                 records = _unread(batch, error)
-                wanted = [each for each in records if self.start <= each[0] < self.end]
-                places = range(len(found), len(found) + len(wanted))
+                wanted = [record for record in records if self.start <= record[0] < self.end]
+                places = range(len(kept), len(kept) + len(wanted))
                 self.broken.update(dict.fromkeys(places, error.fact))
-            found += [each for each in records if self.start <= each[0] < self.end]
-        columns = list(zip(*found, strict=True)) or [()] * 5
+            kept += [record for record in records if self.start <= record[0] < self.end]
+        columns = list(zip(*kept, strict=True)) or [()] * 5
         opened = RawRecords(
             list(columns[2]), np.array(columns[0], np.int64), np.array(columns[1], np.int64)
         )
@@ -279,7 +281,7 @@ _Record = tuple[int, int, bytes | None, bytes | None, _Headers]
 
 
 def _records(batch: RecordBatchHeader, envelope: bool) -> Iterator[_Record]:
-    """One by one, each where its length and the header of the batch say it is."""
+    """One by one, each where its length and the header of the batch place it."""
     if batch.broken:
         raise UnreadableDatum(batch.broken)
     datum = Datum(bytes(batch.records), 0)
@@ -305,7 +307,7 @@ def _records(batch: RecordBatchHeader, envelope: bool) -> Iterator[_Record]:
             )
         last = delta
         stamp = batch.first_ms + time if batch.append_ms is None else batch.append_ms
-        stamp = max(-(2**63), min(2**63 - 1, stamp))  # no table has either: it is rejected
+        stamp = max(-(2**63), min(2**63 - 1, stamp))  # no table can hold either: it is rejected
         yield batch.base_offset + delta, stamp, value, key, headers
     if datum.place != len(datum.data) or batch.count < 0:
         left = len(datum.data) - datum.place
@@ -313,7 +315,7 @@ def _records(batch: RecordBatchHeader, envelope: bool) -> Iterator[_Record]:
 
 
 def _unread(batch: RecordBatchHeader, error: UnreadableDatum) -> list[_Record]:
-    """A record for every offset of the batch; where some may have none, the error stands."""
+    """A record for every offset of the batch; raises where some offsets may have none."""
     behind = batch.last_delta + 1
     if batch.count != behind or behind > MOST_BROKEN:
         raise UnreadableDatum(

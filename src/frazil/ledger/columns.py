@@ -1,11 +1,11 @@
-"""Ranges and their fates in columns: what the audit adds up, however many there are. Pure.
+"""Ranges and their outcomes in columns, for the audit. Pure.
 
-A ledger of 100,000 entries over 100 partitions holds ten million ranges, and so does the index
-beside it. Here both become the same few columns, without a Python object for each range.
-`entry.parse` says what an entry means; a test holds the two together.
+A ledger of 100,000 entries over 100 partitions holds ten million ranges, and so does its index.
+Both are converted to the same few columns, without a Python object per range. `entry.parse` defines
+the meaning of an entry; a test compares the two.
 
-New memory is what costs most. So what is large is read in pieces, whose rooms are used again and
-again, and only what is kept is laid down, once.
+Allocating memory is the main cost. Large inputs are read in pieces whose buffers are reused, and
+only the result is copied, once.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from frazil.ledger.entry import PREFIX, VERSIONS, OutcomeCounts, base_of, names_
 from frazil.ledger.packing import Numbers, PackedVectors, TopicNames
 from frazil.offsets import BATCHES, Partition
 
-#: What can become of an offset, in the order of `OutcomeCounts`.
-FATES = tuple(each.name for each in fields(OutcomeCounts))
-#: Those that rows of the index tell of: what held nothing for a table has no row.
-TOLD = tuple(each for each in FATES if each != "elsewhere")
-#: Entries that are read at once.
+#: The outcomes of an offset, in the order of `OutcomeCounts`.
+FATES = tuple(field.name for field in fields(OutcomeCounts))
+#: The outcomes in index rows: a batch without records for a table has no row there.
+TOLD = tuple(fate for fate in FATES if fate != "elsewhere")
+#: Entries read together.
 _ENTRIES = 8192
-#: Elements that are looked at together: what fits into the processor's own memory.
+#: Elements checked together: they fit into the CPU cache.
 _AT_ONCE = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
 class RangeColumns:
-    """One element per range, partition by partition: ranges of entries in the order of commits,
-    those of the index's rows in the order of offsets.
+    """One element per range, by partition: ranges of entries in commit order, ranges of index rows
+    in offset order.
 
-    `key` numbers the partitions, which are sorted; `source` tells which entry or row it is of.
-    Fates are of 64 bits, or of fewer where it is certain that a range's can be added to each other
-    in them; `sum` and `cumsum` widen them.
+    `key` is the number of the partition in sorted `partitions`; `source` the number of the entry or
+    row. Outcome counts have 64 bits, or fewer if the outcomes of one range cannot overflow when
+    added; `sum` and `cumsum` widen them.
     """
 
     partitions: tuple[Partition, ...]
@@ -66,82 +66,82 @@ class RangeColumns:
 
 @dataclass(frozen=True, slots=True)
 class Joint:
-    """All ranges of one partition, laid side by side."""
+    """All ranges of one partition, checked for gaps and overlaps."""
 
     partition: Partition
     ranges: int
-    #: where the first begins and the farthest ends
+    #: begin of the first range, and the highest end
     start: int
     end: int
     counts: OutcomeCounts
     gaps: tuple[tuple[int, int], ...] = ()
     overlaps: tuple[tuple[int, int], ...] = ()
-    #: ranges that no batch can have made: their fates are not as many as their offsets, or
-    #: something in them is below 0 (of `BATCHES` only the latter: a batch holds any rows)
+    #: invalid ranges: the outcomes do not add up to the number of offsets, or a value is
+    #: negative (for `BATCHES` only the latter: a batch may have any number of rows)
     odd: tuple[tuple[int, int], ...] = ()
 
 
 def of_entries(summaries: Sequence[Mapping[str, str]]) -> RangeColumns:
-    """Of the summaries that one sink left in a table's snapshots, oldest first.
+    """Columns of one sink's snapshot summaries in a table, oldest first.
 
-    The same as `entry.parse(summary)` says of each: `begin`, `end` and `counts(partition)`.
+    The values equal `begin`, `end` and `counts(partition)` of `entry.parse(summary)`.
     """
     try:
         places = range(0, len(summaries) or 1, _ENTRIES)
         return together(_entries(summaries[at : at + _ENTRIES], at) for at in places)
     except (KeyError, ValueError, TypeError, OverflowError, AttributeError) as error:
-        for summary in summaries:  # the entry that cannot be read says so itself
+        for summary in summaries:  # raises the error of the unreadable entry
             parse(summary)
         raise Fatal(f"cannot read the ledger: {error!r}") from None
 
 
 def of_rows(rows: pa.Table | Iterable[pa.Table]) -> RangeColumns:
-    """Of rows of the index: `topic`, `partition`, `start_offset`, `end_offset` and the fates.
+    """Columns of index rows: `topic`, `partition`, `start_offset`, `end_offset` and the outcomes.
 
-    Quick where they come sorted so, or file by file, as the sink keeps its index; and small where
-    one file comes after the other. A fate that an older index has no column for was nobody's.
+    Fast if rows are sorted, or come file by file as the sink writes its index; an iterable of files
+    also saves memory. An outcome without a column, in an older index, counts as 0.
     """
     if isinstance(rows, pa.Table):
-        found = _rows(pa.Table.from_batches([each]) for each in rows.to_batches())
+        pieces = _rows(pa.Table.from_batches([batch]) for batch in rows.to_batches())
     else:
-        found = map(narrow, _rows(rows))
-    return together(found, rising=True)
+        pieces = map(narrow, _rows(rows))
+    return together(pieces, rising=True)
 
 
 def joints(spans: RangeColumns) -> list[Joint]:
-    """For each partition: do its ranges join? In the order they have."""
-    found: list[Joint] = []
+    """Per partition: gaps, overlaps and invalid ranges, in the given order of ranges."""
+    result: list[Joint] = []
     some: list[tuple[Partition, int, int]] = []
-    for each in _bounds(spans):
-        some.append(each)
-        if each[2] - some[0][1] >= _AT_ONCE:
-            found += _joints(spans, some)
+    for bound in _bounds(spans):
+        some.append(bound)
+        if bound[2] - some[0][1] >= _AT_ONCE:
+            result += _joints(spans, some)
             some = []
-    return found + _joints(spans, some)
+    return result + _joints(spans, some)
 
 
 def side_by_side(pieces: Iterable[Sequence[Joint]]) -> list[Joint] | None:
-    """Of pieces that were joined each by itself; None where they reach into each other, and only
-    all ranges together can tell."""
-    found: dict[Partition, list[Joint]] = {}
+    """Combines the joints of separate pieces; None if the pieces overlap, because then only all
+    ranges together give the answer."""
+    groups: dict[Partition, list[Joint]] = {}
     for joint in chain.from_iterable(pieces):
-        found.setdefault(joint.partition, []).append(joint)
+        groups.setdefault(joint.partition, []).append(joint)
     joined = []
-    for partition, each in sorted(found.items()):
-        each.sort(key=lambda joint: joint.start)
-        if any(one.end > other.start for one, other in pairwise(each)):
+    for partition, group in sorted(groups.items()):
+        group.sort(key=lambda joint: joint.start)
+        if any(one.end > other.start for one, other in pairwise(group)):
             return None
-        between = [(a.end, b.start) for a, b in pairwise(each) if a.end < b.start]
+        between = [(a.end, b.start) for a, b in pairwise(group) if a.end < b.start]
         joined.append(
             Joint(
                 partition,
-                sum(joint.ranges for joint in each),
-                each[0].start,
-                each[-1].end,
-                sum((joint.counts for joint in each), OutcomeCounts()),
-                tuple(sorted([*chain.from_iterable(joint.gaps for joint in each), *between])),
-                tuple(chain.from_iterable(joint.overlaps for joint in each)),
-                tuple(chain.from_iterable(joint.odd for joint in each)),
+                sum(joint.ranges for joint in group),
+                group[0].start,
+                group[-1].end,
+                sum((joint.counts for joint in group), OutcomeCounts()),
+                tuple(sorted([*chain.from_iterable(joint.gaps for joint in group), *between])),
+                tuple(chain.from_iterable(joint.overlaps for joint in group)),
+                tuple(chain.from_iterable(joint.odd for joint in group)),
             )
         )
     return joined
@@ -152,18 +152,18 @@ def by_partition(spans: RangeColumns) -> dict[Partition, RangeColumns]:
 
 
 def select(spans: RangeColumns, chosen: NDArray[Any] | slice) -> RangeColumns:
-    """Some of its elements, by a mask, their places or a slice; the partitions keep their keys."""
+    """Elements chosen by a mask, indices or a slice; the partitions keep their keys."""
     key = spans.key[chosen]
-    columns = [getattr(spans, each.name) for each in fields(RangeColumns)[2:]]
+    columns = [getattr(spans, field.name) for field in fields(RangeColumns)[2:]]
     return RangeColumns(
         spans.partitions,
         key,
-        *(each[chosen] if each.strides[0] else _none(len(key)) for each in columns),
+        *(column[chosen] if column.strides[0] else _none(len(key)) for column in columns),
     )
 
 
 def _bounds(spans: RangeColumns) -> Iterator[tuple[Partition, int, int]]:
-    """Where each partition begins and ends."""
+    """Partition, first index and end index of its elements."""
     wanted = np.arange(len(spans.partitions) + 1, dtype=spans.key.dtype)
     bounds = np.searchsorted(spans.key, wanted).tolist()
     for partition, (low, high) in zip(spans.partitions, pairwise(bounds), strict=True):
@@ -172,7 +172,7 @@ def _bounds(spans: RangeColumns) -> Iterator[tuple[Partition, int, int]]:
 
 
 def _joints(spans: RangeColumns, bounds: Sequence[tuple[Partition, int, int]]) -> list[Joint]:
-    """Of some partitions. With most all is well, and one look at all of them together tells so."""
+    """Joints of some partitions. Most are valid, which one check of all together shows."""
     if not bounds:
         return []
     place = bounds[0][1]
@@ -181,27 +181,27 @@ def _joints(spans: RangeColumns, bounds: Sequence[tuple[Partition, int, int]]) -
     left = part.end - part.start
     doubtful = left < 0
     sums = []
-    for each in part.fates():
-        sums.append(np.add.reduceat(each, firsts, dtype=np.int64).tolist())
-        if each.strides[0]:
-            left -= each
-            if each.min() < 0:
-                doubtful |= each < 0
+    for fate in part.fates():
+        sums.append(np.add.reduceat(fate, firsts, dtype=np.int64).tolist())
+        if fate.strides[0]:
+            left -= fate
+            if fate.min() < 0:
+                doubtful |= fate < 0
     doubtful |= left != 0
     apart = part.start[1:] != part.end[:-1]
-    apart[firsts[1:] - 1] = False  # there another partition begins
+    apart[firsts[1:] - 1] = False  # another partition begins
     doubtful[1:] |= apart
     doubtful[firsts] |= part.start[firsts] < 0
-    found = []
+    result = []
     for (partition, low, high), odd, *counts in zip(
         bounds, np.logical_or.reduceat(doubtful, firsts).tolist(), *sums, strict=True
     ):
         if odd or partition == BATCHES:
-            found.append(_joint(partition, select(spans, slice(low, high))))
+            result.append(_joint(partition, select(spans, slice(low, high))))
         else:
             start, end = int(spans.start[low]), int(spans.end[high - 1])
-            found.append(Joint(partition, high - low, start, end, OutcomeCounts(*counts)))
-    return found
+            result.append(Joint(partition, high - low, start, end, OutcomeCounts(*counts)))
+    return result
 
 
 def _joint(partition: Partition, part: RangeColumns) -> Joint:
@@ -210,23 +210,23 @@ def _joint(partition: Partition, part: RangeColumns) -> Joint:
     wrong = np.zeros(len(part), bool)
     if partition != BATCHES:
         left = length.copy()
-        for each in fates:
-            left -= each
+        for fate in fates:
+            left -= fate
         wrong |= left != 0
-    for each in (start, length, *fates):
-        if each.min() < 0:
-            wrong |= each < 0
+    for column in (start, length, *fates):
+        if column.min() < 0:
+            wrong |= column < 0
     reached = np.maximum(np.maximum.accumulate(end), start[0])
-    here = np.append(start[0], reached[:-1])
-    again = np.minimum(end, here)
-    apart, twice = start > here, again > start
+    before = np.append(start[0], reached[:-1])
+    again = np.minimum(end, before)
+    apart, twice = start > before, again > start
     return Joint(
         partition,
         len(part),
         int(start[0]),
         int(reached[-1]),
-        OutcomeCounts(*(int(each.sum()) for each in fates)),
-        _pairs(here[apart], start[apart]),
+        OutcomeCounts(*(int(fate.sum()) for fate in fates)),
+        _pairs(before[apart], start[apart]),
         _pairs(start[twice], again[twice]),
         _pairs(start[wrong], end[wrong]),
     )
@@ -236,30 +236,32 @@ def _pairs(low: Numbers, high: Numbers) -> tuple[tuple[int, int], ...]:
     return tuple(zip(low.tolist(), high.tolist(), strict=True))
 
 
-# ── pieces, put together ─────────────────────────────────────────────────────────────────────────
+# ── concatenating pieces ─────────────────────────────────────────────────────────────────────────
 
 
 def together(pieces: Iterable[RangeColumns], rising: bool = False) -> RangeColumns:
-    """Partition by partition what the pieces have; `rising`: in the order of offsets."""
-    found = list(pieces)
-    if len(found) == 1 and not any(map(_is_small, found[0].fates())):
-        return found[0]
+    """Concatenates the pieces by partition; `rising`: in offset order."""
+    chunks = list(pieces)
+    if len(chunks) == 1 and not any(map(_is_small, chunks[0].fates())):
+        return chunks[0]
     runs: dict[Partition, list[tuple[int, int, slice]]] = {}
-    for i, piece in enumerate(found):
-        for partition, low, high in _bounds(piece):
-            runs.setdefault(partition, []).append((int(piece.start[low]), i, slice(low, high)))
+    for i, chunk in enumerate(chunks):
+        for partition, low, high in _bounds(chunk):
+            runs.setdefault(partition, []).append((int(chunk.start[low]), i, slice(low, high)))
     partitions = tuple(sorted(runs))
     if rising:
-        for each in runs.values():
-            each.sort(key=lambda run: run[:2])
+        for group in runs.values():
+            group.sort(key=lambda run: run[:2])
     ordered = [(i, run) for partition in partitions for _, i, run in runs[partition]]
-    lengths = [sum(run.stop - run.start for _, _, run in runs[each]) for each in partitions]
+    lengths = [
+        sum(run.stop - run.start for _, _, run in runs[partition]) for partition in partitions
+    ]
     key = np.repeat(np.arange(len(partitions), dtype=np.int32), lengths)
     columns: list[Numbers] = []
-    for name in (each.name for each in fields(RangeColumns)[2:]):
-        parts = [getattr(piece, name) for piece in found]
+    for name in (field.name for field in fields(RangeColumns)[2:]):
+        parts = [getattr(chunk, name) for chunk in chunks]
         if any(part.strides[0] for part in parts):
-            # Numbers of 16 bits can be added to each other in 32.
+            # Sums of 16-bit numbers fit into 32 bits.
             small = all(_is_small(part) or not part.strides[0] for part in parts)
             kind = np.int32 if small or name == "source" else np.int64
             columns.append(np.concatenate([parts[i][run] for i, run in ordered], dtype=kind))
@@ -267,7 +269,7 @@ def together(pieces: Iterable[RangeColumns], rising: bool = False) -> RangeColum
             columns.append(_none(len(key)))
     spans = RangeColumns(partitions, key, *columns)
     if rising:
-        # Files that reach into each other: rows that are there twice, or were never sorted.
+        # Overlapping files: duplicate rows, or rows that were never sorted.
         falls = spans.start[1:] < spans.start[:-1]
         if (falls & (key[1:] == key[:-1])).any():
             return select(spans, np.lexsort((spans.start, key)))
@@ -275,8 +277,8 @@ def together(pieces: Iterable[RangeColumns], rising: bool = False) -> RangeColum
 
 
 def narrow(spans: RangeColumns) -> RangeColumns:
-    """The same in less room, for as long as it waits; and nobody else's memory."""
-    own = [+each for each in (spans.source, spans.start, spans.end)]
+    """A compact copy that does not share memory with its input."""
+    own = [+column for column in (spans.source, spans.start, spans.end)]
     return RangeColumns(spans.partitions, spans.key, *own, *map(_small, spans.fates()))
 
 
@@ -295,11 +297,11 @@ def _is_small(column: Numbers) -> bool:
 
 
 def _none(count: int) -> Numbers:
-    """As many zeros, which take no room: their one value stands for all."""
+    """`count` zeros with stride 0, which take no memory."""
     return np.broadcast_to(np.int64(0), count)
 
 
-# ── entries of the ledger ────────────────────────────────────────────────────────────────────────
+# ── ledger entries ───────────────────────────────────────────────────────────────────────────────
 
 
 def _entries(summaries: Sequence[Mapping[str, str]], place: int) -> RangeColumns:
@@ -325,13 +327,13 @@ def _entries(summaries: Sequence[Mapping[str, str]], place: int) -> RangeColumns
     entry, key, start, end = ranges.columns(2)
     partitions, ranks = names.ranks()
     key = ranks[key]
-    # Numbers of 16 bits are sorted in one pass, without comparing.
+    # 16-bit numbers are radix-sorted.
     order = np.argsort(
         key.astype(np.uint16 if len(partitions) <= 1 << 16 else np.int32), kind="stable"
     )
-    if (entry[1:] < entry[:-1]).any():  # some are readable, some are packed
+    if (entry[1:] < entry[:-1]).any():  # readable and packed entries are mixed
         order = np.lexsort((entry, key))
-    key, entry, start, end = (each[order] for each in (key, entry, start, end))
+    key, entry, start, end = (column[order] for column in (key, entry, start, end))
     fates = _aligned(unwritten, ranks, entry, key, len(summaries))
     marks = _aligned(rest, ranks, entry, key, len(summaries))
     _restore(fates, marks, end - start)
@@ -340,9 +342,9 @@ def _entries(summaries: Sequence[Mapping[str, str]], place: int) -> RangeColumns
         if fate.strides[0]:
             written -= fate
     if BATCHES in partitions:
-        mine = key == partitions.index(BATCHES)
-        written[mine] = rows[entry[mine]]
-        fates = [np.where(mine, 0, each) for each in fates]
+        mask = key == partitions.index(BATCHES)
+        written[mask] = rows[entry[mask]]
+        fates = [np.where(mask, 0, column) for column in fates]
     return narrow(
         RangeColumns(partitions, key, entry + np.int32(place), start, end, written, *fates)
     )
@@ -351,19 +353,19 @@ def _entries(summaries: Sequence[Mapping[str, str]], place: int) -> RangeColumns
 def _aligned(
     vectors: PackedVectors, ranks: Numbers, entry: Numbers, key: Numbers, entries: int
 ) -> list[Numbers]:
-    """A column per outcome beside `written`: 0 where an entry has no number for a partition."""
+    """One column per outcome except `written`; 0 if an entry has no number for a partition."""
     columns = [_none(len(key)) for _ in FATES[1:]]
-    # Only as many as some entry has: most have no count of the last outcomes.
+    # Only as many columns as some entry has: most entries omit the last outcomes.
     of, whose, *counts = vectors.columns(max(vectors.widths, default=0))
     if not len(of):
         return columns
-    # One number per partition and entry that sorts as they do.
+    # (partition, entry) as one number with the same order.
     at = ranks[whose].astype(np.int64) * entries + of
     if len(key) < entries * len(ranks):  # some entries lack some partitions
         known = key.astype(np.int64) * entries + entry
         to = np.minimum(np.searchsorted(known, at), len(key) - 1)
-        there = known[to] == at
-        at, counts = to[there], [each[there] for each in counts]
+        present = known[to] == at
+        at, counts = to[present], [column[present] for column in counts]
     for i, numbers in enumerate(counts):
         if numbers.any():
             columns[i] = np.zeros(len(key), np.int64)
@@ -372,8 +374,8 @@ def _aligned(
 
 
 def _restore(fates: list[Numbers], marks: Sequence[Numbers], rest: NDArray[np.int64]) -> None:
-    """Put the counts in their places that are the rest of a range. `rest`: the lengths."""
-    marked = [i for i, each in enumerate(marks) if each.strides[0]]
+    """Restore the counts that were stored as the rest of a range. `rest`: the lengths; modified."""
+    marked = [i for i, mark in enumerate(marks) if mark.strides[0]]
     if not marked:
         return
     for fate in fates:
@@ -386,11 +388,11 @@ def _restore(fates: list[Numbers], marks: Sequence[Numbers], rest: NDArray[np.in
         fates[i] = np.where(marks[i] != 0, rest, fates[i])
 
 
-# ── rows of the index ────────────────────────────────────────────────────────────────────────────
+# ── index rows ───────────────────────────────────────────────────────────────────────────────────
 
 
 def _rows(tables: Iterable[pa.Table]) -> Iterator[RangeColumns]:
-    """Each table by itself, by partition and offset."""
+    """Each table separately, sorted by partition and offset."""
     place = 0
     for table in tables:
         yield sorted_rows(table, place)
@@ -398,7 +400,7 @@ def _rows(tables: Iterable[pa.Table]) -> Iterator[RangeColumns]:
 
 
 def sorted_rows(rows: pa.Table, place: int = 0) -> RangeColumns:
-    """By partition and offset; the first of them is row number `place`."""
+    """Rows sorted by partition and offset; `place`: number of the first row."""
     topics, code = codes(rows["topic"])
     ranked = sorted(topics)
     rank = np.array([ranked.index(name) for name in topics], np.int64)
@@ -407,11 +409,13 @@ def sorted_rows(rows: pa.Table, place: int = 0) -> RangeColumns:
     if len(topics) > 1:
         breaks |= code[1:] != code[:-1]
     firsts = np.append(0, np.flatnonzero(breaks) + 1)[: len(rows)]
-    # What a run is of, as a number that sorts as topic and partition do.
+    # (topic, partition) of a run as one number with the same order.
     whose = number[firsts] + (rank[code[firsts]] << 32 if topics else 0)
     keys, key = np.unique(whose, return_inverse=True)
     spans = RangeColumns(
-        tuple(Partition(ranked[each >> 32], each & 0xFFFFFFFF) for each in keys.tolist()),
+        tuple(
+            Partition(ranked[combined >> 32], combined & 0xFFFFFFFF) for combined in keys.tolist()
+        ),
         np.repeat(key.astype(np.int32), np.diff(np.append(firsts, len(rows)))),
         np.arange(place, place + len(rows), dtype=np.int32),
         start,
@@ -425,34 +429,33 @@ def sorted_rows(rows: pa.Table, place: int = 0) -> RangeColumns:
 
 
 def numbers(column: pa.ChunkedArray, none: int = 0) -> NDArray[Any]:
-    """A column of whole numbers; `none` where there is no number. Without a copy where it is in one
-    piece.
+    """A column of integers, with `none` for null. Not copied if it is a single chunk without nulls.
 
     (Arrow's own `to_numpy` imports pandas first, which takes longer than a small audit.)
     """
-    found = [_buffered(chunk, none) for chunk in column.chunks if len(chunk)]
-    if not found:
+    arrays = [_buffered(chunk, none) for chunk in column.chunks if len(chunk)]
+    if not arrays:
         return np.empty(0, column.type.to_pandas_dtype())
-    return found[0] if len(found) == 1 else np.concatenate(found)
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 def _buffered(array: pa.Array, none: int) -> NDArray[Any]:
-    there, values = array.buffers()
+    validity, values = array.buffers()
     kind = np.dtype(array.type.to_pandas_dtype())
     part = slice(array.offset, array.offset + len(array))
-    found = np.frombuffer(values, kind)[part] if values else np.full(len(array), none, kind)
-    if array.null_count and there:
-        bits = np.unpackbits(np.frombuffer(there, np.uint8), bitorder="little")[part]
-        found = np.where(bits, found, kind.type(none))
-    return found
+    result = np.frombuffer(values, kind)[part] if values else np.full(len(array), none, kind)
+    if array.null_count and validity:
+        bits = np.unpackbits(np.frombuffer(validity, np.uint8), bitorder="little")[part]
+        result = np.where(bits, result, kind.type(none))
+    return result
 
 
 def codes(column: pa.ChunkedArray) -> tuple[list[Any], NDArray[np.int32]]:
-    """A column of texts: each one that there is, and which of them each row has."""
+    """A column of strings as its distinct values and the index of each row's value."""
     if not pa.types.is_dictionary(column.type):
         column = column.dictionary_encode()
     column = column.unify_dictionaries()
     if not column.num_chunks:
         return [], np.empty(0, np.int32)
-    found = numbers(pa.chunked_array([chunk.indices for chunk in column.chunks]))
-    return column.chunk(0).dictionary.to_pylist(), found
+    indices = numbers(pa.chunked_array([chunk.indices for chunk in column.chunks]))
+    return column.chunk(0).dictionary.to_pylist(), indices

@@ -1,27 +1,27 @@
-"""Until when is the stream complete? Pure: staged batches and rows of the index in, moments out.
+"""Until when is the stream complete? Pure: staged batches and index rows in, timestamps out.
 
-A partition stands at the highest event time that its records have had. The stream stands where the
-last of its partitions stands, less `lateness`: until then it is *complete*, as far as nobody sends
-what is older. An hour is complete when the stream stands at its end or beyond.
+A partition's mark is the highest event time of its records. The stream is *complete* until the
+lowest mark of its partitions less `lateness`, unless a producer sends older records later. An hour
+is complete when the stream is complete until its end or beyond.
 
     orders[0]  ────────────────────────────●  11:20
     orders[1]  ──────────────────●            10:50     complete until 10:50, with lateness 0s
     orders[2]  ────────────────────────────────●  11:31
 
-Of the partitions that the position knows
+For the partitions in the position:
 
-- one without an event time holds everything back while it has offsets that were not read; one that
-  was read to its end (an empty one, or one of nothing but skipped records) does not;
-- one that brought no event time for `idle`, and was read to its end, does not;
-- event times more than `ahead` in the future of the batch they came with are not believed: one
-  broken clock would declare every hour complete, and that is never taken back.
+- a partition without an event time holds the stream back while it has unread offsets, but not if it
+  was read to its end (an empty partition, or one with only skipped records);
+- a partition that was read to its end and had no event time for `idle` does not hold it back;
+- event times more than `ahead` after the start of their batch are ignored: one wrong clock would
+  declare every hour complete, and that is never revoked.
 
-Where rows do not say which partition they come from (an aggregation, a join, another source), the
-batches themselves are the only partition there is.
+If rows have no partition (from an aggregation, a join, another source), the batches themselves are
+the only partition.
 
-The answer is written into the index with each batch, never lower than the one before: so it does
-not go back when late records or new partitions come, nor when a life ends, nor when `lateness` is
-raised. It says nothing of a batch that is not in all its tables and in the index.
+The result is written to the index with each batch and never decreases: not when late records or new
+partitions arrive, not after a restart, not when `lateness` is raised. It covers only batches that
+are in all their tables and in the index.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from frazil.errors import ConfigError
 from frazil.ledger.staged_batch import StagedBatch
 from frazil.offsets import BATCHES, Cut, Partition
 
-#: Everything here is counted in microseconds.
+#: All times are in microseconds.
 SECOND = 1_000_000
 HOUR = 3600 * SECOND
-#: What must be read of the index to know where the stream stands.
+#: Index columns needed to restore the marks.
 COLUMNS = (
     "table_name",
     "topic",
@@ -65,7 +65,7 @@ _log = logging.getLogger("frazil")
 @dataclass(frozen=True, slots=True)
 class CompletenessRules:
     lateness: int = 0
-    #: None: a partition always counts
+    #: None: no partition is ever idle
     idle: int | None = None
     ahead: int = HOUR
 
@@ -80,10 +80,10 @@ class CompletenessRules:
 
 @dataclass(frozen=True, slots=True)
 class CompletenessMark:
-    """Where a partition stands."""
+    """The highest event time of a partition."""
 
     high: int
-    #: when the last batch began that brought an event time of it
+    #: start of the last batch that had an event time for it
     since: int
 
     def __or__(self, other: CompletenessMark | None) -> CompletenessMark:
@@ -96,8 +96,8 @@ Marks = Mapping[Partition, CompletenessMark]
 
 
 def believed(span: tuple[int, int], began: int, ahead: int) -> int | None:
-    """The highest event time of a batch that counts. Of more than its bounds nothing is known: if
-    the highest is not believed, there was at least one as high as the lowest."""
+    """The highest plausible event time of a batch. Only its bounds are known: if the highest is too
+    far in the future, the lowest is used, because at least one record has it."""
     low, high = span
     if high <= began + ahead:
         return high
@@ -111,11 +111,11 @@ def complete(
     ends: Callable[[], Mapping[Partition, int]],
     began: int,
 ) -> int | None:
-    """Until when all is there that lies below `cut`, with a batch that began then; None where that
-    cannot be said.
+    """Until when the stream is complete at `cut`, for a batch that started at `began`; None if that
+    is unknown.
 
-    `ends`, where the topics end now, is asked only if it matters. A partition of which it says
-    nothing is not known to be read to its end.
+    `ends`, the current end offsets, is called only if needed. A partition missing from it does not
+    count as read to its end.
     """
     judged = [p for p in cut.current if p != BATCHES]
     if BATCHES in cut and not any(p in marks for p in judged):
@@ -131,18 +131,18 @@ def complete(
         if mark is None:
             if partition == BATCHES or not at_its_end(partition):
                 return None
-        # How long the batch took is no silence: what counts is how long before it the last news
-        # was. If the partition ends there now, it brought nothing in between.
+        # Idle time ends at the start of the batch, so the batch's duration does not count. If
+        # the partition still ends here, it received nothing in between.
         elif rules.idle is None or began - mark.since < rules.idle or not at_its_end(partition):
             stands.append(mark.high)
     return min(stands) - rules.lateness if stands else None
 
 
 class CompletenessTracker:
-    """Where one life's stream stands, batch by batch.
+    """Completeness of one run's stream, batch by batch.
 
-    A batch is judged once: should its commit have to be tried again, the answer is the same. So a
-    try that was applied, and whose answer was lost, has said nothing that the next one takes back.
+    The result for a batch is computed once and reused when its commit is retried. So a retry cannot
+    contradict an attempt that was applied but whose response was lost.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class CompletenessTracker:
         marks: Marks | None = None,
         until: int | None = None,
     ) -> None:
-        """`apart`: the table of the dead letters, whose times are not those of events."""
+        """`apart`: the dead-letter table, whose timestamps are not event times."""
         self._rules = rules
         self._apart = apart
         self._marks = dict(marks or {})
@@ -165,26 +165,26 @@ class CompletenessTracker:
         ends: Callable[[], Mapping[Partition, int]],
         now: int,
     ) -> dict[str, int | None]:
-        """Commit id → until when the stream is complete with that batch. They come in order."""
+        """Commit id → until when the stream is complete with that batch. Batches come in order."""
         asked = functools.cache(ends)
         for batch in batches:
             if batch.commit_id not in self._told:
                 began = batch.window_start_ms * 1000 or now
                 self._take(batch, began)
-                found = complete(batch.end, self._marks, self._rules, asked, began)
-                self._until = later(self._until, found)
+                until = complete(batch.end, self._marks, self._rules, asked, began)
+                self._until = later(self._until, until)
                 self._told[batch.commit_id] = self._until
         return {batch.commit_id: self._told[batch.commit_id] for batch in batches}
 
     def committed(self, batches: Sequence[StagedBatch]) -> int | None:
-        """These are in the index: until when it is complete. They are not asked for again."""
+        """Until when the stream is complete, now that the index has these batches. Forgets them."""
         for batch in batches:
-            found = self._told.pop(batch.commit_id, self._until)
-        return found
+            until = self._told.pop(batch.commit_id, self._until)
+        return until
 
     def _take(self, batch: StagedBatch, began: int) -> None:
         tallies = [*batch.total]
-        tallies += [t for each in batch.tables if each.name != self._apart for t in each.tallies]
+        tallies += [t for table in batch.tables if table.name != self._apart for t in table.tallies]
         for tally in tallies:
             if tally.watermark is None:
                 continue
@@ -199,14 +199,14 @@ def later(before: int | None, after: int | None) -> int | None:
 
 
 def crossed(before: int | None, after: int | None) -> bool:
-    """Is an hour complete that was not?"""
+    """Did another hour become complete?"""
     return after is not None and (before is None or after // HOUR > before // HOUR)
 
 
 def recalled(
     rows: pa.Table, rules: CompletenessRules, apart: str = ""
 ) -> tuple[dict[Partition, CompletenessMark], int | None]:
-    """Where the partitions and the stream stand by the index's rows of one sink."""
+    """The marks and the completeness of one sink, from its index rows."""
     frame = pl.DataFrame(rows).lazy()
     low, high = (pl.col(f"event_time_{name}").dt.epoch("us") for name in ("low", "high"))
     began = pl.coalesce("window_start", "committed_at").dt.epoch("us")
@@ -219,15 +219,15 @@ def recalled(
         .group_by("topic", "partition")
         .agg(pl.max("high"), pl.max("since"))
     )
-    said = frame.select(pl.max("complete_until").dt.epoch("us"))
-    known = "complete_until" in rows.column_names  # an index of an older Frazil has none
+    until = frame.select(pl.max("complete_until").dt.epoch("us"))
+    known = "complete_until" in rows.column_names  # missing in an index of an older Frazil
     return {
         Partition(topic, number): CompletenessMark(high, since)
         for topic, number, high, since in stands.collect().rows()
-    }, said.collect().item() if known else None
+    }, until.collect().item() if known else None
 
 
-# ── moments, as people write them ────────────────────────────────────────────────────────────────
+# ── timestamps as text ───────────────────────────────────────────────────────────────────────────
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -235,12 +235,12 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 def moment(microseconds: int) -> datetime:
     try:
         return _EPOCH + timedelta(microseconds=microseconds)
-    except OverflowError:  # a record may claim any time; no year below 1, none above 9999
+    except OverflowError:  # a record may have any time; Python has years 1 to 9999
         return (datetime.min if microseconds < 0 else datetime.max).replace(tzinfo=timezone.utc)
 
 
 def shown(microseconds: int | None) -> str | None:
-    """As ISO 8601; what lies beyond Python's years, as the number it is."""
+    """As ISO 8601; outside Python's years, as a number."""
     if microseconds is None:
         return None
     try:
@@ -250,16 +250,16 @@ def shown(microseconds: int | None) -> str | None:
 
 
 def end_of(text: str) -> int:
-    """Where an hour (`2026-11-15T10`) or a day (`2026-11-15`) ends, in UTC."""
-    found = re.fullmatch(r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d))?Z?", text.strip())
+    """The end of an hour (`2026-11-15T10`) or a day (`2026-11-15`), in UTC."""
+    match = re.fullmatch(r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d))?Z?", text.strip())
     try:
-        if found is None:
+        if match is None:
             raise ValueError
-        begin = datetime.fromisoformat(found[1]).replace(tzinfo=timezone.utc)
-        begin += timedelta(hours=int(found[2] or 0))
-        if int(found[2] or 0) > 23:
+        begin = datetime.fromisoformat(match[1]).replace(tzinfo=timezone.utc)
+        begin += timedelta(hours=int(match[2] or 0))
+        if int(match[2] or 0) > 23:
             raise ValueError
-        end = begin + (timedelta(hours=1) if found[2] else timedelta(days=1))
+        end = begin + (timedelta(hours=1) if match[2] else timedelta(days=1))
     except (ValueError, OverflowError):
         raise ConfigError(
             f"cannot read {text!r}: expected an hour, 2026-11-15T10, or a day, 2026-11-15, in UTC"
@@ -271,9 +271,9 @@ def end_of(text: str) -> int:
 
 
 class CompletenessCallback:
-    """Tells a user's function of hours that became complete, on a thread of its own: however slow
-    it is, and whatever it raises, commits go on. Where it raises it is called again, with growing
-    pauses, until it does not; `trouble` says what it raised, and so does the log."""
+    """Calls a user's function when hours become complete, on a separate thread: neither its
+    duration nor its errors affect commits. If it raises, it is called again with growing pauses
+    until it succeeds; `trouble` and the log contain the error."""
 
     def __init__(self, call: Callable[[datetime], object]) -> None:
         self.trouble = ""
@@ -287,7 +287,7 @@ class CompletenessCallback:
         self._waiting.put(until)
 
     def close(self, timeout: float) -> bool:
-        """No more will be told. Was everything told?"""
+        """Stop after the pending calls. Returns whether all of them succeeded."""
         self._waiting.put(None)
         self._closing.set()
         self._thread.join(timeout)
@@ -298,13 +298,13 @@ class CompletenessCallback:
             pause = FIRST_PAUSE
             while not self._told(until):
                 if self._closing.wait(pause):
-                    return  # the next life tells it again
+                    return  # the next run calls it again
                 pause = min(LONGEST_PAUSE, pause * 2)
 
     def _told(self, until: int) -> bool:
         try:
             self._call(moment(until))
-        except Exception as error:  # a user's function may raise anything
+        except Exception as error:  # the user's function may raise anything
             self.trouble = (
                 f"cannot tell that all is complete until {shown(until)}: on_complete "
                 f"raised {type(error).__name__}: {error}"

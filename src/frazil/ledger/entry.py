@@ -1,49 +1,49 @@
-"""What a table's own snapshots say about a sink. Pure: plain values in, plain values out.
+"""The ledger of a sink in a table's snapshots. Pure: plain values in, plain values out.
 
-Each commit of a sink leaves one `Entry` in the snapshot's summary, under keys with one prefix:
+Each commit of a sink writes one `LedgerEntry` to the snapshot's summary, with these keys:
 
     frazil.version     format of these keys
-    frazil.sink        who
-    frazil.epoch       in which life
+    frazil.sink        id of the sink
+    frazil.epoch       epoch of the sink
     frazil.commit-id   ids of the staged batches in it, made before the commit
     frazil.batches     first and last batch number
-    frazil.ranges      from-cut and to-cut of every partition the sink knows
+    frazil.ranges      begin and end offset of every partition of the sink
     frazil.counts      read, written, rejected, skipped, invisible
     frazil.unwritten   rejected, skipped, invisible, merged and elsewhere per partition, where not
                        all are 0
-    frazil.rest        of a large entry: per partition the outcome with the largest count, if that
+    frazil.rest        in a large entry: per partition the outcome with the largest count, if that
                        is not `written`. `unwritten` then has the count of written offsets in its
-                       place, and the largest count is what is left of the range
-    frazil.keys        keys whose older rows it took away; only of an upsert table
-    frazil.rows        rows that stand for no single offset: of aggregations, joins, other sources
-    frazil.source      where Spark's sources stood before and after, in their own words
+                       place, and the largest count is the remainder of the range
+    frazil.keys        number of keys whose older rows it deleted; upsert tables only
+    frazil.rows        rows that have no single offset: from aggregations, joins, other sources
+    frazil.source      positions of Spark's sources before and after, as Spark encodes them
     frazil.topics      topic → topic id
     frazil.cluster     cluster id
-    frazil.leaders     leader epoch of the last record batch below each partition's position, where
-                       it is known: what tells a log that lost its tail and grew again (KIP-320)
+    frazil.leaders     leader epoch of the last record batch below each partition's position, if
+                       known: detects a log that was truncated and grew again (KIP-320)
     frazil.schema-id   the table schema that was written
     frazil.watermark   lowest and highest event time (microseconds)
-    frazil.doubt       of lives before this epoch nobody can tell any more what they had under way;
-                       only in claims, see `LedgerHead`
-    frazil.index       the offset index, that whoever audits the table may find it
-    frazil.note        what a person did to the stream with it: who, when and why
-    frazil.tables      table → uuid, or the name of the index's property that says so where they are
-                       many; only in the index, whose position counts on them
-    frazil.names       of a large entry: which table property names its partitions and topic ids
-    frazil.base        and which one has the offsets from which its ranges are counted
+    frazil.doubt       the outcome of commits in flight before this epoch is unknown; only in
+                       claims, see `LedgerHead`
+    frazil.index       name of the offset index, for audits that start from the table
+    frazil.note        an operator's change to the stream: by whom, when and why
+    frazil.tables      table → uuid, or the name of the index property that contains this mapping if
+                       there are many; only in the index, whose position depends on these tables
+    frazil.names       in a large entry: the table property with its partitions and topic ids
+    frazil.base        in a large entry: the table property with the offsets its ranges start from
 
 The newest entry of a sink in a branch's ancestry is that sink's position in the table.
 
-An entry is readable JSON where it is short. Where there are many partitions its numbers are packed,
-and what would be the same in every entry stands once, in properties of the table:
+A short entry is readable JSON. With many partitions the numbers are packed, and values common to
+all entries are stored once, in properties of the table:
 
     frazil.names.<sink>.<epoch>.<digest>   topics, their ids, and their partitions
     frazil.base.<sink>.<epoch>.<digest>    an offset for each of them
 
-`epoch` is the life that wrote it, `digest` that of its text, so a property never changes, and one
-that is missing or altered is an error, never a guess. `summary()` gives entry and properties in one
-mapping, and `parse` wants it so: `split` takes them apart for a table, `joined` puts them together.
-A new base is written where an entry would otherwise exceed 4 KiB.
+`epoch` is the epoch that wrote the property, `digest` the digest of its text: a property never
+changes, and a missing or altered one is an error. `summary()` returns entry and properties in one
+mapping, and `parse` expects the same: `split` separates them for a table, `joined` merges them.
+A new base is written if an entry would otherwise exceed 4 KiB.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ from frazil.offsets import BATCHES, Cut, Partition, Range
 
 PREFIX = "frazil."
 VERSION = "3"
-#: Formats that are read. Format 2 has no `rest`, and is otherwise the same.
+#: Supported formats. Format 2 has no `rest`, and is otherwise the same.
 VERSIONS = ("2", VERSION)
-#: Characters up to which what an entry says of its partitions is readable.
+#: Maximum characters of a partition value that is kept as readable JSON.
 _READABLE = 1024
-#: What an entry may take, keys and values, before it gets a new base.
+#: Maximum size of an entry, keys and values, before it gets a new base.
 _MOST = 4096
-#: What stands in table properties.
+#: Kinds of values stored in table properties.
 _KEPT = ("names", "base")
 
 
@@ -88,10 +88,10 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class OutcomeCounts:
-    """The fates of offsets: `read` records were delivered, `invisible` offsets held none, and of
-    `merged` ones it is known that they were processed, not which rows they became. `elsewhere` are
-    those of batches that held nothing for this table: the index says what became of them. `lost`
-    ones were given up by a person, whose note stands beside them."""
+    """Outcomes of offsets. `read` records were delivered; `invisible` offsets held no record;
+    `merged` ones were processed into rows that are not known individually. `elsewhere`: offsets of
+    batches without records for this table; the index has their outcomes. `lost`: given up by an
+    operator, with a note."""
 
     written: int = 0
     rejected: int = 0
@@ -121,13 +121,13 @@ class OutcomeCounts:
         )
 
 
-#: The fates that are written down: what is left was written.
+#: The outcomes that are stored; the remaining offsets of a range were written.
 _FATES = ("rejected", "skipped", "invisible", "merged", "elsewhere", "lost")
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorNote:
-    """What a person did to a stream, and signed for."""
+    """An operator's signed change to a stream."""
 
     #: the command: `accept-loss`, `adopt-topic` or `seek`
     did: str
@@ -135,7 +135,7 @@ class OperatorNote:
     #: ISO 8601, UTC
     at: str
     why: str
-    #: what it came to
+    #: the result
     says: str = ""
 
     def text(self) -> str:
@@ -143,12 +143,12 @@ class OperatorNote:
 
     @staticmethod
     def of(text: str | None) -> OperatorNote | None:
-        """None where it is none, or not signed."""
+        """None if the text is not a note, or not signed."""
         try:
-            found = OperatorNote(**json.loads(text or ""))
+            note = OperatorNote(**json.loads(text or ""))
         except (ValueError, TypeError):
             return None
-        return found if found.did and found.by and found.at and found.why else None
+        return note if note.did and note.by and note.at and note.why else None
 
     def __str__(self) -> str:
         return f"{self.did} by {self.by}, {self.at}: {self.why}"
@@ -167,19 +167,19 @@ class LedgerEntry:
     cluster: str = ""
     schema_id: int = 0
     watermark: tuple[int, int] | None = None
-    #: table → uuid; or the name of the index's property that has them
+    #: table → uuid; or the name of the index property that contains this mapping
     tables: Mapping[str, str] | str = field(default_factory=dict)
     rows: int = 0
     source: tuple[str, str] = ("", "")
     #: the name of the offset index
     index: str = ""
-    #: None: of a table whose rows are not replaced
+    #: None: not an upsert table
     keys: int | None = None
     doubt: int = 0
-    #: a `Note`, as text
+    #: an `OperatorNote`, as text
     note: str = ""
     leaders: Mapping[Partition, int] = field(default_factory=dict)
-    #: the properties that it was read with: key → text
+    #: the table properties that the entry was read with: key → text
     kept: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -191,11 +191,11 @@ class LedgerEntry:
 
     @property
     def ranges(self) -> list[Range]:
-        """What this entry added, partition by partition; empty ranges left out."""
-        return [each for each in self.begin.to(self.end) if len(each)]
+        """The ranges that this entry added, by partition, without empty ones."""
+        return [span for span in self.begin.to(self.end) if len(span)]
 
     def counts(self, partition: Partition) -> OutcomeCounts:
-        """I3 by construction: what is not accounted for otherwise was written."""
+        """I3 by construction: offsets without another outcome were written."""
         if partition == BATCHES:
             return OutcomeCounts(written=self.rows)
         other = self.unwritten.get(partition, OutcomeCounts())
@@ -204,12 +204,12 @@ class LedgerEntry:
 
     @property
     def total(self) -> OutcomeCounts:
-        return sum((self.counts(each.partition) for each in self.ranges), OutcomeCounts())
+        return sum((self.counts(span.partition) for span in self.ranges), OutcomeCounts())
 
     def summary(self) -> dict[str, str]:
         total = self.total
-        told = [fate for fate in _FATES if fate != "lost" or total.lost]
-        counts = {name: getattr(total, name) for name in ("read", "written", *told)}
+        fates = [fate for fate in _FATES if fate != "lost" or total.lost]
+        counts = {name: getattr(total, name) for name in ("read", "written", *fates)}
         values = {
             "version": VERSION,
             "sink": self.sink,
@@ -242,7 +242,7 @@ class LedgerEntry:
         return {PREFIX + key: value for key, value in values.items()}
 
     def _of_partitions(self, fates: Sequence[str], size: int) -> dict[str, str]:
-        """What it says of each partition, beside `size` characters of other things."""
+        """The values per partition; `size`: characters of the entry's other values."""
         values = {
             "ranges": _json({p: (self.begin[p], end) for p, end in self.end.items()}),
             "topics": json.dumps(dict(self.topics), separators=(",", ":")),
@@ -268,17 +268,17 @@ class LedgerEntry:
         }
 
     def _outcomes(self, parts: Sequence[Partition], fates: Sequence[str]) -> dict[str, str]:
-        """Counts per partition. The largest is left out: it is the rest of the range's length."""
+        """Counts per partition. The largest is omitted: it is the rest of the range's length."""
         nothing = OutcomeCounts()
         unwritten = [self.unwritten.get(p, nothing) for p in parts]
         counts = np.array([[getattr(c, fate) for c in unwritten] for fate in fates], np.int64)
         lengths = np.array([self.end[p] - self.begin[p] for p in parts], np.int64)
         every = np.vstack([lengths - counts.sum(axis=0), counts])
-        # Where several are the largest (an empty range has only zeros), the one that most offsets
-        # of the entry have: marks that are all the same take no room.
+        # Ties (an empty range has only zeros) go to the outcome with the most offsets in the
+        # entry: equal marks compress to almost nothing.
         order = np.argsort(-every.sum(axis=1), kind="stable")
         largest = order[every[order].argmax(axis=0)]
-        largest[[p == BATCHES for p in parts]] = 0  # its rows are not counted by offsets
+        largest[[p == BATCHES for p in parts]] = 0  # rows of batches are not counted by offsets
         marks = largest == np.arange(1, len(every))[:, None]
         plain = {"unwritten": pack(counts)}
         short = {
@@ -288,11 +288,11 @@ class LedgerEntry:
         return min(plain, short, key=_size)
 
     def _ranges(self, parts: Sequence[Partition], names: str, size: int) -> dict[str, str]:
-        """Counted from the base that it was read with, or from 0, or from a base of its own."""
+        """Ranges relative to the base that the entry was read with, to 0, or to a new base."""
         lengths = [self.end[p] - self.begin[p] for p in parts]
         begins, leaders = self._columns(parts)
-        mine = (text for key, text in self.kept.items() if key.startswith(f"{PREFIX}base."))
-        before = next((text for text in mine if text.startswith(_digest(names))), "")
+        bases = (text for key, text in self.kept.items() if key.startswith(f"{PREFIX}base."))
+        before = next((text for text in bases if text.startswith(_digest(names))), "")
         start, led = _base(before, len(parts)) if before else _nothing(len(parts))
         values = {"ranges": pack([begins - start, lengths]), "leaders": pack([leaders - led])}
         if before:
@@ -308,7 +308,7 @@ class LedgerEntry:
             "base": _reference(key),
             key.removeprefix(PREFIX): fresh,
         }
-        # Beyond the bound in any case: a new base only where it makes a difference.
+        # If both exceed the limit, a new base is written only if it saves a quarter.
         worth = size + _size(again, lean=True) <= _MOST or 4 * len(again["ranges"]) < 3 * len(
             values["ranges"]
         )
@@ -319,7 +319,7 @@ class LedgerEntry:
         return begins, np.array([self.leaders.get(p, -1) for p in parts], np.int64)
 
     def _key(self, kind: str, text: str) -> str:
-        """The property that has the text: the one it was read from, or one of this life's own."""
+        """The property with this text: the one it was read from, or a new one of this epoch."""
         start, end = f"{PREFIX}{kind}.{self.sink}.", f".{_digest(text)}"
         for key in self.kept:
             if key.startswith(start) and key.endswith(end):
@@ -328,7 +328,7 @@ class LedgerEntry:
 
 
 def parse(summary: Mapping[str, str]) -> LedgerEntry | None:
-    """The entry of a snapshot; None where the snapshot is not a sink's."""
+    """The entry of a snapshot; None if no sink committed the snapshot."""
     sink = summary.get(PREFIX + "sink")
     if sink is None:
         return None
@@ -387,14 +387,13 @@ def parse(summary: Mapping[str, str]) -> LedgerEntry | None:
 
 @dataclass(frozen=True, slots=True)
 class LedgerHead:
-    """Where a sink stands in a table: its newest entry, and how sure that is.
+    """A sink's position in a table: its newest entry, and how certain it is.
 
-    `complete` says that the walk back reached the table's first snapshot, or the entry itself: only
-    then does "no entry" mean "never committed". An expired history is bridged by the witness, a tag
-    on the newest entry's snapshot; `bridged` says that snapshots after it are missing. The tag is
-    moved after the commit: what was under way when they were made may be among them. Whether the
-    witness is an ancestor at all, its sequence number does not tell: `protocol.TableCommitter` has
-    it shown.
+    `complete`: the walk back reached the table's first snapshot or the entry itself; only then does
+    "no entry" mean "never committed". The sink's tag, on the newest entry's snapshot, bridges an
+    expired history; `bridged`: snapshots after the tagged one are missing. The tag is moved after
+    the commit, so the missing snapshots may include a commit of this sink. The tag's sequence
+    number does not prove that it is an ancestor: `protocol.TableCommitter` checks this.
     """
 
     entry: LedgerEntry | None
@@ -403,7 +402,7 @@ class LedgerHead:
     bridged: bool = False
     #: the expired snapshot at which the branch's own history ends, if it ends above the entry
     missing: int | None = None
-    #: what the witness says, where nothing shows that it is an ancestor
+    #: the tagged entry, if nothing proves that its snapshot is an ancestor
     unshown: LedgerEntry | None = None
 
     @property
@@ -425,8 +424,8 @@ def head(history: Iterable[Snapshot], sink: str, witness: Snapshot | None = None
         oldest = snapshot
     if oldest is None or oldest.parent is None:
         return LedgerHead(None, None, complete=True)
-    # The ancestry ends at an expired parent. The witness counts only if it is older than all that
-    # is left: a witness that is not is no ancestor, so the branch was moved away from it.
+    # The ancestry ends at an expired parent. The tagged snapshot counts only if it is older than
+    # all remaining ones: otherwise it is no ancestor, because the branch was moved away from it.
     if witness is not None and witness.sequence < oldest.sequence:
         entry = parse(witness.summary)
         if entry is not None and entry.sink == sink:
@@ -446,7 +445,7 @@ def entries(history: Iterable[Snapshot], sink: str) -> Iterable[tuple[LedgerEntr
 
 
 def split(summary: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """What goes into a snapshot's summary, and what into properties of its table."""
+    """The parts for the snapshot's summary and for the table's properties."""
     marks = tuple(f"{PREFIX}{kind}." for kind in _KEPT)
     kept = {key: text for key, text in summary.items() if key.startswith(marks)}
     return {key: text for key, text in summary.items() if key not in kept}, kept
@@ -463,7 +462,7 @@ def referred(summary: Mapping[str, str]) -> list[str]:
 
 
 def joined(summary: Mapping[str, str], properties: Mapping[str, str]) -> Mapping[str, str]:
-    """A summary as `parse` wants it. Properties that are missing it will ask for itself."""
+    """A summary as `parse` expects it. `parse` reports missing properties."""
     wanted = [key for key in referred(summary) if key in properties]
     return {**summary, **{key: properties[key] for key in wanted}} if wanted else summary
 
@@ -471,25 +470,25 @@ def joined(summary: Mapping[str, str], properties: Mapping[str, str]) -> Mapping
 def forgotten(
     properties: Mapping[str, str], summaries: Iterable[Mapping[str, str]], sink: str, epoch: int
 ) -> list[str]:
-    """Properties of a sink's lives up to `epoch` that no snapshot of the table refers to.
+    """Properties of a sink's epochs up to `epoch` that no snapshot of the table refers to.
 
-    None before the life of that epoch has an entry in it: until then an older one may commit what
-    refers to a property that was just written. Those of newer lives are left alone.
+    Empty until `epoch` has an entry in the table: until then an older epoch may commit an entry
+    that refers to a property just written. Properties of newer epochs are kept.
     """
     needed: set[str] = set()
     claimed = False
-    for each in summaries:
-        needed.update(referred(each))
-        mine = each.get(PREFIX + "sink") == sink
-        claimed |= mine and each.get(PREFIX + "epoch") == str(epoch)
-    found = []
+    for summary in summaries:
+        needed.update(referred(summary))
+        same_sink = summary.get(PREFIX + "sink") == sink
+        claimed |= same_sink and summary.get(PREFIX + "epoch") == str(epoch)
+    unused = []
     for key in properties if claimed else ():
         kind, _, rest = key.removeprefix(PREFIX).partition(".")
         whose, _, mark = rest.rpartition(".")[0].rpartition(".")
         own = key.startswith(PREFIX) and kind in _KEPT and whose == sink and mark.isdigit()
         if own and int(mark) <= epoch and key not in needed:
-            found.append(key)
-    return found
+            unused.append(key)
+    return unused
 
 
 def _kept(summary: Mapping[str, str], kind: str) -> str:
@@ -497,10 +496,10 @@ def _kept(summary: Mapping[str, str], kind: str) -> str:
     key = f"{PREFIX}{kind}.{summary.get(PREFIX + 'sink')}.{summary[PREFIX + kind]}"
     text = summary.get(key)
     if text is None or not key.endswith(f".{_digest(text)}"):
-        what = "is gone" if text is None else "was altered"
+        fact = "is gone" if text is None else "was altered"
         raise Fatal(
             f"cannot read a ledger entry of sink {summary.get(PREFIX + 'sink')}: the table "
-            f"property {key}, which it refers to, {what}",
+            f"property {key}, which it refers to, {fact}",
             hint="restore the property from an earlier metadata file of the table",
         )
     return text
@@ -509,7 +508,7 @@ def _kept(summary: Mapping[str, str], kind: str) -> str:
 def names_of(
     summary: Mapping[str, str],
 ) -> tuple[tuple[Partition, ...], dict[str, str] | None]:
-    """The partitions of a large entry, in their order, and topic → topic id; of another nothing."""
+    """The partitions of a large entry, in order, and topic → topic id; empty for a short one."""
     if PREFIX + "names" not in summary:
         return (), None
     parts, ids = _names(_kept(summary, "names"))
@@ -517,7 +516,7 @@ def names_of(
 
 
 def base_of(summary: Mapping[str, str], count: int) -> NDArray[np.int64]:
-    """The offsets and leader epochs from which a large entry counts."""
+    """The offsets and leader epochs that a large entry is relative to."""
     if PREFIX + "base" not in summary:
         return _nothing(count)
     text = _kept(summary, "base")
@@ -538,30 +537,30 @@ def _nothing(count: int) -> NDArray[np.int64]:
 
 
 def _names_text(parts: Sequence[Partition], ids: Mapping[str, str]) -> str:
-    """Topics with their ids, and how many partitions from 0 on they have, or which."""
+    """Topics with their ids and partitions: their number if they are 0..n-1, else a list."""
     topics: dict[str, list[int]] = {topic: [] for topic in sorted(ids)}
     for topic, number in parts:
         topics.setdefault(topic, []).append(number)
-    said = [
+    rows = [
         [topic, ids.get(topic), len(numbers) if numbers == list(range(len(numbers))) else numbers]
         for topic, numbers in sorted(topics.items())
     ]
-    raw = zlib.compress(json.dumps(said, separators=(",", ":")).encode(), 9)
+    raw = zlib.compress(json.dumps(rows, separators=(",", ":")).encode(), 9)
     return base64.b85encode(raw).decode()
 
 
 @lru_cache(maxsize=64)
 def _names(text: str) -> tuple[tuple[Partition, ...], Mapping[str, str]]:
     try:
-        said = json.loads(zlib.decompress(base64.b85decode(text)))
+        rows = json.loads(zlib.decompress(base64.b85decode(text)))
     except zlib.error as error:
         raise ValueError(str(error)) from None
     parts = [
         Partition(topic, number)
-        for topic, _, numbers in said
+        for topic, _, numbers in rows
         for number in (range(numbers) if isinstance(numbers, int) else numbers)
     ]
-    return tuple(parts), {topic: id for topic, id, _ in said if id is not None}
+    return tuple(parts), {topic: id for topic, id, _ in rows if id is not None}
 
 
 @lru_cache(maxsize=256)
@@ -570,12 +569,12 @@ def _digest(text: str) -> str:
 
 
 def _reference(key: str) -> str:
-    """Epoch and digest, the last two words of a property's name."""
+    """Epoch and digest, the last two parts of a property's name."""
     return ".".join(key.rsplit(".", 2)[1:])
 
 
 def _size(values: Mapping[str, str], lean: bool = False) -> int:
-    """Characters of keys and values; `lean`: without those that are properties."""
+    """Characters of keys and values; `lean`: without table properties."""
     return sum(
         len(PREFIX) + len(key) + len(value)
         for key, value in values.items()
@@ -619,6 +618,6 @@ def _decode(
     columns = unpack(text, len(parts))
     if base is not None:
         columns[0] += base
-    if base is not None and len(columns) > 1:  # a beginning, and a length
+    if base is not None and len(columns) > 1:  # begin and length
         columns[1] += columns[0]
     return dict(zip(parts, map(tuple, columns.T.tolist()), strict=True))

@@ -1,8 +1,8 @@
 """The offset index: an ordinary Iceberg table, one row per (batch, table, topic, partition).
 
 Committed last, so its ledger is the stream's position. Its rows are made from staged batches and
-the snapshots that hold them, so a row never speaks of data that is not there. Where a stream fills
-several tables, rows of table `*` say what became of all records of the batch together.
+the snapshots that hold them, so a row never refers to data that is not in its table. If a stream
+fills several tables, rows of table `*` contain the outcomes of all records of the batch.
 """
 
 from __future__ import annotations
@@ -49,25 +49,25 @@ COLUMNS = pa.schema(
         pa.field("committed_at", _TIME, nullable=False),
         pa.field("complete_until", _TIME),  # see `ledger.completeness`
         pa.field("lost", pa.int64()),
-        pa.field("signed", pa.large_string()),  # see `table.ledger.Note`
+        pa.field("signed", pa.large_string()),  # see `entry.OperatorNote`
     ]
 )
 
 
-#: A batch, and the snapshot that holds it in each of its tables.
+#: A batch, with its snapshot in each of its tables.
 Located = tuple[StagedBatch, Mapping[str, Snapshot]]
 
 
 def rows(located: Sequence[Located], complete: Mapping[str, int | None] | None = None) -> pa.Table:
     """`complete`: commit id → until when the stream is complete with that batch."""
     now = int(time.time() * 1_000_000)
-    found = []
+    values = []
     for batch, snapshots in located:
-        told = [(table.name, tally) for table in batch.tables for tally in table.tallies]
-        for name, tally in (*told, *((STREAM, each) for each in batch.total)):
+        tallies = [(table.name, tally) for table in batch.tables for tally in table.tallies]
+        for name, tally in (*tallies, *((STREAM, tally) for tally in batch.total)):
             seen, span = tally.seen or (None, None), tally.watermark or (None, None)
             where = tally.range
-            found.append(
+            values.append(
                 (
                     batch.sink,
                     batch.number,
@@ -92,7 +92,7 @@ def rows(located: Sequence[Located], complete: Mapping[str, int | None] | None =
                     batch.note or None,
                 )
             )
-    columns = list(zip(*found, strict=True)) if found else [()] * len(COLUMNS)
+    columns = list(zip(*values, strict=True)) if values else [()] * len(COLUMNS)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, COLUMNS, strict=True)]
     return pa.Table.from_arrays(arrays, schema=COLUMNS)
 
@@ -103,34 +103,34 @@ def write(
     located: Sequence[Located],
     complete: Mapping[str, int | None] | None = None,
 ) -> list[str]:
-    """The rows of these batches as one data file; its descriptor."""
+    """Write the rows of these batches to data files. Returns their descriptors."""
     return put(shape, prefix, rows(located, complete))
 
 
 def put(shape: WriterSpec, prefix: str, rows: pa.Table) -> list[str]:
-    """Rows of an index into data files; their descriptors."""
-    target = shape.arrow  # an index of an older Frazil may lack a column, anybody's may have more
-    lacking = [each for each in target if each.name not in rows.column_names]
-    for each in lacking:
-        if not each.nullable:
+    """Write rows of an index to data files. Returns their descriptors."""
+    target = shape.arrow  # an older index may lack columns, any index may have more
+    lacking = [field for field in target if field.name not in rows.column_names]
+    for field in lacking:
+        if not field.nullable:
             raise SchemaMismatch(
-                f"cannot write to the index {shape.name}: its column {each.name!r} is "
+                f"cannot write to the index {shape.name}: its column {field.name!r} is "
                 "required, and none of Frazil's",
                 hint="make it optional",
             )
-        rows = rows.append_column(each, pa.nulls(len(rows), each.type))
+        rows = rows.append_column(field, pa.nulls(len(rows), field.type))
     writer = TableWriter(shape, prefix)
     writer.write(rows.select(target.names).cast(target))
     return [file.descriptor for file in writer.close()]
 
 
-#: What `ends` needs of the rows.
+#: Columns that `ends` reads.
 ENDS = ("table_name", "topic", "partition", "start_offset", "end_offset")
 
 
 def ends(rows: pa.Table) -> dict[str, dict[Partition, tuple[int, int]]]:
-    """Table → how far its rows tell of each partition: where that begins and ends."""
-    # Whoever read them has types of his own for texts.
+    """Table → partition → lowest start and highest end offset of its rows."""
+    # Readers differ in their string types.
     types = pa.schema([COLUMNS.field(name) for name in ENDS])
     grouped = (
         rows.select(ENDS)
@@ -138,29 +138,29 @@ def ends(rows: pa.Table) -> dict[str, dict[Partition, tuple[int, int]]]:
         .group_by(list(ENDS[:3]))
         .aggregate([("start_offset", "min"), ("end_offset", "max")])
     )
-    found: dict[str, dict[Partition, tuple[int, int]]] = {}
+    spans: dict[str, dict[Partition, tuple[int, int]]] = {}
     for row in grouped.to_pylist():
-        told = row["start_offset_min"], row["end_offset_max"]
+        span = row["start_offset_min"], row["end_offset_max"]
         where = Partition(row["topic"], row["partition"])
-        found.setdefault(row["table_name"], {})[where] = told
-    return found
+        spans.setdefault(row["table_name"], {})[where] = span
+    return spans
 
 
 def paths(descriptors: Sequence[str]) -> list[str]:
-    return [str(json.loads(each)["file-path"]) for each in descriptors]
+    return [str(json.loads(descriptor)["file-path"]) for descriptor in descriptors]
 
 
 def rebuilt(entry: LedgerEntry, table: str, uuid: str) -> StagedBatch:
-    """A batch as far as a table's ledger can tell it, for index rows that were never written."""
+    """A batch restored from a table's ledger entry, for index rows that were never written."""
     tallies = []
-    whose = entry.watermark if len(entry.ranges) == 1 else None  # of several, nobody knows
-    for each in entry.ranges:
-        counts = entry.counts(each.partition)
-        # Batches that held nothing for the table came before the one that did.
-        span = Range(each.partition, each.start + counts.elsewhere, each.end)
+    whose = entry.watermark if len(entry.ranges) == 1 else None  # per partition it is unknown
+    for span in entry.ranges:
+        counts = entry.counts(span.partition)
+        # Batches without records for the table come before the one with records.
+        rest = Range(span.partition, span.start + counts.elsewhere, span.end)
         tallies.append(
             RangeCounts(
-                span,
+                rest,
                 counts.written,
                 counts.rejected,
                 counts.skipped,
@@ -191,30 +191,30 @@ def rebuilt(entry: LedgerEntry, table: str, uuid: str) -> StagedBatch:
     )
 
 
-# ── few and large files ──────────────────────────────────────────────────────────────────────────
+# ── merging files ────────────────────────────────────────────────────────────────────────────────
 
-#: A file of the index is of a tier by its rows: 1 to 31, 32 to 1,023, and so on. So many of one
-#: tier become one of the next: thus a row is written again once for each tier, and no more.
+#: Index files have tiers by number of rows: 1 to 31, 32 to 1,023, and so on. `FANOUT` files of one
+#: tier are merged into one of the next, so each row is rewritten at most once per tier.
 FANOUT = 32
-#: A file of so many rows is left as it is.
+#: Files with this many rows are not merged.
 FULL = 2**18
-#: So many files are read at once at most: a commit that is due waits for it.
+#: Maximum number of files per merge: due commits wait for it.
 MOST = 8 * FANOUT
-#: What belongs together for those who ask: gaps, overlaps, where an offset is.
+#: Sort order for queries: gaps, overlaps, the location of an offset.
 ORDER = ("table_name", "topic", "partition", "start_offset")
-#: Of every table that a sink makes: of its metadata files the newest stay.
+#: Properties of every table that a sink creates: only the newest metadata files are kept.
 OLD_METADATA = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "50",
 }
-#: Of a new index. Each commit adds a manifest and two metadata files; whatever merges files merges
-#: manifests as well, and the oldest metadata files go.
+#: Properties of a new index. Each commit adds a manifest and two metadata files; manifests are
+#: merged, and the oldest metadata files are deleted.
 PROPERTIES = {
     "format-version": "2",
     "commit.manifest.min-count-to-merge": "4",
     **OLD_METADATA,
 }
-_READERS = 8  # threads: reading waits for the store more than for the processor
+_READERS = 8  # threads: reading is I/O-bound
 
 
 class IndexFile(Protocol):
@@ -226,27 +226,27 @@ class IndexFile(Protocol):
     def rows(self) -> int: ...
     @property
     def deletes(self) -> int:
-        """Files that hide some of its rows."""
+        """Number of delete files that apply to it."""
 
 
 F = TypeVar("F", bound=IndexFile)
 
 
 def tiers(files: Sequence[F]) -> list[list[F]]:
-    """Those that may be merged. One whose rows are hidden in part is for others to rewrite."""
-    found: list[list[F]] = []
+    """The mergeable files by tier. Files with deletes are left to other tools."""
+    groups: list[list[F]] = []
     for file in files:
         if file.rows < FULL and not file.deletes and file.path.endswith(".parquet"):
             tier, rows = 0, file.rows
             while rows >= FANOUT:
                 tier, rows = tier + 1, rows // FANOUT
-            found += [[] for _ in range(tier + 1 - len(found))]
-            found[tier].append(file)
-    return found
+            groups += [[] for _ in range(tier + 1 - len(groups))]
+            groups[tier].append(file)
+    return groups
 
 
 def due(files: Sequence[F]) -> list[F]:
-    """The files to make one of, if any; `files` come with the oldest rows first."""
+    """The files to merge into one, if any; `files`: oldest rows first."""
     for tier in tiers(files):
         if len(tier) >= FANOUT:
             chosen: list[F] = []
@@ -257,12 +257,12 @@ def due(files: Sequence[F]) -> list[F]:
 
 
 def enough(files: Sequence[IndexFile]) -> int:
-    """How many files there must be for something to be due: new ones are of few rows."""
+    """The number of files at which a merge becomes due, if new files have few rows."""
     return len(files) + max(0, FANOUT - max(map(len, tiers(files)), default=0))
 
 
 def read(shape: WriterSpec, paths: Sequence[str]) -> pa.Table:
-    """All rows of these files, as the table has them now."""
+    """All rows of these files, in the table's current schema."""
     io = file_io(shape.location, shape.io)
 
     def one(path: str) -> pa.Table:
@@ -279,18 +279,18 @@ def ordered(rows: pa.Table) -> pa.Table:
 
 
 def _fitted(rows: pa.Table, shape: WriterSpec) -> pa.Table:
-    """By field id: a column may have been added or renamed since the file was written."""
-    known = {_number(each): n for n, each in enumerate(rows.schema)}
+    """Match columns by field id: they may have been added or renamed since."""
+    known = {_number(field): n for n, field in enumerate(rows.schema)}
     columns = []
-    for each in shape.arrow:
-        if _number(each) in known:
-            columns.append(rows.column(known[_number(each)]).cast(each.type))
-        elif each.nullable:
-            columns.append(pa.nulls(len(rows), each.type))
+    for field in shape.arrow:
+        if _number(field) in known:
+            columns.append(rows.column(known[_number(field)]).cast(field.type))
+        elif field.nullable:
+            columns.append(pa.nulls(len(rows), field.type))
         else:
             raise SchemaMismatch(
                 f"cannot read the index {shape.name}: a file lacks its required column "
-                f"{each.name!r}"
+                f"{field.name!r}"
             )
     return pa.Table.from_arrays(columns, schema=shape.arrow)
 

@@ -1,7 +1,7 @@
-"""What the offset index tells of a sink's tables, in columns. Pure.
+"""The rows of the offset index, in columns by table. Pure.
 
-Rows come in, file by file; out come the ranges of each table, and whose they say that they are.
-All rows of a batch name the same commit, so that is kept once, and a range says which one it is of.
+Rows come in file by file; out come the ranges of each table and the commits they name. All rows of
+a batch name the same commit, so it is kept once, and each range has the number of its commit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from frazil.ledger.columns import (
 )
 from frazil.offsets import Partition, Range
 
-#: What is read of the index.
+#: Columns read from the index.
 COLUMNS = (
     "batch",
     "table_name",
@@ -48,22 +48,22 @@ COLUMNS = (
     "lost",
     "signed",
 )
-#: Whose a row says that it is.
+#: Columns that are the same in all rows of a commit.
 _FACTS = ("snapshot_id", "batch", "epoch")
 
 
 @dataclass(frozen=True, slots=True)
 class IndexRows:
-    """The index's rows of one table. The `source` of a range is its place among the commits."""
+    """The index rows of one table. `source` of a range is the index of its commit."""
 
     spans: RangeColumns
     commit_ids: tuple[str, ...] = ()
     snapshots: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     batches: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     epochs: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    #: rows whose lowest and highest offset seen cannot be those of so many records
+    #: rows whose lowest and highest offset contradict the range or the number of records
     strange: RangeColumns = field(default_factory=lambda: together([]))
-    #: what persons did to the stream: of which range, and what they signed
+    #: operators' notes, with the range of each
     notes: tuple[tuple[Range, str], ...] = ()
 
     def __len__(self) -> int:
@@ -76,47 +76,47 @@ def of(rows: pa.Table) -> IndexRows:
 
 
 def of_file(rows: pa.Table) -> list[tuple[str, IndexRows]]:
-    """Rows of any tables, table by table; after this the rows are not needed any more."""
-    return [(name, _told(mine)) for name, mine in _split(rows)]
+    """Rows of any tables, by table. The result does not refer to `rows`."""
+    return [(name, _told(part)) for name, part in _split(rows)]
 
 
 def by_table(files: Iterable[Sequence[tuple[str, IndexRows]]]) -> dict[str, IndexRows]:
-    """What several files tell."""
-    found: dict[str, list[IndexRows]] = {}
-    for name, told in chain.from_iterable(files):
-        found.setdefault(name, []).append(told)
-    return {name: _together(told) for name, told in found.items()}
+    """The rows of several files, by table."""
+    tables: dict[str, list[IndexRows]] = {}
+    for name, rows in chain.from_iterable(files):
+        tables.setdefault(name, []).append(rows)
+    return {name: _together(parts) for name, parts in tables.items()}
 
 
 def one(several: Sequence[IndexRows]) -> IndexRows:
-    """All of them, as if they were of one table."""
+    """All rows, as if they were of one table."""
     if not several:
         return NOTHING
     return several[0] if len(several) == 1 else _together(several)
 
 
-def outside(told: IndexRows, whole: IndexRows) -> IndexRows:
-    """Those rows that begin where no row of `whole` is, of lives of which it has none at all: a
-    life that tells of the whole stream does so of each batch."""
-    there = by_partition(whole.spans)
-    silent = ~np.isin(told.epochs, whole.epochs)
+def outside(rows: IndexRows, whole: IndexRows) -> IndexRows:
+    """Per-table rows that no `*` row of `whole` covers, from epochs that wrote no `*` rows. An
+    epoch that writes `*` rows writes one for every batch."""
+    covered = by_partition(whole.spans)
+    silent = ~np.isin(rows.epochs, whole.epochs)
     kept = []
-    for spans in (told.spans, told.strange):
+    for spans in (rows.spans, rows.strange):
         masks = [np.ones(0, bool)]
-        for partition, rows in by_partition(spans).items():
-            mask = np.ones(len(rows), bool)
-            if partition in there:
-                at = np.searchsorted(there[partition].start, rows.start, "right") - 1
-                reached = np.maximum.accumulate(there[partition].end)
-                mask = (at < 0) | (rows.start >= reached[at])
+        for partition, part in by_partition(spans).items():
+            mask = np.ones(len(part), bool)
+            if partition in covered:
+                at = np.searchsorted(covered[partition].start, part.start, "right") - 1
+                reached = np.maximum.accumulate(covered[partition].end)
+                mask = (at < 0) | (part.start >= reached[at])
             if len(silent):
-                mask = mask & silent[rows.source]
+                mask = mask & silent[part.source]
             masks.append(mask)
         kept.append(select(spans, np.concatenate(masks)))
     spans = kept[0]
-    starts = {key: set(rows.start.tolist()) for key, rows in by_partition(spans).items()}
-    notes = [(r, note) for r, note in told.notes if r.start in starts.get(r.partition, ())]
-    return replace(told, spans=spans, strange=kept[1], notes=tuple(notes))
+    starts = {key: set(part.start.tolist()) for key, part in by_partition(spans).items()}
+    notes = [(r, note) for r, note in rows.notes if r.start in starts.get(r.partition, ())]
+    return replace(rows, spans=spans, strange=kept[1], notes=tuple(notes))
 
 
 def _split(file: pa.Table) -> Iterator[tuple[str, pa.Table]]:
@@ -138,32 +138,32 @@ def _told(rows: pa.Table) -> IndexRows:
     notes = _notes(rows)
     strange = select(spans, np.empty(0, np.intp))
     if {"min_offset", "max_offset"} <= set(rows.column_names):
-        low, high = (numbers(rows[each], -1)[spans.source] for each in ("min_offset", "max_offset"))
-        read = spans.written + spans.rejected  # what a query skipped, nobody saw
+        low, high = (numbers(rows[name], -1)[spans.source] for name in ("min_offset", "max_offset"))
+        read = spans.written + spans.rejected  # a query does not report the skipped ones
         wrong = (low < spans.start) | (high >= spans.end) | (low > high) | (read > high - low + 1)
         wrong &= (low >= 0) | (high >= 0)
         strange = select(spans, np.flatnonzero(wrong))
     if not len(rows) or not {"commit_id", *_FACTS} <= set(rows.column_names):
         return IndexRows(narrow(spans), strange=strange, notes=notes)
     ids, code = codes(rows["commit_id"])
-    facts = [numbers(rows[each]) for each in _FACTS]
-    # The first row that names a commit speaks for the others, if they say the same.
+    facts = [numbers(rows[name]) for name in _FACTS]
+    # The first row of a commit stands for the other rows with the same values.
     first = np.zeros(len(ids), np.intp)
     first[code[::-1]] = np.arange(len(rows))[::-1]
     same = np.ones(len(rows), bool)
-    for each in facts:
-        same &= each == each[first[code]]
+    for fact in facts:
+        same &= fact == fact[first[code]]
     commit = code
-    if not same.all():  # those that differ speak for themselves
+    if not same.all():  # rows that differ get a commit of their own
         alone = np.flatnonzero(~same)
         commit = code.copy()
         commit[alone] = len(ids) + np.arange(len(alone))
-        ids = [*ids, *(ids[each] for each in code[alone].tolist())]
+        ids = [*ids, *(ids[i] for i in code[alone].tolist())]
         first = np.append(first, alone)
     spans, strange = (
-        replace(each, source=commit[each.source].astype(np.int32)) for each in (spans, strange)
+        replace(part, source=commit[part.source].astype(np.int32)) for part in (spans, strange)
     )
-    snapshots, batches, epochs = (each[first] for each in facts)
+    snapshots, batches, epochs = (fact[first] for fact in facts)
     return IndexRows(narrow(spans), tuple(ids), snapshots, batches, epochs, narrow(strange), notes)
 
 
@@ -180,22 +180,22 @@ def _notes(rows: pa.Table) -> tuple[tuple[Range, str], ...]:
     )
 
 
-def _together(told: Sequence[IndexRows]) -> IndexRows:
+def _together(several: Sequence[IndexRows]) -> IndexRows:
     spans: list[RangeColumns] = []
     strange: list[RangeColumns] = []
     place = 0
-    for each in told:
-        for kept, into in ((each.spans, spans), (each.strange, strange)):
+    for rows in several:
+        for kept, into in ((rows.spans, spans), (rows.strange, strange)):
             into.append(replace(kept, source=kept.source + np.int32(place)))
-        place += len(each.commit_ids)
+        place += len(rows.commit_ids)
     return IndexRows(
         together(spans, rising=True),
-        tuple(one for each in told for one in each.commit_ids),
-        np.concatenate([each.snapshots for each in told]),
-        np.concatenate([each.batches for each in told]),
-        np.concatenate([each.epochs for each in told]),
+        tuple(commit_id for rows in several for commit_id in rows.commit_ids),
+        np.concatenate([rows.snapshots for rows in several]),
+        np.concatenate([rows.batches for rows in several]),
+        np.concatenate([rows.epochs for rows in several]),
         together(strange, rising=True),
-        tuple(note for each in told for note in each.notes),
+        tuple(note for rows in several for note in rows.notes),
     )
 
 

@@ -1,16 +1,15 @@
-"""Numbers of many partitions in little text, and many such texts read at once. Pure.
+"""Packs numbers of many partitions into short text, and reads many such texts at once. Pure.
 
-A ledger entry is readable JSON where it is short. Where it is not, its numbers stand in columns,
-one number per partition, in the order in which a table property names the partitions (`ledger`).
-Each is less the lowest of its column: how many bits that takes, deflated, and behind them the bits
-themselves without the leading one.
-Fates that nobody had and epochs that are the same take next to nothing, numbers that differ little
-more than their bits.
+A short ledger entry is readable JSON. In a large one the numbers are columns, with one number per
+partition, in the partition order of a table property (`ledger.entry`). The lowest number of each
+column is subtracted. The bit lengths of the results are stored deflated, followed by the bits
+without the leading one. Columns of equal numbers take almost no space, others little more than
+their bits.
 
     packed:<lowest of each column>:<bytes of bit lengths>:<base85 of both>
 
-`pack` and `unpack` are for one entry. `PackedVectors` takes the texts of many entries and gives
-columns, without a Python object for each number.
+`pack` and `unpack` handle one entry. `PackedVectors` takes the texts of many entries and returns
+columns, without a Python object per number.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from numpy.typing import NDArray
 
 from frazil.offsets import Partition
 
-#: Of 64 bits, or of 32 where they count partitions, entries or rows.
+#: 64-bit numbers, or 32-bit indices of partitions, entries or rows.
 Numbers = NDArray[np.signedinteger[Any]]
 PACKED = "packed:"
 _JSON = json.JSONDecoder()
@@ -38,10 +37,10 @@ _VALUES[np.frombuffer(_DIGITS, np.uint8)] = np.arange(85)
 
 
 def pack(columns: Sequence[Sequence[int] | Numbers] | Numbers) -> str:
-    """Columns of one length, each number of at most 63 bits and a sign."""
+    """Packs columns of equal length; numbers are signed 64-bit."""
     table = np.array(columns, np.int64).reshape(len(columns), -1)
     lows = table.min(axis=1) if table.size else np.zeros(len(columns), np.int64)
-    # What does not fit into 63 bits wraps here, and wraps back in `unpack`.
+    # Differences beyond 63 bits wrap here, and wrap back in `unpack`.
     numbers = (table - lows[:, None]).astype(">u8")
     bits = np.unpackbits(numbers.reshape(-1, 1).view(np.uint8), axis=1)
     first = np.where(bits.any(axis=1), bits.argmax(axis=1), 64)  # the leading one
@@ -62,7 +61,7 @@ def unpack(text: str, count: int) -> NDArray[np.int64]:
 
 
 def _parts(text: str) -> tuple[tuple[int, ...], int, str]:
-    """The lowest number of each column, how many bytes their bit lengths take, and the digits."""
+    """The lowest number of each column, the bytes of the bit lengths, and the base85 digits."""
     mark, lows, size, digits = text.split(":", 3)
     if f"{mark}:" != PACKED:
         raise ValueError(f"expected packed numbers, found {text[:20]!r}")
@@ -72,44 +71,44 @@ def _parts(text: str) -> tuple[tuple[int, ...], int, str]:
 def _sizes(packed: bytes, count: int) -> bytes:
     inflate = zlib.decompressobj(wbits=-15)
     try:
-        found = inflate.decompress(packed, count + 1)
+        sizes = inflate.decompress(packed, count + 1)
     except zlib.error as error:
         raise ValueError(str(error)) from None
-    if not inflate.eof or inflate.unused_data or len(found) != count:
-        raise ValueError(f"expected {count} packed numbers, found {len(found)}")
-    return found
+    if not inflate.eof or inflate.unused_data or len(sizes) != count:
+        raise ValueError(f"expected {count} packed numbers, found {len(sizes)}")
+    return sizes
 
 
 def _numbers(sizes: Sequence[bytes], bits: Sequence[bytes]) -> NDArray[np.int64]:
-    """All numbers of all texts, one behind the other."""
+    """All numbers of all texts, concatenated."""
     size = np.frombuffer(b"".join(sizes), np.uint8).astype(np.int64)
     if len(size) and size.max() > 64:
         raise ValueError(f"a number of {size.max()} bits")
     width = np.maximum(size - 1, 0)
-    counts = np.array([len(each) for each in sizes], np.int64)
+    counts = np.array([len(part) for part in sizes], np.int64)
     before = np.cumsum(width) - width
     firsts = np.cumsum(counts) - counts
     ends = np.append(before, width.sum())
     used = ends[firsts + counts] - ends[firsts]  # bits of each text
-    room = np.array([len(each) for each in bits], np.int64)
+    room = np.array([len(part) for part in bits], np.int64)
     if ((used + 7) // 8 != room).any():
         raise ValueError("packed numbers that are cut off, or more than they say")
     at = before + np.repeat(8 * (np.cumsum(room) - room) - ends[firsts], counts)
-    # Eight bytes from any byte on, as one number; and the ninth, where a number reaches so far.
+    # Eight bytes from any byte on as one number; a number may extend into the ninth.
     joined = np.frombuffer(b"".join(bits) + bytes(17), np.uint8)
     eights = np.ndarray(len(joined) - 8, ">u8", joined, strides=(1,))
     byte, skip = at >> 3, (at & 7).astype(np.uint64)
-    found: NDArray[np.uint64] = eights[byte].astype(np.uint64) << skip
-    found |= joined[byte + 8].astype(np.uint64) >> (np.uint64(8) - skip)
+    numbers: NDArray[np.uint64] = eights[byte].astype(np.uint64) << skip
+    numbers |= joined[byte + 8].astype(np.uint64) >> (np.uint64(8) - skip)
     shift = np.minimum(64 - width, 63).astype(np.uint64)
-    found = np.where(width > 0, found >> shift, np.uint64(0))
-    found |= np.where(size > 0, np.uint64(1) << width.astype(np.uint64), np.uint64(0))
-    signed: NDArray[np.int64] = found.view(np.int64)  # more than 63 bits wrap back with the lowest
+    numbers = np.where(width > 0, numbers >> shift, np.uint64(0))
+    numbers |= np.where(size > 0, np.uint64(1) << width.astype(np.uint64), np.uint64(0))
+    signed: NDArray[np.int64] = numbers.view(np.int64)  # beyond 63 bits: wraps back later
     return signed
 
 
 def _bytes(texts: Sequence[str]) -> list[bytes]:
-    """Base85 of many texts, as `base64.b85decode` reads each."""
+    """Decodes base85 of many texts, with the result of `base64.b85decode` on each."""
     padded = "".join([text + "~" * (-len(text) % 5) for text in texts]).encode("ascii")
     digits = _VALUES[np.frombuffer(padded, np.uint8)].reshape(-1, 5)
     if (digits == 255).any():
@@ -121,17 +120,17 @@ def _bytes(texts: Sequence[str]) -> list[bytes]:
     if (words > 0xFFFFFFFF).any():
         raise ValueError("more than four bytes can hold")
     raw = words.astype(">u4").tobytes()
-    found, at = [], 0
+    decoded, at = [], 0
     for text in texts:
         missing = -len(text) % 5
         size = (len(text) + missing) // 5 * 4
-        found.append(raw[at : at + size - missing])
+        decoded.append(raw[at : at + size - missing])
         at += size
-    return found
+    return decoded
 
 
 class TopicNames:
-    """The partitions that entries name, numbered as they come."""
+    """Numbers the partitions of entries in order of appearance."""
 
     def __init__(self) -> None:
         self._known: dict[Partition, int] = {}
@@ -139,58 +138,60 @@ class TopicNames:
         self._blocks: dict[tuple[Partition, ...], Numbers] = {}
 
     def topic(self, name: str) -> _Topic:
-        found = self._topics.get(name)
-        if found is None:
-            found = self._topics[name] = _Topic(name, self._known)
-        return found
+        topic = self._topics.get(name)
+        if topic is None:
+            topic = self._topics[name] = _Topic(name, self._known)
+        return topic
 
     def block(self, partitions: tuple[Partition, ...]) -> Numbers:
-        """The numbers of partitions; most entries name the same."""
-        found = self._blocks.get(partitions)
-        if found is None:
-            numbered = [self._known.setdefault(each, len(self._known)) for each in partitions]
-            found = self._blocks[partitions] = np.array(numbered, np.int32)
-        return found
+        """The numbers of these partitions; cached, since most entries have the same ones."""
+        block = self._blocks.get(partitions)
+        if block is None:
+            numbered = [
+                self._known.setdefault(partition, len(self._known)) for partition in partitions
+            ]
+            block = self._blocks[partitions] = np.array(numbered, np.int32)
+        return block
 
     def ranks(self) -> tuple[tuple[Partition, ...], Numbers]:
-        """The partitions sorted, and where each one's number stands among them."""
+        """The sorted partitions, and number → rank."""
         ordered = sorted(self._known)
         ranks = np.empty(len(ordered), np.int32)
-        ranks[[self._known[each] for each in ordered]] = np.arange(len(ordered))
+        ranks[[self._known[partition] for partition in ordered]] = np.arange(len(ordered))
         return tuple(ordered), ranks
 
 
 class _Topic(dict[str, int]):
-    """Of one topic: what stands for a partition in an entry's text → its number."""
+    """One topic: a partition's text in an entry → the partition's number."""
 
     def __init__(self, name: str, known: dict[Partition, int]) -> None:
         self._name, self._known = name, known
 
     def __missing__(self, text: str) -> int:
         where = Partition(self._name, int(text))
-        self[text] = found = self._known.setdefault(where, len(self._known))
-        return found
+        self[text] = number = self._known.setdefault(where, len(self._known))
+        return number
 
 
 class PackedVectors:
-    """What many entries say of each partition; `columns` when all are there."""
+    """Numbers per partition of many entries: `add` all of them, then read `columns`."""
 
     def __init__(self, names: TopicNames) -> None:
         self._names = names
-        #: readable ones, by how many columns they have: entry, partition, numbers
+        #: readable texts by number of columns: entries, partitions, numbers
         self._plain: dict[int, tuple[list[int], list[int], list[int]]] = {}
-        #: packed ones: of which entry and partitions, from which numbers on, the lowest ones
+        #: packed texts: entry, partitions, base, lowest numbers
         self._packed: list[tuple[int, Numbers, Numbers | None, tuple[int, ...]]] = []
         self._texts: list[tuple[int, str]] = []
 
     @property
     def widths(self) -> set[int]:
-        """How many numbers there are of a partition."""
+        """The numbers of columns that occur."""
         return {*self._plain, *(len(lows) for *_, lows in self._packed)}
 
     def add(self, entry: int, text: str, block: Numbers | None, base: Numbers | None = None) -> int:
-        """`block`: the partitions of a packed text. `base`: it has ranges, counted from there.
-        How many columns a packed text has; 0 for a readable one."""
+        """`block`: the partitions of a packed text. `base`: the offsets that its ranges are
+        relative to. Returns the number of columns of a packed text; 0 for a readable one."""
         if text.startswith(PACKED):
             if block is None:
                 raise ValueError("packed numbers of an entry that does not name its partitions")
@@ -198,10 +199,10 @@ class PackedVectors:
             self._packed.append((entry, block, base, lows))
             self._texts.append((size, digits))
             return len(lows)
-        said, end = _JSON.raw_decode(text, 0)
+        topics, end = _JSON.raw_decode(text, 0)
         if end != len(text):
             raise ValueError(text[end:])
-        for name, rows in said.items():
+        for name, rows in topics.items():
             if rows:
                 (width,) = set(map(len, rows.values()))
                 entries, partitions, numbers = self._plain.setdefault(width, ([], [], []))
@@ -211,9 +212,9 @@ class PackedVectors:
         return 0
 
     def columns(self, width: int) -> list[Numbers]:
-        """Entry, partition, and `width` columns of numbers: 0 where there are fewer."""
+        """Entry, partition, and `width` columns of numbers, padded with 0."""
         lengths = np.array([len(block) for _, block, _, _ in self._packed], np.int64)
-        found = [
+        packed = [
             np.repeat(np.array([entry for entry, *_ in self._packed], np.int32), lengths),
             np.concatenate([*(block for _, block, _, _ in self._packed), np.empty(0, np.int32)]),
             *self._unpacked(width, lengths),
@@ -222,40 +223,40 @@ class PackedVectors:
         for size, (entries, numbered, numbers) in self._plain.items():
             matrix = np.array(numbers, np.int64).reshape(len(entries), size).T
             none = np.zeros(len(entries), np.int64)
-            whose = [np.array(each, np.int32) for each in (entries, numbered)]
+            whose = [np.array(values, np.int32) for values in (entries, numbered)]
             plain.append([*whose, *matrix, *[none] * (width - size)])
         if not plain:
-            return found
-        return [np.concatenate(each) for each in zip(*plain, found, strict=True)]
+            return packed
+        return [np.concatenate(column) for column in zip(*plain, packed, strict=True)]
 
     def _unpacked(self, width: int, lengths: NDArray[np.int64]) -> list[Numbers]:
         places = (np.cumsum(lengths) - lengths).tolist()
-        found = [np.zeros(int(lengths.sum()), np.int64) for _ in range(width)]
+        columns = [np.zeros(int(lengths.sum()), np.int64) for _ in range(width)]
         raw = _bytes([digits for _, digits in self._texts])
         sizes = [
-            _sizes(each[:size], len(lows) * len(block))
-            for each, (size, _), (_, block, _, lows) in zip(
+            _sizes(data[:size], len(lows) * len(block))
+            for data, (size, _), (_, block, _, lows) in zip(
                 raw, self._texts, self._packed, strict=True
             )
         ]
-        bits = [each[size:] for each, (size, _) in zip(raw, self._texts, strict=True)]
+        bits = [data[size:] for data, (size, _) in zip(raw, self._texts, strict=True)]
         numbers = _numbers(sizes, bits)
         at = 0
         for (_, block, base, lows), place in zip(self._packed, places, strict=True):
-            mine = numbers[at : at + len(lows) * len(block)].reshape(len(lows), len(block))
-            mine += np.array(lows, np.int64)[:, None]
-            at += mine.size
-            if base is not None:  # a beginning, and a length
-                mine[0] += base
-                mine[1] += mine[0]
-            for column, values in zip(found, mine, strict=False):
+            matrix = numbers[at : at + len(lows) * len(block)].reshape(len(lows), len(block))
+            matrix += np.array(lows, np.int64)[:, None]
+            at += matrix.size
+            if base is not None:  # begin and length
+                matrix[0] += base
+                matrix[1] += matrix[0]
+            for column, values in zip(columns, matrix, strict=False):
                 column[place : place + len(block)] = values
-        return found
+        return columns
 
 
 @lru_cache(maxsize=64)
 def based(text: str, count: int) -> NDArray[np.int64]:
-    """The columns, kept for the many entries that refer to them."""
-    found = unpack(text, count)
-    found.setflags(write=False)
-    return found
+    """`unpack`, cached for the many entries with the same base."""
+    columns = unpack(text, count)
+    columns.setflags(write=False)
+    return columns

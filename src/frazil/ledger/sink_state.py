@@ -1,4 +1,4 @@
-"""Which tables a sink's position counts on, as the ledger of its offset index says. Pure."""
+"""The tables that a sink's position depends on, from the ledger of its offset index. Pure."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Protocol
 from frazil.errors import IdentityMismatch
 from frazil.ledger.entry import Snapshot, head
 
-#: What the id of a sink that replays has behind the id of the sink whose dead letters they are.
+#: Suffix of the id of a sink that replays the dead letters of another.
 REPLAY = ".replay"
-#: Property of the index, with the sink's id behind it: table → uuid, as JSON.
+#: Prefix, before the sink's id, of the index property with table → uuid, as JSON.
 TABLES_PROPERTY = "frazil.tables"
-#: The index's rows that speak of the whole stream have this for a table.
+#: The table name of index rows that cover the whole stream.
 STREAM = "*"
 
 
 class ReadableIndex(Protocol):
-    """What is read of the offset index."""
+    """The operations used to read the offset index."""
 
     def history(self, branch: str) -> Iterator[Snapshot]: ...
     def tagged(self, tag: str) -> Snapshot | None: ...
@@ -27,7 +27,7 @@ class ReadableIndex(Protocol):
 
 
 def known_tables(index: ReadableIndex, sink: str) -> dict[str, str]:
-    """The tables that a sink's position counts on: name → uuid."""
+    """The tables that a sink's position depends on: name → uuid."""
     entry = head(index.history("main"), sink, index.tagged(f"frazil/{sink}")).entry
     if entry is None:
         return {}
@@ -35,13 +35,13 @@ def known_tables(index: ReadableIndex, sink: str) -> dict[str, str]:
 
 
 def announced_tables(
-    said: Mapping[str, str] | str, properties: Mapping[str, str]
+    tables: Mapping[str, str] | str, properties: Mapping[str, str]
 ) -> dict[str, str]:
-    """Of an entry of the index: its own words, or the property that it names."""
-    if not isinstance(said, str):
-        return dict(said)
-    if said not in properties:
+    """Name → uuid from an index entry's `tables`: the mapping, or the property that has it."""
+    if not isinstance(tables, str):
+        return dict(tables)
+    if tables not in properties:
         raise IdentityMismatch(
-            f"cannot tell the tables of a sink: the index lacks its property {said}"
+            f"cannot tell the tables of a sink: the index lacks its property {tables}"
         )
-    return dict(json.loads(properties[said]))
+    return dict(json.loads(properties[tables]))

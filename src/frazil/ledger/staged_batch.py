@@ -1,9 +1,9 @@
 """The staged batch: its form on the wire and in storage. Pure.
 
-All data files of a batch stand in Iceberg manifests; this small record names the manifests, the
-ranges and the counts. Once it is stored the batch can be committed by any later life of the sink
-without reading Kafka again. A record carries its own checksum: a torn or altered one does not
-count as staged, and the batch is read again.
+Iceberg manifests list all data files of a batch; this small record contains the manifests, the
+ranges and the counts. Once it is stored, any later epoch of the sink can commit the batch without
+reading Kafka again. A record has a checksum: a torn or altered record does not count as staged, and
+the batch is read again.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class RangeCounts:
-    """What became of one range of a batch in one table."""
+    """The outcomes of one range of a batch in one table."""
 
     range: Range
     written: int
     rejected: int = 0
     skipped: int = 0
     invisible: int = 0
-    #: offsets whose records went into rows that stand for several of them, or for none
+    #: offsets whose records have no row of their own (aggregated, joined)
     merged: int = 0
-    #: lowest and highest offset that held a record; None when none did
+    #: lowest and highest offset with a record; None: no record
     seen: tuple[int, int] | None = None
     #: lowest and highest event time, in microseconds
     watermark: tuple[int, int] | None = None
-    #: offsets that a person has given up
+    #: offsets that an operator has given up
     lost: int = 0
 
     def __add__(self, other: RangeCounts) -> RangeCounts:
-        """Of the range right behind this one."""
+        """With the counts of the range that follows this one."""
         return RangeCounts(
             Range(self.range.partition, self.range.start, other.range.end),
             self.written + other.written,
@@ -54,10 +54,10 @@ class RangeCounts:
 
     @property
     def balanced(self) -> bool:
-        """I3: every offset of the range has exactly one fate. (A batch may hold any rows.)"""
-        told = self.written + self.rejected + self.skipped + self.invisible + self.merged
-        told += self.lost
-        return self.range.partition == BATCHES or len(self.range) == told
+        """I3: every offset of the range has exactly one outcome. (`BATCHES` may have any rows.)"""
+        accounted = self.written + self.rejected + self.skipped + self.invisible + self.merged
+        accounted += self.lost
+        return self.range.partition == BATCHES or len(self.range) == accounted
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,12 @@ class StagedTable:
     schema_id: int
     #: Iceberg's own encoding of each manifest file, base64
     manifests: tuple[str, ...]
-    #: where they are, for those who clean up
+    #: paths of the manifests, for clean-up
     paths: tuple[str, ...]
     files: int
     bytes: int
     tallies: tuple[RangeCounts, ...]
-    #: how many keys its delete files take away: such a batch is a snapshot of its own
+    #: number of keys in its delete files; if not 0, the batch gets its own snapshot
     keys: int = 0
 
 
@@ -89,13 +89,13 @@ class StagedBatch:
     staged_at_ms: int
     window_start_ms: int
     tables: tuple[StagedTable, ...]
-    #: what became of every record, whichever table it went to; empty where there is one table only
+    #: outcomes of all records, over all tables; empty if there is only one table
     total: tuple[RangeCounts, ...] = ()
-    #: where Spark's sources stood before and after it, in their own words (see `spark.checkpoint`)
+    #: positions of Spark's sources before and after, as Spark encodes them (`spark.checkpoint`)
     source: tuple[str, str] = ("", "")
-    #: of a batch that a person made: who, when and why (`entry.OperatorNote`)
+    #: of a batch made by an operator: by whom, when and why (`entry.OperatorNote`)
     note: str = ""
-    #: partition → leader epoch of the last record batch below `end`, where it is known
+    #: partition → leader epoch of the last record batch below `end`, if known
     leaders: Mapping[Partition, int] = field(default_factory=dict)
 
     @property
@@ -111,7 +111,7 @@ class StagedBatch:
 
     @property
     def names(self) -> list[str]:
-        """The tables it holds something for."""
+        """The tables that it has records for."""
         return [table.name for table in self.tables]
 
 
@@ -154,7 +154,7 @@ def dump(batch: StagedBatch) -> bytes:
 
 
 def load(stored: bytes, path: str = "") -> StagedBatch | None:
-    """The batch, or None where the record is torn or altered. `path`: where it was read."""
+    """The batch, or None if the record is torn or altered. `path`: for error messages."""
     digest, _, body = stored.partition(b"\n")
     if hashlib.sha256(body.rstrip(b"\n")).hexdigest().encode() != digest:
         return None
@@ -168,7 +168,7 @@ def load(stored: bytes, path: str = "") -> StagedBatch | None:
     try:
         return _batch(record)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        # Its checksum is right, so it is no torn one: it is not taken for nothing.
+        # The checksum is right, so the record is not torn: it must not be ignored.
         raise Fatal(
             f"cannot read staged batch {path}: it has the checksum of a batch record and "
             f"is none: {type(error).__name__}: {error}",
@@ -210,7 +210,7 @@ def _batch(record: Mapping[str, Any]) -> StagedBatch:
 
 
 def range_counts_values(tally: RangeCounts) -> list[object]:
-    """A tally as JSON: also the form in which tasks hand theirs to the driver."""
+    """A tally as JSON; tasks also send their tallies to the driver in this form."""
     where = tally.range
     return [
         *where.partition,
@@ -229,7 +229,7 @@ def range_counts_values(tally: RangeCounts) -> list[object]:
 
 def range_counts_of(values: list[object]) -> RangeCounts:
     topic, number, start, end, *counts, seen, watermark = values
-    counts += [0] * (6 - len(counts))  # records of a time before `merged`, and most have no `lost`
+    counts += [0] * (6 - len(counts))  # older records lack `merged`, and most lack `lost`
     return RangeCounts(  # type: ignore[call-arg]
         Range(Partition(topic, number), start, end),  # type: ignore[arg-type]
         *counts[:5],  # type: ignore[arg-type]

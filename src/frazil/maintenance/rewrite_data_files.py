@@ -1,21 +1,21 @@
-"""Upsert tables stay quick to read: what equality deletes hide is taken out while the stream runs.
+"""Compacts upsert tables while the stream runs: removes rows that equality deletes hide.
 
-Every batch of an upsert table deletes its keys in all that was there before, without looking where
-they are. Whoever reads the table must: with each batch a little more. So the life that commits now
-and then looks itself, between two commits and on the thread that makes them (`RewriteDataFiles`).
+Every batch of an upsert table deletes its keys from all earlier data without locating them. Readers
+must locate them, and each batch adds to that cost. So the run that commits compacts the table from
+time to time, between two commits and on the thread that commits (`RewriteDataFiles`).
 
-A round is of one snapshot, and its commit is made on that very snapshot or not at all: nobody's
-delete can come in between and be missed, and no deleted row comes back (H6).
+A round reads one snapshot and commits on exactly that snapshot or not at all: no delete of another
+writer can come between and be missed, and no deleted row comes back (H6).
 
-    data files that deletes count for ─▶ `files.rewrite`, some bytes at a time ─┬▶ new files
-    (oldest first)                                                               └▶ gone: positions
-    deletes that count for no file any more ─▶ removed, once the positions are written down
+    data files that deletes apply to ─▶ `files.rewrite`, in bounded tasks ─┬▶ new files
+    (oldest first)                                                          └▶ gone: positions
+    deletes that apply to no file any more ─▶ removed, once the positions are committed
 
-Small files, and files of which much is gone, are written anew. Of large ones only the keys are
-read, and what is gone is hidden by position: by a deletion vector in format version 3, in 2 by a
-file of positions. Of a table that is too large for one round, positions are remembered until no
-file is left that needs the oldest deletes. They stay true whatever is committed meanwhile; a new
-life finds them again.
+Small files, and files with many deleted rows, are rewritten. Of large files only the keys are read,
+and deleted rows are hidden by position: with a deletion vector in format version 3, with a position
+delete file in version 2. Where a table is too large for one round, positions are kept in memory
+until no file needs the oldest deletes. They stay valid whatever is committed meanwhile; a new run
+computes them again.
 """
 
 from __future__ import annotations
@@ -48,25 +48,25 @@ from frazil.ledger import index
 from frazil.ledger.entry import PREFIX, Snapshot
 from frazil.maintenance.tasks import MaintainedTable, MaintenanceTask, RewriteAttempt, WallClock
 
-#: In the summary of a snapshot that is no entry of a ledger: which round it is.
+#: Summary key of a compaction's snapshot, which is no ledger entry: the id of the round.
 COMPACT = f"{PREFIX}compact"
-#: A file below this part of the target size is not worth keeping as it is; so many of them in one
-#: partition are made one even where nothing is gone.
+#: A file smaller than target size / SMALL is rewritten rather than masked; MANY of them in one
+#: partition are merged even if no row is deleted.
 SMALL, MANY = 8, 16
-#: A file of which such a share is gone is written anew.
+#: A file with this share of deleted rows is rewritten.
 SHARE = 0.2
-#: What one round reads, and what one task of it does; in bytes of the files as they are stored.
+#: Bytes, as stored, that one round and one task of it read.
 ROUND_BYTES, TASK_BYTES = 256 * 1024**2, 64 * 1024**2
-#: Deleted keys that wait make a round due, too: as many as this share of the table's rows, but not
-#: fewer than these, nor more than those. Readers hold all of them against each file, in memory.
+#: Pending deleted keys make a round due, too: this share of the table's rows, but at least
+#: FEW_KEYS and at most MANY_KEYS. Readers hold all of them in memory for each file.
 WAITING, FEW_KEYS, MANY_KEYS = 1 / 3, 100_000, 500_000
-#: After a round there is none for so many times as long, or as so many seconds: at most two thirds
-#: of the time are theirs.
+#: The pause after a round: REST times its duration, counted as at least LEAST seconds. Rounds take
+#: at most two thirds of the time.
 REST, LEAST = 0.5, 0.2
 
 
 class ManifestRow(Protocol):
-    """What a manifest says of a file."""
+    """The entry of a file in a manifest."""
 
     @property
     def descriptor(self) -> str: ...
@@ -77,7 +77,7 @@ class ManifestRow(Protocol):
 
 
 class UpsertTable(MaintainedTable, Protocol):
-    """What compaction needs of a table."""
+    """The table operations that compaction needs."""
 
     @property
     def format_version(self) -> int: ...
@@ -96,10 +96,10 @@ class UpsertTable(MaintainedTable, Protocol):
     ) -> None: ...
 
 
-# ── what is there, and what is due: pure ─────────────────────────────────────────────────────────
+# ── selection of files: pure ─────────────────────────────────────────────────────────────────────
 
 
-#: A file may hold several deletion vectors: a path, and the place in it.
+#: Path and offset: a file may hold several deletion vectors.
 Id = tuple[str, int]
 
 
@@ -108,7 +108,7 @@ def id_of(said: Mapping[str, Any]) -> Id:
 
 
 class TableFile:
-    """A file of data or of deletes, as its manifest describes it."""
+    """A data or delete file, as its manifest describes it."""
 
     def __init__(self, entry: ManifestRow) -> None:
         self.descriptor = entry.descriptor
@@ -121,9 +121,9 @@ class TableFile:
         self.content = str(self.said["content"]).lower().replace("_", "-")
         self.partition = f"{self.said['spec-id']} {json.dumps(self.said.get('partition'))}"
         self.keys = tuple(self.said.get("equality-ids") or ())
-        #: of a file of positions: the only data file it speaks of
+        #: of a position delete file: the only data file it applies to
         self.referenced: str | None = self.said.get("referenced-data-file")
-        #: of a data file: the files of positions that hide rows of it
+        #: of a data file: the position deletes that apply to it
         self.hiding: list[TableFile] = []
         self._spans: dict[int, tuple[Any, Any] | None] = {}
 
@@ -133,17 +133,17 @@ class TableFile:
 
     @property
     def hiding_ids(self) -> frozenset[Id]:
-        return frozenset(each.id for each in self.hiding)
+        return frozenset(delete.id for delete in self.hiding)
 
     @property
     def masks(self) -> list[TableFile]:
-        """Those that hide rows of it alone."""
-        return [each for each in self.hiding if each.referenced]
+        """The position deletes that apply to this file only."""
+        return [delete for delete in self.hiding if delete.referenced]
 
     @property
     def hidden(self) -> int:
-        """About how many rows they hide."""
-        return sum(each.rows for each in self.masks)
+        """About how many rows the masks hide."""
+        return sum(delete.rows for delete in self.masks)
 
     @property
     def format(self) -> str:
@@ -162,7 +162,7 @@ class TableFile:
         return self._spans[key]
 
     def cost(self, keys: Iterable[int]) -> int:
-        """Bytes of some columns; all of them, where that is not known."""
+        """Bytes of the columns `keys`; the file's size for a column of unknown size."""
         sizes = self._map("column-sizes")
         return sum(int(sizes.get(key, self.bytes)) for key in keys)
 
@@ -173,20 +173,20 @@ class TableFile:
 
 @dataclass(slots=True)
 class KnownFiles:
-    """Of a data file that stays as it is: what it was held against."""
+    """The deletes that a data file, not rewritten, was already checked against."""
 
-    #: with which snapshot
+    #: sequence number of the snapshot of that round
     sequence: int
-    #: paths of deletes. Not their numbers: a branch may be moved to where others are
+    #: paths of the deletes. Sequence numbers are not unique: a branch may be rolled back
     deletes: frozenset[str]
-    #: the files that hid rows of it then
+    #: the position deletes that applied to it then
     hiding: frozenset[Id]
-    #: all that is gone, where it is not written down yet
+    #: all deleted positions, until they are committed
     gone: Positions | None
 
 
 class RewriteState:
-    """The files of one snapshot, and which deletes count for which data."""
+    """The files of one snapshot, and which deletes apply to which data files."""
 
     def __init__(
         self, entries: Iterable[ManifestRow], schema: Schema, known: Mapping[str, KnownFiles]
@@ -196,16 +196,16 @@ class RewriteState:
             file = TableFile(entry)
             content.setdefault(file.content, []).append(file)
         self.data = content.get("data", [])
-        #: by equality
+        #: the equality deletes
         self.deletes = content.get("equality-deletes", [])
         self._required = {f.field_id: f.field_type for f in schema.fields if f.required}
         hiding: dict[str, list[TableFile]] = {}
-        for each in content.get("position-deletes", []):
-            hiding.setdefault(each.referenced or each.partition, []).append(each)
+        for delete in content.get("position-deletes", []):
+            hiding.setdefault(delete.referenced or delete.partition, []).append(delete)
         for file in self.data:
-            found = [*hiding.get(file.path, ()), *hiding.get(file.partition, ())]
-            file.hiding = [each for each in found if each.sequence >= file.sequence]
-        #: of files that are there, and that nobody else hid rows of since
+            deletes = [*hiding.get(file.path, ()), *hiding.get(file.partition, ())]
+            file.hiding = [delete for delete in deletes if delete.sequence >= file.sequence]
+        #: only of files still in the table, to which no other writer added position deletes since
         self.known = {
             file.path: fact
             for file in self.data
@@ -213,13 +213,13 @@ class RewriteState:
         }
 
     def since(self, file: TableFile) -> int:
-        """When it was last looked at."""
+        """The sequence number at which a file was last examined."""
         known = self.known.get(file.path)
         return max(file.sequence, known.sequence if known else 0)
 
     def counts(self, delete: TableFile, file: TableFile, written: bool = False) -> bool:
-        """May the delete hide a row of the file that is not known to be gone, or not `written`
-        down to be?"""
+        """May the delete hide a row of the file that is not known to be deleted? `written`: known
+        from committed positions only."""
         known = self.known.get(file.path)
         if known is not None and written and known.gone is not None:
             known = None
@@ -231,7 +231,7 @@ class RewriteState:
         )
 
     def _meet(self, delete: TableFile, file: TableFile) -> bool:
-        """Do their keys overlap? Bounds tell, but nothing of nulls."""
+        """May their keys overlap, by bounds? Optional columns are ignored: bounds omit nulls."""
         for key in delete.keys:
             if kind := self._required.get(key):
                 one, other = delete.span(key, kind), file.span(key, kind)
@@ -241,29 +241,29 @@ class RewriteState:
 
 
 def chosen(state: RewriteState, target: int, most: int = ROUND_BYTES) -> list[TableFile]:
-    """The data files of this round, those first that were not looked at for longest: the oldest
-    deletes count for no others, and go when they are done."""
-    keys = {key for each in state.deletes for key in each.keys}
+    """The data files of this round, the least recently examined first: the oldest deletes apply to
+    no others, and can be removed after them."""
+    keys = {key for delete in state.deletes for key in delete.keys}
     small = {file.path for file in state.data if file.bytes * SMALL < target}
     crowds = Counter(file.partition for file in state.data if file.path in small)
-    found: list[TableFile] = []
+    files: list[TableFile] = []
     for file in sorted(state.data, key=state.since):
         due = (
             (file.path in small and crowds[file.partition] >= MANY)
             or file.hidden >= SHARE * file.rows
             or any(state.counts(delete, file) for delete in state.deletes)
         )
-        if not due or file.format != "parquet":  # of another's file nothing is known
+        if not due or file.format != "parquet":  # other formats are left alone
             continue
         most -= file.bytes if file.path in small else file.cost(keys)
-        if most < 0 and found:
+        if most < 0 and files:
             break
-        found.append(file)
-    return found
+        files.append(file)
+    return files
 
 
 def enough(rows: int) -> int:
-    """So many deleted keys are too many to wait, in a table of so many rows."""
+    """The number of pending deleted keys that makes a round due, in a table of `rows`."""
     return min(MANY_KEYS, max(FEW_KEYS, int(rows * WAITING)))
 
 
@@ -274,28 +274,28 @@ def jobs(
     prefix: str,
     room: int = TASK_BYTES,
 ) -> list[RewriteJob]:
-    """The files in tasks, each partition's together, with the deletes that may count for them."""
+    """The files as tasks, grouped by partition, with the deletes that may apply to them."""
     target = shape.target_file_size
-    local = not all(each.everywhere for each in state.deletes)
-    found: list[RewriteJob] = []
-    ordered = sorted(files, key=lambda each: (each.partition, each.sequence))
-    for _, some in groupby(ordered, key=lambda each: each.partition if local else ""):
+    local = not all(delete.everywhere for delete in state.deletes)
+    planned: list[RewriteJob] = []
+    ordered = sorted(files, key=lambda file: (file.partition, file.sequence))
+    for _, some in groupby(ordered, key=lambda file: file.partition if local else ""):
         for part in _parts(list(some), room):
-            # What was found and not written down yet is found again: its deletes are still there.
+            # Positions that are not committed yet are computed again: their deletes still exist.
             deletes = tuple(
-                EqualityDelete(each.path, each.sequence, each.keys)
-                for each in state.deletes
-                if any(state.counts(each, file, written=True) for file in part)
+                EqualityDelete(delete.path, delete.sequence, delete.keys)
+                for delete in state.deletes
+                if any(state.counts(delete, file, written=True) for file in part)
             )
             sources = tuple(_source(file, target) for file in part)
-            found.append(RewriteJob(shape, prefix, sources, deletes, SHARE, room))
-    return found
+            planned.append(RewriteJob(shape, prefix, sources, deletes, SHARE, room))
+    return planned
 
 
 def _parts(files: Sequence[TableFile], room: int) -> Iterator[list[TableFile]]:
     part: list[TableFile] = []
     for file in files:
-        if part and sum(each.bytes for each in part) + file.bytes > room:
+        if part and sum(member.bytes for member in part) + file.bytes > room:
             yield part
             part = []
         part.append(file)
@@ -304,10 +304,10 @@ def _parts(files: Sequence[TableFile], room: int) -> Iterator[list[TableFile]]:
 
 def _source(file: TableFile, target: int) -> SourceFile:
     hiding = []
-    for each in file.hiding:
-        at = each.said.get("content-offset")
-        place = None if at is None else (int(at), int(each.said["content-size-in-bytes"]))
-        hiding.append(AppliedDeletes(each.path, place))
+    for delete in file.hiding:
+        at = delete.said.get("content-offset")
+        place = None if at is None else (int(at), int(delete.said["content-size-in-bytes"]))
+        hiding.append(AppliedDeletes(delete.path, place))
     small, first = file.bytes * SMALL < target, file.said.get("first-row-id")
     return SourceFile(file.path, file.rows, file.bytes, file.sequence, small, tuple(hiding), first)
 
@@ -316,7 +316,7 @@ def _source(file: TableFile, target: int) -> SourceFile:
 
 
 class RewriteDataFiles(MaintenanceTask):
-    """Of one upsert table and one life of a sink. `tidy` is called after its commits."""
+    """Compaction of one upsert table by one run of a sink, which calls `tidy` after its commits."""
 
     def __init__(
         self,
@@ -336,10 +336,10 @@ class RewriteDataFiles(MaintenanceTask):
         clock: WallClock = time,
         most: int = ROUND_BYTES,
     ) -> None:
-        """`after`: so many commits with deletes make a round due, fewer of large ones; or those
-        with "data", if these are `counted`, where nothing is deleted and files are only many.
-        `run`: where the work is done, on executors or here. `table` is the handle of the thread
-        that commits."""
+        """`after`: the number of commits that makes a round due; many deleted keys make it due
+        earlier. `counted`: commits with "deletes", or with "data" for a table that has many files
+        and no deletes. `run`: executes the tasks, on executors or in this process. `table`: the
+        handle of the thread that commits."""
         super().__init__(table, sink=sink, epoch=epoch, mark=COMPACT, branch=branch, clock=clock)
         self._table = table
         self._shape = shape
@@ -350,7 +350,7 @@ class RewriteDataFiles(MaintenanceTask):
         self._run = run
         self._step = step
         self._most = most
-        self._waiting = after  # what earlier lives left is looked at first
+        self._waiting = after  # the first round handles deletes of earlier runs
         self._keys = 0
         self._rest = 0.0
         self._seen = 0
@@ -365,7 +365,7 @@ class RewriteDataFiles(MaintenanceTask):
             return self._rest
         self._table.refresh()
         if self.newest_life()(self._table.history(self._branch)):
-            return None  # a newer life looks after it; the next commit will tell this one
+            return None  # a newer run maintains it; this one is fenced at its next commit
         base, self._manifests = self._table.contents(self._branch, self._manifests)
         if base is not None and not self._round(base):
             self._waiting = self._keys = 0
@@ -374,52 +374,54 @@ class RewriteDataFiles(MaintenanceTask):
         return self._rest if self._due() else None
 
     def _due(self) -> bool:
-        """Were there enough commits with deletes since all was well, or enough keys in them?"""
+        """Were there enough commits, or enough deleted keys, since the table was compacted?"""
         newest = next(self._table.history(self._branch), None)
         if newest is None:
             return False
         if self._seen:
             history = self._table.history(self._branch)
-            fresh = [each.summary for each in takewhile(lambda s: s.id != self._seen, history)]
-            self._waiting += sum(self._counted in each for each in fresh)
-            self._keys += sum(int(each.get("added-equality-deletes", 0)) for each in fresh)
+            fresh = [
+                snapshot.summary for snapshot in takewhile(lambda s: s.id != self._seen, history)
+            ]
+            self._waiting += sum(self._counted in summary for summary in fresh)
+            self._keys += sum(int(summary.get("added-equality-deletes", 0)) for summary in fresh)
         self._seen = newest.id
         rows = int(newest.summary.get("total-records", 0))
         return self._waiting >= self._after_commits or self._keys >= enough(rows)
 
     def _round(self, base: Snapshot) -> bool:
-        """Is there more to do?"""
+        """Run one round. Is there more to do?"""
         shape = self._shape()
-        entries = (each for some in self._manifests.values() for each in some)
+        entries = (entry for some in self._manifests.values() for entry in some)
         state = RewriteState(entries, Schema.model_validate_json(shape.schema), self._known)
         self._known = state.known
         self._refuse(state)
-        files = {each.path: each for each in chosen(state, shape.target_file_size, self._most)}
+        files = {file.path: file for file in chosen(state, shape.target_file_size, self._most)}
         planned = jobs(state, list(files.values()), shape, self._prefix())
         done = list(self._run(planned)) if planned else []
-        deletes = frozenset(each.path for each in state.deletes)
-        for each in done:
-            for path, gone in each.gone.items():
+        deletes = frozenset(delete.path for delete in state.deletes)
+        for result in done:
+            for path, gone in result.gone.items():
                 self._known[path] = KnownFiles(
                     base.sequence, deletes, files[path].hiding_ids, gone if len(gone) else None
                 )
-        replaced = {path: files[path] for each in done for path in each.replaced}
+        replaced = {path: files[path] for result in done for path in result.replaced}
         state.data = [file for file in state.data if file.path not in replaced]
         spent = [
-            each
-            for each in state.deletes
-            if not any(state.counts(each, file) for file in state.data)
+            delete
+            for delete in state.deletes
+            if not any(state.counts(delete, file) for file in state.data)
         ]
         if spent or replaced:
             self._commit(base, shape, done, [*replaced.values()], spent, state.data)
         return bool(files) and len(spent) < len(state.deletes)
 
     def _refuse(self, state: RewriteState) -> None:
-        for each in (*state.deletes, *(hides for file in state.data for hides in file.hiding)):
-            if each.format not in ("parquet", "puffin"):
+        for delete in (*state.deletes, *(hides for file in state.data for hides in file.hiding)):
+            if delete.format not in ("parquet", "puffin"):
                 raise SchemaMismatch(
                     f"cannot compact table {self._table.name}: expected deletes in "
-                    f"Parquet, found {each.format}"
+                    f"Parquet, found {delete.format}"
                 )
 
     def _commit(
@@ -431,7 +433,7 @@ class RewriteDataFiles(MaintenanceTask):
         spent: Sequence[TableFile],
         data: Sequence[TableFile],
     ) -> None:
-        added = [file.descriptor for each in done for file in each.files]
+        added = [file.descriptor for result in done for file in result.files]
         removed = [*spent]
         for file in replaced:
             removed += [file, *file.masks]
@@ -450,7 +452,7 @@ class RewriteDataFiles(MaintenanceTask):
         self.attempt(
             this,
             lambda: self._table.replace(
-                [each.descriptor for each in removed],
+                [file.descriptor for file in removed],
                 added,
                 {COMPACT: this.id},
                 branch=self._branch,

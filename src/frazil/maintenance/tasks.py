@@ -1,22 +1,20 @@
-"""What lives leave behind, and what they look after. Never anything live is touched.
+"""Table maintenance: orphan files, snapshot expiry, index compaction. Never deletes a live file.
 
-`leftovers`: what failed attempts left, listed, and removed on request. A file of ours says in its
-name which sink, life and batch made it. It is a leftover if its life is over (an older epoch than
-the ledger's newest: fenced, so it can never be committed), no snapshot refers to it, and no staged
-batch that may still be committed does. `abandoned`: the same of files that Iceberg itself made for
-a commit, whose names say nothing.
+`orphan_files`: files of failed attempts, to list or to remove. The name of a file contains the
+sink, epoch and batch that wrote it. It is an orphan if its epoch is older than the ledger's newest
+(fenced, so it can never be committed) and neither a snapshot nor a staged batch that may still be
+committed refers to it. `abandoned`: the same for files that Iceberg itself wrote for a commit,
+whose names contain none of this.
 
-`MaintenanceTask`: whoever rewrites files of a table beside a stream of commits to it, and yields
-to them.
-`ExpireSnapshots`: snapshots that are old go, and the files that nothing else needs. Never what a
-branch or a tag names, so no witness; never a sink's newest entry, whether it has its witness yet
-or not; never what the index lacks; never what the table's own properties want kept
-(`SnapshotRetention`). Of commits of others that brought rows the table keeps what they were.
-`RewriteIndexFiles`: the offset index stays small. Every commit adds a file to it, a manifest and a
-snapshot. The life that commits merges them now and then, between two commits and on the thread
-that makes them, so never against itself. Others who write to the same index do the same: of two
-that merge the same files one gives way, and tries again later. Whatever goes wrong here is for
-later, too.
+`MaintenanceTask`: rewrites files of a table during a stream of commits to it, and yields to them.
+`ExpireSnapshots`: removes old snapshots and the files that only they need. It keeps snapshots that
+a branch or tag names, a sink's newest entry even before it is tagged, entries that the index lacks,
+and those that the table's own properties retain (`SnapshotRetention`). The table keeps a record of
+expired foreign commits that added rows.
+`RewriteIndexFiles`: keeps the offset index small. Every commit adds a file, a manifest and a
+snapshot to it. The run that commits merges them from time to time, between two commits and on the
+thread that commits, so never against itself. Other sinks with the same index do the same: of two
+that merge the same files one yields. Failures are retried later.
 """
 
 from __future__ import annotations
@@ -43,18 +41,18 @@ from frazil.ledger.sink_state import REPLAY
 from frazil.ledger.staged_batch import StagedBatch
 from frazil.offsets import BATCHES, Cut, Partition
 
-#: In the summary of a snapshot that is no entry of a ledger: which merge it is.
+#: Summary key of a merge's snapshot, which is no ledger entry: the id of the merge.
 MERGE = f"{PREFIX}merge"
-#: The property of a table that names the sink which made it.
+#: Table property: the sink that created the table.
 CREATED_BY = f"{PREFIX}created-by"
-#: How many snapshots of the index are kept at least and at most: each is in every metadata file.
+#: The least and the most index snapshots to keep: each is in every metadata file.
 KEPT, MOST = 100, 500
-#: The same of a table; and for how many seconds they are kept, where nobody says otherwise.
+#: The same for a table; and the default age in seconds up to which they are kept.
 TABLE_KEPT, TABLE_MOST, TABLE_AGE = 10, 1500, 86400.0
-#: So many of the index, or of a table, go at once at least, and a tenth of all: to find out which
-#: files they alone need, all others are looked at.
+#: The fewest snapshots of the index, and of a table, to expire at once; and at least a tenth of
+#: all, since finding the files that only they need means reading all others.
 AT_ONCE, TABLE_AT_ONCE = 100, 10
-#: Seconds of peace after a failure, and the longest.
+#: Seconds to pause after a first failure, and the longest pause.
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 600.0
 
 
@@ -66,25 +64,25 @@ def orphan_files(
     referenced: Iterable[str],
     staged: Iterable[StagedBatch],
 ) -> list[str]:
-    """Those of `paths` that lives of `sink` before `epoch` made and nothing needs."""
+    """Those of `paths` that epochs of `sink` before `epoch` wrote and nothing references."""
     ours = re.compile(
         rf"frazil-{re.escape(sink)}-(\d+)-(\d+)-[0-9a-f-]{{36}}(-m\d)?\.(parquet|avro|puffin)"
     )
     live = LiveFiles(referenced)
     waiting = {(batch.epoch, batch.number) for batch in staged}
-    found = []
+    orphans = []
     for path in paths:
         name = ours.fullmatch(path.rsplit("/", 1)[-1])
         if name is None or int(name[1]) >= epoch or path in live:
             continue
         if (int(name[1]), int(name[2])) not in waiting:
-            found.append(path)
-    return found
+            orphans.append(path)
+    return orphans
 
 
 def abandoned(paths: Iterable[str], referenced: Iterable[str]) -> list[str]:
-    """Those of `paths` that are manifests, or lists of them, of Iceberg's own naming, and that no
-    snapshot refers to: of commits that came to nothing, if they are old enough."""
+    """Those of `paths` that are manifests or manifest lists with Iceberg's own names and that no
+    snapshot references. If they are old enough, their commits have failed."""
     live = LiveFiles(referenced)
     its = re.compile(r"(snap-\d+-\d+-)?[0-9a-f-]{36}(-m\d+)?\.avro")
     return [path for path in paths if its.fullmatch(path.rsplit("/", 1)[-1]) and path not in live]
@@ -92,20 +90,20 @@ def abandoned(paths: Iterable[str], referenced: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRetention:
-    """Which snapshots stay: those younger than `age` (seconds), and the newest `least` ones. Beyond
-    the newest `most` they go whatever their age."""
+    """Keep snapshots younger than `age` (seconds), and the newest `least`. Beyond the newest `most`
+    they expire whatever their age."""
 
     age: float
     least: int
     most: int | None = None
 
     def within(self, properties: Mapping[str, str]) -> SnapshotRetention | None:
-        """As far as the table's own properties allow it; None: they do not."""
+        """This retention, limited by the table's own properties; None: they forbid expiry."""
         age = properties.get("history.expire.max-snapshot-age-ms")
         least = properties.get("history.expire.min-snapshots-to-keep", "1")
         readable = (age is None or age.isdecimal()) and least.isdecimal()
         if properties.get("gc.enabled", "true").lower() == "false" or not readable:
-            return None  # what cannot be read may ask for anything
+            return None  # an unreadable property may mean anything
         return SnapshotRetention(
             self.age if age is None else max(self.age, int(age) / 1000),
             max(self.least, int(least)),
@@ -114,8 +112,8 @@ class SnapshotRetention:
 
 
 def retention(keep: str, properties: Mapping[str, str]) -> SnapshotRetention | None:
-    """Of a table with such properties, where the config says `keep`; None: all snapshots stay. Of a
-    table that no sink made nobody but its owner knows what they are worth."""
+    """The retention of a table with these properties and `keep` in its config; None: keep all
+    snapshots. Only the owner can decide about a table that no sink created."""
     if keep == NEVER or (not keep and CREATED_BY not in properties):
         return None
     wanted = SnapshotRetention(TABLE_AGE, TABLE_KEPT, TABLE_MOST)
@@ -125,23 +123,23 @@ def retention(keep: str, properties: Mapping[str, str]) -> SnapshotRetention | N
 
 
 def advice(tables: Mapping[str, tuple[str, Mapping[str, str]]]) -> list[str]:
-    """What the owner of tables could do for them, who alone may change their properties. For each
-    the config's `snapshot_retention`, and the properties it has."""
-    found = []
+    """Hints for the owner of tables, who alone may change their properties. `tables`: name →
+    the config's `snapshot_retention`, and the table's properties."""
+    hints = []
     files = [name for name, (_, has) in tables.items() if _REMOVED not in has]
     if files:
         wanted = ", ".join(f"'{key}' = '{value}'" for key, value in index.OLD_METADATA.items())
-        found.append(
+        hints.append(
             f"every metadata file of {_few(files)} is kept; to keep the newest alone: ALTER TABLE "
             f"{files[0]} SET TBLPROPERTIES ({wanted})"
         )
     ever = [name for name, (keep, has) in tables.items() if not keep and CREATED_BY not in has]
     if ever:
-        found.append(
+        hints.append(
             f"every snapshot of {_few(ever)} is kept, for no sink made it; to expire old ones "
             'set snapshot_retention of its [[table]], or "never" to be told no more'
         )
-    return found
+    return hints
 
 
 _REMOVED = "write.metadata.delete-after-commit.enabled"
@@ -153,7 +151,7 @@ def _few(names: Sequence[str]) -> str:
 
 
 class MaintainedTable(Protocol):
-    """What looking after a table needs of it."""
+    """The table operations that maintenance needs."""
 
     name: str
 
@@ -165,13 +163,13 @@ class MaintainedTable(Protocol):
 
 
 class ListedFiles(Protocol):
-    """The manifests of a table, as far as forgetting snapshots needs them."""
+    """The manifests of a table, as far as snapshot expiry needs them."""
 
     def added(self, snapshot_id: int) -> list[DataFile]: ...
 
 
 class ExpirableTable(MaintainedTable, Protocol):
-    """What forgetting snapshots of a table needs of it."""
+    """The table operations that snapshot expiry needs."""
 
     @property
     def properties(self) -> dict[str, str]: ...
@@ -187,7 +185,7 @@ class ExpirableTable(MaintainedTable, Protocol):
 
 
 class MaintainedIndex(ExpirableTable, Protocol):
-    """What looking after the index needs of it."""
+    """The table operations that index maintenance needs."""
 
     def live(self) -> tuple[Snapshot | None, Sequence[Any]]: ...
     def rewrite(
@@ -216,22 +214,22 @@ class _MergedIndexFiles:
 
 @dataclass(slots=True)
 class RewriteAttempt:
-    """A rewrite that was asked for: was it done? The table will tell."""
+    """A rewrite whose commit was requested; only the table shows whether it was applied."""
 
     id: str
     #: the snapshot whose files it read
     since: int
-    #: files that it made, and those that Iceberg made for it and wants deleted
+    #: files that it wrote, and those that Iceberg wrote for it and wants deleted
     made: list[str]
     unneeded: list[str]
-    #: the newest snapshot when it was looked for in vain; 0: it was not looked for yet; `since`: it
-    #: can be done on that snapshot only
+    #: the newest snapshot when the table did not show it; 0: not checked yet; `since`: it can be
+    #: applied to that snapshot only
     seen: int = 0
 
 
 class MaintenanceTask:
-    """Of one table and one life of a sink. `tidy` is called after each commit of that life; what it
-    does is `work`. Whatever goes wrong there is for later: no commit of the stream fails for it."""
+    """Maintenance of one table by one run of a sink, which calls `tidy` after each of its commits.
+    `tidy` calls `work`. Failures are retried later: no commit of the stream fails for them."""
 
     def __init__(
         self,
@@ -243,9 +241,9 @@ class MaintenanceTask:
         branch: str = "main",
         clock: WallClock = time,
     ) -> None:
-        """`mark`: under which name the summary of a snapshot says which rewrite it is."""
+        """`mark`: the summary key under which a snapshot has the id of its rewrite."""
         self.trouble = ""
-        #: when it wants to be called again, though nothing new was committed
+        #: when to call `tidy` again, even without a new commit
         self.again: float | None = None
         self._kept = table
         self._sink = sink
@@ -258,11 +256,11 @@ class MaintenanceTask:
         self._until = 0.0
 
     def tidy(self) -> str:
-        """Do what is due; what went wrong, if something did."""
+        """Do the work that is due. Returns the error message, or an empty string."""
         now = self._clock.monotonic()
         if now < self._until:
             return self.trouble
-        self._failures += 1  # unless it goes well
+        self._failures += 1  # reset below on success
         self._until = now + min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self._failures, 10))
         self.again = self._until
         try:
@@ -275,17 +273,17 @@ class MaintenanceTask:
         return ""
 
     def work(self) -> float | None:
-        """What is due; and when there will be more, whatever comes."""
+        """Do the work that is due. Returns when more is due even without a new commit."""
         raise NotImplementedError
 
     def attempt(self, this: RewriteAttempt, rewrite: Callable[[], None]) -> None:
-        """Ask for a rewrite; if it was not done, raise why."""
+        """Commit a rewrite; if it was not applied, raise the reason."""
         self._tries.append(this)
         trouble: FrazilError | None = None
         try:
             rewrite()
         except FrazilError as error:
-            trouble = error  # applied or not: the next look at the table tells
+            trouble = error  # applied or not: `settle` reads it from the table
         if this not in self.settle():
             raise trouble or Conflict(
                 f"cannot rewrite files of {self._kept.name}: the commit "
@@ -293,7 +291,7 @@ class MaintenanceTask:
             )
 
     def newest_life(self) -> Callable[[Iterator[Snapshot]], str | None]:
-        """Is this life still the newest? Asked on each try of a commit."""
+        """A check, run on each attempt of a commit: is this run still the newest?"""
         tag = f"frazil/{self._sink}"
         witness = self._kept.tagged(tag if self._branch == "main" else f"{tag}/{self._branch}")
 
@@ -306,44 +304,44 @@ class MaintenanceTask:
         return check
 
     def settle(self) -> list[RewriteAttempt]:
-        """Those that were done: only the table knows. What none of them needs is removed.
+        """The attempts that the table shows as applied. Removes the files that no attempt needs.
 
-        An answer may be lost, and the request still on its way. It was made for a snapshot that was
-        the newest one, so once there is a newer one it can come to nothing any more. Where the way
-        back to that snapshot is lost (it was expired, or the branch moved), nothing can be told and
-        nothing is removed: `leftovers` looks for what nobody needs.
+        A response may be lost while the request is still under way. The request is based on the
+        snapshot that was then the newest, so once there is a newer one it can no longer succeed. If
+        that snapshot is no longer in the history (it was expired, or the branch moved), the outcome
+        is unknown and nothing is removed: `orphan_files` finds the files later.
         """
         if self._tries:
             self._kept.refresh()
-        found = []
-        for each in list(self._tries):
-            after, whole = self._after(each.since)
-            done = [s.id for s in after if s.summary.get(self._mark) == each.id]
-            newest = after[0].id if after else each.since
+        applied = []
+        for attempt in list(self._tries):
+            after, whole = self._after(attempt.since)
+            done = [s.id for s in after if s.summary.get(self._mark) == attempt.id]
+            newest = after[0].id if after else attempt.since
             if done:
                 needed = LiveFiles(self._kept.manifests(done[0]))
-                self._kept.remove([path for path in each.unneeded if path not in needed])
-                found.append(each)
-            elif each.seen in (0, newest):
-                each.seen = newest
+                self._kept.remove([path for path in attempt.unneeded if path not in needed])
+                applied.append(attempt)
+            elif attempt.seen in (0, newest):
+                attempt.seen = newest
                 continue
             elif whole:
-                self._kept.remove([*each.made, *each.unneeded])
-            self._tries.remove(each)
-        return found
+                self._kept.remove([*attempt.made, *attempt.unneeded])
+            self._tries.remove(attempt)
+        return applied
 
     def _after(self, snapshot_id: int) -> tuple[list[Snapshot], bool]:
-        """The snapshots since that one, newest first; was it met?"""
-        found: list[Snapshot] = []
+        """The snapshots after that one, newest first; and whether it is in the history."""
+        snapshots: list[Snapshot] = []
         for snapshot in self._kept.history(self._branch):
             if snapshot.id == snapshot_id:
-                return found, True
-            found.append(snapshot)
-        return found, False
+                return snapshots, True
+            snapshots.append(snapshot)
+        return snapshots, False
 
 
 class ExpireSnapshots(MaintenanceTask):
-    """Of one table and one life of a sink: snapshots are forgotten when they are old."""
+    """Expiry of old snapshots of one table, by one run of a sink."""
 
     def __init__(
         self,
@@ -358,8 +356,8 @@ class ExpireSnapshots(MaintenanceTask):
         step: Callable[[str], None] = lambda _: None,
         clock: WallClock = time,
     ) -> None:
-        """`retention`: by the table's properties. `position`: where the index stands, if it is not
-        the table itself."""
+        """`retention`: from the table's properties. `position`: the position in the index; None if
+        the table is the index."""
         super().__init__(table, sink=sink, epoch=epoch, mark="", branch=branch, clock=clock)
         self._table = table
         self._retention = retention
@@ -385,9 +383,9 @@ class ExpireSnapshots(MaintenanceTask):
             before = max(before, self._table.moment(-kept.most) or 0)
         if oldest >= before or self.newest_life()(self._table.history(self._branch)):
             return
-        before = min([before, *(each.timestamp_ms for each in self._held())])
+        before = min([before, *(snapshot.timestamp_ms for snapshot in self._held())])
         if oldest < before:
-            if self._position is not None:  # the rows of the index have no offsets of their own
+            if self._position is not None:  # not the index: its rows have no offsets to audit
                 self._keep_foreign_commits(before, kept.least)
             self._step("expire")
             self._table.expire(before, kept.least, self._unneeded)
@@ -395,9 +393,9 @@ class ExpireSnapshots(MaintenanceTask):
             self._sweep()
 
     def _keep_foreign_commits(self, before: int, keep: int) -> None:
-        """Commits of others that brought rows, and that are about to be expired: the table keeps
-        what they were, for the audit to doubt the rows as it does now. If that cannot be written,
-        nothing is expired."""
+        """Record foreign commits that added rows in a table property before they are expired, so
+        that the audit still doubts the rows. If the record cannot be written, nothing is
+        expired."""
         known = foreign_commits.recorded(self._table.name, self._table.properties)
         expiring: dict[int, Snapshot] = {}
         for branch in self._table.branches():
@@ -420,10 +418,10 @@ class ExpireSnapshots(MaintenanceTask):
             self._table.set_property(key, commits.text())
 
     def _partitions(self) -> set[Partition] | None:
-        """Whose rows the sinks of this table write; None where rows stand for no single offset."""
+        """Partitions that sinks write to the table; None where rows stand for no single offset."""
         table = self._table
         histories = [snapshot for name in table.branches() for snapshot in table.history(name)]
-        # Of a sink that ended long ago the witness alone is left.
+        # Of a sink that ended long ago only the tag is left.
         tagged = [table.tagged(tag) for tag in table.tags() if tag.startswith("frazil/")]
         partitions: set[Partition] = set()
         seen: set[str] = set()
@@ -432,44 +430,45 @@ class ExpireSnapshots(MaintenanceTask):
             if sink is None or sink in seen or (entry := ledger.parse(snapshot.summary)) is None:
                 continue
             partitions |= set(entry.end) - {BATCHES}
-            # A replay counts batches, but its rows have the offsets of their letters.
+            # A replay counts batches, but its rows have the offsets of their dead letters.
             unplaced = BATCHES in entry.end and not sink.endswith(REPLAY)
-            if unplaced or any(entry.counts(each.partition).merged for each in entry.ranges):
+            if unplaced or any(entry.counts(range_.partition).merged for range_ in entry.ranges):
                 return None
-            if entry.ranges:  # a claim does not say what its batches are like
+            if entry.ranges:  # a claim does not show how its batches count
                 seen.add(sink)
         return partitions
 
     def _held(self) -> Iterator[Snapshot]:
-        """Snapshots that nothing names, and that somebody counts on: a sink's newest entry where
-        its witness is still on the one before, which a later life would take for the newest; and
-        what the index has yet to be told."""
+        """Snapshots that no branch or tag names and that must be kept: a sink's newest entry while
+        its tag is still on the previous one, which a later run would take for the newest; and
+        entries that the index does not have yet."""
         position = self._position and self._position()
         for branch in self._table.branches():
             seen: set[str] = set()
-            told = position is None or branch != self._branch
+            indexed = position is None or branch != self._branch
             for snapshot in self._table.history(branch):
                 sink = snapshot.summary.get(f"{PREFIX}sink")
                 if sink is None:
                     continue
                 if sink not in seen and self._ahead(sink, branch, snapshot):
                     yield snapshot
-                elif sink == self._sink and not told:
+                elif sink == self._sink and not indexed:
                     entry = ledger.parse(snapshot.summary)
-                    told = entry is None or position is None or position.reaches(entry.end)
-                    if not told:
+                    indexed = entry is None or position is None or position.reaches(entry.end)
+                    if not indexed:
                         yield snapshot
                 seen.add(sink)
 
     def _ahead(self, sink: str, branch: str, snapshot: Snapshot) -> bool:
-        """Of the witness, if there is one: who finds none in an expired history stops."""
+        """Is the snapshot ahead of the sink's tag? Without a tag, no: a sink that finds none in an
+        expired history stops."""
         tag = f"frazil/{sink}"
         witness = self._table.tagged(tag if branch == "main" else f"{tag}/{branch}")
         return witness is not None and witness.id != snapshot.id
 
     def _sweep(self) -> None:
-        """Remove what only those needed that are gone. Where Iceberg cannot read what a snapshot
-        needs, it takes it to need nothing (it goes on after the third try): so it is looked at
+        """Remove the files that only expired snapshots needed. Where Iceberg cannot read the files
+        of a snapshot, it assumes none (it goes on after the third attempt): so they are checked
         again."""
         if self._unneeded:
             needed = LiveFiles(self._table.needed(self._unneeded))
@@ -478,7 +477,7 @@ class ExpireSnapshots(MaintenanceTask):
 
 
 def _added(table: ListedFiles, snapshot_id: int) -> list[DataFile] | None:
-    """None where the snapshot's own files are gone or broken: they will not come back."""
+    """None where the manifests of the snapshot are gone or broken: they will not come back."""
     try:
         return table.added(snapshot_id)
     except Fatal:
@@ -486,7 +485,7 @@ def _added(table: ListedFiles, snapshot_id: int) -> list[DataFile] | None:
 
 
 class RewriteIndexFiles(MaintenanceTask):
-    """Of one life of a sink. `tidy` is called after each of its commits to the index."""
+    """Merges index files in one run of a sink; `tidy` is called after its commits to the index."""
 
     def __init__(
         self,
@@ -500,7 +499,7 @@ class RewriteIndexFiles(MaintenanceTask):
         step: Callable[[str], None] = lambda _: None,
         clock: WallClock = time,
     ) -> None:
-        """`history`: seconds after which a snapshot of the index is forgotten."""
+        """`history`: seconds after which a snapshot of the index expires."""
         super().__init__(table, sink=sink, epoch=epoch, mark=MERGE, clock=clock)
         self._table = table
         self._shape = shape
@@ -515,7 +514,7 @@ class RewriteIndexFiles(MaintenanceTask):
             step=lambda name: step(f"index-{name}"),
         )
         self._commits = 0
-        self._enough = index.FANOUT  # so many files are worth a look at each of them
+        self._enough = index.FANOUT  # the number of files from which a merge may be due
 
     def work(self) -> None:
         self._commits += 1
@@ -523,13 +522,13 @@ class RewriteIndexFiles(MaintenanceTask):
         self._expiry.work()
 
     def _merge(self) -> None:
-        """Many files of a tier into one of the next."""
+        """Merge many files of a tier into one of the next."""
         newest = next(self._table.history("main"), None)
         if newest is None or not self._worth_a_look(newest):
             return
         check = self.newest_life()
         if check(self._table.history("main")):
-            return  # a newer life looks after it; the next commit will tell this one
+            return  # a newer run maintains it; this one is fenced at its next commit
         base, files = self._table.live()
         chosen = index.due(files)
         if base is None or not chosen:
@@ -563,6 +562,6 @@ class RewriteIndexFiles(MaintenanceTask):
 
     def _worth_a_look(self, newest: Snapshot) -> bool:
         count = newest.summary.get("total-data-files")
-        if count is None:  # somebody else's commit did not say
+        if count is None:  # a foreign commit without the count
             return self._commits % index.FANOUT == 0
         return int(count) >= self._enough

@@ -1,4 +1,4 @@
-"""A table as of an offset: time travel to the first snapshot that has it. Behind `frazil.as_of`."""
+"""`frazil.as_of`: time travel to the first snapshot of a table that contains a Kafka offset."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def wanted(
     offset: int,
     cut: Mapping[str, Mapping[str, int]] | Mapping[Any, int] | None,
 ) -> Cut:
-    """Everything below it: the offset too, or what a cut says."""
+    """The cut to reach: one past the given offset, or the given cut. Expects exactly one of
+    them."""
     if (cut is None) == (not topic) or (topic and min(partition, offset) < 0):
         raise ConfigError("cannot tell as of what: expected topic, partition and offset, or a cut")
     if cut is None:
@@ -41,26 +42,26 @@ def as_of(
     catalog: str = "",
     branch: str = "",
 ) -> DataFrame:
-    """`wanted`: everything below it is there."""
+    """The table at its first snapshot that contains every offset below `wanted`."""
     if isinstance(target, Config):
         name, sink = _only(target, table), sink or target.sink.id
         catalog = catalog or target.catalog.name
-        branches = {each.name: each.branch for each in target.tables}
+        branches = {table_config.name: table_config.branch for table_config in target.tables}
         branch = branch or branches.get(name, "main")
     else:
         name, catalog, branch = target, catalog or "lake", branch or "main"
     opened = JavaCatalog(spark, catalog)
-    found = opened.load(name)
-    if found is None:
+    java_table = opened.load(name)
+    if java_table is None:
         raise ConfigError(f"cannot read table {name} as of {_said(wanted)}: it does not exist")
-    history = _history(found, branch)
+    history = _history(java_table, branch)
     snapshot = first(name, history, wanted, sink) or _idle(opened, name, history, wanted, sink)
     reader = spark.read.option("versionAsOf", str(snapshot.id))
     return reader.table(f"{catalog}.{name}")
 
 
 def _history(table: JavaTable, branch: str) -> list[Snapshot]:
-    """From the metadata file, in a blink; or snapshot by snapshot, where only Java can read it."""
+    """Read from the metadata file, which is fast; through Java if only Java can read it."""
     try:
         return list(table.plain.history(branch))
     except NeedsSpark:
@@ -70,7 +71,7 @@ def _history(table: JavaTable, branch: str) -> list[Snapshot]:
 def _only(config: Config, table: str) -> str:
     if table:
         return table
-    names = [each.name for each in config.tables]
+    names = [table_config.name for table_config in config.tables]
     if len(names) > 1 or "{" in names[0]:
         raise ConfigError(
             f"cannot tell which table: sink {config.sink.id} fills several",
@@ -82,26 +83,26 @@ def _only(config: Config, table: str) -> str:
 def first(
     table: str, history: Sequence[Snapshot], wanted: Mapping[Partition, int], sink: str = ""
 ) -> Snapshot | None:
-    """The first snapshot that has everything below `wanted`; they come newest first. None: no entry
-    goes so far.
+    """The first snapshot that contains every offset below `wanted`; None if no entry reaches it.
 
-    `sink`: whose ledger counts; without it, that of the only one that reads these partitions.
+    `history` is newest first. `sink` selects the ledger; without it, the only sink that reads these
+    partitions.
     """
     sink = sink or _whose(table, history, wanted)
-    found: tuple[LedgerEntry, Snapshot] | None = None
+    candidate: tuple[LedgerEntry, Snapshot] | None = None
     for entry, snapshot in entries(history, sink):
         if not set(wanted) & set(entry.end):
             continue
         if not entry.end.reaches(wanted):
-            return found[1] if found else None
-        found = entry, snapshot
-    if found is None:
+            return candidate[1] if candidate else None
+        candidate = entry, snapshot
+    if candidate is None:
         return None
-    (entry, snapshot), oldest = found, history[-1]
+    (entry, snapshot), oldest = candidate, history[-1]
     if any(entry.begin.get(key, 0) < offset for key, offset in wanted.items()):
-        return snapshot  # the entry itself brought it
+        return snapshot  # this entry committed it
     if oldest.parent is not None:
-        # Of what was there before nothing is left to tell which one was the first.
+        # Older snapshots are expired: the first one cannot be determined.
         raise Expired(
             f"cannot read table {table} as of {_said(wanted)}: the first snapshot that had it was "
             "expired",
@@ -115,8 +116,10 @@ def first(
 
 def _whose(table: str, history: Sequence[Snapshot], wanted: Mapping[Partition, int]) -> str:
     """The only sink that reads these partitions."""
-    newest = {each.summary.get(f"{PREFIX}sink", ""): each for each in reversed(history)}
-    known = [entry for each in newest.values() if (entry := parse(each.summary)) is not None]
+    newest = {snapshot.summary.get(f"{PREFIX}sink", ""): snapshot for snapshot in reversed(history)}
+    known = [
+        entry for snapshot in newest.values() if (entry := parse(snapshot.summary)) is not None
+    ]
     sinks = sorted(entry.sink for entry in known if set(wanted) & set(entry.end))
     if len(sinks) > 1:
         raise ConfigError(
@@ -129,8 +132,8 @@ def _whose(table: str, history: Sequence[Snapshot], wanted: Mapping[Partition, i
 def _idle(
     catalog: JavaCatalog, name: str, history: Sequence[Snapshot], wanted: Cut, sink: str
 ) -> Snapshot:
-    """A table among several may have nothing of the last batches: the index knows how far the
-    stream is. Then its newest snapshot has all there is."""
+    """The newest snapshot of a table that the latest batches had nothing for. The position in the
+    index proves that the stream has reached `wanted`."""
     for snapshot in history:
         entry = parse(snapshot.summary)
         if entry is None or (sink and entry.sink != sink) or not set(wanted) & set(entry.end):
@@ -138,8 +141,8 @@ def _idle(
         index = catalog.load(entry.index) if entry.index else None
         stands = entry.end
         if index is not None:
-            witness = index.tagged(f"frazil/{entry.sink}")
-            known = head(index.history("main"), entry.sink, witness).entry
+            tagged = index.tagged(f"frazil/{entry.sink}")
+            known = head(index.history("main"), entry.sink, tagged).entry
             stands = known.end if known is not None else stands
         if stands.reaches(wanted):
             return snapshot

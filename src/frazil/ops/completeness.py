@@ -1,6 +1,6 @@
-"""What `frazil completeness` says: until when a stream is complete, and what holds it back.
+"""`frazil completeness`: until when a stream is complete, and which partitions hold it back.
 
-From the index alone: neither Kafka nor, as a rule, Spark is asked.
+Reads the index only: no Kafka, and normally no Spark.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from frazil.ledger.completeness import (
 from frazil.ledger.entry import OperatorNote
 from frazil.offsets import BATCHES, Partition, Range
 
-#: How often an hour that is waited for is looked at.
+#: Seconds between two checks while waiting for an hour.
 _EVERY = 1.0
-#: So many partitions are shown one by one; JSON has all of them.
+#: Number of partitions shown one by one; JSON lists all.
 _SHOWN = 20
 _NO_LIMIT = 2**60
 _LOST = ("topic", "partition", "start_offset", "end_offset", "lost", "signed")
@@ -41,19 +41,19 @@ _LOST = ("topic", "partition", "start_offset", "end_offset", "lost", "signed")
 
 @dataclass(frozen=True, slots=True)
 class TableCompleteness:
-    """One partition."""
+    """The completeness of one partition."""
 
     partition: Partition
-    #: everything below it is committed
+    #: every offset below it is committed
     offset: int
-    #: the highest event time that counts; None: there was none
+    #: the highest accepted event time; None: no record has one
     event_time: int | None
-    #: the highest one there was, where it is not believed
+    #: the highest event time, if it is too far ahead of the clock to be accepted
     unbelieved: int | None
-    #: `holds` the stream back; is `ahead` of the one that does; is `idle`, and does not count once
-    #: it is read to its end; is `silent`, without an event time, and counts until it is
+    #: `holds`: holds the stream back; `ahead`: of the partition that does; `idle`: does not count
+    #: once it is read to its end; `silent`: without event time, counts until it is read to its end
     state: str
-    #: what it lacks until the end of the hour
+    #: microseconds missing until the end of the hour
     lacks: int = 0
 
 
@@ -64,15 +64,15 @@ class CompletenessReport:
     lateness: int
     until: int | None
     hour: str
-    #: where the hour ends
+    #: end of the hour
     end: int | None
     standings: tuple[TableCompleteness, ...]
-    #: what was given up: of which hours it was, nobody knows
+    #: ranges that an operator gave up; their event times are unknown
     lost: tuple[tuple[Range, OperatorNote | None], ...] = ()
 
     @property
     def complete(self) -> bool | None:
-        """Is the hour? None where none was asked for."""
+        """Whether the hour is complete; None if no hour was given."""
         if self.end is None:
             return None
         return self.until is not None and self.until >= self.end
@@ -81,15 +81,15 @@ class CompletenessReport:
 def awaited(
     config: Config, opened: Callable[[str], ReadOnlyTable | None], hour: str = "", wait: str = ""
 ) -> CompletenessReport:
-    """The answer as it is now, or as soon as the hour is complete, or when the time is up."""
+    """The report once the hour is complete or `wait` has passed; without `wait`, at once."""
     if wait and not hour:
         raise ConfigError("cannot wait: no hour is given", hint="frazil completeness CONFIG HOUR")
     deadline = time.monotonic() + (duration(wait) if wait else 0.0)
     while True:
-        found = answer(config, opened, hour)
+        report = answer(config, opened, hour)
         left = deadline - time.monotonic()
-        if found.complete is not False or left <= 0:
-            return found
+        if report.complete is not False or left <= 0:
+            return report
         time.sleep(min(_EVERY, left))
 
 
@@ -123,14 +123,14 @@ def answer(
     def standing(partition: Partition) -> TableCompleteness:
         high = marks[partition].high if partition in marks else None
         highest = wild[partition].high if partition in wild else None
-        here = stands.get(partition)
-        lacks = max(0, end - here) if end is not None and here is not None else 0
+        watermark = stands.get(partition)
+        lacks = max(0, end - watermark) if end is not None and watermark is not None else 0
         state = "ahead"
-        if here is None:
+        if watermark is None:
             state = "silent"
         elif partition in idle:
             state = "idle"
-        elif here == lowest:
+        elif watermark == lowest:
             state = "holds"
         unbelieved = highest if highest != high else None
         return TableCompleteness(partition, entry.end[partition], high, unbelieved, state, lacks)
@@ -143,7 +143,7 @@ def answer(
 def _given_up(rows: pa.Table) -> tuple[tuple[Range, OperatorNote | None], ...]:
     if "lost" not in rows.column_names:  # an index of an older Frazil
         return ()
-    found = rows.filter(pc.greater(rows["lost"], 0)).select(_LOST).to_pylist()
+    lost = rows.filter(pc.greater(rows["lost"], 0)).select(_LOST).to_pylist()
     return tuple(
         (
             Range(
@@ -151,30 +151,30 @@ def _given_up(rows: pa.Table) -> tuple[tuple[Range, OperatorNote | None], ...]:
             ),
             OperatorNote.of(row["signed"]),
         )
-        for row in found
+        for row in lost
     )
 
 
-def values(found: CompletenessReport) -> dict[str, object]:
+def values(report: CompletenessReport) -> dict[str, object]:
     return {
-        "sink": found.sink,
-        "index": found.index,
-        "complete_until": shown(found.until),
-        "lateness": found.lateness / SECOND,
-        "hour": found.hour or None,
-        "ends": shown(found.end),
-        "complete": found.complete,
+        "sink": report.sink,
+        "index": report.index,
+        "complete_until": shown(report.until),
+        "lateness": report.lateness / SECOND,
+        "hour": report.hour or None,
+        "ends": shown(report.end),
+        "complete": report.complete,
         "partitions": [
             {
-                "topic": each.partition.topic,
-                "partition": each.partition.number,
-                "offset": each.offset,
-                "event_time": shown(each.event_time),
-                "unbelieved": shown(each.unbelieved),
-                "state": each.state,
-                "lacks": each.lacks / SECOND,
+                "topic": standing.partition.topic,
+                "partition": standing.partition.number,
+                "offset": standing.offset,
+                "event_time": shown(standing.event_time),
+                "unbelieved": shown(standing.unbelieved),
+                "state": standing.state,
+                "lacks": standing.lacks / SECOND,
             }
-            for each in found.standings
+            for standing in report.standings
         ],
         "lost": [
             {
@@ -184,52 +184,52 @@ def values(found: CompletenessReport) -> dict[str, object]:
                 "end": gone.end,
                 "note": asdict(note) if note else None,
             }
-            for gone, note in found.lost
+            for gone, note in report.lost
         ],
     }
 
 
-def show(found: CompletenessReport, console: Console) -> None:
+def show(report: CompletenessReport, console: Console) -> None:
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     until = "cannot say yet until when it is complete"
-    if found.until is not None:
-        until = f"complete until {shown(found.until)}"
-    say(f"sink {found.sink}: {until}")
-    if found.end is not None:
-        verdict = "complete" if found.complete else "not complete yet"
-        say(f"{found.hour}: {verdict}; it ends at {shown(found.end)}")
+    if report.until is not None:
+        until = f"complete until {shown(report.until)}"
+    say(f"sink {report.sink}: {until}")
+    if report.end is not None:
+        verdict = "complete" if report.complete else "not complete yet"
+        say(f"{report.hour}: {verdict}; it ends at {shown(report.end)}")
     held = sorted(
-        (each for each in found.standings if _matters(each, found)),
-        key=lambda each: (each.event_time is not None, each.event_time or 0),
+        (standing for standing in report.standings if _matters(standing, report)),
+        key=lambda standing: (standing.event_time is not None, standing.event_time or 0),
     )
-    for each in held[:_SHOWN]:
-        say(f"  {each.partition}: {_sentence(each)}")
+    for standing in held[:_SHOWN]:
+        say(f"  {standing.partition}: {_sentence(standing)}")
     if len(held) > _SHOWN:
         say(f"  and {len(held) - _SHOWN} more; --json has all of them")
-    for gone, note in found.lost[:_SHOWN]:
+    for gone, note in report.lost[:_SHOWN]:
         say(f"  {gone}: given up; of which hours they were is not known ({note})")
 
 
-def _matters(each: TableCompleteness, found: CompletenessReport) -> bool:
-    if found.complete:
+def _matters(standing: TableCompleteness, report: CompletenessReport) -> bool:
+    if report.complete:
         return False
-    return each.state != "ahead" or each.lacks > 0 or each.unbelieved is not None
+    return standing.state != "ahead" or standing.lacks > 0 or standing.unbelieved is not None
 
 
-def _sentence(each: TableCompleteness) -> str:
-    if each.event_time is None:
+def _sentence(standing: TableCompleteness) -> str:
+    if standing.event_time is None:
         text = (
-            f"no record with an event time, up to offset {each.offset}; holds the others back "
+            f"no record with an event time, up to offset {standing.offset}; holds the others back "
             "as long as there is more to read"
         )
     else:
-        text = f"at {shown(each.event_time)}"
-        if each.state == "holds":
+        text = f"at {shown(standing.event_time)}"
+        if standing.state == "holds":
             text += ", holds the others back"
-        if each.state == "idle":
+        if standing.state == "idle":
             text += ", idle: does not hold the others back once it is read to its end"
-        if each.lacks:
-            text += f", lacks {timedelta(microseconds=each.lacks)}"
-    if each.unbelieved is not None:
-        text += f"; {shown(each.unbelieved)} is too far ahead of the clock to be believed"
+        if standing.lacks:
+            text += f", lacks {timedelta(microseconds=standing.lacks)}"
+    if standing.unbelieved is not None:
+        text += f"; {shown(standing.unbelieved)} is too far ahead of the clock to be believed"
     return text

@@ -1,4 +1,4 @@
-"""What `frazil dead-letters` does: list the dead letters of a sink, and replay them after a fix."""
+"""`frazil dead-letters`: list the dead letters of a sink, and replay them after a fix."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from frazil.sources.dead_letters import (
 from frazil.startup import staging_folder
 
 _TIMES = ("timestamp", "rejected_at", "replayed_at")
-#: Of a message, on the terminal.
+#: Characters of a message shown on the terminal.
 _WIDTH = 100
 
 
@@ -54,15 +54,15 @@ def selection(
 
 
 def _span(text: str) -> tuple[int | None, int | None]:
-    found = re.fullmatch(r"(\d*)(\.\.)?(\d*)", text)
-    if not found or not (found[1] or found[3]):
+    match = re.fullmatch(r"(\d*)(\.\.)?(\d*)", text)
+    if not match or not (match[1] or match[3]):
         raise ConfigError(
             f"cannot read --offsets {text!r}: expected one offset, or START..END without END itself"
         )
-    start = int(found[1]) if found[1] else None
-    if not found[2]:
-        return start, int(found[1]) + 1
-    return start, int(found[3]) if found[3] else None
+    start = int(match[1]) if match[1] else None
+    if not match[2]:
+        return start, int(match[1]) + 1
+    return start, int(match[3]) if match[3] else None
 
 
 # ── list ─────────────────────────────────────────────────────────────────────────────────────────
@@ -71,9 +71,9 @@ def _span(text: str) -> tuple[int | None, int | None]:
 def list_dead_letters(
     config: Config, spark: SparkSession, wanted: DeadLetterSelection, which: str = "waiting"
 ) -> dict[str, Any]:
-    """Counts of all letters that are wanted, and the newest `wanted.limit` of them. `which`:
-    waiting, replayed, or all."""
-    found = letters(spark, config)
+    """Counts of all selected dead letters, and the newest `wanted.limit` of them. `which`: waiting,
+    replayed, or all."""
+    frame = letters(spark, config)
     shown: dict[str, Any] = {
         "sink": config.sink.id,
         "table": config.dead_letters.table,
@@ -82,13 +82,13 @@ def list_dead_letters(
         "groups": [],
         "letters": [],
     }
-    if found is None:
+    if frame is None:
         return shown
-    found = dataclasses.replace(wanted, limit=None).of(found)
+    frame = dataclasses.replace(wanted, limit=None).of(frame)
     replayed = sql.col("replayed_at").isNotNull()
     by = ["kind", "tables", "topic", "partition"]
     groups = (
-        found.groupBy(*by, replayed.alias("replayed"))
+        frame.groupBy(*by, replayed.alias("replayed"))
         .agg(
             sql.count("*").alias("count"),
             sql.min("offset").alias("first"),
@@ -103,13 +103,13 @@ def list_dead_letters(
     shown["groups"] = [
         group.asDict() for group in groups if which in ("all", _state(group.replayed))
     ]
-    shown["letters"] = [_letter(row) for row in _newest(found, which, wanted.limit or 10)]
+    shown["letters"] = [_letter(row) for row in _newest(frame, which, wanted.limit or 10)]
     return shown
 
 
-def _newest(found: DataFrame, which: str, limit: int) -> list[Row]:
+def _newest(frame: DataFrame, which: str, limit: int) -> list[Row]:
     if which != "all":
-        found = waiting(found) if which == "waiting" else found.where("replayed_at IS NOT NULL")
+        frame = waiting(frame) if which == "waiting" else frame.where("replayed_at IS NOT NULL")
     columns = [
         "topic",
         "partition",
@@ -124,9 +124,9 @@ def _newest(found: DataFrame, which: str, limit: int) -> list[Row]:
         "replayed_at",
         "replayed_to",
     ]
-    newest = found.orderBy(sql.desc("rejected_at"), "topic", "partition", sql.desc("offset"))
+    newest = frame.orderBy(sql.desc("rejected_at"), "topic", "partition", sql.desc("offset"))
     newest = newest.select(*columns).limit(limit)
-    for name in _TIMES:  # numbers: a record may claim a year that Python's dates do not reach
+    for name in _TIMES:  # integers: a record may have a year outside of Python's range
         newest = newest.withColumn(name, sql.unix_micros(name))
     return newest.collect()
 
@@ -140,28 +140,28 @@ def _state(replayed: bool) -> str:
     return "replayed" if replayed else "waiting"
 
 
-def show_list(found: dict[str, Any], console: Console) -> None:
-    if found["groups"]:
-        groups = TextTable(title=f"{found['table']}: dead letters of sink {found['sink']}")
+def show_list(listing: dict[str, Any], console: Console) -> None:
+    if listing["groups"]:
+        groups = TextTable(title=f"{listing['table']}: dead letters of sink {listing['sink']}")
         for name in ("kind", "tables", "partition", "offsets", "letters", "", "first message"):
             groups.add_column(name, justify="right" if name == "letters" else "left")
-        for each in found["groups"]:
+        for group in listing["groups"]:
             groups.add_row(
-                each["kind"],
-                ", ".join(each["tables"] or ()) or "none",
-                _text(f"{each['topic']}[{each['partition']}]"),
-                f"{each['first']:,} … {each['last']:,}",
-                f"{each['count']:,}",
-                _state(each["replayed"]),
-                _text(_short(each["message"])),
+                group["kind"],
+                ", ".join(group["tables"] or ()) or "none",
+                _text(f"{group['topic']}[{group['partition']}]"),
+                f"{group['first']:,} … {group['last']:,}",
+                f"{group['count']:,}",
+                _state(group["replayed"]),
+                _text(_short(group["message"])),
             )
         console.print(groups)
-    for each in found["letters"]:
-        where = f"{each['topic']}[{each['partition']}]@{each['offset']}"
-        console.print(_text(f"{where}  {each['kind']}  {_short(each['message'])}"))
+    for letter in listing["letters"]:
+        where = f"{letter['topic']}[{letter['partition']}]@{letter['offset']}"
+        console.print(_text(f"{where}  {letter['kind']}  {_short(letter['message'])}"))
     console.print(
-        f"{counted(found['waiting'], 'letter waits', 'letters wait')}, "
-        f"{counted(found['replayed'], 'was', 'were')} replayed"
+        f"{counted(listing['waiting'], 'letter waits', 'letters wait')}, "
+        f"{counted(listing['replayed'], 'was', 'were')} replayed"
     )
 
 
@@ -183,8 +183,8 @@ def replay(
     wanted: DeadLetterSelection,
     on_step: Callable[[Step], None] | None = None,
 ) -> ReplayReport:
-    """The letters that are wanted and wait, into their tables by the rules as they are now; first
-    what an earlier replay staged and did not live to commit."""
+    """Write the selected waiting dead letters to their tables by the current rules. Batches that an
+    earlier replay staged but did not commit are committed first."""
     sink, feed = _sink(config, wanted, on_step)
     index = JavaCatalog(spark, config.catalog.name).load(config.index_table)
     left = index is not None and any(
@@ -193,12 +193,12 @@ def replay(
     if not left and not _waiting(config, spark, wanted):
         return ReplayReport()
     staged = sink.once(spark, counts_on=notes_table(config))
-    feed.outcome.finished = sum(t.written + t.skipped for each in staged for t in each.total)
+    feed.outcome.finished = sum(t.written + t.skipped for batch in staged for t in batch.total)
     return feed.outcome
 
 
 def look(config: Config, spark: SparkSession, wanted: DeadLetterSelection) -> ReplayReport:
-    """What would become of them; nothing is written."""
+    """The report that a replay would return; nothing is written."""
     sink, feed = _sink(config, wanted, None)
     if not _waiting(config, spark, wanted):
         return ReplayReport()
@@ -208,8 +208,8 @@ def look(config: Config, spark: SparkSession, wanted: DeadLetterSelection) -> Re
 
 
 def _waiting(config: Config, spark: SparkSession, wanted: DeadLetterSelection) -> bool:
-    found = letters(spark, config)
-    return found is not None and not wanted.of(waiting(found)).isEmpty()
+    frame = letters(spark, config)
+    return frame is not None and not wanted.of(waiting(frame)).isEmpty()
 
 
 def _sink(
@@ -227,18 +227,18 @@ def _sink(
 
 def values(outcome: ReplayReport, dry: bool) -> dict[str, Any]:
     """For `--json`."""
-    found = {"selected": outcome.selected, **dataclasses.asdict(outcome), "dry_run": dry}
+    result = {"selected": outcome.selected, **dataclasses.asdict(outcome), "dry_run": dry}
     if not dry:
-        found.pop("needs")
-    return found
+        result.pop("needs")
+    return result
 
 
 def show_replay(outcome: ReplayReport, dry: bool, console: Console) -> None:
     if outcome.finished:
         console.print(f"{counted(outcome.finished, 'letter')} of an earlier replay: committed now")
-    for each in outcome.again:
-        where = f"{each.topic}[{each.partition}]@{each.offset}"
-        console.print(_text(f"{where}  {each.kind}  {_short(each.reason)}"))
+    for letter in outcome.again:
+        where = f"{letter.topic}[{letter.partition}]@{letter.offset}"
+        console.print(_text(f"{where}  {letter.kind}  {_short(letter.reason)}"))
     for name, rows in sorted(outcome.rows.items()):
         console.print(f"{name}: {counted(rows, 'row')}")
     for name in outcome.needs:

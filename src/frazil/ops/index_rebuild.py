@@ -1,9 +1,9 @@
-"""What `frazil index rebuild` does: what the ledgers tell and the index lacks is written again.
+"""`frazil index rebuild`: write the index rows that the ledgers record and the index lacks.
 
-It claims nothing, and a running sink goes on. Below the position no life writes rows any more, and
-nothing is written here beyond it; so the two are never in each other's way. Two rebuilds would be:
-a commit of this one goes through only if nobody but sinks added something to the index since it was
-read, and is begun anew otherwise.
+A rebuild makes no claim, and a running sink continues. The rebuild writes rows only below the
+sink's position, and runs of the sink write rows only beyond it, so the two never conflict. Two
+rebuilds could conflict: a commit succeeds only if nothing but sinks changed the index since it was
+read. Otherwise the rebuild starts over.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ from frazil.ops.index_rebuild_plan import COLUMNS, LedgerHistory, rebuild
 from frazil.ops.locate import branch_of
 from frazil.render import counted
 
-#: In the summary of a snapshot that is no entry of a ledger: which rebuild it is.
+#: Summary key of a rebuild's snapshot, which is no ledger entry: the id of the rebuild.
 REBUILD = f"{PREFIX}rebuild"
-#: So many ranges are shown one by one; JSON has all of them.
+#: Number of ranges shown one by one; JSON lists all.
 _SHOWN = 20
 _KEYS = ("table_name", "topic", "partition", "batch", "start_offset", "commit_id")
 
 
 @dataclass(frozen=True, slots=True)
 class RebuildReport:
-    """Of one sink."""
+    """The rebuild of one sink's rows."""
 
     sink: str
     index: str
-    #: rows that were written, or would be; and rows that gave way to them
+    #: rows written, and rows replaced by them; in a dry run, those that would be
     written: int
     removed: int
     ranges: tuple[tuple[str, Range], ...]
-    #: what no ledger tells, or not clearly enough, and why
+    #: table, range and reason where the ledgers do not determine the rows
     unknown: tuple[tuple[str, Range | None, str], ...]
 
     def values(self) -> dict[str, object]:
@@ -69,16 +69,16 @@ class RebuildReport:
             "index": self.index,
             "written": self.written,
             "removed": self.removed,
-            "ranges": [_values(table, each) for table, each in self.ranges],
+            "ranges": [_values(table, range_) for table, range_ in self.ranges],
             "unknown": [
-                {**(_values(table, each) if each else {"table": table}), "why": why}
-                for table, each, why in self.unknown
+                {**(_values(table, range_) if range_ else {"table": table}), "why": why}
+                for table, range_, why in self.unknown
             ],
         }
 
 
 def rebuilt(config: Config, spark: SparkSession, dry: bool = False) -> list[RebuildReport]:
-    """The sink's rows, and those of the one that replays its dead letters."""
+    """Rebuild the rows of the sink, and of the sink that replays its dead letters."""
     catalog = JavaCatalog(spark, config.catalog.name)
     table = catalog.load(config.index_table)
     if table is None:
@@ -87,8 +87,8 @@ def rebuilt(config: Config, spark: SparkSession, dry: bool = False) -> list[Rebu
             hint="where it was lost, restore it: without its ledger no sink knows its position",
         )
     sinks = [config.sink.id, *([config.sink.id + REPLAY] if config.dead_letters else [])]
-    found = [_IndexRebuild(config, spark, catalog, table, sink).outcome(dry) for sink in sinks]
-    return [each for each in found if each is not None]
+    reports = [_IndexRebuild(config, spark, catalog, table, sink).outcome(dry) for sink in sinks]
+    return [report for report in reports if report is not None]
 
 
 class _IndexRebuild:
@@ -100,10 +100,10 @@ class _IndexRebuild:
         self._catalog = catalog
         self._table = table
         self._sink = sink
-        self._branches = {each.name: each.branch for each in config.tables}
+        self._branches = {table_config.name: table_config.branch for table_config in config.tables}
 
     def outcome(self, dry: bool) -> RebuildReport | None:
-        """None: the sink never wrote here."""
+        """None: the sink never wrote to this index."""
         trouble: Retryable | CommitStateUnknown | None = None
         for attempt in range(ATTEMPTS):
             if trouble is not None:
@@ -118,45 +118,46 @@ class _IndexRebuild:
             doing = f"rebuild the index {self._table.name}"
             refuse_unfinished(self._table.properties, self._sink, doing)
             base, files = self._table.live()
-            assert base is not None  # the entry's, or one above it
+            assert base is not None  # there is an entry, so there is a snapshot
             rows = self._rows(base)
             unknown: list[tuple[str, Range | None, str]] = []
-            found = rebuild(self._told(entry, rows, unknown), rows, entry.end)
-            new = index.rows(found.located)
+            plan = rebuild(self._told(entry, rows, unknown), rows, entry.end)
+            new = index.rows(plan.located)
             outcome = RebuildReport(
                 self._sink,
                 self._table.name,
                 len(new),
-                len(found.drop),
-                tuple(found.ranges),
-                (*unknown, *found.unknown),
+                len(plan.drop),
+                tuple(plan.ranges),
+                (*unknown, *plan.unknown),
             )
-            if dry or not (len(new) or found.drop):
+            if dry or not (len(new) or plan.drop):
                 return outcome
             try:
-                self._commit(entry, base, files, new, rows.take(pa.array(found.drop, pa.int64())))
+                self._commit(entry, base, files, new, rows.take(pa.array(plan.drop, pa.int64())))
                 return outcome
             except (Retryable, CommitStateUnknown) as error:
-                trouble = error  # somebody else was first: what they left must be read
+                trouble = error  # another writer was first: read the table again
         assert trouble is not None
         raise Unavailable(
             f"cannot rebuild the index {self._table.name} in {ATTEMPTS} tries: {trouble.message}"
         )
 
-    # ── what is there ────────────────────────────────────────────────────────────────────────
+    # ── reading ──────────────────────────────────────────────────────────────────────────────
 
     def _rows(self, base: Snapshot) -> pa.Table:
-        """The index's of this sink as of a snapshot, without those that somebody deleted."""
+        """The sink's rows of the index as of a snapshot, with deletes applied."""
         name = f"{self._config.catalog.name}.{self._table.name}"
         frame = self._spark.read.option("versionAsOf", str(base.id)).table(name)
-        there = [name for name in COLUMNS if name in frame.columns]  # it may be an older Frazil's
-        return frame.where(frame["sink"] == self._sink).select(*there).toArrow()
+        columns = [name for name in COLUMNS if name in frame.columns]  # an older index lacks some
+        return frame.where(frame["sink"] == self._sink).select(*columns).toArrow()
 
     def _told(
         self, entry: LedgerEntry, rows: pa.Table, unknown: list[tuple[str, Range | None, str]]
     ) -> list[LedgerHistory]:
-        """The ledgers of all tables that the index counts on, and of several its own."""
-        found = []
+        """The ledgers of all tables announced in the index; with several tables, also the index's
+        own. Missing tables are added to `unknown`."""
+        histories = []
         for name, known in announced_tables(entry.tables, self._table.properties).items():
             table = self._catalog.load(name)
             if table is None or table.uuid != known:
@@ -164,19 +165,20 @@ class _IndexRebuild:
                 unknown.append((name, None, f"the table {fact}"))
                 continue
             branch = branch_of(self._branches, name)
-            witness = table.tagged(ledger_tag_of(self._sink, branch))
-            mine = self._mine(table.history(branch), witness)
-            found.append(LedgerHistory(name, table.uuid, mine, _files(table, branch)))
+            tagged = table.tagged(ledger_tag_of(self._sink, branch))
+            snapshots = self._mine(table.history(branch), tagged)
+            histories.append(LedgerHistory(name, table.uuid, snapshots, _files(table, branch)))
         several = pc.any(pc.equal(rows["table_name"], STREAM)).as_py()
         if several or not self._config.one_table:
             history = self._table.history("main")
-            tagged = self._table.tagged(ledger_tag_of(self._sink, "main"))
-            found.append(LedgerHistory(STREAM, "", self._mine(history, tagged)))
-        return found
+            index_tagged = self._table.tagged(ledger_tag_of(self._sink, "main"))
+            histories.append(LedgerHistory(STREAM, "", self._mine(history, index_tagged)))
+        return histories
 
-    def _mine(self, history: Iterator[Snapshot], witness: Snapshot | None) -> list[Snapshot]:
-        mine = [snapshot for _, snapshot in entries(history, self._sink)]
-        return mine[::-1] or [each for each in [witness] if each]  # of an expired history
+    def _mine(self, history: Iterator[Snapshot], tagged: Snapshot | None) -> list[Snapshot]:
+        snapshots = [snapshot for _, snapshot in entries(history, self._sink)]
+        # Where the history is expired, the tag keeps the last snapshot.
+        return snapshots[::-1] or [snapshot for snapshot in [tagged] if snapshot]
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────
 
@@ -216,23 +218,24 @@ class _IndexRebuild:
                 leftovers=[],
             )
         except (Retryable, CommitStateUnknown) as error:
-            trouble = error  # applied or not: the table tells
+            trouble = error  # applied or not: the table shows it below
         self._table.refresh()
-        since = takewhile(lambda each: each.id != base.id, self._table.history("main"))
-        if not any(each.summary.get(REBUILD) == mark for each in since):
+        since = takewhile(lambda snapshot: snapshot.id != base.id, self._table.history("main"))
+        if not any(snapshot.summary.get(REBUILD) == mark for snapshot in since):
             raise trouble or Conflict("the commit returned, and the table does not show it")
 
     def _alone(
         self, base: Snapshot, entry: LedgerEntry
     ) -> Callable[[Iterator[Snapshot]], str | None]:
-        """Did nobody but sinks add something since, in the same life? Asked on each try."""
+        """A check for each commit attempt: since `base` only sinks added rows, and this sink is
+        still in the same epoch."""
 
         def check(history: Iterator[Snapshot]) -> str | None:
             for snapshot in history:
                 if snapshot.id == base.id:
                     return None
-                theirs = parse(snapshot.summary)
-                if theirs is not None and theirs.sink == self._sink and theirs.epoch != entry.epoch:
+                other = parse(snapshot.summary)
+                if other is not None and other.sink == self._sink and other.epoch != entry.epoch:
                     return f"sink {self._sink} has begun another life"
                 if REBUILD in snapshot.summary or snapshot.operation in ("overwrite", "delete"):
                     return "somebody else changed rows of the index"
@@ -242,9 +245,12 @@ class _IndexRebuild:
 
 
 def taken_out(
-    shape: WriterSpec, files: Sequence[LiveFile], gone: Callable[[pa.Table], pa.Array], what: str
+    shape: WriterSpec,
+    files: Sequence[LiveFile],
+    gone: Callable[[pa.Table], pa.Array],
+    operation: str,
 ) -> tuple[list[LiveFile], list[pa.Table]]:
-    """Those files of the index that have rows that are to go, and what is left of each."""
+    """The index files that contain rows to remove, and the remaining rows of each."""
     removed, left = [], []
     for file in files:
         rows = index.read(shape, [file.path])
@@ -253,7 +259,8 @@ def taken_out(
             continue
         if file.deletes or len(rows) != file.rows:
             raise Fatal(
-                f"cannot {what} the index {shape.name}: rows of {file.path} were deleted by hand",
+                f"cannot {operation} the index {shape.name}: rows of {file.path} were deleted "
+                "by hand",
                 hint="rewrite its data files first",
             )
         removed.append(file)
@@ -262,35 +269,35 @@ def taken_out(
 
 
 def _files(table: JavaTable, branch: str) -> Sequence[DataFile]:
-    """The live ones, where they can be read without Spark: they are of help, and not needed."""
+    """The live data files if they can be read without Spark: helpful, but optional."""
     try:
         return table.plain.files(branch)[0]
     except (ConfigError, Fatal, Retryable):
         return ()
 
 
-def show(found: Sequence[RebuildReport], dry: bool, console: Console) -> None:
+def show(reports: Sequence[RebuildReport], dry: bool, console: Console) -> None:
     would = "to be " if dry else ""
-    for each in found:
-        for table, range_ in each.ranges[:_SHOWN]:
+    for report in reports:
+        for table, range_ in report.ranges[:_SHOWN]:
             console.print(f"{table}: {range_}", markup=False, highlight=False)
-        if len(each.ranges) > _SHOWN:
-            console.print(f"… and {len(each.ranges) - _SHOWN} more")
-        for table, what, why in each.unknown[:_SHOWN]:
+        if len(report.ranges) > _SHOWN:
+            console.print(f"… and {len(report.ranges) - _SHOWN} more")
+        for table, span, why in report.unknown[:_SHOWN]:
             console.print(
-                f"cannot tell: {table}: {what or 'everything'}: {why}",
+                f"cannot tell: {table}: {span or 'everything'}: {why}",
                 markup=False,
                 highlight=False,
             )
-        if len(each.unknown) > _SHOWN:
-            console.print(f"… and {len(each.unknown) - _SHOWN} more that cannot be told")
+        if len(report.unknown) > _SHOWN:
+            console.print(f"… and {len(report.unknown) - _SHOWN} more that cannot be told")
         console.print(
-            f"sink {each.sink}: {counted(each.written, 'row')} {would}written, "
-            f"{each.removed} {would}replaced"
-            f" in {each.index}",
+            f"sink {report.sink}: {counted(report.written, 'row')} {would}written, "
+            f"{report.removed} {would}replaced"
+            f" in {report.index}",
             highlight=False,
         )
-    if not found:
+    if not reports:
         console.print("no sink of this config has written to the index")
 
 

@@ -1,22 +1,22 @@
-"""What the ledgers tell and the index lacks. Pure: snapshots and rows in, rows out.
+"""Index rows that are missing or contradict the ledgers. Pure: snapshots and rows in, rows out.
 
-The ledger is the truth: an entry says what became of the offsets of its ranges, partition by
-partition. The index must say the same, batch by batch. Where it does not, the rows of that entry
-and partition are made to add up again:
+The ledger is the truth: an entry records the outcomes of the offsets of its ranges per partition.
+The index must record the same per batch. Where it does not, the rows of that entry and partition
+are corrected:
 
-- rows that are there and agree with the ledger as far as they go stay; what is missing to the
-  entry's counts is told in a row for each range that has none;
-- where that could be told in several ways (ranges of several batches are lost, with rows of others
-  between them, and not all their offsets had the same fate), the rows left of the entry give way to
-  one row for all of its range, as they do where they contradict the ledger;
-- a table among several has no row of a batch that held nothing for it. Which ranges those are, the
-  rows of the whole stream say; and how much of which batch was written, as long as they were not
-  compacted, its data files: their names tell the batch. Where that does not tell it clearly,
-  nothing is written, and the range is named.
+- rows that are consistent with the ledger stay; the counts missing from the entry's total become
+  one row for each range without a row;
+- where the missing counts could be distributed in several ways (ranges of several batches are lost,
+  with rows of others between them, and their offsets have different outcomes), one row for the
+  entry's whole range replaces the remaining rows. It also replaces rows that contradict the ledger;
+- one table among several has no row for a batch that contained nothing for it. The `*` rows define
+  those ranges. The rows written per batch follow from the table's data files, whose names contain
+  the batch, as long as they are not compacted. Where this is ambiguous, nothing is written, and the
+  range is reported.
 
-A row that was written anew stands for all batches of its commit that have lost theirs, and has the
-number of the last one; that it has no `window_start` tells it apart. What no snapshot tells any
-more cannot be told here.
+A rebuilt row stands for all batches of its commit that lost their rows, and has the number of the
+last one. It is recognized by its null `window_start`. Ranges that no snapshot records any more
+cannot be rebuilt.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from frazil.ledger.sink_state import STREAM
 from frazil.ledger.staged_batch import RangeCounts, StagedBatch, StagedTable
 from frazil.offsets import BATCHES, Cut, Partition, Range, join
 
-#: What must be read of the index's rows of one sink.
+#: The index columns to read.
 COLUMNS = (
     "batch",
     "table_name",
@@ -60,17 +60,17 @@ COLUMNS = (
 _ID = f"{PREFIX}commit-id"
 #: The batch in a data file's name.
 _NAME = re.compile(r"/frazil-.+-\d+-(\d+)-[0-9a-f-]{36}\.parquet$")
-#: The fates that rows of the index have columns for.
+#: The outcomes that index rows have columns for.
 _FATES = TOLD
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerHistory:
-    """One sink's ledger in one table; in the index itself it is that of the whole stream."""
+    """One sink's ledger in one table. The ledger in the index is that of the whole stream."""
 
     table: str
     uuid: str
-    #: those with an entry of the sink, oldest first
+    #: snapshots with an entry of the sink, oldest first
     snapshots: Sequence[Snapshot]
     #: the table's live data files
     files: Sequence[DataFile] = ()
@@ -78,12 +78,12 @@ class LedgerHistory:
 
 @dataclass(slots=True)
 class RebuiltRows:
-    """What is to be done to the index."""
+    """The changes to make to the index."""
 
     located: list[Located] = field(default_factory=list)
-    #: places of rows that give way
+    #: positions of rows to remove
     drop: list[int] = field(default_factory=list)
-    #: what is told anew; what cannot be told, and why
+    #: ranges to write again; ranges that cannot be determined, and why
     ranges: list[tuple[str, Range]] = field(default_factory=list)
     unknown: list[tuple[str, Range, str]] = field(default_factory=list)
 
@@ -94,22 +94,22 @@ class _Row:
     range: Range
     counts: OutcomeCounts
     commit_id: str
-    #: of one batch for certain
+    #: the row certainly stands for one batch only
     one: bool
 
 
 class _Rows:
-    """The index's rows of one table, to be asked for by offsets."""
+    """The index rows of one table, searchable by offset."""
 
     def __init__(self, rows: pa.Table, places: NDArray[np.int64]) -> None:
-        # What a person did may stand in a row of no offsets: no entry tells of those.
+        # A row without offsets may hold an operator's note; no ledger entry covers it.
         lengths = pc.subtract(rows["end_offset"].take(places), rows["start_offset"].take(places))
         places = places[np.asarray(lengths.combine_chunks()) != 0]
-        mine = rows.take(places)
-        self._ids, self._code = codes(mine["commit_id"])
+        table_rows = rows.take(places)
+        self._ids, self._code = codes(table_rows["commit_id"])
         self.places = places
-        self._one = np.asarray(mine["window_start"].is_valid().combine_chunks())
-        spans = of_rows(mine)
+        self._one = np.asarray(table_rows["window_start"].is_valid().combine_chunks())
+        spans = of_rows(table_rows)
         bounds = np.searchsorted(spans.key, np.arange(len(spans.partitions) + 1))
         self.parts = {
             partition: select(spans, slice(low, high))
@@ -120,12 +120,12 @@ class _Rows:
         return self.parts.get(partition, _NOTHING)
 
     def owners(self, partition: Partition, entries: dict[str, int]) -> NDArray[np.int64]:
-        """Which entry has the batch of each row; -1: none."""
-        known = np.array([entries.get(each, -1) for each in self._ids] or [-1], np.int64)
+        """The entry that contains the batch of each row; -1: none."""
+        known = np.array([entries.get(commit_id, -1) for commit_id in self._ids] or [-1], np.int64)
         return known[self._code[self.part(partition).source]]
 
     def within(self, partition: Partition, start: int, end: int) -> list[_Row]:
-        """Those that begin there, by their offsets."""
+        """The rows that begin in [start, end), by offset."""
         part = self.part(partition)
         low, high = np.searchsorted(part.start, (start, end))
         return [
@@ -143,68 +143,76 @@ class _Rows:
 _NOTHING = of_entries([])
 
 
-def rebuild(told: Sequence[LedgerHistory], rows: pa.Table, position: Cut) -> RebuiltRows:
-    """`rows`: the index's of one sink (`COLUMNS`); `position`: where the index stands. Beyond it
-    rows are for the sink to write. `told`: of a sink with several tables also the whole stream."""
-    found = RebuiltRows()
+def rebuild(ledgers: Sequence[LedgerHistory], rows: pa.Table, position: Cut) -> RebuiltRows:
+    """The changes after which the index rows of one sink agree with its ledgers.
+
+    `rows` has `COLUMNS`. `position` is that of the index: rows beyond it are left to the sink. With
+    several tables, `ledgers` includes the ledger of the whole stream.
+    """
+    result = RebuiltRows()
     names, of = codes(rows["table_name"])
     tables = {name: _Rows(rows, np.flatnonzero(of == n)) for n, name in enumerate(names)}
     nothing = _Rows(rows, np.flatnonzero(of < 0))
     batches = _batches(rows)
-    whole = [each.summary for table in told if table.table == STREAM for each in table.snapshots]
-    single = {each[_ID] for each in whole if "," not in each[_ID]}
-    several = any(each.table == STREAM for each in told)
-    for each in sorted(told, key=lambda each: each.table != STREAM):
-        alone = each.table == STREAM or not several
-        mine = tables.get(each.table, nothing)
-        _LedgerRows(each, mine, tables, batches, single, alone, found).compare(position)
-        if each.table == STREAM:  # as they will be: they say what batches span
-            batches |= {batch.commit_id: batch.number for batch, _ in found.located}
-            new = index.rows(found.located).select(rows.column_names).cast(rows.schema)
-            kept = np.setdiff1d(mine.places, found.drop)
+    whole = [
+        snapshot.summary
+        for ledger in ledgers
+        if ledger.table == STREAM
+        for snapshot in ledger.snapshots
+    ]
+    single = {summary[_ID] for summary in whole if "," not in summary[_ID]}
+    several = any(ledger.table == STREAM for ledger in ledgers)
+    for ledger in sorted(ledgers, key=lambda ledger: ledger.table != STREAM):
+        alone = ledger.table == STREAM or not several
+        table_rows = tables.get(ledger.table, nothing)
+        _LedgerRows(ledger, table_rows, tables, batches, single, alone, result).compare(position)
+        if ledger.table == STREAM:  # with the new rows: they define the ranges of batches
+            batches |= {batch.commit_id: batch.number for batch, _ in result.located}
+            new = index.rows(result.located).select(rows.column_names).cast(rows.schema)
+            kept = np.setdiff1d(table_rows.places, result.drop)
             places = np.append(kept, np.arange(len(rows), len(rows) + len(new)))
             tables[STREAM] = _Rows(pa.concat_tables([rows, new]), places)
-    return found
+    return result
 
 
 def _batches(rows: pa.Table) -> dict[str, int]:
     """Commit id → batch number."""
     ids, code = codes(rows["commit_id"])
-    there, first = np.unique(code, return_index=True)
+    distinct, first = np.unique(code, return_index=True)
     numbers = rows["batch"].take(first).to_pylist()
-    return {ids[c]: number for c, number in zip(there.tolist(), numbers, strict=True)}
+    return {ids[c]: number for c, number in zip(distinct.tolist(), numbers, strict=True)}
 
 
 class _LedgerRows:
-    """A table's ledger against the index's rows of that table."""
+    """Compares a table's ledger with the index rows of that table."""
 
     def __init__(
         self,
-        told: LedgerHistory,
+        ledger: LedgerHistory,
         rows: _Rows,
         tables: Mapping[str, _Rows],
         batches: Mapping[str, int],
         single: Collection[str],
         alone: bool,
-        found: RebuiltRows,
+        result: RebuiltRows,
     ) -> None:
-        """`alone`: every offset has a row of this table. `single`: batches that the index has in a
-        commit of their own."""
-        self._told = told
+        """`alone`: every offset has a row of this table. `single`: commit ids of batches that the
+        index committed alone."""
+        self._told = ledger
         self._rows = rows
         self._tables = tables
         self._batches = batches
         self._single = single
         self._alone = alone
-        self._found = found
+        self._found = result
         self._entries: dict[int, LedgerEntry] = {}
         self._files: Counter[tuple[int, int, Partition | None]] = Counter()
-        for file in told.files:
+        for file in ledger.files:
             if named := _NAME.search(file.path):
                 self._files[file.sequence, int(named[1]), file.partition] += file.rows
 
     def compare(self, position: Cut) -> None:
-        summaries = [each.summary for each in self._told.snapshots]
+        summaries = [snapshot.summary for snapshot in self._told.snapshots]
         spans = of_entries(summaries)
         entry_of = {
             commit_id: number
@@ -212,42 +220,42 @@ class _LedgerRows:
             for commit_id in summary[_ID].split(",")
         }
         for key, partition in enumerate(spans.partitions):
-            mine = select(spans, (spans.key == key) & (spans.end > spans.start))
-            if not len(mine):
+            expected = select(spans, (spans.key == key) & (spans.end > spans.start))
+            if not len(expected):
                 continue
             rows = self._rows.part(partition)
-            low = np.searchsorted(rows.start, mine.start)
-            high = np.searchsorted(rows.start, mine.end)
-            differ = np.zeros(len(mine), bool)
+            low = np.searchsorted(rows.start, expected.start)
+            high = np.searchsorted(rows.start, expected.end)
+            differ = np.zeros(len(expected), bool)
             for fate in ("length", *_FATES):
                 if fate == "length" and partition == BATCHES and not self._alone:
-                    continue  # which batches held nothing for the table, its ledger does not say
+                    continue  # the ledger does not record which batches had nothing for the table
                 column = rows.end - rows.start if fate == "length" else getattr(rows, fate)
                 sums = np.append(0, np.cumsum(column))
-                wanted = getattr(mine, fate, mine.end - mine.start - mine.elsewhere)
+                wanted = getattr(expected, fate, expected.end - expected.start - expected.elsewhere)
                 differ |= sums[high] - sums[low] != wanted
-            # Rows that name another commit, reach beyond their entry, or into each other.
+            # Rows that name another commit, extend beyond their entry, or overlap.
             owner = self._rows.owners(partition, entry_of)
-            home = np.searchsorted(mine.start, rows.start, "right") - 1
-            inside = (home >= 0) & (rows.start < mine.end[home])
-            odd = inside & ((owner != mine.source[home]) | (rows.end > mine.end[home]))
+            home = np.searchsorted(expected.start, rows.start, "right") - 1
+            inside = (home >= 0) & (rows.start < expected.end[home])
+            odd = inside & ((owner != expected.source[home]) | (rows.end > expected.end[home]))
             odd[1:] |= inside[1:] & (rows.start[1:] < rows.end[:-1])
             differ[home[odd]] = True
-            differ &= mine.end <= position.get(partition, 0)
+            differ &= expected.end <= position.get(partition, 0)
             for i in np.flatnonzero(differ):
-                self._mend(int(mine.source[i]), partition)
+                self._mend(int(expected.source[i]), partition)
             if self._alone:
-                self._forgotten(partition, rows, int(mine.start[0]))
+                self._forgotten(partition, rows, int(expected.start[0]))
 
     def _forgotten(self, partition: Partition, rows: RangeColumns, since: int) -> None:
-        """Holes from before the oldest entry left."""
+        """Report gaps from before the oldest remaining entry."""
         end = np.append(rows.start[:1], np.maximum.accumulate(rows.end))
-        for here, start in zip(end.tolist(), [*rows.start.tolist(), since], strict=False):
-            if here < start <= since:
-                self._cannot(Range(partition, here, start), "no snapshot tells of it any more")
+        for covered, start in zip(end.tolist(), [*rows.start.tolist(), since], strict=False):
+            if covered < start <= since:
+                self._cannot(Range(partition, covered, start), "no snapshot tells of it any more")
 
     def _mend(self, number: int, partition: Partition) -> None:
-        """One entry, one partition."""
+        """Correct the rows of one entry and partition."""
         entry = self._entries.get(number)
         if entry is None:
             entry = parse(self._told.snapshots[number].summary)
@@ -255,73 +263,75 @@ class _LedgerRows:
             self._entries[number] = entry
         span = Range(partition, entry.begin[partition], entry.end[partition])
         wanted = entry.counts(partition)
-        mine = self._rows.within(partition, span.start, span.end)
-        if self._told.table == STREAM and not mine and self._once_alone(entry, span):
+        rows = self._rows.within(partition, span.start, span.end)
+        if self._told.table == STREAM and not rows and self._once_alone(entry, span):
             return
-        left = _less(wanted, mine)
-        if self._agree(entry, span, mine, left):
-            pieces = self._pieces(entry, span, mine)
+        left = _less(wanted, rows)
+        if self._agree(entry, span, rows, left):
+            pieces = self._pieces(entry, span, rows)
             if pieces is not None and self._tell(number, entry, pieces, left):
                 return
-        # As the ledger tells it, and without what is left of it in the index.
+        # From the ledger alone; the remaining index rows are dropped.
         pieces = self._pieces(entry, span, [])
         if pieces is not None and self._tell(number, entry, pieces, _less(wanted, [])):
-            self._found.drop += [each.place for each in mine]
+            self._found.drop += [row.place for row in rows]
         else:
             self._cannot(span, "which of its batches had how much of it cannot be told apart")
 
     def _once_alone(self, entry: LedgerEntry, span: Range) -> bool:
-        """From a time when there was one table: its rows tell of the whole stream."""
+        """Whether the entry had one table only, and that table's rows cover the whole range."""
         if isinstance(entry.tables, str) or len(entry.tables) != 1:
             return False
-        rows = self._tables.get(next(iter(entry.tables)))
-        mine = rows.within(span.partition, span.start, span.end) if rows else []
-        left = _less(entry.counts(span.partition), mine)
-        told = sum(len(each.range) for each in mine) == len(span)
-        return told and left == OutcomeCounts() and self._agree(entry, span, mine, left)
+        table_rows = self._tables.get(next(iter(entry.tables)))
+        rows = table_rows.within(span.partition, span.start, span.end) if table_rows else []
+        left = _less(entry.counts(span.partition), rows)
+        complete = sum(len(row.range) for row in rows) == len(span)
+        return complete and left == OutcomeCounts() and self._agree(entry, span, rows, left)
 
     def _agree(
-        self, entry: LedgerEntry, span: Range, mine: Sequence[_Row], left: OutcomeCounts
+        self, entry: LedgerEntry, span: Range, rows: Sequence[_Row], left: OutcomeCounts
     ) -> bool:
-        """Do the rows that are there say nothing else than the ledger?"""
-        ends = [span.start, *(each.range.end for each in mine)]
+        """Whether the rows are consistent with the ledger."""
+        ends = [span.start, *(row.range.end for row in rows)]
         return (
             all(getattr(left, fate) >= 0 for fate in _FATES)
-            and all(each.commit_id in entry.commit_ids for each in mine)
-            and len({each.commit_id for each in mine}) == len(mine)
-            and all(each.range.start >= end for each, end in zip(mine, ends, strict=False))
+            and all(row.commit_id in entry.commit_ids for row in rows)
+            and len({row.commit_id for row in rows}) == len(rows)
+            and all(row.range.start >= end for row, end in zip(rows, ends, strict=False))
             and ends[-1] <= span.end
-            and all(_tally(each.range, each.counts).balanced for each in mine)
+            and all(_tally(row.range, row.counts).balanced for row in rows)
         )
 
     def _pieces(
-        self, entry: LedgerEntry, span: Range, mine: Sequence[_Row]
+        self, entry: LedgerEntry, span: Range, rows: Sequence[_Row]
     ) -> list[tuple[Range, str]] | None:
-        """Ranges without a row, each with the last batch that may have lost it; None where that
-        cannot be told."""
-        there = [each.commit_id for each in mine]
-        lost = [each for each in entry.commit_ids if each not in there]
+        """Ranges without a row, each with the last batch that may have lost it; None if
+        ambiguous."""
+        present = [row.commit_id for row in rows]
+        lost = [commit_id for commit_id in entry.commit_ids if commit_id not in present]
         if self._alone:
-            found = []
-            starts = [*(each.range.start for each in mine), span.end]
-            ends = [span.start, *(each.range.end for each in mine)]
-            at = [entry.commit_ids.index(each) for each in there]
+            pieces = []
+            starts = [*(row.range.start for row in rows), span.end]
+            ends = [span.start, *(row.range.end for row in rows)]
+            at = [entry.commit_ids.index(commit_id) for commit_id in present]
             for start, end, after, before in zip(
                 ends, starts, [-1, *at], [*at, len(entry.commit_ids)], strict=True
             ):
                 if start < end:
                     between = [
-                        each for each in entry.commit_ids[after + 1 : before] if each in lost
+                        commit_id
+                        for commit_id in entry.commit_ids[after + 1 : before]
+                        if commit_id in lost
                     ]
                     if not between:
                         return None
-                    found.append((Range(span.partition, start, end), between[-1]))
-            return found
+                    pieces.append((Range(span.partition, start, end), between[-1]))
+            return pieces
         whole = self._tables[STREAM].within(span.partition, span.start, span.end)
-        whole = [each for each in whole if each.commit_id in lost]
-        if not all(each.one or each.commit_id in self._single for each in whole):
+        whole = [row for row in whole if row.commit_id in lost]
+        if not all(row.one or row.commit_id in self._single for row in whole):
             return None
-        return [(each.range, each.commit_id) for each in whole]
+        return [(row.range, row.commit_id) for row in whole]
 
     def _tell(
         self,
@@ -330,42 +340,42 @@ class _LedgerRows:
         pieces: Sequence[tuple[Range, str]],
         left: OutcomeCounts,
     ) -> bool:
-        """Write down what is left to tell of an entry; False where it could be told otherwise."""
+        """Write rows for the remaining counts of an entry; False if these are ambiguous."""
         batches = [self._batch(entry, commit_id) for _, commit_id in pieces]
         if not pieces or None in batches:
             return False
         snapshot, partition = self._told.snapshots[number], pieces[0][0].partition
-        length = sum(len(each) for each, _ in pieces)
+        length = sum(len(range_) for range_, _ in pieces)
         if partition != BATCHES and length != left.offsets:
             return False
-        together = join(each for each, _ in pieces)
+        together = join(range_ for range_, _ in pieces)
         fates = {fate for fate in _FATES if getattr(left, fate)}
         written = [self._written(snapshot, batch, partition) for batch in batches]
-        told: list[tuple[Range, str, int | None, OutcomeCounts]]
+        parts: list[tuple[Range, str, int | None, OutcomeCounts]]
         if len(together) == 1:
-            told = [(together[0], pieces[-1][1], batches[-1], left)]
+            parts = [(together[0], pieces[-1][1], batches[-1], left)]
         elif partition == BATCHES:
             return False
         elif len(fates) == 1:
-            told = [
-                (each, commit_id, batch, OutcomeCounts(**{min(fates): len(each)}))
-                for (each, commit_id), batch in zip(pieces, batches, strict=True)
+            parts = [
+                (range_, commit_id, batch, OutcomeCounts(**{min(fates): len(range_)}))
+                for (range_, commit_id), batch in zip(pieces, batches, strict=True)
             ]
         elif fates == {"written", "skipped"} and sum(written) == left.written:
-            told = [
-                (each, commit_id, batch, OutcomeCounts(rows, skipped=len(each) - rows))
-                for (each, commit_id), batch, rows in zip(pieces, batches, written, strict=True)
+            parts = [
+                (range_, commit_id, batch, OutcomeCounts(rows, skipped=len(range_) - rows))
+                for (range_, commit_id), batch, rows in zip(pieces, batches, written, strict=True)
             ]
         else:
             return False
         sole = [together[0]] == entry.ranges
-        for each, commit_id, batch, counts in told:
-            tally = _tally(each, counts, entry.watermark if sole else None)
+        for range_, commit_id, batch, counts in parts:
+            tally = _tally(range_, counts, entry.watermark if sole else None)
             self._write(snapshot, entry, batch or 0, commit_id, tally)
         return True
 
     def _written(self, snapshot: Snapshot, batch: int | None, partition: Partition) -> int:
-        """The rows of a batch, by the data files that its commit brought."""
+        """The rows of a batch, by the data files of its commit."""
         return self._files.get((snapshot.sequence, batch or 0, partition), 0)
 
     def _write(
@@ -402,13 +412,13 @@ class _LedgerRows:
             return first + at
         return last if at == many - 1 else first if at == 0 else None
 
-    def _cannot(self, what: Range, why: str) -> None:
-        self._found.unknown.append((self._told.table, what, why))
+    def _cannot(self, span: Range, why: str) -> None:
+        self._found.unknown.append((self._told.table, span, why))
 
 
 def _less(counts: OutcomeCounts, rows: Sequence[_Row]) -> OutcomeCounts:
-    """What rows leave to be told; `elsewhere` has no rows."""
-    sums = {fate: sum(getattr(each.counts, fate) for each in rows) for fate in _FATES}
+    """The counts minus those of the rows; `elsewhere` has no rows."""
+    sums = {fate: sum(getattr(row.counts, fate) for row in rows) for fate in _FATES}
     return OutcomeCounts(**{fate: getattr(counts, fate) - sums[fate] for fate in _FATES})
 
 

@@ -1,7 +1,7 @@
-"""What `frazil locate` says: which batch read an offset, which snapshots and files hold it.
+"""`frazil locate`: the batch that read an offset, and the snapshots and files that contain it.
 
-From metadata alone: the index's rows, the ledgers of the tables where the index has none, and the
-bounds of the live data files. Without Spark, as a rule.
+Reads metadata only: the index rows, the ledgers of the tables where the index has no row, and the
+bounds of the live data files. Normally without Spark.
 """
 
 from __future__ import annotations
@@ -55,46 +55,46 @@ _COLUMNS = (
     "snapshot_id",
     "committed_at",
 )
-#: So many files are shown; JSON has all of them.
+#: Number of files shown; JSON lists all.
 _SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
 class TableHit:
-    """A table that a batch wrote to, as far as one offset is concerned."""
+    """Whether and where one table contains the offset."""
 
     table: str
-    #: `yes`, `no`, `maybe`: does the table hold it; `merged`: in rows that stand for several
+    #: `yes`, `no`, `maybe`, or `merged`: in rows that stand for several offsets
     holds: str
     why: str
     counts: OutcomeCounts
-    #: the first snapshot that has the batch
+    #: the first snapshot that contains the batch
     snapshot: int | None = None
-    #: of an expired one: the oldest that is left and has it; None: none is left
+    #: if it is expired: the oldest remaining snapshot with the offset; None: there is none
     instead: int | None = None
     expired: bool = False
     files: tuple[str, ...] = ()
-    #: microseconds: a record may claim a year that Python's dates do not reach
+    #: microseconds: a record may have a year outside of Python's range
     event_time: tuple[int | None, int | None] = (None, None)
     sql: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class LocatedBatch:
-    """The batch that read the offset; there is one, unless something is wrong or sinks are many."""
+    """A batch that read the offset; exactly one per sink, unless something is wrong."""
 
     sink: str
     number: int
     commit_id: str
     epoch: int
     range: Range
-    #: of all offsets of the range, whichever table they went to; None: not told
+    #: of all offsets of the range, over all tables; None: unknown
     counts: OutcomeCounts | None
     committed_at: int | None
     places: tuple[TableHit, ...]
-    #: `index`, or `ledger` where the index has no row of it (yet)
+    #: `index`, or `ledger` if the index has no row of the batch (yet)
     told_by: str = "index"
-    #: who gave the range up, when and why
+    #: the operator's note, if the range was given up
     note: OperatorNote | None = None
 
 
@@ -103,9 +103,9 @@ class LocateReport:
     partition: Partition
     offset: int
     batches: tuple[LocatedBatch, ...]
-    #: why there is none
+    #: why there is no batch
     said: str = ""
-    #: other names of Kafka's topic, which was dropped and made again: their offsets are others
+    #: other names of the Kafka topic, which was recreated: their offsets are unrelated
     also: tuple[str, ...] = ()
 
     @property
@@ -115,7 +115,7 @@ class LocateReport:
 
 @dataclass(frozen=True, slots=True)
 class _Where:
-    """What is asked, and of whom."""
+    """The offset to locate, and the catalog to search."""
 
     partition: Partition
     offset: int
@@ -128,7 +128,7 @@ class _Where:
 
 
 def branch_of(branches: Mapping[str, str], table: str) -> str:
-    """A table's own, or its template's; `branches` has those that the config names."""
+    """The branch of a table, or of its template, in `branches` (name in the config → branch)."""
     for name, branch in branches.items():
         if re.fullmatch(re.sub(r"\\\{\w+\\\}", r"\\w+", re.escape(name)), table):
             return branch
@@ -138,8 +138,8 @@ def branch_of(branches: Mapping[str, str], table: str) -> str:
 def of_sink(
     config: Config, opened: Open, where: Partition, offset: int, table: str = ""
 ) -> LocateReport:
-    """In all tables of the sink, or in one of them."""
-    opened = cache(opened)  # one moment for all questions
+    """Locate the offset in all tables of the sink, or in `table`."""
+    opened = cache(opened)  # one version of each table for all steps
     index = opened(config.index_table)
     if index is None:
         raise ConfigError(
@@ -151,10 +151,10 @@ def of_sink(
             f"cannot locate {where} at {offset} in table {table}: sink "
             f"{config.sink.id} fills {', '.join(names) or 'none'}"
         )
-    branches = {each.name: each.branch for each in config.tables}
+    branches = {table_config.name: table_config.branch for table_config in config.tables}
     asked = _Where(where, offset, config.catalog.name, opened, branches)
-    found = _answer(asked, index, [config.sink.id], [table] if table else names)
-    return replace(found, also=_also(index, config.sink.id, where))
+    report = _answer(asked, index, [config.sink.id], [table] if table else names)
+    return replace(report, also=_also(index, config.sink.id, where))
 
 
 def _also(index: ReadOnlyTable, sink: str, where: Partition) -> tuple[str, ...]:
@@ -167,42 +167,42 @@ def _also(index: ReadOnlyTable, sink: str, where: Partition) -> tuple[str, ...]:
 def of_table(
     catalog: str, opened: Open, name: str, where: Partition, offset: int, branch: str = "main"
 ) -> LocateReport:
-    """In one table, whoever wrote it; its ledger names the index."""
+    """Locate the offset in one table, for every sink that wrote it; its ledger names the index."""
     opened = cache(opened)
     table = opened(name)
     if table is None:
         raise ConfigError(f"cannot locate {where} at {offset}: table {name} does not exist")
     indexes: dict[str, list[str]] = {}
     for snapshot in table.history(branch):
-        sink, said = (snapshot.summary.get(PREFIX + key, "") for key in ("sink", "index"))
-        if sink and sink not in (each for sinks in indexes.values() for each in sinks):
-            indexes.setdefault(said, []).append(sink)
+        sink, index = (snapshot.summary.get(PREFIX + key, "") for key in ("sink", "index"))
+        if sink and sink not in (known for sinks in indexes.values() for known in sinks):
+            indexes.setdefault(index, []).append(sink)
     if not indexes:
         raise ConfigError(
             f"cannot locate {where} at {offset}: no snapshot of table {name} was written by Frazil"
         )
     asked = _Where(where, offset, catalog, opened, {name: branch})
-    found = [
+    reports = [
         _answer(asked, opened(index) if index else None, sinks, [name])
         for index, sinks in indexes.items()
     ]
-    batches = tuple(batch for each in found for batch in each.batches)
-    return LocateReport(where, offset, batches, "" if batches else found[0].said)
+    batches = tuple(batch for report in reports for batch in report.batches)
+    return LocateReport(where, offset, batches, "" if batches else reports[0].said)
 
 
 def _answer(
     asked: _Where, index: ReadOnlyTable | None, sinks: Sequence[str], tables: Sequence[str]
 ) -> LocateReport:
     where, offset = asked.partition, asked.offset
-    here, lowest = _rows(index, sinks, where, offset) if index is not None else ([], None)
+    rows, lowest = _rows(index, sinks, where, offset) if index is not None else ([], None)
     batches = [
-        _of_index(asked, [row for row in here if _key(row) == key], tables)
-        for key in dict.fromkeys(map(_key, here))
+        _of_index(asked, [row for row in rows if _key(row) == key], tables)
+        for key in dict.fromkeys(map(_key, rows))
     ]
-    told = {batch.sink for batch in batches}
-    # Of what lies before all rows no ledger knows more.
+    indexed = {batch.sink for batch in batches}
+    # Below the lowest index row the ledgers have nothing either.
     for sink in sinks if lowest is None or offset >= lowest else ():
-        if sink not in told:
+        if sink not in indexed:
             batches += _of_ledger(asked, sink, tables)
     if batches:
         return LocateReport(where, offset, tuple(batches))
@@ -212,16 +212,16 @@ def _answer(
 def _rows(
     index: ReadOnlyTable, sinks: Sequence[str], where: Partition, offset: int
 ) -> tuple[list[dict[str, Any]], int | None]:
-    """The rows whose range has the offset, and the lowest offset that any row of the partition has;
-    None: there is no row."""
-    found = index.rows(index.having(_COLUMNS), {"sink": sinks, "topic": [where.topic]})
-    found = found.filter(pc.equal(found["partition"], where.number))
-    starts, ends = found["start_offset"], found["end_offset"]
-    here = found.filter(pc.and_(pc.less_equal(starts, offset), pc.greater(ends, offset)))
-    for at, column in enumerate(here.schema):
+    """The index rows whose range contains the offset, and the lowest offset of all rows of the
+    partition; None: there is no row."""
+    rows = index.rows(index.having(_COLUMNS), {"sink": sinks, "topic": [where.topic]})
+    rows = rows.filter(pc.equal(rows["partition"], where.number))
+    starts, ends = rows["start_offset"], rows["end_offset"]
+    matches = rows.filter(pc.and_(pc.less_equal(starts, offset), pc.greater(ends, offset)))
+    for at, column in enumerate(matches.schema):
         if pa.types.is_timestamp(column.type):
-            here = here.set_column(at, column.name, here.column(at).cast(pa.int64()))
-    return sorted(here.to_pylist(), key=_key), pc.min(starts).as_py()
+            matches = matches.set_column(at, column.name, matches.column(at).cast(pa.int64()))
+    return sorted(matches.to_pylist(), key=_key), pc.min(starts).as_py()
 
 
 def _key(row: Mapping[str, Any]) -> tuple[str, int, str]:
@@ -242,8 +242,8 @@ def _counts(row: Mapping[str, Any]) -> OutcomeCounts:
 def _of_index(asked: _Where, rows: Sequence[dict[str, Any]], tables: Sequence[str]) -> LocatedBatch:
     first = rows[0]
     whole = [row for row in rows if row["table_name"] == STREAM]
-    mine = [row for row in rows if row["table_name"] in tables]
-    total = _counts(whole[0]) if whole else _counts(mine[0]) if len(mine) == 1 else None
+    table_rows = [row for row in rows if row["table_name"] in tables]
+    total = _counts(whole[0]) if whole else _counts(table_rows[0]) if len(table_rows) == 1 else None
     places = [
         _place(
             asked,
@@ -253,13 +253,13 @@ def _of_index(asked: _Where, rows: Sequence[dict[str, Any]], tables: Sequence[st
             row["snapshot_id"],
             (row["event_time_low"], row["event_time_high"]),
         )
-        for row in mine
+        for row in table_rows
     ]
-    told = {place.table for place in places}
-    for name in (each for each in tables if each not in told and total and whole):
-        # Nothing of the batch was for it; but letters may have been replayed into it.
-        found = _place(asked, first["sink"], name, OutcomeCounts(), None, (None, None))
-        places += [found] if found.holds != "no" else []
+    placed = {place.table for place in places}
+    for name in (table for table in tables if table not in placed and total and whole):
+        # The batch had nothing for it, but dead letters may have been replayed into it.
+        place = _place(asked, first["sink"], name, OutcomeCounts(), None, (None, None))
+        places += [place] if place.holds != "no" else []
     return LocatedBatch(
         sink=first["sink"],
         number=first["batch"],
@@ -274,8 +274,8 @@ def _of_index(asked: _Where, rows: Sequence[dict[str, Any]], tables: Sequence[st
 
 
 def _of_ledger(asked: _Where, sink: str, tables: Sequence[str]) -> Iterator[LocatedBatch]:
-    """Batches that the index does not tell of, by commit id."""
-    found: dict[str, LocatedBatch] = {}
+    """Batches that the index lacks, from the ledgers of the tables."""
+    batches: dict[str, LocatedBatch] = {}
     for name in tables:
         table = asked.opened(name)
         if table is None:
@@ -284,15 +284,15 @@ def _of_ledger(asked: _Where, sink: str, tables: Sequence[str]) -> Iterator[Loca
             begin = entry.begin.get(asked.partition, 0)
             end = entry.end.get(asked.partition, 0)
             if end <= asked.offset:
-                break  # older ones end before it, too
+                break  # older entries end before it, too
             if begin > asked.offset:
                 continue
             counts = entry.counts(asked.partition)
             span = entry.watermark or (None, None)
             place = _place(asked, sink, name, counts, snapshot.id, span)
             key = entry.commit_ids[-1]
-            places = found[key].places if key in found else ()
-            found[key] = LocatedBatch(
+            places = batches[key].places if key in batches else ()
+            batches[key] = LocatedBatch(
                 sink,
                 entry.batches[1],
                 key,
@@ -304,7 +304,7 @@ def _of_ledger(asked: _Where, sink: str, tables: Sequence[str]) -> Iterator[Loca
                 "ledger",
                 OperatorNote.of(entry.note),
             )
-    yield from found.values()
+    yield from batches.values()
 
 
 def _place(
@@ -331,9 +331,9 @@ def _place(
     ]
     holds, why = _judged(sink, counts, near, where, deletes)
     history = list(table.history(branch))
-    there = snapshot is None or any(each.id == snapshot for each in history)
-    instead = None if there else _oldest(history, sink, where, offset)
-    version = snapshot if there else instead
+    kept = snapshot is None or any(candidate.id == snapshot for candidate in history)
+    instead = None if kept else _oldest(history, sink, where, offset)
+    version = snapshot if kept else instead
     return TableHit(
         name,
         holds,
@@ -341,7 +341,7 @@ def _place(
         counts,
         snapshot,
         instead,
-        not there,
+        not kept,
         tuple(file.path for file in near) if holds != "no" else (),
         event_time,
         _sql(asked, table, version, holds),
@@ -351,7 +351,7 @@ def _place(
 def _judged(
     sink: str, counts: OutcomeCounts, near: Sequence[DataFile], where: Partition, deletes: int
 ) -> tuple[str, str]:
-    """Does the table hold the offset, as far as counts and bounds tell?"""
+    """Whether the table contains the offset, by counts and file bounds; and why."""
     if counts.merged:
         return "merged", f"{counts.merged} offsets of the batch became rows that stand for several"
     every = counts.written == counts.offsets > 0
@@ -377,42 +377,42 @@ def _judged(
 
 def _fates(counts: OutcomeCounts) -> str:
     names = ("written", "rejected", "skipped", "invisible", "elsewhere", "lost")
-    told = [f"{number} {name}" for name in names if (number := getattr(counts, name))]
-    return f"of {counts.offsets} offsets {', '.join(told)}" if told else "nothing was for it"
+    parts = [f"{number} {name}" for name in names if (number := getattr(counts, name))]
+    return f"of {counts.offsets} offsets {', '.join(parts)}" if parts else "nothing was for it"
 
 
 def _oldest(history: Sequence[Snapshot], sink: str, where: Partition, offset: int) -> int | None:
-    """The oldest snapshot left that has the offset; they come newest first."""
-    found, last = None, None
+    """The oldest remaining snapshot that contains the offset; `history` is newest first."""
+    oldest, last = None, None
     for snapshot in history:
         last = snapshot.id
         entry = parse(snapshot.summary)
         if entry is None or entry.sink != sink:
             continue
         if entry.end.get(where, 0) <= offset:
-            return found  # None: rolled back behind it
-        found = snapshot.id
-    return last  # all that came before was expired
+            return oldest  # None: the table was rolled back to before the offset
+        oldest = snapshot.id
+    return last  # all older snapshots are expired
 
 
 def _sql(asked: _Where, table: ReadOnlyTable, version: int | None, holds: str) -> str:
     if version is None or holds == "no":
         return ""
-    said = table.properties.get(COLUMNS_PROPERTY, "_topic,_topic_partition,_offset").split(",")
+    columns = table.properties.get(COLUMNS_PROPERTY, "_topic,_topic_partition,_offset").split(",")
     text = f"SELECT * FROM {asked.catalog}.{table.name} VERSION AS OF {version}"
     if holds == "merged":
         return text
     topic = asked.partition.topic.replace("'", "\\'")
     return (
-        f"{text} WHERE `{said[0]}` = '{topic}' AND `{said[1]}` = {asked.partition.number} "
-        f"AND `{said[2]}` = {asked.offset}"
+        f"{text} WHERE `{columns[0]}` = '{topic}' AND `{columns[1]}` = {asked.partition.number} "
+        f"AND `{columns[2]}` = {asked.offset}"
     )
 
 
 def _outside(
     asked: _Where, index: ReadOnlyTable | None, sinks: Iterable[str], lowest: int | None
 ) -> str:
-    """Why no batch has it."""
+    """Why no batch contains the offset."""
     where, offset = asked.partition, asked.offset
     if index is None:
         return f"no ledger entry that is left tells of {where} at {offset}, and there is no index"

@@ -1,7 +1,6 @@
-"""What `frazil offsets` does: where a stream stands, and what a person decides about it.
+"""`frazil offsets`: the position of a stream, and an operator's decisions about it.
 
-`look` says what a decision would come to; `done` makes it, as a life of one batch
-(`sources.intervention`).
+`look` plans a decision; `done` applies it, as a run of one batch (`sources.intervention`).
 """
 
 from __future__ import annotations
@@ -54,25 +53,25 @@ from frazil.sources.intervention import (
 from frazil.spark.open_table import Open
 from frazil.startup import staging_folder
 
-#: Of more partitions than this, those that stand well are not shown one by one.
+#: With more partitions than this, healthy ones are not shown one by one.
 _SHOWN = 50
-_WHY = 500  # characters: a note stands in a snapshot's summary
+_WHY = 500  # characters: the note is stored in a snapshot's summary
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetsPlan:
-    """What a decision would come to, or came to."""
+    """The effect of a decision, planned or done."""
 
     sink: str
     index: str
     wanted: WantedPosition
     decision: Intervention
     position: Cut
-    #: batches that are staged, and are committed before
+    #: staged batches, which are committed first
     staged: int
-    #: whom Kafka's answers came from
+    #: the cluster and topics that Kafka reported
     now: TopicIdentity
-    #: what retention has deleted, whatever is wanted
+    #: unread ranges that retention has deleted, whatever the decision
     overtaken: tuple[Range, ...] = ()
     note: OperatorNote | None = None
     epoch: int | None = None
@@ -95,7 +94,7 @@ class OffsetsPlan:
         }
 
 
-# ── what is asked for ────────────────────────────────────────────────────────────────────────────
+# ── arguments ────────────────────────────────────────────────────────────────────────────────────
 
 
 def losses(texts: Sequence[str]) -> WantedPosition:
@@ -113,18 +112,18 @@ def adoption(topics: Sequence[str], start: str, same_offsets: bool) -> WantedPos
 def seeking(texts: Sequence[str]) -> WantedPosition:
     to = {}
     for text in texts:
-        found = re.fullmatch(r"(.+):(\d+):(\d+)", text)
-        if found is None:
+        match = re.fullmatch(r"(.+):(\d+):(\d+)", text)
+        if match is None:
             raise ConfigError(f"cannot read {text!r}: expected TOPIC:PARTITION:OFFSET")
-        to[Partition(found[1], 0).kafka_topic, int(found[2])] = int(found[3])
+        to[Partition(match[1], 0).kafka_topic, int(match[2])] = int(match[3])
     return WantedPosition("seek", to=to)
 
 
 def _range(text: str) -> Range:
-    found = re.fullmatch(r"(.+):(\d+):(\d+)\.\.(\d+)", text)
-    if found is None:
+    match = re.fullmatch(r"(.+):(\d+):(\d+)\.\.(\d+)", text)
+    if match is None:
         raise ConfigError(f"cannot read {text!r}: expected TOPIC:PARTITION:START..END")
-    return Range(Partition(found[1], int(found[2])), int(found[3]), int(found[4]))
+    return Range(Partition(match[1], int(match[2])), int(match[3]), int(match[4]))
 
 
 def signed(did: str, why: str, by: str = "") -> OperatorNote:
@@ -137,15 +136,15 @@ def signed(did: str, why: str, by: str = "") -> OperatorNote:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a container may run as a number that has no name
+    except (KeyError, OSError):  # a container's user id may have no name
         return "unknown"
 
 
-# ── looking and doing ────────────────────────────────────────────────────────────────────────────
+# ── decisions ────────────────────────────────────────────────────────────────────────────────────
 
 
 def look(config: Config, spark: SparkSession, wanted: WantedPosition) -> OffsetsPlan:
-    """Nothing is claimed, nothing is written. Raises where it cannot be."""
+    """The plan of a decision; claims and writes nothing. Raises if it is not possible."""
     catalog = JavaCatalog(spark, config.catalog.name)
     index = catalog.load(config.index_table)
     entry = None
@@ -161,14 +160,14 @@ def look(config: Config, spark: SparkSession, wanted: WantedPosition) -> Offsets
     planner = asked(config, known, wanted)
     now, partitions = planner.origin()
     marks = planner.watermarks(partitions)
-    # A topic that is another one has lost nothing of the old one's offsets: they are no longer its.
+    # A recreated topic has not lost the old topic's offsets: they belong to another topic.
     same = Cut({p: o for p, o in position.items() if not known.differs(now, p.topic)})
-    found = decide(wanted, position, known, now, marks, str(entry.epoch + 1))
+    decision = decide(wanted, position, known, now, marks, str(entry.epoch + 1))
     return OffsetsPlan(
         config.sink.id,
         config.index_table,
         wanted,
-        found,
+        decision,
         position,
         staged,
         now,
@@ -177,20 +176,21 @@ def look(config: Config, spark: SparkSession, wanted: WantedPosition) -> Offsets
 
 
 def _whole(catalog: JavaCatalog, batch: staged_batch.StagedBatch) -> bool:
-    """Are all of its files there? If not, it is read again."""
-    tables = [(catalog.load(each.name), each.manifests) for each in batch.tables]
+    """Whether all files of the batch exist; if not, the batch is read again."""
+    tables = [(catalog.load(staged.name), staged.manifests) for staged in batch.tables]
     return not any(table.lacking(manifests) for table, manifests in tables if table is not None)
 
 
 def _reached(
     config: Config, catalog: JavaCatalog, index: JavaTable, entry: LedgerEntry, known: TopicIdentity
 ) -> tuple[Cut, int, TopicIdentity]:
-    """Behind what is staged: that is committed first."""
+    """The position after the staged batches, which are committed first; their number; and the
+    topics."""
     paths = index.listing(staging_folder(config, index))
     stored = [
         staged_batch.load(index.fetch(path), path) for path in paths if path.endswith(".json")
     ]
-    staged = chain(entry.end, [each for each in stored if each], set(), entry.source[1])
+    staged = chain(entry.end, [batch for batch in stored if batch], set(), entry.source[1])
     staged = list(itertools.takewhile(partial(_whole, catalog), staged))
     if not staged:
         return entry.end, 0, known
@@ -198,7 +198,7 @@ def _reached(
 
 
 def done(config: Config, spark: SparkSession, plan: OffsetsPlan, note: OperatorNote) -> OffsetsPlan:
-    """Make it so; running lives of the sink are fenced."""
+    """Apply the plan; running processes of the sink are fenced."""
     feeds: list[InterventionSource] = []
 
     def feed(host: Sink) -> InterventionSource:
@@ -207,29 +207,34 @@ def done(config: Config, spark: SparkSession, plan: OffsetsPlan, note: OperatorN
 
     sink = Sink(config, feed=feed)
     sink.once(spark)
-    found = feeds[0].decision
-    return replace(plan, decision=found, note=replace(note, says=found.says), epoch=sink.epoch)
+    decision = feeds[0].decision
+    return replace(
+        plan, decision=decision, note=replace(note, says=decision.says), epoch=sink.epoch
+    )
 
 
 def confirmed(
     config: Config, spark: SparkSession, table: str, note: OperatorNote | None
 ) -> dict[str, Any]:
-    """Of a table whose history was expired a person knows what it holds, and signs for it. Without
-    a note: nothing is written."""
+    """Record that an operator vouches for the content of a table whose history is expired. Without
+    a note, nothing is written."""
     catalog = JavaCatalog(spark, config.catalog.name)
-    index, there = catalog.load(config.index_table), catalog.load(table)
-    if index is None or there is None:
+    index, java_table = catalog.load(config.index_table), catalog.load(table)
+    if index is None or java_table is None:
         raise ConfigError(
             f"cannot confirm table {table}: {'it' if index else 'the index'} is not there"
         )
     sink = config.sink.id
     refuse_unfinished(index.properties, sink, "confirm")
-    branch = next((each.branch for each in config.tables if each.name == table), "main")
+    branch = next(
+        (table_config.branch for table_config in config.tables if table_config.name == table),
+        "main",
+    )
     known = None
     if table != config.index_table:
         position = TableCommitter(index, "main", sink, 0, time, claimed_first=True).head().entry
         known = position and replace(position, tables={}, index=config.index_table)
-    target = TableCommitter(there, branch, sink, 0, time)
+    target = TableCommitter(java_table, branch, sink, 0, time)
     doubted = target.doubted(known)
     if note is not None and doubted is not None:
         says = f"{table} holds everything below {spelled_cut(doubted.end)} and nothing beyond"
@@ -249,26 +254,26 @@ def spelled_cut(cut: Cut) -> str:
     return ", ".join(f"{partition}@{offset}" for partition, offset in cut.items())
 
 
-def show_confirmed(found: dict[str, Any], console: Console) -> None:
+def show_confirmed(result: dict[str, Any], console: Console) -> None:
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    cut = spelled_cut(Cut.of(found["below"]))
-    if not found["doubted"]:
-        say(f"nothing to confirm: the history of {found['table']} tells what it holds")
-    elif found["done"]:
-        say(f"confirmed: {found['table']} holds everything below {cut} and nothing beyond")
+    cut = spelled_cut(Cut.of(result["below"]))
+    if not result["doubted"]:
+        say(f"nothing to confirm: the history of {result['table']} tells what it holds")
+    elif result["done"]:
+        say(f"confirmed: {result['table']} holds everything below {cut} and nothing beyond")
     else:
         say(
-            f"does {found['table']} hold everything below {cut}, and nothing of sink "
-            f"{found['sink']} beyond? Rows beyond would be there twice: delete them first. Nothing "
-            "was written: --yes and a --reason confirm it"
+            f"does {result['table']} hold everything below {cut}, and nothing of sink "
+            f"{result['sink']} beyond? Rows beyond would be there twice: delete them first. "
+            "Nothing was written: --yes and a --reason confirm it"
         )
 
 
-# ── where it stands ──────────────────────────────────────────────────────────────────────────────
+# ── position ─────────────────────────────────────────────────────────────────────────────────────
 
 
 def standing(config: Config, opened: Open) -> dict[str, Any]:
-    """Partition by partition; what would stop a life now, with the command that helps."""
+    """The position per partition, and the error that would stop a run now, with its hint."""
     index, sink = opened(config.index_table), config.sink.id
     entry = None
     if index is not None:
@@ -316,17 +321,17 @@ def _line(
     known: TopicIdentity,
     now: TopicIdentity,
 ) -> dict[str, Any]:
-    here, topic = position.get(partition), partition.topic
+    offset, topic = position.get(partition), partition.topic
     retired = topic not in now.topics
     other = known.differs(now, topic)
     begins, ends = (None, None) if retired else (low.get(partition), end.get(partition))
-    due = 0 if here is None and topic in position.topics else here
+    due = 0 if offset is None and topic in position.topics else offset
     first = begins if due is None else due
     lag = None if other or ends is None or first is None else ends - first
     return {
         "topic": topic,
         "partition": partition.number,
-        "position": here,
+        "position": offset,
         "begins": begins,
         "ends": ends,
         "lag": lag,
@@ -338,43 +343,45 @@ def _line(
         else "gone"
         if ends is None
         else "new"
-        if here is None
+        if offset is None
         else "read",
     }
 
 
-def show_standing(found: dict[str, Any], console: Console) -> None:
-    shown = TextTable(title=f"sink {found['sink']}: epoch {found['epoch']}")
+def show_standing(report: dict[str, Any], console: Console) -> None:
+    shown = TextTable(title=f"sink {report['sink']}: epoch {report['epoch']}")
     for name in ("partition", "position", "begins", "ends", "lag", "state"):
         shown.add_column(name, justify="left" if name in ("partition", "state") else "right")
-    lines = found["partitions"]
+    lines = report["partitions"]
     if len(lines) > _SHOWN:
-        lines = [each for each in lines if each["state"] != "read" or each["overtaken"]][:_SHOWN]
-    for each in lines:
-        state = each["state"]
-        if each["overtaken"]:
-            state = f"{each['overtaken']} deleted before they were read"
-        numbers = [each[name] for name in ("position", "begins", "ends", "lag")]
+        lines = [line for line in lines if line["state"] != "read" or line["overtaken"]][:_SHOWN]
+    for line in lines:
+        state = line["state"]
+        if line["overtaken"]:
+            state = f"{line['overtaken']} deleted before they were read"
+        numbers = [line[name] for name in ("position", "begins", "ends", "lag")]
         shown.add_row(
-            f"{each['topic']}[{each['partition']}]".replace("[", "\\["),
+            f"{line['topic']}[{line['partition']}]".replace("[", "\\["),
             *("-" if n is None else f"{n:,}" for n in numbers),
             state,
         )
     console.print(shown)
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    lag = sum(each["lag"] or 0 for each in found["partitions"])
-    say(f"{counted(len(found['partitions']), 'partition')}, {counted(lag, 'offset')} to come")
-    if found["without_ids"]:
-        say(f"{counted(len(found['without_ids']), 'topic')}: {WITHOUT_IDS}")
-    if found["stops"]:
-        say(f"{found['stops']['kind']}: {found['stops']['says']}\nhint: {found['stops']['hint']}")
-    show_doubts(found["in_doubt"], console)
+    lag = sum(line["lag"] or 0 for line in report["partitions"])
+    say(f"{counted(len(report['partitions']), 'partition')}, {counted(lag, 'offset')} to come")
+    if report["without_ids"]:
+        say(f"{counted(len(report['without_ids']), 'topic')}: {WITHOUT_IDS}")
+    if report["stops"]:
+        say(
+            f"{report['stops']['kind']}: {report['stops']['says']}\nhint: {report['stops']['hint']}"
+        )
+    show_doubts(report["in_doubt"], console)
 
 
 def show(plan: OffsetsPlan, config: Path, console: Console) -> None:
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    for each in plan.decision.lost:
-        say(f"{each}: {counted(len(each), 'offset')} given up")
+    for range_ in plan.decision.lost:
+        say(f"{range_}: {counted(len(range_), 'offset')} given up")
     for partition, offset in plan.decision.begin.items():
         say(f"{partition} goes on at {offset}")
     if plan.note is not None:
@@ -382,10 +389,12 @@ def show(plan: OffsetsPlan, config: Path, console: Console) -> None:
         return
     if not plan.decision:
         if plan.wanted.did == "accept-loss" and plan.overtaken:
-            for each in plan.overtaken:
-                lost = counted(len(each), "offset")
-                say(f"{each}: retention deleted {lost} before they were read")
-            options = " ".join(f"--lost {shlex.quote(spelled(each))}" for each in plan.overtaken)
+            for range_ in plan.overtaken:
+                lost = counted(len(range_), "offset")
+                say(f"{range_}: retention deleted {lost} before they were read")
+            options = " ".join(
+                f"--lost {shlex.quote(spelled(range_))}" for range_ in plan.overtaken
+            )
             say(f"to accept that: frazil offsets accept-loss {config} {options} --reason '…' --yes")
         else:
             say(f"nothing to {plan.wanted.did}: the stream can go on as it is")

@@ -1,7 +1,7 @@
-"""What `frazil rewind` does: a sink's tables and its index go back to a cut, all together.
+"""`frazil rewind`: reset all tables of a sink, and its index, to one cut.
 
-`look` says what would go and why it may not; `rewind` does it. What is possible,
-`commit.rewind_plan` finds; the steps are those of `commit.rewind`.
+`look` reports what would be removed and what forbids it; `rewind` does it. `commit.rewind_plan`
+finds the possible cuts; `commit.rewind` has the steps.
 """
 
 from __future__ import annotations
@@ -39,32 +39,32 @@ from frazil.ops.locate import branch_of
 from frazil.render import TextTable, counted
 from frazil.startup import staging_folder
 
-#: Of more tables than this, only sums are shown.
+#: Number of tables shown one by one; of the rest, a sum.
 _SHOWN = 50
 _CALL_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class RewindReport:
-    """What a rewind would do, or did."""
+    """The effect of a rewind, planned or done."""
 
     sink: str
     index: str
     to: str
     choice: RewindPlan
     position: Cut
-    #: batches of the index that go, and batches that are staged
+    #: batches to remove from the index, and from the staging folder
     batches: int
     staged: int
-    #: a rewind that was begun and not finished is finished by this one
+    #: whether this rewind finishes an unfinished one
     unfinished: bool = False
-    #: what a person should know, and what forbids it
+    #: warnings for the operator, and errors that forbid the rewind
     warnings: tuple[str, ...] = ()
     refusals: tuple[FrazilError, ...] = field(default=(), compare=False)
 
     @property
     def nothing(self) -> bool:
-        """Do all stand there already?"""
+        """Whether everything is at the cut already."""
         return not (self.choice.moves or self.batches or self.staged or self.unfinished)
 
     def values(self) -> dict[str, Any]:
@@ -86,21 +86,21 @@ class RewindReport:
             "refused": [error.message for error in self.refusals],
             "tables": [
                 {
-                    "table": each.table,
-                    "branch": each.branch,
-                    "moves": each.moves,
-                    "snapshot_now": each.now,
-                    "snapshot_then": each.then,
-                    "commits": each.commits,
-                    "rows": each.rows,
-                    "ranges": [[*r.partition, r.start, r.end] for r in each.ranges],
+                    "table": table.table,
+                    "branch": table.branch,
+                    "moves": table.moves,
+                    "snapshot_now": table.now,
+                    "snapshot_then": table.then,
+                    "commits": table.commits,
+                    "rows": table.rows,
+                    "ranges": [[*r.partition, r.start, r.end] for r in table.ranges],
                     "foreign": [
                         {"snapshot": lost.snapshot_id, "sink": lost.sink, "says": lost.said}
-                        for lost in each.foreign
+                        for lost in table.foreign
                     ],
-                    "expired": each.expired,
+                    "expired": table.expired,
                 }
-                for each in self.choice.stands
+                for table in self.choice.stands
             ],
         }
 
@@ -108,7 +108,7 @@ class RewindReport:
 def look(
     config: Config, spark: SparkSession, to: str, *, discard_foreign: bool = False
 ) -> RewindReport:
-    """Nothing is claimed, nothing is written."""
+    """The plan of a rewind; claims and writes nothing."""
     return _RewindCommand(config, spark, to, discard_foreign).look()
 
 
@@ -120,9 +120,9 @@ def rewind(
     discard_foreign: bool = False,
     on_step: Callable[[str, str], None] = lambda name, table: None,
 ) -> RewindReport:
-    """Go back; running lives of the sink are fenced. Raises what `look` refuses.
+    """Rewind the sink; its running processes are fenced. Raises the first refusal of `look`.
 
-    `on_step` is told each of `table.rewind.STEPS`, and the table it speaks of.
+    `on_step` gets the name of each step (`commit.rewind.STEPS`) and its table.
     """
     doing = _RewindCommand(config, spark, to, discard_foreign, on_step)
     plan = doing.look()
@@ -149,16 +149,16 @@ class _RewindCommand:
         self._sink = config.sink.id
         self._replay = config.sink.id + REPLAY
         self._catalog = JavaCatalog(spark, config.catalog.name)
-        found = self._catalog.load(config.index_table)
-        if found is None:
+        index = self._catalog.load(config.index_table)
+        if index is None:
             raise ConfigError(
                 f"cannot rewind sink {self._sink}: its index {config.index_table} does not exist"
             )
-        self._index = found
+        self._index = index
         self._tables = self._open()
         self._doing = RewindSteps(
             self._sink,
-            found,
+            index,
             self._tables,
             rows=lambda: self._rows(self._sink),
             staged=lambda: self._stored(self._sink),
@@ -167,10 +167,10 @@ class _RewindCommand:
             step=on_step,
         )
 
-    # ── what there is ────────────────────────────────────────────────────────────────────────
+    # ── reading ──────────────────────────────────────────────────────────────────────────────
 
     def _open(self) -> dict[str, tuple[JavaTable, str]]:
-        """Every table that config, index or stage name, with the branch that the sink fills."""
+        """All tables that config, index or staged batches name, each with the sink's branch."""
         config, index = self._config, self._index
         entry = TableCommitter(index, "main", self._sink, 0, time, claimed_first=True).head().entry
         if entry is None:
@@ -182,20 +182,20 @@ class _RewindCommand:
         announced = json.loads(index.properties.get(f"{TABLES_PROPERTY}.{self._sink}", "{}"))
         names = [table.name for table in config.tables if "{" not in table.name]
         names += [config.dead_letters.table] if config.dead_letters else []
-        names += [n for _, each in self._stored(self._sink) if each for n in each.names]
+        names += [n for _, batch in self._stored(self._sink) if batch for n in batch.names]
         names = list(dict.fromkeys([*names, *known, *announced]))
-        branches = {each.name: each.branch for each in config.tables}
-        found = {}
+        branches = {table.name: table.branch for table in config.tables}
+        tables = {}
         for name, table in zip(names, parallel_map(self._catalog.load, names), strict=True):
             if table is None and name not in known:
-                continue  # not made yet
+                continue  # not created yet
             if table is None or table.uuid != known.get(name, table.uuid):
                 fact = "is gone" if table is None else "was dropped and made again"
                 raise IdentityMismatch(
                     f"cannot rewind table {name}: it {fact}", hint="restore the table"
                 )
-            found[name] = table, branch_of(branches, name)
-        return found
+            tables[name] = table, branch_of(branches, name)
+        return tables
 
     def _stored(self, sink: str) -> list[tuple[str, StagedBatch | None]]:
         config = replace(self._config, sink=replace(self._config.sink, id=sink))
@@ -207,7 +207,7 @@ class _RewindCommand:
         ]
 
     def _rows(self, sink: str) -> pa.Table:
-        """Of the index as it is now, with Spark: whatever the store, and deletes applied."""
+        """The sink's current index rows, read with Spark: any storage, deletes applied."""
         self._index.refresh()
         newest = next(self._index.history("main"))
         reader = self._spark.read.option("versionAsOf", str(newest.id))
@@ -215,7 +215,7 @@ class _RewindCommand:
         return rows.where(rows.sink == sink).select(*COLUMNS).toArrow()
 
     def _without(self, batch: int, epoch: int) -> Without:
-        """The files of the index that hold rows of batches behind one, written anew."""
+        """The index files with rows of batches after `batch`, rewritten without those rows."""
         self._index.refresh()
         base, files = self._index.live()
         assert base is not None
@@ -234,11 +234,11 @@ class _RewindCommand:
 
     def _read(self) -> None:
         self._doing.read()
-        #: when a replay of dead letters last wrote something, and how much of it is staged
+        #: last commit of a dead-letter replay, and the number of its staged batches
         self._replayed_at = pc.max(self._rows(self._replay)["committed_at"]).as_py()
         self._replay_staged = len(self._stored(self._replay))
 
-    # ── looking ──────────────────────────────────────────────────────────────────────────────
+    # ── planning ─────────────────────────────────────────────────────────────────────────────
 
     def look(self) -> RewindReport:
         doing = self._doing
@@ -281,12 +281,12 @@ class _RewindCommand:
         if choice.trouble:
             yield Fatal(f"{where}: {choice.trouble}", hint="see `frazil audit`")
         if choice.expired:
-            names = ", ".join(each.table for each in choice.expired[:4])
+            names = ", ".join(table.table for table in choice.expired[:4])
             yield Expired(f"{where}: snapshots of {names} were expired", hint=self._instead(choice))
-        if said := self._replayed(choice):
-            yield Fatal(f"{where}: {said}", hint=self._instead(choice))
+        if reason := self._replayed(choice):
+            yield Fatal(f"{where}: {reason}", hint=self._instead(choice))
         elif choice.foreign and not self._discard_foreign:
-            table = next(each for each in choice.stands if each.foreign)
+            table = next(table for table in choice.stands if table.foreign)
             yield IdentityMismatch(
                 f"{where}: table {table.table} would lose "
                 f"{counted(len(table.foreign), 'commit')} of others, as {table.foreign[0]}",
@@ -300,12 +300,13 @@ class _RewindCommand:
             )
 
     def _replayed(self, choice: RewindPlan) -> str:
-        """Did a replay of dead letters write what this would undo, or undo the letters of?"""
+        """Why a replay of dead letters forbids the rewind; empty if none does. It may have written
+        rows, or replayed dead letters, that the rewind would remove."""
         if any(lost.sink == self._replay for lost in choice.foreign):
             return "dead letters were replayed into its tables after that"
         if self._replay_staged:
             return "a replay of dead letters was staged and not committed"
-        since = min((each.since_ms for each in choice.stands if each.since_ms), default=None)
+        since = min((table.since_ms for table in choice.stands if table.since_ms), default=None)
         if since is None or self._replayed_at is None:
             return ""
         if self._replayed_at >= datetime.fromtimestamp(since / 1000, timezone.utc):
@@ -313,7 +314,7 @@ class _RewindCommand:
         return ""
 
     def _lost(self, choice: RewindPlan) -> list[Range]:
-        """What could not be read again."""
+        """The ranges to read again that Kafka no longer has."""
         if not self._config.kafka:
             return []
         end, kept = self._doing.entry.end, self._first_kept
@@ -323,7 +324,7 @@ class _RewindCommand:
 
     @cached_property
     def _first_kept(self) -> Cut:
-        """The first offsets that Kafka has."""
+        """The first offsets that Kafka still has."""
         config, entry = self._config, self._doing.entry
         planner = Planner(
             config.kafka.resolved(),
@@ -335,16 +336,16 @@ class _RewindCommand:
         return planner.watermarks(partitions).low
 
     def _instead(self, refused: RewindPlan) -> str:
-        """The earliest cut that nothing forbids."""
+        """A hint with the earliest cut that nothing forbids."""
         doing = self._doing
 
         def allowed(choice: RewindPlan) -> bool:
             return not self._replayed(choice) and not self._lost(choice)
 
-        found = earliest(doing.stream, doing.states, self._sink, refused, allowed)
-        if found is None:
+        boundary = earliest(doing.stream, doing.states, self._sink, refused, allowed)
+        if boundary is None:
             return "no later cut is possible either"
-        return f"the earliest possible cut is --to batch:{found.batch} {_offsets(found.cut)}"
+        return f"the earliest possible cut is --to batch:{boundary.batch} {_offsets(boundary.cut)}"
 
     def _warnings(self, choice: RewindPlan) -> Iterator[str]:
         config = self._config
@@ -368,16 +369,16 @@ class _RewindCommand:
             return []
         admin = AdminClient({"log_level": "2", **self._config.kafka.resolved()})
         wanted = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in topics]
-        found = []
+        compacted = []
         for topic, answer in admin.describe_configs(wanted, request_timeout=_CALL_SECONDS).items():
             try:
                 policy = answer.result()["cleanup.policy"].value
-            except (KafkaException, KeyError):  # not allowed to ask; no more than a warning is lost
+            except (KafkaException, KeyError):  # not authorized: only a warning is lost
                 continue
-            found += [topic.name] if "compact" in policy else []
-        return sorted(found)
+            compacted += [topic.name] if "compact" in policy else []
+        return sorted(compacted)
 
-    # ── doing ────────────────────────────────────────────────────────────────────────────────
+    # ── executing ────────────────────────────────────────────────────────────────────────────
 
     def run(self, plan: RewindReport) -> None:
         doing = self._doing
@@ -399,15 +400,15 @@ class _RewindCommand:
             raise error
 
     def _fence_replay(self) -> None:
-        """A replay that still runs is another sink: its lives are fenced one by one."""
+        """Fence running replays of dead letters: a replay is a sink of its own."""
         target = TableCommitter(self._index, "main", self._replay, 0, time, claimed_first=True)
         entry = target.head().entry
         if entry is not None:
             known = announced_tables(entry.tables, self._index.properties)
-            mine = [each for name, each in self._tables.items() if name in known]
+            pairs = [pair for name, pair in self._tables.items() if name in known]
             fence(
                 target,
-                [TableCommitter(each, branch, self._replay, 0, time) for each, branch in mine],
+                [TableCommitter(table, branch, self._replay, 0, time) for table, branch in pairs],
             )
 
 
@@ -417,22 +418,22 @@ def _offsets(cut: Cut) -> str:
 
 
 def show(plan: RewindReport, console: Console, done: bool = False) -> None:
-    """Table by table: where it is, where it goes, and what goes."""
+    """Per table: the current and the target snapshot, and what is removed."""
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     boundary, moves = plan.choice.boundary, plan.choice.moves
-    rows = sum(each.rows for each in moves)
+    rows = sum(table.rows for table in moves)
     if moves:
         shown = TextTable(title=f"sink {plan.sink} {'went' if done else 'goes'} back to {boundary}")
         for name in ("table", "snapshot now", "then", "commits", "rows", "ranges"):
             shown.add_column(name, justify="right" if name in ("commits", "rows") else "left")
-        for each in moves[:_SHOWN]:
-            ranges = [str(one).replace("[", "\\[") for one in each.ranges]
+        for table in moves[:_SHOWN]:
+            ranges = [str(one).replace("[", "\\[") for one in table.ranges]
             shown.add_row(
-                each.table if each.branch == "main" else f"{each.table} ({each.branch})",
-                str(each.now),
-                "empty" if each.then is None else str(each.then),
-                f"{each.commits:,}",
-                f"{each.rows:,}",
+                table.table if table.branch == "main" else f"{table.table} ({table.branch})",
+                str(table.now),
+                "empty" if table.then is None else str(table.then),
+                f"{table.commits:,}",
+                f"{table.rows:,}",
                 "\n".join(ranges[:8]) + ("\n…" if len(ranges) > 8 else ""),
             )
         console.print(shown)
@@ -440,9 +441,9 @@ def show(plan: RewindReport, console: Console, done: bool = False) -> None:
         say(f"and {counted(len(moves) - _SHOWN, 'table')} more: {counted(rows, 'row')}")
     for text in (*plan.choice.because, *plan.warnings):
         say(text)
-    for each in moves:
-        for lost in each.foreign:
-            say(f"{each.table} loses {lost}")
+    for table in moves:
+        for lost in table.foreign:
+            say(f"{table.table} loses {lost}")
     if plan.nothing:
         say(f"all tables of sink {plan.sink} stand at {boundary} {_offsets(boundary.cut)} already")
         return

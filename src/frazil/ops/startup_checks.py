@@ -1,8 +1,8 @@
-"""Which tables stop the next start of a sink, or wait until a person has looked.
+"""Tables that would stop the next start of a sink, or that wait for an operator.
 
-In: the config, and tables as their metadata files show them. Out: table → kind of error, what it
-says, and what helps. The checks are those of a start (`frazil.startup`); nothing is written, and no
-Spark is started for it.
+In: the config, and tables read from their metadata files. Out: table → kind of error, message and
+hint. The checks are those of a start (`frazil.startup`); nothing is written, and Spark is not
+started.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from frazil.startup import astray, forgotten, unindexed
 
 
 def in_doubt(config: Config, opened: Open) -> dict[str, dict[str, str]]:
-    """Empty: nothing that metadata tells stands in the way of a start."""
+    """Table → kind, message and hint. Empty: nothing in the metadata prevents a start."""
     return {
         name: {"kind": type(error).__name__, "says": error.message, "hint": error.hint}
         for name, error in _doubts(config, opened).items()
@@ -35,9 +35,9 @@ def in_doubt(config: Config, opened: Open) -> dict[str, dict[str, str]]:
 
 
 def show_doubts(doubts: Mapping[str, Mapping[str, str]], console: Console) -> None:
-    for name, each in doubts.items():
+    for name, doubt in doubts.items():
         console.print(
-            f"in doubt: {name}: {each['kind']}: {each['says']}\nhint: {each['hint']}",
+            f"in doubt: {name}: {doubt['kind']}: {doubt['says']}\nhint: {doubt['hint']}",
             markup=False,
             highlight=False,
             soft_wrap=True,
@@ -59,46 +59,46 @@ def _doubts(config: Config, opened: Open) -> dict[str, FrazilError]:
         if index is not None and rows:
             return {index.name: forgotten(index.name, sink)}
         return _unindexed(config, opened) if entry is None and not config.one_table else {}
-    told = ends(index.rows(ENDS, {"sink": [sink]}))
-    found: dict[str, FrazilError] = {}
+    indexed = ends(index.rows(ENDS, {"sink": [sink]}))
+    doubts: dict[str, FrazilError] = {}
     for name, uuid in announced_tables(entry.tables, index.properties).items():
         if (branch := _branch(config, name)) is None:
-            continue  # the config has it no more
+            continue  # no longer in the config
         table = opened(name)
         if table is None:
-            found[name] = IdentityMismatch(
+            doubts[name] = IdentityMismatch(
                 f"cannot go on with table {name}: it is gone",
                 hint="restore the table; what was staged for it waits",
             )
         elif table.uuid != uuid:
-            found[name] = IdentityMismatch(
+            doubts[name] = IdentityMismatch(
                 f"cannot go on with table {name}: it was dropped and made again; "
                 f"expected uuid {uuid}, found {table.uuid}",
                 hint="restore the table; its batches wait, staged",
             )
-        elif strayed := astray(_target(table, branch, sink), lambda: told.get(name, {})):  # noqa: B023
-            found[name] = strayed
-    return found
+        elif strayed := astray(_target(table, branch, sink), lambda: indexed.get(name, {})):  # noqa: B023
+            doubts[name] = strayed
+    return doubts
 
 
 def _unindexed(config: Config, opened: Open) -> dict[str, FrazilError]:
-    found = {}
-    for each in config.tables:
-        table = opened(each.name) if "{" not in each.name else None
+    doubts = {}
+    for table_config in config.tables:
+        table = opened(table_config.name) if "{" not in table_config.name else None
         if table is not None:
-            target = _target(table, each.branch, config.sink.id)
+            target = _target(table, table_config.branch, config.sink.id)
             if error := unindexed(target, config.index_table):
-                found[each.name] = error
-    return found
+                doubts[table_config.name] = error
+    return doubts
 
 
 def _target(table: ReadOnlyTable, branch: str, sink: str) -> TableCommitter:
-    # A look has no epoch, and asks only for what a metadata file can tell.
+    # Reading needs no epoch, and calls only methods that a metadata file can answer.
     return TableCommitter(cast(CommitTable, table), branch, sink, 0, time)
 
 
 def _branch(config: Config, name: str) -> str | None:
-    """The branch that the config names for a table, or for a template that makes it."""
+    """The branch configured for a table, or for a template that it matches."""
     branches = {table.name: table.branch for table in config.tables}
     branches |= dict.fromkeys(map(remembered, config.remembering), "main")
     if config.dead_letters:

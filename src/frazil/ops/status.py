@@ -1,4 +1,4 @@
-"""What can be known of a sink from outside: for `frazil status` and `frazil orphans`."""
+"""`frazil status` and `frazil orphans`: the state of a sink, read from outside its process."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from frazil.sources.dead_letters import replaying
 from frazil.spark.open_table import Open
 from frazil.startup import staging_folder
 
-#: Seconds after which a file of Iceberg's that no snapshot refers to is of no commit under way: in
-#: the index, and in tables, where others may take longer (Iceberg's own procedure waits as long).
+#: Age in seconds from which an unreferenced Iceberg file belongs to no commit in progress: in the
+#: index, and in tables, where other writers may take longer (Iceberg's procedure waits as long).
 _OLD, _OLDER = 24 * 3600.0, 3 * 24 * 3600.0
 
 
 def status(config: Config, opened: Open) -> dict[str, Any]:
     """Position, lag, epoch, counts, pending batches and last commit, from metadata alone.
 
-    Whether a process of the sink runs cannot be seen there. What can: when it last committed, and
-    whether records wait for longer than it should take; that is said, and nothing beyond.
+    Metadata does not show whether a process of the sink runs. `state` reports only the time of the
+    last commit, and whether records wait longer than they should.
     """
     table, sink = opened(config.index_table), config.sink.id
-    found = head(table.history("main"), sink, table.tagged(ledger_tag(sink))) if table else None
-    entry = found.entry if found else None
+    newest = head(table.history("main"), sink, table.tagged(ledger_tag(sink))) if table else None
+    entry = newest.entry if newest else None
     position = entry.end if entry else Cut()
     stored = [] if table is None else list(_batches(config, table))
     staged = [batch for batch in stored if not position.reaches(batch.end)]
@@ -59,7 +59,7 @@ def status(config: Config, opened: Open) -> dict[str, Any]:
     _, partitions = planner.origin()
     marks = planner.watermarks(partitions)
     lag = {p: end - position.get(p, marks.low[p]) for p, end in marks.end.items()}
-    # A claim is an entry, too: only one that moved the position tells of a commit of records.
+    # A claim is an entry, too; only an entry that moved the position is a commit of records.
     moved = _last_move(table, sink) if table else None
     doubts = in_doubt(config, opened)
     return {
@@ -86,7 +86,7 @@ def status(config: Config, opened: Open) -> dict[str, Any]:
 
 
 _COUNTS = ("written", "rejected", "skipped")
-#: Commit intervals after which a commit that should have come is late.
+#: Number of commit intervals after which a commit is late.
 _LATE = 3
 
 
@@ -94,8 +94,8 @@ def _last_move(table: ReadOnlyTable, sink: str) -> int | None:
     for entry, snapshot in entries(table.history("main"), sink):
         if entry.ranges:
             return snapshot.timestamp_ms
-    witness = table.tagged(ledger_tag(sink))
-    return witness.timestamp_ms if witness else None
+    tagged = table.tagged(ledger_tag(sink))
+    return tagged.timestamp_ms if tagged else None
 
 
 def _state(config: Config, lag: int, moved: int | None, doubted: Sequence[str] = ()) -> str:
@@ -118,24 +118,24 @@ def _ago(seconds: float) -> str:
 
 
 def _counts(table: ReadOnlyTable, sink: str) -> dict[str, int]:
-    """What became of all records, by the index. A batch of several tables has rows of all of them
-    together, under the name `*`; of one table its own rows tell."""
+    """The outcomes of all records, from the index. A batch of several tables has `*` rows for all
+    of them together; a batch of one table has only that table's rows."""
     rows = table.rows(["batch", "table_name", *_COUNTS], {"sink": [sink]})
     starred = pc.equal(rows["table_name"].cast("string"), "*")
     whole = pc.is_in(rows["batch"], value_set=pc.unique(rows.filter(starred)["batch"]))
-    each = rows.filter(pc.or_(starred, pc.invert(whole)))
-    return {name: int(pc.sum(each[name]).as_py() or 0) for name in _COUNTS}
+    totals = rows.filter(pc.or_(starred, pc.invert(whole)))
+    return {name: int(pc.sum(totals[name]).as_py() or 0) for name in _COUNTS}
 
 
-#: Of dead letters: how many of them, and commits with some, a look goes back.
+#: Dead letters to count, and commits with dead letters to read, at most.
 _LETTERS, _COMMITS = 10_000, 20
 _LETTER = ("kind", "topic", "partition", "offset", "message")
 _WIDTH = 300
 
 
 def _kinds(config: Config, opened: Open) -> dict[str, dict[str, object]]:
-    """Kinds of the newest rejected records: how many, where and why the last of them. Only the
-    files of the newest commits that rejected something are read."""
+    """Kinds of the newest rejected records: their number, and place and reason of the last one.
+    Only the files of the newest commits that rejected something are read."""
     name = config.dead_letters.table
     table = opened(name) if name else None
     counts, last = Counter[str](), dict[str, str]()
@@ -159,7 +159,7 @@ def _kinds(config: Config, opened: Open) -> dict[str, dict[str, object]]:
 
 
 def _letter(row: dict[str, Any]) -> str:
-    """As `frazil run` tells it."""
+    """In the format of `frazil run`."""
     where = Partition(row["topic"], row["partition"])
     return f"{where} offset {row['offset']}: {row['message']}"[:_WIDTH]
 
@@ -177,42 +177,42 @@ def _batches(config: Config, table: ReadOnlyTable) -> Iterator[StagedBatch]:
 def _waiting(
     config: Config, opened: Open, position: Cut, staged: list[StagedBatch]
 ) -> dict[str, dict[str, object]]:
-    """The tables that staged batches wait for: how many, how large, since when, and why if that can
-    be seen from outside. What all tables have waits for the index."""
-    found: dict[str, dict[str, object]] = {}
+    """Tables that staged batches wait for: number and size of the batches, since when, and why if
+    that is visible from outside. Batches that all their tables have wait for the index."""
+    waiting: dict[str, dict[str, object]] = {}
     behind: set[str] = set()
     for name in sorted({name for batch in staged for name in batch.names}):
-        mine = [batch for batch in staged if name in batch.names]
+        batches = [batch for batch in staged if name in batch.names]
         table, why = opened(name), ""
         if table is None:
             why = "the table is gone"
-        elif table.uuid != mine[-1].table(name).uuid:
+        elif table.uuid != batches[-1].table(name).uuid:
             why = "the table was dropped and made again"
         else:
             branch = next((t.branch for t in config.tables if t.name == name), "main")
             beyond = takewhile(
-                lambda each: not position.reaches(each[0].end),
+                lambda pair: not position.reaches(pair[0].end),
                 entries(table.history(branch), config.sink.id),
             )
-            there = {commit_id for entry, _ in beyond for commit_id in entry.commit_ids}
-            mine = [batch for batch in mine if batch.commit_id not in there]
-        behind |= {batch.commit_id for batch in mine}
-        if mine:
-            since = min(batch.staged_at_ms for batch in mine)
-            found[name] = {
-                "batches": len(mine),
-                "bytes": sum(batch.table(name).bytes for batch in mine),
+            committed = {commit_id for entry, _ in beyond for commit_id in entry.commit_ids}
+            batches = [batch for batch in batches if batch.commit_id not in committed]
+        behind |= {batch.commit_id for batch in batches}
+        if batches:
+            since = min(batch.staged_at_ms for batch in batches)
+            waiting[name] = {
+                "batches": len(batches),
+                "bytes": sum(batch.table(name).bytes for batch in batches),
                 "since": _moment(since),
                 "why": why,
             }
-    if mine := [batch for batch in staged if batch.commit_id not in behind]:
-        found[config.index_table] = {
-            "batches": len(mine),
+    if batches := [batch for batch in staged if batch.commit_id not in behind]:
+        waiting[config.index_table] = {
+            "batches": len(batches),
             "bytes": 0,
-            "since": _moment(min(batch.staged_at_ms for batch in mine)),
+            "since": _moment(min(batch.staged_at_ms for batch in batches)),
             "why": "all their tables have them",
         }
-    return found
+    return waiting
 
 
 def _moment(ms: int) -> str:
@@ -222,8 +222,8 @@ def _moment(ms: int) -> str:
 def orphans(
     config: Config, spark: SparkSession, older_than: float = 0.0
 ) -> list[tuple[JavaTable, str]]:
-    """Files that lives of the sink before the newest left behind, and replays of its dead letters,
-    with the table they lie in. `older_than`: seconds; what is younger is left out."""
+    """Files left behind by earlier runs of the sink and by replays of its dead letters, each with
+    its table. Files younger than `older_than` seconds are left out."""
     catalog = JavaCatalog(spark, config.catalog.name)
     index_table = catalog.load(config.index_table)
     if index_table is None:
@@ -231,8 +231,8 @@ def orphans(
     entry = TableCommitter(index_table, "main", config.sink.id, 0, time).head().entry
     if entry is None:
         return []
-    # In this order, so that what the running sink commits meanwhile is never taken for a leftover:
-    # staged batches first, then the files, then what the snapshots refer to.
+    # The order protects files that a running sink commits meanwhile: staged batches first, then
+    # the file listings, then the files that snapshots reference.
     stored = _stored(config, index_table)
     names = {table.name for table in config.tables if "{" not in table.name}
     known = {*known_tables(index_table, config.sink.id), *(n for b in stored for n in b.names)}
@@ -249,53 +249,53 @@ def orphans(
             )
         before = int((now - older_than) * 1000) if older_than else None
         files = [path for root in _folders(table) for path in table.listing(root, before)]
-        # Names of Iceberg's say nothing of the table: only where no other table has its own.
+        # Iceberg's file names do not name the table: list only the table's own metadata folder.
         age = max(older_than, _OLD if table is index_table else _OLDER)
         old = table.listing(f"{table.location}/metadata/", int((now - age) * 1000))
         listed.append((table, files, old))
-    # Of all tables together: some may share a folder.
+    # Over all tables: some may share a folder.
     live = [path for table in tables for path in _referenced(config, spark, table)]
-    found = []
+    leftovers = []
     for table, files, old in listed:
         ours = tasks.orphan_files(
             files, sink=config.sink.id, epoch=entry.epoch, referenced=live, staged=stored
         )
-        found += [(table, path) for path in (*tasks.abandoned(old, live), *ours)]
+        leftovers += [(table, path) for path in (*tasks.abandoned(old, live), *ours)]
     if config.dead_letters:
-        found += orphans(replaying(config), spark, older_than)
-    return list(dict.fromkeys(found))
+        leftovers += orphans(replaying(config), spark, older_than)
+    return list(dict.fromkeys(leftovers))
 
 
-def remove(found: list[tuple[JavaTable, str]]) -> None:
-    """Those leftovers; none of them where the files of one table may be another's."""
-    for table in dict.fromkeys(table for table, _ in found):
+def remove(leftovers: list[tuple[JavaTable, str]]) -> None:
+    """Delete the leftovers; none at all if files of one table may belong to another."""
+    for table in dict.fromkeys(table for table, _ in leftovers):
         refuse_shared(table.name, table.properties)
-    for table, path in found:
+    for table, path in leftovers:
         table.delete(path)
 
 
 def _folders(table: JavaTable) -> list[str]:
-    """Where a table's files lie: by its location, and by its properties."""
+    """The folders of a table's files, by its location and its properties."""
     own = [f"{table.location}/data/", f"{table.location}/metadata/"]
     return list(dict.fromkeys([*own, *(f"{path.rstrip('/')}/" for path in _told(table))]))
 
 
 def _told(table: JavaTable) -> list[str]:
-    """The folders that a table's properties name; two are names of older versions of Iceberg."""
+    """The folders that a table's properties name; two properties are of older Iceberg versions."""
     names = ("data", "metadata", "object-storage", "folder-storage")
-    found = [table.properties.get(f"write.{name}.path", "") for name in names]
-    return [path for path in found if path]
+    paths = [table.properties.get(f"write.{name}.path", "") for name in names]
+    return [path for path in paths if path]
 
 
 def _shared(table: JavaTable) -> list[str]:
-    """Folders outside of the table's own, which other tables may have, too."""
+    """Folders outside of the table's location, which other tables may use, too."""
     prefix, home = place(table.location)
-    there = [(path, place(path)) for path in _told(table)]
-    return [p for p, at in there if at[0] != prefix or not at[1].startswith(f"{home}/")]
+    places = [(path, place(path)) for path in _told(table)]
+    return [p for p, at in places if at[0] != prefix or not at[1].startswith(f"{home}/")]
 
 
 def _referenced(config: Config, spark: SparkSession, table: JavaTable) -> Iterator[str]:
-    """Whatever a snapshot of a table names: data and delete files, manifests and their lists."""
+    """All files that a snapshot references: data and delete files, manifests, manifest lists."""
     name = f"{config.catalog.name}.{table.name}"
     columns = (
         ("all_files", "file_path"),
@@ -309,9 +309,9 @@ def _referenced(config: Config, spark: SparkSession, table: JavaTable) -> Iterat
 
 
 def _stored(config: Config, index_table: JavaTable) -> list[StagedBatch]:
-    """The batch records in the stage; torn ones do not count."""
+    """The batch records in the staging folder; incomplete ones are left out."""
     paths = index_table.listing(staging_folder(config, index_table))
-    found = [
+    batches = [
         staged_batch.load(index_table.fetch(path), path) for path in paths if path.endswith(".json")
     ]
-    return [batch for batch in found if batch is not None]
+    return [batch for batch in batches if batch is not None]

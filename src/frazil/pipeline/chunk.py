@@ -1,15 +1,15 @@
-"""The records of a chunk, each with its fate. Runs on executors.
+"""Decodes, routes and fits the records of one chunk. Runs on executors.
 
     bytes ▶ decode ▶ rules ▶ debezium ▶ evolve ▶ route ▶ rows of each table
                 └───────┴─────────┴─────────┴───────┴──▶ rejected
 
-In: the values of a chunk, with what stands beside them. Out: `ChunkResult`: rows in the shape of
-each table, and a `Rejection` for every record that cannot be decoded, routed or fitted. Every
-record is in all of its tables, or skipped by a rule, or rejected (by all of its tables, or some):
-nothing falls through.
+In: the records of a chunk: values, keys, headers, offsets and timestamps. Out: `ChunkResult`: rows
+in the schema of each table, and a `Rejection` for every record that cannot be decoded, routed or
+fitted. Every record is written to all of its tables, skipped by a rule, or rejected by one or more
+of its tables. No record is dropped silently.
 
-Where a table is missing, or could be changed so that records fit it, that is told as a need:
-the driver sees to it, for all tasks at once, and the batch is run again.
+A table that is missing, or that must change before records fit it, is reported as a need. The
+driver collects the needs of all tasks, creates or changes the tables, and runs the batch again.
 """
 
 from __future__ import annotations
@@ -59,62 +59,61 @@ from frazil.pipeline.versions import VersionLookup, column_of, field_of
 
 @dataclass(frozen=True, slots=True)
 class TablePlan:
-    """A table as the tasks of a batch see it."""
+    """A table as the tasks of a batch see it: schema, settings and position."""
 
     shape: WriterSpec
     metadata: MetadataColumns
     event_time: str
     evolution: str = "evolve"
     aliases: Aliases = field(default_factory=dict)
-    #: paths of the table's schema that stay required, and names of its partition fields
+    #: paths of identifier fields, which stay required; names of the table's partition fields
     identifier: tuple[str, ...] = ()
     partitions: tuple[str, ...] = ()
     format_version: int = 2
-    #: records below it are in the table already
+    #: the table already contains the records below these offsets
     floor: Mapping[Partition, int] = field(default_factory=dict)
-    #: of an upsert table: its key columns, and how the files look that take keys away
+    #: upsert tables: the key columns, and the writer spec of equality-delete files
     key: tuple[str, ...] = ()
     deletes: WriterSpec | None = None
     partitioned_by_key: bool = False
-    #: and where a column says which change is the newer one: its path, the table that remembers
-    #: what was deleted, and where to look for what both have
+    #: upsert tables with a `version_column`: its path, the `_deleted` table, and the files of
+    #: both tables in which to look up the current version of a key
     order: str = ""
     memory: TablePlan | None = None
     known: tuple[VersionLookup, ...] = ()
-    #: of a change log: its key columns
+    #: change logs: the key columns
     log: tuple[str, ...] = ()
-    #: to how many columns of their own JSON records may bring it, nested ones counted
+    #: how many columns JSON records may add up to, nested ones counted, metadata columns not
     max_columns: int = MAX_COLUMNS
 
     @property
     def columns(self) -> pa.Schema:
-        """The record's own."""
-        beside = {each.name for each in self.metadata.fields}
-        return pa.schema([each for each in self.shape.arrow if each.name not in beside])
+        """The columns of the record, without metadata columns."""
+        beside = {column.name for column in self.metadata.fields}
+        return pa.schema([column for column in self.shape.arrow if column.name not in beside])
 
     @property
     def key_columns(self) -> pa.Schema:
         key = self.key or self.log
-        return pa.schema([each for each in self.shape.arrow if each.name in key])
+        return pa.schema([column for column in self.shape.arrow if column.name in key])
 
     @property
     def told_by_deletes(self) -> pa.Schema:
-        """The columns that a delete of a database tells: the key, and its order."""
+        """The columns that a delete event contains: the key and, if it has one, its version."""
         order = [self.order_field] if self.own_order else []
         return pa.schema([*self.key_columns, *order])
 
     @property
     def of_deletes(self) -> pa.Schema:
-        """The columns of a delete: the key, its order, if it has one, and where its record is
-        from."""
-        wanted = {*self.key, *(each.name for each in self.metadata.fields)} - {self.order}
-        columns = [each for each in self.shape.arrow if each.name in wanted]
+        """The columns of a delete: key, metadata columns and, if it has one, the version."""
+        wanted = {*self.key, *(column.name for column in self.metadata.fields)} - {self.order}
+        columns = [column for column in self.shape.arrow if column.name in wanted]
         return pa.schema(columns + ([self.order_field] if self.order else []))
 
     @property
     def own_order(self) -> str:
-        """Where it is among the record's own columns."""
-        beside = {each.name for each in self.metadata.fields}
+        """`order`, if it is a column of the record; empty if it is a metadata column."""
+        beside = {column.name for column in self.metadata.fields}
         return "" if self.order in beside else self.order
 
     @property
@@ -124,22 +123,22 @@ class TablePlan:
 
 @dataclass(frozen=True, slots=True)
 class NewTable:
-    """What is known of a table before it is made."""
+    """The settings of a table that does not exist yet."""
 
     beside: tuple[str, ...] = ()  # names of its metadata columns
     max_columns: int = MAX_COLUMNS
-    #: columns that can be no float or double: keys, versions, sources of bucket and truncate
+    #: columns that cannot be float or double: keys, versions, sources of bucket and truncate
     undivided: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A rejected record, and why."""
+    """A rejected record and the reason."""
 
     index: int
     kind: str
     reason: str
-    #: the tables it was for, as far as that is known
+    #: the tables it was routed to; empty if unknown
     tables: tuple[str, ...] = ()
     schema_id: int | None = None
 
@@ -149,15 +148,15 @@ class ChunkResult:
     rows: list[tuple[str, pa.Table]] = field(default_factory=list)
     #: keys that records delete from upsert tables
     gone: list[tuple[str, pa.Table]] = field(default_factory=list)
-    #: the same of records that are among the rows, too: the key a row had before
+    #: former keys of records in `rows` that changed their key
     left: list[tuple[str, pa.Table]] = field(default_factory=list)
     letters: dict[int, Rejection] = field(default_factory=dict)
     skipped: int = 0
     needs: dict[str, pa.Schema] = field(default_factory=dict)
 
     def reject(self, letter: Rejection) -> None:
-        """A record that several tables reject is one letter. What it says can be written down:
-        some reasons repeat what they found, which may be long, or half of a surrogate pair."""
+        """Add a rejection. Rejections of one record by several tables become one dead letter. The
+        reason is shortened and made valid UTF-8: it may quote the record's data."""
         plain = letter.reason[:1000].encode(errors="replace").decode()
         letter = replace(letter, reason=plain)
         known = self.letters.get(letter.index)
@@ -177,14 +176,14 @@ class ChunkResult:
 
 JSON = RecordFormat("json")
 
-#: The mode of a table that keeps every change, and the column that says which: u or d, where a
-#: record has a value or none; or what Debezium says.
+#: Modes of tables with a key, and the operation column of a change log: Debezium's operation, or
+#: u for a record with a value and d for one without.
 LOG = "changelog"
 UPSERT = "upsert"
 OP = pa.field("_op", pa.large_string())
 
 
-#: The kind of a change that lacks a value which the database did not send.
+#: The kind of a rejected change: the database did not send the value of a column.
 UNAVAILABLE = "unavailable"
 
 
@@ -197,43 +196,43 @@ def _not_carried(name: str, column: str, look: Placeholder) -> str:
 
 
 def _with_op(rows: pa.Table, op: str) -> pa.Table:
-    """With its operation; a change that tells its own keeps it."""
+    """Rows with column `_op`: `op` where a row has no operation of its own."""
     if "_op" not in rows.schema.names:
         return rows.append_column(OP, pa.repeat(pa.scalar(op, OP.type), len(rows)))
     at = rows.schema.get_field_index("_op")
     return rows.set_column(at, OP, rows.column("_op").cast(OP.type).fill_null(op))
 
 
-#: Where a need keeps the former names of its columns; and, where it was inferred of records, their
-#: votes, and the columns of the table that they are about.
+#: Schema metadata of a need: former names of its columns; if it was inferred from JSON records,
+#: their votes, the table's current columns and the maximal number of columns.
 _ALIASES, _VOTES, _BASE = b"frazil.aliases", b"frazil.votes", b"frazil.base"
 _MOST = b"frazil.most"
 
 
 def needed(columns: pa.Schema, aliases: Aliases) -> pa.Schema:
-    """Columns that a table must have, with the names they had before."""
+    """A need: the columns that a table must have, with their former names."""
     return columns.with_metadata({_ALIASES: json.dumps(together(aliases)).encode()})
 
 
 def voted(votes: json_inference.Votes, base: pa.Schema, aliases: Aliases, most: int) -> pa.Schema:
-    """The same, where records vote for what is to be added to the columns `base`, up to `most`."""
-    found = needed(json_inference.columns(votes, base, most), aliases)
+    """A need inferred from JSON records: their votes extend the columns `base`, up to `most`."""
+    need = needed(json_inference.columns(votes, base, most), aliases)
     beside = {
         _VOTES: json.dumps(votes).encode(),
         _BASE: base.serialize().to_pybytes(),
         _MOST: b"%d" % most,
     }
-    return found.with_metadata({**found.metadata, **beside})
+    return need.with_metadata({**need.metadata, **beside})
 
 
 def aliases_of(need: pa.Schema) -> dict[str, tuple[str, ...]]:
-    said = json.loads((need.metadata or {}).get(_ALIASES, b"{}"))
-    return {path: tuple(names) for path, names in said.items()}
+    aliases = json.loads((need.metadata or {}).get(_ALIASES, b"{}"))
+    return {path: tuple(names) for path, names in aliases.items()}
 
 
 def add_need(needs: dict[str, pa.Schema], table: str, need: pa.Schema) -> None:
-    """To what others need of the table. Votes of records are added up. Of writer schemas that
-    cannot both be, the first stays: when the table is there, records of the other are rejected."""
+    """Merge a need into `needs`. Votes of JSON records are added up. Of two incompatible writer
+    schemas the first stays; records of the other are rejected once the table exists."""
     known = needs.get(table)
     if known is None:
         needs[table] = need
@@ -250,12 +249,12 @@ def add_need(needs: dict[str, pa.Schema], table: str, need: pa.Schema) -> None:
         needs[table] = needed(merged(known, need, aliases), aliases)
 
 
-#: So many ways in which records want a table changed are remembered: hostile ones have more.
+#: Size of the cache of wanted table changes, which hostile records would fill without end.
 _MOST_WANTS = 1_000
 
 
 class ChunkPipeline:
-    """Settles the chunks of one task."""
+    """Processes the chunks of one task."""
 
     def __init__(
         self,
@@ -268,11 +267,13 @@ class ChunkPipeline:
         key_format: RecordFormat | None = None,
         new: Mapping[str, NewTable] | None = None,
     ) -> None:
-        """Without `rules` everything goes to `only`. `refused`: why a table could not be made, or
-        changed, for records that wanted it. `keyed`: names and templates of
-        upsert tables and change logs, with their mode; `key_format`: how the keys of records
-        without a value are read, None for text. `new`: names and templates of tables, with what is
-        known of one before it is made."""
+        """Without `rules` all records go to table `only`.
+
+        `refused`: tables that could not be created or changed as records need it, with the reason.
+        `keyed`: names and templates of upsert tables and change logs, with their mode.
+        `key_format`: format of the keys of records without a value; None: text.
+        `new`: names and templates of tables, with the settings of one that does not exist yet.
+        """
         self._format = format
         self._rules = rules
         self._tables = tables
@@ -288,11 +289,11 @@ class ChunkPipeline:
         self._new = new or {}
 
     def framed(self, records: RecordBatches | None) -> FramedRecords | None:
-        """Kafka's batches straight into columns, where that can be."""
+        """Kafka's record batches decoded directly into columns; None: not possible."""
         return None if self._json or records is None else self._decoder.framed(records)
 
     def way(self, partition: Partition) -> Route | NoRoute | None:
-        """What the rules say of a partition's records by their topic alone; None: nothing."""
+        """The route of all records of a partition; None: it depends on the record."""
         return self._rules.of_topic(partition.kafka_topic) if self._rules else self._only
 
     def settle(
@@ -302,7 +303,7 @@ class ChunkPipeline:
         framed: FramedRecords | None,
         below: frozenset[str],
     ) -> ChunkResult:
-        """`below`: tables that have these records already."""
+        """Process one chunk. `below`: tables that already contain its records."""
         work = _ChunkWork(partition, opened, below)
         way = self.way(partition)
         if isinstance(way, NoRoute):
@@ -318,7 +319,7 @@ class ChunkPipeline:
         ]
         return work.settled
 
-    # ── records that come as columns ─────────────────────────────────────────────────────────
+    # ── Avro and other formats that decode without the table's schema ────────────────────────
 
     def _of_columns(
         self, work: _ChunkWork, way: Route | None, framed: FramedRecords | None
@@ -327,8 +328,8 @@ class ChunkPipeline:
             groups, rejected = [framed.decoded], list[UndecodableRecord]()
         else:
             groups, rejected = self._decoder.decode(work.opened.values, work.opened.headers)
-        for each in self._deleting(work, way, rejected):
-            self._undecoded(work, each, way)
+        for record in self._deleting(work, way, rejected):
+            self._undecoded(work, record, way)
         for group in groups:
             shares = [way] if way else self._sorted(work, group.rows, group.index)
             for share in shares:
@@ -350,28 +351,30 @@ class ChunkPipeline:
                             for i in range(len(rows))
                         ]
                         rows = rows.slice(0, 0)
-                    for each in bad:
-                        where = each.index if at is None else int(at[each.index])
+                    for record in bad:
+                        where = record.index if at is None else int(at[record.index])
                         work.settled.reject(
-                            Rejection(where, each.kind, each.reason, share.tables, group.schema_id)
+                            Rejection(
+                                where, record.kind, record.reason, share.tables, group.schema_id
+                            )
                         )
                     at = _among(at, kept)
                 aliases = self._decoder.aliases(group.schema_id)
                 if share.envelope:
                     aliases = debezium.aliases(aliases)
                 for name in share.tables:
-                    mine = (rows, at)
+                    part = (rows, at)
                     if share.envelope and name in self._tables:
-                        mine = self._deleted(work, name, *mine, group.schema_id)
+                        part = self._deleted(work, name, *part, group.schema_id)
                     elif self._mode(name) == LOG:
-                        mine = (_with_op(mine[0], "u"), mine[1])
-                    self._into(work, name, *mine, aliases, group.schema_id)
+                        part = (_with_op(part[0], "u"), part[1])
+                    self._into(work, name, *part, aliases, group.schema_id)
 
     def _undecoded(self, work: _ChunkWork, rejected: UndecodableRecord, way: Route | None) -> None:
         if rejected.kind == "null" and self._changes(work):
-            work.settled.skipped += 1  # the tombstone behind a delete, which is a row already
+            work.settled.skipped += 1  # a tombstone: the delete event before it was a row
         elif way is not None and not way.tables:
-            work.settled.skipped += 1  # a rule skips the topic, whatever its records are
+            work.settled.skipped += 1  # a rule skips the whole topic
         else:
             tables = way.tables if way else ()
             work.settled.reject(
@@ -380,33 +383,33 @@ class ChunkPipeline:
                 )
             )
 
-    # ── what deletes ─────────────────────────────────────────────────────────────────────────
+    # ── deletes ──────────────────────────────────────────────────────────────────────────────
 
     def _mode(self, name: str) -> str:
-        """upsert or changelog; empty: neither."""
+        """The mode of a table: upsert, changelog, or empty for append."""
         return self._keyed.get(self._rules.template(name) if self._rules else name, "")
 
     def _deleting(
         self, work: _ChunkWork, way: Route | None, rejected: Sequence[UndecodableRecord]
     ) -> list[UndecodableRecord]:
-        """Records without a value delete from upsert tables, or are a row of a change log; gives
-        those that are neither."""
+        """Process records without a value: a delete in an upsert table, a row of a change log.
+        Returns the other rejected records."""
         names = [name for name in way.tables if self._mode(name)] if way else []
         if not names or self._changes(work):
             return list(rejected)
-        nulls = np.array([each.index for each in rejected if each.kind == "null"], np.int64)
+        nulls = np.array([record.index for record in rejected if record.kind == "null"], np.int64)
         for name in names:
             self._tombstones(work, name, nulls)
         others = [name for name in way.tables if name not in names] if way else []
         for i in nulls.tolist() if others else ():
             reason = "cannot read the value: found null"
             work.settled.reject(Rejection(i, "null", reason, tuple(others)))
-        return [each for each in rejected if each.kind != "null"]
+        return [record for record in rejected if record.kind != "null"]
 
     def _tombstones(self, work: _ChunkWork, name: str, at: Longs) -> None:
         plan = self._tables.get(name)
         if plan is None:
-            work.needless.update(at.tolist())  # there is nothing that could be deleted
+            work.needless.update(at.tolist())  # the table does not exist: nothing to delete
             return
         work.heard.update(at.tolist())
         if not len(at) or name in work.below:
@@ -425,10 +428,12 @@ class ChunkPipeline:
         at: Longs,
         columns: pa.Schema | None = None,
     ) -> None:
-        """`columns`: those that `given` have, if it is more than the key."""
+        """Delete the keys `given`. `columns`: their columns, if they contain more than the key."""
         rows, index, bad = KeyDecoder(format, columns or plan.key_columns).read(given)
-        for each in bad:
-            letter = Rejection(int(at[each.index]), each.kind, each.reason, (name,), each.schema_id)
+        for record in bad:
+            letter = Rejection(
+                int(at[record.index]), record.kind, record.reason, (name,), record.schema_id
+            )
             work.settled.reject(letter)
         if plan.log:
             self._fitted(work, name, plan, _with_op(rows, "d"), at[index], None)
@@ -438,7 +443,7 @@ class ChunkPipeline:
     def _deleted(
         self, work: _ChunkWork, name: str, rows: pa.Table, at: Longs | None, schema_id: int | None
     ) -> tuple[pa.Table, Longs | None]:
-        """Of unwrapped changes: those that an upsert table takes as rows."""
+        """Process the deletes among unwrapped changes. Returns the changes that are rows."""
         plan = self._tables[name]
         if not plan.key or name in work.below:
             return rows, at
@@ -446,7 +451,7 @@ class ChunkPipeline:
         if not gone.any():
             return rows, at
         index = np.flatnonzero(gone)
-        lacking = [each for each in plan.key if each not in rows.schema.names]
+        lacking = [column for column in plan.key if column not in rows.schema.names]
         if not lacking:
             orders = column_of(rows, plan.own_order)
             keys = _with_order(rows.select(plan.key), plan, orders).take(pa.array(index))
@@ -466,7 +471,7 @@ class ChunkPipeline:
         at: Longs | None,
         schema_id: int | None,
     ) -> None:
-        """A row that got another key leaves the old one."""
+        """Delete the old keys of rows whose key changed."""
         for name in names:
             plan = self._tables.get(name)
             if plan is not None and plan.key and name not in work.below:
@@ -485,11 +490,11 @@ class ChunkPipeline:
         assert self._rules is not None
         headers = work.beside("headers", index) if self._rules.wants_headers else None
         origin = work.origin(index) if self._rules.wants_rows else None
-        found = self._rules.sort(work.partition.kafka_topic, rows, headers=headers, origin=origin)
-        for each in found.rejected:
-            where = each.index if index is None else int(index[each.index])
-            work.settled.reject(Rejection(where, each.kind, each.reason))
-        return found.shares
+        routed = self._rules.sort(work.partition.kafka_topic, rows, headers=headers, origin=origin)
+        for record in routed.rejected:
+            where = record.index if index is None else int(index[record.index])
+            work.settled.reject(Rejection(where, record.kind, record.reason))
+        return routed.shares
 
     def _into(
         self,
@@ -500,13 +505,13 @@ class ChunkPipeline:
         aliases: Aliases,
         schema_id: int | None,
     ) -> None:
-        """Rows of one writer schema into one table."""
+        """Fit rows of one writer schema into one table, or reject them, or record a need."""
         if name in work.below or not len(rows):
             return
         plan = self._tables.get(name)
         if plan is None:
-            if said := self._refused.get(name) or self._unmakeable(name, rows.schema):
-                self._reject(work, name, said, len(rows), at, schema_id)
+            if reason := self._refused.get(name) or self._unmakeable(name, rows.schema):
+                self._reject(work, name, reason, len(rows), at, schema_id)
             else:
                 self._need(work, name, rows.schema, aliases)
             return
@@ -523,22 +528,26 @@ class ChunkPipeline:
             self._fitted(work, name, plan, renamed(rows, plan.columns, known), at, schema_id)
 
     def _kept(self, work: _ChunkWork, name: str, keys: pa.Table) -> pa.Table:
-        """Without those of records whose row the table rejects: then its old one stays."""
+        """`keys` without those of records that the table rejects: their old rows stay."""
         letters = work.settled.letters
-        mine = [i for i, letter in letters.items() if name in letter.tables]
-        rejected = pa.array(work.opened.offsets[mine]) if mine else pa.array([], pa.int64())
+        positions = [i for i, letter in letters.items() if name in letter.tables]
+        rejected = (
+            pa.array(work.opened.offsets[positions]) if positions else pa.array([], pa.int64())
+        )
         offset = self._tables[name].metadata.offset
         return keys.filter(pc.invert(pc.is_in(keys.column(offset), rejected)))
 
     def _need(self, work: _ChunkWork, name: str, columns: pa.Schema, aliases: Aliases) -> None:
-        if self._mode(name) == LOG:  # of a delete nothing is known but its key
+        if self._mode(name) == LOG:  # a delete may contain nothing but its key
             if "_op" not in columns.names:
                 columns = columns.append(OP)
-            columns = pa.schema([each.with_nullable(True) for each in columns], columns.metadata)
+            columns = pa.schema(
+                [column.with_nullable(True) for column in columns], columns.metadata
+            )
         work.settled.need(name, columns, aliases)
 
     def _unmakeable(self, name: str, columns: pa.Schema) -> str:
-        """Why a table of this name cannot be made with such columns."""
+        """Why a table cannot be created with these columns; empty: it can."""
         return unmakeable(columns, self._made(name).beside)
 
     def _made(self, name: str) -> NewTable:
@@ -560,8 +569,8 @@ class ChunkPipeline:
     def _misfit(self, work: _ChunkWork, letter: Rejection) -> None:
         [name] = letter.tables
         if name not in letter.reason:
-            what = letter.reason.removeprefix("cannot fit ")
-            letter = replace(letter, reason=f"cannot fit {name}: {what}")
+            fact = letter.reason.removeprefix("cannot fit ")
+            letter = replace(letter, reason=f"cannot fit {name}: {fact}")
         if name in self._tables and self._tables[name].evolution == "fail":
             where = f"{work.partition} offset {int(work.opened.offsets[letter.index])}"
             raise SchemaMismatch(
@@ -571,18 +580,20 @@ class ChunkPipeline:
         work.settled.reject(letter)
 
     def _verdict(self, plan: TablePlan, columns: pa.Schema, aliases: Aliases) -> str | bool:
-        """False: records with such columns fit; True: they will, when the table is changed; or why
-        they never do."""
-        lacking = [each for each in plan.metadata.fields if each.name not in plan.shape.arrow.names]
+        """False: records with these columns fit. True: they fit after a change of the table.
+        Otherwise the reason why they never fit."""
+        lacking = [
+            column for column in plan.metadata.fields if column.name not in plan.shape.arrow.names
+        ]
         if plan.evolution == "evolve":
-            found = _changes(plan, columns, aliases)
-            if not found.impossible:
-                changed = bool(found or lacking)
+            schema_changes = _changes(plan, columns, aliases)
+            if not schema_changes.impossible:
+                changed = bool(schema_changes or lacking)
                 return changed and self._refused.get(plan.shape.name, changed)
-            return f"cannot fit {plan.shape.name}: {'; '.join(found.impossible)}"
+            return f"cannot fit {plan.shape.name}: {'; '.join(schema_changes.impossible)}"
         named = _names(columns, plan.columns, aliases)
-        found_now = differences(pa.schema([*named, *plan.metadata.fields]), plan.shape.arrow)
-        return f"cannot fit {plan.shape.name}: {'; '.join(found_now)}" if found_now else False
+        misfits = differences(pa.schema([*named, *plan.metadata.fields]), plan.shape.arrow)
+        return f"cannot fit {plan.shape.name}: {'; '.join(misfits)}" if misfits else False
 
     def _fitted(
         self,
@@ -594,8 +605,8 @@ class ChunkPipeline:
         schema_id: int | None,
         deletes: list[tuple[str, pa.Table]] | None = None,
     ) -> None:
-        """In the table's shape; a row that does not fit is rejected by itself. The rows may be keys
-        that are to be deleted."""
+        """Fit rows into the table's schema and add them to the result, or keys to `deletes`.
+        Rows that do not fit are rejected one by one."""
         rows, at = self._in_time(work, name, plan, rows, at, schema_id)
         if deletes is None:
             rows, at = self._available(work, name, rows, at, schema_id)
@@ -635,7 +646,8 @@ class ChunkPipeline:
         at: Longs | None,
         schema_id: int | None,
     ) -> tuple[pa.Table, Longs | None]:
-        """Without records whose timestamp the table cannot have, though it has a column for it."""
+        """Reject records whose timestamp does not fit the table's timestamp column. Returns the
+        others."""
         stamps = _picked(work.opened.stamps, at)
         late = too_late(stamps) if plan.metadata.timestamp else np.empty(0, np.int64)
         if not len(late):
@@ -649,8 +661,8 @@ class ChunkPipeline:
     def _available(
         self, work: _ChunkWork, name: str, rows: pa.Table, at: Longs | None, schema_id: int | None
     ) -> tuple[pa.Table, Longs | None]:
-        """Without records that would replace a value in an upsert table by the placeholder for it,
-        with Debezium's envelope or flattened; other tables write what was sent."""
+        """Reject records that would overwrite a value of an upsert table with Debezium's
+        placeholder, in the envelope or flattened. Other tables write the placeholder as sent."""
         look = placeholder(self._format.unavailable)
         if look is None or self._mode(name) != UPSERT:
             return rows, at
@@ -665,75 +677,76 @@ class ChunkPipeline:
         kept = np.flatnonzero(~bad)
         return rows.take(pa.array(kept)), _among(at, kept)
 
-    # ── records that come as JSON: a table's own columns say how to read them ─────────────────
+    # ── JSON: decoded by the schema of the table ──────────────────────────────────────────────
 
     def _of_json(self, work: _ChunkWork, way: Route | None) -> None:
         values = work.opened.values
-        there: Longs | None = None
+        present: Longs | None = None
         looked = None
-        if self._changes(work):  # tombstones say nothing that a delete has not said
-            there = np.flatnonzero([value is not None for value in values])
-            work.settled.skipped += len(values) - len(there)
+        if self._changes(work):  # a tombstone repeats the delete event before it
+            present = np.flatnonzero([value is not None for value in values])
+            work.settled.skipped += len(values) - len(present)
         if way is not None:
-            shares = [replace(way, index=there)]
+            shares = [replace(way, index=present)]
         else:
             assert self._rules is not None
-            mine = values if there is None else [values[i] for i in there.tolist()]
-            rows = peek(mine, self._rules.fields)
-            looked = np.zeros(len(values), bool)  # where something was seen
+            texts = values if present is None else [values[i] for i in present.tolist()]
+            rows = peek(texts, self._rules.fields)
+            looked = np.zeros(len(values), bool)  # where a rule found one of its fields
             for column in rows.columns:
-                looked[slice(None) if there is None else there] |= column.is_valid().to_numpy()
+                looked[slice(None) if present is None else present] |= column.is_valid().to_numpy()
             if self._rules.wants_rows:
-                rows = rows.append_column("value", pa.array(mine, pa.large_binary()))
-            found = self._sorted(work, rows, there)
-            shares = [replace(each, index=_among(there, each.index)) for each in found]
+                rows = rows.append_column("value", pa.array(texts, pa.large_binary()))
+            routes = self._sorted(work, rows, present)
+            shares = [replace(route, index=_among(present, route.index)) for route in routes]
         for share in shares:
             at = share.index
-            mine = values if at is None else [values[i] for i in at.tolist()]
+            texts = values if at is None else [values[i] for i in at.tolist()]
             if not share.tables:
-                self._skip_json(work, mine, at, None if way else looked)
+                self._skip_json(work, texts, at, None if way else looked)
                 continue
             if share.envelope:
-                self._changes_json(work, share, mine, at)
+                self._changes_json(work, share, texts, at)
             else:
                 for name in share.tables:
-                    self._json_into(work, name, mine, at, np.zeros(len(mine), bool))
+                    self._json_into(work, name, texts, at, np.zeros(len(texts), bool))
 
     def _changes_json(
         self, work: _ChunkWork, share: Route, changes: Sequence[bytes | None], at: Longs | None
     ) -> None:
-        found = debezium.unwrap_json(changes)
-        work.named |= found.named
-        for each in found.rejected:
+        unwrapped = debezium.unwrap_json(changes)
+        work.named |= unwrapped.named
+        for record in unwrapped.rejected:
             work.settled.reject(
-                Rejection(_at(at, each.index), each.kind, each.reason, share.tables)
+                Rejection(_at(at, record.index), record.kind, record.reason, share.tables)
             )
-        there = [i for i, row in enumerate(found.rows) if row is not None]
-        # The others are tombstones in Connect's wrapper.
-        work.settled.skipped += len(changes) - len(there) - len(found.rejected)
-        if not there:
+        present = [i for i, row in enumerate(unwrapped.rows) if row is not None]
+        # The other changes are tombstones in Connect's wrapper.
+        work.settled.skipped += len(changes) - len(present) - len(unwrapped.rejected)
+        if not present:
             return
-        rows, where = [found.rows[i] for i in there], _among(at, np.array(there, np.int64))
-        gone = np.array([i in found.deleted for i in there], bool)
+        rows, where = [unwrapped.rows[i] for i in present], _among(at, np.array(present, np.int64))
+        gone = np.array([i in unwrapped.deleted for i in present], bool)
         for name in share.tables:
-            self._moved_json(work, name, [changes[i] for i in there], rows, where)
+            self._moved_json(work, name, [changes[i] for i in present], rows, where)
             self._json_into(work, name, rows, where, gone)
 
     def _skip_json(
         self, work: _ChunkWork, values: Sequence[bytes | None], at: Longs | None, looked: Any
     ) -> None:
-        """Skipped by a rule; but what no rule could look into is rejected, if it is no JSON."""
+        """Skip values by a rule. A value in which the rules found no field is rejected if it is
+        not valid JSON."""
         work.settled.skipped += len(values)
         if looked is None:
             return
         where = np.arange(len(values)) if at is None else at
         blind = np.flatnonzero(~looked[where]).tolist()
         _, broken = Decoder(self._format, pa.schema([])).decode([values[i] for i in blind])
-        for each in broken:
-            if each.kind != "shape":
+        for record in broken:
+            if record.kind != "shape":
                 work.settled.skipped -= 1
                 work.settled.reject(
-                    Rejection(int(where[blind[each.index]]), each.kind, each.reason)
+                    Rejection(int(where[blind[record.index]]), record.kind, record.reason)
                 )
 
     def _moved_json(
@@ -758,7 +771,7 @@ class ChunkPipeline:
         rows, some, _ = KeyDecoder(JSON, plan.told_by_deletes).read(former)
         now, others, _ = KeyDecoder(JSON, plan.key_columns).read(current)
         place = {int(position): i for i, position in enumerate(others)}
-        # A row whose new key cannot be read is rejected, and its old one stays.
+        # A row with an unreadable new key is rejected, and the old row stays.
         moved = np.array(
             [
                 i
@@ -779,7 +792,7 @@ class ChunkPipeline:
         at: Longs | None,
         deleted: Any,
     ) -> None:
-        """`deleted`: which of the values are rows that are no more."""
+        """Process JSON values for one table. `deleted`: mask of the values that are deletes."""
         if name in work.below:
             return
         plan = self._tables.get(name)
@@ -789,7 +802,7 @@ class ChunkPipeline:
             self._tombstones(work, name, where[nulls])
             if plan is not None and plan.key:
                 rows_gone = [values[i] or b"" for i in np.flatnonzero(deleted).tolist()]
-                texts = [_ordered_json(each, each, plan.own_order) for each in rows_gone]
+                texts = [_ordered_json(text, text, plan.own_order) for text in rows_gone]
                 self._by_keys(work, name, plan, JSON, texts, where[deleted], plan.told_by_deletes)
                 nulls |= deleted
             kept = np.flatnonzero(~nulls)
@@ -801,11 +814,11 @@ class ChunkPipeline:
                 self._reject(work, name, self._refused[name], len(values), at, None)
             else:
                 _, reasons = self._learn(work, name, None, enumerate(values))
-                for i, each in reasons.items():
-                    self._unlike(work, name, each, _at(at, i))
+                for i, record in reasons.items():
+                    self._unlike(work, name, record, _at(at, i))
             return
         if name not in self._decoders:
-            # Its own columns fit; what it may lack are those that say where a row comes from.
+            # The table's own columns fit; only metadata columns can be missing.
             if verdict := self._verdict(plan, plan.columns, {}):
                 if verdict is not True:
                     self._reject(work, name, verdict, len(values), at, None)
@@ -818,19 +831,19 @@ class ChunkPipeline:
             rows = _with_defaults(plan, group, values)
             rows = _with_op(rows, "u") if plan.log else rows
             self._fitted(work, name, plan, rows, _among(at, group.index), None)
-        reasons = {each.index: each for each in rejected}
-        misshapen = [i for i, each in reasons.items() if each.kind == "shape"]
+        reasons = {record.index: record for record in rejected}
+        misshapen = [i for i, record in reasons.items() if record.kind == "shape"]
         if misshapen and plan.aliases:
             misshapen = self._by_old_names(work, name, plan, values, misshapen, at)
         later = set[int]()
         if plan.evolution == "evolve" and name not in self._refused:
             named = ((i, values[i]) for i in misshapen)
-            later, said = self._learn(work, name, plan, named)
-            reasons |= said
+            later, misfits = self._learn(work, name, plan, named)
+            reasons |= misfits
         unlike = set(misshapen)
-        for i, each in reasons.items():
-            if i not in later and (each.kind != "shape" or i in unlike):
-                self._unlike(work, name, each, _at(at, i))
+        for i, record in reasons.items():
+            if i not in later and (record.kind != "shape" or i in unlike):
+                self._unlike(work, name, record, _at(at, i))
 
     def _unlike(self, work: _ChunkWork, name: str, rejected: UndecodableRecord, at: int) -> None:
         letter = Rejection(at, rejected.kind, rejected.reason, (name,))
@@ -848,7 +861,8 @@ class ChunkPipeline:
         misshapen: list[int],
         at: Longs | None,
     ) -> list[int]:
-        """Records that call a renamed column as it was called; gives those that are none."""
+        """Decode records that use former names of renamed columns. Returns those that still do not
+        fit."""
         newer = _newer(plan)
         texts: list[bytes | None] = [_under(values[i], newer) for i in misshapen]
         groups, rejected = self._decoders[name].decode(texts)
@@ -856,7 +870,7 @@ class ChunkPipeline:
             where = _among(np.array(misshapen, np.int64), group.index)
             rows = _with_defaults(plan, group, texts)
             self._fitted(work, name, plan, rows, _among(at, where), None)
-        return [misshapen[each.index] for each in rejected]
+        return [misshapen[record.index] for record in rejected]
 
     def _learn(
         self,
@@ -865,14 +879,14 @@ class ChunkPipeline:
         plan: TablePlan | None,
         values: Iterable[tuple[int, bytes | None]],
     ) -> tuple[set[int], dict[int, UndecodableRecord]]:
-        """Which of the values would fit if the table were made or changed for them, and why the
-        others never do. A table can have what each of those by itself wants; what all of them
-        together want is settled by votes."""
+        """Infer a need of the table from JSON values. Returns the positions of values that would
+        fit after the change, and the reasons of those that never fit. Each of the former is
+        possible by itself; where they contradict each other, votes decide."""
         base = pa.schema([]) if plan is None else plan.columns
         judged = default_values.loosened(base)
         newer = {} if plan is None else _newer(plan)
         renames = {} if plan is None else _renames(plan)
-        found, reasons, votes = set[int](), dict[int, UndecodableRecord](), json_inference.Votes()
+        fitting, reasons, votes = set[int](), dict[int, UndecodableRecord](), json_inference.Votes()
         for i, value in values:
             if value is None:
                 reasons[i] = UndecodableRecord(i, "null", "cannot read the value: found null")
@@ -880,39 +894,40 @@ class ChunkPipeline:
             try:
                 text = _under(value, newer) if newer else value
                 known = {*base.names, *renames}
-                told = {n: k for n, k in work.named.get(value, {}).items() if n not in known}
-                # A column whose type is named is judged as one that the table has.
+                typed = {n: k for n, k in work.named.get(value, {}).items() if n not in known}
+                # A column with a declared type is judged as if the table had it.
                 whole = pa.schema(
-                    [*judged, *((n, json_inference.arrow(k, n)) for n, k in told.items())]
+                    [*judged, *((n, json_inference.arrow(k, n)) for n, k in typed.items())]
                 )
                 kind = wanted(text or b"", whole, renames)
-                kind = _in_order(value, kind | told) if told else kind
+                kind = _in_order(value, kind | typed) if typed else kind
                 self._refuse_placeholder(name, kind)
                 if plan is None:
                     kind = json_inference.undivided(kind, self._made(name).undivided)
-                if said := self._unchangeable(name, plan, kind):
-                    raise UnexpectedJson("shape", said)
+                if reason := self._unchangeable(name, plan, kind):
+                    raise UnexpectedJson("shape", reason)
             except UnexpectedJson as error:
                 reasons[i] = UndecodableRecord(i, error.kind, error.reason)
                 continue
-            found.add(i)
+            fitting.add(i)
             json_inference.vote(votes, kind)
-        if found:
+        if fitting:
             if self._mode(name) == LOG and "_op" not in {*base.names, *votes["fields"]}:
                 votes["fields"]["_op"] = [1, sys.maxsize, {"kinds": {"string": 1}}]  # the last
             aliases = {} if plan is None else plan.aliases
             most = self._most_columns(name, plan)
             add_need(work.settled.needs, name, voted(votes, base, aliases, most))
-        return found, reasons
+        return fitting, reasons
 
     def _refuse_placeholder(self, name: str, kind: dict[str, Any]) -> None:
-        """The placeholder of an hstore is an object with it as a key: no column has that name."""
+        """Reject the placeholder of an hstore, an object with the placeholder as a key: a column
+        of that name must not be created."""
         look = placeholder(self._format.unavailable)
         if look is not None and (column := json_inference.holder(kind, look.text)):
             raise UnexpectedJson(UNAVAILABLE, _not_carried(name, column, look))
 
     def _unchangeable(self, name: str, plan: TablePlan | None, kind: dict[str, Any]) -> str:
-        """Why the table cannot be made, or changed, as one record wants it."""
+        """Why the table cannot be created or changed as one record needs it; empty: it can."""
         key = (name, repr(kind))
         if key not in self._wants:
             if len(self._wants) >= _MOST_WANTS:
@@ -921,20 +936,22 @@ class ChunkPipeline:
             json_inference.vote(votes, kind)
             columns = json_inference.columns(votes, plan.columns if plan else None)
             if plan is None:
-                said = self._unmakeable(name, columns) if kind else "it names no column"
+                reason = self._unmakeable(name, columns) if kind else "it names no column"
                 more = True
             else:
-                found = _changes(plan, columns, plan.aliases)
-                said = "; ".join(found.impossible)
-                more = bool(found.add)
-                if not said and not (found.add or found.widen or found.rename):
-                    said = "no change of the table makes it fit"
+                schema_changes = _changes(plan, columns, plan.aliases)
+                reason = "; ".join(schema_changes.impossible)
+                more = bool(schema_changes.add)
+                if not reason and not (
+                    schema_changes.add or schema_changes.widen or schema_changes.rename
+                ):
+                    reason = "no change of the table makes it fit"
             most, count = self._most_columns(name, plan), json_inference.count(columns)
-            if more and not said and count > most:
-                said = (
+            if more and not reason and count > most:
+                reason = (
                     f"with its fields the table would have {count} columns; max_columns is {most}"
                 )
-            self._wants[key] = said
+            self._wants[key] = reason
         return self._wants[key]
 
     def _most_columns(self, name: str, plan: TablePlan | None) -> int:
@@ -942,25 +959,25 @@ class ChunkPipeline:
 
 
 class _ChunkWork:
-    """One chunk on its way."""
+    """One chunk in progress and its result."""
 
     def __init__(self, partition: Partition, opened: RawRecords, below: frozenset[str]) -> None:
         self.partition = partition
         self.opened = opened
         self.below = below
         self.settled = ChunkResult()
-        #: row in JSON → kinds of the columns whose type a schema beside it names
+        #: JSON row → kinds of the columns with a type declared in the envelope's schema
         self.named: dict[bytes, dict[str, str]] = {}
-        #: positions of tombstones for tables that are not there, and for some that are
+        #: positions of tombstones for tables that do not exist, and for tables that do
         self.needless: set[int] = set()
         self.heard: set[int] = set()
 
-    def beside(self, what: str, index: Longs | None) -> pa.Array | None:
-        column = getattr(self.opened, what)
+    def beside(self, name: str, index: Longs | None) -> pa.Array | None:
+        column = getattr(self.opened, name)
         return column if column is None or index is None else column.take(pa.array(index))
 
     def origin(self, index: Longs | None) -> dict[str, pa.Array]:
-        """What a Python function sees beside the record's own columns."""
+        """The metadata columns that a Python function sees beside the record's own."""
         offsets = _picked(self.opened.offsets, index)
         stamps = _picked(self.opened.stamps, index)
         keys, headers = self.beside("keys", index), self.beside("headers", index)
@@ -983,7 +1000,7 @@ def _changes(plan: TablePlan, columns: pa.Schema, aliases: Aliases) -> Any:
         plan.shape.arrow,
         columns,
         aliases,
-        beside={each.name for each in plan.metadata.fields},
+        beside={column.name for column in plan.metadata.fields},
         identifier=plan.identifier,
         partitions=plan.partitions,
         format_version=plan.format_version,
@@ -1001,28 +1018,28 @@ def _check_order(rows: pa.Table, plan: TablePlan) -> None:
 def _with_defaults(
     plan: TablePlan, group: DecodedChunk, values: Sequence[bytes | None]
 ) -> pa.Table:
-    """Rows of JSON, with the table's defaults for what the values lack."""
+    """Rows of JSON values, with the table's defaults for missing fields."""
     if not default_values.any_of(plan.columns):
         return group.rows
-    mine = values if group.index is None else [values[i] for i in group.index.tolist()]
-    return default_values.of_json(group.rows, plan.columns, mine)
+    texts = values if group.index is None else [values[i] for i in group.index.tolist()]
+    return default_values.of_json(group.rows, plan.columns, texts)
 
 
 def _with_order(keys: pa.Table, plan: TablePlan, orders: Any) -> pa.Table:
-    """Keys that are deleted, with the order of what deletes them, where that is told."""
+    """Deleted keys with the version of the delete, if it has one."""
     if orders is None or not plan.own_order:
         return keys
     return keys.append_column(plan.own_order, orders)
 
 
 def _ordered_json(key: bytes, row: bytes, path: str) -> bytes:
-    """The same of one key in JSON; the order stands in its row."""
+    """A deleted key in JSON with the version from its row, if it has one."""
     if not path:
         return key
     try:
-        found = debezium.members(row.decode())
-        top, *inside = [path] if path in found else path.split(".")
-        raw = found[top][1]
+        members = debezium.members(row.decode())
+        top, *inside = [path] if path in members else path.split(".")
+        raw = members[top][1]
         for name in inside:
             raw = debezium.members(raw)[name][1]
     except (ValueError, KeyError, RecursionError, debezium.NotARow):
@@ -1031,43 +1048,43 @@ def _ordered_json(key: bytes, row: bytes, path: str) -> bytes:
 
 
 def _in_order(value: bytes, kind: dict[str, Any]) -> dict[str, Any]:
-    """What a record wants, in the order of its fields."""
+    """The columns that a record needs, in the order of its fields."""
     fields = [*debezium.members(value.decode()), *kind]
     return {name: kind[name] for name in dict.fromkeys(fields) if name in kind}
 
 
 def _under(value: bytes | None, newer: Mapping[str, str]) -> bytes | None:
-    """A JSON object under the names that its fields have now; digits stay as they are."""
+    """A JSON object with current field names. Values keep their text: numbers lose no digit."""
     try:
         given = debezium.members((value or b"").decode())
     except (ValueError, RecursionError, debezium.NotARow):
         return value
     named = {newer.get(name, name): raw for name, (_, raw) in given.items()}
     if len(named) < len(given):
-        return value  # it has both
+        return value  # it has a field under its former and its current name
     body = ",".join(f"{json.dumps(name)}:{raw}" for name, raw in named.items())
     return f"{{{body}}}".encode(errors="surrogatepass")
 
 
 def _newer(plan: TablePlan) -> dict[str, str]:
-    """Former names of columns that the table has, with those they have now."""
-    here = set(plan.columns.names)
+    """Former name → current name of renamed columns."""
+    names = set(plan.columns.names)
     return {
         old: new
         for new, olds in together(plan.aliases).items()
         for old in olds
-        if new in here and old not in here
+        if new in names and old not in names
     }
 
 
 def _renames(plan: TablePlan) -> dict[str, str]:
-    """Names that columns of the table are to get, with those they have now."""
-    here = set(plan.columns.names)
+    """New name → current name of columns that are yet to be renamed."""
+    names = set(plan.columns.names)
     return {
         new: old
         for new, olds in together(plan.aliases).items()
         for old in olds
-        if new not in here and old in here
+        if new not in names and old in names
     }
 
 
@@ -1076,14 +1093,14 @@ def _names(columns: pa.Schema, target: pa.Schema, aliases: Aliases) -> pa.Schema
 
 
 def _parts(rows: pa.Table, plan: TablePlan) -> Iterator[Longs]:
-    """Rows that lack a value which the table requires, one by one, and all others together; where
-    that is not what is wrong, halves."""
+    """Split rows of which some do not fit. Rows with all required values come together, the others
+    in a second part, then one by one; if no value is missing, the rows are halved."""
     lacking = np.zeros(len(rows), bool)
-    required = [each.name for each in plan.columns if not each.nullable]
+    required = [column.name for column in plan.columns if not column.nullable]
     for name in (*required, plan.own_order):
-        column = column_of(rows, name)
-        if column is not None and column.null_count:
-            lacking |= column.is_null().to_numpy()
+        values = column_of(rows, name)
+        if values is not None and values.null_count:
+            lacking |= values.is_null().to_numpy()
     if lacking.any() and not lacking.all():
         yield np.flatnonzero(~lacking)
         yield np.flatnonzero(lacking)
@@ -1092,7 +1109,7 @@ def _parts(rows: pa.Table, plan: TablePlan) -> Iterator[Longs]:
 
 
 def _among(outer: Longs | None, inner: Longs | None) -> Longs | None:
-    """Positions within positions."""
+    """Positions `inner` within the positions `outer`; None: all."""
     if outer is None or inner is None:
         return inner if outer is None else outer
     return outer[inner]

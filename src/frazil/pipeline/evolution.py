@@ -1,12 +1,12 @@
-"""What must change in a table so that records fit it, said and not done. Runs everywhere; pure.
+"""Computes the schema changes that a table needs so that records fit it. Runs everywhere; pure.
 
-In: a table's columns and the records' columns. Out: `Changes`, which Iceberg can make without
-touching a file that is there: add, widen, make optional, rename; or the sentence why that is
-impossible. Nothing is ever dropped, narrowed or parsed.
+In: a table's columns and the records' columns. Out: `SchemaChanges`, which Iceberg can make without
+rewriting a data file: add, widen, make optional, rename; or the reason why they are impossible.
+Nothing is ever dropped, narrowed or parsed.
 
-What fits needs no change, and what fits is what `frazil.pipeline.projection` says. Columns have
-the names of the table or of the records; `aliases` say which of them are the same (newest path →
-names it had). A path is Iceberg's: `s.a`, `l.element.a`, `m.value.a`.
+Records that fit by `frazil.pipeline.projection` need no change. `aliases` map columns of the table
+and of the records to each other: newest path → former names. Paths are Iceberg's: `s.a`,
+`l.element.a`, `m.value.a`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from frazil.config.model import RESERVED
 from frazil.errors import SchemaMismatch
 from frazil.pipeline.projection import _is_list, castable
 
-#: Characters of a new column's name: as many as catalogs take.
+#: Longest name of a new column, in characters: the limit of common catalogs.
 MAX_NAME = 255
-#: newest path → the name, or names, that the column had
+#: newest path → former name or names of the column
 Aliases = Mapping[str, str | tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaChanges:
-    """Paths are made of the names that the table has now."""
+    """Changes of a table's schema. Paths use the table's current names."""
 
     add: tuple[tuple[str, pa.Field], ...] = ()  # path of the struct ("": the table), column
     widen: tuple[tuple[str, pa.DataType], ...] = ()
@@ -52,40 +52,40 @@ def changes(
     partitions: Collection[str] = (),
     format_version: int = 3,
 ) -> SchemaChanges:
-    """What a table with columns `target` needs so that records with `columns` fit.
+    """The changes that a table with columns `target` needs so that records with `columns` fit.
 
-    `beside` are the metadata columns, which no record has; `identifier` the paths of the table's
-    identifier fields, which stay required: a record without a value there is a misfit. `partitions`
-    are the names of its partition fields, which no new column may have.
+    `beside`: names of the metadata columns, which records do not have. `identifier`: paths of the
+    table's identifier fields, which stay required; a record without a value there is a misfit.
+    `partitions`: names of its partition fields, which no new column may have.
     """
-    found = _Comparison(target, aliases or {}, beside, identifier, partitions, format_version)
-    found.struct(columns, [each for each in target if each.name not in beside], "", "")
+    comparison = _Comparison(target, aliases or {}, beside, identifier, partitions, format_version)
+    comparison.struct(columns, [field for field in target if field.name not in beside], "", "")
     return SchemaChanges(
-        tuple(found.add),
-        tuple(found.widen),
-        tuple(found.relax),
-        tuple(found.rename),
-        tuple(found.impossible),
+        tuple(comparison.add),
+        tuple(comparison.widen),
+        tuple(comparison.relax),
+        tuple(comparison.rename),
+        tuple(comparison.impossible),
     )
 
 
 def merged(one: pa.Schema, other: pa.Schema, aliases: Aliases | None = None) -> pa.Schema:
-    """The columns, as a table has them, into which records of both fit.
+    """The columns of a table into which records of both schemas fit.
 
-    The same fields whatever is merged first; their order is that of who came first.
+    The set of fields does not depend on the order of merging; the order of the fields does.
     """
     try:
         fields = _union(one, other, aliases or {}, "")
-        said = twins(fields)
+        reason = twins(fields)
     except _Unlike as error:
-        said = str(error)
-    if said:
-        raise SchemaMismatch(f"cannot merge the columns of records: {said}")
+        reason = str(error)
+    if reason:
+        raise SchemaMismatch(f"cannot merge the columns of records: {reason}")
     return pa.schema(fields)
 
 
 def renamed(rows: pa.Table, target: pa.Schema, aliases: Aliases | None = None) -> pa.Table:
-    """`rows` of an older writer under the names that the table has now."""
+    """`rows` of an older writer schema under the table's current names."""
     if not aliases:
         return rows
     fields = _renamed(rows.schema, target, aliases, "")
@@ -101,23 +101,24 @@ def renamed(rows: pa.Table, target: pa.Schema, aliases: Aliases | None = None) -
 
 
 def together(*aliases: Aliases) -> dict[str, tuple[str, ...]]:
-    """What config, writer and table say about former names, as one."""
-    found: dict[str, tuple[str, ...]] = {}
-    for each in aliases:
-        for path in each:
-            known = found.get(path, ())
-            found[path] = (*known, *(name for name in _olds(each, path) if name not in known))
-    return found
+    """The former names from config, writer schema and table, merged."""
+    names: dict[str, tuple[str, ...]] = {}
+    for source in aliases:
+        for path in source:
+            known = names.get(path, ())
+            names[path] = (*known, *(name for name in _olds(source, path) if name not in known))
+    return names
 
 
 def twins(fields: Iterable[pa.Field]) -> str:
-    """Says which columns Spark, and most engines, do not tell apart; empty where all are well."""
+    """The reason why columns cannot coexist, such as names that differ only in case, which Spark
+    and most engines cannot distinguish; empty: they can."""
     return _clash((path for field in fields for path in _paths(field, "")), {})
 
 
 def unmakeable(columns: pa.Schema, beside: Collection[str]) -> str:
-    """Says why no new table can have these columns; empty where one can. `beside` are the names of
-    its metadata columns."""
+    """The reason why no new table can have these columns; empty: it can. `beside`: names of its
+    metadata columns."""
     ours = {name.lower() for name in beside}
     if clash := [name for name in columns.names if name.lower() in ours]:
         return (
@@ -129,35 +130,35 @@ def unmakeable(columns: pa.Schema, beside: Collection[str]) -> str:
 
 
 class _Unlike(Exception):
-    """A sentence: no column of a table can be like this."""
+    """The reason why a table cannot have a column of this type."""
 
 
 def _tabled(field: pa.Field, path: str, format_version: int = 3) -> pa.Field:
-    """A column of records as an Iceberg table has it."""
+    """A column of records with the type of an Iceberg column."""
     kind = field.type
     if pa.types.is_struct(kind) and kind.num_fields:
-        inside = [_tabled(each, f"{path}.{each.name}", format_version) for each in kind]
+        inside = [_tabled(child, f"{path}.{child.name}", format_version) for child in kind]
         return field.with_type(pa.struct(inside))
     if _is_list(kind):
         return field.with_type(_list(_tabled(kind.value_field, f"{path}.element", format_version)))
     if pa.types.is_map(kind):
         key = _tabled(kind.key_field, f"{path}.key", format_version)
         return field.with_type(_map(key, _tabled(kind.item_field, f"{path}.value", format_version)))
-    there = next((each for each in _LEAVES if castable(kind, each)), None)
+    leaf = next((candidate for candidate in _LEAVES if castable(kind, candidate)), None)
     if pa.types.is_decimal(kind) and kind.precision <= 38:
-        there = pa.decimal128(kind.precision, kind.scale)
+        leaf = pa.decimal128(kind.precision, kind.scale)
     elif pa.types.is_fixed_size_binary(kind) or kind == pa.uuid():
-        there = kind
-    if there is None:
+        leaf = kind
+    if leaf is None:
         raise _Unlike(
             f"column {path!r} is {kind} in the records, a type that Iceberg does not have"
         )
-    if format_version < 3 and pa.types.is_timestamp(there) and there.unit == "ns":
+    if format_version < 3 and pa.types.is_timestamp(leaf) and leaf.unit == "ns":
         raise _Unlike(f"column {path!r} is {kind} in the records, which needs format_version = 3")
-    return field.with_type(there)
+    return field.with_type(leaf)
 
 
-#: Narrowest first. Decimals, fixed and uuid have sizes of their own.
+#: Iceberg's primitive types, narrowest first. Decimal, fixed and uuid are handled separately.
 _LEAVES = (
     pa.bool_(),
     pa.int32(),
@@ -176,7 +177,7 @@ _LEAVES = (
 
 
 class _Comparison:
-    """One walk through both, and what it found on the way."""
+    """One walk through both schemas, and the changes found."""
 
     def __init__(
         self,
@@ -200,32 +201,32 @@ class _Comparison:
         self.impossible: list[str] = []
 
     def struct(
-        self, given: Iterable[pa.Field], there: Sequence[pa.Field], path: str, newest: str
+        self, given: Iterable[pa.Field], target: Sequence[pa.Field], path: str, newest: str
     ) -> None:
-        """`path` has the table's names, `newest` those that aliases are told by."""
-        missing = {each.name: each for each in there}
+        """Compare two structs. `path` uses the table's names, `newest` the names in the aliases."""
+        missing = {column.name: column for column in target}
         new = []
-        for field, like, name in _paired(given, there, self._aliases, newest):
+        for field, like, name in _paired(given, target, self._aliases, newest):
             if like is None:
                 new.append(field)
                 continue
             del missing[like.name]
-            here = _join(path, like.name)
+            field_path = _join(path, like.name)
             if like.name != name:
-                self._taken.pop(here.lower(), None)
+                self._taken.pop(field_path.lower(), None)
                 if self._enters(path, name):
-                    self.rename.append((here, name))
-            self._value(field, like, here, _join(newest, name))
+                    self.rename.append((field_path, name))
+            self._value(field, like, field_path, _join(newest, name))
         for field in new:
             self._added(path, field)
         for name, field in missing.items():
             if not field.nullable and default_of(field) is None:
                 self._relax(_join(path, name), missing=True)
 
-    def _value(self, given: pa.Field, there: pa.Field, path: str, newest: str) -> None:
-        if given.nullable and not there.nullable:
+    def _value(self, given: pa.Field, target: pa.Field, path: str, newest: str) -> None:
+        if given.nullable and not target.nullable:
             self._relax(path, missing=False)
-        kind, held = given.type, there.type
+        kind, held = given.type, target.type
         if pa.types.is_struct(kind) and pa.types.is_struct(held):
             self.struct(kind, list(held), path, newest)
         elif _is_list(kind) and _is_list(held):
@@ -242,11 +243,11 @@ class _Comparison:
                 self.widen.append((path, wider.type))
 
     def _added(self, path: str, field: pa.Field) -> None:
-        here = _join(path, field.name)
-        if self._enters(path, field.name) and (column := self._tabled(field, here)):
-            if said := _clash(list(_paths(column, path))[1:], self._taken):
-                self.impossible.append(said)
-            else:  # what is there already has no value in it
+        field_path = _join(path, field.name)
+        if self._enters(path, field.name) and (column := self._tabled(field, field_path)):
+            if reason := _clash(list(_paths(column, path))[1:], self._taken):
+                self.impossible.append(reason)
+            else:  # optional: existing rows have no value in it
                 self.add.append((path, column.with_nullable(True)))
 
     def _tabled(self, field: pa.Field, path: str) -> pa.Field | None:
@@ -257,21 +258,26 @@ class _Comparison:
             return None
 
     def _enters(self, parent: str, name: str) -> bool:
-        """May the table have a column of this name?"""
+        """Whether the table may have a column of this name; if not, the reason is recorded."""
         if not parent and name in self._beside:
-            said = f"column {name!r} is also the name of a metadata column"
+            reason = f"column {name!r} is also the name of a metadata column"
         elif not parent and name in RESERVED:
-            said = f"column {name!r} has a name that Iceberg keeps for itself"
+            reason = f"column {name!r} has a name that Iceberg keeps for itself"
         elif _join(parent, name) in self._partitions:
-            said = f"column {_join(parent, name)!r} has the name of a partition field of the table"
+            reason = (
+                f"column {_join(parent, name)!r} has the name of a partition field of the table"
+            )
         else:
-            said = _clash([_join(parent, name)], self._taken)
-        if said:
-            self.impossible.append(said)
-        return not said
+            reason = _clash([_join(parent, name)], self._taken)
+        if reason:
+            self.impossible.append(reason)
+        return not reason
 
     def _relax(self, path: str, missing: bool) -> None:
-        if any(each == path or each.startswith(f"{path}.") for each in self._identifier):
+        if any(
+            identifier == path or identifier.startswith(f"{path}.")
+            for identifier in self._identifier
+        ):
             if missing:
                 self.impossible.append(
                     f"column {path!r} is an identifier field of the table and not in the records"
@@ -279,30 +285,30 @@ class _Comparison:
         else:
             self.relax.append(path)
 
-    def _differ(self, path: str, there: pa.DataType, given: pa.DataType) -> None:
-        self.impossible.append(f"column {path!r} is {there} in the table, {given} in the records")
+    def _differ(self, path: str, held: pa.DataType, given: pa.DataType) -> None:
+        self.impossible.append(f"column {path!r} is {held} in the table, {given} in the records")
 
 
 def _paired(
-    given: Iterable[pa.Field], there: Iterable[pa.Field], aliases: Aliases, path: str
+    given: Iterable[pa.Field], target: Iterable[pa.Field], aliases: Aliases, path: str
 ) -> Iterator[tuple[pa.Field, pa.Field | None, str]]:
-    """Each field of one struct with its like in the other, and the newest name they go by."""
-    given, theirs = list(given), {each.name: each for each in there}
-    names = {each.name for each in given}
-    free = [name for name in theirs if name not in names]
+    """Each field of one struct, its counterpart in the other (or None), and their newest name."""
+    given, by_name = list(given), {column.name: column for column in target}
+    names = {column.name for column in given}
+    free = [name for name in by_name if name not in names]
     for field in given:
         name = field.name
-        if name in theirs:
-            yield field, theirs[name], name
+        if name in by_name:
+            yield field, by_name[name], name
             continue
-        # The other's newer name goes first: two writers that each call the other's name the old
-        # one would else rename the column to and fro.
-        newer = [each for each in free if name in _olds(aliases, _join(path, each))]
-        older = [each for each in _olds(aliases, _join(path, name)) if each in free]
+        # The other's newer name goes first: two writers that each list the other's name as the
+        # former one would otherwise rename the column back and forth.
+        newer = [candidate for candidate in free if name in _olds(aliases, _join(path, candidate))]
+        older = [candidate for candidate in _olds(aliases, _join(path, name)) if candidate in free]
         if newer or older:
             like = (newer or older)[0]
             free.remove(like)
-            yield field, theirs[like], like if newer else name
+            yield field, by_name[like], like if newer else name
         else:
             yield field, None, name
 
@@ -311,45 +317,47 @@ def _union(
     one: Iterable[pa.Field], other: Iterable[pa.Field], aliases: Aliases, path: str
 ) -> list[pa.Field]:
     other = list(other)
-    alone = {each.name for each in other}
+    alone = {column.name for column in other}
     fields = []
     for field, like, name in _paired(one, other, aliases, path):
-        here = _join(path, name)
+        field_path = _join(path, name)
         if like is None:
-            fields.append(_tabled(field, here).with_nullable(True))
+            fields.append(_tabled(field, field_path).with_nullable(True))
             continue
         alone.discard(like.name)
-        fields.append(_both(field.with_name(name), like.with_name(name), aliases, here))
-    rest = [each for each in other if each.name in alone]
-    return fields + [_tabled(each, _join(path, each.name)).with_nullable(True) for each in rest]
+        fields.append(_both(field.with_name(name), like.with_name(name), aliases, field_path))
+    rest = [column for column in other if column.name in alone]
+    return fields + [
+        _tabled(column, _join(path, column.name)).with_nullable(True) for column in rest
+    ]
 
 
 def _both(one: pa.Field, other: pa.Field, aliases: Aliases, path: str) -> pa.Field:
-    here, there = one.type, other.type
+    left, right = one.type, other.type
     kind: pa.DataType
-    if pa.types.is_struct(here) and pa.types.is_struct(there):
-        kind = pa.struct(_union(here, there, aliases, path))
-    elif _is_list(here) and _is_list(there):
-        kind = _list(_both(here.value_field, there.value_field, aliases, f"{path}.element"))
-    elif pa.types.is_map(here) and pa.types.is_map(there):
-        key = _both(here.key_field, there.key_field, aliases, f"{path}.key")
-        kind = _map(key, _both(here.item_field, there.item_field, aliases, f"{path}.value"))
+    if pa.types.is_struct(left) and pa.types.is_struct(right):
+        kind = pa.struct(_union(left, right, aliases, path))
+    elif _is_list(left) and _is_list(right):
+        kind = _list(_both(left.value_field, right.value_field, aliases, f"{path}.element"))
+    elif pa.types.is_map(left) and pa.types.is_map(right):
+        key = _both(left.key_field, right.key_field, aliases, f"{path}.key")
+        kind = _map(key, _both(left.item_field, right.item_field, aliases, f"{path}.value"))
     else:
-        here, there = _tabled(one, path).type, _tabled(other, path).type
-        if castable(here, there) and here != pa.uuid():  # which is also a fixed[16], and says more
-            kind = there
-        elif castable(there, here):
-            kind = here
+        left, right = _tabled(one, path).type, _tabled(other, path).type
+        if castable(left, right) and left != pa.uuid():  # uuid casts to fixed[16], but is kept
+            kind = right
+        elif castable(right, left):
+            kind = left
         else:
-            raise _Unlike(f"column {path!r} is {here} in some, {there} in others")
+            raise _Unlike(f"column {path!r} is {left} in some, {right} in others")
     return pa.field(one.name, kind, one.nullable or other.nullable)
 
 
 def _renamed(
-    given: Iterable[pa.Field], there: Iterable[pa.Field], aliases: Aliases, path: str
+    given: Iterable[pa.Field], target: Iterable[pa.Field], aliases: Aliases, path: str
 ) -> list[pa.Field]:
     fields = []
-    for field, like, name in _paired(given, there, aliases, path):
+    for field, like, name in _paired(given, target, aliases, path):
         if like is not None:
             kind = _retyped(field.type, like.type, aliases, _join(path, name))
             field = field.with_type(kind).with_name(name)
@@ -357,22 +365,22 @@ def _renamed(
     return fields
 
 
-def _retyped(given: pa.DataType, there: pa.DataType, aliases: Aliases, path: str) -> pa.DataType:
+def _retyped(given: pa.DataType, target: pa.DataType, aliases: Aliases, path: str) -> pa.DataType:
     def inside(one: pa.Field, other: pa.Field, word: str) -> pa.Field:
         return one.with_type(_retyped(one.type, other.type, aliases, f"{path}.{word}"))
 
-    if pa.types.is_struct(given) and pa.types.is_struct(there):
-        return pa.struct(_renamed(given, there, aliases, path))
-    if _is_list(given) and _is_list(there):
-        element = inside(given.value_field, there.value_field, "element")
+    if pa.types.is_struct(given) and pa.types.is_struct(target):
+        return pa.struct(_renamed(given, target, aliases, path))
+    if _is_list(given) and _is_list(target):
+        element = inside(given.value_field, target.value_field, "element")
         return pa.list_(element) if pa.types.is_list(given) else pa.large_list(element)
-    if pa.types.is_map(given) and pa.types.is_map(there):
-        return pa.map_(given.key_field, inside(given.item_field, there.item_field, "value"))
+    if pa.types.is_map(given) and pa.types.is_map(target):
+        return pa.map_(given.key_field, inside(given.item_field, target.item_field, "value"))
     return given
 
 
 def _paths(field: pa.Field, parent: str) -> Iterator[str]:
-    """Of a column and of all that is in it."""
+    """The paths of a column and of all columns nested in it."""
     path, kind = _join(parent, field.name), field.type
     yield path
     inside: list[Any] = []
@@ -382,12 +390,13 @@ def _paths(field: pa.Field, parent: str) -> Iterator[str]:
         inside = [kind.value_field.with_name("element")]
     elif pa.types.is_map(kind):
         inside = [kind.key_field.with_name("key"), kind.item_field.with_name("value")]
-    for each in inside:
-        yield from _paths(each, path)
+    for child in inside:
+        yield from _paths(child, path)
 
 
 def _clash(paths: Iterable[str], taken: dict[str, str]) -> str:
-    """Adds `paths` to those that are taken, up to the first that is."""
+    """Add `paths` to `taken` up to the first that is invalid or taken. Returns the reason, or an
+    empty string."""
     for path in paths:
         if not path or path.endswith("."):
             return f"column {path!r} has no name"
@@ -405,10 +414,10 @@ def _clash(paths: Iterable[str], taken: dict[str, str]) -> str:
 
 
 def _olds(aliases: Aliases, path: str) -> tuple[str, ...]:
-    """Former names; one that is told with its whole path counts by its last part."""
+    """Former names of a column; of a nested column, the last part of each."""
     olds = aliases.get(path, ())
     olds = (olds,) if isinstance(olds, str) else olds
-    return tuple(each.rpartition(".")[2] for each in olds) if "." in path else tuple(olds)
+    return tuple(name.rpartition(".")[2] for name in olds) if "." in path else tuple(olds)
 
 
 def _join(parent: str, name: str) -> str:

@@ -1,13 +1,13 @@
-"""Isolates the record at which a station fails for a reason that nobody foresaw. Executors.
+"""Isolates the record that makes a step fail with an unexpected error. Runs on executors.
 
-Known faults of a record are values: a station rejects it and goes on. This is the net below them:
+Expected faults of a record are values: a step rejects it and goes on. This module handles the rest:
 
-    settle a chunk ─▶ error ─▶ settle parts of it, down to the one record ─▶ rejected: `failed`
-    write a range  ─▶ error ─▶ write parts of it, down to the one record  ─▶ rejected: `unwritable`
+    process a chunk ─▶ error ─▶ process parts of it, down to one record ─▶ rejected: `failed`
+    write a range   ─▶ error ─▶ write parts of it, down to one record   ─▶ rejected: `unwritable`
 
-A part that works is kept, so neighbours of the record are settled and written as ever. An error of
-our own (`FrazilError`) is none of these: it says what is wrong already, and passes through. A store
-that does not answer is no record's fault: it is asked before a record is blamed.
+Parts that succeed are kept, so all other records are processed and written as usual. Frazil's own
+errors (`FrazilError`) already state the cause and pass through. Before a record is blamed for a
+failed write, the store is probed: if it does not answer, the task fails instead.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from frazil.offsets import Partition
 from frazil.pipeline.chunk import ChunkPipeline, ChunkResult, Rejection, TablePlan, add_need
 from frazil.pipeline.routing import Route
 
-#: Records that are tried one by one, when all of them together did not work.
+#: Up to this many records are tried one by one after they failed together.
 FEW = 256
-#: Records of a chunk at which a station fails; more than that are no accident.
+#: Most records of a chunk that may be rejected this way; with more the task fails.
 MOST = 100
 
 
 class StationFailed(Exception):
-    """An error that nobody foresaw, in one line."""
+    """An unexpected error, in one line."""
 
 
 @contextmanager
 def noticing() -> Iterator[None]:
-    """Errors that are not ours come out as `StationFailed`."""
+    """Convert errors other than `FrazilError` to `StationFailed`."""
     try:
         yield
     except (FrazilError, StationFailed):
@@ -51,11 +51,11 @@ def noticing() -> Iterator[None]:
         raise StationFailed(f"{type(error).__name__}: {error}"[:1000]) from error
 
 
-# ── settling ─────────────────────────────────────────────────────────────────────────────────────
+# ── processing ───────────────────────────────────────────────────────────────────────────────────
 
 
 class IsolatingPipeline:
-    """Settles chunks whole, or in parts where that fails."""
+    """Processes chunks as a whole, or in parts if that fails."""
 
     kind, does = "failed", "cannot be settled"
     hint = "so many are hardly an accident, but a fault of the software: report the message"
@@ -81,14 +81,14 @@ class IsolatingPipeline:
         bad = 0
         while spans:
             start, end = spans.pop()
-            if not alone:  # else it is the answer that is there
+            if not alone:  # otherwise `answer` is already the one for this record
                 answer = self._ask((partition, *_cut(opened, framed, start, end), below))
             if isinstance(answer, ChunkResult):
                 _add(whole, answer, start)
             elif end - start > 1:
                 spans += _parts(start, end)
             elif tables == ():
-                whole.skipped += 1  # a rule skips the topic, whatever its records are
+                whole.skipped += 1  # a rule skips the whole topic
             else:
                 reason = f"cannot read the record: {answer}"
                 whole.reject(Rejection(start, self.kind, reason, tables or ()))
@@ -104,7 +104,7 @@ class IsolatingPipeline:
     def _ask(
         self, work: tuple[Partition, RawRecords, FramedRecords | None, frozenset[str]]
     ) -> ChunkResult | str:
-        """What is settled, or why it is not."""
+        """The result for these records, or the error."""
         try:
             with noticing():
                 return self._settler.settle(*work)
@@ -113,7 +113,7 @@ class IsolatingPipeline:
 
 
 def _parts(start: int, end: int) -> list[tuple[int, int]]:
-    """The first of them last."""
+    """The spans of the parts, in reverse order."""
     step = math.isqrt(end - start) if end - start > FEW else 1
     return [(at, min(at + step, end)) for at in range(start, end, step)][::-1]
 
@@ -123,9 +123,9 @@ def _cut(
 ) -> tuple[RawRecords, FramedRecords | None]:
     if end - start == len(opened.offsets):
         return opened, framed
-    # Taken, not sliced: the pickle of a slice has all that the array ever had.
+    # Taken, not sliced: the pickle of a slice contains the whole array.
     at = pa.array(range(start, end))
-    keys, headers = (each if each is None else each.take(at) for each in opened[3:])
+    keys, headers = (column if column is None else column.take(at) for column in opened[3:])
     offsets, stamps = opened.offsets[start:end], opened.stamps[start:end]
     if framed is not None:
         decoded = replace(framed.decoded, rows=framed.decoded.rows.take(at))
@@ -150,7 +150,7 @@ def _add(whole: ChunkResult, part: ChunkResult, start: int) -> None:
 def written_apart(
     shape: WriterSpec, rows: pa.Table, prefix: str
 ) -> tuple[list[DataFileDescriptor], dict[int, str]]:
-    """Files with all rows that can be written; and of each that cannot, its position and why."""
+    """Files with all rows that can be written, and position → reason of the other rows."""
     files: list[DataFileDescriptor] = []
     bad: dict[int, str] = {}
     spans = [(0, len(rows))] if len(rows) else []
@@ -164,7 +164,7 @@ def written_apart(
                 middle = (start + end) // 2
                 spans += [(middle, end), (start, middle)]
                 continue
-            try:  # once more, now that the store is known to answer
+            try:  # again, now that the store is known to answer
                 files += _written(shape, rows.slice(start, 1), prefix)
             except StationFailed:
                 ask_store(shape, prefix)
@@ -185,7 +185,7 @@ def _written(shape: WriterSpec, rows: pa.Table, prefix: str) -> list[DataFileDes
 
 
 def ask_store(shape: WriterSpec, prefix: str) -> None:
-    """Raises where nothing at all can be written to the table."""
+    """Raise `Unavailable` if no file can be written to the table's location."""
     try:
         with noticing():
             probe(shape, f"{prefix}-{uuid.uuid4()}.probe")
@@ -197,10 +197,10 @@ def ask_store(shape: WriterSpec, prefix: str) -> None:
 
 
 class WriteSieve:
-    """What was settled, without the records that cannot be written: each is a letter instead.
+    """Finds the records of a chunk that cannot be written, and rejects them.
 
-    The files of append tables are kept; upsert tables write when all changes of a key are there,
-    and what is written here shows only that they will be able to.
+    The files of append tables are kept. Upsert tables are written later, when all changes of a key
+    are known; their files written here are only a test and are discarded.
     """
 
     def __init__(self, tables: Mapping[str, TablePlan], prefix: str, keep: bool = True) -> None:
@@ -218,21 +218,21 @@ class WriteSieve:
         for name, keys in (*settled.gone, *settled.left):
             if name not in below:
                 table = self._tables[name]
-                found = self._offsets(table, keys, self._deletes(table, keys))
-                bad.setdefault(name, {}).update(found)
+                failed = self._offsets(table, keys, self._deletes(table, keys))
+                bad.setdefault(name, {}).update(failed)
         if not any(bad.values()):
             return settled
         for name, reasons in bad.items():
             for offset, reason in reasons.items():
                 at = int(np.searchsorted(opened.offsets, offset))
-                said = f"cannot write to {name}: {reason}"
-                settled.reject(Rejection(at, "unwritable", said, (name,)))
+                message = f"cannot write to {name}: {reason}"
+                settled.reject(Rejection(at, "unwritable", message, (name,)))
         for group in (settled.rows, settled.gone, settled.left):
             group[:] = [(name, self._without(name, rows, bad)) for name, rows in group]
         return settled
 
     def put(self, letters: TablePlan, rows: pa.Table) -> None:
-        """Dead letters; one that cannot be written has nowhere else to go."""
+        """Write dead letters. One that cannot be written fails the task."""
         files, bad = written_apart(letters.shape, rows, self._prefix)
         if bad:
             at = min(bad)
@@ -266,7 +266,7 @@ class WriteSieve:
 
 
 def unwritable(table: str, rows: list[pa.Table], plan: TablePlan, error: StationFailed) -> NoReturn:
-    """The stop where it cannot be told which record is at fault: the table, and whose rows."""
+    """Raise an error with the table and the offset ranges, if the record at fault is unknown."""
     spans: dict[tuple[str, int], list[int]] = {}
     for part in rows:
         with suppress(KeyError):
@@ -275,7 +275,7 @@ def unwritable(table: str, rows: list[pa.Table], plan: TablePlan, error: Station
             for topic, number, offset in zip(topics, numbers, offsets, strict=True):
                 spans.setdefault((topic, number), []).append(offset)
     where = ", ".join(
-        f"{Partition(*at)} [{min(each)}, {max(each) + 1})" for at, each in sorted(spans.items())
+        f"{Partition(*at)} [{min(seen)}, {max(seen) + 1})" for at, seen in sorted(spans.items())
     )
     raise Unwritable(
         f"cannot write to table {table}: {error}; the records are {where or 'unknown'}",

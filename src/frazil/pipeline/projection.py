@@ -1,8 +1,8 @@
-"""Decoded columns in, columns in the table's own shape out. Runs on executors.
+"""Projects decoded columns to the schema of a table. Runs on executors.
 
-Every decoded row goes to the table, with its topic, partition, offset and timestamp beside it (and
-its key and headers where the table has columns for them), or the misfit is named: a column the
-table lacks, a value it requires, a type it cannot hold. Nothing is dropped to make a row fit.
+Every row gets metadata columns: topic, partition, offset and timestamp (key and headers where the
+table has columns for them). Rows that do not fit raise `SchemaMismatch` with the reason: a column
+the table lacks, a value it requires, a type it cannot hold. Nothing is dropped to make a row fit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from frazil.offsets import Partition
 
 @dataclass(frozen=True, slots=True)
 class MetadataColumns:
-    """Names of the columns that say where a row comes from; empty: left out."""
+    """Names of the metadata columns of a table; empty: the table does not have the column."""
 
     topic: str
     partition: str
@@ -33,7 +33,7 @@ class MetadataColumns:
 
     @property
     def fields(self) -> list[pa.Field]:
-        """As they stand in a new table, behind the record's own columns."""
+        """The columns of a new table, which follow the record's own columns."""
         fields = [
             pa.field(self.topic, pa.large_string(), nullable=False),
             pa.field(self.partition, pa.int32(), nullable=False),
@@ -45,15 +45,15 @@ class MetadataColumns:
         return [field for field in fields if field.name]
 
 
-#: The last millisecond that a timestamp of microseconds holds, in the year 294247. Kafka takes any
-#: 64-bit number for a record's timestamp.
+#: The last millisecond that a timestamp in microseconds can hold, in the year 294247. Kafka accepts
+#: any 64-bit number as a record's timestamp.
 LAST_MS = (2**63 - 1) // 1000
 
 
 def too_late(
     timestamps: np.ndarray[Any, np.dtype[np.int64]],
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Positions of the timestamps that no timestamp column holds."""
+    """Positions of the timestamps that do not fit a timestamp column."""
     return np.flatnonzero(timestamps > LAST_MS)
 
 
@@ -65,8 +65,8 @@ def why_too_late(milliseconds: int) -> str:
 
 
 def moments(timestamps: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Array:
-    """Kafka's timestamps as a column. Null: there is none, or none that the column holds; who must
-    not lose one asks `too_late` before."""
+    """Kafka's timestamps as a column; null where a record has none or one that does not fit. A
+    caller that must not lose a timestamp checks `too_late` first."""
     none = (timestamps < 0) | (timestamps > LAST_MS)
     stamps = pa.array(np.where(none, 0, timestamps) * 1000, mask=none)
     return stamps.view(pa.timestamp("us", "UTC"))
@@ -83,9 +83,9 @@ def project_rows(
     keys: pa.Array | None = None,
     headers: pa.Array | None = None,
 ) -> pa.Table:
-    """`rows` of one partition in the shape of the table.
+    """`rows` of one partition in the schema of the table, with metadata columns.
 
-    Without `keys` no row has one, without `headers` no row has any.
+    Without `keys` all keys are null; without `headers` all headers are empty.
     """
     origin = _origin(metadata, partition, offsets, timestamps, keys, headers)
     if both := [name for name in rows.schema.names if name in origin]:
@@ -98,15 +98,16 @@ def project_rows(
 
 
 def fitted(
-    rows: pa.Table, target: pa.Schema, what: str, beside: Mapping[str, pa.Array] | None = None
+    rows: pa.Table, target: pa.Schema, subject: str, beside: Mapping[str, pa.Array] | None = None
 ) -> pa.Table:
-    """`rows`, and the columns `beside` them, in the shape of `target`; or the misfit is named."""
+    """`rows` and the columns `beside` them in the schema `target`. Raises `SchemaMismatch` if they
+    do not fit; `subject` names them in the message."""
     beside = beside or {}
     names, known = rows.schema.names, set(target.names)  # once: Arrow makes a list each time
     for name in names:
         if name not in known:
             raise SchemaMismatch(
-                f"cannot write {what}: the record has a column {name!r} "
+                f"cannot write {subject}: the record has a column {name!r} "
                 f"({rows.schema.field(name).type}) that the table lacks",
                 hint=f"add the column to the table: {name} {rows.schema.field(name).type}",
             )
@@ -121,11 +122,11 @@ def fitted(
             column = absent(len(rows), field)
         else:
             raise SchemaMismatch(
-                f"cannot write {what}: the table requires column {field.name!r} "
+                f"cannot write {subject}: the table requires column {field.name!r} "
                 f"({field.type}), which the record lacks",
                 hint=f"make it optional: ALTER TABLE … ALTER COLUMN {field.name} DROP NOT NULL",
             )
-        columns.append(_fit(column, field, what))
+        columns.append(_fit(column, field, subject))
     return pa.Table.from_arrays(columns, schema=target)
 
 
@@ -152,65 +153,65 @@ def _origin(
     return origin
 
 
-def _fit(column: Any, field: pa.Field, what: str) -> Any:
-    # A projection would drop fields, and a cast parse text.
+def _fit(column: Any, field: pa.Field, subject: str) -> Any:
+    # Checked first: a projection would drop fields, and a cast would parse text.
     if column.type != field.type and not castable(column.type, field.type):
         raise SchemaMismatch(
-            f"cannot write {what}: column {field.name!r} does not fit; the table has "
+            f"cannot write {subject}: column {field.name!r} does not fit; the table has "
             f"{field.type}, the record {column.type}"
         )
     try:
         return project(column, field)  # safe: never truncates, never overflows
     except pa.ArrowException as error:
         raise SchemaMismatch(
-            f"cannot write {what}: column {field.name!r} does not fit; the table has "
+            f"cannot write {subject}: column {field.name!r} does not fit; the table has "
             f"{field.type}, the record {column.type}: {error}"
         ) from None
     except MissingField as error:
         raise SchemaMismatch(
-            f"cannot write {what}: the table requires column {error.path!r}, "
+            f"cannot write {subject}: the table requires column {error.path!r}, "
             f"{error.count} records have no value in it"
         ) from None
 
 
 def differences(columns: pa.Schema, target: pa.Schema) -> list[str]:
-    found = []
-    fields = {there.name: there for there in target}
+    messages = []
+    fields = {wanted.name: wanted for wanted in target}
     for field in columns:
         if field.name not in fields:
-            found.append(f"column {field.name!r} ({field.type}) is not in the table")
+            messages.append(f"column {field.name!r} ({field.type}) is not in the table")
             continue
-        there = fields[field.name]
-        if not castable(field.type, there.type):
-            found.append(
-                f"column {field.name!r} is {there.type} in the table, {field.type} in the records"
+        wanted = fields[field.name]
+        if not castable(field.type, wanted.type):
+            messages.append(
+                f"column {field.name!r} is {wanted.type} in the table, {field.type} in the records"
             )
     names = set(columns.names)
-    for there in target:
-        if there.name not in names and not there.nullable and default_of(there) is None:
-            found.append(
-                f"column {there.name!r} ({there.type}) is required by the table and not "
+    for wanted in target:
+        if wanted.name not in names and not wanted.nullable and default_of(wanted) is None:
+            messages.append(
+                f"column {wanted.name!r} ({wanted.type}) is required by the table and not "
                 "in the records"
             )
-    return found
+    return messages
 
 
-def castable(given: pa.DataType, there: pa.DataType) -> bool:
-    """May every value of `given` go into `there` unchanged (Iceberg's own promotions)?"""
-    if pa.types.is_struct(given) and pa.types.is_struct(there):
-        return not differences(pa.schema(list(given)), pa.schema(list(there)))
-    if _is_list(given) and _is_list(there):
-        return castable(given.value_type, there.value_type)
-    if pa.types.is_map(given) and pa.types.is_map(there):
-        return castable(given.key_type, there.key_type) and castable(
-            given.item_type, there.item_type
+def castable(given: pa.DataType, target: pa.DataType) -> bool:
+    """Whether every value of type `given` fits type `target` unchanged (Iceberg's promotions)."""
+    if pa.types.is_struct(given) and pa.types.is_struct(target):
+        return not differences(pa.schema(list(given)), pa.schema(list(target)))
+    if _is_list(given) and _is_list(target):
+        return castable(given.value_type, target.value_type)
+    if pa.types.is_map(given) and pa.types.is_map(target):
+        return castable(given.key_type, target.key_type) and castable(
+            given.item_type, target.item_type
         )
-    if pa.types.is_decimal(given) and pa.types.is_decimal(there):
-        return bool(given.scale == there.scale and given.precision <= there.precision)
-    if pa.types.is_timestamp(given) and pa.types.is_timestamp(there):
-        # The zone is how a moment is shown, not which one it is; having none is another type.
-        return given.unit == there.unit and bool(given.tz) == bool(there.tz)
-    return _plain(given) == _plain(there) or (given, there) in _WIDENING
+    if pa.types.is_decimal(given) and pa.types.is_decimal(target):
+        return bool(given.scale == target.scale and given.precision <= target.precision)
+    if pa.types.is_timestamp(given) and pa.types.is_timestamp(target):
+        # The zone affects display only, but a timestamp without one is another type.
+        return given.unit == target.unit and bool(given.tz) == bool(target.tz)
+    return _plain(given) == _plain(target) or (given, target) in _WIDENING
 
 
 _NARROW = (pa.int8(), pa.int16())

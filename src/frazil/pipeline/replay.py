@@ -1,10 +1,10 @@
-"""Dead letters through the stations once more: settle ▶ write. Runs on executors.
+"""Replays dead letters: process ▶ write. Runs on executors.
 
-Comes in: letters as they lie in their table. Goes out: rows of the tables that take them now, a
-note for each letter that went through, and why the others are rejected again.
+In: rows of the dead-letter table. Out: rows of the tables that accept them now, a note for each
+replayed dead letter, and the reasons why others are rejected again.
 
-A letter goes through as a whole or not at all: to every table it is for, or to none. One that names
-the tables which rejected it is for those alone, since all others have the record already.
+A dead letter is replayed as a whole or not at all: into all of its tables or into none. If it names
+the tables that rejected it, it goes to these alone: all others already contain the record.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from frazil.pipeline.projection import MetadataColumns, project_rows
 from frazil.pipeline.sandbox import UNREAD, Sandbox
 from frazil.pipeline.task import FEARLESS, LETTERS, BatchPlan, RangeResult, Stopwatch, watermark
 
-#: What is read of a letter.
-READ = (*(each.name for each in LETTERS.fields), "value", "kind", "tables")
-#: What `run_all` gives, in Spark's words and in Arrow's.
+#: Columns that are read of a dead letter.
+READ = (*(column.name for column in LETTERS.fields), "value", "kind", "tables")
+#: The output schema of `run_all`, for Spark and for Arrow.
 OUTCOMES = "result string, again string"
 _OUTCOMES = pa.schema([("result", pa.string()), ("again", pa.string())])
-#: So many letters that are rejected again tell why, of each task.
+#: Dead letters rejected again that each task reports with their reason, at most.
 TOLD = 20
 
-#: The note of a letter that went through: to which tables (none: a rule skips it now), and when.
+#: The note of a replayed dead letter: its tables (none: a rule skips it now), and the time.
 NOTES = MetadataColumns("topic", "partition", "offset", "timestamp")
 NOTE_COLUMNS = pa.schema(
     [
@@ -55,18 +55,18 @@ Settle = Callable[[Partition, RawRecords, FramedRecords | None, frozenset[str]],
 
 @dataclass(frozen=True, slots=True)
 class ReplayPlan:
-    """What all tasks of a replay share."""
+    """The input shared by all tasks of a replay."""
 
     plan: BatchPlan
-    #: where letters that went through are noted; None: nothing is written, only looked at
+    #: the table of notes on replayed dead letters; None: a dry run, nothing is written
     notes: TablePlan | None
-    #: the number of the batch among all batches of replays
+    #: the number of this batch among all replay batches
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """A letter that is rejected once more."""
+    """A dead letter that is rejected again."""
 
     topic: str
     partition: int
@@ -76,7 +76,7 @@ class ReplayResult:
 
 
 class AllBut(frozenset[str]):
-    """Every name there is, except these."""
+    """The set of all names except these."""
 
     def __contains__(self, name: object) -> bool:
         return not super().__contains__(name)
@@ -84,21 +84,21 @@ class AllBut(frozenset[str]):
 
 @dataclass(slots=True)
 class _ReplayOutcomes:
-    """What became of the letters of a group, by their positions."""
+    """The outcomes of a group of dead letters, by position."""
 
     settled: ChunkResult
-    #: the tables of those that went through
+    #: tables of the dead letters that were replayed
     tables: dict[int, list[str]] = field(default_factory=dict)
     again: dict[int, Rejection] = field(default_factory=dict)
     skipped: int = 0
-    #: those that wait for a table to be made or changed
+    #: dead letters that wait for a table to be created or changed
     waiting: int = 0
 
 
 def run(
     replay: ReplayPlan, batches: Iterable[pa.RecordBatch], attempt: int = 0
 ) -> tuple[RangeResult, list[ReplayResult]]:
-    """All letters of one task. The result counts letters, and rows of each table."""
+    """Replay all dead letters of one task. The result counts dead letters, and rows per table."""
     clock = Stopwatch()
     plan = replay.plan
     settler = ChunkPipeline(
@@ -125,7 +125,7 @@ def run(
             nothing, written=len(rows), watermark=watermark(rows, table.event_time)
         )
 
-    for partition, tables, group in (each for batch in batches for each in _groups(batch)):
+    for partition, tables, group in (group for batch in batches for group in _groups(batch)):
         with clock("decode"):
             opened = _opened(group)
             if group.column("kind")[0].as_py() == UNREAD:
@@ -147,8 +147,8 @@ def run(
             skipped=fates.skipped,
         )
         again += [
-            ReplayResult(*partition, int(opened.offsets[i]), each.kind, each.reason)
-            for i, each in sorted(fates.again.items())[: TOLD - len(again)]
+            ReplayResult(*partition, int(opened.offsets[i]), rejection.kind, rejection.reason)
+            for i, rejection in sorted(fates.again.items())[: TOLD - len(again)]
         ]
     with clock("write"), noticing():
         written = {name: tuple(writer.close()) for name, writer in writers.items()}
@@ -161,7 +161,8 @@ def run(
 def _run(
     replay: ReplayPlan, letters: Callable[[], Iterator[pa.RecordBatch]], attempt: int
 ) -> tuple[RangeResult, list[ReplayResult]]:
-    """Where a writer fails, once more in isolation: the letter at fault is rejected again."""
+    """Run a task. If a writer fails, run it again in isolation: the dead letter at fault is
+    rejected again."""
     try:
         return run(replay, letters(), attempt)
     except StationFailed as error:
@@ -175,7 +176,7 @@ def _run(
 def _on_disk(
     batches: Iterable[pa.RecordBatch],
 ) -> Iterator[Callable[[], Iterator[pa.RecordBatch]]]:
-    """Letters that can be read more than once, one batch in memory at a time."""
+    """A function that reads the dead letters again from a file, one batch in memory at a time."""
     with tempfile.TemporaryFile(prefix="frazil-letters-") as file:
         writer = None
         for batch in batches:
@@ -212,8 +213,8 @@ def _sifted(settle: Settle, sieve: WriteSieve) -> Settle:
         framed: FramedRecords | None,
         below: frozenset[str],
     ) -> ChunkResult:
-        found = settle(partition, opened, framed, below)
-        return found if found.needs else sieve.sift(found, opened, below)
+        result = settle(partition, opened, framed, below)
+        return result if result.needs else sieve.sift(result, opened, below)
 
     return settled
 
@@ -221,15 +222,15 @@ def _sifted(settle: Settle, sieve: WriteSieve) -> Settle:
 def run_all(
     replay: ReplayPlan, batches: Iterable[pa.RecordBatch], attempt: int = 0
 ) -> Iterator[pa.RecordBatch]:
-    """The shape Spark's `mapInArrow` wants."""
+    """Run one task; the function for Spark's `mapInArrow`."""
     gc.disable()  # see task.run_all
     gc.freeze()
     ask_again()
     try:
         with _on_disk(batches) as letters:
             result, again = _run(replay, letters, attempt)
-        told = [[e.topic, e.partition, e.offset, e.kind, e.reason] for e in again]
-        row = {"result": json.dumps(result.values()), "again": json.dumps(told)}
+        rejected = [[e.topic, e.partition, e.offset, e.kind, e.reason] for e in again]
+        row = {"result": json.dumps(result.values()), "again": json.dumps(rejected)}
         yield pa.RecordBatch.from_pylist([row], schema=_OUTCOMES)
     except FrazilError as error:
         raise encode_for_spark(error) from None
@@ -240,30 +241,32 @@ def run_all(
 def _groups(
     batch: pa.RecordBatch,
 ) -> Iterator[tuple[Partition, tuple[str, ...], pa.RecordBatch]]:
-    """Letters of the same partition that are for the same tables, those without a record apart."""
-    found: dict[tuple[Partition, tuple[str, ...], bool], list[int]] = {}
+    """Dead letters grouped by partition and tables; those without a record in separate groups."""
+    groups: dict[tuple[Partition, tuple[str, ...], bool], list[int]] = {}
     columns = (
         batch.column(name).to_pylist()
         for name in (LETTERS.topic, LETTERS.partition, "tables", "kind")
     )
     for i, (topic, number, tables, kind) in enumerate(zip(*columns, strict=True)):
         same = (Partition(topic, number), tuple(tables or ()), kind == UNREAD)
-        found.setdefault(same, []).append(i)
-    for (partition, tables, _), index in found.items():
+        groups.setdefault(same, []).append(i)
+    for (partition, tables, _), index in groups.items():
         yield partition, tables, batch.take(pa.array(index))
 
 
 def _opened(rows: pa.RecordBatch) -> RawRecords:
-    """Letters as the records they were."""
+    """Dead letters as the Kafka records they were."""
     stamps = rows.column(LETTERS.timestamp).cast(pa.timestamp("us", "UTC")).cast(pa.int64())
     return RawRecords(
         rows.column("value").to_pylist(),
         rows.column(LETTERS.offset).to_numpy(),
-        np.array([-1 if each is None else each // 1000 for each in stamps.to_pylist()], np.int64),
+        np.array(
+            [-1 if stamp is None else stamp // 1000 for stamp in stamps.to_pylist()], np.int64
+        ),
         rows.column(LETTERS.key).cast(pa.large_binary()),
         pa.array(
             [
-                [(each["key"], each["value"]) for each in headers or ()]
+                [(header["key"], header["value"]) for header in headers or ()]
                 for headers in rows.column(LETTERS.headers).to_pylist()
             ],
             HEADERS,
@@ -272,7 +275,7 @@ def _opened(rows: pa.RecordBatch) -> RawRecords:
 
 
 def _unread(opened: RawRecords) -> _ReplayOutcomes:
-    """Letters that never had their record: null is not what was sent."""
+    """Reject dead letters without a record: their null value is not the value that was sent."""
     reason = "cannot replay: the record batch could not be read, and the letter has no value"
     again = {i: Rejection(i, UNREAD, reason) for i in range(len(opened.offsets))}
     return _ReplayOutcomes(ChunkResult(), again=again)
@@ -298,7 +301,7 @@ def _settled(
         fates.skipped, fates.waiting = settled.skipped, len(left) - settled.skipped
         return fates
     for i in left:
-        # Skipped by a rule; or the rules have nothing to say of the tables that rejected it.
+        # Skipped by a rule, or routed to other tables than those that rejected it.
         alone = len(left) > settled.skipped
         if not alone or settle(partition, _one(opened, i), None, below).skipped:
             fates.skipped += 1
@@ -316,14 +319,14 @@ def _one(opened: RawRecords, i: int) -> RawRecords:
     assert opened.keys is not None
     assert opened.headers is not None
     at = slice(i, i + 1)
-    keys, headers = (each.take(pa.array([i])) for each in (opened.keys, opened.headers))
+    keys, headers = (column.take(pa.array([i])) for column in (opened.keys, opened.headers))
     return RawRecords(opened.values[at], opened.offsets[at], opened.stamps[at], keys, headers)
 
 
 def _without(
     rows: pa.Table, table: TablePlan, opened: RawRecords, again: Iterable[int]
 ) -> pa.Table:
-    """The rows of letters that go through as a whole."""
+    """Rows without those of dead letters that are rejected again."""
     rejected = opened.offsets[list(again)]
     if not len(rejected):
         return rows
@@ -342,7 +345,10 @@ def _notes(
     now = int(time.time() * 1_000_000)
     columns = [[tables[i] for i in index], [batch] * len(index), [now] * len(index)]
     rows = pa.table(
-        [pa.array(values, each.type) for values, each in zip(columns, NOTE_COLUMNS, strict=True)],
+        [
+            pa.array(values, column.type)
+            for values, column in zip(columns, NOTE_COLUMNS, strict=True)
+        ],
         schema=NOTE_COLUMNS,
     )
     return project_rows(

@@ -1,17 +1,18 @@
-"""Which tables a record is for. Runs on executors, behind decode; the driver makes the same
-`Rules` before it starts anything, which checks them.
+"""Decides which tables a record goes to. Runs on executors, after decoding. The driver builds the
+same `RoutingRules` before the sink starts, which validates them.
 
-In: the columns of a chunk of records of one topic, and their headers. Out: shares, the records that
-go the same way, and a `UndecodableRecord` for each record that no rule matches or whose table's
-name is not fit to be one. Every record is in exactly one of them.
+In: the columns of a chunk of records of one topic, and their headers. Out: shares, groups of
+records with the same route, and an `UndecodableRecord` for each record that no rule matches or for
+which the table name is not allowed. Every record is in exactly one of them.
 
-Rules are tried in their order and the first that matches decides. Fields and headers compare as
-text: `true` and `false`, numbers as Python prints them, strings as they are, bytes as UTF-8; null,
-what is no UTF-8, and lists, maps and structs match nothing. Each distinct text of a chunk is
-decided once, and all shares are cut by one sort, however many tables there are.
+Rules are tried in order and the first that matches decides. Fields and headers are compared as
+text: `true` and `false`, numbers as Python prints them, strings as they are, bytes as UTF-8. Null,
+invalid UTF-8, lists, maps and structs match nothing. Each distinct text of a chunk is decided once,
+and one sort cuts all shares, whatever the number of tables.
 
-**Names from data are attack input.** What is put into a template must match the rule's `names` as
-a whole, and is never made to fit. Below that is a floor that no setting lifts, see `Rules.admit`.
+**Names from data are attack input.** A text inserted into a template must match the rule's
+`allowed_names` as a whole and is never altered to fit. `RoutingRules.admit` lists the restrictions
+that no setting lifts.
 """
 
 from __future__ import annotations
@@ -40,31 +41,31 @@ from frazil.errors import ConfigError, Fatal
 from frazil.formats.decoder import UndecodableRecord
 from frazil.kafka.record_batch import Longs
 
-#: What a Python function answers for a record that no table shall get.
+#: Returned by a Python function for a record to be skipped.
 SKIP = "(skip)"
 ENVELOPES = ("", "debezium")
-#: The floor: of each part of a name, whatever the configuration allows.
+#: Longest part of a table name, whatever the configuration allows.
 LONGEST = 128
 _PART = re.compile(rf"[A-Za-z0-9_]{{1,{LONGEST}}}")
-#: Texts whose way is remembered; hostile data has no end of them.
+#: Size of a step's route cache, which hostile data would fill without end.
 _REMEMBERED = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Records of a chunk that go the same way."""
+    """Records of a chunk with the same destination tables."""
 
     tables: tuple[str, ...]  # full names, templates filled in; empty: skipped by the rule
     index: Longs | None  # positions in the input; None: all of it
-    rule: int  # which rule said so; -1: there are no rules, only one table
+    rule: int  # number of the rule that matched; -1: no rules, one table
     envelope: str  # "" or "debezium"
 
 
 @dataclass(frozen=True, slots=True)
 class NoRoute:
-    """Why records go nowhere."""
+    """Why records have no route."""
 
-    kind: str  # route: no rule matches | name: the table's name is not fit to be one
+    kind: str  # route: no rule matches | name: the table name is not allowed
     reason: str
 
 
@@ -76,7 +77,7 @@ class RoutedChunk:
 
 @dataclass(slots=True)
 class _Step:
-    """Rules of a topic that stand together and look at the same thing: decided by one look."""
+    """Adjacent rules of a topic that look at the same field or header, decided together."""
 
     looks_at: str  # field | header | python | nothing
     name: str
@@ -86,10 +87,10 @@ class _Step:
 
 
 class RoutingRules:
-    """`routes` over the names of `[[table]]`, made ready. Can be pickled.
+    """`routes` over the names of `[[table]]`, validated and compiled. Can be pickled.
 
-    `reserved` are tables that no rule may fill; `known` those made of templates before; `room` is
-    how many more may be made (None: any number).
+    `reserved`: tables that no rule may write to. `known`: tables already created from templates.
+    `room`: how many more may be created; None: any number.
     """
 
     def __init__(
@@ -106,13 +107,13 @@ class RoutingRules:
         self._plain = frozenset(name for name in tables if "{" not in name)
         self._templates = {name: _Template(name) for name in tables if name not in self._plain}
         self._reserved = {name: _Template(name) for name in reserved if "{" in name}
-        #: By how much of a name they fix: the first that fits is the one a name belongs to.
+        #: Most literal characters first: a name belongs to the first template that matches it.
         every = [*self._templates.values(), *self._reserved.values()]
-        self._by_weight = sorted(every, key=lambda each: -each.weight)
+        self._by_weight = sorted(every, key=lambda template: -template.weight)
         self._taken: dict[str, tuple[str, str]] = {}
         self._room = room
         self._steps: dict[str, list[_Step]] = {}
-        #: Modules of functions that are not installed, so that workers do not have them.
+        #: Modules of functions that are not installed on workers and travel pickled.
         self.travelling: list[ModuleType] = []
         self._check_tables()
         checked = [self._checked(i, route) for i, route in enumerate(routes)]
@@ -121,25 +122,26 @@ class RoutingRules:
         self._names = [re.compile(route.allowed_names) for route in checked]
         self._check_order()
         looked = [route.field for route in checked if route.field]
-        #: Dotted paths that some rule looks at.
+        #: Dotted paths that rules look at.
         self.fields = tuple(dict.fromkeys(looked))
-        #: Does a Python function see the records? Then it may look at everything.
+        #: Whether a Python function routes records; it may look at all columns.
         self.wants_rows = any(route.python for route in checked)
         self.wants_headers = self.wants_rows or any(route.header for route in checked)
         for name in known:
             self._take(name, "table")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The functions travel as they are: a worker may not have the file they came from.
+        # The functions are pickled themselves: a worker may not have their file.
         return functools.partial(RoutingRules, **self._given), (self._routes, self._tables)
 
     def again(self, known: Collection[str], room: int) -> RoutingRules:
-        """The same rules, when more tables are there."""
+        """The same rules after more tables were created."""
         given = {**self._given, "known": known, "room": room}
         return RoutingRules(self._routes, self._tables, **given)
 
     def changes(self, topic: str) -> bool:
-        """May its records be envelopes of changes? Then those without a value are tombstones."""
+        """Whether records of the topic may be change events; then records without a value are
+        tombstones."""
         return any(
             route.envelope
             and (not route.topics or topic in route.topics)
@@ -147,10 +149,10 @@ class RoutingRules:
             for route, pattern in zip(self._routes, self._patterns, strict=True)
         )
 
-    # ── where to ────────────────────────────────────────────────────────────────────────────────
+    # ── routes ──────────────────────────────────────────────────────────────────────────────────
 
     def of_topic(self, topic: str) -> Route | NoRoute | None:
-        """Where all records of the topic go; None: their values or headers say it."""
+        """The route of all records of a topic; None: it depends on their values or headers."""
         if not self._routes:
             return Route(self._tables, None, -1, "")
         step = next(iter(self._of(topic)), None)
@@ -166,7 +168,7 @@ class RoutingRules:
         headers: pa.Array | None = None,
         origin: Mapping[str, pa.Array] | None = None,
     ) -> RoutedChunk:
-        """`rows` of one topic by where they go. Functions see the columns `origin` beside them."""
+        """Split `rows` of one topic by route. Python functions also see the columns `origin`."""
         count = rows.num_rows
         ways: dict[Route | NoRoute | None, int] = {None: 0}
         whole = self.of_topic(topic)
@@ -185,12 +187,14 @@ class RoutingRules:
                 column = _column(rows, step.name) if by_field else _header(headers, step.name)
                 column = pa.nulls(count) if column is None else column
                 codes, answers = _coded(column if part is None else column.take(pa.array(part)))
-            found = [ways.setdefault(self._way(step, topic, each), len(ways)) for each in answers]
-            chosen[at] = np.array([*found, 0], np.int64)[codes]  # the last is for null: code -1
+            numbers = [
+                ways.setdefault(self._way(step, topic, answer), len(ways)) for answer in answers
+            ]
+            chosen[at] = np.array([*numbers, 0], np.int64)[codes]  # the last is for null: code -1
         return _cut(chosen, list(ways), self._unmatched(topic))
 
     def template(self, table: str) -> str:
-        """The name of the `[[table]]` that says what this table is like."""
+        """The name of the `[[table]]` that configures this table."""
         if table in self._plain:
             return table
         if (template := self._template_of(table)) is None:
@@ -203,12 +207,12 @@ class RoutingRules:
     # ── names ───────────────────────────────────────────────────────────────────────────────────
 
     def admit(self, name: str) -> str:
-        """Why a name from data cannot be a table's, or nothing; then it is known from here on.
+        """The reason why a name from data is refused; empty: it is accepted, and known from now on.
 
-        The floor. Every part has 1 to 128 ASCII letters, digits and underscores, and there are as
-        many as in the template. The name is not reserved and no `[[table]]` has it for itself. No
-        part of it differs from a known name in nothing but case, since some catalogs and stores do
-        not tell them apart. No table lies inside another, where it could be `orders.metadata`.
+        Restrictions that no setting lifts: every part has 1 to 128 ASCII letters, digits and
+        underscores, and there are as many parts as in the template. The name is neither reserved
+        nor the name of a `[[table]]`. No part differs from a known name only in case: some catalogs
+        and stores ignore case. No table lies inside another, as `orders.metadata` would.
         """
         if why := self._refused(name):
             return why
@@ -231,24 +235,27 @@ class RoutingRules:
         return fact and f"cannot name a table {_shown(name)}: {fact}"
 
     def _clash(self, name: str, kind: str) -> str:
-        """Who has this name, or one that is too near to it."""
-        for each, what in _levels(name, kind):
-            there, it_is = self._taken.get(each.lower(), (each, what))
-            if (there, it_is) != (each, what):
-                return f"there is the {it_is} {there}"
+        """The known table or namespace that equals the name, or a namespace of it, but for case or
+        kind; empty: none."""
+        for level, level_kind in _levels(name, kind):
+            other, other_kind = self._taken.get(level.lower(), (level, level_kind))
+            if (other, other_kind) != (level, level_kind):
+                return f"there is the {other_kind} {other}"
         return ""
 
     def _take(self, name: str, kind: str) -> None:
-        for each, what in _levels(name, kind):
-            self._taken.setdefault(each.lower(), (each, what))
+        for level, level_kind in _levels(name, kind):
+            self._taken.setdefault(level.lower(), (level, level_kind))
 
     def _template_of(self, name: str) -> _Template | None:
         if not all(map(_PART.fullmatch, name.split("."))):
             return None
-        return next((each for each in self._by_weight if each.words_of(name) is not None), None)
+        return next(
+            (template for template in self._by_weight if template.words_of(name) is not None), None
+        )
 
     def _unfit(self, rule: int, words: Mapping[str, str | None], used: Collection[str]) -> str:
-        """What stands against putting these words into a name."""
+        """The reason why these words may not be part of a name; empty: they may."""
         allowed = self._names[rule]
         for word in used:
             text = words.get(word)
@@ -261,7 +268,7 @@ class RoutingRules:
         return ""
 
     def _filled(self, rule: int, to: str, words: Mapping[str, str | None]) -> tuple[str, str]:
-        """The name that a rule's template makes of these words, and what stands against it."""
+        """The table name that a template makes of these words, and the reason to refuse it."""
         if (template := self._templates.get(to)) is None:
             return to, ""
         if why := self._unfit(rule, words, template.words):
@@ -272,7 +279,7 @@ class RoutingRules:
         return name, self._refused(name)
 
     def _answered(self, rule: int, name: str | None) -> tuple[str, str]:
-        """A name that a Python function gave, and what stands against it."""
+        """A table name returned by a Python function, and the reason to refuse it."""
         if name is None or name in self._plain:
             return name or "", "" if name else "cannot name a table: a name is null"
         template = self._template_of(name)
@@ -282,7 +289,7 @@ class RoutingRules:
     # ── deciding ────────────────────────────────────────────────────────────────────────────────
 
     def _of(self, topic: str) -> list[_Step]:
-        """What must be looked at, and in which order, for a record of the topic."""
+        """The steps, in order, that decide the route of a record of the topic."""
         if topic not in self._steps:
             self._steps[topic] = list(self._looks(topic))
         return self._steps[topic]
@@ -305,33 +312,33 @@ class RoutingRules:
                 step.by_text |= {text: i for text in route.values if text not in step.by_text}
                 step.otherwise = -1 if route.values else i
             if at == "nothing":
-                break  # nothing behind it is reached
+                break  # later rules are never reached
         if step.looks_at:
             yield step
 
-    def _way(self, step: _Step, topic: str, found: Any) -> Route | NoRoute | None:
-        """Where a text, or the answer of a function, leads to; None: to the next rule."""
-        if found is None:
+    def _way(self, step: _Step, topic: str, answer: Any) -> Route | NoRoute | None:
+        """The route for a text or for the answer of a function; None: try the next rule."""
+        if answer is None:
             return None
-        if found not in step.ways:
+        if answer not in step.ways:
             if len(step.ways) >= _REMEMBERED:
                 step.ways.clear()
-            step.ways[found] = self._decided(step, topic, found)
-        return step.ways[found]
+            step.ways[answer] = self._decided(step, topic, answer)
+        return step.ways[answer]
 
-    def _decided(self, step: _Step, topic: str, found: Any) -> Route | NoRoute | None:
-        rule = step.by_text.get(found, step.otherwise)
+    def _decided(self, step: _Step, topic: str, answer: Any) -> Route | NoRoute | None:
+        rule = step.by_text.get(answer, step.otherwise)
         if rule < 0:
             return None
         route = self._routes[rule]
-        if route.skip or found == (SKIP,):
+        if route.skip or answer == (SKIP,):
             return Route((), None, rule, "")
         if step.looks_at == "python":
-            named = [self._answered(rule, each) for each in found]
+            named = [self._answered(rule, table) for table in answer]
         else:
             pattern = self._patterns[rule]
             match = pattern.fullmatch(topic) if pattern else None
-            words = {**(match.groupdict() if match else {}), "topic": topic, "value": found}
+            words = {**(match.groupdict() if match else {}), "topic": topic, "value": answer}
             named = [self._filled(rule, to, words) for to in route.to]
         names = tuple(dict.fromkeys(name for name, _ in named))
         bad = [why for _, why in named if why] or [
@@ -347,13 +354,13 @@ class RoutingRules:
     def _asked(
         self, rule: int, rows: pa.Table, index: Longs | None, count: int
     ) -> tuple[Longs, list[Any]]:
-        """What a Python function says of these rows: distinct answers, and which one for each."""
+        """Call a Python function: the index of each row's answer, and the distinct answers."""
         call = self._routes[rule].python
         given = rows if index is None or not rows.num_columns else rows.take(pa.array(index))
         name = getattr(call, "__qualname__", repr(call))
         try:
-            said = call(given)  # type: ignore[operator]
-        except MemoryError:  # that is a record's fault, and not the function's
+            result = call(given)  # type: ignore[operator]
+        except MemoryError:  # caused by a record, not by the function
             raise
         except Exception as error:
             last = traceback.extract_tb(error.__traceback__)[:2][-1]  # the function's own line
@@ -361,26 +368,26 @@ class RoutingRules:
                 f"cannot route by {name}: {type(error).__name__}: {error} "
                 f"({last.filename}:{last.lineno})"
             ) from error
-        if isinstance(said, pa.ChunkedArray):
-            said = said.combine_chunks()
-        if isinstance(said, str) or not hasattr(said, "__len__"):
+        if isinstance(result, pa.ChunkedArray):
+            result = result.combine_chunks()
+        if isinstance(result, str) or not hasattr(result, "__len__"):
             raise Fatal(
                 f"cannot route by {name}: expected a name or null for each of {count} "
-                f"records, found {type(said).__name__}"
+                f"records, found {type(result).__name__}"
             )
-        if len(said) != count:
+        if len(result) != count:
             raise Fatal(
-                f"cannot route by {name}: expected answers for {count} records, found {len(said)}"
+                f"cannot route by {name}: expected answers for {count} records, found {len(result)}"
             )
-        if isinstance(said, pa.Array) and _is_text(said.type):
-            codes, texts = _coded(said)
+        if isinstance(result, pa.Array) and _is_text(result.type):
+            codes, texts = _coded(result)
             return codes, [None if text is None else (text,) for text in texts]
         answers: dict[Any, int] = {}
-        each = said.to_pylist() if isinstance(said, pa.Array) else said
-        codes = np.array([answers.setdefault(_names(one, name), len(answers)) for one in each])
+        values = result.to_pylist() if isinstance(result, pa.Array) else result
+        codes = np.array([answers.setdefault(_names(one, name), len(answers)) for one in values])
         return codes.astype(np.int64), list(answers)
 
-    # ── what is refused before the start ────────────────────────────────────────────────────────
+    # ── validation before the start ─────────────────────────────────────────────────────────────
 
     def _check_tables(self) -> None:
         for name in self._given["reserved"]:
@@ -401,15 +408,15 @@ class RoutingRules:
             twice = next(name for name in self._tables if self._tables.count(name) > 1)
             raise ConfigError(f"cannot use table {twice}: there are two [[table]] of this name")
         alike: dict[tuple[str, ...], str] = {}
-        for each in (*self._templates.values(), *self._reserved.values()):
-            if (other := alike.setdefault(each.literals, each.name)) != each.name:
+        for template in (*self._templates.values(), *self._reserved.values()):
+            if (other := alike.setdefault(template.literals, template.name)) != template.name:
                 raise ConfigError(
-                    f"cannot tell tables of {each.name} from tables of {other}: only "
+                    f"cannot tell tables of {template.name} from tables of {other}: only "
                     "the words in them differ"
                 )
 
     def _checked(self, number: int, route: RouteConfig) -> RouteConfig:
-        """The rule, its function loaded; or what is wrong with it."""
+        """The rule with its function loaded. Raises `ConfigError` if it is invalid."""
         title = f"cannot use [[route]] {number + 1}"
         for key in ("pattern", "allowed_names"):
             try:
@@ -461,15 +468,15 @@ class RoutingRules:
         return replace(route, python=self._loaded(title, number, route.python))
 
     def _check_order(self) -> None:
-        """A rule that no record can reach is a mistake."""
+        """Raise `ConfigError` if a rule can never be reached."""
         if not self._routes and (len(self._tables) != 1 or self._templates):
-            found = ", ".join(self._tables)
+            names = ", ".join(self._tables)
             raise ConfigError(
                 "cannot route without [[route]]: expected one [[table]] without "
-                f"{{words}} in its name, found {found}"
+                f"{{words}} in its name, found {names}"
             )
-        before: dict[str, int] = {}  # topics that are decided
-        patterns: list[tuple[int, re.Pattern[str]]] = []  # and patterns of such
+        before: dict[str, int] = {}  # topics decided by an earlier rule
+        patterns: list[tuple[int, re.Pattern[str]]] = []  # and patterns of such topics
         for i, route in enumerate(self._routes):
             by = [
                 before.get(topic, next((n for n, p in patterns if p.fullmatch(topic)), -1))
@@ -498,8 +505,8 @@ class RoutingRules:
 
 
 def load(python: str, doing: str, name: str) -> tuple[Any, ModuleType]:
-    """A function of the user's, `module:function` or `file.py:function`, and where it is from. A
-    file becomes a module of the given name."""
+    """Load a user's function, `module:function` or `file.py:function`. Returns it and its module;
+    a file becomes a module called `name`."""
     where, _, function = python.rpartition(":")
     try:
         if where.endswith(".py"):
@@ -507,7 +514,7 @@ def load(python: str, doing: str, name: str) -> tuple[Any, ModuleType]:
             assert spec is not None
             assert spec.loader is not None
             module = importlib.util.module_from_spec(spec)
-            sys.modules[module.__name__] = module  # where cloudpickle looks for it
+            sys.modules[module.__name__] = module  # cloudpickle looks for it here
             spec.loader.exec_module(module)
         else:
             module = importlib.import_module(where)
@@ -520,7 +527,7 @@ def load(python: str, doing: str, name: str) -> tuple[Any, ModuleType]:
 
 
 def _levels(name: str, kind: str) -> Iterator[tuple[str, str]]:
-    """A name and the namespaces it lies in, each with what it is."""
+    """The namespaces of a name and the name itself, each with its kind."""
     at = name.find(".")
     while at >= 0:
         yield name[:at], "namespace"
@@ -529,7 +536,7 @@ def _levels(name: str, kind: str) -> Iterator[tuple[str, str]]:
 
 
 class _Template:
-    """A table's name with {words} in it."""
+    """A table name with {words} to fill in."""
 
     def __init__(self, name: str) -> None:
         pieces = re.split(r"\{([A-Za-z_][A-Za-z0-9_]*)\}", name)
@@ -551,25 +558,27 @@ class _Template:
         return self.literals[0] + "".join((words.get(w, w) or "") + text for w, text in pairs)
 
     def words_of(self, name: str) -> dict[str, str] | None:
-        """What was put into it to make this name; None: it does not make it."""
-        found = self._pattern.fullmatch(name)
-        return found.groupdict() if found else None
+        """The words that make this name; None: the template does not match it."""
+        match = self._pattern.fullmatch(name)
+        return match.groupdict() if match else None
 
 
-def _names(said: Any, function: str) -> tuple[str | None, ...] | None:
-    """One answer of a function: None is no match, and so is an empty list."""
-    if said is None or isinstance(said, str):
-        return None if said is None else (said,)
-    if isinstance(said, (list, tuple)) and all(one is None or isinstance(one, str) for one in said):
-        return tuple(said) or None
+def _names(answer: Any, function: str) -> tuple[str | None, ...] | None:
+    """The table names in one answer of a function; None and an empty list are no match."""
+    if answer is None or isinstance(answer, str):
+        return None if answer is None else (answer,)
+    if isinstance(answer, (list, tuple)) and all(
+        one is None or isinstance(one, str) for one in answer
+    ):
+        return tuple(answer) or None
     raise Fatal(
         f"cannot route by {function}: expected a table's name, a list of them or null, "
-        f"found {_shown(str(said))} ({type(said).__name__})"
+        f"found {_shown(str(answer))} ({type(answer).__name__})"
     )
 
 
 def _cut(chosen: Longs, ways: list[Route | NoRoute | None], unmatched: NoRoute) -> RoutedChunk:
-    """The positions of each way: by one sort, not by a mask for each."""
+    """Split positions by route, with one sort instead of a mask per route."""
     shares: list[Route] = []
     rejected: list[UndecodableRecord] = []
     small = chosen.astype(np.uint16) if len(ways) <= 1 << 16 else chosen  # sorted by radix
@@ -586,12 +595,12 @@ def _cut(chosen: Longs, ways: list[Route | NoRoute | None], unmatched: NoRoute) 
             rejected.extend(
                 UndecodableRecord(i, why.kind, why.reason) for i in order[start:end].tolist()
             )
-    rejected.sort(key=lambda each: each.index)
+    rejected.sort(key=lambda record: record.index)
     return RoutedChunk(shares, rejected)
 
 
 def _shown(text: str) -> str:
-    """A text from data, fit to be read by people: short, and nothing in it that acts."""
+    """A text from data made safe to print: short, ASCII, control characters escaped."""
     return ascii(text if len(text) <= 64 else f"{text[:61]}...")
 
 
@@ -605,31 +614,31 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _column(rows: pa.Table, path: str) -> pa.Array | None:
-    """The column of a dotted path, null where a struct on the way is; None: there is none."""
+    """The column at a dotted path, null where a parent struct is null; None: no such column."""
     head, *below = [path] if path in rows.schema.names else path.split(".")
     if head not in rows.schema.names:
         return None
-    found = rows.column(head).combine_chunks()
+    column = rows.column(head).combine_chunks()
     for name in below:
-        if not pa.types.is_struct(found.type) or found.type.get_field_index(name) < 0:
+        if not pa.types.is_struct(column.type) or column.type.get_field_index(name) < 0:
             return None
-        found = pc.struct_field(found, name)
-    return found
+        column = pc.struct_field(column, name)
+    return column
 
 
 def _header(headers: pa.Array | None, name: str) -> pa.Array | None:
-    """The value of the last header of this name, of each record."""
+    """For each record, the value of its last header of this name."""
     if headers is None:
         return None
     at = np.full(len(headers), -1, np.int64)
     pairs = headers.flatten()
     named = np.flatnonzero(pc.fill_null(pc.equal(pairs.field(0), name), False).to_numpy(False))
-    at[pc.list_parent_indices(headers).to_numpy()[named]] = named  # of several, the last one stays
+    at[pc.list_parent_indices(headers).to_numpy()[named]] = named  # the last one wins
     return pairs.field(1).take(pa.array(at, mask=at < 0))
 
 
 def _coded(column: pa.Array) -> tuple[Longs, list[str | None]]:
-    """The distinct texts of a column, and for each row which one it has; -1: null."""
+    """For each row the index of its text (-1: null), and the distinct texts of the column."""
     kind = column.type
     if pa.types.is_nested(kind) or pa.types.is_null(kind):
         return np.full(len(column), -1, np.int64), []
@@ -639,13 +648,13 @@ def _coded(column: pa.Array) -> tuple[Longs, list[str | None]]:
         column = column.cast(pa.large_string() if _is_text(kind) else pa.large_binary())
     extended = isinstance(kind, pa.BaseExtensionType)
     coded = (column.storage if extended else column).dictionary_encode()
-    found = coded.dictionary
+    distinct = coded.dictionary
     if extended:
-        found = pa.ExtensionArray.from_storage(kind, found)
-    if pa.types.is_float32(kind):  # 0.1 as it was written, not as the nearest double has it
-        texts: list[str | None] = [str(each) for each in found.to_numpy()]
+        distinct = pa.ExtensionArray.from_storage(kind, distinct)
+    if pa.types.is_float32(kind):  # prints 0.1, not the nearest double
+        texts: list[str | None] = [str(value) for value in distinct.to_numpy()]
     else:
-        texts = [_text(each) for each in found.to_pylist()]
+        texts = [_text(value) for value in distinct.to_pylist()]
     return coded.indices.fill_null(-1).to_numpy().astype(np.int64), texts
 
 
@@ -661,28 +670,28 @@ def _text(value: Any) -> str | None:
 
 
 def _beside(rows: pa.Table, origin: Mapping[str, pa.Array] | None) -> pa.Table:
-    """`rows` with the columns `origin`, which win over columns of the same name."""
+    """`rows` with the columns `origin`, which replace columns of the same name."""
     kept = [name for name in rows.schema.names if name not in (origin or {})]
     if not origin:
         return rows
     return pa.table({**{name: rows.column(name) for name in kept}, **origin})
 
 
-# ── a look at JSON ──────────────────────────────────────────────────────────────────────────────
+# ── fields of JSON values ───────────────────────────────────────────────────────────────────────
 
-# Secret names: a value cannot close the wrapper around it and write the tag itself.
+# Random names: a value cannot close the wrapper around it and forge the tag.
 _BODY = f"v{os.urandom(8).hex()}"
 _TAG = f"t{os.urandom(8).hex()}"
 _LINE = f'{{"{_BODY}":%b,"{_TAG}":%d}}\n'.encode()
-#: Values that are read at once; where that breaks, as many are read one by one.
+#: Values parsed at once; if that fails, these values are parsed one by one.
 _AT_ONCE = 2048
 
 
 def peek(values: Sequence[bytes | None], paths: Sequence[str]) -> pa.Table:
-    """The fields that rules look at, as text, of JSON values that are not decoded yet.
+    """The fields that rules look at, as text, from JSON values before decoding.
 
-    A column for each path, named as it is; null where a value is no object or lacks the field. To
-    say what is no JSON is left to the decoder: fields may be seen in it or not.
+    One column per path, named by the path; null where a value is not an object or lacks the field.
+    Invalid JSON is rejected later by the decoder; its fields may or may not be seen here.
     """
     if not paths:
         batch = pa.RecordBatch.from_struct_array(pa.array([{}] * len(values), pa.struct([])))
@@ -692,21 +701,22 @@ def peek(values: Sequence[bytes | None], paths: Sequence[str]) -> pa.Table:
     tables = [schema.empty_table()]
     for start in range(0, len(values), _AT_ONCE):
         part = values[start : start + _AT_ONCE]
-        found = _at_once(part, steps)
-        if found is None:
+        arrays = _at_once(part, steps)
+        if arrays is None:
             columns = zip(*[_picked(value, steps) for value in part], strict=True)
-            found = [pa.array(map(_whole, column), pa.large_string()) for column in columns]
-        tables.append(pa.table(found, schema=schema))
+            arrays = [pa.array(map(_whole, column), pa.large_string()) for column in columns]
+        tables.append(pa.table(arrays, schema=schema))
     return pa.concat_tables(tables)
 
 
 def _at_once(values: Sequence[bytes | None], paths: Sequence[Sequence[str]]) -> list[Any] | None:
-    """What `_picked` and `_whole` say of all values, if the fields are of one plain kind each."""
-    kinds = {str: pa.large_string(), int: pa.int64(), bool: pa.bool_()}  # the reader agrees on them
+    """The result of `_picked` and `_whole` for all values, if each field has one primitive type;
+    otherwise None."""
+    kinds = {str: pa.large_string(), int: pa.int64(), bool: pa.bool_()}  # parsed as `json` does
     first = [_picked(value, paths) for value in values[:8]]
     tree: dict[str, Any] = {}
     for path, seen in zip(paths, zip(*first, strict=True), strict=True):
-        types = {type(each) for each in seen if each is not None} or {str}
+        types = {type(value) for value in seen if value is not None} or {str}
         below: Any = tree
         for name in path[:-1]:
             below = below.setdefault(name, {})
@@ -720,8 +730,8 @@ def _at_once(values: Sequence[bytes | None], paths: Sequence[Sequence[str]]) -> 
         payload = b"".join([_LINE % (value, i) for i, value in enumerate(values)])
         reading = pj.ReadOptions(use_threads=False, block_size=len(payload) + 1)
         table = pj.read_json(io.BytesIO(payload), reading, parsing)
-        table.validate(full=True)  # the reader takes bytes that are no UTF-8
-    except (pa.ArrowException, TypeError):  # the latter for a null among them
+        table.validate(full=True)  # the reader accepts invalid UTF-8
+    except (pa.ArrowException, TypeError):  # TypeError: one value is None
         return None
     tags = table.column(_TAG)
     if tags.null_count or not np.array_equal(tags.to_numpy(), np.arange(len(values))):
@@ -736,22 +746,22 @@ def _struct(tree: Any) -> pa.DataType:
 
 
 def _picked(value: bytes | None, paths: Sequence[Sequence[str]]) -> list[Any]:
-    """What a JSON value has at these paths. Fractions are texts as they were written: a float has
-    neither all digits of one nor the zeros at its end."""
+    """The values at these paths of a JSON value. Fractions stay text: a float would lose digits and
+    trailing zeros."""
     try:
         parsed = None if value is None else json.loads(value.decode(), parse_float=str)
     except (ValueError, RecursionError):
         parsed = None
-    found = []
+    values = []
     for path in paths:
         below = parsed
         for name in path:
             below = below.get(name) if type(below) is dict else None
-        found.append(below)
-    return found
+        values.append(below)
+    return values
 
 
 def _whole(value: Any) -> str | None:
-    """As text; half of a surrogate pair, which can be escaped in JSON, is none."""
+    """A value as text; None if it contains half of a surrogate pair, which JSON can escape."""
     text = _text(value)
     return None if text is None or re.search("[\ud800-\udfff]", text) else text

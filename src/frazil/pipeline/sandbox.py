@@ -1,20 +1,20 @@
-"""Settles records where their worst can do no harm: in a process of its own. Runs on executors.
+"""Processes records in a child process, so that no record can kill the task. Runs on executors.
 
-In and out as in `settle`. A task is run this way after it died twice. Whatever a record does there
-(a crash in a native library, a user's function that never comes back, gigabytes claimed), it does
-to a child with a limit on its memory and on its time:
+Input and output are those of `ChunkPipeline.settle`. A task runs this way after it died twice. A
+record that crashes a native library, hangs a user's function or allocates gigabytes does so in a
+child with limited memory and time:
 
-    chunk ──▶ child ──▶ settled
-                └──▶ dead: parts of the chunk, each to the next child, down to the one record
+    chunk ──▶ child ──▶ result
+                └──▶ dead: parts of the chunk, each to the next child, down to one record
 
-The one record that a child dies of, alone, is rejected as deadly; all others are settled as ever.
-What goes wrong in the world around (a registry that does not answer, a function that raises) is an
-error here as there, and no record's fault.
+A record that kills a child by itself is rejected as deadly; all others are processed as usual.
+Errors with another cause (a registry that does not answer, a function that raises) fail the task,
+as they do without a sandbox.
 
-The child is a fresh interpreter: after a fork the threads of polars are gone and its locks are not.
-It lives until it dies of a record, or until nobody holds its `Sandbox` any more. A fresh one takes
-a second, so a chunk is not halved but cut into many parts at once, and a part into single records:
-a deadly record costs three children.
+The child is a fresh interpreter: a fork would inherit the locks of polars without its threads. It
+runs until a record kills it or its `Sandbox` is garbage-collected. A new child takes a second to
+start, so a chunk is not halved but cut into many parts at once, and a part into single records: a
+deadly record costs three children.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ from frazil.pipeline.chunk import ChunkPipeline, ChunkResult, Rejection
 from frazil.pipeline.isolation import IsolatingPipeline, _add, _cut
 from frazil.pipeline.routing import NoRoute, Route
 
-#: Seconds that a child has to start, and then for each answer.
+#: Time limits of a child in seconds: to start, and for each answer.
 START_SECONDS = 60.0
 ANSWER_SECONDS = 60.0
-#: Memory that a child may take beyond what it has when it starts.
+#: Memory that a child may allocate after its start, in bytes.
 MEMORY = 2 * 1024**3
-#: The kind of a letter that has nothing of its record but the offset.
+#: The kind of a dead letter with only the offset of its record: the record batch is unreadable.
 UNREAD = "batch"
 Settle = Callable[[Partition, RawRecords, FramedRecords | None, frozenset[str]], ChunkResult]
 
 
 class Sandbox(IsolatingPipeline):
-    """Settles the chunks of one task."""
+    """Processes the chunks of one task in a child process."""
 
     kind, does = "deadly", "kill the process that reads them"
     hint = (
@@ -72,7 +72,7 @@ class Sandbox(IsolatingPipeline):
             settler._key_format,
             settler._new,
         )
-        # What brought a user's function here without its file can send it on.
+        # Spark's cloudpickle can pickle a user's function without the file it came from.
         pickler: Any = sys.modules.get("pyspark.cloudpickle", pickle)
         self._parts: bytes = pickler.dumps(parts)
         self._child: _Child | None = None
@@ -80,7 +80,7 @@ class Sandbox(IsolatingPipeline):
     def _ask(
         self, work: tuple[Partition, RawRecords, FramedRecords | None, frozenset[str]]
     ) -> ChunkResult | str:
-        """What a child says, or what it died of."""
+        """The result from the child, or the cause of its death."""
         if self._child is None:
             self._child = _Child(self._parts)
         answer = self._child.ask(work)
@@ -99,7 +99,8 @@ def around(
     bad: Mapping[int, str],
     way: Route | NoRoute | None,
 ) -> ChunkResult:
-    """All records but the `bad` ones settled; those lie in a batch that cannot be read."""
+    """Process all records but the `bad` ones, which lie in an unreadable record batch and are
+    rejected or, if a rule skips the topic, skipped."""
     whole = ChunkResult()
     borders = [-1, *sorted(bad), len(opened.offsets)]
     for before, behind in itertools.pairwise(borders):
@@ -108,7 +109,7 @@ def around(
             _add(whole, settle(partition, part, None, frozenset()), before + 1)
     tables = way.tables if isinstance(way, Route) else None
     if tables == ():
-        whole.skipped += len(bad)  # a rule skips the topic, whatever its records are
+        whole.skipped += len(bad)  # a rule skips the whole topic
         return whole
     for i, fact in bad.items():
         reason = f"cannot read the record batch it lies in: {fact}"
@@ -117,14 +118,14 @@ def around(
 
 
 class _Child:
-    """The parent's handle."""
+    """The parent's handle of a child process."""
 
     def __init__(self, parts: bytes) -> None:
-        self._line, theirs = Pipe()
-        with theirs:
+        self._line, child_line = Pipe()
+        with child_line:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "frazil.pipeline.sandbox", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-m", "frazil.pipeline.sandbox", str(child_line.fileno())],
+                pass_fds=[child_line.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=2,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -145,7 +146,7 @@ class _Child:
                 self._end()
                 return f"there is no end to it, or none within {seconds:.0f} s"
             answer = pickle.loads(self._line.recv_bytes())
-            if isinstance(answer, str):  # its last words
+            if isinstance(answer, str):  # the error that ended the child
                 self._end()
             return answer
         code = self._process.wait()
@@ -174,11 +175,11 @@ def main() -> None:
 
     sys.excepthook = last_words
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # not to outlive the parent
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: do not outlive the parent
     settler = ChunkPipeline(*pickle.loads(line.recv_bytes()))
     _limit()
     line.send_bytes(pickle.dumps(True))
-    with contextlib.suppress(EOFError):  # the parent wants no more
+    with contextlib.suppress(EOFError):  # the parent closed the pipe
         while True:
             work = pickle.loads(line.recv_bytes())
             answer: ChunkResult | FrazilError
@@ -190,13 +191,13 @@ def main() -> None:
 
 
 def _limit() -> None:
-    """Memory ends for this process before it does for the machine."""
+    """Limit the address space of this process, so that it fails before the machine does."""
     if sys.platform != "linux":
         return
     with open("/proc/self/statm") as numbers:
         taken = int(numbers.read().split()[0]) * resource.getpagesize()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    bounds = [each for each in (soft, hard) if each != resource.RLIM_INFINITY]
+    bounds = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_AS, (min([taken + MEMORY, *bounds]), hard))
 
 

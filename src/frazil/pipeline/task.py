@@ -1,7 +1,7 @@
-"""One range through the executor's stations: fetch ▶ settle ▶ write.
+"""Runs one offset range of a batch: fetch ▶ process ▶ write. Runs on executors.
 
-Comes in: the plan of a batch (what all tasks share) and one range. Goes out: one `RangeResult`,
-small and plain, which the driver checks against the plan before it stages anything.
+In: the plan of the batch, shared by all tasks, and one range. Out: one `RangeResult`, small and
+serializable, which the driver checks against the plan before it stages anything.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ from frazil.pipeline.upsert import (
     unpacked,
 )
 
-#: Tries of a task, counted from 0, that go the usual way: behind them every chunk is settled in a
-#: process of its own, so that a record which kills it is found.
+#: Attempts of a task, counted from 0, without a sandbox. Later attempts process every chunk in a
+#: child process, so that a record that kills the process is found.
 FEARLESS = 2
 
-#: Characters of what a batch tells of a rejected record; the dead letter has all of it.
+#: Longest reason of a rejected record in a result, in characters; the dead letter has all of it.
 _REASON = 300
-#: A dead letter: the record as it was, why it was rejected, by which tables, and when.
+#: Columns of a dead letter: the unchanged record, the reason, the rejecting tables, and the time.
 LETTERS = MetadataColumns("topic", "partition", "offset", "timestamp", "key", "headers")
 LETTER_COLUMNS = pa.schema(
     [
         pa.field("value", pa.large_binary()),
         pa.field("kind", pa.large_string(), nullable=False),
         pa.field("message", pa.large_string(), nullable=False),
-        pa.field("schema_id", pa.int64()),  # 32 bits, without a sign
+        pa.field("schema_id", pa.int64()),  # an unsigned 32-bit number
         pa.field("tables", pa.list_(pa.field("element", pa.large_string(), nullable=False))),
         pa.field("batch", pa.int64(), nullable=False),
         pa.field("rejected_at", pa.timestamp("us", "UTC"), nullable=False),
@@ -76,41 +76,41 @@ LETTER_COLUMNS = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """What all tasks of a batch share. Travels pickled; its secrets are never shown."""
+    """The input shared by all tasks of a batch. Sent pickled; its repr contains no secrets."""
 
     kafka: Mapping[str, str] = field(repr=False)
     format: RecordFormat = field(repr=False)
-    #: name → table; those that records may also go to and that are not here are needs
+    #: name → table; a table that records are routed to and that is missing here is a need
     tables: Mapping[str, TablePlan]
-    #: None: everything goes to the table `only`
+    #: None: all records go to table `only`
     rules: RoutingRules | None = None
     only: str = ""
-    #: where rejected records go; None: they stop the stream
+    #: the dead-letter table; None: a rejected record stops the stream
     letters: TablePlan | None = None
-    #: names and templates of upsert tables and change logs, with their mode; and how the keys of
-    #: records without a value are read
+    #: names and templates of upsert tables and change logs, with their mode; and the format of the
+    #: keys of records without a value
     keyed: Mapping[str, str] = field(default_factory=dict)
     key_format: RecordFormat | None = field(default=None, repr=False)
-    #: names and templates of tables, with what is known of one before it is made
+    #: names and templates of tables, with the settings of one that does not exist yet
     new: Mapping[str, NewTable] = field(default_factory=dict)
-    #: upsert tables for which changes of a key may come from several tasks: into how many buckets
-    #: they are cut, and these into how many parts all together
+    #: upsert tables with changes that must be shuffled, because several tasks may have the same
+    #: key; the number of buckets, and of parts in all buckets together
     together: frozenset[str] = frozenset()
     buckets: int = 1
     parts: int = 1
-    #: tables that could not be made or changed as records wanted it, and why
+    #: tables that could not be created or changed as records need it, with the reason
     refused: Mapping[str, str] = field(default_factory=dict)
     file_prefix: str = ""
     batch: int = 0
     patience: float = 60.0
-    client: bool = False  # read with confluent-kafka, whatever else is possible
-    #: a try to write the batch failed: rows are written in parts, so that the one at fault is found
+    client: bool = False  # read with confluent-kafka in any case
+    #: an attempt to write the batch failed: rows are written in parts to find the one at fault
     isolating: bool = False
 
     @property
     def envelope(self) -> bool:
-        """Are keys and headers wanted?"""
-        # A header may say that the schema's id does not stand before the value.
+        """Whether keys and headers are needed."""
+        # A header may carry the schema id instead of the prefix of the value.
         headers = bool(self.rules and self.rules.wants_headers) or (
             self.format.kind == "confluent-avro"
         )
@@ -118,20 +118,20 @@ class BatchPlan:
 
     @property
     def memories(self) -> list[TablePlan]:
-        """The tables that remember what was deleted from others."""
-        return [each.memory for each in self.tables.values() if each.memory]
+        """The `_deleted` tables."""
+        return [table.memory for table in self.tables.values() if table.memory]
 
     def pieces(self, wanted: Range) -> Iterator[tuple[Range, frozenset[str]]]:
-        """The range, cut where some table begins to lack records; and who has them already."""
+        """The range, cut at the floors of tables; each piece with the tables that contain it."""
         floors = {
             name: plan.floor[wanted.partition]
             for name, plan in (
                 *self.tables.items(),
-                *((each.shape.name, each) for each in (self.letters, *self.memories) if each),
+                *((table.shape.name, table) for table in (self.letters, *self.memories) if table),
             )
             if wanted.start < plan.floor.get(wanted.partition, 0)
         }
-        cuts = sorted({min(each, wanted.end) for each in floors.values()} | {wanted.end})
+        cuts = sorted({min(floor, wanted.end) for floor in floors.values()} | {wanted.end})
         start = wanted.start
         for end in cuts:
             below = frozenset(name for name, floor in floors.items() if floor > start)
@@ -141,19 +141,20 @@ class BatchPlan:
 
 @dataclass(frozen=True, slots=True)
 class RangeResult:
-    #: of all records of the range, whichever tables they went to
+    #: counts of all records of the range, for all tables together
     total: RangeCounts
-    #: of each table that got, or rejected, any
+    #: counts for each table that received or rejected records
     tallies: Mapping[str, RangeCounts]
     files: Mapping[str, tuple[DataFileDescriptor, ...]]
-    #: tables that must be made or changed first, with the columns they need; then nothing counts
+    #: tables that must be created or changed first, with the columns they need; if there are any,
+    #: the batch is run again
     needs: Mapping[str, pa.Schema]
-    #: tables that have the range already
+    #: tables that already contain the range
     below: frozenset[str]
     seconds: Mapping[str, float]  # fetch, decode, write; and cpu of the whole worker process
-    #: the leader epoch in which the range's last offset was read; -1: not known
+    #: the leader epoch in which the range's last offset was read; -1: unknown
     leader: int = -1
-    #: kind of rejected records → how many there are, and where and why the last of them was
+    #: kind of rejected records → their number, and offset and reason of the last of them
     rejected: Mapping[str, tuple[int, str]] = field(default_factory=dict)
 
     def values(self) -> list[object]:
@@ -171,7 +172,7 @@ class RangeResult:
             sorted(self.below),
             dict(self.seconds),
             self.leader,
-            {kind: list(each) for kind, each in self.rejected.items()},
+            {kind: list(pair) for kind, pair in self.rejected.items()},
         ]
 
     @staticmethod
@@ -179,10 +180,10 @@ class RangeResult:
         total, tallies, files, needs, below, seconds, leader, rejected = values
         return RangeResult(
             range_counts_of(total),  # type: ignore[arg-type]
-            {name: range_counts_of(each) for name, each in tallies.items()},  # type: ignore[attr-defined]
+            {name: range_counts_of(counts) for name, counts in tallies.items()},  # type: ignore[attr-defined]
             {
-                name: tuple(DataFileDescriptor(*file) for file in each)
-                for name, each in files.items()  # type: ignore[attr-defined]
+                name: tuple(DataFileDescriptor(*file) for file in table_files)
+                for name, table_files in files.items()  # type: ignore[attr-defined]
             },
             {
                 name: pa.ipc.read_schema(pa.py_buffer(base64.b64decode(columns)))
@@ -203,10 +204,11 @@ def run(
     dry: bool = False,
     changes: dict[str, KeyChanges] | None = None,
 ) -> RangeResult:
-    """Everything of one range, or an error and nothing that counts. `dry`: only what is needed.
+    """Run one range as a whole, or raise; files of a failed run are in no result. `dry`: only
+    report needs, write nothing.
 
-    What is for upsert tables is not written but added to `changes`; until it is known which record
-    of a key is the last, it counts as merged.
+    Changes of upsert tables are not written but added to `changes`. They count as merged until the
+    last record of each key is known.
     """
     clock = Stopwatch()
     settler = ChunkPipeline(
@@ -225,8 +227,8 @@ def run(
     writers: dict[str, TableWriter] = {}
     tallies: dict[str, RangeCounts] = {}
     needs: dict[str, pa.Schema] = {}
-    here = Range(wanted.partition, wanted.start, wanted.start)
-    total = RangeCounts(here, 0)
+    empty = Range(wanted.partition, wanted.start, wanted.start)
+    total = RangeCounts(empty, 0)
     leader = -1
     rejected: dict[str, tuple[int, str]] = {}
 
@@ -235,12 +237,12 @@ def run(
         if needs or dry:
             return  # the batch is run again
         span = watermark(rows, table.event_time)
-        if table is not plan.letters:  # a record that could not be read has no event time
+        if table is not plan.letters:  # dead letters have no event time
             total += RangeCounts(
                 Range(wanted.partition, total.range.end, total.range.end), 0, watermark=span
             )
         if name in below:
-            return  # the table has them
+            return  # the table already contains them
         if table.key:
             gathered(name).rows.append(rows)
             count(name, merged=len(rows), watermark=span)
@@ -254,7 +256,7 @@ def run(
         count(name, written=len(rows), watermark=span)
 
     def delete(name: str, keys: pa.Table) -> None:
-        memory = plan.tables[name].memory  # it may lack what the table has
+        memory = plan.tables[name].memory  # its position may be behind that of the table
         if name not in below or (memory and memory.shape.name not in below):
             gathered(name).gone.append(keys)
 
@@ -263,8 +265,8 @@ def run(
         return changes.setdefault(name, KeyChanges())
 
     def count(name: str, **counts: object) -> None:
-        known = tallies.get(name, RangeCounts(here, 0))
-        tallies[name] = known + replace(RangeCounts(here, 0), **counts)  # type: ignore[arg-type]
+        known = tallies.get(name, RangeCounts(empty, 0))
+        tallies[name] = known + replace(RangeCounts(empty, 0), **counts)  # type: ignore[arg-type]
 
     chunks = fetch(
         plan.kafka, wanted, patience=plan.patience, client=plan.client, envelope=plan.envelope
@@ -281,7 +283,7 @@ def run(
                 with (
                     suppress(StationFailed),
                     noticing(),
-                ):  # then value by value, which finds the one
+                ):  # on failure value by value, which isolates the record
                     framed = settler.framed(chunk.records)
             if framed is not None:
                 opened = RawRecords([], framed.offsets, framed.stamps, framed.keys)
@@ -314,14 +316,16 @@ def run(
             if plan.letters is not None and letters:
                 rows = _letters(plan, chunk, wanted.partition, letters)
                 write(plan.letters.shape.name, plan.letters, rows)
-        for letter in sorted(letters, key=lambda each: each.index):
+        for letter in sorted(letters, key=lambda letter: letter.index):
             for name in letter.tables:
                 if name in plan.tables and name not in below:
                     count(name, rejected=1)
-            said = f"{wanted.partition} offset {int(opened.offsets[letter.index])}: {letter.reason}"
-            rejected[letter.kind] = rejected.get(letter.kind, (0, ""))[0] + 1, said[:_REASON]
+            reason = (
+                f"{wanted.partition} offset {int(opened.offsets[letter.index])}: {letter.reason}"
+            )
+            rejected[letter.kind] = rejected.get(letter.kind, (0, ""))[0] + 1, reason[:_REASON]
         offsets = opened.offsets
-        # Every offset of the span was seen by the reader: those without a record are invisible.
+        # The reader has passed every offset of the span: offsets without a record are invisible.
         total += RangeCounts(
             chunk.span,
             len(offsets) - len(letters) - settled.skipped,
@@ -335,7 +339,7 @@ def run(
     with clock("write"), noticing():
         written = {name: tuple(writer.close()) for name, writer in writers.items()}
     if sieve is not None:
-        written = {name: tuple(each) for name, each in sieve.files.items()}
+        written = {name: tuple(table_files) for name, table_files in sieve.files.items()}
     if needs:
         return RangeResult(total, {}, {}, needs, below, clock.seconds())
     return RangeResult(
@@ -350,16 +354,16 @@ def run(
     )
 
 
-def of_table(total: RangeCounts, mine: RangeCounts) -> RangeCounts:
-    """What became of the range in one table: what was not for it, it skipped."""
+def of_table(total: RangeCounts, tally: RangeCounts) -> RangeCounts:
+    """The counts of a range for one table: records not routed to it count as skipped."""
     read = total.written + total.rejected + total.skipped
     return replace(
         total,
-        written=mine.written,
-        rejected=mine.rejected,
-        merged=mine.merged,
-        watermark=mine.watermark,
-        skipped=read - mine.written - mine.rejected - mine.merged,
+        written=tally.written,
+        rejected=tally.rejected,
+        merged=tally.merged,
+        watermark=tally.watermark,
+        skipped=read - tally.written - tally.rejected - tally.merged,
     )
 
 
@@ -385,7 +389,7 @@ def _letters(
         for letter in letters
     ]
     columns = zip(zip(*values, strict=True), LETTER_COLUMNS, strict=True)
-    rows = pa.table([pa.array(v, each.type) for v, each in columns], schema=LETTER_COLUMNS)
+    rows = pa.table([pa.array(v, column.type) for v, column in columns], schema=LETTER_COLUMNS)
     assert opened.keys is not None
     assert opened.headers is not None
     return project_rows(
@@ -402,7 +406,7 @@ def _letters(
 
 @dataclass(frozen=True, slots=True)
 class EndedRange:
-    """What became of a range: a result for each piece of it."""
+    """A finished range: one result per piece."""
 
     planned: Range
     results: tuple[RangeResult, ...]
@@ -410,31 +414,31 @@ class EndedRange:
 
 @dataclass(frozen=True, slots=True)
 class UpsertOutcome:
-    """What became of changes to an upsert table; `alone`: the Kafka partition they are all from,
-    where a task wrote them that saw no others."""
+    """The result of changes to an upsert table. `alone`: the Kafka partition of all of them, if one
+    task wrote them without a shuffle."""
 
     table: str
     done: UpsertResult
     alone: Partition | None = None
 
 
-#: What tasks hand on, with the bucket it is for.
+#: Output of a task, with its bucket.
 Handed = tuple[int, EndedRange | UpsertOutcome | ShuffleBlock]
 
 
 def run_all(plan: BatchPlan, ranges: Iterable[Range], attempt: int = 0) -> Iterator[Handed]:
-    """The ranges of one task."""
-    # Spark collects garbage after every task, which takes longer than a small task among a thousand
-    # modules: they are taken out of its sight.
+    """Run the ranges of one task."""
+    # Spark runs the garbage collector after every task. With a thousand modules loaded that takes
+    # longer than a small task, so all present objects are frozen.
     gc.disable()
     gc.freeze()
     try:
         for wanted in ranges:
             results, applied, changes = _range(plan, wanted, attempt)
-            for name, mine in changes.items():
-                yield from shuffle_blocks(plan.tables[name], mine, plan.buckets, plan.parts)
-            for each in applied:
-                yield 0, each
+            for name, key_changes in changes.items():
+                yield from shuffle_blocks(plan.tables[name], key_changes, plan.buckets, plan.parts)
+            for outcome in applied:
+                yield 0, outcome
             yield 0, EndedRange(wanted, results)
     except FrazilError as error:
         raise encode_for_spark(error) from None
@@ -445,10 +449,10 @@ def run_all(plan: BatchPlan, ranges: Iterable[Range], attempt: int = 0) -> Itera
 def _range(
     plan: BatchPlan, wanted: Range, attempt: int
 ) -> tuple[tuple[RangeResult, ...], list[UpsertOutcome], dict[str, KeyChanges]]:
-    """What became of a range, and the changes that are to be brought together with those of others.
+    """Run a range. Returns its results, the upserts applied, and the changes to be shuffled.
 
-    Where a writer fails, the range is run again in isolation. Files that the failed try left behind
-    are in no result, and `frazil orphans` finds them.
+    If a writer fails, the range is run again in isolation. Files left by the failed attempt are in
+    no result; `frazil orphans` removes them.
     """
     changes: dict[str, KeyChanges] = {}
     applied: list[UpsertOutcome] = []
@@ -485,14 +489,14 @@ def _apply(plan: BatchPlan, name: str, changes: KeyChanges, alone: bool = False)
 
 
 def apply_all(plan: BatchPlan, handed: Iterable[Handed]) -> Iterator[Handed]:
-    """All of one bucket: changes are written, everything else is handed on."""
+    """Process one bucket after the shuffle: write the changes, pass everything else on."""
     gathered: list[ShuffleBlock] = []
     try:
-        for bucket, each in handed:
-            if isinstance(each, ShuffleBlock):
-                gathered.append(each)
+        for bucket, item in handed:
+            if isinstance(item, ShuffleBlock):
+                gathered.append(item)
             else:
-                yield bucket, each
+                yield bucket, item
         for name, changes in unpacked(gathered):
             yield 0, UpsertOutcome(name, _apply(plan, name, changes))
     except FrazilError as error:
@@ -500,7 +504,7 @@ def apply_all(plan: BatchPlan, handed: Iterable[Handed]) -> Iterator[Handed]:
 
 
 def watermark(rows: pa.Table, event_time: str) -> tuple[int, int] | None:
-    """Lowest and highest event time, in microseconds."""
+    """Lowest and highest event time in microseconds; None: the rows have none."""
     if not event_time or not len(rows):
         return None
     span = pc.min_max(rows.column(event_time).cast(pa.timestamp("us", "UTC"), safe=False))
@@ -508,8 +512,8 @@ def watermark(rows: pa.Table, event_time: str) -> tuple[int, int] | None:
 
 
 def refused(partition: Partition, offsets: Longs, letters: list[Rejection]) -> FrazilError:
-    """What stops the stream where rejected records have nowhere to go."""
-    first = min(letters, key=lambda each: each.index)
+    """The error that stops the stream if a record is rejected and there is no dead-letter table."""
+    first = min(letters, key=lambda letter: letter.index)
     hint = "set [dead_letters] table, and such records go there"
     where = f"{partition} offset {int(offsets[first.index])}"
     if first.kind in ("misfit", "unwritable"):
@@ -530,7 +534,7 @@ def refused(partition: Partition, offsets: Longs, letters: list[Rejection]) -> F
 def undecodable(
     partition: Partition, offsets: Longs, rejected: list[UndecodableRecord]
 ) -> Undecodable:
-    first = min(rejected, key=lambda each: each.index)
+    first = min(rejected, key=lambda record: record.index)
     more = f" (and {len(rejected) - 1} more of {len(offsets)})" if len(rejected) > 1 else ""
     return Undecodable(
         f"cannot decode {partition} offset {int(offsets[first.index])}: {first.reason}{more}",
@@ -540,7 +544,7 @@ def undecodable(
 
 @contextmanager
 def _reading(partition: Partition, offset: int) -> Iterator[None]:
-    """What nobody foresaw of a record that is not taken out of its batch yet."""
+    """Raise `Undecodable` for unexpected errors before records are taken out of their batch."""
     try:
         with noticing():
             yield

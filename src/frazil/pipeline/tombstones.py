@@ -1,13 +1,13 @@
-"""The keys of records → a table's key columns. Runs on executors.
+"""Decodes the keys of tombstones into a table's key columns. Runs on executors.
 
-Only of records without a value: there the key alone says what is deleted. In: keys as Kafka has
-them. Out: rows of the key columns, in the order of the input, and a `UndecodableRecord` for each
-key that cannot be read or lacks one of them.
+A record without a value deletes the row of its key. In: Kafka keys as bytes. Out: rows of the key
+columns, in the order of the input, and an `UndecodableRecord` for each key that cannot be read or
+lacks a key column.
 
     confluent-avro, avro    a record with a field for each key column
     json                    an object with a member for each, alone or as Kafka Connect's payload;
-                            or, of one key column, its value
-    text                    of one key column: its text, or a number's digits
+                            or, with one key column, its value
+    text                    with one key column: its text, or a number's digits
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from frazil.formats.decoder import Decoder, RecordFormat, UndecodableRecord
 from frazil.kafka.record_batch import Longs
 from frazil.pipeline.projection import fitted
 
-#: Beside Avro and JSON, which values have too.
+#: The key format that values do not have.
 TEXT = "text"
 
 
@@ -41,7 +41,7 @@ class KeyDecoder:
         self._decoder = Decoder(format if avro and format else RecordFormat("json"), columns)
 
     def read(self, keys: Sequence[bytes | None]) -> tuple[pa.Table, Longs, list[UndecodableRecord]]:
-        """The rows, their positions, and what is none."""
+        """The rows, their positions, and the keys that cannot be read."""
         values: list[bytes | None] = [None] * len(keys)
         bad: dict[int, UndecodableRecord] = {}
         for i, key in enumerate(keys):
@@ -65,10 +65,10 @@ class KeyDecoder:
             for part, span in _fitting(rows, self._columns, index, bad):
                 parts.append(part)
                 where.append(span)
-        for each in rejected:
-            i = int(at[each.index])
+        for record in rejected:
+            i = int(at[record.index])
             bad[i] = UndecodableRecord(
-                i, "key", f"cannot read the key: {each.reason}", each.schema_id
+                i, "key", f"cannot read the key: {record.reason}", record.schema_id
             )
         index = np.concatenate(where)
         rows = pa.concat_tables(parts).take(pa.array(np.argsort(index)))
@@ -94,19 +94,20 @@ class KeyDecoder:
             if len(self._columns) > 1:
                 raise UnreadableKey(f"expected an object with {', '.join(self._columns.names)}")
             return _object({only.name: text})
-        found = debezium.members(text)
-        if "payload" in found and found.keys() <= {"schema", "payload"}:
-            payload, text = found["payload"]
+        members = debezium.members(text)
+        if "payload" in members and members.keys() <= {"schema", "payload"}:
+            payload, text = members["payload"]
             if not isinstance(payload, dict):
                 return _object({only.name: text})
-            found = debezium.members(text)
-        return _object({n: found[n][1] for n in self._columns.names if n in found})
+            members = debezium.members(text)
+        return _object({n: members[n][1] for n in self._columns.names if n in members})
 
 
 def _fitting(
     rows: pa.Table, columns: pa.Schema, index: Longs, bad: dict[int, UndecodableRecord]
 ) -> Iterator[tuple[pa.Table, Longs]]:
-    """In the table's own types: all together, or those that fit one by one."""
+    """Rows in the table's types: all together if they fit, otherwise one by one. Rows that do not
+    fit are added to `bad`."""
     try:
         yield fitted(rows, columns, "the key"), index
     except SchemaMismatch as error:

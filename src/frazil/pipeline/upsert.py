@@ -1,24 +1,24 @@
-"""The changes of a batch to an upsert table → its last rows, and the keys they replace. Executors.
+"""Reduces the changes of a batch to an upsert table to the last change of each key, and writes data
+files and equality-delete files. Runs on executors.
 
-    rows and deletes of a task ─▶ cut by key into parcels ─▶ Spark's shuffle ─▶ last change of each
-                                                                                key ─▶ files
+    rows and deletes of a task ─▶ cut by key into blocks ─▶ Spark's shuffle ─▶ last change of each
+                                                                               key ─▶ files
 
-A batch's change of a key is its last record: within a Kafka partition the one with the highest
-offset. Offsets of different partitions cannot be compared, so where a key came from several, the
-partition decides whose records of that key carry the newest timestamp (of the same, the last by
-name). Where a column of the table says which change is the newer one (`version_column`), the
-highest of it counts first, and of what the table has already (`versions.highest`) no newer change
-is undone: one that is older is left out, with its key. A delete without an order takes the highest
-that its key had; so the order of a key never falls.
+The last change of a key is the record with the highest offset of its Kafka partition. Offsets of
+different partitions cannot be compared: if a key occurs in several, the partition wins whose
+records of that key have the newest timestamp (with equal timestamps, the last partition by name).
+With a `version_column` the highest version wins first, and a change older than the version in the
+table (`versions.highest`) is not applied. A delete without a version takes the highest version that
+its key had, so the version of a key never falls.
 
-What wins becomes a row, or nothing where it is a delete. Every key of the batch goes into an
-equality-delete file, which takes away the rows that older snapshots have of it, wherever they are:
-it belongs to no partition of the table, so a key that moves to another leaves no twin behind.
+The last change becomes a row, or no row if it is a delete. Every key of the batch goes into an
+equality-delete file, which removes its rows of older snapshots from all partitions of the table:
+the file belongs to no partition, so a key that moves to another partition leaves no duplicate.
 
-Records go through the shuffle as Arrow's own bytes, many in one parcel: Spark moves them, and its
-JVM never looks into them. But most topics are partitioned by key, and then each task has all
-records of its keys and writes by itself. Whether it was so, the driver sees by `shared`: a batch of
-which two tasks had a key in common is written again, and together.
+Records pass the shuffle as Arrow IPC, many in one block; the JVM does not deserialize them. Most
+topics are partitioned by key. Then each task has all records of its keys, and writes them without a
+shuffle. The driver verifies this with `shared`: if two tasks had a key in common, the batch is
+written again, with the shuffle.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from frazil.offsets import Partition
 from frazil.pipeline.chunk import TablePlan
 from frazil.pipeline.versions import column_of, comparable, highest
 
-#: Rows of one parcel: some tens of megabytes.
+#: Rows of one shuffle block: some tens of megabytes.
 PARCEL_ROWS = 262_144
-#: So many rows of a bucket are unpacked and written together.
+#: Rows of a bucket that are unpacked and written together.
 TOGETHER_ROWS = 1_000_000
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
@@ -52,10 +52,10 @@ _TURN = np.uint64(29)
 
 @dataclass(slots=True)
 class KeyChanges:
-    """Of one table, as one task gathers them."""
+    """The changes of one table, as one task collects them."""
 
     rows: list[pa.Table] = field(default_factory=list)
-    #: key columns, and those that say where the record is from
+    #: deletes: key columns and metadata columns
     gone: list[pa.Table] = field(default_factory=list)
 
     def __bool__(self) -> bool:
@@ -64,7 +64,7 @@ class KeyChanges:
 
 @dataclass(frozen=True, slots=True)
 class UpsertResult:
-    """What became of the changes of one bucket, or one task."""
+    """The files and counts for the changes of one bucket or one task."""
 
     #: rows of each Kafka partition
     written: Mapping[Partition, int]
@@ -72,9 +72,9 @@ class UpsertResult:
     deletes: tuple[DataFileDescriptor, ...]
     keys: int
     seconds: float
-    #: of these keys, where others may have them as well; each a number (see `shared`)
+    #: hashes of the keys, if other tasks may have changes of the same keys (see `shared`)
     hashes: Any = None
-    #: what was deleted, for the table that remembers it
+    #: the rows written to the `_deleted` table
     noted: UpsertResult | None = None
 
     def __add__(self, other: UpsertResult) -> UpsertResult:
@@ -91,12 +91,12 @@ class UpsertResult:
         )
 
 
-# ── from the tasks that read to those that write ─────────────────────────────────────────────────
+# ── shuffle, from tasks that read to tasks that write ────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
 class ShuffleBlock:
-    """Changes of one table whose keys fall into one part of a bucket."""
+    """Changes of one table with keys in one part of a bucket."""
 
     table: str
     part: int
@@ -106,15 +106,15 @@ class ShuffleBlock:
 
 
 def parts_of(records: int, buckets: int) -> int:
-    """Into how many parts all keys are cut, for a batch of so many records at most: as many as
-    there are buckets, or times as many where a bucket is too much at once."""
+    """The number of parts into which the keys of a batch are cut, for at most `records` records: a
+    multiple of the number of buckets, so that a part has at most about `TOGETHER_ROWS` rows."""
     return buckets * -(-records // (buckets * TOGETHER_ROWS))
 
 
 def shuffle_blocks(
     plan: TablePlan, changes: KeyChanges, buckets: int, parts: int
 ) -> Iterator[tuple[int, ShuffleBlock]]:
-    """Each with the bucket that it is for."""
+    """The changes as shuffle blocks, each with its bucket."""
     for gone, tables in ((False, changes.rows), (True, changes.gone)):
         if not tables:
             continue
@@ -125,20 +125,20 @@ def shuffle_blocks(
         for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
             for at in range(start, end, PARCEL_ROWS):
                 some = rows.take(pa.array(order[at : min(at + PARCEL_ROWS, end)]))
-                found = ShuffleBlock(plan.shape.name, number, gone, len(some), _packed(some))
-                yield number % buckets, found
+                block = ShuffleBlock(plan.shape.name, number, gone, len(some), _packed(some))
+                yield number % buckets, block
 
 
-def unpacked(parcels: Iterable[ShuffleBlock]) -> Iterator[tuple[str, KeyChanges]]:
-    """The changes of each table, not too many at once, and all of a key together."""
-    ordered = sorted(parcels, key=lambda each: (each.table, each.part))
-    for table, mine in itertools.groupby(ordered, key=lambda each: each.table):
+def unpacked(blocks: Iterable[ShuffleBlock]) -> Iterator[tuple[str, KeyChanges]]:
+    """The changes of each table in portions of limited size; all changes of a key come together."""
+    ordered = sorted(blocks, key=lambda block: (block.table, block.part))
+    for table, group in itertools.groupby(ordered, key=lambda block: block.table):
         changes, count = KeyChanges(), 0
-        for _, part in itertools.groupby(mine, key=lambda each: each.part):
-            for each in part:
-                with pa.ipc.open_stream(pa.py_buffer(each.rows)) as stream:
-                    (changes.gone if each.gone else changes.rows).append(stream.read_all())
-                count += each.count
+        for _, part in itertools.groupby(group, key=lambda block: block.part):
+            for block in part:
+                with pa.ipc.open_stream(pa.py_buffer(block.rows)) as stream:
+                    (changes.gone if block.gone else changes.rows).append(stream.read_all())
+                count += block.count
             if count >= TOGETHER_ROWS:
                 yield table, changes
                 changes, count = KeyChanges(), 0
@@ -155,14 +155,14 @@ def _packed(rows: pa.Table) -> bytes:
 
 
 def _hashed(rows: pa.Table, key: Sequence[str]) -> Any:
-    """A number of each key, the same on every machine: twins in two buckets would both be written.
-    (Hashes of the libraries at hand may differ from one processor or version to the next.)"""
-    found = np.zeros(len(rows), np.uint64)
+    """A hash of each key, the same on every machine: a key in two buckets would be written twice.
+    (Hashes of Arrow, polars or Python may differ between processors or versions.)"""
+    hashes = np.zeros(len(rows), np.uint64)
     for name in key:
         column = rows.column(name).combine_chunks()
-        found = (found ^ _number(column)) * _ODD
-        found ^= found >> _TURN
-    return found
+        hashes = (hashes ^ _number(column)) * _ODD
+        hashes ^= hashes >> _TURN
+    return hashes
 
 
 def _number(column: Any) -> Any:
@@ -189,7 +189,7 @@ def _number(column: Any) -> Any:
     content = np.frombuffer(data or b"", np.uint8)[first:last].astype(np.uint64)
     lengths = np.diff(ends)
     place = np.arange(last - first) - np.repeat(ends[:-1] - first, lengths)
-    # One number per place, so that the order of the bytes counts; sums may wrap around.
+    # One weight per byte position, so that the order of the bytes counts; sums may wrap around.
     sums = np.concatenate([[np.uint64(0)], np.cumsum((content + np.uint64(1)) * _weights(place))])
     return sums[ends[1:] - first] - sums[ends[:-1] - first]
 
@@ -203,8 +203,8 @@ def _weights(place: Longs) -> Any:
 
 
 def apply(plan: TablePlan, changes: KeyChanges, prefix: str, alone: bool = False) -> UpsertResult:
-    """Write what the changes leave: rows, and the keys that are replaced or deleted. `alone`: there
-    may be others with changes of the same keys."""
+    """Write the last changes: rows, and equality deletes of all changed keys. `alone`: without a
+    shuffle; other tasks may have changes of the same keys, so the result contains key hashes."""
     assert plan.deletes is not None
     began = time.perf_counter()
     rows = pa.concat_tables([plan.shape.arrow.empty_table(), *changes.rows])
@@ -227,7 +227,7 @@ def apply(plan: TablePlan, changes: KeyChanges, prefix: str, alone: bool = False
     deleter = TableWriter(plan.deletes, prefix, files)
     deleter.write(keys)
     hashes = None
-    if alone:  # also of keys of which nothing is applied: others may have the newer change
+    if alone:  # includes keys with no applied change: another task may have a newer one
         hashes = np.unique(_hashed(every, plan.key)) if plan.order else _hashed(keys, plan.key)
     return UpsertResult(
         _counted(plan, kept),
@@ -241,17 +241,16 @@ def apply(plan: TablePlan, changes: KeyChanges, prefix: str, alone: bool = False
 
 
 def _counted(plan: TablePlan, rows: pa.Table) -> dict[Partition, int]:
-    """How many there are of each Kafka partition."""
+    """The number of rows of each Kafka partition."""
     sources = rows.select([plan.metadata.topic, plan.metadata.partition])
-    count = sources.group_by(sources.column_names).aggregate([([], "count_all")]).to_pylist()
+    counts = sources.group_by(sources.column_names).aggregate([([], "count_all")]).to_pylist()
     return {
-        Partition(*(each[name] for name in sources.column_names)): each["count_all"]
-        for each in count
+        Partition(*(row[name] for name in sources.column_names)): row["count_all"] for row in counts
     }
 
 
 def _origins(plan: TablePlan, rows: pa.Table) -> pa.Table:
-    """The columns of rows that deletes have, too."""
+    """Rows reduced to the columns of deletes."""
     target = plan.of_deletes
     columns = [
         column_of(rows, name) if name == plan.order else rows.column(name) for name in target.names
@@ -260,29 +259,29 @@ def _origins(plan: TablePlan, rows: pa.Table) -> pa.Table:
 
 
 def deletes_shape(shape: WriterSpec, key: Sequence[str], spec: str) -> WriterSpec:
-    """Of equality deletes: the key columns alone, under a spec without partitions."""
+    """The writer spec of equality deletes: key columns only, an unpartitioned spec."""
     schema = json.loads(shape.schema)
-    fields = [each for each in schema["fields"] if each["name"] in key]
-    ids = tuple(each["id"] for each in fields)
+    fields = [column for column in schema["fields"] if column["name"] in key]
+    ids = tuple(column["id"] for column in fields)
     schema |= {"fields": fields, "identifier-field-ids": list(ids)}
     return replace(shape, schema=json.dumps(schema), spec=spec, sort_order="", equality=ids)
 
 
 def _last(plan: TablePlan, changes: pa.Table) -> Longs:
-    """Positions of the changes that count."""
+    """Positions of the last change of each key."""
     frame, names = _comparables(plan, changes)
-    found = (
+    last = (
         frame.sort("offset", "at", maintain_order=True)
         .group_by([*names, "source"])
         .agg(pl.col("at").last(), pl.col("stamp").max())
     )
     if frame["source"].n_unique() > 1:
-        found = found.sort("stamp", "source").unique(subset=names, keep="last")
-    return np.asarray(found["at"].to_numpy(), np.int64)
+        last = last.sort("stamp", "source").unique(subset=names, keep="last")
+    return np.asarray(last["at"].to_numpy(), np.int64)
 
 
 def _comparables(plan: TablePlan, changes: pa.Table) -> tuple[pl.DataFrame, list[str]]:
-    """What says which change of a key is its last, and the names of its key columns."""
+    """The columns that order the changes of a key, and the names of its key columns."""
     source = [plan.metadata.topic, plan.metadata.partition]
     keys = {f"key {n}": comparable(changes.column(name)) for n, name in enumerate(plan.key)}
     frame = pl.DataFrame(
@@ -298,24 +297,25 @@ def _comparables(plan: TablePlan, changes: pa.Table) -> tuple[pl.DataFrame, list
 
 
 def _codes(sources: pa.Table) -> Any:
-    """A number for each Kafka partition, in the order of their names."""
+    """For each row a number of its Kafka partition, ascending by topic and partition."""
     topic, number = sources.columns
-    found = pl.DataFrame({"t": pl.from_arrow(topic), "n": pl.from_arrow(number)})
-    return found.select(pl.struct("t", "n").rank("dense"))["t"]
+    frame = pl.DataFrame({"t": pl.from_arrow(topic), "n": pl.from_arrow(number)})
+    return frame.select(pl.struct("t", "n").rank("dense"))["t"]
 
 
 def _stamps(changes: pa.Table, name: str) -> Any:
-    """Milliseconds are enough; a table without such a column has none."""
+    """The timestamps of the records; zeros if the table has no timestamp column."""
     if not name:
         return np.zeros(len(changes), np.int64)
     return pl.Series(pl.from_arrow(changes.column(name).cast(pa.int64()).fill_null(-1)))
 
 
-# ── the newest change of each key, by a column ───────────────────────────────────────────────────
+# ── the newest change of each key, by version ────────────────────────────────────────────────────
 
 
 def _newest(plan: TablePlan, changes: pa.Table) -> tuple[Longs, pl.Series]:
-    """Positions of the changes that count, and the order that each key has with them."""
+    """Positions of the newest change of each key, and the resulting version of each key. Keys whose
+    version in the table is newer are left out."""
     frame, names = _comparables(plan, changes)
     frame = frame.with_columns(order=comparable(changes.column(plan.order)))
     known = highest(plan.known, frame.select(names).unique())
@@ -328,18 +328,18 @@ def _newest(plan: TablePlan, changes: pa.Table) -> tuple[Longs, pl.Series]:
     frame = frame.sort(as_they_come)
     if frame["order"].null_count():
         frame = _ordered(frame, names)
-    found = (
+    newest = (
         frame.filter(pl.col("known").is_null() | (pl.col("order") >= pl.col("known")))
         .sort("order", nulls_last=False, maintain_order=True)
         .group_by(names)
         .agg(pl.col("at", "order").last())
     )
-    return np.asarray(found["at"].to_numpy(), np.int64), found["order"]
+    return np.asarray(newest["at"].to_numpy(), np.int64), newest["order"]
 
 
 def _ordered(frame: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
-    """Changes without an order (deletes) take the highest that their key had before them; none, if
-    nothing is known of the key. They come as they follow each other."""
+    """Give changes without a version (deletes) the highest version that their key had before them;
+    null if it had none. The changes of `frame` are in order."""
     ranks = pl.concat([frame["order"], frame["known"]]).rank("dense")
     values = pl.DataFrame({"rank": ranks, "order": pl.concat([frame["order"], frame["known"]])})
     highest_yet = pl.col("rank").cum_max().forward_fill().over(names)
@@ -356,16 +356,16 @@ def _ordered(frame: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
 
 
 def _above(plan: TablePlan, changes: pa.Table) -> Any:
-    """Which of these changes the table has not yet."""
-    found = np.ones(len(changes), bool)
+    """Mask of the changes that the table does not contain yet."""
+    above = np.ones(len(changes), bool)
     offsets = changes.column(plan.metadata.offset).to_numpy()
     for (topic, number), floor in plan.floor.items():
-        here = pc.and_(
+        mask = pc.and_(
             pc.equal(changes.column(plan.metadata.topic), topic),
             pc.equal(changes.column(plan.metadata.partition), number),
         )
-        found &= ~(here.to_numpy() & (offsets < floor))
-    return found
+        above &= ~(mask.to_numpy() & (offsets < floor))
+    return above
 
 
 def _noted(
@@ -377,16 +377,16 @@ def _noted(
     prefix: str,
     files: OpenFiles,
 ) -> UpsertResult:
-    """Write down which keys were deleted, and with what order."""
+    """Write the deleted keys and their versions to the `_deleted` table."""
     assert plan.memory is not None
     shape = plan.memory.shape
     deleted = deleted & orders.is_not_null().to_numpy()
     gone = changes.take(pa.array(last[deleted]))
     order = orders.filter(pl.Series(deleted)).to_arrow()
     names = {remembered_order(plan.order): order}
-    columns = [names.get(each.name, each.name) for each in shape.arrow]
+    columns = [names.get(column.name, column.name) for column in shape.arrow]
     notes = pa.table(
-        [gone.column(each) if isinstance(each, str) else each for each in columns],
+        [gone.column(column) if isinstance(column, str) else column for column in columns],
         names=shape.arrow.names,
     ).cast(shape.arrow)
     notes = notes.filter(pa.array(_above(plan.memory, notes)))
@@ -396,7 +396,7 @@ def _noted(
 
 
 def remembered_columns(plan: TablePlan) -> pa.Schema:
-    """Of the table that remembers what was deleted; the columns of origin come behind them."""
+    """The columns of the `_deleted` table, without metadata columns, which follow them."""
     order = plan.order_field.with_name(remembered_order(plan.order))
     return pa.schema([*plan.key_columns, *([order] if plan.own_order else [])])
 
@@ -405,17 +405,17 @@ def remembered_order(path: str) -> str:
     return path.replace(".", "_")
 
 
-# ── does each task have all records of its keys? ─────────────────────────────────────────────────
+# ── check that each task had all records of its keys ─────────────────────────────────────────────
 
 
-def shared(told: Sequence[Any]) -> tuple[int, int] | None:
-    """Two that have a key in common, given the hashes of each one's keys. (Two keys of the same
-    hash count as one: then a batch is brought together without need.)"""
-    keys = np.concatenate(told)
+def shared(hashes: Sequence[Any]) -> tuple[int, int] | None:
+    """Two tasks with a key in common, given the hashes of each task's keys; None: no such tasks.
+    (A hash collision counts as a common key: the batch is shuffled without need.)"""
+    keys = np.concatenate(hashes)
     ordered = np.sort(keys)
     same = np.flatnonzero(ordered[1:] == ordered[:-1])
     if not len(same):
         return None
-    ends = np.cumsum([len(each) for each in told])
+    ends = np.cumsum([len(part) for part in hashes])
     one, other = np.searchsorted(ends, np.flatnonzero(keys == ordered[same[0]])[:2], "right")
     return int(one), int(other)

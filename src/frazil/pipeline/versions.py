@@ -1,13 +1,12 @@
-"""Which change of a key is the newer one, where a column says so: what the table has. Executors.
+"""Looks up the current version of keys in a table with a `version_column`. Runs on executors.
 
-    keys of a batch ─▶ files whose bounds they meet: key and order alone ─▶ each key's highest order
+    keys of a batch ─▶ files with overlapping bounds: key and version only ─▶ highest version by key
 
-The order of a key only ever grows: a change with a lower one is not applied. So the highest order
-that any row of the key has, in any data file, is the one it stands at, whether or not the row is
-still to be seen: nobody needs to know which deletes count for which file. Of keys that were deleted
-another table remembers the order, and is looked into the same way. To see a row twice does no harm,
-so files that are staged and files that are live may be looked into together, in this order, and
-nothing slips through when the ones become the others.
+The version of a key never falls: a change with a lower version is not applied. So the current
+version of a key is the highest of all its rows in all data files, deleted rows included: the lookup
+need not know which delete file applies to which data file. Versions of deleted keys are in another
+table, which is searched the same way. Reading a row twice does no harm. So staged files are listed
+first and live files second, and a file that is committed in between is not missed.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ from frazil.errors import Conflict
 from frazil.files.parquet import open_data_file
 from frazil.files.writer import WriterSpec, file_io
 
-#: The lowest and the highest value of a column, as numbers or text; None: not known.
+#: The lowest and the highest value of a column, as numbers or text; None: unknown.
 Span = tuple[Any, Any] | None
 
-#: So many rows of files are held against the keys at once.
+#: Rows of files that are joined with the keys at once.
 TOGETHER_ROWS = 1_000_000
 
 _NUMBERS = (IntegerType, LongType, DateType, TimestampType, TimestamptzType)
@@ -46,7 +45,7 @@ _NUMBERS = (IntegerType, LongType, DateType, TimestampType, TimestamptzType)
 
 @dataclass(frozen=True, slots=True)
 class FileBounds:
-    """A data file to look into, and the spans of its key columns."""
+    """A data file and the bounds of its key columns."""
 
     path: str
     spans: tuple[Span, ...]
@@ -54,7 +53,7 @@ class FileBounds:
 
 @dataclass(frozen=True, slots=True)
 class VersionLookup:
-    """A table to look into: its key columns, the path of its order, and its files."""
+    """A table to search: its key columns, the path of its version column, and its files."""
 
     shape: WriterSpec
     key: tuple[str, ...]
@@ -63,35 +62,35 @@ class VersionLookup:
 
 
 def field_of(columns: pa.Schema, path: str) -> pa.Field:
-    """The column at a path, called by the path. It may be null where something around it is."""
+    """The column at a path, named by the path; nullable if it is nested."""
     top, *inside = [path] if path in columns.names else path.split(".")
-    found = columns.field(top)
+    field = columns.field(top)
     for name in inside:
-        found = found.type.field(name)
-    return pa.field(path, found.type, found.nullable or bool(inside))
+        field = field.type.field(name)
+    return pa.field(path, field.type, field.nullable or bool(inside))
 
 
 def column_of(rows: pa.Table, path: str) -> Any:
-    """The values at a path; None where the rows have no such column."""
+    """The values at a path; None: the rows have no such column."""
     top, *inside = [path] if path in rows.schema.names else path.split(".")
     if top not in rows.schema.names:
         return None
-    found = rows.column(top)
+    column = rows.column(top)
     for name in inside:
-        if not pa.types.is_struct(found.type) or found.type.get_field_index(name) < 0:
+        if not pa.types.is_struct(column.type) or column.type.get_field_index(name) < 0:
             return None
-        found = pc.struct_field(found, name)
-    return found
+        column = pc.struct_field(column, name)
+    return column
 
 
 def looked(
     schema: Schema, key: Sequence[str], path: str, bounds: Sequence[dict[int, str]]
 ) -> FileBounds:
-    """`bounds`: the lowest and the highest values of columns, as a manifest has them, in hex."""
+    """The bounds of a data file. `bounds`: lower and upper bounds of its manifest entry, in hex."""
     spans: list[Span] = []
     for name in key:
         field = schema.find_field(name)
-        low, high = (each.get(field.field_id) for each in bounds)
+        low, high = (bound.get(field.field_id) for bound in bounds)
         if low is None or high is None or not isinstance(field.field_type, (*_NUMBERS, StringType)):
             spans.append(None)
         else:
@@ -107,27 +106,27 @@ def looked(
 def comparable(column: Any) -> pl.Series:
     if isinstance(column.type, pa.BaseExtensionType):  # uuid
         column = pa.chunked_array(
-            [each.storage for each in column.chunks], column.type.storage_type
+            [chunk.storage for chunk in column.chunks], column.type.storage_type
         )
     return pl.Series(pl.from_arrow(column))
 
 
 def highest(tables: Iterable[VersionLookup], keys: pl.DataFrame) -> pl.DataFrame:
-    """Of these keys those that some file has, each with the highest `order` that any row has; null
-    where no row has one."""
+    """The keys that occur in a file, each with the highest `order` of its rows; null if no row has
+    one."""
     spans = [_span(column) for column in keys]
     rows = (rows for table in tables for rows in _rows(table, keys, spans))
-    found = [some.join(keys, on=keys.columns, how="semi") for some in _together(rows)]
-    if not found:
+    matches = [some.join(keys, on=keys.columns, how="semi") for some in _together(rows)]
+    if not matches:
         return keys.clear().with_columns(order=pl.lit(None))
-    return pl.concat(found, how="vertical_relaxed").group_by(keys.columns).max()
+    return pl.concat(matches, how="vertical_relaxed").group_by(keys.columns).max()
 
 
 def _together(frames: Iterable[pl.DataFrame]) -> Iterator[pl.DataFrame]:
-    """Many at once: each join makes a table of all keys first."""
+    """Concatenate small frames: each join builds a hash table of all keys."""
     waiting: list[pl.DataFrame] = []
-    for each in frames:
-        waiting.append(each)
+    for frame in frames:
+        waiting.append(frame)
         if sum(map(len, waiting)) >= TOGETHER_ROWS:
             yield pl.concat(waiting, how="vertical_relaxed")
             waiting = []
@@ -138,16 +137,16 @@ def _together(frames: Iterable[pl.DataFrame]) -> Iterator[pl.DataFrame]:
 def _rows(
     table: VersionLookup, keys: pl.DataFrame, spans: Sequence[Span]
 ) -> Iterator[pl.DataFrame]:
-    if not (files := [each for each in table.files if _meet(each.spans, spans)]):
+    if not (files := [data_file for data_file in table.files if _meet(data_file.spans, spans)]):
         return
     io = file_io(table.shape.location, table.shape.io)
     schema = Schema.model_validate_json(table.shape.schema)
     wanted = prune_columns(
         schema, {schema.find_field(name).field_id for name in (*table.key, table.order)}
     )
-    for each in files:
+    for data_file in files:
         try:
-            with open_data_file(io, each.path) as file:
+            with open_data_file(io, data_file.path) as file:
                 for group in range(len(file.groups)):
                     rows = file.read(wanted, group)
                     yield pl.DataFrame(
@@ -160,9 +159,9 @@ def _rows(
                         }
                     )
         except FileNotFoundError:
-            # Files that were replaced may go with their snapshot, whoever has listed them.
+            # A replaced file is deleted when its snapshot expires, even if it was just listed.
             raise Conflict(
-                f"cannot look into {each.path} of table {table.shape.name}: it is gone "
+                f"cannot look into {data_file.path} of table {table.shape.name}: it is gone "
                 "since the files were listed"
             ) from None
 
@@ -179,8 +178,8 @@ def _span(column: pl.Series) -> Span:
     return (column.min(), column.max()) if len(column) else None
 
 
-def _meet(there: Sequence[Span], here: Sequence[Span]) -> bool:
+def _meet(file_spans: Sequence[Span], key_spans: Sequence[Span]) -> bool:
     return all(
         one is None or other is None or (one[0] <= other[1] and other[0] <= one[1])
-        for one, other in itertools.zip_longest(there, here)
+        for one, other in itertools.zip_longest(file_spans, key_spans)
     )

@@ -1,12 +1,12 @@
-"""What feeds a sink. Two feeders, one writer, one committer.
+"""Sources of a sink: two kinds, one writer, one committer.
 
-`ranges`: nothing stands between topic and table, so Spark gets offset ranges and never a record.
-`frames`: any streaming DataFrame.
+`kafka`: Kafka straight into the tables. Spark gets offset ranges and never a record.
+`dataframe`: any streaming DataFrame.
 
-A feed knows its source and how rows become files; it knows nothing of ledgers and commits. The sink
-asks it, in this order: `look` before anything is claimed, `start` for the cut a claim names,
-`resume` when it is known where the last life ended, `stream` for the DataFrame that Spark shall
-drive, and then `write` batch by batch.
+A source knows its input and how rows become files; it knows nothing of ledgers and commits. The
+sink calls, in this order: `look` before anything is claimed, `start` for the cut that the claim
+records, `resume` once the end of the previous run is known, `stream` for the DataFrame that Spark
+drives, and then `write` for each batch.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class StreamPosition:
-    """Where the stream stands: behind everything that is committed or staged."""
+    """The stream's position: behind everything that is committed or staged."""
 
     cut: Cut = field(default_factory=Cut)
-    #: the same for sources that have no offsets of Kafka's (`checkpoint.SourceOffsets.text`)
+    #: the same for sources without Kafka offsets (`checkpoint.SourceOffsets.text`)
     source: str = ""
-    #: and whose offsets they are
+    #: identity of the topics that the offsets belong to
     origin: TopicIdentity = field(default_factory=TopicIdentity)
 
 
@@ -50,7 +50,7 @@ class StreamPosition:
 class TableWriteResult:
     tallies: tuple[RangeCounts, ...]
     files: tuple[DataFileDescriptor, ...]
-    #: of an upsert table: files of keys whose older rows go, and how many keys
+    #: of an upsert table: delete files of keys whose older rows go, and the number of keys
     deletes: tuple[DataFileDescriptor, ...] = ()
     keys: int = 0
 
@@ -65,15 +65,15 @@ class WriteResult:
     origin: TopicIdentity
     seconds: Mapping[str, float]
     source: tuple[str, str] = ("", "")
-    #: of all records, where there are several tables
+    #: counts of all records, where there are several tables
     total: tuple[RangeCounts, ...] = ()
-    #: of a batch that a person made (`table.ledger.Note`)
+    #: of an operator's batch (`ledger.entry.OperatorNote`)
     note: str = ""
-    #: kind of rejected records → how many there are, and where and why the last of them was
+    #: kind of rejected records → their number, and position and reason of the last one
     rejected: Mapping[str, tuple[int, str]] = field(default_factory=dict)
 
     def rows(self, apart: Callable[[str], bool] = lambda name: False) -> int:
-        """In its files, except those of tables that stand `apart`."""
+        """Rows in its files, without those of tables for which `apart` is true."""
         return sum(
             file.rows
             for name, table in self.tables.items()
@@ -83,13 +83,13 @@ class WriteResult:
 
     @property
     def skipped(self) -> int:
-        """Records that a rule left out. (A table's tally also skips what went to other tables.)"""
-        tallies = self.total or [t for each in self.tables.values() for t in each.tallies]
+        """Records that a rule left out. (A table's counts also skip records of other tables.)"""
+        tallies = self.total or [t for table in self.tables.values() for t in table.tallies]
         return sum(tally.skipped for tally in tallies)
 
 
 class SourceHost(Protocol):
-    """What a feed needs of its sink."""
+    """The interface of a sink for its source."""
 
     config: Config
     #: how long records may wait for a batch
@@ -98,53 +98,54 @@ class SourceHost(Protocol):
     def shape(
         self, columns: pa.Schema, metadata: MetadataColumns, among: MetadataColumns | None = None
     ) -> WriterSpec:
-        """The table for such columns and those of `metadata` behind them, made if it is not there;
-        raises where it does not fit. `among`: metadata columns that stand among `columns`."""
+        """The writer spec of the table for these columns and those of `metadata` behind them.
+        Creates the table if it is missing; raises where the columns do not fit. `among`: metadata
+        columns that are part of `columns`."""
 
     def check_fits(self, columns: pa.Schema, metadata: MetadataColumns) -> None:
-        """Raises where such columns would not fit; makes and claims nothing."""
+        """Raises where such columns would not fit; creates and claims nothing."""
 
     def provide(self, needs: Mapping[str, pa.Schema]) -> None:
-        """Make these tables, or change them, so that records with such columns fit."""
+        """Create or evolve these tables so that records with such columns fit."""
 
     def plans(self) -> dict[str, TablePlan]:
-        """The tables that are there, as the tasks of a batch must know them."""
+        """The existing tables, as the tasks of a batch need them."""
 
     def known(self, table: str) -> tuple[VersionLookup, ...]:
-        """Where to look for the order that keys of the table have: in what is staged, in what is
-        live, and in what is remembered of deletes."""
+        """Where to look up the order of keys of the table: in staged files, in live files, and in
+        the `_deleted` table."""
 
     @property
     def refused(self) -> Mapping[str, str]:
-        """Tables that could not be made or changed as records wanted it, and why."""
+        """Tables that could not be created or evolved as records need it, and why."""
 
     @property
     def number(self) -> int:
-        """Of the batch under way."""
+        """The number of the batch in progress."""
 
     def patiently(self, call: Callable[[], T]) -> T:
-        """`call`, again and again while a server is away."""
+        """`call`, retried while a server is unavailable."""
 
     @property
     def prefix(self) -> str:
-        """How the files of the batch under way are named."""
+        """The file name prefix of the batch in progress."""
 
 
 class BatchSource(Protocol):
     def template(self, table: str) -> str:
-        """The `[[table]]` that a table was made of: its own name, or a template's."""
+        """The `[[table]]` that a table was created from: its own name, or a template's."""
 
     def look(self, spark: SparkSession, entry: LedgerEntry | None) -> TopicIdentity:
-        """See that the source is there and the one that `entry` knows; refuse what cannot work."""
+        """Check that the source exists and is the one in `entry`; refuse what cannot work."""
 
     def start(self, position: Cut) -> Cut:
-        """`position`, and where partitions begin that it does not know."""
+        """`position`, plus the first offsets of partitions that it does not contain."""
 
     def check(self, reached: Callable[[], StreamPosition]) -> None:
-        """Raises where it could not go on from there. Nothing is claimed yet."""
+        """Raises where the stream could not continue from there. Nothing is claimed yet."""
 
     def resume(self, reached: StreamPosition, life: str) -> None:
-        """The next query begins there: the first of a life, or one that is started again."""
+        """The next query begins there: the first one of a run, or a restarted one."""
 
     def stream(self, spark: SparkSession, until: Cut | None) -> DataFrame: ...
 
@@ -152,36 +153,37 @@ class BatchSource(Protocol):
     def checkpoint(self) -> str: ...
 
     def opening(self, batch: int, reached: StreamPosition) -> WriteResult | None:
-        """What must be in the ledger before a first batch is read."""
+        """A result that must be in the ledger before the first batch is read."""
 
     def write(self, frame: DataFrame, batch: int, reached: StreamPosition) -> WriteResult | None:
         """The files of one micro-batch; None where there is nothing to stage."""
 
     def ends(self) -> Cut:
-        """The end of the stream as it is now."""
+        """The current end of the stream."""
 
     def untold(self) -> list[Range]:
-        """Ranges of invisible offsets alone, that wait for a table to tell them of."""
+        """Ranges with no visible records, held back until a table exists whose ledger can record
+        them."""
 
     @property
     def paced(self) -> bool:
-        """Does the source keep its own limits, and so takes several batches to its end?"""
+        """Does the source apply its own limits, and so take several batches to its end?"""
 
     @property
     def stateful(self) -> bool:
-        """Does Spark remember something of the stream from batch to batch?"""
+        """Does Spark keep state of the stream from batch to batch?"""
 
     def close(self) -> None: ...
 
 
 class TemporaryView:
-    """A checkpoint for one life, which nobody reads back."""
+    """A checkpoint for one run, never read back."""
 
     def __init__(self) -> None:
         self._made = ""
 
     def folder(self, root: str, life: str) -> str:
-        """Below `root`, where those of lives long over are removed; or anywhere."""
+        """A new folder: below `root`, where folders of runs long over are removed, or anywhere."""
         if not root:
             self.remove()
             self._made = tempfile.mkdtemp(prefix="frazil-checkpoint-")
@@ -198,5 +200,5 @@ class TemporaryView:
 
 
 def added(seconds: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    keys = {key for each in seconds for key in each}
-    return {key: sum(each.get(key, 0.0) for each in seconds) for key in sorted(keys)}
+    keys = {key for timing in seconds for key in timing}
+    return {key: sum(timing.get(key, 0.0) for timing in seconds) for key in sorted(keys)}

@@ -1,18 +1,18 @@
 """Any streaming DataFrame into the table: joins, windows, state, Python, any source Spark has.
 
-A batch is identified by where Spark's sources stood before and after it (`spark.checkpoint`), and
-counted in a partition of its own, `BATCHES`. Where the sources are Kafka's, their ranges are in the
-ledger as well.
+A batch is identified by the offsets of Spark's sources before and after it (`spark.checkpoint`),
+and counted in a partition of its own, `BATCHES`. Where the sources are Kafka's, their ranges are in
+the ledger as well.
 
-What can be proven depends on the rows, not on a promise: if every row carries the topic, partition
-and offset of one record of the batch, and no two the same, then every record is accounted for:
-written, or skipped by the query (a filter), or invisible. If rows stand for several records or for
-none (aggregation, join, explode), or the source does not tell which offsets held no record, the
-offsets count as merged: processed in exactly this batch, no more is known.
+The proof depends on the rows: if every row carries the topic, partition and offset of one record of
+the batch, and no two rows the same, then every record is accounted for: written, skipped by the
+query (a filter), or invisible. If rows stand for several records or for none (aggregation, join,
+explode), or the source does not report which offsets held no record, the offsets count as merged:
+processed in exactly this batch, and nothing more is known.
 
-Leader epochs (decision 041) are those that the tasks of `frazil.read` tell beside the rows. Tasks
-of `format("frazil")` tell nothing: the epoch in which a partition is led counts, if it is the same
-before and after the batch is read. Of Spark's own Kafka source no epoch is kept.
+Leader epochs (decision 041) are those that the tasks of `frazil.read` report beside the rows. Tasks
+of `format("frazil")` report none: there the leader epoch of a partition counts if it is the same
+before and after the batch is read. For Spark's own Kafka source no epoch is kept.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from frazil.spark.checkpoint import Checkpoint, SourceOffsets, began, known
 from frazil.spark.read import FRAZIL, planner, tells, told
 from frazil.spark.tasks import OUTCOMES, ReadCounts, WriteOutcome, WritePlan, write_all
 
-#: What Spark does to a stream without remembering anything of it. All else is taken to keep state.
+#: Operators that keep no state. Every other operator is assumed to keep some.
 _STATELESS = frozenset(
     [
         "Project",
@@ -97,11 +97,11 @@ _STATELESS = frozenset(
         "StreamingRelationV2",
     ]
 )
-#: Sources whose offsets say all there is to know; others keep notes in the checkpoint.
+#: Sources whose offsets are their whole state; others keep more in the checkpoint.
 _PORTABLE = frozenset(["kafka", "rate-micro-batch", *FRAZIL])
 _NO_ORIGIN = MetadataColumns("", "", "", "")
-#: Spark hands rows to Python by so many: at first, when nothing is known of their size, and then by
-#: their size in the batch before.
+#: Rows per batch that Spark hands to Python: the number while their size is unknown, the most, and
+#: the bytes to aim at, by the size of rows in the batch before.
 _FIRST_ROWS, _MOST_ROWS, _HANDED_BYTES = 4_000, 10_000, 16 * 1024**2
 
 
@@ -135,12 +135,12 @@ class DataFrameSource:
             )
         refuse_what_cannot_append(self._frame)
         self._operators = operators(self._frame)
-        self._sources = [each for each in self._operators if each.source]
-        self._reads = [each.options for each in self._sources if each.source in FRAZIL]
+        self._sources = [operator for operator in self._operators if operator.source]
+        self._reads = [source.options for source in self._sources if source.source in FRAZIL]
         self._refuse()
         self._columns = _columns(self._frame, table.name)
         self._metadata = self._origin_columns(self._columns)
-        # The origin's columns are among the rows: for the table they are columns like others.
+        # The metadata columns are part of the rows: for the table they are ordinary columns.
         self._host.check_fits(self._columns, _NO_ORIGIN)
         self._bound = self._why_bound()
         if self._bound and not self._config.sink.checkpoint_location:
@@ -149,11 +149,11 @@ class DataFrameSource:
                 "checkpoint that lasts",
                 hint="set checkpoint_location to a folder of its own",
             )
-        asked = [(each, planner(each.source, each.options)) for each in self._sources]
-        self._planners = [who for _, who in asked if who is not None]
-        own = [(each.options, who) for each, who in asked if who and each.source in FRAZIL]
-        self._own = [who for _, who in own]
-        self._silent = [who for given, who in own if not tells(given)]
+        asked = [(source, planner(source.source, source.options)) for source in self._sources]
+        self._planners = [kafka for _, kafka in asked if kafka is not None]
+        own = [(read.options, kafka) for read, kafka in asked if kafka and read.source in FRAZIL]
+        self._own = [kafka for _, kafka in own]
+        self._silent = [kafka for given, kafka in own if not tells(given)]
         return self._origin_now()
 
     def start(self, position: Cut) -> Cut:
@@ -161,29 +161,29 @@ class DataFrameSource:
 
     def check(self, reached: Callable[[], StreamPosition]) -> None:
         for left in (2, 1, 0):
-            here = reached()
+            position = reached()
             try:
                 if self._bound:
-                    self._agree(Checkpoint(self._files(), bound=True), here)
+                    self._agree(Checkpoint(self._files(), bound=True), position)
                 else:
-                    self._seedable(_place(here))
-                here.origin.check(self._origin_now())
+                    self._seedable(_place(position))
+                position.origin.check(self._origin_now())
                 return
             except Fatal:
                 if not left:
                     raise
-                time.sleep(0.5)  # a life that still runs may have moved on between two looks
+                time.sleep(0.5)  # a run that is still alive may have moved on meanwhile
 
     def _files(self) -> HadoopFolder:
         return HadoopFolder(self._spark, self._config.sink.checkpoint_location.rstrip("/"))
 
     def _refuse(self) -> None:
-        for each in self._sources:
-            for key, value in each.options.items():
+        for source in self._sources:
+            for key, value in source.options.items():
                 if key.lower() == "failondataloss" and value.lower() == "false":
                     raise ConfigError(
-                        f"cannot read source {each.source}: failOnDataLoss is false; a lost range "
-                        "must stop the stream, not pass in silence"
+                        f"cannot read source {source.source}: failOnDataLoss is false; a lost "
+                        "range must stop the stream, not pass in silence"
                     )
         mixed = self._reads and len(self._reads) < len(self._sources)
         if mixed and self._config.sink.trigger == AVAILABLE_NOW:
@@ -194,10 +194,10 @@ class DataFrameSource:
             )
 
     def _origin_now(self) -> TopicIdentity:
-        """Whose topics they are, as far as Kafka can be asked."""
+        """Identity of the topics, as far as Kafka can be asked."""
         cluster, topics = "", dict[str, str]()
-        for each in self._planners:
-            now, _ = self._host.patiently(each.origin)
+        for kafka in self._planners:
+            now, _ = self._host.patiently(kafka.origin)
             if cluster and now.cluster != cluster:
                 raise ConfigError(
                     f"cannot read from two Kafka clusters in one query: {cluster} and "
@@ -208,27 +208,29 @@ class DataFrameSource:
         return TopicIdentity(cluster, topics)
 
     def _why_bound(self) -> list[str]:
-        """What is in this query's checkpoint besides offsets."""
-        found = []
-        for each in self._operators:
-            portable = each.source in _PORTABLE or each.table.startswith("org.apache.iceberg.")
-            if each.source and not portable:
-                found.append(f"source {each.source} keeps its place in Spark's checkpoint")
-            elif _keeps_state(each):
-                found.append(f"operator {each.name} keeps state in Spark's checkpoint")
-        return list(dict.fromkeys(found))
+        """What this query's checkpoint holds besides offsets."""
+        reasons = []
+        for operator in self._operators:
+            portable = operator.source in _PORTABLE or operator.table.startswith(
+                "org.apache.iceberg."
+            )
+            if operator.source and not portable:
+                reasons.append(f"source {operator.source} keeps its place in Spark's checkpoint")
+            elif _keeps_state(operator):
+                reasons.append(f"operator {operator.name} keeps state in Spark's checkpoint")
+        return list(dict.fromkeys(reasons))
 
     @property
     def stateful(self) -> bool:
-        return any(each.startswith("operator") for each in self._bound)
+        return any(reason.startswith("operator") for reason in self._bound)
 
     @property
     def _holds_back(self) -> bool:
-        """May a record come out in a later batch than its own? Not of a query without state, and
-        not of one that only remembers what it has seen."""
+        """May a record come out in a later batch than its own? Not from a query without state, and
+        not from one that only deduplicates."""
         return any(
-            _keeps_state(each) and not each.name.startswith("Deduplicate")
-            for each in self._operators
+            _keeps_state(operator) and not operator.name.startswith("Deduplicate")
+            for operator in self._operators
         )
 
     def _origin_columns(self, columns: pa.Schema) -> MetadataColumns:
@@ -243,20 +245,20 @@ class DataFrameSource:
             return MetadataColumns(*names, stamp if stamp in columns.names else "")
         return _NO_ORIGIN
 
-    # ── where the last life ended ────────────────────────────────────────────────────────────
+    # ── resuming after the previous run ──────────────────────────────────────────────────────
 
     def resume(self, reached: StreamPosition, life: str) -> None:
-        here = _place(reached)
+        ledger_end = _place(reached)
         if self._bound:
             self.checkpoint = self._config.sink.checkpoint_location.rstrip("/")
             self._log = Checkpoint(self._files(), bound=True)
             self._agree(self._log, reached)
         else:
-            self._seedable(here)
+            self._seedable(ledger_end)
             self.checkpoint = self._temporary.folder(self._config.sink.checkpoint_location, life)
             self._log = Checkpoint(HadoopFolder(self._spark, self.checkpoint), bound=False)
-            if here != SourceOffsets():
-                self._log.seed(here, self._kinds)
+            if ledger_end != SourceOffsets():
+                self._log.seed(ledger_end, self._kinds)
         self._compare(kafka_only(reached.cut), reached.origin.leaders)
         shape = self._host.shape(self._columns, _NO_ORIGIN, self._metadata)
         event_time = schema.event_time_column(shape.schema, self._config.tables[0])
@@ -269,48 +271,48 @@ class DataFrameSource:
         )
 
     def _compare(self, position: Cut, epochs: Mapping[Partition, int]) -> None:
-        """Raises where the log of our own sources has lost what was read in these epochs."""
+        """Raises where our own sources have lost records that were read in these epochs."""
         if epochs:
-            for each in self._own:
-                self._host.patiently(functools.partial(each.compare, position, epochs))
+            for kafka in self._own:
+                self._host.patiently(functools.partial(kafka.compare, position, epochs))
 
     @property
     def _kinds(self) -> list[str]:
-        return ["frazil" if each.source in FRAZIL else each.source for each in self._sources]
+        return ["frazil" if source.source in FRAZIL else source.source for source in self._sources]
 
-    def _seedable(self, here: SourceOffsets) -> None:
-        """Can a fresh checkpoint be made from the ledger for this query?"""
+    def _seedable(self, ledger_end: SourceOffsets) -> None:
+        """Raises where no fresh checkpoint can be made from the ledger for this query."""
         sink = self._config.sink.id
-        if '"batch":' in here.text:
+        if '"batch":' in ledger_end.text:
             raise IdentityMismatch(
                 f"cannot go on: the ledger of sink {sink} belongs to a query that kept state in "
                 "its checkpoint, and this one keeps none",
                 hint="use another sink id for another query",
             )
-        theirs = known(here)
+        sources = known(ledger_end)
         of_kafka = [kind in ("frazil", "kafka") for kind in self._kinds]
-        fits = len(theirs) == len(of_kafka) and all(
+        fits = len(sources) == len(of_kafka) and all(
             ours or not isinstance(source, dict)
-            for source, ours in zip(theirs, of_kafka, strict=True)
+            for source, ours in zip(sources, of_kafka, strict=True)
         )
-        if here != SourceOffsets() and not fits:
+        if ledger_end != SourceOffsets() and not fits:
             raise IdentityMismatch(
-                f"cannot go on: the ledger of sink {sink} ends at {_told(here)}; found sources "
-                f"{', '.join(each.source for each in self._sources)}",
+                f"cannot go on: the ledger of sink {sink} ends at {_told(ledger_end)}; found "
+                f"sources {', '.join(source.source for source in self._sources)}",
                 hint="use another sink id for another stream",
             )
 
     def _agree(self, log: Checkpoint, reached: StreamPosition) -> None:
-        """The checkpoint and the ledger must tell the same story; neither is guessed from."""
+        """Raises unless checkpoint and ledger agree; neither is guessed from the other."""
         last = log.last()
-        here = _place(reached)
+        ledger_end = _place(reached)
         sink = self._config.sink.id
-        if here == SourceOffsets() and (last is None or (last == 0 and not log.ended(0))):
+        if ledger_end == SourceOffsets() and (last is None or (last == 0 and not log.ended(0))):
             return
-        if here != SourceOffsets() and '"batch":' not in here.text:
+        if ledger_end != SourceOffsets() and '"batch":' not in ledger_end.text:
             raise IdentityMismatch(
                 f"cannot go on: sink {sink} was fed by a query without state until now, at "
-                f"{_told(here)}, and this one keeps some: {'; '.join(self._bound)}",
+                f"{_told(ledger_end)}, and this one keeps some: {'; '.join(self._bound)}",
                 hint="use another sink id for another query",
             )
         if last is None:
@@ -321,32 +323,32 @@ class DataFrameSource:
                 hint="restore the checkpoint; or use another sink id and a source that starts "
                 "behind what the table holds: rows of windows that were open are lost then",
             )
-        if here == SourceOffsets():
+        if ledger_end == SourceOffsets():
             raise IdentityMismatch(
                 f"cannot use checkpoint {log.path}: it is at batch {last} of query {log.query}, "
                 f"and the ledger has no batch of sink {sink}",
                 hint="give the sink a checkpoint of its own",
             )
-        if log.after(last) == here:
+        if log.after(last) == ledger_end:
             return
-        if not log.ended(last) and log.before(last) == here:
+        if not log.ended(last) and log.before(last) == ledger_end:
             return  # planned and not staged: Spark runs it again
-        theirs = json.loads(reached.source)
-        if theirs["query"] != log.query:
+        recorded = json.loads(reached.source)
+        if recorded["query"] != log.query:
             raise IdentityMismatch(
                 f"cannot use checkpoint {log.path}: it belongs to query {log.query}, and the "
-                f"ledger of sink {sink} to query {theirs['query']}",
+                f"ledger of sink {sink} to query {recorded['query']}",
                 hint="give each sink a checkpoint of its own, and each query a sink",
             )
-        if theirs["batch"] > last:
+        if recorded["batch"] > last:
             raise Expired(
                 f"cannot go on: checkpoint {log.path} is an older copy, at batch {last}; the "
-                f"table has batch {theirs['batch']}",
+                f"table has batch {recorded['batch']}",
                 hint="restore the newest checkpoint; what the table has would be written again",
             )
         raise Gap(
             f"cannot go on: checkpoint {log.path} has batch {last}, and the ledger of sink {sink} "
-            f"ends at batch {theirs['batch']}: the batches between are in neither",
+            f"ends at batch {recorded['batch']}: the batches between are in neither",
             hint="the table was rolled back, or staged batches were removed; restore them",
         )
 
@@ -360,13 +362,13 @@ class DataFrameSource:
         return bool(self._reads)
 
     def ends(self) -> Cut:
-        found: dict[Partition, int] = {}
-        for each in self._planners:
-            found |= each.watermarks(each.origin()[1]).end
-        for source in self._sources:  # of an assigned topic only these partitions are read
+        ends: dict[Partition, int] = {}
+        for kafka in self._planners:
+            ends |= kafka.watermarks(kafka.origin()[1]).end
+        for source in self._sources:  # with `assign` only these partitions are read
             for topic, numbers in json.loads(source.options.get("assign", "{}")).items():
-                found = {p: end for p, end in found.items() if p.topic != topic or p[1] in numbers}
-        return Cut(found)
+                ends = {p: end for p, end in ends.items() if p.topic != topic or p[1] in numbers}
+        return Cut(ends)
 
     def untold(self) -> list[Range]:
         return []
@@ -377,8 +379,8 @@ class DataFrameSource:
     def opening(self, batch: int, reached: StreamPosition) -> WriteResult | None:
         """Where the very first batch begins, for the ledger, before a record of it is read.
 
-        `latest` is asked once: should the batch fail, the next life begins at the same place. (A
-        bound query has it in its checkpoint.)
+        `latest` is resolved once: should the batch fail, the next run begins at the same offsets.
+        (A bound query has them in its checkpoint.)
         """
         if self._bound or batch or _place(reached) != SourceOffsets():
             return None
@@ -391,17 +393,17 @@ class DataFrameSource:
         return WriteResult(cut, cut, nothing, self._origin_now(), {}, text)
 
     def write(self, frame: DataFrame, batch: int, reached: StreamPosition) -> WriteResult | None:
-        before, after, here = self._log.before(batch), self._log.after(batch), _place(reached)
-        if here.cut and not here.text and here.cut == before.cut:
-            here = before  # until now the sink was fed by ranges, which have no words of Spark's
-        if after == here:
-            # Staged by the life before, which did not live to tell Spark. Its rows are there; its
-            # state need not be.
+        before, after, ledger_end = self._log.before(batch), self._log.after(batch), _place(reached)
+        if ledger_end.cut and not ledger_end.text and ledger_end.cut == before.cut:
+            ledger_end = before  # fed by ranges so far: the ledger has no text of Spark's
+        if after == ledger_end:
+            # Staged by the previous run, which ended before Spark recorded the batch. Its rows are
+            # staged; its state may be missing.
             if self.stateful:
                 frame.write.format("noop").mode("overwrite").save()
             return None
-        if before != here and (here != SourceOffsets() or batch):
-            self._apart(before, after, here)
+        if before != ledger_end and (ledger_end != SourceOffsets() or batch):
+            self._apart(before, after, ledger_end)
         number = reached.cut.get(BATCHES, 0)
         end = {**reached.cut, **after.cut, BATCHES: number + 1}
         begin = {**reached.cut, **began(before, after), BATCHES: number}
@@ -411,20 +413,20 @@ class DataFrameSource:
         records = [told(given) for given in self._reads]
         epochs = steady(led, self._led(ranges)) | epochs_told(ranges, earlier, records)
         origin = self._origin_now()
-        # A topic that was dropped and made again between plan and fetch brought other records.
+        # A topic that was recreated between plan and fetch has other records.
         TopicIdentity(after.cluster, after.topics).check(origin)
         reached.origin.check(origin)
         leaders = self._leaders(Cut(begin), ranges, reached.origin, epochs)
         tallies = None
         if not self._holds_back and set(after.cut.topics) <= set(origin.topics):
             tallies = accounted(
-                ranges, outcomes, {k: v for each in records for k, v in each.items()}
+                ranges, outcomes, {k: v for counts in records for k, v in counts.items()}
             )
         if tallies is None:
-            tallies = [RangeCounts(each, 0, merged=len(each)) for each in ranges]
+            tallies = [RangeCounts(r, 0, merged=len(r)) for r in ranges]
         tallies = [_timed(tally, outcomes) for tally in tallies]
-        rows = sum(each.rows for each in outcomes) - sum(tally.written for tally in tallies)
-        spans = [each.watermark for each in outcomes if each.watermark]
+        rows = sum(outcome.rows for outcome in outcomes) - sum(tally.written for tally in tallies)
+        spans = [outcome.watermark for outcome in outcomes if outcome.watermark]
         span = (min(s[0] for s in spans), max(s[1] for s in spans)) if spans else None
         tallies.append(RangeCounts(Range(BATCHES, number, number + 1), rows, watermark=span))
         return WriteResult(
@@ -432,19 +434,19 @@ class DataFrameSource:
             end=Cut(end),
             tables={
                 self._config.tables[0].name: TableWriteResult(
-                    tuple(tallies), tuple(file for each in outcomes for file in each.files)
+                    tuple(tallies), tuple(file for outcome in outcomes for file in outcome.files)
                 )
             },
             origin=TopicIdentity(origin.cluster, origin.topics, leaders),
-            seconds=added([each.seconds for each in outcomes]),
+            seconds=added([outcome.seconds for outcome in outcomes]),
             source=(before.text, after.text),
         )
 
     def _led(self, ranges: Sequence[Range]) -> dict[Partition, int]:
-        """The leader epochs now, of sources whose tasks do not tell which ones they read."""
-        partitions, epochs = [each.partition for each in ranges], dict[Partition, int]()
-        for each in self._silent if partitions else ():
-            epochs |= self._host.patiently(functools.partial(each.led, partitions))
+        """Current leader epochs, of sources whose tasks do not report those they read in."""
+        partitions, epochs = [r.partition for r in ranges], dict[Partition, int]()
+        for kafka in self._silent if partitions else ():
+            epochs |= self._host.patiently(functools.partial(kafka.led, partitions))
         return epochs
 
     def _leaders(
@@ -454,10 +456,10 @@ class DataFrameSource:
         known: TopicIdentity,
         epochs: Mapping[Partition, int],
     ) -> dict[Partition, int]:
-        """What the ledger keeps after a batch that was read in `epochs`. Where they differ from the
-        known ones, what was read before must still be there: the log may have lost it since the
-        batch was planned, and no later comparison would tell."""
-        passed = [each.partition for each in ranges]
+        """The leader epochs for the ledger after a batch that was read in `epochs`. Where they
+        differ from the known ones, records read before must still be in the log: it may have lost
+        them since the batch was planned, and no later comparison would notice."""
+        passed = [r.partition for r in ranges]
         changed = {p: known.leaders[p] for p in passed if p in known.leaders}
         self._compare(begin, {p: e for p, e in changed.items() if epochs.get(p) != e})
         return {**known.without(passed).leaders, **epochs}
@@ -472,23 +474,25 @@ class DataFrameSource:
         if self._row_bytes:
             rows = max(1, min(_MOST_ROWS, int(_HANDED_BYTES / self._row_bytes)))
         with _handed_by(frame.sparkSession, rows):
-            found = tasks.collect()
-        outcomes = [WriteOutcome.load(row.outcome) for row in found]
-        for each in outcomes:
-            if (in_files := sum(file.rows for file in each.files)) != each.rows:
+            results = tasks.collect()
+        outcomes = [WriteOutcome.load(row.outcome) for row in results]
+        for outcome in outcomes:
+            if (in_files := sum(file.rows for file in outcome.files)) != outcome.rows:
                 raise AccountingError(
-                    f"cannot stage a batch: a task had {each.rows} rows, "
+                    f"cannot stage a batch: a task had {outcome.rows} rows, "
                     f"{in_files} are in its files"
                 )
-        if count := sum(each.rows for each in outcomes):
-            self._row_bytes = sum(each.bytes for each in outcomes) / count
+        if count := sum(outcome.rows for outcome in outcomes):
+            self._row_bytes = sum(outcome.bytes for outcome in outcomes) / count
         return outcomes
 
-    def _apart(self, before: SourceOffsets, after: SourceOffsets, here: SourceOffsets) -> None:
-        kind = Overlap if here.cut and here.cut.reaches(before.cut) else Gap
+    def _apart(
+        self, before: SourceOffsets, after: SourceOffsets, ledger_end: SourceOffsets
+    ) -> None:
+        kind = Overlap if ledger_end.cut and ledger_end.cut.reaches(before.cut) else Gap
         raise kind(
             f"cannot go on: the batch goes from {_told(before)} to {_told(after)}; the ledger of "
-            f"sink {self._config.sink.id} ends at {_told(here)}",
+            f"sink {self._config.sink.id} ends at {_told(ledger_end)}",
             hint="the checkpoint or a source was changed under the query; see `frazil audit`",
         )
 
@@ -500,19 +504,19 @@ def _keeps_state(operator: PlanOperator) -> bool:
 
 def steady(before: Mapping[Partition, int], after: Mapping[Partition, int]) -> dict[Partition, int]:
     """Leader epochs that are the same at both times. Epochs only grow, so the leader was the same
-    all the while, and what was read meanwhile stood in the log of that epoch."""
+    in between, and records read meanwhile were in the log of that epoch."""
     return {p: epoch for p, epoch in before.items() if epoch >= 0 and after.get(p) == epoch}
 
 
 def epochs_told(
-    ranges: Sequence[Range], earlier: Sequence[ReadCounts], told: Sequence[ReadCounts]
+    ranges: Sequence[Range], earlier: Sequence[ReadCounts], later: Sequence[ReadCounts]
 ) -> dict[Partition, int]:
-    """The leader epoch in which the last offset of each range was read, by what the tasks of each
-    read told since `earlier`. None where nobody told it, or two tries or two reads told different
-    ones: nobody knows which of them the rows are from."""
-    wanted = {each.partition: each for each in ranges}
+    """The leader epoch in which the last offset of each range was read, by the counts that the
+    tasks of each read reported since `earlier`. None where no task reported it, or where two
+    attempts or two reads reported different ones: the rows may be from either."""
+    wanted = {r.partition: r for r in ranges}
     epochs: dict[Partition, set[int]] = {}
-    for before, after in zip(earlier, told, strict=True):
+    for before, after in zip(earlier, later, strict=True):
         for key, (_, _, tries) in after.items():
             partition, start, end = Partition(key[0], key[1]), key[2], key[3]
             whole = wanted.get(partition)
@@ -524,11 +528,11 @@ def epochs_told(
 
 
 def accounted(
-    ranges: Sequence[Range], outcomes: Sequence[WriteOutcome], told: ReadCounts
+    ranges: Sequence[Range], outcomes: Sequence[WriteOutcome], counts: ReadCounts
 ) -> list[RangeCounts] | None:
-    """The fate of every offset, where the rows themselves prove it; None where they do not."""
-    written = {each.partition: np.zeros(len(each), bool) for each in ranges}
-    starts = {each.partition: each.start for each in ranges}
+    """The outcome of every offset, where the rows themselves prove it; None where they do not."""
+    written = {r.partition: np.zeros(len(r), bool) for r in ranges}
+    starts = {r.partition: r.start for r in ranges}
     for outcome in outcomes:
         if outcome.carried is None:
             return None
@@ -540,36 +544,36 @@ def accounted(
                 return None  # an offset that another task wrote as well
             bits[offsets - start] = True
     tallies = []
-    for each in ranges:
-        bits = written[each.partition]
+    for planned in ranges:
+        bits = written[planned.partition]
         count = int(bits.sum())
-        seen = np.flatnonzero(bits)[[0, -1]] + each.start if count else None
-        invisible = _invisible(each, told)
-        if invisible is None and count == len(each):
+        seen = np.flatnonzero(bits)[[0, -1]] + planned.start if count else None
+        invisible = _invisible(planned, counts)
+        if invisible is None and count == len(planned):
             invisible = 0  # nothing but records, and all of them written
-        if invisible is None or count + invisible > len(each):
+        if invisible is None or count + invisible > len(planned):
             return None
-        skipped = len(each) - count - invisible
+        skipped = len(planned) - count - invisible
         span = None if seen is None else (int(seen[0]), int(seen[1]))
-        tallies.append(RangeCounts(each, count, skipped=skipped, invisible=invisible, seen=span))
+        tallies.append(RangeCounts(planned, count, skipped=skipped, invisible=invisible, seen=span))
     return tallies
 
 
 def _timed(tally: RangeCounts, outcomes: Sequence[WriteOutcome]) -> RangeCounts:
-    """With the event times of its partition's rows, as far as they say which one they are of."""
-    found = [each.watermarks.get(tally.range.partition) for each in outcomes]
-    spans = [span for span in found if span]
+    """The counts with the event times of their partition's rows, where rows carry the partition."""
+    candidates = [outcome.watermarks.get(tally.range.partition) for outcome in outcomes]
+    spans = [span for span in candidates if span]
     if not spans:
         return tally
     return replace(tally, watermark=(min(s[0] for s in spans), max(s[1] for s in spans)))
 
 
-def _invisible(wanted: Range, told: ReadCounts) -> int | None:
-    """Offsets of a range that held no record, by what the tasks told of its pieces; None where
-    they did not tell of all of it. Others may have read other pieces of the same topic."""
+def _invisible(wanted: Range, counts: ReadCounts) -> int | None:
+    """Offsets of a range that held no record, by the tasks' counts of its pieces; None where these
+    do not cover it. Other queries may have read other pieces of the same topic."""
     pieces = {
         start: (end, absent)
-        for (topic, number, start, end), (_, absent, _) in told.items()
+        for (topic, number, start, end), (_, absent, _) in counts.items()
         if Partition(topic, number) == wanted.partition and end <= wanted.end
     }
     at, invisible = wanted.start, 0
@@ -583,10 +587,10 @@ def _invisible(wanted: Range, told: ReadCounts) -> int | None:
 
 @contextmanager
 def _handed_by(session: SparkSession, rows: int) -> Iterator[None]:
-    """Spark hands rows to Python by so many, or fewer where the user said so.
+    """Spark hands over `rows` rows per batch, or fewer where the user configured fewer.
 
-    Its limit by bytes is out of force meanwhile: to keep it, Spark asks each vector for its size
-    after every row, which takes longer than all the rest of the way.
+    Its limit by bytes is suspended meanwhile: to keep it, Spark asks each vector for its size after
+    every row, which takes longer than everything else together.
     """
     by_bytes = "spark.sql.execution.arrow.maxBytesPerBatch"
     by_rows = "spark.sql.execution.arrow.maxRecordsPerBatch"
@@ -618,8 +622,8 @@ def _told(place: SourceOffsets) -> str:
 
 
 def _columns(frame: DataFrame, table: str) -> pa.Schema:
-    """The DataFrame's columns in Arrow's types; raises where Iceberg has none for one."""
-    found = []
+    """The DataFrame's columns in Arrow's types; raises for one that Iceberg has no type for."""
+    columns = []
     for field in frame.schema:
         try:
             [column] = to_arrow_schema(type(frame.schema)([field]))
@@ -632,5 +636,5 @@ def _columns(frame: DataFrame, table: str) -> pa.Schema:
                 f"{field.dataType.simpleString()}, which Iceberg has no type for",
                 hint=f"cast it, or leave it out: .drop({field.name!r})",
             )
-        found.append(column)
-    return pa.schema(found)
+        columns.append(column)
+    return pa.schema(columns)

@@ -1,10 +1,11 @@
-"""Dead letters, read back from their table and settled once more.
+"""Dead letters, read back from their table and processed again.
 
-A replay is a life of a sink of its own, `<sink>.replay`, over the same tables: one batch of the
-letters that wait, counted in the partition `BATCHES`. What goes through is noted in a table beside
-the letters', in the same batch as the rows themselves. So a letter is noted if and only if its rows
-are there, whatever dies in between: an older life's batch is committed before this one looks for
-letters without a note, and an older life that still runs is fenced.
+A replay is a run of a sink of its own, `<sink>.replay`, over the same tables: one batch of the
+waiting dead letters, counted in the partition `BATCHES`. Replayed dead letters are noted in a table
+beside theirs, in the same batch as the rows themselves. So a dead letter is noted if and only if
+its rows are committed, whatever crashes in between: a batch of an earlier replay is committed
+before this one looks for dead letters without a note, and an earlier replay that is still alive is
+fenced.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ _KEY = (NOTES.topic, NOTES.partition, NOTES.offset)
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterSelection:
-    """Which letters; what is empty selects all."""
+    """Which dead letters; an empty field selects all."""
 
     topics: tuple[str, ...] = ()
     partitions: tuple[int, ...] = ()
@@ -61,9 +62,9 @@ class DeadLetterSelection:
     start: int | None = None
     end: int | None = None
     kinds: tuple[str, ...] = ()
-    #: of the tables that rejected a letter, one of these
+    #: one of these is among the tables that rejected the dead letter
     tables: tuple[str, ...] = ()
-    #: the first so many, by topic, partition and offset
+    #: at most this many, ordered by topic, partition and offset
     limit: int | None = None
 
     def of(self, letters: DataFrame) -> DataFrame:
@@ -88,20 +89,20 @@ class DeadLetterSelection:
 
 @dataclass(slots=True)
 class ReplayReport:
-    """What became of the letters that were selected."""
+    """Outcome of the selected dead letters."""
 
     #: in their tables now
     replayed: int = 0
-    #: a rule says now that no table gets them
+    #: now routed to no table
     skipped: int = 0
     rejected: int = 0
     #: rows of each table
     rows: dict[str, int] = field(default_factory=dict)
-    #: some of those that are rejected again
+    #: some of those rejected again
     again: list[ReplayResult] = field(default_factory=list)
-    #: of a replay that did not live to commit them; committed now
+    #: staged by an earlier replay and committed now
     finished: int = 0
-    #: tables that would be made or changed; only of a look
+    #: tables that would be created or evolved; only of a dry run
     needs: list[str] = field(default_factory=list)
 
     @property
@@ -110,7 +111,7 @@ class ReplayReport:
 
 
 def notes_table(config: Config) -> str:
-    """Where it is noted which letters went through."""
+    """The table that records which dead letters were replayed."""
     if not config.dead_letters:
         raise ConfigError(
             f"cannot look for dead letters of sink {config.sink.id}: the config has none",
@@ -120,7 +121,7 @@ def notes_table(config: Config) -> str:
 
 
 def replaying(config: Config) -> Config:
-    """The config of the sink that replays: another id, the same tables, and that of the notes. It
+    """The config of the replaying sink: another id, the same tables, and the table of notes. It
     reads nothing from Kafka."""
     notes = TableConfig(
         notes_table(config),
@@ -151,21 +152,21 @@ def replaying(config: Config) -> Config:
 
 
 def letters(spark: SparkSession, config: Config) -> DataFrame | None:
-    """All letters; `replayed_at` is null where one waits. None where there is no table yet."""
+    """All dead letters; `replayed_at` is null where one waits. None where there is no table yet."""
     catalog = JavaCatalog(spark, config.catalog.name)
-    found = _read(spark, catalog, config.dead_letters.table)
-    if found is None:
+    frame = _read(spark, catalog, config.dead_letters.table)
+    if frame is None:
         return None
     notes = _read(spark, catalog, notes_table(config))
     if notes is None:
-        return found.withColumns(
+        return frame.withColumns(
             {
                 "replayed_at": sql.lit(None).cast("timestamp"),
                 "replayed_to": sql.lit(None).cast("array<string>"),
             }
         )
     notes = notes.select(*_KEY, "replayed_at", sql.col("tables").alias("replayed_to"))
-    return found.join(notes, list(_KEY), "left")
+    return frame.join(notes, list(_KEY), "left")
 
 
 def waiting(letters: DataFrame) -> DataFrame:
@@ -173,7 +174,7 @@ def waiting(letters: DataFrame) -> DataFrame:
 
 
 def _read(spark: SparkSession, catalog: JavaCatalog, name: str) -> DataFrame | None:
-    """The table as it is now, and no older: a session may keep what it knows of tables."""
+    """The table at its newest snapshot: a session may cache an older one."""
     table = catalog.load(name)
     newest = next(iter(table.history("main")), None) if table else None
     if newest is None:
@@ -183,18 +184,18 @@ def _read(spark: SparkSession, catalog: JavaCatalog, name: str) -> DataFrame | N
 
 
 class DeadLetterSource(KafkaSource):
-    """As ranges are fed: by the same rules into the same tables; only the records come from the
-    dead letters' table."""
+    """Like `KafkaSource`, with the same rules and tables; only the records come from the table of
+    dead letters."""
 
     paced = False
 
     def __init__(self, host: SourceHost, config: Config, wanted: DeadLetterSelection) -> None:
-        """`config`: of the sink whose letters they are."""
+        """`config`: of the sink that wrote the dead letters."""
         super().__init__(host)
         self._config = config
         self._wanted = wanted
         self._notes = notes_table(config)
-        self._known: list[str] = []  # tables that the sink itself has made
+        self._known: list[str] = []  # tables that the sink itself has created
         self._number = 0
         self._again: list[ReplayResult] = []
         self._rules = self._made_rules() if config.routes else None
@@ -215,11 +216,11 @@ class DeadLetterSource(KafkaSource):
         self._host.provide({self._notes: NOTE_COLUMNS})
 
     def stream(self, spark: SparkSession, until: Cut | None) -> DataFrame:
-        """The letters that wait and are wanted; those of a partition together, and in order."""
-        found = letters(spark, self._config)
-        if found is None:
+        """The waiting dead letters of the selection, in order within each Spark partition."""
+        frame = letters(spark, self._config)
+        if frame is None:
             raise ConfigError(f"cannot replay: table {self._config.dead_letters.table} is empty")
-        return self._wanted.of(waiting(found)).select(*READ).sortWithinPartitions(*_KEY)
+        return self._wanted.of(waiting(frame)).select(*READ).sortWithinPartitions(*_KEY)
 
     def ends(self) -> Cut:
         return Cut()
@@ -227,25 +228,25 @@ class DeadLetterSource(KafkaSource):
     def write(self, frame: DataFrame, batch: int, reached: StreamPosition) -> WriteResult | None:
         self._number = reached.cut[BATCHES]
         results = self._settled(lambda: self._replayed(frame))
-        total = sum((each.total for each in results), self._nothing)
+        total = sum((result.total for result in results), self._nothing)
         self._count(results, total)
         if not total.written + total.skipped:
             return None
-        names = sorted({name for each in results for name in each.tallies})
+        names = sorted({name for result in results for name in result.tallies})
         return WriteResult(
             begin=reached.cut,
             end=Cut({**reached.cut, BATCHES: self._number + 1}),
             tables={name: self._of_table(name, results) for name in names},
             total=(total,),
             origin=self._origin,
-            seconds=added([each.seconds for each in results]),
+            seconds=added([result.seconds for result in results]),
         )
 
     def would(self, frame: DataFrame) -> ReplayReport:
-        """What `write` would do, as far as that can be told without making or changing tables."""
+        """A dry run of `write`, as far as possible without creating or evolving tables."""
         results = self._replayed(frame, look=True)
-        self._count(results, sum((each.total for each in results), self._nothing))
-        self.outcome.needs = sorted({name for each in results for name in each.needs})
+        self._count(results, sum((result.total for result in results), self._nothing))
+        self.outcome.needs = sorted({name for result in results for name in result.needs})
         return self.outcome
 
     @property
@@ -262,15 +263,15 @@ class DeadLetterSource(KafkaSource):
         replay = ReplayPlan(replace(plan, tables=tables), None if look else notes, self._number)
         rows = frame.mapInArrow(functools.partial(_tasks, replay), OUTCOMES).collect()
         self._again = sorted(
-            (ReplayResult(*each) for row in rows for each in json.loads(row.again)),
-            key=lambda each: (each.topic, each.partition, each.offset),
+            (ReplayResult(*values) for row in rows for values in json.loads(row.again)),
+            key=lambda result: (result.topic, result.partition, result.offset),
         )[:TOLD]
         return [RangeResult.of(json.loads(row.result)) for row in rows]
 
     def _of_table(self, name: str, ordered: Sequence[RangeResult]) -> TableWriteResult:
-        mine = [each for each in ordered if name in each.tallies]
-        tally = sum((each.tallies[name] for each in mine), self._nothing)
-        files = tuple(file for each in mine for file in each.files[name])
+        results = [result for result in ordered if name in result.tallies]
+        tally = sum((result.tallies[name] for result in results), self._nothing)
+        files = tuple(file for result in results for file in result.files[name])
         if sum(file.rows for file in files) != tally.written:
             raise AccountingError(
                 f"cannot stage a replay: {tally.written} rows were written to {name}, "
@@ -280,8 +281,8 @@ class DeadLetterSource(KafkaSource):
 
     def _count(self, results: Sequence[RangeResult], total: RangeCounts) -> None:
         rows: dict[str, int] = {}
-        for each in results:
-            for name, tally in each.tallies.items():
+        for result in results:
+            for name, tally in result.tallies.items():
                 rows[name] = rows.get(name, 0) + tally.written
         noted = rows.pop(self._notes, 0)
         self.outcome = ReplayReport(total.written, total.skipped, total.rejected, rows, self._again)

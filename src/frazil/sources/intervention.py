@@ -1,18 +1,18 @@
-"""What a person decides about a stream's position: a loss accepted, a topic adopted, a cut moved.
+"""An operator's decision about a stream's position: a loss accepted, a topic adopted, a cut moved.
 
-A decision is a batch of its own without records, made by a life of its own: whatever an earlier
-life left staged is committed before it, and a life that still runs is fenced. So it is staged and
-committed as any batch is, and a kill at any point leaves it done or undone. Its note, who, when and
-why, stands in the ledger, and in the index's rows of it, which outlive every snapshot.
+A decision is a batch of its own without records, made by a run of its own: batches that an earlier
+run left staged are committed first, and a run that is still alive is fenced. The decision is staged
+and committed like any batch, so a kill at any point leaves it done or undone. Its note (who, when,
+why) is in the ledger and in its rows of the index, which outlive every snapshot.
 
-    accept-loss   [position, end) is told as *lost*: retention has deleted it
-    seek          forward: the same of records that are there, and are given up;
-                  back: the topic is read as a new one, from where it is told
+    accept-loss   [position, end) is recorded as *lost*: retention has deleted it
+    seek          forward: the same for records that still exist and are given up;
+                  back: the topic is read as a new one, from the given offset
     adopt-topic   the topic, or the cluster, is another one: it is read as a new one; or, with the
-                  same offsets, its id alone changes
+                  same offsets, only its id changes
 
 A topic that is read as a new one has the epoch behind its name, `orders@7`, in the ledger and in
-the rows: offset 17 of it is not the offset 17 that is there already, and both stay provable.
+the rows: its offset 17 is not the offset 17 written before, and both stay provable.
 """
 
 from __future__ import annotations
@@ -42,28 +42,28 @@ EARLIEST, LATEST = "earliest", "latest"
 
 @dataclass(frozen=True, slots=True)
 class WantedPosition:
-    """What is asked for."""
+    """The request of an operator."""
 
     #: `accept-loss`, `adopt-topic` or `seek`
     did: str
-    #: exactly these are given up
+    #: exactly these ranges are given up
     lost: tuple[Range, ...] = ()
-    #: Kafka's topics to adopt; empty: all that are others
+    #: Kafka topics to adopt; empty: all whose identity differs
     topics: tuple[str, ...] = ()
     #: where they begin: `earliest`, `latest`
     start: str = EARLIEST
-    #: the offsets of the other topic mean the same records
+    #: the same offset of both topics is the same record
     same_offsets: bool = False
-    #: of Kafka's topics, where to go on
+    #: Kafka topic and partition → offset to continue from
     to: Mapping[tuple[str, int], int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Intervention:
-    """What it comes to."""
+    """The effect of a request."""
 
     lost: tuple[Range, ...] = ()
-    #: partitions that begin, by names of their own; and those that only get another topic's id
+    #: first offsets of partitions under new names, and of those that only get another topic id
     begin: Cut = field(default_factory=Cut)
     origin: TopicIdentity = field(default_factory=TopicIdentity)
     says: str = ""
@@ -73,7 +73,7 @@ class Intervention:
 
 
 def overtaken(position: Cut, marks: Watermarks) -> list[Range]:
-    """What retention has deleted before it was read."""
+    """Ranges that retention deleted before they were read."""
     return [
         Range(partition, offset, marks.low[partition])
         for partition, offset in kafka_only(with_new_partitions(position, marks)).items()
@@ -89,7 +89,7 @@ def decide(
     marks: Watermarks,
     life: str,
 ) -> Intervention:
-    """Pure. `known`: whose topics the ledger knows; `now`, `marks`: what Kafka says, by the
+    """Pure. `known`: topic identity in the ledger; `now`, `marks`: Kafka's answers, under the
     ledger's names; `life`: the epoch that names topics which are read as new ones."""
     if wanted.did != "adopt-topic":
         position = with_new_partitions(position, marks)
@@ -103,19 +103,19 @@ def decide(
 def _accepted(
     wanted: WantedPosition, position: Cut, known: TopicIdentity, marks: Watermarks
 ) -> Intervention:
-    for each in wanted.lost:
-        here, low = _here(each.partition, position), marks.low.get(each.partition)
-        if low is None or each.start != here or each.end <= each.start:
+    for lost in wanted.lost:
+        offset, low = _here(lost.partition, position), marks.low.get(lost.partition)
+        if low is None or lost.start != offset or lost.end <= lost.start:
             raise ConfigError(
-                f"cannot accept the loss of {each}: the stream stands at {each.partition}@{here}"
+                f"cannot accept the loss of {lost}: the stream stands at {lost.partition}@{offset}"
             )
-        if each.end > low:
+        if lost.end > low:
             raise ConfigError(
-                f"cannot accept the loss of {each}: Kafka has everything from {low} on",
+                f"cannot accept the loss of {lost}: Kafka has everything from {low} on",
                 hint="`frazil offsets seek` gives up what is there",
             )
     offsets = sum(map(len, wanted.lost))
-    origin = known.without(each.partition for each in wanted.lost)
+    origin = known.without(lost.partition for lost in wanted.lost)
     return Intervention(wanted.lost, origin=origin, says=f"{offsets} offsets accepted as lost")
 
 
@@ -127,7 +127,7 @@ def _adopted(
     marks: Watermarks,
     life: str,
 ) -> Intervention:
-    # Without topic ids only another cluster tells that topics are others.
+    # Without topic ids only another cluster shows that topics are others.
     moved = known.cluster not in ("", now.cluster)
     others = {
         topic
@@ -143,12 +143,12 @@ def _adopted(
                 "that the sink has read"
             )
     taken = sorted(set(asked.values()) if wanted.topics else others)
-    mine = {p: o for p, o in kafka_only(position).items() if p.topic in taken}
-    there = [p for p in marks.end if p.topic in taken]
+    offsets = {p: o for p, o in kafka_only(position).items() if p.topic in taken}
+    partitions = [p for p in marks.end if p.topic in taken]
     if wanted.same_offsets:
         beyond = [
             f"{p} (position {o}, end {marks.end.get(p, 'none')})"
-            for p, o in mine.items()
+            for p, o in offsets.items()
             if o > marks.end.get(p, -1)
         ]
         if beyond:
@@ -159,12 +159,12 @@ def _adopted(
                 "topic, from its beginning",
             )
         topics = {topic: now.topics[topic] for topic in taken}
-        begin, says = Cut(mine), f"{', '.join(taken)} go on with the same offsets"
+        begin, says = Cut(offsets), f"{', '.join(taken)} go on with the same offsets"
     else:
         called = {topic: f"{Partition(topic, 0).kafka_topic}@{life}" for topic in taken}
         topics = {called[topic]: now.topics[topic] for topic in taken}
         ends = marks.end if wanted.start == LATEST else marks.low
-        begin = Cut({Partition(called[p.topic], p.number): ends[p] for p in there})
+        begin = Cut({Partition(called[p.topic], p.number): ends[p] for p in partitions})
         says = ", ".join(f"{old} is read as {new}" for old, new in called.items())
         says += f", from {'its end' if wanted.start == LATEST else 'its beginning'}" if says else ""
     if known.cluster and known.cluster != now.cluster:
@@ -183,13 +183,13 @@ def _rebased(
     to: dict[Partition, int] = {}
     for (topic, number), offset in wanted.to.items():
         partition = Partition(names.get(topic, topic), number)
-        here = _here(partition, position)
+        at = _here(partition, position)
         if not marks.low.get(partition, 0) <= offset <= marks.end.get(partition, -1):
             raise ConfigError(
                 f"cannot go to {topic}:{number}:{offset}: the partition has "
                 f"{marks.low.get(partition, 0)} to {marks.end.get(partition, 0)}"
             )
-        if offset != here:
+        if offset != at:
             to[partition] = offset
     current = kafka_only(position)
     ahead = [Range(p, current[p], offset) for p, offset in to.items() if offset > current[p]]
@@ -201,7 +201,7 @@ def _rebased(
         )
     if ahead:
         offsets = sum(map(len, ahead))
-        origin = known.without(each.partition for each in ahead)
+        origin = known.without(r.partition for r in ahead)
         return Intervention(tuple(ahead), origin=origin, says=f"{offsets} offsets given up")
     called = {p.topic: f"{p.kafka_topic}@{life}" for p in back}
     moved = {p: back.get(p, o) for p, o in current.items() if p.topic in called}
@@ -231,7 +231,7 @@ def _here(partition: Partition, position: Cut) -> int:
 
 
 def asked(config: Config, known: TopicIdentity, wanted: WantedPosition) -> Planner:
-    """Whoever can be asked, as the decision needs it: an adoption takes whom it finds."""
+    """A planner for the decision: an adoption accepts another topic or cluster."""
     return Planner(
         config.kafka.resolved(),
         topics=config.sink.topics,
@@ -242,7 +242,7 @@ def asked(config: Config, known: TopicIdentity, wanted: WantedPosition) -> Plann
 
 
 class InterventionSource(KafkaSource):
-    """One batch, of the decision alone."""
+    """One batch: the decision alone."""
 
     paced = False
 
@@ -253,7 +253,7 @@ class InterventionSource(KafkaSource):
         note: OperatorNote,
         expected: TopicIdentity | None = None,
     ) -> None:
-        """`expected`: whose topics were looked at when it was decided."""
+        """`expected`: topic identity when the operator decided."""
         super().__init__(host)
         if self._config.transform:
             raise ConfigError(
@@ -280,7 +280,7 @@ class InterventionSource(KafkaSource):
                 f"cannot {self._wanted.did}: topic or cluster changed meanwhile",
                 hint="run it again",
             )
-        return TopicIdentity(entry.cluster)  # the claim tells nothing new
+        return TopicIdentity(entry.cluster)  # the claim records nothing new
 
     def start(self, position: Cut) -> Cut:
         return position
@@ -299,26 +299,28 @@ class InterventionSource(KafkaSource):
         self._planner = asked(self._config, known, self._wanted)
         now, partitions = self._planner.origin()
         marks = self._planner.watermarks(partitions)
-        found = decide(self._wanted, reached.cut, known, now, marks, self._life)
-        self.decision = found
-        if not found:
+        decision = decide(self._wanted, reached.cut, known, now, marks, self._life)
+        self.decision = decision
+        if not decision:
             return None
-        new = {each.partition: each.start for each in found.lost}  # of a partition not read yet
-        begin = Cut({**new, **reached.cut, **found.begin})
-        tallies = [RangeCounts(each, 0, lost=len(each)) for each in found.lost]
-        tallies += [RangeCounts(Range(p, offset, offset), 0) for p, offset in found.begin.items()]
+        new = {lost.partition: lost.start for lost in decision.lost}  # of a partition not read yet
+        begin = Cut({**new, **reached.cut, **decision.begin})
+        tallies = [RangeCounts(lost, 0, lost=len(lost)) for lost in decision.lost]
+        tallies += [
+            RangeCounts(Range(p, offset, offset), 0) for p, offset in decision.begin.items()
+        ]
         return WriteResult(
             begin,
-            begin.after(found.lost),
+            begin.after(decision.lost),
             tables=self._of_tables(tallies),
             total=() if self._of_tables(tallies) else tuple(tallies),
-            origin=found.origin,
+            origin=decision.origin,
             seconds={},
-            note=replace(self._note, says=found.says).text(),
+            note=replace(self._note, says=decision.says).text(),
         )
 
     def _of_tables(self, tallies: Sequence[RangeCounts]) -> dict[str, TableWriteResult]:
-        """The only table's ledger goes along with the index's; those of several need not."""
+        """The ledger of an only table advances with the index's; those of several need not."""
         if not self._config.one_table or not self._host.plans():
             return {}
         return {self._config.tables[0].name: TableWriteResult(tuple(tallies), ())}

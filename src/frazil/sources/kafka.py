@@ -72,10 +72,12 @@ from frazil.sources.base import (
 from frazil.spark.checkpoint import Checkpoint, SourceOffsets
 from frazil.spark.read import register
 
-#: How often a batch is run again because tables had to be made or changed for it. Each time all
-#: tasks tell all they need: more than a few times means that something else changes the tables.
+#: How often a batch is run again because tables had to be created or evolved for it. Each run
+#: reports all needs of all tasks: more than a few reruns mean that another writer changes the
+#: tables.
 _RERUNS = 8
-#: Fewer rejected records than that are no share: a quiet stream has batches of one record.
+#: With fewer rejected records `max_fraction` does not apply: a quiet stream has batches of one
+#: record.
 _FEW = 100
 
 
@@ -92,17 +94,17 @@ class KafkaSource:
         self._parallelism = 1
         self._rules = self._made_rules() if self._config.routes else None
         self._carried: list[RangeResult] = []
-        #: changes of the batch under way could not be written together
+        #: changes of the batch in progress could not be written together
         self._isolating = False
-        #: upsert tables of which tasks of a batch had a key in common: this life brings the changes
-        #: of a key together there
+        #: upsert tables in which several tasks of a batch changed the same key: this run shuffles
+        #: their changes by key
         self._scattered: set[str] = set()
-        #: what the batch under way made of its changes to upsert tables
+        #: upsert results of the batch in progress
         self._applied: dict[str, UpsertResult] = {}
         self._origin = TopicIdentity()
         self._leaders: Mapping[Partition, int] = {}
         self.checkpoint = ""
-        #: where the sources stand after the batch that was written last
+        #: source offsets after the last written batch
         self._places: dict[int, SourceOffsets] = {}
         self._temporary = TemporaryView()
 
@@ -120,11 +122,11 @@ class KafkaSource:
         return rules
 
     def _others(self) -> Iterable[str]:
-        """Tables made by names from the data that this feed does not hold itself."""
+        """Tables named by the data that this source does not hold itself."""
         return ()
 
     def template(self, table: str) -> str:
-        """The `[[table]]` that a table was made of."""
+        """The `[[table]]` that a table was created from."""
         return self._rules.template(table) if self._rules else table
 
     def look(self, spark: SparkSession, entry: LedgerEntry | None) -> TopicIdentity:
@@ -147,10 +149,10 @@ class KafkaSource:
 
     def check(self, reached: Callable[[], StreamPosition]) -> None: ...
 
-    # ── where the last life ended ────────────────────────────────────────────────────────────
+    # ── resuming after the previous run ──────────────────────────────────────────────────────
 
     def resume(self, reached: StreamPosition, life: str) -> None:
-        self._carried, self._places = [], {}  # of a query before: read again from `reached`
+        self._carried, self._places = [], {}  # of an earlier query; read again from `reached`
         self._reached = kafka_only(reached.cut)
         self._leaders = reached.origin.leaders
         self._planner.learn(reached.origin)
@@ -162,9 +164,9 @@ class KafkaSource:
         self.checkpoint = self._temporary.folder(self._config.sink.checkpoint_location, life)
 
     def _learn(self, ranges: Sequence[Range]) -> None:
-        """Make the tables, or see that they fit, from a sample of the records that come first."""
+        """Create the tables, or check that they fit, from a sample of the next records."""
         if self._rules is not None and self._rules.wants_rows:
-            # A user's function may kill the process it runs in: a worker, never the driver.
+            # A user function may kill its process: a worker, never the driver.
             return
         few = [
             Range(r.partition, r.start, min(r.end, r.start + schema_sample.RECORDS)) for r in ranges
@@ -173,7 +175,7 @@ class KafkaSource:
             plan = self._plan()
             needs: dict[str, pa.Schema] = {}
             try:
-                _add_needs(needs, [run(plan, each, dry=True) for each in few])
+                _add_needs(needs, [run(plan, r, dry=True) for r in few])
             except StationFailed:
                 return  # it fails in a task as well, where the record at fault is found
             if not needs:
@@ -209,27 +211,27 @@ class KafkaSource:
         return None  # the claim names it
 
     def write(self, frame: DataFrame, batch: int, reached: StreamPosition) -> WriteResult | None:
-        """Tasks take the ranges; only what successful ones hand back is believed."""
+        """Run tasks over the ranges; only results of successful tasks count."""
         ranges = self._ranges(frame.sparkSession, batch)
         self._isolating = False
         results = self._carried + self._settled(lambda: self._run(frame.sparkSession, ranges))
         if not results:
             return None  # a cut that only named new partitions
         if self._config.one_table and not self._host.plans():
-            self._carried = results  # invisible offsets, and no table yet: told with the next batch
+            self._carried = results  # invisible offsets, no table yet: recorded with the next batch
             return None
         written = self._checked(results, reached)
         self._carried = []
         return written
 
     def _ranges(self, spark: SparkSession, batch: int) -> list[Range]:
-        """What Spark planned for the batch. Its offset log says it as well as the rows of its
-        source would, and tasks that read those rows would cost more than a small batch."""
+        """The ranges that Spark planned for the batch, from its offset log. Tasks that read them as
+        rows of the source would cost more than a small batch."""
         log = Checkpoint(HadoopFolder(spark, self.checkpoint), bound=False)
         before, after = self._places.get(batch - 1) or log.before(batch), log.after(batch)
         self._places = {batch: after}
         self._origin = TopicIdentity(after.cluster, after.topics)
-        # A new partition is named, with its beginning, a batch before it is read from.
+        # A new partition enters the cut, with its first offset, one batch before it is read.
         return [
             Range(p, before.cut[p], offset)
             for p, offset in after.cut.items()
@@ -237,18 +239,18 @@ class KafkaSource:
         ]
 
     def _settled(self, run: Callable[[], list[RangeResult]]) -> list[RangeResult]:
-        """The batch, run again as long as tables must be made or changed for it."""
+        """Results of the batch, run again as long as tables must be created or evolved for it."""
         for _ in range(_RERUNS):
             needs: dict[str, pa.Schema] = {}
             try:
                 results = run()
             except FAILED as error:
-                found = from_traceback(str(error))
-                if isinstance(found, Unwritable) and not self._isolating:
+                failure = from_traceback(str(error))
+                if isinstance(failure, Unwritable) and not self._isolating:
                     self._isolating = True  # once more, in parts, to find the records at fault
-                elif not isinstance(found, Conflict):
+                elif not isinstance(failure, Conflict):
                     raise
-                continue  # of a conflict: a file to be looked into is gone, others have its rows
+                continue  # on a conflict: a file to look keys up in is gone, others have its rows
             _add_needs(needs, results)
             if not needs:
                 return results
@@ -272,9 +274,9 @@ class KafkaSource:
             kafka=self._kafka,
             format=self._format,
             tables=plans,
-            keyed={each.name: each.mode for each in self._config.tables if each.key},
+            keyed={table.name: table.mode for table in self._config.tables if table.key},
             key_format=self._key_format,
-            new={each.name: _new(each) for each in self._config.tables},
+            new={table.name: _new(table) for table in self._config.tables},
             buckets=self._parallelism,
             parts=parts_of(self._config.sink.max_records_per_trigger, self._parallelism),
             rules=self._rules,
@@ -289,7 +291,7 @@ class KafkaSource:
         )
 
     def _looking(self) -> BatchPlan:
-        """The plan, with the files in which tasks look for what keys of ordered tables have."""
+        """The plan, with the files in which tasks look up the order of keys of ordered tables."""
         plan = self._plan()
         known = {
             name: replace(table, known=self._host.known(name))
@@ -300,31 +302,36 @@ class KafkaSource:
 
     def _run(self, spark: SparkSession, ranges: Sequence[Range]) -> list[RangeResult]:
         plan, pieces = self._looking(), self._pieces(ranges)
-        cut = len(pieces) > len(ranges)  # then a key may be in several tasks, wherever it belongs
-        keyed = {name for name, each in plan.tables.items() if each.key}
+        cut = len(pieces) > len(ranges)  # then several tasks may have the same key
+        keyed = {name for name, table in plan.tables.items() if table.key}
         apart = {name for name in keyed if plan.tables[name].partitioned_by_key}
         plan = replace(plan, together=frozenset((keyed if cut else self._scattered) - apart))
-        told = self._told(spark, plan, pieces)
-        if scattered := self._shared(told) - apart:
-            # Tasks that did not know of each other wrote rows of the same key: away with all that.
-            _discard(plan, told)
+        outcomes = self._told(spark, plan, pieces)
+        if scattered := self._shared(outcomes) - apart:
+            # Tasks wrote rows of the same key independently: discard all, and run again by key.
+            _discard(plan, outcomes)
             self._scattered |= scattered
-            told = self._told(spark, replace(plan, together=plan.together | scattered), pieces)
+            outcomes = self._told(spark, replace(plan, together=plan.together | scattered), pieces)
         self._applied = {}
-        for each in told:
-            if isinstance(each, UpsertOutcome):
-                known = self._applied.get(each.table)
-                self._applied[each.table] = known + each.done if known else each.done
+        for outcome in outcomes:
+            if isinstance(outcome, UpsertOutcome):
+                known = self._applied.get(outcome.table)
+                self._applied[outcome.table] = known + outcome.done if known else outcome.done
         self._applied |= {
             remembered(name): done.noted for name, done in self._applied.items() if done.noted
         }
-        return [result for each in told if isinstance(each, EndedRange) for result in each.results]
+        return [
+            result
+            for outcome in outcomes
+            if isinstance(outcome, EndedRange)
+            for result in outcome.results
+        ]
 
     def _pieces(self, ranges: Sequence[Range]) -> list[Range]:
         by_key = any(table.partitioned_by_key for table in self._config.tables)
         return split(
             ranges,
-            # One task for each Kafka partition where a task is to see all records of a key.
+            # One task for each Kafka partition, so that a task sees all records of a key.
             most=sys.maxsize if by_key else self._config.sink.max_records_per_task,
             parallelism=1 if by_key else self._parallelism,
         )
@@ -341,39 +348,41 @@ class KafkaSource:
             handed = handed.partitionBy(plan.buckets, _bucket).mapPartitions(
                 functools.partial(apply_all, plan)
             )
-        told = [each for _, each in handed.collect() if not isinstance(each, ShuffleBlock)]
-        done = [each for each in told if isinstance(each, EndedRange)]
-        if sorted(each.planned for each in done) != sorted(pieces):
+        outcomes = [
+            outcome for _, outcome in handed.collect() if not isinstance(outcome, ShuffleBlock)
+        ]
+        done = [outcome for outcome in outcomes if isinstance(outcome, EndedRange)]
+        if sorted(ended.planned for ended in done) != sorted(pieces):
             raise AccountingError(
                 f"cannot stage a batch: {counted(len(pieces), 'range')} planned, {len(done)} came "
                 "back"
             )
-        for each in done:
-            whole = join(result.total.range for result in each.results)
-            if whole != [each.planned]:
+        for ended in done:
+            whole = join(result.total.range for result in ended.results)
+            if whole != [ended.planned]:
                 raise AccountingError(
-                    f"cannot stage a batch: {each.planned} was planned, "
+                    f"cannot stage a batch: {ended.planned} was planned, "
                     f"{', '.join(map(str, whole))} came back"
                 )
-        return told
+        return outcomes
 
-    def _shared(self, told: Sequence[EndedRange | UpsertOutcome]) -> set[str]:
-        """Tables of which two tasks changed the same key, each by itself."""
+    def _shared(self, outcomes: Sequence[EndedRange | UpsertOutcome]) -> set[str]:
+        """Tables in which two tasks changed the same key independently."""
         alone: dict[str, list[UpsertOutcome]] = {}
-        for each in told:
-            if isinstance(each, UpsertOutcome) and each.alone:
-                alone.setdefault(each.table, []).append(each)
-        found = set()
-        for name, mine in alone.items():
-            if pair := shared([each.done.hashes for each in mine]):
-                found.add(name)
+        for outcome in outcomes:
+            if isinstance(outcome, UpsertOutcome) and outcome.alone:
+                alone.setdefault(outcome.table, []).append(outcome)
+        names = set()
+        for name, upserts in alone.items():
+            if pair := shared([upsert.done.hashes for upsert in upserts]):
+                names.add(name)
                 if self._host.plans()[name].partitioned_by_key:
-                    one, other = (mine[i].alone for i in pair)
+                    one, other = (upserts[i].alone for i in pair)
                     raise _not_by_key(name, one, other)
-        return found
+        return names
 
     def _checked(self, results: Sequence[RangeResult], before: StreamPosition) -> WriteResult:
-        """The arithmetic (I3), the joint to the batch before, and the topics' identity."""
+        """Checks the arithmetic (I3), continuity with the batch before, and topic identity."""
         for result in results:
             for name, tally in (("", result.total), *result.tallies.items()):
                 files = sum(file.rows for file in result.files.get(name, ()))
@@ -387,7 +396,7 @@ class KafkaSource:
         last = {result.total.range.partition: result.leader for result in ordered}
         leaders = {p: e for p, e in {**before.origin.leaders, **last}.items() if e >= 0}
         begin = Cut({**{r.partition: r.start for r in ranges}, **reached})
-        # A topic that was dropped and made again between plan and fetch brought other records.
+        # A topic that was recreated between plan and fetch has other records.
         self._origin.check(self._host.patiently(lambda: self._planner.origin()[0]))
         touched = dict.fromkeys(name for result in ordered for name in result.tallies)
         touched |= {name: None for name, done in self._applied.items() if done.files}
@@ -470,16 +479,18 @@ def _bucket(number: int) -> int:
     return number
 
 
-def _discard(plan: BatchPlan, told: Sequence[EndedRange | UpsertOutcome]) -> None:
-    """Remove what tasks wrote. What cannot be removed now is found by `frazil orphans`."""
+def _discard(plan: BatchPlan, outcomes: Sequence[EndedRange | UpsertOutcome]) -> None:
+    """Remove files that tasks wrote. `frazil orphans` finds those that cannot be removed now."""
     written: dict[str, list[DataFileDescriptor]] = {}
-    for each in told:
-        if isinstance(each, UpsertOutcome):
-            written.setdefault(each.table, []).extend((*each.done.files, *each.done.deletes))
-            if each.done.noted:
-                written.setdefault(remembered(each.table), []).extend(each.done.noted.files)
+    for outcome in outcomes:
+        if isinstance(outcome, UpsertOutcome):
+            written.setdefault(outcome.table, []).extend(
+                (*outcome.done.files, *outcome.done.deletes)
+            )
+            if outcome.done.noted:
+                written.setdefault(remembered(outcome.table), []).extend(outcome.done.noted.files)
             continue
-        for result in each.results:
+        for result in outcome.results:
             for name, some in result.files.items():
                 written.setdefault(name, []).extend(some)
     shapes = {name: table.shape for name, table in plan.tables.items()}
@@ -506,7 +517,7 @@ def _not_by_key(table: str, one: Partition | None, other: Partition | None) -> O
 
 
 def _with_rows(tally: RangeCounts, rows: int, fate: str) -> RangeCounts:
-    """So many of the records that had this fate as yet are rows of the table now."""
+    """The counts with `rows` records moved from the outcome `fate` to written."""
     rest = getattr(tally, fate) - rows
     if rest < 0:
         raise _miscount(tally, "", rows)
@@ -522,17 +533,17 @@ def _miscount(tally: RangeCounts, name: str, files: int) -> AccountingError:
 
 
 def _by_kind(results: Sequence[RangeResult]) -> dict[str, tuple[int, str]]:
-    found: dict[str, tuple[int, str]] = {}
+    kinds: dict[str, tuple[int, str]] = {}
     for result in results:
         for kind, (count, last) in result.rejected.items():
-            found[kind] = found.get(kind, (0, ""))[0] + count, last
-    return found
+            kinds[kind] = kinds.get(kind, (0, ""))[0] + count, last
+    return kinds
 
 
 def _joined(tallies: Iterable[RangeCounts]) -> tuple[RangeCounts, ...]:
-    """Of each partition one; they come in order."""
-    found: dict[Partition, RangeCounts] = {}
+    """One for each partition; `tallies` come in order."""
+    by_partition: dict[Partition, RangeCounts] = {}
     for tally in tallies:
         key = tally.range.partition
-        found[key] = found[key] + tally if key in found else tally
-    return tuple(found.values())
+        by_partition[key] = by_partition[key] + tally if key in by_partition else tally
+    return tuple(by_partition.values())

@@ -1,15 +1,15 @@
-"""Spark's checkpoint: where the sources of a query stand, read from its offset log and, for a new
-life, written into a fresh one.
+"""Spark's checkpoint: the offsets of a query's sources, read from its offset log and, for a new
+run, written into a fresh one.
 
-Spark plans batch N by writing `offsets/N`, where every source stands *after* it, and ends it with
+Spark plans batch N by writing `offsets/N`, the offsets of every source *after* it, and ends it with
 `commits/N`. So batch N goes from `offsets/N-1` to `offsets/N`, whatever the sources are: that pair
-is the batch's identity. A `Place` is one end of it in the form the ledger keeps: the offsets of
-sources that are Kafka's as a cut, all else as text that is compared as it is and never understood.
+is the batch's identity. `SourceOffsets` is one end of it in the form that the ledger keeps: offsets
+of Kafka sources as a cut, everything else as opaque text that is only compared.
 
-A query is *bound* to its checkpoint if there is more in it than offsets: state of operators, or
-notes of a source. Then the number of the batch and the query's id belong to the place as well: a
-batch without new data, which closes windows, moves no offset. Other queries begin each life with
-a fresh checkpoint made from the ledger (`seed`), and no old one can matter.
+A query is *bound* to its checkpoint if that holds more than offsets: state of operators, or notes
+of a source. Then batch number and query id are part of `SourceOffsets` as well: a batch without new
+data, which closes windows, moves no offset. Other queries begin each run with a fresh checkpoint
+made from the ledger (`seed`), and older checkpoints have no effect.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LONGEST = 512
 
 @dataclass(frozen=True, slots=True)
 class SourceOffsets:
-    """Where the sources of a query stand. Two places are the same if cut and text are."""
+    """Offsets of the sources of a query. Two are equal if cut and text are."""
 
     cut: Cut = field(default_factory=Cut)
     text: str = ""
@@ -47,14 +47,14 @@ class Checkpoint:
 
     @property
     def query(self) -> str:
-        """The id that Spark gave the query when the checkpoint was new."""
+        """The query id that Spark assigned when the checkpoint was new."""
         if not self._query:
             text = self._folder.read("metadata")
             self._query = str(json.loads(text)["id"]) if text else ""
         return self._query
 
     def last(self) -> int | None:
-        """The newest batch that was planned."""
+        """The newest planned batch."""
         numbers = [int(name) for name in self._folder.names("offsets") if name.isdigit()]
         return max(numbers, default=None)
 
@@ -62,7 +62,7 @@ class Checkpoint:
         return self._folder.read(f"commits/{batch}") is not None
 
     def after(self, batch: int) -> SourceOffsets:
-        """Where the sources stand after `batch`."""
+        """The source offsets after `batch`."""
         return self._place(batch, self._sources(batch))
 
     def before(self, batch: int) -> SourceOffsets:
@@ -72,12 +72,12 @@ class Checkpoint:
         return self._place(-1, [self._beginning(i, first) for i in range(len(first))])
 
     def seed(self, place: SourceOffsets, kinds: Sequence[str]) -> None:
-        """Make Spark believe that batch 0 is done and ended at `place`.
+        """Write a checkpoint in which batch 0 is committed and ended at `place`.
 
-        `kinds`: of the query's sources in their order, frazil, kafka or another.
+        `kinds`: of the query's sources in their order: frazil, kafka or another.
         """
         offsets = [
-            _offset(each, place, kind) for each, kind in zip(known(place), kinds, strict=True)
+            _offset(source, place, kind) for source, kind in zip(known(place), kinds, strict=True)
         ]
         metadata = {"batchWatermarkMs": 0, "batchTimestampMs": 0, "conf": {}}
         self._folder.write("metadata", json.dumps({"id": str(uuid.uuid4())}))
@@ -98,13 +98,14 @@ class Checkpoint:
                 f"cannot read checkpoint {self.path}: expected an offset log of version v1,"
                 f" found {version!r}"
             )
-        # A source that has brought nothing yet stands at its beginning.
+        # A source without records so far is at its first offset.
         return [
-            self._note(i, len(offsets)) if each == "-" else each for i, each in enumerate(offsets)
+            self._note(i, len(offsets)) if offset == "-" else offset
+            for i, offset in enumerate(offsets)
         ]
 
     def _beginning(self, number: int, sources: Sequence[str | None]) -> str | None:
-        """Where a source stood before batch 0, as far as anybody wrote it down."""
+        """The offset of a source before batch 0, as far as the checkpoint records it."""
         first = sources[number]
         if first is not None and _kafka(first)[0] == "frazil":
             offset = json.loads(first)
@@ -112,8 +113,8 @@ class Checkpoint:
         return self._note(number, len(sources))
 
     def _note(self, number: int, count: int) -> str | None:
-        """What Kafka's source, and Iceberg's, wrote down of their beginning. Spark counts a source
-        that is read twice once, so the notes can be told apart only if there is one for each."""
+        """The first offsets that the Kafka and Iceberg sources record. Spark counts a source that
+        is read twice once, so the notes are unambiguous only if there is one for each source."""
         if len(self._folder.names("sources")) != count:
             return None
         if note := self._folder.read(f"sources/{number}/offsets/0"):
@@ -125,17 +126,17 @@ class Checkpoint:
         cut: dict[Partition, int] = {}
         texts: list[Any] = []
         cluster, topics = "", dict[str, str]()
-        for each in sources:
-            kind, offsets = _kafka(each)
+        for source in sources:
+            kind, offsets = _kafka(source)
             if kind and all(cut.get(p, offset) == offset for p, offset in offsets.items()):
                 cut.update(offsets)
                 texts.append({kind: offsets.topics})
             else:  # not Kafka's; or a topic that is read twice, with two positions
-                long = self._bound and each is not None and len(each) > _LONGEST
-                texts.append(_digest(each) if long and each else each)
-            if kind == "frazil" and each:
-                found = json.loads(each)
-                cluster, topics = found["cluster"], {**topics, **found["topics"]}
+                long = self._bound and source is not None and len(source) > _LONGEST
+                texts.append(_digest(source) if long and source else source)
+            if kind == "frazil" and source:
+                identity = json.loads(source)
+                cluster, topics = identity["cluster"], {**topics, **identity["topics"]}
         text: dict[str, Any] = {"sources": texts}
         if self._bound:
             text |= {"batch": batch, "query": self.query}
@@ -143,39 +144,39 @@ class Checkpoint:
 
 
 def began(before: SourceOffsets, after: SourceOffsets) -> Cut:
-    """Where the batch between two places began, partitions that are new in it included.
+    """Where the batch between two ends began, including partitions that are new in it.
 
-    Spark's Kafka source reads a new partition from its very first offset, and insists on that being
-    0. Ours names a new partition, with its beginning, a batch before it reads from it.
+    Spark's Kafka source reads a new partition from its first offset, which must be 0. Our source
+    adds a new partition, with its first offset, one batch before it reads from it.
     """
     sources = json.loads(after.text)["sources"]
-    kafka = {t for each in sources if isinstance(each, dict) for t in each.get("kafka", ())}
+    kafka = {t for source in sources if isinstance(source, dict) for t in source.get("kafka", ())}
     new = {p: 0 if p.topic in kafka else offset for p, offset in after.cut.items()}
     return Cut({**new, **before.cut})
 
 
 def _kafka(offset: str | None) -> tuple[str, Cut]:
-    """Whose offset it is, if Kafka's, and the cut it stands for."""
+    """The kind of a Kafka offset, frazil or kafka, and its cut; empty for other sources."""
     try:
-        found = json.loads(offset or "null")
-        if isinstance(found, dict) and found:
-            if isinstance(found.get("cut"), dict):
-                return "frazil", Cut.of(found["cut"])
-            return "kafka", Cut.of(found)
+        value = json.loads(offset or "null")
+        if isinstance(value, dict) and value:
+            if isinstance(value.get("cut"), dict):
+                return "frazil", Cut.of(value["cut"])
+            return "kafka", Cut.of(value)
     except (ValueError, TypeError, AttributeError):
         pass
     return "", Cut()
 
 
 def known(place: SourceOffsets) -> list[Any]:
-    """What a place knows of each source. One of Kafka's ranges has no text, and one source."""
+    """What `place` records of each source. A sink fed by ranges has no text, and one source."""
     if place.text:
         return list(json.loads(place.text)["sources"])
     return [{"frazil": place.cut.topics}] if place.cut else []
 
 
 def _offset(source: Any, place: SourceOffsets, kind: str) -> str:
-    """What the offset log says of a source that stands at `place`."""
+    """The line of a source in the offset log for `place`."""
     if not isinstance(source, dict):
         return "-" if source is None else str(source)
     [topics] = source.values()
@@ -187,5 +188,5 @@ def _offset(source: Any, place: SourceOffsets, kind: str) -> str:
 
 
 def _digest(text: str) -> str:
-    """Of a text too long for a ledger, where it is compared and never read back."""
+    """In place of a text too long for the ledger, which is only compared."""
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"

@@ -1,9 +1,9 @@
 """`spark.readStream.format("frazil")` and `spark.read.format("frazil")`: decoded rows of a stream.
 
-The same planner, the same ranges and the same decoders as everywhere, behind Spark's Python
-DataSource. Options are those of the config file: `config` names one, and `section.key` options
-(`sink.topics`, `kafka.bootstrap.servers`, `decode.format`, …) go over it. `start` and `end` are
-`earliest`, `latest` or a cut as JSON; `end` is for batch reads.
+The same planner, ranges and decoders as everywhere, behind Spark's Python DataSource. Options are
+those of the config file: `config` names one, and `section.key` options (`sink.topics`,
+`kafka.bootstrap.servers`, `decode.format`, …) override it. `start` and `end` are `earliest`,
+`latest` or a cut as JSON; `end` is for batch reads.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NOTHING = Cut()
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
-    """A stream that was looked at: what its rows are, and where it begins and ends now."""
+    """An inspected stream: the plan of its rows, and where it begins and ends now."""
 
     plan: ReadPlan
     start: Cut
@@ -44,22 +44,20 @@ class StreamInfo:
 
 
 def open_stream(config: Config, start: str | Mapping[str, Mapping[str, int]] = "") -> StreamInfo:
-    """Ask Kafka where the stream is, and the first records what columns they have."""
+    """Ask Kafka for the stream's offsets, and sample records for their columns."""
     configs.check_stream(config)
     kafka, table = config.kafka.resolved(), config.tables[0]
     planner = Planner(kafka, topics=config.sink.topics, pattern=config.sink.topic_pattern)
     origin, partitions = planner.origin()
     marks = planner.watermarks(partitions)
     begin = planner.start(_NOTHING, start or config.sink.starting_offsets, first=False)
-    # The newest records as well as the first: what was added to them later is to be learnt, too.
-    there = Cut({p: max(offset, marks.low[p]) for p, offset in begin.items()})
+    # Sample the newest records as well as the first: columns may have been added later.
+    oldest = Cut({p: max(offset, marks.low[p]) for p, offset in begin.items()})
     newest = Cut(
         {p: max(marks.low[p], end - schema_sample.RECORDS) for p, end in marks.end.items()}
     )
-    ranges = planner.waiting(there, schema_sample.RECORDS)
-    ranges += [
-        each for each in planner.waiting(newest, schema_sample.RECORDS) if each not in ranges
-    ]
+    ranges = planner.waiting(oldest, schema_sample.RECORDS)
+    ranges += [r for r in planner.waiting(newest, schema_sample.RECORDS) if r not in ranges]
     format = schema_sample.format_of(config)
     columns = schema_sample.columns(config, kafka, format, ranges)
     if columns is None and format.schema:
@@ -123,7 +121,7 @@ class RowDataSource(DataSource):
         return RowStreamReader(json.loads(given["plan"]), opened.plan)
 
     def _open(self) -> StreamInfo:
-        """Once: Spark asks for the schema first and hands this object on, pickled, for the rest."""
+        """Once: Spark asks for the schema first and reuses this object, pickled, for the rest."""
         if self._opened is None:
             self._opened = self._look()
         return self._opened
@@ -159,7 +157,7 @@ def options_config(given: Mapping[str, str]) -> Config:
             inside, name = inside.setdefault("registry", {}), name.removeprefix("registry.")
         inside[name] = value.split(",") if (section, name) == ("sink", "topics") else value
     document["sink"] = {"id": "read", **document.get("sink", {})}
-    document["table"] = [{"name": "none.none", **each} for each in document.get("table") or [{}]]
+    document["table"] = [{"name": "none.none", **table} for table in document.get("table") or [{}]]
     return configs.from_document(document, base)
 
 
@@ -191,7 +189,7 @@ class RowBatchReader(DataSourceReader):
         )
 
     def partitions(self) -> list[InputPartition]:
-        return [InputPartition(each) for each in self._pieces] or [InputPartition(None)]
+        return [InputPartition(piece) for piece in self._pieces] or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _rows(self._plan, partition.value)

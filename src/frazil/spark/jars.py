@@ -1,8 +1,8 @@
 """Maven coordinates in, a cached folder of jars out.
 
-The Ivy that PySpark ships does the resolving, so nothing but Java and PySpark is needed, and a
-machine with its own Ivy or proxy settings is served by them. A folder appears in the cache only
-when it is whole (it is renamed into place), so a second call answers at once, offline too.
+The Ivy that PySpark ships resolves them, so only Java and PySpark are needed, and the machine's own
+Ivy and proxy settings apply. A folder appears in the cache only when it is complete (it is renamed
+into place), so a second call returns at once, offline too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ AWS = ("org.apache.iceberg:iceberg-aws-bundle:1.12.0",)
 SQLITE = ("org.xerial:sqlite-jdbc:3.53.4.0",)
 KAFKA = ("org.apache.kafka:kafka_2.13:4.3.1", "org.slf4j:slf4j-simple:1.7.36")
 
-#: Seconds between tries. A mirror may miss an artifact once that it has a moment later.
+#: Seconds between attempts. A mirror may lack an artifact for a moment.
 _PAUSES = (2.0, 10.0)
 
 
@@ -37,12 +37,12 @@ def cache_dir() -> Path:
 
 
 def java() -> str:
-    """The java command, or one sentence that says how to get it."""
+    """The java command; raises with a hint how to install it."""
     home = os.environ.get("JAVA_HOME")
     candidates = [str(Path(home, "bin", "java"))] if home else []
     for candidate in [*candidates, "java"]:
-        if found := shutil.which(candidate):
-            return found
+        if path := shutil.which(candidate):
+            return path
     raise ConfigError(
         "cannot find Java: neither JAVA_HOME nor PATH has a java command; "
         "expected Java 17 or newer",
@@ -63,10 +63,10 @@ def fetch(
     excludes: Sequence[str] = (),
     say: Callable[[str], None] = lambda _: None,
 ) -> list[Path]:
-    """The jars of `coordinates` (`group:artifact:version[:classifier]`) and of what they need.
+    """The jars of `coordinates` (`group:artifact:version[:classifier]`) and of their dependencies.
 
-    `overrides` are coordinates that replace a version somewhere below; `excludes` are groups that
-    the caller's class path has already.
+    `overrides`: coordinates that replace the version of a dependency; `excludes`: groups that are
+    already on the caller's class path.
     """
     wanted = repr((tuple(coordinates), transitive, tuple(overrides), tuple(excludes)))
     name = coordinates[0].split(":")[1] + "-" + hashlib.sha256(wanted.encode()).hexdigest()[:12]
@@ -86,8 +86,8 @@ def fetch(
 
 
 def spark_kafka(say: Callable[[str], None] = lambda _: None) -> list[Path]:
-    """Spark's own Kafka source and `from_avro`: the pipeline needs neither, comparisons and
-    queries that are made with them do. Not all of it is published for this Spark version."""
+    """Spark's own Kafka source and `from_avro`: for comparisons and users' queries; the pipeline
+    needs neither. Not all of it is published for this Spark version."""
     return fetch(
         (
             "org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.1",
@@ -100,10 +100,10 @@ def spark_kafka(say: Callable[[str], None] = lambda _: None) -> list[Path]:
 
 
 def rest_catalog(say: Callable[[str], None] = lambda _: None) -> list[Path]:
-    """Iceberg's reference server of the REST protocol, over JDBC on SQLite: for tests and
-    comparisons. It is published as test code of 1.11; Hadoop's part of it is PySpark's own."""
+    """Iceberg's reference REST catalog server, over JDBC on SQLite: for tests and comparisons. It
+    is published as test code of 1.11; its Hadoop part is PySpark's own."""
     core, jetty = "org.apache.iceberg:iceberg-core:1.11.0", "12.1.13"
-    found = fetch(
+    jars = fetch(
         (
             core,
             f"org.eclipse.jetty.ee10:jetty-ee10-servlet:{jetty}",
@@ -115,8 +115,8 @@ def rest_catalog(say: Callable[[str], None] = lambda _: None) -> list[Path]:
         say=say,
     )
     server = ("org.apache.iceberg:iceberg-open-api:1.11.0:test-fixtures", f"{core}:tests")
-    found += fetch(server, transitive=False, say=say)
-    return found + sorted((_pyspark_home() / "jars").glob("hadoop-client-*.jar"))
+    jars += fetch(server, transitive=False, say=say)
+    return jars + sorted((_pyspark_home() / "jars").glob("hadoop-client-*.jar"))
 
 
 def classpath(jars: Sequence[Path]) -> str:
@@ -179,7 +179,7 @@ def _retrieve(
             )
         try:
             libs.rename(target)
-        except OSError:  # another process was first; its folder is as whole as ours
+        except OSError:  # another process was first; its folder is as complete as ours
             if not target.is_dir():
                 raise
     finally:

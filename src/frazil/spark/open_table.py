@@ -1,5 +1,5 @@
-"""Tables for those who only read: by their metadata files alone, in a blink; with Spark where the
-catalog or the store cannot be opened otherwise."""
+"""Read-only tables: from their metadata files alone, in milliseconds; with Spark where the catalog
+or the store cannot be opened otherwise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Open = Callable[[str], ReadOnlyTable | None]
 
 def opener(config: Config, spark: bool | None = None, say: Callable[[str], None] = print) -> Open:
     """`spark`: with it, or without it; None: only where it is needed."""
-    # Several catalogs may share a database: the name tells them apart.
+    # Several catalogs may share a database: the name distinguishes them.
     settings = {"name": config.catalog.name, **config.catalog.properties.resolved()}
 
     def plainly(name: str) -> ReadOnlyTable | None:

@@ -1,8 +1,8 @@
-"""The query of Spark's that drives a sink, started again where Spark lost a Python process.
+"""The Spark query that drives a sink, restarted where Spark lost a Python process.
 
-Spark gives a Python process 10 seconds to call back, on a port of the loopback interface where any
-program may call first, and a query ends with the first failure. Nothing is wrong with the stream
-then, so the query is started again from where the sink stands. Every other failure ends it.
+Spark gives a Python process 10 seconds to connect back, on a loopback port where any program may
+connect first, and a query ends with the first failure. The stream itself is intact then, so the
+query is restarted from the sink's position. Every other failure ends it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from frazil.errors import FrazilError, PythonWorkerUnavailable, cause, from_trac
 
 _log = logging.getLogger("frazil")
 
-#: What Spark and PySpark say where a Python process was not started, or not reached, in time.
+#: Errors of Spark and PySpark where a Python process was not started, or not reached, in time.
 _NO_WORKER = re.compile(
     r"Python worker (?:failed )?to connect back|Python daemon failed to launch worker"
     r"|IllegalArgumentException: Authentication failed"
@@ -31,21 +31,21 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 
 
 def translated(error: Exception) -> FrazilError:
-    """Spark's word for it, in ours: an error of our own inside it, or the cause that it names."""
+    """Spark's error as one of ours: our own error inside it, or the cause that it names."""
     text = str(error)
-    found = from_traceback(text)
-    if found is None:
+    failure = from_traceback(text)
+    if failure is None:
         fact = cause(text) or repr(error)
         if _NO_WORKER.search(text):
-            found = PythonWorkerUnavailable(
+            failure = PythonWorkerUnavailable(
                 f"cannot go on: Spark could not start a Python process, or not reach it: {fact}",
                 hint="see that the machine is not overloaded (Spark waits 10 s), and that nothing "
                 "else calls ports of the loopback interface; then start again",
             )
         else:
-            found = FrazilError(f"cannot go on: Spark stopped the stream: {fact}")
-        found.detail = text
-    return found
+            failure = FrazilError(f"cannot go on: Spark stopped the stream: {fact}")
+        failure.detail = text
+    return failure
 
 
 def _error(query: StreamingQuery) -> FrazilError | None:
@@ -54,8 +54,8 @@ def _error(query: StreamingQuery) -> FrazilError | None:
 
 
 class Running:
-    """A query and those that took its place. `start` makes one from where the sink stands now;
-    `blocked` is told why there is none for the moment, and "" when there is one again."""
+    """A query and its restarts. `start` makes one from the current position of the sink; `blocked`
+    gets the reason why there is none at the moment, and "" when there is one again."""
 
     def __init__(
         self,
@@ -77,17 +77,17 @@ class Running:
 
     @property
     def active(self) -> bool:
-        query = self.query  # it may be replaced between two questions
+        query = self.query  # it may be replaced between two calls
         return query.isActive or self._restarts(_error(query))
 
     @property
     def failure(self) -> FrazilError | None:
-        """What ended it for good."""
+        """The error that ended it for good."""
         error = _error(self.query)
         return None if self._restarts(error) else self._failure or error
 
     def _restarts(self, error: FrazilError | None) -> bool:
-        """Will there be a query again after one that ended so?"""
+        """Is a query that ended with `error` restarted?"""
         if self._closed.is_set() or self._failure:
             return False
         return isinstance(error, PythonWorkerUnavailable)

@@ -1,4 +1,4 @@
-"""A stream as a DataFrame of decoded rows, and what the config's transform makes of it."""
+"""A stream as a DataFrame of decoded rows, and the config's transform of it."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from frazil.spark.tasks import ReadCounts, ReadCountsAccumulator, read_all
 #: Names under which Spark knows our sources.
 FRAZIL = (FORMAT, RowDataSource.name())
 
-#: What the tasks of each read told, by the read's name: Spark's accumulators.
+#: Counts that the tasks of each read reported: name of the read → accumulator of Spark.
 _told: dict[str, Any] = {}
-#: ranges, of each read
+#: ranges kept for each read
 _REMEMBERED = 100_000
 _sessions: weakref.WeakSet[SparkSession] = weakref.WeakSet()
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("frazil")` known to a session. Once; again does nothing."""
+    """Register `format("frazil")` with a session. Idempotent."""
     if spark not in _sessions:
         with active(spark):  # else a name that another session has registered counts as taken
             spark.dataSource.register(RangeDataSource)
@@ -53,10 +53,10 @@ def read(
 ) -> DataFrame:
     """The stream of `config` as a streaming DataFrame of decoded rows.
 
-    Behind the record's own columns stand topic, partition, offset and timestamp (under the names
-    the config gives them), `_key` and `_headers`. `start`: earliest, latest or a cut; it counts for
-    a query's first start only, afterwards Spark knows the place. With `end`, a cut, a batch
-    DataFrame of exactly that range. `gathering`: of the sink that it is read for.
+    The record's own columns are followed by topic, partition, offset and timestamp (under the names
+    that the config gives them), `_key` and `_headers`. `start`: earliest, latest or a cut; it
+    applies to the first start of a query only, later Spark knows the position. With `end`, a cut, a
+    batch DataFrame of exactly that range. `gathering`: of the sink that reads it.
     """
     register(spark)
     if end is not None:
@@ -111,23 +111,24 @@ def _batch(spark: SparkSession, config: Config, start: Any, end: Any) -> DataFra
 
 
 def tells(given: Mapping[str, str]) -> bool:
-    """Do the tasks of a read of ours tell what they read? Those of `format("frazil")` do not."""
+    """Do the tasks of this read report counts? Those of `format("frazil")` do not."""
     return given.get("read", "") in _told
 
 
 def told(given: Mapping[str, str]) -> ReadCounts:
-    """What the tasks of a read told lately. Several queries may read alike, each at its pace."""
+    """Counts that the tasks of a read reported lately. Several queries may share a read, each at
+    its own pace."""
     telling = _told.get(given.get("read", ""))
     if telling is None:
         return {}
-    found: ReadCounts = dict(telling.value)
-    for key in list(found)[:-_REMEMBERED]:
+    counts: ReadCounts = dict(telling.value)
+    for key in list(counts)[:-_REMEMBERED]:
         telling.value.pop(key, None)
-    return found
+    return counts
 
 
 def planner(source: str, given: Mapping[str, str]) -> Planner | None:
-    """Who can be asked about a source's topics, by its options; None where nobody can."""
+    """A planner for the source's topics, from its options; None where Kafka cannot be asked."""
     if "plan" in given:
         plan = json.loads(given["plan"])
         kafka, topics, pattern = Settings(plan["kafka"]), tuple(plan["topics"]), plan["pattern"]
@@ -135,7 +136,7 @@ def planner(source: str, given: Mapping[str, str]) -> Planner | None:
         config = options_config(given)
         kafka, topics, pattern = config.kafka, config.sink.topics, config.sink.topic_pattern
     elif source == "kafka":
-        # Spark's own. What secures a connection is said in Java's words there, not in librdkafka's.
+        # Spark's own source: its security settings are Java's, not librdkafka's.
         if any(re.match(r"kafka\.(security|sasl|ssl)", key) for key in given):
             return None
         kafka = Settings({"bootstrap.servers": given["kafka.bootstrap.servers"]})
@@ -155,13 +156,13 @@ def planner(source: str, given: Mapping[str, str]) -> Planner | None:
 def transformed(
     spark: SparkSession, config: Config, gathering: BatchGathering | None = None
 ) -> DataFrame:
-    """The stream, and what `[transform]` makes of it."""
+    """The stream after its `[transform]`."""
     rows = read(spark, config, gathering=gathering)
     if config.transform.python:
         return _by_python(rows, config.transform.python)
     rows.createOrReplaceTempView("stream")
     before = spark.catalog.currentCatalog()
-    spark.catalog.setCurrentCatalog(config.catalog.name)  # `db.customers` means the tables' own
+    spark.catalog.setCurrentCatalog(config.catalog.name)  # `db.customers` is in the tables' catalog
     try:
         with _analysed("sql"):
             return spark.sql(_quoted(config.transform.sql))
@@ -172,7 +173,7 @@ def transformed(
 def _by_python(rows: DataFrame, name: str) -> DataFrame:
     call, module = load(name, "cannot load [transform]", "frazil_transform")
     if "site-packages" not in (module.__file__ or ""):
-        # What is not installed is not on the workers: its functions travel whole.
+        # Workers lack modules that are not installed: pickle their functions by value.
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     with _analysed(f"python {name}"):
         made: DataFrame = call(rows)
@@ -180,29 +181,29 @@ def _by_python(rows: DataFrame, name: str) -> DataFrame:
 
 
 @contextmanager
-def _analysed(what: str) -> Iterator[None]:
-    """Spark's own words for what is wrong with a transform, and the line."""
+def _analysed(transform: str) -> Iterator[None]:
+    """Raises ConfigError with Spark's own message, and the line, for a faulty transform."""
     loggers = [
         logging.getLogger(n) for n in ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
     ]
-    levels = [each.level for each in loggers]
-    for each in loggers:
-        each.setLevel(logging.CRITICAL)  # it would print the whole Java trace beside our message
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)  # it would print the whole Java trace beside our message
     try:
         yield
     except PySparkException as error:
         first, *rest = str(error).strip().splitlines()
         shown = [line for line in rest if line.strip() and not re.match(r"\s*['+:!]", line)]
         raise ConfigError(
-            f"cannot use [transform] {what}: {first}", hint="\n".join(shown)
+            f"cannot use [transform] {transform}: {first}", hint="\n".join(shown)
         ) from None
     finally:
-        for each, level in zip(loggers, levels, strict=True):
-            each.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
-#: Quoted text, comments, and the view's name where a table stands. `STREAM` is also a word of
-#: Spark's SQL, and without quotes `FROM stream s` would mean the table `s`, streamed.
+#: Quoted text, comments, and the view's name in the position of a table. `STREAM` is also a keyword
+#: of Spark SQL: without quotes `FROM stream s` would mean the table `s`, streamed.
 _TOKENS = re.compile(
     r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`|--[^\n]*|/\*.*?\*/"""
     r"""|(?P<before>\bfrom\b|\bjoin\b|,)(?P<space>\s*)\bstream\b(?!\s*[(.]|\s+\w+\.)""",
@@ -211,7 +212,7 @@ _TOKENS = re.compile(
 
 
 def _quoted(sql: str) -> str:
-    def one(found: re.Match[str]) -> str:
-        return f"{found['before']}{found['space']}`stream`" if found["before"] else found[0]
+    def one(match: re.Match[str]) -> str:
+        return f"{match['before']}{match['space']}`stream`" if match["before"] else match[0]
 
     return _TOKENS.sub(one, sql)

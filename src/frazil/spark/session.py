@@ -21,7 +21,7 @@ from frazil.errors import ConfigError, cause
 from frazil.spark import jars
 from frazil.spark.read import register
 
-#: Spark's own default, and what Iceberg's catalogs call their secrets.
+#: Spark's own default, and the names of secrets in Iceberg's catalogs.
 _REDACT = "(?i)secret|password|token|access[.]?key|credential|user[.]info"
 
 
@@ -34,21 +34,21 @@ _JVM = "-XX:+UseParallelGC"
 def session(
     config: Config, *, log_level: str = "FATAL", say: Callable[[str], None] = lambda _: None
 ) -> SparkSession:
-    """`log_level` is Spark's: our own errors say what is wrong, without Java's stack traces."""
+    """`log_level` is Spark's: our own errors state the cause, without Java's stack traces."""
     check_catalog(config)
     jars.java()
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers must find what we find
-    os.environ["RUST_BACKTRACE"] = "0"  # a block that polars refuses is no news
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers need the same packages
+    os.environ["RUST_BACKTRACE"] = "0"  # a block that polars refuses is expected
     name = config.catalog.name
     properties = config.catalog.properties.resolved()
-    found = [*jars.fetch(jars.ICEBERG, transitive=False, say=say)]
+    paths = [*jars.fetch(jars.ICEBERG, transitive=False, say=say)]
     if "sqlite" in properties.get("uri", ""):
-        found += jars.fetch(jars.SQLITE, transitive=False, say=say)
+        paths += jars.fetch(jars.SQLITE, transitive=False, say=say)
     if "S3FileIO" in properties.get("io-impl", "") or any(k.startswith("s3.") for k in properties):
-        found += jars.fetch(jars.AWS, transitive=False, say=say)
+        paths += jars.fetch(jars.AWS, transitive=False, say=say)
     settings = {
         "spark.app.name": f"frazil-{config.sink.id}",
-        # Twice the cores: a task that waits for Kafka leaves its core to another. Four tries:
+        # Twice the cores: a task that waits for Kafka leaves its core to another. Four attempts:
         # plain local[n] would fail a job at the first lost worker.
         "spark.master": f"local[{2 * (os.cpu_count() or 1)},4]",
         "spark.ui.enabled": "false",
@@ -60,14 +60,14 @@ def session(
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
         f"spark.sql.catalog.{name}": "org.apache.iceberg.spark.SparkCatalog",
-        # A cached table is not looked at again: joins would go on with what it held at the start.
+        # A cached table is not refreshed: joins would keep its content from the start.
         f"spark.sql.catalog.{name}.cache-enabled": "false",
         **{f"spark.sql.catalog.{name}.{key}": value for key, value in properties.items()},
         **config.spark.resolved(),
     }
     extra = settings.pop("spark.jars", "")
     builder = SparkSession.builder.config(
-        "spark.jars", ",".join([*map(str, found), *filter(None, [extra])])
+        "spark.jars", ",".join([*map(str, paths), *filter(None, [extra])])
     )
     for key, value in settings.items():
         builder = builder.config(key, value)
@@ -90,7 +90,7 @@ def _unstarted(fact: str) -> ConfigError:
 
 @contextmanager
 def _own_interrupt() -> Iterator[None]:
-    """PySpark's handler of SIGINT raises wherever the main thread is; the one before it stays."""
+    """Keeps the handler of SIGINT: PySpark's own raises wherever the main thread is."""
     before = signal.getsignal(signal.SIGINT)
     try:
         yield

@@ -1,8 +1,8 @@
-"""Where columns of ours and rows of Spark's DataFrames meet. Runs on executors.
+"""Between our columns and the rows of Spark's DataFrames. Runs on executors.
 
-`read_all`: offset ranges in, decoded records out as Arrow batches, in types that Spark has. What
-became of each range is told beside the rows (`tell`), for a filter behind it leaves no trace in
-them. `write_all`: the rows of any DataFrame in, data files out, and which offsets they carry.
+`read_all`: offset ranges in, decoded records out as Arrow batches, in types that Spark has. The
+counts of each range are reported beside the rows (`tell`), because a later filter leaves no trace
+in them. `write_all`: the rows of any DataFrame in, data files out, with the offsets they carry.
 """
 
 from __future__ import annotations
@@ -39,31 +39,31 @@ from frazil.pipeline.projection import (
 from frazil.pipeline.sandbox import UNREAD
 from frazil.pipeline.task import Stopwatch, undecodable, watermark
 
-#: Spark's batches are small; rows are brought into shape and written by so many.
+#: Spark's batches are small: rows are collected up to these limits and then written.
 GATHER_ROWS, GATHER_BYTES = 65_536, 32 * 1024**2
-#: A task's offsets of one partition within such a span are told one by one, as bits.
+#: Widest span of offsets of one partition that a task reports, as bits.
 WIDEST_SPAN = 2**27
-#: What `write_all` gives, in Spark's words and in Arrow's.
+#: Output columns of `write_all`, for Spark and for Arrow.
 OUTCOMES = "outcome string"
 _OUTCOMES = pa.schema([("outcome", pa.string())])
 
-#: (topic, partition, start, end) → records delivered, offsets that held none, and of every try the
-#: leader epoch in which the range's last offset was read (-1: not known)
+#: (topic, partition, start, end) → records delivered, offsets that held none, and for each attempt
+#: the leader epoch in which the last offset of the range was read (-1: not known)
 ReadCounts = dict[tuple[str, int, int, int], tuple[int, int, tuple[int, ...]]]
 
 
 class ReadCountsAccumulator:
-    """How Spark adds up what its tasks tell: a range told twice, by a second try, is told once.
-    Leader epochs are kept of all tries, for they may differ."""
+    """Adds up the reports of tasks: a range reported again, by a second attempt, counts once.
+    Leader epochs of all attempts are kept, because they may differ."""
 
     def zero(self, _: ReadCounts) -> ReadCounts:
         return {}
 
-    def addInPlace(self, here: ReadCounts, more: ReadCounts) -> ReadCounts:
+    def addInPlace(self, total: ReadCounts, more: ReadCounts) -> ReadCounts:
         for key, (delivered, absent, epochs) in more.items():
-            earlier = here[key][2] if key in here else ()
-            here[key] = delivered, absent, earlier + epochs
-        return here
+            earlier = total[key][2] if key in total else ()
+            total[key] = delivered, absent, earlier + epochs
+        return total
 
 
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────
@@ -71,7 +71,7 @@ class ReadCountsAccumulator:
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """What all tasks of a read share. Travels pickled; its secrets are never shown."""
+    """Shared by all tasks of a read. Travels pickled; its secrets are never shown."""
 
     kafka: Mapping[str, str] = field(repr=False)
     format: RecordFormat = field(repr=False)
@@ -87,7 +87,7 @@ class ReadPlan:
 
 def presented(schema: pa.Schema) -> pa.Schema:
     """The same columns in types that Spark has."""
-    return pa.schema([_field(each, top=True) for each in schema])
+    return pa.schema([_field(column, top=True) for column in schema])
 
 
 def _field(field: pa.Field, top: bool = False) -> pa.Field:
@@ -102,7 +102,7 @@ def _type(kind: pa.DataType, top: bool = False) -> pa.DataType:
     if pa.types.is_time(kind) or (pa.types.is_timestamp(kind) and kind.unit == "ns"):
         return pa.int64()  # microseconds of the day; nanoseconds since 1970
     if pa.types.is_struct(kind):
-        return pa.struct([_field(each) for each in kind])
+        return pa.struct([_field(child) for child in kind])
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return pa.list_(_field(kind.value_field))
     if pa.types.is_map(kind):
@@ -114,7 +114,7 @@ def _present(column: Any, kind: pa.DataType) -> Any:
     if column.type == kind:
         return column
     if isinstance(column.type, pa.UuidType) and pa.types.is_large_string(kind):
-        texts = [None if each is None else str(each) for each in column.to_pylist()]
+        texts = [None if value is None else str(value) for value in column.to_pylist()]
         return pa.array(texts, kind)
     if pa.types.is_time(column.type):
         column = column.cast(pa.time64("us"))
@@ -185,7 +185,7 @@ def _at(column: pa.Array | None, index: Longs | None) -> pa.Array | None:
 def read_all(
     plan: ReadPlan, tell: Callable[[ReadCounts], None], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """The shape Spark's `mapInArrow` wants: rows of ranges in, rows of records out."""
+    """For Spark's `mapInArrow`: rows of ranges in, rows of records out."""
     gc.disable()  # as in `task.run_all`
     gc.freeze()
     try:
@@ -204,7 +204,7 @@ def read_all(
 
 @dataclass(frozen=True, slots=True)
 class WritePlan:
-    """What all tasks of a batch share."""
+    """Shared by all tasks of a batch."""
 
     table: WriterSpec
     #: names of the topic, partition and offset columns; None where the rows carry none
@@ -215,16 +215,16 @@ class WritePlan:
 
 @dataclass(frozen=True, slots=True)
 class WriteOutcome:
-    """What one task wrote."""
+    """The result of one task."""
 
     files: tuple[DataFileDescriptor, ...]
     rows: int
     bytes: int
-    #: the offsets its rows carry; None where a row carries none, or one that another has too
+    #: the offsets its rows carry; None where a row carries none, or two rows the same
     carried: Mapping[Partition, Longs] | None
     watermark: tuple[int, int] | None
     seconds: Mapping[str, float]
-    #: the same for each partition, as far as rows say which one they come from
+    #: `watermark` of each partition, where the rows carry theirs
     watermarks: Mapping[Partition, tuple[int, int]] = field(default_factory=dict)
 
     def dump(self) -> str:
@@ -243,7 +243,7 @@ class WriteOutcome:
     def load(text: str) -> WriteOutcome:
         files, rows, bytes, carried, span, seconds, spans = json.loads(text)
         return WriteOutcome(
-            tuple(DataFileDescriptor(*each) for each in files),
+            tuple(DataFileDescriptor(*file) for file in files),
             rows,
             bytes,
             None
@@ -256,7 +256,8 @@ class WriteOutcome:
 
 
 def _pack(offsets: Longs) -> tuple[int, int, str]:
-    """Sorted numbers as bits from the lowest on: no more than the span, and runs take nothing."""
+    """Sorted numbers as bits from the lowest on: no more than the span, and runs compress to almost
+    nothing."""
     low = int(offsets[0])
     bits = np.zeros(int(offsets[-1]) - low + 1, bool)
     bits[offsets - low] = True
@@ -271,8 +272,8 @@ def _unpack(low: int, length: int, packed: str) -> Longs:
 def write_all(
     plan: WritePlan, batches: Iterable[pa.RecordBatch], names: Sequence[str] = ()
 ) -> Iterator[pa.RecordBatch]:
-    """The shape Spark's `mapInArrow` wants: a task's rows in, one row with its outcome out.
-    `names`: of the columns, where those of the batches are not theirs."""
+    """For Spark's `mapInArrow`: a task's rows in, one row with its outcome out. `names`: the column
+    names, where those of the batches are placeholders."""
     if names:
         batches = (batch.rename_columns(list(names)) for batch in batches)
     gc.disable()
@@ -313,7 +314,7 @@ def write(plan: WritePlan, batches: Iterable[pa.RecordBatch]) -> WriteOutcome:
 
 @contextmanager
 def _told(plan: WritePlan, carried: _CarriedColumns) -> Iterator[None]:
-    """What nobody foresaw, with the table, and where the rows are from as far as they say so."""
+    """Raises unforeseen failures with the table and, where the rows carry them, their offsets."""
     try:
         with noticing():
             yield
@@ -328,7 +329,7 @@ def _told(plan: WritePlan, carried: _CarriedColumns) -> Iterator[None]:
 
 
 def _as_given(target: pa.Schema, given: pa.Schema) -> pa.Schema:
-    """`target` with texts as Spark hands them over: to Parquet Arrow's two kinds are one."""
+    """`target` with Spark's types of text: in Parquet Arrow's two kinds are one."""
     short = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
     same = [
         field.name in given.names and given.field(field.name).type == short.get(field.type)
@@ -357,7 +358,7 @@ def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 class _CarriedColumns:
-    """Which offsets went by, and whether each did once; and of each partition the event times."""
+    """The offsets of the rows, whether each occurs once, and the event times of each partition."""
 
     def __init__(self, columns: tuple[str, str, str] | None, event_time: str = "") -> None:
         self._columns = columns
@@ -376,18 +377,22 @@ class _CarriedColumns:
         names = pc.unique(topic).to_pylist()
         numbers = np.asarray(number)
         for name in names:
-            mine = None if len(names) == 1 else np.asarray(pc.equal(topic, name))
-            for each in np.unique(numbers if mine is None else numbers[mine]):
-                here = numbers == each if mine is None else mine & (numbers == each)
-                partition = Partition(name, int(each))
-                self._seen.setdefault(partition, []).append(offsets[here])
-                self._widen(partition, rows, here)
+            in_topic = None if len(names) == 1 else np.asarray(pc.equal(topic, name))
+            for partition_id in np.unique(numbers if in_topic is None else numbers[in_topic]):
+                mask = (
+                    numbers == partition_id
+                    if in_topic is None
+                    else in_topic & (numbers == partition_id)
+                )
+                partition = Partition(name, int(partition_id))
+                self._seen.setdefault(partition, []).append(offsets[mask])
+                self._widen(partition, rows, mask)
 
-    def _widen(self, partition: Partition, rows: pa.Table, here: npt.NDArray[np.bool_]) -> None:
+    def _widen(self, partition: Partition, rows: pa.Table, mask: npt.NDArray[np.bool_]) -> None:
         if not self._event_time:
             return
-        mine = rows.select([self._event_time])
-        span = watermark(mine if here.all() else mine.filter(pa.array(here)), self._event_time)
+        times = rows.select([self._event_time])
+        span = watermark(times if mask.all() else times.filter(pa.array(mask)), self._event_time)
         if span:
             low, high = self.watermarks.get(partition, span)
             self.watermarks[partition] = min(low, span[0]), max(high, span[1])
@@ -403,7 +408,7 @@ class _CarriedColumns:
     def offsets(self) -> dict[Partition, Longs] | None:
         if self._columns is None:
             return None
-        found = {}
+        carried = {}
         for partition, parts in self._seen.items():
             all_of_them = np.concatenate(parts)
             if (np.diff(all_of_them) <= 0).any():
@@ -412,5 +417,5 @@ class _CarriedColumns:
                     return None
             if all_of_them[-1] - all_of_them[0] >= WIDEST_SPAN:
                 return None
-            found[partition] = all_of_them
-        return found
+            carried[partition] = all_of_them
+        return carried

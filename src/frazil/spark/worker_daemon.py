@@ -1,10 +1,10 @@
-"""Spark's worker daemon, with two costs taken out that every task would pay again.
+"""Spark's worker daemon, without two costs that every task would pay again.
 
-Imports are made once, before the workers are forked; polars stays out, for it starts a thread when
-it is imported, and threads do not survive a fork. And PySpark is taken from where it is installed
-instead of the zip file that Spark puts in front, along with its own jar: Spark has Python look its
-path over before each task, which means reading the whole directory of each such file again, tens of
-milliseconds for the jar alone.
+Modules are imported once, before the workers are forked; polars is not, because it starts a thread
+when it is imported, and threads do not survive a fork. PySpark is imported from its installation
+instead of the zip file that Spark puts in front, along with its own jar: Spark has Python scan its
+path before each task, which reads the whole directory of each such file again, tens of milliseconds
+for the jar alone.
 """
 
 import gc
@@ -24,7 +24,7 @@ if all(importlib.machinery.PathFinder.find_spec(name, _elsewhere) for name in ("
 if __name__ == "__main__":
     from pyspark.daemon import manager
 
-    # Spark has one such daemon for its tasks, and others for looking at sources and planning.
+    # Spark has one such daemon for its tasks, and others for inspecting sources and planning.
     tasks = sys.argv[1:] == ["pyspark.worker"]
     importlib.import_module("frazil.files.writer" if tasks else "frazil.kafka.planner")
 

@@ -32,7 +32,7 @@ SCHEMA_ID = 1
 
 
 def zigzag(number: int) -> bytes:
-    """Avro's long, for numbers that are not negative."""
+    """A non-negative number as an Avro long."""
     number <<= 1
     out = bytearray()
     while number > 0x7F:
@@ -97,7 +97,8 @@ def produce(
     orders: OrderGenerator | None = None,
     go_on: Callable[[int], bool] = lambda _: True,
 ) -> int:
-    """`rows` orders, round robin over the partitions; `go_on(sent)` may end it earlier."""
+    """Produce `rows` orders, round robin over the partitions, until `go_on(sent)` is false; returns
+    the number sent."""
     orders = orders or OrderGenerator()
     producer = Producer(
         {
@@ -106,7 +107,7 @@ def produce(
             "batch.num.messages": 20_000,
             "queue.buffering.max.messages": 200_000,
             "enable.idempotence": True,
-            "log_level": 3,  # a young broker has it retry; that is no news
+            "log_level": 3,  # hides the retries while the broker starts
         }
     )
     sent = 0

@@ -1,8 +1,8 @@
-"""The whole promise in two minutes: a real broker, a real table, real kills, and the verdict.
+"""`frazil demo`: a real broker, a real table, real kills, and the verdict, in two minutes.
 
 A broker is started, orders are produced, and the pipeline runs in a process of its own that is
-killed with SIGKILL in the middle of commits: once when its table has the rows and the index has
-not, once more when the next life is about to mend that. The last life catches up and audits.
+killed with SIGKILL in the middle of commits: once when the table has the rows and the index does
+not, once more when the next run is about to repair that. The last run catches up and audits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from frazil.testing.kafka import Broker
 from frazil.testing.process import Event, SinkProcess
 
 TOPIC = "orders"
-#: where each life before the last one is killed
+#: the step at which each run but the last is killed
 KILLS = ("committed:1", "index-commit:1")
 
 
@@ -46,7 +46,7 @@ class DemoReport:
 def demo(
     *, rows: int, seconds: float | None, partitions: int, keep: Path | None, console: Console
 ) -> DemoReport:
-    """Run it all; progress goes to `console`, which is standard error."""
+    """Run the demo; progress goes to `console`, which is standard error."""
     folder = keep or Path(tempfile.mkdtemp(prefix="frazil-demo-"))
     folder.mkdir(parents=True, exist_ok=True)
     folder = folder.resolve()
@@ -116,7 +116,7 @@ def _run(
 
         for hold in (*KILLS, ""):
             if not hold:
-                generator.join()  # the last life must reach the end of everything
+                generator.join()  # the last run must reach the end of the topic
             final = _life(config, folder, hold, batches, outcome, show)
     outcome.rows = produced[0]
     outcome.seconds = time.monotonic() - began
@@ -146,8 +146,8 @@ def _life(
         show()
 
     log, scratch = folder / "pipeline.log", folder / "scratch"
-    life = SinkProcess(config, hold=hold, until=until, audit=not hold, log=log, scratch=scratch)
-    if life.killed(seen):
+    process = SinkProcess(config, hold=hold, until=until, audit=not hold, log=log, scratch=scratch)
+    if process.killed(seen):
         outcome.kills += 1
         show()
     return last
@@ -156,7 +156,7 @@ def _life(
 def _write_config(folder: Path, bootstrap: str, rows: int) -> Path:
     (folder / "order.avsc").write_text(datagen.SCHEMA)
     config = folder / "demo.toml"
-    per_batch = max(1, rows // 12)  # enough batches to be killed between
+    per_batch = max(1, rows // 12)  # enough batches to kill between them
     config.write_text(
         f"""# What `frazil demo` ran.
 [sink]
@@ -206,7 +206,7 @@ def _progress(console: Console) -> Progress:
 
 
 def render(outcome: DemoReport, console: Console) -> None:
-    """The verdict as a table, and how to look for oneself."""
+    """Print the verdict as a table, and commands to query the result."""
     console.print(audit_table(outcome.audit))
     colour = "green" if outcome.verdict == "proven" else "red"
     console.print(
@@ -217,7 +217,7 @@ def render(outcome: DemoReport, console: Console) -> None:
     )
     console.print("\nLook for yourself, with Spark SQL and with DuckDB:")
     folder = Path(outcome.folder)
-    found = [
+    paths = [
         *jars.fetch(jars.ICEBERG, transitive=False),
         *jars.fetch(jars.SQLITE, transitive=False),
     ]
@@ -232,7 +232,7 @@ def render(outcome: DemoReport, console: Console) -> None:
     confs = " ".join(f"--conf 'spark.sql.catalog.{k}={v}'" for k, v in settings.items())
     print_plain(
         console,
-        f"{jars.spark_command('spark-sql')} --jars {','.join(map(str, found))} {confs} "
+        f"{jars.spark_command('spark-sql')} --jars {','.join(map(str, paths))} {confs} "
         f"-e '{query.format('lake.demo.orders')}'",
     )
     scan = f"iceberg_scan('{outcome.audit['metadata_file']}')"

@@ -1,8 +1,8 @@
 """A real Apache Kafka broker as a child process: for the demo, the tests and the benchmarks.
 
-Comes in: a directory. Goes out: a bootstrap address on loopback, once the broker answers the
-protocol. KRaft mode, one node, free ports asked of the operating system. The child dies with its
-parent, so a killed demo leaves no broker behind. Not for production use.
+In: a directory. Out: a bootstrap address on loopback, once the broker answers requests. KRaft mode,
+one node, free ports from the operating system. The child dies with its parent, so a killed demo
+leaves no broker behind. Not for production use.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from confluent_kafka.admin import AdminClient
 from frazil.errors import Unavailable
 from frazil.spark import jars
 
-#: Quick to start, and small beside Spark on two cores. The benchmarks leave the JVM its own choice.
+#: Quick to start, and small beside Spark on two cores. The benchmarks use the JVM's defaults.
 QUICK_START = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx512m", "-Xshare:auto")
 
 
 def free_ports(count: int) -> list[int]:
     sockets = [socket.socket() for _ in range(count)]
     try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        return [sock.getsockname()[1] for sock in sockets]
     finally:
-        for each in sockets:
-            each.close()
+        for sock in sockets:
+            sock.close()
 
 
 def die_with_parent() -> None:
@@ -128,7 +128,7 @@ class Broker:
             "transaction.state.log.num.partitions": "1",
             "share.coordinator.state.topic.replication.factor": "1",
             "share.coordinator.state.topic.min.isr": "1",
-            # A killed broker may come back only when its last session has ended.
+            # A killed broker can restart only after its last session has ended.
             "broker.session.timeout.ms": "3000",
             "broker.heartbeat.interval.ms": "500",
             "group.initial.rebalance.delay.ms": "0",
@@ -159,7 +159,7 @@ class Broker:
         admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
         deadline = time.monotonic() + within
         while time.monotonic() < deadline:
-            # Our own child must be the one that answers: a foreign broker on the port is a lie.
+            # The child must be alive: otherwise another broker answers on the port.
             if self._process.poll() is not None:
                 raise Unavailable(
                     f"cannot start Kafka: it ended with exit code {self._process.returncode}",

@@ -1,10 +1,10 @@
-"""A process that tells its steps and can be held at one of them: as a rule a sink's life.
+"""A child process that reports its steps and can be held at one of them: usually a run of a sink.
 
 The demo, the self-test, `make chaos` and the crash tests kill it with SIGKILL while it is held: no
-sleeps, no luck, the kill falls exactly on the step. Parent side: `ChildProcess`, a `SinkProcess`
-that runs a sink, and `SinkRuns`, one pipeline after the other. Child side: `python -m
-frazil.testing.process`, or any module that tells its steps with `told`. Standard output is one
-JSON object a line.
+sleeps, no luck, the kill falls exactly on the step. Parent side: `ChildProcess`, `SinkProcess` for
+one run of a sink, and `SinkRuns` for one run after the other. Child side: `python -m
+frazil.testing.process`, or any module that reports its steps with `tell`. Standard output is one
+JSON object per line.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ Event = dict[str, Any]
 
 
 class ChildProcess:
-    """The parent's handle on `python -m module`. `kill()` takes driver and JVM at once; Spark's
-    workers see that soon, and end.
+    """The parent's handle on `python -m module`. `kill()` ends driver and JVM at once; Spark's
+    workers notice and end soon after.
 
-    `scratch`: where all lies that Python, Java and Spark put into temporary folders (Spark alone a
-    copy of every jar), which a killed process cannot remove. `environ`: variables that differ;
-    those that are None it lacks.
+    `scratch`: folder for all temporary files of Python, Java and Spark (Spark alone copies every
+    jar), which a killed process cannot remove. `environ`: variables to change; None removes one.
     """
 
     def __init__(
@@ -69,8 +68,8 @@ class ChildProcess:
                 yield json.loads(line)
 
     def killed(self, on_event: Callable[[Event], None] = lambda _: None) -> bool:
-        """Follow it to where it is held, and kill it there; False where it came to a good end
-        before that. One that fails raises what it said."""
+        """Read events until the process is held, and kill it there; False if it ended successfully
+        before. Raises its error if it failed."""
         last: Event = {}
         try:
             for last in self.events():
@@ -84,20 +83,20 @@ class ChildProcess:
         raise self.failure(last)
 
     def failure(self, last: Event) -> FrazilError:
-        """What it said at its end, as an error of the parent's."""
+        """The child's last message as an error of the parent."""
         text = self._where.read_text(errors="replace") if self._where else ""
         shown = [line for line in text.splitlines() if line.strip()][-5:]
-        said = last.get("message") or "it said nothing"
+        message = last.get("message") or "it said nothing"
         return FrazilError(
             f"cannot go on: a life of the sink ended with exit code "
-            f"{self.process.returncode}: {said}",
+            f"{self.process.returncode}: {message}",
             hint=last.get("hint") or "\n".join(shown),
         )
 
     def kill(self) -> None:
-        if not self._killed:  # once: its number may be another's by now
+        if not self._killed:  # once: its pid may be reused by now
             self._killed = True
-            with suppress(ProcessLookupError):  # it is over, and all that it started
+            with suppress(ProcessLookupError):  # the process and its children have ended
                 os.killpg(self.process.pid, signal.SIGKILL)
         self.wait()
 
@@ -105,7 +104,7 @@ class ChildProcess:
         code = self.process.wait()
         for pipe in (self.process.stdout, self.process.stdin, self._log):
             if pipe is not None and not isinstance(pipe, int):
-                with suppress(BrokenPipeError):  # words that it did not live to hear
+                with suppress(BrokenPipeError):  # it died before it read its input
                     pipe.close()
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
@@ -113,7 +112,7 @@ class ChildProcess:
 
 
 class SinkProcess(ChildProcess):
-    """One life of a sink. With `ready` it starts Spark and waits for `go`."""
+    """One run of a sink. With `ready` it starts Spark and waits for `go`."""
 
     def __init__(
         self,
@@ -140,18 +139,18 @@ class SinkProcess(ChildProcess):
         self._order([hold, until, audit])
 
     def hold(self, step: str) -> None:
-        """From now on it is held at another step."""
+        """Hold the process at another step from now on."""
         self._order(step)
 
     def _order(self, words: object) -> None:
         assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # it died already, which its end will tell
+        with suppress(BrokenPipeError):  # it died already; its exit code reports that
             self.process.stdin.write(json.dumps(words).encode() + b"\n")
             self.process.stdin.flush()
 
 
 class SinkRuns:
-    """Lives of one sink, one after the other: while one runs, the next has its JVM started."""
+    """Runs of one sink, one after the other: while one runs, the next has its JVM started."""
 
     def __init__(self, config: Path, **given: Any) -> None:
         self._config, self._given = config, given
@@ -161,13 +160,13 @@ class SinkRuns:
     def next(
         self, *, hold: str = "", until: str = "caught-up", audit: bool = False, last: bool = False
     ) -> SinkProcess:
-        """`last`: none is made ready to follow it."""
-        life = self._spare or self._made()
-        self._now, self._spare = life, None
-        life.go(hold=hold, until=until, audit=audit)
+        """The next run, started. `last`: no further run is prepared."""
+        process = self._spare or self._made()
+        self._now, self._spare = process, None
+        process.go(hold=hold, until=until, audit=audit)
         if not last:
             self._spare = self._made()
-        return life
+        return process
 
     def _made(self) -> SinkProcess:
         return SinkProcess(self._config, ready=True, **self._given)
@@ -176,9 +175,9 @@ class SinkRuns:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for each in (self._now, self._spare):
-            if each is not None:
-                each.kill()
+        for process in (self._now, self._spare):
+            if process is not None:
+                process.kill()
 
 
 def _made(scratch: Path | None) -> Path | None:
@@ -196,7 +195,7 @@ def _temporary(folder: Path | None) -> dict[str, str]:
 
 
 def toml(document: Mapping[str, Any]) -> str:
-    """A config for a child: sections, and tables of them."""
+    """A config for a child, as TOML: sections, and lists of sections."""
     lines = []
     for section, values in document.items():
         for table in values if isinstance(values, list) else [values]:
@@ -210,7 +209,9 @@ def _value(value: Any) -> str:
         return "{" + ", ".join(f"{json.dumps(k)} = {_value(v)}" for k, v in value.items()) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(_value, value)) + "]"
-    return json.dumps(value, ensure_ascii=False)  # of texts, numbers and truth TOML has the same
+    return json.dumps(
+        value, ensure_ascii=False
+    )  # strings, numbers and booleans are the same in TOML
 
 
 # ── the child's side ─────────────────────────────────────────────────────────────────────────────
@@ -222,17 +223,17 @@ def tell(out: IO[str], **event: object) -> None:
 
 
 class StepHold:
-    """`step`, or `step:n` for the n-th time it is reached: there the process waits to be killed. Of
-    several, with commas between them, at the one that comes first."""
+    """Holds the process at `step`, or at `step:n` the n-th time it is reached, until it is killed.
+    Of several, separated by commas, the first that is reached holds."""
 
     def __init__(self, wanted: str, out: IO[str]) -> None:
         self._out = out
-        self._counting = threading.Lock()  # tables are committed side by side
+        self._counting = threading.Lock()  # tables are committed in parallel
         self.want(wanted)
 
     def want(self, wanted: str) -> None:
         with self._counting:
-            steps = (each.partition(":") for each in wanted.split(",") if each)
+            steps = (name.partition(":") for name in wanted.split(",") if name)
             self._left = {step: int(count or 1) for step, _, count in steps}
 
     def __call__(self, step: str, **more: object) -> None:
@@ -255,7 +256,7 @@ def main() -> int:
     parser.add_argument("--audit", action="store_true")
     parser.add_argument("--ready", action="store_true", help="wait to be told these three")
     given = parser.parse_args()
-    out = os.fdopen(os.dup(1), "w")  # what Spark prints must not get between the lines
+    out = os.fdopen(os.dup(1), "w")  # Spark's output must not mix with the events
     os.dup2(2, 1)
     try:
         return _run(given, out)
@@ -276,7 +277,7 @@ def _run(given: argparse.Namespace, out: IO[str]) -> int:
         tell(out, ready=True)
         line = sys.stdin.readline()
         if not line:
-            return 0  # it was not needed
+            return 0  # this run is not needed
         given.hold, given.until, given.audit = json.loads(line)
     hold = StepHold(given.hold, out)
     if given.ready:
@@ -302,7 +303,7 @@ def _run(given: argparse.Namespace, out: IO[str]) -> int:
     if given.audit:
         name = config.tables[0].name
         proof = of_sink(config, sink.catalog.look)
-        [report] = [each for each in proof.reports if each.table == name]
+        [report] = [candidate for candidate in proof.reports if candidate.table == name]
         table = sink.catalog.load(name)
         assert table is not None
         tell(out, audit=report.values(), metadata_file=table.metadata_file)
@@ -317,4 +318,4 @@ def _listen(hold: StepHold) -> None:
 if __name__ == "__main__":
     code = main()
     sys.stderr.flush()
-    os._exit(code)  # nothing of Spark's own shutdown is worth waiting for
+    os._exit(code)  # without waiting for Spark's shutdown

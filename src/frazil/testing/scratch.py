@@ -1,7 +1,7 @@
-"""What the self-test makes on the user's broker and in their catalog, and removes again.
+"""Scratch resources of the self-test on the user's broker and catalog: created and removed.
 
-Topics, tables, a namespace where there is none, consumer groups, stage files, a folder on this
-machine: each has the self-test's own name in it, and nothing else is touched.
+Topics, tables, a namespace if it does not exist, consumer groups, staged files, a local folder:
+each has the name of the self-test in it, and nothing else is touched.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from frazil.testing.process import toml
 MODES = ("append", "upsert")
 PARTITIONS = 3
 CALL_SECONDS = 30.0
-#: What a broker answers to those who may not.
+#: A broker's error codes for missing permissions.
 _FORBIDDEN = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
@@ -36,7 +36,7 @@ _FORBIDDEN = {
     KafkaError.SASL_AUTHENTICATION_FAILED,
     KafkaError._AUTHENTICATION,
 }
-#: Columns of the table that is made to see whether tables can be made.
+#: Schema of the table that checks whether tables can be created.
 _PROBE = (
     '{"type": "struct", "schema-id": 0, "fields": '
     '[{"id": 1, "name": "n", "required": false, "type": "long"}]}'
@@ -55,7 +55,7 @@ class ScratchPart:
 
 @dataclass(frozen=True, slots=True)
 class ScratchPlan:
-    """What will be made, and what will be done to it."""
+    """The resources to create, and the steps to kill at."""
 
     name: str
     namespace: str
@@ -65,9 +65,9 @@ class ScratchPlan:
 
     @property
     def creates(self) -> list[str]:
-        found = [f"topic {part.name} ({PARTITIONS} partitions)" for part in self.parts]
-        found += [f"table {name}" for part in self.parts for name in (part.table, part.index)]
-        return [*found, f"namespace {self.namespace}, if it is not there"]
+        resources = [f"topic {part.name} ({PARTITIONS} partitions)" for part in self.parts]
+        resources += [f"table {name}" for part in self.parts for name in (part.table, part.index)]
+        return [*resources, f"namespace {self.namespace}, if it is not there"]
 
 
 def plan(
@@ -78,7 +78,7 @@ def plan(
     modes: Sequence[str] = (),
     namespace: str = "",
 ) -> ScratchPlan:
-    """Names that nobody has; options that make no sense are refused."""
+    """A plan with unique names; raises if an option makes no sense."""
     steps = tuple(steps) or STEPS
     if unknown := [step for step in steps if step not in STEPS]:
         raise ConfigError(
@@ -114,14 +114,15 @@ class Scratch:
         self.kafka = given.kafka.resolved()
         self.admin = AdminClient({"log_level": "2", **self.kafka})
         self._made_namespace = False
-        #: folders of the namespace, and a table that can reach them
+        #: folder of the namespace → a table that can access it
         self._above: dict[str, JavaTable] = {}
         self._topics: list[str] = []
-        #: folders of tables that were dropped, whose names do not say that nobody else has them
+        #: folders of dropped tables whose names do not prove that they belong to the self-test
         self._unsure: list[str] = []
 
     def make(self) -> None:
-        """Namespace and topics; and a table for a moment, to see whether that is allowed."""
+        """Create the namespace and the topics, and briefly a table, to check that this is
+        allowed."""
         with _asking("reach the broker"):
             self.admin.list_topics(timeout=CALL_SECONDS)
         probe = f"{self.plan.namespace}.{self.plan.name}_probe"
@@ -136,19 +137,19 @@ class Scratch:
                 "names one in which it may",
             ) from None
         for topic in (part.name for part in self.plan.parts):
-            self._topics.append(topic)  # before: its answer may be lost
+            self._topics.append(topic)  # before the call: its answer may be lost
             try:
                 with _asking(f"create topic {topic}", "the self-test creates and deletes topics"):
-                    new = NewTopic(topic, PARTITIONS, -1)  # replicated as the broker is used to
+                    new = NewTopic(topic, PARTITIONS, -1)  # the broker's default replication
                     self.admin.create_topics([new], operation_timeout=CALL_SECONDS)[topic].result()
             except ConfigError:
                 self._topics.remove(topic)
                 raise
 
     def config(self, part: ScratchPart) -> Path:
-        """Secrets stay what they are in the user's config: references."""
+        """Write the config of a part. Secrets stay references, as in the user's config."""
         of, upsert = self.given.sink, part.mode == "upsert"
-        per_life = self.plan.rows // len(self.plan.steps)
+        per_run = self.plan.rows // len(self.plan.steps)
         document = {
             "sink": {
                 "id": part.name,
@@ -156,7 +157,7 @@ class Scratch:
                 "index_table": part.index,
                 "trigger": "50ms",
                 "commit_interval": "0s",
-                "max_records_per_trigger": max(1, per_life // 3),
+                "max_records_per_trigger": max(1, per_run // 3),
                 "kafka_client": of.kafka_client,
                 "unavailable_timeout": of.unavailable_timeout,
                 "staging_location": of.staging_location,
@@ -180,14 +181,15 @@ class Scratch:
         return path
 
     def clear(self) -> list[str]:
-        """In this order, so that nothing is written to what is gone; what stays is named."""
+        """Remove everything, in an order in which nothing is written to a removed resource. Returns
+        what could not be removed, and why."""
         left: list[str] = []
 
-        def attempt(what: str, remove: Callable[..., None], *given: object) -> None:
+        def attempt(resource: str, remove: Callable[..., None], *given: object) -> None:
             try:
                 remove(*given)
             except (FrazilError, KafkaException, OSError) as error:
-                left.append(f"{what}: {getattr(error, 'message', error)}")
+                left.append(f"{resource}: {getattr(error, 'message', error)}")
 
         for topic in self._topics:
             attempt(f"consumer group {topic}", self._delete_group, topic)
@@ -201,11 +203,11 @@ class Scratch:
             for above, table in self._above.items():
                 attempt(f"folder {above}", self._delete_empty, above, table)
         attempt(f"folder {self.folder}", shutil.rmtree, self.folder)
-        left += [f"folder {each}: its name does not say whose it is" for each in self._unsure]
+        left += [f"folder {folder}: its name does not say whose it is" for folder in self._unsure]
         return left
 
     def _drop(self, name: str) -> None:
-        """With its stage, and with files that no snapshot refers to."""
+        """Drop a table with its staging folder and with files that no snapshot references."""
         table = self.catalog.load(name)
         if table is None:
             return
@@ -217,14 +219,14 @@ class Scratch:
         if table.listing(f"{where}/") or _folder(where):
             if self.plan.name in where:
                 table.delete_folder(where)
-            else:  # the catalog's choice: other tables may lie there, too
+            else:  # the catalog's choice: other tables may use it, too
                 self._unsure.append(where)
         above = where.rpartition("/")[0]
         if above.endswith((f"/{self.plan.name}", f"/{self.plan.name}.db")):
             self._above[above] = table
 
     def _delete_empty(self, folder: str, table: JavaTable) -> None:
-        """Of a namespace something is left on file systems."""
+        """Delete the folder that a dropped namespace leaves on file systems."""
         if not table.listing(f"{folder}/"):
             table.delete_folder(folder)
 
@@ -240,13 +242,13 @@ class Scratch:
         future = self.admin.delete_consumer_groups([group], request_timeout=CALL_SECONDS)[group]
         try:
             future.result()
-        except KafkaException as error:  # of a life that never committed
+        except KafkaException as error:  # no run has committed
             if error.args[0].code() != KafkaError.GROUP_ID_NOT_FOUND:
                 raise
 
 
 def _folder(where: str) -> bool:
-    """On this machine, where folders stay behind when their files are gone."""
+    """Whether it is a local folder: those remain after their files are deleted."""
     return Path(where.removeprefix("file:")).is_dir()
 
 

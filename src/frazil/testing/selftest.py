@@ -1,13 +1,13 @@
-"""The promise proven where it shall hold: on the user's own broker and catalog.
+"""`frazil selftest`: proves exactly once on the user's own broker and catalog.
 
-In: a sink's config, of which the broker, the catalog and Spark's settings are taken, and nothing
-else is touched. Scratch topics and tables are made, and a sink fills them, one life after the
-other, each killed with SIGKILL at the next step of a batch. After every kill the table must be
-exactly what the topic holds up to the cut that its ledger names, and at the end exactly the topic.
-That is told by reading both, and the audit must find the same from metadata alone.
+In: a sink's config, of which only the broker, the catalog and Spark's settings are used. Scratch
+topics and tables are created, and a sink fills the tables run after run; each run is killed with
+SIGKILL at the next step of a batch. After every kill the table must equal the topic up to the cut
+in its ledger, and at the end the whole topic. Both are read to compare them, and the audit must
+reach the same verdict from metadata alone.
 
-Out: a verdict, with the exact ranges of what is lost, doubled or wrong. Whatever happens, all that
-was made is removed; what cannot be is listed.
+Out: a verdict, with the exact ranges that are lost, doubled or wrong. All resources are removed in
+any case; those that cannot be removed are listed.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from frazil.render import counted
 from frazil.testing.process import SinkRuns
 from frazil.testing.scratch import CALL_SECONDS, PARTITIONS, Scratch, ScratchPart, ScratchPlan
 
-_KEYS = 10  # records of a key, on average
-_TOMBSTONES = 7  # one of so many records of an upsert topic deletes its key
-_TRIES = 3  # lives that may catch up before they come to their step
+_KEYS = 10  # records per key, on average
+_TOMBSTONES = 7  # one of so many records of an upsert topic is a tombstone
+_TRIES = 3  # runs that may catch up before they reach their step
 
 
 @dataclass
 class JudgedKill:
-    """What became of one part."""
+    """The result of one part."""
 
     mode: str
     topic: str
@@ -60,7 +60,7 @@ class JudgedKill:
     lost: list[Range] = field(default_factory=list)
     doubled: list[Range] = field(default_factory=list)
     wrong: list[Range] = field(default_factory=list)
-    #: after the kill at which step that was seen first; empty: at the end
+    #: the kill after which that was first seen; empty: at the end
     seen: str = ""
     audit: str = ""
     findings: list[str] = field(default_factory=list)
@@ -71,12 +71,12 @@ class JudgedKill:
 
     @property
     def verdict(self) -> str:
-        said = "lost" if self.lost else "doubled" if self.doubled else "wrong"
-        return self.audit if self.exact else said
+        failure = "lost" if self.lost else "doubled" if self.doubled else "wrong"
+        return self.audit if self.exact else failure
 
     def values(self) -> dict[str, object]:
         spans = {
-            name: [[each.partition.number, each.start, each.end] for each in getattr(self, name)]
+            name: [[span.partition.number, span.start, span.end] for span in getattr(self, name)]
             for name in ("lost", "doubled", "wrong")
         }
         return {
@@ -101,7 +101,7 @@ class SelfTestReport:
     seconds: float = 0.0
     #: what could not be removed, and why
     left: list[str] = field(default_factory=list)
-    #: the folder with config and log, where everything was to be kept
+    #: the folder with config and log, if everything is kept
     kept: str = ""
 
     @property
@@ -138,7 +138,7 @@ def selftest(
     keep: bool = False,
     module: str = "frazil.testing.process",
 ) -> SelfTestReport:
-    """Make, kill, judge, remove. `module` is what a life of the sink runs in."""
+    """Create, kill, compare, remove. `module` is what a run of the sink executes."""
     began = time.monotonic()
     outcome = SelfTestReport(wanted.name, wanted.namespace)
     folder = Path(tempfile.mkdtemp(prefix=f"{wanted.name}-"))
@@ -151,13 +151,13 @@ def selftest(
                 outcome.parts.append(judged)
                 bar = progress.add_task(part.mode, total=len(wanted.steps) + 1, said="starting")
                 run = _SelfTest(scratch, part, judged, spark, module)
-                with closing(run.prove()) as lives:  # whatever happens, none of them runs on
-                    for done, said in lives:
-                        progress.update(bar, completed=done, said=said)
+                with closing(run.prove()) as steps:  # ends the child processes in any case
+                    for done, status in steps:
+                        progress.update(bar, completed=done, said=status)
     except FrazilError as error:
         if all(part.exact for part in outcome.parts):
             raise
-        outcome.parts[-1].findings.append(error.message)  # what was seen before it counts
+        outcome.parts[-1].findings.append(error.message)  # findings before the error count
     finally:
         if keep:
             outcome.kept = str(folder)
@@ -165,29 +165,31 @@ def selftest(
             console.print("[dim]removing what was made[/dim]")
             with _undisturbed():
                 outcome.left = scratch.clear()
-            for each in outcome.left:
-                console.print(f"[red]could not be removed: {each}[/red]", soft_wrap=True)
+            for leftover in outcome.left:
+                console.print(f"[red]could not be removed: {leftover}[/red]", soft_wrap=True)
         outcome.seconds = time.monotonic() - began
     return outcome
 
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Whoever interrupts twice does not keep half of it."""
+    """Ignores signals, so that a second interrupt does not stop the removal halfway."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGINT, signal.SIGTERM)}
+    before = {
+        number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-# ── lives, kills, and the truth ──────────────────────────────────────────────────────────────────
+# ── runs, kills and comparison ───────────────────────────────────────────────────────────────────
 
-#: (partition, offset) → id and number of a record; the number of one that deletes is None
+#: (partition, offset) → id and number of a record; the number of a tombstone is None
 Records = dict[tuple[int, int], tuple[int, int | None]]
 
 
@@ -205,10 +207,11 @@ class _SelfTest:
         self._sent = 0
 
     def prove(self) -> Generator[tuple[int, str]]:
-        """One life after the other; how many are done, and what is now."""
+        """Run and kill the sink step by step; yields the number of runs done, and the current
+        one."""
         plan, judged = self._scratch.plan, self._judged
         folder, config = self._scratch.folder, self._scratch.config(self._part)
-        # They are in the config already, and some of them name the user's own sink and tables.
+        # These are applied in the config already, and some name the user's own sink and tables.
         laid_over = {name: None for name in os.environ if re.match("FRAZIL_.*__", name)}
         with SinkRuns(
             config,
@@ -216,23 +219,23 @@ class _SelfTest:
             scratch=folder / "scratch",
             module=self._module,
             environ=laid_over,
-        ) as lives:
+        ) as runs:
             for done, step in enumerate(plan.steps):
                 yield done, f"to be killed at {step}"
-                self._kill(lives, step, plan.rows * (done + 1) // len(plan.steps))
+                self._kill(runs, step, plan.rows * (done + 1) // len(plan.steps))
                 judged.kills += 1
                 self._compare(f"the kill at {step}")
                 if not judged.exact:
-                    break  # more kills would tell nothing more
+                    break  # more kills would show nothing more
             else:
                 yield len(plan.steps), "catching up"
-                if lives.next(last=True).killed():
+                if runs.next(last=True).killed():
                     raise FrazilError("cannot go on: the last life was held")
                 self._compare("")
-        found = against_kafka(*self._proof())
-        judged.audit = found.verdict
-        judged.findings = [str(each) for report in found.reports for each in report.findings]
-        judged.findings += map(str, found.findings)
+        proof = against_kafka(*self._proof())
+        judged.audit = proof.verdict
+        judged.findings = [str(finding) for report in proof.reports for finding in report.findings]
+        judged.findings += map(str, proof.findings)
         colour = "green" if judged.verdict == "proven" else "red"
         yield len(plan.steps) + 1, f"[{colour}]{judged.verdict}[/]"
 
@@ -241,12 +244,13 @@ class _SelfTest:
         look = self._scratch.catalog.look
         return config, look, of_sink(config, look)
 
-    def _kill(self, lives: SinkRuns, step: str, until: int) -> None:
-        """The second time where that is possible, so that a batch of this life is behind it too. A
-        life may have caught up before: commits gather. Then there are more records, and another."""
+    def _kill(self, runs: SinkRuns, step: str, until: int) -> None:
+        """Kill a run when it reaches the step, the second time if possible, so that a batch of the
+        same run precedes it. A run may catch up before, as commits are combined; then more records
+        are produced, and the next run tries again."""
         for n in range(_TRIES):
             self._produce(max(until, self._sent + PARTITIONS))
-            if lives.next(hold=f"{step}:{1 if n else 2}").killed():
+            if runs.next(hold=f"{step}:{1 if n else 2}").killed():
                 return
         raise FrazilError(f"cannot kill at {step}: {_TRIES} lives never came to it")
 
@@ -274,23 +278,25 @@ class _SelfTest:
         self._sent = max(until, self._sent)
 
     def _compare(self, seen: str) -> None:
-        """The table's rows with the topic's records, up to the cut that the ledger names; at the
-        end up to the topic's own."""
+        """Compare the table's rows with the topic's records up to the cut in the ledger; at the
+        end, with all records."""
         table = self._scratch.catalog.load(self._part.table)
-        there = self._records()
-        self._judged.records = len(there)
+        records = self._records()
+        self._judged.records = len(records)
         if table is None and seen:
-            return  # killed before there was one
+            return  # killed before the table was created
         if table is not None and seen:
             entry = ledger.head(table.history("main"), self._part.name).entry
             cut = entry.end if entry else Cut()
-            there = {
-                at: each
-                for at, each in there.items()
+            records = {
+                at: record
+                for at, record in records.items()
                 if at[1] < cut.get(Partition(self._part.name, at[0]), 0)
             }
         rows = self._rows() if table else []
-        lost, doubled, wrong = (appended if self._part.mode == "append" else upserted)(there, rows)
+        lost, doubled, wrong = (appended if self._part.mode == "append" else upserted)(
+            records, rows
+        )
         judged = self._judged
         judged.lost, judged.doubled, judged.wrong = map(self._ranges, (lost, doubled, wrong))
         judged.seen = "" if judged.exact else seen
@@ -301,7 +307,7 @@ class _SelfTest:
         return [tuple(row.values()) for row in frame.toArrow().to_pylist()]
 
     def _records(self) -> Records:
-        """All that is in the topic, by a plain consumer."""
+        """All records of the topic, read by a plain consumer."""
         settings = {
             "log_level": "2",
             **self._scratch.kafka,
@@ -311,7 +317,7 @@ class _SelfTest:
             "auto.offset.reset": "earliest",
         }
         consumer = Consumer(settings)
-        found: Records = {}
+        records: Records = {}
         try:
             consumer.assign([TopicPartition(self._part.name, p, 0) for p in range(PARTITIONS)])
             ended: set[int] = set()
@@ -321,7 +327,7 @@ class _SelfTest:
                     if (error := message.error()) is None:
                         value = json.loads(message.value() or message.key() or b"{}")
                         at = message.partition(), message.offset()
-                        found[at] = value["id"], value.get("n")  # type: ignore[index]
+                        records[at] = value["id"], value.get("n")  # type: ignore[index]
                         deadline = time.monotonic() + CALL_SECONDS
                     elif error.code() == KafkaError._PARTITION_EOF:
                         ended.add(message.partition() or 0)
@@ -331,19 +337,19 @@ class _SelfTest:
                     )
         finally:
             consumer.close()
-        return found
+        return records
 
     def _ranges(self, offsets: Iterable[tuple[int, int]]) -> list[Range]:
         return join(Range(Partition(self._part.name, p), o, o + 1) for p, o in set(offsets))
 
 
 Places = set[tuple[int, int]]
-#: partition, offset, id and number, as the table has them
+#: partition, offset, id and number of a row of the table
 Row = tuple[int, int, int, int]
 
 
 def appended(records: Records, rows: Sequence[Row]) -> tuple[Places, Places, Places]:
-    """Which offsets are lost, doubled, and wrong: each record must be there once, as it is."""
+    """The offsets that are lost, doubled and wrong: each record must be there once, unchanged."""
     seen: Places = set()
     doubled: Places = set()
     wrong: Places = set()
@@ -356,8 +362,8 @@ def appended(records: Records, rows: Sequence[Row]) -> tuple[Places, Places, Pla
 
 
 def upserted(records: Records, rows: Sequence[Row]) -> tuple[Places, Places, Places]:
-    """The same of the last record of each key; a row that was replaced or deleted is wrong. (All
-    records of a key are in one partition, where offsets tell which is the last.)"""
+    """The same for the last record of each key; a row that was replaced or deleted is wrong. (All
+    records of a key are in one partition, so the highest offset is the last.)"""
     last: dict[int, tuple[int, int]] = {}
     for at, (number, _) in sorted(records.items()):
         last[number] = at
@@ -368,7 +374,7 @@ def upserted(records: Records, rows: Sequence[Row]) -> tuple[Places, Places, Pla
     return lost, doubled | twins, wrong
 
 
-# ── for people ───────────────────────────────────────────────────────────────────────────────────
+# ── output ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def _progress(console: Console) -> Progress:
@@ -386,9 +392,9 @@ def show(outcome: SelfTestReport, console: Console) -> None:
     for part in outcome.parts:
         for kind in ("lost", "doubled", "wrong"):
             ranges = getattr(part, kind)
-            for each in ranges[:20]:
+            for span in ranges[:20]:
                 console.print(
-                    f"{kind}: {each}" + (f", after {part.seen}" if part.seen else ""),
+                    f"{kind}: {span}" + (f", after {part.seen}" if part.seen else ""),
                     soft_wrap=True,
                     markup=False,
                 )
