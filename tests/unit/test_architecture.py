@@ -288,6 +288,28 @@ def test_no_two_modules_have_a_class_of_one_name():
     assert {each: where for each, where in homes.items() if len(where) > 1} == {}
 
 
+#: A variable is named by the noun of the thing that it holds.
+PRONOUNS = {"each", "found", "mine", "theirs", "there", "here", "said", "told", "what", "whoever"}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_no_local_variable_is_a_pronoun(name: str):
+    fields = {
+        id(node.target)
+        for cls in ast.walk(TREES[name])
+        if isinstance(cls, ast.ClassDef)
+        for node in cls.body
+        if isinstance(node, ast.AnnAssign)
+    }
+    bound = {
+        node.id
+        for node in ast.walk(TREES[name])
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and id(node) not in fields
+    }
+    bound |= {node.arg for node in ast.walk(TREES[name]) if isinstance(node, ast.arg)}
+    assert bound & PRONOUNS == set()
+
+
 def test_no_class_is_a_manager_or_a_helper():
     bad = ("Manager", "Helper", "Handler", "Impl", "Utils", "Factory")
     classes = [n.name for t in TREES.values() for n in ast.walk(t) if isinstance(n, ast.ClassDef)]

@@ -103,8 +103,8 @@ class UpsertTable(MaintainedTable, Protocol):
 Id = tuple[str, int]
 
 
-def id_of(said: Mapping[str, Any]) -> Id:
-    return str(said["file-path"]), int(said.get("content-offset") or 0)
+def id_of(descriptor: Mapping[str, Any]) -> Id:
+    return str(descriptor["file-path"]), int(descriptor.get("content-offset") or 0)
 
 
 class TableFile:
