@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long unit check bench bench-df bench-tables bench-upsert bench-audit poison planted upserts simulate faults chaos soak lock clean
+.PHONY: help demo test test-long unit check bench proof lock clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 14
@@ -28,44 +28,31 @@ check: $(READY)  ## lint and types
 	@$(BIN)/ruff format --check -q . 1>&2
 	@$(BIN)/mypy 1>&2
 
-bench: $(READY)  ## Frazil against Spark's own way, one run; the last line is JSON
-	@$(BIN)/python bench/append.py $(ARGS)
+bench: $(READY)  ## measure one thing beside its peer, the last line is JSON: WHAT=append|df|tables|upsert|audit
+	@$(BIN)/python bench/$(or $(FILE_$(WHAT)),$(WHAT)).py $(ARGS)
 
-bench-df: $(READY)  ## the same for DataFrames: frazil.write and frazil.read against Spark's own
-	@$(BIN)/python bench/frames.py $(ARGS)
+proof: $(READY)  ## one long proof: WHAT=poison|roundtrip|planted|upserts|simulate|faults|chaos|soak (N=…, ARGS='--help')
+	@$(BIN)/python bench/$(WHAT).py $(if $(N),$(COUNT_$(WHAT)) $(N)) $(if $(SEED),--seed $(SEED) $(TRACE_$(WHAT))) $(ARGS)
 
-bench-tables: $(READY)  ## one stream into a thousand tables: what a table costs, and at rest
-	@$(BIN)/python bench/tables.py $(ARGS)
+WHAT ?= append
+FILE_df := frames
+#: The option of each proof that takes N.
+COUNT_poison := --hostile
+COUNT_roundtrip := --count
+COUNT_planted := --count
+COUNT_simulate := --count
+COUNT_chaos := --kills
+TRACE_simulate := --trace
+N ?= $(KILLS)
 
-bench-upsert: $(READY)  ## upserts against MERGE INTO, with and without maintenance, and full scans after them
-	@$(BIN)/python bench/upsert.py $(ARGS)
+# The same by their own names: make bench-upsert, make simulate N=1000000, make chaos KILLS=200.
+bench-%:
+	@$(MAKE) --no-print-directory bench WHAT=$*
 
-bench-audit: $(READY)  ## the audit of a billion rows in 100,000 batches, from metadata alone
-	@$(BIN)/python bench/audit.py $(ARGS)
-
-poison: $(READY)  ## hostile records among good ones: every good one exact, every bad one told once (N=1000000)
-	@$(BIN)/python bench/poison.py --hostile $(or $(N),1000000) $(ARGS)
-
-roundtrip: $(READY)  ## random schemas from bytes to data files and back: every value equal, every bound true (N=20000, ARGS='--engines 500' for tables by Spark)
-	@$(BIN)/python bench/roundtrip.py --count $(or $(N),20000) $(ARGS)
-
-planted: $(READY)  ## corruption planted in tables that were well: all of it found, and nothing else (N=2000)
-	@$(BIN)/python bench/planted.py --count $(or $(N),2000) $(ARGS)
-
-upserts: $(READY)  ## 5M changes, kills at every step, compaction and expiry: every snapshot exact, by two engines
-	@$(BIN)/python bench/upserts.py $(ARGS)
-
-simulate: $(READY)  ## the real committer in seeded worlds full of faults; planted bugs are caught (N=100000, SEED=17)
-	@$(BIN)/python bench/simulate.py --count $(or $(N),100000) $(if $(SEED),--seed $(SEED) --trace) $(ARGS)
-
-faults: $(READY)  ## every fault of a REST catalog at every commit: what is in the table afterwards, ours and others'
-	@$(BIN)/python bench/faults.py $(ARGS)
-
-chaos: $(READY)  ## random kills of driver, worker, broker and catalog; every offset compared meanwhile (KILLS=10)
-	@$(BIN)/python bench/chaos.py --kills $(or $(KILLS),10) $(ARGS)
-
-soak: $(READY)  ## a sink with default settings for 30 minutes: nothing grows that must not (ARGS='--commit-interval 1s')
-	@$(BIN)/python bench/soak.py $(ARGS)
+PROOFS := poison roundtrip planted upserts simulate faults chaos soak
+.PHONY: $(PROOFS)
+$(PROOFS):
+	@$(MAKE) --no-print-directory proof WHAT=$@
 
 lock:  ## resolve the dependencies anew (needs uv)
 	uv pip compile -q --universal --python-version 3.10 --generate-hashes --no-emit-index-url \
