@@ -15,11 +15,9 @@ from pyspark.sql.functions import broadcast
 from pyspark.sql.streaming.query import StreamingQuery
 
 import frazil
-from frazil.config.model import Config, load
-from frazil.spark.session import session
 
 
-def main(spark: SparkSession, config: Config, countries: str) -> StreamingQuery:
+def main(spark: SparkSession, config: frazil.Config, countries: str) -> StreamingQuery:
     orders = frazil.read(spark, config).drop("_key", "_headers")
     known = spark.table(f"{config.catalog.name}.{countries}")  # country, name, currency
     rows = orders.join(broadcast(known), "country", "left")  # left: an unknown country is no loss
@@ -28,5 +26,5 @@ def main(spark: SparkSession, config: Config, countries: str) -> StreamingQuery:
 
 if __name__ == "__main__":
     path, table = sys.argv[1:]
-    given = load(path)
-    main(session(given), given, table).awaitTermination()
+    given = frazil.Config.from_toml(path)
+    main(frazil.session(given), given, table).awaitTermination()

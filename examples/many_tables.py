@@ -17,14 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import Producer
 
-from frazil.pipeline.routing import SKIP
+import frazil
 from frazil.testing.datagen import create_topic
 
 
 def probes(rows: pa.Table) -> pa.Array:
-    """The answer for each record: a table's name, `SKIP`, or null for "ask the next rule"."""
+    """For each record a table's name, `frazil.SKIP`, or null: the next rule decides."""
     probe = pc.starts_with(rows["_key"].cast(pa.large_string()), "probe-")
-    return pc.if_else(pc.fill_null(probe, False), SKIP, pa.scalar(None, pa.string()))
+    return pc.if_else(pc.fill_null(probe, False), frazil.SKIP, pa.scalar(None, pa.string()))
 
 
 def main(bootstrap: str) -> None:

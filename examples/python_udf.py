@@ -18,11 +18,9 @@ from pyspark.sql.functions import arrow_udf, col
 from pyspark.sql.streaming.query import StreamingQuery
 
 import frazil
-from frazil.config.model import Config, load
-from frazil.spark.session import session
 
 
-def main(spark: SparkSession, config: Config) -> StreamingQuery:
+def main(spark: SparkSession, config: frazil.Config) -> StreamingQuery:
     @arrow_udf("string")
     def domain(mail: pa.Array) -> pa.Array:
         return pc.utf8_lower(pc.extract_regex(mail, "@(?P<domain>.+)$").field("domain"))
@@ -42,5 +40,5 @@ def main(spark: SparkSession, config: Config) -> StreamingQuery:
 
 
 if __name__ == "__main__":
-    given = load(sys.argv[1])
-    main(session(given), given).awaitTermination()
+    given = frazil.Config.from_toml(sys.argv[1])
+    main(frazil.session(given), given).awaitTermination()

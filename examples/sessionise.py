@@ -16,11 +16,9 @@ from pyspark.sql.functions import col, count, session_window
 from pyspark.sql.streaming.query import StreamingQuery
 
 import frazil
-from frazil.config.model import Config, load
-from frazil.spark.session import session
 
 
-def main(spark: SparkSession, config: Config) -> StreamingQuery:
+def main(spark: SparkSession, config: frazil.Config) -> StreamingQuery:
     clicks = frazil.read(spark, config).select("user", col("at").cast("timestamp").alias("at"))
     sessions = (
         clicks.withWatermark("at", "10 minutes")  # how late a click may come
@@ -32,5 +30,5 @@ def main(spark: SparkSession, config: Config) -> StreamingQuery:
 
 
 if __name__ == "__main__":
-    given = load(sys.argv[1])
-    main(session(given), given).awaitTermination()
+    given = frazil.Config.from_toml(sys.argv[1])
+    main(frazil.session(given), given).awaitTermination()

@@ -19,9 +19,7 @@ from pyspark.sql.functions import col, from_json
 from pyspark.sql.streaming.query import StreamingQuery
 
 import frazil
-from frazil.config.model import Settings, load
-from frazil.spark import jars
-from frazil.spark.session import session
+from frazil.testing.kafka import spark_kafka_jars
 
 
 def main(
@@ -46,10 +44,10 @@ def main(
 
 
 if __name__ == "__main__":
-    given = load(sys.argv[1])
-    more = Settings({"spark.jars": ",".join(map(str, jars.spark_kafka())), **given.spark})
+    given = frazil.Config.from_toml(sys.argv[1])
+    more = {"spark.jars": ",".join(map(str, spark_kafka_jars())), **given.spark}
     main(
-        session(dataclasses.replace(given, spark=more)),
+        frazil.session(dataclasses.replace(given, spark=frazil.Settings(more))),
         given.kafka["bootstrap.servers"],
         given.sink.topics[0],
         given.tables[0].name,

@@ -1,26 +1,112 @@
-"""Writes streams to Apache Iceberg tables, exactly once, and proves it."""
+"""Streams into Apache Iceberg tables, exactly once, with the proof.
+
+    import frazil
+
+    with frazil.Sink.from_toml("orders.toml").start() as run:
+        run.wait_until_caught_up(timeout=600)
+    frazil.audit("orders.toml").raise_unless_proven()
+
+This package is the whole public API; every module below it is internal. `import frazil` loads
+nothing of weight: Spark, Arrow and Kafka's client are imported where they are first used.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from frazil import errors
+from frazil.config.model import (
+    CatalogConfig,
+    CompletenessConfig,
+    Config,
+    DeadLettersConfig,
+    DecodeConfig,
+    RouteConfig,
+    Settings,
+    SinkConfig,
+    TableConfig,
+    TransformConfig,
+    catalog_only,
+    duration,
+)
+from frazil.offsets import Cut, Partition, Range
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from frazil.config.model import Config
-    from frazil.sink import Sink, Step
+    from frazil.auditing.evidence import AuditResult
+    from frazil.ops.locate import LocateReport
+    from frazil.pipeline.routing import SKIP
+    from frazil.sink import STEPS, Run, Sink, Step
+    from frazil.spark.session import session
 
-__all__ = ["as_of", "read", "register", "write"]
+    __version__: str
+
+__all__ = [
+    "SKIP",
+    "STEPS",
+    "CatalogConfig",
+    "CompletenessConfig",
+    "Config",
+    "Cut",
+    "DeadLettersConfig",
+    "DecodeConfig",
+    "Partition",
+    "Range",
+    "RouteConfig",
+    "Run",
+    "Settings",
+    "Sink",
+    "SinkConfig",
+    "Step",
+    "TableConfig",
+    "TransformConfig",
+    "__version__",
+    "as_of",
+    "audit",
+    "errors",
+    "locate",
+    "read",
+    "register",
+    "session",
+    "status",
+    "write",
+]
+
+#: Names that need Spark or Arrow, and the modules that they are imported from at their first use.
+_LAZY = {
+    "SKIP": "frazil.pipeline.routing",
+    "STEPS": "frazil.sink",
+    "Run": "frazil.sink",
+    "Sink": "frazil.sink",
+    "Step": "frazil.sink",
+    "session": "frazil.spark.session",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return import_module("importlib.metadata").version("frazil")
+    if name not in _LAZY:
+        raise AttributeError(f"module 'frazil' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_LAZY[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def register(spark: SparkSession) -> None:
-    """Register the `frazil` format for `spark.read` and `spark.readStream` in your own session."""
-    from frazil.spark.read import register as registering
+    """Register the data source `frazil` in a session: `spark.readStream.format("frazil")`."""
+    from frazil.spark import read as reading
 
-    registering(spark)
+    reading.register(spark)
 
 
 def read(
@@ -30,10 +116,14 @@ def read(
     start: str | Mapping[str, Mapping[str, int]] = "",
     end: Mapping[str, Mapping[str, int]] | None = None,
 ) -> DataFrame:
-    """The stream of `config` as a DataFrame of decoded rows; see `frazil.spark.read.read`."""
-    from frazil.spark.read import read as reading
+    """The stream of `config` as a DataFrame of decoded rows.
 
-    return reading(spark, config, start=start, end=end)
+    `start`: `earliest`, `latest` or a cut, for a query's first start; by default
+    `starting_offsets`. With `end`, a cut, a batch DataFrame of exactly that range.
+    """
+    from frazil.spark import read as reading
+
+    return reading.read(spark, config, start=start, end=end)
 
 
 def write(
@@ -49,10 +139,10 @@ def write(
     """A sink for any streaming DataFrame; `.start()` it.
 
     `target`: the table's name, with `id` and other fields of `[sink]`, `[[table]]` and
-    `[completeness]` as keywords; or a config that has them. The name may begin with the catalog,
-    as in `prod.shop.orders`; otherwise `catalog` names it, by default `lake`.
+    `[completeness]` as keywords; or a config that has them. The name may begin with the catalog's,
+    `prod.shop.orders`; otherwise `catalog` names it, by default `lake`.
     """
-    from frazil.config.model import Config, check_output_mode, for_frame
+    from frazil.config.model import check_output_mode, for_frame
     from frazil.sink import Sink
 
     check_output_mode(output_mode)
@@ -78,7 +168,7 @@ def as_of(
     catalog: str = "",
     branch: str = "",
 ) -> DataFrame:
-    """A table at the first snapshot that contains the offset, or everything below the cut.
+    """A table at the first snapshot that has the offset, or everything below the cut.
 
     `target`: a config (with `table` where the sink fills several), or a table's name (with `sink`
     where several write to it).
@@ -87,3 +177,77 @@ def as_of(
 
     below = as_of.wanted(topic, partition, offset, cut)
     return as_of.as_of(spark, target, below, table=table, sink=sink, catalog=catalog, branch=branch)
+
+
+def audit(
+    target: str | Path | Config,
+    *,
+    catalog: Mapping[str, str] | None = None,
+    branch: str = "main",
+    deep: bool = False,
+    ask_kafka: bool | None = None,
+    max_lag: int | None = None,
+    max_age: str = "",
+    spark: bool | None = None,
+) -> AuditResult:
+    """Prove from metadata that every offset is in the tables exactly once.
+
+    `target`: a config or the path of its TOML file; or a table's name, with the properties of its
+    catalog. `deep` also reads the data files. `ask_kafka`: True: Kafka must answer; False: it is
+    not asked; None: it is asked for the lag. `spark`: with it, without it, or where it is needed.
+    """
+    from frazil.auditing import evidence
+    from frazil.spark.open_table import opener
+
+    config, name = _target(target, catalog)
+    opened = opener(config, spark, _silent)
+    if name:
+        return evidence.of_table(opened, name, branch, deep)
+    limits = evidence.AuditLimits(max_lag, duration(max_age) if max_age else None)
+    return evidence.of_config(config, opened, deep=deep, ask=ask_kafka, limits=limits, say=_silent)
+
+
+def locate(
+    target: str | Path | Config,
+    topic: str,
+    partition: int,
+    offset: int,
+    *,
+    table: str = "",
+    catalog: Mapping[str, str] | None = None,
+    branch: str = "main",
+    spark: bool | None = None,
+) -> LocateReport:
+    """Which batch, snapshot and files hold an offset; `target` as in `audit`."""
+    from frazil.ops import locate as locating
+    from frazil.spark.open_table import opener
+
+    config, name = _target(target, catalog)
+    opened, where = opener(config, spark, _silent), Partition(topic, partition)
+    if name:
+        return locating.of_table(config.catalog.name, opened, name, where, offset, branch)
+    return locating.of_sink(config, opened, where, offset, table)
+
+
+def status(target: str | Path | Config, *, spark: bool | None = None) -> dict[str, Any]:
+    """Position, lag, counts, staged batches and last commit of a sink: `frazil status --json`."""
+    from frazil.ops import status as looking
+    from frazil.spark.open_table import opener
+
+    config, _ = _target(target, None)
+    return looking.status(config, opener(config, spark, _silent))
+
+
+def _target(target: str | Path | Config, catalog: Mapping[str, str] | None) -> tuple[Config, str]:
+    """The config, and the name of the table where that is all the target says."""
+    if isinstance(target, Config):
+        return target, ""
+    if catalog is not None:
+        return catalog_only(str(target), catalog), str(target)
+    from frazil.config.model import load
+
+    return load(target), ""
+
+
+def _silent(_: str) -> None:
+    """Progress of a call from Python is not printed."""

@@ -18,6 +18,7 @@
         ├── Unroutable        no rule routes a record to a table
         ├── Unwritable        records cannot be written to a table's files
         ├── TooManyRejected   a batch has more rejected records than the limit allows
+        ├── NotProven         the audit found something, or cannot tell (exit 3)
         └── AccountingError   the arithmetic of a batch does not add up
 
 A message reads `cannot <verb> <object>: <fact>; expected <x>, found <y>`; the hint says what to do.
@@ -128,6 +129,10 @@ class Unwritable(Fatal):
 
 class TooManyRejected(Fatal):
     pass
+
+
+class NotProven(Fatal):
+    exit_code = 3
 
 
 class AccountingError(Fatal):

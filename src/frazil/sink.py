@@ -26,6 +26,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -34,7 +35,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from frazil.commit.committer import BackpressureLimits, Committer, Located
+from frazil.commit.committer import BackpressureLimits, Committer, Located, Progress
 from frazil.commit.tables import SinkTable, parallel_map, writer_spec
 from frazil.config.model import (
     AUTO,
@@ -44,6 +45,7 @@ from frazil.config.model import (
     TableConfig,
     check_stream,
     duration,
+    load,
     remembered,
     replayed,
     size,
@@ -86,6 +88,7 @@ from frazil.sources.intervention import InterventionSource
 from frazil.sources.kafka import KafkaSource
 from frazil.spark.query import Running, translated
 from frazil.spark.read import transformed
+from frazil.spark.session import session
 from frazil.startup import Recovered, Startup
 
 T = TypeVar("T")
@@ -130,8 +133,11 @@ class Step:
     rejected: Mapping[str, tuple[int, str]] = field(default_factory=dict)
 
 
-class Query(StreamingQuery):
-    """Spark's own handle, except that its end means: everything is committed."""
+class Run(StreamingQuery):
+    """A running sink: Spark's own handle, except that its end means: everything is committed.
+
+    As a context manager it stops the sink at the end of the block.
+    """
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
@@ -183,7 +189,47 @@ class Query(StreamingQuery):
             raise self._sink.committer.stalled() or Unavailable("cannot commit all that is staged")
 
     def stop(self) -> None:
+        """After the batch in progress; staged batches are committed, or wait for the next run."""
         self._sink.stop()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def wait_until_caught_up(self, timeout: float | None = None) -> bool:
+        """Block until every record that is in the topics now is committed; False when the time is
+        up. Raises the error that stopped the stream."""
+        return self._sink.wait_until(self._sink.ends(), timeout)
+
+    def wait_until(
+        self,
+        cut: Mapping[Partition, int] | Mapping[str, Mapping[int, int]],
+        timeout: float | None = None,
+    ) -> bool:
+        """Block until every offset below `cut` is committed, `{"orders": {0: 5000}}`; False when
+        the time is up."""
+        nested = any(isinstance(offsets, Mapping) for offsets in cut.values())
+        return self._sink.wait_until(Cut.of(cut) if nested else cut, timeout)  # type: ignore[arg-type]
+
+    @property
+    def position(self) -> Cut:
+        """Everything below it is committed, in the tables and in the index."""
+        return self._sink.position
+
+    @property
+    def complete_until(self) -> datetime | None:
+        return self._sink.complete_until
+
+    @property
+    def progress(self) -> Progress:
+        """Commits so far, and what holds them up."""
+        return self._sink.committer.progress
+
+    def check(self) -> None:
+        """Raise the error that stopped the stream, if one did."""
+        self._sink.check()
 
 
 class Sink:
@@ -260,17 +306,25 @@ class Sink:
 
     # ── startup ──────────────────────────────────────────────────────────────────────────────
 
-    def start(
-        self, spark: SparkSession | None = None, *, until: Cut | None = None
-    ) -> StreamingQuery:
+    @classmethod
+    def from_toml(
+        cls,
+        path: str | Path,
+        *,
+        on_step: Callable[[Step], None] | None = None,
+        on_complete: Callable[[datetime], object] | None = None,
+    ) -> Sink:
+        """A sink by its TOML file, with `FRAZIL_…` environment variables over it."""
+        return cls(load(path), on_step=on_step, on_complete=on_complete)
+
+    def start(self, spark: SparkSession | None = None, *, until: Cut | None = None) -> Run:
         """Take over from the previous run, commit what it staged, and continue the stream.
 
-        With `until` the plan ends at that cut. A DataFrame brings its own session.
+        With `until` the plan ends at that cut. Without `spark` the DataFrame's session is taken,
+        or one is made as the config says.
         """
         if spark is None:
-            if self._frame is None:
-                raise ConfigError("cannot start: expected a Spark session, found none")
-            spark = self._frame.sparkSession
+            spark = session(self.config) if self._frame is None else self._frame.sparkSession
         if until is not None and not isinstance(self._feed, KafkaSource):
             raise ConfigError("cannot stop at a cut: a DataFrame's sources plan by themselves")
         if self._started:
@@ -314,7 +368,7 @@ class Sink:
             threading.Thread(
                 target=self._end_at, args=(ends,), name="frazil-available-now", daemon=True
             ).start()
-        return Query(self)
+        return Run(self)
 
     def _writer(self, spark: SparkSession, until: Cut | None) -> DataStreamWriter:
         """For a query from the sink's position; the query before it has ended, with its batch."""

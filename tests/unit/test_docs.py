@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import frazil
 from frazil import errors
 from frazil.cli.commands import app
 from frazil.config import model
@@ -126,3 +127,24 @@ def test_links_between_the_docs_lead_somewhere():
             if "://" not in link and not (page.parent / link).exists():
                 broken.append((str(page.relative_to(ROOT)), link))
     assert broken == []
+
+
+def test_readme_docs_and_examples_import_nothing_below_the_package():
+    """`frazil` is the API; `frazil.testing` has a broker and a generator for users' own tests."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.py")]
+    deeper = [
+        (page.name, line)
+        for page in pages
+        if "decisions" not in page.parts
+        for line in re.findall(r"^(?:from|import) frazil\..*$", page.read_text(), re.M)
+        if not re.match(r"(from|import) frazil\.testing\b", line)
+    ]
+    assert deeper == []
+
+
+def test_every_public_name_is_documented():
+    guide = text("docs/guide/python.md") + text("docs/guide/tables.md")
+    internal = {"Partition", "Range", "Settings", "Cut", "SinkConfig", "DecodeConfig"}
+    internal |= {"CatalogConfig", "CompletenessConfig", "TransformConfig", "__version__"}
+    assert [n for n in frazil.__all__ if n not in internal and n not in guide] == []
+    assert all(hasattr(frazil, name) for name in frazil.__all__)

@@ -63,6 +63,7 @@ def test_an_error_survives_pickling(kind: type[FrazilError]):
 def test_the_exit_code_says_whether_a_person_is_needed():
     assert {name: kind.exit_code for name, kind in OURS.items() if kind.exit_code != 1} == {
         "ConfigError": 2,
+        "NotProven": 3,
         "Fenced": 4,
     }
     assert issubclass(Fenced, Fatal)

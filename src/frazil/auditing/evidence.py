@@ -21,7 +21,7 @@ from rich.console import Console
 
 from frazil.auditing.checks import Evidence, Finding, TableReport, audit, worst
 from frazil.config.model import Config, replayed
-from frazil.errors import ConfigError, Fatal, Unavailable
+from frazil.errors import ConfigError, Fatal, NotProven, Unavailable
 from frazil.iceberg import foreign_commits
 from frazil.iceberg.static_table import DataFile, ReadOnlyTable
 from frazil.ledger import index_rows
@@ -61,6 +61,22 @@ class AuditResult:
     def verdict(self) -> str:
         findings = [finding for report in self.reports for finding in report.found]
         return worst((*findings, *self.findings))
+
+    @property
+    def proven(self) -> bool:
+        """Every offset is accounted for; a loss that an operator accepted is one of them."""
+        return self.verdict in ("proven", "accepted loss")
+
+    def raise_unless_proven(self) -> None:
+        if not self.proven:
+            findings = [(report.table, one) for report in self.reports for one in report.found]
+            findings += [("", one) for one in self.findings]
+            facts = [f"{table}: {one}" if table else str(one) for table, one in findings]
+            more = f"; and {len(facts) - 3} more" if len(facts) > 3 else ""
+            raise NotProven(
+                f"cannot prove the stream: {self.verdict}: {'; '.join(facts[:3])}{more}",
+                hint="frazil audit CONFIG shows every finding with its ranges",
+            )
 
 
 class ReadOnlyIndex:

@@ -14,12 +14,12 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from frazil.config import origins
 from frazil.errors import ConfigError
@@ -361,6 +361,22 @@ class Config:
     dead_letters: DeadLettersConfig = field(default_factory=DeadLettersConfig)
     completeness: CompletenessConfig = field(default_factory=CompletenessConfig)
 
+    if TYPE_CHECKING:  # dicts stand for sections, and lists for several of them
+
+        def __init__(
+            self,
+            sink: SinkConfig | Mapping[str, Any],
+            kafka: Mapping[str, str],
+            tables: Sequence[TableConfig | Mapping[str, Any]],
+            decode: DecodeConfig | Mapping[str, Any] = ...,
+            catalog: CatalogConfig | Mapping[str, str] = ...,
+            spark: Mapping[str, str] = ...,
+            transform: TransformConfig | Mapping[str, Any] = ...,
+            routes: Sequence[RouteConfig | Mapping[str, Any]] = ...,
+            dead_letters: DeadLettersConfig | Mapping[str, Any] = ...,
+            completeness: CompletenessConfig | Mapping[str, Any] = ...,
+        ) -> None: ...
+
     def __post_init__(self) -> None:
         """Converts dicts and lists to sections, as in a file, and checks them."""
         with _placed(_argument):
@@ -397,6 +413,11 @@ class Config:
                 put(name, _settings(name, getattr(self, name)))
         for name, value in _without_catalog(self).items():
             put(name, value)
+
+    @classmethod
+    def from_toml(cls, path: str | Path) -> Config:
+        """The config of a TOML file, overridden by `FRAZIL_SECTION__KEY` variables."""
+        return load(path)
 
     @property
     def index_table(self) -> str:
@@ -490,6 +511,19 @@ def size(text: str, key: str = "", path: tuple[str, ...] = ()) -> int:
 def load(path: str | Path, environ: Mapping[str, str] = os.environ) -> Config:
     """The config of a TOML file, overridden by `FRAZIL_SECTION__KEY` variables."""
     return traced(path, environ)[0]
+
+
+def catalog_only(table: str, properties: Mapping[str, str]) -> Config:
+    """A config with nothing but a catalog and a table, for reads that need no sink."""
+    return from_document(
+        {
+            "sink": {"id": "audit", "topics": ["none"]},
+            "kafka": {"bootstrap.servers": "none"},
+            "decode": {"format": "raw"},
+            "catalog": dict(properties),
+            "table": [{"name": table}],
+        }
+    )
 
 
 def traced(
@@ -677,12 +711,12 @@ def from_document(document: Mapping[str, Any], base: Path = Path()) -> Config:
     config = Config(  # checks the sections, with the path of the setting in errors
         sink=document["sink"],
         kafka=document.get("kafka", {}),
-        decode=decode,  # type: ignore[arg-type]
+        decode=decode,
         catalog=CatalogConfig(name, properties),
         spark=document.get("spark", {}),
         tables=document.get("table", []),
-        transform=transform,  # type: ignore[arg-type]
-        routes=routes,  # type: ignore[arg-type]
+        transform=transform,
+        routes=routes,
         dead_letters=document.get("dead_letters", {}),
         completeness=document.get("completeness", {}),
     )
@@ -739,12 +773,12 @@ def for_frame(table: str, catalog: str, settings: Mapping[str, Any]) -> Config:
     of_hours = {key: value for key, value in settings.items() if key in others}
     with _placed(lambda path: f"argument {path[-1]}" if path else ""):
         return Config(
-            sink=of_sink,  # type: ignore[arg-type]
+            sink=of_sink,
             kafka=Settings(),
             catalog=CatalogConfig(catalog),
-            tables=({"name": table, **of_table},),  # type: ignore[arg-type]
+            tables=({"name": table, **of_table},),
             decode=DecodeConfig("raw"),
-            completeness=of_hours,  # type: ignore[arg-type]
+            completeness=of_hours,
         )
 
 
