@@ -96,7 +96,7 @@ def counted(rows):
 @pytest.mark.parametrize(
     "steps",
     [
-        ("written",),
+        pytest.param(("written",), marks=pytest.mark.long),
         pytest.param(("planned", "written", "staged", "committed"), marks=pytest.mark.long),
     ],
     ids=["one", "more"],

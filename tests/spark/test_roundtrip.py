@@ -22,7 +22,7 @@ from tests.roundtrip import HERE, METADATA, Case
 from tests.roundtrip_engines import Stream
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(12))
 def test_what_is_sent_is_what_spark_duckdb_and_arrow_read(
     spark: Any, lake: Lake, name: str, seed: int
 ):
