@@ -12,9 +12,9 @@ import pytest
 from rich.console import Console
 
 from frazil.auditing import evidence
-from frazil.auditing.checks import PartitionReport, TableReport
+from frazil.auditing.checks import Finding, PartitionReport, TableReport
 from frazil.auditing.evidence import AuditLimits, AuditResult
-from frazil.errors import ConfigError, Unavailable
+from frazil.errors import ConfigError, NotProven, Unavailable
 from frazil.kafka import planner
 from frazil.kafka.planner import TopicIdentity, Watermarks
 from frazil.ledger.entry import OutcomeCounts, Snapshot
@@ -234,3 +234,11 @@ def test_what_was_read_and_is_no_longer_in_the_topic_is_unaccounted(world: World
     found = world.audit()
     assert found.verdict == "unaccounted"
     assert f"{Range(P, 12, 20)} were read and are no longer in the topic" in shown(found)
+
+
+def test_a_result_that_is_not_proven_raises_its_findings():
+    finding = Finding("gap", "offsets are missing")
+    report = TableReport("db.t", "s", (), 0, (finding,))
+    with pytest.raises(NotProven, match=r"gap: db\.t: .*offsets are missing"):
+        evidence.AuditResult([report]).raise_unless_proven()
+    evidence.AuditResult([TableReport("db.t", "s", (), 0, ())]).raise_unless_proven()
