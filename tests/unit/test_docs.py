@@ -13,6 +13,7 @@ from frazil import errors
 from frazil.cli.commands import app
 from frazil.config import model
 from frazil.errors import kinds
+from frazil.ledger.entry import OutcomeCounts
 from frazil.sink import STEPS
 
 ROOT = Path(__file__).parents[2]
@@ -148,3 +149,14 @@ def test_every_public_name_is_documented():
     internal |= {"CatalogConfig", "CompletenessConfig", "TransformConfig", "__version__"}
     assert [n for n in frazil.__all__ if n not in internal and n not in guide] == []
     assert all(hasattr(frazil, name) for name in frazil.__all__)
+
+
+def test_the_glossary_has_at_most_twelve_words_of_our_own_and_every_outcome():
+    own, outcomes = (
+        re.findall(r"^\| ([a-z ]+) \|", part, re.M)[1:]
+        for part in text("docs/reference/glossary.md").split("The outcomes of an offset")
+    )
+    assert len(own) <= 12
+    named = re.findall(r"^\| outcome \| .*?: (.*?) \|$", text("docs/reference/glossary.md"), re.M)
+    assert [word.strip() for word in named[0].split(",")] == outcomes
+    assert set(outcomes) == {field.name for field in dataclasses.fields(OutcomeCounts)}
