@@ -165,7 +165,7 @@ class Run(StreamingQuery):
             raise Unavailable(
                 f"cannot end: {counted(waiting, 'batch', 'batches')} staged and not committed: "
                 f"{self._sink.committer.progress.trouble or 'the time was up'}",
-                hint="nothing is lost: the next life commits them",
+                hint="nothing is lost: the next run commits them",
             )
         return None if timeout is None else True
 
@@ -330,7 +330,7 @@ class Sink:
         if self._started:
             raise ConfigError(
                 f"cannot start sink {self.config.sink.id} a second time",
-                hint="a life needs a Sink of its own",
+                hint="every run needs a Sink of its own",
             )
         self._started = True
         key = self._alone_here()
@@ -463,7 +463,7 @@ class Sink:
                 f"cannot end: {counted(len(self._committer.pending), 'batch', 'batches')} staged "
                 "and not committed: "
                 f"{self._committer.progress.trouble or 'the time was up'}",
-                hint="nothing is lost: the next life commits them",
+                hint="nothing is lost: the next run commits them",
             )
 
     @property

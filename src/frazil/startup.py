@@ -376,7 +376,7 @@ class Startup:
         entry = self.target.still_newest()
         if entry is None:
             raise Gap(
-                f"cannot go on: the index {self.index.name} was put back to before this life's "
+                f"cannot go on: the index {self.index.name} was put back to before this run's "
                 "claim",
                 hint="start the sink again",
             )

@@ -292,7 +292,7 @@ def _silent(other: Life) -> None:
 
 def test_a_life_that_is_fenced_while_it_merges_changes_nothing(life: Life, spark: Any, lake: Lake):
     life.held = lambda: Life(spark, life.name, epoch=2) and None
-    assert "has another life than epoch 1" in life.commit()
+    assert "has another run than epoch 1" in life.commit()
     assert len(life.table.live()[1]) == 4
     exact(lake, life.name, 4)
     heir = Life(spark, life.name, epoch=3)

@@ -474,7 +474,7 @@ def test_a_life_that_is_fenced_while_it_merges_changes_nothing(table: FakeIndex)
     table.rewrites, table.race = ["race"], lambda: heirs.append(Life(table, epoch=2))
     for _ in range(3):
         old.commit()
-    assert "has another life than epoch 1" in old.commit()
+    assert "has another run than epoch 1" in old.commit()
     assert len(table.live()[1]) == 4
     exact(table, 4)
     assert heirs[0].commit() == ""

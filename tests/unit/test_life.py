@@ -44,7 +44,7 @@ def test_nobody_goes_on_from_the_position_of_a_newer_life():
     life.target = target(table)
     life.target.claim()
     target(table, epoch=2).claim()
-    with pytest.raises(Fenced, match="newer life"):
+    with pytest.raises(Fenced, match="newer run"):
         life.recover()
 
 

@@ -739,7 +739,7 @@ class _Check:
                 "unaccounted",
                 partition,
                 _pairs(rows, odd),
-                "the index's row of {} names another batch, life, commit or snapshot than"
+                "the index's row of {} names another batch, epoch, commit or snapshot than"
                 " the ledger",
             )
 

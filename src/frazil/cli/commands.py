@@ -53,7 +53,7 @@ app.add_typer(index_app, name="index")
 offsets_app = typer.Typer(
     no_args_is_help=True,
     help="Where a stream stands, and what a person may decide about it. Without --yes it is said "
-    "what would be; with it, a running life of the sink is stopped (fenced).",
+    "what would be; with it, a running sink is stopped (fenced).",
 )
 app.add_typer(offsets_app, name="offsets")
 
@@ -61,7 +61,7 @@ Topics = Annotated[list[str], typer.Option("--topic", help="Of this topic; may b
 Partitions = Annotated[list[int], typer.Option("--partition", help="Of this partition.")]
 Offsets = Annotated[str, typer.Option(help="One offset, or START..END without END itself.")]
 Kinds = Annotated[list[str], typer.Option("--kind", help="Of this kind: route, misfit, …")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do it; a running life of the sink is fenced.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do it; a running sink is fenced.")]
 Reason = Annotated[str, typer.Option(help="Why; it stands in the ledger with who and when.")]
 By = Annotated[str, typer.Option(help="Who; by default the user and the host.")]
 Rejecting = Annotated[list[str], typer.Option("--table", help="Rejected by this table.")]
@@ -324,7 +324,7 @@ def rewind(
     if dry_run or (plan.nothing and not as_json):
         return
     if not yes:
-        typer.confirm("running lives of the sink are stopped by this; go on?", abort=True)
+        typer.confirm("a running sink is stopped by this; go on?", abort=True)
     plan = rewinding.rewind(
         given,
         spark,

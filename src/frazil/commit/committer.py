@@ -514,7 +514,7 @@ def _manifests(batches: Sequence[StagedBatch], table: str) -> list[str]:
         if not staged.manifests and (staged.keys or any(t.written for t in staged.tallies)):
             raise Gap(
                 f"cannot commit {ranges_of(batch, table)} to table {table}: it had them when this "
-                "life began, and has them no more",
+                "run began, and has them no more",
                 hint="the table was rolled back or its branch replaced; see `frazil audit`",
             )
     return [manifest for batch in batches for manifest in batch.table(table).manifests]

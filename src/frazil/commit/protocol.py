@@ -289,7 +289,7 @@ class TableCommitter:
             head = self.head()
             if head.entry is not None and head.entry.epoch >= self.epoch:
                 raise Fenced(
-                    f"cannot claim table {self.table.name}: another life of sink {self.sink} "
+                    f"cannot claim table {self.table.name}: another run of sink {self.sink} "
                     f"claimed epoch {head.entry.epoch} at the same moment",
                     hint="let that one run, or start again to take over from it",
                 )
@@ -405,7 +405,7 @@ class TableCommitter:
                 entry = ledger.parse(tagged.summary)
                 if entry is not None and entry.epoch < self.epoch:
                     raise Unavailable(
-                        f"cannot move tag {self._tag} of table {self.table.name}: this life's "
+                        f"cannot move tag {self._tag} of table {self.table.name}: this run's "
                         f"entries were expired, and one of epoch {entry.epoch} went on without them"
                     )
                 return
@@ -688,9 +688,9 @@ def not_shown(table: str, sink: str, last: LedgerEntry | None) -> Expired:
 
 def _overtaken(action: str, epoch: int, newest: LedgerEntry) -> Fenced:
     return Fenced(
-        f"cannot {action}: sink {newest.sink} has a newer life; this one is epoch {epoch}, the "
+        f"cannot {action}: sink {newest.sink} has a newer run; this one is epoch {epoch}, the "
         f"table is at epoch {newest.epoch}",
-        hint="stop this one; the newer life has taken over and nothing of this one is lost",
+        hint="stop this one; the newer run has taken over and nothing of this one is lost",
     )
 
 

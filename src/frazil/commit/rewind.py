@@ -374,7 +374,7 @@ class RewindSteps:
 
     def _fenced(self, table: str) -> Fenced:
         return Fenced(
-            f"cannot rewind sink {self.sink}: another life of it, or another rewind, claimed "
+            f"cannot rewind sink {self.sink}: another run of it, or another rewind, claimed "
             f"{table} meanwhile",
             hint="stop that one, and run the rewind again",
         )

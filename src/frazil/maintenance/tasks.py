@@ -298,7 +298,7 @@ class MaintenanceTask:
         def check(history: Iterator[Snapshot]) -> str | None:
             entry = ledger.head(history, self._sink, witness).entry
             if entry is None or entry.epoch != self._epoch:
-                return f"sink {self._sink} has another life than epoch {self._epoch}"
+                return f"sink {self._sink} has another run than epoch {self._epoch}"
             return None
 
         return check

@@ -236,7 +236,7 @@ class _IndexRebuild:
                     return None
                 other = parse(snapshot.summary)
                 if other is not None and other.sink == self._sink and other.epoch != entry.epoch:
-                    return f"sink {self._sink} has begun another life"
+                    return f"sink {self._sink} has started another run"
                 if REBUILD in snapshot.summary or snapshot.operation in ("overwrite", "delete"):
                     return "somebody else changed rows of the index"
             return "the snapshot that was read is gone"

@@ -406,5 +406,5 @@ def show(plan: OffsetsPlan, config: Path, console: Console) -> None:
     )
     say(
         f"{plan.decision.says}; {before}nothing was written: --yes and a --reason do it, and stop "
-        "a running life of the sink"
+        "a running sink"
     )

@@ -230,7 +230,7 @@ class _SelfTest:
             else:
                 yield len(plan.steps), "catching up"
                 if runs.next(last=True).killed():
-                    raise FrazilError("cannot go on: the last life was held")
+                    raise FrazilError("cannot go on: the last run was held")
                 self._compare("")
         proof = against_kafka(*self._proof())
         judged.audit = proof.verdict
@@ -252,7 +252,7 @@ class _SelfTest:
             self._produce(max(until, self._sent + PARTITIONS))
             if runs.next(hold=f"{step}:{1 if n else 2}").killed():
                 return
-        raise FrazilError(f"cannot kill at {step}: {_TRIES} lives never came to it")
+        raise FrazilError(f"cannot kill at {step}: {_TRIES} runs never reached it")
 
     def _produce(self, until: int) -> None:
         producer = Producer(
@@ -381,7 +381,7 @@ def _progress(console: Console) -> Progress:
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn("{task.completed:.0f} of {task.total:.0f} lives"),
+        TextColumn("{task.completed:.0f} of {task.total:.0f} runs"),
         TextColumn("{task.fields[said]}"),
         TimeElapsedColumn(),
         console=console,
