@@ -749,9 +749,16 @@ def _found(value: Any) -> str:
     return names.get(type(value), type(value).__name__)
 
 
-@functools.lru_cache(maxsize=10_000)
 def _converter(target: pa.Field) -> Convert:
     """A function from a value of `_parsed` to a value for `pa.array`, for one field."""
+    # Not by the field itself: to Arrow, maps of UUIDs with required and with optional values are
+    # equal.
+    return _compiled(pa.schema([target]).serialize().to_pybytes())
+
+
+@functools.lru_cache(maxsize=10_000)
+def _compiled(serialized: bytes) -> Convert:
+    target = pa.ipc.read_schema(pa.py_buffer(serialized)).field(0)
     inner = _of_type(target)
     if target.nullable:
         return lambda value: None if value is None else inner(value)
