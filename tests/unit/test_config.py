@@ -972,6 +972,13 @@ def test_a_transform_that_is_none_is_refused_before_anything_starts(text: str):
         made(table={"sort_by": [f"{text} desc" if text else ""]})
 
 
+def test_a_master_that_spark_does_not_know_is_refused_before_a_jvm_starts(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"cannot start Spark on 'nonsense'.*toml:"):
+        loaded(tmp_path, TOML + '[spark]\n"spark.master" = "nonsense"\n')
+    for master in ("local[2]", "spark://host:7077", "k8s://https://host", "yarn", "env:MASTER"):
+        assert loaded(tmp_path, TOML + f'[spark]\n"spark.master" = "{master}"\n').spark
+
+
 def test_a_secret_may_stand_in_a_variable_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FRAZIL_KAFKA__SASL_PASSWORD", "hunter2")
     config = loaded(tmp_path, FRAZIL_KAFKA__SASL_PASSWORD="hunter2")

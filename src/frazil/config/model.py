@@ -871,6 +871,12 @@ def check(config: Config) -> None:
             "dots, dashes or underscores",
             path=("sink", "id"),
         )
+    master = config.spark.get("spark.master", "local")
+    if not re.match(r"(local|spark://|k8s://|yarn|env:)", master):
+        raise ConfigError(
+            f"cannot start Spark on {master!r}: expected local[n], spark://…, k8s://… or yarn",
+            path=("spark", "spark.master"),
+        )
     if config.kafka or sink.topics or sink.topic_pattern:  # none of them: fed by a DataFrame
         check_stream(config)
     _check_trigger(sink.trigger)
