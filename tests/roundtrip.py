@@ -1150,9 +1150,10 @@ def read_by_duckdb(
 
 @functools.cache
 def _duckdb() -> duckdb.DuckDBPyConnection:
-    """One in a process."""
+    """One in a process. No file is read twice: a cache of them would fill the memory."""
     connection = duckdb.connect()
     connection.execute("SET threads = 1; SET TimeZone = 'UTC'")
+    connection.execute("SET enable_external_file_cache = false; SET memory_limit = '256MB'")
     return connection
 
 
