@@ -18,8 +18,10 @@ _zips = [path for path in sys.path if _SPARKS.fullmatch(path)]
 _elsewhere = [path for path in sys.path if path not in _zips]
 if all(importlib.machinery.PathFinder.find_spec(name, _elsewhere) for name in ("pyspark", "py4j")):
     sys.path[:] = _elsewhere
-    for _path in _zips:
-        sys.path_importer_cache.pop(_path, None)
+    for _path in [path for path in sys.path_importer_cache if path.startswith(tuple(_zips))]:
+        del sys.path_importer_cache[_path]
+    # The standard library's `copy` looks for Jython's package `org`, and finds a folder of the jar.
+    sys.modules.pop("org", None)
 
 if __name__ == "__main__":
     from pyspark.daemon import manager
