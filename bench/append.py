@@ -218,8 +218,9 @@ def spark_side(settings: dict[str, Any]) -> Any:
 
 def frazil_side(settings: dict[str, Any]) -> Any:
     from frazil.config.model import from_document
-    from frazil.sink import Sink, Step
+    from frazil.sink import Sink
     from frazil.spark.session import session
+    from frazil.steps import Step
 
     folder = settings["folder"]
 
@@ -245,8 +246,7 @@ def frazil_side(settings: dict[str, Any]) -> Any:
     def job(number: int) -> dict[str, Any]:
         steps: list[Step] = []
         began = time.monotonic()
-        sink = Sink(config(number), on_step=steps.append)
-        sink.start(spark)
+        sink = Sink(config(number), on_step=steps.append).start(spark)
         sink.wait_until(sink.ends())
         seconds = time.monotonic() - began
         sink.stop()

@@ -60,8 +60,8 @@ from frazil.auditing.evidence import of_sink
 from frazil.config.model import load
 from frazil.ledger import entry as ledger
 from frazil.offsets import Partition
-from frazil.sink import STEPS
 from frazil.spark.open_table import opener
+from frazil.steps import STEPS
 from frazil.testing.datagen import create_topic
 from frazil.testing.kafka import Broker
 from frazil.testing.process import Event, SinkProcess, SinkRuns, toml

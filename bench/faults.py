@@ -65,9 +65,11 @@ from frazil.ledger.entry import Snapshot
 from frazil.ledger.staged_batch import RangeCounts
 from frazil.offsets import Cut, Partition, Range
 from frazil.pipeline import upsert
-from frazil.sink import Sink, Step
+from frazil.run import Run
+from frazil.sink import Sink
 from frazil.sources.base import StreamPosition, TableWriteResult, WriteResult
 from frazil.spark.session import session
+from frazil.steps import Step
 from frazil.testing.datagen import create_topic
 from frazil.testing.kafka import Broker
 from proxy import FAULTS, Plot, Proxy, Request, claim, data, tag
@@ -552,9 +554,9 @@ def stream(world: World, cell: Cell, name: str, outcome: Outcome) -> Plot | None
     plot: Plot | None = None
     produced = 0
     for _ in range(LIVES):
-        sink = Sink(config)
+        sink: Run | None = None
         try:
-            sink.start(world.spark)
+            sink = Sink(config).start(world.spark)
             while True:
                 if not sink.wait_until(sink.ends(), WITHIN):
                     raise Conflict(f"cannot commit: {sink.committer.progress.trouble}")
@@ -569,7 +571,8 @@ def stream(world: World, cell: Cell, name: str, outcome: Outcome) -> Plot | None
         except FrazilError as error:
             outcome.stop(error)
         finally:
-            sink.stop(5)
+            if sink is not None:
+                sink.stop(5)
     if not cell.others:
         outcome.proof = verdict(world, config)
     return plot

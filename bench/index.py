@@ -30,8 +30,9 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from frazil.config.model import Config, from_document
-from frazil.sink import Sink, Step
+from frazil.sink import Sink
 from frazil.spark.session import session
+from frazil.steps import Step
 from frazil.testing.datagen import SCHEMA, create_topic, produce
 from frazil.testing.kafka import Broker
 
@@ -66,11 +67,12 @@ class Timed(Sink):
         self._idle = threading.Event()
         self._idle.set()
 
-    def _take_over(self, *given: Any) -> None:
-        super()._take_over(*given)
-        bring = self._committer._bring
+    def _assemble(self, *given: Any) -> None:
+        super()._assemble(*given)
+        bring, self._maintain = self.committer._bring, self._events.maintain
+        self._events.maintain = self._timed_maintenance  # type: ignore[method-assign]
         if not self._indexed:
-            self._committer._bring = (  # type: ignore[method-assign]
+            self.committer._bring = (  # type: ignore[method-assign]
                 lambda prefix, *rest: {} if prefix else bring(prefix, *rest)
             )
 
@@ -84,10 +86,10 @@ class Timed(Sink):
         self.merges += step.name == "index-merged"
         self.at.setdefault(step.batch, {}).setdefault(step.name, time.perf_counter())
 
-    def _tidy(self) -> None:
+    def _timed_maintenance(self) -> None:
         began = time.perf_counter()
         if self._indexed:
-            super()._tidy()
+            self._maintain()
         self.tidied += time.perf_counter() - began
         self._idle.set()
 
@@ -150,12 +152,12 @@ class Bench:
 
     def life(self, spark: SparkSession, name: str, batches: int, **how: bool) -> Timed:
         sink = Timed(self.config(name), **how)
-        sink.start(spark)
+        run = sink.start(spark)
         deadline = time.monotonic() + 600
         while len(self.whole(sink)) < batches and time.monotonic() < deadline:
-            sink.check()
+            run.check()
             time.sleep(0.05)
-        sink.stop()
+        run.stop()
         say(f"{name}: {len(self.whole(sink))} batches")
         return sink
 

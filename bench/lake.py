@@ -36,7 +36,14 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
-from frazil.commit.committer import INDEX, BackpressureLimits, Committer, CommitTrigger, Located
+from frazil.commit.committer import (
+    INDEX,
+    BackpressureLimits,
+    Committer,
+    CommitTrigger,
+    Located,
+    Progress,
+)
 from frazil.commit.protocol import TableCommitter, chain, entry_of, ledger_tag
 from frazil.commit.rewind import RewindSteps, Without
 from frazil.config.model import TableConfig
@@ -1049,6 +1056,35 @@ class _Clock:
 
 
 @dataclass
+class _Events:
+    """`CommitEvents` of a sink in this lake."""
+
+    history: History
+    targets: Mapping[str, TableCommitter]
+    sink: str
+    epoch: int
+
+    def table(self, name: str) -> TableCommitter:
+        return self.targets[name]
+
+    def trigger(self, name: str) -> CommitTrigger:
+        return CommitTrigger()
+
+    def recorded_tables(self) -> dict[str, str]:
+        return {name: table.uuid for name, table in sorted(self.history.tables.items())}
+
+    def index_manifests(self, located: Sequence[Located]) -> list[str]:
+        return self.history.index_manifests(located, self.sink, self.epoch)
+
+    def step(self, name: str, batch: StagedBatch | None) -> None: ...
+    def indexed(self, batches: Sequence[StagedBatch]) -> None: ...
+    def committed(self, batches: Sequence[StagedBatch]) -> None: ...
+
+    def maintain(self) -> float | None:
+        return None
+
+
+@dataclass
 class Letter:
     row: Row
     tables: frozenset[str]
@@ -1192,20 +1228,15 @@ class History:
         self, own: TableCommitter, targets: Mapping[str, TableCommitter], position: Cut, sink: str
     ) -> Committer:
         return Committer(
-            target=lambda name: targets[name],
-            index=own,
-            index_manifests=lambda located: self._index_manifests(located, sink, own.epoch),
-            tables=lambda: {name: each.uuid for name, each in sorted(self.tables.items())},
-            committed=lambda batches: None,
-            position=position,
-            pace=lambda name: CommitTrigger(),
-            bounds=BackpressureLimits(1000, 2**60, 2.0**60),
-            step=lambda name, batch: None,
+            _Events(self, targets, sink, own.epoch),
+            own,
+            Progress(position=position),
+            BackpressureLimits(1000, 2**60, 2.0**60),
             clock=_Clock(),
             alone=self.alone,
         )
 
-    def _index_manifests(self, located: Sequence[Located], sink: str, epoch: int) -> list[str]:
+    def index_manifests(self, located: Sequence[Located], sink: str, epoch: int) -> list[str]:
         late: list[Located] = []
         if sink == self.sink:
             late, self._untold = self._untold, []

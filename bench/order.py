@@ -103,8 +103,7 @@ def measured(given: argparse.Namespace, folder: str, bootstrap: str) -> dict[str
         producer.flush()
         for side in list(SIDES)[:: 1 if turn % 2 else -1]:
             spent, began = cpu(), time.monotonic()
-            sink = Sink(configs[side])
-            sink.start(spark)
+            sink = Sink(configs[side]).start(spark)
             sink.wait_until(sink.ends())
             sink.stop()
             found[side].append((time.monotonic() - began, cpu() - spent))

@@ -1351,8 +1351,9 @@ def side(documents: list[dict[str, Any]]) -> None:
     from pyiceberg.table import StaticTable
 
     from frazil.auditing.evidence import of_table
-    from frazil.sink import Sink, Step
+    from frazil.sink import Sink
     from frazil.spark.session import session
+    from frazil.steps import Step
 
     spark = None
     for each in documents:

@@ -33,8 +33,10 @@ from confluent_kafka import Producer
 from frazil.auditing.evidence import of_sink
 from frazil.config.model import Config, from_document
 from frazil.iceberg.java import JavaCatalog
-from frazil.sink import Sink, Step
+from frazil.run import Run
+from frazil.sink import Sink
 from frazil.spark.session import session
+from frazil.steps import Step
 from frazil.testing.datagen import create_topic, zigzag
 from frazil.testing.kafka import Broker
 
@@ -149,9 +151,8 @@ class Bench:
         if not stuck:
             produce(self.broker.bootstrap, way, self.rows, kinds)
         steps: list[Step] = []
-        sink = Sink(self.config(way), on_step=steps.append)
         began = time.monotonic()
-        sink.start(self.spark)
+        sink = Sink(self.config(way), on_step=steps.append).start(self.spark)
         started = time.monotonic() - began
         if stuck:
             self.spark.sql(f"DROP TABLE lake.{stuck}")
@@ -184,7 +185,7 @@ class Bench:
             raise SystemExit(f"expected {stuck} to be stuck, found {named}")
         return {**found, "batches": batches}
 
-    def _until_stuck(self, sink: Sink) -> None:
+    def _until_stuck(self, sink: Run) -> None:
         """All other tables have theirs, and one is named."""
         deadline = time.monotonic() + 600
         while time.monotonic() < deadline:

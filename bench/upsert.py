@@ -684,8 +684,9 @@ def merge_side(name: str, settings: dict[str, Any]) -> Job:
 
 def frazil_side(name: str, settings: dict[str, Any]) -> Job:
     from frazil.config.model import from_document
-    from frazil.sink import Sink, Step
+    from frazil.sink import Sink
     from frazil.spark.session import session
+    from frazil.steps import Step
 
     folder = settings["folder"]
     kept = name == "frazil_maintained"
@@ -710,10 +711,10 @@ def frazil_side(name: str, settings: dict[str, Any]) -> Job:
 
     def maintain() -> dict[str, Any]:
         """A round at once. The sink's own are made after commits, so there may be none now."""
-        sink = Sink(config)
-        sink.start(spark)
+        made = Sink(config)
+        sink = made.start(spark)
         began = time.monotonic()
-        sink._tidy()
+        made._events.maintain()
         seconds = time.monotonic() - began
         sink.stop()
         return {"seconds": round(seconds, 2), "trouble": sink.committer.progress.untidy}
@@ -724,8 +725,7 @@ def frazil_side(name: str, settings: dict[str, Any]) -> Job:
         steps: list[Step] = []
         clock = time.time() - time.monotonic()
         began = time.monotonic()
-        sink = Sink(config, on_step=steps.append)
-        sink.start(spark)
+        sink = Sink(config, on_step=steps.append).start(spark)
         sink.wait_until(sink.ends())
         seconds = time.monotonic() - began
         sink.stop()

@@ -46,8 +46,8 @@ from frazil.auditing.evidence import of_sink
 from frazil.config.model import Config, load
 from frazil.iceberg.java import JavaCatalog
 from frazil.ops.status import orphans
-from frazil.sink import STEPS
 from frazil.spark.session import session
+from frazil.steps import STEPS
 from frazil.testing.datagen import create_topic, zigzag
 from frazil.testing.kafka import Broker
 from frazil.testing.process import SinkRuns

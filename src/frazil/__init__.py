@@ -42,8 +42,10 @@ if TYPE_CHECKING:
     from frazil.auditing.evidence import AuditResult
     from frazil.ops.locate import LocateReport
     from frazil.pipeline.routing import SKIP
-    from frazil.sink import STEPS, Run, Sink, Step
+    from frazil.run import Run
+    from frazil.sink import Sink
     from frazil.spark.session import session
+    from frazil.steps import STEPS, Step
 
     __version__: str
 
@@ -81,10 +83,10 @@ __all__ = [
 #: Names that need Spark or Arrow, and the modules that they are imported from at their first use.
 _LAZY = {
     "SKIP": "frazil.pipeline.routing",
-    "STEPS": "frazil.sink",
-    "Run": "frazil.sink",
+    "STEPS": "frazil.steps",
+    "Run": "frazil.run",
     "Sink": "frazil.sink",
-    "Step": "frazil.sink",
+    "Step": "frazil.steps",
     "session": "frazil.spark.session",
 }
 

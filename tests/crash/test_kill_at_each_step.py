@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 
 from frazil.config.model import load
 from frazil.ops.status import orphans
-from frazil.sink import STEPS
+from frazil.steps import STEPS
 from frazil.testing.datagen import create_topic
 from frazil.testing.kafka import Broker
 from frazil.testing.process import SinkRuns

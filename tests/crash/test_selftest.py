@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient
 from rich.console import Console
 
 from frazil.config.model import Config
-from frazil.sink import STEPS
+from frazil.steps import STEPS
 from frazil.testing.kafka import Broker
 from frazil.testing.process import ChildProcess
 from frazil.testing.scratch import plan

@@ -14,7 +14,7 @@ from frazil.errors import Fenced
 from frazil.iceberg.java import JavaCatalog
 from frazil.offsets import Cut
 from frazil.ops.status import orphans
-from frazil.sink import STEPS
+from frazil.steps import STEPS
 from frazil.testing.datagen import create_topic
 from frazil.testing.kafka import Broker
 from frazil.testing.process import SinkRuns

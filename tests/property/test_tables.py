@@ -17,12 +17,13 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frazil.commit.committer import BackpressureLimits, Committer, CommitTrigger
+from frazil.commit.committer import BackpressureLimits, Committer, CommitTrigger, Progress
 from frazil.commit.protocol import LONGEST_PAUSE, TableCommitter, chain, entry_of
 from frazil.errors import Fenced, IdentityMismatch, Unavailable
 from frazil.ledger.entry import LedgerEntry, OutcomeCounts, Snapshot, parse
 from frazil.ledger.staged_batch import RangeCounts, StagedBatch, StagedTable, dump, load
 from frazil.offsets import Cut, Partition, Range
+from tests.commit_events import Events
 from tests.fakes import FakeClock, FakeTable
 
 P, Q = Partition("orders", 0), Partition("orders", 1)
@@ -121,16 +122,17 @@ class World:
             name: {p: o for p, o in end.items() if o > self.end[p]} for name, end in ends.items()
         }
         self.targets = targets
-        self.committer = Committer(
-            target=lambda name: self._target(targets, name),
-            index=index,
-            index_manifests=lambda located: [],
-            tables=lambda: {},
+        events = Events(
+            table=lambda name: self._target(targets, name),
             committed=self._committed,
-            position=head.end,
-            pace=lambda name: CommitTrigger(5.0 if name == "db.b" else 0.0),
-            bounds=BackpressureLimits(10**6, 10**9, 10**9),
+            trigger=lambda name: CommitTrigger(5.0 if name == "db.b" else 0.0),
             step=self._step,
+        )
+        self.committer = Committer(
+            events,
+            index,
+            Progress(position=head.end),
+            BackpressureLimits(10**6, 10**9, 10**9),
             clock=self.clock,
             alone=False,
         )

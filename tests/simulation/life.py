@@ -10,14 +10,25 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import frazil.commit.startup as life_module
 import frazil.sink as sink_module
-import frazil.startup as life_module
-from frazil.commit import committer, protocol, tables
+from frazil import retry, run
+from frazil.commit import (
+    committer,
+    events,
+    index_writer,
+    protocol,
+    staging,
+    table_maintenance,
+    tables,
+)
+from frazil.commit.startup import Startup as RealLife
 from frazil.config.model import (
     Config,
     DecodeConfig,
@@ -34,10 +45,18 @@ from frazil.ledger import entry, index, staged_batch
 from frazil.ledger.staged_batch import RangeCounts
 from frazil.maintenance import rewrite_data_files, tasks
 from frazil.offsets import Cut, Partition, Range
+from frazil.run import Run
 from frazil.sink import Sink
-from frazil.sources.base import StreamPosition, TableWriteResult, WriteResult
+from frazil.sources import of_config
+from frazil.sources.base import (
+    BatchRun,
+    BatchTables,
+    PlannedBatch,
+    StreamPosition,
+    TableWriteResult,
+    WriteResult,
+)
 from frazil.spark import query
-from frazil.startup import Startup as RealLife
 from tests.simulation import world as worlds
 from tests.simulation.catalog import Client, File, Server, Table
 from tests.simulation.oracle import INDEX, SINK, Oracle
@@ -272,6 +291,11 @@ def _new(*_: object) -> tuple[str, str, str]:
     return "", "", ""
 
 
+def _plan(held: tables.SinkTables, name: str, *_: object) -> SimpleNamespace:
+    """The part of a table's plan that the feed reads."""
+    return SimpleNamespace(floor=held[name].floor, order="")
+
+
 @contextmanager
 def simulated() -> Iterator[None]:
     """The code under test in the world that `here` names."""
@@ -279,15 +303,23 @@ def simulated() -> Iterator[None]:
         life_module: {"JavaTable": Table, "time": _Time},
         sink_module: {
             "JavaCatalog": Catalog,
-            "JavaTable": Table,
             "Startup": SimulatedLife,
             "time": _Time,
             "threading": _Threading,
-            "uuid": _Uuid,
-            "publish": lambda *_: None,
             "_running": _Nowhere(),
-            "writer_spec": lambda *_: _SHAPE,
             "KafkaSource": Feed,
+            "completeness_tracker": lambda *_: None,
+        },
+        of_config: {"KafkaSource": Feed},
+        run: {"time": _Time, "threading": _Threading},
+        retry: {"time": _Time},
+        staging: {"time": _Time, "uuid": _Uuid},
+        events: {"time": _Time, "JavaTable": Table, "publish": lambda *_: None},
+        index_writer: {"time": _Time, "writer_spec": lambda *_: _SHAPE},
+        table_maintenance: {
+            "time": _Time,
+            "JavaTable": Table,
+            "writer_spec": lambda *_: _SHAPE,
         },
         query: {"threading": _Unwatched},
         protocol: {"uuid": _Uuid},
@@ -325,6 +357,7 @@ def simulated() -> Iterator[None]:
             defaults = {**made.__init__.__kwdefaults__, "clock": _Time}
             stack.enter_context(mock.patch.object(made.__init__, "__kwdefaults__", defaults))
         stack.enter_context(mock.patch.object(tables.SinkTables, "_new", _new))
+        stack.enter_context(mock.patch.object(tables.SinkTables, "plan", _plan))
         # A set of names has another order in every process.
         opened = tables.SinkTables.open
         stack.enter_context(
@@ -338,14 +371,23 @@ def simulated() -> Iterator[None]:
 # ── Kafka and Spark, as a sink sees them ─────────────────────────────────────────────────────────
 
 
+@dataclass(frozen=True)
+class FeedRun(BatchRun):
+    touched: Mapping[str, TableWriteResult] = field(default_factory=dict)
+
+
 class Feed:
     """Reads the topic in ranges of drawn length, and writes what each table gets of them."""
 
     paced, stateful, checkpoint = True, False, ""
+    columns: Mapping[str, Any] = {}
+    required: Mapping[str, Any] = {}
+    metadata = None
 
-    def __init__(self, host: Sink) -> None:
-        self._host = host
+    def __init__(self, config: Config, *_: object) -> None:
+        self._one = config.one_table
         self.life = life()
+        self._next: list[str] = []
         self.topic = here.oracle.topic
 
     def template(self, table: str) -> str:
@@ -357,30 +399,27 @@ class Feed:
     def start(self, position: Cut) -> Cut:
         return Cut({**{p: self.topic.starts.get(p, 0) for p in self.topic.ends}, **position})
 
-    def check(self, _: object) -> None: ...
+    def check_resumable(self, _: object) -> None: ...
 
-    def resume(self, reached: StreamPosition, epoch: str) -> None:
+    def resume(self, reached: StreamPosition, epoch: int) -> None:
         """All claims are made, and what is staged was read."""
         for partition, start in self.topic.starts.items():
             if reached.cut.get(partition, start) < start:
                 at = reached.cut[partition]
                 raise Expired(f"cannot go on from {partition} {at}: Kafka begins at {start}")
-        self.life.begins(int(epoch))
+        self.life.begins(epoch)
         ahead = {p: end for p, end in self.topic.ends.items() if end > reached.cut.get(p, 0)}
-        self._provide([n for p in ahead for n in self.topic.tables(p, reached.cut.get(p, 0))])
+        self._next = [n for p in ahead for n in self.topic.tables(p, reached.cut.get(p, 0))]
 
-    def _provide(self, names: Sequence[str]) -> None:
-        if refused := [name for name in names if name in self._host.refused]:
-            raise self._refusal(refused[0])
-        lacking = [name for name in dict.fromkeys(names) if name not in self._host._tables]
-        if lacking:
-            self._host.provide(dict.fromkeys(lacking))  # type: ignore[arg-type]
-            self._provide(names)
+    def sample(self, held: BatchTables) -> Mapping[str, Any]:
+        return self._missing(self._next, held)
 
-    def _refusal(self, name: str) -> FrazilError:
-        """(Where the real one makes dead letters of its records.)"""
-        why = self._host._tables.amiss.get(name)
-        return why or IdentityMismatch(f"cannot write to {name}: {self._host.refused[name]}")
+    def _missing(self, names: Sequence[str], held: BatchTables) -> dict[str, Any]:
+        for name in names:
+            if name in held.refused:  # (where the real one makes dead letters of its records)
+                why = self.life.sink._startup.tables.amiss.get(name)  # type: ignore[union-attr]
+                raise why or IdentityMismatch(f"cannot write to {name}: {held.refused[name]}")
+        return dict.fromkeys(name for name in names if name not in held.plans)
 
     def stream(self, *_: object) -> Stream:
         return Stream(self)
@@ -388,7 +427,7 @@ class Feed:
     def opening(self, *_: object) -> None:
         return None
 
-    def untold(self) -> list[Range]:
+    def carried(self) -> list[Range]:
         return []
 
     def ends(self) -> Cut:
@@ -396,20 +435,23 @@ class Feed:
 
     def close(self) -> None: ...
 
-    def write(self, ranges: Sequence[Range], _: int, reached: StreamPosition) -> WriteResult | None:
-        topic, held = self.topic, self._host._tables
-        one = self._host.config.one_table
+    def plan(self, ranges: Sequence[Range], _: int, reached: StreamPosition) -> PlannedBatch:
+        return PlannedBatch(None, reached, ranges)  # type: ignore[arg-type]
+
+    def run(self, plan: PlannedBatch, held: BatchTables) -> FeedRun:
+        topic, one, ranges = self.topic, self._one, plan.ranges
         wanted = [
             n for r in ranges for o in range(r.start, r.end) for n in topic.tables(r.partition, o)
         ]
-        if one and not held.held and not wanted:
+        if one and not held.plans and not wanted:
             wanted = topic.names
-        self._provide(wanted)
+        if missing := self._missing(wanted, held):
+            return FeedRun(missing=missing)
         if one:
             wanted = topic.names
         touched = {}
         for name in dict.fromkeys(wanted):
-            floor = held[name].floor
+            floor = held.plans[name].floor
             above = [
                 Range(r.partition, min(r.end, max(r.start, floor.get(r.partition, 0))), r.end)
                 for r in ranges
@@ -418,7 +460,11 @@ class Feed:
             if above and (
                 one or any(topic.routed(name, r.partition, r.start, r.end) for r in above)
             ):
-                touched[name] = self._of_table(name, above)
+                touched[name] = self._of_table(name, above, held.file_prefix)
+        return FeedRun(touched=touched)
+
+    def check(self, plan: PlannedBatch, _: BatchTables, done: FeedRun) -> WriteResult:
+        one, ranges, reached, touched = self._one, plan.ranges, plan.position, done.touched
         begin = Cut({**{r.partition: r.start for r in ranges}, **reached.cut})
         total = () if one else tuple(self._tally(r, None) for r in ranges)
         return WriteResult(begin, reached.cut.after(ranges), touched, self.look(), {}, total=total)
@@ -431,14 +477,14 @@ class Feed:
             r, mine, 0, fates.count("skipped") + routed - mine, fates.count("invisible")
         )
 
-    def _of_table(self, name: str, ranges: Sequence[Range]) -> TableWriteResult:
+    def _of_table(self, name: str, ranges: Sequence[Range], prefix: str) -> TableWriteResult:
         topic, client = self.topic, self.life.client
         places = [
             (r.partition, o)
             for r in ranges
             for o in topic.routed(name, r.partition, r.start, r.end)
         ]
-        path = f"/{name}/data/{self._host.prefix}-{here.world.number()}"
+        path = f"/{name}/data/{prefix}-{here.world.number()}"
         size = here.world.dice.choice((10, 100))
         tallies = [self._tally(r, name) for r in ranges]
         if topic.modes[name] == "append":
@@ -510,12 +556,12 @@ class Stream:
 
     def _run(self) -> None:
         number = 0
-        topic, sink = self._feed.topic, self._feed._host
+        topic = self._feed.topic
         dice = here.world.dice
         try:
             while self.isActive:
                 here.world.point("trigger")
-                cut = sink._reached.cut
+                cut = self._feed.life.sink._stream.position.cut  # type: ignore[union-attr]
                 ranges = [
                     Range(p, cut.get(p, 0), min(end, cut.get(p, 0) + dice.randint(1, 4)))
                     for p, end in topic.ends.items()
@@ -566,11 +612,6 @@ class SimulatedLife(RealLife):
             client.stale = stale
 
 
-class Simulated(Sink):
-    def _recall(self, spark: object) -> None:
-        self._judge = None
-
-
 Named = tuple[str, str, str]
 
 
@@ -613,6 +654,7 @@ class Life:
         self.client = Client(server)
         self.config = config
         self.sink: Sink | None = None
+        self._run: Run | None = None
         self.query: Stream | None = None
         self.epoch = 0
         #: how it ended, when it did not just die
@@ -624,8 +666,8 @@ class Life:
 
     def run(self) -> None:
         try:
-            self.sink = Simulated(self.config, on_step=self._step)
-            self.sink.start(SimpleNamespace())  # type: ignore[arg-type]
+            self.sink = Sink(self.config, on_step=self._step)
+            self._run = self.sink.start(SimpleNamespace())  # type: ignore[arg-type]
         except FrazilError as error:
             self.error, self.over = error, True
 
@@ -635,9 +677,9 @@ class Life:
 
     def stop(self) -> None:
         """Somebody asks it to end."""
-        assert self.sink is not None
         try:
-            self.sink.stop()
+            if self._run is not None:
+                self._run.stop()
         except FrazilError as error:
             self.error = error
         self.over = True

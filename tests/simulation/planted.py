@@ -12,10 +12,11 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from frazil import startup
-from frazil.commit import committer, protocol
+from frazil.commit import committer, protocol, startup
 from frazil.commit.committer import Committer
+from frazil.commit.index_writer import IndexWriter
 from frazil.commit.protocol import DecidedAppend, RefusedCommit, TableCommitter
+from frazil.commit.startup import Startup
 from frazil.commit.tables import SinkTables
 from frazil.errors import CommitStateUnknown, Fenced, FrazilError, Gap, Retryable, Unavailable
 from frazil.ledger import entry as ledger
@@ -24,8 +25,6 @@ from frazil.ledger.entry import LedgerEntry, LedgerHead, Snapshot
 from frazil.ledger.staged_batch import StagedBatch
 from frazil.maintenance import tasks
 from frazil.offsets import Cut
-from frazil.sink import Sink
-from frazil.startup import Startup
 from tests.simulation import catalog
 from tests.simulation.catalog import Server, Table
 from tests.simulation.life import SimulatedLife, here
@@ -651,16 +650,16 @@ def _(stack: ExitStack) -> None:
 
 @planted("rows that an earlier life left untold are told again and again")
 def _(stack: ExitStack) -> None:
-    was = Sink._index_manifests
+    was = IndexWriter.manifests
 
     def manifests(self: Any, located: Any) -> list[str]:
-        owed, self._told_with = self._untold, ""
+        owed, self._unindexed_with = self._unindexed, ""
         found = was(self, located)
-        self._untold = owed
+        self._unindexed = owed
         return found
 
-    put(stack, Sink, "_index_manifests", manifests)
-    put(stack, Sink, "_complete", lambda *_: None)
+    put(stack, IndexWriter, "manifests", manifests)
+    put(stack, IndexWriter, "indexed", lambda *_: None)
 
 
 @planted("what was tried is tried again behind an expired history")

@@ -262,7 +262,7 @@ class Schedule:
         if self.oracle.excused(error, before=True):
             return
         overtaken = life.sink is not None and getattr(life.sink, "epoch", 0) < self.oracle.epoch()
-        committer = getattr(life.sink, "_committer", None)
+        committer = getattr(life.sink, "committer", None)
         by_commit = committer is not None and committer.failure is error
         if overtaken and not (by_commit and isinstance(error, (Gap, Overlap))):
             return  # overtaken, and it saw what the other does before it saw who it is
@@ -638,10 +638,10 @@ def _complaints(life: Life) -> list[FrazilError]:
     """What a life says of tables that only a person can help."""
     if isinstance(life.error, FrazilError):
         return [life.error]
-    committer = getattr(life.sink, "_committer", None)
-    tables = getattr(life.sink, "_tables", None)
+    committer = getattr(life.sink, "committer", None)
+    startup = getattr(life.sink, "_startup", None)
     hopeless = committer._hopeless.values() if committer is not None else ()
-    return [*hopeless, *(tables.amiss.values() if tables is not None else ())]
+    return [*hopeless, *(startup.tables.amiss.values() if startup is not None else ())]
 
 
 def run(

@@ -20,7 +20,9 @@ from frazil.config.model import Config
 from frazil.errors import Unavailable
 from frazil.iceberg.java import JavaCatalog
 from frazil.offsets import Partition
-from frazil.sink import Sink, Step
+from frazil.run import Run
+from frazil.sink import Sink
+from frazil.steps import Step
 
 WITHIN = 180.0  # seconds; a bound for what takes a few, on a machine that is busy
 
@@ -81,10 +83,9 @@ class Steps:
 @contextmanager
 def running(
     config: Config, spark: Any, steps: Steps | None = None, flush: float = 20.0
-) -> Iterator[Sink]:
+) -> Iterator[Run]:
     """One life; at its end what is staged has `flush` seconds to be committed."""
-    sink = Sink(config, on_step=steps)
-    sink.start(spark)
+    sink = Sink(config, on_step=steps).start(spark)
     try:
         yield sink
     finally:
@@ -93,7 +94,7 @@ def running(
         sink.stop(flush)
 
 
-def catch_up(config: Config, spark: Any, steps: Steps | None = None) -> Sink:
+def catch_up(config: Config, spark: Any, steps: Steps | None = None) -> Run:
     """One life, to the end of the topics as they are now."""
     with running(config, spark, steps) as sink:
         ends = sink.ends()

@@ -53,9 +53,8 @@ ROW = {"type": "record", "name": "Row", "fields": [{"name": "id", "type": "long"
 
 def stopped(config: Config, spark: Any) -> FrazilError:
     """What a life of this sink ends with, at its start or in its stream."""
-    sink = Sink(config)
     try:
-        sink.start(spark)
+        sink = Sink(config).start(spark)
     except FrazilError as error:
         return error
     try:

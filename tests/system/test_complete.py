@@ -26,6 +26,7 @@ from frazil.ledger import index
 from frazil.ledger.completeness import moment
 from frazil.offsets import BATCHES, Cut
 from frazil.ops import completeness as hours
+from frazil.run import Run
 from frazil.sink import Sink
 from frazil.spark.open_table import opener
 from frazil.testing.datagen import create_topic
@@ -79,8 +80,7 @@ def until(config: Config) -> dt.datetime | None:
 
 
 def caught_up(config: Config, spark: Any, **more: Any) -> Sink:
-    sink = Sink(config, **more)
-    sink.start(spark)
+    sink = Sink(config, **more).start(spark)
     try:
         ends = sink.ends()
         assert sink.wait_until(ends, WITHIN), f"at {sink.position}, not at {ends}"
@@ -192,8 +192,7 @@ def test_it_survives_compaction_and_expiry_of_the_table_and_of_the_index(
     assert caught_up(config, spark).complete_until == at("10:05")
     monkeypatch.setattr(index, "FANOUT", 3)  # and now the sink's own
     merges = Steps()
-    sink = Sink(config, on_step=merges)
-    sink.start(spark)
+    sink = Sink(config, on_step=merges).start(spark)
     try:
         for minute in range(30, 38):
             send(broker.bootstrap, name, p0=[f"10:{minute}"], p1=[f"10:{minute}"])
@@ -219,8 +218,7 @@ def test_a_partition_with_records_to_read_holds_it_back_also_in_the_very_first_b
     create_topic(broker.bootstrap, name, 2)
     send(broker.bootstrap, name, p0=["10:00", "11:00"], p1=["09:00"])
     config = make_config()
-    sink = Sink(config)
-    sink.start(spark, until=Cut({part(name, 0): 2, part(name, 1): 0}))
+    sink = Sink(config).start(spark, until=Cut({part(name, 0): 2, part(name, 1): 0}))
     try:
         assert sink.wait_until(Cut({part(name, 0): 2}), WITHIN)
     finally:
@@ -238,8 +236,7 @@ def test_a_partition_that_is_idle_holds_the_others_back_no_more(
     create_topic(broker.bootstrap, name, 2)
     send(broker.bootstrap, name, p0=["10:00"], p1=["09:00"])
     config = make_config(completeness={"idle_timeout": "2s"})
-    sink = Sink(config)
-    sink.start(spark)
+    sink = Sink(config).start(spark)
     try:
         assert sink.wait_until(sink.ends(), WITHIN)
         assert sink.complete_until == at("09:00")
@@ -372,12 +369,12 @@ def test_of_many_tables_the_rows_of_the_stream_say_it_and_dead_letters_have_no_e
 
 
 @contextmanager
-def living(sink: Sink) -> Iterator[Sink]:
-    sink.start()
+def living(sink: Sink) -> Iterator[Run]:
+    run = sink.start()
     try:
-        yield sink
+        yield run
     finally:
-        sink.stop(20)
+        run.stop(20)
 
 
 def test_a_dataframe_that_keeps_where_rows_come_from_is_judged_by_partition(
@@ -387,7 +384,7 @@ def test_a_dataframe_that_keeps_where_rows_come_from_is_judged_by_partition(
     config = make_config()
     heard: list[dt.datetime] = []
 
-    def life() -> Sink:
+    def life() -> Run:
         frame = frazil.read(spark, config).where("value <> 'no'")
         sink = frazil.write(
             frame,
@@ -400,9 +397,9 @@ def test_a_dataframe_that_keeps_where_rows_come_from_is_judged_by_partition(
             allowed_lateness="10m",
             on_complete=heard.append,
         )
-        with living(sink):
-            assert sink.wait_until(sink.ends(), WITHIN)
-        return sink
+        with living(sink) as run:
+            assert run.wait_until(run.ends(), WITHIN)
+        return run
 
     send(broker.bootstrap, name, p0=["10:00"], p1=["11:30"])
     assert life().complete_until == at("09:50")
@@ -432,9 +429,9 @@ def test_rows_that_come_from_no_partition_are_judged_by_batches(
         commit_interval="0s",
         event_time="happened",
     )
-    with living(sink):
-        assert sink.wait_until(sink.ends(), WITHIN)
-    assert sink.complete_until == at("11:30")
+    with living(sink) as run:
+        assert run.wait_until(run.ends(), WITHIN)
+    assert run.complete_until == at("11:30")
     [found] = hours.answer(sink.config, JavaCatalog(spark, "lake").look).standings
     assert (found.partition, found.state) == (BATCHES, "holds")
 
@@ -455,21 +452,20 @@ def test_a_callback_that_raises_breaks_no_commit_and_is_called_again(
             raise RuntimeError("nobody is there")
         heard.append(until)
 
-    sink = Sink(config, on_complete=moody)
-    sink.start(spark)
+    sink = Sink(config, on_complete=moody).start(spark)
     try:
         for text in ("10:00", "11:00", "12:00"):
             send(broker.bootstrap, name, p0=[text])
             assert sink.wait_until(sink.ends(), WITHIN)
         assert "on_complete raised RuntimeError: nobody is there" in eventually(
-            lambda: sink.untold, "the error is told"
+            lambda: sink.on_complete_error, "the error is told"
         )
         mended.set()
         eventually(lambda: len(heard) == 3, "all hours are told", sink=sink)
     finally:
         sink.stop()
     assert heard == [at("10:00"), at("11:00"), at("12:00")]
-    assert sink.untold == ""
+    assert sink.on_complete_error == ""
 
 
 def test_the_command_waits_for_an_hour(

@@ -232,9 +232,8 @@ def test_two_sinks_that_make_the_same_table_at_once_make_one(
     ended: list[bool] = []
 
     def live(config: Config) -> None:
-        sink = Sink(config)
         both.wait()
-        sink.start(spark)
+        sink = Sink(config).start(spark)
         try:
             ended.append(sink.wait_until(sink.ends(), WITHIN))
         finally:

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from frazil.config.model import Config
+from frazil.iceberg.java import JavaCatalog
 from frazil.maintenance import tasks
-from frazil.sink import Sink, Step
+from frazil.sink import Sink
+from frazil.steps import Step
 from frazil.testing.datagen import create_topic
 from frazil.testing.kafka import Broker
 from tests.oracle import Lake, assert_exact
@@ -50,8 +52,7 @@ def test_old_snapshots_go_with_their_files_and_all_that_is_left_is_exact(
 
     for life, count in enumerate((160, 40)):
         chaos(feed, life, count, keys=30, partitions=2)
-        sink = Sink(config, on_step=on_step)
-        sink.start(spark)
+        sink = Sink(config, on_step=on_step).start(spark)
         try:
             assert sink.wait_until(sink.ends(), WITHIN)
         finally:
@@ -80,7 +81,7 @@ def test_old_snapshots_go_with_their_files_and_all_that_is_left_is_exact(
         named = {row[0] for row in spark.table(f"lake.{table}.{where}").select(column).collect()}
         disk = {path.name for path in folder.glob(files) if not path.name.startswith(".")}
         assert disk == {path.rsplit("/", 1)[-1] for path in named}
-        known = sink.catalog.load(table)
+        known = JavaCatalog(spark, "lake").load(table)
         assert known is not None
         assert known.needed([*named, "/not/there.parquet"]) == named
 

@@ -17,7 +17,8 @@ from confluent_kafka.admin import AdminClient
 from frazil.config.model import Config
 from frazil.errors import Expired, FrazilError, Gap, IdentityMismatch, Unavailable
 from frazil.ops import offsets
-from frazil.sink import Sink, Step
+from frazil.sink import Sink
+from frazil.steps import Step
 from frazil.testing.datagen import create_topic
 from frazil.testing.kafka import Broker
 from tests.oracle import Lake, assert_once
@@ -188,8 +189,7 @@ def test_a_stream_goes_on_and_nothing_is_lost_or_doubled(
     config = make_config(decode={"format": "json"}, table=keyed)
     lane.send()
     gate = Gate()
-    sink = Sink(config, on_step=gate)
-    sink.start(spark)
+    sink = Sink(config, on_step=gate).start(spark)
     try:
         assert sink.wait_until(sink.ends(), WITHIN)
         lane.put()
@@ -244,8 +244,7 @@ def test_a_column_of_the_records_that_is_dropped_comes_back_and_no_row_is_lost(
     config = make_config(decode={"format": "json"})
     lane.send()
     gate = Gate()
-    sink = Sink(config, on_step=gate)
-    sink.start(spark)
+    sink = Sink(config, on_step=gate).start(spark)
     try:
         assert sink.wait_until(sink.ends(), WITHIN)
         gate.arm()
@@ -330,8 +329,7 @@ def test_a_stream_stops_with_the_right_words_and_goes_on_when_it_is_mended(
         lane.send()
         catch_up(config, spark)
     gate = Gate()
-    sink = Sink(config, on_step=gate)
-    sink.start(spark)
+    sink = Sink(config, on_step=gate).start(spark)
     try:
         gate.arm()
         lane.send()
@@ -448,8 +446,7 @@ def leave_staged(config: Config, spark: Any) -> None:
             staged.set()
             raise Unavailable("cannot commit: 503")
 
-    sink = Sink(config, on_step=away)
-    sink.start(spark)
+    sink = Sink(config, on_step=away).start(spark)
     try:
         assert staged.wait(WITHIN)
     finally:

@@ -39,7 +39,9 @@ from frazil.errors import (
 )
 from frazil.iceberg import java
 from frazil.offsets import BATCHES, Partition
-from frazil.sink import Sink, Step
+from frazil.run import Run
+from frazil.sink import Sink
+from frazil.steps import Step
 from frazil.testing.datagen import create_topic
 from frazil.testing.kafka import Broker
 from tests.oracle import Lake, assert_exact, assert_once, topic_records
@@ -103,22 +105,22 @@ def written(frame: Any, name: str, **settings: Any) -> Sink:
 
 
 @contextmanager
-def living(sink: Sink, flush: float = 20.0) -> Iterator[Sink]:
+def living(sink: Sink, flush: float = 20.0) -> Iterator[Run]:
     """One life of a DataFrame's sink; at its end what is staged has `flush` seconds."""
-    sink.start()
+    run = sink.start()
     try:
-        yield sink
+        yield run
     finally:
-        sink.stop(flush)
+        run.stop(flush)
 
 
-def caught_up(sink: Sink, cut: dict[Partition, int] | None = None) -> Sink:
+def caught_up(sink: Sink, cut: dict[Partition, int] | None = None) -> Run:
     """One life, to the end of the topics as they are now."""
-    with living(sink):
-        ends = sink.ends() if cut is None else cut
+    with living(sink) as run:
+        ends = run.ends() if cut is None else cut
         assert ends
-        assert sink.wait_until(ends, WITHIN), f"at {sink.position}, not at {ends}"
-    return sink
+        assert run.wait_until(ends, WITHIN), f"at {run.position}, not at {ends}"
+    return run
 
 
 def batches(sink: Sink) -> int:
@@ -1031,13 +1033,11 @@ def test_the_beginning_of_a_stream_does_not_move_with_a_restart(
         if step.name == "planned":
             raise FrazilError("the first life ends in its first batch")
 
-    first = sink(die)
-    first.start(spark)
+    first = sink(die).start(spark)
     eventually(lambda: not first.active, "the first life ends")
     first.stop()
     produce(b, name, orders(4, 50))
-    second = sink()
-    second.start(spark)
+    second = sink().start(spark)
     try:
         produce(b, name, orders(3, 90))
         assert second.wait_until({part(name, 0): 12}, WITHIN)
@@ -1236,11 +1236,11 @@ def test_a_batch_that_begins_when_the_sink_is_stopped_is_taken_up_by_the_next_li
         guarded(*args)
 
     monkeypatch.setattr(sink, "_guarded_batch", gated)
-    sink.start()
+    run = sink.start()
     assert entering.wait(WITHIN)
-    stopping = threading.Thread(target=sink.stop, args=(5,), daemon=True)
+    stopping = threading.Thread(target=run.stop, args=(5,), daemon=True)
     stopping.start()
-    eventually(lambda: sink._stopping, "stop lets no batch begin")
+    eventually(lambda: sink._gate.closed, "stop lets no batch begin")
     go.set()
     stopping.join(WITHIN)
     assert not stopping.is_alive()
@@ -1257,8 +1257,7 @@ def test_a_batch_that_was_staged_and_not_noted_by_spark_is_not_written_again(dis
         if step.name == "staged":
             raise FrazilError("the life ends here")
 
-    sink = distinct.sink(on_step=die)
-    sink.start()
+    sink = distinct.sink(on_step=die).start()
     eventually(lambda: not sink.active, "the life ends")
     sink.stop()
     distinct.produce(5, 15)
@@ -1341,7 +1340,6 @@ def test_a_dataframe_that_cannot_be_written_is_refused_and_nothing_is_made(
     sink = written(frame(spark), name)
     with pytest.raises(kind, match=words):
         sink.start()
-    sink.stop()  # whoever tidies up is not punished for it
     for table in (f"db.{name}", f"db.{name}_index"):
         with pytest.raises(LookupError):
             lake.metadata_file(table)

@@ -407,7 +407,7 @@ def test_l10_l11_l12_a_life_that_is_killed_while_it_merges_leaves_nothing_behind
         assert sink.wait_until(sink.ends(), WITHIN)
     assert assert_exact(lake, f"db.{name}", broker.bootstrap, name) == 80
     assert proven(config, spark).written == 80
-    table = sink.catalog.load(f"db.{name}_index")
+    table = java.JavaCatalog(spark, "lake").load(f"db.{name}_index")
     assert table is not None
     assert len(table.live()[1]) < index.FANOUT, "the next life merged them"
     assert table.listing(f"{table.location}/stage/{name}/") == []
@@ -427,7 +427,7 @@ def test_l10_l11_l12_a_life_that_is_killed_while_it_merges_leaves_nothing_behind
     assert orphans(config, spark) == []
     ranges = lake.query(f"db.{name}_index", "start_offset, end_offset, snapshot_id", "ORDER BY 1")
     assert [start for start, _, _ in ranges] == [0, *(end for _, end, _ in ranges[:-1])]
-    there = {s.id for s in sink.catalog.load(f"db.{name}").history("main")}  # type: ignore[union-attr]
+    there = {s.id for s in java.JavaCatalog(spark, "lake").load(f"db.{name}").history("main")}  # type: ignore[union-attr]
     assert {snapshot for _, _, snapshot in ranges} <= there
 
 
@@ -457,7 +457,7 @@ def test_l12_records_in_the_stage_that_cannot_be_removed_now_are_removed_later(
         produce(broker.bootstrap, name, numbered(5, 100))
         assert sink.wait_until(sink.ends(), WITHIN)
     assert sink.committer.progress.untidy == ""
-    table = sink.catalog.load(f"db.{name}_index")
+    table = java.JavaCatalog(spark, "lake").load(f"db.{name}_index")
     assert table is not None
     assert table.listing(f"{table.location}/stage/{name}/") == []
     assert assert_exact(lake, f"db.{name}", broker.bootstrap, name) == 10

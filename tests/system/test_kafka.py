@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -303,8 +304,9 @@ def test_where_a_decision_dies_it_is_done_or_undone_and_a_running_life_is_fenced
                 raise FrazilError(f"died at {at}")
 
         plan = offsets.look(config, spark, wanted)
-        feed = InterventionSource, wanted, offsets.signed("accept-loss", WHY, "ann@ops"), plan.now
-        dying = Sink(config, feed=lambda host, made=feed: made[0](host, *made[1:]), on_step=die)  # type: ignore[misc]
+        note = offsets.signed("accept-loss", WHY, "ann@ops")
+        source = partial(InterventionSource, wanted=wanted, note=note, expected=plan.now)
+        dying = Sink(config, source=source, on_step=die)
         with pytest.raises(FrazilError, match="died at"):
             dying.once(spark)
         try:

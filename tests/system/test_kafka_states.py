@@ -312,8 +312,7 @@ def test_a_dataframe_of_our_own_source_stops_at_such_a_log_and_goes_on_over_a_re
     def life(count: int) -> None:
         rows = spark.readStream.format("frazil").options(**given).load()
         settings = {"id": name, "index_table": f"db.{name}_index", "commit_interval": "0s"}
-        sink = frazil.write(rows, f"db.{name}", **settings, trigger="50ms")
-        sink.start()
+        sink = frazil.write(rows, f"db.{name}", **settings, trigger="50ms").start()
         try:
             assert sink.wait_until({Partition(name, 0): count}, WITHIN)
         finally:

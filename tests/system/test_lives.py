@@ -50,8 +50,7 @@ def take_overs(
     for turn in range(count):
         sent += produce(broker.bootstrap, name, numbered(20, sent), 2)
         elsewhere()
-        sink = Sink(config)
-        sink.start(spark)
+        sink = Sink(config).start(spark)
         epochs.append(sink.epoch)
         sent += produce(broker.bootstrap, name, numbered(20, sent), 2)
         if older is not None:

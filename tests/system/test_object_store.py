@@ -61,8 +61,8 @@ def test_a_topic_goes_to_s3_through_a_rest_catalog_and_two_lives(
     source = datagen.OrderGenerator()
     for life in (1, 2):
         datagen.produce(broker.bootstrap, name, 2, rows=9_000, orders=source)
-        sink = _sink(spark, broker, store, name, tmp_path, staging_location="s3://stage/frazil")
-        sink.start(spark)
+        made = _sink(spark, broker, store, name, tmp_path, staging_location="s3://stage/frazil")
+        sink = made.start(spark)
         try:
             assert sink.wait_until(sink.ends(), 90), sink.committer.progress
         finally:
@@ -72,10 +72,10 @@ def test_a_topic_goes_to_s3_through_a_rest_catalog_and_two_lives(
         f"SELECT count(*), count(DISTINCT order_id), max(order_id) FROM s3lake.db.{name}"
     ).first()
     assert tuple(found) == (18_000, 18_000, 18_000)
-    table = sink.catalog.load(f"db.{name}")
+    table = made.catalog.load(f"db.{name}")
     assert table is not None
     assert table.location.startswith("s3://lake/")
-    report, stream = of_table(sink.catalog.look, f"db.{name}", "main").reports
+    report, stream = of_table(made.catalog.look, f"db.{name}", "main").reports
     assert stream.verdict == "proven"
     assert report.verdict == "proven"
     assert report.written == 18_000
@@ -96,7 +96,7 @@ def test_changes_are_upserted_and_compacted_on_s3(
             expected.pop(key, None)
             expected |= {} if gone else {key: turn * 1000 + n}
         assert producer.flush(30) == 0
-        sink = _sink(
+        made = _sink(
             spark,
             broker,
             store,
@@ -107,7 +107,7 @@ def test_changes_are_upserted_and_compacted_on_s3(
             staging_location="s3://stage/frazil",
             max_records_per_trigger=100,
         )
-        sink.start(spark)
+        sink = made.start(spark)
         try:
             assert sink.wait_until(sink.ends(), 90), sink.committer.progress
         finally:
@@ -117,7 +117,7 @@ def test_changes_are_upserted_and_compacted_on_s3(
         assert sorted(map(tuple, found)) == sorted(expected.items())
     rounds = spark.sql(f"SELECT summary FROM s3lake.db.{name}.snapshots").collect()
     assert any("frazil.compact" in row.summary for row in rounds)
-    assert of_table(sink.catalog.look, f"db.{name}", "main").reports[0].verdict == "proven"
+    assert of_table(made.catalog.look, f"db.{name}", "main").reports[0].verdict == "proven"
 
 
 def test_a_bucket_that_refuses_the_stage_is_named_at_once(
@@ -126,8 +126,7 @@ def test_a_bucket_that_refuses_the_stage_is_named_at_once(
     """A table bucket takes Iceberg's files only; waiting would not help."""
     datagen.create_topic(broker.bootstrap, name, 1)
     datagen.produce(broker.bootstrap, name, 1, rows=100)
-    sink = _sink(spark, broker, store, name, tmp_path)
-    sink.start(spark)
+    sink = _sink(spark, broker, store, name, tmp_path).start(spark)
     try:
         with pytest.raises(ConfigError, match=r"cannot write s3://lake/.*403"):
             sink.wait_until(sink.ends(), 60)

@@ -195,13 +195,13 @@ def test_a_rest_catalog_and_an_object_store_are_read(
 ):
     datagen.create_topic(broker.bootstrap, name, 2)
     datagen.produce(broker.bootstrap, name, 2, rows=2_000)
-    sink = _sink(spark, broker, store, name, tmp_path, staging_location="s3://stage/frazil")
-    sink.start(spark)
+    made = _sink(spark, broker, store, name, tmp_path, staging_location="s3://stage/frazil")
+    sink = made.start(spark)
     try:
         assert sink.wait_until(sink.ends(), 90), sink.committer.progress
     finally:
         sink.stop()
-    settings = sink.config.catalog.properties.resolved()
+    settings = made.config.catalog.properties.resolved()
     plain = found(settings, f"db.{name}")
     assert plain.location.startswith("s3://lake/")
     assert_alike(plain, loaded(spark, "s3lake", f"db.{name}"), spark, f"s3lake.db.{name}")

@@ -39,15 +39,14 @@ def test_a_session_sees_each_commit_whatever_it_read_before(
     for run in range(2):  # the second begins with a table that is there
         sent = 20 * run
         produce(broker.bootstrap, name, numbered(10, sent))
-        sink = Sink(config)
-        query = sink.start(spark)
+        sink = Sink(config).start(spark)
         assert sink.wait_until(sink.ends(), WITHIN)
         expected = [sent + 10, 2 * run + 1]
         assert [spark.table(each).count() for each in tables] == expected, "while it runs"
         produce(broker.bootstrap, name, numbered(10, sent + 10))
         assert sink.wait_until(sink.ends(), WITHIN)
-        query.stop()
-        query.awaitTermination()
+        sink.stop()
+        sink.awaitTermination()
         expected = [sent + 20, 2 * run + 2]
         assert [spark.table(each).count() for each in tables] == expected, "at its end"
 
@@ -61,11 +60,10 @@ def test_a_sibling_session_starts_sinks_of_its_own_and_sees_their_commits(
     sibling = spark.newSession()
     config = cached(sibling, lake, name, broker.bootstrap)
     table = f"{name}.{config.tables[0].name}"
-    sink = Sink(config)
-    query = sink.start(sibling)
+    sink = Sink(config).start(sibling)
     assert sink.wait_until(sink.ends(), WITHIN)
     assert sibling.table(table).count() == 10
-    query.stop()
+    sink.stop()
     frame = frazil.read(sibling, config, end={name: {"0": 7}})
     assert frame.count() == 7
     assert SparkSession.getActiveSession()._jsparkSession.equals(spark._jsparkSession)
@@ -112,11 +110,10 @@ def test_a_stream_goes_on_after_spark_could_not_reach_a_python_process(
         patched.setattr(spark.sparkContext, "pythonExec", str(python))
         frazil.register(sibling)
     config = lake.config(name, name, broker.bootstrap)
-    sink = Sink(config)
-    query = sink.start(sibling)
+    sink = Sink(config).start(sibling)
     assert sink.wait_until(sink.ends(), WITHIN)
     assert lost.read_text() == "0"
-    told, done = KafkaSource._told, []
+    told, done = KafkaSource._collect, []
 
     def unreachable(*args: Any) -> Any:
         if not done:
@@ -126,13 +123,13 @@ def test_a_stream_goes_on_after_spark_could_not_reach_a_python_process(
             )
         return told(*args)
 
-    monkeypatch.setattr(KafkaSource, "_told", unreachable)
+    monkeypatch.setattr(KafkaSource, "_collect", unreachable)
     produce(broker.bootstrap, name, numbered(10, 10))
-    query.processAllAvailable()
+    sink.processAllAvailable()
     assert done
-    assert query.isActive
+    assert sink.isActive
     assert sink.committer.progress.blocked == ""
-    query.stop()
+    sink.stop()
     assert caplog.text.count("the query is started again") == 3
     rows = sibling.table(f"lake.{config.tables[0].name}")
     assert sorted(row._offset for row in rows.collect()) == list(range(20))

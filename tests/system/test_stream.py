@@ -488,8 +488,7 @@ def test_a_blocked_stream_can_be_stopped_and_nothing_is_lost(
     create_topic(broker.bootstrap, name, 1)
     produce(broker.bootstrap, name, numbered(100))
     config = make_config(sink={"max_records_per_trigger": 20, "max_pending_batches": 2})
-    sink = Sink(config)
-    sink.start(spark)
+    sink = Sink(config).start(spark)
     eventually(lambda: sink.committer.progress.blocked, "the stream blocks", sink=sink)
     stopping = threading.Thread(target=sink.stop, args=(0.5,), daemon=True)
     stopping.start()
@@ -678,10 +677,9 @@ def test_two_lives_started_at_the_same_moment_leave_one_and_an_exact_table(
     outcomes: list[Any] = []
 
     def live() -> None:
-        sink = Sink(config)
         both.wait()
         try:
-            sink.start(spark)
+            sink = Sink(config).start(spark)
         except Fenced as error:
             outcomes.append(error)
             return
@@ -719,21 +717,21 @@ def test_stop_while_the_next_batch_is_about_to_begin_returns(
         guarded(*args)
 
     monkeypatch.setattr(sink, "_guarded_batch", gated)
-    sink.start(spark)
-    query = sink.running.query  # Spark's own: the one that `start` hands out stops the sink
+    run = sink.start(spark)
+    query = run._running.query  # Spark's own: the one that `start` hands out stops the sink
     assert query is not None
     stop, told = query.stop, threading.Event()
     monkeypatch.setattr(query, "stop", lambda: (told.set(), stop()))
     produce(broker.bootstrap, name, numbered(5))
     assert entering.wait(WITHIN)
-    stopping = threading.Thread(target=sink.stop, args=(1,), daemon=True)
+    stopping = threading.Thread(target=run.stop, args=(1,), daemon=True)
     stopping.start()
     assert told.wait(WITHIN), "stop() waits for a batch that has not begun"
     go.set()
     stopping.join(20)
     stuck = stopping.is_alive()
-    if stuck and sink._between_batches.locked():
-        sink._between_batches.release()  # so that the tests after this one have a session
+    if stuck and sink._gate.lock.locked():
+        sink._gate.lock.release()  # so that the tests after this one have a session
         stopping.join(WITHIN)
     assert not stuck, "stop() waits for the batch, and the batch for stop()"
 

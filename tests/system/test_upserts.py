@@ -257,8 +257,7 @@ def test_keys_that_stay_in_their_kafka_partition_need_no_shuffle_and_others_are_
     feed.send({"id": 100, "value": 1}, partition=0)
     feed.send({"id": 100, "value": 2}, partition=1)
     feed.flush()
-    sink = Sink(config)
-    sink.start(spark)
+    sink = Sink(config).start(spark)
     try:
         with pytest.raises(Overlap, match="the same key came from"):
             sink.wait_until(sink.ends())
@@ -276,8 +275,8 @@ def test_tasks_that_had_a_key_in_common_write_again_and_leave_nothing_behind(
         ways.append(bool(plan.together))
         return run(self, spark, plan, *more)
 
-    run = KafkaSource._told
-    monkeypatch.setattr(KafkaSource, "_told", told)
+    run = KafkaSource._collect
+    monkeypatch.setattr(KafkaSource, "_collect", told)
     feed = Feed(broker, name, 2)
     config = make_config(
         decode={"format": "json"}, table=upsert(), sink={"max_records_per_trigger": 40}

@@ -29,10 +29,12 @@ CHAPTERS = (
     "pipeline",
     "iceberg",
     "maintenance",
-    "commit",
     "spark",
+    "retry",
     "sources",
-    "startup",
+    "steps",
+    "commit",
+    "run",
     "sink",
     "auditing",
     "ops",
@@ -68,6 +70,7 @@ DYNAMIC = {
 #: Handlers of `Exception` or wider below the sink: module → how many.
 BROAD = {
     "spark.session": 1,  # what Java raises before there is a session is not PySpark's error yet
+    "commit.table_maintenance": 1,  # no failure of maintenance stops the stream
     "commit.committer": 1,  # the committer's thread: what is not ours must still stop the stream
     "pipeline.routing": 1,  # a user's function may raise anything
     # the net: whatever a record does to a station, it is found and rejected
@@ -194,7 +197,9 @@ def test_the_jvms_room_does_touch_it():
 #: Modules below `ops` that know Spark, besides the chapter `spark`: module → what for.
 KNOWING = {
     "sink": "drives the query",
-    "startup": "hands the session to the source",
+    "run": "Spark's own handle of a query",
+    "commit.startup": "hands the session to the source",
+    "sources.of_config": "a DataFrame, or the stream of the config",
     "iceberg.java": "the one module with Py4J",
     "kafka.planner": "Spark's DataSource of ranges",
     "sources.base": "what a source is: a DataFrame comes in",

@@ -20,6 +20,7 @@ import pytest
 import typer.main
 
 from frazil.cli import commands
+from frazil.commit.startup import staging_folder
 from frazil.config import model as configs
 from frazil.errors import ConfigError, Fatal, Unavailable, cause
 from frazil.formats import schema_sample
@@ -28,7 +29,6 @@ from frazil.ops.status import _batches
 from frazil.render import TextTable, counted, output
 from frazil.spark.open_table import opener
 from frazil.spark.query import translated
-from frazil.startup import staging_folder
 from tests.unit.test_plain import Made
 
 CODES = {0, 1, 2, 3, 4, 130, 143}

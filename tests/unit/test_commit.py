@@ -9,13 +9,7 @@ from typing import Any
 
 import pytest
 
-from frazil.commit.committer import (
-    INDEX,
-    BackpressureLimits,
-    Committer,
-    CommitTrigger,
-    _PendingTable,
-)
+from frazil.commit.committer import INDEX, BackpressureLimits, Committer, Progress, _PendingTable
 from frazil.commit.protocol import (
     ATTEMPTS,
     TableCommitter,
@@ -38,6 +32,7 @@ from frazil.ledger.entry import parse
 from frazil.ledger.index import rebuilt
 from frazil.ledger.staged_batch import RangeCounts, StagedBatch, StagedTable
 from frazil.offsets import BATCHES, Cut, Partition, Range
+from tests.commit_events import Events
 from tests.fakes import FakeClock, FakeTable
 
 P = Partition("orders", 0)
@@ -710,17 +705,16 @@ class Rig:
         data.claim()
         index.claim()
         self.targets = (data, index)
-        self.committer = Committer(
-            target=lambda _: data,
-            index=index,
-            tables=lambda: {"db.t": "uuid-1"},
+        self.events = Events(
+            table=lambda _: data,
+            recorded_tables=lambda: {"db.t": "uuid-1"},
             index_manifests=lambda located: [f"i-{b.commit_id}@{s['db.t'].id}" for b, s in located],
             committed=lambda done: self.finished.extend(b.commit_id for b in done),
-            position=Cut(),
-            pace=lambda _: CommitTrigger(),
-            bounds=bounds or BackpressureLimits(100, 10**9, 3600),
             step=lambda name, _: self.steps.append(name),
-            clock=FakeClock(),
+        )
+        limits = bounds or BackpressureLimits(100, 10**9, 3600)
+        self.committer = Committer(
+            self.events, index, Progress(position=Cut()), limits, clock=FakeClock()
         )
 
     def commit(self, *batches: StagedBatch) -> None:
@@ -739,7 +733,7 @@ def test_tables_are_looked_after_when_nothing_is_committed_any_more():
         called.release()
         return moments.pop(0)
 
-    rig.committer._clock, rig.committer._tidy = time, tidy
+    rig.committer._clock, rig.events.maintain = time, tidy
     rig.committer.start()
     rig.committer.submit(batch(0, 5, "a"))
     try:

@@ -18,6 +18,7 @@ from frazil.commit.committer import (
     BackpressureLimits,
     Committer,
     CommitTrigger,
+    Progress,
     _PendingTable,
 )
 from frazil.commit.protocol import ATTEMPTS, LONGEST_PAUSE, TableCommitter, chain, entry_of
@@ -34,6 +35,7 @@ from frazil.errors import ConfigError, Fenced, FrazilError, Gap, IdentityMismatc
 from frazil.ledger.entry import LedgerEntry, OutcomeCounts, Snapshot, entries
 from frazil.ledger.staged_batch import RangeCounts, StagedBatch, StagedTable
 from frazil.offsets import Cut, Partition, Range
+from tests.commit_events import Events
 from tests.fakes import FakeClock, FakeTable
 
 P, Q = Partition("orders", 0), Partition("orders", 1)
@@ -71,18 +73,20 @@ class Stream:
         for name, each in self.targets.items():
             if name not in self.amiss:
                 each.claim()
-        self.committer = Committer(
-            target=self._target,
-            index=self.index_target,
+        events = Events(
+            table=self._target,
             index_manifests=lambda located: [
                 f"{b.commit_id}:{','.join(sorted(s))}" for b, s in located
             ],
-            tables=lambda: {},
             committed=self._committed,
-            position=head.entry.end,
-            pace=lambda name: self.paces.get(name, CommitTrigger()),
-            bounds=self.bounds,
+            trigger=lambda name: self.paces.get(name, CommitTrigger()),
             step=lambda name, batch: self.steps.append((name, batch.commit_id if batch else "")),
+        )
+        self.committer = Committer(
+            events,
+            self.index_target,
+            Progress(position=head.entry.end),
+            self.bounds,
             clock=self.clock,
             alone=False,
         )

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frazil.commit.committer import BackpressureLimits, Committer, CommitTrigger
+from frazil.commit.committer import BackpressureLimits, Committer, Progress
 from frazil.commit.protocol import EXPIRED, TableCommitter
 from frazil.config.model import CompletenessConfig
 from frazil.errors import ConfigError
@@ -39,6 +39,7 @@ from frazil.ledger.completeness import (
 )
 from frazil.ledger.staged_batch import RangeCounts, StagedBatch, StagedTable
 from frazil.offsets import BATCHES, Cut, Partition, Range
+from tests.commit_events import Events
 from tests.fakes import FakeClock, FakeTable
 
 A, B, C = (Partition("orders", number) for number in range(3))
@@ -225,17 +226,13 @@ def test_whoever_waits_for_a_position_knows_how_complete_it_is():
     for each in targets:
         each.claim()
     seen: list[Cut] = []
-    committer = Committer(
-        target=lambda _: targets[0],
-        index=targets[1],
+    events = Events(
+        table=lambda _: targets[0],
         index_manifests=lambda _: ["i"],
-        tables=dict,
-        committed=lambda _: None,
-        position=Cut(),
-        pace=lambda _: CommitTrigger(),
-        bounds=BackpressureLimits(9, 10**9, 60.0),
-        step=lambda *_: None,
         indexed=lambda done: seen.append(committer.progress.position),
+    )
+    committer = Committer(
+        events, targets[1], Progress(position=Cut()), BackpressureLimits(9, 10**9, 60.0)
     )
     committer.start()
     one = batch("1", {A: 1}, {A: None})

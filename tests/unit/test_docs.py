@@ -14,7 +14,7 @@ from frazil.cli.commands import app
 from frazil.config import model
 from frazil.errors import kinds
 from frazil.ledger.entry import OutcomeCounts
-from frazil.sink import STEPS
+from frazil.steps import STEPS
 
 ROOT = Path(__file__).parents[2]
 SECTIONS = (

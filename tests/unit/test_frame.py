@@ -397,7 +397,7 @@ class LeadersAsked:
 
 def test_the_ledger_keeps_epochs_of_what_was_read_and_of_partitions_that_brought_nothing():
     source, asked = DataFrameSource.__new__(DataFrameSource), LeadersAsked()
-    source._host = SimpleNamespace(patiently=lambda call: call())  # type: ignore[assignment]
+    source._retry = lambda call: call()  # type: ignore[assignment]
     source._own = [asked]  # type: ignore[list-item]
     begin, known = Cut({A: 10, B: 0, C: 5}), TopicIdentity(leaders={A: 3, B: 3, C: 2})
     ranges = [R, Range(B, 0, 5)]

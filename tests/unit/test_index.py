@@ -14,7 +14,6 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -24,6 +23,7 @@ import pytest
 
 from frazil.auditing.checks import Evidence, audit
 from frazil.commit.committer import BackpressureLimits, _PendingTable
+from frazil.commit.index_writer import IndexWriter
 from frazil.commit.protocol import LONGEST_PAUSE, TableCommitter, entry_of
 from frazil.config.model import TableConfig
 from frazil.errors import (
@@ -51,7 +51,7 @@ from frazil.maintenance.tasks import RewriteIndexFiles
 from frazil.offsets import Cut, Partition, Range
 from frazil.ops.index_rebuild_plan import COLUMNS, LedgerHistory, RebuiltRows, rebuild
 from frazil.pipeline.projection import MetadataColumns
-from frazil.sink import Sink
+from frazil.sources.base import StreamPosition, StreamState
 from tests.fakes import FakeClock, FakeTable
 from tests.unit.test_commit import batch
 from tests.unit.test_committer_tables import Stream
@@ -741,7 +741,7 @@ class Filled(Stream):
         self.made_of: list[StagedBatch] = []
         self.rows: list[pa.Table] = []
         self.committer._alone = self.alone
-        self.committer._index_manifests = self._rows  # type: ignore[assignment]
+        self.committer._events.index_manifests = self._rows  # type: ignore[assignment]
         for n in range(batches):
             self.committer.submit(self._random(n))
             if dice.random() < 0.4:
@@ -933,17 +933,13 @@ def test_what_the_index_owes_is_told_with_one_batch(monkeypatch: pytest.MonkeyPa
         return []
 
     monkeypatch.setattr(index, "write", write)
-    sink: Any = SimpleNamespace(
-        _life=Mock(),
-        _index_shape="",
-        _judge=None,
-        prefix="",
-        _told_with="",
-        _untold=[(batch(0, 5, "owed"), {})],
-    )
+    owed: Any = (batch(0, 5, "owed"), {})
+    stream = StreamState("s", 1, StreamPosition(), 0)
+    writer = IndexWriter(Mock(), stream, None, unindexed=[owed], ends=Cut)
+    writer._spec = Mock()
     first, second = (batch(5, 9, "a", 1), {}), (batch(9, 12, "b", 2), {})
     for located in ([first], [first, second], [second]):
-        Sink._index_manifests(sink, located)
+        writer.manifests(located)
     assert told == [["owed", "a"], ["owed", "a", "b"], ["b"]]
 
 

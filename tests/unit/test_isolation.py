@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from frazil.commit.provisioning import TableProvisioner
 from frazil.config.model import RouteConfig, TableConfig, from_document
 from frazil.errors import (
     Fatal,
@@ -50,7 +51,8 @@ from frazil.pipeline.task import (
     run_all,
 )
 from frazil.pipeline.upsert import ShuffleBlock, deletes_shape
-from frazil.sink import Sink
+from frazil.retry import Retry
+from frazil.sources.base import StreamPosition, StreamState
 from frazil.sources.kafka import KafkaSource
 from frazil.spark import tasks
 
@@ -475,21 +477,20 @@ def test_the_net_lets_no_error_of_the_library_below_through():
 # ── on the driver ───────────────────────────────────────────────────────────────────────────────
 
 
-def sink_with(tables: Any, alone: bool) -> Sink:
-    """No more of a sink than what makes tables."""
-    made = Sink.__new__(Sink)
-    made.config = from_document(
-        {
-            "sink": {"id": "s", "topics": ["t"]},
-            "kafka": {"bootstrap.servers": "b"},
-            "decode": {"format": "json"},
-            "table": [{"name": "db.t"}, {"name": "db.u"}],
-            "route": [{"topics": ["t"], "to": ["db.t", "db.u"]}],
-        }
-    )
-    made._tables, made._alone = tables, alone
-    made._life = SimpleNamespace(epoch=1, index=None, still_newest=lambda: None)
-    return made
+def provisioner(tables: Any, alone: bool) -> TableProvisioner:
+    document: dict[str, Any] = {
+        "sink": {"id": "s", "topics": ["t"]},
+        "kafka": {"bootstrap.servers": "b"},
+        "decode": {"format": "json"},
+        "table": [{"name": "db.t"}],
+    }
+    if not alone:
+        document["table"].append({"name": "db.u"})
+        document["route"] = [{"topics": ["t"], "to": ["db.t", "db.u"]}]
+    startup = SimpleNamespace(tables=tables, index=None, still_newest=lambda: None)
+    stream = StreamState("s", 1, StreamPosition(), 0)
+    retry = Retry(1.0, lambda: False)
+    return TableProvisioner(from_document(document), startup, stream, retry)  # type: ignore[arg-type]
 
 
 class Tables:
@@ -521,16 +522,14 @@ class Tables:
 
 def test_a_table_that_cannot_be_made_for_a_reason_nobody_foresaw_costs_its_own_records_alone():
     tables = Tables()
-    sink = sink_with(tables, alone=False)
-    sink.provide({"db.t": pa.schema([ID]), "db.u": pa.schema([ID])})
+    provisioner(tables, alone=False).ensure({"db.t": pa.schema([ID]), "db.u": pa.schema([ID])})
     assert tables.made == ["db.u"]
     assert "table db.t for its records: RecursionError: maximum" in tables.refused["db.t"]
 
 
 def test_where_it_is_the_only_table_it_stops_in_our_own_words():
-    sink = sink_with(Tables(), alone=True)
     with pytest.raises(SchemaMismatch, match=r"table db\.t for its records: RecursionError"):
-        sink.provide({"db.t": pa.schema([ID])})
+        provisioner(Tables(), alone=True).ensure({"db.t": pa.schema([ID])})
 
 
 def test_a_record_that_fails_at_the_start_is_left_to_the_tasks(
@@ -539,9 +538,11 @@ def test_a_record_that_fails_at_the_start_is_left_to_the_tasks(
     """The driver reads the first records to learn their columns; it does not stop at one."""
     feed = KafkaSource.__new__(KafkaSource)
     feed._rules = None
-    monkeypatch.setattr(KafkaSource, "_plan", lambda _: plan(tmp_path))
+    monkeypatch.setattr(KafkaSource, "_plan", lambda *_: plan(tmp_path))
     words |= {3: POISON}
     at_decode(monkeypatch)
-    feed._learn([Range(HERE, 0, COUNT)])
+    feed._next = [Range(HERE, 0, COUNT)]
+    assert feed.sample(None) == {}  # type: ignore[arg-type]
     raising(monkeypatch, task, "_letters", lambda *_: True)
-    feed._learn([Range(HERE, 0, COUNT)])
+    feed._next = [Range(HERE, 0, COUNT)]
+    assert feed.sample(None) == {}  # type: ignore[arg-type]

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from frazil.commit.startup import Startup, _contradicted
 from frazil.errors import Expired, Fenced, Gap
 from frazil.ledger.entry import LedgerEntry
 from frazil.offsets import Cut
-from frazil.startup import Startup, _contradicted
 from tests.fakes import FakeTable
 from tests.unit.test_commit import P, batch, put, target
 

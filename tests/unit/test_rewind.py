@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from frazil.commit import rewind_plan
-from frazil.commit.committer import INDEX, BackpressureLimits, Committer, CommitTrigger
+from frazil.commit.committer import INDEX, BackpressureLimits, Committer, Progress
 from frazil.commit.protocol import TableCommitter, chain, entry_of
 from frazil.commit.rewind import (
     PROPERTY,
@@ -43,6 +43,7 @@ from frazil.ledger import index as offset_index
 from frazil.ledger.entry import Snapshot, entries, parse
 from frazil.ledger.staged_batch import RangeCounts, StagedBatch, StagedTable
 from frazil.offsets import Cut, Partition, Range
+from tests.commit_events import Events
 from tests.fakes import FakeClock, FakeTable
 
 P, Q = Partition("orders", 0), Partition("orders", 1)
@@ -147,16 +148,17 @@ class World:
             claimed = take(self.targets[name])
             if self.alone:  # as `Startup._check_table`
                 assert claimed.entry.end.reaches(head.entry.end)
-        self.committer = Committer(
-            target=lambda name: self.targets[name],
-            index=self.index_target,
+        events = Events(
+            table=lambda name: self.targets[name],
             index_manifests=lambda located: [batch.commit_id for batch, _ in located],
-            tables=lambda: {name: table.uuid for name, table in self.tables.items()},
+            recorded_tables=lambda: {name: table.uuid for name, table in self.tables.items()},
             committed=lambda batches: [self.staged.pop(b.commit_id) for b in batches],
-            position=head.entry.end,
-            pace=lambda _: CommitTrigger(),
-            bounds=BackpressureLimits(10**6, 10**12, 1e9),
-            step=lambda name, batch: None,
+        )
+        self.committer = Committer(
+            events,
+            self.index_target,
+            Progress(position=head.entry.end),
+            BackpressureLimits(10**6, 10**12, 1e9),
             clock=self.clock,
             alone=self.alone,
         )

@@ -10,7 +10,7 @@ import pytest
 from frazil.config.model import Config, from_document, load
 from frazil.errors import ConfigError, Unavailable
 from frazil.offsets import Partition, Range
-from frazil.sink import STEPS
+from frazil.steps import STEPS
 from frazil.testing.process import toml
 from frazil.testing.scratch import Scratch, plan
 from frazil.testing.selftest import JudgedKill, SelfTestReport, appended, upserted

@@ -15,7 +15,8 @@ from frazil.cli.signals import StopSignal
 from frazil.config.model import Config
 from frazil.offsets import Cut
 from frazil.render import counted
-from frazil.sink import Sink, Step
+from frazil.sink import Sink
+from frazil.steps import Step
 
 #: With more partitions than this, a line shows the sum.
 _SHOWN = 8
@@ -43,20 +44,20 @@ class RunCommand:
     def stream(self, spark: SparkSession, stop: StopSignal, until_caught_up: bool) -> bool:
         """Run until a stop is requested; False if that was before the run had caught up."""
         sink = self.sink
-        query = sink.start(spark)
-        self._say(f"sink {self.config.sink.id}: epoch {sink.epoch}, {position(sink.position)}")
-        for advice in sink.advice:
+        run = sink.start(spark)
+        self._say(f"sink {self.config.sink.id}: epoch {run.epoch}, {position(run.position)}")
+        for advice in run.advice:
             self._say(advice, style="yellow")
         done = not until_caught_up
         with stop.flagged():
             try:
                 if until_caught_up:
-                    done = sink.wait_until(sink.ends(), unless=lambda: bool(stop.signal))
+                    done = run.wait_until(run.ends(), unless=lambda: bool(stop.signal))
                     done = done or not stop.signal  # available-now ends where its topics ended
                 while not (until_caught_up or stop.signal):
-                    if query.awaitTermination(1):
+                    if run.awaitTermination(1):
                         break  # available-now: everything there was is committed
-                    sink.check()
+                    run.check()
                     self._tell_trouble()
                 if stop.signal:
                     self._say(
@@ -64,7 +65,7 @@ class RunCommand:
                         "a second signal ends the process at once"
                     )
             finally:
-                sink.stop()
+                run.stop()
         return done
 
     def _on_step(self, step: Step) -> None:
@@ -121,14 +122,14 @@ class RunCommand:
             },
             "seconds": round(time.monotonic() - self.began, 2),
             "epoch": self.sink.epoch,
-            "position": self.sink.position.nested(),
+            "position": self.sink.committer.progress.position.nested(),
             "pending_batches": len(self.sink.committer.pending),
         }
 
     def show(self) -> None:
         self._say(
             f"{self._counts}: committed in {time.monotonic() - self.began:.1f} s; "
-            f"{position(self.sink.position)}"
+            f"{position(self.sink.committer.progress.position)}"
         )
         for kind, (count, last) in self.rejected.items():
             self._say(f"rejected: {count:,} of kind {kind}; the last: {last}", style="yellow")

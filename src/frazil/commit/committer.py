@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from frazil.commit.protocol import Clock, TableCommitter, entry_of, pause_after
 from frazil.errors import (
@@ -41,8 +42,6 @@ TOGETHER = 256
 
 #: Seconds after which the files of a staged batch are checked before its commit.
 AGED = 600.0
-
-Step = Callable[[str, StagedBatch | None], None]
 
 #: A batch, and the snapshot that holds it in each of its tables.
 Located = tuple[StagedBatch, Mapping[str, Snapshot]]
@@ -103,46 +102,58 @@ class _PendingTable:
         return [name for name in self.batch.names if name not in self.snapshots]
 
 
+class CommitEvents(Protocol):
+    """What the committer asks of the rest of a run, and what it reports. Called on the committer's
+    threads."""
+
+    def table(self, name: str) -> TableCommitter:
+        """The table to commit to; raises where it cannot take commits."""
+
+    def trigger(self, name: str) -> CommitTrigger: ...
+
+    def recorded_tables(self) -> Mapping[str, str] | str:
+        """The tables to record in the index entry: table → uuid, or the property that has them."""
+
+    def index_manifests(self, located: Sequence[Located]) -> list[str]:
+        """Write the index rows of these batches."""
+
+    def step(self, name: str, batch: StagedBatch | None) -> None:
+        """A named moment of a batch has come."""
+
+    def indexed(self, batches: Sequence[StagedBatch]) -> None:
+        """The batches are in the index; the new position is not published yet."""
+
+    def committed(self, batches: Sequence[StagedBatch]) -> None:
+        """The new position is published."""
+
+    def maintain(self) -> float | None:
+        """Run maintenance after a commit to the index. Returns when to call again if nothing is
+        committed until then. Must not raise."""
+
+
 class Committer:
     """Commits staged batches in order: each to its tables, then to the index. Runs on one driver
     thread, with a small pool if several tables are due."""
 
     def __init__(
         self,
-        *,
-        target: Callable[[str], TableCommitter],
+        events: CommitEvents,
         index: TableCommitter,
-        index_manifests: Callable[[Sequence[Located]], list[str]],
-        tables: Callable[[], Mapping[str, str] | str],
-        committed: Callable[[Sequence[StagedBatch]], None],
-        position: Cut,
-        pace: Callable[[str], CommitTrigger],
-        bounds: BackpressureLimits,
-        step: Step,
+        progress: Progress,
+        limits: BackpressureLimits,
+        *,
         clock: Clock = time,
         alone: bool = True,
-        tidy: Callable[[], float | None] = lambda: None,
-        indexed: Callable[[Sequence[StagedBatch]], None] = lambda _: None,
     ) -> None:
         """`alone`: a single table takes all records, so its ledger is never behind the index, and
-        its errors stop the stream. `tables`: the tables to record in the index entry. `tidy` runs
-        maintenance after each index commit, and again at the time it returns if nothing is
-        committed until then; it must not raise. `indexed` is called before the new position is
-        published, `committed` after."""
-        self.progress = Progress(position=position)
-        self._target = target
+        its errors stop the stream."""
+        self.progress = progress
+        self._events = events
         self._index = index
-        self._index_manifests = index_manifests
-        self._tables = tables
-        self._committed = committed
-        self._indexed = indexed
-        self._pace = pace
-        self._bounds = bounds
-        self._step = step
+        self._limits = limits
         self._clock = clock
         self._alone = alone
-        self._tidy = tidy
-        self._tidy_at: float | None = None
+        self._maintain_at: float | None = None
         self._changed = threading.Condition()
         self._pending: list[_PendingTable] = []
         #: table → time of its last commit; table → failures since, and the time of the next
@@ -253,7 +264,7 @@ class Committer:
                 if due:
                     self.round(due)
                 else:
-                    self._tidy_at = self._tidy()
+                    self._maintain_at = self._events.maintain()
         except FrazilError as error:
             self._fail(error)
         except Exception as error:
@@ -273,7 +284,7 @@ class Committer:
                     waiting[staged.name] = since, size + staged.bytes
         due = []
         for name, (since, size) in waiting.items():
-            pace = self._pace(name)
+            pace = self._events.trigger(name)
             last = self._last.get(name)  # None: the first commit is due at once
             rested = last is None or now - last >= pace.interval
             large = pace.bytes is not None and size >= pace.bytes
@@ -286,16 +297,16 @@ class Committer:
         return names
 
     def _nap(self) -> float | None:
-        """Seconds until something may be due; a new batch wakes the thread. 0: `tidy` is due."""
+        """Seconds until something may be due; a new batch wakes the thread. 0: maintain."""
         if not self._pending:
-            return self._tidy_at and max(0.0, self._tidy_at - self._clock.monotonic())
+            return self._maintain_at and max(0.0, self._maintain_at - self._clock.monotonic())
         names = {name for item in self._pending for name in item.left} | {INDEX}
         waits = [
             self._failures[name][1] - self._clock.monotonic()
             for name in names
             if name in self._failures
         ]
-        paces = [self._pace(name).interval for name in names - {INDEX}]
+        paces = [self._events.trigger(name).interval for name in names - {INDEX}]
         return max(0.01, min([1.0, *(wait for wait in (*waits, *paces) if wait > 0)]))
 
     def round(self, due: Sequence[str]) -> None:
@@ -333,7 +344,7 @@ class Committer:
         began = self._clock.monotonic()
 
         def bring() -> None:
-            target = self._target(name)
+            target = self._events.table(name)
             for batch in batches:
                 if batch.table(name).uuid != target.table.uuid:
                     raise IdentityMismatch(
@@ -387,15 +398,15 @@ class Committer:
     def _into_index(self, done: Sequence[_PendingTable]) -> None:
         batches = [item.batch for item in done]
         located = {item.batch.commit_id: (item.batch, item.snapshots) for item in done}
-        tables = self._tables()
+        tables = self._events.recorded_tables()
         self._bring(
             "index-",
             self._index,
             batches,
-            lambda rest: self._index_manifests([located[b.commit_id] for b in rest]),
+            lambda rest: self._events.index_manifests([located[b.commit_id] for b in rest]),
             lambda rest: replace(entry_of(rest, INDEX, self._index.epoch), tables=tables),
         )
-        self._indexed(batches)
+        self._events.indexed(batches)
         with self._changed:
             del self._pending[: len(batches)]
             for batch in batches:
@@ -406,9 +417,9 @@ class Committer:
             self.progress.committed_batches += len(batches)
             self.progress.last_commit_ms = int(time.time() * 1000)
             self._changed.notify_all()
-        self._committed(batches)
-        self._step("done", batches[-1])
-        self._tidy_at = self._tidy()
+        self._events.committed(batches)
+        self._events.step("done", batches[-1])
+        self._maintain_at = self._events.maintain()
 
     def _tried(self, name: str, call: Callable[[], None]) -> None:
         """Run `call`; after a failure the table pauses and its staged batches wait.
@@ -449,16 +460,16 @@ class Committer:
         snapshot: Snapshot | None = None
         for some in _apart_by_deletes(batches[len(where) :], target.table.name):
             ready = manifests(some)
-            self._step(f"{prefix}commit", some[-1])
+            self._events.step(f"{prefix}commit", some[-1])
             snapshot = target.commit(ready, entry(some))
-            self._step(f"{prefix}committed", some[-1])
+            self._events.step(f"{prefix}committed", some[-1])
             where |= {batch.commit_id: snapshot for batch in some}
         if snapshot is None:
             snapshot = target.head().snapshot  # maybe a later claim: the tag never moves back
             if snapshot is None:
                 raise target.untold("what is there already")
         target.witness(snapshot)
-        self._step(f"{prefix}witnessed", batches[-1])
+        self._events.step(f"{prefix}witnessed", batches[-1])
         return where
 
     def _over(self) -> str:
@@ -469,20 +480,20 @@ class Committer:
         """
         stuck = set() if self._alone else set(self.progress.stuck) - {INDEX}
         moving = [item for item in self._pending if not stuck or set(item.left) - stuck]
-        if len(moving) >= self._bounds.batches:
-            return f"{len(moving)} batches wait for a commit; the bound is {self._bounds.batches}"
+        if len(moving) >= self._limits.batches:
+            return f"{len(moving)} batches wait for a commit; the bound is {self._limits.batches}"
         stored = sum(
             table.bytes
             for item in self._pending
             for table in item.batch.tables
             if table.name not in item.snapshots
         )
-        if self._pending and stored >= self._bounds.bytes:
-            return f"{stored} staged bytes wait for a commit; the bound is {self._bounds.bytes}"
+        if self._pending and stored >= self._limits.bytes:
+            return f"{stored} staged bytes wait for a commit; the bound is {self._limits.bytes}"
         if self._pending:
             age = self._clock.monotonic() - self._pending[0].since
-            if age >= self._bounds.age:
-                return f"a batch has waited {age:.0f} s; the bound is {self._bounds.age:.0f} s"
+            if age >= self._limits.age:
+                return f"a batch has waited {age:.0f} s; the bound is {self._limits.age:.0f} s"
         return ""
 
     def _because(self, reason: str) -> str:

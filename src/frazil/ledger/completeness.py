@@ -159,6 +159,10 @@ class CompletenessTracker:
         self._until = until
         self._told: dict[str, int | None] = {}
 
+    @property
+    def until(self) -> int | None:
+        return self._until
+
     def tell(
         self,
         batches: Sequence[StagedBatch],

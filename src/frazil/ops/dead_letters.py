@@ -5,19 +5,21 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sql
 from rich.console import Console
 
+from frazil.commit.startup import staging_folder
 from frazil.config.model import Config
 from frazil.errors import ConfigError
 from frazil.iceberg.java import JavaCatalog
 from frazil.ledger.completeness import shown
 from frazil.ledger.sink_state import known_tables
 from frazil.render import TextTable, counted
-from frazil.sink import Sink, Step
+from frazil.sink import Sink
 from frazil.sources.dead_letters import (
     DeadLetterSelection,
     DeadLetterSource,
@@ -27,7 +29,7 @@ from frazil.sources.dead_letters import (
     replaying,
     waiting,
 )
-from frazil.startup import staging_folder
+from frazil.steps import Step
 
 _TIMES = ("timestamp", "rejected_at", "replayed_at")
 #: Characters of a message shown on the terminal.
@@ -185,7 +187,7 @@ def replay(
 ) -> ReplayReport:
     """Write the selected waiting dead letters to their tables by the current rules. Batches that an
     earlier replay staged but did not commit are committed first."""
-    sink, feed = _sink(config, wanted, on_step)
+    sink, source = _sink(config, wanted, on_step)
     index = JavaCatalog(spark, config.catalog.name).load(config.index_table)
     left = index is not None and any(
         path.endswith(".json") for path in index.listing(staging_folder(sink.config, index))
@@ -193,18 +195,18 @@ def replay(
     if not left and not _waiting(config, spark, wanted):
         return ReplayReport()
     staged = sink.once(spark, counts_on=notes_table(config))
-    feed.outcome.finished = sum(t.written + t.skipped for batch in staged for t in batch.total)
-    return feed.outcome
+    source.outcome.finished = sum(t.written + t.skipped for batch in staged for t in batch.total)
+    return source.outcome
 
 
 def look(config: Config, spark: SparkSession, wanted: DeadLetterSelection) -> ReplayReport:
     """The report that a replay would return; nothing is written."""
-    sink, feed = _sink(config, wanted, None)
+    sink, source = _sink(config, wanted, None)
     if not _waiting(config, spark, wanted):
         return ReplayReport()
     index = JavaCatalog(spark, config.catalog.name).load(config.index_table)
-    sink.look(spark, known_tables(index, config.sink.id) if index else ())
-    return feed.would(feed.stream(spark, None))
+    tables = sink.look(spark, known_tables(index, config.sink.id) if index else ())
+    return source.would(source.stream(spark, None), tables)
 
 
 def _waiting(config: Config, spark: SparkSession, wanted: DeadLetterSelection) -> bool:
@@ -215,14 +217,10 @@ def _waiting(config: Config, spark: SparkSession, wanted: DeadLetterSelection) -
 def _sink(
     config: Config, wanted: DeadLetterSelection, on_step: Callable[[Step], None] | None
 ) -> tuple[Sink, DeadLetterSource]:
-    feeds: list[DeadLetterSource] = []
-
-    def feed(sink: Sink) -> DeadLetterSource:
-        feeds.append(DeadLetterSource(sink, config, wanted))
-        return feeds[0]
-
-    sink = Sink(replaying(config), feed=feed, on_step=on_step)
-    return sink, feeds[0]
+    source = partial(DeadLetterSource, wanted=wanted, of=config)
+    sink = Sink(replaying(config), source=source, on_step=on_step)
+    assert isinstance(sink.source, DeadLetterSource)
+    return sink, sink.source
 
 
 def values(outcome: ReplayReport, dry: bool) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from rich.console import Console
 
 from frazil.commit.protocol import TableCommitter, chain, ledger_tag
 from frazil.commit.rewind import refuse_unfinished
+from frazil.commit.startup import staging_folder
 from frazil.config.model import Config
 from frazil.errors import ConfigError, FrazilError
 from frazil.iceberg.java import JavaCatalog, JavaTable
@@ -51,7 +52,6 @@ from frazil.sources.intervention import (
     overtaken,
 )
 from frazil.spark.open_table import Open
-from frazil.startup import staging_folder
 
 #: With more partitions than this, healthy ones are not shown one by one.
 _SHOWN = 50
@@ -199,15 +199,11 @@ def _reached(
 
 def done(config: Config, spark: SparkSession, plan: OffsetsPlan, note: OperatorNote) -> OffsetsPlan:
     """Apply the plan; running processes of the sink are fenced."""
-    feeds: list[InterventionSource] = []
-
-    def feed(host: Sink) -> InterventionSource:
-        feeds.append(InterventionSource(host, plan.wanted, note, plan.now))
-        return feeds[0]
-
-    sink = Sink(config, feed=feed)
+    source = partial(InterventionSource, wanted=plan.wanted, note=note, expected=plan.now)
+    sink = Sink(config, source=source)
     sink.once(spark)
-    decision = feeds[0].decision
+    assert isinstance(sink.source, InterventionSource)
+    decision = sink.source.decision
     return replace(
         plan, decision=decision, note=replace(note, says=decision.says), epoch=sink.epoch
     )

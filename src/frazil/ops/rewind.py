@@ -24,6 +24,7 @@ from rich.console import Console
 from frazil.commit.protocol import TableCommitter
 from frazil.commit.rewind import RewindSteps, Without, fence
 from frazil.commit.rewind_plan import COLUMNS, RewindPlan, earliest
+from frazil.commit.startup import staging_folder
 from frazil.commit.tables import parallel_map, writer_spec
 from frazil.config.model import Config, TableConfig
 from frazil.errors import ConfigError, Expired, Fatal, FrazilError, IdentityMismatch
@@ -37,7 +38,6 @@ from frazil.offsets import BATCHES, Cut, Range
 from frazil.ops.index_rebuild import taken_out
 from frazil.ops.locate import branch_of
 from frazil.render import TextTable, counted
-from frazil.startup import staging_folder
 
 #: Number of tables shown one by one; of the rest, a sum.
 _SHOWN = 50

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from frazil.commit.protocol import CommitTable, TableCommitter, ledger_tag
 from frazil.commit.rewind import refuse_unfinished
+from frazil.commit.startup import astray, forgotten, unindexed
 from frazil.config.model import Config, remembered
 from frazil.errors import FrazilError, IdentityMismatch
 from frazil.iceberg.static_table import ReadOnlyTable
@@ -23,7 +24,6 @@ from frazil.ledger.entry import head
 from frazil.ledger.index import ENDS, ends
 from frazil.ledger.sink_state import announced_tables
 from frazil.spark.open_table import Open
-from frazil.startup import astray, forgotten, unindexed
 
 
 def in_doubt(config: Config, opened: Open) -> dict[str, dict[str, str]]:

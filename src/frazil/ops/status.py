@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from frazil.commit.protocol import TableCommitter, ledger_tag
+from frazil.commit.startup import staging_folder
 from frazil.config.model import Config, duration
 from frazil.errors import IdentityMismatch
 from frazil.iceberg.java import JavaCatalog, JavaTable
@@ -29,7 +30,6 @@ from frazil.ops.startup_checks import in_doubt
 from frazil.render import counted
 from frazil.sources.dead_letters import replaying
 from frazil.spark.open_table import Open
-from frazil.startup import staging_folder
 
 #: Age in seconds from which an unreferenced Iceberg file belongs to no commit in progress: in the
 #: index, and in tables, where other writers may take longer (Iceberg's procedure waits as long).

@@ -45,6 +45,9 @@ class MetadataColumns:
         return [field for field in fields if field.name]
 
 
+#: Of a table whose rows carry none, or carry them as ordinary columns.
+NO_METADATA = MetadataColumns("", "", "", "")
+
 #: The last millisecond that a timestamp in microseconds can hold, in the year 294247. Kafka accepts
 #: any 64-bit number as a record's timestamp.
 LAST_MS = (2**63 - 1) // 1000

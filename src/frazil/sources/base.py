@@ -3,10 +3,12 @@
 `kafka`: Kafka straight into the tables. Spark gets offset ranges and never a record.
 `dataframe`: any streaming DataFrame.
 
-A source knows its input and how rows become files; it knows nothing of ledgers and commits. The
-sink calls, in this order: `look` before anything is claimed, `start` for the cut that the claim
-records, `resume` once the end of the previous run is known, `stream` for the DataFrame that Spark
-drives, and then `write` for each batch.
+A source is a function of values: planned offsets and tables in, written files and missing tables
+out. It knows nothing of ledgers and commits, and never calls the sink. The sink calls, in this
+order: `look` before anything is claimed, `start` for the cut that the claim records, `resume` once
+the end of the previous run is known, `sample` for the tables of the next records, `stream` for the
+DataFrame that Spark drives, and then for each batch `plan`, `run` until no table is missing, and
+`check`.
 """
 
 from __future__ import annotations
@@ -22,17 +24,14 @@ from typing import Protocol, TypeVar
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from frazil.config.model import Config
-from frazil.files.writer import DataFileDescriptor, WriterSpec
-from frazil.kafka.planner import BatchGathering, TopicIdentity
+from frazil.files.writer import DataFileDescriptor
+from frazil.kafka.planner import TopicIdentity
 from frazil.ledger.entry import LedgerEntry
 from frazil.ledger.staged_batch import RangeCounts
 from frazil.offsets import Cut, Range
 from frazil.pipeline.chunk import TablePlan
 from frazil.pipeline.projection import MetadataColumns
-from frazil.pipeline.versions import VersionLookup
-
-T = TypeVar("T")
+from frazil.spark.checkpoint import SourceOffsets
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,50 +87,66 @@ class WriteResult:
         return sum(tally.skipped for tally in tallies)
 
 
-class SourceHost(Protocol):
-    """The interface of a sink for its source."""
+@dataclass(slots=True)
+class StreamState:
+    """How far the batches of one run are. Written by the thread of the batches, read by others."""
 
-    config: Config
-    #: how long records may wait for a batch
-    gathering: BatchGathering
-
-    def shape(
-        self, columns: pa.Schema, metadata: MetadataColumns, among: MetadataColumns | None = None
-    ) -> WriterSpec:
-        """The writer spec of the table for these columns and those of `metadata` behind them.
-        Creates the table if it is missing; raises where the columns do not fit. `among`: metadata
-        columns that are part of `columns`."""
-
-    def check_fits(self, columns: pa.Schema, metadata: MetadataColumns) -> None:
-        """Raises where such columns would not fit; creates and claims nothing."""
-
-    def provide(self, needs: Mapping[str, pa.Schema]) -> None:
-        """Create or evolve these tables so that records with such columns fit."""
-
-    def plans(self) -> dict[str, TablePlan]:
-        """The existing tables, as the tasks of a batch need them."""
-
-    def known(self, table: str) -> tuple[VersionLookup, ...]:
-        """Where to look up the order of keys of the table: in staged files, in live files, and in
-        the `_deleted` table."""
+    sink: str
+    epoch: int
+    #: behind the last staged batch
+    position: StreamPosition
+    #: number of the batch in progress
+    number: int
 
     @property
-    def refused(self) -> Mapping[str, str]:
-        """Tables that could not be created or evolved as records need it, and why."""
-
-    @property
-    def number(self) -> int:
-        """The number of the batch in progress."""
-
-    def patiently(self, call: Callable[[], T]) -> T:
-        """`call`, retried while a server is unavailable."""
-
-    @property
-    def prefix(self) -> str:
-        """The file name prefix of the batch in progress."""
+    def file_prefix(self) -> str:
+        """For names of files of the batch in progress."""
+        return f"frazil-{self.sink}-{self.epoch}-{self.number}"
 
 
-class BatchSource(Protocol):
+@dataclass(frozen=True, slots=True)
+class BatchTables:
+    """The sink's tables, as one run of a batch needs them."""
+
+    plans: Mapping[str, TablePlan]
+    #: tables that could not be created or evolved as records need it, and why
+    refused: Mapping[str, str]
+    #: number of the batch, and the prefix of its files' names
+    number: int
+    file_prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBatch:
+    """The offsets of one micro-batch, before any record of it is read."""
+
+    frame: DataFrame
+    position: StreamPosition
+    ranges: Sequence[Range] = ()
+    #: offsets of Spark's sources before and after it
+    before: SourceOffsets = field(default_factory=SourceOffsets)
+    after: SourceOffsets = field(default_factory=SourceOffsets)
+
+
+@dataclass(frozen=True)
+class BatchRun:
+    """The results of the tasks that ran over a planned batch; each source adds its own."""
+
+    #: tables that must be created or evolved first, with the columns that records need
+    missing: Mapping[str, pa.Schema] = field(default_factory=dict)
+    #: the batch must run again with the current files of the tables, or in smaller parts
+    again: bool = False
+
+
+RunT = TypeVar("RunT", bound=BatchRun)
+
+
+class BatchSource(Protocol[RunT]):
+    #: tables whose columns are known before a record is read, and which of these columns hold a
+    #: record's topic, partition, offset and timestamp (None: the sink adds columns for them)
+    columns: Mapping[str, pa.Schema]
+    metadata: MetadataColumns | None
+
     def template(self, table: str) -> str:
         """The `[[table]]` that a table was created from: its own name, or a template's."""
 
@@ -141,11 +156,19 @@ class BatchSource(Protocol):
     def start(self, position: Cut) -> Cut:
         """`position`, plus the first offsets of partitions that it does not contain."""
 
-    def check(self, reached: Callable[[], StreamPosition]) -> None:
+    def check_resumable(self, reached: Callable[[], StreamPosition]) -> None:
         """Raises where the stream could not continue from there. Nothing is claimed yet."""
 
-    def resume(self, reached: StreamPosition, life: str) -> None:
+    def resume(self, reached: StreamPosition, epoch: int) -> None:
         """The next query begins there: the first one of a run, or a restarted one."""
+
+    @property
+    def required(self) -> Mapping[str, pa.Schema]:
+        """Tables that must exist before the first batch."""
+
+    def sample(self, tables: BatchTables) -> Mapping[str, pa.Schema]:
+        """Tables that are missing for the next records, as far as these can be seen before the
+        first batch; empty where none is."""
 
     def stream(self, spark: SparkSession, until: Cut | None) -> DataFrame: ...
 
@@ -155,13 +178,20 @@ class BatchSource(Protocol):
     def opening(self, batch: int, reached: StreamPosition) -> WriteResult | None:
         """A result that must be in the ledger before the first batch is read."""
 
-    def write(self, frame: DataFrame, batch: int, reached: StreamPosition) -> WriteResult | None:
-        """The files of one micro-batch; None where there is nothing to stage."""
+    def plan(self, frame: DataFrame, batch: int, reached: StreamPosition) -> PlannedBatch | None:
+        """The offsets of a micro-batch; None where an earlier run has staged them."""
+
+    def run(self, plan: PlannedBatch, tables: BatchTables) -> RunT:
+        """Read and write the records on executors. Only results of successful tasks count."""
+
+    def check(self, plan: PlannedBatch, tables: BatchTables, run: RunT) -> WriteResult | None:
+        """The batch, once every planned offset has exactly one outcome, and every written one a row
+        in a file; raises otherwise. None where there is nothing to stage."""
 
     def ends(self) -> Cut:
         """The current end of the stream."""
 
-    def untold(self) -> list[Range]:
+    def carried(self) -> list[Range]:
         """Ranges with no visible records, held back until a table exists whose ledger can record
         them."""
 
@@ -182,7 +212,7 @@ class TemporaryView:
     def __init__(self) -> None:
         self._made = ""
 
-    def folder(self, root: str, life: str) -> str:
+    def folder(self, root: str, epoch: int) -> str:
         """A new folder: below `root`, where folders of runs long over are removed, or anywhere."""
         if not root:
             self.remove()
@@ -190,9 +220,9 @@ class TemporaryView:
             return self._made
         root = root.rstrip("/")
         for old in Path(root).glob("epoch-*") if Path(root).is_dir() else ():
-            if int(old.name.split("-")[1]) < int(life) - 1:
+            if int(old.name.split("-")[1]) < epoch - 1:
                 shutil.rmtree(old, ignore_errors=True)
-        return f"{root}/epoch-{life}-{uuid.uuid4().hex[:8]}"
+        return f"{root}/epoch-{epoch}-{uuid.uuid4().hex[:8]}"
 
     def remove(self) -> None:
         if self._made:

@@ -22,7 +22,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -41,15 +41,17 @@ from frazil.errors import (
     Overlap,
     SchemaMismatch,
 )
-from frazil.iceberg import schema
 from frazil.iceberg.java import HadoopFolder, PlanOperator, operators, refuse_what_cannot_append
 from frazil.kafka.planner import TopicIdentity, kafka_only
 from frazil.ledger.entry import LedgerEntry
 from frazil.ledger.staged_batch import RangeCounts
 from frazil.offsets import BATCHES, Cut, Partition, Range
-from frazil.pipeline.projection import MetadataColumns
+from frazil.pipeline.projection import NO_METADATA, MetadataColumns
+from frazil.retry import Retry
 from frazil.sources.base import (
-    SourceHost,
+    BatchRun,
+    BatchTables,
+    PlannedBatch,
     StreamPosition,
     TableWriteResult,
     TemporaryView,
@@ -99,17 +101,30 @@ _STATELESS = frozenset(
 )
 #: Sources whose offsets are their whole state; others keep more in the checkpoint.
 _PORTABLE = frozenset(["kafka", "rate-micro-batch", *FRAZIL])
-_NO_ORIGIN = MetadataColumns("", "", "", "")
 #: Rows per batch that Spark hands to Python: the number while their size is unknown, the most, and
 #: the bytes to aim at, by the size of rows in the batch before.
 _FIRST_ROWS, _MOST_ROWS, _HANDED_BYTES = 4_000, 10_000, 16 * 1024**2
 
 
+@dataclass(frozen=True)
+class DataFrameRun(BatchRun):
+    outcomes: Sequence[WriteOutcome] = ()
+    #: leader epochs in which the ranges were read, where that is certain
+    leaders: Mapping[Partition, int] = field(default_factory=dict)
+    #: records and offsets without one, as the tasks of `frazil.read` counted them
+    counts: ReadCounts = field(default_factory=dict)
+
+
 class DataFrameSource:
-    def __init__(self, host: SourceHost, build: Callable[[SparkSession], DataFrame]) -> None:
-        self._host = host
-        self._config: Config = host.config
+    def __init__(
+        self, config: Config, retry: Retry, build: Callable[[SparkSession], DataFrame]
+    ) -> None:
+        self._config = config
+        self._retry = retry
         self._build = build
+        #: of the DataFrame; the metadata columns are among them
+        self.columns: Mapping[str, pa.Schema] = {}
+        self.metadata: MetadataColumns | None = None
         self._temporary = TemporaryView()
         self._row_bytes = 0.0
 
@@ -138,10 +153,8 @@ class DataFrameSource:
         self._sources = [operator for operator in self._operators if operator.source]
         self._reads = [source.options for source in self._sources if source.source in FRAZIL]
         self._refuse()
-        self._columns = _columns(self._frame, table.name)
-        self._metadata = self._origin_columns(self._columns)
-        # The metadata columns are part of the rows: for the table they are ordinary columns.
-        self._host.check_fits(self._columns, _NO_ORIGIN)
+        columns = _columns(self._frame, table.name)
+        self.columns, self.metadata = {table.name: columns}, self._origin_columns(columns)
         self._bound = self._why_bound()
         if self._bound and not self._config.sink.checkpoint_location:
             raise ConfigError(
@@ -159,7 +172,7 @@ class DataFrameSource:
     def start(self, position: Cut) -> Cut:
         return position
 
-    def check(self, reached: Callable[[], StreamPosition]) -> None:
+    def check_resumable(self, reached: Callable[[], StreamPosition]) -> None:
         for left in (2, 1, 0):
             position = reached()
             try:
@@ -197,7 +210,7 @@ class DataFrameSource:
         """Identity of the topics, as far as Kafka can be asked."""
         cluster, topics = "", dict[str, str]()
         for kafka in self._planners:
-            now, _ = self._host.patiently(kafka.origin)
+            now, _ = self._retry(kafka.origin)
             if cluster and now.cluster != cluster:
                 raise ConfigError(
                     f"cannot read from two Kafka clusters in one query: {cluster} and "
@@ -243,11 +256,11 @@ class DataFrameSource:
         ):
             stamp = table.timestamp_column
             return MetadataColumns(*names, stamp if stamp in columns.names else "")
-        return _NO_ORIGIN
+        return NO_METADATA
 
     # ── resuming after the previous run ──────────────────────────────────────────────────────
 
-    def resume(self, reached: StreamPosition, life: str) -> None:
+    def resume(self, reached: StreamPosition, epoch: int) -> None:
         ledger_end = _place(reached)
         if self._bound:
             self.checkpoint = self._config.sink.checkpoint_location.rstrip("/")
@@ -255,26 +268,24 @@ class DataFrameSource:
             self._agree(self._log, reached)
         else:
             self._seedable(ledger_end)
-            self.checkpoint = self._temporary.folder(self._config.sink.checkpoint_location, life)
+            self.checkpoint = self._temporary.folder(self._config.sink.checkpoint_location, epoch)
             self._log = Checkpoint(HadoopFolder(self._spark, self.checkpoint), bound=False)
             if ledger_end != SourceOffsets():
                 self._log.seed(ledger_end, self._kinds)
         self._compare(kafka_only(reached.cut), reached.origin.leaders)
-        shape = self._host.shape(self._columns, _NO_ORIGIN, self._metadata)
-        event_time = schema.event_time_column(shape.schema, self._config.tables[0])
-        origin = (self._metadata.topic, self._metadata.partition, self._metadata.offset)
-        self._plan = WritePlan(
-            table=shape,
-            origin=origin if self._metadata.offset else None,
-            event_time=event_time if _is_timestamp(shape.arrow, event_time) else "",
-            file_prefix="",
-        )
+
+    @property
+    def required(self) -> Mapping[str, pa.Schema]:
+        return self.columns
+
+    def sample(self, tables: BatchTables) -> Mapping[str, pa.Schema]:
+        return {}  # all columns are known
 
     def _compare(self, position: Cut, epochs: Mapping[Partition, int]) -> None:
         """Raises where our own sources have lost records that were read in these epochs."""
         if epochs:
             for kafka in self._own:
-                self._host.patiently(functools.partial(kafka.compare, position, epochs))
+                self._retry(functools.partial(kafka.compare, position, epochs))
 
     @property
     def _kinds(self) -> list[str]:
@@ -370,7 +381,7 @@ class DataFrameSource:
                 ends = {p: end for p, end in ends.items() if p.topic != topic or p[1] in numbers}
         return Cut(ends)
 
-    def untold(self) -> list[Range]:
+    def carried(self) -> list[Range]:
         return []
 
     def close(self) -> None:
@@ -392,7 +403,7 @@ class DataFrameSource:
         nothing = {self._config.tables[0].name: TableWriteResult((), ())}
         return WriteResult(cut, cut, nothing, self._origin_now(), {}, text)
 
-    def write(self, frame: DataFrame, batch: int, reached: StreamPosition) -> WriteResult | None:
+    def plan(self, frame: DataFrame, batch: int, reached: StreamPosition) -> PlannedBatch | None:
         before, after, ledger_end = self._log.before(batch), self._log.after(batch), _place(reached)
         if ledger_end.cut and not ledger_end.text and ledger_end.cut == before.cut:
             ledger_end = before  # fed by ranges so far: the ledger has no text of Spark's
@@ -404,24 +415,45 @@ class DataFrameSource:
             return None
         if before != ledger_end and (ledger_end != SourceOffsets() or batch):
             self._apart(before, after, ledger_end)
-        number = reached.cut.get(BATCHES, 0)
-        end = {**reached.cut, **after.cut, BATCHES: number + 1}
-        begin = {**reached.cut, **began(before, after), BATCHES: number}
+        begin, end = {**reached.cut, **began(before, after)}, {**reached.cut, **after.cut}
         ranges = [Range(p, begin[p], end[p]) for p in sorted(after.cut) if end[p] > begin[p]]
-        earlier, led = [told(given) for given in self._reads], self._led(ranges)
-        outcomes = self._run(frame)
-        records = [told(given) for given in self._reads]
-        epochs = steady(led, self._led(ranges)) | epochs_told(ranges, earlier, records)
+        return PlannedBatch(frame, reached, ranges, before, after)
+
+    def run(self, plan: PlannedBatch, tables: BatchTables) -> DataFrameRun:
+        table = tables.plans[self._config.tables[0].name]
+        metadata = self.metadata or NO_METADATA
+        origin = (metadata.topic, metadata.partition, metadata.offset)
+        write_plan = WritePlan(
+            table=table.shape,
+            origin=origin if metadata.offset else None,
+            event_time=table.event_time
+            if _is_timestamp(table.shape.arrow, table.event_time)
+            else "",
+            file_prefix=tables.file_prefix,
+        )
+        counts_before = [told(given) for given in self._reads]
+        led_before = self._led(plan.ranges)
+        outcomes = self._run(plan.frame, write_plan)
+        counts = [told(given) for given in self._reads]
+        leaders = steady(led_before, self._led(plan.ranges))
+        leaders |= epochs_told(plan.ranges, counts_before, counts)
+        every = {key: value for read in counts for key, value in read.items()}
+        return DataFrameRun(outcomes=outcomes, leaders=leaders, counts=every)
+
+    def check(
+        self, plan: PlannedBatch, tables: BatchTables, run: DataFrameRun
+    ) -> WriteResult | None:
+        reached, ranges, outcomes = plan.position, plan.ranges, run.outcomes
         origin = self._origin_now()
         # A topic that was recreated between plan and fetch has other records.
-        TopicIdentity(after.cluster, after.topics).check(origin)
+        TopicIdentity(plan.after.cluster, plan.after.topics).check(origin)
         reached.origin.check(origin)
-        leaders = self._leaders(Cut(begin), ranges, reached.origin, epochs)
+        number = reached.cut.get(BATCHES, 0)
+        begin = Cut({**reached.cut, **began(plan.before, plan.after), BATCHES: number})
+        leaders = self._leaders(begin, ranges, reached.origin, run.leaders)
         tallies = None
-        if not self._holds_back and set(after.cut.topics) <= set(origin.topics):
-            tallies = accounted(
-                ranges, outcomes, {k: v for counts in records for k, v in counts.items()}
-            )
+        if not self._holds_back and set(plan.after.cut.topics) <= set(origin.topics):
+            tallies = accounted(ranges, outcomes, run.counts)
         if tallies is None:
             tallies = [RangeCounts(r, 0, merged=len(r)) for r in ranges]
         tallies = [_timed(tally, outcomes) for tally in tallies]
@@ -429,24 +461,21 @@ class DataFrameSource:
         spans = [outcome.watermark for outcome in outcomes if outcome.watermark]
         span = (min(s[0] for s in spans), max(s[1] for s in spans)) if spans else None
         tallies.append(RangeCounts(Range(BATCHES, number, number + 1), rows, watermark=span))
+        files = tuple(file for outcome in outcomes for file in outcome.files)
         return WriteResult(
-            begin=Cut(begin),
-            end=Cut(end),
-            tables={
-                self._config.tables[0].name: TableWriteResult(
-                    tuple(tallies), tuple(file for outcome in outcomes for file in outcome.files)
-                )
-            },
+            begin=begin,
+            end=Cut({**reached.cut, **plan.after.cut, BATCHES: number + 1}),
+            tables={self._config.tables[0].name: TableWriteResult(tuple(tallies), files)},
             origin=TopicIdentity(origin.cluster, origin.topics, leaders),
             seconds=added([outcome.seconds for outcome in outcomes]),
-            source=(before.text, after.text),
+            source=(plan.before.text, plan.after.text),
         )
 
     def _led(self, ranges: Sequence[Range]) -> dict[Partition, int]:
         """Current leader epochs, of sources whose tasks do not report those they read in."""
         partitions, epochs = [r.partition for r in ranges], dict[Partition, int]()
         for kafka in self._silent if partitions else ():
-            epochs |= self._host.patiently(functools.partial(kafka.led, partitions))
+            epochs |= self._retry(functools.partial(kafka.led, partitions))
         return epochs
 
     def _leaders(
@@ -464,8 +493,7 @@ class DataFrameSource:
         self._compare(begin, {p: e for p, e in changed.items() if epochs.get(p) != e})
         return {**known.without(passed).leaders, **epochs}
 
-    def _run(self, frame: DataFrame) -> list[WriteOutcome]:
-        plan = replace(self._plan, file_prefix=self._host.prefix)
+    def _run(self, frame: DataFrame, plan: WritePlan) -> list[WriteOutcome]:
         # Numbered: PySpark looks columns up by name there, and takes a backtick for a quote.
         numbered = frame.toDF(*(f"c{i}" for i in range(len(frame.columns))))
         write = functools.partial(write_all, plan, names=tuple(frame.columns))
@@ -624,17 +652,21 @@ def _told(place: SourceOffsets) -> str:
 def _columns(frame: DataFrame, table: str) -> pa.Schema:
     """The DataFrame's columns in Arrow's types; raises for one that Iceberg has no type for."""
     columns = []
-    for field in frame.schema:
+    for spark_field in frame.schema:
         try:
-            [column] = to_arrow_schema(type(frame.schema)([field]))
+            [column] = to_arrow_schema(type(frame.schema)([spark_field]))
         except (PySparkException, TypeError, ValueError):
             column = None
         lacking = column is None or pa.types.is_null(column.type)
-        if lacking or pa.types.is_duration(column.type) or "variant" in field.dataType.typeName():
+        if (
+            lacking
+            or pa.types.is_duration(column.type)
+            or "variant" in spark_field.dataType.typeName()
+        ):
             raise SchemaMismatch(
-                f"cannot write to table {table}: column {field.name!r} is "
-                f"{field.dataType.simpleString()}, which Iceberg has no type for",
-                hint=f"cast it, or leave it out: .drop({field.name!r})",
+                f"cannot write to table {table}: column {spark_field.name!r} is "
+                f"{spark_field.dataType.simpleString()}, which Iceberg has no type for",
+                hint=f"cast it, or leave it out: .drop({spark_field.name!r})",
             )
         columns.append(column)
     return pa.schema(columns)

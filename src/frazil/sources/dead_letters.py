@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -30,7 +30,7 @@ from frazil.config.model import (
 )
 from frazil.errors import AccountingError, ConfigError, IdentityMismatch
 from frazil.iceberg.java import JavaCatalog
-from frazil.kafka.planner import TopicIdentity
+from frazil.kafka.planner import BatchGathering, TopicIdentity
 from frazil.ledger.entry import LedgerEntry
 from frazil.ledger.sink_state import REPLAY, known_tables
 from frazil.ledger.staged_batch import RangeCounts
@@ -46,8 +46,16 @@ from frazil.pipeline.replay import (
     run_all,
 )
 from frazil.pipeline.task import RangeResult
-from frazil.sources.base import SourceHost, StreamPosition, TableWriteResult, WriteResult, added
-from frazil.sources.kafka import KafkaSource
+from frazil.retry import Retry
+from frazil.sources.base import (
+    BatchTables,
+    PlannedBatch,
+    StreamPosition,
+    TableWriteResult,
+    WriteResult,
+    added,
+)
+from frazil.sources.kafka import KafkaRun, KafkaSource
 
 _KEY = (NOTES.topic, NOTES.partition, NOTES.offset)
 
@@ -189,10 +197,18 @@ class DeadLetterSource(KafkaSource):
 
     paced = False
 
-    def __init__(self, host: SourceHost, config: Config, wanted: DeadLetterSelection) -> None:
-        """`config`: of the sink that wrote the dead letters."""
-        super().__init__(host)
-        self._config = config
+    def __init__(
+        self,
+        config: Config,
+        retry: Retry,
+        gathering: BatchGathering,
+        *,
+        wanted: DeadLetterSelection,
+        of: Config,
+    ) -> None:
+        """`config`: of the replaying sink; `of`: of the sink that wrote the dead letters."""
+        super().__init__(config, retry, gathering)
+        self._config = config = of
         self._wanted = wanted
         self._notes = notes_table(config)
         self._known: list[str] = []  # tables that the sink itself has created
@@ -212,8 +228,14 @@ class DeadLetterSource(KafkaSource):
     def start(self, position: Cut) -> Cut:
         return Cut({BATCHES: 0, **position})
 
-    def resume(self, reached: StreamPosition, life: str) -> None:
-        self._host.provide({self._notes: NOTE_COLUMNS})
+    def resume(self, reached: StreamPosition, epoch: int) -> None: ...
+
+    @property
+    def required(self) -> Mapping[str, pa.Schema]:
+        return {self._notes: NOTE_COLUMNS}
+
+    def sample(self, tables: BatchTables) -> Mapping[str, pa.Schema]:
+        return {}
 
     def stream(self, spark: SparkSession, until: Cut | None) -> DataFrame:
         """The waiting dead letters of the selection, in order within each Spark partition."""
@@ -225,9 +247,16 @@ class DeadLetterSource(KafkaSource):
     def ends(self) -> Cut:
         return Cut()
 
-    def write(self, frame: DataFrame, batch: int, reached: StreamPosition) -> WriteResult | None:
+    def plan(self, frame: DataFrame, batch: int, reached: StreamPosition) -> PlannedBatch | None:
         self._number = reached.cut[BATCHES]
-        results = self._settled(lambda: self._replayed(frame))
+        self._isolating = False
+        return PlannedBatch(frame, reached)
+
+    def _run(self, planned: PlannedBatch, tables: BatchTables) -> KafkaRun:
+        return KafkaRun(results=self._replayed(planned.frame, tables))
+
+    def check(self, plan: PlannedBatch, tables: BatchTables, run: KafkaRun) -> WriteResult | None:
+        results, reached = run.results, plan.position
         total = sum((result.total for result in results), self._nothing)
         self._count(results, total)
         if not total.written + total.skipped:
@@ -242,9 +271,9 @@ class DeadLetterSource(KafkaSource):
             seconds=added([result.seconds for result in results]),
         )
 
-    def would(self, frame: DataFrame) -> ReplayReport:
-        """A dry run of `write`, as far as possible without creating or evolving tables."""
-        results = self._replayed(frame, look=True)
+    def would(self, frame: DataFrame, tables: BatchTables) -> ReplayReport:
+        """A dry run, as far as possible without creating or evolving tables."""
+        results = self._replayed(frame, tables, look=True)
         self._count(results, sum((result.total for result in results), self._nothing))
         self.outcome.needs = sorted({name for result in results for name in result.needs})
         return self.outcome
@@ -253,14 +282,16 @@ class DeadLetterSource(KafkaSource):
     def _nothing(self) -> RangeCounts:
         return RangeCounts(Range(BATCHES, self._number, self._number + 1), 0)
 
-    def _replayed(self, frame: DataFrame, look: bool = False) -> list[RangeResult]:
-        plan = self._plan()
-        tables = dict(plan.tables)
-        notes = tables.pop(self._notes, None)
+    def _replayed(
+        self, frame: DataFrame, tables: BatchTables, look: bool = False
+    ) -> list[RangeResult]:
+        plan = self._plan(tables)
+        plans = dict(plan.tables)
+        notes = plans.pop(self._notes, None)
         if notes is None and not look:
-            why = self._host.refused.get(self._notes, "it is not there")
+            why = tables.refused.get(self._notes, "it is not there")
             raise IdentityMismatch(f"cannot note in table {self._notes} what is replayed: {why}")
-        replay = ReplayPlan(replace(plan, tables=tables), None if look else notes, self._number)
+        replay = ReplayPlan(replace(plan, tables=plans), None if look else notes, self._number)
         rows = frame.mapInArrow(functools.partial(_tasks, replay), OUTCOMES).collect()
         self._again = sorted(
             (ReplayResult(*values) for row in rows for values in json.loads(row.again)),

@@ -20,11 +20,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from frazil.config.model import Config
 from frazil.errors import ConfigError, Expired, Fatal, IdentityMismatch
 from frazil.kafka.planner import (
+    BatchGathering,
     Planner,
     TopicIdentity,
     Watermarks,
@@ -34,8 +36,15 @@ from frazil.kafka.planner import (
 from frazil.ledger.entry import LedgerEntry, OperatorNote
 from frazil.ledger.staged_batch import RangeCounts
 from frazil.offsets import Cut, Partition, Range, newest_names
-from frazil.sources.base import SourceHost, StreamPosition, TableWriteResult, WriteResult
-from frazil.sources.kafka import KafkaSource
+from frazil.retry import Retry
+from frazil.sources.base import (
+    BatchTables,
+    PlannedBatch,
+    StreamPosition,
+    TableWriteResult,
+    WriteResult,
+)
+from frazil.sources.kafka import KafkaRun, KafkaSource
 
 EARLIEST, LATEST = "earliest", "latest"
 
@@ -248,13 +257,16 @@ class InterventionSource(KafkaSource):
 
     def __init__(
         self,
-        host: SourceHost,
+        config: Config,
+        retry: Retry,
+        gathering: BatchGathering,
+        *,
         wanted: WantedPosition,
         note: OperatorNote,
         expected: TopicIdentity | None = None,
     ) -> None:
         """`expected`: topic identity when the operator decided."""
-        super().__init__(host)
+        super().__init__(config, retry, gathering)
         if self._config.transform:
             raise ConfigError(
                 f"cannot {wanted.did}: sink {self._config.sink.id} has a [transform], and where "
@@ -264,7 +276,7 @@ class InterventionSource(KafkaSource):
         self._wanted = wanted
         self._note = note
         self._expected = expected
-        self._life = ""
+        self._epoch = 0
         self.decision = Intervention()
 
     def look(self, spark: SparkSession, entry: LedgerEntry | None) -> TopicIdentity:
@@ -285,8 +297,15 @@ class InterventionSource(KafkaSource):
     def start(self, position: Cut) -> Cut:
         return position
 
-    def resume(self, reached: StreamPosition, life: str) -> None:
-        self._life = life
+    def resume(self, reached: StreamPosition, epoch: int) -> None:
+        self._epoch = epoch
+
+    @property
+    def required(self) -> Mapping[str, pa.Schema]:
+        return {}
+
+    def sample(self, tables: BatchTables) -> Mapping[str, pa.Schema]:
+        return {}
 
     def stream(self, spark: SparkSession, until: Cut | None) -> DataFrame:
         return spark.range(0).toDF("id")
@@ -294,12 +313,18 @@ class InterventionSource(KafkaSource):
     def ends(self) -> Cut:
         return Cut()
 
-    def write(self, frame: DataFrame, batch: int, reached: StreamPosition) -> WriteResult | None:
-        known = reached.origin
+    def plan(self, frame: DataFrame, batch: int, reached: StreamPosition) -> PlannedBatch | None:
+        return PlannedBatch(frame, reached)
+
+    def run(self, plan: PlannedBatch, tables: BatchTables) -> KafkaRun:
+        return KafkaRun()
+
+    def check(self, plan: PlannedBatch, tables: BatchTables, run: KafkaRun) -> WriteResult | None:
+        reached, known = plan.position, plan.position.origin
         self._planner = asked(self._config, known, self._wanted)
         now, partitions = self._planner.origin()
         marks = self._planner.watermarks(partitions)
-        decision = decide(self._wanted, reached.cut, known, now, marks, self._life)
+        decision = decide(self._wanted, reached.cut, known, now, marks, str(self._epoch))
         self.decision = decision
         if not decision:
             return None
@@ -312,15 +337,17 @@ class InterventionSource(KafkaSource):
         return WriteResult(
             begin,
             begin.after(decision.lost),
-            tables=self._of_tables(tallies),
-            total=() if self._of_tables(tallies) else tuple(tallies),
+            tables=self._of_tables(tallies, tables),
+            total=() if self._of_tables(tallies, tables) else tuple(tallies),
             origin=decision.origin,
             seconds={},
             note=replace(self._note, says=decision.says).text(),
         )
 
-    def _of_tables(self, tallies: Sequence[RangeCounts]) -> dict[str, TableWriteResult]:
+    def _of_tables(
+        self, tallies: Sequence[RangeCounts], tables: BatchTables
+    ) -> dict[str, TableWriteResult]:
         """The ledger of an only table advances with the index's; those of several need not."""
-        if not self._config.one_table or not self._host.plans():
+        if not self._config.one_table or not tables.plans:
             return {}
         return {self._config.tables[0].name: TableWriteResult(tuple(tallies), ())}

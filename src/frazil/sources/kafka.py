@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import pyarrow as pa
 from pyspark import TaskContext, cloudpickle
@@ -23,7 +24,6 @@ from frazil.errors import (
     AccountingError,
     Conflict,
     Overlap,
-    SchemaMismatch,
     TooManyRejected,
     Unwritable,
     counted,
@@ -35,6 +35,7 @@ from frazil.formats.decoder import RecordFormat
 from frazil.iceberg.java import FAILED, HadoopFolder
 from frazil.kafka.planner import (
     FORMAT,
+    BatchGathering,
     Planner,
     TopicIdentity,
     kafka_only,
@@ -47,6 +48,7 @@ from frazil.ledger.staged_batch import RangeCounts
 from frazil.offsets import Cut, Partition, Range, join
 from frazil.pipeline.chunk import NewTable, add_need
 from frazil.pipeline.isolation import StationFailed
+from frazil.pipeline.projection import MetadataColumns
 from frazil.pipeline.routing import RoutingRules
 from frazil.pipeline.task import (
     LETTER_COLUMNS,
@@ -61,8 +63,11 @@ from frazil.pipeline.task import (
     run_all,
 )
 from frazil.pipeline.upsert import ShuffleBlock, UpsertResult, parts_of, shared
+from frazil.retry import Retry
 from frazil.sources.base import (
-    SourceHost,
+    BatchRun,
+    BatchTables,
+    PlannedBatch,
     StreamPosition,
     TableWriteResult,
     TemporaryView,
@@ -72,35 +77,43 @@ from frazil.sources.base import (
 from frazil.spark.checkpoint import Checkpoint, SourceOffsets
 from frazil.spark.read import register
 
-#: How often a batch is run again because tables had to be created or evolved for it. Each run
-#: reports all needs of all tasks: more than a few reruns mean that another writer changes the
-#: tables.
-_RERUNS = 8
 #: With fewer rejected records `max_fraction` does not apply: a quiet stream has batches of one
 #: record.
 _FEW = 100
+
+
+@dataclass(frozen=True)
+class KafkaRun(BatchRun):
+    results: Sequence[RangeResult] = ()
+    #: of upsert tables: files of rows and deletes
+    upserts: Mapping[str, UpsertResult] = field(default_factory=dict)
 
 
 class KafkaSource:
     paced = True
     stateful = False
 
-    def __init__(self, host: SourceHost) -> None:
-        self._host = host
-        self._config: Config = host.config
+    #: columns are known only from records, and the sink adds those of the metadata
+    columns: Mapping[str, pa.Schema] = MappingProxyType({})
+    metadata: MetadataColumns | None = None
+
+    def __init__(self, config: Config, retry: Retry, gathering: BatchGathering) -> None:
+        self._config = config
+        self._retry = retry
+        self._gathering = gathering
         self._kafka = self._config.kafka.resolved()
         self._format: RecordFormat = schema_sample.format_of(self._config)
         self._key_format = schema_sample.key_format_of(self._config)
         self._parallelism = 1
         self._rules = self._made_rules() if self._config.routes else None
         self._carried: list[RangeResult] = []
+        #: the next records when the run resumed, for `sample`
+        self._next: Sequence[Range] = ()
         #: changes of the batch in progress could not be written together
         self._isolating = False
         #: upsert tables in which several tasks of a batch changed the same key: this run shuffles
         #: their changes by key
         self._scattered: set[str] = set()
-        #: upsert results of the batch in progress
-        self._applied: dict[str, UpsertResult] = {}
         self._origin = TopicIdentity()
         self._leaders: Mapping[Partition, int] = {}
         self.checkpoint = ""
@@ -147,40 +160,37 @@ class KafkaSource:
             }
         )
 
-    def check(self, reached: Callable[[], StreamPosition]) -> None: ...
+    def check_resumable(self, reached: Callable[[], StreamPosition]) -> None: ...
 
     # ── resuming after the previous run ──────────────────────────────────────────────────────
 
-    def resume(self, reached: StreamPosition, life: str) -> None:
+    def resume(self, reached: StreamPosition, epoch: int) -> None:
         self._carried, self._places = [], {}  # of an earlier query; read again from `reached`
         self._reached = kafka_only(reached.cut)
         self._leaders = reached.origin.leaders
         self._planner.learn(reached.origin)
         _, partitions = self._planner.origin()
         self._planner.require(self._reached, self._planner.watermarks(partitions))
-        if letters := self._config.dead_letters.table:
-            self._host.provide({letters: LETTER_COLUMNS})
-        self._learn(self._planner.waiting(self._reached, schema_sample.RECORDS))
-        self.checkpoint = self._temporary.folder(self._config.sink.checkpoint_location, life)
+        self._next = [
+            Range(r.partition, r.start, min(r.end, r.start + schema_sample.RECORDS))
+            for r in self._planner.waiting(self._reached, schema_sample.RECORDS)
+        ]
+        self.checkpoint = self._temporary.folder(self._config.sink.checkpoint_location, epoch)
 
-    def _learn(self, ranges: Sequence[Range]) -> None:
-        """Create the tables, or check that they fit, from a sample of the next records."""
+    @property
+    def required(self) -> Mapping[str, pa.Schema]:
+        letters = self._config.dead_letters.table
+        return {letters: LETTER_COLUMNS} if letters else {}
+
+    def sample(self, tables: BatchTables) -> Mapping[str, pa.Schema]:
         if self._rules is not None and self._rules.wants_rows:
             # A user function may kill its process: a worker, never the driver.
-            return
-        few = [
-            Range(r.partition, r.start, min(r.end, r.start + schema_sample.RECORDS)) for r in ranges
-        ]
-        for _ in range(_RERUNS):
-            plan = self._plan()
-            needs: dict[str, pa.Schema] = {}
-            try:
-                _add_needs(needs, [run(plan, r, dry=True) for r in few])
-            except StationFailed:
-                return  # it fails in a task as well, where the record at fault is found
-            if not needs:
-                return
-            self._host.provide(needs)
+            return {}
+        plan = self._plan(tables)
+        try:
+            return _missing([run(plan, r, dry=True) for r in self._next])
+        except StationFailed:
+            return {}  # it fails in a task as well, where the record at fault is found
 
     def stream(self, spark: SparkSession, until: Cut | None) -> DataFrame:
         register(spark)
@@ -191,7 +201,7 @@ class KafkaSource:
             origin=TopicIdentity(self._origin.cluster, self._origin.topics, self._leaders),
             parallelism=self._parallelism,
             until=until,
-            gathering=self._host.gathering,
+            gathering=self._gathering,
         )
         return spark.readStream.format(FORMAT).options(**source).load()
 
@@ -199,7 +209,7 @@ class KafkaSource:
         _, partitions = self._planner.origin()
         return self._planner.watermarks(partitions).end
 
-    def untold(self) -> list[Range]:
+    def carried(self) -> list[Range]:
         return [result.total.range for result in self._carried]
 
     def close(self) -> None:
@@ -210,66 +220,55 @@ class KafkaSource:
     def opening(self, batch: int, reached: StreamPosition) -> WriteResult | None:
         return None  # the claim names it
 
-    def write(self, frame: DataFrame, batch: int, reached: StreamPosition) -> WriteResult | None:
-        """Run tasks over the ranges; only results of successful tasks count."""
-        ranges = self._ranges(frame.sparkSession, batch)
-        self._isolating = False
-        results = self._carried + self._settled(lambda: self._run(frame.sparkSession, ranges))
-        if not results:
-            return None  # a cut that only named new partitions
-        if self._config.one_table and not self._host.plans():
-            self._carried = results  # invisible offsets, no table yet: recorded with the next batch
-            return None
-        written = self._checked(results, reached)
-        self._carried = []
-        return written
-
-    def _ranges(self, spark: SparkSession, batch: int) -> list[Range]:
+    def plan(self, frame: DataFrame, batch: int, reached: StreamPosition) -> PlannedBatch | None:
         """The ranges that Spark planned for the batch, from its offset log. Tasks that read them as
         rows of the source would cost more than a small batch."""
-        log = Checkpoint(HadoopFolder(spark, self.checkpoint), bound=False)
+        log = Checkpoint(HadoopFolder(frame.sparkSession, self.checkpoint), bound=False)
         before, after = self._places.get(batch - 1) or log.before(batch), log.after(batch)
         self._places = {batch: after}
         self._origin = TopicIdentity(after.cluster, after.topics)
+        self._isolating = False
         # A new partition enters the cut, with its first offset, one batch before it is read.
-        return [
+        ranges = [
             Range(p, before.cut[p], offset)
             for p, offset in after.cut.items()
             if p in before.cut and offset > before.cut[p]
         ]
+        return PlannedBatch(frame, reached, ranges, before, after)
 
-    def _settled(self, run: Callable[[], list[RangeResult]]) -> list[RangeResult]:
-        """Results of the batch, run again as long as tables must be created or evolved for it."""
-        for _ in range(_RERUNS):
-            needs: dict[str, pa.Schema] = {}
-            try:
-                results = run()
-            except FAILED as error:
-                failure = from_traceback(str(error))
-                if isinstance(failure, Unwritable) and not self._isolating:
-                    self._isolating = True  # once more, in parts, to find the records at fault
-                elif not isinstance(failure, Conflict):
-                    raise
-                continue  # on a conflict: a file to look keys up in is gone, others have its rows
-            _add_needs(needs, results)
-            if not needs:
-                return results
-            self._host.provide(needs)
-        raise SchemaMismatch(
-            f"cannot write a batch: in {_RERUNS} tries the tables did not come to fit: "
-            f"{', '.join(sorted(needs))}",
-            hint="does somebody else change them?",
-        )
+    def run(self, plan: PlannedBatch, tables: BatchTables) -> KafkaRun:
+        try:
+            done = self._run(plan, tables)
+        except FAILED as error:
+            failure = from_traceback(str(error))
+            if isinstance(failure, Unwritable) and not self._isolating:
+                self._isolating = True  # once more, in parts, to find the records at fault
+            elif not isinstance(failure, Conflict):
+                raise
+            # On a conflict: a file to look keys up in is gone, others have its rows.
+            return KafkaRun(again=True)
+        return replace(done, missing=_missing(done.results))
 
-    def _plan(self) -> BatchPlan:
-        plans = self._host.plans()
+    def check(self, plan: PlannedBatch, tables: BatchTables, run: KafkaRun) -> WriteResult | None:
+        results = [*self._carried, *run.results]
+        if not results:
+            return None  # a cut that only named new partitions
+        if self._config.one_table and not tables.plans:
+            self._carried = results  # invisible offsets, no table yet: recorded with the next batch
+            return None
+        written = self._checked(replace(run, results=results), plan.position)
+        self._carried = []
+        return written
+
+    def _plan(self, tables: BatchTables) -> BatchPlan:
+        plans = dict(tables.plans)
         letters = plans.pop(self._config.dead_letters.table, None)
         if self._rules is not None:
             named = {table.name for table in self._config.tables if "{" not in table.name}
             notes = replayed(self._config.dead_letters.table)
             made = {*plans, *self._others()} - named - {notes}
             room = max(0, self._config.sink.max_tables - len(named) - len(made))
-            self._rules = self._rules.again(sorted({*made, *self._host.refused} - named), room)
+            self._rules = self._rules.again(sorted({*made, *tables.refused} - named), room)
         return BatchPlan(
             kafka=self._kafka,
             format=self._format,
@@ -282,50 +281,41 @@ class KafkaSource:
             rules=self._rules,
             only=self._config.tables[0].name,
             letters=letters,
-            refused=self._host.refused,
-            file_prefix=self._host.prefix,
-            batch=self._host.number,
+            refused=tables.refused,
+            file_prefix=tables.file_prefix,
+            batch=tables.number,
             patience=duration(self._config.sink.unavailable_timeout),
             client=self._config.sink.kafka_client == "librdkafka",
             isolating=self._isolating,
         )
 
-    def _looking(self) -> BatchPlan:
-        """The plan, with the files in which tasks look up the order of keys of ordered tables."""
-        plan = self._plan()
-        known = {
-            name: replace(table, known=self._host.known(name))
-            for name, table in plan.tables.items()
-            if table.order
-        }
-        return replace(plan, tables={**plan.tables, **known})
-
-    def _run(self, spark: SparkSession, ranges: Sequence[Range]) -> list[RangeResult]:
-        plan, pieces = self._looking(), self._pieces(ranges)
-        cut = len(pieces) > len(ranges)  # then several tasks may have the same key
+    def _run(self, planned: PlannedBatch, tables: BatchTables) -> KafkaRun:
+        spark, pieces = planned.frame.sparkSession, self._pieces(planned.ranges)
+        plan = self._plan(tables)
+        cut = len(pieces) > len(planned.ranges)  # then several tasks may have the same key
         keyed = {name for name, table in plan.tables.items() if table.key}
         apart = {name for name in keyed if plan.tables[name].partitioned_by_key}
         plan = replace(plan, together=frozenset((keyed if cut else self._scattered) - apart))
-        outcomes = self._told(spark, plan, pieces)
-        if scattered := self._shared(outcomes) - apart:
+        outcomes = self._collect(spark, plan, pieces)
+        if scattered := _shared(plan, outcomes) - apart:
             # Tasks wrote rows of the same key independently: discard all, and run again by key.
             _discard(plan, outcomes)
             self._scattered |= scattered
-            outcomes = self._told(spark, replace(plan, together=plan.together | scattered), pieces)
-        self._applied = {}
+            again = replace(plan, together=plan.together | scattered)
+            outcomes = self._collect(spark, again, pieces)
+        upserts: dict[str, UpsertResult] = {}
         for outcome in outcomes:
             if isinstance(outcome, UpsertOutcome):
-                known = self._applied.get(outcome.table)
-                self._applied[outcome.table] = known + outcome.done if known else outcome.done
-        self._applied |= {
-            remembered(name): done.noted for name, done in self._applied.items() if done.noted
-        }
-        return [
+                known = upserts.get(outcome.table)
+                upserts[outcome.table] = known + outcome.done if known else outcome.done
+        upserts |= {remembered(name): done.noted for name, done in upserts.items() if done.noted}
+        results = [
             result
             for outcome in outcomes
             if isinstance(outcome, EndedRange)
             for result in outcome.results
         ]
+        return KafkaRun(results=results, upserts=upserts)
 
     def _pieces(self, ranges: Sequence[Range]) -> list[Range]:
         by_key = any(table.partitioned_by_key for table in self._config.tables)
@@ -336,7 +326,7 @@ class KafkaSource:
             parallelism=1 if by_key else self._parallelism,
         )
 
-    def _told(
+    def _collect(
         self, spark: SparkSession, plan: BatchPlan, pieces: Sequence[Range]
     ) -> list[EndedRange | UpsertOutcome]:
         if not pieces:
@@ -366,23 +356,9 @@ class KafkaSource:
                 )
         return outcomes
 
-    def _shared(self, outcomes: Sequence[EndedRange | UpsertOutcome]) -> set[str]:
-        """Tables in which two tasks changed the same key independently."""
-        alone: dict[str, list[UpsertOutcome]] = {}
-        for outcome in outcomes:
-            if isinstance(outcome, UpsertOutcome) and outcome.alone:
-                alone.setdefault(outcome.table, []).append(outcome)
-        names = set()
-        for name, upserts in alone.items():
-            if pair := shared([upsert.done.hashes for upsert in upserts]):
-                names.add(name)
-                if self._host.plans()[name].partitioned_by_key:
-                    one, other = (upserts[i].alone for i in pair)
-                    raise _not_by_key(name, one, other)
-        return names
-
-    def _checked(self, results: Sequence[RangeResult], before: StreamPosition) -> WriteResult:
+    def _checked(self, run: KafkaRun, before: StreamPosition) -> WriteResult:
         """Checks the arithmetic (I3), continuity with the batch before, and topic identity."""
+        results, upserts = run.results, run.upserts
         for result in results:
             for name, tally in (("", result.total), *result.tallies.items()):
                 files = sum(file.rows for file in result.files.get(name, ()))
@@ -397,46 +373,25 @@ class KafkaSource:
         leaders = {p: e for p, e in {**before.origin.leaders, **last}.items() if e >= 0}
         begin = Cut({**{r.partition: r.start for r in ranges}, **reached})
         # A topic that was recreated between plan and fetch has other records.
-        self._origin.check(self._host.patiently(lambda: self._planner.origin()[0]))
+        self._origin.check(self._retry(lambda: self._planner.origin()[0]))
         touched = dict.fromkeys(name for result in ordered for name in result.tallies)
-        touched |= {name: None for name, done in self._applied.items() if done.files}
+        touched |= {name: None for name, done in upserts.items() if done.files}
         if self._config.one_table:
             touched = {self._config.tables[0].name: None}
         return WriteResult(
             begin,
             end,
-            tables={name: self._of_table(name, ordered) for name in touched},
+            tables={name: _of_table(name, ordered, upserts) for name in touched},
             total=() if self._config.one_table else _joined(r.total for r in ordered),
             origin=TopicIdentity(self._origin.cluster, self._origin.topics, leaders),
             rejected=_by_kind(ordered),
             seconds=added(
                 [
                     *(result.seconds for result in results),
-                    *({"write": done.seconds} for done in self._applied.values()),
+                    *({"write": done.seconds} for done in upserts.values()),
                 ]
             ),
         )
-
-    def _of_table(self, name: str, ordered: Sequence[RangeResult]) -> TableWriteResult:
-        nothing = RangeCounts(ordered[0].total.range, 0)
-        tallies = _joined(
-            result.tallies.get(name) or of_table(result.total, nothing)
-            for result in ordered
-            if name not in result.below
-        )
-        if name not in self._applied:
-            files = tuple(file for result in ordered for file in result.files.get(name, ()))
-            return TableWriteResult(tallies, files)
-        done = self._applied[name]
-        fate = "skipped" if name in map(remembered, self._applied) else "merged"
-        tallies = tuple(
-            _with_rows(tally, done.written.get(tally.range.partition, 0), fate) for tally in tallies
-        )
-        rows = sum(file.rows for file in done.files)
-        keys = sum(file.rows for file in done.deletes)
-        if rows != sum(tally.written for tally in tallies) or keys != done.keys:
-            raise _miscount(tallies[0], name, rows)
-        return TableWriteResult(tallies, done.files, done.deletes, keys)
 
     def _refuse_too_many(self, results: Sequence[RangeResult]) -> None:
         rejected = sum(result.total.rejected for result in results)
@@ -475,6 +430,46 @@ def _new(table: TableConfig) -> NewTable:
     )
 
 
+def _shared(plan: BatchPlan, outcomes: Sequence[EndedRange | UpsertOutcome]) -> set[str]:
+    """Tables in which two tasks changed the same key independently."""
+    alone: dict[str, list[UpsertOutcome]] = {}
+    for outcome in outcomes:
+        if isinstance(outcome, UpsertOutcome) and outcome.alone:
+            alone.setdefault(outcome.table, []).append(outcome)
+    names = set()
+    for name, upserts in alone.items():
+        if pair := shared([upsert.done.hashes for upsert in upserts]):
+            names.add(name)
+            if plan.tables[name].partitioned_by_key:
+                one, other = (upserts[i].alone for i in pair)
+                raise _not_by_key(name, one, other)
+    return names
+
+
+def _of_table(
+    name: str, ordered: Sequence[RangeResult], upserts: Mapping[str, UpsertResult]
+) -> TableWriteResult:
+    nothing = RangeCounts(ordered[0].total.range, 0)
+    tallies = _joined(
+        result.tallies.get(name) or of_table(result.total, nothing)
+        for result in ordered
+        if name not in result.below
+    )
+    if name not in upserts:
+        files = tuple(file for result in ordered for file in result.files.get(name, ()))
+        return TableWriteResult(tallies, files)
+    done = upserts[name]
+    fate = "skipped" if name in map(remembered, upserts) else "merged"
+    tallies = tuple(
+        _with_rows(tally, done.written.get(tally.range.partition, 0), fate) for tally in tallies
+    )
+    rows = sum(file.rows for file in done.files)
+    keys = sum(file.rows for file in done.deletes)
+    if rows != sum(tally.written for tally in tallies) or keys != done.keys:
+        raise _miscount(tallies[0], name, rows)
+    return TableWriteResult(tallies, done.files, done.deletes, keys)
+
+
 def _bucket(number: int) -> int:
     return number
 
@@ -501,10 +496,12 @@ def _discard(plan: BatchPlan, outcomes: Sequence[EndedRange | UpsertOutcome]) ->
         discard(shapes[name], files)
 
 
-def _add_needs(needs: dict[str, pa.Schema], results: Sequence[RangeResult]) -> None:
+def _missing(results: Sequence[RangeResult]) -> dict[str, pa.Schema]:
+    missing: dict[str, pa.Schema] = {}
     for result in results:
         for name, columns in result.needs.items():
-            add_need(needs, name, columns)
+            add_need(missing, name, columns)
+    return missing
 
 
 def _not_by_key(table: str, one: Partition | None, other: Partition | None) -> Overlap:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from frazil.errors import FrazilError
+from frazil.steps import Step
 from frazil.testing.kafka import die_with_parent
 
 Event = dict[str, Any]
@@ -268,7 +269,7 @@ def main() -> int:
 def _run(given: argparse.Namespace, out: IO[str]) -> int:
     from frazil.auditing.evidence import of_sink
     from frazil.config import model as configs
-    from frazil.sink import Sink, Step
+    from frazil.sink import Sink
     from frazil.spark.session import session
 
     config = configs.load(given.config)
@@ -287,19 +288,19 @@ def _run(given: argparse.Namespace, out: IO[str]) -> int:
         hold(reached.name, batch=reached.batch, records=reached.records)
 
     sink = Sink(config, on_step=on_step)
-    query = sink.start(spark)
-    tell(out, started=sink.epoch, position=sink.position.nested())
+    run = sink.start(spark)
+    tell(out, started=run.epoch, position=run.position.nested())
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         if given.until == "caught-up":
-            sink.wait_until(sink.ends())
+            run.wait_until(run.ends())
         else:
             while True:
-                query.awaitTermination(1)
-                sink.check()
+                run.awaitTermination(1)
+                run.check()
     finally:
-        sink.stop()
-    tell(out, caught_up=sink.position.nested())
+        run.stop()
+    tell(out, caught_up=run.position.nested())
     if given.audit:
         name = config.tables[0].name
         proof = of_sink(config, sink.catalog.look)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -30,7 +31,7 @@ from frazil.ledger.entry import LedgerEntry, Snapshot
 from frazil.ledger.sink_state import REPLAY, announced_tables
 from frazil.ledger.staged_batch import StagedBatch
 from frazil.offsets import Cut, Partition, Range
-from frazil.pipeline.projection import MetadataColumns
+from frazil.pipeline.projection import NO_METADATA
 from frazil.sources.base import BatchSource, StreamPosition
 
 #: Reads of a table before it counts as restored to an older state.
@@ -110,11 +111,11 @@ class Startup:
     epoch: int
     _spark: SparkSession
 
-    def __init__(self, config: Config, catalog: JavaCatalog, feed: BatchSource) -> None:
-        self.tables = SinkTables(catalog, config, feed.template)
+    def __init__(self, config: Config, catalog: JavaCatalog, source: BatchSource[Any]) -> None:
+        self.tables = SinkTables(catalog, config, source.template)
         self._config = config
         self._catalog = catalog
-        self._feed = feed
+        self._source = source
         self._alone = config.one_table
         #: where the index's rows of each table begin and end; None: not read yet
         self._told: dict[str, dict[Partition, tuple[int, int]]] | None = None
@@ -140,7 +141,7 @@ class Startup:
         """Open the existing tables, and `tables`: nothing is claimed, nothing can be written."""
         index_table = self._catalog.load(self._config.index_table)
         entry = self._open_index(index_table) if index_table else None
-        self._feed.look(spark, entry)
+        self._source.look(spark, entry)
         self._open_tables(entry)
         self.tables.open(tables)
         self.epoch = entry.epoch if entry else 0
@@ -155,9 +156,14 @@ class Startup:
         index_table = self._catalog.load(self._config.index_table)
         entry = self._open_index(index_table) if index_table else None
         self._open_tables(entry)
-        self.origin = self._feed.look(spark, entry)
+        self.origin = self._source.look(spark, entry)
+        for name, columns in self._source.columns.items():
+            # The metadata columns are part of the rows: for the table they are ordinary columns.
+            self.tables.check(name, columns, NO_METADATA)
         with self.telling():
-            self._feed.check(lambda: self.recover().reached if entry else StreamPosition())
+            self._source.check_resumable(
+                lambda: self.recover().reached if entry else StreamPosition()
+            )
         if entry is None:
             self._refuse_a_lost_index()
         every = list(self.tables.held.values())
@@ -167,7 +173,7 @@ class Startup:
         held = list(self.tables.held.values())
         heads = parallel_map(lambda table: table.target.head().entry, held)
         self.epoch = 1 + max((head.epoch for head in (entry, *heads) if head), default=0)
-        self._take(self.target, self._feed.start)
+        self._take(self.target, self._source.start)
         self._told = None  # from here on no other run adds rows
         # Only now: an earlier run that creates a table after this look is already fenced.
         claimed = self.target.head().entry
@@ -526,7 +532,7 @@ class Startup:
 
     def _create_index(self) -> JavaTable:
         name, config = self._config.index_table, TableConfig(self._config.index_table)
-        made = schema.iceberg_schema(index.COLUMNS, MetadataColumns("", "", "", ""), config)
+        made = schema.iceberg_schema(index.COLUMNS, NO_METADATA, config)
         spec = '{"spec-id": 0, "fields": []}'
         return self._catalog.create(name, made, spec, properties=index.PROPERTIES)
 

@@ -1,0 +1,99 @@
+"""What follows from a commit, beside the commit itself: index rows, completeness, the end of staged
+files, Kafka's committed offsets, maintenance. Runs on the committer's threads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from frazil.commit.committer import CommitTrigger, Located, Progress
+from frazil.commit.index_writer import IndexWriter
+from frazil.commit.protocol import TableCommitter
+from frazil.commit.staging import Staging
+from frazil.commit.startup import Recovered, Startup
+from frazil.commit.table_maintenance import TableMaintenance
+from frazil.config.model import Config, duration
+from frazil.errors import Unavailable
+from frazil.iceberg.java import JavaTable
+from frazil.kafka.planner import publish
+from frazil.ledger.completeness import CompletenessTracker
+from frazil.ledger.staged_batch import StagedBatch
+from frazil.offsets import Cut
+from frazil.sources.base import StreamState
+from frazil.steps import Step
+
+
+class SinkCommitEvents:
+    """The `CommitEvents` of a sink."""
+
+    def __init__(
+        self,
+        config: Config,
+        startup: Startup,
+        stream: StreamState,
+        left: Recovered,
+        *,
+        tracker: CompletenessTracker | None,
+        ends: Callable[[], Cut],
+        on_step: Callable[[Step], None],
+    ) -> None:
+        """`left`: what earlier runs left behind; `ends`: asks for the ends of the topics."""
+        self._config = config
+        self._kafka = config.kafka.resolved()
+        self._interval = duration(config.sink.commit_interval)
+        self._startup = startup
+        self._tables = startup.tables
+        self._on_step = on_step
+        self.progress = Progress(position=left.position)
+        self.staging = Staging(startup, stream)
+        self.progress.untidy = self.staging.remove([], left.useless)
+        self.index_writer = IndexWriter(startup, stream, tracker, unindexed=left.untold, ends=ends)
+        self.maintenance = TableMaintenance(
+            config,
+            startup,
+            stream,
+            position=lambda: self.progress.position,
+            step=lambda name: on_step(Step(name, stream.number, time.time())),
+        )
+        #: tables whose columns another writer changed; the thread of the batches empties it
+        self.changed: set[str] = set()
+
+    def table(self, name: str) -> TableCommitter:
+        return self._tables.target(name)
+
+    def trigger(self, name: str) -> CommitTrigger:
+        return self._tables.pace(name, self._interval)
+
+    def recorded_tables(self) -> Mapping[str, str] | str:
+        return self._tables.said(self._startup.handle())
+
+    def index_manifests(self, located: Sequence[Located]) -> list[str]:
+        return self.index_writer.manifests(located)
+
+    def step(self, name: str, batch: StagedBatch | None) -> None:
+        self._on_step(Step(name, batch.number if batch else -1, time.time()))
+
+    def indexed(self, batches: Sequence[StagedBatch]) -> None:
+        self.index_writer.indexed(batches)
+
+    def committed(self, batches: Sequence[StagedBatch]) -> None:
+        if error := self.staging.remove(batches):
+            self.progress.untidy = error
+        for staged in {table.name: table for batch in batches for table in batch.tables}.values():
+            handle = self._tables[staged.name].target.table  # as the commit has seen it
+            assert isinstance(handle, JavaTable)
+            if handle.schema_id != staged.schema_id:
+                self.changed.add(staged.name)
+        if not self._kafka:
+            return
+        try:
+            publish(self._kafka, self._config.group, batches[-1].end)
+            self.progress.unpublished = ""
+        except Unavailable as error:  # a courtesy to Kafka's lag tools; the position is the table's
+            self.progress.unpublished = error.message
+
+    def maintain(self) -> float | None:
+        errors, again = self.maintenance.run()
+        if errors or not self.staging.waiting:
+            self.progress.untidy = "; ".join(errors)
+        return again

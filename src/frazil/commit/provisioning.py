@@ -1,0 +1,198 @@
+"""Creates and evolves the tables that a batch needs, and makes the plans that executors get.
+
+The one place where tables change: on the driver, on the thread of the batches, between two runs of
+a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+
+import pyarrow as pa
+
+from frazil.commit.startup import Startup
+from frazil.commit.tables import SinkTable, parallel_map
+from frazil.config.model import Config, remembered, replayed
+from frazil.errors import ConfigError, IdentityMismatch, SchemaMismatch
+from frazil.ledger.sink_state import REPLAY
+from frazil.ledger.staged_batch import StagedBatch
+from frazil.pipeline.chunk import TablePlan, needed
+from frazil.pipeline.isolation import StationFailed, noticing
+from frazil.pipeline.projection import NO_METADATA, MetadataColumns
+from frazil.pipeline.upsert import remembered_columns, remembered_order
+from frazil.pipeline.versions import VersionLookup
+from frazil.retry import Retry
+from frazil.sources.base import BatchTables, StreamState
+
+
+class TableProvisioner:
+    """`metadata`: metadata columns that are among the records' own columns; None: the tables have
+    them as the config says. `pending`: the batches that are staged and not committed."""
+
+    def __init__(
+        self,
+        config: Config,
+        startup: Startup,
+        stream: StreamState,
+        retry: Retry,
+        metadata: MetadataColumns | None = None,
+        pending: Callable[[], Sequence[StagedBatch]] = lambda: (),
+    ) -> None:
+        self._config = config
+        self._startup = startup
+        self._tables = startup.tables
+        self._stream = stream
+        self._retry = retry
+        self._among = metadata
+        self._pending = pending
+        self._alone = config.one_table
+        self._replay = config.sink.id.endswith(REPLAY)
+
+    def renew(self, names: set[str]) -> None:
+        """Before a batch: reload tables whose columns another writer changed, and try again what
+        was refused in the batch before."""
+        self._tables.refused.clear()
+        while names:
+            name = names.pop()
+            self._retry(lambda name=name: self._tables.renew(name))  # type: ignore[misc]
+
+    # ── plans for executors ──────────────────────────────────────────────────────────────────
+
+    def plans(self, versions: bool = True) -> BatchTables:
+        """`versions`: with the files in which tasks look up the versions of keys."""
+        well = [name for name in self._tables.held if name not in self._tables.amiss]
+        ours = [name for name in well if not self._tables.remembers(name)]
+        plans = {name: self._tables.plan(name, self._among) for name in ours}
+        for name, plan in list(plans.items()):
+            if plan.order and not self._replay:  # which upserts nothing
+                if memory := self._memory(plan):
+                    plans[name] = replace(plan, memory=memory)
+                else:
+                    plans.pop(name)
+        if versions and not self._replay:
+            for name, plan in plans.items():
+                if plan.order:
+                    plans[name] = replace(plan, known=self._known(name))
+        return BatchTables(plans, self.refused, self._stream.number, self._stream.file_prefix)
+
+    def holds_no_records(self, table: str) -> bool:
+        """Does it hold anything but rows of records: dead letters, or deleted keys?"""
+        letters = self._config.dead_letters.table
+        return table in (letters, replayed(letters)) or self._tables.remembers(table)
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        # A missing table is not recreated from the middle of the stream: its records become dead
+        # letters, to be replayed when it is back.
+        amiss = {name: error.message for name, error in self._tables.amiss.items()}
+        return {**self._tables.refused, **amiss}
+
+    def _memory(self, plan: TablePlan) -> TablePlan | None:
+        """The table of keys deleted from this one, created or evolved for its keys; None where that
+        is not possible: then records of this one are refused."""
+        name, columns = remembered(plan.shape.name), remembered_columns(plan)
+        existing = self._tables.plan(name).columns if name in self._tables else pa.schema([])
+        if any(
+            column.name not in existing.names or existing.field(column.name).type != column.type
+            for column in columns
+        ):
+            self.ensure({name: needed(columns, plan.aliases)})
+        if why := self.refused.get(name):
+            self._tables.refused[plan.shape.name] = why
+            return None
+        return self._tables.plan(name)
+
+    def _known(self, table: str) -> tuple[VersionLookup, ...]:
+        """Where to look up the versions of the table's keys: in staged files, in live files, and in
+        the `_deleted` table."""
+        pending = self._pending()
+        plan, memory = self._tables.plan(table), self._tables.plan(remembered(table))
+        order = remembered_order(plan.order)
+        return self._retry(
+            lambda: (
+                self._tables.orders(table, plan.key, plan.order).within(plan.shape, pending),
+                self._tables.orders(memory.shape.name, plan.key, order).within(
+                    memory.shape, pending
+                ),
+            )
+        )
+
+    # ── create and evolve ────────────────────────────────────────────────────────────────────
+
+    def ensure(self, needs: Mapping[str, pa.Schema]) -> None:
+        """Create or evolve these tables so that records with such columns fit."""
+        for name in sorted(needs.keys() - self._tables.held.keys()):
+            # A conflict with the config is refused before the first table is created.
+            if name in self._tables.names:
+                with suppress(SchemaMismatch), _making(name):
+                    self._tables.check(name, needs[name], self._metadata(name))
+        held, names = self._tables.held, self._tables.names
+        ours = {self._config.dead_letters.table, replayed(self._config.dead_letters.table)}
+        ours |= {name for name in (*needs, *held) if self._tables.remembers(name)}
+        room = self._config.sink.max_tables - len(held.keys() - ours)
+        from_data = sorted(needs.keys() - {*held, *names, *ours})
+        beyond = from_data[max(0, room) :]  # the plan of the next run has no room for them
+        wanted = sorted(needs.keys() - set(beyond))
+
+        def attempt(name: str) -> SinkTable | None:
+            try:
+                with _making(name):
+                    return self._create_or_evolve(name, needs[name])
+            except (SchemaMismatch, IdentityMismatch, ConfigError) as error:
+                if self._alone or (isinstance(error, ConfigError) and name in names):
+                    raise
+                self._tables.refused[name] = error.message
+                return None
+
+        self._claim([made for made in parallel_map(attempt, wanted) if made is not None])
+
+    def _metadata(self, name: str) -> MetadataColumns:
+        """The columns that the sink adds to those of the records."""
+        return self._tables.metadata(name) if self._among is None else NO_METADATA
+
+    def _create_or_evolve(self, name: str, columns: pa.Schema) -> SinkTable | None:
+        """The table, if it had to be created."""
+        metadata = self._metadata(name)
+        if name in self._tables:
+            # A JSON object that lacks a field implies nothing about the next: nothing becomes
+            # optional.
+            relax = self._config.decode.format != "json"
+            self._retry(lambda: self._tables.fit(name, columns, metadata, relax))
+            return None
+        among = metadata if self._among is None else self._among
+        epoch = self._stream.epoch
+        return self._retry(lambda: self._tables.make(name, columns, metadata, among, epoch))
+
+    def _claim(self, made: Sequence[SinkTable]) -> None:
+        """Claim tables that were just created, or raise if a newer run has begun.
+
+        A newer run claims the index first, and then all tables that the config or the index names.
+        So a table name from the data is recorded in the index before this run checks whether it is
+        still the newest: either the newer run finds the name and claims the table, or this run sees
+        its claim. For the same reason a table that this run created itself needs no claim.
+        """
+        if not made:
+            return
+        others = [held for held in made if not held.table.made]
+        for held in others:  # one known to the index was found and claimed at startup
+            self._startup.refuse_unknown(held)
+        if any(held.table.name not in self._tables.names for held in made):
+            self._retry(lambda: self._tables.announce(self._startup.index))
+        self._retry(self._startup.still_newest)
+        for held in others:
+            self._tables.refuse_shared(held, self._startup.origin.topics)
+            self._startup.take_table(held)
+
+
+@contextmanager
+def _making(table: str) -> Iterator[None]:
+    """Unforeseen errors over the columns of records become a mismatch of this table alone."""
+    try:
+        with noticing():
+            yield
+    except StationFailed as error:
+        raise SchemaMismatch(
+            f"cannot make or change table {table} for its records: {error}"
+        ) from error

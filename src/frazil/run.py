@@ -1,0 +1,269 @@
+"""A running sink: how far it is, waiting for it, and its end.
+
+Any thread of the caller may use a `Run`. The batches run on Spark's thread (`frazil.sink`), commits
+on the committer's; the gate here keeps the end of the run and its batches apart.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql.streaming.query import StreamingQuery
+
+from frazil.commit.committer import Committer, Progress
+from frazil.commit.events import SinkCommitEvents
+from frazil.errors import FrazilError, PythonWorkerUnavailable, Unavailable, counted
+from frazil.kafka.planner import BatchGathering
+from frazil.offsets import Cut, Partition
+from frazil.sources.base import BatchSource, StreamState
+from frazil.spark.query import Running, translated
+
+_CALL_SECONDS = 10.0  # for a callback under way when the sink stops
+
+
+class BatchGate:
+    """One batch at a time, and none once it is closed."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.closed = False
+
+    def close(self) -> None:
+        """After the batch in progress."""
+        with self.lock:
+            self.closed = True
+
+
+def not_committed(committer: Committer) -> FrazilError:
+    """Why a run ends with batches that are staged and not committed."""
+    waiting = counted(len(committer.pending), "batch", "batches")
+    return Unavailable(
+        f"cannot end: {waiting} staged and not committed: "
+        f"{committer.progress.trouble or 'the time was up'}",
+        hint="nothing is lost: the next run commits them",
+    )
+
+
+class Run(StreamingQuery):
+    """Spark's own handle, except that its end means: everything is committed.
+
+    As a context manager it stops the sink at the end of the block.
+    """
+
+    def __init__(
+        self,
+        running: Running,
+        committer: Committer,
+        source: BatchSource[Any],
+        *,
+        stream: StreamState,
+        gate: BatchGate,
+        gathering: BatchGathering,
+        events: SinkCommitEvents,
+        ends_by_itself: bool,
+    ) -> None:
+        """`ends_by_itself`: the trigger is available-now."""
+        self.committer = committer
+        self._running = running
+        self._source = source
+        self._stream = stream
+        self._gate = gate
+        self._gathering = gathering
+        self._events = events
+        self._ends_by_itself = ends_by_itself
+        self._ending = threading.Lock()
+        self._stopped = False
+
+    # ── how far it is ────────────────────────────────────────────────────────────────────────
+
+    @property
+    def epoch(self) -> int:
+        return self._stream.epoch
+
+    @property
+    def position(self) -> Cut:
+        """Everything below it is committed, in the tables and in the index."""
+        return self.committer.progress.position
+
+    @property
+    def complete_until(self) -> datetime | None:
+        """Every event before it is committed, unless one is later than `[completeness]` allows;
+        None where nothing is known yet."""
+        return self._events.index_writer.complete_until
+
+    @property
+    def on_complete_error(self) -> str:
+        """The error of `on_complete`, until a later call succeeds."""
+        return self._events.index_writer.callback_error
+
+    @property
+    def progress(self) -> Progress:
+        """Commits so far, and what holds them up."""
+        return self.committer.progress
+
+    @property
+    def advice(self) -> list[str]:
+        """Suggestions for the owner of tables that existed before the sink."""
+        return self._events.maintenance.advice()
+
+    def ends(self) -> Cut:
+        """The current end of the topics."""
+        return self._source.ends()
+
+    @property
+    def active(self) -> bool:
+        return self._running.active and not self._gate.closed
+
+    def check(self) -> None:
+        """Raise the error that stopped the stream, if one did."""
+        if self.committer.failure is not None:
+            raise self.committer.failure
+        if (error := self._running.failure) is not None:
+            raise error
+        if not self._running.active and (self._stopped or not self._ends_by_itself):
+            raise FrazilError("cannot go on: the stream was stopped")
+
+    # ── waiting ──────────────────────────────────────────────────────────────────────────────
+
+    def wait_until_caught_up(self, timeout: float | None = None) -> bool:
+        """Block until every record that is in the topics now is committed; False when the time is
+        up. Raises the error that stopped the stream."""
+        return self.wait_until(self.ends(), timeout)
+
+    def wait_until(
+        self,
+        cut: Mapping[Partition, int] | Mapping[str, Mapping[int, int]],
+        timeout: float | None = None,
+        *,
+        unless: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        """Block until every offset below `cut` is committed, `{"orders": {0: 5000}}`; False when
+        the time is up, or when `unless`, called every now and then, returns true.
+
+        Raises the error that stopped the stream.
+        """
+        nested = any(isinstance(offsets, Mapping) for offsets in cut.values())
+        wanted = Cut.of(cut) if nested else cut  # type: ignore[arg-type]
+        with self._gathering.hurried():
+            return self._wait_until(wanted, timeout, unless)  # type: ignore[arg-type]
+
+    def _wait_until(
+        self, cut: Mapping[Partition, int], timeout: float | None, unless: Callable[[], bool]
+    ) -> bool:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self.committer.wait_until(cut, 0.25):
+            if unless():
+                return False
+            self.check()
+            if not self.active and not self.committer.pending:
+                return False  # available-now, and its end lies before the cut
+            staged = self._stream.position.cut
+            if staged.reaches(cut):
+                done = self.committer.flush(0.25)
+                if timeout is None and not done and (stalled := self.committer.stalled()):
+                    raise stalled  # nothing else would report it
+            elif staged.after(self._source.carried()).reaches(cut):
+                return True  # nothing but invisible offsets: there is nothing to commit
+            if deadline is not None and time.monotonic() > deadline:
+                return False
+        return True
+
+    # ── Spark's own interface ────────────────────────────────────────────────────────────────
+
+    @property
+    def _jsq(self) -> Any:
+        return self._running.query._jsq
+
+    @property
+    def isActive(self) -> bool:
+        return self._running.active
+
+    def awaitTermination(self, timeout: float | None = None) -> bool | None:
+        """Until the stream has ended and its staged batches are committed."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._ended():
+            if self.committer.failure is not None:
+                raise self.committer.failure
+            if deadline is not None and time.monotonic() > deadline:
+                return False
+        self.stop()
+        if self.committer.failure is not None:
+            raise self.committer.failure
+        if self.committer.pending:
+            raise not_committed(self.committer)
+        return None if timeout is None else True
+
+    def _ended(self) -> bool | None:
+        try:
+            return super().awaitTermination(0.25)  # type: ignore[arg-type]
+        except PySparkException as error:
+            return self._restarts(error)
+
+    def processAllAvailable(self) -> None:
+        """Until everything available now is committed."""
+        with self._gathering.hurried():
+            done = 0
+            while done < 2:  # the first may rest on a plan from before the hurry
+                try:
+                    super().processAllAvailable()
+                    done += 1
+                except PySparkException as error:
+                    self._restarts(error)
+        if not self.committer.flush():
+            raise self.committer.stalled() or Unavailable("cannot commit all that is staged")
+
+    def _restarts(self, error: PySparkException) -> bool:
+        """False, after a pause, where a query that ended with `error` is restarted; else raises."""
+        reason = translated(error)
+        failure = self._running.failure
+        if failure is not None or not isinstance(reason, PythonWorkerUnavailable):
+            raise failure or reason from None
+        time.sleep(0.05)
+        return False
+
+    # ── its end ──────────────────────────────────────────────────────────────────────────────
+
+    def stop(self, timeout: float = 60.0) -> None:
+        """After the batch in progress; staged batches are committed, or wait for the next run."""
+        with self._ending:  # a second caller waits for the first
+            if self._stopped:
+                return
+            self._stopped = True
+            self.committer.hurry()
+            self._gate.close()
+            self._running.stop()  # not behind the gate: it waits for a batch that may wait for it
+            try:
+                if self.committer.failure is None:
+                    self.committer.flush(timeout)
+            finally:
+                self.committer.close()
+                self._source.close()
+                self._gathering.close()
+                self._events.index_writer.close(min(timeout, _CALL_SECONDS))
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def end_at(self, ends: Cut) -> None:
+        """Stop like Spark's own trigger: behind everything up to `ends`, and behind the batch
+        without data that closes the windows which the last records allow to close."""
+        try:
+            self.wait_until(ends)
+            batch = self._stream.number
+            while self._source.stateful and self._stream.number == batch and self._running.active:
+                status = self._running.query.status
+                if not status["isTriggerActive"] and not status["isDataAvailable"]:
+                    break
+                time.sleep(0.05)
+            self.stop()
+        except FrazilError:
+            if self.committer.failure is None:
+                self.stop()  # a table waits for an operator: end the query

@@ -1,0 +1,48 @@
+"""The source of a sink: its DataFrame, or the stream of its config."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from frazil.config.model import Config, check_stream
+from frazil.errors import ConfigError
+from frazil.kafka.planner import BatchGathering
+from frazil.retry import Retry
+from frazil.sources.base import BatchSource
+from frazil.sources.dataframe import DataFrameSource
+from frazil.sources.intervention import InterventionSource
+from frazil.sources.kafka import KafkaSource
+from frazil.spark.read import transformed
+
+
+def source_of(
+    config: Config, retry: Retry, gathering: BatchGathering, frame: DataFrame | None = None
+) -> BatchSource[Any]:
+    if frame is None:
+        check_stream(config)
+        if not config.transform:
+            return KafkaSource(config, retry, gathering)
+        return DataFrameSource(config, retry, lambda spark: transformed(spark, config, gathering))
+    if config.transform:
+        raise ConfigError(
+            "cannot write a DataFrame with a [transform]: transform it, or start the sink without "
+            "it"
+        )
+    if not config.one_table:
+        raise ConfigError(
+            "cannot write a DataFrame with [[route]] or [dead_letters]: its rows go to one table"
+        )
+    return DataFrameSource(config, retry, lambda _: frame)
+
+
+def refuse_keys(config: Config, source: BatchSource[Any]) -> None:
+    """Raises for tables with a key, unless the records come straight from Kafka."""
+    keyed = [table.name for table in config.tables if table.key]
+    if keyed and type(source) is not KafkaSource and not isinstance(source, InterventionSource):
+        raise ConfigError(
+            f"cannot write to table {keyed[0]}: only records that come straight from Kafka have "
+            "keys that are upserted or logged",
+            hint="leave out what stands between topic and table, or use mode append",
+        )
