@@ -62,7 +62,8 @@ from frazil.errors import (
     encode_for_spark,
 )
 from frazil.files.writer import WriterSpec
-from frazil.iceberg.java import JavaCatalog, JavaTable
+from frazil.iceberg.java import JavaCatalog
+from frazil.iceberg.java_table import JavaTable
 from frazil.kafka.planner import BatchGathering, publish
 from frazil.ledger import completeness, index, staged_batch
 from frazil.ledger.completeness import CompletenessCallback, CompletenessTracker

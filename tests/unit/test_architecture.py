@@ -175,7 +175,7 @@ def test_what_runs_on_executors_needs_neither_spark_nor_py4j(name: str):
     assert outside(name).isdisjoint({"pyspark", "py4j"})
 
 
-@pytest.mark.parametrize("name", [n for n in MODULES if n != "iceberg.java"])
+@pytest.mark.parametrize("name", [n for n in MODULES if not n.startswith("iceberg.java")])
 def test_the_jvm_is_touched_in_one_room_only(name: str):
     touched = {n.attr for n in ast.walk(TREES[name]) if isinstance(n, ast.Attribute)} & JVM
     texts = {n.value for n in ast.walk(TREES[name]) if isinstance(n, ast.Constant)}
@@ -195,7 +195,9 @@ def test_the_jvms_room_does_touch_it():
 KNOWING = {
     "sink": "drives the query",
     "startup": "hands the session to the source",
-    "iceberg.java": "the one module with Py4J",
+    "iceberg.java": "the catalogs of a session, with Py4J",
+    "iceberg.java_errors": "errors of PySpark are translated, too",
+    "iceberg.java_spark": "the parts of Spark that only Java exposes",
     "kafka.planner": "Spark's DataSource of ranges",
     "sources.base": "what a source is: a DataFrame comes in",
     "sources.kafka": "a DataFrame of ranges",

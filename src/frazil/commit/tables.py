@@ -23,7 +23,8 @@ from frazil.config.model import Config, TableConfig, duration, remembered, size
 from frazil.errors import ConfigError, FrazilError, IdentityMismatch, SchemaMismatch
 from frazil.files.writer import PARQUET, WriterSpec, check
 from frazil.iceberg import schema
-from frazil.iceberg.java import JavaCatalog, JavaTable
+from frazil.iceberg.java import JavaCatalog
+from frazil.iceberg.java_table import JavaTable
 from frazil.iceberg.static_table import COLUMNS_PROPERTY
 from frazil.ledger import index
 from frazil.ledger.entry import Snapshot, parse

@@ -32,7 +32,9 @@ from frazil.errors import (
     Unavailable,
 )
 from frazil.files.writer import WriterSpec
-from frazil.iceberg.java import JavaCatalog, JavaTable, LiveFile
+from frazil.iceberg.java import JavaCatalog
+from frazil.iceberg.java_files import LiveFile
+from frazil.iceberg.java_table import JavaTable
 from frazil.iceberg.static_table import DataFile
 from frazil.ledger import index
 from frazil.ledger.entry import PREFIX, LedgerEntry, Snapshot, entries, parse

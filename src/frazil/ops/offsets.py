@@ -25,7 +25,8 @@ from frazil.commit.protocol import TableCommitter, chain, ledger_tag
 from frazil.commit.rewind import refuse_unfinished
 from frazil.config.model import Config
 from frazil.errors import ConfigError, FrazilError
-from frazil.iceberg.java import JavaCatalog, JavaTable
+from frazil.iceberg.java import JavaCatalog
+from frazil.iceberg.java_table import JavaTable
 from frazil.kafka.planner import (
     WITHOUT_IDS,
     Planner,

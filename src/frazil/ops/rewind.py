@@ -27,7 +27,8 @@ from frazil.commit.rewind_plan import COLUMNS, RewindPlan, earliest
 from frazil.commit.tables import parallel_map, writer_spec
 from frazil.config.model import Config, TableConfig
 from frazil.errors import ConfigError, Expired, Fatal, FrazilError, IdentityMismatch
-from frazil.iceberg.java import JavaCatalog, JavaTable
+from frazil.iceberg.java import JavaCatalog
+from frazil.iceberg.java_table import JavaTable
 from frazil.kafka.planner import Planner, TopicIdentity
 from frazil.ledger import index as offset_index
 from frazil.ledger import staged_batch

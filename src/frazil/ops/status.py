@@ -15,7 +15,8 @@ from pyspark.sql import SparkSession
 from frazil.commit.protocol import TableCommitter, ledger_tag
 from frazil.config.model import Config, duration
 from frazil.errors import IdentityMismatch
-from frazil.iceberg.java import JavaCatalog, JavaTable
+from frazil.iceberg.java import JavaCatalog
+from frazil.iceberg.java_table import JavaTable
 from frazil.iceberg.live_files import place, refuse_shared
 from frazil.iceberg.static_table import ReadOnlyTable
 from frazil.kafka.planner import Planner, TopicIdentity

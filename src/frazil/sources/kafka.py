@@ -32,7 +32,8 @@ from frazil.errors import (
 from frazil.files.writer import DataFileDescriptor, discard
 from frazil.formats import schema_sample
 from frazil.formats.decoder import RecordFormat
-from frazil.iceberg.java import FAILED, HadoopFolder
+from frazil.iceberg.java_errors import FAILED
+from frazil.iceberg.java_spark import HadoopFolder
 from frazil.kafka.planner import (
     FORMAT,
     Planner,

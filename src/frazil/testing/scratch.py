@@ -19,7 +19,8 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from frazil.config import model as configs
 from frazil.config.model import Config
 from frazil.errors import ConfigError, FrazilError, Unavailable
-from frazil.iceberg.java import JavaCatalog, JavaTable
+from frazil.iceberg.java import JavaCatalog
+from frazil.iceberg.java_table import JavaTable
 from frazil.sink import STEPS
 from frazil.startup import staging_folder
 from frazil.testing.process import toml
