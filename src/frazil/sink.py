@@ -78,9 +78,10 @@ from frazil.maintenance.tasks import (
     retention,
 )
 from frazil.offsets import Cut, Partition
-from frazil.pipeline.chunk import TablePlan, needed
 from frazil.pipeline.isolation import StationFailed, noticing
+from frazil.pipeline.needs import needed
 from frazil.pipeline.projection import MetadataColumns
+from frazil.pipeline.table_plan import TablePlan
 from frazil.pipeline.upsert import remembered_columns, remembered_order
 from frazil.pipeline.versions import VersionLookup
 from frazil.sources.base import BatchSource, StreamPosition, TableWriteResult, WriteResult

@@ -31,9 +31,10 @@ from frazil.ledger.entry import Snapshot, parse
 from frazil.ledger.sink_state import REPLAY, TABLES_PROPERTY
 from frazil.maintenance.tasks import CREATED_BY
 from frazil.offsets import Cut
-from frazil.pipeline.chunk import TablePlan, aliases_of
 from frazil.pipeline.evolution import together
+from frazil.pipeline.needs import aliases_of
 from frazil.pipeline.projection import MetadataColumns
+from frazil.pipeline.table_plan import TablePlan
 from frazil.pipeline.task import LETTERS
 from frazil.pipeline.upsert import deletes_shape
 

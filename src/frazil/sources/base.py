@@ -28,8 +28,8 @@ from frazil.kafka.planner import BatchGathering, TopicIdentity
 from frazil.ledger.entry import LedgerEntry
 from frazil.ledger.staged_batch import RangeCounts
 from frazil.offsets import Cut, Range
-from frazil.pipeline.chunk import TablePlan
 from frazil.pipeline.projection import MetadataColumns
+from frazil.pipeline.table_plan import TablePlan
 from frazil.pipeline.versions import VersionLookup
 
 T = TypeVar("T")

@@ -46,9 +46,10 @@ from frazil.kafka.planner import (
 from frazil.ledger.entry import LedgerEntry
 from frazil.ledger.staged_batch import RangeCounts
 from frazil.offsets import Cut, Partition, Range, join
-from frazil.pipeline.chunk import NewTable, add_need
 from frazil.pipeline.isolation import StationFailed
+from frazil.pipeline.needs import add_need
 from frazil.pipeline.routing import RoutingRules
+from frazil.pipeline.table_plan import NewTable
 from frazil.pipeline.task import (
     LETTER_COLUMNS,
     BatchPlan,
