@@ -23,7 +23,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 import frazil
-from frazil.auditing.checks import TableReport
+from frazil.auditing.report import TableReport
 from frazil.commit import protocol
 from frazil.config.model import Config
 from frazil.errors import (

@@ -19,7 +19,9 @@ import numpy as np
 import pyarrow as pa
 from rich.console import Console
 
-from frazil.auditing.checks import Evidence, Finding, TableReport, audit, worst
+from frazil.auditing.checks import audit
+from frazil.auditing.history import Evidence
+from frazil.auditing.report import Finding, TableReport, worst
 from frazil.config.model import Config, replayed
 from frazil.errors import ConfigError, Fatal, NotProven, Unavailable
 from frazil.iceberg import foreign_commits
