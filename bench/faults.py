@@ -58,8 +58,10 @@ from frazil.auditing.evidence import of_sink
 from frazil.config.model import Config, from_document
 from frazil.errors import Conflict, FrazilError
 from frazil.files.writer import TableWriter, WriterSpec
-from frazil.iceberg import java
+from frazil.iceberg import java_table
 from frazil.iceberg.java import JavaCatalog
+from frazil.iceberg.java_errors import translated
+from frazil.iceberg.java_table import JavaTable
 from frazil.kafka.planner import TopicIdentity
 from frazil.ledger.entry import Snapshot
 from frazil.ledger.staged_batch import RangeCounts
@@ -294,7 +296,7 @@ def compared(found: Counter[tuple[int, str]], wanted: Counter[tuple[int, str]]) 
     return "doubled" if found - wanted else "exact"
 
 
-def shape_of(table: java.JavaTable) -> WriterSpec:
+def shape_of(table: JavaTable) -> WriterSpec:
     return WriterSpec(
         table.name,
         table.location,
@@ -591,7 +593,7 @@ def produce(bootstrap: str, topic: str, way: str, batch: int) -> None:
 MARK = "peer.batch"
 
 
-def made(world: World, name: str) -> java.JavaTable:
+def made(world: World, name: str) -> JavaTable:
     schema = {
         "type": "struct",
         "schema-id": 0,
@@ -606,7 +608,7 @@ def made(world: World, name: str) -> java.JavaTable:
     )
 
 
-def marks(table: java.JavaTable) -> list[int]:
+def marks(table: JavaTable) -> list[int]:
     return [int(s.summary[MARK]) for s in table.history("main") if MARK in s.summary]
 
 
@@ -616,18 +618,18 @@ def batch_of(number: int) -> dict[str, list[Any]]:
 
 
 def appended(
-    table: java.JavaTable,
+    table: JavaTable,
     files: Sequence[str],
     number: int,
     check: Callable[[Iterator[Snapshot]], str | None] | None = None,
 ) -> None:
-    with java._translated(f"commit to table {table.name}"):
+    with translated(f"commit to table {table.name}"):
         update = table._table.newAppend()
         for file in files:
             update.appendFile(table._data_file(file))
         update.set(MARK, str(number))
         if check is not None:
-            update.validateWith(java._Validator(check, table._catalog.read))
+            update.validateWith(java_table._Validator(check, table._catalog.read))
         update.commit()
 
 

@@ -34,8 +34,8 @@ from confluent_kafka import Producer
 from frazil.config.model import TableConfig, from_document
 from frazil.files.writer import WriterSpec
 from frazil.iceberg.schema import iceberg_schema
-from frazil.pipeline.chunk import TablePlan
 from frazil.pipeline.projection import MetadataColumns
+from frazil.pipeline.table_plan import TablePlan
 from frazil.pipeline.upsert import KeyChanges, apply, deletes_shape, remembered_columns
 from frazil.pipeline.versions import FileBounds, VersionLookup
 from frazil.sink import Sink

@@ -44,8 +44,8 @@ import pyarrow as pa
 sys.path.insert(0, str(Path(__file__).parent))
 
 from frazil.auditing import evidence
-from frazil.auditing.checks import KINDS as WEIGHTS
-from frazil.auditing.checks import Finding
+from frazil.auditing.report import KINDS as WEIGHTS
+from frazil.auditing.report import Finding
 from frazil.config.model import Config, from_document
 from frazil.errors import Expired
 from frazil.iceberg.foreign_commits import brings_rows, key_of, of_snapshots

@@ -1200,7 +1200,7 @@ STATIONS_ROUTE = """
 def plant():
     from frazil.files import writer
     from frazil.formats import debezium, decoder
-    from frazil.pipeline import chunk
+    from frazil.pipeline import fitting, json_records
 
     def raising(where, name, found):
         there = getattr(where, name)
@@ -1221,8 +1221,8 @@ def plant():
     layout = writer._Layout
     raising(decoder.JsonShape, "decode", lambda _, given: any(b'"decode"' in v for v in given if v))
     raising(debezium, "_change", lambda text: '"unwrap"' in text)
-    raising(chunk, "wanted", lambda value, *_: b'"learn"' in value)
-    raising(chunk, "project_rows", lambda rows, *_: has(rows, "fit"))
+    raising(json_records, "wanted", lambda value, *_: b'"learn"' in value)
+    raising(fitting, "project_rows", lambda rows, *_: has(rows, "fit"))
     raising(layout, "clusters", lambda _, rows: has(rows, "partition"))
     raising(layout, "path", lambda _, partition, name: "path" in partition)
     raising(writer._OpenFile, "encode", lambda _, rows: has(rows, "encode"))

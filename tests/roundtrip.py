@@ -47,9 +47,11 @@ from frazil.iceberg.schema import (
 )
 from frazil.kafka.record_batch import RawRecords
 from frazil.offsets import Partition
-from frazil.pipeline.chunk import ChunkPipeline, TablePlan, aliases_of
+from frazil.pipeline.chunk import ChunkPipeline
+from frazil.pipeline.needs import aliases_of
 from frazil.pipeline.projection import MetadataColumns
 from frazil.pipeline.routing import RoutingRules
+from frazil.pipeline.table_plan import TablePlan
 
 HERE = Partition("events", 0)
 METADATA = MetadataColumns("_topic", "_topic_partition", "_offset", "_timestamp")

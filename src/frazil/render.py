@@ -8,8 +8,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from frazil.errors import counted as counted  # re-exported
-
 #: The width of a pipe or file: wider than any line, so that no line is folded.
 _WIDE = 10_000
 

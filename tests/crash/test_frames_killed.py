@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from frazil.auditing.checks import TableReport
+from frazil.auditing.report import TableReport
 from frazil.testing.datagen import create_topic
 from frazil.testing.kafka import Broker
 from frazil.testing.process import SinkProcess

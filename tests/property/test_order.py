@@ -23,7 +23,7 @@ from frazil.files.writer import DataFileDescriptor, TableWriter, WriterSpec
 from frazil.iceberg.schema import check_order, iceberg_schema
 from frazil.offsets import Partition
 from frazil.pipeline import versions
-from frazil.pipeline.chunk import TablePlan
+from frazil.pipeline.table_plan import TablePlan
 from frazil.pipeline.upsert import (
     KeyChanges,
     UpsertResult,

@@ -16,7 +16,7 @@ import pytest
 from duckdb_extensions import import_extension
 from pyiceberg.table import StaticTable
 
-from frazil.auditing.checks import Finding, TableReport
+from frazil.auditing.report import Finding, TableReport
 from frazil.ledger.entry import entries
 from frazil.offsets import Partition, Range
 from frazil.pipeline.projection import MetadataColumns as Names

@@ -29,10 +29,11 @@ from frazil.iceberg.schema import iceberg_schema, partition_spec
 from frazil.kafka.fetch import FetchedChunk
 from frazil.kafka.record_batch import HEADERS, RawRecords
 from frazil.offsets import Partition, Range
-from frazil.pipeline import chunk, task
-from frazil.pipeline.chunk import ChunkPipeline, TablePlan
+from frazil.pipeline import fitting, json_records, task
+from frazil.pipeline.chunk import ChunkPipeline
 from frazil.pipeline.projection import MetadataColumns
 from frazil.pipeline.routing import RoutingRules
+from frazil.pipeline.table_plan import TablePlan
 from frazil.pipeline.task import LETTER_COLUMNS
 
 _spec = importlib.util.spec_from_file_location(
@@ -141,8 +142,8 @@ def test_a_record_at_which_a_station_fails_is_rejected_alone(
     for where, name in (
         (decoder.JsonShape, "decode"),
         (debezium, "_change"),
-        (chunk, "wanted"),
-        (chunk, "project_rows"),
+        (json_records, "wanted"),
+        (fitting, "project_rows"),
         (layout, "clusters"),
         (layout, "path"),
         (writer._OpenFile, "encode"),

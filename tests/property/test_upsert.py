@@ -22,8 +22,8 @@ from frazil.config.model import TableConfig
 from frazil.files.writer import WriterSpec
 from frazil.iceberg.schema import iceberg_schema, partition_spec
 from frazil.pipeline import upsert
-from frazil.pipeline.chunk import TablePlan
 from frazil.pipeline.projection import MetadataColumns
+from frazil.pipeline.table_plan import TablePlan
 from frazil.pipeline.upsert import (
     KeyChanges,
     ShuffleBlock,

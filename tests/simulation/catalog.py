@@ -2,7 +2,7 @@
 
 `Server` holds the tables. A commit is a `Request`: it names what it builds on, and is applied only
 if that is still so (compare-and-set), now or whenever it arrives. `Table` is a client's handle: it
-has what `java.JavaTable` has, reads that may be stale, Iceberg's own tries and its clean-up
+has what `java_table.JavaTable` has, reads that may be stale, Iceberg's own tries and its clean-up
 included. What a snapshot holds is plain: files with their sequence numbers.
 `tests/spark/test_table_contract` holds this table to the contract that Iceberg's own fulfils.
 """
@@ -209,7 +209,7 @@ def refusal(history: Iterator[Snapshot], since: int) -> str | None:
 
 
 class Table:
-    """A handle, as `java.JavaTable` is one."""
+    """A handle, as `java_table.JavaTable` is one."""
 
     format_version = 2
     schema = spec = sort_order = ""

@@ -18,8 +18,9 @@ import pytest
 from frazil.config.model import TableConfig
 from frazil.errors import CommitStateUnknown, ConfigError, Conflict, SchemaMismatch, Unwritable
 from frazil.files.writer import TableWriter, WriterSpec
-from frazil.iceberg import java
-from frazil.iceberg.java import JavaCatalog, JavaTable
+from frazil.iceberg import java_metadata
+from frazil.iceberg.java import JavaCatalog
+from frazil.iceberg.java_table import JavaTable
 from frazil.iceberg.schema import (
     SchemaUpdate,
     former_names,
@@ -463,7 +464,7 @@ def test_a_conflict_that_does_not_end_is_told(
     monkeypatch.setattr(JavaTable, "_change", refused)
     with pytest.raises(Conflict):
         subject.evolve({"id": INT, "x": INT})
-    assert len(tries) == java._EVOLUTIONS
+    assert len(tries) == java_metadata._EVOLUTIONS
 
 
 # ── creation ─────────────────────────────────────────────────────────────────────────────────

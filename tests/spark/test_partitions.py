@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from frazil.config.model import TableConfig
 from frazil.files.writer import TableWriter, WriterSpec
-from frazil.iceberg.java import JavaCatalog, JavaTable
+from frazil.iceberg.java import JavaCatalog
+from frazil.iceberg.java_table import JavaTable
 from frazil.iceberg.schema import iceberg_schema, partition_spec
 from frazil.pipeline.projection import MetadataColumns
 from tests.oracle import Lake

@@ -41,7 +41,7 @@ from frazil.errors import (
     Unavailable,
 )
 from frazil.files.writer import TableWriter, WriterSpec
-from frazil.iceberg import foreign_commits, java
+from frazil.iceberg import foreign_commits, java_errors
 from frazil.iceberg.java import JavaCatalog
 from frazil.ledger.entry import LedgerEntry, Snapshot, parse, referred, split
 from frazil.maintenance.tasks import ExpireSnapshots, SnapshotRetention
@@ -685,7 +685,7 @@ def test_the_map_of_java_errors_names_classes_that_exist(spark: Any):
                 continue
         return False
 
-    assert [name for name in java._KINDS if name not in elsewhere and not exists(name)] == []
+    assert [name for name in java_errors.KINDS if name not in elsewhere and not exists(name)] == []
 
 
 # ── a REST catalog that applies a commit and loses its answer ────────────────────────────────────

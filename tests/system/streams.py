@@ -14,8 +14,8 @@ from typing import Any
 import fastavro
 from confluent_kafka import Producer
 
-from frazil.auditing.checks import TableReport
 from frazil.auditing.evidence import of_sink, of_table
+from frazil.auditing.report import TableReport
 from frazil.config.model import Config
 from frazil.errors import Unavailable
 from frazil.iceberg.java import JavaCatalog

@@ -20,8 +20,9 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 
 import frazil
 from frazil.config.model import Config, load
+from frazil.iceberg.file_io import NeedsSpark
 from frazil.iceberg.java import JavaCatalog
-from frazil.iceberg.static_table import NeedsSpark, ReadOnlyTable
+from frazil.iceberg.static_table import ReadOnlyTable
 from frazil.ledger import index
 from frazil.ledger.completeness import moment
 from frazil.offsets import BATCHES, Cut

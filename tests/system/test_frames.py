@@ -23,7 +23,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 import frazil
-from frazil.auditing.checks import TableReport
+from frazil.auditing.report import TableReport
 from frazil.commit import protocol
 from frazil.config.model import Config
 from frazil.errors import (
@@ -37,7 +37,7 @@ from frazil.errors import (
     Undecodable,
     from_traceback,
 )
-from frazil.iceberg import java
+from frazil.iceberg.java_table import JavaTable
 from frazil.offsets import BATCHES, Partition
 from frazil.run import Run
 from frazil.sink import Sink
@@ -908,14 +908,14 @@ def test_while_the_catalog_is_away_a_dataframe_goes_on_and_catches_up_in_order(
 ):
     away = threading.Event()
     away.set()
-    append = java.JavaTable.append
+    append = JavaTable.append
 
-    def failing(self: java.JavaTable, manifests: Any, *args: Any, **more: Any) -> None:
+    def failing(self: JavaTable, manifests: Any, *args: Any, **more: Any) -> None:
         if self.name == f"db.{name}" and manifests and away.is_set():
             raise Unavailable("cannot commit: the catalog is away")
         append(self, manifests, *args, **more)
 
-    monkeypatch.setattr(java.JavaTable, "append", failing)
+    monkeypatch.setattr(JavaTable, "append", failing)
     monkeypatch.setattr(protocol, "FIRST_PAUSE", 0.001)
     monkeypatch.setattr(protocol, "LONGEST_PAUSE", 0.05)
     with living(written(rate(spark), name)) as sink:
@@ -932,7 +932,7 @@ def test_while_the_catalog_is_away_a_dataframe_goes_on_and_catches_up_in_order(
             here = batches(sink)
             eventually(lambda: len(sink.committer.pending) >= 2, "staged again", sink=sink)
         away.clear()
-        patch.setattr(java.JavaTable, "append", append)
+        patch.setattr(JavaTable, "append", append)
         with living(written(rate(spark), name)) as heir:
             eventually(lambda: batches(heir) >= here + 3, "the heir commits them", sink=heir)
     assert assert_counted(lake, name) == batches(heir)

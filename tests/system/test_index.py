@@ -22,8 +22,9 @@ from frazil.commit.protocol import TableCommitter, entry_of
 from frazil.commit.tables import writer_spec
 from frazil.config.model import Config, TableConfig, load
 from frazil.errors import CommitStateUnknown, ConfigError, Expired
-from frazil.iceberg import java, schema
+from frazil.iceberg import schema
 from frazil.iceberg.java import JavaCatalog
+from frazil.iceberg.java_table import JavaTable
 from frazil.ledger import index
 from frazil.ledger.entry import Snapshot
 from frazil.ledger.staged_batch import RangeCounts, StagedBatch, StagedTable
@@ -195,7 +196,7 @@ def test_hundreds_of_batches_stay_few_files_manifests_snapshots_and_metadata_fil
     assert heir.commit() == ""
 
 
-def _snapshots(table: java.JavaTable) -> int:
+def _snapshots(table: JavaTable) -> int:
     count = 0
     while table.moment(count) is not None:
         count += 1
@@ -407,7 +408,7 @@ def test_l10_l11_l12_a_life_that_is_killed_while_it_merges_leaves_nothing_behind
         assert sink.wait_until(sink.ends(), WITHIN)
     assert assert_exact(lake, f"db.{name}", broker.bootstrap, name) == 80
     assert proven(config, spark).written == 80
-    table = java.JavaCatalog(spark, "lake").load(f"db.{name}_index")
+    table = JavaCatalog(spark, "lake").load(f"db.{name}_index")
     assert table is not None
     assert len(table.live()[1]) < index.FANOUT, "the next life merged them"
     assert table.listing(f"{table.location}/stage/{name}/") == []
@@ -427,7 +428,7 @@ def test_l10_l11_l12_a_life_that_is_killed_while_it_merges_leaves_nothing_behind
     assert orphans(config, spark) == []
     ranges = lake.query(f"db.{name}_index", "start_offset, end_offset, snapshot_id", "ORDER BY 1")
     assert [start for start, _, _ in ranges] == [0, *(end for _, end, _ in ranges[:-1])]
-    there = {s.id for s in java.JavaCatalog(spark, "lake").load(f"db.{name}").history("main")}  # type: ignore[union-attr]
+    there = {s.id for s in JavaCatalog(spark, "lake").load(f"db.{name}").history("main")}  # type: ignore[union-attr]
     assert {snapshot for _, _, snapshot in ranges} <= there
 
 
@@ -441,23 +442,23 @@ def test_l12_records_in_the_stage_that_cannot_be_removed_now_are_removed_later(
 ):
     create_topic(broker.bootstrap, name, 1)
     config = make_config()
-    delete = java.JavaTable.delete
+    delete = JavaTable.delete
 
-    def refused(table: java.JavaTable, path: str) -> None:
+    def refused(table: JavaTable, path: str) -> None:
         if path.endswith(".json"):
             raise ConfigError("cannot delete: Status Code: 403")
         delete(table, path)
 
     with running(config, spark) as sink:
         with monkeypatch.context() as patched:
-            patched.setattr(java.JavaTable, "delete", refused)
+            patched.setattr(JavaTable, "delete", refused)
             produce(broker.bootstrap, name, numbered(5))
             assert sink.wait_until(sink.ends(), WITHIN)
             eventually(lambda: "403" in sink.committer.progress.untidy, "it is said", sink=sink)
         produce(broker.bootstrap, name, numbered(5, 100))
         assert sink.wait_until(sink.ends(), WITHIN)
     assert sink.committer.progress.untidy == ""
-    table = java.JavaCatalog(spark, "lake").load(f"db.{name}_index")
+    table = JavaCatalog(spark, "lake").load(f"db.{name}_index")
     assert table is not None
     assert table.listing(f"{table.location}/stage/{name}/") == []
     assert assert_exact(lake, f"db.{name}", broker.bootstrap, name) == 10
@@ -473,15 +474,15 @@ def test_l14_a_slow_index_pushes_back_and_says_so(
 ):
     create_topic(broker.bootstrap, name, 1)
     config = make_config(sink={"max_pending_batches": 2, "max_records_per_trigger": 10})
-    slow, append = threading.Event(), java.JavaTable.append
+    slow, append = threading.Event(), JavaTable.append
 
-    def slowly(table: java.JavaTable, *args: Any, **more: Any) -> None:
+    def slowly(table: JavaTable, *args: Any, **more: Any) -> None:
         if table.name.endswith("_index"):
             assert slow.wait(WITHIN)
         append(table, *args, **more)
 
     with running(config, spark) as sink:
-        monkeypatch.setattr(java.JavaTable, "append", slowly)
+        monkeypatch.setattr(JavaTable, "append", slowly)
         produce(broker.bootstrap, name, numbered(100))
         why = eventually(lambda: sink.committer.progress.blocked, "it pushes back", sink=sink)
         assert "2 batches wait for a commit; the bound is 2" in why
@@ -618,9 +619,9 @@ def test_a_rebuild_disturbs_no_running_sink_and_two_at_once_double_nothing(
     catch_up(config, spark)
     before = told(lake, name)
     spark.sql(f"DELETE FROM lake.db.{name}_index WHERE batch IN (1, 2)")
-    rewrite, others = java.JavaTable.rewrite, []
+    rewrite, others = JavaTable.rewrite, []
 
-    def raced(table: java.JavaTable, *args: Any, **more: Any) -> None:
+    def raced(table: JavaTable, *args: Any, **more: Any) -> None:
         if not others:
             others.append(0)
             others[0] = rebuilt(config, spark)[0].written
@@ -629,7 +630,7 @@ def test_a_rebuild_disturbs_no_running_sink_and_two_at_once_double_nothing(
     with running(config, spark) as sink:
         produce(broker.bootstrap, name, numbered(10, 100))
         assert sink.wait_until(sink.ends(), WITHIN)
-        monkeypatch.setattr(java.JavaTable, "rewrite", raced)
+        monkeypatch.setattr(JavaTable, "rewrite", raced)
         [outcome] = rebuilt(config, spark)
         assert (others, outcome.written) == ([2], 0), "the second found nothing to do"
         produce(broker.bootstrap, name, numbered(10, 200))

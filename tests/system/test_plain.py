@@ -12,7 +12,7 @@ import pytest
 from frazil.config.model import Config
 from frazil.errors import ConfigError, Unavailable
 from frazil.iceberg.java import JavaCatalog
-from frazil.iceberg.java import JavaTable as Java
+from frazil.iceberg.java_table import JavaTable as Java
 from frazil.iceberg.static_table import ReadOnlyTable, find
 from frazil.ledger import index
 from frazil.offsets import Partition

@@ -19,7 +19,8 @@ from frazil.auditing.evidence import of_table
 from frazil.cli import commands
 from frazil.config.model import Config, load
 from frazil.errors import ConfigError, Expired, Fatal, Fenced, Gap, IdentityMismatch
-from frazil.iceberg.java import JavaCatalog, JavaTable
+from frazil.iceberg.java import JavaCatalog
+from frazil.iceberg.java_table import JavaTable
 from frazil.offsets import Cut
 from frazil.ops import dead_letters
 from frazil.ops.rewind import look, rewind

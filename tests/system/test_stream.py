@@ -19,8 +19,8 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from frazil.commit import protocol
 from frazil.config.model import Config, SinkConfig
 from frazil.errors import ConfigError, Fenced, FrazilError, Unavailable, Undecodable
-from frazil.iceberg import java
 from frazil.iceberg.java import JavaCatalog
+from frazil.iceberg.java_table import JavaTable
 from frazil.ledger.entry import entries
 from frazil.offsets import Cut
 from frazil.sink import Sink
@@ -422,15 +422,15 @@ class Outage:
 @pytest.fixture
 def outage(monkeypatch: pytest.MonkeyPatch, name: str) -> Iterator[Outage]:
     state = Outage(f"db.{name}")
-    append = java.JavaTable.append
+    append = JavaTable.append
 
-    def failing(self: java.JavaTable, manifests: Any, *args: Any, **more: Any) -> None:
+    def failing(self: JavaTable, manifests: Any, *args: Any, **more: Any) -> None:
         if self.name == state.table and manifests and not state.over:
             state.tries += 1
             raise Unavailable("cannot commit: the catalog is away")
         append(self, manifests, *args, **more)
 
-    monkeypatch.setattr(java.JavaTable, "append", failing)
+    monkeypatch.setattr(JavaTable, "append", failing)
     monkeypatch.setattr(protocol, "FIRST_PAUSE", 0.001)
     monkeypatch.setattr(protocol, "LONGEST_PAUSE", 0.05)
     yield state

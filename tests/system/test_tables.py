@@ -18,8 +18,8 @@ from confluent_kafka import Producer
 from frazil.commit import committer
 from frazil.config.model import Config, RouteConfig
 from frazil.errors import Fatal, Gap, SchemaMismatch, TooManyRejected, Unroutable
-from frazil.iceberg import java
 from frazil.iceberg.java import JavaCatalog
+from frazil.iceberg.java_table import JavaTable
 from frazil.ledger.entry import entries, split
 from frazil.offsets import Cut
 from frazil.ops.status import status
@@ -575,13 +575,13 @@ def test_each_table_is_committed_at_its_own_pace_and_the_cut_waits_for_all(
     """`first` goes before the others, `large` waits for bytes, `lazy` for an hour."""
     monkeypatch.setattr(committer, "THREADS", 1)  # one after the other, so that there is an order
     order: list[str] = []
-    append = java.JavaTable.append
+    append = JavaTable.append
 
-    def noted(table: java.JavaTable, manifests: Any, *args: Any, **kwargs: Any) -> None:
+    def noted(table: JavaTable, manifests: Any, *args: Any, **kwargs: Any) -> None:
         order.extend([table.name.removeprefix(f"db.{name}_")] if manifests else [])
         append(table, manifests, *args, **kwargs)
 
-    monkeypatch.setattr(java.JavaTable, "append", noted)
+    monkeypatch.setattr(JavaTable, "append", noted)
     create_topic(broker.bootstrap, name, 1)
     kinds = ("any", "first", "large", "lazy")
     late = {"commit_interval": "1h"}

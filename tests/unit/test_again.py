@@ -21,10 +21,10 @@ from frazil.iceberg.schema import iceberg_schema
 from frazil.kafka.record_batch import HEADERS
 from frazil.offsets import BATCHES, Range
 from frazil.pipeline import replay
-from frazil.pipeline.chunk import TablePlan
 from frazil.pipeline.projection import MetadataColumns
 from frazil.pipeline.replay import NOTE_COLUMNS, NOTES, AllBut, ReplayPlan, ReplayResult
 from frazil.pipeline.routing import RoutingRules
+from frazil.pipeline.table_plan import TablePlan
 from frazil.pipeline.task import FEARLESS, LETTER_COLUMNS, LETTERS, BatchPlan, RangeResult
 
 METADATA = MetadataColumns("_topic", "_topic_partition", "_offset", "_timestamp")

@@ -178,7 +178,7 @@ def test_what_runs_on_executors_needs_neither_spark_nor_py4j(name: str):
     assert outside(name).isdisjoint({"pyspark", "py4j"})
 
 
-@pytest.mark.parametrize("name", [n for n in MODULES if n != "iceberg.java"])
+@pytest.mark.parametrize("name", [n for n in MODULES if not n.startswith("iceberg.java")])
 def test_the_jvm_is_touched_in_one_room_only(name: str):
     touched = {n.attr for n in ast.walk(TREES[name]) if isinstance(n, ast.Attribute)} & JVM
     texts = {n.value for n in ast.walk(TREES[name]) if isinstance(n, ast.Constant)}
@@ -200,7 +200,9 @@ KNOWING = {
     "run": "Spark's own handle of a query",
     "commit.startup": "hands the session to the source",
     "sources.of_config": "a DataFrame, or the stream of the config",
-    "iceberg.java": "the one module with Py4J",
+    "iceberg.java": "the catalogs of a session, with Py4J",
+    "iceberg.java_errors": "errors of PySpark are translated, too",
+    "iceberg.java_spark": "the parts of Spark that only Java exposes",
     "kafka.planner": "Spark's DataSource of ranges",
     "sources.base": "what a source is: a DataFrame comes in",
     "sources.kafka": "a DataFrame of ranges",

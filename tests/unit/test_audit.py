@@ -13,7 +13,9 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from frazil.auditing.checks import Evidence, TableReport, audit
+from frazil.auditing.checks import audit
+from frazil.auditing.history import Evidence
+from frazil.auditing.report import TableReport
 from frazil.errors import IdentityMismatch
 from frazil.iceberg.foreign_commits import ForeignCommits, brings_rows, of_snapshots
 from frazil.iceberg.static_table import DataFile

@@ -27,10 +27,12 @@ from frazil.iceberg.schema import iceberg_schema
 from frazil.kafka.record_batch import HEADERS, RawRecords
 from frazil.offsets import Partition
 from frazil.pipeline import isolation, sandbox
-from frazil.pipeline.chunk import ChunkPipeline, ChunkResult, TablePlan
+from frazil.pipeline.chunk import ChunkPipeline
+from frazil.pipeline.chunk_result import ChunkResult
 from frazil.pipeline.projection import MetadataColumns
 from frazil.pipeline.routing import SKIP, RoutingRules
 from frazil.pipeline.sandbox import Sandbox
+from frazil.pipeline.table_plan import TablePlan
 
 HERE = Partition("t", 3)
 SCHEMA = {

@@ -26,7 +26,7 @@ OPAQUE = [FILE, ICEBERG, RATE, RATE_MICRO_BATCH, '"text"', "[1,2]", "{}", "null"
 
 
 class Folder:
-    """A folder with the calls of `table.jvm.Folder`."""
+    """A folder with the calls of `java_spark.HadoopFolder`."""
 
     path = "mem:/checkpoint"
 

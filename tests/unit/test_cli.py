@@ -22,11 +22,11 @@ import typer.main
 from frazil.cli import commands
 from frazil.commit.startup import staging_folder
 from frazil.config import model as configs
-from frazil.errors import ConfigError, Fatal, Unavailable, cause
+from frazil.errors import ConfigError, Fatal, Unavailable, cause, counted
 from frazil.formats import schema_sample
 from frazil.ledger import staged_batch
 from frazil.ops.status import _batches
-from frazil.render import TextTable, counted, output
+from frazil.render import TextTable, output
 from frazil.spark.open_table import opener
 from frazil.spark.query import translated
 from tests.unit.test_plain import Made

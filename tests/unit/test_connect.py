@@ -18,7 +18,8 @@ from frazil.config.model import RouteConfig
 from frazil.errors import SchemaMismatch
 from frazil.formats import debezium
 from frazil.formats.decoder import Decoder, RecordFormat
-from frazil.pipeline.chunk import ChunkPipeline, ChunkResult
+from frazil.pipeline.chunk import ChunkPipeline
+from frazil.pipeline.chunk_result import ChunkResult
 from tests.unit.test_deletes import datum, left, plan, settle, settler
 
 ROUTES = (RouteConfig(to=("db.t",), envelope="debezium"),)
@@ -137,9 +138,7 @@ TYPES = {column["field"]: kind for column, _, kind, _ in COLUMNS}
 
 def making() -> ChunkPipeline:
     """Of an append table that is not there yet."""
-    by = settler(RecordFormat("json"), routes=ROUTES, upserts=("db.t",))
-    by._keyed = {}
-    return by
+    return settler(RecordFormat("json"), routes=ROUTES, upserts=("db.t",), modes={})
 
 
 def needed(settled: ChunkResult) -> dict[str, pa.DataType]:

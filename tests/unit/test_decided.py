@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from frazil.auditing.checks import Evidence, audit
+from frazil.auditing.checks import audit
+from frazil.auditing.history import Evidence
 from frazil.commit.committer import _apart_by_deletes
 from frazil.commit.protocol import entry_of
 from frazil.errors import ConfigError, Expired, IdentityMismatch

@@ -17,9 +17,10 @@ from frazil.errors import SchemaMismatch
 from frazil.files.writer import TableWriter
 from frazil.formats.decoder import RecordFormat
 from frazil.iceberg.schema import update
-from frazil.pipeline.chunk import ChunkPipeline, TablePlan
+from frazil.pipeline.chunk import ChunkPipeline
 from frazil.pipeline.evolution import changes
 from frazil.pipeline.projection import MetadataColumns, fitted
+from frazil.pipeline.table_plan import TablePlan
 from tests.unit.test_compact import schema, shape
 from tests.unit.test_projection import _INT, DEFAULTS, VALUES, _list, _struct
 from tests.unit.test_settle import HERE, NOBODY, opened

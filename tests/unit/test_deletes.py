@@ -19,9 +19,11 @@ from frazil.formats.decoder import RecordFormat
 from frazil.iceberg.schema import iceberg_schema
 from frazil.kafka.record_batch import RawRecords
 from frazil.offsets import Partition
-from frazil.pipeline.chunk import LOG, ChunkPipeline, ChunkResult, TablePlan
+from frazil.pipeline.chunk import ChunkPipeline
+from frazil.pipeline.chunk_result import ChunkResult
 from frazil.pipeline.projection import MetadataColumns
 from frazil.pipeline.routing import RoutingRules
+from frazil.pipeline.table_plan import LOG, TablePlan
 
 HERE = Partition("events", 2)
 METADATA = MetadataColumns("_topic", "_topic_partition", "_offset", "_timestamp")
@@ -50,6 +52,7 @@ def settler(
     routes: tuple[RouteConfig, ...] = (),
     key: RecordFormat | None = JSON,
     upserts: tuple[str, ...] = (),
+    modes: dict[str, str] | None = None,  # instead of those of `tables` and `upserts`
 ) -> ChunkPipeline:
     plans = {each.shape.name: each for each in tables}
     keyed = dict.fromkeys(upserts, "upsert")
@@ -57,6 +60,7 @@ def settler(
         name: LOG if each.log else "upsert" for name, each in plans.items() if each.key or each.log
     }
     rules = RoutingRules(routes, list({**plans, **keyed})) if routes else None
+    keyed = keyed if modes is None else modes
     return ChunkPipeline(format, rules, plans, None, "db.t", keyed, key)
 
 
@@ -351,13 +355,11 @@ def test_every_change_is_a_row_of_a_change_log_deletes_too(kind: str):
 
 
 def test_a_change_log_is_made_with_its_operation_and_optional_columns():
-    by = settler(JSON, upserts=())
-    by._keyed = {"db.t": LOG}
+    by = settler(JSON, modes={"db.t": LOG})
     need = settle(by, (doc(id=1), doc(id=1, name="a"))).needs["db.t"]
     assert need.names == ["id", "name", "_op"]
     assert all(each.nullable for each in need)
-    by = settler(RecordFormat("avro", json.dumps(SCHEMA)))
-    by._keyed = {"db.t": LOG}
+    by = settler(RecordFormat("avro", json.dumps(SCHEMA)), modes={"db.t": LOG})
     need = settle(by, (doc(id=1), datum(SCHEMA, id=1, name="a"))).needs["db.t"]
     assert need.names == ["id", "name", "_op"]
     assert all(each.nullable for each in need)

@@ -21,7 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from frazil.auditing.checks import Evidence, audit
+from frazil.auditing.checks import audit
+from frazil.auditing.history import Evidence
 from frazil.commit.committer import BackpressureLimits, _PendingTable
 from frazil.commit.index_writer import IndexWriter
 from frazil.commit.protocol import LONGEST_PAUSE, TableCommitter, entry_of

@@ -19,8 +19,11 @@ from frazil.formats.decoder import RecordFormat
 from frazil.iceberg.schema import columns_of, iceberg_schema, update
 from frazil.kafka.record_batch import RawRecords
 from frazil.offsets import Partition
-from frazil.pipeline.chunk import ChunkPipeline, ChunkResult, NewTable, TablePlan, add_need
+from frazil.pipeline.chunk import ChunkPipeline
+from frazil.pipeline.chunk_result import ChunkResult
+from frazil.pipeline.needs import add_need
 from frazil.pipeline.projection import MetadataColumns
+from frazil.pipeline.table_plan import NewTable, TablePlan
 
 METADATA = MetadataColumns("_topic", "_topic_partition", "_offset", "_timestamp")
 NEW = {"db.t": NewTable(tuple(field.name for field in METADATA.fields), undivided=("key", "k.v"))}

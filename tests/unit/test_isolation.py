@@ -36,11 +36,10 @@ from frazil.iceberg.schema import iceberg_schema, identifier_columns, partition_
 from frazil.kafka.fetch import FetchedChunk
 from frazil.kafka.record_batch import HEADERS, RawRecords
 from frazil.offsets import Partition, Range
-from frazil.pipeline import chunk as settle
-from frazil.pipeline import isolation, task, upsert
-from frazil.pipeline.chunk import TablePlan
+from frazil.pipeline import fitting, isolation, json_records, task, upsert
 from frazil.pipeline.projection import MetadataColumns
 from frazil.pipeline.routing import RoutingRules
+from frazil.pipeline.table_plan import TablePlan
 from frazil.pipeline.task import (
     LETTER_COLUMNS,
     LETTERS,
@@ -178,7 +177,7 @@ def at_decode(m: pytest.MonkeyPatch) -> None:
 
 
 def at_fit(m: pytest.MonkeyPatch) -> None:
-    raising(m, settle, "project_rows", lambda rows, *_: poisoned(rows))
+    raising(m, fitting, "project_rows", lambda rows, *_: poisoned(rows))
 
 
 def at_partition(m: pytest.MonkeyPatch) -> None:
@@ -270,7 +269,7 @@ def test_a_record_at_which_learning_fails_does_not_keep_a_table_from_being_made(
     words: dict[int, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     words |= BAD
-    raising(monkeypatch, settle, "wanted", lambda value, *_: POISON.encode() in value)
+    raising(monkeypatch, json_records, "wanted", lambda value, *_: POISON.encode() in value)
     found = task.run(replace(plan(tmp_path), tables={}), Range(HERE, 0, COUNT), dry=True)
     assert found.needs["db.t"].names == ["id", "word"]
 

@@ -12,7 +12,7 @@ import pytest
 from frazil.config.model import RouteConfig
 from frazil.formats.decoder import RecordFormat
 from frazil.formats.unavailable_value import Placeholder
-from frazil.pipeline.chunk import LOG
+from frazil.pipeline.table_plan import LOG
 from tests.unit.test_deletes import CHANGES, datum, doc, gone, ids, left, plan, settle, settler
 
 TEXT = "__debezium_unavailable_value"
@@ -178,8 +178,13 @@ def test_the_placeholder_names_no_column(mode: str, there: bool, more: dict[str,
         ]
     )
     made = plan("db.t", columns, key=() if mode == "append" else ("id",), log=mode == LOG)
-    by = settler(RecordFormat("json"), *([made] if there else []), routes=ROUTES, upserts=("db.t",))
-    by._keyed = {} if mode == "append" else {"db.t": mode}
+    by = settler(
+        RecordFormat("json"),
+        *([made] if there else []),
+        routes=ROUTES,
+        upserts=("db.t",),
+        modes={} if mode == "append" else {"db.t": mode},
+    )
     after = {**more, **HSTORE["after"]}  # type: ignore[dict-item]
     settled = settle(by, (None, doc(**{**HSTORE, "after": after})))
     assert settled.needs == {}

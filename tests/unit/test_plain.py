@@ -37,7 +37,8 @@ from frazil.errors import (
     IdentityMismatch,
     Unavailable,
 )
-from frazil.iceberg.static_table import DataFile, NeedsSpark, ReadOnlyTable, find
+from frazil.iceberg.file_io import NeedsSpark
+from frazil.iceberg.static_table import DataFile, ReadOnlyTable, find
 from frazil.offsets import Partition
 
 #: name, id, Iceberg's type

@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 from frazil.auditing import evidence
-from frazil.auditing.checks import Finding, PartitionReport, TableReport
 from frazil.auditing.evidence import AuditLimits, AuditResult
+from frazil.auditing.report import Finding, PartitionReport, TableReport
 from frazil.errors import ConfigError, NotProven, Unavailable
 from frazil.kafka import planner
 from frazil.kafka.planner import TopicIdentity, Watermarks

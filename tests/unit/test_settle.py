@@ -23,18 +23,13 @@ from frazil.formats.decoder import RecordFormat
 from frazil.iceberg.schema import iceberg_schema, partition_spec
 from frazil.kafka.record_batch import HEADERS, RawRecords
 from frazil.offsets import Partition
-from frazil.pipeline.chunk import (
-    ChunkPipeline,
-    ChunkResult,
-    Rejection,
-    TablePlan,
-    _ChunkWork,
-    add_need,
-    aliases_of,
-    needed,
-)
+from frazil.pipeline.chunk import ChunkPipeline
+from frazil.pipeline.chunk_result import ChunkResult, ChunkWork, Rejection
+from frazil.pipeline.column_records import ColumnRecords
+from frazil.pipeline.needs import add_need, aliases_of, needed
 from frazil.pipeline.projection import MetadataColumns
 from frazil.pipeline.routing import SKIP, RoutingRules
+from frazil.pipeline.table_plan import TablePlan
 
 HERE = Partition("events", 2)
 METADATA = MetadataColumns("_topic", "_topic_partition", "_offset", "_timestamp")
@@ -608,9 +603,9 @@ def test_a_value_that_no_partition_can_have_is_a_misfit_of_its_own_row(
     spec = partition_spec(here.shape.schema, (by,), "db.t")
     here = replace(here, shape=replace(here.shape, spec=spec))
     rows = pa.table({"id": pa.array(range(5)), name: column})
-    settler = ChunkPipeline(RecordFormat("raw"), None, plans(here), only="db.t")
-    work = _ChunkWork(HERE, opened([b""] * 5), NOBODY)
-    settler._into(work, "db.t", rows, None, {}, None)
+    records = ColumnRecords(RecordFormat("raw"), None, plans(here), {}, {}, None, {})
+    work = ChunkWork(HERE, opened([b""] * 5), NOBODY)
+    records._into(work, "db.t", rows, None, {}, None)
     assert ids(work.settled, "db.t") == [0, 1, 3]
     assert kinds(work.settled) == {2: "misfit", 4: "misfit"}
     assert all(reason in letter.reason for letter in work.settled.letters.values())
@@ -653,5 +648,5 @@ def test_a_table_without_a_timestamp_column_takes_records_of_any_time():
 
 def test_a_python_rule_sees_no_timestamp_where_none_fits():
     given = opened([b"a", b"b"])._replace(stamps=np.array([NANOSECONDS, 7], np.int64))
-    origin = _ChunkWork(HERE, given, NOBODY).origin(None)
+    origin = ChunkWork(HERE, given, NOBODY).origin(None)
     assert origin["_timestamp"].cast(pa.int64()).to_pylist() == [None, 7000]

@@ -24,9 +24,9 @@ from frazil.kafka.record_batch import HEADERS, RawRecords, RecordBatches, Record
 from frazil.ledger.staged_batch import RangeCounts
 from frazil.offsets import Partition, Range
 from frazil.pipeline import task
-from frazil.pipeline.chunk import TablePlan
 from frazil.pipeline.projection import MetadataColumns
 from frazil.pipeline.routing import RoutingRules
+from frazil.pipeline.table_plan import TablePlan
 from frazil.pipeline.task import LETTER_COLUMNS, LETTERS, BatchPlan, RangeResult, of_table, run
 from tests.byte_broker import record
 

@@ -19,9 +19,11 @@ import numpy as np
 import pyarrow as pa
 from rich.console import Console
 
-from frazil.auditing.checks import Evidence, Finding, TableReport, audit, worst
+from frazil.auditing.checks import audit
+from frazil.auditing.history import Evidence
+from frazil.auditing.report import Finding, TableReport, worst
 from frazil.config.model import Config, replayed
-from frazil.errors import ConfigError, Fatal, NotProven, Unavailable
+from frazil.errors import ConfigError, Fatal, NotProven, Unavailable, counted
 from frazil.iceberg import foreign_commits
 from frazil.iceberg.static_table import DataFile, ReadOnlyTable
 from frazil.ledger import index_rows
@@ -29,7 +31,7 @@ from frazil.ledger.entry import PREFIX, Snapshot, head, parse
 from frazil.ledger.index_rows import IndexRows
 from frazil.ledger.sink_state import REPLAY, STREAM, known_tables
 from frazil.offsets import BATCHES, Cut, Partition, Range
-from frazil.render import TextTable, colour, counted
+from frazil.render import TextTable, colour
 from frazil.spark.open_table import Open
 
 _PROVES = {

@@ -23,9 +23,9 @@ try:  # Ctrl-C this early is a normal stop: nothing was begun
     from frazil.cli.signals import StopSignal, end_children
     from frazil.config import model as configs
     from frazil.config.model import Config
-    from frazil.errors import ConfigError, FrazilError, from_traceback
+    from frazil.errors import ConfigError, FrazilError, counted, from_traceback
     from frazil.offsets import Partition
-    from frazil.render import counted, output
+    from frazil.render import output
 except KeyboardInterrupt:
     sys.exit(130)
 

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from frazil.cli.signals import StopSignal
 from frazil.config.model import Config
+from frazil.errors import counted
 from frazil.offsets import Cut
-from frazil.render import counted
 from frazil.sink import Sink
 from frazil.steps import Step
 

@@ -14,7 +14,7 @@ from frazil.commit.startup import Recovered, Startup
 from frazil.commit.table_maintenance import TableMaintenance
 from frazil.config.model import Config, duration
 from frazil.errors import Unavailable
-from frazil.iceberg.java import JavaTable
+from frazil.iceberg.java_table import JavaTable
 from frazil.kafka.planner import publish
 from frazil.ledger.completeness import CompletenessTracker
 from frazil.ledger.staged_batch import StagedBatch

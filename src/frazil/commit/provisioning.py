@@ -18,9 +18,10 @@ from frazil.config.model import Config, remembered, replayed
 from frazil.errors import ConfigError, IdentityMismatch, SchemaMismatch
 from frazil.ledger.sink_state import REPLAY
 from frazil.ledger.staged_batch import StagedBatch
-from frazil.pipeline.chunk import TablePlan, needed
 from frazil.pipeline.isolation import StationFailed, noticing
+from frazil.pipeline.needs import needed
 from frazil.pipeline.projection import NO_METADATA, MetadataColumns
+from frazil.pipeline.table_plan import TablePlan
 from frazil.pipeline.upsert import remembered_columns, remembered_order
 from frazil.pipeline.versions import VersionLookup
 from frazil.retry import Retry

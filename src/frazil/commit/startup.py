@@ -22,7 +22,8 @@ from frazil.commit.tables import SinkTable, SinkTables, parallel_map, refuse_uns
 from frazil.config.model import Config, TableConfig
 from frazil.errors import ConfigError, Expired, Fatal, FrazilError, Gap, IdentityMismatch
 from frazil.iceberg import schema
-from frazil.iceberg.java import JavaCatalog, JavaTable
+from frazil.iceberg.java import JavaCatalog
+from frazil.iceberg.java_table import JavaTable
 from frazil.iceberg.static_table import ReadOnlyTable
 from frazil.kafka.planner import TopicIdentity
 from frazil.ledger import entry as ledger

@@ -13,7 +13,7 @@ from typing import Any
 from frazil.commit.startup import Startup
 from frazil.commit.tables import SinkTable, writer_spec
 from frazil.config.model import NEVER, Config, TableConfig, duration
-from frazil.iceberg.java import JavaTable
+from frazil.iceberg.java_table import JavaTable
 from frazil.maintenance.rewrite_data_files import RewriteDataFiles
 from frazil.maintenance.tasks import (
     ExpireSnapshots,

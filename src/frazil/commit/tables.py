@@ -23,16 +23,18 @@ from frazil.config.model import Config, TableConfig, duration, remembered, size
 from frazil.errors import ConfigError, FrazilError, IdentityMismatch, SchemaMismatch
 from frazil.files.writer import PARQUET, WriterSpec, check
 from frazil.iceberg import schema
-from frazil.iceberg.java import JavaCatalog, JavaTable
+from frazil.iceberg.java import JavaCatalog
+from frazil.iceberg.java_table import JavaTable
 from frazil.iceberg.static_table import COLUMNS_PROPERTY
 from frazil.ledger import index
 from frazil.ledger.entry import Snapshot, parse
 from frazil.ledger.sink_state import REPLAY, TABLES_PROPERTY
 from frazil.maintenance.tasks import CREATED_BY
 from frazil.offsets import Cut
-from frazil.pipeline.chunk import TablePlan, aliases_of
 from frazil.pipeline.evolution import together
+from frazil.pipeline.needs import aliases_of
 from frazil.pipeline.projection import MetadataColumns
+from frazil.pipeline.table_plan import TablePlan
 from frazil.pipeline.task import LETTERS
 from frazil.pipeline.upsert import deletes_shape
 

@@ -10,7 +10,7 @@ Oracle, MySQL and SQL Server. Debezium writes a placeholder in their place, the 
     arrays of numbers, dates     a number for each of its bytes
     hstore                       one entry, the placeholder as key and value; or that as JSON text
 
-In: columns. Out: masks of the rows that contain it. `pipeline.chunk` decides about such rows.
+In: columns. Out: masks of the rows that contain it. `pipeline.fitting` decides about such rows.
 """
 
 from __future__ import annotations

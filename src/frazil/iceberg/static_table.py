@@ -228,7 +228,7 @@ class ReadOnlyTable:
                 wanted = snapshot.parent
 
     def carries(self, branch: str, snapshot_id: int) -> bool:
-        """Does the branch list the newest manifest of a snapshot? See `java.JavaTable.carries`."""
+        """Does the branch list the newest manifest of a snapshot? See `JavaTable.carries`."""
         manifests = self._manifests(snapshot_id)
         newest = max((manifest.get("sequence_number") or 0 for manifest in manifests), default=0)
         wanted = {

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from frazil.config.model import Config
 from frazil.errors import ConfigError, Expired
-from frazil.iceberg.java import JavaCatalog, JavaTable
-from frazil.iceberg.static_table import NeedsSpark
+from frazil.iceberg.file_io import NeedsSpark
+from frazil.iceberg.java import JavaCatalog
+from frazil.iceberg.java_table import JavaTable
 from frazil.ledger.entry import PREFIX, LedgerEntry, Snapshot, entries, head, parse
 from frazil.offsets import Cut, Partition
 

@@ -14,11 +14,11 @@ from rich.console import Console
 
 from frazil.commit.startup import staging_folder
 from frazil.config.model import Config
-from frazil.errors import ConfigError
+from frazil.errors import ConfigError, counted
 from frazil.iceberg.java import JavaCatalog
 from frazil.ledger.completeness import shown
 from frazil.ledger.sink_state import known_tables
-from frazil.render import TextTable, counted
+from frazil.render import TextTable
 from frazil.sink import Sink
 from frazil.sources.dead_letters import (
     DeadLetterSelection,

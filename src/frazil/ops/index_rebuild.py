@@ -30,9 +30,12 @@ from frazil.errors import (
     Fatal,
     Retryable,
     Unavailable,
+    counted,
 )
 from frazil.files.writer import WriterSpec
-from frazil.iceberg.java import JavaCatalog, JavaTable, LiveFile
+from frazil.iceberg.java import JavaCatalog
+from frazil.iceberg.java_files import LiveFile
+from frazil.iceberg.java_table import JavaTable
 from frazil.iceberg.static_table import DataFile
 from frazil.ledger import index
 from frazil.ledger.entry import PREFIX, LedgerEntry, Snapshot, entries, parse
@@ -40,7 +43,6 @@ from frazil.ledger.sink_state import REPLAY, STREAM, announced_tables
 from frazil.offsets import Range
 from frazil.ops.index_rebuild_plan import COLUMNS, LedgerHistory, rebuild
 from frazil.ops.locate import branch_of
-from frazil.render import counted
 
 #: Summary key of a rebuild's snapshot, which is no ledger entry: the id of the rebuild.
 REBUILD = f"{PREFIX}rebuild"

@@ -25,8 +25,9 @@ from frazil.commit.protocol import TableCommitter, chain, ledger_tag
 from frazil.commit.rewind import refuse_unfinished
 from frazil.commit.startup import staging_folder
 from frazil.config.model import Config
-from frazil.errors import ConfigError, FrazilError
-from frazil.iceberg.java import JavaCatalog, JavaTable
+from frazil.errors import ConfigError, FrazilError, counted
+from frazil.iceberg.java import JavaCatalog
+from frazil.iceberg.java_table import JavaTable
 from frazil.kafka.planner import (
     WITHOUT_IDS,
     Planner,
@@ -39,7 +40,7 @@ from frazil.ledger import staged_batch
 from frazil.ledger.entry import LedgerEntry, OperatorNote, head
 from frazil.offsets import BATCHES, Cut, Partition, Range
 from frazil.ops.startup_checks import in_doubt, show_doubts
-from frazil.render import TextTable, counted
+from frazil.render import TextTable
 from frazil.sink import Sink
 from frazil.sources.intervention import (
     EARLIEST,

@@ -27,8 +27,9 @@ from frazil.commit.rewind_plan import COLUMNS, RewindPlan, earliest
 from frazil.commit.startup import staging_folder
 from frazil.commit.tables import parallel_map, writer_spec
 from frazil.config.model import Config, TableConfig
-from frazil.errors import ConfigError, Expired, Fatal, FrazilError, IdentityMismatch
-from frazil.iceberg.java import JavaCatalog, JavaTable
+from frazil.errors import ConfigError, Expired, Fatal, FrazilError, IdentityMismatch, counted
+from frazil.iceberg.java import JavaCatalog
+from frazil.iceberg.java_table import JavaTable
 from frazil.kafka.planner import Planner, TopicIdentity
 from frazil.ledger import index as offset_index
 from frazil.ledger import staged_batch
@@ -37,7 +38,7 @@ from frazil.ledger.staged_batch import StagedBatch
 from frazil.offsets import BATCHES, Cut, Range
 from frazil.ops.index_rebuild import taken_out
 from frazil.ops.locate import branch_of
-from frazil.render import TextTable, counted
+from frazil.render import TextTable
 
 #: Number of tables shown one by one; of the rest, a sum.
 _SHOWN = 50

@@ -15,8 +15,9 @@ from pyspark.sql import SparkSession
 from frazil.commit.protocol import TableCommitter, ledger_tag
 from frazil.commit.startup import staging_folder
 from frazil.config.model import Config, duration
-from frazil.errors import IdentityMismatch
-from frazil.iceberg.java import JavaCatalog, JavaTable
+from frazil.errors import IdentityMismatch, counted
+from frazil.iceberg.java import JavaCatalog
+from frazil.iceberg.java_table import JavaTable
 from frazil.iceberg.live_files import place, refuse_shared
 from frazil.iceberg.static_table import ReadOnlyTable
 from frazil.kafka.planner import Planner, TopicIdentity
@@ -27,7 +28,6 @@ from frazil.ledger.staged_batch import StagedBatch
 from frazil.maintenance import tasks
 from frazil.offsets import Cut, Partition
 from frazil.ops.startup_checks import in_doubt
-from frazil.render import counted
 from frazil.sources.dead_letters import replaying
 from frazil.spark.open_table import Open
 

@@ -27,8 +27,11 @@ from frazil.files.writer import DataFileDescriptor, TableWriter, WriterSpec, dis
 from frazil.formats.decoder import FramedRecords
 from frazil.kafka.record_batch import Longs, RawRecords
 from frazil.offsets import Partition
-from frazil.pipeline.chunk import ChunkPipeline, ChunkResult, Rejection, TablePlan, add_need
+from frazil.pipeline.chunk import ChunkPipeline
+from frazil.pipeline.chunk_result import ChunkResult, Rejection
+from frazil.pipeline.needs import add_need
 from frazil.pipeline.routing import Route
+from frazil.pipeline.table_plan import TablePlan
 
 #: Up to this many records are tried one by one after they failed together.
 FEW = 256

@@ -26,10 +26,13 @@ from frazil.formats.decoder import FramedRecords, ask_again
 from frazil.kafka.record_batch import HEADERS, RawRecords
 from frazil.ledger.staged_batch import RangeCounts
 from frazil.offsets import BATCHES, Partition, Range
-from frazil.pipeline.chunk import ChunkPipeline, ChunkResult, Rejection, TablePlan, add_need
+from frazil.pipeline.chunk import ChunkPipeline
+from frazil.pipeline.chunk_result import ChunkResult, Rejection
 from frazil.pipeline.isolation import IsolatingPipeline, StationFailed, WriteSieve, noticing
+from frazil.pipeline.needs import add_need
 from frazil.pipeline.projection import MetadataColumns, project_rows
 from frazil.pipeline.sandbox import UNREAD, Sandbox
+from frazil.pipeline.table_plan import TablePlan
 from frazil.pipeline.task import FEARLESS, LETTERS, BatchPlan, RangeResult, Stopwatch, watermark
 
 #: Columns that are read of a dead letter.

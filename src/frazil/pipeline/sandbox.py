@@ -38,7 +38,8 @@ from frazil.errors import FrazilError, Unavailable
 from frazil.formats.decoder import FramedRecords
 from frazil.kafka.record_batch import RawRecords
 from frazil.offsets import Partition
-from frazil.pipeline.chunk import ChunkPipeline, ChunkResult, Rejection
+from frazil.pipeline.chunk import ChunkPipeline
+from frazil.pipeline.chunk_result import ChunkResult, Rejection
 from frazil.pipeline.isolation import IsolatingPipeline, _add, _cut
 from frazil.pipeline.routing import NoRoute, Route
 
@@ -62,19 +63,9 @@ class Sandbox(IsolatingPipeline):
 
     def __init__(self, settler: ChunkPipeline) -> None:
         super().__init__(settler)
-        parts = (
-            settler._format,
-            settler._rules,
-            settler._tables,
-            settler._refused,
-            settler._only.tables[0],
-            settler._keyed,
-            settler._key_format,
-            settler._new,
-        )
         # Spark's cloudpickle can pickle a user's function without the file it came from.
         pickler: Any = sys.modules.get("pyspark.cloudpickle", pickle)
-        self._parts: bytes = pickler.dumps(parts)
+        self._parts: bytes = pickler.dumps(settler.parts)
         self._child: _Child | None = None
 
     def _ask(

@@ -32,7 +32,8 @@ from frazil.kafka.fetch import FetchedChunk, fetch
 from frazil.kafka.record_batch import Longs, RawRecords
 from frazil.ledger.staged_batch import RangeCounts, range_counts_of, range_counts_values
 from frazil.offsets import Partition, Range
-from frazil.pipeline.chunk import ChunkPipeline, NewTable, Rejection, TablePlan, add_need
+from frazil.pipeline.chunk import ChunkPipeline
+from frazil.pipeline.chunk_result import Rejection
 from frazil.pipeline.isolation import (
     IsolatingPipeline,
     StationFailed,
@@ -41,9 +42,11 @@ from frazil.pipeline.isolation import (
     noticing,
     unwritable,
 )
+from frazil.pipeline.needs import add_need
 from frazil.pipeline.projection import MetadataColumns, project_rows
 from frazil.pipeline.routing import RoutingRules
 from frazil.pipeline.sandbox import Sandbox, around
+from frazil.pipeline.table_plan import NewTable, TablePlan
 from frazil.pipeline.upsert import (
     KeyChanges,
     ShuffleBlock,

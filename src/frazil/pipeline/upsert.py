@@ -38,7 +38,7 @@ import pyarrow.compute as pc
 from frazil.files.writer import DataFileDescriptor, OpenFiles, TableWriter, WriterSpec
 from frazil.kafka.record_batch import Longs
 from frazil.offsets import Partition
-from frazil.pipeline.chunk import TablePlan
+from frazil.pipeline.table_plan import TablePlan
 from frazil.pipeline.versions import column_of, comparable, highest
 
 #: Rows of one shuffle block: some tens of megabytes.

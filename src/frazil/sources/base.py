@@ -29,9 +29,11 @@ from frazil.kafka.planner import TopicIdentity
 from frazil.ledger.entry import LedgerEntry
 from frazil.ledger.staged_batch import RangeCounts
 from frazil.offsets import Cut, Range
-from frazil.pipeline.chunk import TablePlan
 from frazil.pipeline.projection import MetadataColumns
+from frazil.pipeline.table_plan import TablePlan
 from frazil.spark.checkpoint import SourceOffsets
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)

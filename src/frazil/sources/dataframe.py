@@ -41,7 +41,12 @@ from frazil.errors import (
     Overlap,
     SchemaMismatch,
 )
-from frazil.iceberg.java import HadoopFolder, PlanOperator, operators, refuse_what_cannot_append
+from frazil.iceberg.java_spark import (
+    HadoopFolder,
+    PlanOperator,
+    operators,
+    refuse_what_cannot_append,
+)
 from frazil.kafka.planner import TopicIdentity, kafka_only
 from frazil.ledger.entry import LedgerEntry
 from frazil.ledger.staged_batch import RangeCounts

@@ -32,7 +32,8 @@ from frazil.errors import (
 from frazil.files.writer import DataFileDescriptor, discard
 from frazil.formats import schema_sample
 from frazil.formats.decoder import RecordFormat
-from frazil.iceberg.java import FAILED, HadoopFolder
+from frazil.iceberg.java_errors import FAILED
+from frazil.iceberg.java_spark import HadoopFolder
 from frazil.kafka.planner import (
     FORMAT,
     BatchGathering,
@@ -46,10 +47,11 @@ from frazil.kafka.planner import (
 from frazil.ledger.entry import LedgerEntry
 from frazil.ledger.staged_batch import RangeCounts
 from frazil.offsets import Cut, Partition, Range, join
-from frazil.pipeline.chunk import NewTable, add_need
 from frazil.pipeline.isolation import StationFailed
+from frazil.pipeline.needs import add_need
 from frazil.pipeline.projection import MetadataColumns
 from frazil.pipeline.routing import RoutingRules
+from frazil.pipeline.table_plan import NewTable
 from frazil.pipeline.task import (
     LETTER_COLUMNS,
     BatchPlan,

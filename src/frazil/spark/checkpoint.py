@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from frazil.errors import Fatal, IdentityMismatch
-from frazil.iceberg.java import HadoopFolder
+from frazil.iceberg.java_spark import HadoopFolder
 from frazil.offsets import Cut, Partition
 
 _LONGEST = 512

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from frazil.config.model import Config
-from frazil.iceberg.static_table import NeedsSpark, ReadOnlyTable, find
+from frazil.iceberg.file_io import NeedsSpark
+from frazil.iceberg.static_table import ReadOnlyTable, find
 
 #: Name → the table as it is now; None where it does not exist.
 Open = Callable[[str], ReadOnlyTable | None]

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from frazil.config.model import Config, Settings
 from frazil.errors import ConfigError, from_traceback
-from frazil.iceberg.java import active
+from frazil.iceberg.java_spark import active
 from frazil.kafka.planner import FORMAT, BatchGathering, Planner, RangeDataSource, options
 from frazil.pipeline.routing import load
 from frazil.spark.datasource import RowDataSource, open_stream, options_config, spark_schema

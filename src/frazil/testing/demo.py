@@ -20,8 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from frazil.auditing.evidence import audit_table
-from frazil.errors import FrazilError
-from frazil.render import counted
+from frazil.errors import FrazilError, counted
 from frazil.spark import jars
 from frazil.testing import datagen
 from frazil.testing.kafka import Broker

@@ -20,7 +20,8 @@ from frazil.commit.startup import staging_folder
 from frazil.config import model as configs
 from frazil.config.model import Config
 from frazil.errors import ConfigError, FrazilError, Unavailable
-from frazil.iceberg.java import JavaCatalog, JavaTable
+from frazil.iceberg.java import JavaCatalog
+from frazil.iceberg.java_table import JavaTable
 from frazil.steps import STEPS
 from frazil.testing.process import toml
 

@@ -35,11 +35,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from frazil.auditing.evidence import against_kafka, of_sink
 from frazil.config import model as configs
 from frazil.config.model import Config
-from frazil.errors import FrazilError, Unavailable
+from frazil.errors import FrazilError, Unavailable, counted
 from frazil.iceberg.java import JavaCatalog
 from frazil.ledger import entry as ledger
 from frazil.offsets import Cut, Partition, Range, join
-from frazil.render import counted
 from frazil.testing.process import SinkRuns
 from frazil.testing.scratch import CALL_SECONDS, PARTITIONS, Scratch, ScratchPart, ScratchPlan
 

@@ -1,0 +1,146 @@
+"""The verdict on a table: what the audit found, and for which offsets. Pure values.
+
+In: findings of the checks. Out: `TableReport`, one for each sink of a table, with a
+`PartitionReport` for each topic partition. The verdict is the kind of the worst finding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+from frazil.ledger.entry import OperatorNote, OutcomeCounts
+from frazil.offsets import BATCHES, Range
+
+#: The worst first. `accepted loss` is no fault: an operator has signed for it.
+KINDS = (
+    "gap",
+    "overlap",
+    "unaccounted",
+    "cannot tell",
+    "nothing committed",
+    "behind",
+    "accepted loss",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    kind: str
+    says: str
+    ranges: tuple[Range, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.says}"
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionReport:
+    """The verdict on one topic partition."""
+
+    range: Range
+    counts: OutcomeCounts
+    findings: tuple[Finding, ...] = ()
+    #: rows in the live files; None where files mix partitions and only the sum is known
+    rows: int | None = None
+
+    def ranges(self, kind: str) -> tuple[Range, ...]:
+        ranges = [r for finding in self.findings if finding.kind == kind for r in finding.ranges]
+        return tuple(sorted({r for r in ranges if r.partition == self.range.partition}))
+
+    @property
+    def gaps(self) -> tuple[Range, ...]:
+        return self.ranges("gap")
+
+    @property
+    def overlaps(self) -> tuple[Range, ...]:
+        return self.ranges("overlap")
+
+    @property
+    def by_record(self) -> bool:
+        """Is the verdict about single records?"""
+        return self.range.partition != BATCHES and not self.counts.merged
+
+    @property
+    def verdict(self) -> str:
+        return worst(self.findings)
+
+
+@dataclass(frozen=True, slots=True)
+class TableReport:
+    table: str
+    sink: str
+    lines: tuple[PartitionReport, ...]
+    commits: int
+    found: tuple[Finding, ...] = ()
+    #: the sources that were examined
+    witnesses: tuple[str, ...] = ()
+    #: do its batches replace the rows of their keys?
+    upserts: bool = False
+    #: interventions of operators in the stream
+    notes: tuple[OperatorNote, ...] = ()
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        return tuple(map(str, self.found))
+
+    @property
+    def written(self) -> int:
+        return sum(line.counts.written for line in self.lines)
+
+    @property
+    def proves(self) -> str:
+        """The subject of the verdict: `records`, `batches` or `changes`."""
+        if self.upserts:
+            return "changes"
+        counted = [line for line in self.lines if line.range.partition != BATCHES]
+        rows = sum(line.counts.written for line in self.lines if line.range.partition == BATCHES)
+        by_record = counted and not rows and all(line.by_record for line in counted)
+        return "records" if by_record else "batches"
+
+    @property
+    def verdict(self) -> str:
+        """`proven`, or the kind of the worst finding; `accepted loss` where everything else is
+        proven."""
+        return worst(self.found)
+
+    def values(self) -> dict[str, object]:
+        """For `--json`."""
+        return {
+            "table": self.table,
+            "sink": self.sink,
+            "verdict": self.verdict,
+            "proves": self.proves,
+            "witnesses": list(self.witnesses),
+            "commits": self.commits,
+            "written": self.written,
+            "findings": list(self.findings),
+            "notes": [asdict(note) for note in self.notes],
+            "partitions": [
+                {
+                    "topic": line.range.partition.topic,
+                    "partition": line.range.partition.number,
+                    "verdict": line.verdict,
+                    "start": line.range.start,
+                    "end": line.range.end,
+                    "written": line.counts.written,
+                    "rejected": line.counts.rejected,
+                    "skipped": line.counts.skipped,
+                    "invisible": line.counts.invisible,
+                    "merged": line.counts.merged,
+                    "elsewhere": line.counts.elsewhere,
+                    "lost": line.counts.lost,
+                    "rows_in_files": line.rows,
+                    "gaps": [[r.start, r.end] for r in line.gaps],
+                    "overlaps": [[r.start, r.end] for r in line.overlaps],
+                    "unaccounted": [[r.start, r.end] for r in line.ranges("unaccounted")],
+                    "cannot_tell": [[r.start, r.end] for r in line.ranges("cannot tell")],
+                }
+                for line in self.lines
+            ],
+        }
+
+
+def worst(findings: Iterable[Finding]) -> str:
+    kinds = {finding.kind for finding in findings}
+    return next((kind for kind in KINDS if kind in kinds), "proven")

@@ -1,0 +1,128 @@
+"""The few parts of Spark that only Java exposes. Plain Python values in and out.
+
+The active session of a thread, the operators of a streaming query, and the files of a checkpoint on
+any file system that Spark supports. Errors are translated by `iceberg.java_errors`. Runs on the
+driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from frazil.errors import ConfigError
+from frazil.iceberg.java_errors import translated
+
+
+@contextmanager
+def active(spark: SparkSession) -> Iterator[None]:
+    """Makes `spark` the active session of this thread: Spark looks up catalogs and registered data
+    sources there, whichever session it is called through."""
+    sessions: Any = SparkSession._get_j_spark_session_class(spark._jvm)
+    before = sessions.getActiveSession()
+    sessions.setActiveSession(spark._jsparkSession)
+    try:
+        yield
+    finally:
+        if before.isDefined():
+            sessions.setActiveSession(before.get())
+        else:
+            sessions.clearActiveSession()
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOperator:
+    """One operator of a query's analyzed plan."""
+
+    name: str
+    #: number of its streaming inputs
+    streams: int
+    #: of a streaming source: its name, class and options
+    source: str = ""
+    table: str = ""
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold secrets
+
+
+def operators(frame: DataFrame) -> list[PlanOperator]:
+    """The streaming operators of a query, sources included."""
+    steps: list[PlanOperator] = []
+
+    def visit(node: Any) -> None:
+        if not node.isStreaming():
+            return
+        name = node.getClass().getSimpleName()
+        inputs = node.children()
+        below = [inputs.apply(i) for i in range(inputs.size())]
+        if name == "StreamingRelationV2":
+            table = node.table().getClass().getName()
+            options = {str(k): str(v) for k, v in dict(node.extraOptions()).items()}
+            steps.append(PlanOperator(name, 0, str(node.sourceName()).lower(), table, options))
+        elif name == "StreamingRelation":
+            steps.append(PlanOperator(name, 0, str(node.sourceName())))
+        else:
+            steps.append(PlanOperator(name, sum(bool(child.isStreaming()) for child in below)))
+        for child in below:
+            visit(child)
+
+    with translated("look at the query"):
+        visit(frame._jdf.queryExecution().analyzed())
+    return steps
+
+
+def refuse_what_cannot_append(frame: DataFrame) -> None:
+    """Runs Spark's own check of a streaming query, which Spark itself runs only at its start."""
+    jvm: Any = frame.sparkSession._jvm
+    try:
+        jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker.checkForStreaming(
+            frame._jdf.queryExecution().analyzed(),
+            jvm.org.apache.spark.sql.streaming.OutputMode.Append(),
+        )
+    except PySparkException as error:
+        fact = str(error).strip().splitlines()[0].rstrip(";")
+        raise ConfigError(
+            f"cannot stream this query into a table: {fact}",
+            hint="a table takes rows once and for all: aggregations need withWatermark",
+        ) from None
+
+
+class HadoopFolder:
+    """A folder on any file system that Spark supports, for checkpoints."""
+
+    def __init__(self, spark: SparkSession, path: str) -> None:
+        self.path = path.rstrip("/")
+        self._path: Any = spark._jvm.org.apache.hadoop.fs.Path  # type: ignore[union-attr]
+        with translated(f"open {path}"):
+            configuration = spark._jsparkSession.sessionState().newHadoopConf()
+            self._files = self._path(path).getFileSystem(configuration)
+
+    def names(self, folder: str) -> list[str]:
+        with translated(f"list {self.path}/{folder}"):
+            where = self._path(f"{self.path}/{folder}")
+            if not self._files.exists(where):
+                return []
+            return [status.getPath().getName() for status in self._files.listStatus(where)]
+
+    def read(self, name: str) -> str | None:
+        """The text of a small file; None if there is no such file."""
+        with translated(f"read {self.path}/{name}"):
+            where = self._path(f"{self.path}/{name}")
+            if not self._files.exists(where):
+                return None
+            stream = self._files.open(where)
+            try:
+                return bytes(stream.readAllBytes()).decode()
+            finally:
+                stream.close()
+
+    def write(self, name: str, text: str) -> None:
+        with translated(f"write {self.path}/{name}"):
+            stream = self._files.create(self._path(f"{self.path}/{name}"), False)
+            try:
+                stream.write(bytearray(text.encode()))
+            finally:
+                stream.close()

@@ -1,0 +1,114 @@
+"""One chunk in progress, and its result. Runs on executors.
+
+`ChunkWork` holds the records of a chunk while they are processed, `ChunkResult` the outcome: rows
+of each table, rejections and needs. Positions are those of records in the chunk; where positions
+are optional, None stands for all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+
+from frazil.kafka.record_batch import Longs, RawRecords, no_headers
+from frazil.offsets import Partition
+from frazil.pipeline.evolution import Aliases
+from frazil.pipeline.needs import add_need, needed
+from frazil.pipeline.projection import moments
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A rejected record and the reason."""
+
+    index: int
+    kind: str
+    reason: str
+    #: the tables it was routed to; empty if unknown
+    tables: tuple[str, ...] = ()
+    schema_id: int | None = None
+
+
+@dataclass(slots=True)
+class ChunkResult:
+    rows: list[tuple[str, pa.Table]] = field(default_factory=list)
+    #: keys that records delete from upsert tables
+    gone: list[tuple[str, pa.Table]] = field(default_factory=list)
+    #: former keys of records in `rows` that changed their key
+    left: list[tuple[str, pa.Table]] = field(default_factory=list)
+    letters: dict[int, Rejection] = field(default_factory=dict)
+    skipped: int = 0
+    needs: dict[str, pa.Schema] = field(default_factory=dict)
+
+    def reject(self, letter: Rejection) -> None:
+        """Add a rejection. Rejections of one record by several tables become one dead letter. The
+        reason is shortened and made valid UTF-8: it may quote the record's data."""
+        plain = letter.reason[:1000].encode(errors="replace").decode()
+        letter = replace(letter, reason=plain)
+        known = self.letters.get(letter.index)
+        if known is not None:
+            reason = (
+                known.reason
+                if letter.reason in known.reason
+                else (f"{known.reason}; {letter.reason}")
+            )
+            tables = tuple(dict.fromkeys((*known.tables, *letter.tables)))
+            letter = Rejection(letter.index, known.kind, reason, tables, known.schema_id)
+        self.letters[letter.index] = letter
+
+    def need(self, table: str, columns: pa.Schema, aliases: Aliases) -> None:
+        add_need(self.needs, table, needed(columns, aliases))
+
+
+class ChunkWork:
+    """One chunk in progress and its result."""
+
+    def __init__(self, partition: Partition, opened: RawRecords, below: frozenset[str]) -> None:
+        self.partition = partition
+        self.opened = opened
+        self.below = below
+        self.settled = ChunkResult()
+        #: JSON row → kinds of the columns with a type declared in the envelope's schema
+        self.named: dict[bytes, dict[str, str]] = {}
+        #: positions of tombstones for tables that do not exist, and for tables that do
+        self.needless: set[int] = set()
+        self.heard: set[int] = set()
+
+    def beside(self, name: str, index: Longs | None) -> pa.Array | None:
+        column = getattr(self.opened, name)
+        return column if column is None or index is None else column.take(pa.array(index))
+
+    def origin(self, index: Longs | None) -> dict[str, pa.Array]:
+        """The metadata columns that a Python function sees beside the record's own."""
+        offsets = picked(self.opened.offsets, index)
+        stamps = picked(self.opened.stamps, index)
+        keys, headers = self.beside("keys", index), self.beside("headers", index)
+        return {
+            "_topic": pa.repeat(
+                pa.scalar(self.partition.kafka_topic, pa.large_string()), len(offsets)
+            ),
+            "_topic_partition": pa.repeat(
+                pa.scalar(self.partition.number, pa.int32()), len(offsets)
+            ),
+            "_offset": pa.array(offsets),
+            "_timestamp": moments(stamps),
+            "_key": pa.nulls(len(offsets), pa.large_binary()) if keys is None else keys,
+            "_headers": no_headers(len(offsets)) if headers is None else headers,
+        }
+
+
+def among(outer: Longs | None, inner: Longs | None) -> Longs | None:
+    """Positions `inner` within the positions `outer`; None: all."""
+    if outer is None or inner is None:
+        return inner if outer is None else outer
+    return outer[inner]
+
+
+def nth(index: Longs | None, i: int) -> int:
+    """The i-th of the positions."""
+    return i if index is None else int(index[i])
+
+
+def picked(numbers: Longs, at: Longs | None) -> Longs:
+    return numbers if at is None else numbers[at]

@@ -1,0 +1,215 @@
+"""Records in Avro, and in other formats that decode without the table's schema. Runs on executors.
+
+In: the values of a chunk, or its columns if Kafka's record batches were decoded directly. Out, in
+the `ChunkResult`: rows, deletes and rejections. Records of one writer schema are fitted together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from frazil.errors import SchemaMismatch
+from frazil.formats import debezium
+from frazil.formats.decoder import Decoder, FramedRecords, RecordFormat, UndecodableRecord
+from frazil.kafka.record_batch import Longs, RecordBatches
+from frazil.pipeline.chunk_result import ChunkWork, Rejection, among
+from frazil.pipeline.evolution import Aliases, renamed, together
+from frazil.pipeline.fitting import OP, TableFitter, with_op
+from frazil.pipeline.routing import Route, RoutingRules
+from frazil.pipeline.table_plan import LOG, NewTable, TablePlan
+from frazil.pipeline.versions import column_of
+
+
+class ColumnRecords(TableFitter):
+    """Processes records whose writer schema names their columns."""
+
+    def __init__(
+        self,
+        format: RecordFormat,
+        rules: RoutingRules | None,
+        tables: Mapping[str, TablePlan],
+        refused: Mapping[str, str],
+        keyed: Mapping[str, str],
+        key_format: RecordFormat | None,
+        new: Mapping[str, NewTable],
+    ) -> None:
+        super().__init__(format, rules, tables, refused, keyed, key_format, new)
+        self._decoder = Decoder(format)
+        self._verdicts: dict[tuple[str, str], str | bool] = {}
+
+    def framed(self, records: RecordBatches) -> FramedRecords | None:
+        """Kafka's record batches decoded directly into columns; None: not possible."""
+        return self._decoder.framed(records)
+
+    def process(self, work: ChunkWork, way: Route | None, framed: FramedRecords | None) -> None:
+        """Process one chunk. `framed`: its columns, if they are decoded already."""
+        if framed is not None:
+            groups, rejected = [framed.decoded], list[UndecodableRecord]()
+        else:
+            groups, rejected = self._decoder.decode(work.opened.values, work.opened.headers)
+        for record in self._deleting(work, way, rejected):
+            self._undecoded(work, record, way)
+        for group in groups:
+            shares = [way] if way else self._sorted(work, group.rows, group.index)
+            for share in shares:
+                rows = group.rows
+                at = among(group.index, share.index)
+                if share.index is not None:
+                    rows = rows.take(pa.array(share.index))
+                if not share.tables:
+                    work.settled.skipped += len(rows)
+                    continue
+                if share.envelope:
+                    self._moved(work, share.tables, rows, at, group.schema_id)
+                    try:
+                        rows, kept, bad = debezium.unwrap(rows)
+                    except SchemaMismatch as error:
+                        kept = np.empty(0, np.int64)
+                        bad = [
+                            UndecodableRecord(i, "envelope", error.message)
+                            for i in range(len(rows))
+                        ]
+                        rows = rows.slice(0, 0)
+                    for record in bad:
+                        where = record.index if at is None else int(at[record.index])
+                        work.settled.reject(
+                            Rejection(
+                                where, record.kind, record.reason, share.tables, group.schema_id
+                            )
+                        )
+                    at = among(at, kept)
+                aliases = self._decoder.aliases(group.schema_id)
+                if share.envelope:
+                    aliases = debezium.aliases(aliases)
+                for name in share.tables:
+                    part = (rows, at)
+                    if share.envelope and name in self._tables:
+                        part = self._deleted(work, name, *part, group.schema_id)
+                    elif self._mode(name) == LOG:
+                        part = (with_op(part[0], "u"), part[1])
+                    self._into(work, name, *part, aliases, group.schema_id)
+
+    def _undecoded(self, work: ChunkWork, rejected: UndecodableRecord, way: Route | None) -> None:
+        if rejected.kind == "null" and self._changes(work):
+            work.settled.skipped += 1  # a tombstone: the delete event before it was a row
+        elif way is not None and not way.tables:
+            work.settled.skipped += 1  # a rule skips the whole topic
+        else:
+            tables = way.tables if way else ()
+            work.settled.reject(
+                Rejection(
+                    rejected.index, rejected.kind, rejected.reason, tables, rejected.schema_id
+                )
+            )
+
+    def _deleting(
+        self, work: ChunkWork, way: Route | None, rejected: Sequence[UndecodableRecord]
+    ) -> list[UndecodableRecord]:
+        """Process records without a value: a delete in an upsert table, a row of a change log.
+        Returns the other rejected records."""
+        names = [name for name in way.tables if self._mode(name)] if way else []
+        if not names or self._changes(work):
+            return list(rejected)
+        nulls = np.array([record.index for record in rejected if record.kind == "null"], np.int64)
+        for name in names:
+            self._tombstones(work, name, nulls)
+        others = [name for name in way.tables if name not in names] if way else []
+        for i in nulls.tolist() if others else ():
+            reason = "cannot read the value: found null"
+            work.settled.reject(Rejection(i, "null", reason, tuple(others)))
+        return [record for record in rejected if record.kind != "null"]
+
+    def _deleted(
+        self, work: ChunkWork, name: str, rows: pa.Table, at: Longs | None, schema_id: int | None
+    ) -> tuple[pa.Table, Longs | None]:
+        """Process the deletes among unwrapped changes. Returns the changes that are rows."""
+        plan = self._tables[name]
+        if not plan.key or name in work.below:
+            return rows, at
+        gone = pc.equal(rows.column("_op"), "d").to_numpy()
+        if not gone.any():
+            return rows, at
+        index = np.flatnonzero(gone)
+        lacking = [column for column in plan.key if column not in rows.schema.names]
+        if not lacking:
+            orders = column_of(rows, plan.own_order)
+            keys = _with_order(rows.select(plan.key), plan, orders).take(pa.array(index))
+            where = among(at, index)
+            self._fitted(work, name, plan, keys, where, schema_id, work.settled.gone)
+        else:
+            fact = f"the change has no column {lacking[0]!r}, which is its key"
+            self._reject(work, name, fact, len(index), among(at, index), schema_id)
+        kept = np.flatnonzero(~gone)
+        return rows.take(pa.array(kept)), among(at, kept)
+
+    def _moved(
+        self,
+        work: ChunkWork,
+        names: Sequence[str],
+        rows: pa.Table,
+        at: Longs | None,
+        schema_id: int | None,
+    ) -> None:
+        """Delete the old keys of rows whose key changed."""
+        for name in names:
+            plan = self._tables.get(name)
+            if plan is not None and plan.key and name not in work.below:
+                keys, index = debezium.left(rows, plan.key)
+                if len(index):
+                    changed = rows.take(pa.array(index))
+                    path = debezium.path_of(plan.own_order)
+                    keys = _with_order(keys, plan, column_of(changed, path))
+                    where = among(at, index)
+                    self._fitted(work, name, plan, keys, where, schema_id, work.settled.left)
+
+    def _into(
+        self,
+        work: ChunkWork,
+        name: str,
+        rows: pa.Table,
+        at: Longs | None,
+        aliases: Aliases,
+        schema_id: int | None,
+    ) -> None:
+        """Fit rows of one writer schema into one table, or reject them, or record a need."""
+        if name in work.below or not len(rows):
+            return
+        plan = self._tables.get(name)
+        if plan is None:
+            if reason := self._refused.get(name) or self._unmakeable(name, rows.schema):
+                self._reject(work, name, reason, len(rows), at, schema_id)
+            else:
+                self._need(work, name, rows.schema, aliases)
+            return
+        known = together(plan.aliases, aliases)
+        key = (name, f"{rows.schema.to_string()} {known}")
+        if key not in self._verdicts:
+            self._verdicts[key] = self._verdict(plan, rows.schema, known)
+        verdict = self._verdicts[key]
+        if verdict is True:
+            self._need(work, name, rows.schema, known)
+        elif verdict:
+            self._reject(work, name, str(verdict), len(rows), at, schema_id)
+        else:
+            self._fitted(work, name, plan, renamed(rows, plan.columns, known), at, schema_id)
+
+    def _need(self, work: ChunkWork, name: str, columns: pa.Schema, aliases: Aliases) -> None:
+        if self._mode(name) == LOG:  # a delete may contain nothing but its key
+            if "_op" not in columns.names:
+                columns = columns.append(OP)
+            columns = pa.schema(
+                [column.with_nullable(True) for column in columns], columns.metadata
+            )
+        work.settled.need(name, columns, aliases)
+
+
+def _with_order(keys: pa.Table, plan: TablePlan, orders: Any) -> pa.Table:
+    """Deleted keys with the version of the delete, if it has one."""
+    if orders is None or not plan.own_order:
+        return keys
+    return keys.append_column(plan.own_order, orders)

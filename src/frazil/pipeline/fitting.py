@@ -1,0 +1,312 @@
+"""Routes records and fits their rows into tables. Runs on executors.
+
+In: columns of decoded records, or keys to delete. Out, in the `ChunkResult` of the chunk: rows in
+the schema of each table, keys of deletes, and a `Rejection` for every record that does not fit.
+`column_records` and `json_records` extend this class, each for its way of decoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from frazil.errors import SchemaMismatch
+from frazil.files.partition_values import check as check_partition
+from frazil.formats.decoder import RecordFormat
+from frazil.formats.unavailable_value import Placeholder, placeholder
+from frazil.kafka.record_batch import Longs
+from frazil.pipeline.chunk_result import ChunkWork, Rejection, among, nth, picked
+from frazil.pipeline.evolution import Aliases, changes, renamed, unmakeable
+from frazil.pipeline.projection import differences, project_rows, too_late, why_too_late
+from frazil.pipeline.routing import Route, RoutingRules
+from frazil.pipeline.table_plan import UPSERT, NewTable, TablePlan
+from frazil.pipeline.tombstones import KeyDecoder
+from frazil.pipeline.versions import column_of
+
+#: The operation column of a change log: Debezium's operation, or u for a record with a value and d
+#: for one without.
+OP = pa.field("_op", pa.large_string())
+#: The kind of a rejected change: the database did not send the value of a column.
+UNAVAILABLE = "unavailable"
+
+
+class TableFitter:
+    """The tables of one task, and the steps that all records go through after they are decoded."""
+
+    def __init__(
+        self,
+        format: RecordFormat,
+        rules: RoutingRules | None,
+        tables: Mapping[str, TablePlan],
+        refused: Mapping[str, str],
+        keyed: Mapping[str, str],
+        key_format: RecordFormat | None,
+        new: Mapping[str, NewTable],
+    ) -> None:
+        """The arguments are those of `ChunkPipeline`."""
+        self._format = format
+        self._rules = rules
+        self._tables = tables
+        self._refused = refused
+        self._keyed = keyed
+        self._key_format = key_format
+        self._new = new
+
+    # ── routes and settings ──────────────────────────────────────────────────────────────────
+
+    def _sorted(self, work: ChunkWork, rows: pa.Table, index: Longs | None) -> list[Route]:
+        assert self._rules is not None
+        headers = work.beside("headers", index) if self._rules.wants_headers else None
+        origin = work.origin(index) if self._rules.wants_rows else None
+        routed = self._rules.sort(work.partition.kafka_topic, rows, headers=headers, origin=origin)
+        for record in routed.rejected:
+            where = record.index if index is None else int(index[record.index])
+            work.settled.reject(Rejection(where, record.kind, record.reason))
+        return routed.shares
+
+    def _changes(self, work: ChunkWork) -> bool:
+        return self._rules is not None and self._rules.changes(work.partition.kafka_topic)
+
+    def _mode(self, name: str) -> str:
+        """The mode of a table: upsert, changelog, or empty for append."""
+        return self._keyed.get(self._rules.template(name) if self._rules else name, "")
+
+    def _made(self, name: str) -> NewTable:
+        template = self._rules.template(name) if self._rules else name
+        return self._new.get(template, NewTable())
+
+    def _unmakeable(self, name: str, columns: pa.Schema) -> str:
+        """Why a table cannot be created with these columns; empty: it can."""
+        return unmakeable(columns, self._made(name).beside)
+
+    # ── deletes ──────────────────────────────────────────────────────────────────────────────
+
+    def _tombstones(self, work: ChunkWork, name: str, at: Longs) -> None:
+        plan = self._tables.get(name)
+        if plan is None:
+            work.needless.update(at.tolist())  # the table does not exist: nothing to delete
+            return
+        work.heard.update(at.tolist())
+        if not len(at) or name in work.below:
+            return
+        keys = work.opened.keys
+        given = [None] * len(at) if keys is None else keys.take(pa.array(at)).to_pylist()
+        self._by_keys(work, name, plan, self._key_format, given, at)
+
+    def _by_keys(
+        self,
+        work: ChunkWork,
+        name: str,
+        plan: TablePlan,
+        format: RecordFormat | None,
+        given: Sequence[bytes | None],
+        at: Longs,
+        columns: pa.Schema | None = None,
+    ) -> None:
+        """Delete the keys `given`. `columns`: their columns, if they contain more than the key."""
+        rows, index, bad = KeyDecoder(format, columns or plan.key_columns).read(given)
+        for record in bad:
+            letter = Rejection(
+                int(at[record.index]), record.kind, record.reason, (name,), record.schema_id
+            )
+            work.settled.reject(letter)
+        if plan.log:
+            self._fitted(work, name, plan, with_op(rows, "d"), at[index], None)
+        else:
+            self._fitted(work, name, plan, rows, at[index], None, work.settled.gone)
+
+    def kept(self, work: ChunkWork, name: str, keys: pa.Table) -> pa.Table:
+        """`keys` without those of records that the table rejects: their old rows stay."""
+        letters = work.settled.letters
+        positions = [i for i, letter in letters.items() if name in letter.tables]
+        rejected = (
+            pa.array(work.opened.offsets[positions]) if positions else pa.array([], pa.int64())
+        )
+        offset = self._tables[name].metadata.offset
+        return keys.filter(pc.invert(pc.is_in(keys.column(offset), rejected)))
+
+    # ── rows ─────────────────────────────────────────────────────────────────────────────────
+
+    def _verdict(self, plan: TablePlan, columns: pa.Schema, aliases: Aliases) -> str | bool:
+        """False: records with these columns fit. True: they fit after a change of the table.
+        Otherwise the reason why they never fit."""
+        lacking = [
+            column for column in plan.metadata.fields if column.name not in plan.shape.arrow.names
+        ]
+        if plan.evolution == "evolve":
+            schema_changes = table_changes(plan, columns, aliases)
+            if not schema_changes.impossible:
+                changed = bool(schema_changes or lacking)
+                return changed and self._refused.get(plan.shape.name, changed)
+            return f"cannot fit {plan.shape.name}: {'; '.join(schema_changes.impossible)}"
+        named = _names(columns, plan.columns, aliases)
+        misfits = differences(pa.schema([*named, *plan.metadata.fields]), plan.shape.arrow)
+        return f"cannot fit {plan.shape.name}: {'; '.join(misfits)}" if misfits else False
+
+    def _fitted(
+        self,
+        work: ChunkWork,
+        name: str,
+        plan: TablePlan,
+        rows: pa.Table,
+        at: Longs | None,
+        schema_id: int | None,
+        deletes: list[tuple[str, pa.Table]] | None = None,
+    ) -> None:
+        """Fit rows into the table's schema and add them to the result, or keys to `deletes`.
+        Rows that do not fit are rejected one by one."""
+        rows, at = self._in_time(work, name, plan, rows, at, schema_id)
+        if deletes is None:
+            rows, at = self._available(work, name, rows, at, schema_id)
+        if not len(rows):
+            return
+        target = plan.shape.arrow if deletes is None else plan.of_deletes
+        try:
+            shaped = project_rows(
+                rows,
+                target,
+                plan.metadata,
+                work.partition,
+                picked(work.opened.offsets, at),
+                picked(work.opened.stamps, at),
+            )
+            if deletes is None:
+                check_partition(shaped, plan.shape.schema, plan.shape.spec, plan.shape.name)
+                _check_order(shaped, plan)
+        except SchemaMismatch as error:
+            positions = np.arange(len(rows)) if at is None else at
+            if len(rows) == 1:
+                letter = Rejection(int(positions[0]), "misfit", error.message, (name,), schema_id)
+                self._misfit(work, letter)
+                return
+            for part in _parts(rows, plan):
+                some = rows.take(pa.array(part))
+                self._fitted(work, name, plan, some, positions[part], schema_id, deletes)
+            return
+        (work.settled.rows if deletes is None else deletes).append((name, shaped))
+
+    def _in_time(
+        self,
+        work: ChunkWork,
+        name: str,
+        plan: TablePlan,
+        rows: pa.Table,
+        at: Longs | None,
+        schema_id: int | None,
+    ) -> tuple[pa.Table, Longs | None]:
+        """Reject records whose timestamp does not fit the table's timestamp column. Returns the
+        others."""
+        stamps = picked(work.opened.stamps, at)
+        late = too_late(stamps) if plan.metadata.timestamp else np.empty(0, np.int64)
+        if not len(late):
+            return rows, at
+        for i in late.tolist():
+            reason = why_too_late(int(stamps[i]))
+            self._misfit(work, Rejection(nth(at, i), "timestamp", reason, (name,), schema_id))
+        kept = np.delete(np.arange(len(rows)), late)
+        return rows.take(pa.array(kept)), among(at, kept)
+
+    def _available(
+        self, work: ChunkWork, name: str, rows: pa.Table, at: Longs | None, schema_id: int | None
+    ) -> tuple[pa.Table, Longs | None]:
+        """Reject records that would overwrite a value of an upsert table with Debezium's
+        placeholder, in the envelope or flattened. Other tables write the placeholder as sent."""
+        look = placeholder(self._format.unavailable)
+        if look is None or self._mode(name) != UPSERT:
+            return rows, at
+        bad = np.zeros(len(rows), bool)
+        for column, mask in look.in_columns(rows).items():
+            for i in np.flatnonzero(mask & ~bad).tolist():
+                reason = not_carried(name, column, look)
+                work.settled.reject(Rejection(nth(at, i), UNAVAILABLE, reason, (name,), schema_id))
+            bad |= mask
+        if not bad.any():
+            return rows, at
+        kept = np.flatnonzero(~bad)
+        return rows.take(pa.array(kept)), among(at, kept)
+
+    def _reject(
+        self,
+        work: ChunkWork,
+        name: str,
+        reason: str,
+        count: int,
+        at: Longs | None,
+        schema_id: int | None,
+    ) -> None:
+        for i in range(count) if at is None else at.tolist():
+            self._misfit(work, Rejection(i, "misfit", reason, (name,), schema_id))
+
+    def _misfit(self, work: ChunkWork, letter: Rejection) -> None:
+        [name] = letter.tables
+        if name not in letter.reason:
+            fact = letter.reason.removeprefix("cannot fit ")
+            letter = replace(letter, reason=f"cannot fit {name}: {fact}")
+        if name in self._tables and self._tables[name].evolution == "fail":
+            where = f"{work.partition} offset {int(work.opened.offsets[letter.index])}"
+            raise SchemaMismatch(
+                f"cannot write {where}: {letter.reason}",
+                hint="change the table, or set its schema_evolution to evolve or reject",
+            )
+        work.settled.reject(letter)
+
+
+def with_op(rows: pa.Table, op: str) -> pa.Table:
+    """Rows with column `_op`: `op` where a row has no operation of its own."""
+    if "_op" not in rows.schema.names:
+        return rows.append_column(OP, pa.repeat(pa.scalar(op, OP.type), len(rows)))
+    at = rows.schema.get_field_index("_op")
+    return rows.set_column(at, OP, rows.column("_op").cast(OP.type).fill_null(op))
+
+
+def not_carried(name: str, column: str, look: Placeholder) -> str:
+    return (
+        f"cannot apply a change to {name}: it does not carry the value of column {column!r}; found "
+        f"Debezium's placeholder {look.text[:64]!a}. Let the database send whole rows (PostgreSQL: "
+        "REPLICA IDENTITY FULL), or Debezium select the column again (ReselectColumns)"
+    )
+
+
+def table_changes(plan: TablePlan, columns: pa.Schema, aliases: Aliases) -> Any:
+    return changes(
+        plan.shape.arrow,
+        columns,
+        aliases,
+        beside={column.name for column in plan.metadata.fields},
+        identifier=plan.identifier,
+        partitions=plan.partitions,
+        format_version=plan.format_version,
+    )
+
+
+def _check_order(rows: pa.Table, plan: TablePlan) -> None:
+    if plan.order and (missing := column_of(rows, plan.order).null_count):
+        raise SchemaMismatch(
+            f"cannot fit {plan.shape.name}: column {plan.order!r} says which change of a key is "
+            f"the newer one, {missing} records have no value in it"
+        )
+
+
+def _names(columns: pa.Schema, target: pa.Schema, aliases: Aliases) -> pa.Schema:
+    return renamed(columns.empty_table(), target, aliases).schema
+
+
+def _parts(rows: pa.Table, plan: TablePlan) -> Iterator[Longs]:
+    """Split rows of which some do not fit. Rows with all required values come together, the others
+    in a second part, then one by one; if no value is missing, the rows are halved."""
+    lacking = np.zeros(len(rows), bool)
+    required = [column.name for column in plan.columns if not column.nullable]
+    for name in (*required, plan.own_order):
+        values = column_of(rows, name)
+        if values is not None and values.null_count:
+            lacking |= values.is_null().to_numpy()
+    if lacking.any() and not lacking.all():
+        yield np.flatnonzero(~lacking)
+        yield np.flatnonzero(lacking)
+    else:
+        yield from np.array_split(np.arange(len(rows)), 2 if not lacking.all() else len(rows))

@@ -1,0 +1,403 @@
+"""JSON records, which are decoded by the schema of their table. Runs on executors.
+
+In: the values of a chunk. Out, in the `ChunkResult`: rows, deletes and rejections. Records with
+fields that the table lacks add up to a need of the table, by votes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from frazil.arrow import default_values
+from frazil.formats import debezium, json_inference
+from frazil.formats.decoder import (
+    DecodedChunk,
+    Decoder,
+    RecordFormat,
+    UndecodableRecord,
+    UnexpectedJson,
+    wanted,
+)
+from frazil.formats.unavailable_value import placeholder
+from frazil.kafka.record_batch import Longs
+from frazil.pipeline.chunk_result import ChunkWork, Rejection, among, nth
+from frazil.pipeline.evolution import together
+from frazil.pipeline.fitting import UNAVAILABLE, TableFitter, not_carried, table_changes, with_op
+from frazil.pipeline.needs import add_need, voted
+from frazil.pipeline.routing import Route, RoutingRules, peek
+from frazil.pipeline.table_plan import LOG, NewTable, TablePlan
+from frazil.pipeline.tombstones import KeyDecoder
+
+JSON = RecordFormat("json")
+#: Size of the cache of wanted table changes, which hostile records would fill without end.
+_MOST_WANTS = 1_000
+
+
+class JsonRecords(TableFitter):
+    """Processes records in JSON."""
+
+    def __init__(
+        self,
+        format: RecordFormat,
+        rules: RoutingRules | None,
+        tables: Mapping[str, TablePlan],
+        refused: Mapping[str, str],
+        keyed: Mapping[str, str],
+        key_format: RecordFormat | None,
+        new: Mapping[str, NewTable],
+    ) -> None:
+        super().__init__(format, rules, tables, refused, keyed, key_format, new)
+        self._decoders: dict[str, Decoder] = {}
+        self._wants: dict[tuple[str, str], str] = {}
+
+    def process(self, work: ChunkWork, way: Route | None) -> None:
+        """Process one chunk."""
+        values = work.opened.values
+        present: Longs | None = None
+        looked = None
+        if self._changes(work):  # a tombstone repeats the delete event before it
+            present = np.flatnonzero([value is not None for value in values])
+            work.settled.skipped += len(values) - len(present)
+        if way is not None:
+            shares = [replace(way, index=present)]
+        else:
+            assert self._rules is not None
+            texts = values if present is None else [values[i] for i in present.tolist()]
+            rows = peek(texts, self._rules.fields)
+            looked = np.zeros(len(values), bool)  # where a rule found one of its fields
+            for column in rows.columns:
+                looked[slice(None) if present is None else present] |= column.is_valid().to_numpy()
+            if self._rules.wants_rows:
+                rows = rows.append_column("value", pa.array(texts, pa.large_binary()))
+            routes = self._sorted(work, rows, present)
+            shares = [replace(route, index=among(present, route.index)) for route in routes]
+        for share in shares:
+            at = share.index
+            texts = values if at is None else [values[i] for i in at.tolist()]
+            if not share.tables:
+                self._skip_json(work, texts, at, None if way else looked)
+                continue
+            if share.envelope:
+                self._changes_json(work, share, texts, at)
+            else:
+                for name in share.tables:
+                    self._json_into(work, name, texts, at, np.zeros(len(texts), bool))
+
+    def _changes_json(
+        self, work: ChunkWork, share: Route, changes: Sequence[bytes | None], at: Longs | None
+    ) -> None:
+        unwrapped = debezium.unwrap_json(changes)
+        work.named |= unwrapped.named
+        for record in unwrapped.rejected:
+            work.settled.reject(
+                Rejection(nth(at, record.index), record.kind, record.reason, share.tables)
+            )
+        present = [i for i, row in enumerate(unwrapped.rows) if row is not None]
+        # The other changes are tombstones in Connect's wrapper.
+        work.settled.skipped += len(changes) - len(present) - len(unwrapped.rejected)
+        if not present:
+            return
+        rows, where = [unwrapped.rows[i] for i in present], among(at, np.array(present, np.int64))
+        gone = np.array([i in unwrapped.deleted for i in present], bool)
+        for name in share.tables:
+            self._moved_json(work, name, [changes[i] for i in present], rows, where)
+            self._json_into(work, name, rows, where, gone)
+
+    def _skip_json(
+        self, work: ChunkWork, values: Sequence[bytes | None], at: Longs | None, looked: Any
+    ) -> None:
+        """Skip values by a rule. A value in which the rules found no field is rejected if it is
+        not valid JSON."""
+        work.settled.skipped += len(values)
+        if looked is None:
+            return
+        where = np.arange(len(values)) if at is None else at
+        blind = np.flatnonzero(~looked[where]).tolist()
+        _, broken = Decoder(self._format, pa.schema([])).decode([values[i] for i in blind])
+        for record in broken:
+            if record.kind != "shape":
+                work.settled.skipped -= 1
+                work.settled.reject(
+                    Rejection(int(where[blind[record.index]]), record.kind, record.reason)
+                )
+
+    def _moved_json(
+        self,
+        work: ChunkWork,
+        name: str,
+        changes: Sequence[bytes | None],
+        after: Sequence[bytes | None],
+        at: Longs | None,
+    ) -> None:
+        plan = self._tables.get(name)
+        if plan is None or not plan.key or name in work.below:
+            return
+        pairs = {
+            i: (_ordered_json(pair[0], newer or b"", plan.own_order), pair[1])
+            for i, (change, newer) in enumerate(zip(changes, after, strict=True))
+            if (pair := debezium.keys_json(change, plan.key)) is not None
+        }
+        if not pairs:
+            return
+        former, current = zip(*pairs.values(), strict=True)
+        rows, some, _ = KeyDecoder(JSON, plan.told_by_deletes).read(former)
+        now, others, _ = KeyDecoder(JSON, plan.key_columns).read(current)
+        place = {int(position): i for i, position in enumerate(others)}
+        # A row with an unreadable new key is rejected, and the old row stays.
+        moved = np.array(
+            [
+                i
+                for i, position in enumerate(some.tolist())
+                if position in place
+                and any(not rows[n][i].equals(now[n][place[position]]) for n in plan.key)
+            ],
+            np.int64,
+        )
+        where = among(at, np.array(list(pairs), np.int64)[some[moved]])
+        self._fitted(work, name, plan, rows.take(moved), where, None, work.settled.left)
+
+    def _json_into(
+        self,
+        work: ChunkWork,
+        name: str,
+        values: Sequence[bytes | None],
+        at: Longs | None,
+        deleted: Any,
+    ) -> None:
+        """Process JSON values for one table. `deleted`: mask of the values that are deletes."""
+        if name in work.below:
+            return
+        plan = self._tables.get(name)
+        if self._mode(name):
+            where = np.arange(len(values)) if at is None else at
+            nulls = np.array([value is None for value in values], bool)
+            self._tombstones(work, name, where[nulls])
+            if plan is not None and plan.key:
+                rows_gone = [values[i] or b"" for i in np.flatnonzero(deleted).tolist()]
+                texts = [_ordered_json(text, text, plan.own_order) for text in rows_gone]
+                self._by_keys(work, name, plan, JSON, texts, where[deleted], plan.told_by_deletes)
+                nulls |= deleted
+            kept = np.flatnonzero(~nulls)
+            values, at = [values[i] for i in kept.tolist()], where[kept]
+            if not values:
+                return
+        if plan is None:
+            if name in self._refused:
+                self._reject(work, name, self._refused[name], len(values), at, None)
+            else:
+                _, reasons = self._learn(work, name, None, enumerate(values))
+                for i, record in reasons.items():
+                    self._unlike(work, name, record, nth(at, i))
+            return
+        if name not in self._decoders:
+            # The table's own columns fit; only metadata columns can be missing.
+            if verdict := self._verdict(plan, plan.columns, {}):
+                if verdict is not True:
+                    self._reject(work, name, verdict, len(values), at, None)
+                else:
+                    work.settled.need(name, plan.columns, {})
+                return
+            self._decoders[name] = Decoder(self._format, default_values.loosened(plan.columns))
+        groups, rejected = self._decoders[name].decode(values)
+        for group in groups:
+            rows = _with_defaults(plan, group, values)
+            rows = with_op(rows, "u") if plan.log else rows
+            self._fitted(work, name, plan, rows, among(at, group.index), None)
+        reasons = {record.index: record for record in rejected}
+        misshapen = [i for i, record in reasons.items() if record.kind == "shape"]
+        if misshapen and plan.aliases:
+            misshapen = self._by_old_names(work, name, plan, values, misshapen, at)
+        later = set[int]()
+        if plan.evolution == "evolve" and name not in self._refused:
+            named = ((i, values[i]) for i in misshapen)
+            later, misfits = self._learn(work, name, plan, named)
+            reasons |= misfits
+        unlike = set(misshapen)
+        for i, record in reasons.items():
+            if i not in later and (record.kind != "shape" or i in unlike):
+                self._unlike(work, name, record, nth(at, i))
+
+    def _unlike(self, work: ChunkWork, name: str, rejected: UndecodableRecord, at: int) -> None:
+        letter = Rejection(at, rejected.kind, rejected.reason, (name,))
+        if rejected.kind == "shape":
+            self._misfit(work, replace(letter, kind="misfit"))
+        else:
+            work.settled.reject(letter)
+
+    def _by_old_names(
+        self,
+        work: ChunkWork,
+        name: str,
+        plan: TablePlan,
+        values: Sequence[bytes | None],
+        misshapen: list[int],
+        at: Longs | None,
+    ) -> list[int]:
+        """Decode records that use former names of renamed columns. Returns those that still do not
+        fit."""
+        newer = _newer(plan)
+        texts: list[bytes | None] = [_under(values[i], newer) for i in misshapen]
+        groups, rejected = self._decoders[name].decode(texts)
+        for group in groups:
+            where = among(np.array(misshapen, np.int64), group.index)
+            rows = _with_defaults(plan, group, texts)
+            self._fitted(work, name, plan, rows, among(at, where), None)
+        return [misshapen[record.index] for record in rejected]
+
+    def _learn(
+        self,
+        work: ChunkWork,
+        name: str,
+        plan: TablePlan | None,
+        values: Iterable[tuple[int, bytes | None]],
+    ) -> tuple[set[int], dict[int, UndecodableRecord]]:
+        """Infer a need of the table from JSON values. Returns the positions of values that would
+        fit after the change, and the reasons of those that never fit. Each of the former is
+        possible by itself; where they contradict each other, votes decide."""
+        base = pa.schema([]) if plan is None else plan.columns
+        judged = default_values.loosened(base)
+        newer = {} if plan is None else _newer(plan)
+        renames = {} if plan is None else _renames(plan)
+        fitting, reasons, votes = set[int](), dict[int, UndecodableRecord](), json_inference.Votes()
+        for i, value in values:
+            if value is None:
+                reasons[i] = UndecodableRecord(i, "null", "cannot read the value: found null")
+                continue
+            try:
+                text = _under(value, newer) if newer else value
+                known = {*base.names, *renames}
+                typed = {n: k for n, k in work.named.get(value, {}).items() if n not in known}
+                # A column with a declared type is judged as if the table had it.
+                whole = pa.schema(
+                    [*judged, *((n, json_inference.arrow(k, n)) for n, k in typed.items())]
+                )
+                kind = wanted(text or b"", whole, renames)
+                kind = _in_order(value, kind | typed) if typed else kind
+                self._refuse_placeholder(name, kind)
+                if plan is None:
+                    kind = json_inference.undivided(kind, self._made(name).undivided)
+                if reason := self._unchangeable(name, plan, kind):
+                    raise UnexpectedJson("shape", reason)
+            except UnexpectedJson as error:
+                reasons[i] = UndecodableRecord(i, error.kind, error.reason)
+                continue
+            fitting.add(i)
+            json_inference.vote(votes, kind)
+        if fitting:
+            if self._mode(name) == LOG and "_op" not in {*base.names, *votes["fields"]}:
+                votes["fields"]["_op"] = [1, sys.maxsize, {"kinds": {"string": 1}}]  # the last
+            aliases = {} if plan is None else plan.aliases
+            most = self._most_columns(name, plan)
+            add_need(work.settled.needs, name, voted(votes, base, aliases, most))
+        return fitting, reasons
+
+    def _refuse_placeholder(self, name: str, kind: dict[str, Any]) -> None:
+        """Reject the placeholder of an hstore, an object with the placeholder as a key: a column
+        of that name must not be created."""
+        look = placeholder(self._format.unavailable)
+        if look is not None and (column := json_inference.holder(kind, look.text)):
+            raise UnexpectedJson(UNAVAILABLE, not_carried(name, column, look))
+
+    def _unchangeable(self, name: str, plan: TablePlan | None, kind: dict[str, Any]) -> str:
+        """Why the table cannot be created or changed as one record needs it; empty: it can."""
+        key = (name, repr(kind))
+        if key not in self._wants:
+            if len(self._wants) >= _MOST_WANTS:
+                self._wants.clear()
+            votes = json_inference.Votes()
+            json_inference.vote(votes, kind)
+            columns = json_inference.columns(votes, plan.columns if plan else None)
+            if plan is None:
+                reason = self._unmakeable(name, columns) if kind else "it names no column"
+                more = True
+            else:
+                schema_changes = table_changes(plan, columns, plan.aliases)
+                reason = "; ".join(schema_changes.impossible)
+                more = bool(schema_changes.add)
+                if not reason and not (
+                    schema_changes.add or schema_changes.widen or schema_changes.rename
+                ):
+                    reason = "no change of the table makes it fit"
+            most, count = self._most_columns(name, plan), json_inference.count(columns)
+            if more and not reason and count > most:
+                reason = (
+                    f"with its fields the table would have {count} columns; max_columns is {most}"
+                )
+            self._wants[key] = reason
+        return self._wants[key]
+
+    def _most_columns(self, name: str, plan: TablePlan | None) -> int:
+        return self._made(name).max_columns if plan is None else plan.max_columns
+
+
+def _with_defaults(
+    plan: TablePlan, group: DecodedChunk, values: Sequence[bytes | None]
+) -> pa.Table:
+    """Rows of JSON values, with the table's defaults for missing fields."""
+    if not default_values.any_of(plan.columns):
+        return group.rows
+    texts = values if group.index is None else [values[i] for i in group.index.tolist()]
+    return default_values.of_json(group.rows, plan.columns, texts)
+
+
+def _ordered_json(key: bytes, row: bytes, path: str) -> bytes:
+    """A deleted key in JSON with the version from its row, if it has one."""
+    if not path:
+        return key
+    try:
+        members = debezium.members(row.decode())
+        top, *inside = [path] if path in members else path.split(".")
+        raw = members[top][1]
+        for name in inside:
+            raw = debezium.members(raw)[name][1]
+    except (ValueError, KeyError, RecursionError, debezium.NotARow):
+        return key
+    return b"%s,%s:%s}" % (key.rstrip()[:-1], json.dumps(path).encode(), raw.encode())
+
+
+def _in_order(value: bytes, kind: dict[str, Any]) -> dict[str, Any]:
+    """The columns that a record needs, in the order of its fields."""
+    fields = [*debezium.members(value.decode()), *kind]
+    return {name: kind[name] for name in dict.fromkeys(fields) if name in kind}
+
+
+def _under(value: bytes | None, newer: Mapping[str, str]) -> bytes | None:
+    """A JSON object with current field names. Values keep their text: numbers lose no digit."""
+    try:
+        given = debezium.members((value or b"").decode())
+    except (ValueError, RecursionError, debezium.NotARow):
+        return value
+    named = {newer.get(name, name): raw for name, (_, raw) in given.items()}
+    if len(named) < len(given):
+        return value  # it has a field under its former and its current name
+    body = ",".join(f"{json.dumps(name)}:{raw}" for name, raw in named.items())
+    return f"{{{body}}}".encode(errors="surrogatepass")
+
+
+def _newer(plan: TablePlan) -> dict[str, str]:
+    """Former name → current name of renamed columns."""
+    names = set(plan.columns.names)
+    return {
+        old: new
+        for new, olds in together(plan.aliases).items()
+        for old in olds
+        if new in names and old not in names
+    }
+
+
+def _renames(plan: TablePlan) -> dict[str, str]:
+    """New name → current name of columns that are yet to be renamed."""
+    names = set(plan.columns.names)
+    return {
+        new: old
+        for new, olds in together(plan.aliases).items()
+        for old in olds
+        if new not in names and old in names
+    }
