@@ -37,19 +37,10 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from frazil.commit.committer import BackpressureLimits, Committer, Located, Progress
 from frazil.commit.tables import SinkTable, parallel_map, writer_spec
-from frazil.config.model import (
-    AUTO,
-    AVAILABLE_NOW,
-    NEVER,
-    Config,
-    TableConfig,
-    check_stream,
-    duration,
-    load,
-    remembered,
-    replayed,
-    size,
-)
+from frazil.config.checks import check_stream
+from frazil.config.model import Config, load
+from frazil.config.sections import AUTO, AVAILABLE_NOW, NEVER, TableConfig, remembered, replayed
+from frazil.config.units import duration, size
 from frazil.errors import (
     CommitStateUnknown,
     ConfigError,

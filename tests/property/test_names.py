@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frazil.config.model import RouteConfig
+from frazil.config.sections import RouteConfig
 from frazil.kafka.record_batch import HEADERS
 from frazil.pipeline.routing import Route, RoutedChunk, RoutingRules, peek
 

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pytest
 
 from frazil.arrow.avro import WriterSchema
-from frazil.config.model import RouteConfig, TableConfig
+from frazil.config.sections import RouteConfig, TableConfig
 from frazil.files import writer
 from frazil.files.writer import WriterSpec
 from frazil.formats import debezium, decoder

@@ -18,14 +18,9 @@ from unittest import mock
 import frazil.sink as sink_module
 import frazil.startup as life_module
 from frazil.commit import committer, protocol, tables
-from frazil.config.model import (
-    Config,
-    DecodeConfig,
-    RouteConfig,
-    Settings,
-    SinkConfig,
-    TableConfig,
-)
+from frazil.config.model import Config
+from frazil.config.sections import DecodeConfig, RouteConfig, SinkConfig, TableConfig
+from frazil.config.settings import Settings
 from frazil.errors import Expired, FrazilError, IdentityMismatch, Unavailable, from_traceback
 from frazil.files.rewrite import RewriteJob, RewriteResult
 from frazil.files.writer import DataFileDescriptor

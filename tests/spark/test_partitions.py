@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from frazil.config.model import TableConfig
+from frazil.config.sections import TableConfig
 from frazil.files.writer import TableWriter, WriterSpec
 from frazil.iceberg.java import JavaCatalog, JavaTable
 from frazil.iceberg.schema import iceberg_schema, partition_spec

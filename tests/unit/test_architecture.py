@@ -48,7 +48,7 @@ JVM = {"_jvm", "_jsc", "_jdf", "_jsparkSession", "_gateway", "_jwrapped", "_jc"}
 
 #: Imports inside functions: module → how many there may be, and why.
 LATE = {
-    "": 13,  # `import frazil` loads nothing heavy; its functions load Spark when they are called
+    "": 14,  # `import frazil` loads nothing heavy; its functions load Spark when they are called
     "iceberg.static_table": 4,  # local files are read without paying for pyiceberg's import
     "iceberg.file_io": 1,  # the same
     "iceberg.metadata_location": 4,  # the same, and psycopg is there or not

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from frazil.config.model import RouteConfig, TableConfig
+from frazil.config.sections import RouteConfig, TableConfig
 from frazil.errors import Fatal, Unavailable
 from frazil.files.writer import WriterSpec
 from frazil.formats.decoder import DecodedChunk, FramedRecords, RecordFormat

@@ -25,7 +25,7 @@ import pytest
 from frazil.auditing.checks import Evidence, audit
 from frazil.commit.committer import BackpressureLimits, _PendingTable
 from frazil.commit.protocol import LONGEST_PAUSE, TableCommitter, entry_of
-from frazil.config.model import TableConfig
+from frazil.config.sections import TableConfig
 from frazil.errors import (
     CommitStateUnknown,
     ConfigError,

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from frazil.arrow.avro import MAX_DEPTH
-from frazil.config.model import TableConfig
+from frazil.config.sections import TableConfig
 from frazil.errors import SchemaMismatch
 from frazil.files.writer import WriterSpec
 from frazil.formats import json_inference

@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from frazil.config.model import RouteConfig, TableConfig, from_document
+from frazil.config.model import from_document
+from frazil.config.sections import RouteConfig, TableConfig
 from frazil.errors import (
     Fatal,
     FrazilError,

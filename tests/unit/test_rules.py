@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from frazil.config.model import RouteConfig
+from frazil.config.sections import RouteConfig
 from frazil.errors import ConfigError, Fatal
 from frazil.kafka.record_batch import HEADERS
 from frazil.pipeline import routing as module

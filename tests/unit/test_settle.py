@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from frazil.arrow.avro import WriterSchema
-from frazil.config.model import RouteConfig, TableConfig
+from frazil.config.sections import RouteConfig, TableConfig
 from frazil.errors import SchemaMismatch
 from frazil.files.writer import WriterSpec
 from frazil.formats import decoder

@@ -20,7 +20,8 @@ import pyarrow as pa
 from rich.console import Console
 
 from frazil.auditing.checks import Evidence, Finding, TableReport, audit, worst
-from frazil.config.model import Config, replayed
+from frazil.config.model import Config
+from frazil.config.sections import replayed
 from frazil.errors import ConfigError, Fatal, NotProven, Unavailable
 from frazil.iceberg import foreign_commits
 from frazil.iceberg.static_table import DataFile, ReadOnlyTable

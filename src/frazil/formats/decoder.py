@@ -48,7 +48,7 @@ from frazil.arrow.avro import (
     sift,
 )
 from frazil.arrow.cast import by_place, project
-from frazil.config.model import UNAVAILABLE_VALUE
+from frazil.config.sections import UNAVAILABLE_VALUE
 from frazil.errors import AccountingError, ConfigError, SchemaMismatch, Unavailable, Undecodable
 from frazil.formats.json_inference import (
     MINUS_ZERO,

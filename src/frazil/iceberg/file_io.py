@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.fs
 
 from frazil.arrow.avro import Datum, UnreadableDatum, preamble, zigzag
-from frazil.config.model import SECRET
+from frazil.config.settings import SECRET
 from frazil.errors import ConfigError, Fatal, IdentityMismatch, Unavailable
 
 

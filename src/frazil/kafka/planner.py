@@ -34,7 +34,9 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from frazil.config.model import Config, Settings, duration, size
+from frazil.config.model import Config
+from frazil.config.settings import Settings
+from frazil.config.units import duration, size
 from frazil.errors import (
     ConfigError,
     Expired,

@@ -25,7 +25,8 @@ from frazil.commit.protocol import TableCommitter
 from frazil.commit.rewind import RewindSteps, Without, fence
 from frazil.commit.rewind_plan import COLUMNS, RewindPlan, earliest
 from frazil.commit.tables import parallel_map, writer_spec
-from frazil.config.model import Config, TableConfig
+from frazil.config.model import Config
+from frazil.config.sections import TableConfig
 from frazil.errors import ConfigError, Expired, Fatal, FrazilError, IdentityMismatch
 from frazil.iceberg.java import JavaCatalog, JavaTable
 from frazil.kafka.planner import Planner, TopicIdentity

@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from frazil.commit.protocol import TableCommitter, ledger_tag
-from frazil.config.model import Config, duration
+from frazil.config.model import Config
+from frazil.config.units import duration
 from frazil.errors import IdentityMismatch
 from frazil.iceberg.java import JavaCatalog, JavaTable
 from frazil.iceberg.live_files import place, refuse_shared

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from frazil.arrow import default_values
-from frazil.config.model import MAX_COLUMNS
+from frazil.config.sections import MAX_COLUMNS
 from frazil.errors import SchemaMismatch
 from frazil.files.partition_values import check as check_partition
 from frazil.files.writer import WriterSpec

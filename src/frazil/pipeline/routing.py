@@ -36,7 +36,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from frazil.config.model import RouteConfig
+from frazil.config.sections import RouteConfig
 from frazil.errors import ConfigError, Fatal
 from frazil.formats.decoder import UndecodableRecord
 from frazil.kafka.record_batch import Longs

@@ -11,14 +11,9 @@ import pyarrow as pa
 from pyspark import TaskContext, cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
-from frazil.config.model import (
-    Config,
-    TableConfig,
-    duration,
-    remembered,
-    replayed,
-    transform_of,
-)
+from frazil.config.model import Config
+from frazil.config.sections import TableConfig, remembered, replayed
+from frazil.config.units import duration, transform_of
 from frazil.errors import (
     AccountingError,
     Conflict,

@@ -16,7 +16,8 @@ from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from frazil.config.model import Config, Settings
+from frazil.config.model import Config
+from frazil.config.settings import Settings
 from frazil.errors import ConfigError, from_traceback
 from frazil.iceberg.java import active
 from frazil.kafka.planner import FORMAT, BatchGathering, Planner, RangeDataSource, options
