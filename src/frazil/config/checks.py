@@ -20,6 +20,7 @@ from frazil.config.sections import (
     KEY_FORMATS,
     NEVER,
     ConfigSections,
+    DecodeConfig,
     TransformConfig,
 )
 from frazil.config.settings import REFERENCE, SECRET
@@ -185,43 +186,45 @@ def check_stream(config: ConfigSections) -> None:
         _check_cut(sink.starting_offsets)
     if "bootstrap.servers" not in config.kafka:
         raise ConfigError('cannot read [kafka]: "bootstrap.servers" is missing', path=("kafka",))
-    if config.decode.format not in FORMATS:
+    _check_decode(config.decode)
+
+
+def _check_decode(decode: DecodeConfig) -> None:
+    if decode.format not in FORMATS:
         raise ConfigError(
-            f"cannot read [decode] format: {config.decode.format!r} is unknown"
-            f"{nearest(config.decode.format, FORMATS)}",
+            f"cannot read [decode] format: {decode.format!r} is unknown"
+            f"{nearest(decode.format, FORMATS)}",
             path=("decode", "format"),
         )
-    if config.decode.format == "confluent-avro" and not (
-        config.decode.schema or config.decode.registry
-    ):
+    if decode.format == "confluent-avro" and not (decode.schema or decode.registry):
         raise ConfigError(
             "cannot decode Confluent Avro: neither [decode] schema nor "
             "[decode.registry] url is given",
             path=("decode", "format"),
         )
-    if config.decode.format == "avro" and not config.decode.schema:
+    if decode.format == "avro" and not decode.schema:
         raise ConfigError(
             "cannot decode bare Avro: [decode] schema is missing", path=("decode", "format")
         )
-    placeholder = config.decode.unavailable_value
+    placeholder = decode.unavailable_value
     if placeholder.startswith("hex:") and not re.fullmatch("hex:([0-9A-Fa-f]{2})+", placeholder):
         raise ConfigError(
             "cannot read [decode] unavailable_value: expected pairs of hexadecimal "
             f"digits behind hex:, found {placeholder!r}",
             path=("decode", "unavailable_value"),
         )
-    kind = config.decode.key_format
+    kind = decode.key_format
     if kind and kind not in KEY_FORMATS:
         raise ConfigError(
             f"cannot read [decode] key_format: {kind!r} is unknown{nearest(kind, KEY_FORMATS)}",
             path=("decode", "key_format"),
         )
-    if kind == "avro" and not config.decode.key_schema:
+    if kind == "avro" and not decode.key_schema:
         raise ConfigError(
             "cannot decode keys of bare Avro: [decode] key_schema is missing",
             path=("decode", "key_format"),
         )
-    if kind == "confluent-avro" and not (config.decode.key_schema or config.decode.registry):
+    if kind == "confluent-avro" and not (decode.key_schema or decode.registry):
         raise ConfigError(
             "cannot decode keys of Confluent Avro: neither [decode] key_schema nor "
             "[decode.registry] url is given",

@@ -190,45 +190,8 @@ def document(
 
 
 def from_document(document: Mapping[str, Any], base: Path = Path()) -> Config:
-    known = (
-        "sink",
-        "kafka",
-        "decode",
-        "transform",
-        "catalog",
-        "spark",
-        "table",
-        "route",
-        "dead_letters",
-        "completeness",
-    )
-    for several in ("table", "route"):
-        if not isinstance(document.get(several, []), list):
-            raise ConfigError(
-                f"cannot read config: [{several}] is one {several}; expected [[{several}]]",
-                path=(several,),
-            )
-    for section in document:
-        if section not in known:
-            raise ConfigError(
-                f"cannot read config: unknown section [{section}]{nearest(section, known)}",
-                path=(section,),
-            )
-        content = document[section]
-        for values in content if section in ("table", "route") else [content]:
-            check_section(section, values)
-    check_section("decode.registry", document.get("decode", {}).get("registry", {}))
-    decode = dict(document.get("decode", {}))
-    with within("decode", "registry"):
-        decode["registry"] = settings_of("decode.registry", decode.get("registry", {}))
-    for path in ("schema", "key_schema"):
-        if given := decode.get(path):  # relative to the config file
-            if not isinstance(given, str):
-                raise ConfigError(
-                    f"cannot read [decode] {path}: expected the path of a file, found {given!r}",
-                    path=("decode", path),
-                )
-            decode[path] = str(base / given)
+    _check_sections(document)
+    decode = _decode_section(document, base)
     transform = _from(base, document.get("transform", {}))
     routes = [_from(base, route) for route in document.get("route", [])]
     catalog = dict(document.get("catalog", {}))
@@ -261,6 +224,54 @@ def from_document(document: Mapping[str, Any], base: Path = Path()) -> Config:
             path=("sink", "id"),
         )
     return config
+
+
+def _check_sections(document: Mapping[str, Any]) -> None:
+    """Every section of a document is known, and a table of keys or a list of them."""
+    known = (
+        "sink",
+        "kafka",
+        "decode",
+        "transform",
+        "catalog",
+        "spark",
+        "table",
+        "route",
+        "dead_letters",
+        "completeness",
+    )
+    for several in ("table", "route"):
+        if not isinstance(document.get(several, []), list):
+            raise ConfigError(
+                f"cannot read config: [{several}] is one {several}; expected [[{several}]]",
+                path=(several,),
+            )
+    for section in document:
+        if section not in known:
+            raise ConfigError(
+                f"cannot read config: unknown section [{section}]{nearest(section, known)}",
+                path=(section,),
+            )
+        content = document[section]
+        for values in content if section in ("table", "route") else [content]:
+            check_section(section, values)
+    check_section("decode.registry", document.get("decode", {}).get("registry", {}))
+
+
+def _decode_section(document: Mapping[str, Any], base: Path) -> dict[str, Any]:
+    """`[decode]`, with paths of schemas relative to the config file."""
+    decode = dict(document.get("decode", {}))
+    with within("decode", "registry"):
+        decode["registry"] = settings_of("decode.registry", decode.get("registry", {}))
+    for path in ("schema", "key_schema"):
+        if given := decode.get(path):
+            if not isinstance(given, str):
+                raise ConfigError(
+                    f"cannot read [decode] {path}: expected the path of a file, found {given!r}",
+                    path=("decode", path),
+                )
+            decode[path] = str(base / given)
+    return decode
 
 
 def _from(base: Path, section: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from frazil.config.sections import (
     NEVER,
     RESERVED,
     ConfigSections,
+    DeadLettersConfig,
     TableConfig,
     remembered,
     replayed,
@@ -64,7 +65,16 @@ def check_tables(config: ConfigSections) -> None:
     for number, table in enumerate(config.tables):
         with within("table", str(number)):
             _check_table(table)
-    letters = config.dead_letters
+    _check_dead_letters(config.dead_letters)
+    if config.sink.max_tables < len(names):
+        raise ConfigError(
+            f"cannot read [sink] max_tables: {config.sink.max_tables} is less than "
+            f"the {len(names)} tables of the config",
+            path=("sink", "max_tables"),
+        )
+
+
+def _check_dead_letters(letters: DeadLettersConfig) -> None:
     if letters and not _NAME.fullmatch(letters.table):
         raise ConfigError(
             f"cannot read [dead_letters] table: expected namespace.table, found {letters.table!r}",
@@ -81,12 +91,6 @@ def check_tables(config: ConfigSections) -> None:
             f"cannot read [dead_letters] max_count: expected at least 0, found {letters.max_count}",
             path=("dead_letters", "max_count"),
         )
-    if config.sink.max_tables < len(names):
-        raise ConfigError(
-            f"cannot read [sink] max_tables: {config.sink.max_tables} is less than "
-            f"the {len(names)} tables of the config",
-            path=("sink", "max_tables"),
-        )
 
 
 def _named(config: ConfigSections, names: list[str]) -> tuple[str, ...]:
@@ -101,22 +105,7 @@ def _named(config: ConfigSections, names: list[str]) -> tuple[str, ...]:
 
 
 def _check_table(table: TableConfig) -> None:
-    if not _NAME.fullmatch(re.sub(r"\{\w+\}", "x", table.name)):
-        raise ConfigError(
-            f"cannot use table name {table.name!r}: expected namespace.table of "
-            "letters, digits and underscores",
-            path=("name",),
-        )
-    if "{" in table.name.rpartition(".")[0]:
-        raise ConfigError(
-            f"cannot use table name {table.name!r}: a namespace does not come from the data",
-            path=("name",),
-        )
-    if "{" in table.name and table.location:
-        raise ConfigError(
-            f"cannot use table {table.name}: tables made of a template cannot share one location",
-            path=("location",),
-        )
+    _check_name(table)
     if table.schema_evolution not in EVOLUTION:
         raise ConfigError(
             f"cannot use table {table.name}: schema_evolution {table.schema_evolution!r} is "
@@ -163,6 +152,25 @@ def _check_table(table: TableConfig) -> None:
     if size(table.target_file_size, f"[[table]] {largest[0]} of {table.name}", largest) > 2**29:
         raise ConfigError(
             f"cannot use table {table.name}: target_file_size is over 512MiB", path=largest
+        )
+
+
+def _check_name(table: TableConfig) -> None:
+    if not _NAME.fullmatch(re.sub(r"\{\w+\}", "x", table.name)):
+        raise ConfigError(
+            f"cannot use table name {table.name!r}: expected namespace.table of "
+            "letters, digits and underscores",
+            path=("name",),
+        )
+    if "{" in table.name.rpartition(".")[0]:
+        raise ConfigError(
+            f"cannot use table name {table.name!r}: a namespace does not come from the data",
+            path=("name",),
+        )
+    if "{" in table.name and table.location:
+        raise ConfigError(
+            f"cannot use table {table.name}: tables made of a template cannot share one location",
+            path=("location",),
         )
 
 
