@@ -13,7 +13,7 @@ import pytest
 
 from frazil.arrow import avro, cast
 from frazil.files import column_bounds, parquet, writer
-from frazil.formats import decoder, json_inference
+from frazil.formats import json_columns, json_inference, json_values, schema_registry
 from frazil.pipeline import projection as route
 from tests import roundtrip
 from tests.roundtrip import Case
@@ -49,7 +49,7 @@ def columns_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def json_widens_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoder, "_wider", lambda value, kind: "")
+    monkeypatch.setattr(json_columns, "_wider", lambda value, kind: "")
 
 
 def json_adds_nothing_inside_lists(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,15 +62,16 @@ def json_adds_nothing_inside_lists(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def json_reads_moments_as_dates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoder, "_ticks", lambda *clock: 0)
+    monkeypatch.setattr(json_values, "_ticks", lambda *clock: 0)
 
 
 def json_knows_one_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoder, "_MINUS", re.compile(rb"(?!)"))
+    monkeypatch.setattr(json_values, "_MINUS", re.compile(rb"(?!)"))
 
 
 def json_takes_infinity(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoder, "_floating", lambda value, kind: float(value))
+    for module in (json_values, json_columns):
+        monkeypatch.setattr(module, "to_float", lambda value, kind: float(value))
 
 
 def json_types_by_the_first_vote(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +98,7 @@ def decimals_that_trouble_their_neighbours(monkeypatch: pytest.MonkeyPatch) -> N
         return made(schema, read, base)
 
     monkeypatch.setattr(avro, "_decimal", strict)
-    monkeypatch.setattr(decoder, "_writers", {})  # schemas that were read before
+    monkeypatch.setattr(schema_registry, "_writers", {})  # schemas that were read before
 
 
 def only_duckdb_looks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ LATE = {
 #: Imports by name at run time: module → how many.
 DYNAMIC = {
     "pipeline.routing": 1,  # `[[route]]` and `[transform] python` name the user's own module
-    "formats.decoder": 3,  # the registry's client is heavy and comes with confluent-kafka
+    "formats.schema_registry": 3,  # the registry's client is heavy and comes with confluent-kafka
     "spark.worker_daemon": 1,  # only for the workers' daemon
 }
 #: Handlers of `Exception` or wider below the sink: module → how many.

@@ -31,15 +31,9 @@ from frazil.errors import SchemaMismatch
 from frazil.files.partition_values import check as check_partition
 from frazil.files.writer import WriterSpec
 from frazil.formats import debezium, json_inference
-from frazil.formats.decoder import (
-    DecodedChunk,
-    Decoder,
-    FramedRecords,
-    RecordFormat,
-    UndecodableRecord,
-    UnexpectedJson,
-    wanted,
-)
+from frazil.formats.decode_result import DecodedChunk, FramedRecords, UndecodableRecord
+from frazil.formats.decoder import Decoder, RecordFormat
+from frazil.formats.json_columns import UnexpectedJson, wanted
 from frazil.formats.unavailable_value import Placeholder, placeholder
 from frazil.kafka.record_batch import Longs, RawRecords, RecordBatches, no_headers
 from frazil.offsets import Partition

@@ -38,7 +38,7 @@ import pyarrow.json as pj
 
 from frazil.config.sections import RouteConfig
 from frazil.errors import ConfigError, Fatal
-from frazil.formats.decoder import UndecodableRecord
+from frazil.formats.decode_result import UndecodableRecord
 from frazil.kafka.record_batch import Longs
 
 #: Returned by a Python function for a record to be skipped.
