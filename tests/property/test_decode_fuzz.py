@@ -20,7 +20,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from frazil.arrow.avro import UnsupportedSchema, WriterSchema
+from frazil.arrow.avro import WriterSchema
+from frazil.arrow.avro_types import UnsupportedSchema
 from frazil.formats.decoder import Decoder, RecordFormat
 from frazil.formats.json_reader import JsonShape
 

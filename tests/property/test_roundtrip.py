@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from frazil.arrow import avro, cast
+from frazil.arrow import avro_types, cast
 from frazil.files import column_bounds, parquet, writer
 from frazil.formats import json_columns, json_inference, json_values, schema_registry
 from frazil.pipeline import projection as route
@@ -85,19 +85,19 @@ def json_types_by_the_first_vote(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def decimals_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(avro, "_within", lambda array, low, high: array)
+    monkeypatch.setattr(avro_types, "_within", lambda array, low, high: array)
 
 
 def decimals_that_trouble_their_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     """A schema of more than 38 digits fits no table."""
-    made = avro._decimal
+    made = avro_types._decimal
 
     def strict(schema, read, base):
         if isinstance(schema.get("precision"), int) and schema["precision"] > 38:
-            raise avro.UnsupportedSchema("more than 38 digits")
+            raise avro_types.UnsupportedSchema("more than 38 digits")
         return made(schema, read, base)
 
-    monkeypatch.setattr(avro, "_decimal", strict)
+    monkeypatch.setattr(avro_types, "_decimal", strict)
     monkeypatch.setattr(schema_registry, "_writers", {})  # schemas that were read before
 
 

@@ -24,7 +24,8 @@ import pyarrow as pa
 import pytest
 
 from frazil.arrow import avro
-from frazil.arrow.avro import UnsupportedSchema, WriterSchema
+from frazil.arrow.avro import WriterSchema
+from frazil.arrow.avro_types import UnsupportedSchema
 from frazil.errors import ConfigError, SchemaMismatch, Unavailable, Undecodable
 from frazil.formats import json_reader, schema_registry
 from frazil.formats.decode_result import DecodedChunk, UndecodableRecord

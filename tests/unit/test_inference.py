@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from frazil.arrow.avro import MAX_DEPTH
+from frazil.arrow.avro_types import MAX_DEPTH
 from frazil.config.sections import TableConfig
 from frazil.errors import SchemaMismatch
 from frazil.files.writer import WriterSpec

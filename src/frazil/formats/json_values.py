@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from frazil.arrow.avro import MAX_DEPTH
+from frazil.arrow.avro_types import MAX_DEPTH
 from frazil.errors import SchemaMismatch
 from frazil.formats.json_inference import MINUS_ZERO
 

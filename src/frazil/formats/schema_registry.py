@@ -18,7 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from frazil.arrow.avro import UnsupportedSchema, WriterSchema
+from frazil.arrow.avro import WriterSchema
+from frazil.arrow.avro_types import UnsupportedSchema
 from frazil.errors import ConfigError, Unavailable
 
 
