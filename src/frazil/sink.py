@@ -54,7 +54,8 @@ from frazil.errors import (
 )
 from frazil.files.writer import WriterSpec
 from frazil.iceberg.java import JavaCatalog, JavaTable
-from frazil.kafka.planner import BatchGathering, publish
+from frazil.kafka.planner import publish
+from frazil.kafka.range_source import BatchGathering
 from frazil.ledger import completeness, index, staged_batch
 from frazil.ledger.completeness import CompletenessCallback, CompletenessTracker
 from frazil.ledger.sink_state import REPLAY

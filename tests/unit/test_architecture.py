@@ -39,9 +39,9 @@ CHAPTERS = (
     "testing",
     "cli",
 )
-#: Chapters that run on executors, and the modules in them that run on the driver.
+#: Chapters that run on executors, and modules in them that run on the driver and may know Spark.
 EXECUTORS = ("errors", "offsets", "arrow", "kafka", "formats", "files", "pipeline")
-DRIVER = ("kafka.planner", "formats.schema_sample")
+DRIVER = ("kafka.range_source", "formats.schema_sample")
 #: The proof must not lean on what it proves, nor either of them on maintenance.
 APART = ("commit", "auditing", "maintenance")
 JVM = {"_jvm", "_jsc", "_jdf", "_jsparkSession", "_gateway", "_jwrapped", "_jc"}
@@ -196,7 +196,7 @@ KNOWING = {
     "sink": "drives the query",
     "startup": "hands the session to the source",
     "iceberg.java": "the one module with Py4J",
-    "kafka.planner": "Spark's DataSource of ranges",
+    "kafka.range_source": "Spark's DataSource of ranges",
     "sources.base": "what a source is: a DataFrame comes in",
     "sources.kafka": "a DataFrame of ranges",
     "sources.dataframe": "any DataFrame",

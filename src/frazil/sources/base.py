@@ -24,7 +24,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from frazil.config.model import Config
 from frazil.files.writer import DataFileDescriptor, WriterSpec
-from frazil.kafka.planner import BatchGathering, TopicIdentity
+from frazil.kafka.planner import TopicIdentity
+from frazil.kafka.range_source import BatchGathering
 from frazil.ledger.entry import LedgerEntry
 from frazil.ledger.staged_batch import RangeCounts
 from frazil.offsets import Cut, Range

@@ -28,15 +28,8 @@ from frazil.files.writer import DataFileDescriptor, discard
 from frazil.formats import schema_sample
 from frazil.formats.decoder import RecordFormat
 from frazil.iceberg.java import FAILED, HadoopFolder
-from frazil.kafka.planner import (
-    FORMAT,
-    Planner,
-    TopicIdentity,
-    kafka_only,
-    options,
-    split,
-    tasks,
-)
+from frazil.kafka.planner import Planner, TopicIdentity, kafka_only, split, tasks
+from frazil.kafka.range_source import FORMAT, options
 from frazil.ledger.entry import LedgerEntry
 from frazil.ledger.staged_batch import RangeCounts
 from frazil.offsets import Cut, Partition, Range, join

@@ -26,7 +26,8 @@ from frazil.config.model import Config
 from frazil.config.units import duration
 from frazil.errors import ConfigError, FrazilError, encode_for_spark
 from frazil.formats import schema_sample
-from frazil.kafka.planner import Planner, RangeStreamReader, TopicIdentity, options, split
+from frazil.kafka.planner import Planner, TopicIdentity, split
+from frazil.kafka.range_source import RangeStreamReader, options
 from frazil.offsets import Cut, Partition, Range
 from frazil.pipeline.projection import MetadataColumns
 from frazil.spark.tasks import ReadPlan, read
