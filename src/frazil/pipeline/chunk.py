@@ -38,6 +38,7 @@ from frazil.formats.unavailable_value import Placeholder, placeholder
 from frazil.kafka.record_batch import Longs, RawRecords, RecordBatches, no_headers
 from frazil.offsets import Partition
 from frazil.pipeline.evolution import Aliases, changes, merged, renamed, together, unmakeable
+from frazil.pipeline.field_text import peek
 from frazil.pipeline.projection import (
     MetadataColumns,
     differences,
@@ -46,7 +47,7 @@ from frazil.pipeline.projection import (
     too_late,
     why_too_late,
 )
-from frazil.pipeline.routing import NoRoute, Route, RoutingRules, peek
+from frazil.pipeline.routing import NoRoute, Route, RoutingRules
 from frazil.pipeline.tombstones import KeyDecoder
 from frazil.pipeline.versions import VersionLookup, column_of, field_of
 
