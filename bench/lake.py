@@ -46,7 +46,7 @@ from frazil.commit.committer import (
 )
 from frazil.commit.protocol import TableCommitter, chain, entry_of, ledger_tag
 from frazil.commit.rewind import RewindSteps, Without
-from frazil.config.model import TableConfig
+from frazil.config.sections import TableConfig
 from frazil.files.writer import TableWriter, WriterSpec
 from frazil.iceberg import schema
 from frazil.ledger import index

@@ -31,7 +31,8 @@ import psutil
 import pyarrow as pa
 from confluent_kafka import Producer
 
-from frazil.config.model import TableConfig, from_document
+from frazil.config.model import from_document
+from frazil.config.sections import TableConfig
 from frazil.files.writer import WriterSpec
 from frazil.iceberg.schema import iceberg_schema
 from frazil.pipeline.projection import MetadataColumns

@@ -1199,7 +1199,7 @@ STATIONS = ("decode", "learn", "fit", "partition", "path", "encode", "close")
 STATIONS_ROUTE = """
 def plant():
     from frazil.files import writer
-    from frazil.formats import debezium, decoder
+    from frazil.formats import debezium, json_reader
     from frazil.pipeline import fitting, json_records
 
     def raising(where, name, found):
@@ -1219,7 +1219,8 @@ def plant():
         return "word" in rows.schema.names and word in rows.column("word").to_pylist()
 
     layout = writer._Layout
-    raising(decoder.JsonShape, "decode", lambda _, given: any(b'"decode"' in v for v in given if v))
+    shape = json_reader.JsonShape
+    raising(shape, "decode", lambda _, given: any(b'"decode"' in v for v in given if v))
     raising(debezium, "_change", lambda text: '"unwrap"' in text)
     raising(json_records, "wanted", lambda value, *_: b'"learn"' in value)
     raising(fitting, "project_rows", lambda rows, *_: has(rows, "fit"))

@@ -30,7 +30,7 @@ import psutil
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from frazil.config.model import SinkConfig
+from frazil.config.sections import SinkConfig
 from frazil.ledger.index import OLD_METADATA
 from frazil.maintenance.tasks import MOST, TABLE_MOST
 from frazil.testing import datagen

@@ -34,7 +34,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from frazil.config.model import RouteConfig, TableConfig
+from frazil.config.sections import RouteConfig, TableConfig
 from frazil.files.rewrite import RewriteJob, SourceFile, rewrite
 from frazil.files.writer import TableWriter, WriterSpec
 from frazil.formats.decoder import RecordFormat

@@ -12,7 +12,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from frazil.config.model import TableConfig
+from frazil.config.sections import TableConfig
 from frazil.files.rewrite import RewriteJob, SourceFile, rewrite
 from frazil.files.writer import WriterSpec
 from frazil.iceberg.java import JavaCatalog

@@ -18,20 +18,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from frazil import errors
-from frazil.config.model import (
+from frazil.config.model import Config, catalog_only
+from frazil.config.sections import (
     CatalogConfig,
     CompletenessConfig,
-    Config,
     DeadLettersConfig,
     DecodeConfig,
     RouteConfig,
-    Settings,
     SinkConfig,
     TableConfig,
     TransformConfig,
-    catalog_only,
-    duration,
 )
+from frazil.config.settings import Settings
+from frazil.config.units import duration
 from frazil.offsets import Cut, Partition, Range
 
 if TYPE_CHECKING:
@@ -144,7 +143,8 @@ def write(
     `[completeness]` as keywords; or a config that has them. The name may begin with the catalog's,
     `prod.shop.orders`; otherwise `catalog` names it, by default `lake`.
     """
-    from frazil.config.model import check_output_mode, for_frame
+    from frazil.config.checks import check_output_mode
+    from frazil.config.model import for_frame
     from frazil.sink import Sink
 
     check_output_mode(output_mode)

@@ -18,7 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from frazil.commit.committer import Committer, Progress
 from frazil.commit.events import SinkCommitEvents
 from frazil.errors import FrazilError, PythonWorkerUnavailable, Unavailable, counted
-from frazil.kafka.planner import BatchGathering
+from frazil.kafka.range_source import BatchGathering
 from frazil.offsets import Cut, Partition
 from frazil.sources.base import BatchSource, StreamState
 from frazil.spark.query import Running, translated

@@ -38,10 +38,12 @@ from frazil.commit.index_writer import completeness_tracker
 from frazil.commit.provisioning import TableProvisioner
 from frazil.commit.staging import Staging
 from frazil.commit.startup import Recovered, Startup
-from frazil.config.model import AUTO, AVAILABLE_NOW, Config, duration, load, size
+from frazil.config.model import Config, load
+from frazil.config.sections import AUTO, AVAILABLE_NOW
+from frazil.config.units import duration, size
 from frazil.errors import ConfigError, FrazilError, SchemaMismatch, encode_for_spark
 from frazil.iceberg.java import JavaCatalog
-from frazil.kafka.planner import BatchGathering
+from frazil.kafka.range_source import BatchGathering
 from frazil.ledger.staged_batch import StagedBatch
 from frazil.offsets import Cut
 from frazil.retry import Retry

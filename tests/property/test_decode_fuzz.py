@@ -20,8 +20,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from frazil.arrow.avro import UnsupportedSchema, WriterSchema
-from frazil.formats.decoder import Decoder, JsonShape, RecordFormat
+from frazil.arrow.avro import WriterSchema
+from frazil.arrow.avro_types import UnsupportedSchema
+from frazil.formats.decoder import Decoder, RecordFormat
+from frazil.formats.json_reader import JsonShape
 
 # A schema, and a strategy for pairs: what fastavro is given, and what the column must hold.
 Kind = tuple[Any, st.SearchStrategy[tuple[Any, Any]]]

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from frazil.formats.decoder import JsonShape
+from frazil.formats.json_reader import JsonShape
 
 COLUMNS = pa.schema(
     [

@@ -15,9 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frazil.config.model import RouteConfig
+from frazil.config.sections import RouteConfig
 from frazil.kafka.record_batch import HEADERS
-from frazil.pipeline.routing import Route, RoutedChunk, RoutingRules, peek
+from frazil.pipeline.field_text import peek
+from frazil.pipeline.routing import Route, RoutedChunk, RoutingRules
 
 COUNT = 10_000
 GOOD = ["orders", "users", "a", "t1", "snake_case_name", "x" * 64, "select", "table", "null"]

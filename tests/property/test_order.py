@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.schema import Schema
 
-from frazil.config.model import TableConfig
+from frazil.config.sections import TableConfig
 from frazil.errors import ConfigError, Conflict
 from frazil.files.writer import DataFileDescriptor, TableWriter, WriterSpec
 from frazil.iceberg.schema import check_order, iceberg_schema

@@ -20,10 +20,10 @@ import pyarrow.compute as pc
 import pytest
 
 from frazil.arrow.avro import WriterSchema
-from frazil.config.model import RouteConfig, TableConfig
+from frazil.config.sections import RouteConfig, TableConfig
 from frazil.files import writer
 from frazil.files.writer import WriterSpec
-from frazil.formats import debezium, decoder
+from frazil.formats import debezium, json_reader
 from frazil.formats.decoder import RecordFormat
 from frazil.iceberg.schema import iceberg_schema, partition_spec
 from frazil.kafka.fetch import FetchedChunk
@@ -140,7 +140,7 @@ def test_a_record_at_which_a_station_fails_is_rejected_alone(
     """The faults of `make poison`, planted here as its route plants them in Spark's workers."""
     layout = writer._Layout
     for where, name in (
-        (decoder.JsonShape, "decode"),
+        (json_reader.JsonShape, "decode"),
         (debezium, "_change"),
         (json_records, "wanted"),
         (fitting, "project_rows"),

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from frazil.arrow import avro, cast
+from frazil.arrow import avro_types, cast
 from frazil.files import column_bounds, parquet, writer
-from frazil.formats import decoder, json_inference
+from frazil.formats import json_columns, json_inference, json_values, schema_registry
 from frazil.pipeline import projection as route
 from tests import roundtrip
 from tests.roundtrip import Case
@@ -49,7 +49,7 @@ def columns_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def json_widens_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoder, "_wider", lambda value, kind: "")
+    monkeypatch.setattr(json_columns, "_wider", lambda value, kind: "")
 
 
 def json_adds_nothing_inside_lists(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,15 +62,16 @@ def json_adds_nothing_inside_lists(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def json_reads_moments_as_dates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoder, "_ticks", lambda *clock: 0)
+    monkeypatch.setattr(json_values, "_ticks", lambda *clock: 0)
 
 
 def json_knows_one_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoder, "_MINUS", re.compile(rb"(?!)"))
+    monkeypatch.setattr(json_values, "_MINUS", re.compile(rb"(?!)"))
 
 
 def json_takes_infinity(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoder, "_floating", lambda value, kind: float(value))
+    for module in (json_values, json_columns):
+        monkeypatch.setattr(module, "to_float", lambda value, kind: float(value))
 
 
 def json_types_by_the_first_vote(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,20 +85,20 @@ def json_types_by_the_first_vote(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def decimals_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(avro, "_within", lambda array, low, high: array)
+    monkeypatch.setattr(avro_types, "_within", lambda array, low, high: array)
 
 
 def decimals_that_trouble_their_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     """A schema of more than 38 digits fits no table."""
-    made = avro._decimal
+    made = avro_types._decimal
 
     def strict(schema, read, base):
         if isinstance(schema.get("precision"), int) and schema["precision"] > 38:
-            raise avro.UnsupportedSchema("more than 38 digits")
+            raise avro_types.UnsupportedSchema("more than 38 digits")
         return made(schema, read, base)
 
-    monkeypatch.setattr(avro, "_decimal", strict)
-    monkeypatch.setattr(decoder, "_writers", {})  # schemas that were read before
+    monkeypatch.setattr(avro_types, "_decimal", strict)
+    monkeypatch.setattr(schema_registry, "_writers", {})  # schemas that were read before
 
 
 def only_duckdb_looks(monkeypatch: pytest.MonkeyPatch) -> None:

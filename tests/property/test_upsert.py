@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frazil.config.model import TableConfig
+from frazil.config.sections import TableConfig
 from frazil.files.writer import WriterSpec
 from frazil.iceberg.schema import iceberg_schema, partition_spec
 from frazil.pipeline import upsert

@@ -29,14 +29,9 @@ from frazil.commit import (
     tables,
 )
 from frazil.commit.startup import Startup as RealLife
-from frazil.config.model import (
-    Config,
-    DecodeConfig,
-    RouteConfig,
-    Settings,
-    SinkConfig,
-    TableConfig,
-)
+from frazil.config.model import Config
+from frazil.config.sections import DecodeConfig, RouteConfig, SinkConfig, TableConfig
+from frazil.config.settings import Settings
 from frazil.errors import Expired, FrazilError, IdentityMismatch, Unavailable, from_traceback
 from frazil.files.rewrite import RewriteJob, RewriteResult
 from frazil.files.writer import DataFileDescriptor

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from frazil.config.model import TableConfig
+from frazil.config.sections import TableConfig
 from frazil.errors import CommitStateUnknown, ConfigError, Conflict, SchemaMismatch, Unwritable
 from frazil.files.writer import TableWriter, WriterSpec
 from frazil.iceberg import java_metadata

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from frazil.config.model import TableConfig
+from frazil.config.sections import TableConfig
 from frazil.files.writer import TableWriter, WriterSpec
 from frazil.iceberg.java import JavaCatalog
 from frazil.iceberg.java_table import JavaTable

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from frazil.config.model import TableConfig
+from frazil.config.sections import TableConfig
 from frazil.files.writer import TableWriter
 from frazil.iceberg.java import JavaCatalog
 from frazil.iceberg.schema import iceberg_schema

@@ -20,7 +20,8 @@ from typer.testing import CliRunner
 from frazil.cli.commands import app
 from frazil.commit.protocol import TableCommitter, entry_of
 from frazil.commit.tables import writer_spec
-from frazil.config.model import Config, TableConfig, load
+from frazil.config.model import Config, load
+from frazil.config.sections import TableConfig
 from frazil.errors import CommitStateUnknown, ConfigError, Expired
 from frazil.iceberg import schema
 from frazil.iceberg.java import JavaCatalog

@@ -17,7 +17,8 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from frazil.commit import protocol
-from frazil.config.model import Config, SinkConfig
+from frazil.config.model import Config
+from frazil.config.sections import SinkConfig
 from frazil.errors import ConfigError, Fenced, FrazilError, Unavailable, Undecodable
 from frazil.iceberg.java import JavaCatalog
 from frazil.iceberg.java_table import JavaTable

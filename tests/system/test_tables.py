@@ -16,7 +16,8 @@ import pytest
 from confluent_kafka import Producer
 
 from frazil.commit import committer
-from frazil.config.model import Config, RouteConfig
+from frazil.config.model import Config
+from frazil.config.sections import RouteConfig
 from frazil.errors import Fatal, Gap, SchemaMismatch, TooManyRejected, Unroutable
 from frazil.iceberg.java import JavaCatalog
 from frazil.iceberg.java_table import JavaTable

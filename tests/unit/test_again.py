@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from frazil.config.model import RouteConfig, TableConfig
+from frazil.config.sections import RouteConfig, TableConfig
 from frazil.files.writer import TableWriter, WriterSpec
 from frazil.formats.decoder import RecordFormat
 from frazil.iceberg.schema import iceberg_schema

@@ -41,16 +41,16 @@ CHAPTERS = (
     "testing",
     "cli",
 )
-#: Chapters that run on executors, and the modules in them that run on the driver.
+#: Chapters that run on executors, and modules in them that run on the driver and may know Spark.
 EXECUTORS = ("errors", "offsets", "arrow", "kafka", "formats", "files", "pipeline")
-DRIVER = ("kafka.planner", "formats.schema_sample")
+DRIVER = ("kafka.range_source", "formats.schema_sample")
 #: The proof must not lean on what it proves, nor either of them on maintenance.
 APART = ("commit", "auditing", "maintenance")
 JVM = {"_jvm", "_jsc", "_jdf", "_jsparkSession", "_gateway", "_jwrapped", "_jc"}
 
 #: Imports inside functions: module → how many there may be, and why.
 LATE = {
-    "": 13,  # `import frazil` loads nothing heavy; its functions load Spark when they are called
+    "": 14,  # `import frazil` loads nothing heavy; its functions load Spark when they are called
     "iceberg.static_table": 4,  # local files are read without paying for pyiceberg's import
     "iceberg.file_io": 1,  # the same
     "iceberg.metadata_location": 4,  # the same, and psycopg is there or not
@@ -64,7 +64,7 @@ LATE = {
 #: Imports by name at run time: module → how many.
 DYNAMIC = {
     "pipeline.routing": 1,  # `[[route]]` and `[transform] python` name the user's own module
-    "formats.decoder": 3,  # the registry's client is heavy and comes with confluent-kafka
+    "formats.schema_registry": 3,  # the registry's client is heavy and comes with confluent-kafka
     "spark.worker_daemon": 1,  # only for the workers' daemon
 }
 #: Handlers of `Exception` or wider below the sink: module → how many.
@@ -203,7 +203,7 @@ KNOWING = {
     "iceberg.java": "the catalogs of a session, with Py4J",
     "iceberg.java_errors": "errors of PySpark are translated, too",
     "iceberg.java_spark": "the parts of Spark that only Java exposes",
-    "kafka.planner": "Spark's DataSource of ranges",
+    "kafka.range_source": "Spark's DataSource of ranges",
     "sources.base": "what a source is: a DataFrame comes in",
     "sources.kafka": "a DataFrame of ranges",
     "sources.dataframe": "any DataFrame",

@@ -19,10 +19,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from frazil.config.model import RouteConfig, TableConfig
+from frazil.config.sections import RouteConfig, TableConfig
 from frazil.errors import Fatal, Unavailable
 from frazil.files.writer import WriterSpec
-from frazil.formats.decoder import DecodedChunk, FramedRecords, RecordFormat
+from frazil.formats.decode_result import DecodedChunk, FramedRecords
+from frazil.formats.decoder import RecordFormat
 from frazil.iceberg.schema import iceberg_schema
 from frazil.kafka.record_batch import HEADERS, RawRecords
 from frazil.offsets import Partition

@@ -22,6 +22,15 @@ import typer.main
 from frazil.cli import commands
 from frazil.commit.startup import staging_folder
 from frazil.config import model as configs
+from frazil.config.sections import (
+    CompletenessConfig,
+    DeadLettersConfig,
+    DecodeConfig,
+    RouteConfig,
+    SinkConfig,
+    TableConfig,
+    TransformConfig,
+)
 from frazil.errors import ConfigError, Fatal, Unavailable, cause, counted
 from frazil.formats import schema_sample
 from frazil.ledger import staged_batch
@@ -173,13 +182,13 @@ def test_hostile_arguments_are_refused_in_a_sentence(
 
 def wrong_values() -> list[tuple[str, str, Any]]:
     kinds = {
-        "sink": configs.SinkConfig,
-        "decode": configs.DecodeConfig,
-        "transform": configs.TransformConfig,
-        "table": configs.TableConfig,
-        "route": configs.RouteConfig,
-        "dead_letters": configs.DeadLettersConfig,
-        "completeness": configs.CompletenessConfig,
+        "sink": SinkConfig,
+        "decode": DecodeConfig,
+        "transform": TransformConfig,
+        "table": TableConfig,
+        "route": RouteConfig,
+        "dead_letters": DeadLettersConfig,
+        "completeness": CompletenessConfig,
     }
     values = [5, -1, True, 1.5, "\N{SUPERSCRIPT TWO}", "", "x", [], [[1]], {"a": {"b": []}}]
     return [

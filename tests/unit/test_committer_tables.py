@@ -23,14 +23,9 @@ from frazil.commit.committer import (
 )
 from frazil.commit.protocol import ATTEMPTS, LONGEST_PAUSE, TableCommitter, chain, entry_of
 from frazil.commit.tables import SinkTables
-from frazil.config.model import (
-    Config,
-    DeadLettersConfig,
-    DecodeConfig,
-    Settings,
-    SinkConfig,
-    TableConfig,
-)
+from frazil.config.model import Config
+from frazil.config.sections import DeadLettersConfig, DecodeConfig, SinkConfig, TableConfig
+from frazil.config.settings import Settings
 from frazil.errors import ConfigError, Fenced, FrazilError, Gap, IdentityMismatch, Unavailable
 from frazil.ledger.entry import LedgerEntry, OutcomeCounts, Snapshot, entries
 from frazil.ledger.staged_batch import RangeCounts, StagedBatch, StagedTable

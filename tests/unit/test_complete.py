@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from frazil.commit.committer import BackpressureLimits, Committer, Progress
 from frazil.commit.protocol import EXPIRED, TableCommitter
-from frazil.config.model import CompletenessConfig
+from frazil.config.sections import CompletenessConfig
 from frazil.errors import ConfigError
 from frazil.ledger import completeness as module
 from frazil.ledger import index

@@ -10,8 +10,21 @@ from typing import Any
 import pytest
 
 import frazil
+from frazil.config import checks, explain
 from frazil.config import model as configs
-from frazil.config.model import RESERVED, Config, Settings, duration, from_document, load, size
+from frazil.config.model import Config, from_document, load
+from frazil.config.sections import (
+    RESERVED,
+    CompletenessConfig,
+    DeadLettersConfig,
+    DecodeConfig,
+    RouteConfig,
+    SinkConfig,
+    TableConfig,
+    TransformConfig,
+)
+from frazil.config.settings import Settings
+from frazil.config.units import duration, size
 from frazil.errors import ConfigError
 
 TOML = """
@@ -447,13 +460,13 @@ BREAKERS = [
 
 
 def test_every_refused_setting_has_its_test():
-    assert len(BREAKERS) == len(configs._REFUSED)
+    assert len(BREAKERS) == len(checks._REFUSED)
 
 
 @pytest.mark.parametrize("number", range(len(BREAKERS)))
 def test_a_setting_that_breaks_the_promise_is_refused_with_its_reason(number: int):
     section, key, bad, good = BREAKERS[number]
-    reason = configs._REFUSED[number][3]
+    reason = checks._REFUSED[number][3]
     with pytest.raises(ConfigError) as caught:
         made(**{section: {key: bad}})
     said, _, place = caught.value.message.rpartition(" (")
@@ -721,16 +734,16 @@ def test_a_dataframes_sink_is_checked_like_any_other():
 
 
 def test_the_way_of_the_data_is_told_with_its_reason():
-    way, why = configs.path_taken(made())
+    way, why = explain.path_taken(made())
     assert way.startswith("Kafka (orders) → ")
     assert way.endswith("→ shop.orders")
     assert "no record enters its JVM" in why
-    way, why = configs.path_taken(made(transform={"sql": "SELECT * FROM stream"}))
+    way, why = explain.path_taken(made(transform={"sql": "SELECT * FROM stream"}))
     assert "rows in Spark: [transform] sql →" in way
     assert "there is a [transform]" in why
-    way, _ = configs.path_taken(made(transform={"python": "module:function"}))
+    way, _ = explain.path_taken(made(transform={"python": "module:function"}))
     assert "[transform] python module:function →" in way
-    way, _ = configs.path_taken(made(sink={"topics": [], "topic_pattern": "or.*"}))
+    way, _ = explain.path_taken(made(sink={"topics": [], "topic_pattern": "or.*"}))
     assert "Kafka (or.*)" in way
 
 
@@ -744,7 +757,7 @@ def test_every_setting_in_effect_is_told_and_no_secret(monkeypatch: pytest.Monke
         transform={"sql": "SELECT password FROM stream"},
         sink={"trigger": "2s"},
     )
-    shown = configs.settings(config)
+    shown = explain.settings(config)
     assert "hunter2" not in repr(shown)
     assert "env:HUNTER" not in repr(shown)
     assert shown["kafka"] == {
@@ -857,7 +870,7 @@ def test_a_table_has_room_for_a_column_at_least():
 
 def test_sections_made_in_python_are_checked_as_those_of_a_file():
     with pytest.raises(ConfigError, match=r"\[sink\] topics: expected a list of texts, found 'or"):
-        configs.SinkConfig(id="a", topics="orders")  # type: ignore[arg-type]
+        SinkConfig(id="a", topics="orders")  # type: ignore[arg-type]
     with pytest.raises(
         ConfigError, match=r"\[sink\] unavailable_timeout: expected a number with .* found '5"
     ):
@@ -868,7 +881,7 @@ def test_sections_made_in_python_are_checked_as_those_of_a_file():
             tables=[{"name": "a.b"}],
         )  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"\[\[table\]\]: expected a list, found"):
-        Config(configs.SinkConfig("a"), Settings(), {"name": "a.b"})  # type: ignore[arg-type]
+        Config(SinkConfig("a"), Settings(), {"name": "a.b"})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"cannot read \[sink\]: expected a table of keys"):
         Config("orders", Settings(), ())  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"\[sink\]: unknown key 'topic'; did you mean 'topics'"):
@@ -878,16 +891,16 @@ def test_sections_made_in_python_are_checked_as_those_of_a_file():
 @pytest.mark.parametrize(
     "kind",
     [
-        configs.SinkConfig,
-        configs.TableConfig,
-        configs.DecodeConfig,
-        configs.RouteConfig,
-        configs.DeadLettersConfig,
+        SinkConfig,
+        TableConfig,
+        DecodeConfig,
+        RouteConfig,
+        DeadLettersConfig,
     ],
 )
 def test_no_field_takes_what_is_not_of_its_type(kind: Any):
-    required = {"id": "a"} if kind is configs.SinkConfig else {"name": "a.b"}
-    required = required if kind in (configs.SinkConfig, configs.TableConfig) else {}
+    required = {"id": "a"} if kind is SinkConfig else {"name": "a.b"}
+    required = required if kind in (SinkConfig, TableConfig) else {}
     for each in dataclasses.fields(kind):
         for wrong in (None, object(), b"x", {1, 2}):
             with pytest.raises(ConfigError, match=rf"\] {each.name}: expected "):
@@ -1097,7 +1110,7 @@ def test_an_error_in_python_names_the_argument():
     with pytest.raises(ConfigError, match=r"triger.* \(argument sink.triger\)"):
         Config(**{**document, "sink": {"id": "a", "triger": "5s"}})
     with pytest.raises(ConfigError, match=r"partition_by: .* 5 \(argument partition_by\)"):
-        configs.TableConfig("a.b", partition_by=5)  # type: ignore[arg-type]
+        TableConfig("a.b", partition_by=5)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"commit_interval.* \(argument commit_interval\)"):
         configs.for_frame("a.b", "lake", {"id": "a", "commit_interval": "soon"})
     with pytest.raises(ConfigError, match=r"mode 'upset' .* \(argument mode\)"):
@@ -1130,13 +1143,13 @@ def test_every_wrong_value_is_told_with_the_line_of_its_key_or_section(tmp_path:
         ("[table]", "name", '"shop.orders"'),
     ]
     kinds = {
-        "sink": configs.SinkConfig,
-        "decode": configs.DecodeConfig,
-        "transform": configs.TransformConfig,
-        "[table]": configs.TableConfig,
-        "[route]": configs.RouteConfig,
-        "dead_letters": configs.DeadLettersConfig,
-        "completeness": configs.CompletenessConfig,
+        "sink": SinkConfig,
+        "decode": DecodeConfig,
+        "transform": TransformConfig,
+        "[table]": TableConfig,
+        "[route]": RouteConfig,
+        "dead_letters": DeadLettersConfig,
+        "completeness": CompletenessConfig,
     }
     refused = 0
     for section, kind in kinds.items():

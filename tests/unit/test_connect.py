@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from frazil.arrow.avro import WriterSchema
-from frazil.config.model import RouteConfig
+from frazil.config.sections import RouteConfig
 from frazil.errors import SchemaMismatch
 from frazil.formats import debezium
 from frazil.formats.decoder import Decoder, RecordFormat

@@ -24,10 +24,12 @@ import pyarrow as pa
 import pytest
 
 from frazil.arrow import avro
-from frazil.arrow.avro import UnsupportedSchema, WriterSchema
+from frazil.arrow.avro import WriterSchema
+from frazil.arrow.avro_types import UnsupportedSchema
 from frazil.errors import ConfigError, SchemaMismatch, Unavailable, Undecodable
-from frazil.formats import decoder as decode
-from frazil.formats.decoder import DecodedChunk, Decoder, RecordFormat, UndecodableRecord
+from frazil.formats import json_reader, schema_registry
+from frazil.formats.decode_result import DecodedChunk, UndecodableRecord
+from frazil.formats.decoder import Decoder, RecordFormat
 from frazil.kafka.record_batch import HEADERS
 
 
@@ -711,8 +713,8 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Answers]]:
     kind = type("Fresh", (Answers,), {"asked": [], "answers": {}})
     server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    monkeypatch.setattr(decode, "_writers", {})
-    monkeypatch.setattr(decode, "_missing", {})
+    monkeypatch.setattr(schema_registry, "_writers", {})
+    monkeypatch.setattr(schema_registry, "_missing", {})
     kind.url = f"http://user:secret@127.0.0.1:{server.server_port}"  # type: ignore[attr-defined]
     yield kind
     server.shutdown()
@@ -861,8 +863,8 @@ def test_an_unknown_id_is_asked_for_again_later(
     registry.answers["/schemas/ids/7"] = 200, {"schema": json.dumps(FLAT)}
     assert decoder.decode([flat(0, header(7))])[1][0].kind == "schema"
     assert len(registry.asked) == 1, "not once for each chunk"
-    later = decode.time.monotonic() + decode.MISSING_SECONDS + 1
-    monkeypatch.setattr(decode.time, "monotonic", lambda: later)
+    later = schema_registry.time.monotonic() + schema_registry.MISSING_SECONDS + 1
+    monkeypatch.setattr(schema_registry.time, "monotonic", lambda: later)
     assert decoder.decode([flat(0, header(7))])[1] == []
 
 
@@ -968,7 +970,7 @@ def test_a_schema_whose_reference_is_gone_is_unknown(registry: Any, code: int) -
     assert rejected.kind == "schema"
     assert "or one that it refers to" in rejected.reason
     registry.answers["/subjects/points/versions/3"] = 404, HTML
-    decode.ask_again()
+    schema_registry.ask_again()
     with pytest.raises(Unavailable):
         confluent(registry).decode([flat(0, header(7))])
 
@@ -983,17 +985,17 @@ def test_a_good_record_is_good_among_any_number_of_unknown_ids(
         return (
             WriterSchema(json.dumps(FLAT))
             if schema_id == 7
-            else decode.UnknownSchemaId("no", math.inf)
+            else schema_registry.UnknownSchemaId("no", math.inf)
         )
 
-    monkeypatch.setattr(decode.SchemaRegistry, "_ask", ask)
-    monkeypatch.setattr(decode, "MOST_MISSING", 100)
+    monkeypatch.setattr(schema_registry.SchemaRegistry, "_ask", ask)
+    monkeypatch.setattr(schema_registry, "MOST_MISSING", 100)
     ids = [*range(1_000, 3_000), 7]
     decoder = confluent(registry)
     [group], rejected = decoder.decode([flat(each, header(each)) for each in ids])
     assert group.rows["id"].to_pylist() == [7]
     assert len(rejected) == 2_000
-    assert len(decode._missing) == 100
+    assert len(schema_registry._missing) == 100
     decoder.decode([flat(each, header(each)) for each in ids[-50:]])
     assert len(asked) == 2_001, "the newest are kept in mind"
 
@@ -1104,7 +1106,7 @@ SHAPE = pa.schema(
 
 def both(shape: pa.Schema, values: list[bytes | None]) -> tuple[Any, list[UndecodableRecord], bool]:
     """Reads at once and one by one, and says whether the first way took all. They must agree."""
-    fast, by_hand = decode.JsonShape(shape), decode.JsonShape(shape)
+    fast, by_hand = json_reader.JsonShape(shape), json_reader.JsonShape(shape)
     by_hand._parse = None
     took = fast._parse is not None and fast._block(values) is not None
     one, other = fast.decode(values), by_hand.decode(values)
@@ -1197,7 +1199,7 @@ def test_json_that_does_not_fit_is_rejected_and_its_neighbours_stay(
 
 
 def test_a_value_cannot_break_out_of_its_wrapper() -> None:
-    body, tag = decode._BODY.encode(), decode._TAG.encode()
+    body, tag = json_reader._BODY.encode(), json_reader._TAG.encode()
     for value in (
         b'{"id":1}} {"%s":{"id":2}' % body,
         b'{"id":1},"%s":{"id":2}' % body,
@@ -1228,8 +1230,8 @@ def test_json_in_several_lines_is_read_at_once_too() -> None:
 def test_rows_that_pyarrow_brings_in_another_order_are_not_believed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    read = decode.pj.read_json
-    monkeypatch.setattr(decode.pj, "read_json", lambda *all: read(*all).take([1, 0]))
+    read = json_reader.pj.read_json
+    monkeypatch.setattr(json_reader.pj, "read_json", lambda *all: read(*all).take([1, 0]))
     rows, rejected, took = both(SHAPE, [b'{"id":0}', b'{"id":1}'])
     assert not took
     assert not rejected

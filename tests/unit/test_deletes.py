@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from frazil.config.model import RouteConfig, TableConfig
+from frazil.config.sections import RouteConfig, TableConfig
 from frazil.files.writer import WriterSpec
 from frazil.formats.decoder import RecordFormat
 from frazil.iceberg.schema import iceberg_schema

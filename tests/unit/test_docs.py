@@ -11,21 +11,31 @@ import pytest
 import frazil
 from frazil import errors
 from frazil.cli.commands import app
-from frazil.config import model
+from frazil.config.model import Config
+from frazil.config.sections import (
+    CatalogConfig,
+    CompletenessConfig,
+    DeadLettersConfig,
+    DecodeConfig,
+    RouteConfig,
+    SinkConfig,
+    TableConfig,
+    TransformConfig,
+)
 from frazil.errors import kinds
 from frazil.ledger.entry import OutcomeCounts
 from frazil.steps import STEPS
 
 ROOT = Path(__file__).parents[2]
 SECTIONS = (
-    model.SinkConfig,
-    model.DecodeConfig,
-    model.TransformConfig,
-    model.CatalogConfig,
-    model.TableConfig,
-    model.RouteConfig,
-    model.DeadLettersConfig,
-    model.CompletenessConfig,
+    SinkConfig,
+    DecodeConfig,
+    TransformConfig,
+    CatalogConfig,
+    TableConfig,
+    RouteConfig,
+    DeadLettersConfig,
+    CompletenessConfig,
 )
 FIELDS = [(kind.__name__, f.name) for kind in SECTIONS for f in dataclasses.fields(kind)]
 COMMANDS = [c.name or c.callback.__name__ for c in app.registered_commands if c.callback]
@@ -54,7 +64,7 @@ def test_every_setting_is_in_the_reference(kind: str, name: str):
     assert name in names(text("docs/reference/config.md")), f"{kind}.{name}"
 
 
-@pytest.mark.parametrize("section", [f.name for f in dataclasses.fields(model.Config)])
+@pytest.mark.parametrize("section", [f.name for f in dataclasses.fields(Config)])
 def test_every_section_is_in_the_reference(section: str):
     heading = {"tables": "[[table]]"}.get(section, f"[{section}]")
     assert heading in text("docs/reference/config.md")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frazil.arrow.avro import WriterSchema
-from frazil.config.model import RESERVED
+from frazil.config.sections import RESERVED
 from frazil.errors import SchemaMismatch
 from frazil.pipeline.evolution import SchemaChanges, changes, merged, renamed, together, twins
 from frazil.pipeline.projection import differences, fitted

@@ -26,7 +26,7 @@ from frazil.auditing.history import Evidence
 from frazil.commit.committer import BackpressureLimits, _PendingTable
 from frazil.commit.index_writer import IndexWriter
 from frazil.commit.protocol import LONGEST_PAUSE, TableCommitter, entry_of
-from frazil.config.model import TableConfig
+from frazil.config.sections import TableConfig
 from frazil.errors import (
     CommitStateUnknown,
     ConfigError,

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from frazil.arrow.avro import MAX_DEPTH
-from frazil.config.model import TableConfig
+from frazil.arrow.avro_types import MAX_DEPTH
+from frazil.config.sections import TableConfig
 from frazil.errors import SchemaMismatch
 from frazil.files.writer import WriterSpec
 from frazil.formats import json_inference

@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from frazil.commit.provisioning import TableProvisioner
-from frazil.config.model import RouteConfig, TableConfig, from_document
+from frazil.config.model import from_document
+from frazil.config.sections import RouteConfig, TableConfig
 from frazil.errors import (
     Fatal,
     FrazilError,
@@ -30,8 +31,9 @@ from frazil.errors import (
 )
 from frazil.files import writer as write
 from frazil.files.writer import DataFileDescriptor, WriterSpec
-from frazil.formats import debezium, decoder
-from frazil.formats.decoder import JsonShape, RecordFormat
+from frazil.formats import debezium
+from frazil.formats.decoder import RecordFormat
+from frazil.formats.json_reader import JsonShape
 from frazil.iceberg.schema import iceberg_schema, identifier_columns, partition_spec
 from frazil.kafka.fetch import FetchedChunk
 from frazil.kafka.record_batch import HEADERS, RawRecords
@@ -418,7 +420,7 @@ def test_an_error_of_our_own_passes_through(
     def ours(*_: Any) -> Any:
         raise Unavailable("the registry is away")
 
-    monkeypatch.setattr(decoder.JsonShape, "decode", ours)
+    monkeypatch.setattr(JsonShape, "decode", ours)
     with pytest.raises(RuntimeError) as caught:
         everything(plan(tmp_path))
     assert isinstance(from_traceback(str(caught.value)), Unavailable)

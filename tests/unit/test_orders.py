@@ -13,7 +13,9 @@ import pytest
 
 from frazil.commit.tables import SinkTable, SinkTables, refuse_unsupported
 from frazil.commit.version_files import VersionFiles
-from frazil.config.model import Config, DecodeConfig, Settings, SinkConfig, TableConfig
+from frazil.config.model import Config
+from frazil.config.sections import DecodeConfig, SinkConfig, TableConfig
+from frazil.config.settings import Settings
 from frazil.errors import ConfigError, Gap, IdentityMismatch, SchemaMismatch
 from frazil.files.writer import WriterSpec
 from frazil.iceberg.schema import iceberg_schema

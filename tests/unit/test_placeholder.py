@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from frazil.config.model import RouteConfig
+from frazil.config.sections import RouteConfig
 from frazil.formats.decoder import RecordFormat
 from frazil.formats.unavailable_value import Placeholder
 from frazil.pipeline.table_plan import LOG

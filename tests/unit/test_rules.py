@@ -14,11 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from frazil.config.model import RouteConfig
+from frazil.config.sections import RouteConfig
 from frazil.errors import ConfigError, Fatal
 from frazil.kafka.record_batch import HEADERS
 from frazil.pipeline import routing as module
-from frazil.pipeline.routing import SKIP, NoRoute, Route, RoutedChunk, RoutingRules, peek
+from frazil.pipeline.field_text import peek
+from frazil.pipeline.routing import SKIP, NoRoute, Route, RoutedChunk, RoutingRules
 
 TABLES = ("lake.orders", "lake.users", "lake.all")
 
@@ -281,9 +282,9 @@ def test_the_cost_is_by_distinct_values_and_not_by_tables(monkeypatch: pytest.Mo
     routes = [route(field="type", values=(f"v{i}",), to=(t,)) for i, t in enumerate(tables)]
     decided: list[Any] = []
     looked: list[str] = []
-    one, other = RoutingRules._decided, module._coded
+    one, other = RoutingRules._decided, module.distinct_texts
     monkeypatch.setattr(RoutingRules, "_decided", lambda *a: decided.append(a[3]) or one(*a))
-    monkeypatch.setattr(module, "_coded", lambda c: looked.append("") or other(c))
+    monkeypatch.setattr(module, "distinct_texts", lambda c: looked.append("") or other(c))
     rules = RoutingRules(routes, tables)
     numbers = np.random.default_rng(5).integers(0, 1000, 50_000)
     rows = pa.table({"type": [f"v{i}" for i in numbers]})

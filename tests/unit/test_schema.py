@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from frazil.config.model import RESERVED, TableConfig
+from frazil.config.sections import RESERVED, TableConfig
 from frazil.errors import ConfigError, SchemaMismatch
 from frazil.iceberg.schema import (
     SchemaUpdate,

@@ -15,10 +15,10 @@ import pyarrow as pa
 import pytest
 
 from frazil.arrow.avro import WriterSchema
-from frazil.config.model import RouteConfig, TableConfig
+from frazil.config.sections import RouteConfig, TableConfig
 from frazil.errors import SchemaMismatch
 from frazil.files.writer import WriterSpec
-from frazil.formats import decoder
+from frazil.formats import schema_registry
 from frazil.formats.decoder import RecordFormat
 from frazil.iceberg.schema import iceberg_schema, partition_spec
 from frazil.kafka.record_batch import HEADERS, RawRecords
@@ -439,7 +439,9 @@ V5 = record("R", {"name": "id", "type": "string"})
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> RecordFormat:
     for number, schema in enumerate((V1, V2, V3, V4, V5), 1):
-        monkeypatch.setitem(decoder._writers, (REGISTRY, number), WriterSchema(json.dumps(schema)))
+        monkeypatch.setitem(
+            schema_registry._writers, (REGISTRY, number), WriterSchema(json.dumps(schema))
+        )
     return RecordFormat("confluent-avro", registry={"url": REGISTRY})
 
 

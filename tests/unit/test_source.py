@@ -18,16 +18,9 @@ from hypothesis import strategies as st
 from frazil.config.model import from_document
 from frazil.errors import ConfigError, Expired, IdentityMismatch, Unavailable, from_traceback
 from frazil.kafka import planner as source
-from frazil.kafka.planner import (
-    BatchGathering,
-    Planner,
-    RangeStreamReader,
-    TopicIdentity,
-    Watermarks,
-    options,
-    split,
-    tasks,
-)
+from frazil.kafka import range_source
+from frazil.kafka.planner import Planner, TopicIdentity, Watermarks, split, tasks
+from frazil.kafka.range_source import BatchGathering, RangeStreamReader, options
 from frazil.offsets import Cut, Partition, Range, join
 
 A, B, C = Partition("orders", 0), Partition("orders", 1), Partition("orders", 2)
@@ -508,7 +501,8 @@ def test_a_broker_that_is_away_is_borne_for_the_set_patience(
     kafka: Kafka, monkeypatch: pytest.MonkeyPatch
 ):
     now = [100.0]
-    monkeypatch.setattr(source, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    for module in (source, range_source):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     stream = reader(Cut({A: 5}), unavailable_timeout="10s")
     kafka.down = True
     assert stream.latestOffset()["cut"] == {"orders": {"0": 5}}
@@ -537,7 +531,8 @@ def test_what_cannot_go_on_leaves_the_planning_process_as_text(kafka: Kafka):
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The planning process's clock."""
     found = [100.0]
-    monkeypatch.setattr(source, "time", SimpleNamespace(monotonic=lambda: found[0]))
+    for module in (source, range_source):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: found[0]))
     return found
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from frazil.config.model import RouteConfig, TableConfig
+from frazil.config.sections import RouteConfig, TableConfig
 from frazil.errors import SchemaMismatch, Undecodable, Unroutable
 from frazil.files.writer import DataFileDescriptor, WriterSpec
 from frazil.formats.decoder import RecordFormat

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from frazil.config.model import TableConfig
+from frazil.config.sections import TableConfig
 from frazil.errors import ConfigError
 from frazil.files import writer as write
 from frazil.files.writer import DataFileDescriptor, OpenFiles, TableWriter, WriterSpec, file_io

@@ -22,7 +22,8 @@ from rich.console import Console
 from frazil.auditing.checks import audit
 from frazil.auditing.history import Evidence
 from frazil.auditing.report import Finding, TableReport, worst
-from frazil.config.model import Config, replayed
+from frazil.config.model import Config
+from frazil.config.sections import replayed
 from frazil.errors import ConfigError, Fatal, NotProven, Unavailable, counted
 from frazil.iceberg import foreign_commits
 from frazil.iceberg.static_table import DataFile, ReadOnlyTable

@@ -21,8 +21,11 @@ try:  # Ctrl-C this early is a normal stop: nothing was begun
     from rich.console import Console
 
     from frazil.cli.signals import StopSignal, end_children
+    from frazil.config import explain as explanation
     from frazil.config import model as configs
+    from frazil.config.environment import overlay
     from frazil.config.model import Config
+    from frazil.config.units import duration
     from frazil.errors import ConfigError, FrazilError, counted, from_traceback
     from frazil.offsets import Partition
     from frazil.render import output
@@ -159,7 +162,7 @@ def audit(
     if _is_file(target):
         given = configs.load(target)
         opened = opener(given, spark, progress.print)
-        limits = evidence.AuditLimits(max_lag, configs.duration(max_age) if max_age else None)
+        limits = evidence.AuditLimits(max_lag, duration(max_age) if max_age else None)
         report = evidence.of_config(
             given, opened, deep=deep, ask=against_kafka, limits=limits, say=progress.print
         )
@@ -237,7 +240,7 @@ def leftovers(
     from frazil.ops import status as looking
 
     given = configs.load(config)
-    age = configs.duration(older_than)
+    age = duration(older_than)
     files = looking.orphans(given, _session(given), age)
     if remove:
         looking.remove(files)
@@ -420,15 +423,15 @@ def explain(
 ) -> None:
     """The path that the data takes, and why; every setting in effect, and where it comes from."""
     given, places = configs.traced(config)
-    way, why = configs.path_taken(given)
-    settings = configs.settings(given)
+    way, why = explanation.path_taken(given)
+    settings = explanation.settings(given)
     origins = {
         section: {
             key: places.get(f"{section.replace(' ', '.')}.{key}", "default") for key in values
         }
         for section, values in settings.items()
     }
-    effect = configs.in_effect(given)
+    effect = explanation.in_effect(given)
     if as_json:
         shown = {"way": way, "why": why, "settings": settings, "origins": origins}
         print(json.dumps({**shown, "in_effect": effect}))
@@ -723,7 +726,7 @@ def _bare(table: str, catalog: list[str]) -> Config:
     import os
 
     pairs = dict(pair.partition("=")[::2] for pair in catalog)
-    section = configs.overlay({"catalog": pairs}, os.environ).get("catalog", {})
+    section = overlay({"catalog": pairs}, os.environ).get("catalog", {})
     if not section:
         raise ConfigError(
             f"cannot find table {table}: no catalog is given",

@@ -12,7 +12,8 @@ from frazil.commit.protocol import TableCommitter
 from frazil.commit.staging import Staging
 from frazil.commit.startup import Recovered, Startup
 from frazil.commit.table_maintenance import TableMaintenance
-from frazil.config.model import Config, duration
+from frazil.config.model import Config
+from frazil.config.units import duration
 from frazil.errors import Unavailable
 from frazil.iceberg.java_table import JavaTable
 from frazil.kafka.planner import publish

@@ -14,7 +14,8 @@ import pyarrow as pa
 from frazil.commit.committer import Located
 from frazil.commit.startup import Startup
 from frazil.commit.tables import writer_spec
-from frazil.config.model import Config, TableConfig
+from frazil.config.model import Config
+from frazil.config.sections import TableConfig
 from frazil.errors import FrazilError, SchemaMismatch, Unavailable
 from frazil.files.writer import WriterSpec
 from frazil.ledger import completeness, index

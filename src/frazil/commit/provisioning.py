@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from frazil.commit.startup import Startup
 from frazil.commit.tables import SinkTable, parallel_map
-from frazil.config.model import Config, remembered, replayed
+from frazil.config.model import Config
+from frazil.config.sections import remembered, replayed
 from frazil.errors import ConfigError, IdentityMismatch, SchemaMismatch
 from frazil.ledger.sink_state import REPLAY
 from frazil.ledger.staged_batch import StagedBatch

@@ -19,7 +19,8 @@ from frazil.commit.committer import Located
 from frazil.commit.protocol import TableCommitter, chain, ledger_tag, not_shown, preceding
 from frazil.commit.rewind import refuse_unfinished
 from frazil.commit.tables import SinkTable, SinkTables, parallel_map, refuse_unsupported
-from frazil.config.model import Config, TableConfig
+from frazil.config.model import Config
+from frazil.config.sections import TableConfig
 from frazil.errors import ConfigError, Expired, Fatal, FrazilError, Gap, IdentityMismatch
 from frazil.iceberg import schema
 from frazil.iceberg.java import JavaCatalog

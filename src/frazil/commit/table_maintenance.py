@@ -12,7 +12,9 @@ from typing import Any
 
 from frazil.commit.startup import Startup
 from frazil.commit.tables import SinkTable, writer_spec
-from frazil.config.model import NEVER, Config, TableConfig, duration
+from frazil.config.model import Config
+from frazil.config.sections import NEVER, TableConfig
+from frazil.config.units import duration
 from frazil.iceberg.java_table import JavaTable
 from frazil.maintenance.rewrite_data_files import RewriteDataFiles
 from frazil.maintenance.tasks import (

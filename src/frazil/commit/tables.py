@@ -19,7 +19,9 @@ import pyarrow as pa
 from frazil.commit.committer import THREADS, CommitTrigger
 from frazil.commit.protocol import TableCommitter, ledger_tag
 from frazil.commit.version_files import VersionFiles
-from frazil.config.model import Config, TableConfig, duration, remembered, size
+from frazil.config.model import Config
+from frazil.config.sections import TableConfig, remembered
+from frazil.config.units import duration, size
 from frazil.errors import ConfigError, FrazilError, IdentityMismatch, SchemaMismatch
 from frazil.files.writer import PARQUET, WriterSpec, check
 from frazil.iceberg import schema

@@ -38,7 +38,7 @@ from pyiceberg.types import BooleanType, PrimitiveType
 
 from frazil.arrow.cast import projected
 from frazil.arrow.default_values import declared
-from frazil.config.model import CODECS
+from frazil.config.sections import CODECS
 from frazil.errors import ConfigError
 from frazil.files.column_bounds import file_statistics, split_offsets
 from frazil.files.partition_values import check as check_partition

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from frazil.arrow.cast import absent, project
 from frazil.errors import SchemaMismatch
 from frazil.formats.connect_schema import Members, named, rewritten
-from frazil.formats.decoder import UndecodableRecord
+from frazil.formats.decode_result import UndecodableRecord
 from frazil.kafka.record_batch import Longs
 
 #: Envelope fields that a row keeps, under the same name with an underscore prefix.

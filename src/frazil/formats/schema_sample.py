@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from frazil.config.model import Config, duration
+from frazil.config.model import Config
+from frazil.config.units import duration
 from frazil.errors import ConfigError, Undecodable
 from frazil.formats.decoder import Decoder, RecordFormat
 from frazil.kafka.fetch import fetch

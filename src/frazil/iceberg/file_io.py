@@ -20,8 +20,9 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.fs
 
-from frazil.arrow.avro import Datum, UnreadableDatum, preamble, zigzag
-from frazil.config.model import SECRET
+from frazil.arrow.avro import preamble, zigzag
+from frazil.arrow.avro_types import Datum, UnreadableDatum
+from frazil.config.settings import SECRET
 from frazil.errors import ConfigError, Fatal, IdentityMismatch, Unavailable
 
 

@@ -40,7 +40,8 @@ from pyiceberg.types import (
 )
 
 from frazil.arrow.default_values import declared
-from frazil.config.model import ORDER, TableConfig, transform_of
+from frazil.config.sections import TableConfig
+from frazil.config.units import ORDER, transform_of
 from frazil.errors import ConfigError, SchemaMismatch
 from frazil.offsets import Partition
 from frazil.pipeline.evolution import Aliases, changes, unmakeable

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from frazil.arrow.avro import UnreadableDatum
+from frazil.arrow.avro_types import UnreadableDatum
 from frazil.errors import AccountingError, Expired, Unavailable, Undecodable
 from frazil.kafka import protocol
 from frazil.kafka.record_batch import HEADERS, Longs, RawRecords, RecordBatches

@@ -1,8 +1,7 @@
 """Kafka in, planned offset ranges out. Runs on the driver, and in Spark's planning process.
 
-`Planner` speaks to Kafka and knows nothing of Spark. `RangeDataSource` hands its plans to
-Structured Streaming as a Python DataSource whose rows are ranges, not records. Spark plans in a
-process of its own without Py4J, so all it needs travels as options, secrets as references only.
+`Planner` speaks to Kafka and knows nothing of Spark; `frazil.kafka.range_source` hands its plans to
+Structured Streaming.
 
 The planner detects, and never passes over: a topic that was dropped and recreated, another cluster
 behind the same address, retention that overtook the position, new partitions. The end of a plan is
@@ -11,16 +10,10 @@ the last stable offset, so an open transaction holds the plan back, and nothing 
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import re
-import shutil
-import tempfile
-import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -32,25 +25,13 @@ from confluent_kafka import (
     TopicPartition,
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from frazil.config.model import Config, Settings, duration, size
-from frazil.errors import (
-    ConfigError,
-    Expired,
-    FrazilError,
-    IdentityMismatch,
-    Unavailable,
-    counted,
-    encode_for_spark,
-)
+from frazil.errors import ConfigError, Expired, IdentityMismatch, Unavailable, counted
 from frazil.kafka.fetch import epoch_ends
 from frazil.offsets import BATCHES, Cut, Partition, Range, newest_names
 
 _log = logging.getLogger("frazil")
 
-FORMAT = "frazil_ranges"
-RANGES = "topic string, partition int, start bigint, end bigint, pieces int, origin string"
 #: one call to Kafka may take this long; the planner's patience spans many calls
 _CALL_SECONDS = 10.0
 _SMALLEST_PIECE = 50_000
@@ -553,195 +534,6 @@ def tasks(pieces: Sequence[Range], parallelism: int) -> int:
     records for them. A thousand partitions with few records each are not worth a thousand tasks."""
     worth = -(-sum(map(len, pieces)) // _SMALLEST_PIECE)
     return min(len(pieces), max(parallelism, worth))
-
-
-class RangeDataSource(DataSource):
-    """Spark's view of the planner: a stream whose rows are ranges."""
-
-    @classmethod
-    def name(cls) -> str:
-        return FORMAT
-
-    def schema(self) -> str:
-        return RANGES
-
-    def streamReader(self, schema: Any) -> RangeStreamReader:
-        return RangeStreamReader(json.loads(self.options["plan"]))
-
-
-class BatchGathering:
-    """How long records may wait in Kafka for a batch, and whether a caller waits for them.
-
-    Spark plans in a process of its own on the driver's machine, so the driver signals it by a file:
-    while the file exists, nothing gathers.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self._folder = ""
-        self._closed = False
-        self._hurrying = 0
-        self._lock = threading.Lock()
-
-    @property
-    def hurry(self) -> str:
-        """The file's path."""
-        with self._lock:
-            if not self._folder:
-                self._folder = tempfile.mkdtemp(prefix="frazil-gathering-")
-            return os.path.join(self._folder, "hurry")
-
-    @contextmanager
-    def hurried(self) -> Iterator[None]:
-        """A caller waits for the available records: nothing gathers meanwhile."""
-        if not self.seconds or self._closed:
-            yield
-            return
-        path = self.hurry
-        self._wait(path, +1)
-        try:
-            yield
-        finally:
-            self._wait(path, -1)
-
-    def _wait(self, path: str, more: int) -> None:
-        with self._lock:
-            self._hurrying += more
-            if not self._folder:
-                return  # closed meanwhile
-            if self._hurrying:
-                open(path, "w").close()
-            else:
-                os.remove(path)
-
-    def close(self) -> None:
-        with self._lock:
-            if self._folder:
-                shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder, self._closed = "", True
-
-
-def options(
-    config: Config,
-    *,
-    start: Cut,
-    origin: TopicIdentity,
-    parallelism: int,
-    until: Cut | None,
-    gathering: BatchGathering | None = None,
-) -> dict[str, str]:
-    """Options for the planning process. Secrets stay `env:` and `file:` references."""
-    gather = gathering.seconds if gathering and until is None else 0.0
-    plan = {
-        "kafka": dict(config.kafka),
-        "topics": config.sink.topics,
-        "pattern": config.sink.topic_pattern,
-        "cluster": origin.cluster,
-        "known": dict(origin.topics),
-        "leaders": Cut(origin.leaders).nested(),
-        "start": start.nested(),
-        "until": None if until is None else until.nested(),
-        "records": config.sink.max_records_per_trigger,
-        "bytes": size(config.sink.max_bytes_per_trigger),
-        "task": config.sink.max_records_per_task,
-        "parallelism": parallelism,
-        "patience": duration(config.sink.unavailable_timeout),
-        "gather": gather,
-        "hurry": gathering.hurry if gathering and gather else "",
-    }
-    return {"plan": json.dumps(plan)}
-
-
-class RangeStreamReader(DataSourceStreamReader):
-    """Offsets as Spark keeps them: the cut, the stream's first cut, and the topics' identity."""
-
-    def __init__(self, plan: Mapping[str, Any]) -> None:
-        self._plan = plan
-        self._planner: Planner | None = None
-        self._start = Cut.of(self._plan["start"])
-        self._at = self._start
-        self._until = None if self._plan["until"] is None else Cut.of(self._plan["until"])
-        leaders = Cut.of(self._plan["leaders"])
-        self._origin = TopicIdentity(self._plan["cluster"], self._plan["known"], leaders)
-        self._silent_since: float | None = None
-        self._planned_at: float | None = None
-
-    def initialOffset(self) -> dict[str, Any]:
-        return self._offset(self._start)  # Spark may ask after the first latestOffset
-
-    def latestOffset(self) -> dict[str, Any]:
-        try:
-            self._advance()
-        except FrazilError as error:
-            raise encode_for_spark(error) from None
-        return self._offset(self._at)
-
-    def _offset(self, cut: Cut) -> dict[str, Any]:
-        known = self._planner.known if self._planner else self._origin
-        return {
-            "cut": cut.nested(),
-            "start": self._start.nested(),
-            "cluster": known.cluster,
-            "topics": dict(known.topics),
-        }
-
-    def _advance(self) -> None:
-        """One step, or none while Kafka is unavailable, for at most the configured patience."""
-        try:
-            if self._planner is None:
-                self._planner = Planner(
-                    Settings(self._plan["kafka"]).resolved(),
-                    topics=tuple(self._plan["topics"]),
-                    pattern=self._plan["pattern"],
-                    origin=self._origin,
-                )
-            ahead = self._planner.advance(
-                self._at,
-                records=self._plan["records"],
-                bytes=self._plan["bytes"],
-                until=self._until,
-            )
-            # A new partition enters the cut meanwhile: its records come with the cut after that.
-            self._at = ahead if self._due(ahead) else Cut({**ahead, **self._at})
-            self._silent_since = None
-        except Unavailable:
-            self._silent_since = self._silent_since or time.monotonic()
-            if time.monotonic() - self._silent_since > self._plan["patience"]:
-                raise
-
-    def _due(self, ahead: Cut) -> bool:
-        """Is it time for a batch up to `ahead`? The first batch, a full one, and one that a caller
-        waits for are due at once; others gather records for as long as they may."""
-        if not any(offset > self._at[p] for p, offset in ahead.items() if p in self._at):
-            return True  # no records
-        now = time.monotonic()
-        rested = self._planned_at is None or now - self._planned_at >= self._plan["gather"]
-        assert self._planner is not None
-        if not (rested or self._planner.full or os.path.exists(self._plan["hurry"])):
-            return False
-        self._planned_at = now
-        return True
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        begin, reach = Cut.of(start["cut"]), Cut.of(end["cut"])
-        if start == end:
-            # Spark's first call for a restarted query, with its position. Start and topic identity
-            # in the options were for the first run.
-            self._start, self._at = Cut.of(start["start"]), reach
-            self._origin = TopicIdentity(start["cluster"], start["topics"])
-            return []
-        ranges = [Range(p, begin[p], offset) for p, offset in reach.items() if p in begin]
-        pieces = split(ranges, most=self._plan["task"], parallelism=self._plan["parallelism"])
-        known = self._planner.known if self._planner else self._origin
-        origin = json.dumps([known.cluster, dict(known.topics)])
-        return [InputPartition((*p.partition, p.start, p.end, len(pieces), origin)) for p in pieces]
-
-    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
-        yield partition.value
-
-    def commit(self, end: dict[str, Any]) -> None: ...
-
-    def stop(self) -> None: ...
 
 
 def publish(kafka: Mapping[str, str], group: str, cut: Cut) -> None:

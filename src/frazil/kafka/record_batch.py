@@ -28,7 +28,7 @@ import polars as pl
 import pyarrow as pa
 
 from frazil.arrow import avro
-from frazil.arrow.avro import Datum, UnreadableDatum
+from frazil.arrow.avro_types import Datum, UnreadableDatum
 from frazil.arrow.avro_unions import width
 
 Longs = np.ndarray[Any, np.dtype[np.int64]]

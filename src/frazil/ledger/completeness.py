@@ -38,7 +38,8 @@ from datetime import datetime, timedelta, timezone
 import polars as pl
 import pyarrow as pa
 
-from frazil.config.model import NEVER, CompletenessConfig, duration
+from frazil.config.sections import NEVER, CompletenessConfig
+from frazil.config.units import duration
 from frazil.errors import ConfigError
 from frazil.ledger.staged_batch import StagedBatch
 from frazil.offsets import BATCHES, Cut, Partition

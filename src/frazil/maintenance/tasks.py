@@ -28,7 +28,8 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from frazil.config.model import NEVER, duration
+from frazil.config.sections import NEVER
+from frazil.config.units import duration
 from frazil.errors import AccountingError, Conflict, Fatal, FrazilError
 from frazil.files.writer import WriterSpec
 from frazil.iceberg import foreign_commits

@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 from rich.console import Console
 
 from frazil.commit.protocol import ledger_tag
-from frazil.config.model import Config, duration
+from frazil.config.model import Config
+from frazil.config.units import duration
 from frazil.errors import ConfigError
 from frazil.iceberg.static_table import ReadOnlyTable
 from frazil.ledger import entry as ledger

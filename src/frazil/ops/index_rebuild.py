@@ -22,7 +22,8 @@ from rich.console import Console
 from frazil.commit.protocol import ATTEMPTS, FIRST_PAUSE, TableCommitter
 from frazil.commit.rewind import refuse_unfinished
 from frazil.commit.tables import ledger_tag_of, writer_spec
-from frazil.config.model import Config, TableConfig
+from frazil.config.model import Config
+from frazil.config.sections import TableConfig
 from frazil.errors import (
     CommitStateUnknown,
     ConfigError,

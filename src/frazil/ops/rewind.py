@@ -26,7 +26,8 @@ from frazil.commit.rewind import RewindSteps, Without, fence
 from frazil.commit.rewind_plan import COLUMNS, RewindPlan, earliest
 from frazil.commit.startup import staging_folder
 from frazil.commit.tables import parallel_map, writer_spec
-from frazil.config.model import Config, TableConfig
+from frazil.config.model import Config
+from frazil.config.sections import TableConfig
 from frazil.errors import ConfigError, Expired, Fatal, FrazilError, IdentityMismatch, counted
 from frazil.iceberg.java import JavaCatalog
 from frazil.iceberg.java_table import JavaTable

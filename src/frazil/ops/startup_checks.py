@@ -17,7 +17,8 @@ from rich.console import Console
 from frazil.commit.protocol import CommitTable, TableCommitter, ledger_tag
 from frazil.commit.rewind import refuse_unfinished
 from frazil.commit.startup import astray, forgotten, unindexed
-from frazil.config.model import Config, remembered
+from frazil.config.model import Config
+from frazil.config.sections import remembered
 from frazil.errors import FrazilError, IdentityMismatch
 from frazil.iceberg.static_table import ReadOnlyTable
 from frazil.ledger.entry import head

@@ -14,7 +14,8 @@ from pyspark.sql import SparkSession
 
 from frazil.commit.protocol import TableCommitter, ledger_tag
 from frazil.commit.startup import staging_folder
-from frazil.config.model import Config, duration
+from frazil.config.model import Config
+from frazil.config.units import duration
 from frazil.errors import IdentityMismatch, counted
 from frazil.iceberg.java import JavaCatalog
 from frazil.iceberg.java_table import JavaTable

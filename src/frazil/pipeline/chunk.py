@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from frazil.formats.decoder import FramedRecords, RecordFormat
+from frazil.formats.decode_result import FramedRecords
+from frazil.formats.decoder import RecordFormat
 from frazil.kafka.record_batch import RawRecords, RecordBatches
 from frazil.offsets import Partition
 from frazil.pipeline.chunk_result import ChunkResult, ChunkWork, Rejection

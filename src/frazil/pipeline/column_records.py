@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 
 from frazil.errors import SchemaMismatch
 from frazil.formats import debezium
-from frazil.formats.decoder import Decoder, FramedRecords, RecordFormat, UndecodableRecord
+from frazil.formats.decode_result import FramedRecords, UndecodableRecord
+from frazil.formats.decoder import Decoder, RecordFormat
 from frazil.kafka.record_batch import Longs, RecordBatches
 from frazil.pipeline.chunk_result import ChunkWork, Rejection, among
 from frazil.pipeline.evolution import Aliases, renamed, together

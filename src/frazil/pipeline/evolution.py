@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from frazil.arrow.cast import by_place, default_of, project
-from frazil.config.model import RESERVED
+from frazil.config.sections import RESERVED
 from frazil.errors import SchemaMismatch
 from frazil.pipeline.projection import _is_list, castable
 

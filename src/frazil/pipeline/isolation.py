@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from frazil.errors import Fatal, FrazilError, Unavailable, Unwritable
 from frazil.files.writer import DataFileDescriptor, TableWriter, WriterSpec, discard, probe
-from frazil.formats.decoder import FramedRecords
+from frazil.formats.decode_result import FramedRecords
 from frazil.kafka.record_batch import Longs, RawRecords
 from frazil.offsets import Partition
 from frazil.pipeline.chunk import ChunkPipeline

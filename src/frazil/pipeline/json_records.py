@@ -17,21 +17,17 @@ import pyarrow as pa
 
 from frazil.arrow import default_values
 from frazil.formats import debezium, json_inference
-from frazil.formats.decoder import (
-    DecodedChunk,
-    Decoder,
-    RecordFormat,
-    UndecodableRecord,
-    UnexpectedJson,
-    wanted,
-)
+from frazil.formats.decode_result import DecodedChunk, UndecodableRecord
+from frazil.formats.decoder import Decoder, RecordFormat
+from frazil.formats.json_columns import UnexpectedJson, wanted
 from frazil.formats.unavailable_value import placeholder
 from frazil.kafka.record_batch import Longs
 from frazil.pipeline.chunk_result import ChunkWork, Rejection, among, nth
 from frazil.pipeline.evolution import together
+from frazil.pipeline.field_text import peek
 from frazil.pipeline.fitting import UNAVAILABLE, TableFitter, not_carried, table_changes, with_op
 from frazil.pipeline.needs import add_need, voted
-from frazil.pipeline.routing import Route, RoutingRules, peek
+from frazil.pipeline.routing import Route, RoutingRules
 from frazil.pipeline.table_plan import LOG, NewTable, TablePlan
 from frazil.pipeline.tombstones import KeyDecoder
 

@@ -22,7 +22,8 @@ import pyarrow as pa
 
 from frazil.errors import FrazilError, Unavailable, Unwritable, encode_for_spark
 from frazil.files.writer import OpenFiles, TableWriter
-from frazil.formats.decoder import FramedRecords, ask_again
+from frazil.formats.decode_result import FramedRecords
+from frazil.formats.schema_registry import ask_again
 from frazil.kafka.record_batch import HEADERS, RawRecords
 from frazil.ledger.staged_batch import RangeCounts
 from frazil.offsets import BATCHES, Partition, Range

@@ -20,9 +20,6 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-import io
-import json
-import os
 import re
 import sys
 import traceback
@@ -33,13 +30,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.json as pj
 
-from frazil.config.model import RouteConfig
+from frazil.config.sections import RouteConfig
 from frazil.errors import ConfigError, Fatal
-from frazil.formats.decoder import UndecodableRecord
+from frazil.formats.decode_result import UndecodableRecord
 from frazil.kafka.record_batch import Longs
+from frazil.pipeline.field_text import column_at, distinct_texts, header_values, is_text
 
 #: Returned by a Python function for a record to be skipped.
 SKIP = "(skip)"
@@ -184,9 +180,13 @@ class RoutingRules:
                 codes, answers = np.zeros(len(at), np.int64), [""]
             else:
                 by_field = step.looks_at == "field"
-                column = _column(rows, step.name) if by_field else _header(headers, step.name)
+                column = (
+                    column_at(rows, step.name) if by_field else header_values(headers, step.name)
+                )
                 column = pa.nulls(count) if column is None else column
-                codes, answers = _coded(column if part is None else column.take(pa.array(part)))
+                codes, answers = distinct_texts(
+                    column if part is None else column.take(pa.array(part))
+                )
             numbers = [
                 ways.setdefault(self._way(step, topic, answer), len(ways)) for answer in answers
             ]
@@ -379,8 +379,8 @@ class RoutingRules:
             raise Fatal(
                 f"cannot route by {name}: expected answers for {count} records, found {len(result)}"
             )
-        if isinstance(result, pa.Array) and _is_text(result.type):
-            codes, texts = _coded(result)
+        if isinstance(result, pa.Array) and is_text(result.type):
+            codes, texts = distinct_texts(result)
             return codes, [None if text is None else (text,) for text in texts]
         answers: dict[Any, int] = {}
         values = result.to_pylist() if isinstance(result, pa.Array) else result
@@ -604,164 +604,9 @@ def _shown(text: str) -> str:
     return ascii(text if len(text) <= 64 else f"{text[:61]}...")
 
 
-# ── texts ───────────────────────────────────────────────────────────────────────────────────────
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    )
-
-
-def _column(rows: pa.Table, path: str) -> pa.Array | None:
-    """The column at a dotted path, null where a parent struct is null; None: no such column."""
-    head, *below = [path] if path in rows.schema.names else path.split(".")
-    if head not in rows.schema.names:
-        return None
-    column = rows.column(head).combine_chunks()
-    for name in below:
-        if not pa.types.is_struct(column.type) or column.type.get_field_index(name) < 0:
-            return None
-        column = pc.struct_field(column, name)
-    return column
-
-
-def _header(headers: pa.Array | None, name: str) -> pa.Array | None:
-    """For each record, the value of its last header of this name."""
-    if headers is None:
-        return None
-    at = np.full(len(headers), -1, np.int64)
-    pairs = headers.flatten()
-    named = np.flatnonzero(pc.fill_null(pc.equal(pairs.field(0), name), False).to_numpy(False))
-    at[pc.list_parent_indices(headers).to_numpy()[named]] = named  # the last one wins
-    return pairs.field(1).take(pa.array(at, mask=at < 0))
-
-
-def _coded(column: pa.Array) -> tuple[Longs, list[str | None]]:
-    """For each row the index of its text (-1: null), and the distinct texts of the column."""
-    kind = column.type
-    if pa.types.is_nested(kind) or pa.types.is_null(kind):
-        return np.full(len(column), -1, np.int64), []
-    if pa.types.is_dictionary(kind):
-        return _coded(column.dictionary_decode())
-    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
-        column = column.cast(pa.large_string() if _is_text(kind) else pa.large_binary())
-    extended = isinstance(kind, pa.BaseExtensionType)
-    coded = (column.storage if extended else column).dictionary_encode()
-    distinct = coded.dictionary
-    if extended:
-        distinct = pa.ExtensionArray.from_storage(kind, distinct)
-    if pa.types.is_float32(kind):  # prints 0.1, not the nearest double
-        texts: list[str | None] = [str(value) for value in distinct.to_numpy()]
-    else:
-        texts = [_text(value) for value in distinct.to_pylist()]
-    return coded.indices.fill_null(-1).to_numpy().astype(np.int64), texts
-
-
-def _text(value: Any) -> str | None:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, bytes):
-        try:
-            return value.decode()
-        except UnicodeDecodeError:
-            return None
-    return None if value is None or isinstance(value, (dict, list)) else str(value)
-
-
 def _beside(rows: pa.Table, origin: Mapping[str, pa.Array] | None) -> pa.Table:
     """`rows` with the columns `origin`, which replace columns of the same name."""
     kept = [name for name in rows.schema.names if name not in (origin or {})]
     if not origin:
         return rows
     return pa.table({**{name: rows.column(name) for name in kept}, **origin})
-
-
-# ── fields of JSON values ───────────────────────────────────────────────────────────────────────
-
-# Random names: a value cannot close the wrapper around it and forge the tag.
-_BODY = f"v{os.urandom(8).hex()}"
-_TAG = f"t{os.urandom(8).hex()}"
-_LINE = f'{{"{_BODY}":%b,"{_TAG}":%d}}\n'.encode()
-#: Values parsed at once; if that fails, these values are parsed one by one.
-_AT_ONCE = 2048
-
-
-def peek(values: Sequence[bytes | None], paths: Sequence[str]) -> pa.Table:
-    """The fields that rules look at, as text, from JSON values before decoding.
-
-    One column per path, named by the path; null where a value is not an object or lacks the field.
-    Invalid JSON is rejected later by the decoder; its fields may or may not be seen here.
-    """
-    if not paths:
-        batch = pa.RecordBatch.from_struct_array(pa.array([{}] * len(values), pa.struct([])))
-        return pa.Table.from_batches([batch])
-    schema = pa.schema([(path, pa.large_string()) for path in paths])
-    steps = [path.split(".") for path in paths]
-    tables = [schema.empty_table()]
-    for start in range(0, len(values), _AT_ONCE):
-        part = values[start : start + _AT_ONCE]
-        arrays = _at_once(part, steps)
-        if arrays is None:
-            columns = zip(*[_picked(value, steps) for value in part], strict=True)
-            arrays = [pa.array(map(_whole, column), pa.large_string()) for column in columns]
-        tables.append(pa.table(arrays, schema=schema))
-    return pa.concat_tables(tables)
-
-
-def _at_once(values: Sequence[bytes | None], paths: Sequence[Sequence[str]]) -> list[Any] | None:
-    """The result of `_picked` and `_whole` for all values, if each field has one primitive type;
-    otherwise None."""
-    kinds = {str: pa.large_string(), int: pa.int64(), bool: pa.bool_()}  # parsed as `json` does
-    first = [_picked(value, paths) for value in values[:8]]
-    tree: dict[str, Any] = {}
-    for path, seen in zip(paths, zip(*first, strict=True), strict=True):
-        types = {type(value) for value in seen if value is not None} or {str}
-        below: Any = tree
-        for name in path[:-1]:
-            below = below.setdefault(name, {})
-        if len(types) > 1 or not types <= kinds.keys() or type(below) is not dict:
-            return None
-        if type(below.setdefault(path[-1], kinds[types.pop()])) is dict:
-            return None  # one path goes through another
-    schema = pa.schema([(_BODY, _struct(tree)), (_TAG, pa.int64())])
-    parsing = pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
-    try:
-        payload = b"".join([_LINE % (value, i) for i, value in enumerate(values)])
-        reading = pj.ReadOptions(use_threads=False, block_size=len(payload) + 1)
-        table = pj.read_json(io.BytesIO(payload), reading, parsing)
-        table.validate(full=True)  # the reader accepts invalid UTF-8
-    except (pa.ArrowException, TypeError):  # TypeError: one value is None
-        return None
-    tags = table.column(_TAG)
-    if tags.null_count or not np.array_equal(tags.to_numpy(), np.arange(len(values))):
-        return None
-    return [pc.cast(_column(table, ".".join([_BODY, *path])), pa.large_string()) for path in paths]
-
-
-def _struct(tree: Any) -> pa.DataType:
-    if type(tree) is not dict:
-        return tree
-    return pa.struct([(name, _struct(below)) for name, below in tree.items()])
-
-
-def _picked(value: bytes | None, paths: Sequence[Sequence[str]]) -> list[Any]:
-    """The values at these paths of a JSON value. Fractions stay text: a float would lose digits and
-    trailing zeros."""
-    try:
-        parsed = None if value is None else json.loads(value.decode(), parse_float=str)
-    except (ValueError, RecursionError):
-        parsed = None
-    values = []
-    for path in paths:
-        below = parsed
-        for name in path:
-            below = below.get(name) if type(below) is dict else None
-        values.append(below)
-    return values
-
-
-def _whole(value: Any) -> str | None:
-    """A value as text; None if it contains half of a surrogate pair, which JSON can escape."""
-    text = _text(value)
-    return None if text is None or re.search("[\ud800-\udfff]", text) else text

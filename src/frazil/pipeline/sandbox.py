@@ -35,7 +35,7 @@ from types import TracebackType
 from typing import Any
 
 from frazil.errors import FrazilError, Unavailable
-from frazil.formats.decoder import FramedRecords
+from frazil.formats.decode_result import FramedRecords
 from frazil.kafka.record_batch import RawRecords
 from frazil.offsets import Partition
 from frazil.pipeline.chunk import ChunkPipeline

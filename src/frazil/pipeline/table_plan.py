@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from frazil.config.model import MAX_COLUMNS
+from frazil.config.sections import MAX_COLUMNS
 from frazil.files.writer import WriterSpec
 from frazil.offsets import Partition
 from frazil.pipeline.evolution import Aliases

@@ -27,7 +27,8 @@ from frazil.errors import (
     encode_for_spark,
 )
 from frazil.files.writer import DataFileDescriptor, OpenFiles, TableWriter
-from frazil.formats.decoder import RecordFormat, UndecodableRecord
+from frazil.formats.decode_result import UndecodableRecord
+from frazil.formats.decoder import RecordFormat
 from frazil.kafka.fetch import FetchedChunk, fetch
 from frazil.kafka.record_batch import Longs, RawRecords
 from frazil.ledger.staged_batch import RangeCounts, range_counts_of, range_counts_values

@@ -20,7 +20,8 @@ import pyarrow as pa
 
 from frazil.errors import SchemaMismatch
 from frazil.formats import debezium
-from frazil.formats.decoder import Decoder, RecordFormat, UndecodableRecord
+from frazil.formats.decode_result import UndecodableRecord
+from frazil.formats.decoder import Decoder, RecordFormat
 from frazil.kafka.record_batch import Longs
 from frazil.pipeline.projection import fitted
 

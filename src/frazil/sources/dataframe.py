@@ -30,7 +30,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from frazil.config.model import AVAILABLE_NOW, Config
+from frazil.config.model import Config
+from frazil.config.sections import AVAILABLE_NOW
 from frazil.errors import (
     AccountingError,
     ConfigError,

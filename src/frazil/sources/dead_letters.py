@@ -20,17 +20,13 @@ from pyspark import TaskContext
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
-from frazil.config.model import (
-    Config,
-    DeadLettersConfig,
-    RouteConfig,
-    Settings,
-    TableConfig,
-    replayed,
-)
+from frazil.config.model import Config
+from frazil.config.sections import DeadLettersConfig, RouteConfig, TableConfig, replayed
+from frazil.config.settings import Settings
 from frazil.errors import AccountingError, ConfigError, IdentityMismatch
 from frazil.iceberg.java import JavaCatalog
-from frazil.kafka.planner import BatchGathering, TopicIdentity
+from frazil.kafka.planner import TopicIdentity
+from frazil.kafka.range_source import BatchGathering
 from frazil.ledger.entry import LedgerEntry
 from frazil.ledger.sink_state import REPLAY, known_tables
 from frazil.ledger.staged_batch import RangeCounts

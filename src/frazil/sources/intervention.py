@@ -25,14 +25,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from frazil.config.model import Config
 from frazil.errors import ConfigError, Expired, Fatal, IdentityMismatch
-from frazil.kafka.planner import (
-    BatchGathering,
-    Planner,
-    TopicIdentity,
-    Watermarks,
-    kafka_only,
-    with_new_partitions,
-)
+from frazil.kafka.planner import Planner, TopicIdentity, Watermarks, kafka_only, with_new_partitions
+from frazil.kafka.range_source import BatchGathering
 from frazil.ledger.entry import LedgerEntry, OperatorNote
 from frazil.ledger.staged_batch import RangeCounts
 from frazil.offsets import Cut, Partition, Range, newest_names

@@ -12,14 +12,9 @@ import pyarrow as pa
 from pyspark import TaskContext, cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
-from frazil.config.model import (
-    Config,
-    TableConfig,
-    duration,
-    remembered,
-    replayed,
-    transform_of,
-)
+from frazil.config.model import Config
+from frazil.config.sections import TableConfig, remembered, replayed
+from frazil.config.units import duration, transform_of
 from frazil.errors import (
     AccountingError,
     Conflict,
@@ -34,16 +29,8 @@ from frazil.formats import schema_sample
 from frazil.formats.decoder import RecordFormat
 from frazil.iceberg.java_errors import FAILED
 from frazil.iceberg.java_spark import HadoopFolder
-from frazil.kafka.planner import (
-    FORMAT,
-    BatchGathering,
-    Planner,
-    TopicIdentity,
-    kafka_only,
-    options,
-    split,
-    tasks,
-)
+from frazil.kafka.planner import Planner, TopicIdentity, kafka_only, split, tasks
+from frazil.kafka.range_source import FORMAT, BatchGathering, options
 from frazil.ledger.entry import LedgerEntry
 from frazil.ledger.staged_batch import RangeCounts
 from frazil.offsets import Cut, Partition, Range, join

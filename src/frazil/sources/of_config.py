@@ -6,9 +6,10 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from frazil.config.model import Config, check_stream
+from frazil.config.checks import check_stream
+from frazil.config.model import Config
 from frazil.errors import ConfigError
-from frazil.kafka.planner import BatchGathering
+from frazil.kafka.range_source import BatchGathering
 from frazil.retry import Retry
 from frazil.sources.base import BatchSource
 from frazil.sources.dataframe import DataFrameSource

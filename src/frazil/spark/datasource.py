@@ -21,10 +21,13 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from frazil.config import model as configs
-from frazil.config.model import Config, duration
+from frazil.config.checks import check_stream
+from frazil.config.model import Config
+from frazil.config.units import duration
 from frazil.errors import ConfigError, FrazilError, encode_for_spark
 from frazil.formats import schema_sample
-from frazil.kafka.planner import Planner, RangeStreamReader, TopicIdentity, options, split
+from frazil.kafka.planner import Planner, TopicIdentity, split
+from frazil.kafka.range_source import RangeStreamReader, options
 from frazil.offsets import Cut, Partition, Range
 from frazil.pipeline.projection import MetadataColumns
 from frazil.spark.tasks import ReadPlan, read
@@ -45,7 +48,7 @@ class StreamInfo:
 
 def open_stream(config: Config, start: str | Mapping[str, Mapping[str, int]] = "") -> StreamInfo:
     """Ask Kafka for the stream's offsets, and sample records for their columns."""
-    configs.check_stream(config)
+    check_stream(config)
     kafka, table = config.kafka.resolved(), config.tables[0]
     planner = Planner(kafka, topics=config.sink.topics, pattern=config.sink.topic_pattern)
     origin, partitions = planner.origin()

@@ -16,10 +16,12 @@ from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from frazil.config.model import Config, Settings
+from frazil.config.model import Config
+from frazil.config.settings import Settings
 from frazil.errors import ConfigError, from_traceback
 from frazil.iceberg.java_spark import active
-from frazil.kafka.planner import FORMAT, BatchGathering, Planner, RangeDataSource, options
+from frazil.kafka.planner import Planner
+from frazil.kafka.range_source import FORMAT, BatchGathering, RangeDataSource, options
 from frazil.pipeline.routing import load
 from frazil.spark.datasource import RowDataSource, open_stream, options_config, spark_schema
 from frazil.spark.tasks import ReadCounts, ReadCountsAccumulator, read_all

@@ -16,7 +16,8 @@ from pathlib import Path
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from frazil.config.model import Config, check_catalog
+from frazil.config.checks import check_catalog
+from frazil.config.model import Config
 from frazil.errors import ConfigError, cause
 from frazil.spark import jars
 from frazil.spark.read import register

@@ -24,7 +24,8 @@ import pyarrow.compute as pc
 from frazil.arrow.cast import project
 from frazil.errors import AccountingError, FrazilError, Unwritable, encode_for_spark
 from frazil.files.writer import DataFileDescriptor, TableWriter, WriterSpec
-from frazil.formats.decoder import Decoder, RecordFormat, UndecodableRecord
+from frazil.formats.decode_result import UndecodableRecord
+from frazil.formats.decoder import Decoder, RecordFormat
 from frazil.kafka.fetch import fetch
 from frazil.kafka.record_batch import Longs
 from frazil.offsets import Partition, Range

@@ -28,7 +28,7 @@ if __name__ == "__main__":
 
     # Spark has one such daemon for its tasks, and others for inspecting sources and planning.
     tasks = sys.argv[1:] == ["pyspark.worker"]
-    importlib.import_module("frazil.files.writer" if tasks else "frazil.kafka.planner")
+    importlib.import_module("frazil.files.writer" if tasks else "frazil.kafka.range_source")
 
     gc.freeze()  # Spark collects garbage after every task; these modules are none
     assert "polars" not in sys.modules

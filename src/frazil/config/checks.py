@@ -1,0 +1,347 @@
+"""Checks of a config that need no server, and settings that would break a guarantee.
+
+In: all sections of a config. Out: nothing; the first wrong setting raises `ConfigError`, with its
+path. `check` runs whenever a `Config` is made, `check_stream` where records come from Kafka,
+`check_catalog` before a catalog is opened.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from frazil.config.messages import nearest, within
+from frazil.config.sections import (
+    AUTO,
+    AVAILABLE_NOW,
+    FORMATS,
+    KEY_FORMATS,
+    NEVER,
+    ConfigSections,
+    DecodeConfig,
+    TransformConfig,
+)
+from frazil.config.settings import REFERENCE, SECRET
+from frazil.config.table_checks import check_tables
+from frazil.config.units import duration, size
+from frazil.errors import ConfigError
+
+
+def check(config: ConfigSections) -> None:
+    """All checks that need no server. Raises `ConfigError`."""
+    sink = config.sink
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,99}", sink.id):
+        raise ConfigError(
+            f"cannot use sink id {sink.id!r}: expected 1 to 100 letters, digits, "
+            "dots, dashes or underscores",
+            path=("sink", "id"),
+        )
+    master = config.spark.get("spark.master", "local")
+    if not re.match(r"(local|spark://|k8s://|yarn|env:)", master):
+        raise ConfigError(
+            f"cannot start Spark on {master!r}: expected local[n], spark://…, k8s://… or yarn",
+            path=("spark", "spark.master"),
+        )
+    if config.kafka or sink.topics or sink.topic_pattern:  # none of them: fed by a DataFrame
+        check_stream(config)
+    _check_trigger(sink.trigger)
+    for name in (
+        "commit_interval",
+        "max_pending_age",
+        "unavailable_timeout",
+        "index_snapshot_retention",
+    ):
+        duration(getattr(sink, name), f"[sink] {name}", ("sink", name))
+    hours = config.completeness
+    for name in (
+        "allowed_lateness",
+        "max_future",
+        *([] if hours.idle_timeout == NEVER else ["idle_timeout"]),
+    ):
+        duration(getattr(hours, name), f"[completeness] {name}", ("completeness", name))
+    for name in ("max_bytes_per_trigger", "max_pending_bytes"):
+        size(getattr(sink, name), f"[sink] {name}", ("sink", name))
+    for name in ("max_records_per_trigger", "max_records_per_task", "max_pending_batches"):
+        if getattr(sink, name) < 1:
+            raise ConfigError(
+                f"cannot read [sink] {name}: expected at least 1, found {getattr(sink, name)}",
+                path=("sink", name),
+            )
+    _check_transform(config.transform)
+    check_tables(config)
+    _refuse_what_breaks_the_promise(config)
+
+
+#: Iceberg's catalog types → required properties.
+_CATALOGS = {
+    "hadoop": ("warehouse",),
+    "hive": (),
+    "rest": ("uri",),
+    "glue": (),
+    "nessie": ("uri",),
+    "jdbc": ("uri", "warehouse"),
+    "dynamodb": (),
+    "bigquery": (),
+}
+
+
+def check_catalog(config: ConfigSections) -> None:
+    """Runs before a session is created: without a type Iceberg would look for a Hive metastore, and
+    Spark would create one in the working directory."""
+    name, given = config.catalog.name, config.catalog.properties
+    lead = f"spark.sql.catalog.{name}."
+    properties = {
+        **{
+            key.removeprefix(lead): value
+            for key, value in config.spark.items()
+            if key.startswith(lead)
+        },
+        **given,
+    }
+    hint = '[catalog]\ntype = "rest"\nuri = "https://…"'
+    if not properties:
+        raise ConfigError("cannot open a catalog: the config has no [catalog]", hint=hint)
+    kind = properties.get("type", "")
+    of_type = ("catalog", "type") if "type" in given else ("spark", f"{lead}type")
+    if not kind and not properties.get("catalog-impl"):
+        raise ConfigError(
+            "cannot open the catalog: [catalog] has neither type nor catalog-impl",
+            hint=f"expected one of {', '.join(_CATALOGS)}",
+            path=("catalog",),
+        )
+    if kind and kind.lower() not in _CATALOGS:
+        raise ConfigError(
+            f"cannot read [catalog] type: {kind!r} is unknown{nearest(kind, _CATALOGS)}",
+            path=of_type,
+        )
+    for key in _CATALOGS.get(kind.lower(), ()):
+        if not properties.get(key):
+            raise ConfigError(
+                f"cannot open the catalog: [catalog] {key} is missing, and its type is {kind}",
+                path=of_type,
+            )
+    elsewhere = any("hive.metastore.uris" in key for key in config.spark) or any(
+        os.environ.get(variable)
+        for variable in ("HIVE_CONF_DIR", "HADOOP_CONF_DIR", "SPARK_CONF_DIR")
+    )
+    if kind.lower() == "hive" and not properties.get("uri") and not elsewhere:
+        raise ConfigError(
+            "cannot open the catalog: its type is hive, and nothing says where the metastore is",
+            hint='[catalog]\nuri = "thrift://host:9083"',
+            path=of_type,
+        )
+
+
+#: Topic names that Kafka accepts.
+_TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._\-]{1,249}")
+
+
+def _check_topics(topics: tuple[str, ...], path: tuple[str, ...]) -> None:
+    for topic in topics:
+        if not _TOPIC.fullmatch(topic):
+            raise ConfigError(
+                "cannot read topics: expected names of 1 to 249 letters, digits, "
+                f"dots, dashes and underscores, found {topic!r}",
+                path=path,
+            )
+
+
+def check_stream(config: ConfigSections) -> None:
+    """Checks the input: `[sink]`'s topics, `[kafka]` and `[decode]`."""
+    sink = config.sink
+    if bool(sink.topics) == bool(sink.topic_pattern):
+        raise ConfigError(
+            "cannot read [sink]: expected either topics or topic_pattern, found "
+            f"{'both' if sink.topics else 'neither'}",
+            path=("sink",),
+        )
+    _check_topics(sink.topics, ("sink", "topics"))
+    for number, route in enumerate(config.routes):
+        _check_topics(route.topics, ("route", str(number), "topics"))
+    if sink.topic_pattern:
+        try:
+            re.compile(sink.topic_pattern)
+        except re.error as error:
+            raise ConfigError(
+                f"cannot read [sink] topic_pattern: {error}", path=("sink", "topic_pattern")
+            ) from None
+    if isinstance(sink.starting_offsets, str) and sink.starting_offsets not in (
+        "earliest",
+        "latest",
+    ):
+        raise ConfigError(
+            "cannot read [sink] starting_offsets: expected earliest, latest or a cut, "
+            f"found {sink.starting_offsets!r}",
+            path=("sink", "starting_offsets"),
+        )
+    if sink.kafka_client not in ("auto", "librdkafka"):
+        raise ConfigError(
+            "cannot read [sink] kafka_client: expected auto or librdkafka, "
+            f"found {sink.kafka_client!r}",
+            path=("sink", "kafka_client"),
+        )
+    if not isinstance(sink.starting_offsets, str):
+        _check_cut(sink.starting_offsets)
+    if "bootstrap.servers" not in config.kafka:
+        raise ConfigError('cannot read [kafka]: "bootstrap.servers" is missing', path=("kafka",))
+    _check_decode(config.decode)
+
+
+def _check_decode(decode: DecodeConfig) -> None:
+    if decode.format not in FORMATS:
+        raise ConfigError(
+            f"cannot read [decode] format: {decode.format!r} is unknown"
+            f"{nearest(decode.format, FORMATS)}",
+            path=("decode", "format"),
+        )
+    if decode.format == "confluent-avro" and not (decode.schema or decode.registry):
+        raise ConfigError(
+            "cannot decode Confluent Avro: neither [decode] schema nor "
+            "[decode.registry] url is given",
+            path=("decode", "format"),
+        )
+    if decode.format == "avro" and not decode.schema:
+        raise ConfigError(
+            "cannot decode bare Avro: [decode] schema is missing", path=("decode", "format")
+        )
+    placeholder = decode.unavailable_value
+    if placeholder.startswith("hex:") and not re.fullmatch("hex:([0-9A-Fa-f]{2})+", placeholder):
+        raise ConfigError(
+            "cannot read [decode] unavailable_value: expected pairs of hexadecimal "
+            f"digits behind hex:, found {placeholder!r}",
+            path=("decode", "unavailable_value"),
+        )
+    kind = decode.key_format
+    if kind and kind not in KEY_FORMATS:
+        raise ConfigError(
+            f"cannot read [decode] key_format: {kind!r} is unknown{nearest(kind, KEY_FORMATS)}",
+            path=("decode", "key_format"),
+        )
+    if kind == "avro" and not decode.key_schema:
+        raise ConfigError(
+            "cannot decode keys of bare Avro: [decode] key_schema is missing",
+            path=("decode", "key_format"),
+        )
+    if kind == "confluent-avro" and not (decode.key_schema or decode.registry):
+        raise ConfigError(
+            "cannot decode keys of Confluent Avro: neither [decode] key_schema nor "
+            "[decode.registry] url is given",
+            path=("decode", "key_format"),
+        )
+
+
+def _check_trigger(trigger: str) -> None:
+    reason = {
+        "continuous": "continuous processing has no batches, so there is no cut to prove",
+        "real-time": "real-time mode hands rows on before their batch ends, so there is no batch "
+        "to commit exactly once",
+        "once": "it takes everything in one batch whatever the limits; use available-now",
+    }.get(trigger.strip().lower().replace("realtime", "real-time"))
+    if reason:
+        raise ConfigError(f"cannot use trigger {trigger!r}: {reason}", path=("sink", "trigger"))
+    if trigger not in (AVAILABLE_NOW, AUTO):
+        duration(trigger, "[sink] trigger", ("sink", "trigger"))
+
+
+def _check_transform(transform: TransformConfig) -> None:
+    if transform.sql and transform.python:
+        raise ConfigError(
+            "cannot read [transform]: expected either sql or python, found both",
+            path=("transform",),
+        )
+    if transform.python and not re.fullmatch(r"[^:]+:\w+", transform.python):
+        raise ConfigError(
+            f"cannot read [transform] python: expected module:function, found {transform.python!r}",
+            path=("transform", "python"),
+        )
+    with within("transform", "output_mode"):
+        check_output_mode(transform.output_mode)
+
+
+def check_output_mode(mode: str) -> None:
+    if mode in ("update", "complete"):
+        raise ConfigError(
+            f"cannot write in output mode {mode!r}: it replaces rows that are there already, and "
+            "the table is append-only",
+            hint="use append: with a watermark, aggregations give each window once, when it closes",
+        )
+    if mode != "append":
+        raise ConfigError(f"cannot write in output mode {mode!r}: expected append")
+
+
+def _check_cut(start: Mapping[str, Any]) -> None:
+    for topic, offsets in start.items():
+        numbers = offsets.items() if isinstance(offsets, Mapping) else [("", None)]
+        for partition, offset in numbers:
+            if not str(partition).isdigit() or not isinstance(offset, int) or offset < 0:
+                raise ConfigError(
+                    f"cannot read [sink] starting_offsets: expected {{topic = {{partition = "
+                    f"offset}}}}, found {topic} = {offsets!r}",
+                    path=("sink", "starting_offsets"),
+                )
+
+
+#: section, key pattern, forbidden value pattern, reason
+_REFUSED = (
+    (
+        "*",
+        r"fail\.?on\.?data\.?loss",
+        r"(?i)false",
+        "a lost range must stop the stream, not pass in silence",
+    ),
+    (
+        "spark",
+        r".*asyncProgressTracking.*",
+        r".*",
+        "progress is written by the commit, not beside it",
+    ),
+    ("spark", r".*(realTimeMode|continuous).*", r".*", "without batches there is no cut to prove"),
+    (
+        "kafka",
+        r"enable\.auto\.commit",
+        r"(?i)true",
+        "the table is the position; the group's offsets are published after the commit",
+    ),
+    (
+        "kafka",
+        r"auto\.offset\.reset",
+        r"(?!error$).*",
+        "a position that is gone must stop the stream, not jump",
+    ),
+    ("kafka", r"group\.id", r".*", "set [sink] consumer_group instead"),
+    (
+        "kafka",
+        r"enable\.partition\.eof",
+        r"(?i)false",
+        "the end of a range may be invisible offsets; only this event shows it",
+    ),
+)
+
+
+def _refuse_what_breaks_the_promise(config: ConfigSections) -> None:
+    sections = {
+        "kafka": config.kafka,
+        "spark": config.spark,
+        "catalog": config.catalog.properties,
+        "decode.registry": config.decode.registry,
+    }
+    for section, settings in sections.items():
+        for key, value in settings.items():
+            if SECRET.search(key) and not REFERENCE.match(value):
+                raise ConfigError(
+                    f"cannot take [{section}] {key}: a secret stands in the config; "
+                    "expected env:NAME or file:PATH",
+                    path=(*section.split("."), key),
+                )
+            for where, key_pattern, value_pattern, reason in _REFUSED:
+                if (
+                    where in ("*", section)
+                    and re.fullmatch(key_pattern, key, re.IGNORECASE)
+                    and re.fullmatch(value_pattern, value)
+                ):
+                    raise ConfigError(
+                        f"cannot take [{section}] {key} = {value!r}: {reason}",
+                        path=(*section.split("."), key),
+                    )

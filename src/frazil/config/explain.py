@@ -1,0 +1,85 @@
+"""A config in words: `frazil config explain`.
+
+In: a checked config. Out: the path that the data takes, every setting in effect, and what stands
+for an empty one. Secrets are masked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from frazil.config.model import Config
+from frazil.config.settings import SECRET, Settings
+
+
+def path_taken(config: Config) -> tuple[str, str]:
+    """The data path, in the words of `frazil config explain`, and the reason for it."""
+    name = ", ".join(table.name for table in config.tables)
+    source = f"Kafka ({', '.join(config.sink.topics) or config.sink.topic_pattern})"
+    if not config.transform:
+        return (
+            f"{source} → fetch, decode and write in Spark's Python workers → {name}",
+            "there is no [transform]: Spark gets offset ranges, and no record enters its JVM",
+        )
+    query = "sql" if config.transform.sql else f"python {config.transform.python}"
+    return (
+        f"{source} → fetch and decode in Python workers → rows in Spark: [transform] {query} → "
+        f"write in Python workers → {name}",
+        "there is a [transform]: what Spark shall work on must be rows of its own",
+    )
+
+
+def settings(config: Config) -> dict[str, dict[str, Any]]:
+    """Every setting in effect, section by section; secrets are masked."""
+    shown: dict[str, dict[str, Any]] = {}
+    for name in ("sink", "kafka", "decode", "transform", "catalog", "spark", "completeness"):
+        section: Any = getattr(config, name)
+        values: dict[str, Any] = (
+            dict(section) if isinstance(section, Settings) else dataclasses.asdict(section)
+        )
+        shown[name] = values
+        if name == "catalog":
+            values |= values.pop("properties")
+        if registry := values.pop("registry", None):
+            shown["decode.registry"] = dict(registry)
+    for number, table in enumerate(config.tables):
+        shown[f"table {number}"] = dataclasses.asdict(table)
+    for number, route in enumerate(config.routes):
+        shown[f"route {number}"] = {**dataclasses.asdict(route), "python": str(route.python)}
+    if config.dead_letters:
+        shown["dead_letters"] = dataclasses.asdict(config.dead_letters)
+    return {
+        section: {
+            key: "***" if _is_secret(section, key) else value for key, value in values.items()
+        }
+        for section, values in shown.items()
+    }
+
+
+def in_effect(config: Config) -> dict[str, dict[str, str]]:
+    """The effective values of settings that are left empty."""
+    sink = {
+        "index_table": config.index_table,
+        "consumer_group": config.group,
+        "staging_location": "stage, beside the files of the index",
+        "checkpoint_location": "a temporary folder",
+    }
+    sections = {"sink": (config.sink, sink)}
+    for number, table in enumerate(config.tables):
+        values = {
+            "snapshot_retention": "1d and at most 1500 snapshots if a sink made the table, "
+            "else never",
+            "properties": "new tables keep 50 old metadata files",
+            "commit_interval": config.sink.commit_interval,
+            "event_time": table.timestamp_column,
+        }
+        sections[f"table {number}"] = (table, values)  # type: ignore[assignment]
+    return {
+        section: {key: text for key, text in values.items() if not getattr(given, key)}
+        for section, (given, values) in sections.items()
+    }
+
+
+def _is_secret(section: str, key: str) -> bool:
+    return section in ("kafka", "decode.registry", "catalog", "spark") and bool(SECRET.search(key))

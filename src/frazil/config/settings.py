@@ -1,0 +1,80 @@
+"""Sections that pass through to librdkafka, Iceberg, Spark and the registry client, and the secrets
+in them.
+
+In: nested tables of a TOML file, or dicts. Out: `Settings`, flat texts whose repr masks secrets. A
+secret is never a value in the file: it is `env:NAME` or `file:PATH`, resolved where it is used.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from frazil.errors import ConfigError
+
+#: Keys of the pass-through sections whose values are secrets.
+SECRET = re.compile(
+    r"password|passphrase|secret|credential(?!s?[.\-](provider|source))|(^|[.\-_])token($|\.)"
+    r"|user\.info|key\.pem|oauthbearer\.config|authorization|account\.key|connection-string",
+    re.IGNORECASE,
+)
+#: A reference to a secret.
+REFERENCE = re.compile(r"(env|file):.")
+
+
+class Settings(dict[str, str]):
+    """A pass-through section. Its repr masks the values of secrets."""
+
+    def __repr__(self) -> str:
+        return repr({k: "***" if SECRET.search(k) else v for k, v in self.items()})
+
+    def resolved(self) -> dict[str, str]:
+        """The settings with `env:` and `file:` references resolved. Never log or store them."""
+        return {key: resolve(key, value) for key, value in self.items()}
+
+
+def resolve(key: str, value: str) -> str:
+    kind, _, name = value.partition(":")
+    if kind == "env":
+        if name not in os.environ:
+            raise ConfigError(
+                f"cannot resolve {key}: environment variable {name} is not set",
+                hint=f"export {name}=…",
+            )
+        return os.environ[name]
+    if kind == "file" and SECRET.search(key):
+        try:
+            return Path(name).read_text().strip()
+        except OSError as error:
+            raise ConfigError(f"cannot resolve {key}: {name}: {error.strerror}") from None
+    return value
+
+
+def settings_of(section: str, values: Mapping[str, Any]) -> Settings:
+    flat: dict[str, str] = {}
+
+    def walk(prefix: str, value: Any) -> None:
+        if isinstance(value, Mapping):  # TOML reads `bootstrap.servers = …` as a nested table
+            for key, below in value.items():
+                walk(f"{prefix}.{key}" if prefix else str(key), below)
+        elif isinstance(value, bool):
+            flat[prefix] = str(value).lower()
+        elif isinstance(value, (str, int, float)):
+            flat[prefix] = str(value)
+        else:
+            # without the value: it may be a secret
+            raise ConfigError(
+                f"cannot read [{section}] {prefix}: expected text or a number, found "
+                f"{type(value).__name__}",
+                path=(prefix,),
+            )
+
+    if not isinstance(values, Mapping):
+        raise ConfigError(
+            f"cannot read [{section}]: expected a table of keys, found {type(values).__name__}"
+        )
+    walk("", values)
+    return Settings(flat)

@@ -1,0 +1,71 @@
+"""Durations, sizes and partition transforms: the texts of settings → values.
+
+In: `20s`, `256MiB`, `bucket(16, id)`. Out: seconds, bytes, a column and Iceberg's transform. Any
+other text raises `ConfigError`, with the setting that the caller names. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+
+from frazil.errors import ConfigError
+
+
+def duration(text: str, key: str = "", path: tuple[str, ...] = ()) -> float:
+    """Seconds of `500ms`, `20s`, `5m`, `6h`, `2d`; `key` names the setting in errors."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*", text)
+    if not match:
+        raise ConfigError(
+            f"cannot read {key or 'duration'}: expected a number with ms, s, m, h or "
+            f"d, as 20s, found {text!r}",
+            path=path,
+        )
+    scale = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}[match.group(2)]
+    return float(match.group(1)) * scale
+
+
+def size(text: str, key: str = "", path: tuple[str, ...] = ()) -> int:
+    """Bytes of `4096`, `64KiB`, `256MiB`, `1GiB` (`KB`, `MB`, `GB` are decimal)."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(iB|B)?\s*", text)
+    if not match:
+        raise ConfigError(
+            f"cannot read {key or 'size'}: expected a number with KiB, MiB or GiB, "
+            f"as 256MiB, found {text!r}",
+            path=path,
+        )
+    base = 1000 if match.group(3) == "B" and match.group(2) else 1024
+    return int(float(match.group(1)) * base ** " KMGT".index(match.group(2) or " "))
+
+
+_TRANSFORM = re.compile(
+    r"\s*(?:(?P<name>[a-z]+)\s*\(\s*(?:(?P<width>\d+)\s*,\s*)?(?P<inner>[^(),]+?)\s*"
+    r"(?:,\s*(?P<behind>\d+)\s*)?\)|(?P<column>[^(),]+?))\s*"
+)
+#: `bucket(16, id) desc nulls last`
+ORDER = re.compile(
+    r"(?P<term>.+?)(?:\s+(?P<direction>asc|desc))?(?:\s+nulls\s+(?P<nulls>first|last))?\s*",
+    re.IGNORECASE,
+)
+
+
+def transform_of(text: str, doing: str) -> tuple[str, str]:
+    """`day(placed_at)` → its column, and Iceberg's name of the transform: `day`, `bucket[16]`."""
+    match = _TRANSFORM.fullmatch(text)
+    if not match:
+        raise ConfigError(
+            f"{doing}: expected a column, or one of year, month, day, hour(column), "
+            "bucket(n, column), truncate(n, column)"
+        )
+    if match["column"]:
+        return match["column"], "identity"
+    name = match["name"].removesuffix("s")
+    width = match["width"] or match["behind"] if not (match["width"] and match["behind"]) else None
+    if name in ("year", "month", "day", "hour", "identity") and not width:
+        return match["inner"], name
+    if name in ("bucket", "truncate") and width and 0 < int(width) < 2**31:
+        return match["inner"], f"{name}[{int(width)}]"
+    raise ConfigError(
+        f"{doing}: unknown transform, or one without its number; expected "
+        "bucket(n, column) or truncate(n, column) with n from 1 to 2147483647, or year, month, "
+        "day, hour(column)"
+    )

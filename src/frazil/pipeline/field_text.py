@@ -1,0 +1,173 @@
+"""Fields and headers of records as text, for the rules that look at them. Runs on executors; pure.
+
+In: the columns of a chunk, its headers, or JSON values that are not decoded yet. Out: one text per
+record, null where there is none: `true` and `false`, numbers as Python prints them, strings as they
+are, bytes as UTF-8. Lists, maps, structs and invalid UTF-8 are null.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+
+from frazil.kafka.record_batch import Longs
+
+# Random names: a value cannot close the wrapper around it and forge the tag.
+_BODY = f"v{os.urandom(8).hex()}"
+_TAG = f"t{os.urandom(8).hex()}"
+_LINE = f'{{"{_BODY}":%b,"{_TAG}":%d}}\n'.encode()
+#: Values parsed at once; if that fails, these values are parsed one by one.
+_AT_ONCE = 2048
+
+
+def is_text(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
+
+
+def column_at(rows: pa.Table, path: str) -> pa.Array | None:
+    """The column at a dotted path, null where a parent struct is null; None: no such column."""
+    head, *below = [path] if path in rows.schema.names else path.split(".")
+    if head not in rows.schema.names:
+        return None
+    column = rows.column(head).combine_chunks()
+    for name in below:
+        if not pa.types.is_struct(column.type) or column.type.get_field_index(name) < 0:
+            return None
+        column = pc.struct_field(column, name)
+    return column
+
+
+def header_values(headers: pa.Array | None, name: str) -> pa.Array | None:
+    """For each record, the value of its last header of this name."""
+    if headers is None:
+        return None
+    at = np.full(len(headers), -1, np.int64)
+    pairs = headers.flatten()
+    named = np.flatnonzero(pc.fill_null(pc.equal(pairs.field(0), name), False).to_numpy(False))
+    at[pc.list_parent_indices(headers).to_numpy()[named]] = named  # the last one wins
+    return pairs.field(1).take(pa.array(at, mask=at < 0))
+
+
+def distinct_texts(column: pa.Array) -> tuple[Longs, list[str | None]]:
+    """For each row the index of its text (-1: null), and the distinct texts of the column."""
+    kind = column.type
+    if pa.types.is_nested(kind) or pa.types.is_null(kind):
+        return np.full(len(column), -1, np.int64), []
+    if pa.types.is_dictionary(kind):
+        return distinct_texts(column.dictionary_decode())
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        column = column.cast(pa.large_string() if is_text(kind) else pa.large_binary())
+    extended = isinstance(kind, pa.BaseExtensionType)
+    coded = (column.storage if extended else column).dictionary_encode()
+    distinct = coded.dictionary
+    if extended:
+        distinct = pa.ExtensionArray.from_storage(kind, distinct)
+    if pa.types.is_float32(kind):  # prints 0.1, not the nearest double
+        texts: list[str | None] = [str(value) for value in distinct.to_numpy()]
+    else:
+        texts = [_text(value) for value in distinct.to_pylist()]
+    return coded.indices.fill_null(-1).to_numpy().astype(np.int64), texts
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return None
+    return None if value is None or isinstance(value, (dict, list)) else str(value)
+
+
+def peek(values: Sequence[bytes | None], paths: Sequence[str]) -> pa.Table:
+    """The fields that rules look at, as text, from JSON values before decoding.
+
+    One column per path, named by the path; null where a value is not an object or lacks the field.
+    Invalid JSON is rejected later by the decoder; its fields may or may not be seen here.
+    """
+    if not paths:
+        batch = pa.RecordBatch.from_struct_array(pa.array([{}] * len(values), pa.struct([])))
+        return pa.Table.from_batches([batch])
+    schema = pa.schema([(path, pa.large_string()) for path in paths])
+    steps = [path.split(".") for path in paths]
+    tables = [schema.empty_table()]
+    for start in range(0, len(values), _AT_ONCE):
+        part = values[start : start + _AT_ONCE]
+        arrays = _at_once(part, steps)
+        if arrays is None:
+            columns = zip(*[_picked(value, steps) for value in part], strict=True)
+            arrays = [pa.array(map(_whole, column), pa.large_string()) for column in columns]
+        tables.append(pa.table(arrays, schema=schema))
+    return pa.concat_tables(tables)
+
+
+def _at_once(values: Sequence[bytes | None], paths: Sequence[Sequence[str]]) -> list[Any] | None:
+    """The result of `_picked` and `_whole` for all values, if each field has one primitive type;
+    otherwise None."""
+    kinds = {str: pa.large_string(), int: pa.int64(), bool: pa.bool_()}  # parsed as `json` does
+    first = [_picked(value, paths) for value in values[:8]]
+    tree: dict[str, Any] = {}
+    for path, seen in zip(paths, zip(*first, strict=True), strict=True):
+        types = {type(value) for value in seen if value is not None} or {str}
+        below: Any = tree
+        for name in path[:-1]:
+            below = below.setdefault(name, {})
+        if len(types) > 1 or not types <= kinds.keys() or type(below) is not dict:
+            return None
+        if type(below.setdefault(path[-1], kinds[types.pop()])) is dict:
+            return None  # one path goes through another
+    schema = pa.schema([(_BODY, _struct(tree)), (_TAG, pa.int64())])
+    parsing = pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+    try:
+        payload = b"".join([_LINE % (value, i) for i, value in enumerate(values)])
+        reading = pj.ReadOptions(use_threads=False, block_size=len(payload) + 1)
+        table = pj.read_json(io.BytesIO(payload), reading, parsing)
+        table.validate(full=True)  # the reader accepts invalid UTF-8
+    except (pa.ArrowException, TypeError):  # TypeError: one value is None
+        return None
+    tags = table.column(_TAG)
+    if tags.null_count or not np.array_equal(tags.to_numpy(), np.arange(len(values))):
+        return None
+    return [
+        pc.cast(column_at(table, ".".join([_BODY, *path])), pa.large_string()) for path in paths
+    ]
+
+
+def _struct(tree: Any) -> pa.DataType:
+    if type(tree) is not dict:
+        return tree
+    return pa.struct([(name, _struct(below)) for name, below in tree.items()])
+
+
+def _picked(value: bytes | None, paths: Sequence[Sequence[str]]) -> list[Any]:
+    """The values at these paths of a JSON value. Fractions stay text: a float would lose digits and
+    trailing zeros."""
+    try:
+        parsed = None if value is None else json.loads(value.decode(), parse_float=str)
+    except (ValueError, RecursionError):
+        parsed = None
+    values = []
+    for path in paths:
+        below = parsed
+        for name in path:
+            below = below.get(name) if type(below) is dict else None
+        values.append(below)
+    return values
+
+
+def _whole(value: Any) -> str | None:
+    """A value as text; None if it contains half of a surrogate pair, which JSON can escape."""
+    text = _text(value)
+    return None if text is None or re.search("[\ud800-\udfff]", text) else text
