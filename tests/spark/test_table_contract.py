@@ -431,7 +431,9 @@ def test_large_entries_are_small_in_the_snapshot_and_forgotten_properties_go(rea
         told = {k: v for k, v in each["summary"].items() if k.startswith("frazil.")}
         assert sum(len(key) + len(value) for key, value in told.items()) <= 4096
     kept = {
-        key for key in stored["properties"] if key.startswith(("frazil.names.", "frazil.base."))
+        key
+        for key in stored["properties"]
+        if key.startswith(("frazil.partitions.", "frazil.base."))
     }
     assert len([key for key in kept if "names" in key]) == 1
     assert 1 < len(kept) < 7
@@ -449,7 +451,7 @@ def test_large_entries_are_small_in_the_snapshot_and_forgotten_properties_go(rea
     assert not kept <= real.table.properties.keys()
 
 
-@pytest.mark.parametrize("kind", ["names", "base"])
+@pytest.mark.parametrize("kind", ["partitions", "base"])
 def test_a_property_that_somebody_removed_stops_whoever_needs_it(real: Real, kind: str):
     grown(real, 2)
     gone = [key for key in real.table.properties if key.startswith(f"frazil.{kind}.s.")]

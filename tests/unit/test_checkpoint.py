@@ -60,7 +60,13 @@ def ours(cut: Cut, start: Cut | None = None, cluster: str = "k", **topics: str) 
     """An offset as our own source writes it."""
     first = cut if start is None else start
     return json.dumps(
-        {"cut": cut.nested(), "start": first.nested(), "cluster": cluster, "topics": topics}
+        {
+            "version": 1,
+            "cut": cut.nested(),
+            "start": first.nested(),
+            "cluster": cluster,
+            "topics": topics,
+        }
     )
 
 

@@ -474,7 +474,9 @@ class _Check:
         signed for: in the ledger or, where that was expired, in the index."""
         signed: dict[tuple[Partition, int, int], OperatorNote] = {}
         for number, snapshot in enumerate(self.ledger.snapshots):
-            if (note := OperatorNote.of(snapshot.summary.get(PREFIX + "note"))) is not None:
+            if (
+                note := OperatorNote.of(snapshot.summary.get(PREFIX + "operator-note"))
+            ) is not None:
                 self._signed(signed, note, self._of_entry(number))
         index = self.evidence.index.get(self.sink)
         for range_, text in index.notes if index is not None else ():
@@ -1163,9 +1165,8 @@ def joined_columns(one: RangeColumns, other: RangeColumns) -> RangeColumns:
 
 def _counts(sums: Sequence[int]) -> str:
     """Counts as the text of an entry: comparing text spares parsing most entries."""
-    named = FATES if sums[-1] else FATES[:-1]  # most entries have no `lost`
-    counts = ",".join([f'"{fate}":{number}' for fate, number in zip(named, sums, strict=False)])
-    return f'{{"read":{sum(sums[:3])},{counts}}}'
+    others = [f',"{fate}":{n}' for fate, n in zip(FATES[1:], sums[1:], strict=True) if n]
+    return f'{{"read":{sum(sums[:3])},"written":{sums[0]}{"".join(others)}}}'
 
 
 def _busy(part: RangeColumns) -> RangeColumns:

@@ -25,6 +25,7 @@ from pyspark.errors import PySparkException
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import DataFrame, SparkSession
 
+from frazil import format_version
 from frazil.errors import (
     CommitStateUnknown,
     ConfigError,
@@ -314,7 +315,7 @@ class JavaCatalog:
             if sort_order:
                 order = self._iceberg.SortOrderParser.fromJson(java_schema, sort_order)
                 builder = builder.withSortOrder(order)
-            for key, value in properties.items():
+            for key, value in {**properties, format_version.KEY: format_version.TABLE}.items():
                 builder = builder.withProperty(key, value)
             if location:
                 builder = builder.withLocation(location)
@@ -433,6 +434,7 @@ class JavaTable:
         self._iceberg = catalog._iceberg
         self._table = table
         self.uuid: str = table.uuid().toString()
+        format_version.check_table(name, table.properties().get(format_version.KEY))
         #: properties that ledger entries refer to
         self._kept: dict[str, str] = {}
 

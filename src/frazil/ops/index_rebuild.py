@@ -149,7 +149,7 @@ class _IndexRebuild:
         """The sink's rows of the index as of a snapshot, with deletes applied."""
         name = f"{self._config.catalog.name}.{self._table.name}"
         frame = self._spark.read.option("versionAsOf", str(base.id)).table(name)
-        columns = [name for name in COLUMNS if name in frame.columns]  # an older index lacks some
+        columns = [name for name in COLUMNS if name in frame.columns]  # some may be dropped
         return frame.where(frame["sink"] == self._sink).select(*columns).toArrow()
 
     def _told(

@@ -47,7 +47,7 @@ _COLUMNS = (
     "invisible",
     "merged",
     "lost",
-    "signed",
+    "operator_note",
     "event_time_low",
     "event_time_high",
     "epoch",
@@ -269,7 +269,7 @@ def _of_index(asked: _Where, rows: Sequence[dict[str, Any]], tables: Sequence[st
         counts=total,
         committed_at=first["committed_at"],
         places=tuple(places),
-        note=OperatorNote.of(first.get("signed")),
+        note=OperatorNote.of(first.get("operator_note")),
     )
 
 

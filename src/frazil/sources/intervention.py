@@ -316,7 +316,7 @@ class InterventionSource(KafkaSource):
             total=() if self._of_tables(tallies) else tuple(tallies),
             origin=decision.origin,
             seconds={},
-            note=replace(self._note, says=decision.says).text(),
+            note=replace(self._note, result=decision.says).text(),
         )
 
     def _of_tables(self, tallies: Sequence[RangeCounts]) -> dict[str, TableWriteResult]:
