@@ -465,6 +465,17 @@ def test_a_property_that_somebody_removed_stops_whoever_needs_it(real: Real, kin
         TableCommitter(fresh, "main", "s", 2, NoWait()).claim()  # type: ignore[arg-type]
 
 
+def test_a_table_has_the_version_of_its_format_and_a_newer_one_is_refused(real: Real):
+    assert real.table.properties["frazil.format-version"] == "1"
+    assert real.table.plain.properties["frazil.format-version"] == "1"
+    real.table.set_property("frazil.format-version", "2")
+    for opened in (real.catalog.load, real.catalog.look):
+        with pytest.raises(
+            Fatal, match=rf"cannot open table {real.name}: expected Frazil format .* 1, found 2"
+        ):
+            opened(real.name)
+
+
 def test_a_branch_has_a_history_of_its_own(subject: Subject):
     append(subject, "on-main")
     append(subject, "on-side", branch="side", mark="side")

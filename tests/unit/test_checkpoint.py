@@ -92,6 +92,12 @@ def test_offsets_of_sparks_kafka_source_are_a_cut():
     assert sources(place) == [{"kafka": ["orders", "other"]}]
 
 
+def test_a_topic_of_sparks_kafka_source_may_have_the_name_of_a_key_of_ours():
+    place = log(['{"cut":{"0":5},"version":{"0":1}}']).after(0)
+    assert place.cut == Cut({Partition("cut", 0): 5, Partition("version", 0): 1})
+    assert sources(place) == [{"kafka": ["cut", "version"]}]
+
+
 @pytest.mark.parametrize("text", OPAQUE)
 def test_offsets_of_other_sources_are_text_that_is_compared_as_it_is(text: str):
     place = log([text]).after(0)

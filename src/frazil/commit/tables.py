@@ -27,7 +27,7 @@ from frazil.iceberg.java import JavaCatalog, JavaTable
 from frazil.iceberg.static_table import COLUMNS_PROPERTY
 from frazil.ledger import index
 from frazil.ledger.entry import Snapshot, parse
-from frazil.ledger.sink_state import REPLAY, TABLES_PROPERTY
+from frazil.ledger.sink_state import REPLAY, TABLES_PROPERTY, tables_text
 from frazil.maintenance.tasks import CREATED_BY
 from frazil.offsets import Cut
 from frazil.pipeline.chunk import TablePlan, aliases_of
@@ -389,7 +389,7 @@ class SinkTables:
         with self._announcing:  # the committer's thread announces, too
             uuids = self._uuids()
             if uuids != self._said:
-                index.set_property(key, json.dumps(uuids, separators=(",", ":")))
+                index.set_property(key, tables_text(uuids))
                 self._said = uuids
         return key
 
