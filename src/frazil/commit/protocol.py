@@ -484,8 +484,8 @@ class TableCommitter:
                 return None
             if oldest.sequence < witness.sequence:
                 break
-            newer = ledger.parse(oldest.summary)
-            if newer is not None and newer.sink == self.sink and newer.begin.reaches(last.end):
+            newer = ledger.own_entry(oldest, self.sink)
+            if newer is not None and newer.begin.reaches(last.end):
                 return None  # committed after the tagged snapshot; the tag lags
         if oldest is not None and oldest.parent is not None and oldest.sequence > witness.sequence:
             carried = self._carried(last, witness)

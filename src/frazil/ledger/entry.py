@@ -423,7 +423,7 @@ def head(history: Iterable[Snapshot], sink: str, witness: Snapshot | None = None
     """The newest entry of `sink` in a branch's ancestry (newest snapshot first)."""
     oldest: Snapshot | None = None
     for snapshot in history:
-        if (entry := _entry_of(snapshot, sink)) is not None:
+        if (entry := own_entry(snapshot, sink)) is not None:
             return LedgerHead(entry, snapshot, complete=True)
         oldest = snapshot
     if oldest is None or oldest.parent is None:
@@ -431,7 +431,7 @@ def head(history: Iterable[Snapshot], sink: str, witness: Snapshot | None = None
     # The ancestry ends at an expired parent. The tagged snapshot counts only if it is older than
     # all remaining ones: otherwise it is no ancestor, because the branch was moved away from it.
     if witness is not None and witness.sequence < oldest.sequence:
-        entry = _entry_of(witness, sink)
+        entry = own_entry(witness, sink)
         if entry is not None:
             return LedgerHead(entry, witness, True, oldest.parent != witness.id, oldest.parent)
     return LedgerHead(None, None, complete=False, missing=oldest.parent)
@@ -440,11 +440,11 @@ def head(history: Iterable[Snapshot], sink: str, witness: Snapshot | None = None
 def entries(history: Iterable[Snapshot], sink: str) -> Iterable[tuple[LedgerEntry, Snapshot]]:
     """All entries of a sink, newest first."""
     for snapshot in history:
-        if (entry := _entry_of(snapshot, sink)) is not None:
+        if (entry := own_entry(snapshot, sink)) is not None:
             yield entry, snapshot
 
 
-def _entry_of(snapshot: Snapshot, sink: str) -> LedgerEntry | None:
+def own_entry(snapshot: Snapshot, sink: str) -> LedgerEntry | None:
     """The snapshot's entry, if it is the sink's. Entries of other sinks may have a newer format."""
     return parse(snapshot.summary) if snapshot.summary.get(PREFIX + "sink") == sink else None
 

@@ -35,7 +35,7 @@ from frazil.files.writer import WriterSpec
 from frazil.iceberg.java import JavaCatalog, JavaTable, LiveFile
 from frazil.iceberg.static_table import DataFile
 from frazil.ledger import index
-from frazil.ledger.entry import PREFIX, LedgerEntry, Snapshot, entries, parse
+from frazil.ledger.entry import PREFIX, LedgerEntry, Snapshot, entries, own_entry
 from frazil.ledger.sink_state import REPLAY, STREAM, announced_tables
 from frazil.offsets import Range
 from frazil.ops.index_rebuild_plan import COLUMNS, LedgerHistory, rebuild
@@ -234,8 +234,8 @@ class _IndexRebuild:
             for snapshot in history:
                 if snapshot.id == base.id:
                     return None
-                other = parse(snapshot.summary)
-                if other is not None and other.sink == self._sink and other.epoch != entry.epoch:
+                other = own_entry(snapshot, self._sink)
+                if other is not None and other.epoch != entry.epoch:
                     return f"sink {self._sink} has started another run"
                 if REBUILD in snapshot.summary or snapshot.operation in ("overwrite", "delete"):
                     return "somebody else changed rows of the index"
