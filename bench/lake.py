@@ -704,7 +704,7 @@ class Table(Metadata):
         """`optional`: rows may lack topic, partition and offset. `split`: by kind."""
         made, spec = _made(names, optional, split)
         columns = (names.topic, names.partition, names.offset, names.timestamp)
-        properties = {"frazil.columns": ",".join(columns)}
+        properties = {"frazil.metadata-columns": ",".join(columns)}
         if not optional:  # made by a sink, and not by somebody else
             properties[f"write.metadata.metrics.column.{names.topic}"] = "full"
         super().__init__(folder, name, made, properties, spec=spec, seed=seed, codec=codec)

@@ -1224,12 +1224,12 @@ def ledger_off(history: History, r: random.Random) -> Planted | None:
         wrong = replace(entry, rows=entry.rows + 1)
     else:
         fate = r.choice(["rejected", "skipped", "invisible"])
-        had = entry.unwritten.get(p, OutcomeCounts())
+        had = entry.outcomes.get(p, OutcomeCounts())
         by = 1 if not getattr(had, fate) or r.random() < 0.5 else -1
         if by > 0 and not entry.counts(p).written:
             return None
-        unwritten = {**entry.unwritten, p: replace(had, **{fate: getattr(had, fate) + by})}
-        wrong = replace(entry, unwritten=unwritten)
+        outcomes = {**entry.outcomes, p: replace(had, **{fate: getattr(had, fate) + by})}
+        wrong = replace(entry, outcomes=outcomes)
     table.amend(snapshot.id, wrong.summary())
     return Planted(
         f"{table.name}: the ledger is off by one in {chosen}",
@@ -1253,7 +1253,7 @@ def ledger_sum_off(history: History, r: random.Random) -> Planted | None:
     else:
         counts = json.loads(snapshot.summary[key])
         fate = r.choice(["written", "rejected", "skipped", "invisible"])
-        value = json.dumps({**counts, fate: counts[fate] + 1}, separators=(",", ":"))
+        value = json.dumps({**counts, fate: counts.get(fate, 0) + 1}, separators=(",", ":"))
     table.amend(snapshot.id, {key: value})
     return Planted(
         f"{table.name}: {key} of batches {entry.batches} is off by one",

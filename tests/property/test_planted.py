@@ -207,7 +207,7 @@ def test_a_seed_tells_one_story(tmp_path: Path):
     assert one.diary == two.diary
     for name, table in one.tables.items():
         ledgers = [
-            [(entry.begin, entry.end, entry.unwritten, entry.batches) for entry, _ in each]
+            [(entry.begin, entry.end, entry.outcomes, entry.batches) for entry, _ in each]
             for each in (one.entries(name), two.entries(name))
         ]
         assert ledgers[0] == ledgers[1]

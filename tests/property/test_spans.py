@@ -46,7 +46,7 @@ def entries(draw: st.DrawFn) -> LedgerEntry:
     """Any that can be written, from one partition to enough of them that its text is packed."""
     begin: dict[Partition, int] = {}
     end: dict[Partition, int] = {}
-    unwritten: dict[Partition, OutcomeCounts] = {}
+    outcomes: dict[Partition, OutcomeCounts] = {}
     for topic in draw(st.lists(st.sampled_from(TOPICS), min_size=1, unique=True)):
         held = draw(st.sampled_from((1, 3, 40, 150)))
         numbers = draw(
@@ -68,13 +68,13 @@ def entries(draw: st.DrawFn) -> LedgerEntry:
                 for _ in range(fates):
                     some.append(rnd.randint(0, left))
                     left -= some[-1]
-                unwritten[where] = OutcomeCounts(0, *some)
+                outcomes[where] = OutcomeCounts(0, *some)
     rows = 0
     if draw(st.booleans()):
         begin[BATCHES] = draw(st.integers(0, 10**6))
         end[BATCHES] = begin[BATCHES] + draw(st.integers(0, 1))
         rows = draw(st.integers(0, 10**9))
-    return LedgerEntry("s", 1, ("id",), (0, 0), Cut(begin), Cut(end), unwritten, rows=rows)
+    return LedgerEntry("s", 1, ("id",), (0, 0), Cut(begin), Cut(end), outcomes, rows=rows)
 
 
 def expected(summaries: Sequence[Mapping[str, str]]) -> Iterator[Told]:
@@ -110,8 +110,8 @@ def history(packed: bool, count: int = 30, tables: int = 1) -> list[LedgerEntry]
         here = {where: offset + 5 + batch % 3 for where, offset in here.items()}
         some = list(here)[batch % 3 :: 3]
         fates = OutcomeCounts(0, 1, 0, 1, batch % 2, (batch % 5) // 3, (batch % 7) // 6)
-        unwritten = dict.fromkeys(some, fates)
-        made.append(LedgerEntry("s", 1, ("id",), (batch, batch), begin, Cut(here), unwritten))
+        outcomes = dict.fromkeys(some, fates)
+        made.append(LedgerEntry("s", 1, ("id",), (batch, batch), begin, Cut(here), outcomes))
     return made
 
 
@@ -127,16 +127,16 @@ def test_outcomes_that_are_the_rest_of_a_range_are_read_alike():
     made = []
     for entry in [*history(True, 9), *history(False, 3)]:
         batch = entry.batches[0]
-        begin, end, unwritten = {**entry.begin, BATCHES: 7}, {BATCHES: 8}, dict(entry.unwritten)
+        begin, end, outcomes = {**entry.begin, BATCHES: 7}, {BATCHES: 8}, dict(entry.outcomes)
         for i, where in enumerate(entry.end):
             length = 9 + 7919 * (i + 3) * (batch + 5) % 100_003
             end[where] = begin[where] + length
             if i % 5 and batch % 3:
                 fate = "skipped" if i % 50 == 1 else "elsewhere"
-                unwritten[where] = OutcomeCounts(**{fate: length - i % 2})
-        made.append(replace(entry, begin=Cut(begin), end=Cut(end), unwritten=unwritten, rows=11))
+                outcomes[where] = OutcomeCounts(**{fate: length - i % 2})
+        made.append(replace(entry, begin=Cut(begin), end=Cut(end), outcomes=outcomes, rows=11))
     summaries = [entry.summary() for entry in made]
-    assert len([each for each in summaries if "frazil.rest" in each]) == 6
+    assert len([each for each in summaries if "frazil.remainder" in each]) == 6
     assert [parse(summary) for summary in summaries] == made
     assert list(each(of_entries(summaries))) == laid(expected(summaries))
 
@@ -154,7 +154,7 @@ def mended(key: str, value: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("frazil.version", "1"),
+        ("frazil.format-version", "2"),
         ("frazil.ranges", "packed:"),
         ("frazil.ranges", pack([[1] * 146, [1] * 146])),
         ("frazil.ranges", pack([[1] * 148, [1] * 148])),
@@ -162,17 +162,17 @@ def mended(key: str, value: str) -> dict[str, str]:
         ("frazil.ranges", pack([[1] * 147] * 3)),
         ("frazil.ranges", pack([range(147), range(147)])[:-6]),
         ("frazil.ranges", pack([range(147), range(147)]) + "00000"),
-        ("frazil.names", "1.0123456789abcdef"),
+        ("frazil.partitions", "1.0123456789abcdef"),
         ("frazil.ranges", '{"orders":{"0":[1]}}'),
         ("frazil.ranges", '{"orders":{"0":[1,2],"1":[1,2,3]}}'),
         ("frazil.ranges", "{"),
-        ("frazil.rows", "many"),
-        ("frazil.unwritten", '{"orders":{"3":["one"]}}'),
-        ("frazil.rest", pack([[1] * 147, [0] * 147])),
-        ("frazil.rest", pack([[1] * 147, [1] * 147, [0] * 147])),
-        ("frazil.rest", pack([[2] * 147, [0] * 147, [0] * 147])),
-        ("frazil.rest", pack([[1] * 147, [-1] * 147, [0] * 147])),
-        ("frazil.rest", '{"orders":{"3":[1,0,0]}}'),
+        ("frazil.rows-without-offset", "many"),
+        ("frazil.outcomes", '{"orders":{"3":["one"]}}'),
+        ("frazil.remainder", pack([[1] * 147, [0] * 147])),
+        ("frazil.remainder", pack([[1] * 147, [1] * 147, [0] * 147])),
+        ("frazil.remainder", pack([[2] * 147, [0] * 147, [0] * 147])),
+        ("frazil.remainder", pack([[1] * 147, [-1] * 147, [0] * 147])),
+        ("frazil.remainder", '{"orders":{"3":[1,0,0]}}'),
     ],
 )
 def test_an_entry_that_cannot_be_read_is_refused(key: str, value: str):
@@ -358,7 +358,7 @@ def test_an_entry_that_wrote_less_than_nothing_is_odd():
     entry = LedgerEntry(
         "s", 1, ("id",), (0, 0), Cut({where: 0}), Cut({where: 5}), {where: OutcomeCounts(0, 5)}
     )
-    worse = replace(entry, unwritten={where: OutcomeCounts(0, 6)})
+    worse = replace(entry, outcomes={where: OutcomeCounts(0, 6)})
     assert joints(of_entries([entry.summary()]))[0].odd == ()
     assert joints(of_entries([worse.summary()]))[0].odd == ((0, 5),)
 

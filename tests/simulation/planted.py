@@ -158,7 +158,7 @@ def _claim(self: TableCommitter, epoch: int, extend: Any, **_: Any) -> LedgerHea
             commit_ids=(f"claim-{here.world.number()}",),
             begin=end,
             end=end,
-            unwritten={},
+            outcomes={},
             rows=0,
             keys=0,
         )
@@ -578,7 +578,7 @@ def _(stack: ExitStack) -> None:
 @planted("nothing but rows is counted")
 def _(stack: ExitStack) -> None:
     was = committer.entry_of
-    put(stack, committer, "entry_of", lambda *given: replace(was(*given), unwritten={}))
+    put(stack, committer, "entry_of", lambda *given: replace(was(*given), outcomes={}))
 
 
 # ── what is staged ───────────────────────────────────────────────────────────────────────────────

@@ -431,7 +431,9 @@ def test_large_entries_are_small_in_the_snapshot_and_forgotten_properties_go(rea
         told = {k: v for k, v in each["summary"].items() if k.startswith("frazil.")}
         assert sum(len(key) + len(value) for key, value in told.items()) <= 4096
     kept = {
-        key for key in stored["properties"] if key.startswith(("frazil.names.", "frazil.base."))
+        key
+        for key in stored["properties"]
+        if key.startswith(("frazil.partitions.", "frazil.base."))
     }
     assert len([key for key in kept if "names" in key]) == 1
     assert 1 < len(kept) < 7
@@ -449,7 +451,7 @@ def test_large_entries_are_small_in_the_snapshot_and_forgotten_properties_go(rea
     assert not kept <= real.table.properties.keys()
 
 
-@pytest.mark.parametrize("kind", ["names", "base"])
+@pytest.mark.parametrize("kind", ["partitions", "base"])
 def test_a_property_that_somebody_removed_stops_whoever_needs_it(real: Real, kind: str):
     grown(real, 2)
     gone = [key for key in real.table.properties if key.startswith(f"frazil.{kind}.s.")]
@@ -461,6 +463,17 @@ def test_a_property_that_somebody_removed_stops_whoever_needs_it(real: Real, kin
         Fatal, match=rf"property frazil\.{kind}\.s\..*, which it refers to, is gone"
     ):
         TableCommitter(fresh, "main", "s", 2, NoWait()).claim()  # type: ignore[arg-type]
+
+
+def test_a_table_has_the_version_of_its_format_and_a_newer_one_is_refused(real: Real):
+    assert real.table.properties["frazil.format-version"] == "1"
+    assert real.table.plain.properties["frazil.format-version"] == "1"
+    real.table.set_property("frazil.format-version", "2")
+    for opened in (real.catalog.load, real.catalog.look):
+        with pytest.raises(
+            Fatal, match=rf"cannot open table {real.name}: expected Frazil format .* 1, found 2"
+        ):
+            opened(real.name)
 
 
 def test_a_branch_has_a_history_of_its_own(subject: Subject):

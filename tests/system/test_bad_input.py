@@ -165,7 +165,7 @@ def test_another_cluster_behind_the_same_address_is_refused(
             cluster="elsewhere",
             commit_ids=("planted",),
             begin=here.end,
-            unwritten={},
+            outcomes={},
             watermark=None,
         ),
     )

@@ -139,12 +139,12 @@ def test_retention_overtakes_the_position_and_the_loss_is_accepted(
     assert [line.counts.lost for line in report.lines] == [20, 0]
     assert [line.verdict for line in report.lines] == ["accepted loss", "proven"]
     [note] = report.notes
-    assert (note.did, note.by, note.why) == ("accept-loss", "ann@ops", WHY)
+    assert (note.command, note.by, note.reason) == ("accept-loss", "ann@ops", WHY)
     assert report_of(config, spark, config.index_table).verdict == "accepted loss"
     # Where it is asked for, it is told.
     told_of = locate.values(locate.of_sink(config, opened(config, spark), part(name, 0), 60))
     assert not told_of["held"]
-    assert told_of["batches"][0]["note"]["why"] == WHY
+    assert told_of["batches"][0]["note"]["reason"] == WHY
     [gone] = completeness.values(completeness.answer(config, opened(config, spark)))["lost"]  # type: ignore[misc]
     assert (gone["start"], gone["end"], gone["note"]["by"]) == (50, 70, "ann@ops")
     # Snapshots go, the note stays: the index's rows have it.
@@ -177,9 +177,9 @@ def test_a_lost_row_of_an_accepted_loss_is_rebuilt_with_its_note(
     assert report.verdict == "accepted loss", report.values()
     [row] = spark.sql(f"SELECT * FROM lake.db.{name}_index WHERE lost > 0").collect()
     assert (row.start_offset, row.end_offset, row.lost) == (10, 15, 5)
-    noted = OperatorNote.of(row.signed)
+    noted = OperatorNote.of(row.operator_note)
     assert noted is not None
-    assert noted.why == WHY
+    assert noted.reason == WHY
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_a_topic_that_was_made_again_is_adopted_and_both_stay_provable(
     assert {row[:3]: row[3] for row in rows} == expected
     report = proven(config, spark)
     assert report.written == 20 + records
-    assert [note.did for note in report.notes] == ["adopt-topic"]
+    assert [note.command for note in report.notes] == ["adopt-topic"]
     assert locate.of_sink(config, opened(config, spark), part(name, 0), 3).also == (new,)
     found = offsets.standing(config, opened(config, spark))
     assert found["stops"] is None
@@ -261,7 +261,7 @@ def test_a_position_moved_forward_gives_records_up_and_moved_back_reads_them_as_
     assert sorted(again) == [(0, o) for o in range(35, 41)] + [(1, 40)]
     report = report_of(config, spark)
     assert report.verdict == "accepted loss"
-    assert [note.did for note in report.notes] == ["seek", "seek"]
+    assert [note.command for note in report.notes] == ["seek", "seek"]
     assert {str(line.range): line.verdict for line in report.lines} == {
         f"{name}[0] [0, 40)": "accepted loss",
         f"{name}[1] [0, 40)": "proven",
@@ -369,7 +369,10 @@ def test_of_several_tables_the_stream_tells_of_the_loss_and_upserts_go_on(
         f"db.{name}_b": "proven",
         config.index_table: "accepted loss",
     }
-    assert [note.did for note in found[config.index_table].notes] == ["accept-loss", "adopt-topic"]
+    assert [note.command for note in found[config.index_table].notes] == [
+        "accept-loss",
+        "adopt-topic",
+    ]
 
 
 # ── what must not alarm ──────────────────────────────────────────────────────────────────────────
@@ -500,7 +503,7 @@ def test_another_cluster_behind_the_address_is_seen_and_can_be_adopted(
     assert lake.query(f"db.{name}", "count(*)") == [(20,)], "nothing of it was read"
     done = by_hand(config, spark, offsets.adoption([], "earliest", False), "moved")
     assert done.note is not None
-    assert "cluster" in done.note.says
+    assert "cluster" in done.note.result
     catch_up(config, spark)
     rows = lake.query(f"db.{name}", "_topic, _offset", "ORDER BY ALL")
     assert rows == [(name, o) for o in range(20)] + [(f"{name}@{done.epoch}", o) for o in range(30)]
@@ -544,7 +547,7 @@ def test_the_commands_say_what_they_would_do_and_do_it_when_told(
     assert run(*words, "--yes")[0] == 2, "without a reason"
     code, said = run(*words, "--yes", "--reason", WHY)
     assert (code, json.loads(said)["done"]) == (0, True)
-    assert json.loads(said)["note"]["why"] == WHY
+    assert json.loads(said)["note"]["reason"] == WHY
     assert run(*words, "--yes", "--reason", WHY)[0] == 2, "it is accepted already"
     catch_up(make_config(), spark)
     code, said = run("audit", path, "--json")

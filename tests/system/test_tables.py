@@ -131,7 +131,7 @@ def test_a_packed_ledger_entry_comes_back_from_the_catalog(
     table = JavaCatalog(spark, "lake").load(few)
     assert table is not None
     entry, snapshot = next(iter(entries(table.history("main"), config.sink.id)))
-    assert {"frazil.rest", "frazil.names"} <= set(snapshot.summary)
+    assert {"frazil.remainder", "frazil.partitions"} <= set(snapshot.summary)
     own, _ = split(snapshot.summary)  # without what stands in properties of the table
     size = sum(len(key) + len(text) for key, text in own.items() if key.startswith("frazil."))
     assert size < 4096

@@ -18,6 +18,7 @@ ROOT = Path(frazil.__file__).parent
 #: The chapters, from the ground up: each may import from itself and from those before it.
 CHAPTERS = (
     "errors",
+    "format_version",
     "offsets",
     "render",
     "config",
@@ -42,7 +43,16 @@ CHAPTERS = (
     "cli",
 )
 #: Chapters that run on executors, and modules in them that run on the driver and may know Spark.
-EXECUTORS = ("errors", "offsets", "arrow", "kafka", "formats", "files", "pipeline")
+EXECUTORS = (
+    "errors",
+    "format_version",
+    "offsets",
+    "arrow",
+    "kafka",
+    "formats",
+    "files",
+    "pipeline",
+)
 DRIVER = ("kafka.range_source", "formats.schema_sample")
 #: The proof must not lean on what it proves, nor either of them on maintenance.
 APART = ("commit", "auditing", "maintenance")
@@ -156,7 +166,7 @@ def test_no_module_imports_itself_in_a_circle():
 def test_the_core_needs_nothing_but_the_standard_library():
     allowed = {"frazil", "tomli", "tomllib"}  # tomli is what tomllib is called before Python 3.11
     for name in MODULES:
-        if chapter(name) in ("errors", "offsets", "config"):
+        if chapter(name) in ("errors", "format_version", "offsets", "config"):
             assert outside(name) - sys.stdlib_module_names <= allowed, name
 
 

@@ -126,14 +126,14 @@ def test_ranges_that_join_and_files_that_hold_them_are_proven():
 
 def test_offsets_that_hold_no_row_are_accounted_for():
     other = {A: OutcomeCounts(0, rejected=1, skipped=2, invisible=3)}
-    report = History().commit({A: (0, 10)}, unwritten=other).report()
+    report = History().commit({A: (0, 10)}, outcomes=other).report()
     assert report.verdict == "proven"
     assert report.lines[0].counts == OutcomeCounts(4, 1, 2, 3)
 
 
 def test_a_range_without_any_row_needs_no_file():
     other = {A: OutcomeCounts(0, invisible=4)}
-    history = History().commit({A: (0, 4), B: (0, 2)}, unwritten=other).commit({A: (4, 6)})
+    history = History().commit({A: (0, 4), B: (0, 2)}, outcomes=other).commit({A: (4, 6)})
     assert [f.partition for f in history.files] == [B, A]
     assert history.report().verdict == "proven"
 
@@ -537,7 +537,7 @@ def test_the_report_is_plain_json():
 
 def test_batches_that_held_nothing_for_a_table_are_accounted_for():
     other = {A: OutcomeCounts(0, rejected=1, skipped=2, elsewhere=4)}
-    report = History().commit({A: (0, 10)}, unwritten=other).report()
+    report = History().commit({A: (0, 10)}, outcomes=other).report()
     assert report.verdict == "proven"
     assert report.values()["partitions"][0]["elsewhere"] == 4  # type: ignore[index]
     assert report.written == 3
@@ -558,7 +558,7 @@ def replayed(history: History, rows: int, at: tuple[int, int], batch: int = 0) -
 
 
 def test_replayed_letters_are_counted_in_and_batches_of_replays_are_proven():
-    history = whole().commit({A: (12, 20), B: (7, 9)}, unwritten={A: OutcomeCounts(0, rejected=3)})
+    history = whole().commit({A: (12, 20), B: (7, 9)}, outcomes={A: OutcomeCounts(0, rejected=3)})
     history.files = [replace(f, path=named("s", i)) for i, f in enumerate(history.files)]
     mine, replay = replayed(history, 3, (13, 17)).reports()
     assert (mine.sink, mine.verdict, mine.proves) == ("s", "proven", "records")
@@ -574,21 +574,21 @@ def test_letters_of_a_time_before_the_table_lie_outside_its_ranges():
 
 
 def test_a_replayed_letter_too_many_is_found_by_both():
-    history = replayed(History().commit({A: (0, 10)}, unwritten=FOUR), 2, (3, 6))
+    history = replayed(History().commit({A: (0, 10)}, outcomes=FOUR), 2, (3, 6))
     history.files[-1] = replace(history.files[-1], rows=3)
     assert {report.verdict for report in history.reports()} == {"unaccounted"}
 
 
 def test_letters_that_were_replayed_twice_are_found_though_the_ledger_says_so_too():
     other = {A: OutcomeCounts(0, rejected=2)}
-    history = replayed(History().commit({A: (0, 10)}, unwritten=other), 2, (4, 5))
+    history = replayed(History().commit({A: (0, 10)}, outcomes=other), 2, (4, 5))
     assert {report.verdict for report in history.reports()} == {"proven"}
     twice = replayed(history, 2, (4, 5), batch=1)
     assert {report.sink: report.verdict for report in twice.reports()}["s"] == "overlap"
 
 
 def test_a_batch_of_a_replay_that_is_missing_or_there_twice_is_found():
-    history = replayed(History().commit({A: (0, 10)}, unwritten=FOUR), 1, (3, 3))
+    history = replayed(History().commit({A: (0, 10)}, outcomes=FOUR), 1, (3, 3))
     history = replayed(history, 1, (4, 4), batch=2)
     assert {r.sink: r.verdict for r in history.reports()} == {"s": "proven", "s.replay": "gap"}
 
@@ -646,11 +646,11 @@ def chains(draw: st.DrawFn) -> History:
             history.files += [theirs] * bool(rows)
         else:
             ranges = {p: (o, o + draw(st.integers(0, 20))) for p, o in position.items()}
-            unwritten = {}
+            outcomes = {}
             for p, (start, end) in ranges.items():
                 lost = draw(st.integers(0, max(0, end - start - 1)))  # at least one row is written
-                unwritten[p] = OutcomeCounts(0, invisible=lost)
-            history.commit(ranges, unwritten=unwritten)
+                outcomes[p] = OutcomeCounts(0, invisible=lost)
+            history.commit(ranges, outcomes=outcomes)
             position = {p: end for p, (_, end) in ranges.items()}
     return history
 
@@ -719,8 +719,8 @@ def frames() -> History:
     """Two batches of a query that merges records: 10 became 3 rows, then 4 became 2."""
     merged = [{A: OutcomeCounts(merged=count)} for count in (10, 4)]
     history = History()
-    history.commit({A: (0, 10), BATCHES: (0, 1)}, unwritten=merged[0], rows=3, source=("p0", "p1"))
-    history.commit({A: (10, 14), BATCHES: (1, 2)}, unwritten=merged[1], rows=2, source=("p1", "p2"))
+    history.commit({A: (0, 10), BATCHES: (0, 1)}, outcomes=merged[0], rows=3, source=("p0", "p1"))
+    history.commit({A: (10, 14), BATCHES: (1, 2)}, outcomes=merged[1], rows=2, source=("p1", "p2"))
     history.files = [DataFile("/one", 3, None, None), DataFile("/two", 2, None, None)]
     return history
 
@@ -755,9 +755,9 @@ def test_a_row_too_many_or_too_few_is_found_without_offsets_too():
 
 def test_a_batch_that_is_missing_or_there_twice_is_found_by_its_number():
     more = {A: OutcomeCounts(merged=6)}
-    gap = frames().commit({A: (14, 20), BATCHES: (3, 4)}, unwritten=more, source=("p2", "p3"))
+    gap = frames().commit({A: (14, 20), BATCHES: (3, 4)}, outcomes=more, source=("p2", "p3"))
     assert gap.report().verdict == "gap"
-    twice = frames().commit({A: (14, 20), BATCHES: (1, 2)}, unwritten=more, source=("p2", "p3"))
+    twice = frames().commit({A: (14, 20), BATCHES: (1, 2)}, outcomes=more, source=("p2", "p3"))
     assert twice.report().verdict == "overlap"
 
 
@@ -946,7 +946,7 @@ def test_batches_that_held_nothing_for_a_table_have_rows_of_the_stream():
     history = History()
     history.commit({A: (0, 5)}, commit_ids=("c0",))
     history.commit(
-        {A: (5, 20)}, commit_ids=("c1",), batches=(1, 1), unwritten={A: OutcomeCounts(elsewhere=7)}
+        {A: (5, 20)}, commit_ids=("c1",), batches=(1, 1), outcomes={A: OutcomeCounts(elsewhere=7)}
     )
     history.files = [DataFile("/one", 5, A, (0, 4)), DataFile("/two", 8, A, (12, 19))]
     rows = indexed(history)
@@ -1032,7 +1032,7 @@ def upserted() -> History:
     for start, written in ((0, 6), (10, 5)):
         one = entry(
             {A: (start, start + 10)},
-            unwritten={A: OutcomeCounts(merged=10 - written)},
+            outcomes={A: OutcomeCounts(merged=10 - written)},
             keys=6,
             commit_ids=(f"c{start}",),
             batches=(1 + start // 10,) * 2,

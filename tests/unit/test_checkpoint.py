@@ -60,7 +60,13 @@ def ours(cut: Cut, start: Cut | None = None, cluster: str = "k", **topics: str) 
     """An offset as our own source writes it."""
     first = cut if start is None else start
     return json.dumps(
-        {"cut": cut.nested(), "start": first.nested(), "cluster": cluster, "topics": topics}
+        {
+            "version": 1,
+            "cut": cut.nested(),
+            "start": first.nested(),
+            "cluster": cluster,
+            "topics": topics,
+        }
     )
 
 
@@ -84,6 +90,12 @@ def test_offsets_of_sparks_kafka_source_are_a_cut():
     assert place.cut == Cut({A: 5, B: 7, C: 1})
     assert (place.cluster, place.topics) == ("", {})
     assert sources(place) == [{"kafka": ["orders", "other"]}]
+
+
+def test_a_topic_of_sparks_kafka_source_may_have_the_name_of_a_key_of_ours():
+    place = log(['{"cut":{"0":5},"version":{"0":1}}']).after(0)
+    assert place.cut == Cut({Partition("cut", 0): 5, Partition("version", 0): 1})
+    assert sources(place) == [{"kafka": ["cut", "version"]}]
 
 
 @pytest.mark.parametrize("text", OPAQUE)

@@ -397,7 +397,7 @@ def test_maintenance_by_others_is_no_reason_to_stop_where_earlier_metadata_tells
     heir = target(table, 2)
     claimed = heir.claim()
     assert claimed.entry is not None
-    assert claimed.entry.doubt == 0
+    assert claimed.entry.unknown_before == 0
     assert claimed.entry.end == Cut({P: 9})
     assert heir.strayed() is None
     put(heir, batch(9, 12, "c", epoch=2))
@@ -598,7 +598,7 @@ def test_a_life_that_claims_behind_an_expired_history_leaves_alone_what_older_on
         heir = target(table, epoch)
         claimed = heir.claim()
         assert claimed.entry is not None
-        assert claimed.entry.doubt == 2
+        assert claimed.entry.unknown_before == 2
         assert claimed.snapshot is not None
         heir.witness(claimed.snapshot)
         with pytest.raises(Expired, match="cannot be told"):
@@ -663,7 +663,7 @@ def test_a_claim_sees_that_entries_were_expired_since_it_looked(tagged: bool):
         return
     claimed = heir.claim()
     assert claimed.entry is not None
-    assert claimed.entry.doubt == 2
+    assert claimed.entry.unknown_before == 2
     with pytest.raises(Expired, match="cannot be told"):
         heir.locate([batch(5, 9, "b")])
 

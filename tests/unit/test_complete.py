@@ -326,7 +326,7 @@ def test_the_next_life_knows_from_the_rows_what_the_last_one_knew():
     stands = {A: CompletenessMark(at("9:50"), NOW), B: CompletenessMark(at("10:40"), NOW - MINUTE)}
     assert recalled(found, CompletenessRules(), "db.dead") == (stands, at("9:50"))
     assert recalled(found.slice(0, 0), CompletenessRules()) == ({}, None)
-    older = found.drop_columns("complete_until")  # of a Frazil that knew nothing of it
+    older = found.drop_columns("complete_until")  # somebody dropped it
     assert recalled(older, CompletenessRules(), "db.dead") == (stands, None)
 
 
@@ -334,7 +334,7 @@ def test_rows_that_were_made_from_the_ledger_have_no_beginning_and_count_by_thei
     found = rows(
         CompletenessTracker(CompletenessRules()), batch("1", {A: 1}, {A: (0, at("10:30"))}, began=0)
     )
-    assert found["window_start"].null_count == 1
+    assert found["started_at"].null_count == 1
     stands, until = recalled(found, CompletenessRules())
     assert (stands[A].high, until) == (at("10:30"), at("10:30"))
 

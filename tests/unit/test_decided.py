@@ -3,8 +3,6 @@ one name; and what was done is told apart from what is proven."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -263,16 +261,7 @@ def test_a_decision_survives_stage_ledger_and_index():
     again = rebuilt(entry, "db.t", "u")
     assert (again.note, again.tables[0].tallies[0].lost) == (batch.note, 5)
     [row] = rows([(batch, {"db.t": History().add({}).snapshots[0]})]).to_pylist()
-    assert (row["lost"], row["written"], OperatorNote.of(row["signed"])) == (5, 0, NOTE)
-
-
-def test_a_batch_record_of_before_can_still_be_read():
-    batch = replace(lost_batch(note=""), tables=())
-    _, body, _ = staged_batch.dump(batch).split(b"\n")
-    record = json.loads(body)
-    del record["note"]
-    old = json.dumps(record, separators=(",", ":")).encode()
-    assert staged_batch.load(hashlib.sha256(old).hexdigest().encode() + b"\n" + old) == batch
+    assert (row["lost"], row["written"], OperatorNote.of(row["operator_note"])) == (5, 0, NOTE)
 
 
 def test_what_is_signed_for_shares_no_snapshot():
@@ -288,9 +277,7 @@ def history(note: str, lost: int = 5) -> History:
     return (
         History()
         .commit({A: (0, 10)}, commit_ids=("a",))
-        .commit(
-            {A: (10, 15)}, unwritten={A: OutcomeCounts(lost=lost)}, note=note, commit_ids=("b",)
-        )
+        .commit({A: (10, 15)}, outcomes={A: OutcomeCounts(lost=lost)}, note=note, commit_ids=("b",))
         .commit({A: (15, 20)}, commit_ids=("c",))
     )
 
@@ -305,7 +292,7 @@ def test_a_loss_that_is_signed_for_is_accepted_and_not_proven():
 
 
 @pytest.mark.parametrize(
-    "note", ["", "{}", "not JSON", replace(NOTE, why="").text(), replace(NOTE, by="").text()]
+    "note", ["", "{}", "not JSON", replace(NOTE, reason="").text(), replace(NOTE, by="").text()]
 )
 def test_a_loss_that_nobody_signed_for_is_a_gap(note: str):
     report = history(note).report()
@@ -321,7 +308,7 @@ def test_a_note_covers_its_own_range_alone():
 
 def test_a_hole_beside_an_accepted_loss_is_still_a_gap():
     found = History().commit({A: (0, 10)})
-    found.commit({A: (10, 15)}, unwritten={A: OutcomeCounts(lost=5)}, note=NOTE.text())
+    found.commit({A: (10, 15)}, outcomes={A: OutcomeCounts(lost=5)}, note=NOTE.text())
     report = found.commit({A: (17, 20)}).report()
     assert report.verdict == "gap"
     assert report.lines[0].gaps == (Range(A, 15, 17),)
@@ -352,4 +339,4 @@ def test_rows_where_offsets_were_given_up_are_found():
 def test_a_summary_says_nothing_of_losses_where_there_are_none():
     summary = History().commit({A: (0, 10)}).snapshots[0].summary
     assert "lost" not in summary[PREFIX + "counts"]
-    assert PREFIX + "note" not in summary
+    assert PREFIX + "operator-note" not in summary

@@ -250,7 +250,9 @@ def test_of_many_tables_those_are_named_that_the_batch_wrote_to():
         dead=tally(0, 10, 1, skipped=9, seen=(3, 3)),
         total=tally(0, 10, 9, rejected=1),
     )
-    world.tables["db.dead"].properties["frazil.columns"] = "topic,partition,offset,timestamp"
+    world.tables["db.dead"].properties["frazil.metadata-columns"] = (
+        "topic,partition,offset,timestamp"
+    )
     answer = world.ask(3)
     (batch,) = answer.batches
     assert {place.table: place.holds for place in batch.places} == {

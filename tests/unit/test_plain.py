@@ -366,13 +366,13 @@ def parquet(
 
 
 def test_a_table_is_what_its_metadata_file_says(made: Made):
-    made.values["properties"] = {"frazil.columns": "a,b,c,d"}
+    made.values["properties"] = {"frazil.metadata-columns": "a,b,c,d"}
     table = made.plain()
     assert table.name == "db.t"
     assert table.metadata_file == made.path("metadata", "v1.metadata.json")
     assert table.uuid == made.values["table-uuid"]
     assert table.location == str(made.folder)
-    assert table.properties == {"frazil.columns": "a,b,c,d"}
+    assert table.properties == {"frazil.metadata-columns": "a,b,c,d"}
     assert json.loads(table.schema) == made.values["schemas"][1]
     assert list(table.history("main")) == []
     assert table.files() == ([], 0)
@@ -593,7 +593,7 @@ def test_the_columns_are_those_that_the_table_names(tmp_path: Path):
     made.commit(made.manifest(of("a", "t", 1, 2, 3)))
     (file,), _ = made.plain().files()
     assert (file.partition, file.offsets) == (None, None)
-    made.values["properties"]["frazil.columns"] = "where,number,place,when"
+    made.values["properties"]["frazil.metadata-columns"] = "where,number,place,when"
     (file,), _ = made.plain().files()
     assert (file.partition, file.offsets) == (Partition("t", 1), (2, 3))
 

@@ -6,7 +6,6 @@ with absorbed commits, lives that end, and foreign writers. The truth is which b
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -24,6 +23,7 @@ from frazil.commit.protocol import TableCommitter, chain, entry_of
 from frazil.commit.rewind import (
     PROPERTY,
     STEPS,
+    RewindNote,
     RewindSteps,
     Without,
     note_of,
@@ -877,11 +877,12 @@ def test_whatever_happened_before_and_wherever_it_is_killed_all_stand_together_a
 
 def test_an_unfinished_rewind_names_the_command_that_finishes_it():
     with pytest.raises(Gap) as refused:
-        refuse_unfinished(
-            {f"{PROPERTY}.s": json.dumps({"to": "batch:3", "batch": 3, "cut": {}})}, "s"
-        )
+        refuse_unfinished({f"{PROPERTY}.s": RewindNote("batch:3", 3, {}).text()}, "s")
     assert "frazil rewind CONFIG --to 'batch:3'" in refused.value.hint
     refuse_unfinished({f"{PROPERTY}.s": "…"}, "t")
+    for broken in ("…", "7", '{"version":1}'):
+        with pytest.raises(Fatal, match=r"cannot read property frazil\.rewind\.s of the index: "):
+            refuse_unfinished({f"{PROPERTY}.s": broken}, "s")
     assert isinstance(refused.value, FrazilError)
 
 

@@ -528,7 +528,7 @@ def show(proof: AuditResult, console: Console) -> None:
         )
     for note in dict.fromkeys(note for report in proof.reports for note in report.notes):
         console.print(
-            f"{note}{f' ({note.says})' if note.says else ''}",
+            f"{note}{f' ({note.result})' if note.result else ''}",
             soft_wrap=True,
             markup=False,
             highlight=False,

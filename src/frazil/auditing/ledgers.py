@@ -160,7 +160,9 @@ class NoteCheck(SinkCheck):
         signed for: in the ledger or, where that was expired, in the index."""
         signed: dict[tuple[Partition, int, int], OperatorNote] = {}
         for number, snapshot in enumerate(self.ledger.snapshots):
-            if (note := OperatorNote.of(snapshot.summary.get(PREFIX + "note"))) is not None:
+            if (
+                note := OperatorNote.of(snapshot.summary.get(PREFIX + "operator-note"))
+            ) is not None:
                 self._signed(signed, note, self.of_entry(number))
         index = self.evidence.index.get(self.sink)
         for range_, text in index.notes if index is not None else ():
@@ -196,6 +198,5 @@ class NoteCheck(SinkCheck):
 
 def _counts(sums: Sequence[int]) -> str:
     """Counts as the text of an entry: comparing text spares parsing most entries."""
-    named = FATES if sums[-1] else FATES[:-1]  # most entries have no `lost`
-    counts = ",".join([f'"{fate}":{number}' for fate, number in zip(named, sums, strict=False)])
-    return f'{{"read":{sum(sums[:3])},{counts}}}'
+    others = [f',"{fate}":{n}' for fate, n in zip(FATES[1:], sums[1:], strict=True) if n]
+    return f'{{"read":{sum(sums[:3])},"written":{sums[0]}{"".join(others)}}}'

@@ -141,7 +141,7 @@ def entry_of(
     `since`: end of the table's ledger, if earlier batches may have had no records for the table.
     If no batch has a table of that name (the index), the entry covers every record.
     """
-    unwritten: dict[Partition, OutcomeCounts] = {}
+    outcomes: dict[Partition, OutcomeCounts] = {}
     rows = keys = 0
     low: list[int] = []
     high: list[int] = []
@@ -170,7 +170,7 @@ def entry_of(
             if key == BATCHES:
                 rows += tally.written
             elif counts != OutcomeCounts():
-                unwritten[key] = unwritten.get(key, OutcomeCounts()) + counts
+                outcomes[key] = outcomes.get(key, OutcomeCounts()) + counts
             if tally.watermark:
                 low.append(tally.watermark[0])
                 high.append(tally.watermark[1])
@@ -179,9 +179,7 @@ def entry_of(
         end = Cut({key: max(offset, reached[key]) for key, offset in end.items()})
         for key, offset in end.items():
             if key != BATCHES and (behind := offset - reached[key]):
-                unwritten[key] = unwritten.get(key, OutcomeCounts()) + OutcomeCounts(
-                    elsewhere=behind
-                )
+                outcomes[key] = outcomes.get(key, OutcomeCounts()) + OutcomeCounts(elsewhere=behind)
     return LedgerEntry(
         sink=last.sink,
         epoch=epoch,
@@ -189,7 +187,7 @@ def entry_of(
         batches=(first.number, last.number),
         begin=Cut(begin),
         end=end,
-        unwritten=unwritten,
+        outcomes=outcomes,
         topics=last.topics,
         cluster=last.cluster,
         schema_id=last.table(table).schema_id if table in last.names else 0,
@@ -324,7 +322,7 @@ class TableCommitter:
             commit_ids=(str(uuid.uuid4()),),
             begin=base.end,
             batches=(number, number),
-            unwritten={},
+            outcomes={},
             watermark=None,
             rows=0,
             keys=None,
@@ -365,7 +363,7 @@ class TableCommitter:
                 self.witness(self.commit([], self._empty(head.entry)))
                 continue
             if head.bridged and head.entry is not None and head.entry.epoch < self.epoch:
-                entry = replace(entry, doubt=self.epoch)  # a claim
+                entry = replace(entry, unknown_before=self.epoch)  # a claim
             if trouble is not None:
                 self.pause(attempt)
             try:
@@ -434,13 +432,13 @@ class TableCommitter:
         """The newest entry, if nothing proves that the table holds exactly the records below its
         end; None if there is no doubt. `known`: the index's entry, used if no tag is left."""
         head = self.head()
-        doubtful = not head.complete or head.bridged or (head.entry and head.entry.doubt)
+        doubtful = not head.complete or head.bridged or (head.entry and head.entry.unknown_before)
         return (head.entry or head.unshown or known) if doubtful else None
 
     def confirm(self, entry: LedgerEntry, note: str) -> LedgerEntry:
         """An operator confirms `entry`: commits an empty entry with a signed note after it."""
         self.epoch = entry.epoch
-        signed = replace(self._empty(entry), doubt=0, note=note)
+        signed = replace(self._empty(entry), unknown_before=0, note=note)
         for _ in range(ATTEMPTS):
             head = self.head()
             if head.entry is not None and head.commit_id == signed.commit_ids[-1]:
@@ -486,8 +484,8 @@ class TableCommitter:
                 return None
             if oldest.sequence < witness.sequence:
                 break
-            newer = ledger.parse(oldest.summary)
-            if newer is not None and newer.sink == self.sink and newer.begin.reaches(last.end):
+            newer = ledger.own_entry(oldest, self.sink)
+            if newer is not None and newer.begin.reaches(last.end):
                 return None  # committed after the tagged snapshot; the tag lags
         if oldest is not None and oldest.parent is not None and oldest.sequence > witness.sequence:
             carried = self._carried(last, witness)
@@ -546,13 +544,13 @@ class TableCommitter:
         """Is it certain that no attempt to commit a batch missing from the ledger was applied?
 
         An entry of this sink may be among snapshots that expired before the tag was moved. A claim
-        made without them records this (`doubt`): the outcome of batches staged before it is
-        unknown. A batch that was never attempted is in no table.
+        made without them records this (`unknown_before`): the outcome of batches staged before it
+        is unknown. A batch that was never attempted is in no table.
         """
         head = self._head()
         if head.bridged:
             return batch.epoch == self.epoch and batch.commit_id not in self._tried
-        return head.entry is None or batch.epoch >= head.entry.doubt
+        return head.entry is None or batch.epoch >= head.entry.unknown_before
 
     def untold(self, records: str) -> Expired:
         return Expired(

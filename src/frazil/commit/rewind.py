@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
+from frazil import format_version
 from frazil.commit import protocol
 from frazil.commit.protocol import ATTEMPTS, FIRST_PAUSE, Clock, TableCommitter
 from frazil.commit.rewind_plan import (
@@ -56,6 +57,8 @@ from frazil.offsets import Cut, Range
 
 #: Prefix, before the sink's id, of the index property that exists while a rewind is running.
 PROPERTY = "frazil.rewind"
+#: Version of the property's JSON.
+VERSION = 1
 #: Summary key of the index snapshot that a rewind commits: the last batch that remains.
 REWOUND = f"{PREFIX}rewound"
 #: The steps of a rewind, in order; `forked` and `moved` occur once per table that moves.
@@ -105,14 +108,30 @@ class Without:
 class RewindNote(NamedTuple):
     """An unfinished rewind, as recorded in the index's property."""
 
+    #: the target, as the operator gave it
     to: str
+    #: the last batch that remains
     batch: int
+    #: topic → partition → the offset that the stream continues from
     cut: dict[str, dict[str, int]]
+
+    def text(self) -> str:
+        return json.dumps({"version": VERSION, **self._asdict()}, separators=(",", ":"))
 
 
 def note_of(properties: Mapping[str, str], sink: str) -> RewindNote | None:
-    text = properties.get(f"{PROPERTY}.{sink}")
-    return None if text is None else RewindNote(**json.loads(text))
+    key = f"{PROPERTY}.{sink}"
+    if key not in properties:
+        return None
+    try:
+        values = dict(json.loads(properties[key]))
+        format_version.check(f"read property {key} of the index", values.get("version"), VERSION)
+        return RewindNote(values["to"], values["batch"], values["cut"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise Fatal(
+            f"cannot read property {key} of the index: {type(error).__name__}: {error}",
+            hint="it was altered by hand; restore it from an earlier metadata file of the index",
+        ) from None
 
 
 def refuse_unfinished(properties: Mapping[str, str], sink: str, action: str = "") -> None:
@@ -217,7 +236,7 @@ class RewindSteps:
         boundary, key = choice.boundary, f"{PROPERTY}.{self.sink}"
         note = RewindNote(to, boundary.batch, boundary.cut.nested())
         if self.note != note:
-            self._index.set_property(key, json.dumps(note._asdict()))
+            self._index.set_property(key, note.text())
         # A run that claimed the index before it could read the note wins: the rewind stops.
         if self._index_target.head().commit_id != self._index_target.seen:
             if self.note is None:

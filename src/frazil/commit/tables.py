@@ -30,7 +30,7 @@ from frazil.iceberg.java_table import JavaTable
 from frazil.iceberg.static_table import COLUMNS_PROPERTY
 from frazil.ledger import index
 from frazil.ledger.entry import Snapshot, parse
-from frazil.ledger.sink_state import REPLAY, TABLES_PROPERTY
+from frazil.ledger.sink_state import REPLAY, TABLES_PROPERTY, tables_text
 from frazil.maintenance.tasks import CREATED_BY
 from frazil.offsets import Cut
 from frazil.pipeline.evolution import together
@@ -393,7 +393,7 @@ class SinkTables:
         with self._announcing:  # the committer's thread announces, too
             uuids = self._uuids()
             if uuids != self._said:
-                index.set_property(key, json.dumps(uuids, separators=(",", ":")))
+                index.set_property(key, tables_text(uuids))
                 self._said = uuids
         return key
 

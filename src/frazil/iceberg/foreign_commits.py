@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
+from frazil import format_version
 from frazil.errors import Fatal
 from frazil.iceberg.static_table import DataFile
 from frazil.ledger.entry import PREFIX, Snapshot
@@ -20,6 +21,8 @@ from frazil.offsets import Partition
 
 #: Table property; the id of the sink that expired the snapshots is appended.
 PROPERTY = f"{PREFIX}foreign-commits"
+#: Version of the property's JSON.
+VERSION = 1
 EVERYTHING = (0, 2**63 - 1)
 #: With more partitions the property has no ranges: it is in every metadata file.
 PARTITIONS = 32
@@ -93,6 +96,7 @@ class ForeignCommits:
         for partition, span in sorted((self.ranges or {}).items()):
             topics.setdefault(partition.topic, {})[str(partition.number)] = list(span)
         values = {
+            "version": VERSION,
             "snapshot": self.snapshot_id,
             "operation": self.operation,
             "timestamp-ms": self.timestamp_ms,
@@ -155,7 +159,9 @@ def _bounded(spans: Iterable[tuple[Partition, tuple[int, int]]]) -> Ranges | Non
 
 def _parsed(table: str, key: str, text: str) -> ForeignCommits:
     try:
-        values = json.loads(text)
+        values = dict(json.loads(text))
+        version = values.get("version")
+        format_version.check(f"read property {key} of table {table}", version, VERSION)
         moment = int(values["timestamp-ms"])
         if not 0 <= moment <= _LATEST:
             raise ValueError(f"no moment: {moment}")

@@ -19,6 +19,7 @@ from pyspark.errors import PySparkException
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
 
+from frazil import format_version
 from frazil.errors import ConfigError, Conflict
 from frazil.iceberg.java_errors import causes, translated
 from frazil.iceberg.java_spark import active
@@ -117,7 +118,7 @@ class JavaCatalog:
             if sort_order:
                 order = self._iceberg.SortOrderParser.fromJson(java_schema, sort_order)
                 builder = builder.withSortOrder(order)
-            for key, value in properties.items():
+            for key, value in {**properties, format_version.KEY: format_version.TABLE}.items():
                 builder = builder.withProperty(key, value)
             if location:
                 builder = builder.withLocation(location)

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from py4j.protocol import Py4JError, Py4JJavaError
 
+from frazil import format_version
 from frazil.errors import CommitStateUnknown, ConfigError, Conflict, IdentityMismatch
 from frazil.iceberg.java_errors import causes, translated
 from frazil.iceberg.schema import SchemaUpdate
@@ -61,6 +62,7 @@ class JavaTableState:
         self._iceberg = catalog._iceberg
         self._table = table
         self.uuid: str = table.uuid().toString()
+        format_version.check_table(name, table.properties().get(format_version.KEY))
         #: properties that ledger entries refer to
         self._kept: dict[str, str] = {}
 

@@ -28,6 +28,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from frazil.errors import Expired, Fatal, IdentityMismatch
+from frazil.format_version import KEY, check_table
 from frazil.iceberg.file_io import AvroFile, FileStore, frame, local
 from frazil.iceberg.file_io import NeedsSpark as NeedsSpark
 from frazil.iceberg.metadata_location import metadata_file
@@ -35,7 +36,7 @@ from frazil.ledger.entry import Snapshot, joined
 from frazil.offsets import Partition
 
 #: Table property with the names of the topic, partition, offset and timestamp columns.
-COLUMNS_PROPERTY = "frazil.columns"
+COLUMNS_PROPERTY = "frazil.metadata-columns"
 T = TypeVar("T")
 _READERS = 8  # threads: reads wait for the store, and polars and Arrow release the GIL
 _PIECE = 64  # manifests per read
@@ -128,6 +129,7 @@ class ReadOnlyTable:
                 f"cannot read table {name}: expected a format version up to {_VERSIONS}, "
                 f"found {version}"
             )
+        check_table(name, self.properties.get(KEY))
         self.uuid = str(self._metadata.get("table-uuid", ""))
 
     def _check(self) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
+from frazil import format_version
 from frazil.config.model import Config
 from frazil.config.settings import Settings
 from frazil.config.units import duration, size
@@ -29,6 +30,31 @@ from frazil.offsets import Cut, Range
 
 FORMAT = "frazil_ranges"
 RANGES = "topic string, partition int, start bigint, end bigint, pieces int, origin string"
+
+
+#: Version of an offset as Spark keeps it.
+OFFSET_VERSION = 1
+
+
+def spark_offset(
+    cut: Cut, *, start: Cut, cluster: str, topics: Mapping[str, str]
+) -> dict[str, Any]:
+    """An offset as Spark keeps it in its checkpoint: the cut, the stream's first cut, and the
+    identity of the topics."""
+    return {
+        "version": OFFSET_VERSION,
+        "cut": cut.nested(),
+        "start": start.nested(),
+        "cluster": cluster,
+        "topics": dict(topics),
+    }
+
+
+def check_offset(offset: Mapping[str, Any]) -> None:
+    """Raises Fatal for an offset in a checkpoint of a newer Frazil."""
+    format_version.check(
+        "read an offset in Spark's checkpoint", offset.get("version"), OFFSET_VERSION
+    )
 
 
 class RangeDataSource(DataSource):
@@ -129,8 +155,6 @@ def options(
 
 
 class RangeStreamReader(DataSourceStreamReader):
-    """Offsets as Spark keeps them: the cut, the stream's first cut, and the topics' identity."""
-
     def __init__(self, plan: Mapping[str, Any]) -> None:
         self._plan = plan
         self._planner: Planner | None = None
@@ -154,12 +178,7 @@ class RangeStreamReader(DataSourceStreamReader):
 
     def _offset(self, cut: Cut) -> dict[str, Any]:
         known = self._planner.known if self._planner else self._origin
-        return {
-            "cut": cut.nested(),
-            "start": self._start.nested(),
-            "cluster": known.cluster,
-            "topics": dict(known.topics),
-        }
+        return spark_offset(cut, start=self._start, cluster=known.cluster, topics=known.topics)
 
     def _advance(self) -> None:
         """One step, or none while Kafka is unavailable, for at most the configured patience."""
@@ -199,6 +218,11 @@ class RangeStreamReader(DataSourceStreamReader):
         return True
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        try:
+            check_offset(start)
+            check_offset(end)
+        except FrazilError as error:
+            raise encode_for_spark(error) from None
         begin, reach = Cut.of(start["cut"]), Cut.of(end["cut"])
         if start == end:
             # Spark's first call for a restarted query, with its position. Start and topic identity

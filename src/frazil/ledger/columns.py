@@ -20,7 +20,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from frazil.errors import Fatal
-from frazil.ledger.entry import PREFIX, VERSIONS, OutcomeCounts, base_of, names_of, parse
+from frazil.format_version import KEY
+from frazil.ledger.entry import PREFIX, VERSION, OutcomeCounts, base_of, parse, partitions_of
 from frazil.ledger.packing import Numbers, PackedVectors, TopicNames
 from frazil.offsets import BATCHES, Partition
 
@@ -99,7 +100,7 @@ def of_rows(rows: pa.Table | Iterable[pa.Table]) -> RangeColumns:
     """Columns of index rows: `topic`, `partition`, `start_offset`, `end_offset` and the outcomes.
 
     Fast if rows are sorted, or come file by file as the sink writes its index; an iterable of files
-    also saves memory. An outcome without a column, in an older index, counts as 0.
+    also saves memory. An outcome without a column (`elsewhere`) counts as 0.
     """
     if isinstance(rows, pa.Table):
         pieces = _rows(pa.Table.from_batches([batch]) for batch in rows.to_batches())
@@ -306,23 +307,23 @@ def _none(count: int) -> Numbers:
 
 def _entries(summaries: Sequence[Mapping[str, str]], place: int) -> RangeColumns:
     names = TopicNames()
-    ranges, unwritten, rest = PackedVectors(names), PackedVectors(names), PackedVectors(names)
+    ranges, outcomes, remainder = (PackedVectors(names) for _ in range(3))
     rows = np.zeros(len(summaries), np.int64)
     for i, summary in enumerate(summaries):
-        if summary[PREFIX + "version"] not in VERSIONS:
-            raise ValueError(summary[PREFIX + "version"])
-        parts, _ = names_of(summary)
+        if summary[KEY] != VERSION:
+            raise ValueError(summary[KEY])
+        parts, _ = partitions_of(summary)
         block = names.block(parts) if parts else None
         ranges.add(i, summary[PREFIX + "ranges"], block, base_of(summary, len(parts))[0])
         width = 0
-        if (text := summary.get(PREFIX + "unwritten")) is not None:
-            width = unwritten.add(i, text, block)
-        text = summary.get(PREFIX + "rest")
-        if text is not None and (rest.add(i, text, block) != width or not width):
-            raise ValueError("other outcomes are the rest than there are counts of")
-        if (text := summary.get(PREFIX + "rows")) is not None:
+        if (text := summary.get(PREFIX + "outcomes")) is not None:
+            width = outcomes.add(i, text, block)
+        text = summary.get(PREFIX + "remainder")
+        if text is not None and (remainder.add(i, text, block) != width or not width):
+            raise ValueError("other outcomes are the remainder than there are counts of")
+        if (text := summary.get(PREFIX + "rows-without-offset")) is not None:
             rows[i] = int(text)
-    if ranges.widths - {2} or max(unwritten.widths, default=0) >= len(FATES):
+    if ranges.widths - {2} or max(outcomes.widths, default=0) >= len(FATES):
         raise ValueError("more or fewer numbers than there are names for")
     entry, key, start, end = ranges.columns(2)
     partitions, ranks = names.ranks()
@@ -334,8 +335,8 @@ def _entries(summaries: Sequence[Mapping[str, str]], place: int) -> RangeColumns
     if (entry[1:] < entry[:-1]).any():  # readable and packed entries are mixed
         order = np.lexsort((entry, key))
     key, entry, start, end = (column[order] for column in (key, entry, start, end))
-    fates = _aligned(unwritten, ranks, entry, key, len(summaries))
-    marks = _aligned(rest, ranks, entry, key, len(summaries))
+    fates = _aligned(outcomes, ranks, entry, key, len(summaries))
+    marks = _aligned(remainder, ranks, entry, key, len(summaries))
     _restore(fates, marks, end - start)
     written = end - start
     for fate in fates:
@@ -373,19 +374,20 @@ def _aligned(
     return columns
 
 
-def _restore(fates: list[Numbers], marks: Sequence[Numbers], rest: NDArray[np.int64]) -> None:
-    """Restore the counts that were stored as the rest of a range. `rest`: the lengths; modified."""
+def _restore(fates: list[Numbers], marks: Sequence[Numbers], remainder: NDArray[np.int64]) -> None:
+    """Restore the counts that were stored as the remainder of a range. `remainder`: the lengths;
+    modified."""
     marked = [i for i, mark in enumerate(marks) if mark.strides[0]]
     if not marked:
         return
     for fate in fates:
         if fate.strides[0]:
-            rest -= fate
+            remainder -= fate
     table = np.stack([marks[i] for i in marked])
     if table.min() < 0 or table.sum(axis=0).max() > 1:
-        raise ValueError("expected at most one outcome of a range as its rest")
+        raise ValueError("expected at most one outcome of a range as its remainder")
     for i in marked:
-        fates[i] = np.where(marks[i] != 0, rest, fates[i])
+        fates[i] = np.where(marks[i] != 0, remainder, fates[i])
 
 
 # ── index rows ───────────────────────────────────────────────────────────────────────────────────

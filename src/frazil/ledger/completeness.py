@@ -54,7 +54,7 @@ COLUMNS = (
     "partition",
     "event_time_low",
     "event_time_high",
-    "window_start",
+    "started_at",
     "committed_at",
     "complete_until",
 )
@@ -214,7 +214,7 @@ def recalled(
     """The marks and the completeness of one sink, from its index rows."""
     frame = pl.DataFrame(rows).lazy()
     low, high = (pl.col(f"event_time_{name}").dt.epoch("us") for name in ("low", "high"))
-    began = pl.coalesce("window_start", "committed_at").dt.epoch("us")
+    began = pl.coalesce("started_at", "committed_at").dt.epoch("us")
     limit = began + rules.ahead
     counts = pl.when(high <= limit).then(high).when(low <= limit).then(low)  # as `believed`
     stands = (
@@ -225,7 +225,7 @@ def recalled(
         .agg(pl.max("high"), pl.max("since"))
     )
     until = frame.select(pl.max("complete_until").dt.epoch("us"))
-    known = "complete_until" in rows.column_names  # missing in an index of an older Frazil
+    known = "complete_until" in rows.column_names  # a column that was dropped
     return {
         Partition(topic, number): CompletenessMark(high, since)
         for topic, number, high, since in stands.collect().rows()

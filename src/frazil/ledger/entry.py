@@ -2,43 +2,50 @@
 
 Each commit of a sink writes one `LedgerEntry` to the snapshot's summary, with these keys:
 
-    frazil.version     format of these keys
-    frazil.sink        id of the sink
-    frazil.epoch       epoch of the sink
-    frazil.commit-id   ids of the staged batches in it, made before the commit
-    frazil.batches     first and last batch number
-    frazil.ranges      begin and end offset of every partition of the sink
-    frazil.counts      read, written, rejected, skipped, invisible
-    frazil.unwritten   rejected, skipped, invisible, merged and elsewhere per partition, where not
-                       all are 0
-    frazil.rest        in a large entry: per partition the outcome with the largest count, if that
-                       is not `written`. `unwritten` then has the count of written offsets in its
-                       place, and the largest count is the remainder of the range
-    frazil.keys        number of keys whose older rows it deleted; upsert tables only
-    frazil.rows        rows that have no single offset: from aggregations, joins, other sources
-    frazil.source      positions of Spark's sources before and after, as Spark encodes them
-    frazil.topics      topic → topic id
-    frazil.cluster     cluster id
-    frazil.leaders     leader epoch of the last record batch below each partition's position, if
-                       known: detects a log that was truncated and grew again (KIP-320)
-    frazil.schema-id   the table schema that was written
-    frazil.watermark   lowest and highest event time (microseconds)
-    frazil.doubt       the outcome of commits in flight before this epoch is unknown; only in
-                       claims, see `LedgerHead`
-    frazil.index       name of the offset index, for audits that start from the table
-    frazil.note        an operator's change to the stream: by whom, when and why
-    frazil.tables      table → uuid, or the name of the index property that contains this mapping if
-                       there are many; only in the index, whose position depends on these tables
-    frazil.names       in a large entry: the table property with its partitions and topic ids
-    frazil.base        in a large entry: the table property with the offsets its ranges start from
+    frazil.format-version        version of these keys: 1
+    frazil.sink                  id of the sink
+    frazil.epoch                 epoch of the sink
+    frazil.commit-id             ids of the staged batches in it, made before the commit
+    frazil.batches               first and last batch number
+    frazil.ranges                begin and end offset of every partition of the sink
+    frazil.counts                totals: read, written, and every other outcome that is not 0
+    frazil.outcomes              rejected, skipped, invisible, merged, elsewhere and lost per
+                                 partition, where not all are 0; trailing zeros are omitted after
+                                 the third
+    frazil.remainder             in a large entry: per partition the outcome with the largest count,
+                                 if that is not `written`. `outcomes` then has the count of written
+                                 offsets in its place; the largest count is the remainder of the
+                                 range
+    frazil.keys                  number of keys whose older rows it deleted; upsert tables only
+    frazil.rows-without-offset   rows that have no single offset: from aggregations, joins, other
+                                 sources
+    frazil.source                positions of Spark's sources before and after (`spark.checkpoint`)
+    frazil.topics                topic → topic id
+    frazil.cluster               cluster id
+    frazil.leader-epochs         leader epoch of the last record batch below each partition's
+                                 position, if known: detects a log that was truncated and grew again
+                                 (KIP-320)
+    frazil.schema-id             the table schema that was written
+    frazil.event-time            lowest and highest event time (microseconds)
+    frazil.unknown-before-epoch  the outcome of commits in flight before this epoch is unknown; only
+                                 in claims, see `LedgerHead`
+    frazil.index                 name of the offset index, for audits that start from the table
+    frazil.operator-note         an operator's change to the stream: an `OperatorNote`
+    frazil.tables                table → uuid, or the name of the index property that contains this
+                                 mapping if there are many; only in the index, whose position
+                                 depends on these tables
+    frazil.partitions            in a large entry: the table property with its partitions and topic
+                                 ids
+    frazil.base                  in a large entry: the table property with the offsets its ranges
+                                 start from
 
 The newest entry of a sink in a branch's ancestry is that sink's position in the table.
 
 A short entry is readable JSON. With many partitions the numbers are packed, and values common to
 all entries are stored once, in properties of the table:
 
-    frazil.names.<sink>.<epoch>.<digest>   topics, their ids, and their partitions
-    frazil.base.<sink>.<epoch>.<digest>    an offset for each of them
+    frazil.partitions.<sink>.<epoch>.<digest>   topics, their ids, and their partitions
+    frazil.base.<sink>.<epoch>.<digest>         an offset for each of them
 
 `epoch` is the epoch that wrote the property, `digest` the digest of its text: a property never
 changes, and a missing or altered one is an error. `summary()` returns entry and properties in one
@@ -59,20 +66,20 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from frazil import format_version
 from frazil.errors import Fatal
 from frazil.ledger.packing import PACKED, based, pack, unpack
 from frazil.offsets import BATCHES, Cut, Partition, Range
 
 PREFIX = "frazil."
-VERSION = "3"
-#: Supported formats. Format 2 has no `rest`, and is otherwise the same.
-VERSIONS = ("2", VERSION)
+#: Version of an entry, and of the table properties that it refers to.
+VERSION = "1"
 #: Maximum characters of a partition value that is kept as readable JSON.
 _READABLE = 1024
 #: Maximum size of an entry, keys and values, before it gets a new base.
 _MOST = 4096
 #: Kinds of values stored in table properties.
-_KEPT = ("names", "base")
+_KEPT = ("partitions", "base")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,14 +136,14 @@ _FATES = ("rejected", "skipped", "invisible", "merged", "elsewhere", "lost")
 class OperatorNote:
     """An operator's signed change to a stream."""
 
-    #: the command: `accept-loss`, `adopt-topic` or `seek`
-    did: str
+    #: `accept-loss`, `adopt-topic`, `seek` or `confirm`
+    command: str
     by: str
     #: ISO 8601, UTC
     at: str
-    why: str
-    #: the result
-    says: str = ""
+    reason: str
+    #: what the command did
+    result: str = ""
 
     def text(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"))
@@ -148,10 +155,10 @@ class OperatorNote:
             note = OperatorNote(**json.loads(text or ""))
         except (ValueError, TypeError):
             return None
-        return note if note.did and note.by and note.at and note.why else None
+        return note if note.command and note.by and note.at and note.reason else None
 
     def __str__(self) -> str:
-        return f"{self.did} by {self.by}, {self.at}: {self.why}"
+        return f"{self.command} by {self.by}, {self.at}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +169,8 @@ class LedgerEntry:
     batches: tuple[int, int]
     begin: Cut
     end: Cut
-    unwritten: Mapping[Partition, OutcomeCounts] = field(default_factory=dict)
+    #: outcomes other than written, of partitions that have any
+    outcomes: Mapping[Partition, OutcomeCounts] = field(default_factory=dict)
     topics: Mapping[str, str] = field(default_factory=dict)
     cluster: str = ""
     schema_id: int = 0
@@ -175,7 +183,8 @@ class LedgerEntry:
     index: str = ""
     #: None: not an upsert table
     keys: int | None = None
-    doubt: int = 0
+    #: the outcome of batches staged before this epoch is unknown; 0: of none
+    unknown_before: int = 0
     #: an `OperatorNote`, as text
     note: str = ""
     leaders: Mapping[Partition, int] = field(default_factory=dict)
@@ -198,7 +207,7 @@ class LedgerEntry:
         """I3 by construction: offsets without another outcome were written."""
         if partition == BATCHES:
             return OutcomeCounts(written=self.rows)
-        other = self.unwritten.get(partition, OutcomeCounts())
+        other = self.outcomes.get(partition, OutcomeCounts())
         length = self.end[partition] - self.begin[partition]
         return replace(other, written=length - other.offsets)
 
@@ -208,10 +217,10 @@ class LedgerEntry:
 
     def summary(self) -> dict[str, str]:
         total = self.total
-        fates = [fate for fate in _FATES if fate != "lost" or total.lost]
+        fates = [fate for fate in _FATES if getattr(total, fate)]
         counts = {name: getattr(total, name) for name in ("read", "written", *fates)}
         values = {
-            "version": VERSION,
+            "format-version": VERSION,
             "sink": self.sink,
             "epoch": str(self.epoch),
             "commit-id": ",".join(self.commit_ids),
@@ -221,19 +230,19 @@ class LedgerEntry:
             "schema-id": str(self.schema_id),
         }
         if self.rows:
-            values["rows"] = str(self.rows)
+            values["rows-without-offset"] = str(self.rows)
         if any(self.source):
             values["source"] = json.dumps(self.source, separators=(",", ":"))
         if self.watermark:
-            values["watermark"] = f"{self.watermark[0]}..{self.watermark[1]}"
+            values["event-time"] = f"{self.watermark[0]}..{self.watermark[1]}"
         if self.keys is not None:
             values["keys"] = str(self.keys)
-        if self.doubt:
-            values["doubt"] = str(self.doubt)
+        if self.unknown_before:
+            values["unknown-before-epoch"] = str(self.unknown_before)
         if self.index:
             values["index"] = self.index
         if self.note:
-            values["note"] = self.note
+            values["operator-note"] = self.note
         if self.tables:
             tables = self.tables if isinstance(self.tables, str) else dict(self.tables)
             values["tables"] = json.dumps(tables, separators=(",", ":"))
@@ -247,19 +256,19 @@ class LedgerEntry:
             "ranges": _json({p: (self.begin[p], end) for p, end in self.end.items()}),
             "topics": json.dumps(dict(self.topics), separators=(",", ":")),
         }
-        if self.unwritten:
-            values["unwritten"] = _json(
-                {p: [getattr(c, fate) for fate in fates] for p, c in self.unwritten.items()}
+        if self.outcomes:
+            values["outcomes"] = _json(
+                {p: [getattr(c, fate) for fate in fates] for p, c in self.outcomes.items()}
             )
         if self.leaders:
-            values["leaders"] = _json({p: (epoch,) for p, epoch in self.leaders.items()})
+            values["leader-epochs"] = _json({p: (epoch,) for p, epoch in self.leaders.items()})
         if max(map(len, values.values())) <= _READABLE:
             return values
         parts = tuple(self.end)
         names = _names_text(parts, self.topics)
-        key = self._key("names", names)
-        values = {"names": _reference(key)}
-        if self.unwritten:
+        key = self._key("partitions", names)
+        values = {"partitions": _reference(key)}
+        if self.outcomes:
             values |= self._outcomes(parts, fates)
         return {
             **values,
@@ -268,10 +277,10 @@ class LedgerEntry:
         }
 
     def _outcomes(self, parts: Sequence[Partition], fates: Sequence[str]) -> dict[str, str]:
-        """Counts per partition. The largest is omitted: it is the rest of the range's length."""
+        """Counts per partition. The largest is omitted: it is the remainder of the range."""
         nothing = OutcomeCounts()
-        unwritten = [self.unwritten.get(p, nothing) for p in parts]
-        counts = np.array([[getattr(c, fate) for c in unwritten] for fate in fates], np.int64)
+        others = [self.outcomes.get(p, nothing) for p in parts]
+        counts = np.array([[getattr(c, fate) for c in others] for fate in fates], np.int64)
         lengths = np.array([self.end[p] - self.begin[p] for p in parts], np.int64)
         every = np.vstack([lengths - counts.sum(axis=0), counts])
         # Ties (an empty range has only zeros) go to the outcome with the most offsets in the
@@ -280,10 +289,10 @@ class LedgerEntry:
         largest = order[every[order].argmax(axis=0)]
         largest[[p == BATCHES for p in parts]] = 0  # rows of batches are not counted by offsets
         marks = largest == np.arange(1, len(every))[:, None]
-        plain = {"unwritten": pack(counts)}
+        plain = {"outcomes": pack(counts)}
         short = {
-            "unwritten": pack(np.where(marks, every[0], counts)),
-            "rest": pack(marks.astype(np.int64)),
+            "outcomes": pack(np.where(marks, every[0], counts)),
+            "remainder": pack(marks.astype(np.int64)),
         }
         return min(plain, short, key=_size)
 
@@ -294,7 +303,7 @@ class LedgerEntry:
         bases = (text for key, text in self.kept.items() if key.startswith(f"{PREFIX}base."))
         before = next((text for text in bases if text.startswith(_digest(names))), "")
         start, led = _base(before, len(parts)) if before else _nothing(len(parts))
-        values = {"ranges": pack([begins - start, lengths]), "leaders": pack([leaders - led])}
+        values = {"ranges": pack([begins - start, lengths]), "leader-epochs": pack([leaders - led])}
         if before:
             key = self._key("base", before)
             values |= {"base": _reference(key), key.removeprefix(PREFIX): before}
@@ -304,7 +313,7 @@ class LedgerEntry:
         key = self._key("base", fresh)
         again = {
             "ranges": pack([begins * 0, lengths]),
-            "leaders": pack([leaders * 0]),
+            "leader-epochs": pack([leaders * 0]),
             "base": _reference(key),
             key.removeprefix(PREFIX): fresh,
         }
@@ -332,23 +341,19 @@ def parse(summary: Mapping[str, str]) -> LedgerEntry | None:
     sink = summary.get(PREFIX + "sink")
     if sink is None:
         return None
-    version = summary.get(PREFIX + "version")
-    if version not in VERSIONS:
-        raise Fatal(
-            f"cannot read a ledger entry of sink {sink}: expected format version "
-            f"{' or '.join(VERSIONS)}, found {version}",
-            hint="use the newer Frazil that wrote it",
-        )
+    format_version.check(
+        f"read a ledger entry of sink {sink}", summary.get(format_version.KEY), VERSION
+    )
 
     def value(key: str) -> str:
         return summary[PREFIX + key]
 
     try:
-        parts, topics = names_of(summary)
+        parts, topics = partitions_of(summary)
         base = base_of(summary, len(parts))
         ranges = _decode(value("ranges"), parts, base[0])
         first, last = value("batches").split("..")
-        low, _, high = summary.get(PREFIX + "watermark", "").partition("..")
+        low, _, high = summary.get(PREFIX + "event-time", "").partition("..")
         return LedgerEntry(
             sink=sink,
             epoch=int(value("epoch")),
@@ -356,9 +361,9 @@ def parse(summary: Mapping[str, str]) -> LedgerEntry | None:
             batches=(int(first), int(last)),
             begin=Cut({p: begin for p, (begin, _) in ranges.items()}),
             end=Cut({p: end for p, (_, end) in ranges.items()}),
-            unwritten={
+            outcomes={
                 p: OutcomeCounts(0, *numbers)
-                for p, numbers in _unwritten(summary, parts, ranges).items()
+                for p, numbers in _other_outcomes(summary, parts, ranges).items()
                 if any(numbers)
             },
             topics=topics if topics is not None else json.loads(value("topics")),
@@ -366,16 +371,16 @@ def parse(summary: Mapping[str, str]) -> LedgerEntry | None:
             schema_id=int(value("schema-id")),
             watermark=(int(low), int(high)) if high else None,
             tables=json.loads(summary.get(PREFIX + "tables", "{}")),
-            rows=int(summary.get(PREFIX + "rows", 0)),
+            rows=int(summary.get(PREFIX + "rows-without-offset", 0)),
             source=tuple(json.loads(summary.get(PREFIX + "source", '["",""]'))),
             index=summary.get(PREFIX + "index", ""),
             keys=int(summary[PREFIX + "keys"]) if PREFIX + "keys" in summary else None,
-            doubt=int(summary.get(PREFIX + "doubt", 0)),
-            note=summary.get(PREFIX + "note", ""),
+            unknown_before=int(summary.get(PREFIX + "unknown-before-epoch", 0)),
+            note=summary.get(PREFIX + "operator-note", ""),
             leaders={
                 p: epoch
                 for p, (epoch,) in _decode(
-                    summary.get(PREFIX + "leaders", "{}"), parts, base[1]
+                    summary.get(PREFIX + "leader-epochs", "{}"), parts, base[1]
                 ).items()
                 if epoch >= 0
             },
@@ -418,8 +423,7 @@ def head(history: Iterable[Snapshot], sink: str, witness: Snapshot | None = None
     """The newest entry of `sink` in a branch's ancestry (newest snapshot first)."""
     oldest: Snapshot | None = None
     for snapshot in history:
-        entry = parse(snapshot.summary)
-        if entry is not None and entry.sink == sink:
+        if (entry := own_entry(snapshot, sink)) is not None:
             return LedgerHead(entry, snapshot, complete=True)
         oldest = snapshot
     if oldest is None or oldest.parent is None:
@@ -427,8 +431,8 @@ def head(history: Iterable[Snapshot], sink: str, witness: Snapshot | None = None
     # The ancestry ends at an expired parent. The tagged snapshot counts only if it is older than
     # all remaining ones: otherwise it is no ancestor, because the branch was moved away from it.
     if witness is not None and witness.sequence < oldest.sequence:
-        entry = parse(witness.summary)
-        if entry is not None and entry.sink == sink:
+        entry = own_entry(witness, sink)
+        if entry is not None:
             return LedgerHead(entry, witness, True, oldest.parent != witness.id, oldest.parent)
     return LedgerHead(None, None, complete=False, missing=oldest.parent)
 
@@ -436,9 +440,13 @@ def head(history: Iterable[Snapshot], sink: str, witness: Snapshot | None = None
 def entries(history: Iterable[Snapshot], sink: str) -> Iterable[tuple[LedgerEntry, Snapshot]]:
     """All entries of a sink, newest first."""
     for snapshot in history:
-        entry = parse(snapshot.summary)
-        if entry is not None and entry.sink == sink:
+        if (entry := own_entry(snapshot, sink)) is not None:
             yield entry, snapshot
+
+
+def own_entry(snapshot: Snapshot, sink: str) -> LedgerEntry | None:
+    """The snapshot's entry, if it is the sink's. Entries of other sinks may have a newer format."""
+    return parse(snapshot.summary) if snapshot.summary.get(PREFIX + "sink") == sink else None
 
 
 # ── entries and the properties they refer to ─────────────────────────────────────────────────────
@@ -505,13 +513,13 @@ def _kept(summary: Mapping[str, str], kind: str) -> str:
     return text
 
 
-def names_of(
+def partitions_of(
     summary: Mapping[str, str],
 ) -> tuple[tuple[Partition, ...], dict[str, str] | None]:
     """The partitions of a large entry, in order, and topic → topic id; empty for a short one."""
-    if PREFIX + "names" not in summary:
+    if PREFIX + "partitions" not in summary:
         return (), None
-    parts, ids = _names(_kept(summary, "names"))
+    parts, ids = _names(_kept(summary, "partitions"))
     return parts, dict(ids)
 
 
@@ -520,7 +528,7 @@ def base_of(summary: Mapping[str, str], count: int) -> NDArray[np.int64]:
     if PREFIX + "base" not in summary:
         return _nothing(count)
     text = _kept(summary, "base")
-    if not text.startswith(_digest(_kept(summary, "names"))):
+    if not text.startswith(_digest(_kept(summary, "partitions"))):
         raise Fatal(
             f"cannot read a ledger entry of sink {summary[PREFIX + 'sink']}: its base is "
             "of other partitions"
@@ -589,19 +597,19 @@ def _json(vectors: Mapping[Partition, Sequence[int]]) -> str:
     return json.dumps(nested, separators=(",", ":"))
 
 
-def _unwritten(
+def _other_outcomes(
     summary: Mapping[str, str],
     parts: Sequence[Partition],
     ranges: Mapping[Partition, Sequence[int]],
 ) -> dict[Partition, tuple[int, ...]]:
-    counts = _decode(summary.get(PREFIX + "unwritten", "{}"), parts)
-    for p, marks in _decode(summary.get(PREFIX + "rest", "{}"), parts).items():
+    counts = _decode(summary.get(PREFIX + "outcomes", "{}"), parts)
+    for p, marks in _decode(summary.get(PREFIX + "remainder", "{}"), parts).items():
         if sum(marks) > 1 or not {*marks} <= {0, 1}:
-            raise ValueError(f"expected at most one outcome of {p} as the rest, found {marks}")
+            raise ValueError(f"expected at most one outcome of {p} as the remainder, found {marks}")
         begin, end = ranges[p]
-        rest = end - begin - sum(counts[p])
+        remainder = end - begin - sum(counts[p])
         counts[p] = tuple(
-            rest if mark else count for count, mark in zip(counts[p], marks, strict=True)
+            remainder if mark else count for count, mark in zip(counts[p], marks, strict=True)
         )
     return counts
 

@@ -37,19 +37,19 @@ COLUMNS = pa.schema(
         pa.field("rejected", pa.int64(), nullable=False),
         pa.field("skipped", pa.int64(), nullable=False),
         pa.field("invisible", pa.int64(), nullable=False),
-        pa.field("merged", pa.int64()),
+        pa.field("merged", pa.int64(), nullable=False),
+        pa.field("lost", pa.int64(), nullable=False),
         pa.field("min_offset", pa.int64()),
         pa.field("max_offset", pa.int64()),
         pa.field("event_time_low", _TIME),
         pa.field("event_time_high", _TIME),
-        pa.field("window_start", _TIME),
+        pa.field("started_at", _TIME),
         pa.field("epoch", pa.int64(), nullable=False),
         pa.field("commit_id", pa.large_string(), nullable=False),
         pa.field("snapshot_id", pa.int64()),
         pa.field("committed_at", _TIME, nullable=False),
         pa.field("complete_until", _TIME),  # see `ledger.completeness`
-        pa.field("lost", pa.int64()),
-        pa.field("signed", pa.large_string()),  # see `entry.OperatorNote`
+        pa.field("operator_note", pa.large_string()),  # see `entry.OperatorNote`
     ]
 )
 
@@ -80,6 +80,7 @@ def rows(located: Sequence[Located], complete: Mapping[str, int | None] | None =
                     tally.skipped,
                     tally.invisible,
                     tally.merged,
+                    tally.lost,
                     *seen,
                     *span,
                     batch.window_start_ms * 1000 or None,
@@ -88,7 +89,6 @@ def rows(located: Sequence[Located], complete: Mapping[str, int | None] | None =
                     (snapshots[name].id or None) if name != STREAM else None,
                     now,
                     (complete or {}).get(batch.commit_id),
-                    tally.lost,
                     batch.note or None,
                 )
             )
@@ -109,7 +109,7 @@ def write(
 
 def put(shape: WriterSpec, prefix: str, rows: pa.Table) -> list[str]:
     """Write rows of an index to data files. Returns their descriptors."""
-    target = shape.arrow  # an older index may lack columns, any index may have more
+    target = shape.arrow  # an index may have more columns, or lack optional ones
     lacking = [field for field in target if field.name not in rows.column_names]
     for field in lacking:
         if not field.nullable:

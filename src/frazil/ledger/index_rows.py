@@ -46,7 +46,7 @@ COLUMNS = (
     "commit_id",
     "snapshot_id",
     "lost",
-    "signed",
+    "operator_note",
 )
 #: Columns that are the same in all rows of a commit.
 _FACTS = ("snapshot_id", "batch", "epoch")
@@ -168,10 +168,10 @@ def _told(rows: pa.Table) -> IndexRows:
 
 
 def _notes(rows: pa.Table) -> tuple[tuple[Range, str], ...]:
-    if "signed" not in rows.column_names or rows["signed"].null_count == len(rows):
+    if "operator_note" not in rows.column_names or rows["operator_note"].null_count == len(rows):
         return ()
-    noted = rows.filter(pc.is_valid(rows["signed"]))
-    names = ("topic", "partition", "start_offset", "end_offset", "signed")
+    noted = rows.filter(pc.is_valid(rows["operator_note"]))
+    names = ("topic", "partition", "start_offset", "end_offset", "operator_note")
     return tuple(
         (Range(Partition(topic, number), start, max(start, end)), note)
         for topic, number, start, end, note in zip(

@@ -34,6 +34,11 @@ def known_tables(index: ReadableIndex, sink: str) -> dict[str, str]:
     return announced_tables(entry.tables, index.properties)
 
 
+def tables_text(uuids: Mapping[str, str]) -> str:
+    """The text of the index property with table → uuid."""
+    return json.dumps(dict(uuids), separators=(",", ":"))
+
+
 def announced_tables(
     tables: Mapping[str, str] | str, properties: Mapping[str, str]
 ) -> dict[str, str]:

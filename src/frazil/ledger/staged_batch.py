@@ -4,19 +4,40 @@ Iceberg manifests list all data files of a batch; this small record contains the
 ranges and the counts. Once it is stored, any later epoch of the sink can commit the batch without
 reading Kafka again. A record has a checksum: a torn or altered record does not count as staged, and
 the batch is read again.
+
+A record is two lines: the SHA-256 of the second, and JSON with these keys:
+
+    version           version of these keys: 1
+    sink, epoch       sink id, and the epoch that staged it
+    batch             batch number
+    commit-id         its id in the ledger
+    begin, end        topic → partition → offset
+    topics, cluster   topic → topic id; cluster id
+    staged-at-ms, started-at-ms   when it was staged, and when its epoch began to process it
+    source            positions of Spark's sources before and after; empty texts without any
+    operator-note     an operator's note, or empty
+    leader-epochs     topic → partition → leader epoch, where known
+    outcomes          counts by range, over all tables; empty if there is only one table
+    tables            per table: name, uuid, schema-id, manifests (Iceberg's encoding, base64),
+                      manifest-paths, files, bytes, keys, and outcomes (counts by range)
+
+Counts by range are lists: topic, partition, start, end, written, rejected, skipped, invisible,
+merged, lost, [lowest, highest] offset with a record or null, [lowest, highest] event time or null.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from frazil import format_version
 from frazil.errors import Fatal
 from frazil.offsets import BATCHES, Cut, Partition, Range
 
+#: Version of a batch record.
 VERSION = 1
 
 
@@ -121,29 +142,29 @@ def dump(batch: StagedBatch) -> bytes:
             "version": VERSION,
             "sink": batch.sink,
             "epoch": batch.epoch,
-            "number": batch.number,
+            "batch": batch.number,
             "commit-id": batch.commit_id,
             "begin": batch.begin.nested(),
             "end": batch.end.nested(),
             "topics": dict(batch.topics),
             "cluster": batch.cluster,
             "staged-at-ms": batch.staged_at_ms,
-            "window-start-ms": batch.window_start_ms,
+            "started-at-ms": batch.window_start_ms,
             "source": batch.source,
-            "note": batch.note,
-            "leaders": Cut(batch.leaders).nested(),
-            "total": [range_counts_values(tally) for tally in batch.total],
+            "operator-note": batch.note,
+            "leader-epochs": Cut(batch.leaders).nested(),
+            "outcomes": [range_counts_values(tally) for tally in batch.total],
             "tables": [
                 {
                     "name": table.name,
                     "uuid": table.uuid,
                     "schema-id": table.schema_id,
                     "manifests": table.manifests,
-                    "paths": table.paths,
+                    "manifest-paths": table.paths,
                     "files": table.files,
                     "bytes": table.bytes,
-                    "tallies": [range_counts_values(tally) for tally in table.tallies],
                     "keys": table.keys,
+                    "outcomes": [range_counts_values(tally) for tally in table.tallies],
                 }
                 for table in batch.tables
             ],
@@ -160,11 +181,7 @@ def load(stored: bytes, path: str = "") -> StagedBatch | None:
         return None
     record = json.loads(body)
     version = record.get("version") if isinstance(record, dict) else None
-    if version != VERSION:
-        raise Fatal(
-            f"cannot read staged batch {path}: expected version {VERSION}, found {version}",
-            hint="use the Frazil that staged it",
-        )
+    format_version.check(f"read staged batch {path}", version, VERSION)
     try:
         return _batch(record)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -180,29 +197,29 @@ def _batch(record: Mapping[str, Any]) -> StagedBatch:
     return StagedBatch(
         sink=record["sink"],
         epoch=record["epoch"],
-        number=record["number"],
+        number=record["batch"],
         commit_id=record["commit-id"],
         begin=Cut.of(record["begin"]),
         end=Cut.of(record["end"]),
         topics=record["topics"],
         cluster=record["cluster"],
         staged_at_ms=record["staged-at-ms"],
-        window_start_ms=record["window-start-ms"],
-        source=tuple(record.get("source", ("", ""))),
-        note=record.get("note", ""),
-        leaders=dict(Cut.of(record.get("leaders", {}))),
-        total=tuple(range_counts_of(values) for values in record.get("total", ())),
+        window_start_ms=record["started-at-ms"],
+        source=tuple(record["source"]),
+        note=record["operator-note"],
+        leaders=dict(Cut.of(record["leader-epochs"])),
+        total=tuple(range_counts_of(values) for values in record["outcomes"]),
         tables=tuple(
             StagedTable(
                 name=table["name"],
                 uuid=table["uuid"],
                 schema_id=table["schema-id"],
                 manifests=tuple(table["manifests"]),
-                paths=tuple(table["paths"]),
+                paths=tuple(table["manifest-paths"]),
                 files=table["files"],
                 bytes=table["bytes"],
-                tallies=tuple(range_counts_of(values) for values in table["tallies"]),
-                keys=table.get("keys", 0),
+                tallies=tuple(range_counts_of(values) for values in table["outcomes"]),
+                keys=table["keys"],
             )
             for table in record["tables"]
         ),
@@ -221,21 +238,25 @@ def range_counts_values(tally: RangeCounts) -> list[object]:
         tally.skipped,
         tally.invisible,
         tally.merged,
-        *([tally.lost] if tally.lost else []),
+        tally.lost,
         tally.seen,
         tally.watermark,
     ]
 
 
-def range_counts_of(values: list[object]) -> RangeCounts:
-    topic, number, start, end, *counts, seen, watermark = values
-    counts += [0] * (6 - len(counts))  # older records lack `merged`, and most lack `lost`
-    return RangeCounts(  # type: ignore[call-arg]
-        Range(Partition(topic, number), start, end),  # type: ignore[arg-type]
-        *counts[:5],  # type: ignore[arg-type]
-        tuple(seen) if seen else None,  # type: ignore[arg-type]
-        tuple(watermark) if watermark else None,  # type: ignore[arg-type]
-        counts[5],
+def range_counts_of(values: Sequence[Any]) -> RangeCounts:
+    topic, number, start, end, written, rejected, skipped, invisible, merged, *more = values
+    lost, seen, watermark = more
+    return RangeCounts(
+        Range(Partition(topic, number), start, end),
+        written,
+        rejected,
+        skipped,
+        invisible,
+        merged,
+        tuple(seen) if seen else None,
+        tuple(watermark) if watermark else None,
+        lost,
     )
 
 

@@ -37,7 +37,7 @@ _EVERY = 1.0
 #: Number of partitions shown one by one; JSON lists all.
 _SHOWN = 20
 _NO_LIMIT = 2**60
-_LOST = ("topic", "partition", "start_offset", "end_offset", "lost", "signed")
+_LOST = ("topic", "partition", "start_offset", "end_offset", "lost", "operator_note")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,15 +142,13 @@ def answer(
 
 
 def _given_up(rows: pa.Table) -> tuple[tuple[Range, OperatorNote | None], ...]:
-    if "lost" not in rows.column_names:  # an index of an older Frazil
-        return ()
     lost = rows.filter(pc.greater(rows["lost"], 0)).select(_LOST).to_pylist()
     return tuple(
         (
             Range(
                 Partition(row["topic"], row["partition"]), row["start_offset"], row["end_offset"]
             ),
-            OperatorNote.of(row["signed"]),
+            OperatorNote.of(row["operator_note"]),
         )
         for row in lost
     )

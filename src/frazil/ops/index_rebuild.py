@@ -39,7 +39,7 @@ from frazil.iceberg.java_files import LiveFile
 from frazil.iceberg.java_table import JavaTable
 from frazil.iceberg.static_table import DataFile
 from frazil.ledger import index
-from frazil.ledger.entry import PREFIX, LedgerEntry, Snapshot, entries, parse
+from frazil.ledger.entry import PREFIX, LedgerEntry, Snapshot, entries, own_entry
 from frazil.ledger.sink_state import REPLAY, STREAM, announced_tables
 from frazil.offsets import Range
 from frazil.ops.index_rebuild_plan import COLUMNS, LedgerHistory, rebuild
@@ -152,7 +152,7 @@ class _IndexRebuild:
         """The sink's rows of the index as of a snapshot, with deletes applied."""
         name = f"{self._config.catalog.name}.{self._table.name}"
         frame = self._spark.read.option("versionAsOf", str(base.id)).table(name)
-        columns = [name for name in COLUMNS if name in frame.columns]  # an older index lacks some
+        columns = [name for name in COLUMNS if name in frame.columns]  # some may be dropped
         return frame.where(frame["sink"] == self._sink).select(*columns).toArrow()
 
     def _told(
@@ -237,8 +237,8 @@ class _IndexRebuild:
             for snapshot in history:
                 if snapshot.id == base.id:
                     return None
-                other = parse(snapshot.summary)
-                if other is not None and other.sink == self._sink and other.epoch != entry.epoch:
+                other = own_entry(snapshot, self._sink)
+                if other is not None and other.epoch != entry.epoch:
                     return f"sink {self._sink} has started another run"
                 if REBUILD in snapshot.summary or snapshot.operation in ("overwrite", "delete"):
                     return "somebody else changed rows of the index"

@@ -15,7 +15,7 @@ are corrected:
   range is reported.
 
 A rebuilt row stands for all batches of its commit that lost their rows, and has the number of the
-last one. It is recognized by its null `window_start`. Ranges that no snapshot records any more
+last one. It is recognized by its null `started_at`. Ranges that no snapshot records any more
 cannot be rebuilt.
 """
 
@@ -54,7 +54,7 @@ COLUMNS = (
     "invisible",
     "merged",
     "lost",
-    "window_start",
+    "started_at",
     "commit_id",
 )
 _ID = f"{PREFIX}commit-id"
@@ -108,7 +108,7 @@ class _Rows:
         table_rows = rows.take(places)
         self._ids, self._code = codes(table_rows["commit_id"])
         self.places = places
-        self._one = np.asarray(table_rows["window_start"].is_valid().combine_chunks())
+        self._one = np.asarray(table_rows["started_at"].is_valid().combine_chunks())
         spans = of_rows(table_rows)
         bounds = np.searchsorted(spans.key, np.arange(len(spans.partitions) + 1))
         self.parts = {

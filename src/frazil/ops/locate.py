@@ -27,7 +27,7 @@ from frazil.ledger.entry import (
     Snapshot,
     entries,
     head,
-    parse,
+    own_entry,
 )
 from frazil.ledger.sink_state import REPLAY, STREAM, known_tables
 from frazil.offsets import Partition, Range
@@ -47,7 +47,7 @@ _COLUMNS = (
     "invisible",
     "merged",
     "lost",
-    "signed",
+    "operator_note",
     "event_time_low",
     "event_time_high",
     "epoch",
@@ -269,7 +269,7 @@ def _of_index(asked: _Where, rows: Sequence[dict[str, Any]], tables: Sequence[st
         counts=total,
         committed_at=first["committed_at"],
         places=tuple(places),
-        note=OperatorNote.of(first.get("signed")),
+        note=OperatorNote.of(first.get("operator_note")),
     )
 
 
@@ -386,8 +386,8 @@ def _oldest(history: Sequence[Snapshot], sink: str, where: Partition, offset: in
     oldest, last = None, None
     for snapshot in history:
         last = snapshot.id
-        entry = parse(snapshot.summary)
-        if entry is None or entry.sink != sink:
+        entry = own_entry(snapshot, sink)
+        if entry is None:
             continue
         if entry.end.get(where, 0) <= offset:
             return oldest  # None: the table was rolled back to before the offset

@@ -206,7 +206,7 @@ def done(config: Config, spark: SparkSession, plan: OffsetsPlan, note: OperatorN
     assert isinstance(sink.source, InterventionSource)
     decision = sink.source.decision
     return replace(
-        plan, decision=decision, note=replace(note, says=decision.says), epoch=sink.epoch
+        plan, decision=decision, note=replace(note, result=decision.says), epoch=sink.epoch
     )
 
 
@@ -235,7 +235,7 @@ def confirmed(
     doubted = target.doubted(known)
     if note is not None and doubted is not None:
         says = f"{table} holds everything below {spelled_cut(doubted.end)} and nothing beyond"
-        note = replace(note, says=says)
+        note = replace(note, result=says)
         target.confirm(doubted, note.text())
     return {
         "sink": sink,

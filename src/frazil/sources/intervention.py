@@ -335,7 +335,7 @@ class InterventionSource(KafkaSource):
             total=() if self._of_tables(tallies, tables) else tuple(tallies),
             origin=decision.origin,
             seconds={},
-            note=replace(self._note, says=decision.says).text(),
+            note=replace(self._note, result=decision.says).text(),
         )
 
     def _of_tables(

@@ -23,6 +23,7 @@ from typing import Any
 
 from frazil.errors import Fatal, IdentityMismatch
 from frazil.iceberg.java_spark import HadoopFolder
+from frazil.kafka.range_source import check_offset, spark_offset
 from frazil.offsets import Cut, Partition
 
 _LONGEST = 512
@@ -160,7 +161,9 @@ def _kafka(offset: str | None) -> tuple[str, Cut]:
     try:
         value = json.loads(offset or "null")
         if isinstance(value, dict) and value:
-            if isinstance(value.get("cut"), dict):
+            # A topic of Spark's Kafka source may have any name, but no number as its value.
+            if isinstance(value.get("version"), int) and "cut" in value:
+                check_offset(value)
                 return "frazil", Cut.of(value["cut"])
             return "kafka", Cut.of(value)
     except (ValueError, TypeError, AttributeError):
@@ -180,11 +183,11 @@ def _offset(source: Any, place: SourceOffsets, kind: str) -> str:
     if not isinstance(source, dict):
         return "-" if source is None else str(source)
     [topics] = source.values()
-    cut = Cut({p: offset for p, offset in place.cut.items() if p.topic in topics}).nested()
+    cut = Cut({p: offset for p, offset in place.cut.items() if p.topic in topics})
     if kind == "kafka":
-        return json.dumps(cut)
+        return json.dumps(cut.nested())
     ids = {topic: place.topics[topic] for topic in topics if topic in place.topics}
-    return json.dumps({"cut": cut, "start": cut, "cluster": place.cluster, "topics": ids})
+    return json.dumps(spark_offset(cut, start=cut, cluster=place.cluster, topics=ids))
 
 
 def _digest(text: str) -> str:
