@@ -25,7 +25,7 @@ from frazil.commit.protocol import ledger_tag
 from frazil.commit.rewind import RewindNote
 from frazil.commit.tables import ledger_tag_of
 from frazil.config.sections import TableConfig, remembered, replayed
-from frazil.errors import Fatal
+from frazil.errors import Fatal, IdentityMismatch
 from frazil.files.writer import WriterSpec
 from frazil.iceberg import foreign_commits
 from frazil.iceberg.foreign_commits import ForeignCommits
@@ -37,7 +37,7 @@ from frazil.ledger import index, staged_batch
 from frazil.ledger.columns import of_entries
 from frazil.ledger.entry import LedgerEntry, OperatorNote, OutcomeCounts
 from frazil.ledger.packing import unpack
-from frazil.ledger.sink_state import TABLES_PROPERTY, announced_tables, tables_text
+from frazil.ledger.sink_state import announced_tables, property_tables, tables_property, tables_text
 from frazil.ledger.staged_batch import RangeCounts, StagedBatch, StagedTable
 from frazil.maintenance.rewrite_data_files import COMPACT
 from frazil.maintenance.tasks import CREATED_BY, MERGE, orphan_files
@@ -293,7 +293,7 @@ def test_names_of_tables_tags_properties_and_files():
         "version of tables": format_version.TABLE,
         "property: creating sink": CREATED_BY,
         "property: metadata columns": COLUMNS_PROPERTY,
-        "property: tables of a sink": f"{TABLES_PROPERTY}.orders",
+        "property: tables of a sink": tables_property("orders"),
         "property: unfinished rewind": f"{rewind.PROPERTY}.orders",
         "property: foreign commits": foreign_commits.key_of("orders"),
         "summary key: compaction": COMPACT,
@@ -444,3 +444,9 @@ def test_every_key_and_column_is_in_the_architecture():
         keys |= {column["name"] for column in loaded(f"{name}-schema.json")["fields"]}
     keys |= {COMPACT, MERGE, REBUILD, rewind.REWOUND}
     assert [key for key in sorted(keys) if f"`{key}`" not in page] == []
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "5", "null"])
+def test_a_list_of_tables_that_was_altered_by_hand_is_refused_by_name(text: str):
+    with pytest.raises(IdentityMismatch, match=r"property frazil\.tables\.s of the index"):
+        property_tables({"frazil.tables.s": text}, tables_property("s"))

@@ -30,7 +30,7 @@ from frazil.iceberg.java_table import JavaTable
 from frazil.iceberg.static_table import COLUMNS_PROPERTY
 from frazil.ledger import index
 from frazil.ledger.entry import Snapshot, parse
-from frazil.ledger.sink_state import REPLAY, TABLES_PROPERTY, tables_text
+from frazil.ledger.sink_state import REPLAY, property_tables, tables_property, tables_text
 from frazil.maintenance.tasks import CREATED_BY
 from frazil.offsets import Cut
 from frazil.pipeline.evolution import together
@@ -389,7 +389,7 @@ class SinkTables:
 
     def announce(self, index: JavaTable) -> str:
         """Write table → uuid to a property of the index. Returns the property's name."""
-        key = f"{TABLES_PROPERTY}.{self._config.sink.id}"
+        key = tables_property(self._config.sink.id)
         with self._announcing:  # the committer's thread announces, too
             uuids = self._uuids()
             if uuids != self._said:
@@ -399,8 +399,7 @@ class SinkTables:
 
     def announced(self, index: JavaTable) -> dict[str, str]:
         """Table → uuid, including tables that no index entry contains yet."""
-        key = f"{TABLES_PROPERTY}.{self._config.sink.id}"
-        return dict(json.loads(index.properties.get(key, "{}")))
+        return property_tables(index.properties, tables_property(self._config.sink.id))
 
     def _uuids(self) -> dict[str, str]:
         held = list(self.held.items())  # a copy: another thread may be adding one

@@ -34,6 +34,11 @@ def known_tables(index: ReadableIndex, sink: str) -> dict[str, str]:
     return announced_tables(entry.tables, index.properties)
 
 
+def tables_property(sink: str) -> str:
+    """The index property with table → uuid of a sink."""
+    return f"{TABLES_PROPERTY}.{sink}"
+
+
 def tables_text(uuids: Mapping[str, str]) -> str:
     """The text of the index property with table → uuid."""
     return json.dumps(dict(uuids), separators=(",", ":"))
@@ -49,4 +54,16 @@ def announced_tables(
         raise IdentityMismatch(
             f"cannot tell the tables of a sink: the index lacks its property {tables}"
         )
-    return dict(json.loads(properties[tables]))
+    return property_tables(properties, tables)
+
+
+def property_tables(properties: Mapping[str, str], key: str) -> dict[str, str]:
+    """Name → uuid from this property of the index; empty where it is not there."""
+    try:
+        return dict(json.loads(properties.get(key, "{}")))
+    except (ValueError, TypeError) as error:
+        raise IdentityMismatch(
+            f"cannot tell the tables of a sink: property {key} of the index is not table → uuid: "
+            f"{error}",
+            hint="it was altered by hand; restore it from an earlier metadata file of the index",
+        ) from None

@@ -6,7 +6,6 @@ finds the possible cuts; `commit.rewind` has the steps.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -34,7 +33,7 @@ from frazil.iceberg.java_table import JavaTable
 from frazil.kafka.planner import Planner, TopicIdentity
 from frazil.ledger import index as offset_index
 from frazil.ledger import staged_batch
-from frazil.ledger.sink_state import REPLAY, TABLES_PROPERTY, announced_tables
+from frazil.ledger.sink_state import REPLAY, announced_tables, property_tables, tables_property
 from frazil.ledger.staged_batch import StagedBatch
 from frazil.offsets import BATCHES, Cut, Range
 from frazil.ops.index_rebuild import taken_out
@@ -181,7 +180,7 @@ class _RewindCommand:
                 "knows nothing of it"
             )
         known = announced_tables(entry.tables, index.properties)
-        announced = json.loads(index.properties.get(f"{TABLES_PROPERTY}.{self._sink}", "{}"))
+        announced = property_tables(index.properties, tables_property(self._sink))
         names = [table.name for table in config.tables if "{" not in table.name]
         names += [config.dead_letters.table] if config.dead_letters else []
         names += [n for _, batch in self._stored(self._sink) if batch for n in batch.names]
