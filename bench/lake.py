@@ -36,6 +36,7 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
+from frazil.commit.batch_chain import chain, entry_of
 from frazil.commit.committer import (
     INDEX,
     BackpressureLimits,
@@ -44,7 +45,7 @@ from frazil.commit.committer import (
     Located,
     Progress,
 )
-from frazil.commit.protocol import TableCommitter, chain, entry_of, ledger_tag
+from frazil.commit.protocol import TableCommitter, ledger_tag
 from frazil.commit.rewind import RewindSteps, Without
 from frazil.config.sections import TableConfig
 from frazil.files.writer import TableWriter, WriterSpec

@@ -19,8 +19,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from frazil.commit import rewind_plan
+from frazil.commit.batch_chain import chain, entry_of
 from frazil.commit.committer import INDEX, BackpressureLimits, Committer, Progress
-from frazil.commit.protocol import TableCommitter, chain, entry_of
+from frazil.commit.protocol import TableCommitter
 from frazil.commit.rewind import (
     PROPERTY,
     STEPS,

@@ -15,8 +15,9 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from frazil.commit.batch_chain import chain, preceding
 from frazil.commit.committer import Located
-from frazil.commit.protocol import TableCommitter, chain, ledger_tag, not_shown, preceding
+from frazil.commit.protocol import TableCommitter, ledger_tag, not_shown
 from frazil.commit.rewind import refuse_unfinished
 from frazil.commit.tables import SinkTable, SinkTables, parallel_map, refuse_unsupported
 from frazil.config.model import Config
