@@ -1481,7 +1481,7 @@ class History:
         ]
 
     def _look_ahead(self, ahead: Cut) -> None:
-        """As `Startup._look_ahead`: a table takes nothing that it has."""
+        """As `Recovery._look_ahead`: a table takes nothing that it has."""
         ends = {name: target.head().entry for name, target in self.targets.items()}
         self.floors = {
             name: Cut({p: o for p, o in entry.end.items() if o > ahead.get(p, 0)})

@@ -147,7 +147,7 @@ class World:
             assert not TableCommitter(table, "main", "s", 0, self.clock).strayed(), name
             self.targets[name] = TableCommitter(table, "main", "s", self.epoch, self.clock)
             claimed = take(self.targets[name])
-            if self.alone:  # as `Startup._check_table`
+            if self.alone:  # as `Recovery.check_table`
                 assert claimed.entry.end.reaches(head.entry.end)
         events = Events(
             table=lambda name: self.targets[name],
