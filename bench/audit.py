@@ -308,7 +308,7 @@ def some(task: tuple[int, int, str]) -> tuple[bytes, bytes, bytes]:
     """Of batches that follow each other: their ledger entries, those of the index, and its rows."""
     import pyarrow as pa
 
-    from frazil.commit import committer, protocol
+    from frazil.commit import batch_chain, committer
     from frazil.ledger import index
     from frazil.ledger.entry import Snapshot, split
 
@@ -319,12 +319,12 @@ def some(task: tuple[int, int, str]) -> tuple[bytes, bytes, bytes]:
     kept: dict[str, str] = {}
     for number in range(first, last):
         batch = batches.staged(number, table_uuid)
-        entry = protocol.entry_of([batch], TABLE, 1)
+        entry = batch_chain.entry_of([batch], TABLE, 1)
         entries.append(replace(entry, index=INDEX, kept=kept).summary())
         kept = split(entries[-1])[1]
         if number >= batches.life.batches - LEFT:
             entry = replace(
-                protocol.entry_of([batch], committer.INDEX, 1), tables={TABLE: table_uuid}
+                batch_chain.entry_of([batch], committer.INDEX, 1), tables={TABLE: table_uuid}
             )
             heads.append(entry.summary())
         snapshot = Snapshot(batches.snapshots[number], None, 0, 0, "append", {})

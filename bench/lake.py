@@ -36,6 +36,7 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
+from frazil.commit.batch_chain import chain, entry_of
 from frazil.commit.committer import (
     INDEX,
     BackpressureLimits,
@@ -44,7 +45,7 @@ from frazil.commit.committer import (
     Located,
     Progress,
 )
-from frazil.commit.protocol import TableCommitter, chain, entry_of, ledger_tag
+from frazil.commit.protocol import TableCommitter, ledger_tag
 from frazil.commit.rewind import RewindSteps, Without
 from frazil.config.sections import TableConfig
 from frazil.files.writer import TableWriter, WriterSpec
@@ -1480,7 +1481,7 @@ class History:
         ]
 
     def _look_ahead(self, ahead: Cut) -> None:
-        """As `Startup._look_ahead`: a table takes nothing that it has."""
+        """As `Recovery._look_ahead`: a table takes nothing that it has."""
         ends = {name: target.head().entry for name, target in self.targets.items()}
         self.floors = {
             name: Cut({p: o for p, o in entry.end.items() if o > ahead.get(p, 0)})

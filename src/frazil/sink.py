@@ -36,8 +36,9 @@ from frazil.commit.committer import BackpressureLimits, Committer
 from frazil.commit.events import SinkCommitEvents
 from frazil.commit.index_writer import completeness_tracker
 from frazil.commit.provisioning import TableProvisioner
+from frazil.commit.recovery import Recovered
 from frazil.commit.staging import Staging
-from frazil.commit.startup import Recovered, Startup
+from frazil.commit.startup import Startup
 from frazil.config.model import Config, load
 from frazil.config.sections import AUTO, AVAILABLE_NOW
 from frazil.config.units import duration, size

@@ -12,10 +12,11 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from frazil.commit import committer, protocol, startup
+from frazil.commit import committer, protocol, recovery
 from frazil.commit.committer import Committer
 from frazil.commit.index_writer import IndexWriter
 from frazil.commit.protocol import DecidedAppend, RefusedCommit, TableCommitter
+from frazil.commit.recovery import Recovery
 from frazil.commit.startup import Startup
 from frazil.commit.tables import SinkTables
 from frazil.errors import CommitStateUnknown, Fenced, FrazilError, Gap, Retryable, Unavailable
@@ -586,7 +587,7 @@ def _(stack: ExitStack) -> None:
 
 @planted("staged batches are taken as they are listed")
 def _(stack: ExitStack) -> None:
-    put(stack, startup, "chain", lambda position, staged, *_: list(staged))
+    put(stack, recovery, "chain", lambda position, staged, *_: list(staged))
 
 
 @planted("staged batches are chained by their numbers")
@@ -598,19 +599,19 @@ def _(stack: ExitStack) -> None:
         beyond = [b for b in by_number.values() if not position.reaches(b.end)]
         return sorted(beyond, key=lambda b: b.number)
 
-    put(stack, startup, "chain", chain)
+    put(stack, recovery, "chain", chain)
 
 
 @planted("staged batches are left where they are")
 def _(stack: ExitStack) -> None:
     """And read again: but some of their tables have them."""
-    put(stack, startup, "chain", lambda *_: [])
-    put(stack, Startup, "_look_ahead", lambda *_: None)
+    put(stack, recovery, "chain", lambda *_: [])
+    put(stack, Recovery, "_look_ahead", lambda *_: None)
 
 
 @planted("no floor for a table that is ahead")
 def _(stack: ExitStack) -> None:
-    put(stack, Startup, "_look_ahead", lambda *_: None)
+    put(stack, Recovery, "_look_ahead", lambda *_: None)
 
 
 @planted("a staged batch is forgotten before it is in the index")
@@ -699,7 +700,7 @@ def _(stack: ExitStack) -> None:
 
 @planted("a batch whose files are gone is left out, and those behind it are taken", wild=True)
 def _(stack: ExitStack) -> None:
-    put(stack, Startup, "_whole", _without_holes)
+    put(stack, Recovery, "_whole", _without_holes)
 
 
 def _without_holes(self: Any, staged: Any, *_: Any) -> Any:
@@ -725,13 +726,13 @@ def _(stack: ExitStack) -> None:
 
 @planted("a sink's one table that is gone is made anew, and filled from the position", wild=True)
 def _(stack: ExitStack) -> None:
-    was = Startup._check_table
+    was = Recovery.check_table
 
     def check(self: Any, known: Mapping[str, str], position: Cut) -> None:
         if self._config.tables[0].name in self.tables:
             was(self, known, position)
 
-    put(stack, Startup, "_check_table", check)
+    put(stack, Recovery, "check_table", check)
 
 
 @planted("one of several tables that is gone is made anew, and filled from the position", wild=True)
@@ -748,13 +749,13 @@ def _(stack: ExitStack) -> None:
 def _(stack: ExitStack) -> None:
     """Rolled back or restored, it lacks what the index counts on. Commits would see it; but where
     no record comes, nobody does."""
-    was = Startup._check_table
+    was = Recovery.check_table
 
     def check(self: Any, known: Mapping[str, str], position: Cut) -> None:
         with suppress(Gap):
             was(self, known, position)
 
-    put(stack, Startup, "_check_table", check)
+    put(stack, Recovery, "check_table", check)
 
 
 @planted("an index that has rows and no ledger is filled from the beginning", wild=True)
@@ -769,7 +770,7 @@ def _(stack: ExitStack) -> None:
 
 @planted("a new index begins where Kafka does, wherever the sink's one table ends", wild=True)
 def _(stack: ExitStack) -> None:
-    put(stack, Startup, "_refuse_a_late_start", lambda *_: None)
+    put(stack, Recovery, "_refuse_a_late_start", lambda *_: None)
 
 
 @planted("staged files are looked for when a life begins, and not when they are committed", True)

@@ -18,7 +18,8 @@ import pytest
 from typer.testing import CliRunner
 
 from frazil.cli.commands import app
-from frazil.commit.protocol import TableCommitter, entry_of
+from frazil.commit.batch_chain import entry_of
+from frazil.commit.protocol import TableCommitter
 from frazil.commit.tables import writer_spec
 from frazil.config.model import Config, load
 from frazil.config.sections import TableConfig

@@ -20,7 +20,7 @@ import pytest
 import typer.main
 
 from frazil.cli import commands
-from frazil.commit.startup import staging_folder
+from frazil.commit.recovery import staging_folder
 from frazil.config import model as configs
 from frazil.config.sections import (
     CompletenessConfig,

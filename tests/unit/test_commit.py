@@ -9,15 +9,9 @@ from typing import Any
 
 import pytest
 
+from frazil.commit.batch_chain import chain, entry_of, preceding
 from frazil.commit.committer import INDEX, BackpressureLimits, Committer, Progress, _PendingTable
-from frazil.commit.protocol import (
-    ATTEMPTS,
-    TableCommitter,
-    chain,
-    entry_of,
-    ledger_tag,
-    preceding,
-)
+from frazil.commit.protocol import ATTEMPTS, TableCommitter, ledger_tag
 from frazil.errors import (
     CommitStateUnknown,
     Expired,

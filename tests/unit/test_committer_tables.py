@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from frazil.commit.batch_chain import chain, entry_of
 from frazil.commit.committer import (
     INDEX,
     BackpressureLimits,
@@ -21,7 +22,7 @@ from frazil.commit.committer import (
     Progress,
     _PendingTable,
 )
-from frazil.commit.protocol import ATTEMPTS, LONGEST_PAUSE, TableCommitter, chain, entry_of
+from frazil.commit.protocol import ATTEMPTS, LONGEST_PAUSE, TableCommitter
 from frazil.commit.tables import SinkTables
 from frazil.config.model import Config
 from frazil.config.sections import DeadLettersConfig, DecodeConfig, SinkConfig, TableConfig

@@ -10,8 +10,8 @@ import pytest
 
 from frazil.auditing.checks import audit
 from frazil.auditing.history import Evidence
+from frazil.commit.batch_chain import entry_of
 from frazil.commit.committer import _apart_by_deletes
-from frazil.commit.protocol import entry_of
 from frazil.errors import ConfigError, Expired, IdentityMismatch
 from frazil.kafka.planner import TopicIdentity, Watermarks, kafka_only
 from frazil.ledger import staged_batch

@@ -23,9 +23,10 @@ import pytest
 
 from frazil.auditing.checks import audit
 from frazil.auditing.history import Evidence
+from frazil.commit.batch_chain import entry_of
 from frazil.commit.committer import BackpressureLimits, _PendingTable
 from frazil.commit.index_writer import IndexWriter
-from frazil.commit.protocol import LONGEST_PAUSE, TableCommitter, entry_of
+from frazil.commit.protocol import LONGEST_PAUSE, TableCommitter
 from frazil.config.sections import TableConfig
 from frazil.errors import (
     CommitStateUnknown,

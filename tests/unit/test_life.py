@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from frazil.commit.startup import Startup, _contradicted
+from frazil.commit.recovery import Recovery, _contradicted
+from frazil.commit.startup import Startup
 from frazil.errors import Expired, Fenced, Gap
 from frazil.ledger.entry import LedgerEntry
 from frazil.offsets import Cut
@@ -40,9 +41,9 @@ def test_a_batch_whose_records_a_table_has_with_another_is_read_again(staged, co
 def test_nobody_goes_on_from_the_position_of_a_newer_life():
     """A table may have been rolled back to this life's own claim: nothing would fence it there."""
     table = FakeTable("db.i")
-    life = object.__new__(Startup)
-    life.target = target(table)
-    life.target.claim()
+    life = object.__new__(Recovery)
+    life._target = target(table)
+    life._target.claim()
     target(table, epoch=2).claim()
     with pytest.raises(Fenced, match="newer run"):
         life.recover()
@@ -77,7 +78,7 @@ def test_what_is_staged_counts_up_to_the_first_batch_whose_files_are_gone():
     table = FakeTable()
     put(target(table), batch(0, 5, "a"))
     table.deleted = ["m-a", "m-c"]
-    life = object.__new__(Startup)
+    life = object.__new__(Recovery)
     life.tables = {"db.t": SimpleNamespace(target=target(table))}  # type: ignore[assignment]
     staged = [batch(5 * n, 5 * n + 5, name) for n, name in enumerate("abcd")]
     after = {"db.t": target(table).entries_after(Cut())}
@@ -151,8 +152,9 @@ def test_one_table_that_ends_before_kafka_begins_is_refused_though_no_record_com
     put(target(table), batch(0, 5, "a"))
     held = _holding(table)
     held.target.claim()
-    life = _starting(alone=True)
+    life = object.__new__(Recovery)
+    life._config = _starting(alone=True)._config
     life.tables = SimpleNamespace(held={"db.t": held})  # type: ignore[assignment]
     expected = pytest.raises(Gap, match=rf"neither has: {re.escape(str(P))} \[5, 6\)")
     with expected if lost else nullcontext():
-        life._check_table({}, Cut({P: begins}))
+        life.check_table({}, Cut({P: begins}))

@@ -14,8 +14,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from frazil.cli.commands import app
+from frazil.commit.batch_chain import entry_of
 from frazil.commit.committer import INDEX
-from frazil.commit.protocol import TableCommitter, entry_of
+from frazil.commit.protocol import TableCommitter
 from frazil.config.model import Config, from_document
 from frazil.errors import ConfigError, Expired
 from frazil.iceberg.static_table import DataFile

@@ -11,11 +11,10 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
-from frazil.auditing import evidence
+from frazil.auditing import broker, evidence
 from frazil.auditing.evidence import AuditLimits, AuditResult
 from frazil.auditing.report import Finding, PartitionReport, TableReport
 from frazil.errors import ConfigError, NotProven, Unavailable
-from frazil.kafka import planner
 from frazil.kafka.planner import TopicIdentity, Watermarks
 from frazil.ledger.entry import OutcomeCounts, Snapshot
 from frazil.ledger.staged_batch import RangeCounts
@@ -50,7 +49,7 @@ class World(test_locate.World):
         self.asked = 0
         self.lost: list[Range] = []
         self.error: Exception | None = None
-        monkeypatch.setattr(planner, "Planner", lambda *_, **__: self)
+        monkeypatch.setattr(broker, "Planner", lambda *_, **__: self)
 
     def batch(self, **more: Any) -> None:
         super().batch(**more)

@@ -18,8 +18,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from frazil.commit import rewind_plan
+from frazil.commit.batch_chain import chain, entry_of
 from frazil.commit.committer import INDEX, BackpressureLimits, Committer, Progress
-from frazil.commit.protocol import TableCommitter, chain, entry_of
+from frazil.commit.protocol import TableCommitter
 from frazil.commit.rewind import (
     PROPERTY,
     STEPS,
@@ -146,7 +147,7 @@ class World:
             assert not TableCommitter(table, "main", "s", 0, self.clock).strayed(), name
             self.targets[name] = TableCommitter(table, "main", "s", self.epoch, self.clock)
             claimed = take(self.targets[name])
-            if self.alone:  # as `Startup._check_table`
+            if self.alone:  # as `Recovery.check_table`
                 assert claimed.entry.end.reaches(head.entry.end)
         events = Events(
             table=lambda name: self.targets[name],

@@ -31,7 +31,7 @@ from frazil.ledger import index_rows
 from frazil.ledger.entry import PREFIX, Snapshot, head, parse
 from frazil.ledger.index_rows import IndexRows
 from frazil.ledger.sink_state import REPLAY, STREAM, known_tables
-from frazil.offsets import BATCHES, Cut, Partition, Range
+from frazil.offsets import BATCHES, Cut, Partition
 from frazil.render import TextTable, colour
 from frazil.spark.open_table import Open
 
@@ -374,7 +374,7 @@ def of_config(
 
 def against_kafka(config: Config, opened: Open, proof: AuditResult) -> AuditResult:
     """Add the broker's offsets to the proof: the lag, and offsets that can never be read."""
-    from frazil.kafka.planner import Planner, TopicIdentity, kafka_only
+    from frazil.auditing import broker
 
     index = opened(config.index_table)
     entry = None
@@ -387,83 +387,13 @@ def against_kafka(config: Config, opened: Open, proof: AuditResult) -> AuditResu
         if report.sink == config.sink.id and index is not None and report.table == index.name
         for line in report.lines
     }
-    position = entry.end if entry else Cut()
-    ledger = TopicIdentity.of(entry) if entry else TopicIdentity()
-    planner = Planner(
-        config.kafka.resolved(),
-        topics=config.sink.topics,
-        pattern=config.sink.topic_pattern,
-        origin=ledger,
-        trusting=True,
-    )
-    findings, lines = [], []
-    origin, partitions = planner.origin()
-    for topic, known in (entry.topics if entry else {}).items():
-        if ledger.differs(origin, topic):
-            findings.append(
-                Finding(
-                    "unaccounted",
-                    f"topic {topic} was dropped and made again; "
-                    f"expected id {known}, found {origin.topics[topic]}",
-                )
-            )
-    if entry and entry.cluster and entry.cluster != origin.cluster:
-        findings.append(
-            Finding(
-                "unaccounted",
-                f"another cluster answers; expected {entry.cluster}, found {origin.cluster}",
-            )
-        )
-    marks = planner.watermarks(partitions)
-    for partition in sorted({*partitions, *position.current} - {BATCHES}):
-        low, end = marks.low.get(partition), marks.end.get(partition)
-        offset = position.get(partition)
-        if low is None or end is None:
-            findings.append(
-                Finding("unaccounted", f"{partition} is gone; it was read up to {offset}")
-            )
-            continue
-        if offset is not None and offset < low:
-            lost = Range(partition, offset, low)
-            findings.append(
-                Finding("gap", f"retention has deleted {lost} before it was read", (lost,))
-            )
-        if offset is not None and offset > end:
-            findings.append(
-                Finding(
-                    "unaccounted",
-                    f"{partition} ends at {end}; it was read up to {offset}: it was truncated",
-                )
-            )
-        lines.append(
-            {
-                "topic": partition.topic,
-                "partition": partition.number,
-                "earliest": low,
-                "latest": end,
-                "read_from": began.get(partition),
-                "position": offset,
-                "lag": max(0, end - max(low, offset or 0)),
-                "never_read": max(0, min(end, began.get(partition, low)) - low),
-            }
-        )
-    for lost in planner.replaced(kafka_only(position), marks):
-        findings.append(
-            Finding(
-                "unaccounted",
-                f"{lost} were read and are no longer in the topic, "
-                "which lost its tail and grew again",
-                (lost,),
-            )
-        )
-    lag = sum(int(line["lag"]) for line in lines)
-    reports = [_waited(report, lag) for report in proof.reports]
+    offsets = broker.compare(config, entry, began)
     return replace(
         proof,
-        reports=reports,
-        broker=lines,
-        findings=tuple(findings),
-        lag=lag,
+        reports=[_waited(report, offsets.lag) for report in proof.reports],
+        broker=offsets.lines,
+        findings=offsets.findings,
+        lag=offsets.lag,
         committed_ms=_last_commit(index, config.sink.id),
     )
 

@@ -16,7 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from frazil.commit.protocol import Clock, TableCommitter, entry_of, pause_after
+from frazil.commit.batch_chain import entry_of
+from frazil.commit.protocol import Clock, TableCommitter, pause_after
 from frazil.errors import (
     CommitStateUnknown,
     ConfigError,

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from frazil.commit.committer import CommitTrigger, Located, Progress
 from frazil.commit.index_writer import IndexWriter
 from frazil.commit.protocol import TableCommitter
+from frazil.commit.recovery import Recovered
 from frazil.commit.staging import Staging
-from frazil.commit.startup import Recovered, Startup
+from frazil.commit.startup import Startup
 from frazil.commit.table_maintenance import TableMaintenance
 from frazil.config.model import Config
 from frazil.config.units import duration

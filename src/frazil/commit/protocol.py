@@ -25,11 +25,12 @@ ledger ends, and the offsets in between count as `elsewhere`. This module runs a
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from frazil.commit.batch_chain import joins
 from frazil.errors import (
     CommitStateUnknown,
     Conflict,
@@ -44,9 +45,9 @@ from frazil.errors import (
 )
 from frazil.iceberg.live_files import LiveFiles
 from frazil.ledger import entry as ledger
-from frazil.ledger.entry import LedgerEntry, LedgerHead, OutcomeCounts, Snapshot
+from frazil.ledger.entry import LedgerEntry, LedgerHead, Snapshot
 from frazil.ledger.staged_batch import StagedBatch
-from frazil.offsets import BATCHES, Cut, Partition, Range
+from frazil.offsets import Cut, Range
 
 ATTEMPTS = 6
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
@@ -119,7 +120,7 @@ def decide(
     if head.commit_id != seen:
         return RefusedCommit(_differs(table, newest, seen, entry))
     if newest is not None and not (
-        entry.begin.continues(newest.end) and _joins(entry.source[0], newest.source[1])
+        entry.begin.continues(newest.end) and joins(entry.source[0], newest.source[1])
     ):
         return RefusedCommit(_apart(table, newest, entry))
     return DecidedAppend()
@@ -131,73 +132,6 @@ def pause_after(failures: int) -> float:
 
 def ledger_tag(sink: str) -> str:
     return f"frazil/{sink}"
-
-
-def entry_of(
-    batches: Sequence[StagedBatch], table: str, epoch: int, since: Cut | None = None
-) -> LedgerEntry:
-    """One ledger entry for consecutive batches.
-
-    `since`: end of the table's ledger, if earlier batches may have had no records for the table.
-    If no batch has a table of that name (the index), the entry covers every record.
-    """
-    outcomes: dict[Partition, OutcomeCounts] = {}
-    rows = keys = 0
-    low: list[int] = []
-    high: list[int] = []
-    first, last = batches[0], batches[-1]
-    begin = dict(first.begin)
-    for batch in batches[1:]:  # a partition that appeared later begins where it appeared
-        begin = {**batch.begin, **begin}
-    if since is not None:
-        begin |= {partition: offset for partition, offset in since.items() if partition in begin}
-    reached = dict(begin)
-    for batch in batches:
-        staged = next((staged for staged in batch.tables if staged.name == table), None)
-        keys += staged.keys if staged else 0
-        for tally in staged.tallies if staged else batch.total or batch.tables[0].tallies:
-            key = tally.range.partition
-            between = tally.range.start - reached[key] if since is not None else 0
-            if between < 0:
-                overlap = Range(key, tally.range.start, min(reached[key], tally.range.end))
-                raise Overlap(
-                    f"cannot commit {tally.range} to table {table}: it has {overlap} already"
-                )
-            reached[key] = tally.range.end
-            counts = OutcomeCounts(
-                0, tally.rejected, tally.skipped, tally.invisible, tally.merged, between, tally.lost
-            )
-            if key == BATCHES:
-                rows += tally.written
-            elif counts != OutcomeCounts():
-                outcomes[key] = outcomes.get(key, OutcomeCounts()) + counts
-            if tally.watermark:
-                low.append(tally.watermark[0])
-                high.append(tally.watermark[1])
-    end = last.end
-    if since is not None:  # a ledger may be ahead of a batch, in partitions it got nothing of
-        end = Cut({key: max(offset, reached[key]) for key, offset in end.items()})
-        for key, offset in end.items():
-            if key != BATCHES and (behind := offset - reached[key]):
-                outcomes[key] = outcomes.get(key, OutcomeCounts()) + OutcomeCounts(elsewhere=behind)
-    return LedgerEntry(
-        sink=last.sink,
-        epoch=epoch,
-        commit_ids=tuple(batch.commit_id for batch in batches),
-        batches=(first.number, last.number),
-        begin=Cut(begin),
-        end=end,
-        outcomes=outcomes,
-        topics=last.topics,
-        cluster=last.cluster,
-        schema_id=last.table(table).schema_id if table in last.names else 0,
-        watermark=(min(low), max(high)) if low else None,
-        rows=rows,
-        keys=keys or None,
-        source=(first.source[0], last.source[1]),
-        note=last.note,
-        leaders={p: epoch for p, epoch in last.leaders.items() if p in end},
-    )
 
 
 #: Stands for the expired snapshot of a batch that is in the table.
@@ -605,65 +539,6 @@ class TableCommitter:
 
     def pause(self, attempt: int) -> None:
         self._clock.sleep(pause_after(attempt))
-
-
-def chain(
-    position: Cut, staged: Sequence[StagedBatch], committed: set[str], source: str = ""
-) -> list[StagedBatch]:
-    """The staged batches that continue `position`, in order.
-
-    `source`: the position of Spark's sources. Two epochs may have given different batches the same
-    number, so a batch must also begin at this source position.
-
-    If two epochs staged the same ranges, the batch that is in the table wins. A partition missing
-    from the position begins with the batch that has its lowest offset.
-    """
-    chained: list[StagedBatch] = []
-    reached = position
-    while True:
-        # A batch lacks partitions that were added after it: their position does not change.
-        known = [
-            replace(batch, begin=Cut({**reached, **batch.begin}), end=Cut({**reached, **batch.end}))
-            for batch in staged
-        ]
-        following = [
-            batch
-            for batch in known
-            if batch.begin.continues(reached)
-            and not reached.reaches(batch.end)
-            and _joins(batch.source[0], source)
-        ]
-        if not following:
-            return chained
-        ranked = [
-            (
-                sum(
-                    offset for partition, offset in batch.begin.items() if partition not in reached
-                ),
-                batch.commit_id not in committed,
-                -batch.epoch,
-                batch.number,
-            )
-            for batch in following
-        ]
-        chained.append(following[ranked.index(min(ranked))])
-        reached, source = chained[-1].end, chained[-1].source[1]
-
-
-def preceding(batches: Sequence[StagedBatch], begins: Iterable[Cut]) -> set[str]:
-    """Commit ids of the batches that lead up to `begins`, where the oldest remaining entries of
-    ledgers begin. These batches are in the table; their own entries expired."""
-    places, ids = list(begins), set()
-    for batch in sorted(batches, key=lambda batch: -batch.number):
-        if any(batch.end.continues(place) for place in places):
-            ids.add(batch.commit_id)
-            places.append(batch.begin)
-    return ids
-
-
-def _joins(begin: str, end: str) -> bool:
-    """Does source position `begin` continue `end`? Kafka ranges have no source position."""
-    return not begin or not end or begin == end
 
 
 def not_shown(table: str, sink: str, last: LedgerEntry | None) -> Expired:

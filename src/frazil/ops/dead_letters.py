@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sql
 from rich.console import Console
 
-from frazil.commit.startup import staging_folder
+from frazil.commit.recovery import staging_folder
 from frazil.config.model import Config
 from frazil.errors import ConfigError, counted
 from frazil.iceberg.java import JavaCatalog

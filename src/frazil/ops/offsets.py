@@ -21,9 +21,10 @@ from typing import Any
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from frazil.commit.protocol import TableCommitter, chain, ledger_tag
+from frazil.commit.batch_chain import chain
+from frazil.commit.protocol import TableCommitter, ledger_tag
+from frazil.commit.recovery import staging_folder
 from frazil.commit.rewind import refuse_unfinished
-from frazil.commit.startup import staging_folder
 from frazil.config.model import Config
 from frazil.errors import ConfigError, FrazilError, counted
 from frazil.iceberg.java import JavaCatalog

@@ -21,9 +21,9 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 
 from frazil.commit.protocol import TableCommitter
+from frazil.commit.recovery import staging_folder
 from frazil.commit.rewind import RewindSteps, Without, fence
 from frazil.commit.rewind_plan import COLUMNS, RewindPlan, earliest
-from frazil.commit.startup import staging_folder
 from frazil.commit.tables import parallel_map, writer_spec
 from frazil.config.model import Config
 from frazil.config.sections import TableConfig

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from frazil.commit.protocol import TableCommitter, ledger_tag
-from frazil.commit.startup import staging_folder
+from frazil.commit.recovery import staging_folder
 from frazil.config.model import Config
 from frazil.config.units import duration
 from frazil.errors import IdentityMismatch, counted

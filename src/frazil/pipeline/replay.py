@@ -111,24 +111,7 @@ def run(
     settle: Settle = (IsolatingPipeline if attempt < FEARLESS else Sandbox)(settler).settle
     if plan.isolating:
         settle = _sifted(settle, WriteSieve(plan.tables, plan.file_prefix, keep=False))
-    files = OpenFiles()
-    writers: dict[str, TableWriter] = {}
-    tallies: dict[str, RangeCounts] = {}
-    needs: dict[str, pa.Schema] = {}
-    again: list[ReplayResult] = []
-    total = nothing = RangeCounts(Range(BATCHES, replay.number, replay.number + 1), 0)
-
-    def write(table: TablePlan, rows: pa.Table) -> None:
-        name = table.shape.name
-        if needs or replay.notes is None or not len(rows):
-            return
-        if name not in writers:
-            writers[name] = TableWriter(table.shape, plan.file_prefix, files)
-        writers[name].write(rows)
-        tallies[name] = tallies.get(name, nothing) + replace(
-            nothing, written=len(rows), watermark=watermark(rows, table.event_time)
-        )
-
+    output = _ReplayOutput(replay)
     for partition, tables, group in (group for batch in batches for group in _groups(batch)):
         with clock("decode"):
             opened = _opened(group)
@@ -137,29 +120,63 @@ def run(
             else:
                 fates = _settled(settle, plan, partition, tables, opened)
         for name, columns in fates.settled.needs.items():
-            add_need(needs, name, columns)
+            add_need(output.needs, name, columns)
         with clock("write"), noticing():
-            for name, shaped in fates.settled.rows:
-                write(plan.tables[name], _without(shaped, plan.tables[name], opened, fates.again))
-            if fates.tables and replay.notes is not None:
-                rows = _notes(replay.notes, plan.batch, partition, opened, fates.tables)
-                write(replay.notes, rows)
-        total += replace(
-            nothing,
+            output.write(partition, opened, fates)
+        output.count(partition, opened, fates)
+    with clock("write"), noticing():
+        written = {name: tuple(writer.close()) for name, writer in output.writers.items()}
+    needs = output.needs
+    done = {} if needs else written
+    tallies = output.tallies if done else {}
+    result = RangeResult(output.total, tallies, done, needs, frozenset(), clock.seconds())
+    return result, output.again
+
+
+class _ReplayOutput:
+    """Rows and notes of replayed dead letters, and their counts."""
+
+    def __init__(self, replay: ReplayPlan) -> None:
+        self._replay = replay
+        self._files = OpenFiles()
+        self.writers: dict[str, TableWriter] = {}
+        self.tallies: dict[str, RangeCounts] = {}
+        self.needs: dict[str, pa.Schema] = {}
+        self.again: list[ReplayResult] = []
+        self._nothing = RangeCounts(Range(BATCHES, replay.number, replay.number + 1), 0)
+        self.total = self._nothing
+
+    def write(self, partition: Partition, opened: RawRecords, fates: _ReplayOutcomes) -> None:
+        plan, notes = self._replay.plan, self._replay.notes
+        for name, shaped in fates.settled.rows:
+            table = plan.tables[name]
+            self._write(table, _without(shaped, table, opened, fates.again))
+        if fates.tables and notes is not None:
+            self._write(notes, _notes(notes, plan.batch, partition, opened, fates.tables))
+
+    def _write(self, table: TablePlan, rows: pa.Table) -> None:
+        name = table.shape.name
+        if self.needs or self._replay.notes is None or not len(rows):
+            return
+        if name not in self.writers:
+            prefix = self._replay.plan.file_prefix
+            self.writers[name] = TableWriter(table.shape, prefix, self._files)
+        self.writers[name].write(rows)
+        self.tallies[name] = self.tallies.get(name, self._nothing) + replace(
+            self._nothing, written=len(rows), watermark=watermark(rows, table.event_time)
+        )
+
+    def count(self, partition: Partition, opened: RawRecords, fates: _ReplayOutcomes) -> None:
+        self.total += replace(
+            self._nothing,
             written=sum(map(bool, fates.tables.values())) + fates.waiting,
             rejected=len(fates.again),
             skipped=fates.skipped,
         )
-        again += [
+        self.again += [
             ReplayResult(*partition, int(opened.offsets[i]), rejection.kind, rejection.reason)
-            for i, rejection in sorted(fates.again.items())[: TOLD - len(again)]
+            for i, rejection in sorted(fates.again.items())[: TOLD - len(self.again)]
         ]
-    with clock("write"), noticing():
-        written = {name: tuple(writer.close()) for name, writer in writers.items()}
-    done = {} if needs else written
-    return RangeResult(
-        total, tallies if done else {}, done, needs, frozenset(), clock.seconds()
-    ), again
 
 
 def _run(

@@ -27,14 +27,14 @@ from frazil.errors import (
     encode_for_spark,
 )
 from frazil.files.writer import DataFileDescriptor, OpenFiles, TableWriter
-from frazil.formats.decode_result import UndecodableRecord
+from frazil.formats.decode_result import FramedRecords, UndecodableRecord
 from frazil.formats.decoder import RecordFormat
 from frazil.kafka.fetch import FetchedChunk, fetch
 from frazil.kafka.record_batch import Longs, RawRecords
 from frazil.ledger.staged_batch import RangeCounts, range_counts_of, range_counts_values
 from frazil.offsets import Partition, Range
 from frazil.pipeline.chunk import ChunkPipeline
-from frazil.pipeline.chunk_result import Rejection
+from frazil.pipeline.chunk_result import ChunkResult, Rejection
 from frazil.pipeline.isolation import (
     IsolatingPipeline,
     StationFailed,
@@ -215,122 +215,188 @@ def run(
     last record of each key is known.
     """
     clock = Stopwatch()
-    settler = ChunkPipeline(
-        plan.format,
-        plan.rules,
-        plan.tables,
-        plan.refused,
-        plan.only,
-        plan.keyed,
-        plan.key_format,
-        plan.new,
-    )
-    settle = (IsolatingPipeline if attempt < FEARLESS else Sandbox)(settler).settle
-    sieve = WriteSieve(plan.tables, plan.file_prefix) if plan.isolating else None
-    files = OpenFiles()
-    writers: dict[str, TableWriter] = {}
-    tallies: dict[str, RangeCounts] = {}
-    needs: dict[str, pa.Schema] = {}
-    empty = Range(wanted.partition, wanted.start, wanted.start)
-    total = RangeCounts(empty, 0)
+    reading = _RangeInput(plan, wanted.partition, attempt, clock)
+    output = _RangeOutput(plan, wanted, below, dry, changes, clock)
     leader = -1
-    rejected: dict[str, tuple[int, str]] = {}
-
-    def write(name: str, table: TablePlan, rows: pa.Table) -> None:
-        nonlocal total
-        if needs or dry:
-            return  # the batch is run again
-        span = watermark(rows, table.event_time)
-        if table is not plan.letters:  # dead letters have no event time
-            total += RangeCounts(
-                Range(wanted.partition, total.range.end, total.range.end), 0, watermark=span
-            )
-        if name in below:
-            return  # the table already contains them
-        if table.key:
-            gathered(name).rows.append(rows)
-            count(name, merged=len(rows), watermark=span)
-            return
-        if sieve is None:
-            if name not in writers:
-                writers[name] = TableWriter(table.shape, plan.file_prefix, files)
-            writers[name].write(rows)
-        elif table is plan.letters:
-            sieve.put(table, rows)
-        count(name, written=len(rows), watermark=span)
-
-    def delete(name: str, keys: pa.Table) -> None:
-        memory = plan.tables[name].memory  # its position may be behind that of the table
-        if name not in below or (memory and memory.shape.name not in below):
-            gathered(name).gone.append(keys)
-
-    def gathered(name: str) -> KeyChanges:
-        assert changes is not None
-        return changes.setdefault(name, KeyChanges())
-
-    def count(name: str, **counts: object) -> None:
-        known = tallies.get(name, RangeCounts(empty, 0))
-        tallies[name] = known + replace(RangeCounts(empty, 0), **counts)  # type: ignore[arg-type]
-
     chunks = fetch(
         plan.kafka, wanted, patience=plan.patience, client=plan.client, envelope=plan.envelope
     )
-    while True:
-        with clock("fetch"), _reading(wanted.partition, total.range.end):
-            chunk = next(chunks, None)
-        if chunk is None:
-            break
+    while (chunk := reading.next_of(chunks, output.total.range.end)) is not None:
         leader = chunk.leader
-        with clock("decode"):
-            framed = None
-            if attempt < FEARLESS:
-                with (
-                    suppress(StationFailed),
-                    noticing(),
-                ):  # on failure value by value, which isolates the record
-                    framed = settler.framed(chunk.records)
-            if framed is not None:
-                opened = RawRecords([], framed.offsets, framed.stamps, framed.keys)
-            else:
-                with _reading(wanted.partition, chunk.span.start):
-                    opened = chunk.open(plan.envelope)
-            if chunk.broken:
-                settled = around(
-                    settle, wanted.partition, opened, chunk.broken, settler.way(wanted.partition)
-                )
-            else:
-                settled = settle(wanted.partition, opened, framed, frozenset())
-        for name, columns in settled.needs.items():
-            add_need(needs, name, columns)
-        if sieve is not None and not (needs or dry):
-            with clock("write"), noticing():
-                settled = sieve.sift(settled, opened, below)
+        opened, settled = reading.processed(chunk)
+        output.add_needs(settled)
+        settled = output.sifted(settled, opened)
         letters = list(settled.letters.values())
         if letters and plan.letters is None and not dry:
             raise refused(wanted.partition, opened.offsets, letters)
-        with clock("write"), noticing():
+        output.write(chunk, settled, letters)
+        output.count(chunk, opened, settled, letters)
+    if output.total.range != wanted:
+        raise AccountingError(f"cannot finish {wanted}: the reader reached {output.total.range}")
+    return output.result(leader)
+
+
+class _RangeInput:
+    """The first steps of a range: fetch and process."""
+
+    def __init__(
+        self, plan: BatchPlan, partition: Partition, attempt: int, clock: Stopwatch
+    ) -> None:
+        self._envelope = plan.envelope
+        self._partition = partition
+        self._clock = clock
+        self._fearless = attempt < FEARLESS
+        self._settler = ChunkPipeline(
+            plan.format,
+            plan.rules,
+            plan.tables,
+            plan.refused,
+            plan.only,
+            plan.keyed,
+            plan.key_format,
+            plan.new,
+        )
+        self._settle = (IsolatingPipeline if self._fearless else Sandbox)(self._settler).settle
+
+    def next_of(self, chunks: Iterator[FetchedChunk], reached: int) -> FetchedChunk | None:
+        """Fetch the next chunk; None at the end of the range."""
+        with self._clock("fetch"), _reading(self._partition, reached):
+            return next(chunks, None)
+
+    def processed(self, chunk: FetchedChunk) -> tuple[RawRecords, ChunkResult]:
+        """The records of a chunk, without values where they were decoded from the record batch, and
+        the outcome."""
+        with self._clock("decode"):
+            framed = self._framed(chunk)
+            if framed is not None:
+                opened = RawRecords([], framed.offsets, framed.stamps, framed.keys)
+            else:
+                with _reading(self._partition, chunk.span.start):
+                    opened = chunk.open(self._envelope)
+            if chunk.broken:
+                way = self._settler.way(self._partition)
+                return opened, around(self._settle, self._partition, opened, chunk.broken, way)
+            return opened, self._settle(self._partition, opened, framed, frozenset())
+
+    def _framed(self, chunk: FetchedChunk) -> FramedRecords | None:
+        """The chunk decoded directly into columns. None: it is decoded value by value, which also
+        isolates a record that fails here."""
+        if self._fearless:
+            with suppress(StationFailed), noticing():
+                return self._settler.framed(chunk.records)
+        return None
+
+
+class _RangeOutput:
+    """The last steps of a range: write rows and dead letters, and count every record."""
+
+    def __init__(
+        self,
+        plan: BatchPlan,
+        wanted: Range,
+        below: frozenset[str],
+        dry: bool,
+        changes: dict[str, KeyChanges] | None,
+        clock: Stopwatch,
+    ) -> None:
+        self._plan = plan
+        self._partition = wanted.partition
+        self._below = below
+        self._dry = dry
+        self._changes = changes
+        self._clock = clock
+        self._sieve = WriteSieve(plan.tables, plan.file_prefix) if plan.isolating else None
+        self._files = OpenFiles()
+        self._writers: dict[str, TableWriter] = {}
+        self._nothing = RangeCounts(Range(wanted.partition, wanted.start, wanted.start), 0)
+        self.total = self._nothing
+        self._tallies: dict[str, RangeCounts] = {}
+        self._needs: dict[str, pa.Schema] = {}
+        self._rejected: dict[str, tuple[int, str]] = {}
+
+    @property
+    def _idle(self) -> bool:
+        """Whether nothing is written: the batch is run again."""
+        return bool(self._needs) or self._dry
+
+    def add_needs(self, settled: ChunkResult) -> None:
+        for name, columns in settled.needs.items():
+            add_need(self._needs, name, columns)
+
+    def sifted(self, settled: ChunkResult, opened: RawRecords) -> ChunkResult:
+        """The outcome of a chunk; in isolation, records that cannot be written are rejected."""
+        if self._sieve is None or self._idle:
+            return settled
+        with self._clock("write"), noticing():
+            return self._sieve.sift(settled, opened, self._below)
+
+    def write(self, chunk: FetchedChunk, settled: ChunkResult, letters: list[Rejection]) -> None:
+        plan = self._plan
+        with self._clock("write"), noticing():
             for name, rows in settled.rows:
-                write(name, plan.tables[name], rows)
-            for name, keys in settled.gone if not (needs or dry) else ():
-                delete(name, keys)
-                if name not in below:
-                    count(name, merged=len(keys))
-            for name, keys in settled.left if not (needs or dry) else ():
-                delete(name, keys)
+                self._write(name, plan.tables[name], rows)
+            for name, keys in settled.gone if not self._idle else ():
+                self._delete(name, keys)
+                if name not in self._below:
+                    self._add(name, merged=len(keys))
+            for name, keys in settled.left if not self._idle else ():
+                self._delete(name, keys)
             if plan.letters is not None and letters:
-                rows = _letters(plan, chunk, wanted.partition, letters)
-                write(plan.letters.shape.name, plan.letters, rows)
+                rows = _letters(plan, chunk, self._partition, letters)
+                self._write(plan.letters.shape.name, plan.letters, rows)
+
+    def _write(self, name: str, table: TablePlan, rows: pa.Table) -> None:
+        if self._idle:
+            return
+        span = watermark(rows, table.event_time)
+        if table is not self._plan.letters:  # dead letters have no event time
+            reached = self.total.range.end
+            self.total += RangeCounts(Range(self._partition, reached, reached), 0, watermark=span)
+        if name in self._below:
+            return  # the table already contains them
+        if table.key:
+            self._gathered(name).rows.append(rows)
+            self._add(name, merged=len(rows), watermark=span)
+            return
+        if self._sieve is None:
+            if name not in self._writers:
+                self._writers[name] = TableWriter(table.shape, self._plan.file_prefix, self._files)
+            self._writers[name].write(rows)
+        elif table is self._plan.letters:
+            self._sieve.put(table, rows)
+        self._add(name, written=len(rows), watermark=span)
+
+    def _delete(self, name: str, keys: pa.Table) -> None:
+        memory = self._plan.tables[name].memory  # its position may be behind that of the table
+        if name not in self._below or (memory and memory.shape.name not in self._below):
+            self._gathered(name).gone.append(keys)
+
+    def _gathered(self, name: str) -> KeyChanges:
+        assert self._changes is not None
+        return self._changes.setdefault(name, KeyChanges())
+
+    def _add(self, name: str, **counts: object) -> None:
+        known = self._tallies.get(name, self._nothing)
+        self._tallies[name] = known + replace(self._nothing, **counts)  # type: ignore[arg-type]
+
+    def count(
+        self,
+        chunk: FetchedChunk,
+        opened: RawRecords,
+        settled: ChunkResult,
+        letters: list[Rejection],
+    ) -> None:
+        """Add the outcome of every offset of a chunk to the counts."""
+        offsets = opened.offsets
         for letter in sorted(letters, key=lambda letter: letter.index):
             for name in letter.tables:
-                if name in plan.tables and name not in below:
-                    count(name, rejected=1)
-            reason = (
-                f"{wanted.partition} offset {int(opened.offsets[letter.index])}: {letter.reason}"
-            )
-            rejected[letter.kind] = rejected.get(letter.kind, (0, ""))[0] + 1, reason[:_REASON]
-        offsets = opened.offsets
+                if name in self._plan.tables and name not in self._below:
+                    self._add(name, rejected=1)
+            reason = f"{self._partition} offset {int(offsets[letter.index])}: {letter.reason}"
+            count = self._rejected.get(letter.kind, (0, ""))[0] + 1
+            self._rejected[letter.kind] = count, reason[:_REASON]
         # The reader has passed every offset of the span: offsets without a record are invisible.
-        total += RangeCounts(
+        self.total += RangeCounts(
             chunk.span,
             len(offsets) - len(letters) - settled.skipped,
             rejected=len(letters),
@@ -338,24 +404,25 @@ def run(
             invisible=len(chunk.span) - len(offsets),
             seen=(int(offsets[0]), int(offsets[-1])) if len(offsets) else None,
         )
-    if total.range != wanted:
-        raise AccountingError(f"cannot finish {wanted}: the reader reached {total.range}")
-    with clock("write"), noticing():
-        written = {name: tuple(writer.close()) for name, writer in writers.items()}
-    if sieve is not None:
-        written = {name: tuple(table_files) for name, table_files in sieve.files.items()}
-    if needs:
-        return RangeResult(total, {}, {}, needs, below, clock.seconds())
-    return RangeResult(
-        total,
-        {name: of_table(total, tally) for name, tally in tallies.items()},
-        written,
-        {},
-        below,
-        clock.seconds(),
-        leader,
-        rejected,
-    )
+
+    def result(self, leader: int) -> RangeResult:
+        """Close all files. `leader`: the leader epoch of the last chunk."""
+        with self._clock("write"), noticing():
+            written = {name: tuple(writer.close()) for name, writer in self._writers.items()}
+        if self._sieve is not None:
+            written = {name: tuple(files) for name, files in self._sieve.files.items()}
+        if self._needs:
+            return RangeResult(self.total, {}, {}, self._needs, self._below, self._clock.seconds())
+        return RangeResult(
+            self.total,
+            {name: of_table(self.total, tally) for name, tally in self._tallies.items()},
+            written,
+            {},
+            self._below,
+            self._clock.seconds(),
+            leader,
+            self._rejected,
+        )
 
 
 def of_table(total: RangeCounts, tally: RangeCounts) -> RangeCounts:

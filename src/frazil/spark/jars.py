@@ -146,27 +146,7 @@ def _retrieve(
         ) from None
     try:
         (work / "ivy.xml").write_text(_ivy_xml(coordinates, transitive, overrides, excludes))
-        run = subprocess.run(
-            [
-                command,
-                "-jar",
-                str(ivy[-1]),
-                "-cache",
-                str(cache_dir() / "ivy"),
-                "-ivy",
-                str(work / "ivy.xml"),
-                "-confs",
-                "default",
-                "-types",
-                "jar",
-                "bundle",
-                "-retrieve",
-                f"{work}/libs/[artifact]-[revision](-[classifier]).[ext]",
-            ],
-            capture_output=True,
-            text=True,
-            timeout=900,
-        )
+        run = _run_ivy(command, ivy[-1], work)
         libs = work / "libs"
         if run.returncode != 0 or not libs.is_dir():
             lines = (run.stdout + run.stderr).splitlines()
@@ -184,6 +164,31 @@ def _retrieve(
                 raise
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _run_ivy(command: str, ivy: Path, work: Path) -> subprocess.CompletedProcess[str]:
+    """Run Ivy on `ivy.xml` in the folder `work`; the jars go to its folder `libs`."""
+    return subprocess.run(
+        [
+            command,
+            "-jar",
+            str(ivy),
+            "-cache",
+            str(cache_dir() / "ivy"),
+            "-ivy",
+            str(work / "ivy.xml"),
+            "-confs",
+            "default",
+            "-types",
+            "jar",
+            "bundle",
+            "-retrieve",
+            f"{work}/libs/[artifact]-[revision](-[classifier]).[ext]",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
 
 
 def _ivy_xml(

@@ -16,7 +16,7 @@ from pathlib import Path
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from frazil.commit.startup import staging_folder
+from frazil.commit.recovery import staging_folder
 from frazil.config import model as configs
 from frazil.config.model import Config
 from frazil.errors import ConfigError, FrazilError, Unavailable
