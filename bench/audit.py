@@ -153,7 +153,7 @@ def hear_all(folder: Path) -> tuple[float, Callable[[], Any]]:
         report = found.reports[0]
         return {
             "verdict": found.verdict,
-            "witnesses": list(report.witnesses),
+            "examined": list(report.examined),
             "commits": report.commits,
             "rows": report.written,
             "partitions": len(report.lines),

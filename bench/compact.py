@@ -135,7 +135,7 @@ class Upserted:
             table, sink="s", epoch=1, shape=self.shape, prefix=lambda: "frazil-s-1-0", after=1
         )
         began = time.monotonic()
-        trouble = keeper.tidy()
+        trouble = keeper.run_due()
         assert not trouble, trouble
         return time.monotonic() - began
 

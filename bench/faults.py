@@ -36,10 +36,11 @@ import time
 import traceback
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +68,17 @@ from frazil.ledger.entry import Snapshot
 from frazil.ledger.staged_batch import RangeCounts
 from frazil.offsets import Cut, Partition, Range
 from frazil.pipeline import upsert
+from frazil.pipeline.projection import MetadataColumns
 from frazil.run import Run
 from frazil.sink import Sink
-from frazil.sources.base import StreamPosition, TableWriteResult, WriteResult
+from frazil.sources.base import (
+    BatchRun,
+    BatchTables,
+    PlannedBatch,
+    StreamPosition,
+    TableWriteResult,
+    WriteResult,
+)
 from frazil.spark.session import session
 from frazil.steps import Step
 from frazil.testing.datagen import create_topic
@@ -355,15 +364,24 @@ def expected(cell: Cell) -> dict[str, list[tuple[int, str]]]:
 # ── ours ────────────────────────────────────────────────────────────────────────────────────────
 
 
+@dataclass(frozen=True)
+class ScriptRun(BatchRun):
+    result: WriteResult | None = None
+
+
 class Script:
-    """A feed of records that are known beforehand."""
+    """A source of records that are known beforehand."""
 
     paced = stateful = False
+    upserts = True
     checkpoint = ""
+    columns: Mapping[str, pa.Schema] = {}
+    metadata: MetadataColumns | None = None
 
-    def __init__(self, host: Sink, way: str) -> None:
-        self._host, self._way = host, way
-        self._table = host.config.tables[0].name
+    def __init__(self, config: Config, *_: Any, way: str) -> None:
+        self._way = way
+        self._table = config.tables[0].name
+        self.required = {self._table: COLUMNS}
         self._origin = TopicIdentity("cluster", {TOPIC: "topic-id"})
 
     def template(self, table: str) -> str:
@@ -375,26 +393,36 @@ class Script:
     def start(self, position: Cut) -> Cut:
         return Cut({**dict.fromkeys(PARTITIONS, 0), **position})
 
-    def check(self, _: Any) -> None: ...
+    def check_resumable(self, _: Any) -> None: ...
+    def resume(self, *_: Any) -> None: ...
 
-    def resume(self, *_: Any) -> None:
-        self._host.provide({self._table: COLUMNS})
+    def sample(self, _: BatchTables) -> dict[str, pa.Schema]:
+        return {}
+
+    def stream(self, *_: Any) -> Any:
+        raise AssertionError("batches are asked for one by one")
 
     def opening(self, *_: Any) -> None: ...
 
     def ends(self) -> Cut:
         return Cut(dict.fromkeys(PARTITIONS, BATCHES * EACH))
 
-    def untold(self) -> list[Range]:
+    def carried(self) -> list[Range]:
         return []
 
     def close(self) -> None: ...
 
-    def write(self, _: Any, batch: int, reached: StreamPosition) -> WriteResult:
-        begin = reached.cut
+    def plan(self, frame: Any, batch: int, reached: StreamPosition) -> PlannedBatch:
+        return PlannedBatch(frame, reached)
+
+    def check(self, plan: PlannedBatch, tables: BatchTables, run: ScriptRun) -> WriteResult | None:
+        return run.result
+
+    def run(self, planned: PlannedBatch, tables: BatchTables) -> ScriptRun:
+        begin = planned.position.cut
         number = begin[PARTITIONS[0]] // EACH
         end = Cut(dict.fromkeys(PARTITIONS, (number + 1) * EACH))
-        plan = self._host.plans()[self._table]
+        plan = tables.plans[self._table]
         put, gone = [], []
         for partition, offset, key, value in records(self._way, number):
             row = {
@@ -409,11 +437,11 @@ class Script:
         rows = pa.Table.from_pylist(put, schema=plan.shape.arrow)
         if self._way == "upsert":
             deletes = pa.Table.from_pylist(gone, schema=plan.of_deletes)
-            made = upsert.apply(plan, upsert.KeyChanges([rows], [deletes]), self._host.prefix)
+            made = upsert.apply(plan, upsert.KeyChanges([rows], [deletes]), tables.file_prefix)
             counts = {p: made.written.get(p, 0) for p in PARTITIONS}
             files = TableWriteResult((), made.files, made.deletes, made.keys)
         else:
-            writer = TableWriter(plan.shape, self._host.prefix)
+            writer = TableWriter(plan.shape, tables.file_prefix)
             writer.write(rows)
             counts = dict.fromkeys(PARTITIONS, EACH)
             files = TableWriteResult((), tuple(writer.close()))
@@ -427,7 +455,7 @@ class Script:
             for p in PARTITIONS
         )
         table = TableWriteResult(tallies, files.files, files.deletes, files.keys)
-        return WriteResult(begin, end, {self._table: table}, self._origin, {})
+        return ScriptRun(result=WriteResult(begin, end, {self._table: table}, self._origin, {}))
 
 
 class Life(Sink):
@@ -435,32 +463,32 @@ class Life(Sink):
     sink's own."""
 
     def __init__(self, config: Config, way: str, on_step: Callable[[Step], None] | None = None):
-        super().__init__(config, on_step=on_step)
-        self._feed = Script(self, way)  # type: ignore[assignment]
-        self._kafka = {}
+        source = partial(Script, way=way)
+        super().__init__(config, source=source, on_step=on_step)
 
     def begin(self, spark: SparkSession) -> None:
         staged = self._begin(spark)
-        self._committer.start()
+        self._events._kafka = {}
+        self.committer.start()
         for batch in staged:
-            self._committer.submit(batch, bounded=False)
-        self._feed.resume(self._reached, str(self.epoch))
+            self.committer.submit(batch, bounded=False)
+        self._batches.resume()
 
     @property
     def staged(self) -> int:
         """Batches that are staged, by this life or before it."""
-        return self._reached.cut.get(PARTITIONS[0], 0) // EACH
+        return self._stream.position.cut.get(PARTITIONS[0], 0) // EACH
 
     def batch(self) -> None:
-        self._batch(None, 0)  # type: ignore[arg-type]
+        self._batches.run(None, 0)  # type: ignore[arg-type]
 
     def commit(self, within: float = WITHIN) -> None:
-        if not self._committer.flush(within):
-            raise Conflict(f"cannot commit: {self._committer.progress.trouble}")
+        if not self.committer.flush(within):
+            raise Conflict(f"cannot commit: {self.committer.progress.trouble}")
 
     def end(self) -> None:
-        if hasattr(self, "_committer"):
-            self._committer.close()
+        if hasattr(self, "committer"):
+            self.committer.close()
 
 
 def config_of(

@@ -44,11 +44,11 @@ LIVES, BATCHES = 4, 10
 PARTS = {
     "write": ("planned", "written"),
     "stage": ("written", "staged"),
-    "commit": ("staged", "witnessed"),
-    "index_rows": ("witnessed", "index-commit"),
+    "commit": ("staged", "tagged"),
+    "index_rows": ("tagged", "index-commit"),
     "index_commit": ("index-commit", "index-committed"),
-    "index_witness": ("index-committed", "index-witnessed"),
-    "publish": ("index-witnessed", "done"),
+    "index_witness": ("index-committed", "index-tagged"),
+    "publish": ("index-tagged", "done"),
 }
 
 
@@ -167,14 +167,14 @@ class Bench:
         return [each for each in found if {"planned", "done"} <= set(each)]
 
     def share(self, sink: Timed) -> dict[str, object]:
-        batches = [each for each in self.whole(sink) if "index-witnessed" in each][WARM:]
+        batches = [each for each in self.whole(sink) if "index-tagged" in each][WARM:]
         parts = {
             name: median(each[end] - each[start] for each in batches)
             for name, (start, end) in PARTS.items()
         }
-        tidy = sink.tidied / max(1, sum("done" in each for each in sink.at.values()))
-        index = median(each["index-witnessed"] - each["witnessed"] for each in batches) + tidy
-        batch = median(each["done"] - each["planned"] for each in batches) + tidy
+        run_due = sink.tidied / max(1, sum("done" in each for each in sink.at.values()))
+        index = median(each["index-tagged"] - each["tagged"] for each in batches) + run_due
+        batch = median(each["done"] - each["planned"] for each in batches) + run_due
         shown = {name: round(1000 * each) for name, each in parts.items()}
         return {
             "rows": self.rows,
@@ -183,7 +183,7 @@ class Bench:
             "index_ms": round(1000 * index),
             "share": round(index / batch, 4),
             "merges": sink.merges,
-            "parts_ms": {**shown, "tidy": round(1000 * tidy, 1)},
+            "parts_ms": {**shown, "run_due": round(1000 * run_due, 1)},
         }
 
 

@@ -1188,7 +1188,7 @@ class History:
         staged = chain(claimed.end, pending, self._committed(), claimed.source[1])
         assert len(staged) == len(pending), "a staged batch does not follow from the position"
         pending = staged
-        self._left_untold({batch.commit_id for batch in staged}, claimed.end)
+        self._unindexed_commits({batch.commit_id for batch in staged}, claimed.end)
         self._look_ahead(staged[-1].end if staged else claimed.end)
         self.say(f"life {self.epoch} begins with {len(pending)} staged batches")
         for each in pending:
@@ -1211,12 +1211,12 @@ class History:
         claimed = own.claim(lambda position: Cut({**start, **position}), **said)
         assert claimed.snapshot is not None
         assert claimed.entry is not None
-        own.witness(claimed.snapshot)
+        own.set_tag(claimed.snapshot)
         for each in known.values():
             each.epoch = self.epoch
             found = each.claim(**said).snapshot
             assert found is not None
-            each.witness(found)
+            each.set_tag(found)
         self.targets = known
         self.own = own
         if not self.position:
@@ -1467,7 +1467,7 @@ class History:
                 self._source = batch.source[1]
             self._commit()
         else:
-            self._left_untold(set(), claimed.end)
+            self._unindexed_commits(set(), claimed.end)
             self._look_ahead(claimed.end)
         self._reads_again()
 
@@ -1549,7 +1549,7 @@ class History:
             table.rollback(before, table.branch)
             self.say(f"{table.name}: a mistake is undone")
 
-    def _left_untold(self, staged: set[str], position: Cut) -> None:
+    def _unindexed_commits(self, staged: set[str], position: Cut) -> None:
         """As `Sink._left_untold`: what tables have and no staged batch tells of, the index gets
         from their ledgers, with the next batch."""
         told = {
@@ -1596,7 +1596,7 @@ class History:
             found = each.claim((lambda c: Cut({BATCHES: 0, **c})) if began else (lambda c: c))
             assert found.snapshot is not None
             assert found.entry is not None
-            each.witness(found.snapshot)
+            each.set_tag(found.snapshot)
             if began:
                 number, before = found.entry.end[BATCHES], found.entry.batches[1] + 1
                 position = found.entry.end
@@ -1743,7 +1743,7 @@ class History:
             tables=(staged,),
         )
         entry = entry_of([batch], table.name, target.epoch)
-        target.witness(target.commit(staged.manifests, entry))
+        target.set_tag(target.commit(staged.manifests, entry))
         self.say(f"{table.name}: another sink writes {wanted}")
 
     def foreign_removed(self) -> None:

@@ -37,7 +37,7 @@ from frazil.files.writer import WriterSpec
 from frazil.iceberg.schema import iceberg_schema
 from frazil.pipeline.projection import MetadataColumns
 from frazil.pipeline.table_plan import TablePlan
-from frazil.pipeline.upsert import KeyChanges, apply, deletes_shape, remembered_columns
+from frazil.pipeline.upsert import KeyChanges, apply, deleted_keys_columns, deletes_shape
 from frazil.pipeline.versions import FileBounds, VersionLookup
 from frazil.sink import Sink
 from frazil.spark.session import session
@@ -151,8 +151,8 @@ def applied(given: argparse.Namespace, folder: str) -> dict[str, Any]:
     main = shape("db.t", columns, "id")
     plain = TablePlan(main, metadata, "", key=("id",), deletes=deletes_shape(main, ("id",), bare))
     ordered = replace(plain, order="version")
-    memory = shape("db.t_deleted", remembered_columns(ordered))
-    ordered = replace(ordered, memory=TablePlan(memory, metadata, ""))
+    deleted_keys = shape("db.t_deleted", deleted_keys_columns(ordered))
+    ordered = replace(ordered, deleted_keys=TablePlan(deleted_keys, metadata, ""))
     draw = np.random.default_rng(7)
     count, seen, files, spent = given.rows // 2, 0, [], []
     for number in range(given.turns * given.turn):

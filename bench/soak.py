@@ -129,7 +129,7 @@ class Watch:
             with self.lock:
                 if event.get("step") == "commit":
                     self.began = now
-                elif event.get("step") == "witnessed":
+                elif event.get("step") == "tagged":
                     self.lag.append(now - self.began)
                 elif event.get("step") == "done":
                     self.commits += 1

@@ -171,8 +171,8 @@ class Bench:
             "start_s": started,
             "write_s": sum(w - p for p, w in zip(at["planned"], at["written"], strict=False)),
             "stage_s": sum(s - w for w, s in zip(at["written"], at["staged"], strict=False)),
-            "commit_s": max(at["witnessed"]) - min(at["commit"]),
-            "index_s": max(at.get("index-witnessed", [0])) - min(at.get("index-commit", [0])),
+            "commit_s": max(at["tagged"]) - min(at["commit"]),
+            "index_s": max(at.get("index-tagged", [0])) - min(at.get("index-commit", [0])),
             "total_s": seconds,
         }
         found = {key: round(value, 2) for key, value in found.items()}

@@ -717,7 +717,7 @@ def frazil_side(name: str, settings: dict[str, Any]) -> Job:
         made._events.maintain()
         seconds = time.monotonic() - began
         sink.stop()
-        return {"seconds": round(seconds, 2), "trouble": sink.committer.progress.untidy}
+        return {"seconds": round(seconds, 2), "trouble": sink.committer.progress.maintenance_error}
 
     def job(request: dict[str, Any]) -> dict[str, Any]:
         if "maintain" in request:
@@ -739,7 +739,7 @@ def frazil_side(name: str, settings: dict[str, Any]) -> Job:
             "batches": took,
             "split": _split(steps),
             "rounds": rounds,
-            "trouble": sink.committer.progress.untidy,
+            "trouble": sink.committer.progress.maintenance_error,
         }
 
     return job

@@ -273,7 +273,7 @@ class Sink:
             for batch in staged:
                 self.committer.submit(batch, bounded=False)
             self._commit_all()
-            with self._startup.telling():
+            with self._startup.explaining_missing_files():
                 self._batches.resume()
             self._batches.run(self.source.stream(spark, None), 0)
             self._commit_all()
@@ -315,8 +315,8 @@ class Sink:
         startup.claim(spark)
         self._retry(startup.widen_index)
         left = startup.recover()
-        if counts_on in startup.tables.amiss:
-            raise startup.tables.amiss[counts_on]
+        if counts_on in startup.tables.unhealthy:
+            raise startup.tables.unhealthy[counts_on]
         self._assemble(startup, left)
         return left.staged
 
@@ -373,7 +373,7 @@ class Sink:
 
     def _writer(self, spark: SparkSession, until: Cut | None) -> DataStreamWriter:
         """For a query from the stream's position; the query before it has ended, with its batch."""
-        with self._startup.telling():
+        with self._startup.explaining_missing_files():
             self._batches.resume()
         writer = (
             self.source.stream(spark, until)

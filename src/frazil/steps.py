@@ -12,10 +12,10 @@ STEPS = (
     "staged",
     "commit",
     "committed",
-    "witnessed",
+    "tagged",
     "index-commit",
     "index-committed",
-    "index-witnessed",
+    "index-tagged",
     "done",
 )
 

@@ -110,7 +110,7 @@ def test_no_kill_at_any_step_loses_or_doubles_a_record_in_any_table(
     lives = SinkRuns(config, log=tmp_path / "log", scratch=tmp_path / "scratch")
     for life, step in enumerate(steps):
         produce(b, name, records(life), PARTITIONS)
-        nth = 3 if step in ("commit", "committed", "witnessed") else 2
+        nth = 3 if step in ("commit", "committed", "tagged") else 2
         assert lives.next(hold=f"{step}:{nth}", until="forever").killed()
         if step == "committed":
             stage = lake.folder / "warehouse" / "db" / f"{name}_index" / "stage" / name

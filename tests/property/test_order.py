@@ -28,9 +28,9 @@ from frazil.pipeline.upsert import (
     KeyChanges,
     UpsertResult,
     apply,
+    deleted_keys_columns,
+    deleted_keys_version,
     deletes_shape,
-    remembered_columns,
-    remembered_order,
 )
 from frazil.pipeline.versions import FileBounds, VersionLookup, highest, looked
 from tests.property.test_upsert import (
@@ -61,8 +61,8 @@ def plan(folder: str, path: str = "version", kind: pa.DataType | None = None) ->
     main = TablePlan(
         shape, METADATA, "", key=("id",), order=path, deletes=deletes_shape(shape, ("id",), BARE)
     )
-    memory = shape_of(folder, "t_deleted", remembered_columns(main))
-    return replace(main, memory=TablePlan(memory, METADATA, ""))
+    deleted_keys = shape_of(folder, "t_deleted", deleted_keys_columns(main))
+    return replace(main, deleted_keys=TablePlan(deleted_keys, METADATA, ""))
 
 
 def listed(of: WriterSpec, files: tuple[DataFileDescriptor, ...], order: str) -> list[FileBounds]:
@@ -83,17 +83,17 @@ class Lake:
     """Two tables that grow with each batch."""
 
     def __init__(self, of: TablePlan) -> None:
-        assert of.memory is not None
+        assert of.deleted_keys is not None
         self.plan = of
-        self.order = remembered_order(of.order)
+        self.order = deleted_keys_version(of.order)
         self.files: tuple[DataFileDescriptor, ...] = ()
         self.notes: tuple[DataFileDescriptor, ...] = ()
         self.rows: dict[int, dict[str, Any]] = {}
 
     @property
     def now(self) -> TablePlan:
-        memory = self.plan.memory
-        assert memory is not None
+        deleted_keys = self.plan.deleted_keys
+        assert deleted_keys is not None
         return replace(
             self.plan,
             known=(
@@ -104,10 +104,10 @@ class Lake:
                     tuple(listed(self.plan.shape, self.files, self.plan.order)),
                 ),
                 VersionLookup(
-                    memory.shape,
+                    deleted_keys.shape,
                     ("id",),
                     self.order,
-                    tuple(listed(memory.shape, self.notes, self.order)),
+                    tuple(listed(deleted_keys.shape, self.notes, self.order)),
                 ),
             ),
         )
@@ -278,10 +278,12 @@ def test_the_time_of_a_record_may_be_its_order(tmp_path):
 
 def test_what_the_table_has_already_is_only_noted_and_what_is_noted_is_only_applied(tmp_path):
     lake = Lake(plan(str(tmp_path)))
-    assert lake.plan.memory is not None
+    assert lake.plan.deleted_keys is not None
     both = [{**record({"id": n}, 0, n, 0, None), "order": 5} for n in (1, 2, 3)]
     floors = {Partition("t", 0): 2}, {Partition("t", 0): 3}
-    behind = replace(lake.now, floor=floors[0], memory=replace(lake.plan.memory, floor=floors[1]))
+    behind = replace(
+        lake.now, floor=floors[0], deleted_keys=replace(lake.plan.deleted_keys, floor=floors[1])
+    )
     done = apply(behind, changes(lake.plan, both), "frazil-s-1")
     assert done.noted is not None
     assert sorted(each["id"] for each in contents(done.deletes)) == [2, 3]

@@ -81,7 +81,7 @@ class World:
         self.index = Table("db.index")
         self.clock = FakeClock()
         self.stored: dict[str, bytes] = {}
-        self.amiss: set[str] = set()
+        self.unhealthy: set[str] = set()
         self.fuse = 0  # steps until the process dies; 0: it does not
         self.epoch = self.made = 0
         self.life()
@@ -110,7 +110,7 @@ class World:
             targets[name] = TableCommitter(table, "main", "s", self.epoch, self.clock)
             there = targets[name].claim()
             assert there.snapshot is not None
-            targets[name].witness(there.snapshot)
+            targets[name].set_tag(there.snapshot)
             ends[name] = targets[name].end
             found = targets[name].entries_after(head.end)
             committed |= {i for entry, _ in found for i in entry.commit_ids}
@@ -141,7 +141,7 @@ class World:
             self.committer.submit(batch)
 
     def _target(self, targets: Mapping[str, TableCommitter], name: str) -> TableCommitter:
-        if name in self.amiss:
+        if name in self.unhealthy:
             raise IdentityMismatch("cannot go on: it is gone")
         return targets[name]
 
@@ -263,7 +263,7 @@ class World:
                 table.expire(keep)
 
     def gone(self, name: str) -> None:
-        self.amiss ^= {name}
+        self.unhealthy ^= {name}
 
     def lose(self, which: int) -> None:
         """A staged record, torn or gone, and the process with it."""
@@ -307,7 +307,7 @@ class World:
 
     def heal(self) -> None:
         """All is well again: then everything is where it belongs."""
-        self.amiss = set()
+        self.unhealthy = set()
         self.fuse = 0
         for table in (*self.tables.values(), self.index):
             table.faults = []

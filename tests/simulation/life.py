@@ -374,7 +374,7 @@ class FeedRun(BatchRun):
 class Feed:
     """Reads the topic in ranges of drawn length, and writes what each table gets of them."""
 
-    paced, stateful, checkpoint = True, False, ""
+    paced, stateful, upserts, checkpoint = True, False, True, ""
     columns: Mapping[str, Any] = {}
     required: Mapping[str, Any] = {}
     metadata = None
@@ -412,7 +412,7 @@ class Feed:
     def _missing(self, names: Sequence[str], held: BatchTables) -> dict[str, Any]:
         for name in names:
             if name in held.refused:  # (where the real one makes dead letters of its records)
-                why = self.life.sink._startup.tables.amiss.get(name)  # type: ignore[union-attr]
+                why = self.life.sink._startup.tables.unhealthy.get(name)  # type: ignore[union-attr]
                 raise why or IdentityMismatch(f"cannot write to {name}: {held.refused[name]}")
         return dict.fromkeys(name for name in names if name not in held.plans)
 

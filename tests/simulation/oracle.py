@@ -305,7 +305,7 @@ class Oracle:
             meta = self.server.tables.get(name)
             if meta is None or self.harm or not self.ledgers:
                 continue
-            tag = meta.head(witness(branches[name]))
+            tag = meta.head(tag_name(branches[name]))
             for snapshot in meta.history(branches[name]):
                 entry = ledger.parse(snapshot.summary)
                 mine = entry is not None and entry.ranges and entry.epoch <= epoch
@@ -481,5 +481,5 @@ def forgotten(meta: Meta, branch: str, kept: Iterable[int]) -> str:
     return "expired" if any(number not in kept for number in after) else ""
 
 
-def witness(branch: str) -> str:
+def tag_name(branch: str) -> str:
     return ledger_tag(SINK) if branch == "main" else f"{ledger_tag(SINK)}/{branch}"

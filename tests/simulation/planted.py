@@ -179,7 +179,7 @@ def _(stack: ExitStack) -> None:
         self.epoch = target.epoch
         head = _claim(target, target.epoch, extend)
         assert head.snapshot is not None
-        target.witness(head.snapshot)
+        target.set_tag(head.snapshot)
 
     put(stack, Startup, "_take", take)
 
@@ -411,12 +411,12 @@ def _(stack: ExitStack) -> None:
 
 @planted("no witness is set")
 def _(stack: ExitStack) -> None:
-    put(stack, TableCommitter, "witness", lambda *_: None)
+    put(stack, TableCommitter, "set_tag", lambda *_: None)
 
 
 @planted("the tag is moved before the commit")
 def _(stack: ExitStack) -> None:
-    was, witness = TableCommitter.commit, TableCommitter.witness
+    was, witness = TableCommitter.commit, TableCommitter.set_tag
 
     def commit_(self: TableCommitter, manifests: Sequence[str], entry: LedgerEntry) -> Snapshot:
         head = self.head()
@@ -425,12 +425,12 @@ def _(stack: ExitStack) -> None:
         return was(self, manifests, entry)
 
     put(stack, TableCommitter, "commit", commit_)
-    put(stack, TableCommitter, "witness", lambda self, snapshot: None)
+    put(stack, TableCommitter, "set_tag", lambda self, snapshot: None)
 
 
 @planted("the witness goes where it is told, also back")
 def _(stack: ExitStack) -> None:
-    def witness(self: TableCommitter, snapshot: Snapshot) -> None:
+    def set_tag(self: TableCommitter, snapshot: Snapshot) -> None:
         for attempt in range(protocol.ATTEMPTS):
             there = self.table.tagged(self._tag)
             try:
@@ -440,7 +440,7 @@ def _(stack: ExitStack) -> None:
                 self.table.refresh()
         raise Unavailable("cannot move the tag")
 
-    put(stack, TableCommitter, "witness", witness)
+    put(stack, TableCommitter, "set_tag", set_tag)
 
 
 @planted("expiry takes the witness, too")
@@ -479,7 +479,10 @@ def _(stack: ExitStack) -> None:
 def _(stack: ExitStack) -> None:
     """H5."""
     put(
-        stack, committer, "_apart_by_deletes", lambda batches, _: [list(batches)] if batches else []
+        stack,
+        committer,
+        "_grouped_by_deletes",
+        lambda batches, _: [list(batches)] if batches else [],
     )
 
 
@@ -682,7 +685,7 @@ def _(stack: ExitStack) -> None:
 
 @planted("a table that went back is not seen, neither by its witness nor by the index", wild=True)
 def _(stack: ExitStack) -> None:
-    put(stack, TableCommitter, "strayed", lambda *_: None)
+    put(stack, TableCommitter, "tag_mismatch", lambda *_: None)
     put(stack, index, "ends", lambda _: {})
 
 
@@ -739,8 +742,12 @@ def _(stack: ExitStack) -> None:
 def _(stack: ExitStack) -> None:
     was = SinkTables.compare
 
-    def compare(self: SinkTables, known: Mapping[str, str], astray: Any) -> None:
-        was(self, {name: uuid for name, uuid in known.items() if name in self.held}, astray)
+    def compare(self: SinkTables, known: Mapping[str, str], index_mismatch: Any) -> None:
+        was(
+            self,
+            {name: uuid for name, uuid in known.items() if name in self.held},
+            index_mismatch,
+        )
 
     put(stack, SinkTables, "compare", compare)
 
@@ -840,7 +847,7 @@ def naive() -> Iterator[None]:
         put(stack, protocol, "decide", decide)
         put(stack, Startup, "_take", take)
         put(stack, SimulatedLife, "still_newest", lambda *_: None)
-        put(stack, TableCommitter, "witness", lambda *_: None)
+        put(stack, TableCommitter, "set_tag", lambda *_: None)
         for name in ("no compare-and-set", "leftovers are deleted at once when a commit fails"):
             PLANTED[name](stack)
         yield

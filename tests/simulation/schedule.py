@@ -16,7 +16,7 @@ from frazil.ledger import staged_batch
 from frazil.offsets import Partition
 from tests.simulation.catalog import File, Held, Meta, Request, Server, add, expire
 from tests.simulation.life import Life, config, here
-from tests.simulation.oracle import EFFECT, FOREIGN, INDEX, Oracle, Topic, forgotten, witness
+from tests.simulation.oracle import EFFECT, FOREIGN, INDEX, Oracle, Topic, forgotten, tag_name
 from tests.simulation.world import Halt, Task, World
 
 #: Which tables: name, mode, branch.
@@ -621,7 +621,7 @@ class Schedule:
             return
 
         def change(after: Meta) -> None:
-            after.refs.pop(witness(branch), None)
+            after.refs.pop(tag_name(branch), None)
 
         self._harm(name, "untagged")
         self._change(name, meta, branch, change)
@@ -640,8 +640,8 @@ def _complaints(life: Life) -> list[FrazilError]:
         return [life.error]
     committer = getattr(life.sink, "committer", None)
     startup = getattr(life.sink, "_startup", None)
-    hopeless = committer._hopeless.values() if committer is not None else ()
-    return [*hopeless, *(startup.tables.amiss.values() if startup is not None else ())]
+    hopeless = committer._needs_operator.values() if committer is not None else ()
+    return [*hopeless, *(startup.tables.unhealthy.values() if startup is not None else ())]
 
 
 def run(

@@ -199,7 +199,7 @@ def test_after_a_round_the_table_holds_the_same_and_no_delete(
         table.upsert(rows, [(200 + batch, "a")[:keys], (batch - 1, "ab"[batch % 2])[:keys]])
     table.check()
     assert table.totals[2] > 0
-    assert table.compaction().tidy() == ""
+    assert table.compaction().run_due() == ""
     table.check()
     assert table.totals[1:] == (0, 0)
     assert table.newest.operation == "replace"
@@ -219,7 +219,7 @@ def test_rows_keep_their_numbers(make: Callable[..., Upserted], spark: Any):
     lineage = f"SELECT id, _row_id, _last_updated_sequence_number FROM {table.sql} ORDER BY id"
     before = spark.sql(lineage).collect()
     files = table.totals[0]
-    assert table.compaction().tidy() == ""
+    assert table.compaction().run_due() == ""
     assert table.totals[0] < files
     assert spark.sql(lineage).collect() == before
     table.check()
@@ -232,14 +232,14 @@ def test_of_large_files_rows_are_hidden_by_position(make: Callable[..., Upserted
     keeper = table.compaction()
     for batch in range(3):
         table.upsert([(batch, "b", "new")], [(key,) for key in range(1000, 1010 + batch)])
-        assert keeper.tidy() == ""
+        assert keeper.run_due() == ""
         table.check()
         data, deletes, equality = table.totals
         assert equality == 0
         assert 0 < deletes <= large, "no more than one for each file"
         assert data >= large
     table.upsert([], [(key,) for key in range(3000)])
-    assert table.compaction().tidy() == ""  # of another life: what was remembered is found again
+    assert table.compaction().run_due() == ""  # of another life: what was remembered is found again
     assert table.totals[2] == 0
     table.check()
 
@@ -252,7 +252,7 @@ def test_a_table_too_large_for_one_round_takes_several(make: Callable[..., Upser
     keeper = table.compaction(most=2**11)
     rounds = 0
     while table.totals[2]:
-        assert keeper.tidy() == ""
+        assert keeper.run_due() == ""
         table.check()
         rounds += 1
         assert rounds < 50
@@ -324,12 +324,12 @@ def test_our_own_does_not(make: Callable[..., Upserted], version: int):
         return done
 
     keeper = table.compaction(run=run)
-    assert "not the newest one any more" in keeper.tidy()
+    assert "not the newest one any more" in keeper.run_due()
     assert sorted(table.model.values()) == expected
     table.check()
     left = list(Path(table.table.location.removeprefix("file:")).rglob("frazil-s-1-*"))
     assert left == [], "what the round had written is removed"
-    assert keeper.tidy() == ""
+    assert keeper.run_due() == ""
     table.check()
     assert table.totals[1] == 0
 
@@ -384,9 +384,9 @@ def test_commits_of_the_stream_go_on_over_a_round(make: Callable[..., Upserted],
     keeper = table.compaction()
     for batch in range(3, 6):
         snapshot = life.commit([], table.entry(batch))
-        life.witness(snapshot)
+        life.set_tag(snapshot)
         table.batches = batch + 1
-        assert keeper.tidy() == ""
+        assert keeper.run_due() == ""
     table.check()
     assert table.totals[1] == 0
 
@@ -400,7 +400,7 @@ def test_a_life_that_was_taken_over_from_rewrites_nothing(make: Callable[..., Up
     assert own is not None
     TableCommitter(own, "main", "s", 2, Clock()).claim()  # type: ignore[arg-type]
     before = table.newest
-    assert keeper.tidy() == ""
+    assert keeper.run_due() == ""
     assert table.newest == before
 
 
@@ -418,7 +418,7 @@ def test_an_answer_that_was_lost_is_looked_for_in_the_table(make: Callable[..., 
         raise CommitStateUnknown("cannot rewrite: the answer was lost")
 
     handle.replace = lost
-    assert keeper.tidy() == ""
+    assert keeper.run_due() == ""
     assert table.totals[1] == 0
     table.check()
 
@@ -430,7 +430,7 @@ def test_on_a_branch_main_stays_as_it_is(make: Callable[..., Upserted], spark: A
     table.table.fork("side", table.newest.id)
     main = table.newest
     keeper = table.compaction(branch="side")
-    assert keeper.tidy() == ""
+    assert keeper.run_due() == ""
     assert table.newest == main
     side = next(iter(table.table.history("side")))
     assert side.summary["total-delete-files"] == "0"
@@ -446,6 +446,6 @@ def test_tasks_run_on_executors(make: Callable[..., Upserted], spark: Any):
     def run(jobs: Sequence[Any]) -> list[Any]:
         return list(spark.sparkContext.parallelize(jobs, len(jobs)).map(compact).collect())
 
-    assert table.compaction(run=run).tidy() == ""
+    assert table.compaction(run=run).run_due() == ""
     assert table.totals[1] == 0
     table.check()

@@ -398,7 +398,7 @@ def grown(subject: Subject, count: int, epoch: int = 1) -> list[LedgerEntry]:
     begin = Cut({p: i * 999_983 % 10**9 for i, p in enumerate(parts)})
     found = mine.claim(lambda known: known or begin, topics=ids).entry
     assert found is not None
-    mine.witness(mine.head().snapshot)  # type: ignore[arg-type]
+    mine.set_tag(mine.head().snapshot)  # type: ignore[arg-type]
     made = [found]
     for batch in range(count):
         begin = made[-1].end
@@ -411,7 +411,7 @@ def grown(subject: Subject, count: int, epoch: int = 1) -> list[LedgerEntry]:
             batches=(batch, batch),
             leaders=dict.fromkeys(parts, batch),
         )
-        mine.witness(mine.commit([subject.manifest(f"{epoch}-{batch}")], one))
+        mine.set_tag(mine.commit([subject.manifest(f"{epoch}-{batch}")], one))
         made.append(one)
     return made
 
@@ -562,7 +562,7 @@ def test_an_entry_on_a_branch_leaves_main_alone(subject: Subject):
     append(subject, "foreign")
     life = target(subject, branch="side")
     snapshot = life.commit([subject.manifest("a")], entry(0, 5, "a"))
-    life.witness(snapshot)
+    life.set_tag(snapshot)
     assert subject.table.tagged(f"{ledger_tag('s')}/side") == snapshot
     life.commit([subject.manifest("b")], entry(5, 9, "b"))
     assert subject.live() == ["foreign"]
@@ -595,7 +595,7 @@ def test_a_commit_moves_its_tag_in_the_same_metadata_file(real: Real):
             staged = [real.manifest(f"{branch}-{tag}")]
             snapshot = life.commit(staged, entry(number, number + 1, tag))
             assert real.table.tagged(name) == snapshot
-            life.witness(snapshot)  # where it stands already
+            life.set_tag(snapshot)  # where it stands already
         assert version() == before + 3
     claimed = target(real, epoch=2).claim()
     assert real.table.tagged("frazil/s") == snapshot, "what a claim compares the branch with"
@@ -616,7 +616,7 @@ def test_manifests_of_many_commits_are_merged_and_none_is_left_behind(real: Real
         snapshot = life.commit(
             [real.manifest(f"{number}")], entry(number, number + 1, f"c{number}")
         )
-        life.witness(snapshot)
+        life.set_tag(snapshot)
     assert real.live() == [*"012345678", "foreign"]
     assert len(real.table.manifests(snapshot.id)) - 1 < 5, "ten batches, ten manifests"
     known = {
@@ -638,7 +638,7 @@ def test_a_tag_keeps_the_ledger_over_compaction_and_expiry(real: Real):
     """H4, with Iceberg's own procedures."""
     life = target(real)
     for number, tag in enumerate("abc"):
-        life.witness(life.commit([real.manifest(tag)], entry(number, number + 1, tag)))
+        life.set_tag(life.commit([real.manifest(tag)], entry(number, number + 1, tag)))
     _rewrite_and_expire(real)
     assert len(history(real)) == 1, "the expiry left more than the compacted snapshot"
     life.commit([real.manifest("d")], entry(3, 4, "d"))
@@ -923,7 +923,7 @@ def test_a_table_keeps_what_others_brought_before_a_sink_expires_their_snapshot(
         snapshot = life.commit(
             [real.manifest(str(number))], entry(number, number + 1, f"c{number}")
         )
-        life.witness(snapshot)
+        life.set_tag(snapshot)
     keeper = ExpireSnapshots(
         real.table,
         sink="s",
@@ -932,7 +932,7 @@ def test_a_table_keeps_what_others_brought_before_a_sink_expires_their_snapshot(
         position=lambda: Cut({P: 6}),
         at_once=2,
     )
-    assert keeper.tidy() == ""
+    assert keeper.run_due() == ""
     plain = real.table.plain
     assert theirs.id not in {each.id for each in plain.history("main")}
     (commits,) = foreign_commits.recorded(plain.name, plain.properties).values()

@@ -340,12 +340,12 @@ def test_run_audit_and_status_from_the_command_line(
     report, stream, kafka = json.loads(out)
     assert kafka["lag"] == 0
     assert (report["verdict"], report["written"]) == ("proven", 30)
-    assert report["witnesses"] == ["ledger", "index", "manifests"]
-    assert (stream["verdict"], stream["witnesses"]) == ("proven", ["ledger", "index"])
+    assert report["examined"] == ["ledger", "index", "manifests"]
+    assert (stream["verdict"], stream["examined"]) == ("proven", ["ledger", "index"])
     code, out, _ = frazil("audit", path, "--deep", "--against-kafka", "--json")
     assert code == 0
     deep, _, kafka = json.loads(out)
-    assert deep["witnesses"][-1] == "rows"
+    assert deep["examined"][-1] == "rows"
     assert (kafka["verdict"], [line["lag"] for line in kafka["broker"]]) == ("proven", [0, 0])
     code, out, _ = frazil("audit", path)
     assert code == 0

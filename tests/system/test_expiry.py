@@ -57,7 +57,7 @@ def test_old_snapshots_go_with_their_files_and_all_that_is_left_is_exact(
             assert sink.wait_until(sink.ends(), WITHIN)
         finally:
             sink.stop()
-        assert sink.committer.progress.untidy == ""
+        assert sink.committer.progress.maintenance_error == ""
         if life == 0:
             feed.oracle.check(lake.metadata_file(table))
             release = there()[-1]
@@ -102,7 +102,7 @@ def test_a_table_that_the_sink_made_keeps_few_snapshots_and_few_metadata_files(
     few = {"write.metadata.previous-versions-max": "5"}
     config = make_config(sink={"max_records_per_trigger": 5}, table={"properties": few})
     sink = catch_up(config, spark)
-    assert sink.committer.progress.untidy == ""
+    assert sink.committer.progress.maintenance_error == ""
     assert sink.advice == []
     folder = lake.folder / "warehouse/db" / name / "metadata"
     snapshots = spark.table(f"lake.db.{name}.snapshots").count()

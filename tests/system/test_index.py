@@ -72,7 +72,7 @@ class Life:
         head = self.target.claim(lambda position: Cut({P: 0, Q: 0, **position}))
         assert head.entry is not None
         assert head.snapshot is not None
-        self.target.witness(head.snapshot)
+        self.target.set_tag(head.snapshot)
         self.end, self.number = head.entry.end, head.entry.batches[1] + 1
         self.steps: list[str] = []
         self.held: Callable[[], None] = lambda: None
@@ -118,9 +118,9 @@ class Life:
         )
         located = [(batch, {"db.t": Snapshot(7, None, 0, 0, "", {})})]
         files = index.write(self.shape(), self.prefix, located)
-        self.target.witness(self.target.commit(files, entry_of([batch], "", self.epoch)))
+        self.target.set_tag(self.target.commit(files, entry_of([batch], "", self.epoch)))
         self.end, self.number = batch.end, self.number + 1
-        return self.upkeep.tidy()
+        return self.upkeep.run_due()
 
     def folder(self, what: str) -> set[str]:
         """What lies in the index's folder."""
@@ -267,7 +267,7 @@ def test_of_two_merges_of_the_same_files_one_gives_way(life: Life, spark: Any, l
     def first() -> None:
         other.table.refresh()
         other.upkeep._enough = 0
-        assert other.upkeep.tidy() == ""
+        assert other.upkeep.run_due() == ""
 
     life.held = first
     assert "Missing required files to delete" in life.commit()
@@ -456,10 +456,12 @@ def test_l12_records_in_the_stage_that_cannot_be_removed_now_are_removed_later(
             patched.setattr(JavaTable, "delete", refused)
             produce(broker.bootstrap, name, numbered(5))
             assert sink.wait_until(sink.ends(), WITHIN)
-            eventually(lambda: "403" in sink.committer.progress.untidy, "it is said", sink=sink)
+            eventually(
+                lambda: "403" in sink.committer.progress.maintenance_error, "it is said", sink=sink
+            )
         produce(broker.bootstrap, name, numbered(5, 100))
         assert sink.wait_until(sink.ends(), WITHIN)
-    assert sink.committer.progress.untidy == ""
+    assert sink.committer.progress.maintenance_error == ""
     table = JavaCatalog(spark, "lake").load(f"db.{name}_index")
     assert table is not None
     assert table.listing(f"{table.location}/stage/{name}/") == []

@@ -199,7 +199,7 @@ def test_locate_finds_batch_snapshot_and_files_without_a_jvm(
     assert code == 0, said
     assert by_name["batches"] == found["batches"]
     code, outside, _ = frazil_locate(str(path), name, "0", "60")
-    assert (code, outside["said"]) == (3, f"not read yet: sink {name} stands at 60")
+    assert (code, outside["reason"]) == (3, f"not read yet: sink {name} stands at 60")
 
     spark.sql(
         f"CALL lake.system.expire_snapshots(table => 'db.{name}', retain_last => 1, "

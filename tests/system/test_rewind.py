@@ -300,7 +300,7 @@ def test_what_others_wrote_since_is_kept_unless_somebody_gives_it_up(
     assert len(lake.query(f"db.{name}")) == 41
     assert look(config, spark, "batch:1").nothing, "nothing of it goes"
     plan = rewind(config, spark, "batch:0", discard_foreign=True)
-    assert [lost.said for lost in plan.choice.foreign] == ["append: 1 row added, 0 deleted"]
+    assert [lost.reason for lost in plan.choice.foreign] == ["append: 1 row added, 0 deleted"]
     assert offsets(lake, f"db.{name}") == below(ends[0])
     proven(config, spark)
 

@@ -841,7 +841,7 @@ def changed(rows: pa.Table, at: int, **values: Any) -> pa.Table:
 def test_three_witnesses_that_agree_prove_it():
     report = heard(numbered())
     assert (report.verdict, report.findings) == ("proven", ())
-    assert report.witnesses == ("ledger", "index", "manifests")
+    assert report.examined == ("ledger", "index", "manifests")
 
 
 def test_what_was_expired_is_proven_by_the_index_and_the_manifests():
@@ -868,7 +868,7 @@ def test_only_the_witness_is_left_and_nothing_is_missing():
     rows, witness = indexed(history), history.snapshots[-1]
     history.add({"added-records": "19", "deleted-records": "19"}, "replace")
     history.files = [DataFile("/big", 19, None, (0, 11), topics=("orders", "orders"))]
-    report = heard(expired(history, 1), rows, witnesses={"s": witness})
+    report = heard(expired(history, 1), rows, tagged_snapshots={"s": witness})
     assert report.verdict == "proven", report.values()
 
 
@@ -987,7 +987,7 @@ def rows_of(*offsets: tuple[Partition, Sequence[int]]) -> pa.Table:
 def test_rows_that_are_all_there_once_are_proven_behind_delete_files_too():
     deep = rows_of((A, range(12)), (B, range(7)))
     report = heard(numbered(), deep=deep, deletes=2)
-    assert (report.verdict, report.witnesses[-1]) == ("proven", "rows")
+    assert (report.verdict, report.examined[-1]) == ("proven", "rows")
 
 
 @pytest.mark.parametrize(
@@ -1129,7 +1129,7 @@ def bridged() -> tuple[History, dict[str, Any]]:
     history.files, history.deletes = [DataFile("/g", 6, None, (0, 9))], 0
     history.add({"added-records": "6", "deleted-records": "6"}, "replace")
     history.add({"added-records": "6", "deleted-records": "6"}, "replace")
-    return expired(history, 1), {"rows": rows, "witnesses": {"s": witness}}
+    return expired(history, 1), {"rows": rows, "tagged_snapshots": {"s": witness}}
 
 
 def test_of_an_upsert_table_that_was_rolled_back_compacted_and_expired_nothing_is_proven():
@@ -1148,7 +1148,7 @@ def test_of_an_append_table_rolled_back_compacted_and_expired_the_files_tell():
     kept = [f for f in history.files if f.offsets and f.offsets[1] < 9]
     history.add({"added-records": "1", "deleted-records": "1"}, "replace")
     history.add({"added-records": "1", "deleted-records": "1"}, "replace")
-    given = {"rows": rows, "witnesses": {"s": witness}}
+    given = {"rows": rows, "tagged_snapshots": {"s": witness}}
     assert heard(expired(history, 1), **given).verdict == "proven"
     history.files = kept
     assert heard(history, **given).verdict == "gap"

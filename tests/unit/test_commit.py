@@ -221,7 +221,7 @@ def test_a_witness_whose_answer_was_lost_is_looked_for_and_one_that_is_not_there
     put(life, batch(0, 5, "a"))
     made = fail_to_tag(table, *answers)
     newest = next(table.history("main"))
-    life.witness(newest)
+    life.set_tag(newest)
     assert made == [newest.id] * tries
     assert table.tagged(ledger_tag("s")) == newest
 
@@ -308,7 +308,7 @@ def test_expiry_without_a_witness_stops_and_with_one_goes_on():
     bare.expire()
     with pytest.raises(Expired, match="not found is not never committed"):
         put(target(bare, 2), batch(5, 9, "b"))
-    life.witness(witnessed)
+    life.set_tag(witnessed)
     table.expire()
     put(life, batch(5, 9, "b"))
     assert table.live()[-1] == "m-b"
@@ -326,7 +326,7 @@ def test_who_always_claims_first_may_come_to_a_table_whose_history_was_expired()
     head = late.claim()
     assert head.entry is not None
     assert head.snapshot is not None
-    late.witness(head.snapshot)
+    late.set_tag(head.snapshot)
     table.add(["compacted again"], {})
     table.expire()
     assert late.head().entry == head.entry, "with a witness it counts, as ever"
@@ -345,7 +345,7 @@ def rolled_back_and_expired(metadata_kept: bool, keys: int | None = None) -> Fak
     life = target(table)
     for n, name in enumerate("abc"):
         entry = replace(entry_of([batch(5 * n, 5 * n + 5, name)], "db.t", 1), keys=keys)
-        life.witness(life.commit([f"m-{name}"], entry))
+        life.set_tag(life.commit([f"m-{name}"], entry))
     first = [*table.history("main")][-1]
     table.refs["main"] = first.id
     expired(table)
@@ -372,8 +372,8 @@ def test_a_sequence_number_is_no_proof_that_the_witness_is_an_ancestor(
     else:
         with pytest.raises(Expired, match=r"everything below orders\[0\]@15"):
             life.claim()
-    strayed = life.strayed()
-    assert isinstance(strayed, Gap if metadata_kept else Expired)
+    tag_mismatch = life.tag_mismatch()
+    assert isinstance(tag_mismatch, Gap if metadata_kept else Expired)
     assert "m-d" not in table.live()
 
 
@@ -384,7 +384,7 @@ def test_maintenance_by_others_is_no_reason_to_stop_where_earlier_metadata_tells
     table = FakeTable()
     table.metadata_kept = table.rewritten = True
     life = target(table)
-    life.witness(life.commit(["m-a"], replace(entry_of([batch(0, 5, "a")], "db.t", 1), keys=keys)))
+    life.set_tag(life.commit(["m-a"], replace(entry_of([batch(0, 5, "a")], "db.t", 1), keys=keys)))
     expired(table)
     put(life, batch(5, 9, "b"))
     expired(table)
@@ -393,7 +393,7 @@ def test_maintenance_by_others_is_no_reason_to_stop_where_earlier_metadata_tells
     assert claimed.entry is not None
     assert claimed.entry.unknown_before == 0
     assert claimed.entry.end == Cut({P: 9})
-    assert heir.strayed() is None
+    assert heir.tag_mismatch() is None
     put(heir, batch(9, 12, "c", epoch=2))
     assert table.live()[-1] == "m-c"
 
@@ -405,7 +405,7 @@ def test_without_earlier_metadata_the_newest_manifest_of_the_witness_shows_the_w
         table.rewritten = rewritten
         life = target(table)
         entry = replace(entry_of([batch(0, 5, "a")], "db.t", 1), keys=keys)
-        life.witness(life.commit(["m-a"], entry))
+        life.set_tag(life.commit(["m-a"], entry))
         expired(table)
         if shown:
             put(life, batch(5, 9, "b"))
@@ -432,7 +432,7 @@ def test_a_commit_that_was_expired_before_its_witness_is_found_in_earlier_metada
     there = life.commit(one.table("db.t").manifests, entry_of([one], "db.t", 1))
     assert there.id not in table.snapshots
     assert [*life.locate([one])] == ["a"]
-    life.witness(there)
+    life.set_tag(there)
     newest = next(table.history("main"))
     assert table.tagged("frazil/s") == newest
     assert parse(newest.summary).end == Cut({P: 5})  # type: ignore[union-attr]
@@ -449,7 +449,7 @@ def witnessed() -> tuple[FakeTable, TableCommitter]:
     life = target(table)
     claimed = life.claim().snapshot
     assert claimed is not None
-    life.witness(claimed)
+    life.set_tag(claimed)
     return table, life
 
 
@@ -468,8 +468,8 @@ def test_a_witness_never_moves_back():
     newest = heir.claim().snapshot
     assert claimed is not None
     assert newest is not None
-    heir.witness(newest)
-    old.witness(claimed)
+    heir.set_tag(newest)
+    old.set_tag(claimed)
     assert table.tagged("frazil/s") == newest
 
 
@@ -487,7 +487,7 @@ def test_a_witness_that_somebody_else_moves_meanwhile_is_looked_at_again():
         table.tagged = seen  # type: ignore[method-assign]
 
     table.refresh = refresh  # type: ignore[method-assign]
-    life.witness(newest)
+    life.set_tag(newest)
     assert table.tagged("frazil/s") == newest
 
 
@@ -554,7 +554,7 @@ def test_a_batch_that_was_not_tried_yet_goes_on_behind_an_expired_history():
     """And from the entry that is set on top first, it can be told what became of its tries."""
     table = FakeTable()
     life = target(table)
-    life.witness(life.commit(["m-a"], entry_of([batch(0, 5, "a")], "db.t", 1)))
+    life.set_tag(life.commit(["m-a"], entry_of([batch(0, 5, "a")], "db.t", 1)))
     expired(table)
     table.faults = ["dropped", "", "lost"]
     assert life.locate([batch(5, 9, "b")]) == {}
@@ -565,7 +565,7 @@ def test_a_batch_that_was_not_tried_yet_goes_on_behind_an_expired_history():
 def test_an_empty_entry_on_top_whose_answer_was_lost_is_our_own():
     table = FakeTable()
     life = target(table)
-    life.witness(life.commit(["m-a"], entry_of([batch(0, 5, "a")], "db.t", 1)))
+    life.set_tag(life.commit(["m-a"], entry_of([batch(0, 5, "a")], "db.t", 1)))
     expired(table)
     before = len(table.manifests)
 
@@ -586,7 +586,7 @@ def test_a_life_that_claims_behind_an_expired_history_leaves_alone_what_older_on
     """Nobody can tell whether they had it in the table. What it stages itself is another matter."""
     table = FakeTable()
     old = target(table)
-    old.witness(old.commit(["m-a"], entry_of([batch(0, 5, "a")], "db.t", 1)))
+    old.set_tag(old.commit(["m-a"], entry_of([batch(0, 5, "a")], "db.t", 1)))
     expired(table)
     for epoch in (2, 3):
         heir = target(table, epoch)
@@ -594,7 +594,7 @@ def test_a_life_that_claims_behind_an_expired_history_leaves_alone_what_older_on
         assert claimed.entry is not None
         assert claimed.entry.unknown_before == 2
         assert claimed.snapshot is not None
-        heir.witness(claimed.snapshot)
+        heir.set_tag(claimed.snapshot)
         with pytest.raises(Expired, match="cannot be told"):
             heir.locate([batch(5, 9, "b", epoch=1)])
         assert heir.locate([batch(5, 9, "c", epoch=2)]) == {}
@@ -606,7 +606,7 @@ def test_a_claim_that_was_expired_before_its_witness_is_made_again():
     """What is seen then is the older life's entry, by its witness: nobody would be fenced."""
     table = FakeTable()
     old = target(table)
-    old.witness(old.commit(["m-a"], entry_of([batch(0, 5, "a")], "db.t", 1)))
+    old.set_tag(old.commit(["m-a"], entry_of([batch(0, 5, "a")], "db.t", 1)))
     looks: list[int] = []
 
     def expire_once() -> None:
@@ -627,13 +627,13 @@ def test_a_claim_that_was_expired_and_then_passed_by_an_older_life_is_no_claim()
     """Its life may see it all the same: reads may be old. Its witness would be set behind."""
     table = FakeTable()
     old, heir = target(table), target(table, 2)
-    old.witness(old.commit(["m-a"], entry_of([batch(0, 5, "a")], "db.t", 1)))
+    old.set_tag(old.commit(["m-a"], entry_of([batch(0, 5, "a")], "db.t", 1)))
     claimed = heir.claim().snapshot
     assert claimed is not None
     expired(table)
-    old.witness(old.commit(["m-b"], entry_of([batch(5, 9, "b")], "db.t", 1)))
+    old.set_tag(old.commit(["m-b"], entry_of([batch(5, 9, "b")], "db.t", 1)))
     with pytest.raises(Unavailable, match="epoch 1 went on"):
-        heir.witness(claimed)
+        heir.set_tag(claimed)
 
 
 @pytest.mark.parametrize("tagged", [True, False])
@@ -643,7 +643,7 @@ def test_a_claim_sees_that_entries_were_expired_since_it_looked(tagged: bool):
     old, heir = target(table), target(table, 2)
     seen = old.commit(["m-a"], entry_of([batch(0, 5, "a")], "db.t", 1))
     if tagged:
-        old.witness(seen)
+        old.set_tag(seen)
 
     def went_on() -> None:
         put(old, batch(5, 9, "b"))
@@ -652,7 +652,7 @@ def test_a_claim_sees_that_entries_were_expired_since_it_looked(tagged: bool):
     table.race = went_on
     table.faults = ["race"]
     if not tagged:  # and nothing is left that tells of it
-        with pytest.raises(Expired, match="no witness"):
+        with pytest.raises(Expired, match="no tag"):
             heir.claim()
         return
     claimed = heir.claim()
@@ -723,11 +723,11 @@ def test_tables_are_looked_after_when_nothing_is_committed_any_more():
     called = threading.Semaphore(0)
     moments = [time.monotonic() + 0.02, None]
 
-    def tidy() -> float | None:
+    def run_due() -> float | None:
         called.release()
         return moments.pop(0)
 
-    rig.committer._clock, rig.events.maintain = time, tidy
+    rig.committer._clock, rig.events.maintain = time, run_due
     rig.committer.start()
     rig.committer.submit(batch(0, 5, "a"))
     try:
@@ -744,10 +744,10 @@ def test_the_index_is_committed_last_and_names_the_snapshot_of_the_data():
     assert rig.steps == [
         "commit",
         "committed",
-        "witnessed",
+        "tagged",
         "index-commit",
         "index-committed",
-        "index-witnessed",
+        "index-tagged",
         "done",
     ]
     snapshot = next(rig.data.history("main"))
@@ -969,7 +969,7 @@ def test_the_witness_never_moves_back_from_a_claim_to_an_older_batch():
     rig.index.faults = []
     rig.restart(epoch=2)
     for life in rig.targets:
-        life.witness(next(life.table.history("main")))
+        life.set_tag(next(life.table.history("main")))
     rig.commit(batch(0, 5, "a"))
     claimed = rig.data.tagged("frazil/s")
     assert claimed is not None

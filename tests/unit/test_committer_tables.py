@@ -53,7 +53,7 @@ class Stream:
         self.epoch = 0
         self.bounds = ROOMY
         self.steps: list[tuple[str, str]] = []
-        self.amiss: dict[str, FrazilError] = {}
+        self.unhealthy: dict[str, FrazilError] = {}
         self.life()
 
     def life(self) -> None:
@@ -67,7 +67,7 @@ class Stream:
             for name, table in self.tables.items()
         }
         for name, each in self.targets.items():
-            if name not in self.amiss:
+            if name not in self.unhealthy:
                 each.claim()
         events = Events(
             table=self._target,
@@ -95,8 +95,8 @@ class Stream:
             self.committer.submit(batch)
 
     def _target(self, name: str) -> TableCommitter:
-        if name in self.amiss:
-            raise self.amiss[name]
+        if name in self.unhealthy:
+            raise self.unhealthy[name]
         return self.targets[name]
 
     def _committed(self, batches: Any) -> None:
@@ -194,7 +194,7 @@ def test_a_batch_goes_to_each_of_its_tables_and_then_to_the_index(stream: Stream
     assert stream.committer.progress.position == Cut({P: 20, Q: 0})
     assert stream.staged == {}
     names = [name for name, _ in stream.steps]
-    assert names.index("index-commit") > max(i for i, n in enumerate(names) if n == "witnessed")
+    assert names.index("index-commit") > max(i for i, n in enumerate(names) if n == "tagged")
 
 
 def test_a_batch_that_holds_nothing_for_any_table_moves_the_index_alone(stream: Stream):
@@ -297,20 +297,20 @@ def test_a_stuck_table_holds_back_the_index_and_no_other_table(stream: Stream):
 def test_what_a_person_must_see_to_keeps_only_its_own_table_waiting(
     stream: Stream, error: FrazilError
 ):
-    stream.amiss["db.a"] = error
+    stream.unhealthy["db.a"] = error
     stream.hand(a=1, b=1)
     stream.hand(b=1)
     stream.round()
     assert stream.stuck == {"db.a": error.message}
     assert stream.live("b") == ["c1-b", "c2-b"]
     assert stream.committer.progress.position == Cut({P: 0, Q: 0})
-    del stream.amiss["db.a"]
+    del stream.unhealthy["db.a"]
     stream.settle()
     assert stream.indexed == ["c1", "c2"]
 
 
 def test_a_stuck_table_is_left_in_peace_for_longer_and_longer_and_never_given_up(stream: Stream):
-    stream.amiss["db.a"] = Unavailable("cannot reach it")
+    stream.unhealthy["db.a"] = Unavailable("cannot reach it")
     stream.hand(a=1)
     pauses = []
     for _ in range(1100):  # an outage of more than eight hours
@@ -320,7 +320,7 @@ def test_a_stuck_table_is_left_in_peace_for_longer_and_longer_and_never_given_up
         assert stream.due() == []
         stream.clock.now = until
     assert pauses[0] < 1 < pauses[5] < LONGEST_PAUSE == max(pauses) == pauses[-1]
-    del stream.amiss["db.a"]
+    del stream.unhealthy["db.a"]
     stream.settle()
     assert stream.indexed == ["c1"]
 
@@ -404,14 +404,14 @@ def test_a_life_that_ended_in_the_middle_is_taken_over_table_by_table(stream: St
 
 
 def test_a_table_that_stays_stuck_over_several_lives_loses_nothing(stream: Stream):
-    stream.amiss["db.a"] = IdentityMismatch("cannot go on: it is gone")
+    stream.unhealthy["db.a"] = IdentityMismatch("cannot go on: it is gone")
     for _ in range(3):
         stream.hand(a=1, b=1)
         stream.hand(b=1)
         stream.round()
         stream.life()
     assert stream.indexed == []
-    del stream.amiss["db.a"]
+    del stream.unhealthy["db.a"]
     stream.life()
     stream.settle()
     assert stream.live("a") == ["c1-a", "c3-a", "c5-a"]
@@ -421,14 +421,14 @@ def test_a_table_that_stays_stuck_over_several_lives_loses_nothing(stream: Strea
 
 def test_batches_are_found_though_the_history_behind_them_was_expired(stream: Stream):
     """One table waits for long, the others go on and are maintained, and then a new life begins."""
-    stream.amiss["db.a"] = IdentityMismatch("cannot go on: it is gone")
+    stream.unhealthy["db.a"] = IdentityMismatch("cannot go on: it is gone")
     for _ in range(4):
         stream.hand(a=1, b=1)
         stream.round()
     stream.tables["db.b"].expire()
     stream.life()
     stream.tables["db.b"].expire()
-    del stream.amiss["db.a"]
+    del stream.unhealthy["db.a"]
     stream.life()
     stream.hand(b=5)
     stream.settle()
@@ -479,7 +479,7 @@ def test_batches_that_wait_for_a_stuck_table_alone_do_not_count_by_number():
     stream = Stream("db.a", "db.b")
     stream.bounds = BackpressureLimits(2, 100, 3600)
     stream.life()
-    stream.amiss["db.a"] = IdentityMismatch("cannot go on: it is gone")
+    stream.unhealthy["db.a"] = IdentityMismatch("cannot go on: it is gone")
     for _ in range(20):
         stream.hand(a=1, b=1)  # never blocks
         stream.round()
@@ -494,7 +494,7 @@ def test_bytes_and_age_hold_the_stream_though_one_table_only_is_stuck():
     stream = Stream("db.a", "db.b")
     stream.bounds = BackpressureLimits(2, 100, 3600)
     stream.life()
-    stream.amiss["db.a"] = IdentityMismatch("cannot go on: it is gone")
+    stream.unhealthy["db.a"] = IdentityMismatch("cannot go on: it is gone")
     stream.hand(a=1, b=1, bytes=60)
     stream.round()
     stream.hand(a=1, bytes=60)
@@ -510,7 +510,7 @@ def test_bytes_and_age_hold_the_stream_though_one_table_only_is_stuck():
 def test_a_stuck_table_does_not_hold_those_who_flush_for_ever():
     stream = Stream("db.a", "db.b")
     stream.committer._clock = time
-    stream.amiss["db.a"] = IdentityMismatch("cannot go on: it is gone")
+    stream.unhealthy["db.a"] = IdentityMismatch("cannot go on: it is gone")
     stream.committer.start()
     try:
         stream.hand(a=1, b=1)
@@ -615,11 +615,11 @@ def test_a_bound_ends_the_gathering_too():
 def test_more_than_an_entry_can_name_is_committed_in_several(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("frazil.commit.committer.TOGETHER", 4)
     stream = Stream("db.a", paces={"db.a": CommitTrigger(interval=3600)})
-    stream.amiss["db.a"] = Unavailable("cannot reach it")
+    stream.unhealthy["db.a"] = Unavailable("cannot reach it")
     for _ in range(10):
         stream.hand(a=1)
     stream.round()
-    del stream.amiss["db.a"]
+    del stream.unhealthy["db.a"]
     stream.clock.now += 10
     while stream.round():
         pass
@@ -643,14 +643,14 @@ def test_a_table_that_is_staged_for_and_not_there_is_named_and_keeps_only_itself
     tables = SinkTables(Any, config, lambda name: name)  # type: ignore[arg-type]
     with pytest.raises(IdentityMismatch, match=r"db\.gone"):
         tables.target("db.gone")
-    assert tables.pace("db.gone", 5.0).interval == 5.0
+    assert tables.commit_trigger("db.gone", 5.0).interval == 5.0
 
 
 def test_a_life_that_was_overtaken_does_not_wait_for_a_person():
     """It may have taken batches of the newer one, for tables that it knows nothing of."""
     stream = Stream("db.a")
     old = stream.committer
-    stream.amiss["db.a"] = IdentityMismatch("cannot commit to table db.a: it is not there")
+    stream.unhealthy["db.a"] = IdentityMismatch("cannot commit to table db.a: it is not there")
     old.submit(stream.batch(a=3))
     old.round(old._due())
     assert "not there" in old.progress.trouble

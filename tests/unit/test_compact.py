@@ -278,7 +278,7 @@ def test_small_files_become_one_and_no_delete_is_left(tmp_path: Path):
     for batch in range(10):
         table.upsert([(key, "a", f"{batch}") for key in range(batch, batch + 20)], [(batch,)])
     steps: list[str] = []
-    assert compaction(table, step=steps.append).tidy() == ""
+    assert compaction(table, step=steps.append).run_due() == ""
     assert steps == ["compact", "compacted"]
     assert table.count("equality-deletes") == 0
     assert table.count("data") == 2, "the newest batch has nothing to take out"
@@ -293,7 +293,7 @@ def test_of_a_large_file_only_positions_are_written(tmp_path: Path, version: int
     keeper = compaction(table)
     for batch in range(3):
         table.upsert([(batch, "a", f"new {batch}")], [(500 + batch,)])
-        assert keeper.tidy() == ""
+        assert keeper.run_due() == ""
         table.check()
         assert table.count("equality-deletes") == 0
         [hides] = [e for e in table.files if e.get("referenced-data-file") == base]
@@ -306,10 +306,10 @@ def test_a_large_file_of_which_much_is_gone_is_written_anew(tmp_path: Path, vers
     table.upsert([(key, "a", "old") for key in range(1000)])
     keeper = compaction(table)
     table.upsert([], [(key,) for key in range(150)])
-    keeper.tidy()
+    keeper.run_due()
     assert table.count("position-deletes") == 1
     table.upsert([], [(key,) for key in range(150, 250)])
-    keeper.tidy()
+    keeper.run_due()
     assert [each["record-count"] for each in table.files] == [750]
     table.check()
 
@@ -318,12 +318,12 @@ def test_a_key_of_several_columns_and_partitions_is_deleted_wherever_it_is(tmp_p
     table = Memory(shape(tmp_path, BUCKETS), keys=1)
     table.upsert([(1, "a", "x"), (2, "a", "x"), (3, "b", "x")])
     table.upsert([(1, "b", "moved")])
-    compaction(table).tidy()
+    compaction(table).run_due()
     table.check()
     both = Memory(shape(tmp_path), keys=2)
     both.upsert([(1, "a", "x"), (1, "b", "x"), (2, "b", "x")])
     both.upsert([(1, "b", "y")], [(2, "b")])
-    compaction(both).tidy()
+    compaction(both).run_due()
     assert both.rows() == [(1, "a", "x"), (1, "b", "y")]
     assert both.count("equality-deletes") == 0
 
@@ -333,7 +333,7 @@ def test_deletes_that_count_for_nothing_are_removed_without_reading(tmp_path: Pa
     table.upsert([(key, "a", "x") for key in range(10)])
     table.upsert([(key, "a", "x") for key in range(10, 20)])
     ran: list[Any] = []
-    compaction(table, run=lambda jobs: ran.extend(jobs) or []).tidy()
+    compaction(table, run=lambda jobs: ran.extend(jobs) or []).run_due()
     assert ran == [], "bounds say that the keys do not meet"
     assert table.count("equality-deletes") == 0
     table.check()
@@ -343,12 +343,12 @@ def test_a_round_is_due_after_so_many_commits_with_deletes(tmp_path: Path):
     table = Memory(shape(tmp_path))
     keeper = compaction(table, after=3)
     table.upsert([(1, "a", "0")])
-    keeper.tidy()
+    keeper.run_due()
     rewritten = []
     for batch in range(7):
         table.upsert([(1, "a", str(batch))])
         before = len(table.snapshots)
-        keeper.tidy()
+        keeper.run_due()
         rewritten.append(len(table.snapshots) - before)
     assert rewritten == [0, 0, 1, 0, 0, 1, 0]
 
@@ -358,12 +358,12 @@ def test_a_round_is_due_by_deleted_keys_before_that(tmp_path: Path, monkeypatch:
     table = Memory(shape(tmp_path))
     table.upsert([(key, "a", "0") for key in range(200)])
     keeper = compaction(table, after=100)
-    keeper.tidy()
+    keeper.run_due()
     rewritten = []
     for batch in range(6):
         table.upsert([(key, "a", str(batch)) for key in range(batch * 10, batch * 10 + 50)])
         before = len(table.snapshots)
-        keeper.tidy()
+        keeper.run_due()
         rewritten.append(len(table.snapshots) - before)
     assert rewritten == [0, 1, 0, 1, 0, 1], "a third of 300 rows, most of them gone"
     table.check()
@@ -380,7 +380,7 @@ def test_rounds_take_a_part_of_the_time_only(tmp_path: Path, monkeypatch: Any):
         before = len(table.snapshots)
         clock.now += 10**6 if batch == 3 else 0
         clock.monotonic = lambda: clock.now  # type: ignore[method-assign]
-        keeper.tidy()
+        keeper.run_due()
         rewritten.append(len(table.snapshots) - before)
         wants.append(keeper.again is not None)
     assert rewritten == [1, 0, 0, 1]
@@ -399,9 +399,9 @@ def test_a_table_too_large_for_one_round_takes_several(tmp_path: Path, version: 
     for part in range(5):
         table.upsert([(key, "a", "old") for key in range(part * 1000, part * 1000 + 1000)])
     keeper = compaction(table, most=1)  # a file each
-    keeper.tidy()
+    keeper.run_due()
     table.upsert([], [(key,) for key in range(0, 5000, 500)])
-    looked = [keeper.tidy() == "" and table.count("equality-deletes") for _ in range(6)]
+    looked = [keeper.run_due() == "" and table.count("equality-deletes") for _ in range(6)]
     assert looked == [1, 1, 1, 1, 0, 0], "the delete goes when the last file was looked at"
     assert table.count("position-deletes") == 5
     table.check()
@@ -423,10 +423,10 @@ def test_a_delete_that_lands_while_a_round_runs_is_not_lost(tmp_path: Path):
 
     table.late = late
     keeper = compaction(table)
-    assert "not the newest" in keeper.tidy()
+    assert "not the newest" in keeper.run_due()
     table.check()
     assert sum(path.endswith(".parquet") for path in table.removed) == 1
-    assert keeper.tidy() == ""
+    assert keeper.run_due() == ""
     assert table.count("equality-deletes") == 0
     table.check()
 
@@ -438,13 +438,13 @@ def test_whether_a_round_was_done_is_asked_of_the_table(tmp_path: Path, fault: s
         table.upsert([(1, "a", value), (ord(value), "a", value)])
     table.fault = fault
     keeper = compaction(table)
-    trouble = keeper.tidy()
+    trouble = keeper.run_due()
     assert bool(trouble) == (fault == "down")
     made = [path for path in table.removed if path.endswith(".parquet")]
     assert made == []
     table.check()
     table.upsert([(1, "a", "last")])
-    assert keeper.tidy() == ""
+    assert keeper.run_due() == ""
     assert table.count("equality-deletes") == 0
     table.check()
     if fault == "down":
@@ -466,7 +466,7 @@ def test_files_of_a_round_whose_snapshot_was_expired_before_it_was_found_stay(tm
 
     table.replace = done_and_forgotten  # type: ignore[method-assign]
     keeper = compaction(table)
-    assert keeper.tidy(), "it cannot be told whether it was done"
+    assert keeper.run_due(), "it cannot be told whether it was done"
     table.check()
     assert table.removed == []
 
@@ -477,7 +477,7 @@ def test_a_life_that_is_over_touches_nothing(tmp_path: Path):
     table.upsert([(1, "a", "y")])
     table.add([], LedgerEntry("s", 2, ("newer",), (0, 0), Cut(), Cut()).summary())
     before = len(table.snapshots)
-    assert compaction(table).tidy() == ""
+    assert compaction(table).run_due() == ""
     assert len(table.snapshots) == before
 
 
@@ -490,7 +490,7 @@ def test_what_goes_wrong_is_told_and_for_later(tmp_path: Path):
         raise OSError("the store is away")
 
     keeper = compaction(table, run=fails)
-    assert "the store is away" in keeper.tidy()
+    assert "the store is away" in keeper.run_due()
     assert keeper.trouble
     table.check()
 
@@ -519,11 +519,11 @@ def test_whatever_happens_the_rows_are_those_of_the_model(tmp_path: Path, seed: 
         if chance.random() < 0.1:
             keeper = compaction(table, most=most)  # another process of the same life, say
         table.fault = chance.choice(["", "", "", "lost", "down", "late"])
-        keeper.tidy()
+        keeper.run_due()
         table.check()
     table.fault = ""
     for _ in range(100):
-        keeper.tidy()
+        keeper.run_due()
         if not table.count("equality-deletes"):
             break
     table.check()
@@ -541,7 +541,7 @@ def test_deletes_of_a_branch_that_was_moved_here_are_not_taken_for_known(tmp_pat
     table.model[1,] = (1, "a", "old")
     table.upsert([], [(2,)])
     keeper = compaction(table)
-    keeper.tidy()
+    keeper.run_due()
     table.check()
     moved = [each for each in elsewhere[1] if each not in base[-1][1]]
     snapshot, files = table.snapshots[-1]
@@ -552,7 +552,7 @@ def test_deletes_of_a_branch_that_was_moved_here_are_not_taken_for_known(tmp_pat
     del table.model[1,]
     table.add([], LedgerEntry("s", 1, ("again",), (0, 0), Cut(), Cut()).summary())
     table.check()
-    assert keeper.tidy() == ""
+    assert keeper.run_due() == ""
     assert table.count("equality-deletes") == 0
     table.check()
 

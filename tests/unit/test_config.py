@@ -811,7 +811,7 @@ def test_an_upsert_table_is_taken():
 def test_a_table_with_an_order_has_another_beside_it():
     table = {"mode": "upsert", "key": ["id"], "version_column": "_timestamp"}
     config = made(table=table)
-    assert config.remembering == ("shop.orders",)
+    assert config.versioned_tables == ("shop.orders",)
     assert not config.one_table
     with pytest.raises(ConfigError, match="two tables of the sink have that name"):
         made(table=table, dead_letters={"table": "shop.orders_deleted"})

@@ -11,7 +11,7 @@ import pytest
 from frazil.auditing.checks import audit
 from frazil.auditing.history import Evidence
 from frazil.commit.batch_chain import entry_of
-from frazil.commit.committer import _apart_by_deletes
+from frazil.commit.committer import _grouped_by_deletes
 from frazil.errors import ConfigError, Expired, IdentityMismatch
 from frazil.kafka.planner import TopicIdentity, Watermarks, kafka_only
 from frazil.ledger import staged_batch
@@ -266,7 +266,7 @@ def test_a_decision_survives_stage_ledger_and_index():
 
 def test_what_is_signed_for_shares_no_snapshot():
     plain = replace(lost_batch(note=""), commit_id="p")
-    found = list(_apart_by_deletes([plain, plain, lost_batch(), plain], "db.t"))
+    found = list(_grouped_by_deletes([plain, plain, lost_batch(), plain], "db.t"))
     assert [[each.commit_id for each in some] for some in found] == [["p", "p"], ["c"], ["p"]]
 
 

@@ -24,7 +24,7 @@ from frazil.commit import rewind
 from frazil.commit.protocol import ledger_tag
 from frazil.commit.rewind import RewindNote
 from frazil.commit.tables import ledger_tag_of
-from frazil.config.sections import TableConfig, remembered, replayed
+from frazil.config.sections import TableConfig, deleted_keys_table, replayed
 from frazil.errors import Fatal, IdentityMismatch
 from frazil.files.writer import WriterSpec
 from frazil.iceberg import foreign_commits
@@ -257,7 +257,7 @@ def deleted_columns() -> tuple[pa.Schema, MetadataColumns]:
     schema = iceberg_schema(columns, metadata, TableConfig("shop.orders"))
     shape = WriterSpec("shop.orders", "", schema, 0, "", {}, 0, "", {})
     plan = upsert.TablePlan(shape, metadata, "", key=("id",), order="after.lsn")
-    return upsert.remembered_columns(plan), metadata
+    return upsert.deleted_keys_columns(plan), metadata
 
 
 TABLES: dict[str, Callable[[], tuple[pa.Schema, MetadataColumns]]] = {
@@ -288,7 +288,7 @@ def test_names_of_tables_tags_properties_and_files():
         "tag": ledger_tag("orders"),
         "tag of a branch": ledger_tag_of("orders", "side"),
         "table of replayed dead letters": replayed("shop.dead_letters"),
-        "table of deleted keys": remembered("shop.orders"),
+        "table of deleted keys": deleted_keys_table("shop.orders"),
         "summary key of an entry's version, property of a table's version": format_version.KEY,
         "version of tables": format_version.TABLE,
         "property: creating sink": CREATED_BY,

@@ -27,7 +27,7 @@ from frazil.kafka.record_batch import RawRecords
 from frazil.ledger.staged_batch import RangeCounts
 from frazil.offsets import Cut, Partition, Range
 from frazil.pipeline.projection import MetadataColumns
-from frazil.sources.dataframe import DataFrameSource, accounted, epochs_told, steady
+from frazil.sources.dataframe import DataFrameSource, accounted, read_leader_epochs, steady
 from frazil.spark import tasks as frame
 from frazil.spark.tasks import (
     ReadCountsAccumulator,
@@ -324,7 +324,7 @@ def read_in(*pieces: tuple[Partition, int, int, tuple[int, ...]]) -> Told:
 
 def test_the_epoch_of_a_range_is_that_of_its_last_piece():
     pieces = read_in((A, 10, 15, (3,)), (A, 15, 20, (4,)), (B, 0, 5, (9,)), (C, 0, 20, (8,)))
-    assert epochs_told([R, Range(B, 0, 5)], [{}], [pieces]) == {A: 4, B: 9}
+    assert read_leader_epochs([R, Range(B, 0, 5)], [{}], [pieces]) == {A: 4, B: 9}
 
 
 @pytest.mark.parametrize(
@@ -342,22 +342,22 @@ def test_the_epoch_of_a_range_is_that_of_its_last_piece():
     ],
 )
 def test_an_epoch_that_is_not_known_for_certain_is_not_kept(pieces: list[Any], why: str):
-    assert epochs_told([R], [{}], [read_in(*pieces)]) == {}, why
+    assert read_leader_epochs([R], [{}], [read_in(*pieces)]) == {}, why
 
 
 def test_only_what_was_told_of_this_batch_counts():
     """A batch that failed and is run again: its first try may have read other records."""
     earlier = read_in((A, 10, 20, (3,)))
-    assert epochs_told([R], [earlier], [earlier]) == {}
-    assert epochs_told([R], [earlier], [read_in((A, 10, 20, (3, 4)))]) == {A: 4}
-    assert epochs_told([R], [earlier], [read_in((A, 10, 20, (3, 4, 4)))]) == {A: 4}
-    assert epochs_told([R], [earlier], [read_in((A, 10, 20, (3, 4, 5)))]) == {}
+    assert read_leader_epochs([R], [earlier], [earlier]) == {}
+    assert read_leader_epochs([R], [earlier], [read_in((A, 10, 20, (3, 4)))]) == {A: 4}
+    assert read_leader_epochs([R], [earlier], [read_in((A, 10, 20, (3, 4, 4)))]) == {A: 4}
+    assert read_leader_epochs([R], [earlier], [read_in((A, 10, 20, (3, 4, 5)))]) == {}
 
 
 def test_two_reads_of_one_topic_must_agree_on_the_epoch():
     one, other, third = (read_in((A, 10, 20, (epoch,))) for epoch in (3, 3, 4))
-    assert epochs_told([R], [{}, {}], [one, other]) == {A: 3}
-    assert epochs_told([R], [{}, {}], [one, third]) == {}
+    assert read_leader_epochs([R], [{}, {}], [one, other]) == {A: 3}
+    assert read_leader_epochs([R], [{}, {}], [one, third]) == {}
 
 
 def test_an_epoch_in_which_a_partition_is_led_counts_only_if_it_is_the_same_after_the_read():

@@ -200,7 +200,7 @@ class Life:
         head = self.target.claim(lambda position: Cut({P: 0, Q: 0, **position}))
         assert head.entry is not None
         assert head.snapshot is not None
-        self.target.witness(head.snapshot)
+        self.target.set_tag(head.snapshot)
         self.end = head.entry.end
         self.number = head.entry.batches[1] + 1
         self.steps: list[str] = []
@@ -223,9 +223,9 @@ class Life:
         prefix = f"frazil-{self.sink}-{self.epoch}-{self.number}"
         manifest = json.dumps(index.write(self.table.shape, prefix, located))
         snapshot = self.target.commit([manifest], entry_of([batch], "", self.epoch))
-        self.target.witness(snapshot)
+        self.target.set_tag(snapshot)
         self.end, self.number = batch.end, self.number + 1
-        return self.upkeep.tidy()
+        return self.upkeep.run_due()
 
 
 class _Named:
@@ -465,7 +465,7 @@ def test_a_fenced_life_does_not_merge(table: FakeIndex):
     heir.commit()
     files = table.live()[1]
     old.upkeep._enough = 0
-    assert old.upkeep.tidy() == ""
+    assert old.upkeep.run_due() == ""
     assert table.live()[1] == files
     assert old.steps == []
 
@@ -491,7 +491,7 @@ def test_two_sinks_share_an_index_and_of_two_merges_one_gives_way(table: FakeInd
 
     def race() -> None:
         theirs.upkeep._enough = 0
-        assert theirs.upkeep.tidy() == ""  # merges the same four first
+        assert theirs.upkeep.run_due() == ""  # merges the same four first
 
     table.rewrites, table.race = ["race"], race
     assert "Missing required files" in ours.commit()

@@ -506,7 +506,7 @@ class Tables:
     def __contains__(self, name: str) -> bool:
         return name in self.held
 
-    def remembers(self, name: str) -> bool:
+    def is_deleted_keys_table(self, name: str) -> bool:
         return False
 
     def metadata(self, name: str) -> MetadataColumns:

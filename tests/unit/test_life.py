@@ -68,7 +68,7 @@ def test_a_stale_read_of_a_table_is_not_taken_for_one_that_was_put_back(
     monkeypatch.setattr(table, "refresh", refresh)
     life = object.__new__(Startup)
     life._alone, life._told = False, {"db.t": {P: (0, 9)}}
-    error = life._astray(target(table))
+    error = life._mismatch(target(table))
     assert isinstance(error, Gap) == put_back
     assert error is None or f"{P} [5, 9)" in str(error)
 

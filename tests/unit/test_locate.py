@@ -209,7 +209,7 @@ def test_outside_of_every_range_it_is_said_why(offset: int, where: Partition, sa
     answer = world.ask(offset, where)
     assert not answer.held
     assert answer.batches == ()
-    assert answer.said == said
+    assert answer.reason == said
     assert said in shown(answer)
 
 
@@ -218,11 +218,16 @@ def test_a_hole_in_the_index_is_filled_by_the_ledger():
     world.batch(a=tally(0, 10))
     world.batch(a=tally(10, 20), indexed=False)  # in the table, and not in the index yet
     batch, place = only(world.ask(15))
-    assert (batch.told_by, batch.number, batch.commit_id, place.holds) == ("ledger", 1, "c1", "yes")
+    assert (batch.found_in, batch.number, batch.commit_id, place.holds) == (
+        "ledger",
+        1,
+        "c1",
+        "yes",
+    )
     assert "by the ledger; not in the index" in shown(world.ask(15))
     world.tables["db.a"].expire()
     world.index.made = world.index.made.slice(0, 0)
-    assert "no batch of the index has it" in world.ask(5).said
+    assert "no batch of the index has it" in world.ask(5).reason
 
 
 def test_of_a_batch_with_several_fates_counts_and_bounds_say_as_much_as_they_can():
@@ -322,11 +327,11 @@ def test_a_table_by_its_name_finds_the_index_in_its_ledger():
     world.batch(a=tally(10, 20))
     found = of_table("prod", world.open, "db.a", P, 12)
     batch, place = only(found)
-    assert (batch.told_by, batch.sink, batch.number) == ("index", "s", 1)
+    assert (batch.found_in, batch.sink, batch.number) == ("index", "s", 1)
     assert place.sql.startswith("SELECT * FROM prod.db.a VERSION AS OF ")
     del world.tables["db.index"]
     batch, _ = only(of_table("prod", world.open, "db.a", P, 12))
-    assert batch.told_by == "ledger"
+    assert batch.found_in == "ledger"
     with pytest.raises(ConfigError, match="does not exist"):
         of_table("prod", world.open, "db.z", P, 12)
     world.tables["db.z"] = FakePlain("db.z")

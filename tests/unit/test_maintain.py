@@ -240,7 +240,7 @@ def test_old_snapshots_go_and_the_newest_and_the_witnesses_stay():
     table.refs["frazil/release"] = tagged  # anybody's tag
     ids = [table.put(number) for number in range(1, 50)]
     keeper = expiry(table)
-    assert keeper.tidy() == ""
+    assert keeper.run_due() == ""
     assert list(table.snapshots) == [other, tagged, *ids[-TABLE_KEPT:]]
     assert OLD in table.deleted
     assert not table.live_files & set(table.deleted), "what a snapshot needs is looked at again"
@@ -249,7 +249,7 @@ def test_old_snapshots_go_and_the_newest_and_the_witnesses_stay():
     before = list(table.snapshots)
     for number in range(50, 50 + TABLE_AT_ONCE // 2):
         before.append(table.put(number))
-        keeper.tidy()
+        keeper.run_due()
     assert list(table.snapshots) == before, "a few are not worth it"
 
 
@@ -257,7 +257,7 @@ def test_young_snapshots_stay():
     table = Aging()
     for number in range(50):
         table.put(number)
-    assert expiry(table, retention=SnapshotRetention(time.time() + 60, 10).within).tidy() == ""
+    assert expiry(table, retention=SnapshotRetention(time.time() + 60, 10).within).run_due() == ""
     assert len(table.snapshots) == 50
 
 
@@ -282,7 +282,7 @@ def test_the_config_and_the_tables_own_properties_say_how_many_snapshots_stay(
     table.properties = properties
     for number in range(50):
         table.put(number)
-    assert expiry(table, retention=partial(retention, keep)).tidy() == ""
+    assert expiry(table, retention=partial(retention, keep)).run_due() == ""
     assert len(table.snapshots) == stay
 
 
@@ -303,7 +303,7 @@ def test_a_table_of_the_default_settings_never_has_more_than_a_few_snapshots(
             table.snapshots[snapshot], timestamp_ms=int(now[0] * 1000)
         )
         before = len(table.snapshots)
-        assert keeper.tidy() == ""
+        assert keeper.run_due() == ""
         rounds += len(table.snapshots) < before
         sizes.append(len(table.snapshots))
     assert max(sizes) <= tasks.TABLE_MOST * 1.2, "metadata files grow with them"
@@ -334,7 +334,7 @@ def test_a_sinks_newest_entry_stays_though_its_life_ended_before_the_witness_mov
     unwitnessed = table.put(1, sink="other", witness=False)
     for number in range(20, 60):
         table.put(number)
-    assert expiry(table).tidy() == ""
+    assert expiry(table).run_due() == ""
     assert unwitnessed in table.snapshots
     head = TableCommitter(table, "main", "other", 0, time).head()
     assert head.snapshot is not None
@@ -345,7 +345,7 @@ def test_a_sinks_newest_entry_stays_though_its_life_ended_before_the_witness_mov
 def test_what_the_index_lacks_stays():
     table = Aging()
     ids = [table.put(number) for number in range(60)]
-    assert expiry(table, position=lambda: Cut({P: 31})).tidy() == ""
+    assert expiry(table, position=lambda: Cut({P: 31})).run_due() == ""
     assert list(table.snapshots) == ids[31:]
 
 
@@ -355,11 +355,11 @@ def test_what_could_not_be_looked_at_again_is_removed_later():
         table.put(number)
     keeper = expiry(table, clock=(clock := FakeClock()))
     table.unreadable = 2
-    assert "503" in keeper.tidy()
+    assert "503" in keeper.run_due()
     assert table.deleted == []
     for _ in range(3):
         clock.now += 10_000
-        trouble = keeper.tidy()
+        trouble = keeper.run_due()
     assert trouble == ""
     assert OLD in table.deleted
     assert not table.live_files & set(table.deleted)
@@ -370,7 +370,7 @@ def test_a_life_that_was_taken_over_from_forgets_nothing():
     for number in range(50):
         table.put(number)
     table.put(50, epoch=2)
-    assert expiry(table).tidy() == ""
+    assert expiry(table).run_due() == ""
     assert len(table.snapshots) == 51
 
 
@@ -397,7 +397,7 @@ def kept_of(table: Aging) -> ForeignCommits:
 @pytest.mark.parametrize("operation", ["append", "overwrite", "delete"])
 def test_a_table_keeps_what_others_brought_before_their_snapshot_expires(operation: str):
     table, foreign = updated(DataFile("/theirs", 3, P, (2, 4)), operation=operation)
-    assert expiry(table).tidy() == ""
+    assert expiry(table).run_due() == ""
     assert table.story == [KEY, "expired"]
     assert foreign not in table.snapshots
     expected = ForeignCommits(foreign, operation, foreign, False, {P: (2, 5)})
@@ -417,21 +417,21 @@ def test_nothing_is_kept_of_commits_that_brought_no_rows_of_the_sinks_partitions
     operation: str, files: list[DataFile]
 ):
     table, foreign = updated(*files, operation=operation)
-    assert expiry(table).tidy() == ""
+    assert expiry(table).run_due() == ""
     assert (table.story, table.properties) == (["expired"], {})
     assert foreign not in table.snapshots
 
 
 def test_nothing_is_kept_of_commits_that_stay():
     table, foreign = updated(DataFile("/theirs", 3, P, (2, 4)))
-    assert expiry(table, retention=SnapshotRetention(0, 60).within).tidy() == ""
+    assert expiry(table, retention=SnapshotRetention(0, 60).within).run_due() == ""
     assert (table.story, foreign in table.snapshots) == ([], True)
     table = Aging()
     for number in range(50):
         table.put(number)
     foreign = table.foreign(DataFile("/theirs", 3, P, (2, 4)))
     table.put(50)
-    assert expiry(table).tidy() == ""
+    assert expiry(table).run_due() == ""
     assert (table.story, foreign in table.snapshots) == (["expired"], True)
 
 
@@ -439,33 +439,33 @@ def test_nothing_is_expired_where_the_table_cannot_keep_what_others_brought():
     table, foreign = updated(DataFile("/theirs", 3, P, (2, 4)))
     table.read_only = True
     keeper = expiry(table, clock=(clock := FakeClock()))
-    assert "503" in keeper.tidy()
+    assert "503" in keeper.run_due()
     assert (len(table.snapshots), foreign in table.snapshots) == (51, True)
     table.read_only = False
     for _ in range(TABLE_AT_ONCE):
         clock.now += 10_000
-        assert keeper.tidy() == ""
+        assert keeper.run_due() == ""
     assert table.story == [KEY, "expired"]
 
 
 def test_nothing_is_expired_where_what_a_table_keeps_of_others_cannot_be_read():
     table, foreign = updated(DataFile("/theirs", 3, P, (2, 4)))
     table.properties[KEY] = "{}"
-    assert f"cannot read property {KEY}" in expiry(table).tidy()
+    assert f"cannot read property {KEY}" in expiry(table).run_due()
     assert foreign in table.snapshots
 
 
 def test_what_a_table_keeps_of_others_grows_together_and_stays_small():
     table, first = updated(DataFile("/theirs", 3, P, (2, 4)))
-    assert expiry(table).tidy() == ""
+    assert expiry(table).run_due() == ""
     second = table.foreign(DataFile("/more", 1, P, (9, 9)))
     for number in range(50, 100):
         table.put(number)
-    assert expiry(table).tidy() == ""
+    assert expiry(table).run_due() == ""
     assert kept_of(table) == ForeignCommits(second, "overwrite", second, True, {P: (2, 10)})
     assert first != second
     again = dict(table.properties)
-    assert expiry(table).tidy() == ""
+    assert expiry(table).run_due() == ""
     assert table.properties == again
 
     many = [Partition("t", number) for number in range(foreign_commits.PARTITIONS + 1)]
@@ -480,19 +480,19 @@ def test_what_a_table_keeps_of_others_grows_together_and_stays_small():
 def test_where_bounds_do_not_tell_what_others_brought_all_of_it_is_kept_in_doubt():
     table, foreign = updated(DataFile("/theirs", 3, P, (2, 4)))
     del table.brought[foreign]  # its manifests are gone
-    assert expiry(table).tidy() == ""
+    assert expiry(table).run_due() == ""
     assert kept_of(table).ranges is None
     # Rows that stand for no single offset have no bounds.
     table, foreign = updated(DataFile("/theirs", 3, None, None, nulls=3), operation="append")
     rows = LedgerEntry("s", 1, ("c",), (50, 50), Cut({BATCHES: 50}), Cut({BATCHES: 51}), rows=2)
     table.refs["frazil/s"] = table.add([], rows.summary()).id
-    assert expiry(table, position=lambda: Cut({P: 2**60, BATCHES: 2**60})).tidy() == ""
+    assert expiry(table, position=lambda: Cut({P: 2**60, BATCHES: 2**60})).run_due() == ""
     assert kept_of(table).ranges is None
 
 
 def test_what_others_did_to_the_index_is_not_kept():
     table, foreign = updated(DataFile("/theirs", 3, P, (2, 4)))
-    assert expiry(table, position=None).tidy() == ""
+    assert expiry(table, position=None).run_due() == ""
     assert (table.story, foreign in table.snapshots) == (["expired"], False)
 
 
@@ -506,7 +506,7 @@ def test_commits_of_others_on_another_branch_are_kept():
     table.brought[snapshot.id] = [DataFile("/theirs", 3, P, (2, 4))]
     for _ in range(TABLE_KEPT):
         table.add([], {"added-records": "0"}, branch="review")
-    assert expiry(table).tidy() == ""
+    assert expiry(table).run_due() == ""
     assert table.story == [KEY, "expired"]
     assert kept_of(table).snapshot_id == snapshot.id
 
@@ -523,5 +523,5 @@ def test_of_a_sink_that_ended_long_ago_the_witness_tells_its_partitions():
     table.foreign(DataFile("/theirs", 1, other, (2, 2)))
     for number in range(30, 50):
         table.put(number)
-    assert expiry(table).tidy() == ""
+    assert expiry(table).run_due() == ""
     assert kept_of(table).ranges == {other: (2, 3)}

@@ -110,19 +110,19 @@ def test_a_table_waits_for_its_memory(version_column: str):
     tables = SinkTables(None, config, lambda name: name)  # type: ignore[arg-type]
     for name, back in (("db.t", False), ("db.t_deleted", True)):
         table: Any = SimpleNamespace(uuid=name, name=name)
-        target: Any = SimpleNamespace(strayed=lambda back=back: Gap("back") if back else None)
+        target: Any = SimpleNamespace(tag_mismatch=lambda back=back: Gap("back") if back else None)
         tables.held[name] = SinkTable(keyed, table, target, METADATA)
     tables.compare(
-        {"db.t": "db.t", "db.t_deleted": "db.t_deleted"}, lambda target: target.strayed()
+        {"db.t": "db.t", "db.t_deleted": "db.t_deleted"}, lambda target: target.tag_mismatch()
     )
     if version_column:
         assert tables.names == ["db.t", "db.t_deleted"]
-        assert tables.remembers("db.t_deleted")
-        assert not tables.remembers("db.t")
-        assert {type(each) for each in tables.amiss.values()} == {Gap}
-        assert set(tables.amiss) == {"db.t", "db.t_deleted"}
+        assert tables.is_deleted_keys_table("db.t_deleted")
+        assert not tables.is_deleted_keys_table("db.t")
+        assert {type(each) for each in tables.unhealthy.values()} == {Gap}
+        assert set(tables.unhealthy) == {"db.t", "db.t_deleted"}
     else:
-        assert tables.amiss == {}  # none of ours any more
+        assert tables.unhealthy == {}  # none of ours any more
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,7 @@ def test_a_proof_says_which_partitions_do_not_begin_at_their_first_offset():
         PartitionReport(Range(P, 7, 10), OutcomeCounts(3)),
         PartitionReport(Range(Q, 0, 4), OutcomeCounts(4)),
     ]
-    text = shown(AuditResult([TableReport("db.a", "s", tuple(lines), 2, witnesses=("ledger",))]))
+    text = shown(AuditResult([TableReport("db.a", "s", tuple(lines), 2, examined=("ledger",))]))
     assert f"{P} begins at offset 7: what lay before is not part of this proof" in text
     assert text.count("begins at offset") == 1
 

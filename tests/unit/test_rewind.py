@@ -144,7 +144,7 @@ class World:
         refuse_unfinished(self.index.properties, "s")
         self.targets: dict[str, TableCommitter] = {}
         for name, table in self.tables.items():
-            assert not TableCommitter(table, "main", "s", 0, self.clock).strayed(), name
+            assert not TableCommitter(table, "main", "s", 0, self.clock).tag_mismatch(), name
             self.targets[name] = TableCommitter(table, "main", "s", self.epoch, self.clock)
             claimed = take(self.targets[name])
             if self.alone:  # as `Recovery.check_table`
@@ -310,7 +310,7 @@ class World:
 
 def take(target: TableCommitter, extend: Callable[[Cut], Cut] = lambda position: position) -> Any:
     head = target.claim(extend)
-    target.witness(head.snapshot)
+    target.set_tag(head.snapshot)
     return head
 
 
@@ -516,7 +516,7 @@ def test_foreign_commits_that_would_go_are_listed_and_those_before_stay():
     world.settle()
     late = table.add(["late"], {"added-records": "1"})
     (lost,) = world.choose("batch:1").foreign
-    assert (lost.snapshot_id, lost.sink, lost.said) == (
+    assert (lost.snapshot_id, lost.sink, lost.reason) == (
         late.id,
         "",
         "append: 1 row added, 0 deleted",
@@ -539,7 +539,7 @@ def test_claims_of_others_and_compactions_are_no_loss_and_their_witnesses_go_alo
     assert found.foreign == ()
     assert found.tags == {"frazil/s.replay": first.snapshot.id, "frazil/late": None}
     world.rewind("batch:0")
-    assert not TableCommitter(table, "main", "s.replay", 0, world.clock).strayed()
+    assert not TableCommitter(table, "main", "s.replay", 0, world.clock).tag_mismatch()
     assert "frazil/late" not in table.refs
 
 
@@ -565,11 +565,11 @@ def test_a_sink_that_loses_records_keeps_its_witness_so_that_it_sees_it():
             ),
         ),
     )
-    other.witness(other.commit(["o/a"], entry_of([staged], "db.a", 1)))
+    other.set_tag(other.commit(["o/a"], entry_of([staged], "db.a", 1)))
     choice = world.choose("batch:0")
     assert [each.sink for each in choice.foreign] == ["other"]
     world.rewind("batch:0")
-    assert TableCommitter(table, "main", "other", 0, world.clock).strayed()
+    assert TableCommitter(table, "main", "other", 0, world.clock).tag_mismatch()
 
 
 def test_what_must_not_be_undone_is_asked_for_right_before_a_table_moves():

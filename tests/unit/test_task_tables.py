@@ -381,10 +381,10 @@ def test_a_result_comes_back_from_the_wire_as_it_was():
 def test_what_an_upsert_table_has_already_is_not_deleted_from_it_again(log: Log, tmp_path: Path):
     """A row below its floor is not written again: a tombstone before it must not take it away."""
     mine = plan(tmp_path, "db.a", floor={HERE: 5}, key=("kind",))
-    memory = plan(tmp_path, "db.a_deleted", KIND, floor={HERE: 3})
+    deleted_keys = plan(tmp_path, "db.a_deleted", KIND, floor={HERE: 3})
     log |= {2: None, 4: None, 6: None, 7: doc(id=1, kind="a")}
     seen: list[list[int]] = []
-    for table in (mine, replace(mine, order="_timestamp", memory=memory)):
+    for table in (mine, replace(mine, order="_timestamp", deleted_keys=deleted_keys)):
         kinds = BatchPlan(
             kafka={},
             format=RecordFormat("json"),

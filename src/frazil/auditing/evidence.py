@@ -128,7 +128,7 @@ class ReadOnlyIndex:
         evidence = Evidence(
             self.table.name,
             list(self.table.history("main")),
-            _witnesses(self.table, "main"),
+            _tagged_snapshots(self.table, "main"),
             index={self.sink: self.chain()},
         )
         reports = _judged(evidence, self.sink)
@@ -204,7 +204,7 @@ def of_sink(config: Config, opened: Open, deep: bool = False) -> AuditResult:
         result += own
     result += _streams(indexes)
     if not result and index is not None and indexes[0].claimed:
-        result = [TableReport(index.name, config.sink.id, (), 0, witnesses=("ledger", "index"))]
+        result = [TableReport(index.name, config.sink.id, (), 0, examined=("ledger", "index"))]
     for name, why in absent.items() if not result else ():
         raise ConfigError(f"cannot audit table {name}: {why}")
     return AuditResult(_started(result), tuple(absent))
@@ -247,12 +247,12 @@ def _reports(
     deep: bool,
 ) -> list[TableReport]:
     files, deletes = table.files(branch)
-    witnesses = _witnesses(table, branch)
+    tagged_snapshots = _tagged_snapshots(table, branch)
     evidence = Evidence(
         table.name,
         history,
-        witnesses,
-        _behind(table, history, witnesses),
+        tagged_snapshots,
+        _behind(table, history, tagged_snapshots),
         files,
         deletes,
         lambda snapshot_id: _brought(table, snapshot_id),
@@ -281,7 +281,7 @@ def _judged(evidence: Evidence, sink: str = "") -> list[TableReport]:
 
 
 def _behind(
-    table: ReadOnlyTable, history: Sequence[Snapshot], witnesses: Mapping[str, Snapshot]
+    table: ReadOnlyTable, history: Sequence[Snapshot], tagged_snapshots: Mapping[str, Snapshot]
 ) -> dict[str, bool]:
     """Sink → do earlier metadata files show its tagged snapshot among the expired ancestors?"""
     oldest = history[-1] if history else None
@@ -290,7 +290,7 @@ def _behind(
     near = {*(snapshot.id for snapshot in history), oldest.parent}
     sought = {
         sink: tagged
-        for sink, tagged in witnesses.items()
+        for sink, tagged in tagged_snapshots.items()
         if tagged.id not in near and tagged.sequence < oldest.sequence
     }
     behind: dict[str, bool] = {}
@@ -316,7 +316,7 @@ def _brought(table: ReadOnlyTable, snapshot_id: int) -> list[DataFile] | None:
         return None
 
 
-def _witnesses(table: ReadOnlyTable, branch: str) -> dict[str, Snapshot]:
+def _tagged_snapshots(table: ReadOnlyTable, branch: str) -> dict[str, Snapshot]:
     snapshots = {}
     for tag, snapshot in table.tags().items():
         sink = snapshot.summary.get(PREFIX + "sink")
@@ -443,7 +443,7 @@ def _within(limits: AuditLimits, proof: AuditResult, why: str) -> AuditResult:
 
 
 def show(proof: AuditResult, console: Console) -> None:
-    tables = [report for report in proof.reports if "manifests" in report.witnesses]
+    tables = [report for report in proof.reports if "manifests" in report.examined]
     for report in proof.reports:
         few = report in tables and len(tables) <= _SHOWN
         if few or report.verdict != "proven":
@@ -453,7 +453,7 @@ def show(proof: AuditResult, console: Console) -> None:
             ("" if len(proof.reports) == 1 else f"{report.table}, sink {report.sink}: ")
             + f"[{colour(report.verdict)}]{report.verdict}[/]: {counted(report.written, 'row')} in "
             f"{counted(report.commits, 'commit')}; "
-            f"{_PROVES[report.proves]} ({', '.join(report.witnesses)})",
+            f"{_PROVES[report.proves]} ({', '.join(report.examined)})",
             soft_wrap=True,
         )
     for note in dict.fromkeys(note for report in proof.reports for note in report.notes):

@@ -34,7 +34,7 @@ class Evidence:
     #: the branch's ancestry, newest first
     history: Sequence[Snapshot]
     #: sink → the snapshot that its tag names
-    witnesses: Mapping[str, Snapshot] = field(default_factory=dict)
+    tagged_snapshots: Mapping[str, Snapshot] = field(default_factory=dict)
     #: sink → is its tagged snapshot an ancestor of the branch, though snapshots between were
     #: expired? A sink is missing where no metadata file shows it
     behind: Mapping[str, bool] = field(default_factory=dict)
@@ -101,11 +101,11 @@ class TableHistory:
                 by_sink.setdefault(sink, []).append(snapshot)
             else:
                 self._add_foreign(snapshot)
-        for sink, witness in evidence.witnesses.items():
+        for sink, tagged in evidence.tagged_snapshots.items():
             # If the history was expired, the tag still has the newest entry.
-            expired = not self.complete and witness.sequence < oldest_first[0].sequence
-            if expired and sink not in by_sink and parse(witness.summary) is not None:
-                by_sink[sink] = [witness]
+            expired = not self.complete and tagged.sequence < oldest_first[0].sequence
+            if expired and sink not in by_sink and parse(tagged.summary) is not None:
+                by_sink[sink] = [tagged]
         # The ledgers first: the index may still be loading.
         entries = {
             name: of_entries([snapshot.summary for snapshot in snapshots])
@@ -153,9 +153,12 @@ class TableHistory:
         self.taken |= self.complete and removed > self.foreign
         self.foreign += added - removed
 
-    def apart(self, witness: Snapshot) -> bool:
+    def apart(self, tagged: Snapshot) -> bool:
         """Do expired snapshots lie between a tagged snapshot and the history that is left?"""
-        return self._oldest is not None and witness.id not in (*self._ids, self._oldest.parent)
+        return self._oldest is not None and tagged.id not in (
+            *self._ids,
+            self._oldest.parent,
+        )
 
     def _together(self, sink: str) -> Parts:
         """The ranges of a sink: from the index where the ledger was expired, else the ledger."""

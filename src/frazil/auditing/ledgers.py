@@ -104,12 +104,12 @@ class LedgerCheck(SinkCheck):
                 )
 
     def _rolled_back(self) -> None:
-        witness = self.evidence.witnesses.get(self.sink)
-        entry = parse(witness.summary) if witness is not None else None
-        if witness is None or entry is None:
+        tagged = self.evidence.tagged_snapshots.get(self.sink)
+        entry = parse(tagged.summary) if tagged is not None else None
+        if tagged is None or entry is None:
             return
-        if witness in self.ledger.snapshots and self.table.apart(witness):
-            self._bridged(witness, entry.ranges)
+        if tagged in self.ledger.snapshots and self.table.apart(tagged):
+            self._bridged(tagged, entry.ranges)
             return
         reached = {p: int(part.end.max()) for p, part in self.ledger.parts.items()}
         lost = [
@@ -121,11 +121,11 @@ class LedgerCheck(SinkCheck):
             named = ", ".join(map(str, lost[:4]))
             self.found(
                 "gap",
-                f"the table was rolled back: its witness has {named}, and its ledger has not",
+                f"the table was rolled back: its tag has {named}, and its ledger has not",
                 lost,
             )
 
-    def _bridged(self, witness: Snapshot, ranges: Sequence[Range]) -> None:
+    def _bridged(self, tagged: Snapshot, ranges: Sequence[Range]) -> None:
         """Snapshots between the sink's newest entry and the oldest one left were expired. A lower
         sequence number proves nothing: numbers rise on a branch that was rolled back, too. In an
         append table the files show a rollback; in an upsert table only the ancestry does."""
@@ -133,14 +133,14 @@ class LedgerCheck(SinkCheck):
         if behind is False:
             self.found(
                 "gap",
-                f"the table was rolled back behind snapshot {witness.id}, the newest "
+                f"the table was rolled back behind snapshot {tagged.id}, the newest "
                 "entry of the sink, and snapshots were expired since",
                 ranges,
             )
         elif behind is None and self.sink in self.table.upserts:
             self.found(
                 "cannot tell",
-                f"snapshots since the newest entry of the sink ({witness.id})"
+                f"snapshots since the newest entry of the sink ({tagged.id})"
                 " were expired, and no earlier metadata file shows that the table was not "
                 "rolled back; compare it with its topics (frazil offsets confirm signs for "
                 "it)",

@@ -238,7 +238,7 @@ class ManifestCheck(SinkCheck):
         entry = self.entries
         known = [(f.offsets, entry[f.sequence]) for f in files if f.offsets and f.sequence in entry]
         at = np.searchsorted(part.source, [number for _, number in known])
-        astray = [
+        index_mismatch = [
             (low, high + 1)
             for ((low, high), number), i in zip(known, at.tolist(), strict=True)
             if i == len(part)
@@ -249,7 +249,7 @@ class ManifestCheck(SinkCheck):
         self.ranged(
             "unaccounted",
             partition,
-            astray,
+            index_mismatch,
             "data files hold {}, outside of what was written by their commit",
         )
 

@@ -74,7 +74,7 @@ class TableReport:
     commits: int
     found: tuple[Finding, ...] = ()
     #: the sources that were examined
-    witnesses: tuple[str, ...] = ()
+    examined: tuple[str, ...] = ()
     #: do its batches replace the rows of their keys?
     upserts: bool = False
     #: interventions of operators in the stream
@@ -111,7 +111,7 @@ class TableReport:
             "sink": self.sink,
             "verdict": self.verdict,
             "proves": self.proves,
-            "witnesses": list(self.witnesses),
+            "examined": list(self.examined),
             "commits": self.commits,
             "written": self.written,
             "findings": list(self.findings),

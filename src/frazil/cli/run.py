@@ -35,7 +35,7 @@ class RunCommand:
     rejected: dict[str, tuple[int, str]] = field(default_factory=dict)
     _written: dict[int, Step] = field(default_factory=dict)
     _said: str = ""
-    _untidy: str = ""
+    _maintenance_error: str = ""
 
     def __post_init__(self) -> None:
         self.sink = Sink(self.config, on_step=self._on_step)
@@ -104,11 +104,11 @@ class RunCommand:
         now = progress.blocked or progress.trouble
         for title, text, before in (
             ("waiting", now, self._said),
-            ("for later", progress.untidy, self._untidy),
+            ("for later", progress.maintenance_error, self._maintenance_error),
         ):
             if text and text != before:
                 self._say(f"{title}: {text}", style="yellow")
-        self._said, self._untidy = now, progress.untidy
+        self._said, self._maintenance_error = now, progress.maintenance_error
 
     def values(self) -> dict[str, Any]:
         """For `--json`."""

@@ -80,7 +80,7 @@ class Progress:
     blocked: str = ""
     unpublished: str = ""
     #: why index maintenance failed
-    untidy: str = ""
+    maintenance_error: str = ""
 
     @property
     def trouble(self) -> str:
@@ -166,7 +166,7 @@ class Committer:
         #: a batch whose staged files are gone: the next run reads its offsets again
         self._unstaged: FrazilError | None = None
         #: tables that need an operator
-        self._hopeless: dict[str, FrazilError] = {}
+        self._needs_operator: dict[str, FrazilError] = {}
         self._failure: FrazilError | None = None
         self._hurried = False
         self._flushers = 0
@@ -236,7 +236,7 @@ class Committer:
     def stalled(self) -> FrazilError | None:
         """The error that stops all commits until an operator repairs a table; None otherwise."""
         with self._changed:
-            hopeless = dict(self._hopeless)
+            hopeless = dict(self._needs_operator)
             left = {name for item in self._pending for name in item.left}
             if not self._pending or not left <= set(hopeless):
                 return None
@@ -285,12 +285,12 @@ class Committer:
                     waiting[staged.name] = since, size + staged.bytes
         due = []
         for name, (since, size) in waiting.items():
-            pace = self._events.trigger(name)
+            trigger = self._events.trigger(name)
             last = self._last.get(name)  # None: the first commit is due at once
-            rested = last is None or now - last >= pace.interval
-            large = pace.bytes is not None and size >= pace.bytes
+            rested = last is None or now - last >= trigger.interval
+            large = trigger.bytes is not None and size >= trigger.bytes
             if (hurried or rested or large) and self._failures.get(name, (0, 0.0))[1] <= now:
-                due.append((-pace.priority, since, name))
+                due.append((-trigger.priority, since, name))
         names = [name for _, _, name in sorted(due)]
         if self._failures.get(INDEX, (0, 0.0))[1] <= now:
             ready = bool(self._pending) and all(name in names for name in self._pending[0].left)
@@ -319,7 +319,7 @@ class Committer:
                 list(pool.map(lambda name: self._into_table(name, pending), names))
         for name in names if len(names) == 1 else []:
             self._into_table(name, pending)
-        if self._hopeless.keys() - {INDEX}:
+        if self._needs_operator.keys() - {INDEX}:
             self._refuse_overtaken()
         done = list(itertools.takewhile(lambda item: not item.left, pending))[:TOGETHER]
         if done and INDEX in due:
@@ -432,7 +432,7 @@ class Committer:
         try:
             call()
             self._failures.pop(name, None)
-            self._hopeless.pop(name, None)
+            self._needs_operator.pop(name, None)
             self.progress.stuck.pop(name, None)
         except Fenced:
             raise
@@ -443,7 +443,7 @@ class Committer:
                 unstaged = error is self._unstaged
                 if contradicted or unstaged or (self._alone and name != INDEX):
                     raise
-                self._hopeless[name] = error
+                self._needs_operator[name] = error
             self.progress.stuck[name] = error.message
             times = self._failures.get(name, (0, 0.0))[0] + 1
             self._failures[name] = times, self._clock.monotonic() + pause_after(times)
@@ -459,7 +459,7 @@ class Committer:
         """Commit `batches` to one table. Returns commit id → snapshot."""
         where = target.locate(batches)
         snapshot: Snapshot | None = None
-        for some in _apart_by_deletes(batches[len(where) :], target.table.name):
+        for some in _grouped_by_deletes(batches[len(where) :], target.table.name):
             ready = manifests(some)
             self._events.step(f"{prefix}commit", some[-1])
             snapshot = target.commit(ready, entry(some))
@@ -468,9 +468,9 @@ class Committer:
         if snapshot is None:
             snapshot = target.head().snapshot  # maybe a later claim: the tag never moves back
             if snapshot is None:
-                raise target.untold("what is there already")
-        target.witness(snapshot)
-        self._events.step(f"{prefix}witnessed", batches[-1])
+                raise target.unknown_outcome("what is there already")
+        target.set_tag(snapshot)
+        self._events.step(f"{prefix}tagged", batches[-1])
         return where
 
     def _over(self) -> str:
@@ -532,7 +532,7 @@ def _manifests(batches: Sequence[StagedBatch], table: str) -> list[str]:
     return [manifest for batch in batches for manifest in batch.table(table).manifests]
 
 
-def _apart_by_deletes(batches: Sequence[StagedBatch], table: str) -> Iterator[list[StagedBatch]]:
+def _grouped_by_deletes(batches: Sequence[StagedBatch], table: str) -> Iterator[list[StagedBatch]]:
     """Group batches that may share a snapshot of the table.
 
     A batch with equality deletes gets its own snapshot: the deletes apply to older snapshots only,

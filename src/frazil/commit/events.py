@@ -48,8 +48,10 @@ class SinkCommitEvents:
         self._on_step = on_step
         self.progress = Progress(position=left.position)
         self.staging = Staging(startup, stream)
-        self.progress.untidy = self.staging.remove([], left.useless)
-        self.index_writer = IndexWriter(startup, stream, tracker, unindexed=left.untold, ends=ends)
+        self.progress.maintenance_error = self.staging.remove([], left.useless)
+        self.index_writer = IndexWriter(
+            startup, stream, tracker, unindexed=left.unindexed, ends=ends
+        )
         self.maintenance = TableMaintenance(
             config,
             startup,
@@ -64,10 +66,10 @@ class SinkCommitEvents:
         return self._tables.target(name)
 
     def trigger(self, name: str) -> CommitTrigger:
-        return self._tables.pace(name, self._interval)
+        return self._tables.commit_trigger(name, self._interval)
 
     def recorded_tables(self) -> Mapping[str, str] | str:
-        return self._tables.said(self._startup.handle())
+        return self._tables.recorded(self._startup.handle())
 
     def index_manifests(self, located: Sequence[Located]) -> list[str]:
         return self.index_writer.manifests(located)
@@ -80,7 +82,7 @@ class SinkCommitEvents:
 
     def committed(self, batches: Sequence[StagedBatch]) -> None:
         if error := self.staging.remove(batches):
-            self.progress.untidy = error
+            self.progress.maintenance_error = error
         for staged in {table.name: table for batch in batches for table in batch.tables}.values():
             handle = self._tables[staged.name].target.table  # as the commit has seen it
             assert isinstance(handle, JavaTable)
@@ -97,5 +99,5 @@ class SinkCommitEvents:
     def maintain(self) -> float | None:
         errors, again = self.maintenance.run()
         if errors or not self.staging.waiting:
-            self.progress.untidy = "; ".join(errors)
+            self.progress.maintenance_error = "; ".join(errors)
         return again

@@ -80,7 +80,7 @@ class CommitTable(Protocol):
         tag: str = "",
     ) -> None:
         """`tag`: the tag to set on the new snapshot. A table that sets it in the same commit cannot
-        leave it behind; for other tables, `witness` moves it."""
+        leave it behind; for other tables, `set_tag` moves it."""
 
 
 class Clock(Protocol):
@@ -178,22 +178,22 @@ class TableCommitter:
         descends from the commit that wrote it. This proves nothing for upserts: rewrites remove
         delete files, so the tagged snapshot may list none of them (see decision 037).
         """
-        witness = self.table.tagged(self._tag)
-        head = ledger.head(self.table.history(self._branch), self.sink, witness)
+        tagged = self.table.tagged(self._tag)
+        head = ledger.head(self.table.history(self._branch), self.sink, tagged)
         if head.missing is None:
             return head
-        if witness is None and self.claimed_first:
+        if tagged is None and self.claimed_first:
             return LedgerHead(None, None, complete=True, missing=head.missing)
         recovered = ledger.head(self._ancestry(), self.sink)
         if recovered.complete:
             return replace(recovered, missing=head.missing)
-        if head.entry is not None and not self._carried(head.entry, witness):
+        if head.entry is not None and not self._carried(head.entry, tagged):
             return LedgerHead(None, None, False, missing=head.missing, unshown=head.entry)
         return head
 
-    def _carried(self, entry: LedgerEntry, witness: Snapshot | None) -> bool:
+    def _carried(self, entry: LedgerEntry, tagged: Snapshot | None) -> bool:
         appends = entry.keys is None
-        return appends and witness is not None and self.table.carries(self._branch, witness.id)
+        return appends and tagged is not None and self.table.carries(self._branch, tagged.id)
 
     def _ancestry(self) -> Iterator[Snapshot]:
         """The branch's history, with its expired part as recorded in earlier metadata files."""
@@ -292,9 +292,9 @@ class TableCommitter:
                 break  # the last attempt was read back as well
             if head.bridged and entry.ranges:
                 if self._tried.intersection(entry.commit_ids):
-                    raise self.untold(_spans(entry))
+                    raise self.unknown_outcome(_spans(entry))
                 # An entry above the expired snapshots makes the outcome of an attempt visible.
-                self.witness(self.commit([], self._empty(head.entry)))
+                self.set_tag(self.commit([], self._empty(head.entry)))
                 continue
             if head.bridged and head.entry is not None and head.entry.epoch < self.epoch:
                 entry = replace(entry, unknown_before=self.epoch)  # a claim
@@ -325,7 +325,7 @@ class TableCommitter:
             hint=trouble.hint,
         )
 
-    def witness(self, snapshot: Snapshot) -> None:
+    def set_tag(self, snapshot: Snapshot) -> None:
         """Move the tag forward to an entry's snapshot; never back, even if another writer moved it.
 
         A fenced epoch may arrive here late. If it moved the tag back and the newest entry's
@@ -377,7 +377,7 @@ class TableCommitter:
             head = self.head()
             if head.entry is not None and head.commit_id == signed.commit_ids[-1]:
                 assert head.snapshot is not None
-                self.witness(head.snapshot)
+                self.set_tag(head.snapshot)
                 return head.entry
             if (head.entry or head.unshown or entry).commit_ids != entry.commit_ids:
                 break
@@ -406,27 +406,27 @@ class TableCommitter:
         """Remove the tag of a claim, if nothing else was ever committed."""
         self.table.untag(self._tag)
 
-    def strayed(self) -> FrazilError | None:
+    def tag_mismatch(self) -> FrazilError | None:
         """The error, unless the branch is shown to descend from the tagged snapshot (None)."""
-        witness = self.table.tagged(self._tag)
-        last = ledger.parse(witness.summary) if witness else None
-        if witness is None or last is None:
+        tagged = self.table.tagged(self._tag)
+        last = ledger.parse(tagged.summary) if tagged else None
+        if tagged is None or last is None:
             return None
         oldest = None
         for oldest in self._ancestry():
-            if oldest.id == witness.id:
+            if oldest.id == tagged.id:
                 return None
-            if oldest.sequence < witness.sequence:
+            if oldest.sequence < tagged.sequence:
                 break
             newer = ledger.own_entry(oldest, self.sink)
             if newer is not None and newer.begin.reaches(last.end):
                 return None  # committed after the tagged snapshot; the tag lags
-        if oldest is not None and oldest.parent is not None and oldest.sequence > witness.sequence:
-            carried = self._carried(last, witness)
+        if oldest is not None and oldest.parent is not None and oldest.sequence > tagged.sequence:
+            carried = self._carried(last, tagged)
             return None if carried else not_shown(self.table.name, self.sink, last)
         return Gap(
             f"cannot go on with table {self.table.name}: it was rolled back behind the snapshot "
-            "that its witness names",
+            "that its tag names",
             hint="roll the table forward again; its batches wait, staged",
         )
 
@@ -459,7 +459,7 @@ class TableCommitter:
             elif self.absent(batch):
                 break
             else:
-                raise self.untold(", ".join(map(str, batch.begin.to(batch.end))))
+                raise self.unknown_outcome(", ".join(map(str, batch.begin.to(batch.end))))
         if located and [*located][-1] in entries[-1][0].commit_ids:
             self._saw(entries[-1][0])  # our own commit, whose response was lost
         return located
@@ -486,10 +486,10 @@ class TableCommitter:
             return batch.epoch == self.epoch and batch.commit_id not in self._tried
         return head.entry is None or batch.epoch >= head.entry.unknown_before
 
-    def untold(self, records: str) -> Expired:
+    def unknown_outcome(self, records: str) -> Expired:
         return Expired(
             f"cannot commit {records} to table {self.table.name}: whether an earlier try was "
-            "applied cannot be told; snapshots made since were expired before their witness was "
+            "applied cannot be told; snapshots made since were expired before their tag was "
             "set",
             hint="look whether the table has these rows; and keep a few snapshots when you expire, "
             "so that it can be told",
@@ -552,7 +552,7 @@ def not_shown(table: str, sink: str, last: LedgerEntry | None) -> Expired:
         )
     return Expired(
         f"cannot commit to table {table}: its history since the last entry of sink {sink} was "
-        f"expired, {'and no witness is left; ' if last is None else ''}and nothing shows that the "
+        f"expired, {'and no tag is left; ' if last is None else ''}and nothing shows that the "
         f"table still holds {content}; not found is not never committed",
         hint="see `frazil audit`: the table may have been rolled back. If it holds those rows, and "
         f"none beyond: frazil offsets confirm CONFIG --table {table}{back}",

@@ -15,7 +15,7 @@ import pyarrow as pa
 from frazil.commit.startup import Startup
 from frazil.commit.tables import SinkTable, parallel_map
 from frazil.config.model import Config
-from frazil.config.sections import remembered, replayed
+from frazil.config.sections import deleted_keys_table, replayed
 from frazil.errors import ConfigError, IdentityMismatch, SchemaMismatch
 from frazil.ledger.sink_state import REPLAY
 from frazil.ledger.staged_batch import StagedBatch
@@ -23,7 +23,7 @@ from frazil.pipeline.isolation import StationFailed, noticing
 from frazil.pipeline.needs import needed
 from frazil.pipeline.projection import NO_METADATA, MetadataColumns
 from frazil.pipeline.table_plan import TablePlan
-from frazil.pipeline.upsert import remembered_columns, remembered_order
+from frazil.pipeline.upsert import deleted_keys_columns, deleted_keys_version
 from frazil.pipeline.versions import VersionLookup
 from frazil.retry import Retry
 from frazil.sources.base import BatchTables, StreamState
@@ -64,13 +64,13 @@ class TableProvisioner:
 
     def plans(self, versions: bool = True) -> BatchTables:
         """`versions`: with the files in which tasks look up the versions of keys."""
-        well = [name for name in self._tables.held if name not in self._tables.amiss]
-        ours = [name for name in well if not self._tables.remembers(name)]
+        well = [name for name in self._tables.held if name not in self._tables.unhealthy]
+        ours = [name for name in well if not self._tables.is_deleted_keys_table(name)]
         plans = {name: self._tables.plan(name, self._among) for name in ours}
         for name, plan in list(plans.items()):
             if plan.order and not self._replay:  # which upserts nothing
-                if memory := self._memory(plan):
-                    plans[name] = replace(plan, memory=memory)
+                if deleted_keys := self._deleted_keys_plan(plan):
+                    plans[name] = replace(plan, deleted_keys=deleted_keys)
                 else:
                     plans.pop(name)
         if versions and not self._replay:
@@ -82,19 +82,19 @@ class TableProvisioner:
     def holds_no_records(self, table: str) -> bool:
         """Does it hold anything but rows of records: dead letters, or deleted keys?"""
         letters = self._config.dead_letters.table
-        return table in (letters, replayed(letters)) or self._tables.remembers(table)
+        return table in (letters, replayed(letters)) or self._tables.is_deleted_keys_table(table)
 
     @property
     def refused(self) -> Mapping[str, str]:
         # A missing table is not recreated from the middle of the stream: its records become dead
         # letters, to be replayed when it is back.
-        amiss = {name: error.message for name, error in self._tables.amiss.items()}
-        return {**self._tables.refused, **amiss}
+        unhealthy = {name: error.message for name, error in self._tables.unhealthy.items()}
+        return {**self._tables.refused, **unhealthy}
 
-    def _memory(self, plan: TablePlan) -> TablePlan | None:
+    def _deleted_keys_plan(self, plan: TablePlan) -> TablePlan | None:
         """The table of keys deleted from this one, created or evolved for its keys; None where that
         is not possible: then records of this one are refused."""
-        name, columns = remembered(plan.shape.name), remembered_columns(plan)
+        name, columns = deleted_keys_table(plan.shape.name), deleted_keys_columns(plan)
         existing = self._tables.plan(name).columns if name in self._tables else pa.schema([])
         if any(
             column.name not in existing.names or existing.field(column.name).type != column.type
@@ -110,13 +110,13 @@ class TableProvisioner:
         """Where to look up the versions of the table's keys: in staged files, in live files, and in
         the `_deleted` table."""
         pending = self._pending()
-        plan, memory = self._tables.plan(table), self._tables.plan(remembered(table))
-        order = remembered_order(plan.order)
+        plan, deleted_keys = self._tables.plan(table), self._tables.plan(deleted_keys_table(table))
+        order = deleted_keys_version(plan.order)
         return self._retry(
             lambda: (
                 self._tables.orders(table, plan.key, plan.order).within(plan.shape, pending),
-                self._tables.orders(memory.shape.name, plan.key, order).within(
-                    memory.shape, pending
+                self._tables.orders(deleted_keys.shape.name, plan.key, order).within(
+                    deleted_keys.shape, pending
                 ),
             )
         )
@@ -132,7 +132,7 @@ class TableProvisioner:
                     self._tables.check(name, needs[name], self._metadata(name))
         held, names = self._tables.held, self._tables.names
         ours = {self._config.dead_letters.table, replayed(self._config.dead_letters.table)}
-        ours |= {name for name in (*needs, *held) if self._tables.remembers(name)}
+        ours |= {name for name in (*needs, *held) if self._tables.is_deleted_keys_table(name)}
         room = self._config.sink.max_tables - len(held.keys() - ours)
         from_data = sorted(needs.keys() - {*held, *names, *ours})
         beyond = from_data[max(0, room) :]  # the plan of the next run has no room for them

@@ -40,7 +40,7 @@ class Recovered:
     reached: StreamPosition
     number: int
     #: commits of tables beyond the position that no staged batch explains
-    untold: list[Located]
+    unindexed: list[Located]
     #: paths of batch records that are no longer needed
     useless: Sequence[str]
 
@@ -88,7 +88,7 @@ class Recovery:
         known = announced_tables(entry.tables, self._index.properties)
         if self._alone:
             self.check_table(known, position)
-        well = [(n, held) for n, held in self.tables.held.items() if n not in self.tables.amiss]
+        well = [(n, held) for n, held in self.tables.held.items() if n not in self.tables.unhealthy]
         entries = parallel_map(lambda item: item[1].target.entries_after(position), well)
         after = {name: newer for (name, _), newer in zip(well, entries, strict=True)}
         committed = {i for newer in after.values() for e, _ in newer for i in e.commit_ids}
@@ -112,12 +112,12 @@ class Recovery:
         whole, self.gone = self._whole(staged, after, committed if self._alone else set())
         waiting, staged = staged[len(whole) :], whole
         self._look_ahead(staged[-1].end if staged else position, position)
-        untold = [] if self._alone else self._left_untold(after, staged, position)
+        unindexed = [] if self._alone else self._unindexed_commits(after, staged, position)
         # Torn, superseded, or committed and indexed long ago.
         useful = {batch.commit_id for batch in staged}
         for batch in batches:
             if batch.commit_id not in useful | committed and not position.reaches(batch.end):
-                self._refuse_untold(batch, after)
+                self._refuse_unknown_outcome(batch, after)
         useful |= {batch.commit_id for batch in waiting}  # until their offsets are committed
         useless = [path for path, batch in stored if batch is None or batch.commit_id not in useful]
         last = staged[-1] if staged else entry
@@ -126,7 +126,7 @@ class Recovery:
             staged=staged,
             reached=StreamPosition(last.end, last.source[1], TopicIdentity.of(last)),
             number=max([entry.batches[1] + 1, *(batch.number + 1 for batch in staged)]),
-            untold=untold,
+            unindexed=unindexed,
             useless=useless,
         )
 
@@ -214,13 +214,13 @@ class Recovery:
                     return list(staged[:n]), gone
         return list(staged), []
 
-    def _refuse_untold(self, batch: StagedBatch, well: Iterable[str]) -> None:
+    def _refuse_unknown_outcome(self, batch: StagedBatch, well: Iterable[str]) -> None:
         """The records of the batch come again, with another batch or from Kafka. Raises unless it
         is certain that its tables do not have them."""
         for name in batch.names:
             if name in well and not self.tables[name].target.absent(batch):
                 ranges = [tally.range for tally in batch.table(name).tallies]
-                raise self.tables[name].target.untold(", ".join(map(str, ranges)))
+                raise self.tables[name].target.unknown_outcome(", ".join(map(str, ranges)))
 
     def _look_ahead(self, ahead: Cut, position: Cut) -> None:
         """A table can be ahead of the index with no staged batch left to explain it. Give it a
@@ -228,7 +228,7 @@ class Recovery:
         tables = list(self.tables.held.items())
         ends = parallel_map(lambda item: item[1].target.head().entry, tables)
         for (name, held), end in zip(tables, ends, strict=True):
-            if name in self.tables.amiss or end is None or ahead.reaches(end.end):
+            if name in self.tables.unhealthy or end is None or ahead.reaches(end.end):
                 continue
             if self._alone:
                 raise Gap(
@@ -237,7 +237,7 @@ class Recovery:
                 )
             held.floor = Cut({p: o for p, o in end.end.items() if o > ahead.get(p, 0)})
 
-    def _left_untold(
+    def _unindexed_commits(
         self,
         after: Mapping[str, Sequence[tuple[LedgerEntry, Snapshot]]],
         staged: Sequence[StagedBatch],

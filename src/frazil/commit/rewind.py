@@ -160,7 +160,7 @@ def _take(
     target.epoch = epoch
     claimed = target.claim(extend)
     assert claimed.snapshot is not None
-    target.witness(claimed.snapshot)
+    target.set_tag(claimed.snapshot)
 
 
 class RewindSteps:
@@ -217,9 +217,9 @@ class RewindSteps:
     def _state(self, name: str) -> TableState:
         table, branch = self._tables[name]
         table.refresh()
-        witness = table.tagged(ledger_tag_of(self.sink, branch))
+        tagged = table.tagged(ledger_tag_of(self.sink, branch))
         history = Ancestry(table.history(branch))
-        return TableState(name, branch, history, witness, table.tags(), self._held.get(name, {}))
+        return TableState(name, branch, history, tagged, table.tags(), self._held.get(name, {}))
 
     def choice(self, start: Boundary) -> RewindPlan:
         return choose(self.stream, self.states, self.sink, start)
@@ -365,7 +365,7 @@ class RewindSteps:
         def done() -> bool:
             newest = target.head()
             if newest.snapshot is not None and newest.commit_id == entry.commit_ids[-1]:
-                target.witness(newest.snapshot)
+                target.set_tag(newest.snapshot)
                 return True
             if newest.commit_id != target.seen:
                 raise self._fenced(self._index.name)

@@ -229,7 +229,7 @@ class TableState:
     branch: str
     history: Ancestry
     #: the snapshot of the sink's tag
-    witness: Snapshot | None = None
+    tagged: Snapshot | None = None
     #: tag → snapshot id
     tags: Mapping[str, int] = field(default_factory=dict)
     #: commit id → ranges of staged batches for this table
@@ -243,10 +243,10 @@ class LostCommit:
     snapshot_id: int
     #: id of the other sink; empty: not written by a sink
     sink: str
-    said: str
+    reason: str
 
     def __str__(self) -> str:
-        return f"snapshot {self.snapshot_id}: {self.said}"
+        return f"snapshot {self.snapshot_id}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +307,7 @@ def stand(state: TableState, sink: str, boundary: Boundary, stream: BatchTimelin
         if rewind.then is not None and going == len(walked):  # expired
             return replace(rewind, floor=beyond[-1].end)
     left = [snapshot for snapshot, _ in walked[going:]]
-    if not beyond and not head(left, sink, state.witness).complete:
+    if not beyond and not head(left, sink, state.tagged).complete:
         # Rolled back manually to a snapshot that shows no entry of the sink.
         return replace(
             rewind,
@@ -381,7 +381,7 @@ def _kept(
     state: TableState, sink: str, left: Sequence[Snapshot], beyond: Sequence[LedgerEntry]
 ) -> LedgerEntry | None:
     """The sink's newest remaining entry (a claim or records), or one derived from `beyond`."""
-    newest = head(left, sink, None if beyond else state.witness)
+    newest = head(left, sink, None if beyond else state.tagged)
     if newest.entry is not None or not beyond:
         return newest.entry
     # A ledger has no gaps: it ended where the first removed entry begins. The very first entry

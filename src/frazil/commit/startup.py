@@ -38,13 +38,13 @@ from frazil.sources.base import BatchSource, StreamPosition
 _READS = 4
 
 
-def astray(
+def index_mismatch(
     target: TableCommitter, indexed: Callable[[], Mapping[Partition, tuple[int, int]]]
 ) -> FrazilError | None:
     """Why the table is not in the state that the index counts on: it was rolled back, or restored
     to older metadata, which takes ledger and tag back together. `indexed`: where the index's rows
     of the table begin and end."""
-    if error := target.strayed():
+    if error := target.tag_mismatch():
         return error
     head = target.head()
     if not head.complete:
@@ -103,10 +103,10 @@ class Startup:
         self._alone = config.one_table
         #: where the index's rows of each table begin and end; None: not read yet
         self._told: dict[str, dict[Partition, tuple[int, int]]] | None = None
-        self._recovery = Recovery(config, self.tables, self._told_of)
+        self._recovery = Recovery(config, self.tables, self._indexed_ends)
 
     @contextmanager
-    def telling(self) -> Iterator[None]:
+    def explaining_missing_files(self) -> Iterator[None]:
         """Where the source no longer has offsets that were staged: adds to its error why they are
         read."""
         try:
@@ -144,7 +144,7 @@ class Startup:
         for name, columns in self._source.columns.items():
             # The metadata columns are part of the rows: for the table they are ordinary columns.
             self.tables.check(name, columns, NO_METADATA)
-        with self.telling():
+        with self.explaining_missing_files():
             self._source.check_resumable(
                 lambda: self.recover().reached if entry else StreamPosition()
             )
@@ -174,7 +174,7 @@ class Startup:
                 # A table new to the sink may be old: its expired snapshots were not the sink's.
                 table.target.claimed_first |= name not in staged and name not in known
         if not self._alone:
-            self.tables.compare(known, self._astray)
+            self.tables.compare(known, self._mismatch)
         # A newer run does not claim the tables it creates. If one of them is among these, its claim
         # on the index is seen here.
         self.still_newest()
@@ -232,24 +232,26 @@ class Startup:
         head = target.claim(extend, cluster=self.origin.cluster, topics=self.origin.topics)
         assert head.entry is not None
         assert head.snapshot is not None
-        if target is not self.target and (error := self._astray(target)):
-            self._refuse_strayed(target, error)
-        target.witness(head.snapshot)
+        if target is not self.target and (error := self._mismatch(target)):
+            self._refuse_mismatch(target, error)
+        target.set_tag(head.snapshot)
         return head.entry
 
-    def _astray(self, target: TableCommitter) -> FrazilError | None:
+    def _mismatch(self, target: TableCommitter) -> FrazilError | None:
         """A catalog may return an older state of a table than of the index. So a table that seems
         to be restored to an older state is read several times before that counts."""
         for attempt in range(_READS):
             # For an only table `Recovery.check_table` compares the ledger with the position.
-            error = astray(target, lambda: {} if self._alone else self._told_of(target.table.name))
+            error = index_mismatch(
+                target, lambda: {} if self._alone else self._indexed_ends(target.table.name)
+            )
             if error is None:
                 break
             if attempt < _READS - 1:
                 target.pause(attempt)
         return error
 
-    def _told_of(self, table: str) -> Mapping[Partition, tuple[int, int]]:
+    def _indexed_ends(self, table: str) -> Mapping[Partition, tuple[int, int]]:
         """Where the index's rows of a table begin and end."""
         if self._told is None:
             first = self.index.made and self.epoch == 1  # else another run was faster
@@ -280,7 +282,7 @@ class Startup:
                 held.target.forget()
                 raise
 
-    def _refuse_strayed(self, target: TableCommitter, error: FrazilError) -> None:
+    def _refuse_mismatch(self, target: TableCommitter, error: FrazilError) -> None:
         """Raises, unless the ledger of an only table has all that the index counts on."""
         entry = self.target.head().entry
         if self._alone and entry is not None:

@@ -66,9 +66,9 @@ class TableMaintenance:
                 self._tasks[name] = self._tasks_of(name, held)
         errors = []
         for name, tasks in self._tasks.items():
-            for task in tasks if name not in self._tables.amiss else ():
+            for task in tasks if name not in self._tables.unhealthy else ():
                 try:
-                    errors.append(task.tidy())
+                    errors.append(task.run_due())
                 except Exception as error:
                     errors.append(f"cannot look after {name}: {type(error).__name__}: {error}")
         moments = [task.again for tasks in self._tasks.values() for task in tasks]
@@ -87,7 +87,7 @@ class TableMaintenance:
         }
         tasks: list[MaintenanceTask] = []
         replaced = bool(config.upsert_key)
-        if (replaced or self._tables.remembers(name)) and config.compact_after_commits:
+        if (replaced or self._tables.is_deleted_keys_table(name)) and config.compact_after_commits:
             tasks.append(
                 RewriteDataFiles(
                     table,

@@ -20,7 +20,7 @@ from frazil.commit.committer import THREADS, CommitTrigger
 from frazil.commit.protocol import TableCommitter, ledger_tag
 from frazil.commit.version_files import VersionFiles
 from frazil.config.model import Config
-from frazil.config.sections import TableConfig, remembered
+from frazil.config.sections import TableConfig, deleted_keys_table
 from frazil.config.units import duration, size
 from frazil.errors import ConfigError, FrazilError, IdentityMismatch, SchemaMismatch
 from frazil.files.writer import PARQUET, WriterSpec, check
@@ -46,7 +46,7 @@ T = TypeVar("T")
 #: Up to so many tables are listed in the index's snapshot summaries; more go into a property.
 _NAMED = 16
 #: Prefix of the tags of all sinks.
-WITNESS = ledger_tag("")
+TAG_PREFIX = ledger_tag("")
 
 
 @dataclass(slots=True)
@@ -84,8 +84,8 @@ class SinkTables:
             )
         for table in config.tables:
             if table.version_column:
-                self._configs[remembered(table.name)] = TableConfig(
-                    remembered(table.name),
+                self._configs[deleted_keys_table(table.name)] = TableConfig(
+                    deleted_keys_table(table.name),
                     topic_column=table.topic_column,
                     partition_column=table.partition_column,
                     offset_column=table.offset_column,
@@ -97,12 +97,12 @@ class SinkTables:
                     priority=table.priority,
                     snapshot_retention=table.snapshot_retention,
                 )
-        self._memories = {remembered(name) for name in config.remembering}
+        self._deleted_keys_tables = {deleted_keys_table(name) for name in config.versioned_tables}
         self.held: dict[str, SinkTable] = {}
         #: unhealthy tables among those that the position depends on: name → error
-        self.amiss: dict[str, FrazilError] = {}
+        self.unhealthy: dict[str, FrazilError] = {}
         self._gone: dict[str, str] = {}
-        self._said: dict[str, str] = {}
+        self._recorded: dict[str, str] = {}
         self._announcing = threading.Lock()
         #: tables that could not be created or evolved for incoming records: name → reason
         self.refused: dict[str, str] = {}
@@ -124,11 +124,11 @@ class SinkTables:
             return self._configs[name]
         return replace(self._configs[self._template(name)], name=name)
 
-    def remembers(self, name: str) -> bool:
+    def is_deleted_keys_table(self, name: str) -> bool:
         """Is it the `_deleted` table of another table?"""
-        return bool(self._memories) and (
-            name in self._memories
-            or (name not in self._configs and self._template(name) in self._memories)
+        return bool(self._deleted_keys_tables) and (
+            name in self._deleted_keys_tables
+            or (name not in self._configs and self._template(name) in self._deleted_keys_tables)
         )
 
     def configured(self, name: str) -> bool:
@@ -173,7 +173,7 @@ class SinkTables:
 
     def take(self, claim: Callable[[SinkTable], None]) -> None:
         """Claim all healthy tables, a few at a time."""
-        well = [held for name, held in self.held.items() if name not in self.amiss]
+        well = [held for name, held in self.held.items() if name not in self.unhealthy]
         parallel_map(claim, well)
 
     def refuse_shared(self, held: SinkTable, topics: Mapping[str, str], walk: bool = False) -> None:
@@ -359,8 +359,8 @@ class SinkTables:
         return held.orders
 
     def target(self, name: str) -> TableCommitter:
-        if name in self.amiss:
-            raise self.amiss[name]
+        if name in self.unhealthy:
+            raise self.unhealthy[name]
         if name not in self.held:
             raise IdentityMismatch(
                 f"cannot commit to table {name}: it is not there, or the config does not name it "
@@ -369,7 +369,7 @@ class SinkTables:
             )
         return self.held[name].target
 
-    def pace(self, name: str, interval: float) -> CommitTrigger:
+    def commit_trigger(self, name: str, interval: float) -> CommitTrigger:
         if not self.configured(name):
             return CommitTrigger(interval)
         from_config = self.config_of(name)
@@ -381,7 +381,7 @@ class SinkTables:
 
     # ── tables recorded in the index ─────────────────────────────────────────────────────────
 
-    def said(self, index: JavaTable) -> Mapping[str, str] | str:
+    def recorded(self, index: JavaTable) -> Mapping[str, str] | str:
         """Table → uuid for the next entry of the index; for many tables, the name of the index
         property that contains them, which is written when they change."""
         uuids = self._uuids()
@@ -392,9 +392,9 @@ class SinkTables:
         key = tables_property(self._config.sink.id)
         with self._announcing:  # the committer's thread announces, too
             uuids = self._uuids()
-            if uuids != self._said:
+            if uuids != self._recorded:
                 index.set_property(key, tables_text(uuids))
-                self._said = uuids
+                self._recorded = uuids
         return key
 
     def announced(self, index: JavaTable) -> dict[str, str]:
@@ -406,39 +406,45 @@ class SinkTables:
         return dict(sorted((name, sink_table.table.uuid) for name, sink_table in held)) | self._gone
 
     def compare(
-        self, known: Mapping[str, str], astray: Callable[[TableCommitter], FrazilError | None]
+        self,
+        known: Mapping[str, str],
+        mismatch: Callable[[TableCommitter], FrazilError | None],
     ) -> None:
-        """Mark as unhealthy those of the `known` tables that are missing, recreated or `astray`."""
+        """Mark those of the `known` tables as unhealthy that are gone, recreated, or mismatched."""
         same = [
             name
             for name, uuid in known.items()
             if name in self.held and self.held[name].table.uuid == uuid
         ]
-        errors = parallel_map(lambda name: astray(self.held[name].target), same)
-        strayed = {name: error for name, error in zip(same, errors, strict=True) if error}
+        errors = parallel_map(lambda name: mismatch(self.held[name].target), same)
+        tag_mismatch = {name: error for name, error in zip(same, errors, strict=True) if error}
         for name, uuid in known.items():
             held = self.held.get(name)
             if not self.configured(name):
                 self._gone[name] = uuid  # no longer in the config, but still recorded
             elif held is None:
-                self.amiss[name] = IdentityMismatch(
+                self.unhealthy[name] = IdentityMismatch(
                     f"cannot go on with table {name}: it is gone",
                     hint="restore the table; what was staged for it waits",
                 )
             elif held.table.uuid != uuid:
-                self.amiss[name] = IdentityMismatch(
+                self.unhealthy[name] = IdentityMismatch(
                     f"cannot go on with table {name}: it was dropped and made again; expected uuid "
                     f"{uuid}, found {held.table.uuid}",
                     hint="restore the table; its batches wait, staged",
                 )
-            elif name in strayed:
-                self.amiss[name] = strayed[name]
-            if name in self.amiss:
+            elif name in tag_mismatch:
+                self.unhealthy[name] = tag_mismatch[name]
+            if name in self.unhealthy:
                 self._gone[name] = uuid
         for name in self.held:  # without `_deleted`, a late update could resurrect a deleted key
-            error = self.amiss.get(remembered(name))
-            if error is not None and name not in self.amiss and self.config_of(name).version_column:
-                self.amiss[name] = error
+            error = self.unhealthy.get(deleted_keys_table(name))
+            if (
+                error is not None
+                and name not in self.unhealthy
+                and self.config_of(name).version_column
+            ):
+                self.unhealthy[name] = error
 
 
 #: Table properties that tasks cannot honour when they write files: property → why.
@@ -472,8 +478,8 @@ def ledger_tag_of(sink: str, branch: str) -> str:
 
 def _whose(tag: str, branch: str) -> str:
     """The sink whose tag in the branch this is; empty: not a sink's tag for the branch."""
-    sink, _, suffix = tag.removeprefix(WITNESS).partition("/")
-    return sink if tag.startswith(WITNESS) and (suffix or "main") == branch else ""
+    sink, _, suffix = tag.removeprefix(TAG_PREFIX).partition("/")
+    return sink if tag.startswith(TAG_PREFIX) and (suffix or "main") == branch else ""
 
 
 def writer_spec(table: JavaTable, config: TableConfig, topic_column: str = "") -> WriterSpec:

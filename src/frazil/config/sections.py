@@ -270,10 +270,10 @@ class ConfigSections:
     @property
     def one_table(self) -> bool:
         """Do all records go to one table that is known by name?"""
-        return not self.routes and not self.dead_letters and not self.remembering
+        return not self.routes and not self.dead_letters and not self.versioned_tables
 
     @property
-    def remembering(self) -> tuple[str, ...]:
+    def versioned_tables(self) -> tuple[str, ...]:
         """Tables, or templates of tables, that have a `_deleted` table beside them."""
         return tuple(table.name for table in self.tables if table.version_column)
 
@@ -296,6 +296,6 @@ def replayed(letters: str) -> str:
     return f"{letters}_replayed"
 
 
-def remembered(table: str) -> str:
+def deleted_keys_table(table: str) -> str:
     """The table that records the deleted keys of a table with `version_column`."""
     return f"{table}_deleted"

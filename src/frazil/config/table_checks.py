@@ -18,7 +18,7 @@ from frazil.config.sections import (
     ConfigSections,
     DeadLettersConfig,
     TableConfig,
-    remembered,
+    deleted_keys_table,
     replayed,
 )
 from frazil.config.units import ORDER, duration, size, transform_of
@@ -50,7 +50,7 @@ def check_tables(config: ConfigSections) -> None:
     every = [*names, config.index_table]
     if config.dead_letters:
         every += [config.dead_letters.table, replayed(config.dead_letters.table)]
-    every += map(remembered, config.remembering)
+    every += map(deleted_keys_table, config.versioned_tables)
     if not config.routes and "{" in names[0]:
         raise ConfigError(
             f"cannot use table {names[0]}: no [[route]] says what stands for the words in its name",

@@ -419,7 +419,7 @@ class LedgerHead:
         return self.entry.epoch if self.entry else 0
 
 
-def head(history: Iterable[Snapshot], sink: str, witness: Snapshot | None = None) -> LedgerHead:
+def head(history: Iterable[Snapshot], sink: str, tagged: Snapshot | None = None) -> LedgerHead:
     """The newest entry of `sink` in a branch's ancestry (newest snapshot first)."""
     oldest: Snapshot | None = None
     for snapshot in history:
@@ -430,10 +430,10 @@ def head(history: Iterable[Snapshot], sink: str, witness: Snapshot | None = None
         return LedgerHead(None, None, complete=True)
     # The ancestry ends at an expired parent. The tagged snapshot counts only if it is older than
     # all remaining ones: otherwise it is no ancestor, because the branch was moved away from it.
-    if witness is not None and witness.sequence < oldest.sequence:
-        entry = own_entry(witness, sink)
+    if tagged is not None and tagged.sequence < oldest.sequence:
+        entry = own_entry(tagged, sink)
         if entry is not None:
-            return LedgerHead(entry, witness, True, oldest.parent != witness.id, oldest.parent)
+            return LedgerHead(entry, tagged, True, oldest.parent != tagged.id, oldest.parent)
     return LedgerHead(None, None, complete=False, missing=oldest.parent)
 
 

@@ -114,22 +114,22 @@ class TableFile:
         self.descriptor = entry.descriptor
         self.sequence = entry.sequence
         self.everywhere = entry.everywhere
-        self.said: dict[str, Any] = json.loads(entry.descriptor)
-        self.path = str(self.said["file-path"])
-        self.rows = int(self.said["record-count"])
-        self.bytes = int(self.said["file-size-in-bytes"])
-        self.content = str(self.said["content"]).lower().replace("_", "-")
-        self.partition = f"{self.said['spec-id']} {json.dumps(self.said.get('partition'))}"
-        self.keys = tuple(self.said.get("equality-ids") or ())
+        self.values: dict[str, Any] = json.loads(entry.descriptor)
+        self.path = str(self.values["file-path"])
+        self.rows = int(self.values["record-count"])
+        self.bytes = int(self.values["file-size-in-bytes"])
+        self.content = str(self.values["content"]).lower().replace("_", "-")
+        self.partition = f"{self.values['spec-id']} {json.dumps(self.values.get('partition'))}"
+        self.keys = tuple(self.values.get("equality-ids") or ())
         #: of a position delete file: the only data file it applies to
-        self.referenced: str | None = self.said.get("referenced-data-file")
+        self.referenced: str | None = self.values.get("referenced-data-file")
         #: of a data file: the position deletes that apply to it
         self.hiding: list[TableFile] = []
         self._spans: dict[int, tuple[Any, Any] | None] = {}
 
     @property
     def id(self) -> Id:
-        return id_of(self.said)
+        return id_of(self.values)
 
     @property
     def hiding_ids(self) -> frozenset[Id]:
@@ -147,7 +147,7 @@ class TableFile:
 
     @property
     def format(self) -> str:
-        return str(self.said["file-format"]).lower()
+        return str(self.values["file-format"]).lower()
 
     def span(self, key: int, kind: Any) -> tuple[Any, Any] | None:
         """The lowest and highest value of a column, if they are known."""
@@ -167,7 +167,7 @@ class TableFile:
         return sum(int(sizes.get(key, self.bytes)) for key in keys)
 
     def _map(self, name: str) -> dict[int, Any]:
-        values = self.said.get(name) or {"keys": (), "values": ()}
+        values = self.values.get(name) or {"keys": (), "values": ()}
         return dict(zip(values["keys"], values["values"], strict=True))
 
 
@@ -305,10 +305,10 @@ def _parts(files: Sequence[TableFile], room: int) -> Iterator[list[TableFile]]:
 def _source(file: TableFile, target: int) -> SourceFile:
     hiding = []
     for delete in file.hiding:
-        at = delete.said.get("content-offset")
-        place = None if at is None else (int(at), int(delete.said["content-size-in-bytes"]))
+        at = delete.values.get("content-offset")
+        place = None if at is None else (int(at), int(delete.values["content-size-in-bytes"]))
         hiding.append(AppliedDeletes(delete.path, place))
-    small, first = file.bytes * SMALL < target, file.said.get("first-row-id")
+    small, first = file.bytes * SMALL < target, file.values.get("first-row-id")
     return SourceFile(file.path, file.rows, file.bytes, file.sequence, small, tuple(hiding), first)
 
 
@@ -364,7 +364,7 @@ class RewriteDataFiles(MaintenanceTask):
         if began < self._rest:
             return self._rest
         self._table.refresh()
-        if self.newest_life()(self._table.history(self._branch)):
+        if self.newest_run()(self._table.history(self._branch)):
             return None  # a newer run maintains it; this one is fenced at its next commit
         base, self._manifests = self._table.contents(self._branch, self._manifests)
         if base is not None and not self._round(base):

@@ -256,7 +256,7 @@ class MaintenanceTask:
         self._failures = 0
         self._until = 0.0
 
-    def tidy(self) -> str:
+    def run_due(self) -> str:
         """Do the work that is due. Returns the error message, or an empty string."""
         now = self._clock.monotonic()
         if now < self._until:
@@ -291,13 +291,13 @@ class MaintenanceTask:
                 "returned, and the table does not show it"
             )
 
-    def newest_life(self) -> Callable[[Iterator[Snapshot]], str | None]:
+    def newest_run(self) -> Callable[[Iterator[Snapshot]], str | None]:
         """A check, run on each attempt of a commit: is this run still the newest?"""
         tag = f"frazil/{self._sink}"
-        witness = self._kept.tagged(tag if self._branch == "main" else f"{tag}/{self._branch}")
+        tagged = self._kept.tagged(tag if self._branch == "main" else f"{tag}/{self._branch}")
 
         def check(history: Iterator[Snapshot]) -> str | None:
-            entry = ledger.head(history, self._sink, witness).entry
+            entry = ledger.head(history, self._sink, tagged).entry
             if entry is None or entry.epoch != self._epoch:
                 return f"sink {self._sink} has another run than epoch {self._epoch}"
             return None
@@ -382,7 +382,7 @@ class ExpireSnapshots(MaintenanceTask):
         before = int((time.time() - kept.age) * 1000)
         if kept.most is not None:
             before = max(before, self._table.moment(-kept.most) or 0)
-        if oldest >= before or self.newest_life()(self._table.history(self._branch)):
+        if oldest >= before or self.newest_run()(self._table.history(self._branch)):
             return
         before = min([before, *(snapshot.timestamp_ms for snapshot in self._held())])
         if oldest < before:
@@ -464,8 +464,8 @@ class ExpireSnapshots(MaintenanceTask):
         """Is the snapshot ahead of the sink's tag? Without a tag, no: a sink that finds none in an
         expired history stops."""
         tag = f"frazil/{sink}"
-        witness = self._table.tagged(tag if branch == "main" else f"{tag}/{branch}")
-        return witness is not None and witness.id != snapshot.id
+        tagged = self._table.tagged(tag if branch == "main" else f"{tag}/{branch}")
+        return tagged is not None and tagged.id != snapshot.id
 
     def _sweep(self) -> None:
         """Remove the files that only expired snapshots needed. Where Iceberg cannot read the files
@@ -527,7 +527,7 @@ class RewriteIndexFiles(MaintenanceTask):
         newest = next(self._table.history("main"), None)
         if newest is None or not self._worth_a_look(newest):
             return
-        check = self.newest_life()
+        check = self.newest_run()
         if check(self._table.history("main")):
             return  # a newer run maintains it; this one is fenced at its next commit
         base, files = self._table.live()

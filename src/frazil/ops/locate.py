@@ -93,7 +93,7 @@ class LocatedBatch:
     committed_at: int | None
     places: tuple[TableHit, ...]
     #: `index`, or `ledger` if the index has no row of the batch (yet)
-    told_by: str = "index"
+    found_in: str = "index"
     #: the operator's note, if the range was given up
     note: OperatorNote | None = None
 
@@ -104,7 +104,7 @@ class LocateReport:
     offset: int
     batches: tuple[LocatedBatch, ...]
     #: why there is no batch
-    said: str = ""
+    reason: str = ""
     #: other names of the Kafka topic, which was recreated: their offsets are unrelated
     also: tuple[str, ...] = ()
 
@@ -187,7 +187,7 @@ def of_table(
         for index, sinks in indexes.items()
     ]
     batches = tuple(batch for report in reports for batch in report.batches)
-    return LocateReport(where, offset, batches, "" if batches else reports[0].said)
+    return LocateReport(where, offset, batches, "" if batches else reports[0].reason)
 
 
 def _answer(
@@ -442,7 +442,7 @@ def values(answer: LocateReport) -> dict[str, Any]:
         "partition": answer.partition.number,
         "offset": answer.offset,
         "held": answer.held,
-        "said": answer.said,
+        "reason": answer.reason,
         "also": list(answer.also),
         "batches": [
             {
@@ -453,7 +453,7 @@ def values(answer: LocateReport) -> dict[str, Any]:
                 "start": batch.range.start,
                 "end": batch.range.end,
                 "committed_at": shown(batch.committed_at),
-                "told_by": batch.told_by,
+                "found_in": batch.found_in,
                 "note": asdict(batch.note) if batch.note else None,
                 **({} if batch.counts is None else {"counts": _told(batch.counts)}),
                 "tables": [
@@ -485,12 +485,12 @@ def _told(counts: OutcomeCounts) -> dict[str, int]:
 
 def show(answer: LocateReport, console: Console) -> None:
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    if answer.said:
-        say(f"{answer.partition} at {answer.offset}: {answer.said}")
+    if answer.reason:
+        say(f"{answer.partition} at {answer.offset}: {answer.reason}")
     if answer.also:
         say(f"the topic was made again; the same offset is another one of {', '.join(answer.also)}")
     for batch in answer.batches:
-        by = "" if batch.told_by == "index" else " (by the ledger; not in the index)"
+        by = "" if batch.found_in == "index" else " (by the ledger; not in the index)"
         say(
             f"{answer.partition} at {answer.offset}: batch {batch.number} of sink {batch.sink}, "
             f"{batch.range}, epoch {batch.epoch}, commit {batch.commit_id}, "

@@ -96,7 +96,7 @@ class RewindReport:
                     "rows": table.rows,
                     "ranges": [[*r.partition, r.start, r.end] for r in table.ranges],
                     "foreign": [
-                        {"snapshot": lost.snapshot_id, "sink": lost.sink, "says": lost.said}
+                        {"snapshot": lost.snapshot_id, "sink": lost.sink, "reason": lost.reason}
                         for lost in table.foreign
                     ],
                     "expired": table.expired,

@@ -16,9 +16,9 @@ from rich.console import Console
 
 from frazil.commit.protocol import CommitTable, TableCommitter, ledger_tag
 from frazil.commit.rewind import refuse_unfinished
-from frazil.commit.startup import astray, forgotten, unindexed
+from frazil.commit.startup import forgotten, index_mismatch, unindexed
 from frazil.config.model import Config
-from frazil.config.sections import remembered
+from frazil.config.sections import deleted_keys_table
 from frazil.errors import FrazilError, IdentityMismatch
 from frazil.iceberg.static_table import ReadOnlyTable
 from frazil.ledger.entry import head
@@ -77,8 +77,11 @@ def _doubts(config: Config, opened: Open) -> dict[str, FrazilError]:
                 f"expected uuid {uuid}, found {table.uuid}",
                 hint="restore the table; its batches wait, staged",
             )
-        elif strayed := astray(_target(table, branch, sink), lambda: indexed.get(name, {})):  # noqa: B023
-            doubts[name] = strayed
+        elif mismatch := index_mismatch(
+            _target(table, branch, sink),
+            lambda: indexed.get(name, {}),  # noqa: B023
+        ):
+            doubts[name] = mismatch
     return doubts
 
 
@@ -101,7 +104,7 @@ def _target(table: ReadOnlyTable, branch: str, sink: str) -> TableCommitter:
 def _branch(config: Config, name: str) -> str | None:
     """The branch configured for a table, or for a template that it matches."""
     branches = {table.name: table.branch for table in config.tables}
-    branches |= dict.fromkeys(map(remembered, config.remembering), "main")
+    branches |= dict.fromkeys(map(deleted_keys_table, config.versioned_tables), "main")
     if config.dead_letters:
         branches[config.dead_letters.table] = "main"
     for known, branch in branches.items():

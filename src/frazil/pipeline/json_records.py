@@ -143,7 +143,7 @@ class JsonRecords(TableFitter):
         if not pairs:
             return
         former, current = zip(*pairs.values(), strict=True)
-        rows, some, _ = KeyDecoder(JSON, plan.told_by_deletes).read(former)
+        rows, some, _ = KeyDecoder(JSON, plan.needs_deletes).read(former)
         now, others, _ = KeyDecoder(JSON, plan.key_columns).read(current)
         place = {int(position): i for i, position in enumerate(others)}
         # A row with an unreadable new key is rejected, and the old row stays.
@@ -178,7 +178,7 @@ class JsonRecords(TableFitter):
             if plan is not None and plan.key:
                 rows_gone = [values[i] or b"" for i in np.flatnonzero(deleted).tolist()]
                 texts = [_ordered_json(text, text, plan.own_order) for text in rows_gone]
-                self._by_keys(work, name, plan, JSON, texts, where[deleted], plan.told_by_deletes)
+                self._by_keys(work, name, plan, JSON, texts, where[deleted], plan.needs_deletes)
                 nulls |= deleted
             kept = np.flatnonzero(~nulls)
             values, at = [values[i] for i in kept.tolist()], where[kept]

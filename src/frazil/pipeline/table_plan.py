@@ -45,7 +45,7 @@ class TablePlan:
     #: upsert tables with a `version_column`: its path, the `_deleted` table, and the files of
     #: both tables in which to look up the current version of a key
     order: str = ""
-    memory: TablePlan | None = None
+    deleted_keys: TablePlan | None = None
     known: tuple[VersionLookup, ...] = ()
     #: change logs: the key columns
     log: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ class TablePlan:
         return pa.schema([column for column in self.shape.arrow if column.name in key])
 
     @property
-    def told_by_deletes(self) -> pa.Schema:
+    def needs_deletes(self) -> pa.Schema:
         """The columns that a delete event contains: the key and, if it has one, its version."""
         order = [self.order_field] if self.own_order else []
         return pa.schema([*self.key_columns, *order])

@@ -121,9 +121,9 @@ class BatchPlan:
         return self.letters is not None or bool(self.keyed) or headers
 
     @property
-    def memories(self) -> list[TablePlan]:
+    def deleted_keys_plans(self) -> list[TablePlan]:
         """The `_deleted` tables."""
-        return [table.memory for table in self.tables.values() if table.memory]
+        return [table.deleted_keys for table in self.tables.values() if table.deleted_keys]
 
     def pieces(self, wanted: Range) -> Iterator[tuple[Range, frozenset[str]]]:
         """The range, cut at the floors of tables; each piece with the tables that contain it."""
@@ -131,7 +131,11 @@ class BatchPlan:
             name: plan.floor[wanted.partition]
             for name, plan in (
                 *self.tables.items(),
-                *((table.shape.name, table) for table in (self.letters, *self.memories) if table),
+                *(
+                    (table.shape.name, table)
+                    for table in (self.letters, *self.deleted_keys_plans)
+                    if table
+                ),
             )
             if wanted.start < plan.floor.get(wanted.partition, 0)
         }
@@ -367,8 +371,10 @@ class _RangeOutput:
         self._add(name, written=len(rows), watermark=span)
 
     def _delete(self, name: str, keys: pa.Table) -> None:
-        memory = self._plan.tables[name].memory  # its position may be behind that of the table
-        if name not in self._below or (memory and memory.shape.name not in self._below):
+        deleted_keys = self._plan.tables[
+            name
+        ].deleted_keys  # its position may be behind that of the table
+        if name not in self._below or (deleted_keys and deleted_keys.shape.name not in self._below):
             self._gathered(name).gone.append(keys)
 
     def _gathered(self, name: str) -> KeyChanges:

@@ -378,30 +378,30 @@ def _noted(
     files: OpenFiles,
 ) -> UpsertResult:
     """Write the deleted keys and their versions to the `_deleted` table."""
-    assert plan.memory is not None
-    shape = plan.memory.shape
+    assert plan.deleted_keys is not None
+    shape = plan.deleted_keys.shape
     deleted = deleted & orders.is_not_null().to_numpy()
     gone = changes.take(pa.array(last[deleted]))
     order = orders.filter(pl.Series(deleted)).to_arrow()
-    names = {remembered_order(plan.order): order}
+    names = {deleted_keys_version(plan.order): order}
     columns = [names.get(column.name, column.name) for column in shape.arrow]
     notes = pa.table(
         [gone.column(column) if isinstance(column, str) else column for column in columns],
         names=shape.arrow.names,
     ).cast(shape.arrow)
-    notes = notes.filter(pa.array(_above(plan.memory, notes)))
+    notes = notes.filter(pa.array(_above(plan.deleted_keys, notes)))
     writer = TableWriter(shape, prefix, files)
     writer.write(notes)
-    return UpsertResult(_counted(plan.memory, notes), tuple(writer.close()), (), 0, 0.0)
+    return UpsertResult(_counted(plan.deleted_keys, notes), tuple(writer.close()), (), 0, 0.0)
 
 
-def remembered_columns(plan: TablePlan) -> pa.Schema:
+def deleted_keys_columns(plan: TablePlan) -> pa.Schema:
     """The columns of the `_deleted` table, without metadata columns, which follow them."""
-    order = plan.order_field.with_name(remembered_order(plan.order))
+    order = plan.order_field.with_name(deleted_keys_version(plan.order))
     return pa.schema([*plan.key_columns, *([order] if plan.own_order else [])])
 
 
-def remembered_order(path: str) -> str:
+def deleted_keys_version(path: str) -> str:
     return path.replace(".", "_")
 
 

@@ -149,6 +149,10 @@ class BatchSource(Protocol[RunT]):
     columns: Mapping[str, pa.Schema]
     metadata: MetadataColumns | None
 
+    @property
+    def upserts(self) -> bool:
+        """Do its records have Kafka's keys and order, so that they can be upserted or logged?"""
+
     def template(self, table: str) -> str:
         """The `[[table]]` that a table was created from: its own name, or a template's."""
 

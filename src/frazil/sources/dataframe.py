@@ -122,6 +122,8 @@ class DataFrameRun(BatchRun):
 
 
 class DataFrameSource:
+    upserts = False
+
     def __init__(
         self, config: Config, retry: Retry, build: Callable[[SparkSession], DataFrame]
     ) -> None:
@@ -442,7 +444,7 @@ class DataFrameSource:
         outcomes = self._run(plan.frame, write_plan)
         counts = [told(given) for given in self._reads]
         leaders = steady(led_before, self._led(plan.ranges))
-        leaders |= epochs_told(plan.ranges, counts_before, counts)
+        leaders |= read_leader_epochs(plan.ranges, counts_before, counts)
         every = {key: value for read in counts for key, value in read.items()}
         return DataFrameRun(outcomes=outcomes, leaders=leaders, counts=every)
 
@@ -542,7 +544,7 @@ def steady(before: Mapping[Partition, int], after: Mapping[Partition, int]) -> d
     return {p: epoch for p, epoch in before.items() if epoch >= 0 and after.get(p) == epoch}
 
 
-def epochs_told(
+def read_leader_epochs(
     ranges: Sequence[Range], earlier: Sequence[ReadCounts], later: Sequence[ReadCounts]
 ) -> dict[Partition, int]:
     """The leader epoch in which the last offset of each range was read, by the counts that the

@@ -192,6 +192,7 @@ class DeadLetterSource(KafkaSource):
     dead letters."""
 
     paced = False
+    upserts = False
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from pyspark import TaskContext, cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
 from frazil.config.model import Config
-from frazil.config.sections import TableConfig, remembered, replayed
+from frazil.config.sections import TableConfig, deleted_keys_table, replayed
 from frazil.config.units import duration, transform_of
 from frazil.errors import (
     AccountingError,
@@ -81,6 +81,7 @@ class KafkaRun(BatchRun):
 class KafkaSource:
     paced = True
     stateful = False
+    upserts = True
 
     #: columns are known only from records, and the sink adds those of the metadata
     columns: Mapping[str, pa.Schema] = MappingProxyType({})
@@ -117,7 +118,7 @@ class KafkaSource:
         reserved = [self._config.index_table]
         if letters := self._config.dead_letters.table:
             reserved += [letters, replayed(letters)]
-        reserved += map(remembered, self._config.remembering)
+        reserved += map(deleted_keys_table, self._config.versioned_tables)
         rules = RoutingRules(self._config.routes, names, reserved=reserved)
         for module in rules.travelling:
             cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
@@ -297,7 +298,9 @@ class KafkaSource:
             if isinstance(outcome, UpsertOutcome):
                 known = upserts.get(outcome.table)
                 upserts[outcome.table] = known + outcome.done if known else outcome.done
-        upserts |= {remembered(name): done.noted for name, done in upserts.items() if done.noted}
+        upserts |= {
+            deleted_keys_table(name): done.noted for name, done in upserts.items() if done.noted
+        }
         results = [
             result
             for outcome in outcomes
@@ -448,7 +451,7 @@ def _of_table(
         files = tuple(file for result in ordered for file in result.files.get(name, ()))
         return TableWriteResult(tallies, files)
     done = upserts[name]
-    fate = "skipped" if name in map(remembered, upserts) else "merged"
+    fate = "skipped" if name in map(deleted_keys_table, upserts) else "merged"
     tallies = tuple(
         _with_rows(tally, done.written.get(tally.range.partition, 0), fate) for tally in tallies
     )
@@ -472,13 +475,15 @@ def _discard(plan: BatchPlan, outcomes: Sequence[EndedRange | UpsertOutcome]) ->
                 (*outcome.done.files, *outcome.done.deletes)
             )
             if outcome.done.noted:
-                written.setdefault(remembered(outcome.table), []).extend(outcome.done.noted.files)
+                written.setdefault(deleted_keys_table(outcome.table), []).extend(
+                    outcome.done.noted.files
+                )
             continue
         for result in outcome.results:
             for name, some in result.files.items():
                 written.setdefault(name, []).extend(some)
     shapes = {name: table.shape for name, table in plan.tables.items()}
-    for apart in (plan.letters, *plan.memories):
+    for apart in (plan.letters, *plan.deleted_keys_plans):
         if apart:
             shapes[apart.shape.name] = apart.shape
     for name, files in written.items():

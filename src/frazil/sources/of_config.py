@@ -13,7 +13,6 @@ from frazil.kafka.range_source import BatchGathering
 from frazil.retry import Retry
 from frazil.sources.base import BatchSource
 from frazil.sources.dataframe import DataFrameSource
-from frazil.sources.intervention import InterventionSource
 from frazil.sources.kafka import KafkaSource
 from frazil.spark.read import transformed
 
@@ -41,7 +40,7 @@ def source_of(
 def refuse_keys(config: Config, source: BatchSource[Any]) -> None:
     """Raises for tables with a key, unless the records come straight from Kafka."""
     keyed = [table.name for table in config.tables if table.key]
-    if keyed and type(source) is not KafkaSource and not isinstance(source, InterventionSource):
+    if keyed and not source.upserts:
         raise ConfigError(
             f"cannot write to table {keyed[0]}: only records that come straight from Kafka have "
             "keys that are upserted or logged",

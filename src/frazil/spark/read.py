@@ -73,10 +73,10 @@ def read(
         gathering=gathering,
     )
     name = str(uuid.uuid4())
-    telling: Any = spark.sparkContext.accumulator({}, ReadCountsAccumulator())  # type: ignore[arg-type]
-    _told[name] = telling
+    explaining_missing_files: Any = spark.sparkContext.accumulator({}, ReadCountsAccumulator())  # type: ignore[arg-type]
+    _told[name] = explaining_missing_files
     ranges = spark.readStream.format(FORMAT).options(**given, read=name).load()
-    rows = functools.partial(read_all, opened.plan, telling.add)
+    rows = functools.partial(read_all, opened.plan, explaining_missing_files.add)
     return ranges.mapInArrow(rows, spark_schema(opened.plan))
 
 
@@ -120,12 +120,12 @@ def tells(given: Mapping[str, str]) -> bool:
 def told(given: Mapping[str, str]) -> ReadCounts:
     """Counts that the tasks of a read reported lately. Several queries may share a read, each at
     its own pace."""
-    telling = _told.get(given.get("read", ""))
-    if telling is None:
+    explaining_missing_files = _told.get(given.get("read", ""))
+    if explaining_missing_files is None:
         return {}
-    counts: ReadCounts = dict(telling.value)
+    counts: ReadCounts = dict(explaining_missing_files.value)
     for key in list(counts)[:-_REMEMBERED]:
-        telling.value.pop(key, None)
+        explaining_missing_files.value.pop(key, None)
     return counts
 
 
