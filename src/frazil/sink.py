@@ -15,7 +15,7 @@ streaming DataFrame. Every step has a name; a callback `on_step` can watch, time
 
 The table is the checkpoint. Each run of a sink begins from the ledgers and the staged batches
 (`commit.startup`). Spark's own checkpoint is made anew for each run and never read back, unless the
-query keeps state in it (`sources.dataframe`); then it must agree with the ledger.
+query keeps state in it (`sources.query_state`); then it must agree with the ledger.
 """
 
 from __future__ import annotations

@@ -31,20 +31,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from frazil.config.model import Config
-from frazil.config.sections import AVAILABLE_NOW
+from frazil.config.sections import TableConfig
 from frazil.errors import (
     AccountingError,
     ConfigError,
-    Expired,
     Fatal,
     Gap,
-    IdentityMismatch,
     Overlap,
     SchemaMismatch,
 )
 from frazil.iceberg.java_spark import (
     HadoopFolder,
-    PlanOperator,
     operators,
     refuse_what_cannot_append,
 )
@@ -64,49 +61,11 @@ from frazil.sources.base import (
     WriteResult,
     added,
 )
-from frazil.spark.checkpoint import Checkpoint, SourceOffsets, began, known
+from frazil.sources.query_state import QueryState, offsets_of, offsets_text
+from frazil.spark.checkpoint import Checkpoint, SourceOffsets, began
 from frazil.spark.read import FRAZIL, planner, tells, told
 from frazil.spark.tasks import OUTCOMES, ReadCounts, WriteOutcome, WritePlan, write_all
 
-#: Operators that keep no state. Every other operator is assumed to keep some.
-_STATELESS = frozenset(
-    [
-        "Project",
-        "Filter",
-        "SubqueryAlias",
-        "View",
-        "Union",
-        "Generate",
-        "EventTimeWatermark",
-        "MapInArrow",
-        "MapInPandas",
-        "PythonMapInArrow",
-        "MapPartitions",
-        "MapElements",
-        "SerializeFromObject",
-        "DeserializeToObject",
-        "TypedFilter",
-        "AppendColumns",
-        "ResolvedHint",
-        "UnresolvedHint",
-        "WithCTE",
-        "CTERelationDef",
-        "CTERelationRef",
-        "Repartition",
-        "RepartitionByExpression",
-        "RebalancePartitions",
-        "ArrowEvalPython",
-        "BatchEvalPython",
-        "Sample",
-        "Expand",
-        "Unpivot",
-        "CollectMetrics",
-        "StreamingRelation",
-        "StreamingRelationV2",
-    ]
-)
-#: Sources whose offsets are their whole state; others keep more in the checkpoint.
-_PORTABLE = frozenset(["kafka", "rate-micro-batch", *FRAZIL])
 #: Rows per batch that Spark hands to Python: the number while their size is unknown, the most, and
 #: the bytes to aim at, by the size of rows in the batch before.
 _FIRST_ROWS, _MOST_ROWS, _HANDED_BYTES = 4_000, 10_000, 16 * 1024**2
@@ -157,20 +116,12 @@ class DataFrameSource:
                 "df.writeTo(table).append()",
             )
         refuse_what_cannot_append(self._frame)
-        self._operators = operators(self._frame)
-        self._sources = [operator for operator in self._operators if operator.source]
-        self._reads = [source.options for source in self._sources if source.source in FRAZIL]
-        self._refuse()
+        self._query = QueryState(self._config.sink, operators(self._frame))
+        self._query.refuse_settings()
         columns = _columns(self._frame, table.name)
-        self.columns, self.metadata = {table.name: columns}, self._origin_columns(columns)
-        self._bound = self._why_bound()
-        if self._bound and not self._config.sink.checkpoint_location:
-            raise ConfigError(
-                f"cannot start sink {self._config.sink.id}: {'; '.join(self._bound)}: it needs a "
-                "checkpoint that lasts",
-                hint="set checkpoint_location to a folder of its own",
-            )
-        asked = [(source, planner(source.source, source.options)) for source in self._sources]
+        self.columns, self.metadata = {table.name: columns}, _origin_columns(columns, table)
+        self._query.refuse_no_checkpoint()
+        asked = [(source, planner(source.source, source.options)) for source in self._query.sources]
         self._planners = [kafka for _, kafka in asked if kafka is not None]
         own = [(read.options, kafka) for read, kafka in asked if kafka and read.source in FRAZIL]
         self._own = [kafka for _, kafka in own]
@@ -184,10 +135,10 @@ class DataFrameSource:
         for left in (2, 1, 0):
             position = reached()
             try:
-                if self._bound:
-                    self._agree(Checkpoint(self._files(), bound=True), position)
+                if self._query.bound:
+                    self._query.check_agreement(Checkpoint(self._files(), bound=True), position)
                 else:
-                    self._seedable(_place(position))
+                    self._query.check_seedable(offsets_of(position))
                 position.origin.check(self._origin_now())
                 return
             except Fatal:
@@ -197,22 +148,6 @@ class DataFrameSource:
 
     def _files(self) -> HadoopFolder:
         return HadoopFolder(self._spark, self._config.sink.checkpoint_location.rstrip("/"))
-
-    def _refuse(self) -> None:
-        for source in self._sources:
-            for key, value in source.options.items():
-                if key.lower() == "failondataloss" and value.lower() == "false":
-                    raise ConfigError(
-                        f"cannot read source {source.source}: failOnDataLoss is false; a lost "
-                        "range must stop the stream, not pass in silence"
-                    )
-        mixed = self._reads and len(self._reads) < len(self._sources)
-        if mixed and self._config.sink.trigger == AVAILABLE_NOW:
-            raise ConfigError(
-                "cannot use trigger available-now: the query reads with frazil.read and from other "
-                "sources, which do not agree on what was there at the start",
-                hint="use a duration, and stop the query when it has caught up",
-            )
 
     def _origin_now(self) -> TopicIdentity:
         """Identity of the topics, as far as Kafka can be asked."""
@@ -228,58 +163,24 @@ class DataFrameSource:
             cluster, topics = now.cluster, {**topics, **now.topics}
         return TopicIdentity(cluster, topics)
 
-    def _why_bound(self) -> list[str]:
-        """What this query's checkpoint holds besides offsets."""
-        reasons = []
-        for operator in self._operators:
-            portable = operator.source in _PORTABLE or operator.table.startswith(
-                "org.apache.iceberg."
-            )
-            if operator.source and not portable:
-                reasons.append(f"source {operator.source} keeps its place in Spark's checkpoint")
-            elif _keeps_state(operator):
-                reasons.append(f"operator {operator.name} keeps state in Spark's checkpoint")
-        return list(dict.fromkeys(reasons))
-
     @property
     def stateful(self) -> bool:
-        return any(reason.startswith("operator") for reason in self._bound)
-
-    @property
-    def _holds_back(self) -> bool:
-        """May a record come out in a later batch than its own? Not from a query without state, and
-        not from one that only deduplicates."""
-        return any(
-            _keeps_state(operator) and not operator.name.startswith("Deduplicate")
-            for operator in self._operators
-        )
-
-    def _origin_columns(self, columns: pa.Schema) -> MetadataColumns:
-        table = self._config.tables[0]
-        names = (table.topic_column, table.partition_column, table.offset_column)
-        expected = (pa.types.is_string, pa.types.is_int32, pa.types.is_int64)
-        if all(
-            name in columns.names and fits(columns.field(name).type)
-            for name, fits in zip(names, expected, strict=True)
-        ):
-            stamp = table.timestamp_column
-            return MetadataColumns(*names, stamp if stamp in columns.names else "")
-        return NO_METADATA
+        return self._query.stateful
 
     # ── resuming after the previous run ──────────────────────────────────────────────────────
 
     def resume(self, reached: StreamPosition, epoch: int) -> None:
-        ledger_end = _place(reached)
-        if self._bound:
+        ledger_end = offsets_of(reached)
+        if self._query.bound:
             self.checkpoint = self._config.sink.checkpoint_location.rstrip("/")
             self._log = Checkpoint(self._files(), bound=True)
-            self._agree(self._log, reached)
+            self._query.check_agreement(self._log, reached)
         else:
-            self._seedable(ledger_end)
+            self._query.check_seedable(ledger_end)
             self.checkpoint = self._temporary.folder(self._config.sink.checkpoint_location, epoch)
             self._log = Checkpoint(HadoopFolder(self._spark, self.checkpoint), bound=False)
             if ledger_end != SourceOffsets():
-                self._log.seed(ledger_end, self._kinds)
+                self._log.seed(ledger_end, self._query.kinds)
         self._compare(kafka_only(reached.cut), reached.origin.leaders)
 
     @property
@@ -295,82 +196,6 @@ class DataFrameSource:
             for kafka in self._own:
                 self._retry(functools.partial(kafka.compare, position, epochs))
 
-    @property
-    def _kinds(self) -> list[str]:
-        return ["frazil" if source.source in FRAZIL else source.source for source in self._sources]
-
-    def _seedable(self, ledger_end: SourceOffsets) -> None:
-        """Raises where no fresh checkpoint can be made from the ledger for this query."""
-        sink = self._config.sink.id
-        if '"batch":' in ledger_end.text:
-            raise IdentityMismatch(
-                f"cannot go on: the ledger of sink {sink} belongs to a query that kept state in "
-                "its checkpoint, and this one keeps none",
-                hint="use another sink id for another query",
-            )
-        sources = known(ledger_end)
-        of_kafka = [kind in ("frazil", "kafka") for kind in self._kinds]
-        fits = len(sources) == len(of_kafka) and all(
-            ours or not isinstance(source, dict)
-            for source, ours in zip(sources, of_kafka, strict=True)
-        )
-        if ledger_end != SourceOffsets() and not fits:
-            raise IdentityMismatch(
-                f"cannot go on: the ledger of sink {sink} ends at {_told(ledger_end)}; found "
-                f"sources {', '.join(source.source for source in self._sources)}",
-                hint="use another sink id for another stream",
-            )
-
-    def _agree(self, log: Checkpoint, reached: StreamPosition) -> None:
-        """Raises unless checkpoint and ledger agree; neither is guessed from the other."""
-        last = log.last()
-        ledger_end = _place(reached)
-        sink = self._config.sink.id
-        if ledger_end == SourceOffsets() and (last is None or (last == 0 and not log.ended(0))):
-            return
-        if ledger_end != SourceOffsets() and '"batch":' not in ledger_end.text:
-            raise IdentityMismatch(
-                f"cannot go on: sink {sink} was fed by a query without state until now, at "
-                f"{_told(ledger_end)}, and this one keeps some: {'; '.join(self._bound)}",
-                hint="use another sink id for another query",
-            )
-        if last is None:
-            raise Expired(
-                f"cannot go on: checkpoint {log.path} is empty, and sink {sink} has "
-                f"{reached.cut.get(BATCHES, 0)} batches in the ledger; {'; '.join(self._bound)}, "
-                "and the ledger holds none of that",
-                hint="restore the checkpoint; or use another sink id and a source that starts "
-                "behind what the table holds: rows of windows that were open are lost then",
-            )
-        if ledger_end == SourceOffsets():
-            raise IdentityMismatch(
-                f"cannot use checkpoint {log.path}: it is at batch {last} of query {log.query}, "
-                f"and the ledger has no batch of sink {sink}",
-                hint="give the sink a checkpoint of its own",
-            )
-        if log.after(last) == ledger_end:
-            return
-        if not log.ended(last) and log.before(last) == ledger_end:
-            return  # planned and not staged: Spark runs it again
-        recorded = json.loads(reached.source)
-        if recorded["query"] != log.query:
-            raise IdentityMismatch(
-                f"cannot use checkpoint {log.path}: it belongs to query {log.query}, and the "
-                f"ledger of sink {sink} to query {recorded['query']}",
-                hint="give each sink a checkpoint of its own, and each query a sink",
-            )
-        if recorded["batch"] > last:
-            raise Expired(
-                f"cannot go on: checkpoint {log.path} is an older copy, at batch {last}; the "
-                f"table has batch {recorded['batch']}",
-                hint="restore the newest checkpoint; what the table has would be written again",
-            )
-        raise Gap(
-            f"cannot go on: checkpoint {log.path} has batch {last}, and the ledger of sink {sink} "
-            f"ends at batch {recorded['batch']}: the batches between are in neither",
-            hint="the table was rolled back, or staged batches were removed; restore them",
-        )
-
     # ── batch by batch ───────────────────────────────────────────────────────────────────────
 
     def stream(self, spark: SparkSession, until: Cut | None) -> DataFrame:
@@ -378,13 +203,13 @@ class DataFrameSource:
 
     @property
     def paced(self) -> bool:
-        return bool(self._reads)
+        return bool(self._query.reads)
 
     def ends(self) -> Cut:
         ends: dict[Partition, int] = {}
         for kafka in self._planners:
             ends |= kafka.watermarks(kafka.origin()[1]).end
-        for source in self._sources:  # with `assign` only these partitions are read
+        for source in self._query.sources:  # with `assign` only these partitions are read
             for topic, numbers in json.loads(source.options.get("assign", "{}")).items():
                 ends = {p: end for p, end in ends.items() if p.topic != topic or p[1] in numbers}
         return Cut(ends)
@@ -401,7 +226,7 @@ class DataFrameSource:
         `latest` is resolved once: should the batch fail, the next run begins at the same offsets.
         (A bound query has them in its checkpoint.)
         """
-        if self._bound or batch or _place(reached) != SourceOffsets():
+        if self._query.bound or batch or offsets_of(reached) != SourceOffsets():
             return None
         before = self._log.before(0)
         if not any(before.cut.values()):
@@ -412,7 +237,8 @@ class DataFrameSource:
         return WriteResult(cut, cut, nothing, self._origin_now(), {}, text)
 
     def plan(self, frame: DataFrame, batch: int, reached: StreamPosition) -> PlannedBatch | None:
-        before, after, ledger_end = self._log.before(batch), self._log.after(batch), _place(reached)
+        before, after = self._log.before(batch), self._log.after(batch)
+        ledger_end = offsets_of(reached)
         if ledger_end.cut and not ledger_end.text and ledger_end.cut == before.cut:
             ledger_end = before  # fed by ranges so far: the ledger has no text of Spark's
         if after == ledger_end:
@@ -439,10 +265,10 @@ class DataFrameSource:
             else "",
             file_prefix=tables.file_prefix,
         )
-        counts_before = [told(given) for given in self._reads]
+        counts_before = [told(given) for given in self._query.reads]
         led_before = self._led(plan.ranges)
         outcomes = self._run(plan.frame, write_plan)
-        counts = [told(given) for given in self._reads]
+        counts = [told(given) for given in self._query.reads]
         leaders = steady(led_before, self._led(plan.ranges))
         leaders |= read_leader_epochs(plan.ranges, counts_before, counts)
         every = {key: value for read in counts for key, value in read.items()}
@@ -460,7 +286,7 @@ class DataFrameSource:
         begin = Cut({**reached.cut, **began(plan.before, plan.after), BATCHES: number})
         leaders = self._leaders(begin, ranges, reached.origin, run.leaders)
         tallies = None
-        if not self._holds_back and set(plan.after.cut.topics) <= set(origin.topics):
+        if not self._query.holds_back and set(plan.after.cut.topics) <= set(origin.topics):
             tallies = accounted(ranges, outcomes, run.counts)
         if tallies is None:
             tallies = [RangeCounts(r, 0, merged=len(r)) for r in ranges]
@@ -527,15 +353,10 @@ class DataFrameSource:
     ) -> None:
         kind = Overlap if ledger_end.cut and ledger_end.cut.reaches(before.cut) else Gap
         raise kind(
-            f"cannot go on: the batch goes from {_told(before)} to {_told(after)}; the ledger of "
-            f"sink {self._config.sink.id} ends at {_told(ledger_end)}",
+            f"cannot go on: the batch goes from {offsets_text(before)} to {offsets_text(after)}; "
+            f"the ledger of sink {self._config.sink.id} ends at {offsets_text(ledger_end)}",
             hint="the checkpoint or a source was changed under the query; see `frazil audit`",
         )
-
-
-def _keeps_state(operator: PlanOperator) -> bool:
-    with_a_table = operator.name == "Join" and operator.streams == 1
-    return operator.name not in _STATELESS and not with_a_table
 
 
 def steady(before: Mapping[Partition, int], after: Mapping[Partition, int]) -> dict[Partition, int]:
@@ -646,17 +467,6 @@ def _is_timestamp(columns: pa.Schema, name: str) -> bool:
     return name in columns.names and pa.types.is_timestamp(columns.field(name).type)
 
 
-def _place(reached: StreamPosition) -> SourceOffsets:
-    cut = kafka_only(reached.cut)
-    return SourceOffsets(cut, reached.source, reached.origin.cluster, reached.origin.topics)
-
-
-def _told(place: SourceOffsets) -> str:
-    if place == SourceOffsets():
-        return "the beginning"
-    return f"{json.dumps(place.cut.nested())} {place.text}".strip()
-
-
 def _columns(frame: DataFrame, table: str) -> pa.Schema:
     """The DataFrame's columns in Arrow's types; raises for one that Iceberg has no type for."""
     columns = []
@@ -678,3 +488,15 @@ def _columns(frame: DataFrame, table: str) -> pa.Schema:
             )
         columns.append(column)
     return pa.schema(columns)
+
+
+def _origin_columns(columns: pa.Schema, table: TableConfig) -> MetadataColumns:
+    names = (table.topic_column, table.partition_column, table.offset_column)
+    expected = (pa.types.is_string, pa.types.is_int32, pa.types.is_int64)
+    if all(
+        name in columns.names and fits(columns.field(name).type)
+        for name, fits in zip(names, expected, strict=True)
+    ):
+        stamp = table.timestamp_column
+        return MetadataColumns(*names, stamp if stamp in columns.names else "")
+    return NO_METADATA
