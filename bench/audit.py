@@ -80,14 +80,14 @@ def catalog(folder: Path) -> dict[str, str]:
 def hear_index(folder: Path) -> tuple[float, Callable[[], Any]]:
     began = time.perf_counter()
     from frazil.iceberg.static_table import find
-    from frazil.ledger.columns import TOLD, joints, of_rows, side_by_side, sorted_rows
+    from frazil.ledger.columns import INDEXED_OUTCOMES, joints, of_rows, side_by_side, sorted_rows
 
     imported = time.perf_counter() - began
 
     def run() -> Any:
         index = find(catalog(folder), INDEX)
         assert index is not None
-        columns = ["topic", "partition", "start_offset", "end_offset", *TOLD]
+        columns = ["topic", "partition", "start_offset", "end_offset", *INDEXED_OUTCOMES]
         where = {"sink": [SINK], "table_name": [TABLE]}
         found = side_by_side(index.each(lambda rows: joints(sorted_rows(rows)), columns, where))
         if found is None:  # files reach into each other: only all together can tell
@@ -250,7 +250,8 @@ class Batches:
         self.snapshots = chance.integers(1, 2**62, life.batches).tolist()
 
     def staged(self, number: int, uuid_: str) -> Any:
-        from frazil.ledger.staged_batch import RangeCounts, StagedBatch, StagedTable
+        from frazil.accounting import RangeCounts
+        from frazil.ledger.staged_batch import StagedBatch, StagedTable
         from frazil.offsets import Cut, Range
 
         begin, end, tallies = {}, {}, []

@@ -55,6 +55,7 @@ from pyspark.sql import SparkSession
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from frazil.accounting import RangeCounts
 from frazil.auditing.evidence import of_sink
 from frazil.config.model import Config, from_document
 from frazil.errors import Conflict, FrazilError
@@ -65,7 +66,6 @@ from frazil.iceberg.java_errors import translated
 from frazil.iceberg.java_table import JavaTable
 from frazil.kafka.planner import TopicIdentity
 from frazil.ledger.entry import Snapshot
-from frazil.ledger.staged_batch import RangeCounts
 from frazil.offsets import Cut, Partition, Range
 from frazil.pipeline import upsert
 from frazil.pipeline.projection import MetadataColumns

@@ -36,6 +36,7 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
+from frazil.accounting import RangeCounts
 from frazil.commit.batch_chain import chain, entry_of
 from frazil.commit.committer import (
     INDEX,
@@ -52,7 +53,7 @@ from frazil.files.writer import TableWriter, WriterSpec
 from frazil.iceberg import schema
 from frazil.ledger import index
 from frazil.ledger.entry import LedgerEntry, Snapshot, entries, head, split
-from frazil.ledger.staged_batch import RangeCounts, StagedBatch, StagedTable
+from frazil.ledger.staged_batch import StagedBatch, StagedTable
 from frazil.offsets import BATCHES, Cut, Partition, Range
 from frazil.pipeline.projection import MetadataColumns as Names
 

@@ -43,6 +43,7 @@ import pyarrow as pa
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from frazil.accounting import OutcomeCounts
 from frazil.auditing import evidence
 from frazil.auditing.report import KINDS as WEIGHTS
 from frazil.auditing.report import Finding
@@ -51,7 +52,7 @@ from frazil.errors import Expired
 from frazil.iceberg.foreign_commits import brings_rows, key_of, of_snapshots
 from frazil.iceberg.static_table import ReadOnlyTable
 from frazil.ledger import index
-from frazil.ledger.entry import PREFIX, LedgerEntry, OutcomeCounts, Snapshot, entries, parse
+from frazil.ledger.entry import PREFIX, LedgerEntry, Snapshot, entries, parse
 from frazil.offsets import BATCHES, Cut, Partition, Range
 from lake import BACKFILL, NEIGHBOUR, Filed, History, Row, Table
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from frazil.accounting import OutcomeCounts
 from frazil.errors import Fatal
 from frazil.ledger.columns import (
     RangeColumns,
@@ -23,7 +24,7 @@ from frazil.ledger.columns import (
     side_by_side,
     sorted_rows,
 )
-from frazil.ledger.entry import LedgerEntry, OutcomeCounts, joined, parse, split
+from frazil.ledger.entry import LedgerEntry, joined, parse, split
 from frazil.ledger.packing import pack
 from frazil.offsets import BATCHES, Cut, Partition, Range
 
@@ -36,7 +37,7 @@ offsets = st.one_of(
 
 
 def each(spans: RangeColumns) -> Iterator[Told]:
-    columns = (spans.source, spans.key, spans.start, spans.end, *spans.fates())
+    columns = (spans.source, spans.key, spans.start, spans.end, *spans.outcomes())
     for source, key, start, end, *counts in zip(*(c.tolist() for c in columns), strict=True):
         yield source, spans.partitions[key], start, end, OutcomeCounts(*counts)
 

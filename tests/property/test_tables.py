@@ -17,12 +17,13 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from frazil.accounting import OutcomeCounts, RangeCounts
 from frazil.commit.batch_chain import chain, entry_of
 from frazil.commit.committer import BackpressureLimits, Committer, CommitTrigger, Progress
 from frazil.commit.protocol import LONGEST_PAUSE, TableCommitter
 from frazil.errors import Fenced, IdentityMismatch, Unavailable
-from frazil.ledger.entry import LedgerEntry, OutcomeCounts, Snapshot, parse
-from frazil.ledger.staged_batch import RangeCounts, StagedBatch, StagedTable, dump, load
+from frazil.ledger.entry import LedgerEntry, Snapshot, parse
+from frazil.ledger.staged_batch import StagedBatch, StagedTable, dump, load
 from frazil.offsets import Cut, Partition, Range
 from tests.commit_events import Events
 from tests.fakes import FakeClock, FakeTable

@@ -19,6 +19,7 @@ from unittest import mock
 import frazil.commit.startup as life_module
 import frazil.sink as sink_module
 from frazil import retry, run
+from frazil.accounting import RangeCounts
 from frazil.commit import (
     committer,
     events,
@@ -37,7 +38,6 @@ from frazil.files.rewrite import RewriteJob, RewriteResult
 from frazil.files.writer import DataFileDescriptor
 from frazil.kafka.planner import TopicIdentity
 from frazil.ledger import entry, index, staged_batch
-from frazil.ledger.staged_batch import RangeCounts
 from frazil.maintenance import rewrite_data_files, tasks
 from frazil.offsets import Cut, Partition, Range
 from frazil.run import Run

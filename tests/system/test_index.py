@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
+from frazil.accounting import RangeCounts
 from frazil.cli.commands import app
 from frazil.commit.batch_chain import entry_of
 from frazil.commit.protocol import TableCommitter
@@ -29,7 +30,7 @@ from frazil.iceberg.java import JavaCatalog
 from frazil.iceberg.java_table import JavaTable
 from frazil.ledger import index
 from frazil.ledger.entry import Snapshot
-from frazil.ledger.staged_batch import RangeCounts, StagedBatch, StagedTable
+from frazil.ledger.staged_batch import StagedBatch, StagedTable
 from frazil.maintenance import tasks
 from frazil.maintenance.tasks import RewriteIndexFiles
 from frazil.offsets import Cut, Partition, Range

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from frazil.accounting import RangeCounts
 from frazil.commit.batch_chain import chain, entry_of, preceding
 from frazil.commit.committer import INDEX, BackpressureLimits, Committer, Progress, _PendingTable
 from frazil.commit.protocol import ATTEMPTS, TableCommitter, ledger_tag
@@ -24,7 +25,7 @@ from frazil.errors import (
 from frazil.ledger import entry as ledger
 from frazil.ledger.entry import parse
 from frazil.ledger.index import rebuilt
-from frazil.ledger.staged_batch import RangeCounts, StagedBatch, StagedTable
+from frazil.ledger.staged_batch import StagedBatch, StagedTable
 from frazil.offsets import BATCHES, Cut, Partition, Range
 from tests.commit_events import Events
 from tests.fakes import FakeClock, FakeTable

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from frazil.accounting import OutcomeCounts, RangeCounts
 from frazil.commit.batch_chain import chain, entry_of
 from frazil.commit.committer import (
     INDEX,
@@ -28,8 +29,8 @@ from frazil.config.model import Config
 from frazil.config.sections import DeadLettersConfig, DecodeConfig, SinkConfig, TableConfig
 from frazil.config.settings import Settings
 from frazil.errors import ConfigError, Fenced, FrazilError, Gap, IdentityMismatch, Unavailable
-from frazil.ledger.entry import LedgerEntry, OutcomeCounts, Snapshot, entries
-from frazil.ledger.staged_batch import RangeCounts, StagedBatch, StagedTable
+from frazil.ledger.entry import LedgerEntry, Snapshot, entries
+from frazil.ledger.staged_batch import StagedBatch, StagedTable
 from frazil.offsets import Cut, Partition, Range
 from tests.commit_events import Events
 from tests.fakes import FakeClock, FakeTable

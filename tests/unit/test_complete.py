@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from frazil.accounting import RangeCounts
 from frazil.commit.committer import BackpressureLimits, Committer, Progress
 from frazil.commit.protocol import EXPIRED, TableCommitter
 from frazil.config.sections import CompletenessConfig
@@ -37,7 +38,7 @@ from frazil.ledger.completeness import (
     recalled,
     shown,
 )
-from frazil.ledger.staged_batch import RangeCounts, StagedBatch, StagedTable
+from frazil.ledger.staged_batch import StagedBatch, StagedTable
 from frazil.offsets import BATCHES, Cut, Partition, Range
 from tests.commit_events import Events
 from tests.fakes import FakeClock, FakeTable

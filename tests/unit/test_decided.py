@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from frazil.accounting import OutcomeCounts, RangeCounts
 from frazil.auditing.checks import audit
 from frazil.auditing.history import Evidence
 from frazil.commit.batch_chain import entry_of
@@ -17,10 +18,10 @@ from frazil.kafka.planner import TopicIdentity, Watermarks, kafka_only
 from frazil.ledger import staged_batch
 from frazil.ledger.columns import of_entries
 from frazil.ledger.completeness import CompletenessMark, CompletenessRules, complete
-from frazil.ledger.entry import PREFIX, OperatorNote, OutcomeCounts, parse
+from frazil.ledger.entry import PREFIX, OperatorNote, parse
 from frazil.ledger.index import rebuilt, rows
 from frazil.ledger.index_rows import of
-from frazil.ledger.staged_batch import RangeCounts, StagedBatch, StagedTable
+from frazil.ledger.staged_batch import StagedBatch, StagedTable
 from frazil.offsets import BATCHES, Cut, Partition, Range, newest_names
 from frazil.sources.intervention import Intervention, WantedPosition, decide, overtaken
 from tests.unit.test_audit import History

@@ -10,6 +10,7 @@ import pytest
 
 import frazil
 from frazil import errors
+from frazil.accounting import OutcomeCounts
 from frazil.cli.commands import app
 from frazil.config.model import Config
 from frazil.config.sections import (
@@ -23,7 +24,6 @@ from frazil.config.sections import (
     TransformConfig,
 )
 from frazil.errors import kinds
-from frazil.ledger.entry import OutcomeCounts
 from frazil.steps import STEPS
 
 ROOT = Path(__file__).parents[2]

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pytest
 
 from frazil import format_version
+from frazil.accounting import OutcomeCounts, RangeCounts
 from frazil.commit import rewind
 from frazil.commit.protocol import ledger_tag
 from frazil.commit.rewind import RewindNote
@@ -35,10 +36,10 @@ from frazil.kafka.range_source import check_offset, spark_offset
 from frazil.ledger import entry as ledger
 from frazil.ledger import index, staged_batch
 from frazil.ledger.columns import of_entries
-from frazil.ledger.entry import LedgerEntry, OperatorNote, OutcomeCounts
+from frazil.ledger.entry import LedgerEntry, OperatorNote
 from frazil.ledger.packing import unpack
 from frazil.ledger.sink_state import announced_tables, property_tables, tables_property, tables_text
-from frazil.ledger.staged_batch import RangeCounts, StagedBatch, StagedTable
+from frazil.ledger.staged_batch import StagedBatch, StagedTable
 from frazil.maintenance.rewrite_data_files import COMPACT
 from frazil.maintenance.tasks import CREATED_BY, MERGE, orphan_files
 from frazil.offsets import BATCHES, Cut, Partition, Range

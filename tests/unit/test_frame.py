@@ -19,12 +19,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frazil.accounting import RangeCounts
 from frazil.errors import SchemaMismatch, Undecodable, from_traceback
 from frazil.files.writer import DataFileDescriptor
 from frazil.formats.decoder import RAW, RecordFormat
 from frazil.kafka.planner import TopicIdentity
 from frazil.kafka.record_batch import RawRecords
-from frazil.ledger.staged_batch import RangeCounts
 from frazil.offsets import Cut, Partition, Range
 from frazil.pipeline.projection import MetadataColumns
 from frazil.sources.dataframe import DataFrameSource, accounted, read_leader_epochs, steady

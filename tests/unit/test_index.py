@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from frazil.accounting import RangeCounts
 from frazil.auditing.checks import audit
 from frazil.auditing.history import Evidence
 from frazil.commit.batch_chain import entry_of
@@ -47,7 +48,7 @@ from frazil.ledger import entry as ledger
 from frazil.ledger import index
 from frazil.ledger.entry import Snapshot
 from frazil.ledger.index_rows import of as told_of
-from frazil.ledger.staged_batch import RangeCounts, StagedBatch, StagedTable
+from frazil.ledger.staged_batch import StagedBatch, StagedTable
 from frazil.maintenance import tasks
 from frazil.maintenance.tasks import RewriteIndexFiles
 from frazil.offsets import Cut, Partition, Range

@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from frazil.accounting import RangeCounts
 from frazil.cli.commands import app
 from frazil.commit.batch_chain import entry_of
 from frazil.commit.committer import INDEX
@@ -22,7 +23,7 @@ from frazil.errors import ConfigError, Expired
 from frazil.iceberg.static_table import DataFile
 from frazil.ledger import index as offset_index
 from frazil.ledger.entry import Snapshot
-from frazil.ledger.staged_batch import RangeCounts, StagedBatch, StagedTable
+from frazil.ledger.staged_batch import StagedBatch, StagedTable
 from frazil.offsets import Cut, Partition, Range
 from frazil.ops import locate
 from frazil.ops.as_of import first

@@ -11,13 +11,13 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
+from frazil.accounting import OutcomeCounts, RangeCounts
 from frazil.auditing import broker, evidence
 from frazil.auditing.evidence import AuditLimits, AuditResult
 from frazil.auditing.report import Finding, PartitionReport, TableReport
 from frazil.errors import ConfigError, NotProven, Unavailable
 from frazil.kafka.planner import TopicIdentity, Watermarks
-from frazil.ledger.entry import OutcomeCounts, Snapshot
-from frazil.ledger.staged_batch import RangeCounts
+from frazil.ledger.entry import Snapshot
 from frazil.offsets import Cut, Partition, Range
 from tests.unit import test_locate
 from tests.unit.test_locate import P, Q, tally

@@ -14,9 +14,10 @@ import duckdb
 import pyarrow as pa
 import pytest
 
+from frazil.accounting import RangeCounts
 from frazil.ledger import index as offset_index
 from frazil.ledger.entry import Snapshot
-from frazil.ledger.staged_batch import RangeCounts, StagedBatch, StagedTable
+from frazil.ledger.staged_batch import StagedBatch, StagedTable
 from frazil.offsets import Cut, Partition, Range
 
 PAGE = Path(__file__).parents[2] / "docs/guide/questions.md"

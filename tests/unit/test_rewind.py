@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from frazil.accounting import RangeCounts
 from frazil.commit import rewind_plan
 from frazil.commit.batch_chain import chain, entry_of
 from frazil.commit.committer import INDEX, BackpressureLimits, Committer, Progress
@@ -42,7 +43,7 @@ from frazil.errors import (
 )
 from frazil.ledger import index as offset_index
 from frazil.ledger.entry import Snapshot, entries, parse
-from frazil.ledger.staged_batch import RangeCounts, StagedBatch, StagedTable
+from frazil.ledger.staged_batch import StagedBatch, StagedTable
 from frazil.offsets import Cut, Partition, Range
 from tests.commit_events import Events
 from tests.fakes import FakeClock, FakeTable

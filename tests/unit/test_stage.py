@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from frazil.accounting import RangeCounts
 from frazil.ledger import staged_batch
-from frazil.ledger.staged_batch import RangeCounts, StagedBatch, StagedTable
+from frazil.ledger.staged_batch import StagedBatch, StagedTable
 from frazil.offsets import Cut, Partition, Range
 
 P = Partition("orders", 0)

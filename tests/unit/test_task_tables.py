@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from frazil.accounting import RangeCounts, for_table
 from frazil.config.sections import RouteConfig, TableConfig
 from frazil.errors import SchemaMismatch, Undecodable, Unroutable
 from frazil.files.writer import DataFileDescriptor, WriterSpec
@@ -21,13 +22,12 @@ from frazil.formats.decoder import RecordFormat
 from frazil.iceberg.schema import iceberg_schema, partition_spec
 from frazil.kafka.fetch import FetchedChunk
 from frazil.kafka.record_batch import HEADERS, RawRecords, RecordBatches, RecordBatchHeader
-from frazil.ledger.staged_batch import RangeCounts
 from frazil.offsets import Partition, Range
 from frazil.pipeline import task
 from frazil.pipeline.projection import MetadataColumns
 from frazil.pipeline.routing import RoutingRules
 from frazil.pipeline.table_plan import TablePlan
-from frazil.pipeline.task import LETTER_COLUMNS, LETTERS, BatchPlan, RangeResult, of_table, run
+from frazil.pipeline.task import LETTER_COLUMNS, LETTERS, BatchPlan, RangeResult, run
 from tests.byte_broker import record
 
 HERE, OTHER = Partition("events", 0), Partition("events", 1)
@@ -357,10 +357,10 @@ def test_what_a_table_rejected_below_its_floor_is_still_a_letter(log: Log, kinds
 
 def test_what_was_not_for_a_table_it_skipped():
     total = RangeCounts(Range(HERE, 0, 20), 10, 4, 3, 3, seen=(1, 19), watermark=(1, 9))
-    mine = of_table(total, RangeCounts(Range(HERE, 0, 0), 6, 2, watermark=(2, 5)))
+    mine = for_table(total, RangeCounts(Range(HERE, 0, 0), 6, 2, watermark=(2, 5)))
     assert mine == RangeCounts(Range(HERE, 0, 20), 6, 2, 9, 3, seen=(1, 19), watermark=(2, 5))
     assert mine.balanced
-    assert counts(of_table(total, RangeCounts(Range(HERE, 0, 0), 0))) == (0, 0, 17, 3)
+    assert counts(for_table(total, RangeCounts(Range(HERE, 0, 0), 0))) == (0, 0, 17, 3)
 
 
 def test_a_result_comes_back_from_the_wire_as_it_was():

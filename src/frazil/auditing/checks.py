@@ -43,6 +43,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from frazil.accounting import OUTCOME_NAMES, OutcomeCounts
 from frazil.auditing.history import Evidence, TableHistory
 from frazil.auditing.index import IndexCheck
 from frazil.auditing.ledgers import LedgerCheck, NoteCheck
@@ -51,8 +52,6 @@ from frazil.auditing.ranges import joints
 from frazil.auditing.report import KINDS, Finding, PartitionReport, TableReport
 from frazil.auditing.rows import RowCheck
 from frazil.auditing.sink_check import SinkCheck
-from frazil.ledger.columns import FATES
-from frazil.ledger.entry import OutcomeCounts
 from frazil.offsets import BATCHES, Partition, Range
 
 
@@ -133,7 +132,7 @@ def _outcomes(table: TableHistory, sink: str, partition: Partition) -> OutcomeCo
     """The outcomes of a partition's offsets. Offsets between rows of the index held nothing for
     the table."""
     part = table.whole[sink][partition]
-    sums = {fate: int(getattr(part, fate).sum()) for fate in FATES}
+    sums = {outcome: int(getattr(part, outcome).sum()) for outcome in OUTCOME_NAMES}
     if partition != BATCHES and not table.sinks[sink].complete:
         holes, _ = joints(part)
         sums["elsewhere"] += sum(end - start for start, end in holes)

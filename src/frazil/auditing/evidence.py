@@ -514,19 +514,19 @@ def _standing(proof: AuditResult) -> str:
 
 def audit_table(report: dict[str, Any]) -> TextTable:
     table = TextTable(title=f"{report['table']}: sink {report['sink']}")
-    fates = ["written", "rejected", "skipped", "invisible"]
-    fates += [
-        fate
-        for fate in ("merged", "elsewhere", "lost")
-        if any(line[fate] for line in report["partitions"])
+    outcome_names = ["written", "rejected", "skipped", "invisible"]
+    outcome_names += [
+        outcome
+        for outcome in ("merged", "elsewhere", "lost")
+        if any(line[outcome] for line in report["partitions"])
     ]
-    for name in ("partition", "range", *fates, "gaps", "overlaps"):
+    for name in ("partition", "range", *outcome_names, "gaps", "overlaps"):
         table.add_column(name, justify="left" if name in ("partition", "range") else "right")
     for line in report["partitions"]:
         table.add_row(
             f"{line['topic']}[{line['partition']}]",
             f"[{line['start']:,}, {line['end']:,})".replace("[", "\\[", 1),
-            *(f"{line[fate]:,}" for fate in fates),
+            *(f"{line[outcome]:,}" for outcome in outcome_names),
             _spans(line["gaps"]),
             _spans(line["overlaps"]),
         )

@@ -10,7 +10,7 @@ import numpy as np
 
 from frazil.auditing.ranges import NOTHING, joints, nonempty, same, spans_of, uncovered
 from frazil.auditing.sink_check import SinkCheck
-from frazil.ledger.columns import TOLD, by_partition
+from frazil.ledger.columns import INDEXED_OUTCOMES, by_partition
 from frazil.ledger.entry import PREFIX
 from frazil.offsets import BATCHES, Partition
 
@@ -66,12 +66,12 @@ class IndexCheck(SinkCheck):
         # The index is committed last: it may lack rows of entries beyond its position.
         later = entries.end > (entries.end.max() if position is None else position)
         wanted = {"length": entries.end - entries.start - entries.elsewhere}
-        wanted |= {fate: getattr(entries, fate) for fate in TOLD}
+        wanted |= {outcome: getattr(entries, outcome) for outcome in INDEXED_OUTCOMES}
         if partition == BATCHES:  # a ledger records only the rows written of a batch
             wanted = {"written": entries.written}
         differ = np.zeros(len(entries), bool)
-        for fate, expected in wanted.items():
-            column = rows.end - rows.start if fate == "length" else getattr(rows, fate)
+        for outcome, expected in wanted.items():
+            column = rows.end - rows.start if outcome == "length" else getattr(rows, outcome)
             sums = np.append(0, np.cumsum(column))
             actual = sums[high] - sums[low]
             differ |= np.where(later, actual > expected, actual != expected)

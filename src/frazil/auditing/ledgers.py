@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from frazil.accounting import OUTCOME_NAMES
 from frazil.auditing.history import Evidence, TableHistory
 from frazil.auditing.ranges import joints, spans_of
 from frazil.auditing.sink_check import SinkCheck
-from frazil.ledger.columns import FATES
 from frazil.ledger.entry import PREFIX, OperatorNote, Snapshot, parse
 from frazil.offsets import Partition, Range
 
@@ -59,24 +59,26 @@ class LedgerCheck(SinkCheck):
 
     def _miscounted(self) -> None:
         """Find entries whose counts differ from their own ranges, or from Iceberg's summary."""
-        derived = np.zeros((len(FATES), len(self.ledger.snapshots)), np.int64)
+        derived = np.zeros((len(OUTCOME_NAMES), len(self.ledger.snapshots)), np.int64)
         for part in self.ledger.parts.values():
-            for counts, fate in zip(derived, FATES, strict=True):
-                if not getattr(part, fate).any():
+            for counts, outcome in zip(derived, OUTCOME_NAMES, strict=True):
+                if not getattr(part, outcome).any():
                     continue
                 if len(part) == len(counts):  # every entry has it
-                    counts += getattr(part, fate)
+                    counts += getattr(part, outcome)
                 else:
-                    counts[part.source] += getattr(part, fate)  # an entry names a partition once
+                    counts[part.source] += getattr(part, outcome)  # an entry names a partition once
         for i, (snapshot, sums) in enumerate(
             zip(self.ledger.snapshots, derived.T.tolist(), strict=True)
         ):
             summary, rows = snapshot.summary, sums[0]
             text = summary.get(PREFIX + "counts", "{}")
             counted = {} if text == _counts(sums) else json.loads(text)
-            if counted and any(counted.get(f, 0) != n for f, n in zip(FATES, sums, strict=True)):
-                entry = {fate: number for fate, number in counted.items() if number}
-                ranges = {f: n for f, n in zip(FATES, sums, strict=True) if n}
+            if counted and any(
+                counted.get(f, 0) != n for f, n in zip(OUTCOME_NAMES, sums, strict=True)
+            ):
+                entry = {outcome: number for outcome, number in counted.items() if number}
+                ranges = {f: n for f, n in zip(OUTCOME_NAMES, sums, strict=True) if n}
                 self.found(
                     "unaccounted",
                     f"the entry of batches {summary[PREFIX + 'batches']} says"
@@ -198,5 +200,7 @@ class NoteCheck(SinkCheck):
 
 def _counts(sums: Sequence[int]) -> str:
     """Counts as the text of an entry: comparing text spares parsing most entries."""
-    others = [f',"{fate}":{n}' for fate, n in zip(FATES[1:], sums[1:], strict=True) if n]
+    others = [
+        f',"{outcome}":{n}' for outcome, n in zip(OUTCOME_NAMES[1:], sums[1:], strict=True) if n
+    ]
     return f'{{"read":{sum(sums[:3])},"written":{sums[0]}{"".join(others)}}}'

@@ -11,7 +11,7 @@ from dataclasses import fields
 import numpy as np
 from numpy.typing import NDArray
 
-from frazil.ledger.columns import TOLD, RangeColumns, of_entries, select
+from frazil.ledger.columns import INDEXED_OUTCOMES, RangeColumns, of_entries, select
 from frazil.offsets import BATCHES, Partition
 
 #: No ranges at all.
@@ -37,7 +37,7 @@ def same(entries: RangeColumns, rows: RangeColumns) -> bool:
     """Do both have the same ranges and counts?"""
     if len(entries) != len(rows) or entries.elsewhere.any():
         return False
-    columns = ("start", "end", *TOLD)
+    columns = ("start", "end", *INDEXED_OUTCOMES)
     return all((getattr(entries, name) == getattr(rows, name)).all() for name in columns)
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-from frazil.ledger.entry import OperatorNote, OutcomeCounts
+from frazil.accounting import OutcomeCounts
+from frazil.ledger.entry import OperatorNote
 from frazil.offsets import BATCHES, Range
 
 #: The worst first. `accepted loss` is no fault: an operator has signed for it.

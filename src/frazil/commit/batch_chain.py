@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from frazil.accounting import OutcomeCounts
 from frazil.errors import Overlap
-from frazil.ledger.entry import LedgerEntry, OutcomeCounts
+from frazil.ledger.entry import LedgerEntry
 from frazil.ledger.staged_batch import StagedBatch
 from frazil.offsets import BATCHES, Cut, Partition, Range
 

@@ -19,16 +19,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from frazil.accounting import OUTCOME_NAMES, OutcomeCounts
 from frazil.errors import Fatal
 from frazil.format_version import KEY
-from frazil.ledger.entry import PREFIX, VERSION, OutcomeCounts, base_of, parse, partitions_of
+from frazil.ledger.entry import PREFIX, VERSION, base_of, parse, partitions_of
 from frazil.ledger.packing import Numbers, PackedVectors, TopicNames
 from frazil.offsets import BATCHES, Partition
 
-#: The outcomes of an offset, in the order of `OutcomeCounts`.
-FATES = tuple(field.name for field in fields(OutcomeCounts))
 #: The outcomes in index rows: a batch without records for a table has no row there.
-TOLD = tuple(fate for fate in FATES if fate != "elsewhere")
+INDEXED_OUTCOMES = tuple(name for name in OUTCOME_NAMES if name != "elsewhere")
 #: Entries read together.
 _ENTRIES = 8192
 #: Elements checked together: they fit into the CPU cache.
@@ -61,8 +60,8 @@ class RangeColumns:
     def __len__(self) -> int:
         return len(self.key)
 
-    def fates(self) -> list[Numbers]:
-        return [getattr(self, name) for name in FATES]
+    def outcomes(self) -> list[Numbers]:
+        return [getattr(self, name) for name in OUTCOME_NAMES]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,12 +181,12 @@ def _joints(spans: RangeColumns, bounds: Sequence[tuple[Partition, int, int]]) -
     left = part.end - part.start
     doubtful = left < 0
     sums = []
-    for fate in part.fates():
-        sums.append(np.add.reduceat(fate, firsts, dtype=np.int64).tolist())
-        if fate.strides[0]:
-            left -= fate
-            if fate.min() < 0:
-                doubtful |= fate < 0
+    for outcome in part.outcomes():
+        sums.append(np.add.reduceat(outcome, firsts, dtype=np.int64).tolist())
+        if outcome.strides[0]:
+            left -= outcome
+            if outcome.min() < 0:
+                doubtful |= outcome < 0
     doubtful |= left != 0
     apart = part.start[1:] != part.end[:-1]
     apart[firsts[1:] - 1] = False  # another partition begins
@@ -206,15 +205,15 @@ def _joints(spans: RangeColumns, bounds: Sequence[tuple[Partition, int, int]]) -
 
 
 def _joint(partition: Partition, part: RangeColumns) -> Joint:
-    start, end, fates = part.start, part.end, part.fates()
+    start, end, outcomes = part.start, part.end, part.outcomes()
     length = end - start
     wrong = np.zeros(len(part), bool)
     if partition != BATCHES:
         left = length.copy()
-        for fate in fates:
-            left -= fate
+        for outcome in outcomes:
+            left -= outcome
         wrong |= left != 0
-    for column in (start, length, *fates):
+    for column in (start, length, *outcomes):
         if column.min() < 0:
             wrong |= column < 0
     reached = np.maximum(np.maximum.accumulate(end), start[0])
@@ -226,7 +225,7 @@ def _joint(partition: Partition, part: RangeColumns) -> Joint:
         len(part),
         int(start[0]),
         int(reached[-1]),
-        OutcomeCounts(*(int(fate.sum()) for fate in fates)),
+        OutcomeCounts(*(int(outcome.sum()) for outcome in outcomes)),
         _pairs(before[apart], start[apart]),
         _pairs(start[twice], again[twice]),
         _pairs(start[wrong], end[wrong]),
@@ -243,7 +242,7 @@ def _pairs(low: Numbers, high: Numbers) -> tuple[tuple[int, int], ...]:
 def together(pieces: Iterable[RangeColumns], rising: bool = False) -> RangeColumns:
     """Concatenates the pieces by partition; `rising`: in offset order."""
     chunks = list(pieces)
-    if len(chunks) == 1 and not any(map(_is_small, chunks[0].fates())):
+    if len(chunks) == 1 and not any(map(_is_small, chunks[0].outcomes())):
         return chunks[0]
     runs: dict[Partition, list[tuple[int, int, slice]]] = {}
     for i, chunk in enumerate(chunks):
@@ -280,7 +279,7 @@ def together(pieces: Iterable[RangeColumns], rising: bool = False) -> RangeColum
 def narrow(spans: RangeColumns) -> RangeColumns:
     """A compact copy that does not share memory with its input."""
     own = [+column for column in (spans.source, spans.start, spans.end)]
-    return RangeColumns(spans.partitions, spans.key, *own, *map(_small, spans.fates()))
+    return RangeColumns(spans.partitions, spans.key, *own, *map(_small, spans.outcomes()))
 
 
 def _small(column: Numbers) -> Numbers:
@@ -307,7 +306,7 @@ def _none(count: int) -> Numbers:
 
 def _entries(summaries: Sequence[Mapping[str, str]], place: int) -> RangeColumns:
     names = TopicNames()
-    ranges, outcomes, remainder = (PackedVectors(names) for _ in range(3))
+    ranges, packed, remainder = (PackedVectors(names) for _ in range(3))
     rows = np.zeros(len(summaries), np.int64)
     for i, summary in enumerate(summaries):
         if summary[KEY] != VERSION:
@@ -317,13 +316,13 @@ def _entries(summaries: Sequence[Mapping[str, str]], place: int) -> RangeColumns
         ranges.add(i, summary[PREFIX + "ranges"], block, base_of(summary, len(parts))[0])
         width = 0
         if (text := summary.get(PREFIX + "outcomes")) is not None:
-            width = outcomes.add(i, text, block)
+            width = packed.add(i, text, block)
         text = summary.get(PREFIX + "remainder")
         if text is not None and (remainder.add(i, text, block) != width or not width):
             raise ValueError("other outcomes are the remainder than there are counts of")
         if (text := summary.get(PREFIX + "rows-without-offset")) is not None:
             rows[i] = int(text)
-    if ranges.widths - {2} or max(outcomes.widths, default=0) >= len(FATES):
+    if ranges.widths - {2} or max(packed.widths, default=0) >= len(OUTCOME_NAMES):
         raise ValueError("more or fewer numbers than there are names for")
     entry, key, start, end = ranges.columns(2)
     partitions, ranks = names.ranks()
@@ -335,19 +334,19 @@ def _entries(summaries: Sequence[Mapping[str, str]], place: int) -> RangeColumns
     if (entry[1:] < entry[:-1]).any():  # readable and packed entries are mixed
         order = np.lexsort((entry, key))
     key, entry, start, end = (column[order] for column in (key, entry, start, end))
-    fates = _aligned(outcomes, ranks, entry, key, len(summaries))
+    outcomes = _aligned(packed, ranks, entry, key, len(summaries))
     marks = _aligned(remainder, ranks, entry, key, len(summaries))
-    _restore(fates, marks, end - start)
+    _restore(outcomes, marks, end - start)
     written = end - start
-    for fate in fates:
-        if fate.strides[0]:
-            written -= fate
+    for outcome in outcomes:
+        if outcome.strides[0]:
+            written -= outcome
     if BATCHES in partitions:
         mask = key == partitions.index(BATCHES)
         written[mask] = rows[entry[mask]]
-        fates = [np.where(mask, 0, column) for column in fates]
+        outcomes = [np.where(mask, 0, column) for column in outcomes]
     return narrow(
-        RangeColumns(partitions, key, entry + np.int32(place), start, end, written, *fates)
+        RangeColumns(partitions, key, entry + np.int32(place), start, end, written, *outcomes)
     )
 
 
@@ -355,7 +354,7 @@ def _aligned(
     vectors: PackedVectors, ranks: Numbers, entry: Numbers, key: Numbers, entries: int
 ) -> list[Numbers]:
     """One column per outcome except `written`; 0 if an entry has no number for a partition."""
-    columns = [_none(len(key)) for _ in FATES[1:]]
+    columns = [_none(len(key)) for _ in OUTCOME_NAMES[1:]]
     # Only as many columns as some entry has: most entries omit the last outcomes.
     of, whose, *counts = vectors.columns(max(vectors.widths, default=0))
     if not len(of):
@@ -374,20 +373,22 @@ def _aligned(
     return columns
 
 
-def _restore(fates: list[Numbers], marks: Sequence[Numbers], remainder: NDArray[np.int64]) -> None:
+def _restore(
+    outcomes: list[Numbers], marks: Sequence[Numbers], remainder: NDArray[np.int64]
+) -> None:
     """Restore the counts that were stored as the remainder of a range. `remainder`: the lengths;
     modified."""
     marked = [i for i, mark in enumerate(marks) if mark.strides[0]]
     if not marked:
         return
-    for fate in fates:
-        if fate.strides[0]:
-            remainder -= fate
+    for outcome in outcomes:
+        if outcome.strides[0]:
+            remainder -= outcome
     table = np.stack([marks[i] for i in marked])
     if table.min() < 0 or table.sum(axis=0).max() > 1:
         raise ValueError("expected at most one outcome of a range as its remainder")
     for i in marked:
-        fates[i] = np.where(marks[i] != 0, remainder, fates[i])
+        outcomes[i] = np.where(marks[i] != 0, remainder, outcomes[i])
 
 
 # ── index rows ───────────────────────────────────────────────────────────────────────────────────
@@ -422,7 +423,10 @@ def sorted_rows(rows: pa.Table, place: int = 0) -> RangeColumns:
         np.arange(place, place + len(rows), dtype=np.int32),
         start,
         numbers(rows["end_offset"]),
-        *(numbers(rows[name]) if name in rows.column_names else _none(len(rows)) for name in FATES),
+        *(
+            numbers(rows[name]) if name in rows.column_names else _none(len(rows))
+            for name in OUTCOME_NAMES
+        ),
     )
     breaks |= start[1:] >= start[:-1]
     if breaks.all() and (key[1:] > key[:-1]).all():

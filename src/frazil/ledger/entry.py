@@ -67,6 +67,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from frazil import format_version
+from frazil.accounting import OUTCOME_NAMES, OutcomeCounts
 from frazil.errors import Fatal
 from frazil.ledger.packing import PACKED, based, pack, unpack
 from frazil.offsets import BATCHES, Cut, Partition, Range
@@ -93,43 +94,8 @@ class Snapshot:
     manifest_list: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class OutcomeCounts:
-    """Outcomes of offsets. `read` records were delivered; `invisible` offsets held no record;
-    `merged` ones were processed into rows that are not known individually. `elsewhere`: offsets of
-    batches without records for this table; the index has their outcomes. `lost`: given up by an
-    operator, with a note."""
-
-    written: int = 0
-    rejected: int = 0
-    skipped: int = 0
-    invisible: int = 0
-    merged: int = 0
-    elsewhere: int = 0
-    lost: int = 0
-
-    @property
-    def read(self) -> int:
-        return self.written + self.rejected + self.skipped
-
-    @property
-    def offsets(self) -> int:
-        return self.read + self.invisible + self.merged + self.elsewhere + self.lost
-
-    def __add__(self, other: OutcomeCounts) -> OutcomeCounts:
-        return OutcomeCounts(
-            self.written + other.written,
-            self.rejected + other.rejected,
-            self.skipped + other.skipped,
-            self.invisible + other.invisible,
-            self.merged + other.merged,
-            self.elsewhere + other.elsewhere,
-            self.lost + other.lost,
-        )
-
-
 #: The outcomes that are stored; the remaining offsets of a range were written.
-_FATES = ("rejected", "skipped", "invisible", "merged", "elsewhere", "lost")
+_STORED_OUTCOMES = OUTCOME_NAMES[1:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +183,8 @@ class LedgerEntry:
 
     def summary(self) -> dict[str, str]:
         total = self.total
-        fates = [fate for fate in _FATES if getattr(total, fate)]
-        counts = {name: getattr(total, name) for name in ("read", "written", *fates)}
+        outcome_names = [outcome for outcome in _STORED_OUTCOMES if getattr(total, outcome)]
+        counts = {name: getattr(total, name) for name in ("read", "written", *outcome_names)}
         values = {
             "format-version": VERSION,
             "sink": self.sink,
@@ -246,11 +212,13 @@ class LedgerEntry:
         if self.tables:
             tables = self.tables if isinstance(self.tables, str) else dict(self.tables)
             values["tables"] = json.dumps(tables, separators=(",", ":"))
-        last = max([2, *(i for i, fate in enumerate(_FATES) if getattr(total, fate))])
-        values |= self._of_partitions(_FATES[: last + 1], _size(values))
+        last = max(
+            [2, *(i for i, outcome in enumerate(_STORED_OUTCOMES) if getattr(total, outcome))]
+        )
+        values |= self._of_partitions(_STORED_OUTCOMES[: last + 1], _size(values))
         return {PREFIX + key: value for key, value in values.items()}
 
-    def _of_partitions(self, fates: Sequence[str], size: int) -> dict[str, str]:
+    def _of_partitions(self, outcome_names: Sequence[str], size: int) -> dict[str, str]:
         """The values per partition; `size`: characters of the entry's other values."""
         values = {
             "ranges": _json({p: (self.begin[p], end) for p, end in self.end.items()}),
@@ -258,7 +226,10 @@ class LedgerEntry:
         }
         if self.outcomes:
             values["outcomes"] = _json(
-                {p: [getattr(c, fate) for fate in fates] for p, c in self.outcomes.items()}
+                {
+                    p: [getattr(c, outcome) for outcome in outcome_names]
+                    for p, c in self.outcomes.items()
+                }
             )
         if self.leaders:
             values["leader-epochs"] = _json({p: (epoch,) for p, epoch in self.leaders.items()})
@@ -269,18 +240,20 @@ class LedgerEntry:
         key = self._key("partitions", names)
         values = {"partitions": _reference(key)}
         if self.outcomes:
-            values |= self._outcomes(parts, fates)
+            values |= self._outcomes(parts, outcome_names)
         return {
             **values,
             **self._ranges(parts, names, size + _size(values)),
             key.removeprefix(PREFIX): names,
         }
 
-    def _outcomes(self, parts: Sequence[Partition], fates: Sequence[str]) -> dict[str, str]:
+    def _outcomes(self, parts: Sequence[Partition], outcome_names: Sequence[str]) -> dict[str, str]:
         """Counts per partition. The largest is omitted: it is the remainder of the range."""
         nothing = OutcomeCounts()
         others = [self.outcomes.get(p, nothing) for p in parts]
-        counts = np.array([[getattr(c, fate) for c in others] for fate in fates], np.int64)
+        counts = np.array(
+            [[getattr(c, outcome) for c in others] for outcome in outcome_names], np.int64
+        )
         lengths = np.array([self.end[p] - self.begin[p] for p in parts], np.int64)
         every = np.vstack([lengths - counts.sum(axis=0), counts])
         # Ties (an empty range has only zeros) go to the outcome with the most offsets in the

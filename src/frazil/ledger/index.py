@@ -16,11 +16,12 @@ from typing import Protocol, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from frazil.accounting import RangeCounts
 from frazil.errors import SchemaMismatch
 from frazil.files.writer import TableWriter, WriterSpec, file_io
 from frazil.ledger.entry import LedgerEntry, Snapshot
 from frazil.ledger.sink_state import STREAM
-from frazil.ledger.staged_batch import RangeCounts, StagedBatch, StagedTable
+from frazil.ledger.staged_batch import StagedBatch, StagedTable
 from frazil.offsets import Partition, Range
 
 _TIME = pa.timestamp("us", "UTC")

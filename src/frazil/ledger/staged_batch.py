@@ -34,51 +34,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from frazil import format_version
+from frazil.accounting import RangeCounts
 from frazil.errors import Fatal
-from frazil.offsets import BATCHES, Cut, Partition, Range
+from frazil.offsets import Cut, Partition, Range
 
 #: Version of a batch record.
 VERSION = 1
-
-
-@dataclass(frozen=True, slots=True)
-class RangeCounts:
-    """The outcomes of one range of a batch in one table."""
-
-    range: Range
-    written: int
-    rejected: int = 0
-    skipped: int = 0
-    invisible: int = 0
-    #: offsets whose records have no row of their own (aggregated, joined)
-    merged: int = 0
-    #: lowest and highest offset with a record; None: no record
-    seen: tuple[int, int] | None = None
-    #: lowest and highest event time, in microseconds
-    watermark: tuple[int, int] | None = None
-    #: offsets that an operator has given up
-    lost: int = 0
-
-    def __add__(self, other: RangeCounts) -> RangeCounts:
-        """With the counts of the range that follows this one."""
-        return RangeCounts(
-            Range(self.range.partition, self.range.start, other.range.end),
-            self.written + other.written,
-            self.rejected + other.rejected,
-            self.skipped + other.skipped,
-            self.invisible + other.invisible,
-            self.merged + other.merged,
-            _span(self.seen, other.seen),
-            _span(self.watermark, other.watermark),
-            self.lost + other.lost,
-        )
-
-    @property
-    def balanced(self) -> bool:
-        """I3: every offset of the range has exactly one outcome. (`BATCHES` may have any rows.)"""
-        accounted = self.written + self.rejected + self.skipped + self.invisible + self.merged
-        accounted += self.lost
-        return self.range.partition == BATCHES or len(self.range) == accounted
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,9 +219,3 @@ def range_counts_of(values: Sequence[Any]) -> RangeCounts:
         tuple(watermark) if watermark else None,
         lost,
     )
-
-
-def _span(a: tuple[int, int] | None, b: tuple[int, int] | None) -> tuple[int, int] | None:
-    if a is None or b is None:
-        return a or b
-    return min(a[0], b[0]), max(a[1], b[1])

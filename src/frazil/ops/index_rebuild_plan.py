@@ -31,13 +31,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from frazil.accounting import OutcomeCounts, RangeCounts
 from frazil.iceberg.static_table import DataFile
 from frazil.ledger import index
-from frazil.ledger.columns import TOLD, RangeColumns, codes, of_entries, of_rows, select
-from frazil.ledger.entry import PREFIX, LedgerEntry, OutcomeCounts, Snapshot, parse
+from frazil.ledger.columns import INDEXED_OUTCOMES, RangeColumns, codes, of_entries, of_rows, select
+from frazil.ledger.entry import PREFIX, LedgerEntry, Snapshot, parse
 from frazil.ledger.index import Located
 from frazil.ledger.sink_state import STREAM
-from frazil.ledger.staged_batch import RangeCounts, StagedBatch, StagedTable
+from frazil.ledger.staged_batch import StagedBatch, StagedTable
 from frazil.offsets import BATCHES, Cut, Partition, Range, join
 
 #: The index columns to read.
@@ -61,7 +62,6 @@ _ID = f"{PREFIX}commit-id"
 #: The batch in a data file's name.
 _NAME = re.compile(r"/frazil-.+-\d+-(\d+)-[0-9a-f-]{36}\.parquet$")
 #: The outcomes that index rows have columns for.
-_FATES = TOLD
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,9 @@ class _Rows:
             _Row(
                 int(self.places[part.source[i]]),
                 Range(partition, int(part.start[i]), max(int(part.start[i]), int(part.end[i]))),
-                OutcomeCounts(**{fate: int(getattr(part, fate)[i]) for fate in _FATES}),
+                OutcomeCounts(
+                    **{outcome: int(getattr(part, outcome)[i]) for outcome in INDEXED_OUTCOMES}
+                ),
                 self._ids[self._code[part.source[i]]],
                 bool(self._one[part.source[i]]),
             )
@@ -227,12 +229,14 @@ class _LedgerRows:
             low = np.searchsorted(rows.start, expected.start)
             high = np.searchsorted(rows.start, expected.end)
             differ = np.zeros(len(expected), bool)
-            for fate in ("length", *_FATES):
-                if fate == "length" and partition == BATCHES and not self._alone:
+            for outcome in ("length", *INDEXED_OUTCOMES):
+                if outcome == "length" and partition == BATCHES and not self._alone:
                     continue  # the ledger does not record which batches had nothing for the table
-                column = rows.end - rows.start if fate == "length" else getattr(rows, fate)
+                column = rows.end - rows.start if outcome == "length" else getattr(rows, outcome)
                 sums = np.append(0, np.cumsum(column))
-                wanted = getattr(expected, fate, expected.end - expected.start - expected.elsewhere)
+                wanted = getattr(
+                    expected, outcome, expected.end - expected.start - expected.elsewhere
+                )
                 differ |= sums[high] - sums[low] != wanted
             # Rows that name another commit, extend beyond their entry, or overlap.
             owner = self._rows.owners(partition, entry_of)
@@ -294,7 +298,7 @@ class _LedgerRows:
         """Whether the rows are consistent with the ledger."""
         ends = [span.start, *(row.range.end for row in rows)]
         return (
-            all(getattr(left, fate) >= 0 for fate in _FATES)
+            all(getattr(left, outcome) >= 0 for outcome in INDEXED_OUTCOMES)
             and all(row.commit_id in entry.commit_ids for row in rows)
             and len({row.commit_id for row in rows}) == len(rows)
             and all(row.range.start >= end for row, end in zip(rows, ends, strict=False))
@@ -349,19 +353,19 @@ class _LedgerRows:
         if partition != BATCHES and length != left.offsets:
             return False
         together = join(range_ for range_, _ in pieces)
-        fates = {fate for fate in _FATES if getattr(left, fate)}
+        outcome_names = {outcome for outcome in INDEXED_OUTCOMES if getattr(left, outcome)}
         written = [self._written(snapshot, batch, partition) for batch in batches]
         parts: list[tuple[Range, str, int | None, OutcomeCounts]]
         if len(together) == 1:
             parts = [(together[0], pieces[-1][1], batches[-1], left)]
         elif partition == BATCHES:
             return False
-        elif len(fates) == 1:
+        elif len(outcome_names) == 1:
             parts = [
-                (range_, commit_id, batch, OutcomeCounts(**{min(fates): len(range_)}))
+                (range_, commit_id, batch, OutcomeCounts(**{min(outcome_names): len(range_)}))
                 for (range_, commit_id), batch in zip(pieces, batches, strict=True)
             ]
-        elif fates == {"written", "skipped"} and sum(written) == left.written:
+        elif outcome_names == {"written", "skipped"} and sum(written) == left.written:
             parts = [
                 (range_, commit_id, batch, OutcomeCounts(rows, skipped=len(range_) - rows))
                 for (range_, commit_id), batch, rows in zip(pieces, batches, written, strict=True)
@@ -418,8 +422,12 @@ class _LedgerRows:
 
 def _less(counts: OutcomeCounts, rows: Sequence[_Row]) -> OutcomeCounts:
     """The counts minus those of the rows; `elsewhere` has no rows."""
-    sums = {fate: sum(getattr(row.counts, fate) for row in rows) for fate in _FATES}
-    return OutcomeCounts(**{fate: getattr(counts, fate) - sums[fate] for fate in _FATES})
+    sums = {
+        outcome: sum(getattr(row.counts, outcome) for row in rows) for outcome in INDEXED_OUTCOMES
+    }
+    return OutcomeCounts(
+        **{outcome: getattr(counts, outcome) - sums[outcome] for outcome in INDEXED_OUTCOMES}
+    )
 
 
 def _tally(

@@ -16,19 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from rich.console import Console
 
+from frazil.accounting import OutcomeCounts
 from frazil.config.model import Config
 from frazil.errors import ConfigError
 from frazil.iceberg.static_table import COLUMNS_PROPERTY, DataFile, ReadOnlyTable
 from frazil.ledger.completeness import shown
-from frazil.ledger.entry import (
-    PREFIX,
-    OperatorNote,
-    OutcomeCounts,
-    Snapshot,
-    entries,
-    head,
-    own_entry,
-)
+from frazil.ledger.entry import PREFIX, OperatorNote, Snapshot, entries, head, own_entry
 from frazil.ledger.sink_state import REPLAY, STREAM, known_tables
 from frazil.offsets import Partition, Range
 from frazil.spark.open_table import Open

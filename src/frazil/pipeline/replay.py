@@ -20,12 +20,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pyarrow as pa
 
+from frazil.accounting import RangeCounts
 from frazil.errors import FrazilError, Unavailable, Unwritable, encode_for_spark
 from frazil.files.writer import OpenFiles, TableWriter
 from frazil.formats.decode_result import FramedRecords
 from frazil.formats.schema_registry import ask_again
 from frazil.kafka.record_batch import HEADERS, RawRecords
-from frazil.ledger.staged_batch import RangeCounts
 from frazil.offsets import BATCHES, Partition, Range
 from frazil.pipeline.chunk import ChunkPipeline
 from frazil.pipeline.chunk_result import ChunkResult, Rejection
@@ -116,14 +116,14 @@ def run(
         with clock("decode"):
             opened = _opened(group)
             if group.column("kind")[0].as_py() == UNREAD:
-                fates = _unread(opened)
+                outcomes = _unread(opened)
             else:
-                fates = _settled(settle, plan, partition, tables, opened)
-        for name, columns in fates.settled.needs.items():
+                outcomes = _settled(settle, plan, partition, tables, opened)
+        for name, columns in outcomes.settled.needs.items():
             add_need(output.needs, name, columns)
         with clock("write"), noticing():
-            output.write(partition, opened, fates)
-        output.count(partition, opened, fates)
+            output.write(partition, opened, outcomes)
+        output.count(partition, opened, outcomes)
     with clock("write"), noticing():
         written = {name: tuple(writer.close()) for name, writer in output.writers.items()}
     needs = output.needs
@@ -146,13 +146,13 @@ class _ReplayOutput:
         self._nothing = RangeCounts(Range(BATCHES, replay.number, replay.number + 1), 0)
         self.total = self._nothing
 
-    def write(self, partition: Partition, opened: RawRecords, fates: _ReplayOutcomes) -> None:
+    def write(self, partition: Partition, opened: RawRecords, outcomes: _ReplayOutcomes) -> None:
         plan, notes = self._replay.plan, self._replay.notes
-        for name, shaped in fates.settled.rows:
+        for name, shaped in outcomes.settled.rows:
             table = plan.tables[name]
-            self._write(table, _without(shaped, table, opened, fates.again))
-        if fates.tables and notes is not None:
-            self._write(notes, _notes(notes, plan.batch, partition, opened, fates.tables))
+            self._write(table, _without(shaped, table, opened, outcomes.again))
+        if outcomes.tables and notes is not None:
+            self._write(notes, _notes(notes, plan.batch, partition, opened, outcomes.tables))
 
     def _write(self, table: TablePlan, rows: pa.Table) -> None:
         name = table.shape.name
@@ -166,16 +166,16 @@ class _ReplayOutput:
             self._nothing, written=len(rows), watermark=watermark(rows, table.event_time)
         )
 
-    def count(self, partition: Partition, opened: RawRecords, fates: _ReplayOutcomes) -> None:
+    def count(self, partition: Partition, opened: RawRecords, outcomes: _ReplayOutcomes) -> None:
         self.total += replace(
             self._nothing,
-            written=sum(map(bool, fates.tables.values())) + fates.waiting,
-            rejected=len(fates.again),
-            skipped=fates.skipped,
+            written=sum(map(bool, outcomes.tables.values())) + outcomes.waiting,
+            rejected=len(outcomes.again),
+            skipped=outcomes.skipped,
         )
         self.again += [
             ReplayResult(*partition, int(opened.offsets[i]), rejection.kind, rejection.reason)
-            for i, rejection in sorted(fates.again.items())[: TOLD - len(self.again)]
+            for i, rejection in sorted(outcomes.again.items())[: TOLD - len(self.again)]
         ]
 
 
@@ -311,29 +311,29 @@ def _settled(
 ) -> _ReplayOutcomes:
     below = AllBut(tables) if tables else frozenset[str]()
     settled = settle(partition, opened, None, below)
-    fates = _ReplayOutcomes(settled, again=dict(settled.letters))
+    outcomes = _ReplayOutcomes(settled, again=dict(settled.letters))
     where = {offset: i for i, offset in enumerate(opened.offsets.tolist())}
     for name, rows in settled.rows:
         for offset in rows.column(plan.tables[name].metadata.offset).to_pylist():
-            if where[offset] not in fates.again:
-                fates.tables.setdefault(where[offset], []).append(name)
-    left = [i for i in where.values() if i not in fates.tables and i not in fates.again]
+            if where[offset] not in outcomes.again:
+                outcomes.tables.setdefault(where[offset], []).append(name)
+    left = [i for i in where.values() if i not in outcomes.tables and i not in outcomes.again]
     if settled.needs:
-        fates.skipped, fates.waiting = settled.skipped, len(left) - settled.skipped
-        return fates
+        outcomes.skipped, outcomes.waiting = settled.skipped, len(left) - settled.skipped
+        return outcomes
     for i in left:
         # Skipped by a rule, or routed to other tables than those that rejected it.
         alone = len(left) > settled.skipped
         if not alone or settle(partition, _one(opened, i), None, below).skipped:
-            fates.skipped += 1
-            fates.tables[i] = []
+            outcomes.skipped += 1
+            outcomes.tables[i] = []
         else:
             reason = (
                 f"cannot replay into {', '.join(tables)}: the rules send the record elsewhere, "
                 "where it may be already"
             )
-            fates.again[i] = Rejection(i, "route", reason, tables)
-    return fates
+            outcomes.again[i] = Rejection(i, "route", reason, tables)
+    return outcomes
 
 
 def _one(opened: RawRecords, i: int) -> RawRecords:

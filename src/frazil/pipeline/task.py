@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from frazil.accounting import RangeCounts, for_table
 from frazil.errors import (
     AccountingError,
     FrazilError,
@@ -31,7 +32,7 @@ from frazil.formats.decode_result import FramedRecords, UndecodableRecord
 from frazil.formats.decoder import RecordFormat
 from frazil.kafka.fetch import FetchedChunk, fetch
 from frazil.kafka.record_batch import Longs, RawRecords
-from frazil.ledger.staged_batch import RangeCounts, range_counts_of, range_counts_values
+from frazil.ledger.staged_batch import range_counts_of, range_counts_values
 from frazil.offsets import Partition, Range
 from frazil.pipeline.chunk import ChunkPipeline
 from frazil.pipeline.chunk_result import ChunkResult, Rejection
@@ -421,7 +422,7 @@ class _RangeOutput:
             return RangeResult(self.total, {}, {}, self._needs, self._below, self._clock.seconds())
         return RangeResult(
             self.total,
-            {name: of_table(self.total, tally) for name, tally in self._tallies.items()},
+            {name: for_table(self.total, tally) for name, tally in self._tallies.items()},
             written,
             {},
             self._below,
@@ -429,19 +430,6 @@ class _RangeOutput:
             leader,
             self._rejected,
         )
-
-
-def of_table(total: RangeCounts, tally: RangeCounts) -> RangeCounts:
-    """The counts of a range for one table: records not routed to it count as skipped."""
-    read = total.written + total.rejected + total.skipped
-    return replace(
-        total,
-        written=tally.written,
-        rejected=tally.rejected,
-        merged=tally.merged,
-        watermark=tally.watermark,
-        skipped=read - tally.written - tally.rejected - tally.merged,
-    )
 
 
 def _letters(

@@ -24,10 +24,10 @@ from typing import Protocol, TypeVar
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
+from frazil.accounting import RangeCounts
 from frazil.files.writer import DataFileDescriptor
 from frazil.kafka.planner import TopicIdentity
 from frazil.ledger.entry import LedgerEntry
-from frazil.ledger.staged_batch import RangeCounts
 from frazil.offsets import Cut, Range
 from frazil.pipeline.projection import MetadataColumns
 from frazil.pipeline.table_plan import TablePlan

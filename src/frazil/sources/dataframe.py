@@ -30,6 +30,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from frazil.accounting import RangeCounts
 from frazil.config.model import Config
 from frazil.config.sections import TableConfig
 from frazil.errors import (
@@ -47,7 +48,6 @@ from frazil.iceberg.java_spark import (
 )
 from frazil.kafka.planner import TopicIdentity, kafka_only
 from frazil.ledger.entry import LedgerEntry
-from frazil.ledger.staged_batch import RangeCounts
 from frazil.offsets import BATCHES, Cut, Partition, Range
 from frazil.pipeline.projection import NO_METADATA, MetadataColumns
 from frazil.retry import Retry

@@ -20,6 +20,7 @@ from pyspark import TaskContext
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
+from frazil.accounting import RangeCounts
 from frazil.config.model import Config
 from frazil.config.sections import DeadLettersConfig, RouteConfig, TableConfig, replayed
 from frazil.config.settings import Settings
@@ -29,7 +30,6 @@ from frazil.kafka.planner import TopicIdentity
 from frazil.kafka.range_source import BatchGathering
 from frazil.ledger.entry import LedgerEntry
 from frazil.ledger.sink_state import REPLAY, known_tables
-from frazil.ledger.staged_batch import RangeCounts
 from frazil.offsets import BATCHES, Cut, Range
 from frazil.pipeline.replay import (
     NOTE_COLUMNS,

@@ -23,12 +23,12 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
+from frazil.accounting import RangeCounts
 from frazil.config.model import Config
 from frazil.errors import ConfigError, Expired, Fatal, IdentityMismatch
 from frazil.kafka.planner import Planner, TopicIdentity, Watermarks, kafka_only, with_new_partitions
 from frazil.kafka.range_source import BatchGathering
 from frazil.ledger.entry import LedgerEntry, OperatorNote
-from frazil.ledger.staged_batch import RangeCounts
 from frazil.offsets import Cut, Partition, Range, newest_names
 from frazil.retry import Retry
 from frazil.sources.base import (

@@ -12,6 +12,7 @@ import pyarrow as pa
 from pyspark import TaskContext, cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
+from frazil.accounting import RangeCounts, by_partition, for_table, miscounted, moved_to_written
 from frazil.config.model import Config
 from frazil.config.sections import TableConfig, deleted_keys_table, replayed
 from frazil.config.units import duration, transform_of
@@ -32,7 +33,6 @@ from frazil.iceberg.java_spark import HadoopFolder
 from frazil.kafka.planner import Planner, TopicIdentity, kafka_only, split, tasks
 from frazil.kafka.range_source import FORMAT, BatchGathering, options
 from frazil.ledger.entry import LedgerEntry
-from frazil.ledger.staged_batch import RangeCounts
 from frazil.offsets import Cut, Partition, Range, join
 from frazil.pipeline.isolation import StationFailed
 from frazil.pipeline.needs import add_need
@@ -47,7 +47,6 @@ from frazil.pipeline.task import (
     RangeResult,
     UpsertOutcome,
     apply_all,
-    of_table,
     run,
     run_all,
 )
@@ -355,7 +354,7 @@ class KafkaSource:
             for name, tally in (("", result.total), *result.tallies.items()):
                 files = sum(file.rows for file in result.files.get(name, ()))
                 if not tally.balanced or (name and files != tally.written):
-                    raise _miscount(tally, name, files)
+                    raise miscounted(tally, name, files)
         ordered = sorted(results, key=lambda result: result.total.range)
         self._refuse_too_many(ordered)
         ranges = join(result.total.range for result in results)
@@ -374,7 +373,7 @@ class KafkaSource:
             begin,
             end,
             tables={name: _of_table(name, ordered, upserts) for name in touched},
-            total=() if self._config.one_table else _joined(r.total for r in ordered),
+            total=() if self._config.one_table else by_partition(r.total for r in ordered),
             origin=TopicIdentity(self._origin.cluster, self._origin.topics, leaders),
             rejected=_by_kind(ordered),
             seconds=added(
@@ -442,8 +441,8 @@ def _of_table(
     name: str, ordered: Sequence[RangeResult], upserts: Mapping[str, UpsertResult]
 ) -> TableWriteResult:
     nothing = RangeCounts(ordered[0].total.range, 0)
-    tallies = _joined(
-        result.tallies.get(name) or of_table(result.total, nothing)
+    tallies = by_partition(
+        result.tallies.get(name) or for_table(result.total, nothing)
         for result in ordered
         if name not in result.below
     )
@@ -451,14 +450,15 @@ def _of_table(
         files = tuple(file for result in ordered for file in result.files.get(name, ()))
         return TableWriteResult(tallies, files)
     done = upserts[name]
-    fate = "skipped" if name in map(deleted_keys_table, upserts) else "merged"
+    outcome = "skipped" if name in map(deleted_keys_table, upserts) else "merged"
     tallies = tuple(
-        _with_rows(tally, done.written.get(tally.range.partition, 0), fate) for tally in tallies
+        moved_to_written(tally, done.written.get(tally.range.partition, 0), outcome)
+        for tally in tallies
     )
     rows = sum(file.rows for file in done.files)
     keys = sum(file.rows for file in done.deletes)
     if rows != sum(tally.written for tally in tallies) or keys != done.keys:
-        raise _miscount(tallies[0], name, rows)
+        raise miscounted(tallies[0], name, rows)
     return TableWriteResult(tallies, done.files, done.deletes, keys)
 
 
@@ -507,34 +507,9 @@ def _not_by_key(table: str, one: Partition | None, other: Partition | None) -> O
     )
 
 
-def _with_rows(tally: RangeCounts, rows: int, fate: str) -> RangeCounts:
-    """The counts with `rows` records moved from the outcome `fate` to written."""
-    rest = getattr(tally, fate) - rows
-    if rest < 0:
-        raise _miscount(tally, "", rows)
-    return replace(tally, written=rows, **{fate: rest})
-
-
-def _miscount(tally: RangeCounts, name: str, files: int) -> AccountingError:
-    return AccountingError(
-        f"cannot stage {tally.range}: {len(tally.range)} offsets, of them {tally.written} written, "
-        f"{tally.merged} merged, {tally.rejected} rejected, {tally.skipped} skipped, "
-        f"{tally.invisible} invisible; {files} in the files" + (f" of table {name}" if name else "")
-    )
-
-
 def _by_kind(results: Sequence[RangeResult]) -> dict[str, tuple[int, str]]:
     kinds: dict[str, tuple[int, str]] = {}
     for result in results:
         for kind, (count, last) in result.rejected.items():
             kinds[kind] = kinds.get(kind, (0, ""))[0] + count, last
     return kinds
-
-
-def _joined(tallies: Iterable[RangeCounts]) -> tuple[RangeCounts, ...]:
-    """One for each partition; `tallies` come in order."""
-    by_partition: dict[Partition, RangeCounts] = {}
-    for tally in tallies:
-        key = tally.range.partition
-        by_partition[key] = by_partition[key] + tally if key in by_partition else tally
-    return tuple(by_partition.values())
