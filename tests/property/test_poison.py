@@ -81,7 +81,7 @@ def test_every_good_record_is_exact_and_every_bad_one_is_rejected_once(
     r = random.Random(seed)
     topic = poison.Topic(kind, source(kind, seed))
     values = list(topic.records(1_500, seed, head=20))
-    settle = settler(kind, registry.url).settle
+    settle = settler(kind, registry.url).process
     rows: list[pa.Table] = []
     letters: list[tuple[int, int, bytes | None]] = []
     for number in range(poison.PARTITIONS):
@@ -116,7 +116,7 @@ def test_every_good_record_is_exact_and_every_bad_one_is_rejected_once(
 def test_a_hostile_record_of_each_kind_is_found_among_good_ones(kind: str, registry: Any):
     """Where all are read at once, and one is bad."""
     made = source(kind, 7)
-    settle = settler(kind, registry.url).settle
+    settle = settler(kind, registry.url).process
     bad = {name: value for name, value, row in (made.hostile() for _ in range(3_000)) if not row}
     assert len(bad) > 20
     for name, value in bad.items():

@@ -302,7 +302,7 @@ def test_a_life_that_is_fenced_while_it_merges_changes_nothing(life: Life, spark
     heir = Life(spark, life.name, epoch=3)
     assert heir.commit() == ""
     life.table.refresh()
-    life.upkeep.settle()
+    life.upkeep.resolve()
     assert life.folder("data") == life.referred(spark, "all_data_files", "file_path")
 
 

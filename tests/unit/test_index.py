@@ -431,8 +431,8 @@ def test_a_request_that_may_still_arrive_keeps_its_files(table: FakeIndex):
     for _ in range(4):
         life.commit()
     life.clock.sleep(3600)
-    life.upkeep.settle()
-    life.upkeep.settle()
+    life.upkeep.resolve()
+    life.upkeep.resolve()
     assert table.deleted == []
 
 

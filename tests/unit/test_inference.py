@@ -56,7 +56,7 @@ class World:
             for start in range(0, len(values), chunk):
                 some = values[start : start + chunk]
                 at = np.arange(start, start + len(some))
-                part = settler.settle(
+                part = settler.process(
                     Partition("t", 0), RawRecords(some, at, at), None, frozenset()
                 )
                 whole.rows += part.rows

@@ -66,7 +66,7 @@ def settle(
 ) -> ChunkResult:
     """And nothing falls through: each record has a row, a letter or is skipped, unless something is
     needed first."""
-    settled = settler.settle(HERE, opened(values, headers), None, below)
+    settled = settler.process(HERE, opened(values, headers), None, below)
     offsets = {each for _, rows in settled.rows for each in rows.column("_offset").to_pylist()}
     letters = {100 + 2 * index for index in settled.letters}
     assert all(letter.index == index for index, letter in settled.letters.items())
@@ -608,9 +608,9 @@ def test_a_value_that_no_partition_can_have_is_a_misfit_of_its_own_row(
     records = ColumnRecords(RecordFormat("raw"), None, plans(here), {}, {}, None, {})
     work = ChunkWork(HERE, opened([b""] * 5), NOBODY)
     records._into(work, "db.t", rows, None, {}, None)
-    assert ids(work.settled, "db.t") == [0, 1, 3]
-    assert kinds(work.settled) == {2: "misfit", 4: "misfit"}
-    assert all(reason in letter.reason for letter in work.settled.letters.values())
+    assert ids(work.result, "db.t") == [0, 1, 3]
+    assert kinds(work.result) == {2: "misfit", 4: "misfit"}
+    assert all(reason in letter.reason for letter in work.result.letters.values())
 
 
 # ── timestamps that no column holds ──────────────────────────────────────────────────────────────
@@ -624,7 +624,7 @@ def test_a_record_whose_timestamp_does_not_fit_is_rejected_by_itself(format: Rec
     settler = ChunkPipeline(format, None, plans(plan("db.t", *column)), None, "db.t")
     given = opened([b'{"id":1}', b'{"id":2}', b'{"id":3}'])
     stamps = np.array([5, NANOSECONDS, 1_700_000_000_000_000], np.int64)  # the last: year 55841
-    settled = settler.settle(HERE, given._replace(stamps=stamps), None, NOBODY)
+    settled = settler.process(HERE, given._replace(stamps=stamps), None, NOBODY)
     assert kinds(settled) == {1: "timestamp"}
     assert settled.letters[1].reason == (
         "cannot fit db.t: the record's timestamp does not fit; expected at most 9223372036854775 "
@@ -643,7 +643,7 @@ def test_a_table_without_a_timestamp_column_takes_records_of_any_time():
         RecordFormat("json"), None, plans(TablePlan(shape, metadata, "")), None, "db.t"
     )
     given = opened([b'{"id":1}'])._replace(stamps=np.array([NANOSECONDS], np.int64))
-    settled = settler.settle(HERE, given, None, NOBODY)
+    settled = settler.process(HERE, given, None, NOBODY)
     assert settled.letters == {}
     assert ids(settled, "db.t") == [1]
 

@@ -99,7 +99,7 @@ class JsonShape:
             tags = table.column(_TAG).combine_chunks()
             if tags.null_count or not np.array_equal(tags.to_numpy(), np.arange(count)):
                 return None
-            body = _settled(_one(table.column(_BODY)), self._struct, nullable=False)
+            body = _null_checked(_one(table.column(_BODY)), self._struct, nullable=False)
         except (pa.ArrowException, NotThisShape, UnicodeDecodeError):
             return None
         return pa.Table.from_arrays(
@@ -160,7 +160,7 @@ def _one(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _fast(kind: pa.DataType) -> bool:
-    """Do pyarrow's JSON reader with `_settled` and the one-by-one reader agree on this type?"""
+    """Do pyarrow's JSON reader with `_null_checked` and the one-by-one reader agree on it?"""
     if pa.types.is_struct(kind):
         return kind.num_fields > 0 and all(_fast(child.type) for child in kind)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
@@ -169,7 +169,7 @@ def _fast(kind: pa.DataType) -> bool:
 
 
 def _loose(kind: pa.DataType) -> pa.DataType:
-    """The type for pyarrow's reader: all nullable, since `_settled` checks the nulls."""
+    """The type for pyarrow's reader: all nullable, since `_null_checked` checks the nulls."""
     if pa.types.is_struct(kind):
         return pa.struct([(child.name, _loose(child.type)) for child in kind])
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
@@ -177,7 +177,7 @@ def _loose(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _settled(array: pa.Array, kind: pa.DataType, nullable: bool) -> pa.Array:
+def _null_checked(array: pa.Array, kind: pa.DataType, nullable: bool) -> pa.Array:
     """The array in its real type; raises where the one-by-one reader would reject a row."""
     if array.offset or (array.null_count and not nullable):
         raise NotThisShape("a value", "null")
@@ -188,16 +188,16 @@ def _settled(array: pa.Array, kind: pa.DataType, nullable: bool) -> pa.Array:
             if not target.nullable and array.null_count:
                 if child.filter(array.is_valid()).null_count:
                     raise NotThisShape("a value", "null")
-                children.append(_settled(child, target.type, nullable=True))
+                children.append(_null_checked(child, target.type, nullable=True))
             else:
-                children.append(_settled(child, target.type, target.nullable))
+                children.append(_null_checked(child, target.type, target.nullable))
         return pa.Array.from_buffers(kind, len(array), array.buffers()[:1], children=children)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         buffers = array.buffers()[:2]
         if pa.types.is_large_list(kind):
             wide = np.frombuffer(buffers[1], np.int32, len(array) + 1).astype(np.int64)
             buffers = [buffers[0], pa.py_buffer(wide)]
-        values = _settled(array.values, kind.value_type, kind.value_field.nullable)
+        values = _null_checked(array.values, kind.value_type, kind.value_field.nullable)
         return pa.Array.from_buffers(kind, len(array), buffers, children=[values])
     if pa.types.is_floating(kind) and not pc.all(pc.is_finite(array), min_count=0).as_py():
         raise NotThisShape("a finite number", "another")

@@ -265,7 +265,7 @@ class MaintenanceTask:
         self._until = now + min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self._failures, 10))
         self.again = self._until
         try:
-            self.settle()
+            self.resolve()
             self.again = self.work()
         except (FrazilError, OSError, pa.ArrowException) as error:
             self.trouble = getattr(error, "message", "") or f"{type(error).__name__}: {error}"
@@ -284,8 +284,8 @@ class MaintenanceTask:
         try:
             rewrite()
         except FrazilError as error:
-            trouble = error  # applied or not: `settle` reads it from the table
-        if this not in self.settle():
+            trouble = error  # applied or not: `resolve` reads it from the table
+        if this not in self.resolve():
             raise trouble or Conflict(
                 f"cannot rewrite files of {self._kept.name}: the commit "
                 "returned, and the table does not show it"
@@ -304,7 +304,7 @@ class MaintenanceTask:
 
         return check
 
-    def settle(self) -> list[RewriteAttempt]:
+    def resolve(self) -> list[RewriteAttempt]:
         """The attempts that the table shows as applied. Removes the files that no attempt needs.
 
         A response may be lost while the request is still under way. The request is based on the

@@ -67,7 +67,7 @@ class ChunkPipeline:
         """The route of all records of a partition; None: it depends on the record."""
         return self._rules.of_topic(partition.kafka_topic) if self._rules else self._only
 
-    def settle(
+    def process(
         self,
         partition: Partition,
         opened: RawRecords,
@@ -79,13 +79,13 @@ class ChunkPipeline:
         way = self.way(partition)
         if isinstance(way, NoRoute):
             for i in range(len(opened.offsets)):
-                work.settled.reject(Rejection(i, way.kind, way.reason))
+                work.result.reject(Rejection(i, way.kind, way.reason))
         elif isinstance(self._records, JsonRecords):
             self._records.process(work, way)
         else:
             self._records.process(work, way, framed)
-        work.settled.skipped += len(work.needless - work.heard - work.settled.letters.keys())
-        work.settled.left = [
-            (name, self._records.kept(work, name, keys)) for name, keys in work.settled.left
+        work.result.skipped += len(work.needless - work.heard - work.result.letters.keys())
+        work.result.left = [
+            (name, self._records.kept(work, name, keys)) for name, keys in work.result.left
         ]
-        return work.settled
+        return work.result

@@ -68,7 +68,7 @@ class ChunkWork:
         self.partition = partition
         self.opened = opened
         self.below = below
-        self.settled = ChunkResult()
+        self.result = ChunkResult()
         #: JSON row → kinds of the columns with a type declared in the envelope's schema
         self.named: dict[bytes, dict[str, str]] = {}
         #: positions of tombstones for tables that do not exist, and for tables that do

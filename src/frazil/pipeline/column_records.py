@@ -63,7 +63,7 @@ class ColumnRecords(TableFitter):
                 if share.index is not None:
                     rows = rows.take(pa.array(share.index))
                 if not share.tables:
-                    work.settled.skipped += len(rows)
+                    work.result.skipped += len(rows)
                     continue
                 if share.envelope:
                     self._moved(work, share.tables, rows, at, group.schema_id)
@@ -78,7 +78,7 @@ class ColumnRecords(TableFitter):
                         rows = rows.slice(0, 0)
                     for record in bad:
                         where = record.index if at is None else int(at[record.index])
-                        work.settled.reject(
+                        work.result.reject(
                             Rejection(
                                 where, record.kind, record.reason, share.tables, group.schema_id
                             )
@@ -97,12 +97,12 @@ class ColumnRecords(TableFitter):
 
     def _undecoded(self, work: ChunkWork, rejected: UndecodableRecord, way: Route | None) -> None:
         if rejected.kind == "null" and self._changes(work):
-            work.settled.skipped += 1  # a tombstone: the delete event before it was a row
+            work.result.skipped += 1  # a tombstone: the delete event before it was a row
         elif way is not None and not way.tables:
-            work.settled.skipped += 1  # a rule skips the whole topic
+            work.result.skipped += 1  # a rule skips the whole topic
         else:
             tables = way.tables if way else ()
-            work.settled.reject(
+            work.result.reject(
                 Rejection(
                     rejected.index, rejected.kind, rejected.reason, tables, rejected.schema_id
                 )
@@ -122,7 +122,7 @@ class ColumnRecords(TableFitter):
         others = [name for name in way.tables if name not in names] if way else []
         for i in nulls.tolist() if others else ():
             reason = "cannot read the value: found null"
-            work.settled.reject(Rejection(i, "null", reason, tuple(others)))
+            work.result.reject(Rejection(i, "null", reason, tuple(others)))
         return [record for record in rejected if record.kind != "null"]
 
     def _deleted(
@@ -141,7 +141,7 @@ class ColumnRecords(TableFitter):
             orders = column_of(rows, plan.own_order)
             keys = _with_order(rows.select(plan.key), plan, orders).take(pa.array(index))
             where = among(at, index)
-            self._fitted(work, name, plan, keys, where, schema_id, work.settled.gone)
+            self._fitted(work, name, plan, keys, where, schema_id, work.result.gone)
         else:
             fact = f"the change has no column {lacking[0]!r}, which is its key"
             self._reject(work, name, fact, len(index), among(at, index), schema_id)
@@ -166,7 +166,7 @@ class ColumnRecords(TableFitter):
                     path = debezium.path_of(plan.own_order)
                     keys = _with_order(keys, plan, column_of(changed, path))
                     where = among(at, index)
-                    self._fitted(work, name, plan, keys, where, schema_id, work.settled.left)
+                    self._fitted(work, name, plan, keys, where, schema_id, work.result.left)
 
     def _into(
         self,
@@ -206,7 +206,7 @@ class ColumnRecords(TableFitter):
             columns = pa.schema(
                 [column.with_nullable(True) for column in columns], columns.metadata
             )
-        work.settled.need(name, columns, aliases)
+        work.result.need(name, columns, aliases)
 
 
 def _with_order(keys: pa.Table, plan: TablePlan, orders: Any) -> pa.Table:

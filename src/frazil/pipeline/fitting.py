@@ -66,7 +66,7 @@ class TableFitter:
         routed = self._rules.sort(work.partition.kafka_topic, rows, headers=headers, origin=origin)
         for record in routed.rejected:
             where = record.index if index is None else int(index[record.index])
-            work.settled.reject(Rejection(where, record.kind, record.reason))
+            work.result.reject(Rejection(where, record.kind, record.reason))
         return routed.shares
 
     def _changes(self, work: ChunkWork) -> bool:
@@ -114,15 +114,15 @@ class TableFitter:
             letter = Rejection(
                 int(at[record.index]), record.kind, record.reason, (name,), record.schema_id
             )
-            work.settled.reject(letter)
+            work.result.reject(letter)
         if plan.log:
             self._fitted(work, name, plan, with_op(rows, "d"), at[index], None)
         else:
-            self._fitted(work, name, plan, rows, at[index], None, work.settled.gone)
+            self._fitted(work, name, plan, rows, at[index], None, work.result.gone)
 
     def kept(self, work: ChunkWork, name: str, keys: pa.Table) -> pa.Table:
         """`keys` without those of records that the table rejects: their old rows stay."""
-        letters = work.settled.letters
+        letters = work.result.letters
         positions = [i for i, letter in letters.items() if name in letter.tables]
         rejected = (
             pa.array(work.opened.offsets[positions]) if positions else pa.array([], pa.int64())
@@ -188,7 +188,7 @@ class TableFitter:
                 some = rows.take(pa.array(part))
                 self._fitted(work, name, plan, some, positions[part], schema_id, deletes)
             return
-        (work.settled.rows if deletes is None else deletes).append((name, shaped))
+        (work.result.rows if deletes is None else deletes).append((name, shaped))
 
     def _in_time(
         self,
@@ -223,7 +223,7 @@ class TableFitter:
         for column, mask in look.in_columns(rows).items():
             for i in np.flatnonzero(mask & ~bad).tolist():
                 reason = not_carried(name, column, look)
-                work.settled.reject(Rejection(nth(at, i), UNAVAILABLE, reason, (name,), schema_id))
+                work.result.reject(Rejection(nth(at, i), UNAVAILABLE, reason, (name,), schema_id))
             bad |= mask
         if not bad.any():
             return rows, at
@@ -253,7 +253,7 @@ class TableFitter:
                 f"cannot write {where}: {letter.reason}",
                 hint="change the table, or set its schema_evolution to evolve or reject",
             )
-        work.settled.reject(letter)
+        work.result.reject(letter)
 
 
 def with_op(rows: pa.Table, op: str) -> pa.Table:

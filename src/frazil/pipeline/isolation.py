@@ -60,13 +60,13 @@ def noticing() -> Iterator[None]:
 class IsolatingPipeline:
     """Processes chunks as a whole, or in parts if that fails."""
 
-    kind, does = "failed", "cannot be settled"
+    kind, does = "failed", "cannot be processed"
     hint = "so many are hardly an accident, but a fault of the software: report the message"
 
-    def __init__(self, settler: ChunkPipeline) -> None:
-        self._settler = settler
+    def __init__(self, pipeline: ChunkPipeline) -> None:
+        self._pipeline = pipeline
 
-    def settle(
+    def process(
         self,
         partition: Partition,
         opened: RawRecords,
@@ -77,7 +77,7 @@ class IsolatingPipeline:
         if isinstance(answer, ChunkResult):
             return answer
         whole = ChunkResult()
-        way = self._settler.way(partition)
+        way = self._pipeline.way(partition)
         tables = way.tables if isinstance(way, Route) else None
         spans = _parts(0, len(opened.offsets))
         alone = len(spans) == 1
@@ -110,7 +110,7 @@ class IsolatingPipeline:
         """The result for these records, or the error."""
         try:
             with noticing():
-                return self._settler.settle(*work)
+                return self._pipeline.process(*work)
         except StationFailed as error:
             return str(error)
 
@@ -212,27 +212,27 @@ class WriteSieve:
         self._keep = keep
         self.files: dict[str, list[DataFileDescriptor]] = {}
 
-    def sift(self, settled: ChunkResult, opened: RawRecords, below: frozenset[str]) -> ChunkResult:
+    def sift(self, result: ChunkResult, opened: RawRecords, below: frozenset[str]) -> ChunkResult:
         bad: dict[str, dict[int, str]] = {}
-        for name, rows in settled.rows:
+        for name, rows in result.rows:
             if name not in below:
                 table = self._tables[name]
                 bad.setdefault(name, {}).update(self._offsets(table, rows, self._rows(table, rows)))
-        for name, keys in (*settled.gone, *settled.left):
+        for name, keys in (*result.gone, *result.left):
             if name not in below:
                 table = self._tables[name]
                 failed = self._offsets(table, keys, self._deletes(table, keys))
                 bad.setdefault(name, {}).update(failed)
         if not any(bad.values()):
-            return settled
+            return result
         for name, reasons in bad.items():
             for offset, reason in reasons.items():
                 at = int(np.searchsorted(opened.offsets, offset))
                 message = f"cannot write to {name}: {reason}"
-                settled.reject(Rejection(at, "unwritable", message, (name,)))
-        for group in (settled.rows, settled.gone, settled.left):
+                result.reject(Rejection(at, "unwritable", message, (name,)))
+        for group in (result.rows, result.gone, result.left):
             group[:] = [(name, self._without(name, rows, bad)) for name, rows in group]
-        return settled
+        return result
 
     def put(self, letters: TablePlan, rows: pa.Table) -> None:
         """Write dead letters. One that cannot be written fails the task."""

@@ -60,7 +60,7 @@ class JsonRecords(TableFitter):
         looked = None
         if self._changes(work):  # a tombstone repeats the delete event before it
             present = np.flatnonzero([value is not None for value in values])
-            work.settled.skipped += len(values) - len(present)
+            work.result.skipped += len(values) - len(present)
         if way is not None:
             shares = [replace(way, index=present)]
         else:
@@ -92,12 +92,12 @@ class JsonRecords(TableFitter):
         unwrapped = debezium.unwrap_json(changes)
         work.named |= unwrapped.named
         for record in unwrapped.rejected:
-            work.settled.reject(
+            work.result.reject(
                 Rejection(nth(at, record.index), record.kind, record.reason, share.tables)
             )
         present = [i for i, row in enumerate(unwrapped.rows) if row is not None]
         # The other changes are tombstones in Connect's wrapper.
-        work.settled.skipped += len(changes) - len(present) - len(unwrapped.rejected)
+        work.result.skipped += len(changes) - len(present) - len(unwrapped.rejected)
         if not present:
             return
         rows, where = [unwrapped.rows[i] for i in present], among(at, np.array(present, np.int64))
@@ -111,7 +111,7 @@ class JsonRecords(TableFitter):
     ) -> None:
         """Skip values by a rule. A value in which the rules found no field is rejected if it is
         not valid JSON."""
-        work.settled.skipped += len(values)
+        work.result.skipped += len(values)
         if looked is None:
             return
         where = np.arange(len(values)) if at is None else at
@@ -119,8 +119,8 @@ class JsonRecords(TableFitter):
         _, broken = Decoder(self._format, pa.schema([])).decode([values[i] for i in blind])
         for record in broken:
             if record.kind != "shape":
-                work.settled.skipped -= 1
-                work.settled.reject(
+                work.result.skipped -= 1
+                work.result.reject(
                     Rejection(int(where[blind[record.index]]), record.kind, record.reason)
                 )
 
@@ -157,7 +157,7 @@ class JsonRecords(TableFitter):
             np.int64,
         )
         where = among(at, np.array(list(pairs), np.int64)[some[moved]])
-        self._fitted(work, name, plan, rows.take(moved), where, None, work.settled.left)
+        self._fitted(work, name, plan, rows.take(moved), where, None, work.result.left)
 
     def _json_into(
         self,
@@ -198,7 +198,7 @@ class JsonRecords(TableFitter):
                 if verdict is not True:
                     self._reject(work, name, verdict, len(values), at, None)
                 else:
-                    work.settled.need(name, plan.columns, {})
+                    work.result.need(name, plan.columns, {})
                 return
             self._decoders[name] = Decoder(self._format, default_values.loosened(plan.columns))
         groups, rejected = self._decoders[name].decode(values)
@@ -225,7 +225,7 @@ class JsonRecords(TableFitter):
         if rejected.kind == "shape":
             self._misfit(work, replace(letter, kind="misfit"))
         else:
-            work.settled.reject(letter)
+            work.result.reject(letter)
 
     def _by_old_names(
         self,
@@ -291,7 +291,7 @@ class JsonRecords(TableFitter):
                 votes["fields"]["_op"] = [1, sys.maxsize, {"kinds": {"string": 1}}]  # the last
             aliases = {} if plan is None else plan.aliases
             most = self._most_columns(name, plan)
-            add_need(work.settled.needs, name, voted(votes, base, aliases, most))
+            add_need(work.result.needs, name, voted(votes, base, aliases, most))
         return fitting, reasons
 
     def _refuse_placeholder(self, name: str, kind: dict[str, Any]) -> None:

@@ -54,7 +54,7 @@ NOTE_COLUMNS = pa.schema(
     ]
 )
 
-Settle = Callable[[Partition, RawRecords, FramedRecords | None, frozenset[str]], ChunkResult]
+ProcessChunk = Callable[[Partition, RawRecords, FramedRecords | None, frozenset[str]], ChunkResult]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class AllBut(frozenset[str]):
 class _ReplayOutcomes:
     """The outcomes of a group of dead letters, by position."""
 
-    settled: ChunkResult
+    processed: ChunkResult
     #: tables of the dead letters that were replayed
     tables: dict[int, list[str]] = field(default_factory=dict)
     again: dict[int, Rejection] = field(default_factory=dict)
@@ -105,12 +105,12 @@ def run(
     """Replay all dead letters of one task. The result counts dead letters, and rows per table."""
     clock = Stopwatch()
     plan = replay.plan
-    settler = ChunkPipeline(
+    pipeline = ChunkPipeline(
         plan.format, plan.rules, plan.tables, plan.refused, plan.only, new=plan.new
     )
-    settle: Settle = (IsolatingPipeline if attempt < FEARLESS else Sandbox)(settler).settle
+    process: ProcessChunk = (IsolatingPipeline if attempt < FEARLESS else Sandbox)(pipeline).process
     if plan.isolating:
-        settle = _sifted(settle, WriteSieve(plan.tables, plan.file_prefix, keep=False))
+        process = _sifted(process, WriteSieve(plan.tables, plan.file_prefix, keep=False))
     output = _ReplayOutput(replay)
     for partition, tables, group in (group for batch in batches for group in _groups(batch)):
         with clock("decode"):
@@ -118,8 +118,8 @@ def run(
             if group.column("kind")[0].as_py() == UNREAD:
                 outcomes = _unread(opened)
             else:
-                outcomes = _settled(settle, plan, partition, tables, opened)
-        for name, columns in outcomes.settled.needs.items():
+                outcomes = _outcomes_of(process, plan, partition, tables, opened)
+        for name, columns in outcomes.processed.needs.items():
             add_need(output.needs, name, columns)
         with clock("write"), noticing():
             output.write(partition, opened, outcomes)
@@ -148,7 +148,7 @@ class _ReplayOutput:
 
     def write(self, partition: Partition, opened: RawRecords, outcomes: _ReplayOutcomes) -> None:
         plan, notes = self._replay.plan, self._replay.notes
-        for name, shaped in outcomes.settled.rows:
+        for name, shaped in outcomes.processed.rows:
             table = plan.tables[name]
             self._write(table, _without(shaped, table, opened, outcomes.again))
         if outcomes.tables and notes is not None:
@@ -227,17 +227,17 @@ def _keeping() -> Iterator[None]:
         raise Unavailable(f"cannot keep dead letters in a temporary file: {error}") from error
 
 
-def _sifted(settle: Settle, sieve: WriteSieve) -> Settle:
-    def settled(
+def _sifted(process: ProcessChunk, sieve: WriteSieve) -> ProcessChunk:
+    def sifted(
         partition: Partition,
         opened: RawRecords,
         framed: FramedRecords | None,
         below: frozenset[str],
     ) -> ChunkResult:
-        result = settle(partition, opened, framed, below)
+        result = process(partition, opened, framed, below)
         return result if result.needs else sieve.sift(result, opened, below)
 
-    return settled
+    return sifted
 
 
 def run_all(
@@ -302,29 +302,29 @@ def _unread(opened: RawRecords) -> _ReplayOutcomes:
     return _ReplayOutcomes(ChunkResult(), again=again)
 
 
-def _settled(
-    settle: Settle,
+def _outcomes_of(
+    process: ProcessChunk,
     plan: BatchPlan,
     partition: Partition,
     tables: tuple[str, ...],
     opened: RawRecords,
 ) -> _ReplayOutcomes:
     below = AllBut(tables) if tables else frozenset[str]()
-    settled = settle(partition, opened, None, below)
-    outcomes = _ReplayOutcomes(settled, again=dict(settled.letters))
+    processed = process(partition, opened, None, below)
+    outcomes = _ReplayOutcomes(processed, again=dict(processed.letters))
     where = {offset: i for i, offset in enumerate(opened.offsets.tolist())}
-    for name, rows in settled.rows:
+    for name, rows in processed.rows:
         for offset in rows.column(plan.tables[name].metadata.offset).to_pylist():
             if where[offset] not in outcomes.again:
                 outcomes.tables.setdefault(where[offset], []).append(name)
     left = [i for i in where.values() if i not in outcomes.tables and i not in outcomes.again]
-    if settled.needs:
-        outcomes.skipped, outcomes.waiting = settled.skipped, len(left) - settled.skipped
+    if processed.needs:
+        outcomes.skipped, outcomes.waiting = processed.skipped, len(left) - processed.skipped
         return outcomes
     for i in left:
         # Skipped by a rule, or routed to other tables than those that rejected it.
-        alone = len(left) > settled.skipped
-        if not alone or settle(partition, _one(opened, i), None, below).skipped:
+        alone = len(left) > processed.skipped
+        if not alone or process(partition, _one(opened, i), None, below).skipped:
             outcomes.skipped += 1
             outcomes.tables[i] = []
         else:

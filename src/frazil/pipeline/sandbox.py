@@ -1,6 +1,6 @@
 """Processes records in a child process, so that no record can kill the task. Runs on executors.
 
-Input and output are those of `ChunkPipeline.settle`. A task runs this way after it died twice. A
+Input and output are those of `ChunkPipeline.process`. A task runs this way after it died twice. A
 record that crashes a native library, hangs a user's function or allocates gigabytes does so in a
 child with limited memory and time:
 
@@ -50,7 +50,7 @@ ANSWER_SECONDS = 60.0
 MEMORY = 2 * 1024**3
 #: The kind of a dead letter with only the offset of its record: the record batch is unreadable.
 UNREAD = "batch"
-Settle = Callable[[Partition, RawRecords, FramedRecords | None, frozenset[str]], ChunkResult]
+ProcessChunk = Callable[[Partition, RawRecords, FramedRecords | None, frozenset[str]], ChunkResult]
 
 
 class Sandbox(IsolatingPipeline):
@@ -61,11 +61,11 @@ class Sandbox(IsolatingPipeline):
         "so many are hardly an accident: look at the machine, and at the function of the [[route]]"
     )
 
-    def __init__(self, settler: ChunkPipeline) -> None:
-        super().__init__(settler)
+    def __init__(self, pipeline: ChunkPipeline) -> None:
+        super().__init__(pipeline)
         # Spark's cloudpickle can pickle a user's function without the file it came from.
         pickler: Any = sys.modules.get("pyspark.cloudpickle", pickle)
-        self._parts: bytes = pickler.dumps(settler.parts)
+        self._parts: bytes = pickler.dumps(pipeline.parts)
         self._child: _Child | None = None
 
     def _ask(
@@ -84,7 +84,7 @@ class Sandbox(IsolatingPipeline):
 
 
 def around(
-    settle: Settle,
+    process: ProcessChunk,
     partition: Partition,
     opened: RawRecords,
     bad: Mapping[int, str],
@@ -97,7 +97,7 @@ def around(
     for before, behind in itertools.pairwise(borders):
         if behind - before > 1:
             part, _ = _cut(opened, None, before + 1, behind)
-            _add(whole, settle(partition, part, None, frozenset()), before + 1)
+            _add(whole, process(partition, part, None, frozenset()), before + 1)
     tables = way.tables if isinstance(way, Route) else None
     if tables == ():
         whole.skipped += len(bad)  # a rule skips the whole topic
@@ -125,7 +125,7 @@ class _Child:
         if (answer := self._exchange(parts, START_SECONDS)) is not True:
             if isinstance(answer, FrazilError):
                 raise answer
-            raise Unavailable(f"cannot start a process that settles records: {answer}")
+            raise Unavailable(f"cannot start a process that reads records: {answer}")
 
     def ask(self, work: tuple[object, ...]) -> Any:
         return self._exchange(pickle.dumps(work), ANSWER_SECONDS)
@@ -167,7 +167,7 @@ def main() -> None:
     sys.excepthook = last_words
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: do not outlive the parent
-    settler = ChunkPipeline(*pickle.loads(line.recv_bytes()))
+    pipeline = ChunkPipeline(*pickle.loads(line.recv_bytes()))
     _limit()
     line.send_bytes(pickle.dumps(True))
     with contextlib.suppress(EOFError):  # the parent closed the pipe
@@ -175,7 +175,7 @@ def main() -> None:
             work = pickle.loads(line.recv_bytes())
             answer: ChunkResult | FrazilError
             try:
-                answer = settler.settle(*work)
+                answer = pipeline.process(*work)
             except FrazilError as error:
                 answer = error
             line.send_bytes(pickle.dumps(answer))

@@ -228,14 +228,14 @@ def run(
     )
     while (chunk := reading.next_of(chunks, output.total.range.end)) is not None:
         leader = chunk.leader
-        opened, settled = reading.processed(chunk)
-        output.add_needs(settled)
-        settled = output.sifted(settled, opened)
-        letters = list(settled.letters.values())
+        opened, result = reading.processed(chunk)
+        output.add_needs(result)
+        result = output.sifted(result, opened)
+        letters = list(result.letters.values())
         if letters and plan.letters is None and not dry:
             raise refused(wanted.partition, opened.offsets, letters)
-        output.write(chunk, settled, letters)
-        output.count(chunk, opened, settled, letters)
+        output.write(chunk, result, letters)
+        output.count(chunk, opened, result, letters)
     if output.total.range != wanted:
         raise AccountingError(f"cannot finish {wanted}: the reader reached {output.total.range}")
     return output.result(leader)
@@ -251,7 +251,7 @@ class _RangeInput:
         self._partition = partition
         self._clock = clock
         self._fearless = attempt < FEARLESS
-        self._settler = ChunkPipeline(
+        self._pipeline = ChunkPipeline(
             plan.format,
             plan.rules,
             plan.tables,
@@ -261,7 +261,7 @@ class _RangeInput:
             plan.key_format,
             plan.new,
         )
-        self._settle = (IsolatingPipeline if self._fearless else Sandbox)(self._settler).settle
+        self._process = (IsolatingPipeline if self._fearless else Sandbox)(self._pipeline).process
 
     def next_of(self, chunks: Iterator[FetchedChunk], reached: int) -> FetchedChunk | None:
         """Fetch the next chunk; None at the end of the range."""
@@ -279,16 +279,16 @@ class _RangeInput:
                 with _reading(self._partition, chunk.span.start):
                     opened = chunk.open(self._envelope)
             if chunk.broken:
-                way = self._settler.way(self._partition)
-                return opened, around(self._settle, self._partition, opened, chunk.broken, way)
-            return opened, self._settle(self._partition, opened, framed, frozenset())
+                way = self._pipeline.way(self._partition)
+                return opened, around(self._process, self._partition, opened, chunk.broken, way)
+            return opened, self._process(self._partition, opened, framed, frozenset())
 
     def _framed(self, chunk: FetchedChunk) -> FramedRecords | None:
         """The chunk decoded directly into columns. None: it is decoded value by value, which also
         isolates a record that fails here."""
         if self._fearless:
             with suppress(StationFailed), noticing():
-                return self._settler.framed(chunk.records)
+                return self._pipeline.framed(chunk.records)
         return None
 
 
@@ -324,27 +324,27 @@ class _RangeOutput:
         """Whether nothing is written: the batch is run again."""
         return bool(self._needs) or self._dry
 
-    def add_needs(self, settled: ChunkResult) -> None:
-        for name, columns in settled.needs.items():
+    def add_needs(self, result: ChunkResult) -> None:
+        for name, columns in result.needs.items():
             add_need(self._needs, name, columns)
 
-    def sifted(self, settled: ChunkResult, opened: RawRecords) -> ChunkResult:
+    def sifted(self, result: ChunkResult, opened: RawRecords) -> ChunkResult:
         """The outcome of a chunk; in isolation, records that cannot be written are rejected."""
         if self._sieve is None or self._idle:
-            return settled
+            return result
         with self._clock("write"), noticing():
-            return self._sieve.sift(settled, opened, self._below)
+            return self._sieve.sift(result, opened, self._below)
 
-    def write(self, chunk: FetchedChunk, settled: ChunkResult, letters: list[Rejection]) -> None:
+    def write(self, chunk: FetchedChunk, result: ChunkResult, letters: list[Rejection]) -> None:
         plan = self._plan
         with self._clock("write"), noticing():
-            for name, rows in settled.rows:
+            for name, rows in result.rows:
                 self._write(name, plan.tables[name], rows)
-            for name, keys in settled.gone if not self._idle else ():
+            for name, keys in result.gone if not self._idle else ():
                 self._delete(name, keys)
                 if name not in self._below:
                     self._add(name, merged=len(keys))
-            for name, keys in settled.left if not self._idle else ():
+            for name, keys in result.left if not self._idle else ():
                 self._delete(name, keys)
             if plan.letters is not None and letters:
                 rows = _letters(plan, chunk, self._partition, letters)
@@ -390,7 +390,7 @@ class _RangeOutput:
         self,
         chunk: FetchedChunk,
         opened: RawRecords,
-        settled: ChunkResult,
+        result: ChunkResult,
         letters: list[Rejection],
     ) -> None:
         """Add the outcome of every offset of a chunk to the counts."""
@@ -405,9 +405,9 @@ class _RangeOutput:
         # The reader has passed every offset of the span: offsets without a record are invisible.
         self.total += RangeCounts(
             chunk.span,
-            len(offsets) - len(letters) - settled.skipped,
+            len(offsets) - len(letters) - result.skipped,
             rejected=len(letters),
-            skipped=settled.skipped,
+            skipped=result.skipped,
             invisible=len(chunk.span) - len(offsets),
             seen=(int(offsets[0]), int(offsets[-1])) if len(offsets) else None,
         )
