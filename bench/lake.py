@@ -46,7 +46,7 @@ from frazil.commit.committer import (
     Located,
     Progress,
 )
-from frazil.commit.protocol import TableCommitter, ledger_tag
+from frazil.commit.protocol import TableCommitter
 from frazil.commit.rewind import RewindSteps, Without
 from frazil.config.sections import TableConfig
 from frazil.files.writer import TableWriter, WriterSpec
@@ -54,6 +54,7 @@ from frazil.iceberg import schema
 from frazil.ledger import index
 from frazil.ledger.entry import LedgerEntry, Snapshot, entries, head, split
 from frazil.ledger.staged_batch import StagedBatch, StagedTable
+from frazil.ledger.tags import ledger_tag
 from frazil.offsets import BATCHES, Cut, Partition, Range
 from frazil.pipeline.projection import MetadataColumns as Names
 

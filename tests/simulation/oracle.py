@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any
 
-from frazil.commit.protocol import ledger_tag
 from frazil.errors import Expired, Fenced, FrazilError, Gap, IdentityMismatch, Overlap
 from frazil.ledger import entry as ledger
 from frazil.ledger import staged_batch
 from frazil.ledger.entry import PREFIX, LedgerEntry
+from frazil.ledger.tags import ledger_tag
 from frazil.offsets import Cut, Partition
 from tests.simulation.catalog import Held, Meta, Server
 

@@ -28,7 +28,7 @@ from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil, new_table
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.table.update import update_table_metadata
 
-from frazil.commit.protocol import TableCommitter, ledger_tag
+from frazil.commit.protocol import TableCommitter
 from frazil.errors import (
     CommitStateUnknown,
     Conflict,
@@ -44,6 +44,7 @@ from frazil.files.writer import TableWriter, WriterSpec
 from frazil.iceberg import foreign_commits, java_errors
 from frazil.iceberg.java import JavaCatalog
 from frazil.ledger.entry import LedgerEntry, Snapshot, parse, referred, split
+from frazil.ledger.tags import ledger_tag
 from frazil.maintenance.tasks import ExpireSnapshots, SnapshotRetention
 from frazil.offsets import Cut, Partition
 from tests.fakes import FakeTable

@@ -12,7 +12,7 @@ import pytest
 from frazil.accounting import RangeCounts
 from frazil.commit.batch_chain import chain, entry_of, preceding
 from frazil.commit.committer import INDEX, BackpressureLimits, Committer, Progress, _PendingTable
-from frazil.commit.protocol import ATTEMPTS, TableCommitter, ledger_tag
+from frazil.commit.protocol import ATTEMPTS, TableCommitter
 from frazil.errors import (
     CommitStateUnknown,
     Expired,
@@ -26,6 +26,7 @@ from frazil.ledger import entry as ledger
 from frazil.ledger.entry import parse
 from frazil.ledger.index import rebuilt
 from frazil.ledger.staged_batch import StagedBatch, StagedTable
+from frazil.ledger.tags import ledger_tag
 from frazil.offsets import BATCHES, Cut, Partition, Range
 from tests.commit_events import Events
 from tests.fakes import FakeClock, FakeTable

@@ -22,9 +22,7 @@ import pytest
 from frazil import format_version
 from frazil.accounting import OutcomeCounts, RangeCounts
 from frazil.commit import rewind
-from frazil.commit.protocol import ledger_tag
 from frazil.commit.rewind import RewindNote
-from frazil.commit.tables import ledger_tag_of
 from frazil.config.sections import TableConfig, deleted_keys_table, replayed
 from frazil.errors import Fatal, IdentityMismatch
 from frazil.files.writer import WriterSpec
@@ -40,6 +38,7 @@ from frazil.ledger.entry import LedgerEntry, OperatorNote
 from frazil.ledger.packing import unpack
 from frazil.ledger.sink_state import announced_tables, property_tables, tables_property, tables_text
 from frazil.ledger.staged_batch import StagedBatch, StagedTable
+from frazil.ledger.tags import ledger_tag
 from frazil.maintenance.rewrite_data_files import COMPACT
 from frazil.maintenance.tasks import CREATED_BY, MERGE, orphan_files
 from frazil.offsets import BATCHES, Cut, Partition, Range
@@ -287,7 +286,7 @@ def test_names_of_tables_tags_properties_and_files():
     file = f"frazil-orders-12-41-{COMMITS[0]}"
     names = {
         "tag": ledger_tag("orders"),
-        "tag of a branch": ledger_tag_of("orders", "side"),
+        "tag of a branch": ledger_tag("orders", "side"),
         "table of replayed dead letters": replayed("shop.dead_letters"),
         "table of deleted keys": deleted_keys_table("shop.orders"),
         "summary key of an entry's version, property of a table's version": format_version.KEY,

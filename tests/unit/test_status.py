@@ -13,9 +13,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from frazil.commit.protocol import TableCommitter, ledger_tag
+from frazil.commit.protocol import TableCommitter
 from frazil.config.model import from_document
 from frazil.ledger.entry import LedgerEntry
+from frazil.ledger.tags import ledger_tag
 from frazil.offsets import Cut
 from frazil.ops.offsets import show_standing, standing
 from frazil.ops.startup_checks import in_doubt

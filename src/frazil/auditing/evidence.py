@@ -28,9 +28,10 @@ from frazil.errors import ConfigError, Fatal, NotProven, Unavailable, counted
 from frazil.iceberg import foreign_commits
 from frazil.iceberg.static_table import DataFile, ReadOnlyTable
 from frazil.ledger import index_rows
-from frazil.ledger.entry import PREFIX, Snapshot, head, parse
+from frazil.ledger.entry import PREFIX, Snapshot, parse
 from frazil.ledger.index_rows import IndexRows
-from frazil.ledger.sink_state import REPLAY, STREAM, known_tables
+from frazil.ledger.sink_state import REPLAY, STREAM, index_entry, known_tables
+from frazil.ledger.tags import ledger_tag
 from frazil.offsets import BATCHES, Cut, Partition
 from frazil.render import TextTable, colour
 from frazil.spark.open_table import Open
@@ -88,7 +89,7 @@ class ReadOnlyIndex:
     def __init__(self, table: ReadOnlyTable, sink: str) -> None:
         self.table = table
         self.sink = sink
-        entry = head(table.history("main"), sink, table.tagged(f"frazil/{sink}")).entry
+        entry = index_entry(table, sink)
         self.claimed = entry is not None
         self.position = entry.end if entry else Cut()
         self.tables = known_tables(table, sink)
@@ -320,7 +321,7 @@ def _tagged_snapshots(table: ReadOnlyTable, branch: str) -> dict[str, Snapshot]:
     snapshots = {}
     for tag, snapshot in table.tags().items():
         sink = snapshot.summary.get(PREFIX + "sink")
-        if sink and tag == (f"frazil/{sink}" if branch == "main" else f"frazil/{sink}/{branch}"):
+        if sink and tag == ledger_tag(sink, branch):
             snapshots[sink] = snapshot
     return snapshots
 
@@ -380,7 +381,7 @@ def against_kafka(config: Config, opened: Open, proof: AuditResult) -> AuditResu
     entry = None
     if index is not None:
         sink = config.sink.id
-        entry = head(index.history("main"), sink, index.tagged(f"frazil/{sink}")).entry
+        entry = index_entry(index, sink)
     began = {
         line.range.partition: line.range.start
         for report in proof.reports

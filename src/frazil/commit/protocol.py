@@ -47,6 +47,7 @@ from frazil.iceberg.live_files import LiveFiles
 from frazil.ledger import entry as ledger
 from frazil.ledger.entry import LedgerEntry, LedgerHead, Snapshot
 from frazil.ledger.staged_batch import StagedBatch
+from frazil.ledger.tags import ledger_tag
 from frazil.offsets import Cut, Range
 
 ATTEMPTS = 6
@@ -130,10 +131,6 @@ def pause_after(failures: int) -> float:
     return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures, 10))
 
 
-def ledger_tag(sink: str) -> str:
-    return f"frazil/{sink}"
-
-
 #: Stands for the expired snapshot of a batch that is in the table.
 EXPIRED = Snapshot(0, None, 0, 0, "", {})
 
@@ -162,7 +159,7 @@ class TableCommitter:
         self._branch = branch
         self._clock = clock
         self.claimed_first = claimed_first
-        self._tag = ledger_tag(sink) if branch == "main" else f"{ledger_tag(sink)}/{branch}"
+        self._tag = ledger_tag(sink, branch)
         #: commit ids attempted since the entry last seen
         self._tried: set[str] = set()
 

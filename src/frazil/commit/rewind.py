@@ -41,7 +41,7 @@ from frazil.commit.rewind_plan import (
     empty,
     stand,
 )
-from frazil.commit.tables import ledger_tag_of, parallel_map
+from frazil.commit.tables import parallel_map
 from frazil.errors import (
     CommitStateUnknown,
     Conflict,
@@ -53,6 +53,7 @@ from frazil.errors import (
 )
 from frazil.ledger.entry import PREFIX, LedgerEntry, Snapshot, head
 from frazil.ledger.staged_batch import StagedBatch
+from frazil.ledger.tags import ledger_tag
 from frazil.offsets import Cut, Range
 
 #: Prefix, before the sink's id, of the index property that exists while a rewind is running.
@@ -217,7 +218,7 @@ class RewindSteps:
     def _state(self, name: str) -> TableState:
         table, branch = self._tables[name]
         table.refresh()
-        tagged = table.tagged(ledger_tag_of(self.sink, branch))
+        tagged = table.tagged(ledger_tag(self.sink, branch))
         history = Ancestry(table.history(branch))
         return TableState(name, branch, history, tagged, table.tags(), self._held.get(name, {}))
 
@@ -316,7 +317,7 @@ class RewindSteps:
         if claimed.commit_id != claim.commit_ids[-1] or claimed.snapshot is None:
             raise Conflict(f"cannot claim branch {fork} of table {table.name}")
         self._step("forked", table.name)
-        tag = ledger_tag_of(self.sink, rewind.branch)
+        tag = ledger_tag(self.sink, rewind.branch)
         table.move(
             {
                 **rewind.tags,
@@ -339,7 +340,7 @@ class RewindSteps:
             )
         self._step("forked", table.name)
         table.move(
-            {**rewind.tags, rewind.branch: None, ledger_tag_of(self.sink, rewind.branch): None},
+            {**rewind.tags, rewind.branch: None, ledger_tag(self.sink, rewind.branch): None},
             expected={rewind.branch: rewind.now},
         )
         self._extend(target)

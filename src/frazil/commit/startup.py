@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from frazil.commit.protocol import TableCommitter, ledger_tag, not_shown
+from frazil.commit.protocol import TableCommitter, not_shown
 from frazil.commit.recovery import Recovered, Recovery, staging_folder
 from frazil.commit.rewind import refuse_unfinished
 from frazil.commit.tables import SinkTable, SinkTables, parallel_map, refuse_unsupported
@@ -30,6 +30,7 @@ from frazil.kafka.planner import TopicIdentity
 from frazil.ledger import index
 from frazil.ledger.entry import LedgerEntry
 from frazil.ledger.sink_state import REPLAY, announced_tables
+from frazil.ledger.tags import ledger_tag
 from frazil.offsets import Cut, Partition, Range
 from frazil.pipeline.projection import NO_METADATA
 from frazil.sources.base import BatchSource, StreamPosition

@@ -17,7 +17,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from frazil.commit.committer import THREADS, CommitTrigger
-from frazil.commit.protocol import TableCommitter, ledger_tag
+from frazil.commit.protocol import TableCommitter
 from frazil.commit.version_files import VersionFiles
 from frazil.config.model import Config
 from frazil.config.sections import TableConfig, deleted_keys_table
@@ -31,6 +31,7 @@ from frazil.iceberg.static_table import COLUMNS_PROPERTY
 from frazil.ledger import index
 from frazil.ledger.entry import Snapshot, parse
 from frazil.ledger.sink_state import REPLAY, property_tables, tables_property, tables_text
+from frazil.ledger.tags import ledger_tag, sink_of
 from frazil.maintenance.tasks import CREATED_BY
 from frazil.offsets import Cut
 from frazil.pipeline.evolution import together
@@ -45,8 +46,6 @@ T = TypeVar("T")
 
 #: Up to so many tables are listed in the index's snapshot summaries; more go into a property.
 _NAMED = 16
-#: Prefix of the tags of all sinks.
-TAG_PREFIX = ledger_tag("")
 
 
 @dataclass(slots=True)
@@ -186,7 +185,7 @@ class SinkTables:
         known = {sink, sink.removesuffix(REPLAY), sink + REPLAY}
         snapshots: Iterable[Snapshot | None] = held.target.table.history(branch)
         if not walk:
-            tags = [tag for tag in table.tags() if _whose(tag, branch) not in {"", *known}]
+            tags = [tag for tag in table.tags() if sink_of(tag, branch) not in {"", *known}]
             snapshots = map(table.tagged, tags)
         for snapshot in filter(None, snapshots):
             entry = parse(snapshot.summary)
@@ -207,7 +206,7 @@ class SinkTables:
                     f"{', '.join(both)}, too; each record would be there twice",
                     hint="give one of them another table or other topics; or set [sink] "
                     "allow_shared_topics = true, if that is wanted; or, if that sink is no more: "
-                    f"ALTER TABLE {table.name} DROP TAG `{ledger_tag_of(entry.sink, branch)}`",
+                    f"ALTER TABLE {table.name} DROP TAG `{ledger_tag(entry.sink, branch)}`",
                 )
 
     # ── create and evolve ────────────────────────────────────────────────────────────────────
@@ -469,17 +468,6 @@ def refuse_unsupported(table: JavaTable) -> None:
                 hint=f"ALTER TABLE {table.name} UNSET TBLPROPERTIES ('{key}'), or use another "
                 "table",
             )
-
-
-def ledger_tag_of(sink: str, branch: str) -> str:
-    """The tag of a sink in a branch, as `protocol.TableCommitter` sets it."""
-    return ledger_tag(sink) if branch == "main" else f"{ledger_tag(sink)}/{branch}"
-
-
-def _whose(tag: str, branch: str) -> str:
-    """The sink whose tag in the branch this is; empty: not a sink's tag for the branch."""
-    sink, _, suffix = tag.removeprefix(TAG_PREFIX).partition("/")
-    return sink if tag.startswith(TAG_PREFIX) and (suffix or "main") == branch else ""
 
 
 def writer_spec(table: JavaTable, config: TableConfig, topic_column: str = "") -> WriterSpec:

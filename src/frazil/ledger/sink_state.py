@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from frazil.errors import IdentityMismatch
-from frazil.ledger.entry import Snapshot, head
+from frazil.ledger.entry import LedgerEntry, Snapshot, head
+from frazil.ledger.tags import ledger_tag
 
 #: Suffix of the id of a sink that replays the dead letters of another.
 REPLAY = ".replay"
@@ -26,9 +27,15 @@ class ReadableIndex(Protocol):
     def properties(self) -> dict[str, str]: ...
 
 
+def index_entry(index: ReadableIndex, sink: str) -> LedgerEntry | None:
+    """The newest entry of a sink in its index: its position, epoch and tables. None: it has none,
+    or expired snapshots hide it."""
+    return head(index.history("main"), sink, index.tagged(ledger_tag(sink))).entry
+
+
 def known_tables(index: ReadableIndex, sink: str) -> dict[str, str]:
     """The tables that a sink's position depends on: name → uuid."""
-    entry = head(index.history("main"), sink, index.tagged(f"frazil/{sink}")).entry
+    entry = index_entry(index, sink)
     if entry is None:
         return {}
     return announced_tables(entry.tables, index.properties)

@@ -40,6 +40,7 @@ from frazil.ledger import index
 from frazil.ledger.entry import PREFIX, Snapshot
 from frazil.ledger.sink_state import REPLAY
 from frazil.ledger.staged_batch import StagedBatch
+from frazil.ledger.tags import TAG_PREFIX, ledger_tag
 from frazil.offsets import BATCHES, Cut, Partition
 
 #: Summary key of a merge's snapshot, which is no ledger entry: the id of the merge.
@@ -293,8 +294,7 @@ class MaintenanceTask:
 
     def newest_run(self) -> Callable[[Iterator[Snapshot]], str | None]:
         """A check, run on each attempt of a commit: is this run still the newest?"""
-        tag = f"frazil/{self._sink}"
-        tagged = self._kept.tagged(tag if self._branch == "main" else f"{tag}/{self._branch}")
+        tagged = self._kept.tagged(ledger_tag(self._sink, self._branch))
 
         def check(history: Iterator[Snapshot]) -> str | None:
             entry = ledger.head(history, self._sink, tagged).entry
@@ -423,7 +423,7 @@ class ExpireSnapshots(MaintenanceTask):
         table = self._table
         histories = [snapshot for name in table.branches() for snapshot in table.history(name)]
         # Of a sink that ended long ago only the tag is left.
-        tagged = [table.tagged(tag) for tag in table.tags() if tag.startswith("frazil/")]
+        tagged = [table.tagged(tag) for tag in table.tags() if tag.startswith(TAG_PREFIX)]
         partitions: set[Partition] = set()
         seen: set[str] = set()
         for snapshot in (*histories, *filter(None, tagged)):
@@ -463,8 +463,7 @@ class ExpireSnapshots(MaintenanceTask):
     def _ahead(self, sink: str, branch: str, snapshot: Snapshot) -> bool:
         """Is the snapshot ahead of the sink's tag? Without a tag, no: a sink that finds none in an
         expired history stops."""
-        tag = f"frazil/{sink}"
-        tagged = self._table.tagged(tag if branch == "main" else f"{tag}/{branch}")
+        tagged = self._table.tagged(ledger_tag(sink, branch))
         return tagged is not None and tagged.id != snapshot.id
 
     def _sweep(self) -> None:

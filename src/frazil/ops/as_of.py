@@ -10,7 +10,8 @@ from frazil.errors import ConfigError, Expired
 from frazil.iceberg.file_io import NeedsSpark
 from frazil.iceberg.java import JavaCatalog
 from frazil.iceberg.java_table import JavaTable
-from frazil.ledger.entry import PREFIX, LedgerEntry, Snapshot, entries, head, parse
+from frazil.ledger.entry import PREFIX, LedgerEntry, Snapshot, entries, parse
+from frazil.ledger.sink_state import index_entry
 from frazil.offsets import Cut, Partition
 
 if TYPE_CHECKING:
@@ -142,8 +143,7 @@ def _idle(
         index = catalog.load(entry.index) if entry.index else None
         stands = entry.end
         if index is not None:
-            tagged = index.tagged(f"frazil/{entry.sink}")
-            known = head(index.history("main"), entry.sink, tagged).entry
+            known = index_entry(index, entry.sink)
             stands = known.end if known is not None else stands
         if stands.reaches(wanted):
             return snapshot

@@ -15,12 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from rich.console import Console
 
-from frazil.commit.protocol import ledger_tag
 from frazil.config.model import Config
 from frazil.config.units import duration
 from frazil.errors import ConfigError
 from frazil.iceberg.static_table import ReadOnlyTable
-from frazil.ledger import entry as ledger
 from frazil.ledger.completeness import (
     COLUMNS,
     SECOND,
@@ -30,6 +28,7 @@ from frazil.ledger.completeness import (
     shown,
 )
 from frazil.ledger.entry import OperatorNote
+from frazil.ledger.sink_state import index_entry
 from frazil.offsets import BATCHES, Partition, Range
 
 #: Seconds between two checks while waiting for an hour.
@@ -104,7 +103,7 @@ def answer(
         raise ConfigError(
             f"cannot say until when sink {sink} is complete: its index {name} does not exist"
         )
-    entry = ledger.head(table.history("main"), sink, table.tagged(ledger_tag(sink))).entry
+    entry = index_entry(table, sink)
     if entry is None:
         raise ConfigError(
             f"cannot say until when sink {sink} is complete: its index {name} has nothing of it"

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from frazil.commit.protocol import ATTEMPTS, FIRST_PAUSE, TableCommitter
 from frazil.commit.rewind import refuse_unfinished
-from frazil.commit.tables import ledger_tag_of, writer_spec
+from frazil.commit.tables import writer_spec
 from frazil.config.model import Config
 from frazil.config.sections import TableConfig
 from frazil.errors import (
@@ -41,6 +41,7 @@ from frazil.iceberg.static_table import DataFile
 from frazil.ledger import index
 from frazil.ledger.entry import PREFIX, LedgerEntry, Snapshot, entries, own_entry
 from frazil.ledger.sink_state import REPLAY, STREAM, announced_tables
+from frazil.ledger.tags import ledger_tag
 from frazil.offsets import Range
 from frazil.ops.index_rebuild_plan import COLUMNS, LedgerHistory, rebuild
 from frazil.ops.locate import branch_of
@@ -168,13 +169,13 @@ class _IndexRebuild:
                 unknown.append((name, None, f"the table {fact}"))
                 continue
             branch = branch_of(self._branches, name)
-            tagged = table.tagged(ledger_tag_of(self._sink, branch))
+            tagged = table.tagged(ledger_tag(self._sink, branch))
             snapshots = self._mine(table.history(branch), tagged)
             histories.append(LedgerHistory(name, table.uuid, snapshots, _files(table, branch)))
         several = pc.any(pc.equal(rows["table_name"], STREAM)).as_py()
         if several or not self._config.one_table:
             history = self._table.history("main")
-            index_tagged = self._table.tagged(ledger_tag_of(self._sink, "main"))
+            index_tagged = self._table.tagged(ledger_tag(self._sink, "main"))
             histories.append(LedgerHistory(STREAM, "", self._mine(history, index_tagged)))
         return histories
 

@@ -21,8 +21,8 @@ from frazil.config.model import Config
 from frazil.errors import ConfigError
 from frazil.iceberg.static_table import COLUMNS_PROPERTY, DataFile, ReadOnlyTable
 from frazil.ledger.completeness import shown
-from frazil.ledger.entry import PREFIX, OperatorNote, Snapshot, entries, head, own_entry
-from frazil.ledger.sink_state import REPLAY, STREAM, known_tables
+from frazil.ledger.entry import PREFIX, OperatorNote, Snapshot, entries, own_entry
+from frazil.ledger.sink_state import REPLAY, STREAM, index_entry, known_tables
 from frazil.offsets import Partition, Range
 from frazil.spark.open_table import Open
 
@@ -151,7 +151,7 @@ def of_sink(
 
 
 def _also(index: ReadOnlyTable, sink: str, where: Partition) -> tuple[str, ...]:
-    entry = head(index.history("main"), sink, index.tagged(f"frazil/{sink}")).entry
+    entry = index_entry(index, sink)
     known = entry.end if entry else ()
     same = {p.topic for p in known if p.kafka_topic == where.kafka_topic}
     return tuple(sorted(same - {where.topic}))
@@ -409,11 +409,7 @@ def _outside(
     where, offset = asked.partition, asked.offset
     if index is None:
         return f"no ledger entry that is left tells of {where} at {offset}, and there is no index"
-    positions = [
-        (sink, entry.end)
-        for sink in sinks
-        if (entry := head(index.history("main"), sink, index.tagged(f"frazil/{sink}")).entry)
-    ]
+    positions = [(sink, entry.end) for sink in sinks if (entry := index_entry(index, sink))]
     knowing = [(sink, end) for sink, end in positions if where in end]
     if not knowing:
         known = sorted({str(key) for _, end in positions for key in end})

@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 
 from frazil.commit.batch_chain import chain
-from frazil.commit.protocol import TableCommitter, ledger_tag
+from frazil.commit.protocol import TableCommitter
 from frazil.commit.recovery import staging_folder
 from frazil.commit.rewind import refuse_unfinished
 from frazil.config.model import Config
@@ -38,7 +38,8 @@ from frazil.kafka.planner import (
     with_new_partitions,
 )
 from frazil.ledger import staged_batch
-from frazil.ledger.entry import LedgerEntry, OperatorNote, head
+from frazil.ledger.entry import LedgerEntry, OperatorNote
+from frazil.ledger.sink_state import index_entry
 from frazil.offsets import BATCHES, Cut, Partition, Range
 from frazil.ops.startup_checks import in_doubt, show_doubts
 from frazil.render import TextTable
@@ -275,7 +276,7 @@ def standing(config: Config, opened: Open) -> dict[str, Any]:
     index, sink = opened(config.index_table), config.sink.id
     entry = None
     if index is not None:
-        entry = head(index.history("main"), sink, index.tagged(ledger_tag(sink))).entry
+        entry = index_entry(index, sink)
     position = entry.end if entry else Cut()
     known = TopicIdentity.of(entry) if entry else TopicIdentity()
     planner = Planner(

@@ -14,16 +14,15 @@ from typing import cast
 
 from rich.console import Console
 
-from frazil.commit.protocol import CommitTable, TableCommitter, ledger_tag
+from frazil.commit.protocol import CommitTable, TableCommitter
 from frazil.commit.rewind import refuse_unfinished
 from frazil.commit.startup import forgotten, index_mismatch, unindexed
 from frazil.config.model import Config
 from frazil.config.sections import deleted_keys_table
 from frazil.errors import FrazilError, IdentityMismatch
 from frazil.iceberg.static_table import ReadOnlyTable
-from frazil.ledger.entry import head
 from frazil.ledger.index import ENDS, ends
-from frazil.ledger.sink_state import announced_tables
+from frazil.ledger.sink_state import announced_tables, index_entry
 from frazil.spark.open_table import Open
 
 
@@ -54,7 +53,7 @@ def _doubts(config: Config, opened: Open) -> dict[str, FrazilError]:
             refuse_unfinished(index.properties, sink)
         except FrazilError as error:
             return {index.name: error}
-        entry = head(index.history("main"), sink, index.tagged(ledger_tag(sink))).entry
+        entry = index_entry(index, sink)
     if index is None or entry is None or entry.batches[1] < 0:
         rows = index.rows(["commit_id"], {"sink": [sink]}).num_rows if index is not None else 0
         if index is not None and rows:

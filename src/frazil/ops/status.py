@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
-from frazil.commit.protocol import TableCommitter, ledger_tag
+from frazil.commit.protocol import TableCommitter
 from frazil.commit.recovery import staging_folder
 from frazil.config.model import Config
 from frazil.config.units import duration
@@ -26,6 +26,7 @@ from frazil.ledger import staged_batch
 from frazil.ledger.entry import entries, head
 from frazil.ledger.sink_state import known_tables
 from frazil.ledger.staged_batch import StagedBatch
+from frazil.ledger.tags import ledger_tag
 from frazil.maintenance import tasks
 from frazil.offsets import Cut, Partition
 from frazil.ops.startup_checks import in_doubt
