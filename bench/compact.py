@@ -63,7 +63,9 @@ class Upserted:
         self.spark, self.keys, self.batches = spark, keys, 0
         schema = {"type": "struct", "schema-id": 0, "fields": FIELDS, "identifier-field-ids": [1]}
         self._catalog = JavaCatalog(spark, "lake")
-        self._table = self._catalog.create("db.t", json.dumps(schema), SPEC)
+        self._table = self._catalog.create(
+            "db.t", json.dumps(schema), SPEC, properties={"format-version": "2"}
+        )
         self._draw = np.random.default_rng(1)
 
     def shape(self) -> WriterSpec:

@@ -41,7 +41,7 @@ def numbered(count: int, start: int = 0) -> Iterator[bytes]:
 
 
 def eventually(
-    happened: Callable[[], Any], what: str, within: float = WITHIN, sink: Sink | None = None
+    happened: Callable[[], Any], what: str, within: float = WITHIN, sink: Run | None = None
 ) -> Any:
     """Poll until it is true; a stream that stops first tells why."""
     deadline = time.monotonic() + within

@@ -19,7 +19,7 @@ from frazil.errors import Unavailable
 from frazil.iceberg.java import JavaCatalog
 from frazil.ledger.entry import LedgerEntry, entries
 from frazil.ops.status import orphans, status
-from frazil.sink import Sink
+from frazil.run import Run
 from frazil.testing.datagen import create_topic
 from tests.bench import faults
 from tests.system.streams import WITHIN, eventually, running
@@ -52,7 +52,7 @@ def streaming(world: faults.World, table: str, way: str) -> Config:
     )
 
 
-def staged(sink: Sink, world: faults.World, table: str, way: str, batches: range) -> None:
+def staged(sink: Run, world: faults.World, table: str, way: str, batches: range) -> None:
     """Each of them is a batch of its own."""
     for number in batches:
         faults.produce(world.bootstrap, table, way, number)

@@ -80,7 +80,7 @@ def until(config: Config) -> dt.datetime | None:
     return None if found is None else moment(found)
 
 
-def caught_up(config: Config, spark: Any, **more: Any) -> Sink:
+def caught_up(config: Config, spark: Any, **more: Any) -> Run:
     sink = Sink(config, **more).start(spark)
     try:
         ends = sink.ends()

@@ -123,7 +123,7 @@ def caught_up(sink: Sink, cut: dict[Partition, int] | None = None) -> Run:
     return run
 
 
-def batches(sink: Sink) -> int:
+def batches(sink: Run) -> int:
     """How many batches are committed."""
     return sink.position.get(BATCHES, 0)
 
@@ -140,7 +140,7 @@ def snapshots(lake: Lake, *tables: str) -> list[int]:
     return found
 
 
-def wait_for_rows(lake: Lake, name: str, count: int, sink: Sink) -> None:
+def wait_for_rows(lake: Lake, name: str, count: int, sink: Run) -> None:
     """By what the table's own metadata says, which is cheap to ask again and again."""
 
     def there() -> bool:
@@ -853,8 +853,9 @@ def test_available_now_takes_all_there_is_in_limited_batches_and_ends(
         trigger="available-now",
         on_step=steps,
     )
-    assert sink.start().awaitTermination(WITHIN)
-    assert not sink.active
+    run = sink.start()
+    assert run.awaitTermination(WITHIN)
+    assert not run.active
     sizes = [step.records for step in steps.named("written")]
     assert sum(sizes) == 60
     assert max(sizes) <= 16
@@ -1056,7 +1057,7 @@ def test_a_topic_that_was_dropped_and_made_again_is_foreign_whoever_reads_it(
     config = make_config(decode={"format": "json"}, transform={"sql": EVEN})
     other = f"{name}x"
 
-    def spark_reads() -> Sink:
+    def spark_reads() -> Run:
         return caught_up(written(kafka(spark, b, name), other), {part(name, 0): 10})
 
     catch_up(config, spark)

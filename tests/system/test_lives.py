@@ -13,6 +13,7 @@ from frazil.errors import ConfigError, Fenced, FrazilError
 from frazil.iceberg.java import JavaCatalog
 from frazil.ledger.entry import entries
 from frazil.offsets import Cut
+from frazil.run import Run
 from frazil.sink import Sink
 from frazil.testing.datagen import create_topic
 from frazil.testing.kafka import Broker
@@ -45,7 +46,7 @@ def take_overs(
     at whatever it is doing."""
     create_topic(broker.bootstrap, name, 2)
     sent = 0
-    older: Sink | None = None
+    older: Run | None = None
     epochs: list[int] = []
     for turn in range(count):
         sent += produce(broker.bootstrap, name, numbered(20, sent), 2)
@@ -76,7 +77,7 @@ def take_overs(
     assert proven(config, spark).written == sent
 
 
-def stopped(sink: Sink) -> FrazilError | None:
+def stopped(sink: Run) -> FrazilError | None:
     try:
         sink.check()
     except FrazilError as error:

@@ -209,7 +209,7 @@ def test_a_rest_catalog_and_an_object_store_are_read(
     assert found(settings, plain.location).uuid == plain.uuid
     assert find(settings, "db.none") is None
     assert find(settings, "none.none") is None
-    as_commands_do = opener(sink.config, spark=False)(f"db.{name}")
+    as_commands_do = opener(made.config, spark=False)(f"db.{name}")
     assert as_commands_do is not None
     assert as_commands_do.uuid == plain.uuid
 

@@ -24,6 +24,7 @@ from frazil.iceberg.java import JavaCatalog
 from frazil.iceberg.java_table import JavaTable
 from frazil.ledger.entry import entries
 from frazil.offsets import Cut
+from frazil.run import Run
 from frazil.sink import Sink
 from frazil.testing.datagen import create_topic
 from frazil.testing.kafka import Broker
@@ -635,7 +636,7 @@ def test_the_older_of_two_lives_is_fenced_and_its_rows_are_absent(
     proven(config, spark)
 
 
-def ended(sink: Sink) -> FrazilError | None:
+def ended(sink: Run) -> FrazilError | None:
     try:
         sink.check()
     except FrazilError as error:

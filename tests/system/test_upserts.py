@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
+from frazil.commit.provisioning import TableProvisioner
 from frazil.config.model import Config
 from frazil.errors import ConfigError, Overlap
 from frazil.maintenance import rewrite_data_files
@@ -434,15 +435,15 @@ def test_what_is_staged_counts_and_a_tombstone_takes_the_order_of_what_it_delete
 ):
     listed: list[str] = []
 
-    def known(sink: Sink, table: str) -> Any:
+    def known(tables: TableProvisioner, table: str) -> Any:
         """The first list has a file that is gone since: another is made."""
-        found = real(sink, table)
+        found = real(tables, table)
         listed.append(table)
         gone = FileBounds(f"{lake.folder}/gone.parquet", (None,))
         return found if len(listed) > 1 else (replace(found[0], files=(gone,)), *found[1:])
 
-    real = Sink.known
-    monkeypatch.setattr(Sink, "known", known)
+    real = TableProvisioner._known
+    monkeypatch.setattr(TableProvisioner, "_known", known)
     feed = Feed(broker, name, 1, order=lambda row: row["version"])
     config = make_config(
         decode={"format": "json"},
