@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from frazil.auditing import broker
 from frazil.cli import commands
 from frazil.config.model import Config
 from frazil.errors import ConfigError, Unavailable
@@ -262,7 +263,7 @@ def world(history: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tupl
     """A sink with tables and an index on disk; its config."""
     paths = history.save(complete=True)
     kafka = Kafka()
-    for module in (planner, offsets):
+    for module in (planner, offsets, broker):
         monkeypatch.setattr(module, "Planner", lambda *_, **__: kafka)
     monkeypatch.setattr(
         open_table,
