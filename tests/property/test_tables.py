@@ -317,7 +317,15 @@ class World:
                 break
             self.clock.now += LONGEST_PAUSE
             self.round()
-        assert not self.committer.pending, self.committer.progress.stuck
+        stuck = self.committer.progress.stuck
+        if stuck and all("cannot be told" in why for why in stuck.values()):
+            # Snapshots behind the tag were expired, and no earlier metadata file is left: nothing
+            # shows whether an earlier run tried the batch. It waits for an operator, and is right.
+            for name in stuck:
+                head = self.targets[name].head()
+                assert head.bridged or (head.entry and head.entry.unknown_before), name
+            return self.check()
+        assert not self.committer.pending, stuck
         assert self.committer.progress.position == self.end
         assert self.stored == {}
         self.check()

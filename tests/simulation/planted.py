@@ -799,7 +799,7 @@ def _(stack: ExitStack) -> None:
 
 @planted("files of a rewrite that is not seen at once are deleted")
 def _(stack: ExitStack) -> None:
-    def settle(self: Any) -> list[Any]:
+    def resolve(self: Any) -> list[Any]:
         if self._tries:
             self._kept.refresh()
         found = []
@@ -814,7 +814,7 @@ def _(stack: ExitStack) -> None:
             self._tries.remove(each)
         return found
 
-    put(stack, tasks.MaintenanceTask, "settle", settle)
+    put(stack, tasks.MaintenanceTask, "resolve", resolve)
 
 
 @planted("what a rewrite left over is removed with what it needs")
