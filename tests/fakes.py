@@ -61,6 +61,9 @@ class FakeTable:
             raise Conflict(f"cannot move {tag}: expected it at {was}")
         self.refs[tag] = snapshot_id
 
+    def set_property(self, key: str, value: str) -> None:
+        self.properties = {**self.properties, key: value}
+
     def untag(self, tag: str) -> None:
         self.refs.pop(tag, None)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from frazil.errors import CommitStateUnknown, Conflict, Expired, IdentityMismatch, Unavailable
@@ -143,8 +143,8 @@ class Server:
 
     # ── tables ───────────────────────────────────────────────────────────────────────────────
 
-    def create(self, name: str) -> Meta:
-        made = Meta(f"uuid-{name}-{self.world.number()}", 0, {}, {}, 0, {}, {})
+    def create(self, name: str, properties: Mapping[str, str] = MappingProxyType({})) -> Meta:
+        made = Meta(f"uuid-{name}-{self.world.number()}", 0, {}, {}, 0, dict(properties), {})
         self.tables[name] = made
         self.past[name] = [made]
         return made
@@ -524,7 +524,10 @@ class Table:
         def change(meta: Meta) -> None:
             meta.properties = {**meta.properties, key: value}
 
-        self._client.send(Request(self.name, self.uuid, {}, change, f"property {key}"))
+        try:
+            self._client.send(Request(self.name, self.uuid, {}, change, f"property {key}"))
+        except Lost:
+            raise Conflict(f"cannot set property {key} of table {self.name}") from None
         self._look()
 
     def branches(self) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -154,6 +154,10 @@ class _Nowhere(dict):  # type: ignore[type-arg]
     def __setitem__(self, *_: object) -> None: ...
 
 
+#: Of a table that nobody gives any.
+_NONE: Mapping[str, str] = MappingProxyType({})
+
+
 class Catalog:
     """As `java.JavaCatalog`."""
 
@@ -166,12 +170,14 @@ class Catalog:
         meta = self._client.server.tables.get(name)
         return Table(self._client, name, meta) if meta else None
 
-    def create(self, name: str, *_: object, **__: object) -> Table:
+    def create(
+        self, name: str, *_: object, properties: Mapping[str, str] = _NONE, **__: object
+    ) -> Table:
         self._client.read(f"create {name}")
         server = self._client.server
         if name in server.tables:
             return Table(self._client, name, server.tables[name])
-        meta = server.create(name)
+        meta = server.create(name, properties)
         here.world.say(f"makes {name}, {meta.uuid}")
         if self._client.fails("lost"):
             raise Unavailable(f"cannot create table {name}: the answer was lost")

@@ -775,6 +775,16 @@ def _(stack: ExitStack) -> None:
     put(stack, Startup, "refuse_unknown", lambda *_: None)
 
 
+@planted("a table without entries is new, whatever its property says", wild=True)
+def _(stack: ExitStack) -> None:
+    put(stack, TableCommitter, "filled", False)
+
+
+@planted("a staged batch counts though a table has lost what it leaves out", wild=True)
+def _(stack: ExitStack) -> None:
+    put(stack, Recovery, "_complete", lambda _, batches: batches)
+
+
 @planted("a new index begins where Kafka does, wherever the sink's one table ends", wild=True)
 def _(stack: ExitStack) -> None:
     put(stack, Recovery, "_refuse_a_late_start", lambda *_: None)

@@ -151,7 +151,7 @@ class Schedule:
             self.topic.ends[Partition("t", number)] = dice.randint(1, 3 if small else 6)
         self.growth = dice.randint(0, 2 if small else 4)
         self.turns = 0
-        self.emptied = self.expired = False
+        self.expired = False
         self.quiet = 0  # lives that were begun in peace
         here.world, here.server, here.oracle, here.parsed = world, self.server, self.oracle, {}
         here.branches = self.branches
@@ -374,7 +374,7 @@ class Schedule:
         if not names:
             return
         name = dice.choice(names)
-        another = self.emptied or (self.oracle.harm and name not in self.oracle.harm)
+        another = self.oracle.emptied or (self.oracle.harm and name not in self.oracle.harm)
         if what in HARMFUL and another and not self.open:
             return  # one victim: what a life makes of it is easier to see
         meta, branch = self.server.tables[name], self.branches[name]
@@ -467,7 +467,7 @@ class Schedule:
         """With `retain_last => 1`."""
         kept = {n for ref, n in meta.refs.items()}
         lost = forgotten(meta, branch, kept)
-        if self.emptied and (not self.open or self._untold(lost)):
+        if self.oracle.emptied and (not self.open or self._untold(lost)):
             return
         self.expired = True
         if lost == "expired":
@@ -493,7 +493,7 @@ class Schedule:
             return  # one that lists them now would see a part of them, and stop for that
         if len(self._alive) > 1 or "stored late" in self.faults:
             return  # what an older life stores afterwards is not what is in the tables
-        self.emptied = True
+        self.oracle.emptied = True
         for path in [path for path in self.server.objects if "/stage/" in path]:
             del self.server.objects[path]
 

@@ -555,3 +555,28 @@ def test_a_sink_may_come_to_a_table_that_is_old_and_whose_history_was_expired(
     lane.send()
     catch_up(make_config(decode={"format": "json"}), spark)
     lane.exact()
+
+
+def test_a_table_that_lost_index_tag_and_entries_is_not_filled_again_from_the_start(
+    broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make
+):
+    """Somebody else made it, its history was expired before, and nothing is left of the ledger but
+    a property."""
+    test_a_sink_may_come_to_a_table_that_is_old_and_whose_history_was_expired(
+        broker, lake, spark, name, make_config
+    )
+    lane, config = Lane(broker, lake, spark, name, False), make_config(decode={"format": "json"})
+    lane.sql(f"DROP TABLE lake.{config.index_table}")
+    lane.sql(f"ALTER TABLE {{t}} DROP TAG `frazil/{name}`")
+    hide(lane)
+    forget_earlier_metadata(lane)
+    with pytest.raises(Expired, match="nothing says up to which offset"):
+        Sink(config).start(spark)
+    assert not spark.catalog.tableExists(f"lake.{config.index_table}"), "an old one may come back"
+    # Who starts again on purpose says so.
+    lane.sql(f"DELETE FROM {{t}} WHERE _topic = '{name}'")
+    lane.sql(f"ALTER TABLE {{t}} UNSET TBLPROPERTIES ('frazil.filled-by.{name}')")
+    catch_up(config, spark)
+    assert sorted(o for (o,) in lake.query(lane.table, "_offset", f"WHERE _topic = '{name}'")) == [
+        *range(6)
+    ]

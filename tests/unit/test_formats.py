@@ -38,7 +38,7 @@ from frazil.ledger.entry import LedgerEntry, OperatorNote
 from frazil.ledger.packing import unpack
 from frazil.ledger.sink_state import announced_tables, property_tables, tables_property, tables_text
 from frazil.ledger.staged_batch import StagedBatch, StagedTable
-from frazil.ledger.tags import ledger_tag
+from frazil.ledger.tags import filled_by, ledger_tag
 from frazil.maintenance.rewrite_data_files import COMPACT
 from frazil.maintenance.tasks import CREATED_BY, MERGE, orphan_files
 from frazil.offsets import BATCHES, Cut, Partition, Range
@@ -146,6 +146,7 @@ BATCH = StagedBatch(
     source=("", '{"sources":["18"]}'),
     note=NOTE.text(),
     leaders={A: 4},
+    already_written={"shop.items": Cut({A: 1005})},
 )
 REWIND = RewindNote("2026-11-15T10:00:00Z", 41, {"orders": {"0": 1000, "1": 2000}})
 FOREIGN = ForeignCommits(8270633197658268308, "overwrite", 1_790_000_000_000, True, {A: (10, 20)})
@@ -292,6 +293,7 @@ def test_names_of_tables_tags_properties_and_files():
         "summary key of an entry's version, property of a table's version": format_version.KEY,
         "version of tables": format_version.TABLE,
         "property: creating sink": CREATED_BY,
+        "property: sink that fills a table": filled_by("orders"),
         "property: metadata columns": COLUMNS_PROPERTY,
         "property: tables of a sink": tables_property("orders"),
         "property: unfinished rewind": f"{rewind.PROPERTY}.orders",

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import re
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
+from frazil.commit.protocol import TableCommitter
 from frazil.commit.recovery import Recovery, _contradicted
 from frazil.commit.startup import Startup
-from frazil.errors import Expired, Fenced, Gap
+from frazil.commit.tables import second_handle
+from frazil.errors import (
+    CommitStateUnknown,
+    Conflict,
+    Expired,
+    Fenced,
+    Gap,
+    IdentityMismatch,
+    Unavailable,
+)
 from frazil.ledger.entry import LedgerEntry
 from frazil.offsets import Cut
-from tests.fakes import FakeTable
+from tests.fakes import FakeClock, FakeTable
 from tests.unit.test_commit import P, batch, put, target
 
 
@@ -87,6 +99,30 @@ def test_what_is_staged_counts_up_to_the_first_batch_whose_files_are_gone():
     assert life._whole(staged, {}, set()) == (staged, []), "of a table that is amiss: it waits"
 
 
+@pytest.mark.parametrize(
+    ("floor", "held", "unhealthy", "used"),
+    [
+        (5, True, False, True),
+        (6, True, False, False),  # the table was restored to an older state
+        (5, False, False, False),  # it is gone, and the index never knew it
+        (6, True, True, True),  # it waits for an operator, and so does the batch
+        (0, False, False, True),  # no table had any of it
+    ],
+)
+def test_a_batch_that_leaves_out_what_a_table_has_is_used_while_the_table_has_it(
+    floor, held, unhealthy, used
+):
+    table = FakeTable()
+    put(target(table), batch(0, 5, "a"))
+    life = object.__new__(Recovery)
+    life.tables = Mock(
+        held={"db.t": None} if held else {}, unhealthy={"db.t": Gap("")} if unhealthy else {}
+    )
+    life.tables.__getitem__ = lambda *_: SimpleNamespace(target=target(table))
+    staged = replace(batch(5, 9, "b"), already_written={"db.t": Cut({P: floor})} if floor else {})
+    assert life._complete([staged]) == [staged] * used
+
+
 def _starting(index_rows: int = 0, made: bool = False, alone: bool = False) -> Startup:
     """A start whose index has so many rows of its sink."""
     life = object.__new__(Startup)
@@ -142,6 +178,55 @@ def test_before_an_index_is_made_anew_every_table_is_asked_unless_there_is_one_a
         life.tables = SimpleNamespace(held={"db.t": _holding(table)})  # type: ignore[assignment]
         with nullcontext() if alone else pytest.raises(Gap, match="knows nothing"):
             life._refuse_a_lost_index()
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_table_that_says_the_sink_fills_it_and_has_no_entry_is_refused(alone):
+    """Index, tag and entries are gone: what is left is the property."""
+    table = FakeTable()
+    earlier = target(table)
+    put(earlier, batch(0, 5, "a"))
+    earlier.set_filled("db.i")
+    life = _starting(alone=alone)
+    life.tables = SimpleNamespace(held={"db.t": _holding(table)})  # type: ignore[assignment]
+    table.refs.pop("frazil/s", None)
+    table.add(["somebody's"], {})
+    table.expire()
+    with pytest.raises(Expired, match="nothing says up to which offset"):
+        life._refuse_a_lost_index()
+    late = TableCommitter(table, "main", "s", 2, FakeClock(), claimed_first=True)
+    assert not late.head().complete, "nor is it taken for new where the index is there"
+    table.properties = {}
+    life._refuse_a_lost_index()
+    assert late.head().complete
+
+
+@pytest.mark.parametrize("error", [Unavailable, CommitStateUnknown, Conflict])
+def test_the_property_of_a_filled_table_is_written_once_whatever_the_catalog_answers(error):
+    table, calls = FakeTable(), []
+
+    def set_property(key: str, value: str) -> None:
+        calls.append(key)
+        if len(calls) > 1:  # the answer of the second try is lost
+            table.properties = {key: value}
+        raise error("cannot set a property: 503")
+
+    table.set_property = set_property  # type: ignore[method-assign]
+    target(table).set_filled("db.i")
+    assert table.properties == {"frazil.filled-by.s": "db.i"}
+    assert len(calls) == 2
+    table.properties, table.set_property = {}, Mock(side_effect=error("503"))  # type: ignore[method-assign]
+    with pytest.raises(Unavailable, match=r"frazil\.filled-by\.s of table db\.t"):
+        target(table).set_filled("db.i")
+
+
+@pytest.mark.parametrize(("found", "fact"), [(None, "is gone"), ("b", "was dropped and made")])
+def test_a_table_that_is_replaced_between_two_loads_is_not_opened(found, fact):
+    first = SimpleNamespace(name="db.t", uuid="a")
+    again = found and SimpleNamespace(name="db.t", uuid=found)
+    with pytest.raises(IdentityMismatch, match=fact):
+        second_handle(SimpleNamespace(load=lambda _: again), first)  # type: ignore[arg-type]
+    assert second_handle(SimpleNamespace(load=lambda _: first), first) is first  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("begins", "lost"), [(0, False), (5, False), (6, True)])

@@ -47,7 +47,7 @@ from frazil.iceberg.live_files import LiveFiles
 from frazil.ledger import entry as ledger
 from frazil.ledger.entry import LedgerEntry, LedgerHead, Snapshot
 from frazil.ledger.staged_batch import StagedBatch
-from frazil.ledger.tags import ledger_tag
+from frazil.ledger.tags import filled_by, ledger_tag
 from frazil.offsets import Cut, Range
 
 ATTEMPTS = 6
@@ -60,7 +60,10 @@ class CommitTable(Protocol):
     name: str
     uuid: str
 
+    @property
+    def properties(self) -> Mapping[str, str]: ...
     def refresh(self) -> None: ...
+    def set_property(self, key: str, value: str) -> None: ...
     def history(self, branch: str) -> Iterator[Snapshot]: ...
     def expired(self, snapshot_id: int) -> Iterator[Snapshot]: ...
     def carries(self, branch: str, snapshot_id: int) -> bool: ...
@@ -149,7 +152,8 @@ class TableCommitter:
         claimed_first: bool = False,
     ) -> None:
         """`claimed_first`: the sink claims this table before its first commit, and a claim sets the
-        tag. So without a tag the table has no data of the sink, even if its history expired."""
+        tag. So without a tag the table has no data of the sink, even if its history expired;
+        unless the table's property says that the sink fills it (`filled_by`)."""
         self.table = table
         self.sink = sink
         self.epoch = epoch
@@ -179,7 +183,7 @@ class TableCommitter:
         head = ledger.head(self.table.history(self._branch), self.sink, tagged)
         if head.missing is None:
             return head
-        if tagged is None and self.claimed_first:
+        if tagged is None and self.claimed_first and not self.filled:
             return LedgerHead(None, None, complete=True, missing=head.missing)
         recovered = ledger.head(self._ancestry(), self.sink)
         if recovered.complete:
@@ -187,6 +191,29 @@ class TableCommitter:
         if head.entry is not None and not self._carried(head.entry, tagged):
             return LedgerHead(None, None, False, missing=head.missing, unshown=head.entry)
         return head
+
+    @property
+    def filled(self) -> bool:
+        """Does the table's property say that the sink fills it?"""
+        return filled_by(self.sink) in self.table.properties
+
+    def set_filled(self, index_table: str) -> None:
+        """Write the property. After the claim and before the first batch: the sink then has rows in
+        no table that lacks it, and a table that has it was claimed."""
+        for attempt in range(ATTEMPTS):
+            if self.filled:
+                return
+            try:
+                return self.table.set_property(filled_by(self.sink), index_table)
+            except (Retryable, CommitStateUnknown) as error:
+                trouble = error
+                self.pause(attempt)
+                self.table.refresh()
+        raise Unavailable(
+            f"cannot set property {filled_by(self.sink)} of table {self.table.name} in {ATTEMPTS} "
+            f"tries: {trouble.message}",
+            hint=trouble.hint,
+        )
 
     def _carried(self, entry: LedgerEntry, tagged: Snapshot | None) -> bool:
         appends = entry.keys is None

@@ -77,13 +77,7 @@ class Recovery:
         is final. The position of a newer run is none to continue from: a table may have been rolled
         back to before it.
         """
-        entry = self._target.still_newest()
-        if entry is None:
-            raise Gap(
-                f"cannot go on: the index {self._index.name} was put back to before this run's "
-                "claim",
-                hint="start the sink again",
-            )
+        entry = self._index_entry()
         position = entry.end
         known = announced_tables(entry.tables, self._index.properties)
         if self._alone:
@@ -96,6 +90,7 @@ class Recovery:
         stored = [] if first and not self._config.sink.staging_location else self.stored()
         place = entry.source[1]
         batches = [batch for _, batch in stored if batch and not _contradicted(batch, after)]
+        batches = self._complete(batches)
         if self._alone:
             committed |= preceding(
                 batches, [newer[0][0].begin for newer in after.values() if newer]
@@ -129,6 +124,18 @@ class Recovery:
             unindexed=unindexed,
             useless=useless,
         )
+
+    def _index_entry(self) -> LedgerEntry:
+        """The newest entry of the index; after the claim, the claim or one that follows it."""
+        entry = self._target.still_newest()
+        claim = self._target.seen  # None: nothing is claimed yet
+        if entry is None or (claim is not None and claim not in entry.commit_ids):
+            raise Gap(
+                f"cannot go on: the index {self._index.name} was put back to before this run's "
+                "claim",
+                hint="start the sink again",
+            )
+        return entry
 
     def check_table(self, known: Mapping[str, str], position: Cut) -> None:
         """The table that the position counts on must exist, be the same, and not be rolled back."""
@@ -214,6 +221,24 @@ class Recovery:
                     return list(staged[:n]), gone
         return list(staged), []
 
+    def _complete(self, batches: Sequence[StagedBatch]) -> list[StagedBatch]:
+        """The batches whose tables still have the records that the batch leaves out for that
+        reason. Those of others are read again. (An unhealthy table waits for an operator, with all
+        its batches.)"""
+        names = {name for batch in batches for name in batch.already_written}
+        heads = {
+            name: self.tables[name].target.head().entry for name in names & self.tables.held.keys()
+        }
+        ends = {name: entry.end for name, entry in heads.items() if entry is not None}
+        return [
+            batch
+            for batch in batches
+            if all(
+                name in self.tables.unhealthy or ends.get(name, Cut()).reaches(floor)
+                for name, floor in batch.already_written.items()
+            )
+        ]
+
     def _refuse_unknown_outcome(self, batch: StagedBatch, well: Iterable[str]) -> None:
         """The records of the batch come again, with another batch or from Kafka. Raises unless it
         is certain that its tables do not have them."""
@@ -226,14 +251,17 @@ class Recovery:
         """A table can be ahead of the index with no staged batch left to explain it. Give it a
         floor: records below it are read again but not written again."""
         tables = list(self.tables.held.items())
-        ends = parallel_map(lambda item: item[1].target.head().entry, tables)
+        ends = parallel_map(lambda item: item[1].target.still_newest(), tables)
         for (name, held), end in zip(tables, ends, strict=True):
             if name in self.tables.unhealthy or end is None or ahead.reaches(end.end):
                 continue
             if self._alone:
                 raise Gap(
                     f"cannot take over sink {self._config.sink.id}: table {name} is ahead of the "
-                    f"index, and its ledger does not lead there from {position}"
+                    f"index, and its ledger does not lead there from {position}: entries between "
+                    "them expired, and no staged batch has their counts",
+                    hint="restore the files of the staging folder, or an earlier metadata file of "
+                    "the table; or use another sink id and another table",
                 )
             held.floor = Cut({p: o for p, o in end.end.items() if o > ahead.get(p, 0)})
 

@@ -15,6 +15,7 @@ from frazil.commit.tables import parallel_map
 from frazil.errors import FrazilError
 from frazil.ledger import staged_batch
 from frazil.ledger.staged_batch import StagedBatch, StagedTable
+from frazil.offsets import Cut
 from frazil.sources.base import StreamState, TableWriteResult, WriteResult
 
 
@@ -52,10 +53,20 @@ class Staging:
             total=result.total,
             note=result.note,
             leaders=result.origin.leaders,
+            already_written=self._already_written(result.begin),
         )
         path = f"{self._startup.stage_folder}{batch.file_name}"
         self._startup.index.store(path, staged_batch.dump(batch))
         return batch
+
+    def _already_written(self, begin: Cut) -> dict[str, Cut]:
+        """Table → its floor, where that is beyond `begin`."""
+        ahead = {
+            name: Cut({p: o for p, o in held.floor.items() if o > begin.get(p, 0)})
+            for name, held in list(self._tables.held.items())
+            if held.floor
+        }
+        return {name: cut for name, cut in ahead.items() if cut}
 
     def _staged_table(self, name: str, written: TableWriteResult, commit_id: str) -> StagedTable:
         table = self._tables[name].table

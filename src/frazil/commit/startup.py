@@ -19,10 +19,16 @@ from pyspark.sql import SparkSession
 from frazil.commit.protocol import TableCommitter, not_shown
 from frazil.commit.recovery import Recovered, Recovery, staging_folder
 from frazil.commit.rewind import refuse_unfinished
-from frazil.commit.tables import SinkTable, SinkTables, parallel_map, refuse_unsupported
+from frazil.commit.tables import (
+    SinkTable,
+    SinkTables,
+    parallel_map,
+    refuse_unsupported,
+    second_handle,
+)
 from frazil.config.model import Config
 from frazil.config.sections import TableConfig
-from frazil.errors import ConfigError, Expired, Fatal, FrazilError, Gap, IdentityMismatch
+from frazil.errors import ConfigError, Expired, Fatal, FrazilError, Gap
 from frazil.iceberg import schema
 from frazil.iceberg.java import JavaCatalog
 from frazil.iceberg.java_table import JavaTable
@@ -30,7 +36,7 @@ from frazil.kafka.planner import TopicIdentity
 from frazil.ledger import index
 from frazil.ledger.entry import LedgerEntry
 from frazil.ledger.sink_state import REPLAY, announced_tables
-from frazil.ledger.tags import ledger_tag
+from frazil.ledger.tags import filled_by, ledger_tag
 from frazil.offsets import Cut, Partition, Range
 from frazil.pipeline.projection import NO_METADATA
 from frazil.sources.base import BatchSource, StreamPosition
@@ -66,15 +72,27 @@ def index_mismatch(
     )
 
 
-def unindexed(target: TableCommitter, index_table: str) -> FrazilError | None:
-    """Why a sink whose index has no record of this table cannot fill it."""
-    entry = target.head().entry
-    if entry is None or not any(entry.end.values()):
+def unindexed(target: TableCommitter, index_table: str, alone: bool) -> FrazilError | None:
+    """Why a sink whose index has no record of this table cannot fill it. `alone`: it is the sink's
+    only one, whose ledger has all that an index has."""
+    head = target.head()
+    if not head.complete and head.unshown is None and target.filled:
+        return Expired(
+            f"cannot go on: table {target.table.name} holds what sink {target.sink} wrote before, "
+            f"and nothing says up to which offset: its index {index_table} knows nothing of that, "
+            f"the tag {ledger_tag(target.sink)} was removed, and the entries of its ledger expired",
+            hint="restore the index, or use another sink id and other tables. If the table holds "
+            f"nothing of the sink any more: ALTER TABLE {target.table.name} UNSET TBLPROPERTIES "
+            f"('{filled_by(target.sink)}')",
+        )
+    entry = head.entry
+    if alone or entry is None or not any(entry.end.values()):
         return None
     return Gap(
         f"cannot go on: table {target.table.name} holds what sink {target.sink} wrote before, and "
         f"its index {index_table} knows nothing of that",
-        hint="restore the index, or use another sink id and other tables",
+        hint="restore the index, or use another sink id and other tables. If it was the table that "
+        "was away when this run began: start it again",
     )
 
 
@@ -182,9 +200,9 @@ class Startup:
         self.tables.take(self.take_table)
 
     def _refuse_a_lost_index(self) -> None:
-        """Before a new one is created. (The ledger of an only table has all that an index has.)"""
-        for held in self.tables.held.values() if not self._alone else ():
-            self.refuse_unknown(held)
+        """Before a new one is created."""
+        for held in self.tables.held.values():
+            self.refuse_unknown(held, self._alone)
 
     def _refuse_a_forgotten_ledger(self, claimed: LedgerEntry | None) -> None:
         """The index has rows of this sink, and a ledger that begins with the claim: the tag was
@@ -195,10 +213,10 @@ class Startup:
         if self.index.plain.rows(["commit_id"], {"sink": [sink]}).num_rows:
             raise forgotten(self.index.name, sink)
 
-    def refuse_unknown(self, held: SinkTable) -> None:
+    def refuse_unknown(self, held: SinkTable, alone: bool = False) -> None:
         """Refuse a table that this sink has filled and the index does not know: the position is not
         the table's, so pending and lost offsets in between look the same."""
-        if error := unindexed(held.target, self._config.index_table):
+        if error := unindexed(held.target, self._config.index_table, alone):
             raise error
 
     def _refuse_unfinished(self) -> None:
@@ -208,10 +226,7 @@ class Startup:
         self.index = table
         refuse_unsupported(table)
         self._refuse_unfinished()
-        own = self._catalog.load(self._config.index_table)
-        if own is None:
-            raise IdentityMismatch(f"cannot open table {self._config.index_table}: it is gone")
-        # A handle of its own: the committer's thread and Spark's do not share tables.
+        own = second_handle(self._catalog, table)
         self.target = TableCommitter(own, "main", self._config.sink.id, 0, time, claimed_first=True)
         self._recovery.open(table, self.target)
         return self.target.head().entry
@@ -282,6 +297,7 @@ class Startup:
             except ConfigError:
                 held.target.forget()
                 raise
+        held.target.set_filled(self._config.index_table)
 
     def _refuse_mismatch(self, target: TableCommitter, error: FrazilError) -> None:
         """Raises, unless the ledger of an only table has all that the index counts on."""

@@ -31,7 +31,7 @@ from frazil.iceberg.static_table import COLUMNS_PROPERTY
 from frazil.ledger import index
 from frazil.ledger.entry import Snapshot, parse
 from frazil.ledger.sink_state import REPLAY, property_tables, tables_property, tables_text
-from frazil.ledger.tags import ledger_tag, sink_of
+from frazil.ledger.tags import filled_by, ledger_tag, sink_of
 from frazil.maintenance.tasks import CREATED_BY
 from frazil.offsets import Cut
 from frazil.pipeline.evolution import together
@@ -147,10 +147,7 @@ class SinkTables:
     def _hold(self, name: str, table: JavaTable) -> SinkTable:
         refuse_unsupported(table)
         config = self.config_of(name)
-        # A separate handle: the committer's threads and Spark's do not share tables.
-        own = self._catalog.load(name)
-        if own is None:
-            raise IdentityMismatch(f"cannot open table {name}: it is gone")
+        own = second_handle(self._catalog, table)
         # A dead-letter replay writes to existing tables, whose history may have expired.
         sink = self._config.sink.id
         late = sink.endswith(REPLAY)
@@ -237,6 +234,7 @@ class SinkTables:
             "format-version": str(config.format_version),
             f"{PARQUET}compression-codec": codec,  # else Iceberg sets its own default
             CREATED_BY: self._config.sink.id,
+            filled_by(self._config.sink.id): self._config.index_table,
             **index.OLD_METADATA,
             **config.properties,
         }
@@ -351,9 +349,7 @@ class SinkTables:
     def orders(self, name: str, key: tuple[str, ...], order: str) -> VersionFiles:
         held = self.held[name]
         if held.orders is None:
-            table = self._catalog.load(name)  # a separate handle: it is always refreshed
-            if table is None:
-                raise IdentityMismatch(f"cannot open table {name}: it is gone")
+            table = second_handle(self._catalog, held.table)  # which is always refreshed
             held.orders = VersionFiles(table, held.config.branch, key, order)
         return held.orders
 
@@ -444,6 +440,18 @@ class SinkTables:
                 and self.config_of(name).version_column
             ):
                 self.unhealthy[name] = error
+
+
+def second_handle(catalog: JavaCatalog, table: JavaTable) -> JavaTable:
+    """Another handle of the same table: the committer's threads and Spark's do not share them."""
+    own = catalog.load(table.name)
+    if own is None or own.uuid != table.uuid:
+        fact = "is gone" if own is None else "was dropped and made again"
+        raise IdentityMismatch(
+            f"cannot open table {table.name}: it {fact} while the sink opened it",
+            hint="start the sink again: it compares the table that is there then",
+        )
+    return own
 
 
 #: Table properties that tasks cannot honour when they write files: property → why.

@@ -328,10 +328,12 @@ class JavaTableUpdates(JavaTableState):
     def set_property(self, key: str, value: str) -> None:
         with translated(f"set property {key} of table {self.name}"):
             self._table.updateProperties().set(key, value).commit()
+            self._catalog.changed(self.name)
 
     def remove_property(self, key: str) -> None:
         with translated(f"remove property {key} of table {self.name}"):
             self._table.updateProperties().remove(key).commit()
+            self._catalog.changed(self.name)
 
     def tag(self, tag: str, snapshot_id: int, was: int | None) -> None:
         """Points `tag` at a snapshot, in a commit of its own; a Conflict if it is not where it

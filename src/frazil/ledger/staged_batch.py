@@ -17,6 +17,8 @@ A record is two lines: the SHA-256 of the second, and JSON with these keys:
     source            positions of Spark's sources before and after; empty texts without any
     operator-note     an operator's note, or empty
     leader-epochs     topic → partition → leader epoch, where known
+    already-written   table → topic → partition → offset: the table had all records below, and the
+                      batch does not contain them again
     outcomes          counts by range, over all tables; empty if there is only one table
     tables            per table: name, uuid, schema-id, manifests (Iceberg's encoding, base64),
                       manifest-paths, files, bytes, keys, and outcomes (counts by range)
@@ -79,6 +81,9 @@ class StagedBatch:
     note: str = ""
     #: partition → leader epoch of the last record batch below `end`, if known
     leaders: Mapping[Partition, int] = field(default_factory=dict)
+    #: table → the end of its ledger, where that was beyond the begin of the batch: the batch does
+    #: not contain these records again, so it is of use only while the table has them
+    already_written: Mapping[str, Cut] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
@@ -114,6 +119,7 @@ def dump(batch: StagedBatch) -> bytes:
             "source": batch.source,
             "operator-note": batch.note,
             "leader-epochs": Cut(batch.leaders).nested(),
+            "already-written": {name: cut.nested() for name, cut in batch.already_written.items()},
             "outcomes": [range_counts_values(tally) for tally in batch.total],
             "tables": [
                 {
@@ -169,6 +175,7 @@ def _batch(record: Mapping[str, Any]) -> StagedBatch:
         source=tuple(record["source"]),
         note=record["operator-note"],
         leaders=dict(Cut.of(record["leader-epochs"])),
+        already_written={name: Cut.of(cut) for name, cut in record["already-written"].items()},
         total=tuple(range_counts_of(values) for values in record["outcomes"]),
         tables=tuple(
             StagedTable(

@@ -1,12 +1,19 @@
-"""The tag of a sink in a table, on the snapshot of its newest ledger entry. Pure.
+"""What a sink leaves in a table beside its ledger: a tag and a property. Pure.
 
-Snapshot expiry keeps tagged snapshots, so the newest entry of a sink outlives its neighbours.
+The tag is on the snapshot of the sink's newest ledger entry. Snapshot expiry keeps tagged
+snapshots, so that entry outlives its neighbours. If the tag is removed and the entry expires, the
+property still says that the table has rows of the sink: a table without entries is not a new one.
 """
 
 from __future__ import annotations
 
 #: Of the tags of all sinks.
 TAG_PREFIX = "frazil/"
+
+
+def filled_by(sink: str) -> str:
+    """The property of every table that the sink fills; its value is the sink's index."""
+    return f"frazil.filled-by.{sink}"
 
 
 def ledger_tag(sink: str, branch: str = "main") -> str:

@@ -58,7 +58,7 @@ def _doubts(config: Config, opened: Open) -> dict[str, FrazilError]:
         rows = index.rows(["commit_id"], {"sink": [sink]}).num_rows if index is not None else 0
         if index is not None and rows:
             return {index.name: forgotten(index.name, sink)}
-        return _unindexed(config, opened) if entry is None and not config.one_table else {}
+        return _unindexed(config, opened) if entry is None else {}
     indexed = ends(index.rows(ENDS, {"sink": [sink]}))
     doubts: dict[str, FrazilError] = {}
     for name, uuid in announced_tables(entry.tables, index.properties).items():
@@ -90,7 +90,7 @@ def _unindexed(config: Config, opened: Open) -> dict[str, FrazilError]:
         table = opened(table_config.name) if "{" not in table_config.name else None
         if table is not None:
             target = _target(table, table_config.branch, config.sink.id)
-            if error := unindexed(target, config.index_table):
+            if error := unindexed(target, config.index_table, config.one_table):
                 doubts[table_config.name] = error
     return doubts
 
