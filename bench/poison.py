@@ -1352,6 +1352,7 @@ def side(documents: list[dict[str, Any]]) -> None:
     from pyiceberg.table import StaticTable
 
     from frazil.auditing.evidence import of_table
+    from frazil.iceberg.java import JavaCatalog
     from frazil.sink import Sink
     from frazil.spark.session import session
     from frazil.steps import Step
@@ -1376,17 +1377,17 @@ def side(documents: list[dict[str, Any]]) -> None:
                 text = f"  {done:,} records in {time.monotonic() - began:.0f} s"
                 print(json.dumps({"say": text}), flush=True)
 
-        sink = Sink(config, on_step=on_step)
-        sink.start(spark).awaitTermination()
+        Sink(config, on_step=on_step).start(spark).awaitTermination()
+        catalog = JavaCatalog(spark, config.catalog.name)
         answer: dict[str, Any] = {
             "sink": config.sink.id,
             "seconds": time.monotonic() - began,
             "spent": {k: round(v, 1) for k, v in spent.items()},
         }
         for name in (config.tables[0].name, config.dead_letters.table):
-            table = sink.catalog.load(name)
+            table = catalog.load(name)
             assert table is not None, name
-            found = of_table(sink.catalog.look, name, "main").reports
+            found = of_table(catalog.look, name, "main").reports
             mine = (name, config.sink.id)  # and not the index, which has a report of its own
             reports = [each for each in found if (each.table, each.sink) == mine]
             # By pyiceberg, with not a line of ours.

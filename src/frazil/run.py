@@ -1,7 +1,7 @@
 """A running sink: how far it is, waiting for it, and its end.
 
 Any thread of the caller may use a `Run`. The batches run on Spark's thread (`frazil.sink`), commits
-on the committer's; the gate here keeps the end of the run and its batches apart.
+on the committer's; `BatchGate` keeps the end of the run and its batches apart.
 """
 
 from __future__ import annotations
@@ -21,22 +21,10 @@ from frazil.errors import FrazilError, PythonWorkerUnavailable, Unavailable, cou
 from frazil.kafka.range_source import BatchGathering
 from frazil.offsets import Cut, Partition
 from frazil.sources.base import BatchSource, StreamState
+from frazil.spark.foreach_batch import BatchGate
 from frazil.spark.query import Running, translated
 
 _CALL_SECONDS = 10.0  # for a callback under way when the sink stops
-
-
-class BatchGate:
-    """One batch at a time, and none once it is closed."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.closed = False
-
-    def close(self) -> None:
-        """After the batch in progress."""
-        with self.lock:
-            self.closed = True
 
 
 def not_committed(committer: Committer) -> FrazilError:

@@ -40,15 +40,15 @@ from frazil.commit.recovery import Recovered
 from frazil.commit.staging import Staging
 from frazil.commit.startup import Startup
 from frazil.config.model import Config, load
-from frazil.config.sections import AUTO, AVAILABLE_NOW
-from frazil.config.units import duration, size
-from frazil.errors import ConfigError, FrazilError, SchemaMismatch, encode_for_spark
+from frazil.config.sections import AVAILABLE_NOW
+from frazil.config.units import duration
+from frazil.errors import ConfigError, SchemaMismatch
 from frazil.iceberg.java import JavaCatalog
 from frazil.kafka.range_source import BatchGathering
 from frazil.ledger.staged_batch import StagedBatch
 from frazil.offsets import Cut
 from frazil.retry import Retry
-from frazil.run import BatchGate, Run, not_committed
+from frazil.run import Run, not_committed
 from frazil.sources.base import (
     BatchRun,
     BatchSource,
@@ -60,6 +60,7 @@ from frazil.sources.base import (
 )
 from frazil.sources.kafka import KafkaSource
 from frazil.sources.of_config import refuse_keys, source_of
+from frazil.spark.foreach_batch import BatchGate, interrupt, with_trigger
 from frazil.spark.query import Running, translated
 from frazil.spark.session import session
 from frazil.steps import Step
@@ -68,11 +69,6 @@ from frazil.steps import Step
 #: reports all needs of all tasks: more than a few reruns mean that another writer changes the
 #: tables.
 _RERUNS = 8
-_STOP_SECONDS = 60.0
-_INTERRUPTED = (
-    "py4j.protocol.Py4JJavaError: An error occurred while calling a batch: "
-    "java.lang.InterruptedException"
-)
 
 #: Runs of this process: one id, one stream.
 _running: dict[tuple[str, str, str], Run] = {}
@@ -306,8 +302,7 @@ class Sink:
         return key
 
     def _opened(self, spark: SparkSession) -> Startup:
-        self.catalog = JavaCatalog(spark, self.config.catalog.name)
-        return Startup(self.config, self.catalog, self.source)
+        return Startup(self.config, JavaCatalog(spark, self.config.catalog.name), self.source)
 
     def _begin(self, spark: SparkSession, counts_on: str = "") -> Sequence[StagedBatch]:
         """Take over from the previous run: its staged batches are the first to be committed."""
@@ -334,11 +329,7 @@ class Sink:
             on_step=self._on_step,
         )
         self._retry.waiting = partial(setattr, events.progress, "blocked")
-        limits = BackpressureLimits(
-            config.sink.max_pending_batches,
-            size(config.sink.max_pending_bytes),
-            duration(config.sink.max_pending_age),
-        )
+        limits = BackpressureLimits.of(config.sink)
         committer = self.committer = Committer(
             events, startup.target, events.progress, limits, alone=config.one_table
         )
@@ -377,38 +368,14 @@ class Sink:
             self._batches.resume()
         writer = (
             self.source.stream(spark, until)
-            .writeStream.foreachBatch(self._guarded_batch)
+            .writeStream.foreachBatch(self._gated_batch)
             .queryName(f"frazil-{self.config.sink.id}-{self.epoch}")
             .option("checkpointLocation", self.source.checkpoint)
         )
-        if self.config.sink.trigger == AVAILABLE_NOW and not self.source.paced:
-            return writer.trigger(availableNow=True)
-        return writer.trigger(processingTime=f"{int(self._pause() * 1000)} milliseconds")
+        return with_trigger(
+            writer, self.config, paced=self.source.paced, gathers=self._frame is None
+        )
 
-    def _pause(self) -> float:
-        """Seconds between two polls of the sources by Spark."""
-        trigger = self.config.sink.trigger
-        if trigger == AVAILABLE_NOW:
-            return 0.1
-        if trigger != AUTO:
-            return duration(trigger)
-        # Our own source gathers by itself and is polled for a batch; others are polled when one is
-        # due.
-        pause = self.config.gather
-        return max(0.2, min(1.0, pause / 10) if self._frame is None else pause)
-
-    def _guarded_batch(self, frame: DataFrame, spark_batch_id: int) -> None:
-        with self._gate.lock:
-            if not self._gate.closed:
-                try:
-                    return self._batches.run(frame, spark_batch_id)
-                except PySparkException as error:
-                    raise encode_for_spark(translated(error)) from None
-                except FrazilError as error:
-                    raise encode_for_spark(error) from None
-        # Returning would make Spark record the batch as done. It takes this message for its own
-        # interruption, once it has been asked to stop.
-        deadline = time.monotonic() + _STOP_SECONDS
-        while self._query and self._query.query.isActive and time.monotonic() < deadline:
-            time.sleep(0.01)
-        raise RuntimeError(f"{_INTERRUPTED}: the sink was stopped")
+    def _gated_batch(self, frame: DataFrame, spark_batch_id: int) -> None:
+        if not self._gate.run(self._batches.run, frame, spark_batch_id):
+            interrupt(lambda: self._query is not None and self._query.query.isActive)

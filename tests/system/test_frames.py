@@ -1229,14 +1229,14 @@ def test_a_batch_that_begins_when_the_sink_is_stopped_is_taken_up_by_the_next_li
     distinct.produce(0, 10)
     sink = distinct.sink()
     entering, go = threading.Event(), threading.Event()
-    guarded = sink._guarded_batch
+    guarded = sink._gated_batch
 
     def gated(*args: Any) -> None:
         entering.set()
         assert go.wait(WITHIN)
         guarded(*args)
 
-    monkeypatch.setattr(sink, "_guarded_batch", gated)
+    monkeypatch.setattr(sink, "_gated_batch", gated)
     run = sink.start()
     assert entering.wait(WITHIN)
     stopping = threading.Thread(target=run.stop, args=(5,), daemon=True)

@@ -711,14 +711,14 @@ def test_stop_while_the_next_batch_is_about_to_begin_returns(
     create_topic(broker.bootstrap, name, 1)
     sink = Sink(make_config())
     entering, go = threading.Event(), threading.Event()
-    guarded = sink._guarded_batch
+    guarded = sink._gated_batch
 
     def gated(*args: Any) -> None:
         entering.set()
         go.wait(WITHIN)
         guarded(*args)
 
-    monkeypatch.setattr(sink, "_guarded_batch", gated)
+    monkeypatch.setattr(sink, "_gated_batch", gated)
     run = sink.start(spark)
     query = run._running.query  # Spark's own: the one that `start` hands out stops the sink
     assert query is not None

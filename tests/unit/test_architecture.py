@@ -69,7 +69,7 @@ LATE = {
     "cli.commands": 28,  # a command loads what it needs: `frazil --help` answers at once
     "spark.open_table": 2,  # Spark only where it is needed
     "auditing.evidence": 1,  # and Kafka's client only where the broker is asked
-    "testing.process": 4,  # the parent process, which also imports it, needs no Spark
+    "testing.process": 5,  # the parent process, which also imports it, needs no Spark
     "spark.worker_daemon": 1,  # what is imported before the fork is chosen line by line
     "spark.jars": 1,  # a broker's jars are fetched without paying for Spark's import
 }
@@ -108,7 +108,6 @@ LARGE = {
     "commit.rewind.RewindSteps": (14, 18),  # eight inputs, and the state that they are read into
     "commit.tables.SinkTables": (27, 11),  # not divided yet: opening, comparing, announcing, plans
     "sources.kafka.KafkaSource": (24, 21),  # not divided yet: rules, plans of tasks, accounting
-    "sink.Sink": (14, 16),  # the public class: its arguments, and the parts of one run
 }
 
 

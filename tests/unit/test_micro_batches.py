@@ -10,11 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from frazil.errors import AccountingError, SchemaMismatch, Unavailable
+from frazil.errors import AccountingError, SchemaMismatch, Unavailable, from_traceback
 from frazil.kafka.planner import TopicIdentity
 from frazil.offsets import Cut, Partition
 from frazil.retry import Retry
-from frazil.run import BatchGate
 from frazil.sink import _RERUNS, MicroBatches
 from frazil.sources.base import (
     BatchRun,
@@ -24,6 +23,7 @@ from frazil.sources.base import (
     StreamState,
     WriteResult,
 )
+from frazil.spark.foreach_batch import BatchGate, interrupt
 from frazil.steps import Step
 
 P = Partition("t", 0)
@@ -199,12 +199,28 @@ def test_before_the_first_batch_the_tables_of_the_next_records_are_ensured():
     assert rig.tables.ensured == [{"db.dead"}, {"db.a"}, {"db.b"}]
 
 
-def test_a_gate_that_is_closed_waits_for_the_batch_in_progress():
-    gate = BatchGate()
-    with gate.lock:
-        assert not gate.closed
+def test_a_gate_runs_batches_until_it_is_closed():
+    gate, ran = BatchGate(), []
+    assert gate.run(lambda _, number: ran.append((number, gate.lock.locked())), None, 7)  # type: ignore[arg-type]
     gate.close()
-    assert gate.closed
+    assert not gate.run(lambda _, number: ran.append((number, True)), None, 8)  # type: ignore[arg-type]
+    assert ran == [(7, True)], "`close` waits for a batch in progress: it holds the lock"
+
+
+def test_an_error_of_a_batch_is_found_again_in_what_spark_makes_of_it():
+    def batch(*_: object) -> None:
+        raise Unavailable("cannot reach the store", hint="wait")
+
+    with pytest.raises(Exception, match="cannot reach the store") as caught:
+        BatchGate().run(batch, None, 0)  # type: ignore[arg-type]
+    assert isinstance(from_traceback(f"Py4JException: {caught.value}\n  at Spark"), Unavailable)
+
+
+def test_a_batch_that_the_gate_refused_ends_as_interrupted_after_the_query():
+    active = iter([True, True, False])
+    with pytest.raises(RuntimeError, match="InterruptedException"):
+        interrupt(lambda: next(active))
+    assert next(active, None) is None
 
 
 def test_what_is_unavailable_for_longer_than_the_timeout_is_raised():

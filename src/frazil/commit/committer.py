@@ -18,6 +18,8 @@ from typing import Protocol
 
 from frazil.commit.batch_chain import entry_of
 from frazil.commit.protocol import Clock, TableCommitter, pause_after
+from frazil.config.sections import SinkConfig
+from frazil.config.units import duration, size
 from frazil.errors import (
     CommitStateUnknown,
     ConfigError,
@@ -55,6 +57,14 @@ class BackpressureLimits:
     batches: int
     bytes: int
     age: float  # seconds
+
+    @classmethod
+    def of(cls, config: SinkConfig) -> BackpressureLimits:
+        return cls(
+            config.max_pending_batches,
+            size(config.max_pending_bytes),
+            duration(config.max_pending_age),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -269,6 +269,7 @@ def main() -> int:
 def _run(given: argparse.Namespace, out: IO[str]) -> int:
     from frazil.auditing.evidence import of_sink
     from frazil.config import model as configs
+    from frazil.iceberg.java import JavaCatalog
     from frazil.sink import Sink
     from frazil.spark.session import session
 
@@ -287,8 +288,7 @@ def _run(given: argparse.Namespace, out: IO[str]) -> int:
     def on_step(reached: Step) -> None:
         hold(reached.name, batch=reached.batch, records=reached.records)
 
-    sink = Sink(config, on_step=on_step)
-    run = sink.start(spark)
+    run = Sink(config, on_step=on_step).start(spark)
     tell(out, started=run.epoch, position=run.position.nested())
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
@@ -302,10 +302,10 @@ def _run(given: argparse.Namespace, out: IO[str]) -> int:
         run.stop()
     tell(out, caught_up=run.position.nested())
     if given.audit:
-        name = config.tables[0].name
-        proof = of_sink(config, sink.catalog.look)
+        name, catalog = config.tables[0].name, JavaCatalog(spark, config.catalog.name)
+        proof = of_sink(config, catalog.look)
         [report] = [candidate for candidate in proof.reports if candidate.table == name]
-        table = sink.catalog.load(name)
+        table = catalog.load(name)
         assert table is not None
         tell(out, audit=report.values(), metadata_file=table.metadata_file)
     return 0
