@@ -58,7 +58,7 @@ lock:  ## resolve the dependencies anew (needs uv)
 	uv pip compile -q --universal --python-version 3.10 --generate-hashes --no-emit-index-url \
 	  --group dev pyproject.toml -o requirements.lock
 
-clean:  ## remove the environment; the jar cache in ~/.cache/frazil stays
+clean:  ## remove the environment; jars and class archive in ~/.cache/frazil stay
 	rm -rf $(VENV)
 
 $(READY): requirements.lock pyproject.toml
@@ -70,4 +70,5 @@ $(READY): requirements.lock pyproject.toml
 	@$(BIN)/pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . 1>&2
 	@echo "fetching the jars of Iceberg and Kafka (once)" >&2
 	@$(BIN)/python -m frazil.spark.jars
+	@$(BIN)/python -m frazil.spark.class_archive
 	@touch $@

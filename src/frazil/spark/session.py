@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from frazil.config.checks import check_catalog
 from frazil.config.model import Config
 from frazil.errors import ConfigError, cause
-from frazil.spark import jars
+from frazil.spark import class_archive, jars
 from frazil.spark.read import register
 
 #: Spark's own default, and the names of secrets in Iceberg's catalogs.
@@ -57,6 +57,7 @@ def session(
         "spark.redaction.regex": _REDACT,
         "spark.python.daemon.module": "frazil.spark.worker_daemon",
         "spark.driver.extraJavaOptions": f"{_JVM if config.transform else _SMALL_JVM} "
+        f"{class_archive.jvm_options()} "
         f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties')}",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
