@@ -34,7 +34,7 @@ SEEN: dict[str, int] = {
     "rows that an earlier life left untold are told again and again": 600,
     "staged files are looked for when a life begins, and not when they are committed": 800,
     "staged files are not looked for before they are committed": 354,
-    "what was tried is tried again behind an expired history": 1513,
+    "what was tried is tried again behind an expired history": 7900,
 }
 FEW = 200
 #: Seen in so few schedules that only `make simulate` looks for them.
@@ -62,6 +62,10 @@ ONCE_AMISS = (
 )
 
 
+#: Of the wild schedules (decision 064).
+WILD_ONCE_AMISS = (14700, 147292, 155856, 177706, 178631, 208847, 222597, 243189)
+
+
 @pytest.fixture(autouse=True)
 def world() -> Iterator[None]:
     """(What a schedule leaves behind is looked for now and then, and not all the time.)"""
@@ -87,7 +91,7 @@ def test_what_was_once_amiss_is_well(seed: int):
 
 
 def test_nor_where_others_do_what_they_like_with_the_tables():
-    for seed in range(400):
+    for seed in (*range(400), *WILD_ONCE_AMISS):
         assert schedule.run(seed, wild=True).broken == [], f"make simulate SEED={seed} ARGS=--wild"
 
 

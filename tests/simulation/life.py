@@ -51,7 +51,7 @@ from frazil.sources.base import (
     TableWriteResult,
     WriteResult,
 )
-from frazil.spark import query
+from frazil.spark import foreach_batch, query
 from tests.simulation import world as worlds
 from tests.simulation.catalog import Client, File, Server, Table
 from tests.simulation.oracle import INDEX, SINK, Oracle
@@ -313,6 +313,7 @@ def simulated() -> Iterator[None]:
         },
         of_config: {"KafkaSource": Feed},
         run: {"time": _Time, "threading": _Threading},
+        foreach_batch: {"time": _Time, "threading": _Threading},
         retry: {"time": _Time},
         staging: {"time": _Time, "uuid": _Uuid},
         events: {"time": _Time, "JavaTable": Table, "publish": lambda *_: None},

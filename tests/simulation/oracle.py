@@ -395,6 +395,8 @@ class Oracle:
         position = Cut(head.model.end) if head else Cut()
         if position.reaches(batch.end) or self.harm or not self.ledgers:
             return
+        if self.emptied:
+            return  # batches behind a removed one are read again: the table has a floor
         if self.world.running is None or self.world.running.name != "committer":
             return  # a life that begins has another one for the same ranges, and a floor
         for name in batch.names:

@@ -674,6 +674,7 @@ def _(stack: ExitStack) -> None:
 
 @planted("what Iceberg tries again by itself may be among what was expired")
 def _(stack: ExitStack) -> None:
+    put(stack, protocol, "POSTS", 99)
     was = TableCommitter._compare
 
     def compare(self: TableCommitter, head: LedgerHead, entry: LedgerEntry) -> Any:

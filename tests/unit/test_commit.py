@@ -1057,3 +1057,68 @@ def test_an_entry_that_is_not_the_one_last_seen_is_refused_even_if_it_would_join
     put(other, batch(5, 9, "b"))
     with pytest.raises((Gap, Overlap), match="expected a as the newest entry, found b"):
         put(life, batch(9, 12, "c"))
+
+
+def test_icebergs_own_retry_does_not_move_the_branch_back_over_another_commit():
+    """The commit was applied and its response lost; somebody rolled the branch back and committed.
+    Iceberg's retry would point the branch at the first snapshot again."""
+    table = FakeTable()
+    append = table.append
+
+    def retried(*given: Any, check: Any, leftovers: list[str], **more: Any) -> None:
+        before = table.refs.get("main")
+        append(*given, check=check, leftovers=leftovers, **more)
+        if "somebody's" not in table.live():
+            ours = table.refs["main"]
+            table.refs.pop("main") if before is None else table.refs.update(main=before)
+            table.add(["somebody's"], {})
+            if refusal := check(table.history("main")):
+                raise CommitStateUnknown(f"cannot commit: ValidationException: {refusal}")
+            table.refs["main"] = ours
+
+    table.append = retried  # type: ignore[method-assign]
+    put(target(table), batch(0, 5, "a"))
+    assert table.live() == ["somebody's", "m-a"]
+
+
+def test_a_fenced_run_stays_fenced_though_the_table_is_restored():
+    """A newer run committed what this one staged; then the table was restored to its beginning."""
+    table = FakeTable()
+    run, newer = target(table), target(table, epoch=2)
+    first, second = batch(0, 5, "a"), batch(5, 9, "b")
+    newer.claim()
+    put(newer, first)
+    put(newer, batch(5, 9, "c"))
+    assert [*run.locate([first])] == ["a"]
+    table.refs.clear()
+    with pytest.raises(Gap):
+        put(run, second)
+    assert table.live() == []
+
+
+@pytest.mark.parametrize("tagged", [True, False])
+def test_a_batch_is_not_called_absent_where_the_history_shows_nothing(tagged: bool):
+    table = FakeTable()
+    run = target(table)
+    put(run, batch(0, 5, "a"))
+    if not tagged:
+        table.refs.pop("frazil/s", None)
+    table.add([], {})
+    table.every.clear()  # earlier metadata files are gone, too
+    table.expire()
+    later = TableCommitter(table, "main", "s", 2, FakeClock())
+    assert not later.head().complete
+    assert not later.absent(batch(0, 5, "a"))
+
+
+def test_a_run_that_has_seen_an_entry_does_not_take_its_loss_for_a_new_table():
+    """Somebody removed the tag, and the entries expired."""
+    table = FakeTable()
+    run = TableCommitter(table, "main", "s", 1, FakeClock(), claimed_first=True)
+    put(run, batch(0, 5, "a"))
+    table.refs.pop("frazil/s", None)
+    table.add([], {})
+    table.every.clear()
+    table.expire()
+    with pytest.raises(Expired, match="not found is not never committed"):
+        put(run, batch(5, 9, "b"))

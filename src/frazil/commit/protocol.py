@@ -24,6 +24,7 @@ ledger ends, and the offsets in between count as `elsewhere`. This module runs a
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -51,6 +52,10 @@ from frazil.ledger.tags import filled_by, ledger_tag
 from frazil.offsets import Cut, Range
 
 ATTEMPTS = 6
+#: How often Iceberg may post one commit. Its own retry posts the same snapshot again. If the first
+#: post was applied, its response was lost, and another writer rolled the branch back and committed,
+#: that retry would move the branch back to the snapshot, and the other commit would be lost.
+POSTS = 1
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
 
 
@@ -183,7 +188,7 @@ class TableCommitter:
         head = ledger.head(self.table.history(self._branch), self.sink, tagged)
         if head.missing is None:
             return head
-        if tagged is None and self.claimed_first and not self.filled:
+        if tagged is None and self.claimed_first and self.seen is None and not self.filled:
             return LedgerHead(None, None, complete=True, missing=head.missing)
         recovered = ledger.head(self._ancestry(), self.sink)
         if recovered.complete:
@@ -484,8 +489,12 @@ class TableCommitter:
                 break
             else:
                 raise self.unknown_outcome(", ".join(map(str, batch.begin.to(batch.end))))
-        if located and [*located][-1] in entries[-1][0].commit_ids:
-            self._saw(entries[-1][0])  # our own commit, whose response was lost
+        newest = entries[-1][0] if entries else None
+        if newest is not None:
+            own = bool(located) and [*located][-1] in newest.commit_ids  # the response was lost
+            # A fenced run remembers it, even if the table is restored before its next commit.
+            if own or newest.epoch > self.epoch:
+                self._saw(newest)
         return located
 
     def _holds(self, batch: StagedBatch, oldest: LedgerEntry) -> bool:
@@ -506,6 +515,8 @@ class TableCommitter:
         is unknown. A batch that was never attempted is in no table.
         """
         head = self._head()
+        if not head.complete:
+            return False
         if head.bridged:
             return batch.epoch == self.epoch and batch.commit_id not in self._tried
         return head.entry is None or batch.epoch >= head.entry.unknown_before
@@ -527,9 +538,12 @@ class TableCommitter:
     def _compare(
         self, head: LedgerHead, entry: LedgerEntry
     ) -> Callable[[Iterator[Snapshot]], str | None]:
-        """The compare-and-set, run on every attempt, including Iceberg's own retries."""
+        """The compare-and-set, run whenever Iceberg posts the commit."""
+        posts = itertools.count(1)
 
         def check(history: Iterator[Snapshot]) -> str | None:
+            if next(posts) > POSTS:
+                return "the outcome of the first attempt is read from the table first"
             now = ledger.head(history, self.sink)
             if now.missing is not None:
                 # The same snapshot is missing: the ledger below it is unchanged.

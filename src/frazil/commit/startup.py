@@ -169,6 +169,8 @@ class Startup:
             )
         if entry is None:
             self._refuse_a_lost_index()
+            if index_table is not None:
+                self._refuse_a_forgotten_ledger(None)
         every = list(self.tables.held.values())
         parallel_map(lambda table: self.tables.refuse_shared(table, self.origin.topics), every)
         if index_table is None:
@@ -204,10 +206,10 @@ class Startup:
         for held in self.tables.held.values():
             self.refuse_unknown(held, self._alone)
 
-    def _refuse_a_forgotten_ledger(self, claimed: LedgerEntry | None) -> None:
-        """The index has rows of this sink, and a ledger that begins with the claim: the tag was
-        removed, and the entries that it kept were expired. All rows would be written again."""
-        if self.index.made or claimed is None or claimed.batches[1] >= 0:
+    def _refuse_a_forgotten_ledger(self, newest: LedgerEntry | None) -> None:
+        """The index has rows of this sink, and no ledger, or one that begins with a claim: the tag
+        was removed, and the entries that it kept were expired. All rows would be written again."""
+        if self.index.made or (newest is not None and newest.batches[1] >= 0):
             return
         sink = self._config.sink.id
         if self.index.plain.rows(["commit_id"], {"sink": [sink]}).num_rows:
