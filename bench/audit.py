@@ -310,8 +310,9 @@ def some(task: tuple[int, int, str]) -> tuple[bytes, bytes, bytes]:
     import pyarrow as pa
 
     from frazil.commit import batch_chain, committer
+    from frazil.iceberg.table import Snapshot
     from frazil.ledger import index
-    from frazil.ledger.entry import Snapshot, split
+    from frazil.ledger.entry import split
 
     first, last, table_uuid = task
     batches = _made
@@ -443,7 +444,7 @@ ENGINE = {
 
 def fill(table: Any, batches: Batches, entries: list[dict[str, str]], layout: str) -> None:
     """Every snapshot, and the files that are live behind the last of them."""
-    from frazil.ledger.entry import Snapshot
+    from frazil.iceberg.table import Snapshot
     from lake import Filed
 
     life, template = batches.life, Template(table)
@@ -580,8 +581,8 @@ def compacted(life: Life) -> list[Kept]:
 def fill_index(warehouse: Path, life: Life, heads: list[dict[str, str]], rows: Any) -> int:
     """The index, in files as the sink leaves them; `rows` are batch by batch."""
     from frazil.files.writer import TableWriter, WriterSpec
+    from frazil.iceberg.table import Snapshot
     from frazil.ledger import index
-    from frazil.ledger.entry import Snapshot
     from lake import Filed, Metadata, _index_schema
 
     folder = warehouse.resolve() / INDEX.replace(".", "/")

@@ -64,8 +64,8 @@ from frazil.iceberg import java_table
 from frazil.iceberg.java import JavaCatalog
 from frazil.iceberg.java_errors import translated
 from frazil.iceberg.java_table import JavaTable
+from frazil.iceberg.table import Snapshot
 from frazil.kafka.planner import TopicIdentity
-from frazil.ledger.entry import Snapshot
 from frazil.offsets import Cut, Partition, Range
 from frazil.pipeline import upsert
 from frazil.pipeline.projection import MetadataColumns

@@ -51,8 +51,9 @@ from frazil.commit.rewind import RewindSteps, Without
 from frazil.config.sections import TableConfig
 from frazil.files.writer import TableWriter, WriterSpec
 from frazil.iceberg import schema
+from frazil.iceberg.table import Snapshot
 from frazil.ledger import index
-from frazil.ledger.entry import LedgerEntry, Snapshot, entries, head, split
+from frazil.ledger.entry import LedgerEntry, entries, head, split
 from frazil.ledger.staged_batch import StagedBatch, StagedTable
 from frazil.ledger.tags import ledger_tag
 from frazil.offsets import BATCHES, Cut, Partition, Range

@@ -22,7 +22,8 @@ from frazil.commit.batch_chain import chain, entry_of
 from frazil.commit.committer import BackpressureLimits, Committer, CommitTrigger, Progress
 from frazil.commit.protocol import LONGEST_PAUSE, TableCommitter
 from frazil.errors import Fenced, IdentityMismatch, Unavailable
-from frazil.ledger.entry import LedgerEntry, Snapshot, parse
+from frazil.iceberg.table import Snapshot
+from frazil.ledger.entry import LedgerEntry, parse
 from frazil.ledger.staged_batch import StagedBatch, StagedTable, dump, load
 from frazil.offsets import Cut, Partition, Range
 from tests.commit_events import Events

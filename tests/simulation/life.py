@@ -301,7 +301,7 @@ def _plan(held: tables.SinkTables, name: str, *_: object) -> SimpleNamespace:
 def simulated() -> Iterator[None]:
     """The code under test in the world that `here` names."""
     everywhere = {
-        life_module: {"JavaTable": Table, "time": _Time},
+        life_module: {"time": _Time},
         sink_module: {
             "JavaCatalog": Catalog,
             "Startup": SimulatedLife,
@@ -315,11 +315,10 @@ def simulated() -> Iterator[None]:
         run: {"time": _Time, "threading": _Threading},
         retry: {"time": _Time},
         staging: {"time": _Time, "uuid": _Uuid},
-        events: {"time": _Time, "JavaTable": Table, "publish": lambda *_: None},
+        events: {"time": _Time, "publish": lambda *_: None},
         index_writer: {"time": _Time, "writer_spec": lambda *_: _SHAPE},
         table_maintenance: {
             "time": _Time,
-            "JavaTable": Table,
             "writer_spec": lambda *_: _SHAPE,
         },
         query: {"threading": _Unwatched},

@@ -20,9 +20,10 @@ from frazil.commit.recovery import Recovery
 from frazil.commit.startup import Startup
 from frazil.commit.tables import SinkTables
 from frazil.errors import CommitStateUnknown, Fenced, FrazilError, Gap, Retryable, Unavailable
+from frazil.iceberg.table import Snapshot
 from frazil.ledger import entry as ledger
 from frazil.ledger import index, staged_batch
-from frazil.ledger.entry import LedgerEntry, LedgerHead, Snapshot
+from frazil.ledger.entry import LedgerEntry, LedgerHead
 from frazil.ledger.staged_batch import StagedBatch
 from frazil.maintenance import tasks
 from frazil.offsets import Cut
@@ -811,7 +812,7 @@ def _(stack: ExitStack) -> None:
 def _(stack: ExitStack) -> None:
     def resolve(self: Any) -> list[Any]:
         if self._tries:
-            self._kept.refresh()
+            self._table.refresh()
         found = []
         for each in list(self._tries):
             done = [
@@ -820,7 +821,7 @@ def _(stack: ExitStack) -> None:
             if done:
                 found.append(each)
             else:
-                self._kept.remove([*each.made, *each.unneeded])
+                self._table.remove([*each.made, *each.unneeded])
             self._tries.remove(each)
         return found
 

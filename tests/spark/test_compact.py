@@ -19,7 +19,8 @@ from frazil.errors import CommitStateUnknown
 from frazil.files.rewrite import rewrite as compact
 from frazil.files.writer import TableWriter, WriterSpec
 from frazil.iceberg.java import JavaCatalog
-from frazil.ledger.entry import LedgerEntry, Snapshot
+from frazil.iceberg.table import Snapshot
+from frazil.ledger.entry import LedgerEntry
 from frazil.maintenance.rewrite_data_files import COMPACT, RewriteDataFiles
 from frazil.offsets import Cut, Partition
 from tests.oracle import Lake

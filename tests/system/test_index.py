@@ -28,8 +28,8 @@ from frazil.errors import CommitStateUnknown, ConfigError, Expired
 from frazil.iceberg import schema
 from frazil.iceberg.java import JavaCatalog
 from frazil.iceberg.java_table import JavaTable
+from frazil.iceberg.table import Snapshot
 from frazil.ledger import index
-from frazil.ledger.entry import Snapshot
 from frazil.ledger.staged_batch import StagedBatch, StagedTable
 from frazil.maintenance import tasks
 from frazil.maintenance.tasks import RewriteIndexFiles

@@ -19,8 +19,8 @@ from frazil.auditing.history import Evidence
 from frazil.auditing.report import TableReport
 from frazil.errors import IdentityMismatch
 from frazil.iceberg.foreign_commits import ForeignCommits, brings_rows, of_snapshots
-from frazil.iceberg.static_table import DataFile
-from frazil.ledger.entry import LedgerEntry, Snapshot, parse
+from frazil.iceberg.table import DataFile, Snapshot
+from frazil.ledger.entry import LedgerEntry, parse
 from frazil.ledger.index_rows import of
 from frazil.ledger.sink_state import known_tables
 from frazil.offsets import BATCHES, Cut, Partition, Range

@@ -29,7 +29,8 @@ from frazil.config.model import Config
 from frazil.config.sections import DeadLettersConfig, DecodeConfig, SinkConfig, TableConfig
 from frazil.config.settings import Settings
 from frazil.errors import ConfigError, Fenced, FrazilError, Gap, IdentityMismatch, Unavailable
-from frazil.ledger.entry import LedgerEntry, Snapshot, entries
+from frazil.iceberg.table import Snapshot
+from frazil.ledger.entry import LedgerEntry, entries
 from frazil.ledger.staged_batch import StagedBatch, StagedTable
 from frazil.offsets import Cut, Partition, Range
 from tests.commit_events import Events

@@ -43,10 +43,9 @@ from frazil.errors import (
 )
 from frazil.files.writer import WriterSpec
 from frazil.iceberg import schema
-from frazil.iceberg.static_table import DataFile
+from frazil.iceberg.table import DataFile, Snapshot
 from frazil.ledger import entry as ledger
 from frazil.ledger import index
-from frazil.ledger.entry import Snapshot
 from frazil.ledger.index_rows import of as told_of
 from frazil.ledger.staged_batch import StagedBatch, StagedTable
 from frazil.maintenance import tasks

@@ -20,9 +20,8 @@ from frazil.commit.committer import INDEX
 from frazil.commit.protocol import TableCommitter
 from frazil.config.model import Config, from_document
 from frazil.errors import ConfigError, Expired
-from frazil.iceberg.static_table import DataFile
+from frazil.iceberg.table import DataFile, Snapshot
 from frazil.ledger import index as offset_index
-from frazil.ledger.entry import Snapshot
 from frazil.ledger.staged_batch import StagedBatch, StagedTable
 from frazil.offsets import Cut, Partition, Range
 from frazil.ops import locate

@@ -41,8 +41,9 @@ from frazil.errors import (
     FrazilError,
     Gap,
 )
+from frazil.iceberg.table import Snapshot
 from frazil.ledger import index as offset_index
-from frazil.ledger.entry import Snapshot, entries, parse
+from frazil.ledger.entry import entries, parse
 from frazil.ledger.staged_batch import StagedBatch, StagedTable
 from frazil.offsets import Cut, Partition, Range
 from tests.commit_events import Events

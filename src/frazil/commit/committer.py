@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from frazil.commit.batch_chain import entry_of
-from frazil.commit.protocol import Clock, TableCommitter, pause_after
+from frazil.commit.protocol import TableCommitter, pause_after
 from frazil.errors import (
     CommitStateUnknown,
     ConfigError,
@@ -30,9 +30,11 @@ from frazil.errors import (
     Overlap,
     Retryable,
 )
-from frazil.ledger.entry import LedgerEntry, Snapshot
+from frazil.iceberg.table import Snapshot
+from frazil.ledger.entry import LedgerEntry
 from frazil.ledger.staged_batch import StagedBatch
 from frazil.offsets import Cut
+from frazil.retry import Clock
 
 #: Name of the index in the list of due tables; no table can have it.
 INDEX = "(index)"

@@ -52,7 +52,7 @@ class IndexWriter:
 
     def manifests(self, located: Sequence[Located]) -> list[str]:
         """Write the rows of these batches. Returns the descriptors of the files."""
-        table = self._startup.handle()
+        table = self._startup.target.table
         if self._spec is None:
             self._spec = writer_spec(table, TableConfig(table.name))
         first = located[0][0].commit_id

@@ -18,7 +18,7 @@ The protocol for one table, with the reason for each step:
 
 A batch with no records for a table does not touch it: the table's next entry begins where its
 ledger ends, and the offsets in between count as `elsewhere`. This module runs against
-`CommitTable`, a small interface, so the same code runs against Iceberg and in a simulation.
+`iceberg.table.Table`, so the same code runs against Iceberg and in a simulation.
 `committer` decides which table is next and which batches wait.
 """
 
@@ -28,7 +28,6 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from frazil.commit.batch_chain import joins
 from frazil.errors import (
@@ -44,52 +43,16 @@ from frazil.errors import (
     Unavailable,
 )
 from frazil.iceberg.live_files import LiveFiles
+from frazil.iceberg.table import Check, Snapshot, Table
 from frazil.ledger import entry as ledger
-from frazil.ledger.entry import LedgerEntry, LedgerHead, Snapshot
+from frazil.ledger.entry import LedgerEntry, LedgerHead
 from frazil.ledger.staged_batch import StagedBatch
 from frazil.ledger.tags import filled_by, ledger_tag
 from frazil.offsets import Cut, Range
+from frazil.retry import Clock
 
 ATTEMPTS = 6
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
-
-
-class CommitTable(Protocol):
-    """The table operations that the committer uses."""
-
-    name: str
-    uuid: str
-
-    @property
-    def properties(self) -> Mapping[str, str]: ...
-    def refresh(self) -> None: ...
-    def set_property(self, key: str, value: str) -> None: ...
-    def history(self, branch: str) -> Iterator[Snapshot]: ...
-    def expired(self, snapshot_id: int) -> Iterator[Snapshot]: ...
-    def carries(self, branch: str, snapshot_id: int) -> bool: ...
-    def tagged(self, tag: str) -> Snapshot | None: ...
-    def tag(self, tag: str, snapshot_id: int, was: int | None) -> None: ...
-    def untag(self, tag: str) -> None: ...
-    def delete(self, path: str) -> None: ...
-    def manifests(self, snapshot_id: int) -> set[str]: ...
-    def lacking(self, manifests: Sequence[str]) -> list[str]: ...
-    def append(
-        self,
-        manifests: Sequence[str],
-        summary: Mapping[str, str],
-        *,
-        branch: str,
-        check: Callable[[Iterator[Snapshot]], str | None],
-        leftovers: list[str],
-        tag: str = "",
-    ) -> None:
-        """`tag`: the tag to set on the new snapshot. A table that sets it in the same commit cannot
-        leave it behind; for other tables, `set_tag` moves it."""
-
-
-class Clock(Protocol):
-    def monotonic(self) -> float: ...
-    def sleep(self, seconds: float) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +106,7 @@ class TableCommitter:
 
     def __init__(
         self,
-        table: CommitTable,
+        table: Table,
         branch: str,
         sink: str,
         epoch: int,
@@ -524,9 +487,7 @@ class TableCommitter:
         self.seen = entry.commit_ids[-1] if entry else None
         self.end = entry.end if entry else Cut()
 
-    def _compare(
-        self, head: LedgerHead, entry: LedgerEntry
-    ) -> Callable[[Iterator[Snapshot]], str | None]:
+    def _compare(self, head: LedgerHead, entry: LedgerEntry) -> Check:
         """The compare-and-set, run on every attempt, including Iceberg's own retries."""
 
         def check(history: Iterator[Snapshot]) -> str | None:

@@ -17,12 +17,11 @@ from frazil.commit.protocol import TableCommitter, not_shown
 from frazil.commit.tables import SinkTables, parallel_map
 from frazil.config.model import Config
 from frazil.errors import Gap, IdentityMismatch
-from frazil.iceberg.java_table import JavaTable
-from frazil.iceberg.static_table import ReadOnlyTable
+from frazil.iceberg.table import ReadableTable, Snapshot, Table
 from frazil.kafka.planner import TopicIdentity
 from frazil.ledger import entry as ledger
 from frazil.ledger import index, staged_batch
-from frazil.ledger.entry import LedgerEntry, Snapshot
+from frazil.ledger.entry import LedgerEntry
 from frazil.ledger.sink_state import announced_tables
 from frazil.ledger.staged_batch import StagedBatch
 from frazil.offsets import Cut, Partition, Range
@@ -48,7 +47,7 @@ class Recovered:
 class Recovery:
     """Reads the state that earlier runs left, before and after this run's claim."""
 
-    _index: JavaTable
+    _index: Table
     _target: TableCommitter
 
     def __init__(
@@ -65,7 +64,7 @@ class Recovery:
         #: missing staged files of the batch that is therefore read again
         self.gone: list[str] = []
 
-    def open(self, index_table: JavaTable, target: TableCommitter) -> None:
+    def open(self, index_table: Table, target: TableCommitter) -> None:
         """`target`: the index again, with the committer's own handle."""
         self._index = index_table
         self._target = target
@@ -323,6 +322,6 @@ def _contradicted(
     return False
 
 
-def staging_folder(config: Config, index_table: JavaTable | ReadOnlyTable) -> str:
+def staging_folder(config: Config, index_table: ReadableTable) -> str:
     folder = config.sink.staging_location.rstrip("/") or f"{index_table.location}/stage"
     return f"{folder}/{config.sink.id}/"

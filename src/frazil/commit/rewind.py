@@ -12,8 +12,8 @@ recovery):
 6. Remove the note.
 
 A rewind that is run again after a kill claims a new epoch, finds the note, and does the remaining
-steps. This module runs against `RewindableTable`, a small interface, so the same code runs against
-Iceberg and in a simulation.
+steps. This module runs against `iceberg.table.Table`, so the same code runs against Iceberg and in
+a simulation.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import pyarrow as pa
 
 from frazil import format_version
-from frazil.commit import protocol
-from frazil.commit.protocol import ATTEMPTS, FIRST_PAUSE, Clock, TableCommitter
+from frazil.commit.protocol import ATTEMPTS, FIRST_PAUSE, TableCommitter
 from frazil.commit.rewind_plan import (
     Ancestry,
     BatchTimeline,
@@ -51,10 +50,12 @@ from frazil.errors import (
     Retryable,
     Unavailable,
 )
-from frazil.ledger.entry import PREFIX, LedgerEntry, Snapshot, head
+from frazil.iceberg.table import LiveFile, Snapshot, Table
+from frazil.ledger.entry import PREFIX, LedgerEntry, head
 from frazil.ledger.staged_batch import StagedBatch
 from frazil.ledger.tags import ledger_tag
 from frazil.offsets import Cut, Range
+from frazil.retry import Clock
 
 #: Prefix, before the sink's id, of the index property that exists while a rewind is running.
 PROPERTY = "frazil.rewind"
@@ -66,43 +67,13 @@ REWOUND = f"{PREFIX}rewound"
 STEPS = ("claimed", "noted", "forked", "moved", "unstaged", "indexed", "done")
 
 
-class RewindableTable(protocol.CommitTable, Protocol):
-    """The table operations that a rewind uses."""
-
-    def tags(self) -> dict[str, int]: ...
-    def fork(self, branch: str, snapshot_id: int) -> None: ...
-    def move(
-        self, refs: Mapping[str, int | None], *, expected: Mapping[str, int | None]
-    ) -> None: ...
-
-
-class RewindableIndex(RewindableTable, Protocol):
-    """The index operations that a rewind uses."""
-
-    @property
-    def properties(self) -> dict[str, str]: ...
-    def set_property(self, key: str, value: str) -> None: ...
-    def remove_property(self, key: str) -> None: ...
-    def rewrite(
-        self,
-        removed: Sequence[Any],
-        added: Sequence[str],
-        summary: Mapping[str, str],
-        *,
-        since: int,
-        same: bool,
-        check: Callable[[Iterator[Snapshot]], str | None],
-        leftovers: list[str],
-    ) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Without:
     """Removes the rows of batches after a given one from the index: files to remove and to add,
     relative to snapshot `since`."""
 
     since: int
-    removed: Sequence[Any] = ()
+    removed: Sequence[LiveFile] = ()
     added: Sequence[str] = ()
 
 
@@ -168,8 +139,8 @@ class RewindSteps:
     def __init__(
         self,
         sink: str,
-        index: RewindableIndex,
-        tables: Mapping[str, tuple[RewindableTable, str]],
+        index: Table,
+        tables: Mapping[str, tuple[Table, str]],
         *,
         rows: Callable[[], pa.Table],
         staged: Callable[[], Sequence[tuple[str, StagedBatch | None]]],
@@ -296,7 +267,7 @@ class RewindSteps:
 
         self._until(done, f"table {name}")
 
-    def _forked(self, table: RewindableTable, rewind: TableRewind) -> None:
+    def _forked(self, table: Table, rewind: TableRewind) -> None:
         kept = rewind.entry
         assert rewind.then is not None
         assert kept is not None
@@ -328,7 +299,7 @@ class RewindSteps:
             expected={rewind.branch: rewind.now, fork: claimed.snapshot.id},
         )
 
-    def _emptied(self, target: TableCommitter, table: RewindableTable, rewind: TableRewind) -> None:
+    def _emptied(self, target: TableCommitter, table: Table, rewind: TableRewind) -> None:
         """Remove all snapshots of a table that was empty at the boundary, then claim it.
 
         The next attempt sees a commit made in between, and removes it as well.

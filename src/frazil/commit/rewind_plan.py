@@ -24,8 +24,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from frazil.errors import ConfigError, counted
+from frazil.iceberg.table import Snapshot
 from frazil.ledger import index
-from frazil.ledger.entry import PREFIX, LedgerEntry, Snapshot, head, parse
+from frazil.ledger.entry import PREFIX, LedgerEntry, head, parse
 from frazil.ledger.sink_state import STREAM
 from frazil.offsets import Cut, Partition, Range
 

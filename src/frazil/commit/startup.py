@@ -31,7 +31,7 @@ from frazil.config.sections import TableConfig
 from frazil.errors import ConfigError, Expired, Fatal, FrazilError, Gap
 from frazil.iceberg import schema
 from frazil.iceberg.java import JavaCatalog
-from frazil.iceberg.java_table import JavaTable
+from frazil.iceberg.table import SchemaUpdate, Table
 from frazil.kafka.planner import TopicIdentity
 from frazil.ledger import index
 from frazil.ledger.entry import LedgerEntry
@@ -108,7 +108,7 @@ def forgotten(index_table: str, sink: str) -> FrazilError:
 
 class Startup:
     #: the index, for the thread of the stream; `target` has the committer's own handle
-    index: JavaTable
+    index: Table
     target: TableCommitter
     origin: TopicIdentity
     epoch: int
@@ -222,7 +222,7 @@ class Startup:
     def _refuse_unfinished(self) -> None:
         refuse_unfinished(self.index.properties, self._config.sink.id.removesuffix(REPLAY))
 
-    def _open_index(self, table: JavaTable) -> LedgerEntry | None:
+    def _open_index(self, table: Table) -> LedgerEntry | None:
         self.index = table
         refuse_unsupported(table)
         self._refuse_unfinished()
@@ -321,7 +321,7 @@ class Startup:
     def widen_index(self) -> None:
         """Add the columns that an index of an older Frazil lacks."""
 
-        def lacking(current: str) -> schema.SchemaUpdate:
+        def lacking(current: str) -> SchemaUpdate:
             change = schema.update(
                 current,
                 index.COLUMNS,
@@ -334,17 +334,11 @@ class Startup:
         if not self.index.made:
             self.index.evolve(lacking)
 
-    def _create_index(self) -> JavaTable:
+    def _create_index(self) -> Table:
         name, config = self._config.index_table, TableConfig(self._config.index_table)
         made = schema.iceberg_schema(index.COLUMNS, NO_METADATA, config)
         spec = '{"spec-id": 0, "fields": []}'
         return self._catalog.create(name, made, spec, properties=index.PROPERTIES)
-
-    def handle(self) -> JavaTable:
-        """The committer's own handle of the index."""
-        table = self.target.table
-        assert isinstance(table, JavaTable)
-        return table
 
     @property
     def stage_folder(self) -> str:

@@ -15,7 +15,6 @@ from frazil.commit.tables import SinkTable, writer_spec
 from frazil.config.model import Config
 from frazil.config.sections import NEVER, TableConfig
 from frazil.config.units import duration
-from frazil.iceberg.java_table import JavaTable
 from frazil.maintenance.rewrite_data_files import RewriteDataFiles
 from frazil.maintenance.tasks import (
     ExpireSnapshots,
@@ -44,7 +43,7 @@ class TableMaintenance:
         self._tables = startup.tables
         self._position = position
         self._step = step
-        table = startup.handle()
+        table = startup.target.table
         merge = RewriteIndexFiles(
             table,
             sink=stream.sink,
@@ -77,7 +76,6 @@ class TableMaintenance:
 
     def _tasks_of(self, name: str, held: SinkTable) -> list[MaintenanceTask]:
         config, table = held.config, held.target.table  # the committer's own handle
-        assert isinstance(table, JavaTable)
         common: dict[str, Any] = {
             "sink": self._stream.sink,
             "epoch": self._stream.epoch,

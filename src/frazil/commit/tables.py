@@ -26,10 +26,10 @@ from frazil.errors import ConfigError, FrazilError, IdentityMismatch, SchemaMism
 from frazil.files.writer import PARQUET, WriterSpec, check
 from frazil.iceberg import schema
 from frazil.iceberg.java import JavaCatalog
-from frazil.iceberg.java_table import JavaTable
 from frazil.iceberg.static_table import COLUMNS_PROPERTY
+from frazil.iceberg.table import SchemaUpdate, Snapshot, Table
 from frazil.ledger import index
-from frazil.ledger.entry import Snapshot, parse
+from frazil.ledger.entry import parse
 from frazil.ledger.sink_state import REPLAY, property_tables, tables_property, tables_text
 from frazil.ledger.tags import filled_by, ledger_tag, sink_of
 from frazil.maintenance.tasks import CREATED_BY
@@ -53,7 +53,7 @@ class SinkTable:
     """One table, with one handle for the stream and one for the committer's threads."""
 
     config: TableConfig
-    table: JavaTable
+    table: Table
     target: TableCommitter
     metadata: MetadataColumns
     #: the plan sent to executors; built on demand, and again after a schema change
@@ -144,7 +144,7 @@ class SinkTables:
             if table is not None:
                 self._hold(name, table)
 
-    def _hold(self, name: str, table: JavaTable) -> SinkTable:
+    def _hold(self, name: str, table: Table) -> SinkTable:
         refuse_unsupported(table)
         config = self.config_of(name)
         own = second_handle(self._catalog, table)
@@ -294,8 +294,8 @@ class SinkTables:
 
     def _update(
         self, held: SinkTable, columns: pa.Schema, metadata: MetadataColumns, relax: bool = True
-    ) -> Callable[[str], schema.SchemaUpdate]:
-        def update(current: str) -> schema.SchemaUpdate:
+    ) -> Callable[[str], SchemaUpdate]:
+        def update(current: str) -> SchemaUpdate:
             beside = {field.name for field in schema.columns_of(current)}
             lacking = [field for field in metadata.fields if field.name not in beside]
             change = schema.update(
@@ -376,13 +376,13 @@ class SinkTables:
 
     # ── tables recorded in the index ─────────────────────────────────────────────────────────
 
-    def recorded(self, index: JavaTable) -> Mapping[str, str] | str:
+    def recorded(self, index: Table) -> Mapping[str, str] | str:
         """Table → uuid for the next entry of the index; for many tables, the name of the index
         property that contains them, which is written when they change."""
         uuids = self._uuids()
         return uuids if len(uuids) <= _NAMED else self.announce(index)
 
-    def announce(self, index: JavaTable) -> str:
+    def announce(self, index: Table) -> str:
         """Write table → uuid to a property of the index. Returns the property's name."""
         key = tables_property(self._config.sink.id)
         with self._announcing:  # the committer's thread announces, too
@@ -392,7 +392,7 @@ class SinkTables:
                 self._recorded = uuids
         return key
 
-    def announced(self, index: JavaTable) -> dict[str, str]:
+    def announced(self, index: Table) -> dict[str, str]:
         """Table → uuid, including tables that no index entry contains yet."""
         return property_tables(index.properties, tables_property(self._config.sink.id))
 
@@ -442,7 +442,7 @@ class SinkTables:
                 self.unhealthy[name] = error
 
 
-def second_handle(catalog: JavaCatalog, table: JavaTable) -> JavaTable:
+def second_handle(catalog: JavaCatalog, table: Table) -> Table:
     """Another handle of the same table: the committer's threads and Spark's do not share them."""
     own = catalog.load(table.name)
     if own is None or own.uuid != table.uuid:
@@ -461,7 +461,7 @@ _UNSUPPORTED = {
 }
 
 
-def refuse_unsupported(table: JavaTable) -> None:
+def refuse_unsupported(table: Table) -> None:
     """Raises ConfigError for table features that would be ignored or cannot be audited."""
     if table.format_version < 2:
         raise ConfigError(
@@ -478,7 +478,7 @@ def refuse_unsupported(table: JavaTable) -> None:
             )
 
 
-def writer_spec(table: JavaTable, config: TableConfig, topic_column: str = "") -> WriterSpec:
+def writer_spec(table: Table, config: TableConfig, topic_column: str = "") -> WriterSpec:
     # Bounds are truncated to 16 bytes by default; the audit needs the whole topic name.
     whole = {f"write.metadata.metrics.column.{topic_column}": "full"} if topic_column else {}
     return WriterSpec(

@@ -25,7 +25,7 @@ from frazil.iceberg.java_errors import causes, translated
 from frazil.iceberg.java_spark import active
 from frazil.iceberg.java_table import JavaTable
 from frazil.iceberg.static_table import ReadOnlyTable
-from frazil.ledger.entry import Snapshot
+from frazil.iceberg.table import Snapshot
 
 
 class _Names:
@@ -178,14 +178,4 @@ class JavaCatalog:
 
     def read(self, snapshot: Any) -> Snapshot:
         """A Java snapshot as a value, with one call to Java however many keys its summary has."""
-        values = json.loads(self._iceberg.SnapshotParser.toJson(snapshot))
-        summary = dict(values.get("summary", {}))
-        return Snapshot(
-            id=values["snapshot-id"],
-            parent=values.get("parent-snapshot-id"),
-            sequence=values.get("sequence-number", 0),
-            timestamp_ms=values["timestamp-ms"],
-            operation=summary.pop("operation", ""),
-            summary=summary,
-            manifest_list=values.get("manifest-list", ""),
-        )
+        return Snapshot.of_json(json.loads(self._iceberg.SnapshotParser.toJson(snapshot)))

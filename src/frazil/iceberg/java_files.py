@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -20,38 +19,12 @@ from py4j.protocol import Py4JJavaError
 from frazil.iceberg.java_errors import causes, translated
 from frazil.iceberg.java_metadata import JavaTableState
 from frazil.iceberg.live_files import spellings
-from frazil.ledger.entry import Snapshot
+from frazil.iceberg.table import LiveFile, ManifestEntry, Snapshot
 
 _LOOKING = 16  # staged files that are checked concurrently
 #: Names of manifests and manifest lists, Iceberg's and ours; no data file has such a name.
 _LISTING = re.compile(r"/(snap-\d+-\d+-[0-9a-f-]{36}|[^/]+-m\d+)\.avro$")
 _READERS = 8  # threads
-
-
-@dataclass(frozen=True, slots=True)
-class LiveFile:
-    """A data file of a table's newest snapshot."""
-
-    path: str
-    rows: int
-    #: data sequence number: the commit that added its rows
-    sequence: int
-    #: number of delete files that apply to it
-    deletes: int
-    #: Iceberg's JSON
-    descriptor: str
-
-
-@dataclass(frozen=True, slots=True)
-class ManifestEntry:
-    """A data or delete file that a manifest lists."""
-
-    #: Iceberg's JSON
-    descriptor: str
-    #: data sequence number: the commit that added it
-    sequence: int
-    #: its spec has no partitions; its deletes apply to all partitions
-    everywhere: bool
 
 
 class JavaTableFiles(JavaTableState):

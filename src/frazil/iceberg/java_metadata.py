@@ -17,10 +17,9 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from frazil import format_version
 from frazil.errors import CommitStateUnknown, ConfigError, Conflict, IdentityMismatch
 from frazil.iceberg.java_errors import causes, translated
-from frazil.iceberg.schema import SchemaUpdate
 from frazil.iceberg.static_table import ReadOnlyTable
+from frazil.iceberg.table import SchemaUpdate, Snapshot
 from frazil.ledger import entry
-from frazil.ledger.entry import Snapshot
 
 _EVOLUTIONS = 5  # attempts to change a schema while other writers change it too
 
@@ -147,7 +146,6 @@ class JavaTableState:
             return {}
 
     def history(self, branch: str) -> Iterator[Snapshot]:
-        """The branch's ancestry, newest first, up to the oldest snapshot that is not expired."""
         with translated(f"read the history of table {self.name}"):
             snapshot = (
                 self._table.currentSnapshot() if branch == "main" else self._table.snapshot(branch)
@@ -158,11 +156,8 @@ class JavaTableState:
                 snapshot = None if parent is None else self._table.snapshot(parent)
 
     def expired(self, snapshot_id: int) -> Iterator[Snapshot]:
-        """An expired snapshot and its ancestors, as far as earlier metadata files contain them.
-
-        The newest file that has a snapshot also has those of its ancestors that were not expired by
-        then.
-        """
+        # The newest file that has a snapshot also has those of its ancestors that were not expired
+        # by then.
         with translated(f"read earlier metadata of table {self.name}"):
             parse, io = self._iceberg.TableMetadataParser.read, self._table.io()
             files = [
@@ -183,8 +178,6 @@ class JavaTableState:
                     wanted = None if parent is None else int(parent)
 
     def carries(self, branch: str, snapshot_id: int) -> bool:
-        """Does the branch list the newest manifest of a snapshot? Then the commit that wrote the
-        manifest, or the part of it that the snapshot had, is in the branch."""
         with translated(f"read the manifests of table {self.name}"):
             io = self._table.io()
             manifests = list(self._table.snapshot(snapshot_id).allManifests(io))

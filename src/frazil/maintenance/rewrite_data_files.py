@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, takewhile
-from typing import Any, Protocol
+from typing import Any
 
 from pyiceberg.conversions import from_bytes
 from pyiceberg.schema import Schema
@@ -44,9 +44,11 @@ from frazil.files.rewrite import (
     rewrite,
 )
 from frazil.files.writer import WriterSpec
+from frazil.iceberg.table import ManifestEntry, Snapshot, Table
 from frazil.ledger import index
-from frazil.ledger.entry import PREFIX, Snapshot
-from frazil.maintenance.tasks import MaintainedTable, MaintenanceTask, RewriteAttempt, WallClock
+from frazil.ledger.entry import PREFIX
+from frazil.maintenance.tasks import MaintenanceTask, RewriteAttempt
+from frazil.retry import Clock
 
 #: Summary key of a compaction's snapshot, which is no ledger entry: the id of the round.
 COMPACT = f"{PREFIX}compact"
@@ -65,37 +67,6 @@ WAITING, FEW_KEYS, MANY_KEYS = 1 / 3, 100_000, 500_000
 REST, LEAST = 0.5, 0.2
 
 
-class ManifestRow(Protocol):
-    """The entry of a file in a manifest."""
-
-    @property
-    def descriptor(self) -> str: ...
-    @property
-    def sequence(self) -> int: ...
-    @property
-    def everywhere(self) -> bool: ...
-
-
-class UpsertTable(MaintainedTable, Protocol):
-    """The table operations that compaction needs."""
-
-    @property
-    def format_version(self) -> int: ...
-    def contents(
-        self, branch: str, known: Mapping[str, list[Any]]
-    ) -> tuple[Snapshot | None, dict[str, list[Any]]]: ...
-    def replace(
-        self,
-        removed: Sequence[str],
-        added: Sequence[str],
-        summary: Mapping[str, str],
-        *,
-        branch: str,
-        since: int,
-        leftovers: list[str],
-    ) -> None: ...
-
-
 # ── selection of files: pure ─────────────────────────────────────────────────────────────────────
 
 
@@ -110,7 +81,7 @@ def id_of(descriptor: Mapping[str, Any]) -> Id:
 class TableFile:
     """A data or delete file, as its manifest describes it."""
 
-    def __init__(self, entry: ManifestRow) -> None:
+    def __init__(self, entry: ManifestEntry) -> None:
         self.descriptor = entry.descriptor
         self.sequence = entry.sequence
         self.everywhere = entry.everywhere
@@ -189,7 +160,7 @@ class RewriteState:
     """The files of one snapshot, and which deletes apply to which data files."""
 
     def __init__(
-        self, entries: Iterable[ManifestRow], schema: Schema, known: Mapping[str, KnownFiles]
+        self, entries: Iterable[ManifestEntry], schema: Schema, known: Mapping[str, KnownFiles]
     ) -> None:
         content: dict[str, list[TableFile]] = {}
         for entry in entries:
@@ -320,7 +291,7 @@ class RewriteDataFiles(MaintenanceTask):
 
     def __init__(
         self,
-        table: UpsertTable,
+        table: Table,
         *,
         sink: str,
         epoch: int,
@@ -333,7 +304,7 @@ class RewriteDataFiles(MaintenanceTask):
             rewrite, jobs
         ),
         step: Callable[[str], None] = lambda _: None,
-        clock: WallClock = time,
+        clock: Clock = time,
         most: int = ROUND_BYTES,
     ) -> None:
         """`after`: the number of commits that makes a round due; many deleted keys make it due
@@ -341,7 +312,6 @@ class RewriteDataFiles(MaintenanceTask):
         and no deletes. `run`: executes the tasks, on executors or in this process. `table`: the
         handle of the thread that commits."""
         super().__init__(table, sink=sink, epoch=epoch, mark=COMPACT, branch=branch, clock=clock)
-        self._table = table
         self._shape = shape
         self._prefix = prefix
         self._after_commits = after
@@ -354,7 +324,7 @@ class RewriteDataFiles(MaintenanceTask):
         self._keys = 0
         self._rest = 0.0
         self._seen = 0
-        self._manifests: dict[str, list[Any]] = {}
+        self._manifests: dict[str, list[ManifestEntry]] = {}
         self._known: dict[str, KnownFiles] = {}
 
     def work(self) -> float | None:

@@ -24,7 +24,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -34,14 +33,15 @@ from frazil.errors import AccountingError, Conflict, Fatal, FrazilError
 from frazil.files.writer import WriterSpec
 from frazil.iceberg import foreign_commits
 from frazil.iceberg.live_files import LiveFiles
-from frazil.iceberg.static_table import DataFile
+from frazil.iceberg.table import Check, DataFile, LiveFile, Snapshot, Table, TableScan
 from frazil.ledger import entry as ledger
 from frazil.ledger import index
-from frazil.ledger.entry import PREFIX, Snapshot
+from frazil.ledger.entry import PREFIX
 from frazil.ledger.sink_state import REPLAY
 from frazil.ledger.staged_batch import StagedBatch
 from frazil.ledger.tags import TAG_PREFIX, ledger_tag
 from frazil.offsets import BATCHES, Cut, Partition
+from frazil.retry import Clock
 
 #: Summary key of a merge's snapshot, which is no ledger entry: the id of the merge.
 MERGE = f"{PREFIX}merge"
@@ -152,68 +152,6 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + more
 
 
-class MaintainedTable(Protocol):
-    """The table operations that maintenance needs."""
-
-    name: str
-
-    def refresh(self) -> None: ...
-    def history(self, branch: str) -> Iterator[Snapshot]: ...
-    def tagged(self, tag: str) -> Snapshot | None: ...
-    def manifests(self, snapshot_id: int) -> set[str]: ...
-    def remove(self, paths: Sequence[str]) -> None: ...
-
-
-class ListedFiles(Protocol):
-    """The manifests of a table, as far as snapshot expiry needs them."""
-
-    def added(self, snapshot_id: int) -> list[DataFile]: ...
-
-
-class ExpirableTable(MaintainedTable, Protocol):
-    """The table operations that snapshot expiry needs."""
-
-    @property
-    def properties(self) -> dict[str, str]: ...
-    @property
-    def plain(self) -> ListedFiles: ...
-    def set_property(self, key: str, value: str) -> None: ...
-    def branches(self) -> list[str]: ...
-    def tags(self) -> dict[str, int]: ...
-    def count(self) -> int: ...
-    def moment(self, number: int) -> int | None: ...
-    def expire(self, before_ms: int, keep: int, unneeded: list[str]) -> None: ...
-    def needed(self, paths: Sequence[str]) -> set[str]: ...
-
-
-class MaintainedIndex(ExpirableTable, Protocol):
-    """The table operations that index maintenance needs."""
-
-    def live(self) -> tuple[Snapshot | None, Sequence[Any]]: ...
-    def rewrite(
-        self,
-        removed: Sequence[Any],
-        added: Sequence[str],
-        summary: Mapping[str, str],
-        *,
-        since: int,
-        same: bool,
-        check: Callable[[Iterator[Snapshot]], str | None],
-        leftovers: list[str],
-    ) -> None: ...
-
-
-class WallClock(Protocol):
-    def monotonic(self) -> float: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _MergedIndexFiles:
-    path: str
-    rows: int
-    deletes: int = 0
-
-
 @dataclass(slots=True)
 class RewriteAttempt:
     """A rewrite whose commit was requested; only the table shows whether it was applied."""
@@ -235,19 +173,19 @@ class MaintenanceTask:
 
     def __init__(
         self,
-        table: MaintainedTable,
+        table: Table,
         *,
         sink: str,
         epoch: int,
         mark: str,
         branch: str = "main",
-        clock: WallClock = time,
+        clock: Clock = time,
     ) -> None:
         """`mark`: the summary key under which a snapshot has the id of its rewrite."""
         self.trouble = ""
         #: when to call `tidy` again, even without a new commit
         self.again: float | None = None
-        self._kept = table
+        self._table = table
         self._sink = sink
         self._epoch = epoch
         self._mark = mark
@@ -288,13 +226,13 @@ class MaintenanceTask:
             trouble = error  # applied or not: `resolve` reads it from the table
         if this not in self.resolve():
             raise trouble or Conflict(
-                f"cannot rewrite files of {self._kept.name}: the commit "
+                f"cannot rewrite files of {self._table.name}: the commit "
                 "returned, and the table does not show it"
             )
 
-    def newest_run(self) -> Callable[[Iterator[Snapshot]], str | None]:
+    def newest_run(self) -> Check:
         """A check, run on each attempt of a commit: is this run still the newest?"""
-        tagged = self._kept.tagged(ledger_tag(self._sink, self._branch))
+        tagged = self._table.tagged(ledger_tag(self._sink, self._branch))
 
         def check(history: Iterator[Snapshot]) -> str | None:
             entry = ledger.head(history, self._sink, tagged).entry
@@ -313,28 +251,28 @@ class MaintenanceTask:
         is unknown and nothing is removed: `orphan_files` finds the files later.
         """
         if self._tries:
-            self._kept.refresh()
+            self._table.refresh()
         applied = []
         for attempt in list(self._tries):
             after, whole = self._after(attempt.since)
             done = [s.id for s in after if s.summary.get(self._mark) == attempt.id]
             newest = after[0].id if after else attempt.since
             if done:
-                needed = LiveFiles(self._kept.manifests(done[0]))
-                self._kept.remove([path for path in attempt.unneeded if path not in needed])
+                needed = LiveFiles(self._table.manifests(done[0]))
+                self._table.remove([path for path in attempt.unneeded if path not in needed])
                 applied.append(attempt)
             elif attempt.seen in (0, newest):
                 attempt.seen = newest
                 continue
             elif whole:
-                self._kept.remove([*attempt.made, *attempt.unneeded])
+                self._table.remove([*attempt.made, *attempt.unneeded])
             self._tries.remove(attempt)
         return applied
 
     def _after(self, snapshot_id: int) -> tuple[list[Snapshot], bool]:
         """The snapshots after that one, newest first; and whether it is in the history."""
         snapshots: list[Snapshot] = []
-        for snapshot in self._kept.history(self._branch):
+        for snapshot in self._table.history(self._branch):
             if snapshot.id == snapshot_id:
                 return snapshots, True
             snapshots.append(snapshot)
@@ -346,7 +284,7 @@ class ExpireSnapshots(MaintenanceTask):
 
     def __init__(
         self,
-        table: ExpirableTable,
+        table: Table,
         *,
         sink: str,
         epoch: int,
@@ -355,12 +293,11 @@ class ExpireSnapshots(MaintenanceTask):
         branch: str = "main",
         at_once: int | None = None,
         step: Callable[[str], None] = lambda _: None,
-        clock: WallClock = time,
+        clock: Clock = time,
     ) -> None:
         """`retention`: from the table's properties. `position`: the position in the index; None if
         the table is the index."""
         super().__init__(table, sink=sink, epoch=epoch, mark="", branch=branch, clock=clock)
-        self._table = table
         self._retention = retention
         self._position = position
         self._at_once = at_once or TABLE_AT_ONCE
@@ -476,7 +413,7 @@ class ExpireSnapshots(MaintenanceTask):
             self._unneeded.clear()
 
 
-def _added(table: ListedFiles, snapshot_id: int) -> list[DataFile] | None:
+def _added(table: TableScan, snapshot_id: int) -> list[DataFile] | None:
     """None where the manifests of the snapshot are gone or broken: they will not come back."""
     try:
         return table.added(snapshot_id)
@@ -489,7 +426,7 @@ class RewriteIndexFiles(MaintenanceTask):
 
     def __init__(
         self,
-        table: MaintainedIndex,
+        table: Table,
         *,
         sink: str,
         epoch: int,
@@ -497,11 +434,10 @@ class RewriteIndexFiles(MaintenanceTask):
         prefix: Callable[[], str],
         history: float,
         step: Callable[[str], None] = lambda _: None,
-        clock: WallClock = time,
+        clock: Clock = time,
     ) -> None:
         """`history`: seconds after which a snapshot of the index expires."""
         super().__init__(table, sink=sink, epoch=epoch, mark=MERGE, clock=clock)
-        self._table = table
         self._shape = shape
         self._prefix = prefix
         self._step = step
@@ -558,7 +494,7 @@ class RewriteIndexFiles(MaintenanceTask):
         )
         self._step("index-merged")
         left = [file for file in files if file not in chosen]
-        self._enough = index.enough([*left, _MergedIndexFiles(this.made[0], expected)])
+        self._enough = index.enough([*left, LiveFile(this.made[0], expected)])
 
     def _worth_a_look(self, newest: Snapshot) -> bool:
         count = newest.summary.get("total-data-files")

@@ -35,11 +35,10 @@ from frazil.errors import (
 )
 from frazil.files.writer import WriterSpec
 from frazil.iceberg.java import JavaCatalog
-from frazil.iceberg.java_files import LiveFile
 from frazil.iceberg.java_table import JavaTable
-from frazil.iceberg.static_table import DataFile
+from frazil.iceberg.table import DataFile, LiveFile, Snapshot
 from frazil.ledger import index
-from frazil.ledger.entry import PREFIX, LedgerEntry, Snapshot, entries, own_entry
+from frazil.ledger.entry import PREFIX, LedgerEntry, entries, own_entry
 from frazil.ledger.sink_state import REPLAY, STREAM, announced_tables
 from frazil.ledger.tags import ledger_tag
 from frazil.offsets import Range
