@@ -21,7 +21,7 @@ from frazil.accounting import RangeCounts
 from frazil.cli.commands import app
 from frazil.commit.batch_chain import entry_of
 from frazil.commit.protocol import TableCommitter
-from frazil.commit.tables import writer_spec
+from frazil.commit.table_schemas import writer_spec
 from frazil.config.model import Config, load
 from frazil.config.sections import TableConfig
 from frazil.errors import CommitStateUnknown, ConfigError, Expired

@@ -107,7 +107,6 @@ LARGE = {
     "iceberg.static_table.ReadOnlyTable": (37, 7),  # one method for each question about metadata
     "commit.committer.Committer": (26, 19),  # the state of one thread, behind one lock
     "commit.rewind.RewindSteps": (14, 18),  # eight inputs, and the state that they are read into
-    "commit.tables.SinkTables": (27, 11),  # not divided yet: opening, comparing, announcing, plans
     "sources.kafka.KafkaSource": (24, 21),  # not divided yet: rules, plans of tasks, accounting
     "sink.Sink": (14, 16),  # the public class: its arguments, and the parts of one run
 }

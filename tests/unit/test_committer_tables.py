@@ -24,6 +24,7 @@ from frazil.commit.committer import (
     _PendingTable,
 )
 from frazil.commit.protocol import ATTEMPTS, LONGEST_PAUSE, TableCommitter
+from frazil.commit.table_configs import TableConfigs
 from frazil.commit.tables import SinkTables
 from frazil.config.model import Config
 from frazil.config.sections import DeadLettersConfig, DecodeConfig, SinkConfig, TableConfig
@@ -642,10 +643,11 @@ def test_a_table_that_is_staged_for_and_not_there_is_named_and_keeps_only_itself
         DecodeConfig("json"),
         dead_letters=DeadLettersConfig("db.dead"),
     )
-    tables = SinkTables(Any, config, lambda name: name)  # type: ignore[arg-type]
+    configs = TableConfigs(config, lambda name: name)
+    tables = SinkTables(Any, config, configs)  # type: ignore[arg-type]
     with pytest.raises(IdentityMismatch, match=r"db\.gone"):
         tables.target("db.gone")
-    assert tables.commit_trigger("db.gone", 5.0).interval == 5.0
+    assert configs.commit_trigger("db.gone", 5.0).interval == 5.0
 
 
 def test_a_life_that_was_overtaken_does_not_wait_for_a_person():

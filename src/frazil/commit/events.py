@@ -65,10 +65,10 @@ class SinkCommitEvents:
         return self._tables.target(name)
 
     def trigger(self, name: str) -> CommitTrigger:
-        return self._tables.commit_trigger(name, self._interval)
+        return self._tables.configs.commit_trigger(name, self._interval)
 
     def recorded_tables(self) -> Mapping[str, str] | str:
-        return self._tables.recorded(self._startup.target.table)
+        return self._startup.announced.recorded(self._startup.target.table)
 
     def index_manifests(self, located: Sequence[Located]) -> list[str]:
         return self.index_writer.manifests(located)

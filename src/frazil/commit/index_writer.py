@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from frazil.commit.committer import Located
 from frazil.commit.startup import Startup
-from frazil.commit.tables import writer_spec
+from frazil.commit.table_schemas import writer_spec
 from frazil.config.model import Config
 from frazil.config.sections import TableConfig
 from frazil.errors import FrazilError, SchemaMismatch, Unavailable

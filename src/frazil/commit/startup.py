@@ -19,7 +19,10 @@ from pyspark.sql import SparkSession
 from frazil.commit.protocol import TableCommitter, not_shown
 from frazil.commit.recovery import Recovered, Recovery, staging_folder
 from frazil.commit.rewind import refuse_unfinished
+from frazil.commit.table_configs import TableConfigs
+from frazil.commit.table_schemas import TableSchemas
 from frazil.commit.tables import (
+    AnnouncedTables,
     SinkTable,
     SinkTables,
     parallel_map,
@@ -115,7 +118,9 @@ class Startup:
     _spark: SparkSession
 
     def __init__(self, config: Config, catalog: JavaCatalog, source: BatchSource[Any]) -> None:
-        self.tables = SinkTables(catalog, config, source.template)
+        self.tables = SinkTables(catalog, config, TableConfigs(config, source.template))
+        self.schemas = TableSchemas(catalog, config, self.tables)
+        self.announced = AnnouncedTables(config.sink.id, self.tables)
         self._config = config
         self._catalog = catalog
         self._source = source
@@ -162,7 +167,7 @@ class Startup:
         self.origin = self._source.look(spark, entry)
         for name, columns in self._source.columns.items():
             # The metadata columns are part of the rows: for the table they are ordinary columns.
-            self.tables.check(name, columns, NO_METADATA)
+            self.schemas.check(name, columns, NO_METADATA)
         with self.explaining_missing_files():
             self._source.check_resumable(
                 lambda: self.recover().reached if entry else StreamPosition()
@@ -234,8 +239,9 @@ class Startup:
     def _open_tables(self, entry: LedgerEntry | None) -> None:
         if entry is not None:  # again after a claim: of a rewind and a run, one sees the other
             self._refuse_unfinished()
-        from_data = self.tables.announced(self.index) if entry else ()
-        self.tables.open(dict.fromkeys([*self.tables.names, *self._known(entry), *from_data]))
+        from_data = self.announced.read(self.index) if entry else ()
+        names = [*self.tables.configs.names, *self._known(entry), *from_data]
+        self.tables.open(dict.fromkeys(names))
 
     def _known(self, entry: LedgerEntry | None) -> dict[str, str]:
         """The tables that the index counts on: name → uuid."""

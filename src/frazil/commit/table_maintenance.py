@@ -11,7 +11,8 @@ from functools import partial
 from typing import Any
 
 from frazil.commit.startup import Startup
-from frazil.commit.tables import SinkTable, writer_spec
+from frazil.commit.table_schemas import writer_spec
+from frazil.commit.tables import SinkTable
 from frazil.config.model import Config
 from frazil.config.sections import NEVER, TableConfig
 from frazil.config.units import duration
@@ -85,7 +86,8 @@ class TableMaintenance:
         }
         tasks: list[MaintenanceTask] = []
         replaced = bool(config.upsert_key)
-        if (replaced or self._tables.is_deleted_keys_table(name)) and config.compact_after_commits:
+        compacted = replaced or self._tables.configs.is_deleted_keys_table(name)
+        if compacted and config.compact_after_commits:
             tasks.append(
                 RewriteDataFiles(
                     table,

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from frazil.commit.protocol import ATTEMPTS, FIRST_PAUSE, TableCommitter
 from frazil.commit.rewind import refuse_unfinished
-from frazil.commit.tables import writer_spec
+from frazil.commit.table_schemas import writer_spec
 from frazil.config.model import Config
 from frazil.config.sections import TableConfig
 from frazil.errors import (

@@ -24,7 +24,8 @@ from frazil.commit.protocol import TableCommitter
 from frazil.commit.recovery import staging_folder
 from frazil.commit.rewind import RewindSteps, Without, fence
 from frazil.commit.rewind_plan import COLUMNS, RewindPlan, earliest
-from frazil.commit.tables import parallel_map, writer_spec
+from frazil.commit.table_schemas import writer_spec
+from frazil.commit.tables import parallel_map
 from frazil.config.model import Config
 from frazil.config.sections import TableConfig
 from frazil.errors import ConfigError, Expired, Fatal, FrazilError, IdentityMismatch, counted
