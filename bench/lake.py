@@ -38,14 +38,8 @@ from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
 from frazil.accounting import RangeCounts
 from frazil.commit.batch_chain import chain, entry_of
-from frazil.commit.committer import (
-    INDEX,
-    BackpressureLimits,
-    Committer,
-    CommitTrigger,
-    Located,
-    Progress,
-)
+from frazil.commit.commit_queue import INDEX, BackpressureLimits, CommitTrigger
+from frazil.commit.committer import Committer, Located, Progress
 from frazil.commit.protocol import TableCommitter
 from frazil.commit.rewind import RewindSteps, Without
 from frazil.config.sections import TableConfig
@@ -1272,7 +1266,7 @@ class History:
 
     def _commit(self, patient: bool = False) -> None:
         """`patient`: some tables are left for later, and so is the index where one is."""
-        names = sorted({name for each in self.committer._pending for name in each.left})
+        names = sorted({name for each in self.committer.queue.pending for name in each.left})
         for name in names:
             if not (patient and self.random.random() < 0.5):
                 self.committer.round([name])

@@ -190,7 +190,7 @@ class Bench:
         deadline = time.monotonic() + 600
         while time.monotonic() < deadline:
             sink.check()
-            waiting = [each.left for each in list(sink.committer._pending)]
+            waiting = [each.left for each in list(sink.committer.queue.pending)]
             if sink.committer.progress.stuck and waiting and all(len(w) == 1 for w in waiting):
                 return
             time.sleep(0.05)

@@ -32,7 +32,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from frazil.commit.committer import BackpressureLimits, Committer
+from frazil.commit.commit_queue import BackpressureLimits
+from frazil.commit.committer import Committer
 from frazil.commit.events import SinkCommitEvents
 from frazil.commit.index_writer import completeness_tracker
 from frazil.commit.provisioning import TableProvisioner

@@ -506,7 +506,7 @@ def _(stack: ExitStack) -> None:
     def tried(self: Any, name: str, call: Callable[[], None]) -> None:
         was(self, name, call)
         if name in self.progress.stuck and name != committer.INDEX:
-            for each in self._pending:
+            for each in self.queue.pending:
                 if each.lacks(name):
                     each.snapshots[name] = protocol.EXPIRED
 

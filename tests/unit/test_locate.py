@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from frazil.accounting import RangeCounts
 from frazil.cli.commands import app
 from frazil.commit.batch_chain import entry_of
-from frazil.commit.committer import INDEX
+from frazil.commit.commit_queue import INDEX
 from frazil.commit.protocol import TableCommitter
 from frazil.config.model import Config, from_document
 from frazil.errors import ConfigError, Expired

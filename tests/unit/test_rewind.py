@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from frazil.accounting import RangeCounts
 from frazil.commit import rewind_plan
 from frazil.commit.batch_chain import chain, entry_of
-from frazil.commit.committer import INDEX, BackpressureLimits, Committer, Progress
+from frazil.commit.commit_queue import INDEX, BackpressureLimits
+from frazil.commit.committer import Committer, Progress
 from frazil.commit.protocol import TableCommitter
 from frazil.commit.rewind import (
     PROPERTY,
@@ -221,7 +222,7 @@ class World:
 
     def commit(self, *names: str) -> None:
         """What waits for these tables, each in one commit; `INDEX` last, as far as it can."""
-        waiting = {name for batch in self.committer._pending for name in batch.left}
+        waiting = {name for batch in self.committer.queue.pending for name in batch.left}
         self.committer.round([name for name in names if name == INDEX or name in waiting])
 
     def settle(self) -> None:

@@ -6,7 +6,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from frazil.commit.committer import CommitTrigger, Located, Progress
+from frazil.commit.commit_queue import CommitTrigger
+from frazil.commit.committer import Located, Progress
 from frazil.commit.index_writer import IndexWriter
 from frazil.commit.protocol import TableCommitter
 from frazil.commit.recovery import Recovered

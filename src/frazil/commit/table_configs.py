@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from frazil.commit.committer import CommitTrigger
+from frazil.commit.commit_queue import CommitTrigger
 from frazil.config.model import Config
 from frazil.config.sections import TableConfig, deleted_keys_table
 from frazil.config.units import duration, size
