@@ -105,7 +105,6 @@ LARGE = {
     "pipeline.routing.RoutingRules": (25, 16),  # the rules compiled once, read for every record
     "auditing.history.TableHistory": (7, 16),  # one attribute for each fact that checks ask for
     "iceberg.static_table.ReadOnlyTable": (37, 7),  # one method for each question about metadata
-    "commit.rewind.RewindSteps": (14, 18),  # eight inputs, and the state that they are read into
     "sources.kafka.KafkaSource": (24, 21),  # not divided yet: rules, plans of tasks, accounting
     "sink.Sink": (14, 16),  # the public class: its arguments, and the parts of one run
 }

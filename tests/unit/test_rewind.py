@@ -261,12 +261,12 @@ class World:
     def choose(self, text: str) -> RewindPlan:
         found = self.rewinding()
         found.read()
-        return found.choice(found.stream.named(text))
+        return found.choice(found.state.timeline.named(text))
 
     def earliest(self, refused: RewindPlan) -> Any:
         found = self.rewinding()
         found.read()
-        return earliest(found.stream, found.states, "s", refused, lambda _: True)
+        return earliest(found.state.timeline, found.state.tables, "s", refused, lambda _: True)
 
     def rewind(
         self,
@@ -277,8 +277,8 @@ class World:
         """As `ops.rewind` does it."""
         doing = self.rewinding(step)
         doing.read()
-        begun = doing.note
-        start = doing.stream.at(begun.batch) if begun else doing.stream.named(text)
+        begun = doing.state.note
+        start = doing.state.timeline.at(begun.batch) if begun else doing.state.timeline.named(text)
         doing.claim()
         doing.read()
         choice = doing.choice(start)

@@ -91,6 +91,21 @@ class RewindNote(NamedTuple):
         return json.dumps({"version": VERSION, **self._asdict()}, separators=(",", ":"))
 
 
+@dataclass(frozen=True, slots=True)
+class RewindState:
+    """The state of a sink before a step: of its index, tables and staged batches."""
+
+    #: the newest entry of the index
+    entry: LedgerEntry
+    timeline: BatchTimeline
+    note: RewindNote | None
+    #: the number of batch records
+    staged: int
+    #: table → commit id of a staged batch → its ranges
+    staged_ranges: Mapping[str, dict[str, list[Range]]]
+    tables: Sequence[TableState]
+
+
 def note_of(properties: Mapping[str, str], sink: str) -> RewindNote | None:
     key = f"{PROPERTY}.{sink}"
     if key not in properties:
@@ -174,27 +189,25 @@ class RewindSteps:
         entry = self._index_target.head().entry
         if entry is None:
             raise Gap(f"cannot rewind sink {self.sink}: its index knows nothing of it")
-        self.entry = entry
-        self.stream = BatchTimeline(self._rows(), entry.end)
-        self.note = note_of(self._index.properties, self.sink)
+        timeline = BatchTimeline(self._rows(), entry.end)
+        note = note_of(self._index.properties, self.sink)
         stored = self._stored()
-        self.staged = len(stored)
-        self._held: dict[str, dict[str, list[Range]]] = defaultdict(dict)
+        ranges: dict[str, dict[str, list[Range]]] = defaultdict(dict)
         for batch in (staged for _, staged in stored if staged is not None):
             for table in batch.tables:
-                ranges = [tally.range for tally in table.tallies]
-                self._held[table.name][batch.commit_id] = ranges
-        self.states = parallel_map(self._state, list(self._tables))
+                ranges[table.name][batch.commit_id] = [tally.range for tally in table.tallies]
+        tables = parallel_map(lambda name: self._table(name, ranges), list(self._tables))
+        self.state = RewindState(entry, timeline, note, len(stored), ranges, tables)
 
-    def _state(self, name: str) -> TableState:
+    def _table(self, name: str, ranges: Mapping[str, dict[str, list[Range]]]) -> TableState:
         table, branch = self._tables[name]
         table.refresh()
         tagged = table.tagged(ledger_tag(self.sink, branch))
         history = Ancestry(table.history(branch))
-        return TableState(name, branch, history, tagged, table.tags(), self._held.get(name, {}))
+        return TableState(name, branch, history, tagged, table.tags(), ranges.get(name, {}))
 
     def choice(self, start: Boundary) -> RewindPlan:
-        return choose(self.stream, self.states, self.sink, start)
+        return choose(self.state.timeline, self.state.tables, self.sink, start)
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────
 
@@ -207,15 +220,15 @@ class RewindSteps:
         a table's rewind is not allowed; it is called again for each table before it moves."""
         boundary, key = choice.boundary, f"{PROPERTY}.{self.sink}"
         note = RewindNote(to, boundary.batch, boundary.cut.nested())
-        if self.note != note:
+        if self.state.note != note:
             self._index.set_property(key, note.text())
         # A run that claimed the index before it could read the note wins: the rewind stops.
         if self._index_target.head().commit_id != self._index_target.seen:
-            if self.note is None:
+            if self.state.note is None:
                 self._index.remove_property(key)
             raise self._fenced(self._index.name)
         self._step("noted", "")
-        begin = self.stream.beginnings
+        begin = self.state.timeline.beginnings
         # A table cannot lack offsets before the beginning of a partition.
         self._first = Cut({p: o for p, o in boundary.cut.items() if o == begin[p]})
         parallel_map(lambda name: self._back(name, boundary, refuse), list(self._tables))
@@ -249,7 +262,8 @@ class RewindSteps:
         table, target = self._tables[name][0], self._targets[name]
 
         def done() -> bool:
-            rewind = stand(self._state(name), self.sink, boundary, self.stream)
+            table_state = self._table(name, self.state.staged_ranges)
+            rewind = stand(table_state, self.sink, boundary, self.state.timeline)
             if rewind.trouble:
                 raise Fatal(f"cannot rewind table {name}: {rewind.trouble}")
             if not rewind.moves and not rewind.expired:
@@ -325,7 +339,7 @@ class RewindSteps:
 
     def _index_back(self, boundary: Boundary, source: str) -> None:
         target = self._index_target
-        entry = self._claim(self.entry, boundary.cut, boundary.batch, source)
+        entry = self._claim(self.state.entry, boundary.cut, boundary.batch, source)
         # Earlier ledger entries beyond the cut are void: their rows are removed.
         summary = {**entry.summary(), REWOUND: str(boundary.batch)}
 

@@ -245,13 +245,13 @@ class _RewindCommand:
     def look(self) -> RewindReport:
         doing = self._doing
         self._read()
-        note, to = doing.note, self._to
+        note, to = doing.state.note, self._to
         if note is not None and note.to != to:
             raise ConfigError(
                 f"cannot rewind to {to}: a rewind to {note.to} was begun and not finished",
                 hint=f"finish that one first: --to '{note.to}'",
             )
-        stream = doing.stream
+        stream = doing.state.timeline
         start = stream.at(note.batch) if note is not None else stream.named(to)
         choice = doing.choice(start)
         number = choice.boundary.batch
@@ -270,9 +270,9 @@ class _RewindCommand:
             index=self._index.name,
             to=to,
             choice=choice,
-            position=doing.entry.end,
+            position=doing.state.entry.end,
             batches=pc.count_distinct(later["batch"]).as_py(),
-            staged=doing.staged,
+            staged=doing.state.staged,
             unfinished=note is not None,
             warnings=tuple(self._warnings(choice)),
             refusals=tuple(refusals),
@@ -319,7 +319,7 @@ class _RewindCommand:
         """The ranges to read again that Kafka no longer has."""
         if not self._config.kafka:
             return []
-        end, kept = self._doing.entry.end, self._first_kept
+        end, kept = self._doing.state.entry.end, self._first_kept
         gone = {key: min(offset, kept.get(key, offset)) for key, offset in end.items()}
         cut = Cut({p: o for p, o in choice.boundary.cut.items() if p != BATCHES})
         return [Range(key, o, gone[key]) for key, o in cut.items() if o < gone[key]]
@@ -327,7 +327,7 @@ class _RewindCommand:
     @cached_property
     def _first_kept(self) -> Cut:
         """The first offsets that Kafka still has."""
-        config, entry = self._config, self._doing.entry
+        config, entry = self._config, self._doing.state.entry
         planner = Planner(
             config.kafka.resolved(),
             topics=config.sink.topics,
@@ -344,7 +344,7 @@ class _RewindCommand:
         def allowed(choice: RewindPlan) -> bool:
             return not self._replayed(choice) and not self._lost(choice)
 
-        boundary = earliest(doing.stream, doing.states, self._sink, refused, allowed)
+        boundary = earliest(doing.state.timeline, doing.state.tables, self._sink, refused, allowed)
         if boundary is None:
             return "no later cut is possible either"
         return f"the earliest possible cut is --to batch:{boundary.batch} {_offsets(boundary.cut)}"
@@ -366,7 +366,7 @@ class _RewindCommand:
             yield f"sink {sink} loses records, and will say so when it starts"
 
     def _compacted(self) -> list[str]:
-        topics = {p.kafka_topic for p in self._doing.entry.end.current if p != BATCHES}
+        topics = {p.kafka_topic for p in self._doing.state.entry.end.current if p != BATCHES}
         if not self._config.kafka or not topics:
             return []
         admin = AdminClient({"log_level": "2", **self._config.kafka.resolved()})
@@ -387,7 +387,7 @@ class _RewindCommand:
         self._fence_replay()
         doing.claim()
         self._read()
-        choice = doing.choice(doing.stream.at(plan.choice.boundary.batch))
+        choice = doing.choice(doing.state.timeline.at(plan.choice.boundary.batch))
         if choice.boundary != plan.choice.boundary:
             raise Fatal(
                 f"cannot rewind sink {self._sink}: it went on meanwhile, and "
