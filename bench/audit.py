@@ -79,33 +79,36 @@ def catalog(folder: Path) -> dict[str, str]:
 
 def hear_index(folder: Path) -> tuple[float, Callable[[], Any]]:
     began = time.perf_counter()
+    import frazil.auditing.ranges  # noqa: F401 (for `joined`)
     from frazil.iceberg.static_table import find
-    from frazil.ledger.columns import INDEXED_OUTCOMES, joints, of_rows, side_by_side, sorted_rows
+    from frazil.ledger import index_rows
 
     imported = time.perf_counter() - began
 
     def run() -> Any:
         index = find(catalog(folder), INDEX)
         assert index is not None
-        columns = ["topic", "partition", "start_offset", "end_offset", *INDEXED_OUTCOMES]
         where = {"sink": [SINK], "table_name": [TABLE]}
-        found = side_by_side(index.each(lambda rows: joints(sorted_rows(rows)), columns, where))
-        if found is None:  # files reach into each other: only all together can tell
-            found = joints(of_rows(index.scan(columns, where)))
-        assert not any(each.gaps or each.overlaps or each.odd for each in found)
-        return {
-            "ranges": sum(each.ranges for each in found),
-            "rows": sum(each.counts.written for each in found),
-            "partitions": len(found),
-        }
+        files = index.each(index_rows.of_file, index.having(index_rows.COLUMNS), where)
+        return joined(index_rows.by_table(files)[TABLE].spans)
 
     return imported, run
 
 
+def joined(spans: Any) -> dict[str, int]:
+    from frazil.auditing.ranges import joints
+    from frazil.ledger.columns import by_partition
+
+    parts = by_partition(spans)
+    assert all(joints(part) == ([], []) for part in parts.values())
+    return {"ranges": len(spans), "rows": int(spans.written.sum()), "partitions": len(parts)}
+
+
 def hear_ledger(folder: Path) -> tuple[float, Callable[[], Any]]:
     began = time.perf_counter()
+    import frazil.auditing.ranges  # noqa: F401 (for `joined`)
     from frazil.iceberg.static_table import find
-    from frazil.ledger.columns import joints, of_entries
+    from frazil.ledger.columns import of_entries
 
     imported = time.perf_counter() - began
 
@@ -113,13 +116,7 @@ def hear_ledger(folder: Path) -> tuple[float, Callable[[], Any]]:
         table = find(catalog(folder), TABLE)
         assert table is not None
         summaries = [each.summary for each in table.history("main")][::-1]
-        found = joints(of_entries([each for each in summaries if "frazil.sink" in each]))
-        assert not any(each.gaps or each.overlaps or each.odd for each in found)
-        return {
-            "ranges": sum(each.ranges for each in found),
-            "rows": sum(each.counts.written for each in found),
-            "partitions": len(found),
-        }
+        return joined(of_entries([each for each in summaries if "frazil.sink" in each]))
 
     return imported, run
 
