@@ -89,7 +89,7 @@ def hear_index(folder: Path) -> tuple[float, Callable[[], Any]]:
         index = find(catalog(folder), INDEX)
         assert index is not None
         where = {"sink": [SINK], "table_name": [TABLE]}
-        files = index.each(index_rows.of_file, index.having(index_rows.COLUMNS), where)
+        files = index.map_files(index_rows.of_file, index.having(index_rows.COLUMNS), where)
         return joined(index_rows.by_table(files)[TABLE].spans)
 
     return imported, run

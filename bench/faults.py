@@ -564,7 +564,7 @@ def ours(world: World, cell: Cell, name: str, outcome: Outcome) -> Plot | None:
 
 def verdict(world: World, config: Config) -> str:
     """The audit's, of the table and the index. (It counts other writers' rows as unaccounted.)"""
-    found = of_sink(config, world.catalog.look).reports
+    found = of_sink(config, world.catalog.open_readonly).reports
     return next((each.verdict for each in found if each.verdict != "proven"), "proven")
 
 

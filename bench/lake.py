@@ -41,7 +41,7 @@ from frazil.commit.batch_chain import chain, entry_of
 from frazil.commit.commit_queue import INDEX, BackpressureLimits, CommitTrigger
 from frazil.commit.committer import Committer, Located, Progress
 from frazil.commit.protocol import TableCommitter
-from frazil.commit.rewind import RewindSteps, Without
+from frazil.commit.rewind import IndexRemoval, RewindSteps
 from frazil.config.sections import TableConfig
 from frazil.files.writer import TableWriter, WriterSpec
 from frazil.iceberg import schema
@@ -1501,13 +1501,13 @@ class History:
             clock=_Clock(),
         )
         doing.read()
-        last = doing.stream.last.batch
-        choice = doing.choice(doing.stream.at(self.random.randrange(-1, last + 1)))
+        last = doing.state.timeline.last.batch
+        choice = doing.choice(doing.state.timeline.at(self.random.randrange(-1, last + 1)))
         if choice.trouble or choice.expired or choice.foreign or not choice.moves:
             return
         doing.claim()
         doing.read()
-        choice = doing.choice(doing.stream.at(choice.boundary.batch))
+        choice = doing.choice(doing.state.timeline.at(choice.boundary.batch))
         doing.run(choice, f"batch:{choice.boundary.batch}", lambda _: None)
         self.say(f"rewound to batch {choice.boundary.batch}")
         del self.committer
@@ -1522,7 +1522,7 @@ class History:
     def _replayed(self) -> bool:
         return f"{self.letters}_replayed" in self.tables
 
-    def _without(self, batch: int, epoch: int) -> Without:
+    def _without(self, batch: int, epoch: int) -> IndexRemoval:
         """The index without batches behind one: files that go, and a staged one that comes."""
         base = next(self.index.history("main"))
         removed, kept = [], []
@@ -1534,7 +1534,7 @@ class History:
                 kept.append(rows.filter(pc.invert(gone)))
         rows = pa.concat_tables(kept) if kept else index.COLUMNS.empty_table()
         new = [self.index.stage([self.index.file(rows, "rewound")])] if len(rows) else []
-        return Without(base.id, removed, new)
+        return IndexRemoval(base.id, removed, new)
 
     def mistake(self) -> None:
         """Somebody deletes a file of ours, sees it, and rolls that back."""

@@ -288,7 +288,7 @@ class Sink:
     def look(self, spark: SparkSession, tables: Iterable[str] = ()) -> BatchTables:
         """The existing tables, and `tables`: nothing is claimed, nothing can be written."""
         startup = self._opened(spark)
-        startup.look(spark, tables)
+        startup.open_readonly(spark, tables)
         stream = StreamState(self.config.sink.id, startup.epoch, StreamPosition(), 0)
         provisioner = TableProvisioner(self.config, startup, stream, self._retry)
         return provisioner.plans(versions=False)

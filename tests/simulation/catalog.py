@@ -278,7 +278,7 @@ class Table:
         return self.meta.properties
 
     @property
-    def plain(self) -> Any:
+    def readonly(self) -> Any:
         self.refresh()
         head = self.meta.head("main")
         rows = [

@@ -356,7 +356,7 @@ def simulated() -> Iterator[None]:
         ):
             defaults = {**made.__init__.__kwdefaults__, "clock": _Time}
             stack.enter_context(mock.patch.object(made.__init__, "__kwdefaults__", defaults))
-        stack.enter_context(mock.patch.object(TableSchemas, "_new", _new))
+        stack.enter_context(mock.patch.object(TableSchemas, "_new_layout", _new))
         stack.enter_context(mock.patch.object(TableSchemas, "plan", _plan))
         # A set of names has another order in every process.
         opened = tables.SinkTables.open

@@ -381,7 +381,7 @@ def test_commits_of_the_stream_go_on_over_a_round(make: Callable[..., Upserted],
     own = table.catalog.load(table.name)
     assert own is not None
     life = TableCommitter(own, "main", "s", 1, Clock())  # type: ignore[arg-type]
-    life._saw(life.head().entry)
+    life._set_seen(life.head().entry)
     keeper = table.compaction()
     for batch in range(3, 6):
         snapshot = life.commit([], table.entry(batch))

@@ -576,7 +576,7 @@ def test_l9_index_trouble_never_stops_the_data(stream: Stream, error: FrazilErro
     assert stream.indexed == ["c1"]
     assert stream.committer.queue.over() == "", "five wait, six may"
     stream.committer.queue.pending.append(PendingBatch(stream.batch(a=1), stream.clock.now))
-    reason = stream.committer._because(stream.committer.queue.over())
+    reason = stream.committer._with_cause(stream.committer.queue.over())
     assert reason.startswith("6 batches wait for a commit; the bound is 6; 5 of them are in all")
     assert reason.endswith(f"not in the index yet: {error.message}")
     mended()

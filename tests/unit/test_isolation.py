@@ -512,7 +512,7 @@ class Tables:
         if name == "db.t":
             raise RecursionError("maximum recursion depth exceeded")
 
-    def make(self, name: str, *_: Any) -> None:
+    def create(self, name: str, *_: Any) -> None:
         self.check(name)
         self.made.append(name)
 

@@ -159,7 +159,7 @@ class Aging(FakeTable):
         self.read_only = False
 
     @property
-    def plain(self) -> Aging:
+    def readonly(self) -> Aging:
         return self
 
     def added(self, snapshot_id: int) -> list[DataFile]:

@@ -24,7 +24,7 @@ from tests.unit.test_locate import P, Q, tally
 
 
 class FakePlain(test_locate.FakePlain):
-    def each(
+    def map_files(
         self,
         make: Callable[[pa.Table], Any],
         columns: Sequence[str],

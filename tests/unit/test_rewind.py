@@ -26,9 +26,9 @@ from frazil.commit.protocol import TableCommitter
 from frazil.commit.rewind import (
     PROPERTY,
     STEPS,
+    IndexRemoval,
     RewindNote,
     RewindSteps,
-    Without,
     note_of,
     refuse_unfinished,
 )
@@ -242,9 +242,9 @@ class World:
         return pa.concat_tables(found) if found else offset_index.rows([])
 
     def rewinding(self, step: Callable[[str, str], None] = lambda name, table: None) -> RewindSteps:
-        def without(batch: int, epoch: int) -> Without:
+        def without(batch: int, epoch: int) -> IndexRemoval:
             gone = [i for i in self.index.live() if self.batches[i].number > batch]
-            return Without(self.index.refs["main"], gone)
+            return IndexRemoval(self.index.refs["main"], gone)
 
         self.index.delete = lambda path: self.staged.pop(path, None)
         return RewindSteps(
@@ -903,4 +903,4 @@ def test_what_a_compaction_takes_away_is_nobodys(
     operation: str, summary: dict[str, str], others: bool
 ):
     snapshot = Snapshot(1, None, 1, 1, operation, summary)
-    assert (rewind_plan._lost(snapshot, None, "s") is not None) == others
+    assert (rewind_plan._lost_commit(snapshot, None, "s") is not None) == others

@@ -101,7 +101,7 @@ class ReadOnlyIndex:
     def _read(self) -> dict[str, IndexRows]:
         where = {"sink": [self.sink]}
         return index_rows.by_table(
-            self.table.each(index_rows.of_file, self.table.having(index_rows.COLUMNS), where)
+            self.table.map_files(index_rows.of_file, self.table.having(index_rows.COLUMNS), where)
         )
 
     @property

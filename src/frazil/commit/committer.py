@@ -126,7 +126,7 @@ class Committer:
         self.queue = CommitQueue(limits, events.trigger, clock, alone)
         self._changed = threading.Condition()
         #: (commit id, table) → when the batch's files were last checked
-        self._looked: dict[tuple[str, str], float] = {}
+        self._checked_at: dict[tuple[str, str], float] = {}
         #: a batch whose staged files are gone: the next run reads its offsets again
         self._unstaged: FrazilError | None = None
         self._failure: FrazilError | None = None
@@ -151,7 +151,7 @@ class Committer:
         with self._changed:
             while bounded and (reason := self.queue.over()) and not self.queue.flushing:
                 self._raise_failure()
-                self.progress.blocked = self._because(reason)
+                self.progress.blocked = self._with_cause(reason)
                 self._changed.wait(1.0)
             self._raise_failure()
             self.progress.blocked = ""
@@ -230,14 +230,14 @@ class Committer:
         pending = self._snapshot_of_pending()
         if len(names) > 1:
             with ThreadPoolExecutor(min(THREADS, len(names)), "frazil-committer") as pool:
-                list(pool.map(lambda name: self._into_table(name, pending), names))
+                list(pool.map(lambda name: self._commit_table(name, pending), names))
         for name in names if len(names) == 1 else []:
-            self._into_table(name, pending)
+            self._commit_table(name, pending)
         if self.queue.needs_operator.keys() - {INDEX}:
             self._refuse_overtaken()
         done = list(itertools.takewhile(lambda item: not item.left, pending))[:TOGETHER]
         if done and INDEX in due:
-            self._tried(INDEX, lambda: self._into_index(done))
+            self._attempt(INDEX, lambda: self._commit_index(done))
 
     def _refuse_overtaken(self) -> None:
         """Before calling for an operator: raises Fenced if a newer epoch has taken over."""
@@ -252,13 +252,13 @@ class Committer:
         with self._changed:
             return list(self.queue.pending)
 
-    def _into_table(self, name: str, pending: Sequence[PendingBatch]) -> None:
+    def _commit_table(self, name: str, pending: Sequence[PendingBatch]) -> None:
         waiting = [item for item in pending if item.lacks(name)]
         chosen = waiting[:TOGETHER]
         batches = [item.batch for item in chosen]
         began = self.queue.clock.monotonic()
 
-        def bring() -> None:
+        def commit() -> None:
             target = self._events.table(name)
             for batch in batches:
                 if batch.table(name).uuid != target.table.uuid:
@@ -266,7 +266,7 @@ class Committer:
                         f"cannot commit to table {name}: it was dropped and made again; a batch "
                         f"was staged for uuid {batch.table(name).uuid}, found {target.table.uuid}"
                     )
-            where = self._bring(
+            where = self._commit_batches(
                 "",
                 target,
                 batches,
@@ -281,7 +281,7 @@ class Committer:
                     item.snapshots[name] = replace(where[item.batch.commit_id], summary={})
                 self._changed.notify_all()
 
-        self._tried(name, bring)
+        self._attempt(name, commit)
         if len(chosen) == len(waiting):  # else the rest is due at once
             self.queue.committed(name, began)
 
@@ -293,7 +293,7 @@ class Committer:
             batch
             for batch in batches
             if batch.epoch != target.epoch or time.time() - batch.staged_at_ms / 1000 > AGED
-            if now - self._looked.get((batch.commit_id, name), -AGED) >= AGED
+            if now - self._checked_at.get((batch.commit_id, name), -AGED) >= AGED
         ]
         for batch in old:
             if gone := target.table.lacking(batch.table(name).manifests):
@@ -305,14 +305,14 @@ class Committer:
                     "says which of them Kafka no longer has",
                 )
                 raise self._unstaged
-            self._looked[batch.commit_id, name] = now
+            self._checked_at[batch.commit_id, name] = now
         return _manifests(batches, name)
 
-    def _into_index(self, done: Sequence[PendingBatch]) -> None:
+    def _commit_index(self, done: Sequence[PendingBatch]) -> None:
         batches = [item.batch for item in done]
         located = {item.batch.commit_id: (item.batch, item.snapshots) for item in done}
         tables = self._events.recorded_tables()
-        self._bring(
+        self._commit_batches(
             "index-",
             self._index,
             batches,
@@ -324,7 +324,7 @@ class Committer:
             del self.queue.pending[: len(batches)]
             for batch in batches:
                 for name in batch.names:
-                    self._looked.pop((batch.commit_id, name), None)
+                    self._checked_at.pop((batch.commit_id, name), None)
             self.progress.position = batches[-1].end
             self.progress.commits += 1
             self.progress.committed_batches += len(batches)
@@ -334,7 +334,7 @@ class Committer:
         self._events.step("done", batches[-1])
         self.queue.maintain_at = self._events.maintain()
 
-    def _tried(self, name: str, call: Callable[[], None]) -> None:
+    def _attempt(self, name: str, call: Callable[[], None]) -> None:
         """Run `call`; after a failure the table pauses and its staged batches wait.
 
         The failure is absorbed: the stream goes on, and the next attempt commits old and new
@@ -358,7 +358,7 @@ class Committer:
             self.progress.stuck[name] = error.message
             self.queue.failed(name)
 
-    def _bring(
+    def _commit_batches(
         self,
         prefix: str,
         target: TableCommitter,
@@ -383,7 +383,7 @@ class Committer:
         self._events.step(f"{prefix}tagged", batches[-1])
         return where
 
-    def _because(self, reason: str) -> str:
+    def _with_cause(self, reason: str) -> str:
         """`reason`, with the cause of the wait if known."""
         waiting = sum(not item.left for item in self.queue.pending)
         if waiting and not self.queue.pending[0].left:

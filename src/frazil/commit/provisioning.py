@@ -60,14 +60,14 @@ class TableProvisioner:
         self._tables.refused.clear()
         while names:
             name = names.pop()
-            self._retry(lambda name=name: self._schemas.renew(name))  # type: ignore[misc]
+            self._retry(lambda name=name: self._schemas.reload(name))  # type: ignore[misc]
 
     # ── plans for executors ──────────────────────────────────────────────────────────────────
 
     def plans(self, versions: bool = True) -> BatchTables:
         """`versions`: with the files in which tasks look up the versions of keys."""
-        well = [name for name in self._tables.held if name not in self._tables.unhealthy]
-        ours = [name for name in well if not self._configs.is_deleted_keys_table(name)]
+        healthy = [name for name in self._tables.held if name not in self._tables.unhealthy]
+        ours = [name for name in healthy if not self._configs.is_deleted_keys_table(name)]
         plans = {name: self._schemas.plan(name, self._among) for name in ours}
         for name, plan in list(plans.items()):
             if plan.order and not self._replay:  # which upserts nothing
@@ -83,8 +83,8 @@ class TableProvisioner:
 
     def holds_no_records(self, table: str) -> bool:
         """Does it hold anything but rows of records: dead letters, or deleted keys?"""
-        letters = self._config.dead_letters.table
-        return table in (letters, replayed(letters)) or self._configs.is_deleted_keys_table(table)
+        name = self._config.dead_letters.table
+        return table in (name, replayed(name)) or self._configs.is_deleted_keys_table(table)
 
     @property
     def refused(self) -> Mapping[str, str]:
@@ -117,8 +117,10 @@ class TableProvisioner:
         order = deleted_keys_version(plan.order)
         return self._retry(
             lambda: (
-                self._schemas.orders(table, plan.key, plan.order).within(plan.shape, pending),
-                self._schemas.orders(deleted_keys.shape.name, plan.key, order).within(
+                self._schemas.version_files(table, plan.key, plan.order).within(
+                    plan.shape, pending
+                ),
+                self._schemas.version_files(deleted_keys.shape.name, plan.key, order).within(
                     deleted_keys.shape, pending
                 ),
             )
@@ -164,11 +166,11 @@ class TableProvisioner:
             # A JSON object that lacks a field implies nothing about the next: nothing becomes
             # optional.
             relax = self._config.decode.format != "json"
-            self._retry(lambda: self._schemas.fit(name, columns, metadata, relax))
+            self._retry(lambda: self._schemas.evolve(name, columns, metadata, relax))
             return None
         among = metadata if self._among is None else self._among
         epoch = self._stream.epoch
-        return self._retry(lambda: self._schemas.make(name, columns, metadata, among, epoch))
+        return self._retry(lambda: self._schemas.create(name, columns, metadata, among, epoch))
 
     def _claim(self, made: Sequence[SinkTable]) -> None:
         """Claim tables that were just created, or raise if a newer run has begun.
@@ -188,7 +190,7 @@ class TableProvisioner:
         self._retry(self._startup.still_newest)
         for held in others:
             self._tables.refuse_shared(held, self._startup.origin.topics)
-            self._startup.take_table(held)
+            self._startup.claim_table(held)
 
 
 @contextmanager

@@ -38,7 +38,7 @@ from frazil.commit.rewind_plan import (
     TableState,
     choose,
     empty,
-    stand,
+    table_rewind,
 )
 from frazil.commit.tables import parallel_map
 from frazil.errors import (
@@ -68,7 +68,7 @@ STEPS = ("claimed", "noted", "forked", "moved", "unstaged", "indexed", "done")
 
 
 @dataclass(frozen=True, slots=True)
-class Without:
+class IndexRemoval:
     """Removes the rows of batches after a given one from the index: files to remove and to add,
     relative to snapshot `since`."""
 
@@ -136,12 +136,12 @@ def fence(index: TableCommitter, tables: Sequence[TableCommitter]) -> int:
     """Fence every run: claim the next epoch on the index first, as a run does. Returns it."""
     heads = parallel_map(lambda target: target.head().entry, [index, *tables])
     epoch = 1 + max((entry.epoch for entry in heads if entry is not None), default=0)
-    _take(index, epoch)
-    parallel_map(lambda target: _take(target, epoch), tables)
+    _claim_epoch(index, epoch)
+    parallel_map(lambda target: _claim_epoch(target, epoch), tables)
     return epoch
 
 
-def _take(
+def _claim_epoch(
     target: TableCommitter, epoch: int, extend: Callable[[Cut], Cut] = lambda end: end
 ) -> None:
     target.epoch = epoch
@@ -159,7 +159,7 @@ class RewindSteps:
         *,
         rows: Callable[[], pa.Table],
         staged: Callable[[], Sequence[tuple[str, StagedBatch | None]]],
-        without: Callable[[int, int], Without],
+        without: Callable[[int, int], IndexRemoval],
         clock: Clock,
         step: Callable[[str, str], None] = lambda name, table: None,
     ) -> None:
@@ -170,7 +170,7 @@ class RewindSteps:
         self._index = index
         self._tables = dict(tables)
         self._rows = rows
-        self._stored = staged
+        self._staged_records = staged
         self._without = without
         self._clock = clock
         self._step = step
@@ -191,7 +191,7 @@ class RewindSteps:
             raise Gap(f"cannot rewind sink {self.sink}: its index knows nothing of it")
         timeline = BatchTimeline(self._rows(), entry.end)
         note = note_of(self._index.properties, self.sink)
-        stored = self._stored()
+        stored = self._staged_records()
         ranges: dict[str, dict[str, list[Range]]] = defaultdict(dict)
         for batch in (staged for _, staged in stored if staged is not None):
             for table in batch.tables:
@@ -231,16 +231,16 @@ class RewindSteps:
         begin = self.state.timeline.beginnings
         # A table cannot lack offsets before the beginning of a partition.
         self._first = Cut({p: o for p, o in boundary.cut.items() if o == begin[p]})
-        parallel_map(lambda name: self._back(name, boundary, refuse), list(self._tables))
-        for path, _ in self._stored():
+        parallel_map(lambda name: self._rewind_table(name, boundary, refuse), list(self._tables))
+        for path, _ in self._staged_records():
             self._index.delete(path)  # the batch record only: no table refers to it
         self._step("unstaged", "")
-        self._index_back(boundary, _place(choice.stands))
+        self._rewind_index(boundary, _source_position(choice.tables))
         self._step("indexed", "")
         self._index.remove_property(key)
         self._step("done", "")
 
-    def _until(self, done: Callable[[], bool], subject: str) -> None:
+    def _attempt_until(self, done: Callable[[], bool], subject: str) -> None:
         """Call `done` until it reports True. It reads the state before it acts: only this shows
         whether a failed attempt was applied."""
         trouble = ""
@@ -257,13 +257,15 @@ class RewindSteps:
             hint="run it again: it goes on where it stopped",
         )
 
-    def _back(self, name: str, boundary: Boundary, refuse: Callable[[RewindPlan], None]) -> None:
+    def _rewind_table(
+        self, name: str, boundary: Boundary, refuse: Callable[[RewindPlan], None]
+    ) -> None:
         """Rewind one table until it has no record of the sink beyond the boundary."""
         table, target = self._tables[name][0], self._targets[name]
 
         def done() -> bool:
             table_state = self._table(name, self.state.staged_ranges)
-            rewind = stand(table_state, self.sink, boundary, self.state.timeline)
+            rewind = table_rewind(table_state, self.sink, boundary, self.state.timeline)
             if rewind.trouble:
                 raise Fatal(f"cannot rewind table {name}: {rewind.trouble}")
             if not rewind.moves and not rewind.expired:
@@ -273,15 +275,15 @@ class RewindSteps:
             if target.head().commit_id != target.seen:
                 raise self._fenced(name)
             if rewind.then is None:
-                self._emptied(target, table, rewind)
+                self._empty_table(target, table, rewind)
             else:
-                self._forked(table, rewind)
+                self._fork_and_move(table, rewind)
             self._step("moved", name)
             return False
 
-        self._until(done, f"table {name}")
+        self._attempt_until(done, f"table {name}")
 
-    def _forked(self, table: Table, rewind: TableRewind) -> None:
+    def _fork_and_move(self, table: Table, rewind: TableRewind) -> None:
         kept = rewind.entry
         assert rewind.then is not None
         assert kept is not None
@@ -313,7 +315,7 @@ class RewindSteps:
             expected={rewind.branch: rewind.now, fork: claimed.snapshot.id},
         )
 
-    def _emptied(self, target: TableCommitter, table: Table, rewind: TableRewind) -> None:
+    def _empty_table(self, target: TableCommitter, table: Table, rewind: TableRewind) -> None:
         """Remove all snapshots of a table that was empty at the boundary, then claim it.
 
         The next attempt sees a commit made in between, and removes it as well.
@@ -335,9 +337,9 @@ class RewindSteps:
         newest = target.head().entry
         if newest is not None and (newest.epoch > self.epoch or newest.end.reaches(self._first)):
             return  # claimed already, or nothing to add
-        _take(target, self.epoch + 1, lambda end: Cut({**self._first, **end}))
+        _claim_epoch(target, self.epoch + 1, lambda end: Cut({**self._first, **end}))
 
-    def _index_back(self, boundary: Boundary, source: str) -> None:
+    def _rewind_index(self, boundary: Boundary, source: str) -> None:
         target = self._index_target
         entry = self._claim(self.state.entry, boundary.cut, boundary.batch, source)
         # Earlier ledger entries beyond the cut are void: their rows are removed.
@@ -370,7 +372,7 @@ class RewindSteps:
                 self._index.append([], summary, branch="main", check=check, leftovers=[])
             return False
 
-        self._until(done, f"the index {self._index.name}")
+        self._attempt_until(done, f"the index {self._index.name}")
 
     def _claim(self, base: LedgerEntry, end: Cut, batch: int, source: str) -> LedgerEntry:
         """An empty entry with a newer epoch at the cut `end`."""
@@ -385,7 +387,7 @@ class RewindSteps:
         )
 
 
-def _place(stands: Sequence[TableRewind]) -> str:
+def _source_position(rewinds: Sequence[TableRewind]) -> str:
     """The position of Spark's sources. Only a DataFrame sink has one, and it fills one table."""
-    sources = [rewind.entry.source[1] for rewind in stands if rewind.entry is not None]
+    sources = [rewind.entry.source[1] for rewind in rewinds if rewind.entry is not None]
     return sources[0] if len(sources) == 1 else ""

@@ -126,7 +126,7 @@ class Startup:
         self._source = source
         self._alone = config.one_table
         #: where the index's rows of each table begin and end; None: not read yet
-        self._told: dict[str, dict[Partition, tuple[int, int]]] | None = None
+        self._index_ends: dict[str, dict[Partition, tuple[int, int]]] | None = None
         self._recovery = Recovery(config, self.tables, self._indexed_ends)
 
     @contextmanager
@@ -145,7 +145,7 @@ class Startup:
                 hint=error.hint,
             ) from None
 
-    def look(self, spark: SparkSession, tables: Iterable[str]) -> None:
+    def open_readonly(self, spark: SparkSession, tables: Iterable[str]) -> None:
         """Open the existing tables, and `tables`: nothing is claimed, nothing can be written."""
         index_table = self._catalog.load(self._config.index_table)
         entry = self._open_index(index_table) if index_table else None
@@ -181,8 +181,8 @@ class Startup:
         held = list(self.tables.held.values())
         heads = parallel_map(lambda table: table.target.head().entry, held)
         self.epoch = 1 + max((head.epoch for head in (entry, *heads) if head), default=0)
-        self._take(self.target, self._source.start)
-        self._told = None  # from here on no other run adds rows
+        self._claim_target(self.target, self._source.start)
+        self._index_ends = None  # from here on no other run adds rows
         # Only now: an earlier run that creates a table after this look is already fenced.
         claimed = self.target.head().entry
         self.index.refresh()
@@ -202,7 +202,7 @@ class Startup:
         # A newer run does not claim the tables it creates. If one of them is among these, its claim
         # on the index is seen here.
         self.still_newest()
-        self.tables.take(self.take_table)
+        self.tables.claim_all(self.claim_table)
 
     def _refuse_a_lost_index(self) -> None:
         """Before a new one is created."""
@@ -215,7 +215,7 @@ class Startup:
         if self.index.made or claimed is None or claimed.batches[1] >= 0:
             return
         sink = self._config.sink.id
-        if self.index.plain.rows(["commit_id"], {"sink": [sink]}).num_rows:
+        if self.index.readonly.rows(["commit_id"], {"sink": [sink]}).num_rows:
             raise forgotten(self.index.name, sink)
 
     def refuse_unknown(self, held: SinkTable, alone: bool = False) -> None:
@@ -247,7 +247,7 @@ class Startup:
         """The tables that the index counts on: name → uuid."""
         return announced_tables(entry.tables, self.index.properties) if entry else {}
 
-    def _take(
+    def _claim_target(
         self, target: TableCommitter, extend: Callable[[Cut], Cut] = lambda position: position
     ) -> LedgerEntry:
         target.epoch = self.epoch
@@ -275,16 +275,16 @@ class Startup:
 
     def _indexed_ends(self, table: str) -> Mapping[Partition, tuple[int, int]]:
         """Where the index's rows of a table begin and end."""
-        if self._told is None:
+        if self._index_ends is None:
             first = self.index.made and self.epoch == 1  # else another run was faster
-            self._told = {} if first else index.ends(self.index_rows(index.ENDS))
-        return self._told.get(table, {})
+            self._index_ends = {} if first else index.ends(self.index_rows(index.ENDS))
+        return self._index_ends.get(table, {})
 
     def index_rows(self, columns: Sequence[str]) -> pa.Table:
         """This sink's rows, from the files themselves; by Spark where only Spark can read them."""
         spark = self._spark
         name, sink = self._config.index_table, self._config.sink.id
-        plain = self.index.plain  # errors of the table itself raise here: Spark cannot mend them
+        plain = self.index.readonly  # errors of the table itself raise here: Spark cannot mend them
         try:
             return plain.rows(columns, {"sink": [sink]})
         except (ConfigError, Fatal):
@@ -294,10 +294,10 @@ class Startup:
             rows = frame.where(frame["sink"] == sink)
             return rows.select(*(column for column in columns if column in frame.columns)).toArrow()
 
-    def take_table(self, held: SinkTable) -> None:
+    def claim_table(self, held: SinkTable) -> None:
         """Claim a table. Of two sinks that claim it at the same moment, the later one sees the
         claim of the earlier below its own."""
-        if not self._take(held.target).end:
+        if not self._claim_target(held.target).end:
             try:
                 self.tables.refuse_shared(held, self.origin.topics, walk=True)
             except ConfigError:

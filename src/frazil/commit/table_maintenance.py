@@ -71,7 +71,7 @@ class TableMaintenance:
                     errors.append(task.run_due())
                 except Exception as error:
                     errors.append(f"cannot look after {name}: {type(error).__name__}: {error}")
-        moments = [task.again for tasks in self._tasks.values() for task in tasks]
+        moments = [task.due_at for tasks in self._tasks.values() for task in tasks]
         again = min((moment for moment in moments if moment is not None), default=None)
         return [error for error in errors if error], again
 

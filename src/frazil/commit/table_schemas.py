@@ -41,13 +41,13 @@ class TableSchemas:
     def check(self, name: str, columns: pa.Schema, metadata: MetadataColumns) -> None:
         """Raises if such a table cannot be created, or the existing one cannot take the columns."""
         if name not in self._tables:
-            self._new(name, columns, metadata)
+            self._new_layout(name, columns, metadata)
         elif self._tables.configs.of(name).schema_evolution == "evolve":
             self._update(self._tables[name], columns, metadata)(self._tables[name].table.schema)
         else:
             schema.check_fits(columns, self._tables[name].table.schema, metadata, name)
 
-    def make(
+    def create(
         self,
         name: str,
         columns: pa.Schema,
@@ -57,7 +57,7 @@ class TableSchemas:
     ) -> SinkTable:
         """The table, created now or by another writer meanwhile; not claimed yet."""
         config = self._tables.configs.of(name)
-        made, spec, order = self._new(name, columns, metadata)
+        made, spec, order = self._new_layout(name, columns, metadata)
         names = ",".join(field.name for field in among.fields)
         codec = "uncompressed" if config.compression == "none" else config.compression
         properties = {
@@ -88,7 +88,7 @@ class TableSchemas:
         held.target.epoch = epoch
         return held
 
-    def _new(
+    def _new_layout(
         self, name: str, columns: pa.Schema, metadata: MetadataColumns
     ) -> tuple[str, str, str]:
         config = self._tables.configs.of(name)
@@ -100,7 +100,7 @@ class TableSchemas:
             schema.sort_order(made, config.sort_by, name),
         )
 
-    def fit(
+    def evolve(
         self, name: str, columns: pa.Schema, metadata: MetadataColumns, relax: bool = True
     ) -> None:
         """Evolve the table so that such records fit; raises if that is not possible."""
@@ -116,7 +116,7 @@ class TableSchemas:
         else:
             schema.check_fits(columns, held.table.schema, metadata, name)
 
-    def renew(self, name: str) -> None:
+    def reload(self, name: str) -> None:
         """Reload a table whose columns another writer changed; later writes use the new schema."""
         held, table = self._tables[name], self._catalog.load(name)
         if table is not None and table.uuid == held.table.uuid:  # else its commits will fail
@@ -174,12 +174,12 @@ class TableSchemas:
             )
         return held.plan
 
-    def orders(self, name: str, key: tuple[str, ...], order: str) -> VersionFiles:
+    def version_files(self, name: str, key: tuple[str, ...], order: str) -> VersionFiles:
         held = self._tables[name]
-        if held.orders is None:
+        if held.version_files is None:
             table = second_handle(self._catalog, held.table)  # which is always refreshed
-            held.orders = VersionFiles(table, held.config.branch, key, order)
-        return held.orders
+            held.version_files = VersionFiles(table, held.config.branch, key, order)
+        return held.version_files
 
 
 def writer_spec(table: Table, config: TableConfig, topic_column: str = "") -> WriterSpec:

@@ -47,7 +47,7 @@ class SinkTable:
     #: the plan sent to executors; built on demand, and again after a schema change
     plan: TablePlan | None = None
     #: the files that contain the versions of its keys
-    orders: VersionFiles | None = None
+    version_files: VersionFiles | None = None
     #: its ledger's end, where that is beyond the position and all staged batches
     floor: Cut = field(default_factory=Cut)
 
@@ -88,10 +88,10 @@ class SinkTables:
         self.held[name] = SinkTable(config, table, target, self.configs.metadata(name))
         return self.held[name]
 
-    def take(self, claim: Callable[[SinkTable], None]) -> None:
+    def claim_all(self, claim: Callable[[SinkTable], None]) -> None:
         """Claim all healthy tables, a few at a time."""
-        well = [held for name, held in self.held.items() if name not in self.unhealthy]
-        parallel_map(claim, well)
+        healthy = [held for name, held in self.held.items() if name not in self.unhealthy]
+        parallel_map(claim, healthy)
 
     def refuse_shared(self, held: SinkTable, topics: Mapping[str, str], walk: bool = False) -> None:
         """Raises ConfigError if another sink fills the table from one of these topics: each record

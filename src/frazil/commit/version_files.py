@@ -29,7 +29,7 @@ class VersionFiles:
         self._order = order
         self._staged: dict[str, list[ManifestEntry]] = {}
         self._live: dict[str, list[ManifestEntry]] = {}
-        self._looked: dict[str, FileBounds] = {}
+        self._bounds: dict[str, FileBounds] = {}
         self._schema = ""
 
     def within(self, shape: WriterSpec, pending: Sequence[StagedBatch]) -> VersionLookup:
@@ -46,7 +46,7 @@ class VersionFiles:
         self._staged = {manifest: self._listed(manifest) for manifest in manifests}
         self._live = self._listed_live()
         if shape.schema != self._schema:
-            self._schema, self._looked = shape.schema, {}
+            self._schema, self._bounds = shape.schema, {}
         schema = Schema.model_validate_json(shape.schema)
         every = (
             file
@@ -54,11 +54,13 @@ class VersionFiles:
             for listed in some.values()
             for file in listed
         )
-        known, self._looked = self._looked, {}
+        known, self._bounds = self._bounds, {}
         for file in every:
-            bounds = known.get(file.descriptor) or self._said(schema, file.descriptor, shape.name)
-            self._looked[file.descriptor] = bounds
-        files = {file.path: file for file in self._looked.values()}
+            bounds = known.get(file.descriptor) or self._file_bounds(
+                schema, file.descriptor, shape.name
+            )
+            self._bounds[file.descriptor] = bounds
+        files = {file.path: file for file in self._bounds.values()}
         return VersionLookup(shape, self._key, self._order, tuple(files.values()))
 
     def _listed(self, manifest: str) -> list[ManifestEntry]:
@@ -80,7 +82,7 @@ class VersionFiles:
                     raise
         raise AssertionError
 
-    def _said(self, schema: Schema, descriptor: str, table: str) -> FileBounds:
+    def _file_bounds(self, schema: Schema, descriptor: str, table: str) -> FileBounds:
         file = json.loads(descriptor)
         if (kind := str(file["file-format"]).lower()) != "parquet":
             raise SchemaMismatch(

@@ -34,9 +34,9 @@ class CatalogAccess(Protocol):
 
     def changed(self, table: str) -> None: ...
 
-    def plain(self, properties: Any) -> dict[str, str]: ...
+    def to_dict(self, properties: Any) -> dict[str, str]: ...
 
-    def read(self, snapshot: Any) -> Snapshot: ...
+    def to_snapshot(self, snapshot: Any) -> Snapshot: ...
 
 
 class _property(property):
@@ -63,7 +63,7 @@ class JavaTableState:
         self.uuid: str = table.uuid().toString()
         format_version.check_table(name, table.properties().get(format_version.KEY))
         #: properties that ledger entries refer to
-        self._kept: dict[str, str] = {}
+        self._entry_properties: dict[str, str] = {}
 
     def refresh(self) -> None:
         with translated(f"refresh table {self.name}"):
@@ -116,7 +116,7 @@ class JavaTableState:
 
     @_property
     def properties(self) -> dict[str, str]:
-        return self._catalog.plain(self._table.properties())
+        return self._catalog.to_dict(self._table.properties())
 
     @_property
     def format_version(self) -> int:
@@ -132,7 +132,7 @@ class JavaTableState:
             return str(self._table.operations().metadataFileLocation(name))
 
     @property
-    def plain(self) -> ReadOnlyTable:
+    def readonly(self) -> ReadOnlyTable:
         """The table in the state of its current metadata file."""
         self.refresh()
         return ReadOnlyTable(self.name, self.metadata_file, self.io_properties)
@@ -141,7 +141,7 @@ class JavaTableState:
     def io_properties(self) -> dict[str, str]:
         """Properties for the executors' file IO. They may hold credentials: never log them."""
         try:
-            return self._catalog.plain(self._table.io().properties())
+            return self._catalog.to_dict(self._table.io().properties())
         except Py4JError:  # a FileIO need not have properties
             return {}
 
@@ -204,12 +204,12 @@ class JavaTableState:
     def _read(self, snapshot: Any, metadata: Any = None) -> Snapshot:
         """A snapshot, with the properties that its ledger entry refers to. Property names contain
         the digest of the text: a property is never read twice."""
-        parsed = self._catalog.read(snapshot)
+        parsed = self._catalog.to_snapshot(snapshot)
         wanted = entry.referred(parsed.summary)
-        if not self._kept.keys() >= set(wanted):
+        if not self._entry_properties.keys() >= set(wanted):
             properties = self._table.properties() if metadata is None else metadata.properties()
-            self._kept |= entry.split(self._catalog.plain(properties))[1]
-        return replace(parsed, summary=entry.joined(parsed.summary, self._kept))
+            self._entry_properties |= entry.split(self._catalog.to_dict(properties))[1]
+        return replace(parsed, summary=entry.joined(parsed.summary, self._entry_properties))
 
     def manifests(self, snapshot_id: int) -> set[str]:
         """The paths of a snapshot's manifests and of its manifest list."""

@@ -231,7 +231,7 @@ class JavaTable(JavaTableUpdates, JavaTableFiles):
         if missing:
             sink, epoch = summary[f"{PREFIX}sink"], int(summary[f"{PREFIX}epoch"])
             summaries = [
-                self._catalog.read(snapshot).summary for snapshot in self._table.snapshots()
+                self._catalog.to_snapshot(snapshot).summary for snapshot in self._table.snapshots()
             ]
             update = self._table.updateProperties()
             for key in entry.forgotten(stored, summaries, sink, epoch):

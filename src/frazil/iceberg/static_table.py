@@ -427,9 +427,9 @@ class ReadOnlyTable:
         self, columns: Sequence[str], where: Mapping[str, Collection[str]] | None = None
     ) -> Iterator[pa.Table]:
         """As `rows`, one table per file."""
-        return self.each(lambda table: table, columns, where)
+        return self.map_files(lambda table: table, columns, where)
 
-    def each(
+    def map_files(
         self,
         make: Callable[[pa.Table], T],
         columns: Sequence[str],

@@ -143,7 +143,7 @@ class TableFile:
 
 
 @dataclass(slots=True)
-class KnownFiles:
+class CheckedFile:
     """The deletes that a data file, not rewritten, was already checked against."""
 
     #: sequence number of the snapshot of that round
@@ -160,7 +160,7 @@ class RewriteState:
     """The files of one snapshot, and which deletes apply to which data files."""
 
     def __init__(
-        self, entries: Iterable[ManifestEntry], schema: Schema, known: Mapping[str, KnownFiles]
+        self, entries: Iterable[ManifestEntry], schema: Schema, known: Mapping[str, CheckedFile]
     ) -> None:
         content: dict[str, list[TableFile]] = {}
         for entry in entries:
@@ -198,10 +198,10 @@ class RewriteState:
             delete.sequence > file.sequence
             and (known is None or delete.path not in known.deletes)
             and (delete.everywhere or delete.partition == file.partition)
-            and self._meet(delete, file)
+            and self._keys_overlap(delete, file)
         )
 
-    def _meet(self, delete: TableFile, file: TableFile) -> bool:
+    def _keys_overlap(self, delete: TableFile, file: TableFile) -> bool:
         """May their keys overlap, by bounds? Optional columns are ignored: bounds omit nulls."""
         for key in delete.keys:
             if kind := self._required.get(key):
@@ -287,7 +287,8 @@ def _source(file: TableFile, target: int) -> SourceFile:
 
 
 class RewriteDataFiles(MaintenanceTask):
-    """Compaction of one upsert table by one run of a sink, which calls `tidy` after its commits."""
+    """Compaction of one upsert table by one run of a sink, which calls `run_due` after its
+    commits."""
 
     def __init__(
         self,
@@ -322,17 +323,17 @@ class RewriteDataFiles(MaintenanceTask):
         self._most = most
         self._waiting = after  # the first round handles deletes of earlier runs
         self._keys = 0
-        self._rest = 0.0
+        self._rest_until = 0.0
         self._seen = 0
         self._manifests: dict[str, list[ManifestEntry]] = {}
-        self._known: dict[str, KnownFiles] = {}
+        self._known: dict[str, CheckedFile] = {}
 
     def work(self) -> float | None:
         began = self._clock.monotonic()
         if not self._due():
             return None
-        if began < self._rest:
-            return self._rest
+        if began < self._rest_until:
+            return self._rest_until
         self._table.refresh()
         if self.newest_run()(self._table.history(self._branch)):
             return None  # a newer run maintains it; this one is fenced at its next commit
@@ -340,8 +341,8 @@ class RewriteDataFiles(MaintenanceTask):
         if base is not None and not self._round(base):
             self._waiting = self._keys = 0
         now = self._clock.monotonic()
-        self._rest = now + REST * max(LEAST, now - began)
-        return self._rest if self._due() else None
+        self._rest_until = now + REST * max(LEAST, now - began)
+        return self._rest_until if self._due() else None
 
     def _due(self) -> bool:
         """Were there enough commits, or enough deleted keys, since the table was compacted?"""
@@ -372,7 +373,7 @@ class RewriteDataFiles(MaintenanceTask):
         deletes = frozenset(delete.path for delete in state.deletes)
         for result in done:
             for path, gone in result.gone.items():
-                self._known[path] = KnownFiles(
+                self._known[path] = CheckedFile(
                     base.sequence, deletes, files[path].hiding_ids, gone if len(gone) else None
                 )
         replaced = {path: files[path] for result in done for path in result.replaced}
@@ -407,7 +408,7 @@ class RewriteDataFiles(MaintenanceTask):
         removed = [*spent]
         for file in replaced:
             removed += [file, *file.masks]
-        written: dict[str, KnownFiles] = {}
+        written: dict[str, CheckedFile] = {}
         for file in data if spent else ():
             known = self._known.get(file.path)
             if known is not None and known.gone is not None:

@@ -168,8 +168,8 @@ class RewriteAttempt:
 
 
 class MaintenanceTask:
-    """Maintenance of one table by one run of a sink, which calls `tidy` after each of its commits.
-    `tidy` calls `work`. Failures are retried later: no commit of the stream fails for them."""
+    """Maintenance of one table by one run of a sink, which calls `run_due` after each of its
+    commits. Failures are retried later: no commit of the stream fails for them."""
 
     def __init__(
         self,
@@ -183,33 +183,33 @@ class MaintenanceTask:
     ) -> None:
         """`mark`: the summary key under which a snapshot has the id of its rewrite."""
         self.trouble = ""
-        #: when to call `tidy` again, even without a new commit
-        self.again: float | None = None
+        #: when to call `run_due` again, even without a new commit
+        self.due_at: float | None = None
         self._table = table
         self._sink = sink
         self._epoch = epoch
         self._mark = mark
         self._branch = branch
         self._clock = clock
-        self._tries: list[RewriteAttempt] = []
+        self._attempts: list[RewriteAttempt] = []
         self._failures = 0
-        self._until = 0.0
+        self._paused_until = 0.0
 
     def run_due(self) -> str:
         """Do the work that is due. Returns the error message, or an empty string."""
         now = self._clock.monotonic()
-        if now < self._until:
+        if now < self._paused_until:
             return self.trouble
         self._failures += 1  # reset below on success
-        self._until = now + min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self._failures, 10))
-        self.again = self._until
+        self._paused_until = now + min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self._failures, 10))
+        self.due_at = self._paused_until
         try:
             self.resolve()
-            self.again = self.work()
+            self.due_at = self.work()
         except (FrazilError, OSError, pa.ArrowException) as error:
             self.trouble = getattr(error, "message", "") or f"{type(error).__name__}: {error}"
             return self.trouble
-        self._failures, self._until, self.trouble = 0, 0.0, ""
+        self._failures, self._paused_until, self.trouble = 0, 0.0, ""
         return ""
 
     def work(self) -> float | None:
@@ -218,7 +218,7 @@ class MaintenanceTask:
 
     def attempt(self, this: RewriteAttempt, rewrite: Callable[[], None]) -> None:
         """Commit a rewrite; if it was not applied, raise the reason."""
-        self._tries.append(this)
+        self._attempts.append(this)
         trouble: FrazilError | None = None
         try:
             rewrite()
@@ -250,10 +250,10 @@ class MaintenanceTask:
         that snapshot is no longer in the history (it was expired, or the branch moved), the outcome
         is unknown and nothing is removed: `orphan_files` finds the files later.
         """
-        if self._tries:
+        if self._attempts:
             self._table.refresh()
         applied = []
-        for attempt in list(self._tries):
+        for attempt in list(self._attempts):
             after, whole = self._after(attempt.since)
             done = [s.id for s in after if s.summary.get(self._mark) == attempt.id]
             newest = after[0].id if after else attempt.since
@@ -266,7 +266,7 @@ class MaintenanceTask:
                 continue
             elif whole:
                 self._table.remove([*attempt.made, *attempt.unneeded])
-            self._tries.remove(attempt)
+            self._attempts.remove(attempt)
         return applied
 
     def _after(self, snapshot_id: int) -> tuple[list[Snapshot], bool]:
@@ -321,7 +321,7 @@ class ExpireSnapshots(MaintenanceTask):
             before = max(before, self._table.moment(-kept.most) or 0)
         if oldest >= before or self.newest_run()(self._table.history(self._branch)):
             return
-        before = min([before, *(snapshot.timestamp_ms for snapshot in self._held())])
+        before = min([before, *(snapshot.timestamp_ms for snapshot in self._kept_snapshots())])
         if oldest < before:
             if self._position is not None:  # not the index: its rows have no offsets to audit
                 self._keep_foreign_commits(before, kept.least)
@@ -343,7 +343,7 @@ class ExpireSnapshots(MaintenanceTask):
         foreign = list(filter(foreign_commits.brings_rows, expiring.values()))
         if not foreign:
             return
-        plain = self._table.plain
+        plain = self._table.readonly
         commits = foreign_commits.of_snapshots(
             foreign, lambda snapshot_id: _added(plain, snapshot_id), self._partitions()
         )
@@ -376,7 +376,7 @@ class ExpireSnapshots(MaintenanceTask):
                 seen.add(sink)
         return partitions
 
-    def _held(self) -> Iterator[Snapshot]:
+    def _kept_snapshots(self) -> Iterator[Snapshot]:
         """Snapshots that no branch or tag names and that must be kept: a sink's newest entry while
         its tag is still on the previous one, which a later run would take for the newest; and
         entries that the index does not have yet."""
@@ -422,7 +422,8 @@ def _added(table: TableScan, snapshot_id: int) -> list[DataFile] | None:
 
 
 class RewriteIndexFiles(MaintenanceTask):
-    """Merges index files in one run of a sink; `tidy` is called after its commits to the index."""
+    """Merges index files in one run of a sink; `run_due` is called after its commits to
+    the index."""
 
     def __init__(
         self,
@@ -460,7 +461,7 @@ class RewriteIndexFiles(MaintenanceTask):
     def _merge(self) -> None:
         """Merge many files of a tier into one of the next."""
         newest = next(self._table.history("main"), None)
-        if newest is None or not self._worth_a_look(newest):
+        if newest is None or not self._may_be_due(newest):
             return
         check = self.newest_run()
         if check(self._table.history("main")):
@@ -496,7 +497,7 @@ class RewriteIndexFiles(MaintenanceTask):
         left = [file for file in files if file not in chosen]
         self._enough = index.enough([*left, LiveFile(this.made[0], expected)])
 
-    def _worth_a_look(self, newest: Snapshot) -> bool:
+    def _may_be_due(self, newest: Snapshot) -> bool:
         count = newest.summary.get("total-data-files")
         if count is None:  # a foreign commit without the count
             return self._commits % index.FANOUT == 0

@@ -66,7 +66,7 @@ def as_of(
 def _history(table: JavaTable, branch: str) -> list[Snapshot]:
     """Read from the metadata file, which is fast; through Java if only Java can read it."""
     try:
-        return list(table.plain.history(branch))
+        return list(table.readonly.history(branch))
     except NeedsSpark:
         return list(table.history(branch))
 

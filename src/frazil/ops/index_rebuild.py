@@ -274,7 +274,7 @@ def taken_out(
 def _files(table: JavaTable, branch: str) -> Sequence[DataFile]:
     """The live data files if they can be read without Spark: helpful, but optional."""
     try:
-        return table.plain.files(branch)[0]
+        return table.readonly.files(branch)[0]
     except (ConfigError, Fatal, Retryable):
         return ()
 

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from frazil.commit.protocol import TableCommitter
 from frazil.commit.recovery import staging_folder
-from frazil.commit.rewind import RewindSteps, Without, fence
+from frazil.commit.rewind import IndexRemoval, RewindSteps, fence
 from frazil.commit.rewind_plan import COLUMNS, RewindPlan, earliest
 from frazil.commit.table_schemas import writer_spec
 from frazil.commit.tables import parallel_map
@@ -102,7 +102,7 @@ class RewindReport:
                     ],
                     "expired": table.expired,
                 }
-                for table in self.choice.stands
+                for table in self.choice.tables
             ],
         }
 
@@ -216,7 +216,7 @@ class _RewindCommand:
         rows = reader.table(f"{self._catalog.name}.{self._index.name}")
         return rows.where(rows.sink == sink).select(*COLUMNS).toArrow()
 
-    def _without(self, batch: int, epoch: int) -> Without:
+    def _without(self, batch: int, epoch: int) -> IndexRemoval:
         """The index files with rows of batches after `batch`, rewritten without those rows."""
         self._index.refresh()
         base, files = self._index.live()
@@ -229,10 +229,10 @@ class _RewindCommand:
         removed, left = taken_out(shape, files, gone, "rewind")
         rows = pa.concat_tables([shape.arrow.empty_table(), *left])
         if not rows.num_rows:
-            return Without(base.id, removed)
+            return IndexRemoval(base.id, removed)
         prefix = f"frazil-{self._sink}-{epoch}-{max(0, batch)}"
         added = offset_index.put(shape, prefix, offset_index.ordered(rows))
-        return Without(base.id, removed, added)
+        return IndexRemoval(base.id, removed, added)
 
     def _read(self) -> None:
         self._doing.read()
@@ -288,7 +288,7 @@ class _RewindCommand:
         if reason := self._replayed(choice):
             yield Fatal(f"{where}: {reason}", hint=self._instead(choice))
         elif choice.foreign and not self._discard_foreign:
-            table = next(table for table in choice.stands if table.foreign)
+            table = next(table for table in choice.tables if table.foreign)
             yield IdentityMismatch(
                 f"{where}: table {table.table} would lose "
                 f"{counted(len(table.foreign), 'commit')} of others, as {table.foreign[0]}",
@@ -308,7 +308,7 @@ class _RewindCommand:
             return "dead letters were replayed into its tables after that"
         if self._replay_staged:
             return "a replay of dead letters was staged and not committed"
-        since = min((table.since_ms for table in choice.stands if table.since_ms), default=None)
+        since = min((table.since_ms for table in choice.tables if table.since_ms), default=None)
         if since is None or self._replayed_at is None:
             return ""
         if self._replayed_at >= datetime.fromtimestamp(since / 1000, timezone.utc):

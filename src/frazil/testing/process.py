@@ -303,7 +303,7 @@ def _run(given: argparse.Namespace, out: IO[str]) -> int:
     tell(out, caught_up=run.position.nested())
     if given.audit:
         name = config.tables[0].name
-        proof = of_sink(config, sink.catalog.look)
+        proof = of_sink(config, sink.catalog.open_readonly)
         [report] = [candidate for candidate in proof.reports if candidate.table == name]
         table = sink.catalog.load(name)
         assert table is not None
