@@ -79,33 +79,36 @@ def catalog(folder: Path) -> dict[str, str]:
 
 def hear_index(folder: Path) -> tuple[float, Callable[[], Any]]:
     began = time.perf_counter()
+    import frazil.auditing.ranges  # noqa: F401 (for `joined`)
     from frazil.iceberg.static_table import find
-    from frazil.ledger.columns import INDEXED_OUTCOMES, joints, of_rows, side_by_side, sorted_rows
+    from frazil.ledger import index_rows
 
     imported = time.perf_counter() - began
 
     def run() -> Any:
         index = find(catalog(folder), INDEX)
         assert index is not None
-        columns = ["topic", "partition", "start_offset", "end_offset", *INDEXED_OUTCOMES]
         where = {"sink": [SINK], "table_name": [TABLE]}
-        found = side_by_side(index.each(lambda rows: joints(sorted_rows(rows)), columns, where))
-        if found is None:  # files reach into each other: only all together can tell
-            found = joints(of_rows(index.scan(columns, where)))
-        assert not any(each.gaps or each.overlaps or each.odd for each in found)
-        return {
-            "ranges": sum(each.ranges for each in found),
-            "rows": sum(each.counts.written for each in found),
-            "partitions": len(found),
-        }
+        files = index.map_files(index_rows.of_file, index.having(index_rows.COLUMNS), where)
+        return joined(index_rows.by_table(files)[TABLE].spans)
 
     return imported, run
 
 
+def joined(spans: Any) -> dict[str, int]:
+    from frazil.auditing.ranges import joints
+    from frazil.ledger.columns import by_partition
+
+    parts = by_partition(spans)
+    assert all(joints(part) == ([], []) for part in parts.values())
+    return {"ranges": len(spans), "rows": int(spans.written.sum()), "partitions": len(parts)}
+
+
 def hear_ledger(folder: Path) -> tuple[float, Callable[[], Any]]:
     began = time.perf_counter()
+    import frazil.auditing.ranges  # noqa: F401 (for `joined`)
     from frazil.iceberg.static_table import find
-    from frazil.ledger.columns import joints, of_entries
+    from frazil.ledger.columns import of_entries
 
     imported = time.perf_counter() - began
 
@@ -113,13 +116,7 @@ def hear_ledger(folder: Path) -> tuple[float, Callable[[], Any]]:
         table = find(catalog(folder), TABLE)
         assert table is not None
         summaries = [each.summary for each in table.history("main")][::-1]
-        found = joints(of_entries([each for each in summaries if "frazil.sink" in each]))
-        assert not any(each.gaps or each.overlaps or each.odd for each in found)
-        return {
-            "ranges": sum(each.ranges for each in found),
-            "rows": sum(each.counts.written for each in found),
-            "partitions": len(found),
-        }
+        return joined(of_entries([each for each in summaries if "frazil.sink" in each]))
 
     return imported, run
 
@@ -310,8 +307,9 @@ def some(task: tuple[int, int, str]) -> tuple[bytes, bytes, bytes]:
     import pyarrow as pa
 
     from frazil.commit import batch_chain, committer
+    from frazil.iceberg.table import Snapshot
     from frazil.ledger import index
-    from frazil.ledger.entry import Snapshot, split
+    from frazil.ledger.entry import split
 
     first, last, table_uuid = task
     batches = _made
@@ -443,7 +441,7 @@ ENGINE = {
 
 def fill(table: Any, batches: Batches, entries: list[dict[str, str]], layout: str) -> None:
     """Every snapshot, and the files that are live behind the last of them."""
-    from frazil.ledger.entry import Snapshot
+    from frazil.iceberg.table import Snapshot
     from lake import Filed
 
     life, template = batches.life, Template(table)
@@ -580,8 +578,8 @@ def compacted(life: Life) -> list[Kept]:
 def fill_index(warehouse: Path, life: Life, heads: list[dict[str, str]], rows: Any) -> int:
     """The index, in files as the sink leaves them; `rows` are batch by batch."""
     from frazil.files.writer import TableWriter, WriterSpec
+    from frazil.iceberg.table import Snapshot
     from frazil.ledger import index
-    from frazil.ledger.entry import Snapshot
     from lake import Filed, Metadata, _index_schema
 
     folder = warehouse.resolve() / INDEX.replace(".", "/")

@@ -64,8 +64,8 @@ from frazil.iceberg import java_table
 from frazil.iceberg.java import JavaCatalog
 from frazil.iceberg.java_errors import translated
 from frazil.iceberg.java_table import JavaTable
+from frazil.iceberg.table import Snapshot
 from frazil.kafka.planner import TopicIdentity
-from frazil.ledger.entry import Snapshot
 from frazil.offsets import Cut, Partition, Range
 from frazil.pipeline import upsert
 from frazil.pipeline.projection import MetadataColumns
@@ -564,7 +564,7 @@ def ours(world: World, cell: Cell, name: str, outcome: Outcome) -> Plot | None:
 
 def verdict(world: World, config: Config) -> str:
     """The audit's, of the table and the index. (It counts other writers' rows as unaccounted.)"""
-    found = of_sink(config, world.catalog.look).reports
+    found = of_sink(config, world.catalog.open_readonly).reports
     return next((each.verdict for each in found if each.verdict != "proven"), "proven")
 
 

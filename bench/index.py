@@ -69,10 +69,10 @@ class Timed(Sink):
 
     def _assemble(self, *given: Any) -> None:
         super()._assemble(*given)
-        bring, self._maintain = self.committer._bring, self._events.maintain
+        bring, self._maintain = self.committer._commit_batches, self._events.maintain
         self._events.maintain = self._timed_maintenance  # type: ignore[method-assign]
         if not self._indexed:
-            self.committer._bring = (  # type: ignore[method-assign]
+            self.committer._commit_batches = (  # type: ignore[method-assign]
                 lambda prefix, *rest: {} if prefix else bring(prefix, *rest)
             )
 

@@ -38,21 +38,16 @@ from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
 from frazil.accounting import RangeCounts
 from frazil.commit.batch_chain import chain, entry_of
-from frazil.commit.committer import (
-    INDEX,
-    BackpressureLimits,
-    Committer,
-    CommitTrigger,
-    Located,
-    Progress,
-)
+from frazil.commit.commit_queue import INDEX, BackpressureLimits, CommitTrigger
+from frazil.commit.committer import Committer, Located, Progress
 from frazil.commit.protocol import TableCommitter
-from frazil.commit.rewind import RewindSteps, Without
+from frazil.commit.rewind import IndexRemoval, RewindSteps
 from frazil.config.sections import TableConfig
 from frazil.files.writer import TableWriter, WriterSpec
 from frazil.iceberg import schema
+from frazil.iceberg.table import Snapshot
 from frazil.ledger import index
-from frazil.ledger.entry import LedgerEntry, Snapshot, entries, head, split
+from frazil.ledger.entry import LedgerEntry, entries, head, split
 from frazil.ledger.staged_batch import StagedBatch, StagedTable
 from frazil.ledger.tags import ledger_tag
 from frazil.offsets import BATCHES, Cut, Partition, Range
@@ -1271,7 +1266,7 @@ class History:
 
     def _commit(self, patient: bool = False) -> None:
         """`patient`: some tables are left for later, and so is the index where one is."""
-        names = sorted({name for each in self.committer._pending for name in each.left})
+        names = sorted({name for each in self.committer.queue.pending for name in each.left})
         for name in names:
             if not (patient and self.random.random() < 0.5):
                 self.committer.round([name])
@@ -1506,13 +1501,13 @@ class History:
             clock=_Clock(),
         )
         doing.read()
-        last = doing.stream.last.batch
-        choice = doing.choice(doing.stream.at(self.random.randrange(-1, last + 1)))
+        last = doing.state.timeline.last.batch
+        choice = doing.choice(doing.state.timeline.at(self.random.randrange(-1, last + 1)))
         if choice.trouble or choice.expired or choice.foreign or not choice.moves:
             return
         doing.claim()
         doing.read()
-        choice = doing.choice(doing.stream.at(choice.boundary.batch))
+        choice = doing.choice(doing.state.timeline.at(choice.boundary.batch))
         doing.run(choice, f"batch:{choice.boundary.batch}", lambda _: None)
         self.say(f"rewound to batch {choice.boundary.batch}")
         del self.committer
@@ -1527,7 +1522,7 @@ class History:
     def _replayed(self) -> bool:
         return f"{self.letters}_replayed" in self.tables
 
-    def _without(self, batch: int, epoch: int) -> Without:
+    def _without(self, batch: int, epoch: int) -> IndexRemoval:
         """The index without batches behind one: files that go, and a staged one that comes."""
         base = next(self.index.history("main"))
         removed, kept = [], []
@@ -1539,7 +1534,7 @@ class History:
                 kept.append(rows.filter(pc.invert(gone)))
         rows = pa.concat_tables(kept) if kept else index.COLUMNS.empty_table()
         new = [self.index.stage([self.index.file(rows, "rewound")])] if len(rows) else []
-        return Without(base.id, removed, new)
+        return IndexRemoval(base.id, removed, new)
 
     def mistake(self) -> None:
         """Somebody deletes a file of ours, sees it, and rolls that back."""

@@ -51,8 +51,9 @@ from frazil.config.model import Config, from_document
 from frazil.errors import Expired
 from frazil.iceberg.foreign_commits import brings_rows, key_of, of_snapshots
 from frazil.iceberg.static_table import ReadOnlyTable
+from frazil.iceberg.table import Snapshot
 from frazil.ledger import index
-from frazil.ledger.entry import PREFIX, LedgerEntry, Snapshot, entries, parse
+from frazil.ledger.entry import PREFIX, LedgerEntry, entries, parse
 from frazil.offsets import BATCHES, Cut, Partition, Range
 from lake import BACKFILL, NEIGHBOUR, Filed, History, Row, Table
 

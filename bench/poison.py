@@ -1387,7 +1387,7 @@ def side(documents: list[dict[str, Any]]) -> None:
         for name in (config.tables[0].name, config.dead_letters.table):
             table = catalog.load(name)
             assert table is not None, name
-            found = of_table(catalog.look, name, "main").reports
+            found = of_table(catalog.open_readonly, name, "main").reports
             mine = (name, config.sink.id)  # and not the index, which has a report of its own
             reports = [each for each in found if (each.table, each.sink) == mine]
             # By pyiceberg, with not a line of ours.

@@ -190,7 +190,7 @@ class Bench:
         deadline = time.monotonic() + 600
         while time.monotonic() < deadline:
             sink.check()
-            waiting = [each.left for each in list(sink.committer._pending)]
+            waiting = [each.left for each in list(sink.committer.queue.pending)]
             if sink.committer.progress.stuck and waiting and all(len(w) == 1 for w in waiting):
                 return
             time.sleep(0.05)
@@ -198,7 +198,7 @@ class Bench:
 
     def prove(self, way: str, tables: int, expected: int) -> None:
         """Every table by the audit, and all rows together."""
-        proof = of_sink(self.config(way), JavaCatalog(self.spark, "lake").look)
+        proof = of_sink(self.config(way), JavaCatalog(self.spark, "lake").open_readonly)
         reports = {each.table: each for each in proof.reports if each.sink == way}
         mine = [reports[f"db.t_{kind(i)}"] for i in range(tables)]
         for report in mine:

@@ -513,7 +513,7 @@ def _prove(
         table.delete(file)
     kept = run.again()
     remain = len(orphans(config, run.readers.spark))
-    proof = of_sink(config, JavaCatalog(run.readers.spark, config.catalog.name).look)
+    proof = of_sink(config, JavaCatalog(run.readers.spark, config.catalog.name).open_readonly)
     verdicts = {report.table: report.verdict for report in proof.reports}
     wrong = {kind: run.found[kind] for kind in ("twins", "lost", "wrong", "snapshots_that_differ")}
     every = all(kills[step] for step in (*STEPS, *BETWEEN))

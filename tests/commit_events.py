@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from frazil.commit.committer import CommitTrigger, Located
+from frazil.commit.commit_queue import CommitTrigger
+from frazil.commit.committer import Located
 from frazil.commit.protocol import TableCommitter
 from frazil.ledger.staged_batch import StagedBatch
 

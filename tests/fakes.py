@@ -1,4 +1,5 @@
-"""A table in memory with the rules of the real one, for tests of the committer.
+"""A table in memory with the rules of the real one, for tests of the committer: the part of
+`iceberg.table.Table` that `TableCommitter` calls.
 
 `tests/spark/test_table_contract.py` runs one suite on this and on Iceberg, so it cannot drift.
 """
@@ -9,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from frazil.errors import CommitStateUnknown, Conflict, Unavailable
-from frazil.ledger.entry import Snapshot
+from frazil.iceberg.table import Snapshot
 
 
 class FakeTable:

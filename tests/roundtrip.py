@@ -38,13 +38,8 @@ from frazil.config.sections import RouteConfig, TableConfig
 from frazil.files.rewrite import RewriteJob, SourceFile, rewrite
 from frazil.files.writer import TableWriter, WriterSpec
 from frazil.formats.decoder import RecordFormat
-from frazil.iceberg.schema import (
-    SchemaUpdate,
-    iceberg_schema,
-    partition_spec,
-    sort_order,
-    update,
-)
+from frazil.iceberg.schema import iceberg_schema, partition_spec, sort_order, update
+from frazil.iceberg.table import SchemaUpdate
 from frazil.kafka.record_batch import RawRecords
 from frazil.offsets import Partition
 from frazil.pipeline.chunk import ChunkPipeline

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from frazil.errors import CommitStateUnknown, Unavailable
 
 T = TypeVar("T")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
+
+
+class Clock(Protocol):
+    """Time and pauses: the module `time`, or the clock of a test."""
+
+    def monotonic(self) -> float: ...
+    def sleep(self, seconds: float) -> None: ...
 
 
 class Retry:

@@ -32,7 +32,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from frazil.commit.committer import BackpressureLimits, Committer
+from frazil.commit.commit_queue import BackpressureLimits
+from frazil.commit.committer import Committer
 from frazil.commit.events import SinkCommitEvents
 from frazil.commit.index_writer import completeness_tracker
 from frazil.commit.provisioning import TableProvisioner
@@ -283,7 +284,7 @@ class Sink:
     def look(self, spark: SparkSession, tables: Iterable[str] = ()) -> BatchTables:
         """The existing tables, and `tables`: nothing is claimed, nothing can be written."""
         startup = self._opened(spark)
-        startup.look(spark, tables)
+        startup.open_readonly(spark, tables)
         stream = StreamState(self.config.sink.id, startup.epoch, StreamPosition(), 0)
         provisioner = TableProvisioner(self.config, startup, stream, self._retry)
         return provisioner.plans(versions=False)

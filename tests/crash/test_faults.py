@@ -164,7 +164,7 @@ def test_a_driver_that_stood_still_while_another_took_over_is_fenced_when_it_wak
     assert assert_exact(lake, f"db.{name}", broker.bootstrap, name) == 200
     table = JavaCatalog(spark, "lake").load(f"db.{name}")
     assert table is not None
-    late = [f.path for f in table.plain.files()[0] if f.offsets and f.offsets[0] >= 50]
+    late = [f.path for f in table.readonly.files()[0] if f.offsets and f.offsets[0] >= 50]
     assert late
     assert all(f"/frazil-{name}-2-" in path for path in late), "rows of the fenced life are there"
     proven(make_config(), spark)

@@ -147,7 +147,7 @@ def test_no_kill_at_any_step_loses_or_doubles_a_record_in_any_table(
     for each in tables:
         made = JavaCatalog(spark, "lake").load(each)
         assert made is not None
-        live = {file.path.removeprefix("file:") for file in made.plain.files()[0]}
+        live = {file.path.removeprefix("file:") for file in made.readonly.files()[0]}
         data = Path(made.location.removeprefix("file:")) / "data"
         assert {str(path) for path in data.rglob("*.parquet")} == live, each
 
@@ -181,7 +181,7 @@ def test_the_older_of_two_lives_is_fenced_from_every_table(
     for suffix in SUFFIXES:
         table = JavaCatalog(spark, "lake").load(f"db.{name}_{suffix}")
         assert table is not None
-        late = [f.path for f in table.plain.files()[0] if f.offsets and f.offsets[0] > 0]
+        late = [f.path for f in table.readonly.files()[0] if f.offsets and f.offsets[0] > 0]
         assert late
         assert all(f"/frazil-{name}-{newer.epoch}-" in path for path in late), suffix
     all_proven(config, spark, *(f"db.{name}_{suffix}" for suffix in SUFFIXES))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from base64 import b85decode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,16 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frazil.accounting import OutcomeCounts
+from frazil.auditing.ranges import joints
 from frazil.errors import Fatal
 from frazil.ledger.columns import (
     RangeColumns,
+    by_partition,
     codes,
-    joints,
     numbers,
     of_entries,
     of_rows,
-    side_by_side,
-    sorted_rows,
 )
 from frazil.ledger.entry import LedgerEntry, joined, parse, split
 from frazil.ledger.packing import pack
@@ -144,8 +144,8 @@ def test_outcomes_that_are_the_rest_of_a_range_are_read_alike():
 
 def test_of_nothing_there_are_no_ranges():
     assert len(of_entries([])) == 0
-    assert joints(of_entries([])) == []
-    assert joints(of_rows(rows([]))) == []
+    assert by_partition(of_entries([])) == {}
+    assert by_partition(of_rows(rows([]))) == {}
 
 
 def mended(key: str, value: str) -> dict[str, str]:
@@ -270,9 +270,8 @@ def test_columns_of_the_indexs_rows_are_theirs_in_order(
 
 def test_an_index_of_an_older_frazil_lacks_a_column():
     table = rows([("orders", 0, 0, 5, 5, 0, 0, 0, 0)]).drop_columns(["merged"])
-    (joint,) = joints(of_rows(table))
-    assert joint.counts == OutcomeCounts(written=5)
-    assert not joint.odd
+    ((*_, counts),) = each(of_rows(table))
+    assert counts == OutcomeCounts(written=5)
 
 
 def naive(
@@ -312,56 +311,40 @@ def test_gaps_overlaps_and_sums_are_those_of_one_range_after_the_other(
         partitions, key, source.astype(np.int32), start, end, written, rejected, *[none] * 5
     )
     told = naive(spans)
-    made = joints(spans)
-    assert [joint.partition for joint in made] == sorted(told, key=partitions.index)
-    for joint in made:
-        first, last, counts, gaps, overlaps = told[joint.partition]
-        assert (joint.start, joint.end, joint.counts) == (first, last, counts)
-        assert joint.gaps == tuple((each.start, each.end) for each in gaps)
-        assert joint.overlaps == tuple((each.start, each.end) for each in overlaps)
-        mine = [i for i, row in enumerate(found) if partitions[row[0]] == joint.partition]
-        assert joint.ranges == len(mine)
-        assert list(joint.odd) == [(start[i], end[i]) for i in mine if written[i] < 0]
+    made = by_partition(spans)
+    assert list(made) == sorted(told, key=partitions.index)
+    for partition, part in made.items():
+        first, last, counts, gaps, overlaps = told[partition]
+        assert (part.start[0], part.end.max()) == (first, last)
+        assert OutcomeCounts(*(int(outcome.sum()) for outcome in part.outcomes())) == counts
+        assert joints(part) == (
+            [(each.start, each.end) for each in gaps],
+            [(each.start, each.end) for each in overlaps],
+        )
+        assert len(part) == sum(partitions[row[0]] == partition for row in found)
+
+
+def joined_by_partition(entries: Sequence[LedgerEntry]) -> Iterator[tuple[Partition, Any, Any]]:
+    """Of each partition its gaps and overlaps."""
+    spans = of_entries([entry.summary() for entry in entries])
+    for partition, part in by_partition(spans).items():
+        yield partition, *joints(part)
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_whole_life_joins_and_an_entry_that_is_gone_leaves_a_gap(packed: bool):
     made = history(packed)
-    whole = joints(of_entries([entry.summary() for entry in made]))
-    assert [each.gaps + each.overlaps + each.odd for each in whole] == [()] * len(whole)
-    assert sum((each.counts for each in whole), OutcomeCounts()) == sum(
+    assert all(not gaps and not overlaps for _, gaps, overlaps in joined_by_partition(made))
+    spans = of_entries([entry.summary() for entry in made])
+    assert sum((counts for *_, counts in each(spans)), OutcomeCounts()) == sum(
         (e.total for e in made), OutcomeCounts()
     )
-    torn = joints(of_entries([entry.summary() for entry in made[:4] + made[5:]]))
-    for joint in torn:
-        lost = made[4].begin.get(joint.partition), made[4].end.get(joint.partition)
-        assert joint.gaps == ((lost,) if lost[0] is not None else ())
-    twice = joints(of_entries([entry.summary() for entry in made[:5] + made[4:]]))
-    for joint in twice:
-        lost = made[4].begin.get(joint.partition), made[4].end.get(joint.partition)
-        assert joint.overlaps == ((lost,) if lost[0] is not None else ())
-
-
-def test_a_row_whose_fates_do_not_add_up_is_odd():
-    good: Row = ("orders", 0, 0, 5, 3, 1, 1, 0, 0)
-    rest: list[Row] = [
-        ("orders", 0, 5, 9, 3, 0, 0, 0, 0),
-        ("orders", 1, 9, 5, 0, 0, 0, 0, -4),
-        (*BATCHES, 0, 1, 70, 0, 0, 0, 0),
-        ("orders", 0, 9, 10, 2, -1, 0, 0, 0),
-    ]
-    found = joints(of_rows(rows([good, *rest])))
-    assert [joint.odd for joint in found] == [(), ((5, 9), (9, 10)), ((9, 5),)]
-
-
-def test_an_entry_that_wrote_less_than_nothing_is_odd():
-    where = Partition("orders", 0)
-    entry = LedgerEntry(
-        "s", 1, ("id",), (0, 0), Cut({where: 0}), Cut({where: 5}), {where: OutcomeCounts(0, 5)}
-    )
-    worse = replace(entry, outcomes={where: OutcomeCounts(0, 6)})
-    assert joints(of_entries([entry.summary()]))[0].odd == ()
-    assert joints(of_entries([worse.summary()]))[0].odd == ((0, 5),)
+    for partition, gaps, _ in joined_by_partition(made[:4] + made[5:]):
+        lost = made[4].begin.get(partition), made[4].end.get(partition)
+        assert gaps == ([lost] if lost[0] is not None else [])
+    for partition, _, overlaps in joined_by_partition(made[:5] + made[4:]):
+        lost = made[4].begin.get(partition), made[4].end.get(partition)
+        assert overlaps == ([lost] if lost[0] is not None else [])
 
 
 @pytest.mark.parametrize("gone", [None, 70])
@@ -384,8 +367,8 @@ def test_files_that_are_sorted_each_are_laid_side_by_side(gone: int | None):
         assert (*where, start, end, counts.written, counts.rejected, counts.skipped) == (
             made[source][:7]
         )
-    lost = () if gone is None else ((10 * gone, 10 * gone + 10),)
-    assert [joint.gaps for joint in joints(spans)] == [lost] * 3
+    lost = [] if gone is None else [(10 * gone, 10 * gone + 10)]
+    assert [joints(part)[0] for part in by_partition(spans).values()] == [lost] * 3
 
 
 @settings(max_examples=100, deadline=None)
@@ -398,28 +381,12 @@ def test_files_one_after_the_other_are_as_good_as_one_table(files: list[list[Row
     assert [row[1:3] for row in each(spans)] == [row[1:3] for row in each(whole)]
 
 
-@settings(max_examples=200, deadline=None)
-@given(
-    st.lists(st.lists(st.tuples(st.integers(0, 1), near, near, amounts), max_size=6), max_size=4)
-)
-def test_pieces_that_were_joined_each_are_joined_like_one(
-    files: list[list[tuple[int, int, int, int]]],
-):
-    tables = [
-        rows([("orders", n, 100 * i + a, 100 * i + a + b, b, x, 0, 0, 0) for n, a, b, x in file])
-        for i, file in enumerate(files)
-    ]
-    apart = side_by_side(joints(sorted_rows(table)) for table in reversed(tables))
-    assert apart == joints(of_rows(tables))
-
-
-def test_pieces_that_reach_into_each_other_are_not_joined():
+def test_files_that_reach_into_each_other_are_joined():
     hole, filled = (
         rows([("o", 0, 0, 2, 2, 0, 0, 0, 0), ("o", 0, 4, 6, 2, 0, 0, 0, 0)]),
         rows([("o", 0, 2, 4, 2, 0, 0, 0, 0)]),
     )
-    assert side_by_side([joints(sorted_rows(hole)), joints(sorted_rows(filled))]) is None
-    assert [joint.gaps for joint in joints(of_rows([hole, filled]))] == [()]
+    assert [joints(part) for part in by_partition(of_rows([hole, filled])).values()] == [([], [])]
 
 
 def test_fates_can_be_added_to_each_other():
@@ -437,7 +404,6 @@ def test_fates_can_be_added_to_each_other():
     table = rows([("orders", 0, 0, 300, 100, 100, 100, 0, 0)])
     for spans in (of_entries([entry.summary()]), of_rows(table), of_rows([table])):
         assert (spans.written + spans.rejected + spans.skipped).tolist() == [300]
-        assert joints(spans)[0].odd == ()
 
 
 @given(

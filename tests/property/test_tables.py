@@ -19,10 +19,12 @@ from hypothesis import strategies as st
 
 from frazil.accounting import OutcomeCounts, RangeCounts
 from frazil.commit.batch_chain import chain, entry_of
-from frazil.commit.committer import BackpressureLimits, Committer, CommitTrigger, Progress
+from frazil.commit.commit_queue import BackpressureLimits, CommitTrigger
+from frazil.commit.committer import Committer, Progress
 from frazil.commit.protocol import LONGEST_PAUSE, TableCommitter
 from frazil.errors import Fenced, IdentityMismatch, Unavailable
-from frazil.ledger.entry import LedgerEntry, Snapshot, parse
+from frazil.iceberg.table import Snapshot
+from frazil.ledger.entry import LedgerEntry, parse
 from frazil.ledger.staged_batch import StagedBatch, StagedTable, dump, load
 from frazil.offsets import Cut, Partition, Range
 from tests.commit_events import Events
@@ -209,7 +211,7 @@ class World:
 
     def round(self) -> None:
         try:
-            self.committer.round(self.committer._due())
+            self.committer.round(self.committer.queue.due())
         except Died:
             self.life()
 
@@ -226,7 +228,7 @@ class World:
         def acts() -> None:
             with suppress(Fenced, Died):
                 old.hurry()
-                old.round(old._due())
+                old.round(old.queue.due())
 
         self.life(acts)
         before = {name: table.rows() for name, table in self.tables.items()}
@@ -243,7 +245,7 @@ class World:
         table.faults.insert(0, "race")
         old.hurry()
         with suppress(Fenced, Died):
-            for each in old._due():
+            for each in old.queue.due():
                 old.round([each])
         fuse.clear()
 

@@ -1,9 +1,9 @@
 """A catalog and a store in memory: Iceberg's rules as far as a commit can meet them.
 
 `Server` holds the tables. A commit is a `Request`: it names what it builds on, and is applied only
-if that is still so (compare-and-set), now or whenever it arrives. `Table` is a client's handle: it
-has what `java_table.JavaTable` has, reads that may be stale, Iceberg's own tries and its clean-up
-included. What a snapshot holds is plain: files with their sequence numbers.
+if that is still so (compare-and-set), now or whenever it arrives. `Table` is a client's handle: an
+`iceberg.table.Table`, as `java_table.JavaTable` is, with reads that may be stale, Iceberg's own
+tries and its clean-up. What a snapshot holds is plain: files with their sequence numbers.
 `tests/spark/test_table_contract` holds this table to the contract that Iceberg's own fulfils.
 """
 
@@ -15,14 +15,11 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from frazil.errors import CommitStateUnknown, Conflict, Expired, IdentityMismatch, Unavailable
-from frazil.iceberg.static_table import DataFile
-from frazil.ledger.entry import Snapshot
+from frazil.iceberg.table import Check, DataFile, LiveFile, ManifestEntry, Snapshot
 from tests.simulation.world import World
 
 #: How often Iceberg tries a commit again by itself. (Four times; fewer show the same.)
 RETRIES = 2
-
-Check = Callable[[Iterator[Snapshot]], "str | None"]
 
 
 class File:
@@ -214,6 +211,8 @@ class Table:
     format_version = 2
     schema = spec = sort_order = ""
     schema_id = 0
+    schemas: Sequence[str] = ()
+    io_properties: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, client: Client, name: str, meta: Meta, *, made: bool = False) -> None:
         self.name = name
@@ -279,7 +278,7 @@ class Table:
         return self.meta.properties
 
     @property
-    def plain(self) -> Any:
+    def readonly(self) -> Any:
         self.refresh()
         head = self.meta.head("main")
         rows = [
@@ -311,25 +310,30 @@ class Table:
         held = self.meta.snapshots[snapshot_id]
         return {*held.manifests, held.snapshot.manifest_list}
 
-    def contents(self, branch: str, known: Mapping[str, Any]) -> tuple[Any, dict[str, list[Any]]]:
+    def contents(
+        self, branch: str, known: Mapping[str, list[ManifestEntry]], data: bool = False
+    ) -> tuple[Snapshot | None, dict[str, list[ManifestEntry]]]:
         head = self.meta.head(branch)
         if head is None:
             return None, {}
         listed = [
-            SimpleNamespace(descriptor=file.descriptor, sequence=sequence, everywhere=True)
+            ManifestEntry(file.descriptor, sequence, everywhere=True)
             for file, sequence in head.files
+            if not data or file.content == "data"
         ]
         return head.snapshot, {head.snapshot.manifest_list: listed}
 
-    def live(self) -> tuple[Snapshot | None, list[Any]]:
+    def staged(self, manifest: str) -> list[ManifestEntry]:
+        files = self._server.manifest(manifest)
+        return [ManifestEntry(file.descriptor, 0, everywhere=True) for file in files]
+
+    def live(self) -> tuple[Snapshot | None, list[LiveFile]]:
         head = self.meta.head("main")
         if head is None:
             return None, []
         found = [
-            SimpleNamespace(
-                path=f.path, rows=len(f.rows), sequence=s, deletes=0, descriptor=f.descriptor
-            )
-            for f, s in head.files
+            LiveFile(file.path, len(file.rows), sequence, descriptor=file.descriptor)
+            for file, sequence in head.files
         ]
         return head.snapshot, sorted(found, key=lambda each: each.sequence)
 
@@ -397,7 +401,7 @@ class Table:
 
     def rewrite(
         self,
-        removed: Sequence[Any],
+        removed: Sequence[LiveFile],
         added: Sequence[str],
         summary: Mapping[str, str],
         *,
@@ -490,39 +494,61 @@ class Table:
         raise Conflict(f"cannot commit to table {self.name}: CommitFailedException")
 
     def tag(self, tag: str, snapshot_id: int, was: int | None) -> None:
-        self._client.read(f"refresh {self.name} to tag")
+        self.move({tag: snapshot_id}, expected={tag: was})
+
+    def untag(self, tag: str) -> None:
+        self.move({tag: None}, expected={})
+
+    def fork(self, branch: str, snapshot_id: int) -> None:
+        self.move({branch: snapshot_id}, expected={})
+
+    def move(self, refs: Mapping[str, int | None], *, expected: Mapping[str, int | None]) -> None:
+        moved = ", ".join(refs)
+        self._client.read(f"refresh {self.name} to move {moved}")
         self._look()
         base = self.meta
-        if base.refs.get(tag) != was:
-            raise Conflict(f"cannot move {tag}: expected it at {was}")
-        if snapshot_id not in base.snapshots:
-            raise CommitStateUnknown(f"cannot set {tag} to unknown snapshot: {snapshot_id}")
+        for name, wanted in expected.items():
+            if base.refs.get(name) != wanted:
+                raise Conflict(f"cannot move {name}: expected it at {wanted}")
+        if unknown := {*refs.values()} - {None, *base.snapshots}:
+            raise CommitStateUnknown(f"cannot set {moved} to unknown snapshot: {unknown}")
 
         def change(meta: Meta) -> None:
-            if snapshot_id not in meta.snapshots:
-                raise Lost
-            meta.refs[tag] = snapshot_id
+            for name, snapshot_id in refs.items():
+                meta.refs.pop(name, None)
+                if snapshot_id is not None:
+                    if snapshot_id not in meta.snapshots:
+                        raise Lost
+                    meta.refs[name] = snapshot_id
 
         request = Request(
             self.name,
             self.uuid,
-            {tag: was},
+            dict(expected),
             change,
-            f"tag {tag} at {snapshot_id}",
+            f"move {dict(refs)}",
             "",
             base.version if self._server.strict else None,
         )
         try:
             self._client.send(request)
         except Lost:
-            raise Conflict(f"cannot move tag {tag} of table {self.name}") from None
+            raise Conflict(f"cannot move {moved} of table {self.name}") from None
         self._look()
 
     def set_property(self, key: str, value: str) -> None:
+        self._set_properties(key, lambda properties: {**properties, key: value})
+
+    def remove_property(self, key: str) -> None:
+        self._set_properties(key, lambda kept: {k: v for k, v in kept.items() if k != key})
+
+    def _set_properties(
+        self, key: str, changed: Callable[[dict[str, str]], dict[str, str]]
+    ) -> None:
         self._client.read(f"refresh {self.name} to set a property")
 
         def change(meta: Meta) -> None:
-            meta.properties = {**meta.properties, key: value}
+            meta.properties = changed(meta.properties)
 
         try:
             self._client.send(Request(self.name, self.uuid, {}, change, f"property {key}"))
@@ -546,6 +572,9 @@ class Table:
 
     def evolve(self, plan: object) -> None:
         self.refresh()
+
+    def unpartitioned_spec(self) -> str:
+        return self.spec
 
     # ── the store ────────────────────────────────────────────────────────────────────────────
 

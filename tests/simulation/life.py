@@ -30,6 +30,7 @@ from frazil.commit import (
     tables,
 )
 from frazil.commit.startup import Startup as RealLife
+from frazil.commit.table_schemas import TableSchemas
 from frazil.config.model import Config
 from frazil.config.sections import DecodeConfig, RouteConfig, SinkConfig, TableConfig
 from frazil.config.settings import Settings
@@ -292,16 +293,16 @@ def _new(*_: object) -> tuple[str, str, str]:
     return "", "", ""
 
 
-def _plan(held: tables.SinkTables, name: str, *_: object) -> SimpleNamespace:
+def _plan(schemas: TableSchemas, name: str, *_: object) -> SimpleNamespace:
     """The part of a table's plan that the feed reads."""
-    return SimpleNamespace(floor=held[name].floor, order="")
+    return SimpleNamespace(floor=schemas._tables[name].floor, order="")
 
 
 @contextmanager
 def simulated() -> Iterator[None]:
     """The code under test in the world that `here` names."""
     everywhere = {
-        life_module: {"JavaTable": Table, "time": _Time},
+        life_module: {"time": _Time},
         sink_module: {
             "JavaCatalog": Catalog,
             "Startup": SimulatedLife,
@@ -316,11 +317,10 @@ def simulated() -> Iterator[None]:
         foreach_batch: {"time": _Time, "threading": _Threading},
         retry: {"time": _Time},
         staging: {"time": _Time, "uuid": _Uuid},
-        events: {"time": _Time, "JavaTable": Table, "publish": lambda *_: None},
+        events: {"time": _Time, "publish": lambda *_: None},
         index_writer: {"time": _Time, "writer_spec": lambda *_: _SHAPE},
         table_maintenance: {
             "time": _Time,
-            "JavaTable": Table,
             "writer_spec": lambda *_: _SHAPE,
         },
         query: {"threading": _Unwatched},
@@ -330,7 +330,6 @@ def simulated() -> Iterator[None]:
             "time": _Time,
             "threading": _Threading,
             "ThreadPoolExecutor": _Pool,
-            "writer_spec": lambda *_: _SHAPE,
         },
         tasks: {"time": _Time, "uuid": _Uuid, "KEPT": 3, "AT_ONCE": 2, "MOST": 8},
         rewrite_data_files: {"uuid": _Uuid, "rewrite": _compact, "mask": _mask, "Schema": _SCHEMA},
@@ -358,8 +357,8 @@ def simulated() -> Iterator[None]:
         ):
             defaults = {**made.__init__.__kwdefaults__, "clock": _Time}
             stack.enter_context(mock.patch.object(made.__init__, "__kwdefaults__", defaults))
-        stack.enter_context(mock.patch.object(tables.SinkTables, "_new", _new))
-        stack.enter_context(mock.patch.object(tables.SinkTables, "plan", _plan))
+        stack.enter_context(mock.patch.object(TableSchemas, "_new_layout", _new))
+        stack.enter_context(mock.patch.object(TableSchemas, "plan", _plan))
         # A set of names has another order in every process.
         opened = tables.SinkTables.open
         stack.enter_context(

@@ -20,9 +20,10 @@ from frazil.commit.recovery import Recovery
 from frazil.commit.startup import Startup
 from frazil.commit.tables import SinkTables
 from frazil.errors import CommitStateUnknown, Fenced, FrazilError, Gap, Retryable, Unavailable
+from frazil.iceberg.table import Snapshot
 from frazil.ledger import entry as ledger
 from frazil.ledger import index, staged_batch
-from frazil.ledger.entry import LedgerEntry, LedgerHead, Snapshot
+from frazil.ledger.entry import LedgerEntry, LedgerHead
 from frazil.ledger.staged_batch import StagedBatch
 from frazil.maintenance import tasks
 from frazil.offsets import Cut
@@ -150,7 +151,7 @@ def _(stack: ExitStack) -> None:
 def _claim(self: TableCommitter, epoch: int, extend: Any, **_: Any) -> LedgerHead:
     for _attempt in range(protocol.ATTEMPTS):
         head = self.head()
-        self._saw(head.entry)
+        self._set_seen(head.entry)
         end = extend(head.entry.end if head.entry else Cut())
         base = head.entry or LedgerEntry(self.sink, 0, (), (0, 0), Cut(), Cut())
         claim = replace(
@@ -181,7 +182,7 @@ def _(stack: ExitStack) -> None:
         assert head.snapshot is not None
         target.set_tag(head.snapshot)
 
-    put(stack, Startup, "_take", take)
+    put(stack, Startup, "_claim_target", take)
 
 
 @planted("a claim without compare-and-set")
@@ -196,7 +197,7 @@ def _(stack: ExitStack) -> None:
 
 @planted("only the index is claimed")
 def _(stack: ExitStack) -> None:
-    put(stack, SinkTables, "take", lambda *_: None)
+    put(stack, SinkTables, "claim_all", lambda *_: None)
 
 
 @planted("the index is claimed last")
@@ -204,7 +205,7 @@ def _(stack: ExitStack) -> None:
     """Tables first: whoever commits to the index meanwhile moves the position after it was read."""
 
     def claim(self: Any, spark: Any) -> None:
-        real, last = self._take, []
+        real, last = self._claim_target, []
 
         def take(target: TableCommitter, *more: Any) -> None:
             if target is self.target:
@@ -213,11 +214,11 @@ def _(stack: ExitStack) -> None:
             else:
                 real(target, *more)
 
-        self._take = take
+        self._claim_target = take
         try:
             _REAL_CLAIM(self, spark)
         finally:
-            del self._take
+            del self._claim_target
         real(*last[0])
 
     put(stack, Startup, "claim", claim)
@@ -235,7 +236,7 @@ def _(stack: ExitStack) -> None:
 def _(stack: ExitStack) -> None:
     def claim(self: Any, spark: Any) -> None:
         self._recovered = None
-        take = self._take
+        take = self._claim_target
 
         def first(target: TableCommitter, *more: Any) -> None:
             if target is self.target and target.head().entry is not None:
@@ -245,9 +246,9 @@ def _(stack: ExitStack) -> None:
                     self._recovered = None
             take(target, *more)
 
-        self._take = first
+        self._claim_target = first
         _REAL_CLAIM(self, spark)
-        del self._take
+        del self._claim_target
 
     def recover(self: Any) -> Any:
         found = getattr(self, "_recovered", None)
@@ -304,7 +305,7 @@ def _(stack: ExitStack) -> None:
         try:
             return was(self, manifests, entry)
         except _Assumed:
-            self._saw(entry)
+            self._set_seen(entry)
             found = self.head().snapshot
             return found or protocol.EXPIRED
 
@@ -322,7 +323,7 @@ def _(stack: ExitStack) -> None:
         head = self.head()
         decision = protocol.decide(self.table.name, head, self.seen, entry)
         if isinstance(decision, protocol.AlreadyCommitted):
-            self._saw(entry)
+            self._set_seen(entry)
             return decision.snapshot
         if isinstance(decision, RefusedCommit):
             raise decision.error
@@ -335,7 +336,7 @@ def _(stack: ExitStack) -> None:
                     check=lambda history: None,
                     leftovers=[],
                 )
-                self._saw(entry)
+                self._set_seen(entry)
                 found = self.head().snapshot
                 assert found is not None
                 return found
@@ -383,7 +384,7 @@ def _(stack: ExitStack) -> None:
         ids = head.entry.commit_ids if head.entry else ()
         found = {b.commit_id: head.snapshot for b in batches if b.commit_id in ids}
         if found:
-            self._saw(head.entry)
+            self._set_seen(head.entry)
         return found  # type: ignore[return-value]
 
     put(stack, TableCommitter, "locate", locate)
@@ -490,32 +491,32 @@ def _(stack: ExitStack) -> None:
 def _(stack: ExitStack) -> None:
     def round_(self: Any, due: Sequence[str]) -> None:
         pending = self._snapshot_of_pending()
-        self._tried(committer.INDEX, lambda: self._into_index(pending))
+        self._attempt(committer.INDEX, lambda: self._commit_index(pending))
         for name in due:
             if name != committer.INDEX:
-                self._into_table(name, pending)
+                self._commit_table(name, pending)
 
     put(stack, Committer, "round", round_)
 
 
 @planted("a table that failed counts as done")
 def _(stack: ExitStack) -> None:
-    was = Committer._tried
+    was = Committer._attempt
 
     def tried(self: Any, name: str, call: Callable[[], None]) -> None:
         was(self, name, call)
         if name in self.progress.stuck and name != committer.INDEX:
-            for each in self._pending:
+            for each in self.queue.pending:
                 if each.lacks(name):
                     each.snapshots[name] = protocol.EXPIRED
 
-    put(stack, Committer, "_tried", tried)
+    put(stack, Committer, "_attempt", tried)
 
 
 @planted("a fenced table is left in peace like any other")
 def _(stack: ExitStack) -> None:
     """And so the life goes on for ever."""
-    was = Committer._tried
+    was = Committer._attempt
 
     def tried(self: Any, name: str, call: Callable[[], None]) -> None:
         def calm() -> None:
@@ -526,7 +527,7 @@ def _(stack: ExitStack) -> None:
 
         was(self, name, calm)
 
-    put(stack, Committer, "_tried", tried)
+    put(stack, Committer, "_attempt", tried)
 
 
 @planted("batches are committed in the order they come to hand")
@@ -543,12 +544,12 @@ def _(stack: ExitStack) -> None:
 
 @planted("only the first manifest of an absorbed group is committed")
 def _(stack: ExitStack) -> None:
-    was = Committer._bring
+    was = Committer._commit_batches
 
     def bring(self: Any, prefix: str, target: Any, batches: Any, manifests: Any, entry: Any) -> Any:
         return was(self, prefix, target, batches, lambda rest: manifests(rest[:1]), entry)
 
-    put(stack, Committer, "_bring", bring)
+    put(stack, Committer, "_commit_batches", bring)
 
 
 @planted("the last offset seen instead of ranges")
@@ -609,17 +610,17 @@ def _(stack: ExitStack) -> None:
 def _(stack: ExitStack) -> None:
     """And read again: but some of their tables have them."""
     put(stack, recovery, "chain", lambda *_: [])
-    put(stack, Recovery, "_look_ahead", lambda *_: None)
+    put(stack, Recovery, "_set_floors", lambda *_: None)
 
 
 @planted("no floor for a table that is ahead")
 def _(stack: ExitStack) -> None:
-    put(stack, Recovery, "_look_ahead", lambda *_: None)
+    put(stack, Recovery, "_set_floors", lambda *_: None)
 
 
 @planted("a staged batch is forgotten before it is in the index")
 def _(stack: ExitStack) -> None:
-    was = Committer._into_table
+    was = Committer._commit_table
 
     def into_table(self: Any, name: str, pending: Any) -> None:
         mine = [each.batch for each in pending if each.lacks(name)]
@@ -627,7 +628,7 @@ def _(stack: ExitStack) -> None:
         if name not in self.progress.stuck:
             self._committed(mine)
 
-    put(stack, Committer, "_into_table", into_table)
+    put(stack, Committer, "_commit_table", into_table)
 
 
 @planted("a torn record of a batch is believed")
@@ -704,7 +705,7 @@ def _(stack: ExitStack) -> None:
 
 @planted("a batch whose files are gone is left out, and those behind it are taken", wild=True)
 def _(stack: ExitStack) -> None:
-    put(stack, Recovery, "_whole", _without_holes)
+    put(stack, Recovery, "_with_files", _without_holes)
 
 
 def _without_holes(self: Any, staged: Any, *_: Any) -> Any:
@@ -783,7 +784,7 @@ def _(stack: ExitStack) -> None:
 
 @planted("a staged batch counts though a table has lost what it leaves out", wild=True)
 def _(stack: ExitStack) -> None:
-    put(stack, Recovery, "_complete", lambda _, batches: batches)
+    put(stack, Recovery, "_with_records", lambda _, batches: batches)
 
 
 @planted("a new index begins where Kafka does, wherever the sink's one table ends", wild=True)
@@ -811,18 +812,18 @@ def _(stack: ExitStack) -> None:
 @planted("files of a rewrite that is not seen at once are deleted")
 def _(stack: ExitStack) -> None:
     def resolve(self: Any) -> list[Any]:
-        if self._tries:
-            self._kept.refresh()
+        if self._attempts:
+            self._table.refresh()
         found = []
-        for each in list(self._tries):
+        for each in list(self._attempts):
             done = [
                 s.id for s in self._after(each.since)[0] if s.summary.get(self._mark) == each.id
             ]
             if done:
                 found.append(each)
             else:
-                self._kept.remove([*each.made, *each.unneeded])
-            self._tries.remove(each)
+                self._table.remove([*each.made, *each.unneeded])
+            self._attempts.remove(each)
         return found
 
     put(stack, tasks.MaintenanceTask, "resolve", resolve)
@@ -856,7 +857,7 @@ def naive() -> Iterator[None]:
             _claim(target, 1, extend)
 
         put(stack, protocol, "decide", decide)
-        put(stack, Startup, "_take", take)
+        put(stack, Startup, "_claim_target", take)
         put(stack, SimulatedLife, "still_newest", lambda *_: None)
         put(stack, TableCommitter, "set_tag", lambda *_: None)
         for name in ("no compare-and-set", "leftovers are deleted at once when a commit fails"):

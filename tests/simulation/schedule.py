@@ -640,7 +640,7 @@ def _complaints(life: Life) -> list[FrazilError]:
         return [life.error]
     committer = getattr(life.sink, "committer", None)
     startup = getattr(life.sink, "_startup", None)
-    hopeless = committer._needs_operator.values() if committer is not None else ()
+    hopeless = committer.queue.needs_operator.values() if committer is not None else ()
     return [*hopeless, *(startup.tables.unhealthy.values() if startup is not None else ())]
 
 

@@ -19,7 +19,8 @@ from frazil.errors import CommitStateUnknown
 from frazil.files.rewrite import rewrite as compact
 from frazil.files.writer import TableWriter, WriterSpec
 from frazil.iceberg.java import JavaCatalog
-from frazil.ledger.entry import LedgerEntry, Snapshot
+from frazil.iceberg.table import Snapshot
+from frazil.ledger.entry import LedgerEntry
 from frazil.maintenance.rewrite_data_files import COMPACT, RewriteDataFiles
 from frazil.offsets import Cut, Partition
 from tests.oracle import Lake
@@ -380,7 +381,7 @@ def test_commits_of_the_stream_go_on_over_a_round(make: Callable[..., Upserted],
     own = table.catalog.load(table.name)
     assert own is not None
     life = TableCommitter(own, "main", "s", 1, Clock())  # type: ignore[arg-type]
-    life._saw(life.head().entry)
+    life._set_seen(life.head().entry)
     keeper = table.compaction()
     for batch in range(3, 6):
         snapshot = life.commit([], table.entry(batch))

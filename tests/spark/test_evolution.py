@@ -21,14 +21,8 @@ from frazil.files.writer import TableWriter, WriterSpec
 from frazil.iceberg import java_metadata
 from frazil.iceberg.java import JavaCatalog
 from frazil.iceberg.java_table import JavaTable
-from frazil.iceberg.schema import (
-    SchemaUpdate,
-    former_names,
-    iceberg_schema,
-    partition_spec,
-    sort_order,
-    update,
-)
+from frazil.iceberg.schema import former_names, iceberg_schema, partition_spec, sort_order, update
+from frazil.iceberg.table import SchemaUpdate
 from frazil.pipeline.evolution import Aliases, renamed, together
 from frazil.pipeline.projection import MetadataColumns, fitted
 

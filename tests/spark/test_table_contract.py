@@ -43,7 +43,8 @@ from frazil.errors import (
 from frazil.files.writer import TableWriter, WriterSpec
 from frazil.iceberg import foreign_commits, java_errors
 from frazil.iceberg.java import JavaCatalog
-from frazil.ledger.entry import LedgerEntry, Snapshot, parse, referred, split
+from frazil.iceberg.table import Snapshot
+from frazil.ledger.entry import LedgerEntry, parse, referred, split
 from frazil.ledger.tags import ledger_tag
 from frazil.maintenance.tasks import ExpireSnapshots, SnapshotRetention
 from frazil.offsets import Cut, Partition
@@ -438,7 +439,7 @@ def test_large_entries_are_small_in_the_snapshot_and_forgotten_properties_go(rea
     }
     assert len([key for key in kept if key.startswith("frazil.partitions.")]) == 1
     assert 1 < len(kept) < 7
-    assert [parse(each.summary) for each in real.table.plain.history("main")] == made[::-1]
+    assert [parse(each.summary) for each in real.table.readonly.history("main")] == made[::-1]
     # What was expired refers to nothing any more; the next life sees to it.
     real.expire()
     real.table.refresh()
@@ -468,9 +469,9 @@ def test_a_property_that_somebody_removed_stops_whoever_needs_it(real: Real, kin
 
 def test_a_table_has_the_version_of_its_format_and_a_newer_one_is_refused(real: Real):
     assert real.table.properties["frazil.format-version"] == "1"
-    assert real.table.plain.properties["frazil.format-version"] == "1"
+    assert real.table.readonly.properties["frazil.format-version"] == "1"
     real.table.set_property("frazil.format-version", "2")
-    for opened in (real.catalog.load, real.catalog.look):
+    for opened in (real.catalog.load, real.catalog.open_readonly):
         with pytest.raises(
             Fatal, match=rf"cannot open table {real.name}: expected Frazil format .* 1, found 2"
         ):
@@ -920,7 +921,7 @@ def test_a_table_keeps_what_others_brought_before_a_sink_expires_their_snapshot(
     for number in range(6):
         if number == 2:
             real.foreign("foreign")
-            theirs = next(real.table.plain.history("main"))
+            theirs = next(real.table.readonly.history("main"))
         snapshot = life.commit(
             [real.manifest(str(number))], entry(number, number + 1, f"c{number}")
         )
@@ -934,7 +935,7 @@ def test_a_table_keeps_what_others_brought_before_a_sink_expires_their_snapshot(
         at_once=2,
     )
     assert keeper.run_due() == ""
-    plain = real.table.plain
+    plain = real.table.readonly
     assert theirs.id not in {each.id for each in plain.history("main")}
     (commits,) = foreign_commits.recorded(plain.name, plain.properties).values()
     assert (commits.snapshot_id, commits.operation) == (theirs.id, "append")

@@ -116,13 +116,13 @@ def all_proven(config: Config, spark: Any, *tables: str) -> dict[str, TableRepor
 
 def reports(config: Config, spark: Any) -> list[TableReport]:
     """Of all tables of the sink."""
-    proof = of_sink(config, JavaCatalog(spark, config.catalog.name).look)
+    proof = of_sink(config, JavaCatalog(spark, config.catalog.name).open_readonly)
     return [report for report in proof.reports if report.sink == config.sink.id]
 
 
 def audited(spark: Any, name: str, catalog: str = "lake") -> list[TableReport]:
     """Of one table, by its name alone: a report for each of its sinks."""
-    proof = of_table(JavaCatalog(spark, catalog).look, name, "main")
+    proof = of_table(JavaCatalog(spark, catalog).open_readonly, name, "main")
     return [report for report in proof.reports if report.table == name]
 
 

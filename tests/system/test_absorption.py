@@ -93,7 +93,7 @@ def test_while_the_catalog_is_down_batches_are_staged_and_go_in_by_order_when_it
             assert "Connection refused" in sink.committer.progress.trouble
             assert sink.position == before
             with pytest.raises(Unavailable, match="Connection refused"):
-                status(config, JavaCatalog(world.spark, config.catalog.name).look)
+                status(config, JavaCatalog(world.spark, config.catalog.name).open_readonly)
         finally:
             world.server.start()
             world.proxy.accept()
@@ -129,7 +129,9 @@ def test_a_life_that_takes_over_from_an_outage_needs_no_kafka_and_orphan_removal
         future.result()
     with running(config, world.spark, flush=0.2) as heir:
         eventually(lambda: heir.committer.progress.trouble, "it fails for the heir, too", sink=heir)
-        told: dict[str, Any] = status(config, JavaCatalog(world.spark, config.catalog.name).look)
+        told: dict[str, Any] = status(
+            config, JavaCatalog(world.spark, config.catalog.name).open_readonly
+        )
         assert told["epoch"] == heir.epoch == first.epoch + 1
         assert told["pending_batches"] == told["waiting"][f"db.{table}"]["batches"] == len(waiting)
         assert told["pending_bytes"] == sum(batch.bytes for batch in waiting) > 0

@@ -433,7 +433,7 @@ def test_rows_that_come_from_no_partition_are_judged_by_batches(
     with living(sink) as run:
         assert run.wait_until(run.ends(), WITHIN)
     assert run.complete_until == at("11:30")
-    [found] = hours.answer(sink.config, JavaCatalog(spark, "lake").look).standings
+    [found] = hours.answer(sink.config, JavaCatalog(spark, "lake").open_readonly).standings
     assert (found.partition, found.state) == (BATCHES, "holds")
 
 

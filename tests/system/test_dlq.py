@@ -41,7 +41,7 @@ def replay(config: Config, spark: Any, wanted: DeadLetterSelection = ALL) -> Rep
 
 def assert_proven(config: Config, spark: Any) -> dict[str, set[str]]:
     """Every table of the sink; gives who has written to each."""
-    found = evidence.of_sink(config, JavaCatalog(spark, config.catalog.name).look)
+    found = evidence.of_sink(config, JavaCatalog(spark, config.catalog.name).open_readonly)
     tables: dict[str, set[str]] = {}
     for report in found.reports:
         assert report.verdict == "proven", report.values()

@@ -21,15 +21,15 @@ from frazil.accounting import RangeCounts
 from frazil.cli.commands import app
 from frazil.commit.batch_chain import entry_of
 from frazil.commit.protocol import TableCommitter
-from frazil.commit.tables import writer_spec
+from frazil.commit.table_schemas import writer_spec
 from frazil.config.model import Config, load
 from frazil.config.sections import TableConfig
 from frazil.errors import CommitStateUnknown, ConfigError, Expired
 from frazil.iceberg import schema
 from frazil.iceberg.java import JavaCatalog
 from frazil.iceberg.java_table import JavaTable
+from frazil.iceberg.table import Snapshot
 from frazil.ledger import index
-from frazil.ledger.entry import Snapshot
 from frazil.ledger.staged_batch import StagedBatch, StagedTable
 from frazil.maintenance import tasks
 from frazil.maintenance.tasks import RewriteIndexFiles
@@ -181,7 +181,7 @@ def test_hundreds_of_batches_stay_few_files_manifests_snapshots_and_metadata_fil
     # What a merge replaced goes with its snapshot: of the oldest one left it may still be there.
     there = life.folder("data") - life.referred(spark, "all_data_files", "file_path")
     assert len(there) <= index.FANOUT
-    life.upkeep._until = 2**62
+    life.upkeep._paused_until = 2**62
     life.commit()
     gone: list[str] = []
     life.table.expire(2**62, 1, gone)
@@ -241,7 +241,7 @@ def life(spark: Any, name: str, few: None) -> Iterator[Life]:
     for _ in range(3):
         made.commit()
     yield made
-    assert not made.upkeep._tries
+    assert not made.upkeep._attempts
 
 
 def test_a_merge_whose_answer_was_lost_is_found(
@@ -274,7 +274,7 @@ def test_of_two_merges_of_the_same_files_one_gives_way(life: Life, spark: Any, l
     assert "Missing required files to delete" in life.commit()
     assert other.steps == ["index-merge", "index-merged"]
     assert len(life.table.live()[1]) == 1
-    life.held, life.upkeep._until = (lambda: None), 0.0
+    life.held, life.upkeep._paused_until = (lambda: None), 0.0
     assert life.commit() == ""
     exact(lake, life.name, 5)
     assert life.folder("data") == life.referred(spark, "all_data_files", "file_path")
@@ -290,7 +290,7 @@ def test_a_commit_of_another_sink_is_no_obstacle(life: Life, spark: Any, lake: L
 
 
 def _silent(other: Life) -> None:
-    other.upkeep._until = 2**62
+    other.upkeep._paused_until = 2**62
     other.commit()
 
 
@@ -316,7 +316,7 @@ def test_rows_that_somebody_deletes_do_not_come_back(life: Life, spark: Any, lak
     assert "found new delete for replaced data file" in life.commit()
     left = [(0, 0), (0, 1), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1)]
     assert lake.query(life.name, "batch, partition", "ORDER BY 1, 2") == left
-    life.held, life.upkeep._until = (lambda: None), 0.0
+    life.held, life.upkeep._paused_until = (lambda: None), 0.0
     assert life.commit() == ""
     assert life.steps.count("index-merged") == 1, "without the file whose rows are hidden"
     assert lake.query(life.name, "batch, partition", "ORDER BY 1, 2") == [*left, (4, 0), (4, 1)]

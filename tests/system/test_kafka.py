@@ -89,7 +89,7 @@ def by_hand(config: Config, spark: Any, wanted: Any, why: str = WHY) -> offsets.
 
 
 def opened(config: Config, spark: Any) -> Any:
-    return JavaCatalog(spark, config.catalog.name).look
+    return JavaCatalog(spark, config.catalog.name).open_readonly
 
 
 def report_of(config: Config, spark: Any, table: str = "") -> Any:

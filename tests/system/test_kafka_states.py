@@ -243,9 +243,11 @@ def test_a_sink_stops_at_such_a_log_and_reads_the_other_records_after_a_rebase(
         IdentityMismatch, match=rf"grew again: {name}\[0\] \[0, 10\) were read"
     ) as stop:
         Sink(config).start(spark)
-    seen = evidence.against_kafka(config, index.look, evidence.of_sink(config, index.look))
+    seen = evidence.against_kafka(
+        config, index.open_readonly, evidence.of_sink(config, index.open_readonly)
+    )
     assert seen.verdict == "unaccounted"
-    assert offsets.standing(config, index.look)["stops"]["kind"] == "IdentityMismatch"
+    assert offsets.standing(config, index.open_readonly)["stops"]["kind"] == "IdentityMismatch"
     [to] = stop.value.hint.split("--to ")[1].split()
     plan = offsets.look(config, spark, offsets.seeking([to]))
     epoch = offsets.done(config, spark, plan, offsets.signed("seek", "a disk", "ann@ops")).epoch
@@ -285,16 +287,18 @@ def test_a_sink_with_a_transform_stops_at_such_a_log_and_at_no_other_change_of_l
     send(kafka, name, [f"old-{i}" for i in range(6, 10)])
     catch_up(config, spark)  # a restart that loses nothing
     index = JavaCatalog(spark, config.catalog.name)
-    assert offsets.standing(config, index.look)["stops"] is None
+    assert offsets.standing(config, index.open_readonly)["stops"] is None
 
     lose_the_log(states, name)
     send(kafka, name, [f"new-{i}" for i in range(20)])
     with pytest.raises(IdentityMismatch, match=rf"grew again: {name}\[0\] \[0, 10\) were read"):
         Sink(config).start(spark)
-    seen = evidence.against_kafka(config, index.look, evidence.of_sink(config, index.look))
+    seen = evidence.against_kafka(
+        config, index.open_readonly, evidence.of_sink(config, index.open_readonly)
+    )
     assert seen.verdict == "unaccounted"
     assert f"{name}[0] [0, 10) were read and are no longer" in str(seen.findings)
-    assert offsets.standing(config, index.look)["stops"]["kind"] == "IdentityMismatch"
+    assert offsets.standing(config, index.open_readonly)["stops"]["kind"] == "IdentityMismatch"
 
 
 def test_a_dataframe_of_our_own_source_stops_at_such_a_log_and_goes_on_over_a_restart(

@@ -275,11 +275,13 @@ def test_a_rest_catalog_and_an_object_store_take_it_too(
     plan = rewind(config, spark, json.dumps(ends[0].nested()))
     assert plan.choice.boundary.cut == ends[0]
     assert tuple(spark.sql(count).first()) == (1_000, 1_000)
-    assert rewind(config, spark, "batch:-1").choice.stands[0].then is None
+    assert rewind(config, spark, "batch:-1").choice.tables[0].then is None
     assert tuple(spark.sql(count).first()) == (0, 0)
     catch_up(config, spark)
     assert tuple(spark.sql(count).first()) == (3_000, 3_000)
-    for report in of_table(JavaCatalog(spark, "s3lake").look, f"db.{name}", "main").reports:
+    for report in of_table(
+        JavaCatalog(spark, "s3lake").open_readonly, f"db.{name}", "main"
+    ).reports:
         assert report.verdict == "proven", report.values()
 
 

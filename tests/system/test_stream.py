@@ -329,7 +329,7 @@ def test_a_large_range_is_split_over_tasks(
     assert assert_exact(lake, f"db.{name}", broker.bootstrap, name) == 200
     table = JavaCatalog(spark, "lake").load(f"db.{name}")
     assert table is not None
-    assert sorted(file.rows for file in table.plain.files()[0]) == [50] * 4
+    assert sorted(file.rows for file in table.readonly.files()[0]) == [50] * 4
 
 
 # ── lives ────────────────────────────────────────────────────────────────────────────────────────
@@ -629,7 +629,7 @@ def test_the_older_of_two_lives_is_fenced_and_its_rows_are_absent(
     assert table is not None
     epochs = Counter(
         file.path.rsplit("/", 1)[1].removeprefix(f"frazil-{name}-").split("-")[0]
-        for file in table.plain.files()[0]
+        for file in table.readonly.files()[0]
     )
     assert str(older.epoch) not in epochs
     assert_joined(index_rows(lake, name))

@@ -19,8 +19,8 @@ from frazil.auditing.history import Evidence
 from frazil.auditing.report import TableReport
 from frazil.errors import IdentityMismatch
 from frazil.iceberg.foreign_commits import ForeignCommits, brings_rows, of_snapshots
-from frazil.iceberg.static_table import DataFile
-from frazil.ledger.entry import LedgerEntry, Snapshot, parse
+from frazil.iceberg.table import DataFile, Snapshot
+from frazil.ledger.entry import LedgerEntry, parse
 from frazil.ledger.index_rows import of
 from frazil.ledger.sink_state import known_tables
 from frazil.offsets import BATCHES, Cut, Partition, Range
@@ -896,6 +896,25 @@ def test_an_index_row_that_was_edited_is_found(change: dict[str, Any]):
     assert report.verdict != "proven"
     named = {r.partition for each in report.found for r in each.ranges}
     assert named <= {A, B, Partition("others", 0)}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"written": 4}, {"rejected": 1}, {"written": 6, "rejected": -2}, {"end_offset": -5}],
+)
+def test_an_index_row_whose_outcomes_do_not_add_up_is_named(change: dict[str, Any]):
+    history = numbered()
+    report = heard(history, changed(indexed(history), 0, **change))
+    assert any("the index's row of" in f and "does not add up" in f for f in report.findings)
+
+
+def test_an_entry_that_wrote_less_than_nothing_is_named():
+    outcomes = {A: OutcomeCounts(0, rejected=5)}
+    assert History().commit({A: (0, 5)}, outcomes=outcomes).report().verdict == "proven"
+    outcomes = {A: OutcomeCounts(0, rejected=6)}
+    report = History().commit({A: (0, 5)}, outcomes=outcomes).report()
+    assert report.verdict == "unaccounted"
+    assert any("more is told than there is" in finding for finding in report.findings)
 
 
 def test_an_index_row_that_is_missing_is_named():

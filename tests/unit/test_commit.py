@@ -11,7 +11,8 @@ import pytest
 
 from frazil.accounting import RangeCounts
 from frazil.commit.batch_chain import chain, entry_of, preceding
-from frazil.commit.committer import INDEX, BackpressureLimits, Committer, Progress, _PendingTable
+from frazil.commit.commit_queue import INDEX, BackpressureLimits, PendingBatch
+from frazil.commit.committer import Committer, Progress
 from frazil.commit.protocol import ATTEMPTS, TableCommitter
 from frazil.errors import (
     CommitStateUnknown,
@@ -714,7 +715,7 @@ class Rig:
         )
 
     def commit(self, *batches: StagedBatch) -> None:
-        self.committer._pending = [_PendingTable(b, 0.0) for b in batches]
+        self.committer.queue.pending = [PendingBatch(b, 0.0) for b in batches]
         self.committer.round(["db.t", INDEX])
         if self.committer.progress.trouble:
             raise Unavailable(self.committer.progress.trouble)
@@ -729,7 +730,7 @@ def test_tables_are_looked_after_when_nothing_is_committed_any_more():
         called.release()
         return moments.pop(0)
 
-    rig.committer._clock, rig.events.maintain = time, run_due
+    rig.committer.queue.clock, rig.events.maintain = time, run_due
     rig.committer.start()
     rig.committer.submit(batch(0, 5, "a"))
     try:
@@ -780,7 +781,7 @@ def test_a_batch_whose_staged_files_are_gone_is_not_committed(staged: str):
 def test_of_several_tables_one_that_lacks_staged_files_ends_the_life_that_cannot_commit_them():
     """The next one reads them again: no person need look."""
     rig = Rig()
-    rig.committer._alone = False
+    rig.committer.queue.alone = False
     rig.data.deleted = ["m-a"]
     with pytest.raises(Expired, match="staged files are gone"):
         rig.commit(batch(0, 5, "a"))
@@ -803,7 +804,7 @@ def test_a_batch_rebuilt_from_the_ledger_is_refused_where_the_table_was_rolled_b
     [entry] = [e for e, _ in ledger.entries(rig.data.history("main"), "s") if e.ranges]
     rig.restart(epoch=2)
     rig.data.refs["main"] = next(s.id for s in rig.data.history("main") if s.parent is None)
-    rig.targets[0]._saw(parse(next(rig.data.history("main")).summary))
+    rig.targets[0]._set_seen(parse(next(rig.data.history("main")).summary))
     with pytest.raises(Gap, match=r"orders\[0\] \[0, 5\).*has them no more"):
         rig.commit(rebuilt(entry, "db.t", "uuid-1"))
     assert rig.data.live() == []
@@ -912,11 +913,11 @@ def test_a_life_that_died_between_table_and_index_is_completed_by_the_next():
 def test_each_bound_of_absorption_blocks_and_says_why(bounds: BackpressureLimits, reason: str):
     rig = Rig()
     rig.restart(epoch=2, bounds=bounds)
-    rig.committer._pending = [
-        _PendingTable(batch(0, 5, "a"), 0.0),
-        _PendingTable(batch(5, 9, "b"), 0.0),
+    rig.committer.queue.pending = [
+        PendingBatch(batch(0, 5, "a"), 0.0),
+        PendingBatch(batch(5, 9, "b"), 0.0),
     ]
-    assert rig.committer._over() == reason
+    assert rig.committer.queue.over() == reason
 
 
 def test_the_chain_prefers_what_the_table_already_has():
@@ -983,7 +984,7 @@ def test_a_bound_that_is_reached_brings_the_commit_forward_and_hurry_lets_everyo
     rig.restart(epoch=2, bounds=BackpressureLimits(1, 10**9, 3600))
     committer = rig.committer
     committer._interval = 3600
-    committer._clock = time
+    committer.queue.clock = time
     committer.start()
     try:
         committer.submit(batch(0, 5, "a", epoch=2))

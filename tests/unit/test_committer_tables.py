@@ -15,21 +15,17 @@ import pytest
 
 from frazil.accounting import OutcomeCounts, RangeCounts
 from frazil.commit.batch_chain import chain, entry_of
-from frazil.commit.committer import (
-    INDEX,
-    BackpressureLimits,
-    Committer,
-    CommitTrigger,
-    Progress,
-    _PendingTable,
-)
+from frazil.commit.commit_queue import INDEX, BackpressureLimits, CommitTrigger, PendingBatch
+from frazil.commit.committer import Committer, Progress
 from frazil.commit.protocol import ATTEMPTS, LONGEST_PAUSE, TableCommitter
+from frazil.commit.table_configs import TableConfigs
 from frazil.commit.tables import SinkTables
 from frazil.config.model import Config
 from frazil.config.sections import DeadLettersConfig, DecodeConfig, SinkConfig, TableConfig
 from frazil.config.settings import Settings
 from frazil.errors import ConfigError, Fenced, FrazilError, Gap, IdentityMismatch, Unavailable
-from frazil.ledger.entry import LedgerEntry, Snapshot, entries
+from frazil.iceberg.table import Snapshot
+from frazil.ledger.entry import LedgerEntry, entries
 from frazil.ledger.staged_batch import StagedBatch, StagedTable
 from frazil.offsets import Cut, Partition, Range
 from tests.commit_events import Events
@@ -138,7 +134,7 @@ class Stream:
         return made
 
     def due(self) -> list[str]:
-        return self.committer._due()
+        return self.committer.queue.due()
 
     def round(self) -> list[str]:
         """One turn of the committer's thread."""
@@ -316,7 +312,7 @@ def test_a_stuck_table_is_left_in_peace_for_longer_and_longer_and_never_given_up
     pauses = []
     for _ in range(1100):  # an outage of more than eight hours
         assert stream.round() == ["db.a", INDEX]
-        _, until = stream.committer._failures["db.a"]
+        _, until = stream.committer.queue._failures["db.a"]
         pauses.append(until - stream.clock.now)
         assert stream.due() == []
         stream.clock.now = until
@@ -449,7 +445,7 @@ def test_a_newer_life_on_one_table_stops_the_older_one_for_all(stream: Stream):
 
 def test_a_thread_that_is_fenced_tells_whoever_submits_or_waits():
     stream = Stream("db.a", "db.b")
-    stream.committer._clock = time
+    stream.committer.queue.clock = time
     TableCommitter(stream.tables["db.b"], "main", "s", 9, stream.clock).claim()
     stream.committer.start()
     try:
@@ -485,10 +481,10 @@ def test_batches_that_wait_for_a_stuck_table_alone_do_not_count_by_number():
         stream.hand(a=1, b=1)  # never blocks
         stream.round()
     assert len(stream.committer.pending) == 20
-    assert stream.committer._over() == ""
-    stream.committer._pending.append(_PendingTable(stream.batch(a=1, b=1, bytes=1), 0.0))
-    stream.committer._pending.append(_PendingTable(stream.batch(b=1), 0.0))
-    assert stream.committer._over() == "2 batches wait for a commit; the bound is 2"
+    assert stream.committer.queue.over() == ""
+    stream.committer.queue.pending.append(PendingBatch(stream.batch(a=1, b=1, bytes=1), 0.0))
+    stream.committer.queue.pending.append(PendingBatch(stream.batch(b=1), 0.0))
+    assert stream.committer.queue.over() == "2 batches wait for a commit; the bound is 2"
 
 
 def test_bytes_and_age_hold_the_stream_though_one_table_only_is_stuck():
@@ -499,18 +495,18 @@ def test_bytes_and_age_hold_the_stream_though_one_table_only_is_stuck():
     stream.hand(a=1, b=1, bytes=60)
     stream.round()
     stream.hand(a=1, bytes=60)
-    assert stream.committer._over() == "120 staged bytes wait for a commit; the bound is 100"
+    assert stream.committer.queue.over() == "120 staged bytes wait for a commit; the bound is 100"
     stream.bounds = BackpressureLimits(2, 1000, 3600)
     stream.life()
     stream.round()
-    assert stream.committer._over() == ""
+    assert stream.committer.queue.over() == ""
     stream.clock.now += 3600
-    assert stream.committer._over() == "a batch has waited 3600 s; the bound is 3600 s"
+    assert stream.committer.queue.over() == "a batch has waited 3600 s; the bound is 3600 s"
 
 
 def test_a_stuck_table_does_not_hold_those_who_flush_for_ever():
     stream = Stream("db.a", "db.b")
-    stream.committer._clock = time
+    stream.committer.queue.clock = time
     stream.unhealthy["db.a"] = IdentityMismatch("cannot go on: it is gone")
     stream.committer.start()
     try:
@@ -528,7 +524,7 @@ def test_a_stuck_table_does_not_hold_those_who_flush_for_ever():
 
 def test_a_table_that_is_back_soon_is_worth_waiting_for():
     stream = Stream("db.a", "db.b")
-    stream.committer._clock = time
+    stream.committer.queue.clock = time
     stream.tables["db.a"].faults = list(AWAY)
     stream.committer.start()
     try:
@@ -559,7 +555,7 @@ def test_a_table_gathers_for_its_interval_while_others_go_on_at_theirs():
         stream.hand(a=1, b=1)
         assert stream.round() == ["db.b"]
         stream.clock.now += 10
-    assert 0 < stream.committer._nap() <= 1.0  # type: ignore[operator]
+    assert 0 < stream.committer.queue.nap() <= 1.0  # type: ignore[operator]
     assert stream.indexed == ["c1"]
     stream.clock.now += 10
     assert stream.round() == ["db.a", INDEX]
@@ -630,7 +626,7 @@ def test_more_than_an_entry_can_name_is_committed_in_several(monkeypatch: pytest
 
 
 def test_nothing_waits_where_nothing_is_pending(stream: Stream):
-    assert (stream.due(), stream.committer._nap()) == ([], None)
+    assert (stream.due(), stream.committer.queue.nap()) == ([], None)
 
 
 def test_a_table_that_is_staged_for_and_not_there_is_named_and_keeps_only_itself_waiting():
@@ -641,10 +637,11 @@ def test_a_table_that_is_staged_for_and_not_there_is_named_and_keeps_only_itself
         DecodeConfig("json"),
         dead_letters=DeadLettersConfig("db.dead"),
     )
-    tables = SinkTables(Any, config, lambda name: name)  # type: ignore[arg-type]
+    configs = TableConfigs(config, lambda name: name)
+    tables = SinkTables(Any, config, configs)  # type: ignore[arg-type]
     with pytest.raises(IdentityMismatch, match=r"db\.gone"):
         tables.target("db.gone")
-    assert tables.commit_trigger("db.gone", 5.0).interval == 5.0
+    assert configs.commit_trigger("db.gone", 5.0).interval == 5.0
 
 
 def test_a_life_that_was_overtaken_does_not_wait_for_a_person():
@@ -653,7 +650,7 @@ def test_a_life_that_was_overtaken_does_not_wait_for_a_person():
     old = stream.committer
     stream.unhealthy["db.a"] = IdentityMismatch("cannot commit to table db.a: it is not there")
     old.submit(stream.batch(a=3))
-    old.round(old._due())
+    old.round(old.queue.due())
     assert "not there" in old.progress.trouble
     stream.life()
     with pytest.raises(Fenced, match="this one is epoch 1"):

@@ -33,7 +33,8 @@ from frazil.files.rewrite import (
     rewrite,
 )
 from frazil.files.writer import TableWriter, WriterSpec
-from frazil.ledger.entry import LedgerEntry, Snapshot
+from frazil.iceberg.table import Snapshot
+from frazil.ledger.entry import LedgerEntry
 from frazil.maintenance import rewrite_data_files as rounds
 from frazil.maintenance.rewrite_data_files import COMPACT, RewriteDataFiles
 from frazil.offsets import Cut
@@ -382,7 +383,7 @@ def test_rounds_take_a_part_of_the_time_only(tmp_path: Path, monkeypatch: Any):
         clock.monotonic = lambda: clock.now  # type: ignore[method-assign]
         keeper.run_due()
         rewritten.append(len(table.snapshots) - before)
-        wants.append(keeper.again is not None)
+        wants.append(keeper.due_at is not None)
     assert rewritten == [1, 0, 0, 1]
     assert wants == [False, True, True, False], "it wants to be called when it has rested"
 

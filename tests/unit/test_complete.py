@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frazil.accounting import RangeCounts
-from frazil.commit.committer import BackpressureLimits, Committer, Progress
+from frazil.commit.commit_queue import BackpressureLimits
+from frazil.commit.committer import Committer, Progress
 from frazil.commit.protocol import EXPIRED, TableCommitter
 from frazil.config.sections import CompletenessConfig
 from frazil.errors import ConfigError

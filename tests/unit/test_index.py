@@ -25,7 +25,7 @@ from frazil.accounting import RangeCounts
 from frazil.auditing.checks import audit
 from frazil.auditing.history import Evidence
 from frazil.commit.batch_chain import entry_of
-from frazil.commit.committer import BackpressureLimits, _PendingTable
+from frazil.commit.commit_queue import BackpressureLimits, PendingBatch
 from frazil.commit.index_writer import IndexWriter
 from frazil.commit.protocol import LONGEST_PAUSE, TableCommitter
 from frazil.config.sections import TableConfig
@@ -43,10 +43,9 @@ from frazil.errors import (
 )
 from frazil.files.writer import WriterSpec
 from frazil.iceberg import schema
-from frazil.iceberg.static_table import DataFile
+from frazil.iceberg.table import DataFile, Snapshot
 from frazil.ledger import entry as ledger
 from frazil.ledger import index
-from frazil.ledger.entry import Snapshot
 from frazil.ledger.index_rows import of as told_of
 from frazil.ledger.staged_batch import StagedBatch, StagedTable
 from frazil.maintenance import tasks
@@ -575,9 +574,9 @@ def test_l9_index_trouble_never_stops_the_data(stream: Stream, error: FrazilErro
     assert stream.live("b") == [f"c{n}-b" for n in range(2, 7)]
     assert stream.committer.progress.trouble == error.message, "and it is said why"
     assert stream.indexed == ["c1"]
-    assert stream.committer._over() == "", "five wait, six may"
-    stream.committer._pending.append(_PendingTable(stream.batch(a=1), stream.clock.now))
-    reason = stream.committer._because(stream.committer._over())
+    assert stream.committer.queue.over() == "", "five wait, six may"
+    stream.committer.queue.pending.append(PendingBatch(stream.batch(a=1), stream.clock.now))
+    reason = stream.committer._with_cause(stream.committer.queue.over())
     assert reason.startswith("6 batches wait for a commit; the bound is 6; 5 of them are in all")
     assert reason.endswith(f"not in the index yet: {error.message}")
     mended()
@@ -700,7 +699,7 @@ def test_l14_a_slow_index_pushes_back_and_says_so(stream: Stream):
     """The stream waits at its bound, with a reason; nothing piles up, nothing is lost."""
     stream.bounds = BackpressureLimits(4, 10**9, 3600)
     stream.life()
-    stream.committer._clock = time
+    stream.committer.queue.clock = time
     slow, append = threading.Event(), stream.index.append
 
     def slowly(*args: Any, **more: Any) -> None:
@@ -743,7 +742,7 @@ class Filled(Stream):
         self.compacted = False
         self.made_of: list[StagedBatch] = []
         self.rows: list[pa.Table] = []
-        self.committer._alone = self.alone
+        self.committer.queue.alone = self.alone
         self.committer._events.index_manifests = self._rows  # type: ignore[assignment]
         for n in range(batches):
             self.committer.submit(self._random(n))

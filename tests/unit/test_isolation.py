@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from frazil.commit.provisioning import TableProvisioner
+from frazil.commit.table_configs import TableConfigs
 from frazil.config.model import from_document
 from frazil.config.sections import RouteConfig, TableConfig
 from frazil.errors import (
@@ -488,10 +489,12 @@ def provisioner(tables: Any, alone: bool) -> TableProvisioner:
     if not alone:
         document["table"].append({"name": "db.u"})
         document["route"] = [{"topics": ["t"], "to": ["db.t", "db.u"]}]
-    startup = SimpleNamespace(tables=tables, index=None, still_newest=lambda: None)
+    config = from_document(document)
+    tables.configs = TableConfigs(config, lambda name: name)
+    startup = SimpleNamespace(tables=tables, schemas=tables, index=None, still_newest=lambda: None)
     stream = StreamState("s", 1, StreamPosition(), 0)
     retry = Retry(1.0, lambda: False)
-    return TableProvisioner(from_document(document), startup, stream, retry)  # type: ignore[arg-type]
+    return TableProvisioner(config, startup, stream, retry)  # type: ignore[arg-type]
 
 
 class Tables:
@@ -499,24 +502,17 @@ class Tables:
 
     def __init__(self) -> None:
         self.held: dict[str, Any] = {}
-        self.names = {"db.t", "db.u"}
         self.refused: dict[str, str] = {}
         self.made: list[str] = []
 
     def __contains__(self, name: str) -> bool:
         return name in self.held
 
-    def is_deleted_keys_table(self, name: str) -> bool:
-        return False
-
-    def metadata(self, name: str) -> MetadataColumns:
-        return METADATA
-
     def check(self, name: str, *_: Any) -> None:
         if name == "db.t":
             raise RecursionError("maximum recursion depth exceeded")
 
-    def make(self, name: str, *_: Any) -> None:
+    def create(self, name: str, *_: Any) -> None:
         self.check(name)
         self.made.append(name)
 

@@ -11,9 +11,10 @@ import pytest
 
 from frazil.accounting import OutcomeCounts
 from frazil.errors import Fatal
+from frazil.iceberg.table import Snapshot
 from frazil.ledger import entry as ledger
 from frazil.ledger.columns import of_entries
-from frazil.ledger.entry import LedgerEntry, Snapshot
+from frazil.ledger.entry import LedgerEntry
 from frazil.ledger.packing import pack, unpack
 from frazil.offsets import Cut, Partition
 

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from frazil.commit.protocol import TableCommitter
-from frazil.commit.recovery import Recovery, _contradicted
+from frazil.commit.recovery import Recovery, _contradicts
 from frazil.commit.startup import Startup
 from frazil.commit.tables import second_handle
 from frazil.errors import (
@@ -47,7 +47,7 @@ def test_a_batch_whose_records_a_table_has_with_another_is_read_again(staged, co
         put(life, each)
     after = {"db.t": life.entries_after(Cut({P: 5})), "db.empty": []}
     assert [entry.commit_ids for entry, _ in after["db.t"]] == [("b",), ("c",)]
-    assert _contradicted(staged, after) is contradicted
+    assert _contradicts(staged, after) is contradicted
 
 
 def test_nobody_goes_on_from_the_position_of_a_newer_life():
@@ -79,7 +79,7 @@ def test_a_stale_read_of_a_table_is_not_taken_for_one_that_was_put_back(
 
     monkeypatch.setattr(table, "refresh", refresh)
     life = object.__new__(Startup)
-    life._alone, life._told = False, {"db.t": {P: (0, 9)}}
+    life._alone, life._index_ends = False, {"db.t": {P: (0, 9)}}
     error = life._mismatch(target(table))
     assert isinstance(error, Gap) == put_back
     assert error is None or f"{P} [5, 9)" in str(error)
@@ -94,9 +94,9 @@ def test_what_is_staged_counts_up_to_the_first_batch_whose_files_are_gone():
     life.tables = {"db.t": SimpleNamespace(target=target(table))}  # type: ignore[assignment]
     staged = [batch(5 * n, 5 * n + 5, name) for n, name in enumerate("abcd")]
     after = {"db.t": target(table).entries_after(Cut())}
-    assert life._whole(staged, after, set()) == (staged[:2], ["m-c"])
-    assert life._whole(staged, after, {"c"}) == (staged, [])
-    assert life._whole(staged, {}, set()) == (staged, []), "of a table that is amiss: it waits"
+    assert life._with_files(staged, after, set()) == (staged[:2], ["m-c"])
+    assert life._with_files(staged, after, {"c"}) == (staged, [])
+    assert life._with_files(staged, {}, set()) == (staged, []), "of a table that is amiss: it waits"
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_batch_that_leaves_out_what_a_table_has_is_used_while_the_table_has_it
     )
     life.tables.__getitem__ = lambda *_: SimpleNamespace(target=target(table))
     staged = replace(batch(5, 9, "b"), already_written={"db.t": Cut({P: floor})} if floor else {})
-    assert life._complete([staged]) == [staged] * used
+    assert life._with_records([staged]) == [staged] * used
 
 
 def _starting(index_rows: int = 0, made: bool = False, alone: bool = False) -> Startup:
@@ -128,7 +128,7 @@ def _starting(index_rows: int = 0, made: bool = False, alone: bool = False) -> S
     life = object.__new__(Startup)
     rows = SimpleNamespace(num_rows=index_rows)
     plain = SimpleNamespace(rows=lambda *_: rows)
-    life.index = SimpleNamespace(name="db.i", made=made, plain=plain)  # type: ignore[assignment]
+    life.index = SimpleNamespace(name="db.i", made=made, readonly=plain)  # type: ignore[assignment]
     table, sink = SimpleNamespace(name="db.t"), SimpleNamespace(id="s")
     life._config = SimpleNamespace(  # type: ignore[assignment]
         sink=sink, index_table="db.i", tables=(table,)

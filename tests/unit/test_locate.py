@@ -16,13 +16,12 @@ from typer.testing import CliRunner
 from frazil.accounting import RangeCounts
 from frazil.cli.commands import app
 from frazil.commit.batch_chain import entry_of
-from frazil.commit.committer import INDEX
+from frazil.commit.commit_queue import INDEX
 from frazil.commit.protocol import TableCommitter
 from frazil.config.model import Config, from_document
 from frazil.errors import ConfigError, Expired
-from frazil.iceberg.static_table import DataFile
+from frazil.iceberg.table import DataFile, Snapshot
 from frazil.ledger import index as offset_index
-from frazil.ledger.entry import Snapshot
 from frazil.ledger.staged_batch import StagedBatch, StagedTable
 from frazil.offsets import Cut, Partition, Range
 from frazil.ops import locate

@@ -15,7 +15,7 @@ from frazil.errors import ConfigError, Expired, IdentityMismatch, Unavailable
 from frazil.iceberg import foreign_commits
 from frazil.iceberg.foreign_commits import ForeignCommits
 from frazil.iceberg.live_files import refuse_shared, spellings
-from frazil.iceberg.static_table import DataFile
+from frazil.iceberg.table import DataFile
 from frazil.ledger import index
 from frazil.ledger.entry import LedgerEntry
 from frazil.maintenance import tasks
@@ -159,7 +159,7 @@ class Aging(FakeTable):
         self.read_only = False
 
     @property
-    def plain(self) -> Aging:
+    def readonly(self) -> Aging:
         return self
 
     def added(self, snapshot_id: int) -> list[DataFile]:

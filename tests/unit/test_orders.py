@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from frazil.commit.table_configs import TableConfigs
 from frazil.commit.tables import SinkTable, SinkTables, refuse_unsupported
 from frazil.commit.version_files import VersionFiles
 from frazil.config.model import Config
@@ -107,7 +108,8 @@ def test_a_file_that_is_no_parquet_is_told():
 def test_a_table_waits_for_its_memory(version_column: str):
     keyed = TableConfig("db.t", mode="upsert", key=("id",), version_column=version_column)
     config = Config(SinkConfig("s"), Settings(), (keyed,), DecodeConfig("json"))
-    tables = SinkTables(None, config, lambda name: name)  # type: ignore[arg-type]
+    configs = TableConfigs(config, lambda name: name)
+    tables = SinkTables(None, config, configs)  # type: ignore[arg-type]
     for name, back in (("db.t", False), ("db.t_deleted", True)):
         table: Any = SimpleNamespace(uuid=name, name=name)
         target: Any = SimpleNamespace(tag_mismatch=lambda back=back: Gap("back") if back else None)
@@ -116,9 +118,9 @@ def test_a_table_waits_for_its_memory(version_column: str):
         {"db.t": "db.t", "db.t_deleted": "db.t_deleted"}, lambda target: target.tag_mismatch()
     )
     if version_column:
-        assert tables.names == ["db.t", "db.t_deleted"]
-        assert tables.is_deleted_keys_table("db.t_deleted")
-        assert not tables.is_deleted_keys_table("db.t")
+        assert configs.names == ["db.t", "db.t_deleted"]
+        assert configs.is_deleted_keys_table("db.t_deleted")
+        assert not configs.is_deleted_keys_table("db.t")
         assert {type(each) for each in tables.unhealthy.values()} == {Gap}
         assert set(tables.unhealthy) == {"db.t", "db.t_deleted"}
     else:

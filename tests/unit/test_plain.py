@@ -38,7 +38,8 @@ from frazil.errors import (
     Unavailable,
 )
 from frazil.iceberg.file_io import NeedsSpark
-from frazil.iceberg.static_table import DataFile, ReadOnlyTable, find
+from frazil.iceberg.static_table import ReadOnlyTable, find
+from frazil.iceberg.table import DataFile
 from frazil.offsets import Partition
 
 #: name, id, Iceberg's type

@@ -16,15 +16,15 @@ from frazil.auditing import broker, evidence
 from frazil.auditing.evidence import AuditLimits, AuditResult
 from frazil.auditing.report import Finding, PartitionReport, TableReport
 from frazil.errors import ConfigError, NotProven, Unavailable
+from frazil.iceberg.table import Snapshot
 from frazil.kafka.planner import TopicIdentity, Watermarks
-from frazil.ledger.entry import Snapshot
 from frazil.offsets import Cut, Partition, Range
 from tests.unit import test_locate
 from tests.unit.test_locate import P, Q, tally
 
 
 class FakePlain(test_locate.FakePlain):
-    def each(
+    def map_files(
         self,
         make: Callable[[pa.Table], Any],
         columns: Sequence[str],

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 
 from frazil.accounting import RangeCounts
+from frazil.iceberg.table import Snapshot
 from frazil.ledger import index as offset_index
-from frazil.ledger.entry import Snapshot
 from frazil.ledger.staged_batch import StagedBatch, StagedTable
 from frazil.offsets import Cut, Partition, Range
 

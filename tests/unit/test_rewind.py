@@ -20,14 +20,15 @@ from hypothesis import strategies as st
 from frazil.accounting import RangeCounts
 from frazil.commit import rewind_plan
 from frazil.commit.batch_chain import chain, entry_of
-from frazil.commit.committer import INDEX, BackpressureLimits, Committer, Progress
+from frazil.commit.commit_queue import INDEX, BackpressureLimits
+from frazil.commit.committer import Committer, Progress
 from frazil.commit.protocol import TableCommitter
 from frazil.commit.rewind import (
     PROPERTY,
     STEPS,
+    IndexRemoval,
     RewindNote,
     RewindSteps,
-    Without,
     note_of,
     refuse_unfinished,
 )
@@ -41,8 +42,9 @@ from frazil.errors import (
     FrazilError,
     Gap,
 )
+from frazil.iceberg.table import Snapshot
 from frazil.ledger import index as offset_index
-from frazil.ledger.entry import Snapshot, entries, parse
+from frazil.ledger.entry import entries, parse
 from frazil.ledger.staged_batch import StagedBatch, StagedTable
 from frazil.offsets import Cut, Partition, Range
 from tests.commit_events import Events
@@ -220,7 +222,7 @@ class World:
 
     def commit(self, *names: str) -> None:
         """What waits for these tables, each in one commit; `INDEX` last, as far as it can."""
-        waiting = {name for batch in self.committer._pending for name in batch.left}
+        waiting = {name for batch in self.committer.queue.pending for name in batch.left}
         self.committer.round([name for name in names if name == INDEX or name in waiting])
 
     def settle(self) -> None:
@@ -240,9 +242,9 @@ class World:
         return pa.concat_tables(found) if found else offset_index.rows([])
 
     def rewinding(self, step: Callable[[str, str], None] = lambda name, table: None) -> RewindSteps:
-        def without(batch: int, epoch: int) -> Without:
+        def without(batch: int, epoch: int) -> IndexRemoval:
             gone = [i for i in self.index.live() if self.batches[i].number > batch]
-            return Without(self.index.refs["main"], gone)
+            return IndexRemoval(self.index.refs["main"], gone)
 
         self.index.delete = lambda path: self.staged.pop(path, None)
         return RewindSteps(
@@ -259,12 +261,12 @@ class World:
     def choose(self, text: str) -> RewindPlan:
         found = self.rewinding()
         found.read()
-        return found.choice(found.stream.named(text))
+        return found.choice(found.state.timeline.named(text))
 
     def earliest(self, refused: RewindPlan) -> Any:
         found = self.rewinding()
         found.read()
-        return earliest(found.stream, found.states, "s", refused, lambda _: True)
+        return earliest(found.state.timeline, found.state.tables, "s", refused, lambda _: True)
 
     def rewind(
         self,
@@ -275,8 +277,8 @@ class World:
         """As `ops.rewind` does it."""
         doing = self.rewinding(step)
         doing.read()
-        begun = doing.note
-        start = doing.stream.at(begun.batch) if begun else doing.stream.named(text)
+        begun = doing.state.note
+        start = doing.state.timeline.at(begun.batch) if begun else doing.state.timeline.named(text)
         doing.claim()
         doing.read()
         choice = doing.choice(start)
@@ -901,4 +903,4 @@ def test_what_a_compaction_takes_away_is_nobodys(
     operation: str, summary: dict[str, str], others: bool
 ):
     snapshot = Snapshot(1, None, 1, 1, operation, summary)
-    assert (rewind_plan._lost(snapshot, None, "s") is not None) == others
+    assert (rewind_plan._lost_commit(snapshot, None, "s") is not None) == others

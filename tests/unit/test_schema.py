@@ -9,7 +9,6 @@ import pytest
 from frazil.config.sections import RESERVED, TableConfig
 from frazil.errors import ConfigError, SchemaMismatch
 from frazil.iceberg.schema import (
-    SchemaUpdate,
     check_fits,
     event_time_column,
     former_names,
@@ -18,6 +17,7 @@ from frazil.iceberg.schema import (
     sort_order,
     update,
 )
+from frazil.iceberg.table import SchemaUpdate
 from frazil.pipeline.projection import MetadataColumns
 
 METADATA = MetadataColumns("_topic", "_topic_partition", "_offset", "_timestamp")

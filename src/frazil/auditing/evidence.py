@@ -26,9 +26,10 @@ from frazil.config.model import Config
 from frazil.config.sections import replayed
 from frazil.errors import ConfigError, Fatal, NotProven, Unavailable, counted
 from frazil.iceberg import foreign_commits
-from frazil.iceberg.static_table import DataFile, ReadOnlyTable
+from frazil.iceberg.static_table import ReadOnlyTable
+from frazil.iceberg.table import DataFile, Snapshot
 from frazil.ledger import index_rows
-from frazil.ledger.entry import PREFIX, Snapshot, parse
+from frazil.ledger.entry import PREFIX, parse
 from frazil.ledger.index_rows import IndexRows
 from frazil.ledger.sink_state import REPLAY, STREAM, index_entry, known_tables
 from frazil.ledger.tags import ledger_tag
@@ -100,7 +101,7 @@ class ReadOnlyIndex:
     def _read(self) -> dict[str, IndexRows]:
         where = {"sink": [self.sink]}
         return index_rows.by_table(
-            self.table.each(index_rows.of_file, self.table.having(index_rows.COLUMNS), where)
+            self.table.map_files(index_rows.of_file, self.table.having(index_rows.COLUMNS), where)
         )
 
     @property

@@ -15,7 +15,8 @@ from frazil.accounting import OUTCOME_NAMES
 from frazil.auditing.history import Evidence, TableHistory
 from frazil.auditing.ranges import joints, spans_of
 from frazil.auditing.sink_check import SinkCheck
-from frazil.ledger.entry import PREFIX, OperatorNote, Snapshot, parse
+from frazil.iceberg.table import Snapshot
+from frazil.ledger.entry import PREFIX, OperatorNote, parse
 from frazil.offsets import Partition, Range
 
 

@@ -21,9 +21,8 @@ from frazil.auditing.history import Evidence, TableHistory
 from frazil.auditing.ranges import NOTHING, is_unplaced, joints, spans_of
 from frazil.auditing.sink_check import SinkCheck
 from frazil.iceberg.foreign_commits import EVERYTHING, reaches
-from frazil.iceberg.static_table import DataFile
+from frazil.iceberg.table import DataFile, Snapshot
 from frazil.ledger.columns import RangeColumns, select
-from frazil.ledger.entry import Snapshot
 from frazil.ledger.sink_state import REPLAY
 from frazil.offsets import BATCHES, Partition, Range
 

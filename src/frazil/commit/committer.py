@@ -1,9 +1,9 @@
-"""The committer schedules commits per table and bounds the staged batches that wait.
+"""The committer commits staged batches, table by table, on its own thread.
 
 A batch is committed to its tables first and to the index last: the index's ledger is the stream's
 position, the cut that all tables have reached. A table that fails temporarily does not stop the
 stream or the other tables: its staged batches wait and are committed together later. `protocol`
-describes how one table takes a batch exactly once.
+describes how one table takes a batch exactly once, `commit_queue` when it is due.
 """
 
 from __future__ import annotations
@@ -17,9 +17,14 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from frazil.commit.batch_chain import entry_of
-from frazil.commit.protocol import Clock, TableCommitter, pause_after
-from frazil.config.sections import SinkConfig
-from frazil.config.units import duration, size
+from frazil.commit.commit_queue import (
+    INDEX,
+    BackpressureLimits,
+    CommitQueue,
+    CommitTrigger,
+    PendingBatch,
+)
+from frazil.commit.protocol import TableCommitter
 from frazil.errors import (
     CommitStateUnknown,
     ConfigError,
@@ -32,12 +37,12 @@ from frazil.errors import (
     Overlap,
     Retryable,
 )
-from frazil.ledger.entry import LedgerEntry, Snapshot
+from frazil.iceberg.table import Snapshot
+from frazil.ledger.entry import LedgerEntry
 from frazil.ledger.staged_batch import StagedBatch
 from frazil.offsets import Cut
+from frazil.retry import Clock
 
-#: Name of the index in the list of due tables; no table can have it.
-INDEX = "(index)"
 #: Tables committed to concurrently.
 THREADS = 4
 #: Maximum number of batches in one snapshot: its summary lists their ids.
@@ -48,33 +53,6 @@ AGED = 600.0
 
 #: A batch, and the snapshot that holds it in each of its tables.
 Located = tuple[StagedBatch, Mapping[str, Snapshot]]
-
-
-@dataclass(frozen=True, slots=True)
-class BackpressureLimits:
-    """Absorption limits: staged batches that may wait for a commit before the stream blocks."""
-
-    batches: int
-    bytes: int
-    age: float  # seconds
-
-    @classmethod
-    def of(cls, config: SinkConfig) -> BackpressureLimits:
-        return cls(
-            config.max_pending_batches,
-            size(config.max_pending_bytes),
-            duration(config.max_pending_age),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class CommitTrigger:
-    """A table's staged files are committed when they are large enough or have waited long enough;
-    `priority` orders tables that are due."""
-
-    interval: float = 0.0
-    bytes: int | None = None
-    priority: int = 0
 
 
 @dataclass
@@ -95,22 +73,6 @@ class Progress:
     @property
     def trouble(self) -> str:
         return "; ".join(list(self.stuck.values()))
-
-
-class _PendingTable:
-    """A staged batch on its way into its tables."""
-
-    def __init__(self, batch: StagedBatch, since: float) -> None:
-        self.batch = batch
-        self.since = since
-        self.snapshots: dict[str, Snapshot] = {}
-
-    def lacks(self, table: str) -> bool:
-        return table in self.batch.names and table not in self.snapshots
-
-    @property
-    def left(self) -> list[str]:
-        return [name for name in self.batch.names if name not in self.snapshots]
 
 
 class CommitEvents(Protocol):
@@ -161,25 +123,13 @@ class Committer:
         self.progress = progress
         self._events = events
         self._index = index
-        self._limits = limits
-        self._clock = clock
-        self._alone = alone
-        self._maintain_at: float | None = None
+        self.queue = CommitQueue(limits, events.trigger, clock, alone)
         self._changed = threading.Condition()
-        self._pending: list[_PendingTable] = []
-        #: table → time of its last commit; table → failures since, and the time of the next
-        #: attempt
-        self._last: dict[str, float] = {}
-        self._failures: dict[str, tuple[int, float]] = {}
         #: (commit id, table) → when the batch's files were last checked
-        self._looked: dict[tuple[str, str], float] = {}
+        self._checked_at: dict[tuple[str, str], float] = {}
         #: a batch whose staged files are gone: the next run reads its offsets again
         self._unstaged: FrazilError | None = None
-        #: tables that need an operator
-        self._needs_operator: dict[str, FrazilError] = {}
         self._failure: FrazilError | None = None
-        self._hurried = False
-        self._flushers = 0
         self._closed = False
         self._thread: threading.Thread | None = None
 
@@ -190,7 +140,7 @@ class Committer:
     @property
     def pending(self) -> list[StagedBatch]:
         with self._changed:
-            return [item.batch for item in self._pending]
+            return [item.batch for item in self.queue.pending]
 
     @property
     def failure(self) -> FrazilError | None:
@@ -199,13 +149,13 @@ class Committer:
     def submit(self, batch: StagedBatch, bounded: bool = True) -> None:
         """Hand over a staged batch; blocks while the waiting batches exceed the bounds."""
         with self._changed:
-            while bounded and (reason := self._over()) and not self._flushing:
+            while bounded and (reason := self.queue.over()) and not self.queue.flushing:
                 self._raise_failure()
-                self.progress.blocked = self._because(reason)
+                self.progress.blocked = self._with_cause(reason)
                 self._changed.wait(1.0)
             self._raise_failure()
             self.progress.blocked = ""
-            self._pending.append(_PendingTable(batch, self._clock.monotonic()))
+            self.queue.add(batch)
             self._changed.notify_all()
 
     def wait_until(self, cut: Mapping, timeout: float | None = None) -> bool:  # type: ignore[type-arg]
@@ -222,36 +172,27 @@ class Committer:
     def hurry(self) -> None:
         """Commit the waiting batches now, ignoring intervals, and stop blocking at the bounds."""
         with self._changed:
-            self._hurried = True
+            self.queue.hurried = True
             self._changed.notify_all()
 
     def flush(self, timeout: float | None = None) -> bool:
         """Commit the waiting batches now. False if that times out or is impossible."""
         with self._changed:
-            self._flushers += 1
+            self.queue.flushers += 1
             self._changed.notify_all()
             try:
                 self._changed.wait_for(
-                    lambda: self._failure or not self._pending or self.stalled(), timeout
+                    lambda: self._failure or not self.queue.pending or self.stalled(), timeout
                 )
             finally:
-                self._flushers -= 1
+                self.queue.flushers -= 1
             self._raise_failure()
-            return not self._pending
-
-    @property
-    def _flushing(self) -> bool:
-        return self._hurried or self._flushers > 0
+            return not self.queue.pending
 
     def stalled(self) -> FrazilError | None:
         """The error that stops all commits until an operator repairs a table; None otherwise."""
         with self._changed:
-            hopeless = dict(self._needs_operator)
-            left = {name for item in self._pending for name in item.left}
-            if not self._pending or not left <= set(hopeless):
-                return None
-            # The index waits only for the tables of the first batch.
-            return hopeless[min(left)] if self._pending[0].left else hopeless.get(INDEX)
+            return self.queue.stalled()
 
     def close(self) -> None:
         """End the thread after the current commit. Staged batches wait for the next run."""
@@ -267,15 +208,15 @@ class Committer:
                 with self._changed:
                     if self._closed:
                         return
-                    due = self._due()
-                    nap = self._nap()
+                    due = self.queue.due()
+                    nap = self.queue.nap()
                     if not due and (nap is None or nap > 0):
                         self._changed.wait(nap)
                         continue
                 if due:
                     self.round(due)
                 else:
-                    self._maintain_at = self._events.maintain()
+                    self.queue.maintain_at = self._events.maintain()
         except FrazilError as error:
             self._fail(error)
         except Exception as error:
@@ -283,57 +224,20 @@ class Committer:
             self._fail(FrazilError(f"cannot commit: {type(error).__name__}: {error}"))
             raise
 
-    def _due(self) -> list[str]:
-        """The tables to commit to now, most urgent first; the index, `INDEX`, comes last."""
-        now = self._clock.monotonic()
-        hurried = self._flushing or bool(self._over())  # at a bound, waiting would block the stream
-        waiting: dict[str, tuple[float, int]] = {}  # since when, and how many bytes
-        for item in self._pending:
-            for staged in item.batch.tables:
-                if staged.name not in item.snapshots:
-                    since, size = waiting.get(staged.name, (item.since, 0))
-                    waiting[staged.name] = since, size + staged.bytes
-        due = []
-        for name, (since, size) in waiting.items():
-            trigger = self._events.trigger(name)
-            last = self._last.get(name)  # None: the first commit is due at once
-            rested = last is None or now - last >= trigger.interval
-            large = trigger.bytes is not None and size >= trigger.bytes
-            if (hurried or rested or large) and self._failures.get(name, (0, 0.0))[1] <= now:
-                due.append((-trigger.priority, since, name))
-        names = [name for _, _, name in sorted(due)]
-        if self._failures.get(INDEX, (0, 0.0))[1] <= now:
-            ready = bool(self._pending) and all(name in names for name in self._pending[0].left)
-            names += [INDEX] if ready else []
-        return names
-
-    def _nap(self) -> float | None:
-        """Seconds until something may be due; a new batch wakes the thread. 0: maintain."""
-        if not self._pending:
-            return self._maintain_at and max(0.0, self._maintain_at - self._clock.monotonic())
-        names = {name for item in self._pending for name in item.left} | {INDEX}
-        waits = [
-            self._failures[name][1] - self._clock.monotonic()
-            for name in names
-            if name in self._failures
-        ]
-        paces = [self._events.trigger(name).interval for name in names - {INDEX}]
-        return max(0.01, min([1.0, *(wait for wait in (*waits, *paces) if wait > 0)]))
-
     def round(self, due: Sequence[str]) -> None:
         """Commit to each due table, then to the index up to the batch that all tables have."""
         names = [name for name in due if name != INDEX]
         pending = self._snapshot_of_pending()
         if len(names) > 1:
             with ThreadPoolExecutor(min(THREADS, len(names)), "frazil-committer") as pool:
-                list(pool.map(lambda name: self._into_table(name, pending), names))
+                list(pool.map(lambda name: self._commit_table(name, pending), names))
         for name in names if len(names) == 1 else []:
-            self._into_table(name, pending)
-        if self._needs_operator.keys() - {INDEX}:
+            self._commit_table(name, pending)
+        if self.queue.needs_operator.keys() - {INDEX}:
             self._refuse_overtaken()
         done = list(itertools.takewhile(lambda item: not item.left, pending))[:TOGETHER]
         if done and INDEX in due:
-            self._tried(INDEX, lambda: self._into_index(done))
+            self._attempt(INDEX, lambda: self._commit_index(done))
 
     def _refuse_overtaken(self) -> None:
         """Before calling for an operator: raises Fenced if a newer epoch has taken over."""
@@ -344,17 +248,17 @@ class Committer:
         except FrazilError:
             pass  # commits to the index report its own errors
 
-    def _snapshot_of_pending(self) -> list[_PendingTable]:
+    def _snapshot_of_pending(self) -> list[PendingBatch]:
         with self._changed:
-            return list(self._pending)
+            return list(self.queue.pending)
 
-    def _into_table(self, name: str, pending: Sequence[_PendingTable]) -> None:
+    def _commit_table(self, name: str, pending: Sequence[PendingBatch]) -> None:
         waiting = [item for item in pending if item.lacks(name)]
         chosen = waiting[:TOGETHER]
         batches = [item.batch for item in chosen]
-        began = self._clock.monotonic()
+        began = self.queue.clock.monotonic()
 
-        def bring() -> None:
+        def commit() -> None:
             target = self._events.table(name)
             for batch in batches:
                 if batch.table(name).uuid != target.table.uuid:
@@ -362,13 +266,13 @@ class Committer:
                         f"cannot commit to table {name}: it was dropped and made again; a batch "
                         f"was staged for uuid {batch.table(name).uuid}, found {target.table.uuid}"
                     )
-            where = self._bring(
+            where = self._commit_batches(
                 "",
                 target,
                 batches,
                 lambda rest: self._files(rest, target),
                 lambda rest: replace(
-                    entry_of(rest, name, target.epoch, None if self._alone else target.end),
+                    entry_of(rest, name, target.epoch, None if self.queue.alone else target.end),
                     index=self._index.table.name,
                 ),
             )
@@ -377,21 +281,19 @@ class Committer:
                     item.snapshots[name] = replace(where[item.batch.commit_id], summary={})
                 self._changed.notify_all()
 
-        self._tried(name, bring)
+        self._attempt(name, commit)
         if len(chosen) == len(waiting):  # else the rest is due at once
-            # Measured from start to start: otherwise a batch that comes once per interval would
-            # wait longer each time, by the duration of the previous commit.
-            self._last[name] = began
+            self.queue.committed(name, began)
 
     def _files(self, batches: Sequence[StagedBatch], target: TableCommitter) -> list[str]:
         """The batches' manifests for a table. Iceberg would commit missing files, too, and make the
         table unreadable; so the files of batches that may have waited long are checked first."""
-        name, now = target.table.name, self._clock.monotonic()
+        name, now = target.table.name, self.queue.clock.monotonic()
         old = [
             batch
             for batch in batches
             if batch.epoch != target.epoch or time.time() - batch.staged_at_ms / 1000 > AGED
-            if now - self._looked.get((batch.commit_id, name), -AGED) >= AGED
+            if now - self._checked_at.get((batch.commit_id, name), -AGED) >= AGED
         ]
         for batch in old:
             if gone := target.table.lacking(batch.table(name).manifests):
@@ -403,14 +305,14 @@ class Committer:
                     "says which of them Kafka no longer has",
                 )
                 raise self._unstaged
-            self._looked[batch.commit_id, name] = now
+            self._checked_at[batch.commit_id, name] = now
         return _manifests(batches, name)
 
-    def _into_index(self, done: Sequence[_PendingTable]) -> None:
+    def _commit_index(self, done: Sequence[PendingBatch]) -> None:
         batches = [item.batch for item in done]
         located = {item.batch.commit_id: (item.batch, item.snapshots) for item in done}
         tables = self._events.recorded_tables()
-        self._bring(
+        self._commit_batches(
             "index-",
             self._index,
             batches,
@@ -419,10 +321,10 @@ class Committer:
         )
         self._events.indexed(batches)
         with self._changed:
-            del self._pending[: len(batches)]
+            del self.queue.pending[: len(batches)]
             for batch in batches:
                 for name in batch.names:
-                    self._looked.pop((batch.commit_id, name), None)
+                    self._checked_at.pop((batch.commit_id, name), None)
             self.progress.position = batches[-1].end
             self.progress.commits += 1
             self.progress.committed_batches += len(batches)
@@ -430,9 +332,9 @@ class Committer:
             self._changed.notify_all()
         self._events.committed(batches)
         self._events.step("done", batches[-1])
-        self._maintain_at = self._events.maintain()
+        self.queue.maintain_at = self._events.maintain()
 
-    def _tried(self, name: str, call: Callable[[], None]) -> None:
+    def _attempt(self, name: str, call: Callable[[], None]) -> None:
         """Run `call`; after a failure the table pauses and its staged batches wait.
 
         The failure is absorbed: the stream goes on, and the next attempt commits old and new
@@ -441,8 +343,7 @@ class Committer:
         """
         try:
             call()
-            self._failures.pop(name, None)
-            self._needs_operator.pop(name, None)
+            self.queue.succeeded(name)
             self.progress.stuck.pop(name, None)
         except Fenced:
             raise
@@ -451,14 +352,13 @@ class Committer:
                 # The index contradicts the stream's position: another writer may have moved it.
                 contradicted = name == INDEX and isinstance(error, (Gap, Overlap))
                 unstaged = error is self._unstaged
-                if contradicted or unstaged or (self._alone and name != INDEX):
+                if contradicted or unstaged or (self.queue.alone and name != INDEX):
                     raise
-                self._needs_operator[name] = error
+                self.queue.needs_operator[name] = error
             self.progress.stuck[name] = error.message
-            times = self._failures.get(name, (0, 0.0))[0] + 1
-            self._failures[name] = times, self._clock.monotonic() + pause_after(times)
+            self.queue.failed(name)
 
-    def _bring(
+    def _commit_batches(
         self,
         prefix: str,
         target: TableCommitter,
@@ -483,34 +383,10 @@ class Committer:
         self._events.step(f"{prefix}tagged", batches[-1])
         return where
 
-    def _over(self) -> str:
-        """Why no more may be staged; empty if staging may go on.
-
-        Batches that wait only for a stuck table do not count towards the number of batches: the
-        other tables go on until the bytes or age bound is reached.
-        """
-        stuck = set() if self._alone else set(self.progress.stuck) - {INDEX}
-        moving = [item for item in self._pending if not stuck or set(item.left) - stuck]
-        if len(moving) >= self._limits.batches:
-            return f"{len(moving)} batches wait for a commit; the bound is {self._limits.batches}"
-        stored = sum(
-            table.bytes
-            for item in self._pending
-            for table in item.batch.tables
-            if table.name not in item.snapshots
-        )
-        if self._pending and stored >= self._limits.bytes:
-            return f"{stored} staged bytes wait for a commit; the bound is {self._limits.bytes}"
-        if self._pending:
-            age = self._clock.monotonic() - self._pending[0].since
-            if age >= self._limits.age:
-                return f"a batch has waited {age:.0f} s; the bound is {self._limits.age:.0f} s"
-        return ""
-
-    def _because(self, reason: str) -> str:
+    def _with_cause(self, reason: str) -> str:
         """`reason`, with the cause of the wait if known."""
-        waiting = sum(not item.left for item in self._pending)
-        if waiting and not self._pending[0].left:
+        waiting = sum(not item.left for item in self.queue.pending)
+        if waiting and not self.queue.pending[0].left:
             reason += f"; {waiting} of them are in all their tables, and not in the index yet"
         return f"{reason}: {self.progress.trouble}" if self.progress.trouble else reason
 

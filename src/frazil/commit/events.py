@@ -6,7 +6,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from frazil.commit.committer import CommitTrigger, Located, Progress
+from frazil.commit.commit_queue import CommitTrigger
+from frazil.commit.committer import Located, Progress
 from frazil.commit.index_writer import IndexWriter
 from frazil.commit.protocol import TableCommitter
 from frazil.commit.recovery import Recovered
@@ -16,7 +17,6 @@ from frazil.commit.table_maintenance import TableMaintenance
 from frazil.config.model import Config
 from frazil.config.units import duration
 from frazil.errors import Unavailable
-from frazil.iceberg.java_table import JavaTable
 from frazil.kafka.planner import publish
 from frazil.ledger.completeness import CompletenessTracker
 from frazil.ledger.staged_batch import StagedBatch
@@ -66,10 +66,10 @@ class SinkCommitEvents:
         return self._tables.target(name)
 
     def trigger(self, name: str) -> CommitTrigger:
-        return self._tables.commit_trigger(name, self._interval)
+        return self._tables.configs.commit_trigger(name, self._interval)
 
     def recorded_tables(self) -> Mapping[str, str] | str:
-        return self._tables.recorded(self._startup.handle())
+        return self._startup.announced.recorded(self._startup.target.table)
 
     def index_manifests(self, located: Sequence[Located]) -> list[str]:
         return self.index_writer.manifests(located)
@@ -85,7 +85,6 @@ class SinkCommitEvents:
             self.progress.maintenance_error = error
         for staged in {table.name: table for batch in batches for table in batch.tables}.values():
             handle = self._tables[staged.name].target.table  # as the commit has seen it
-            assert isinstance(handle, JavaTable)
             if handle.schema_id != staged.schema_id:
                 self.changed.add(staged.name)
         if not self._kafka:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from frazil.commit.committer import Located
 from frazil.commit.startup import Startup
-from frazil.commit.tables import writer_spec
+from frazil.commit.table_schemas import writer_spec
 from frazil.config.model import Config
 from frazil.config.sections import TableConfig
 from frazil.errors import FrazilError, SchemaMismatch, Unavailable
@@ -52,7 +52,7 @@ class IndexWriter:
 
     def manifests(self, located: Sequence[Located]) -> list[str]:
         """Write the rows of these batches. Returns the descriptors of the files."""
-        table = self._startup.handle()
+        table = self._startup.target.table
         if self._spec is None:
             self._spec = writer_spec(table, TableConfig(table.name))
         first = located[0][0].commit_id

@@ -18,7 +18,7 @@ The protocol for one table, with the reason for each step:
 
 A batch with no records for a table does not touch it: the table's next entry begins where its
 ledger ends, and the offsets in between count as `elsewhere`. This module runs against
-`CommitTable`, a small interface, so the same code runs against Iceberg and in a simulation.
+`iceberg.table.Table`, so the same code runs against Iceberg and in a simulation.
 `committer` decides which table is next and which batches wait.
 """
 
@@ -29,7 +29,6 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from frazil.commit.batch_chain import joins
 from frazil.errors import (
@@ -45,11 +44,13 @@ from frazil.errors import (
     Unavailable,
 )
 from frazil.iceberg.live_files import LiveFiles
+from frazil.iceberg.table import Check, Snapshot, Table
 from frazil.ledger import entry as ledger
-from frazil.ledger.entry import LedgerEntry, LedgerHead, Snapshot
+from frazil.ledger.entry import LedgerEntry, LedgerHead
 from frazil.ledger.staged_batch import StagedBatch
 from frazil.ledger.tags import filled_by, ledger_tag
 from frazil.offsets import Cut, Range
+from frazil.retry import Clock
 
 ATTEMPTS = 6
 #: How often Iceberg may post one commit. Its own retry posts the same snapshot again. If the first
@@ -57,44 +58,6 @@ ATTEMPTS = 6
 #: that retry would move the branch back to the snapshot, and the other commit would be lost.
 POSTS = 1
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
-
-
-class CommitTable(Protocol):
-    """The table operations that the committer uses."""
-
-    name: str
-    uuid: str
-
-    @property
-    def properties(self) -> Mapping[str, str]: ...
-    def refresh(self) -> None: ...
-    def set_property(self, key: str, value: str) -> None: ...
-    def history(self, branch: str) -> Iterator[Snapshot]: ...
-    def expired(self, snapshot_id: int) -> Iterator[Snapshot]: ...
-    def carries(self, branch: str, snapshot_id: int) -> bool: ...
-    def tagged(self, tag: str) -> Snapshot | None: ...
-    def tag(self, tag: str, snapshot_id: int, was: int | None) -> None: ...
-    def untag(self, tag: str) -> None: ...
-    def delete(self, path: str) -> None: ...
-    def manifests(self, snapshot_id: int) -> set[str]: ...
-    def lacking(self, manifests: Sequence[str]) -> list[str]: ...
-    def append(
-        self,
-        manifests: Sequence[str],
-        summary: Mapping[str, str],
-        *,
-        branch: str,
-        check: Callable[[Iterator[Snapshot]], str | None],
-        leftovers: list[str],
-        tag: str = "",
-    ) -> None:
-        """`tag`: the tag to set on the new snapshot. A table that sets it in the same commit cannot
-        leave it behind; for other tables, `set_tag` moves it."""
-
-
-class Clock(Protocol):
-    def monotonic(self) -> float: ...
-    def sleep(self, seconds: float) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +86,15 @@ def decide(
         assert head.snapshot is not None
         return AlreadyCommitted(head.snapshot)
     if newest is not None and newest.epoch > entry.epoch:
-        return RefusedCommit(_overtaken(f"commit to table {table}", entry.epoch, newest))
+        return RefusedCommit(_fenced(f"commit to table {table}", entry.epoch, newest))
     if not head.complete:
         return RefusedCommit(not_shown(table, entry.sink, head.unshown))
     if head.commit_id != seen:
-        return RefusedCommit(_differs(table, newest, seen, entry))
+        return RefusedCommit(_unexpected_entry(table, newest, seen, entry))
     if newest is not None and not (
         entry.begin.continues(newest.end) and joins(entry.source[0], newest.source[1])
     ):
-        return RefusedCommit(_apart(table, newest, entry))
+        return RefusedCommit(_discontinuous(table, newest, entry))
     return DecidedAppend()
 
 
@@ -148,7 +111,7 @@ class TableCommitter:
 
     def __init__(
         self,
-        table: CommitTable,
+        table: Table,
         branch: str,
         sink: str,
         epoch: int,
@@ -170,7 +133,7 @@ class TableCommitter:
         self.claimed_first = claimed_first
         self._tag = ledger_tag(sink, branch)
         #: commit ids attempted since the entry last seen
-        self._tried: set[str] = set()
+        self._sent: set[str] = set()
 
     def head(self) -> LedgerHead:
         self.table.refresh()
@@ -254,7 +217,7 @@ class TableCommitter:
                     f"claimed epoch {head.entry.epoch} at the same moment",
                     hint="let that one run, or start again to take over from it",
                 )
-            self._saw(head.entry)
+            self._set_seen(head.entry)
             base = self._empty(head.entry)
             end = extend(base.end)
             claim = replace(
@@ -302,16 +265,16 @@ class TableCommitter:
             if entry.keys is None and head.entry is not None and head.entry.keys is not None:
                 # Earlier entries may expire: every entry of an upsert table records `keys`.
                 entry = replace(entry, keys=0)
-            if head.entry is not None and not head.entry.ranges and head.commit_id in self._tried:
-                self._saw(head.entry)  # our empty entry above expired snapshots: response lost
+            if head.entry is not None and not head.entry.ranges and head.commit_id in self._sent:
+                self._set_seen(head.entry)  # our empty entry above expired snapshots: response lost
             decision = decide(self.table.name, head, self.seen, entry)
             if isinstance(decision, AlreadyCommitted):
-                self._saw(entry)
+                self._set_seen(entry)
                 if head.missing is None:  # else later snapshots may need the leftovers
                     self._sweep(leftovers, decision.snapshot)
                 return decision.snapshot
             if isinstance(decision, RefusedCommit):
-                if head.entry is not None and head.commit_id in self._tried:
+                if head.entry is not None and head.commit_id in self._sent:
                     raise Unavailable(
                         f"cannot commit {_spans(entry)} to table {self.table.name} yet: an earlier "
                         f"try, with {_spans(head.entry)} alone, was applied late; the rest follows"
@@ -320,7 +283,7 @@ class TableCommitter:
             if attempt == ATTEMPTS:
                 break  # the last attempt was read back as well
             if head.bridged and entry.ranges:
-                if self._tried.intersection(entry.commit_ids):
+                if self._sent.intersection(entry.commit_ids):
                     raise self.unknown_outcome(_spans(entry))
                 # An entry above the expired snapshots makes the outcome of an attempt visible.
                 self.set_tag(self.commit([], self._empty(head.entry)))
@@ -373,7 +336,7 @@ class TableCommitter:
             head = self._head()
             lost = head.missing is not None and not head.bridged  # expired untagged
             if lost and head.entry is not None and head.entry.epoch == self.epoch:
-                self._saw(head.entry)
+                self._set_seen(head.entry)
                 snapshot = self.commit([], self._empty(head.entry))
                 continue
             try:
@@ -428,7 +391,7 @@ class TableCommitter:
         epoch 0 and is never fenced.)"""
         entry = self.head().entry
         if entry is not None and 0 < self.epoch < entry.epoch:
-            raise _overtaken(f"go on with table {self.table.name}", self.epoch, entry)
+            raise _fenced(f"go on with table {self.table.name}", self.epoch, entry)
         return entry
 
     def forget(self) -> None:
@@ -483,7 +446,7 @@ class TableCommitter:
         for batch in batches:
             if batch.commit_id in where:
                 located[batch.commit_id] = where[batch.commit_id]
-            elif entries and self._holds(batch, entries[0][0]):
+            elif entries and self._expired_entry_has(batch, entries[0][0]):
                 located[batch.commit_id] = EXPIRED
             elif self.absent(batch):
                 break
@@ -494,10 +457,10 @@ class TableCommitter:
             own = bool(located) and [*located][-1] in newest.commit_ids  # the response was lost
             # A fenced run remembers it, even if the table is restored before its next commit.
             if own or newest.epoch > self.epoch:
-                self._saw(newest)
+                self._set_seen(newest)
         return located
 
-    def _holds(self, batch: StagedBatch, oldest: LedgerEntry) -> bool:
+    def _expired_entry_has(self, batch: StagedBatch, oldest: LedgerEntry) -> bool:
         """Was the batch committed before the `oldest` entry left, in a snapshot that expired?"""
         if self.table.name in batch.names:
             ranges = [tally.range for tally in batch.table(self.table.name).tallies]
@@ -518,7 +481,7 @@ class TableCommitter:
         if not head.complete:
             return False
         if head.bridged:
-            return batch.epoch == self.epoch and batch.commit_id not in self._tried
+            return batch.epoch == self.epoch and batch.commit_id not in self._sent
         return head.entry is None or batch.epoch >= head.entry.unknown_before
 
     def unknown_outcome(self, records: str) -> Expired:
@@ -530,14 +493,12 @@ class TableCommitter:
             "so that it can be told",
         )
 
-    def _saw(self, entry: LedgerEntry | None) -> None:
-        self._tried.clear()
+    def _set_seen(self, entry: LedgerEntry | None) -> None:
+        self._sent.clear()
         self.seen = entry.commit_ids[-1] if entry else None
         self.end = entry.end if entry else Cut()
 
-    def _compare(
-        self, head: LedgerHead, entry: LedgerEntry
-    ) -> Callable[[Iterator[Snapshot]], str | None]:
+    def _compare(self, head: LedgerHead, entry: LedgerEntry) -> Check:
         """The compare-and-set, run whenever Iceberg posts the commit."""
         posts = itertools.count(1)
 
@@ -551,7 +512,7 @@ class TableCommitter:
                     return f"snapshots since {head.commit_id} were expired"
             elif (now.commit_id, now.epoch) != (head.commit_id, head.epoch):
                 return f"the newest entry of sink {self.sink} is no longer {head.commit_id}"
-            self._tried.update(entry.commit_ids)
+            self._sent.update(entry.commit_ids)
             return None
 
         return check
@@ -597,7 +558,7 @@ def not_shown(table: str, sink: str, last: LedgerEntry | None) -> Expired:
     )
 
 
-def _overtaken(action: str, epoch: int, newest: LedgerEntry) -> Fenced:
+def _fenced(action: str, epoch: int, newest: LedgerEntry) -> Fenced:
     return Fenced(
         f"cannot {action}: sink {newest.sink} has a newer run; this one is epoch {epoch}, the "
         f"table is at epoch {newest.epoch}",
@@ -605,7 +566,7 @@ def _overtaken(action: str, epoch: int, newest: LedgerEntry) -> Fenced:
     )
 
 
-def _differs(
+def _unexpected_entry(
     table: str, newest: LedgerEntry | None, seen: str | None, entry: LedgerEntry
 ) -> FrazilError:
     if newest is None:
@@ -624,7 +585,7 @@ def _differs(
     )
 
 
-def _apart(table: str, newest: LedgerEntry, entry: LedgerEntry) -> FrazilError:
+def _discontinuous(table: str, newest: LedgerEntry, entry: LedgerEntry) -> FrazilError:
     kind = Overlap if newest.end.reaches(entry.begin) else Gap
     return kind(
         f"cannot commit {_spans(entry)} to table {table}: its ledger ends at {_text(newest.end)}"

@@ -45,6 +45,8 @@ class TableProvisioner:
         self._config = config
         self._startup = startup
         self._tables = startup.tables
+        self._configs = startup.tables.configs
+        self._schemas = startup.schemas
         self._stream = stream
         self._retry = retry
         self._among = metadata
@@ -58,15 +60,15 @@ class TableProvisioner:
         self._tables.refused.clear()
         while names:
             name = names.pop()
-            self._retry(lambda name=name: self._tables.renew(name))  # type: ignore[misc]
+            self._retry(lambda name=name: self._schemas.reload(name))  # type: ignore[misc]
 
     # ── plans for executors ──────────────────────────────────────────────────────────────────
 
     def plans(self, versions: bool = True) -> BatchTables:
         """`versions`: with the files in which tasks look up the versions of keys."""
-        well = [name for name in self._tables.held if name not in self._tables.unhealthy]
-        ours = [name for name in well if not self._tables.is_deleted_keys_table(name)]
-        plans = {name: self._tables.plan(name, self._among) for name in ours}
+        healthy = [name for name in self._tables.held if name not in self._tables.unhealthy]
+        ours = [name for name in healthy if not self._configs.is_deleted_keys_table(name)]
+        plans = {name: self._schemas.plan(name, self._among) for name in ours}
         for name, plan in list(plans.items()):
             if plan.order and not self._replay:  # which upserts nothing
                 if deleted_keys := self._deleted_keys_plan(plan):
@@ -81,8 +83,8 @@ class TableProvisioner:
 
     def holds_no_records(self, table: str) -> bool:
         """Does it hold anything but rows of records: dead letters, or deleted keys?"""
-        letters = self._config.dead_letters.table
-        return table in (letters, replayed(letters)) or self._tables.is_deleted_keys_table(table)
+        name = self._config.dead_letters.table
+        return table in (name, replayed(name)) or self._configs.is_deleted_keys_table(table)
 
     @property
     def refused(self) -> Mapping[str, str]:
@@ -95,7 +97,7 @@ class TableProvisioner:
         """The table of keys deleted from this one, created or evolved for its keys; None where that
         is not possible: then records of this one are refused."""
         name, columns = deleted_keys_table(plan.shape.name), deleted_keys_columns(plan)
-        existing = self._tables.plan(name).columns if name in self._tables else pa.schema([])
+        existing = self._schemas.plan(name).columns if name in self._tables else pa.schema([])
         if any(
             column.name not in existing.names or existing.field(column.name).type != column.type
             for column in columns
@@ -104,18 +106,21 @@ class TableProvisioner:
         if why := self.refused.get(name):
             self._tables.refused[plan.shape.name] = why
             return None
-        return self._tables.plan(name)
+        return self._schemas.plan(name)
 
     def _known(self, table: str) -> tuple[VersionLookup, ...]:
         """Where to look up the versions of the table's keys: in staged files, in live files, and in
         the `_deleted` table."""
         pending = self._pending()
-        plan, deleted_keys = self._tables.plan(table), self._tables.plan(deleted_keys_table(table))
+        plan = self._schemas.plan(table)
+        deleted_keys = self._schemas.plan(deleted_keys_table(table))
         order = deleted_keys_version(plan.order)
         return self._retry(
             lambda: (
-                self._tables.orders(table, plan.key, plan.order).within(plan.shape, pending),
-                self._tables.orders(deleted_keys.shape.name, plan.key, order).within(
+                self._schemas.version_files(table, plan.key, plan.order).within(
+                    plan.shape, pending
+                ),
+                self._schemas.version_files(deleted_keys.shape.name, plan.key, order).within(
                     deleted_keys.shape, pending
                 ),
             )
@@ -127,12 +132,12 @@ class TableProvisioner:
         """Create or evolve these tables so that records with such columns fit."""
         for name in sorted(needs.keys() - self._tables.held.keys()):
             # A conflict with the config is refused before the first table is created.
-            if name in self._tables.names:
+            if name in self._configs.names:
                 with suppress(SchemaMismatch), _making(name):
-                    self._tables.check(name, needs[name], self._metadata(name))
-        held, names = self._tables.held, self._tables.names
+                    self._schemas.check(name, needs[name], self._metadata(name))
+        held, names = self._tables.held, self._configs.names
         ours = {self._config.dead_letters.table, replayed(self._config.dead_letters.table)}
-        ours |= {name for name in (*needs, *held) if self._tables.is_deleted_keys_table(name)}
+        ours |= {name for name in (*needs, *held) if self._configs.is_deleted_keys_table(name)}
         room = self._config.sink.max_tables - len(held.keys() - ours)
         from_data = sorted(needs.keys() - {*held, *names, *ours})
         beyond = from_data[max(0, room) :]  # the plan of the next run has no room for them
@@ -152,7 +157,7 @@ class TableProvisioner:
 
     def _metadata(self, name: str) -> MetadataColumns:
         """The columns that the sink adds to those of the records."""
-        return self._tables.metadata(name) if self._among is None else NO_METADATA
+        return self._configs.metadata(name) if self._among is None else NO_METADATA
 
     def _create_or_evolve(self, name: str, columns: pa.Schema) -> SinkTable | None:
         """The table, if it had to be created."""
@@ -161,11 +166,11 @@ class TableProvisioner:
             # A JSON object that lacks a field implies nothing about the next: nothing becomes
             # optional.
             relax = self._config.decode.format != "json"
-            self._retry(lambda: self._tables.fit(name, columns, metadata, relax))
+            self._retry(lambda: self._schemas.evolve(name, columns, metadata, relax))
             return None
         among = metadata if self._among is None else self._among
         epoch = self._stream.epoch
-        return self._retry(lambda: self._tables.make(name, columns, metadata, among, epoch))
+        return self._retry(lambda: self._schemas.create(name, columns, metadata, among, epoch))
 
     def _claim(self, made: Sequence[SinkTable]) -> None:
         """Claim tables that were just created, or raise if a newer run has begun.
@@ -180,12 +185,12 @@ class TableProvisioner:
         others = [held for held in made if not held.table.made]
         for held in others:  # one known to the index was found and claimed at startup
             self._startup.refuse_unknown(held)
-        if any(held.table.name not in self._tables.names for held in made):
-            self._retry(lambda: self._tables.announce(self._startup.index))
+        if any(held.table.name not in self._configs.names for held in made):
+            self._retry(lambda: self._startup.announced.announce(self._startup.index))
         self._retry(self._startup.still_newest)
         for held in others:
             self._tables.refuse_shared(held, self._startup.origin.topics)
-            self._startup.take_table(held)
+            self._startup.claim_table(held)
 
 
 @contextmanager

@@ -17,12 +17,11 @@ from frazil.commit.protocol import TableCommitter, not_shown
 from frazil.commit.tables import SinkTables, parallel_map
 from frazil.config.model import Config
 from frazil.errors import Gap, IdentityMismatch
-from frazil.iceberg.java_table import JavaTable
-from frazil.iceberg.static_table import ReadOnlyTable
+from frazil.iceberg.table import ReadableTable, Snapshot, Table
 from frazil.kafka.planner import TopicIdentity
 from frazil.ledger import entry as ledger
 from frazil.ledger import index, staged_batch
-from frazil.ledger.entry import LedgerEntry, Snapshot
+from frazil.ledger.entry import LedgerEntry
 from frazil.ledger.sink_state import announced_tables
 from frazil.ledger.staged_batch import StagedBatch
 from frazil.offsets import Cut, Partition, Range
@@ -48,7 +47,7 @@ class Recovered:
 class Recovery:
     """Reads the state that earlier runs left, before and after this run's claim."""
 
-    _index: JavaTable
+    _index: Table
     _target: TableCommitter
 
     def __init__(
@@ -65,7 +64,7 @@ class Recovery:
         #: missing staged files of the batch that is therefore read again
         self.gone: list[str] = []
 
-    def open(self, index_table: JavaTable, target: TableCommitter) -> None:
+    def open(self, index_table: Table, target: TableCommitter) -> None:
         """`target`: the index again, with the committer's own handle."""
         self._index = index_table
         self._target = target
@@ -82,15 +81,17 @@ class Recovery:
         known = announced_tables(entry.tables, self._index.properties)
         if self._alone:
             self.check_table(known, position)
-        well = [(n, held) for n, held in self.tables.held.items() if n not in self.tables.unhealthy]
-        entries = parallel_map(lambda item: item[1].target.entries_after(position), well)
-        after = {name: newer for (name, _), newer in zip(well, entries, strict=True)}
+        healthy = [
+            (n, held) for n, held in self.tables.held.items() if n not in self.tables.unhealthy
+        ]
+        entries = parallel_map(lambda item: item[1].target.entries_after(position), healthy)
+        after = {name: newer for (name, _), newer in zip(healthy, entries, strict=True)}
         committed = {i for newer in after.values() for e, _ in newer for i in e.commit_ids}
         first = self._index.made and entry.epoch == 1  # no run was here before
         stored = [] if first and not self._config.sink.staging_location else self.stored()
         place = entry.source[1]
-        batches = [batch for _, batch in stored if batch and not _contradicted(batch, after)]
-        batches = self._complete(batches)
+        batches = [batch for _, batch in stored if batch and not _contradicts(batch, after)]
+        batches = self._with_records(batches)
         if self._alone:
             committed |= preceding(
                 batches, [newer[0][0].begin for newer in after.values() if newer]
@@ -104,9 +105,9 @@ class Recovery:
                 uuid = self.tables[name].table.uuid
                 staged += [index.rebuilt(e, name, uuid) for e in lost]
             staged = chain(position, staged, committed, place)
-        whole, self.gone = self._whole(staged, after, committed if self._alone else set())
+        whole, self.gone = self._with_files(staged, after, committed if self._alone else set())
         waiting, staged = staged[len(whole) :], whole
-        self._look_ahead(staged[-1].end if staged else position, position)
+        self._set_floors(staged[-1].end if staged else position, position)
         unindexed = [] if self._alone else self._unindexed_commits(after, staged, position)
         # Torn, superseded, or committed and indexed long ago.
         useful = {batch.commit_id for batch in staged}
@@ -167,7 +168,7 @@ class Recovery:
             raise not_shown(name, self._config.sink.id, head.unshown)
         end = head.entry.end if head.entry else Cut()
         # A partition added by the last claim is not in the table's ledger yet.
-        end = Cut({**{p: self._began(p, name) for p in position if p not in end}, **end})
+        end = Cut({**{p: self._partition_start(p, name) for p in position if p not in end}, **end})
         if not end.reaches(position):
             lost = [Range(p, end.get(p, 0), o) for p, o in position.items() if end.get(p, 0) < o]
             raise Gap(
@@ -190,7 +191,7 @@ class Recovery:
                     "id and another table",
                 )
 
-    def _began(self, partition: Partition, table: str) -> int:
+    def _partition_start(self, partition: Partition, table: str) -> int:
         """Where a partition began, by the index's rows of the table and by its ledger, as far as
         that goes back."""
         began = 0
@@ -200,7 +201,7 @@ class Recovery:
             began = entry.begin[partition]
         return min(began, self._indexed(table).get(partition, (began,))[0])
 
-    def _whole(
+    def _with_files(
         self,
         staged: Sequence[StagedBatch],
         after: Mapping[str, Sequence[tuple[LedgerEntry, Snapshot]]],
@@ -221,7 +222,7 @@ class Recovery:
                     return list(staged[:n]), gone
         return list(staged), []
 
-    def _complete(self, batches: Sequence[StagedBatch]) -> list[StagedBatch]:
+    def _with_records(self, batches: Sequence[StagedBatch]) -> list[StagedBatch]:
         """The batches whose tables still have the records that the batch leaves out for that
         reason. Those of others are read again. (An unhealthy table waits for an operator, with all
         its batches.)"""
@@ -239,15 +240,15 @@ class Recovery:
             )
         ]
 
-    def _refuse_unknown_outcome(self, batch: StagedBatch, well: Iterable[str]) -> None:
+    def _refuse_unknown_outcome(self, batch: StagedBatch, healthy: Iterable[str]) -> None:
         """The records of the batch come again, with another batch or from Kafka. Raises unless it
         is certain that its tables do not have them."""
         for name in batch.names:
-            if name in well and not self.tables[name].target.absent(batch):
+            if name in healthy and not self.tables[name].target.absent(batch):
                 ranges = [tally.range for tally in batch.table(name).tallies]
                 raise self.tables[name].target.unknown_outcome(", ".join(map(str, ranges)))
 
-    def _look_ahead(self, ahead: Cut, position: Cut) -> None:
+    def _set_floors(self, ahead: Cut, position: Cut) -> None:
         """A table can be ahead of the index with no staged batch left to explain it. Give it a
         floor: records below it are read again but not written again."""
         tables = list(self.tables.held.items())
@@ -288,7 +289,7 @@ class Recovery:
                     located.append((batch, {name: snapshot}))
         if located:  # an earlier run may have written them
             condition = {"sink": [self._config.sink.id]}
-            rows = self._index.plain.rows(["commit_id", "table_name"], condition).to_pylist()
+            rows = self._index.readonly.rows(["commit_id", "table_name"], condition).to_pylist()
             indexed = {(row["commit_id"], row["table_name"]) for row in rows}
             located = [pair for pair in located if (pair[0].commit_id, *pair[1]) not in indexed]
         return located
@@ -305,7 +306,7 @@ class Recovery:
         return stored
 
 
-def _contradicted(
+def _contradicts(
     batch: StagedBatch, after: Mapping[str, Sequence[tuple[LedgerEntry, Snapshot]]]
 ) -> bool:
     """Has a table records of this batch from another one? An overtaken run may have staged them
@@ -323,6 +324,6 @@ def _contradicted(
     return False
 
 
-def staging_folder(config: Config, index_table: JavaTable | ReadOnlyTable) -> str:
+def staging_folder(config: Config, index_table: ReadableTable) -> str:
     folder = config.sink.staging_location.rstrip("/") or f"{index_table.location}/stage"
     return f"{folder}/{config.sink.id}/"

@@ -12,8 +12,8 @@ recovery):
 6. Remove the note.
 
 A rewind that is run again after a kill claims a new epoch, finds the note, and does the remaining
-steps. This module runs against `RewindableTable`, a small interface, so the same code runs against
-Iceberg and in a simulation.
+steps. This module runs against `iceberg.table.Table`, so the same code runs against Iceberg and in
+a simulation.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import pyarrow as pa
 
 from frazil import format_version
-from frazil.commit import protocol
-from frazil.commit.protocol import ATTEMPTS, FIRST_PAUSE, Clock, TableCommitter
+from frazil.commit.protocol import ATTEMPTS, FIRST_PAUSE, TableCommitter
 from frazil.commit.rewind_plan import (
     Ancestry,
     BatchTimeline,
@@ -39,7 +38,7 @@ from frazil.commit.rewind_plan import (
     TableState,
     choose,
     empty,
-    stand,
+    table_rewind,
 )
 from frazil.commit.tables import parallel_map
 from frazil.errors import (
@@ -51,10 +50,12 @@ from frazil.errors import (
     Retryable,
     Unavailable,
 )
-from frazil.ledger.entry import PREFIX, LedgerEntry, Snapshot, head
+from frazil.iceberg.table import LiveFile, Snapshot, Table
+from frazil.ledger.entry import PREFIX, LedgerEntry, head
 from frazil.ledger.staged_batch import StagedBatch
 from frazil.ledger.tags import ledger_tag
 from frazil.offsets import Cut, Range
+from frazil.retry import Clock
 
 #: Prefix, before the sink's id, of the index property that exists while a rewind is running.
 PROPERTY = "frazil.rewind"
@@ -66,43 +67,13 @@ REWOUND = f"{PREFIX}rewound"
 STEPS = ("claimed", "noted", "forked", "moved", "unstaged", "indexed", "done")
 
 
-class RewindableTable(protocol.CommitTable, Protocol):
-    """The table operations that a rewind uses."""
-
-    def tags(self) -> dict[str, int]: ...
-    def fork(self, branch: str, snapshot_id: int) -> None: ...
-    def move(
-        self, refs: Mapping[str, int | None], *, expected: Mapping[str, int | None]
-    ) -> None: ...
-
-
-class RewindableIndex(RewindableTable, Protocol):
-    """The index operations that a rewind uses."""
-
-    @property
-    def properties(self) -> dict[str, str]: ...
-    def set_property(self, key: str, value: str) -> None: ...
-    def remove_property(self, key: str) -> None: ...
-    def rewrite(
-        self,
-        removed: Sequence[Any],
-        added: Sequence[str],
-        summary: Mapping[str, str],
-        *,
-        since: int,
-        same: bool,
-        check: Callable[[Iterator[Snapshot]], str | None],
-        leftovers: list[str],
-    ) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
-class Without:
+class IndexRemoval:
     """Removes the rows of batches after a given one from the index: files to remove and to add,
     relative to snapshot `since`."""
 
     since: int
-    removed: Sequence[Any] = ()
+    removed: Sequence[LiveFile] = ()
     added: Sequence[str] = ()
 
 
@@ -118,6 +89,21 @@ class RewindNote(NamedTuple):
 
     def text(self) -> str:
         return json.dumps({"version": VERSION, **self._asdict()}, separators=(",", ":"))
+
+
+@dataclass(frozen=True, slots=True)
+class RewindState:
+    """The state of a sink before a step: of its index, tables and staged batches."""
+
+    #: the newest entry of the index
+    entry: LedgerEntry
+    timeline: BatchTimeline
+    note: RewindNote | None
+    #: the number of batch records
+    staged: int
+    #: table → commit id of a staged batch → its ranges
+    staged_ranges: Mapping[str, dict[str, list[Range]]]
+    tables: Sequence[TableState]
 
 
 def note_of(properties: Mapping[str, str], sink: str) -> RewindNote | None:
@@ -150,12 +136,12 @@ def fence(index: TableCommitter, tables: Sequence[TableCommitter]) -> int:
     """Fence every run: claim the next epoch on the index first, as a run does. Returns it."""
     heads = parallel_map(lambda target: target.head().entry, [index, *tables])
     epoch = 1 + max((entry.epoch for entry in heads if entry is not None), default=0)
-    _take(index, epoch)
-    parallel_map(lambda target: _take(target, epoch), tables)
+    _claim_epoch(index, epoch)
+    parallel_map(lambda target: _claim_epoch(target, epoch), tables)
     return epoch
 
 
-def _take(
+def _claim_epoch(
     target: TableCommitter, epoch: int, extend: Callable[[Cut], Cut] = lambda end: end
 ) -> None:
     target.epoch = epoch
@@ -168,12 +154,12 @@ class RewindSteps:
     def __init__(
         self,
         sink: str,
-        index: RewindableIndex,
-        tables: Mapping[str, tuple[RewindableTable, str]],
+        index: Table,
+        tables: Mapping[str, tuple[Table, str]],
         *,
         rows: Callable[[], pa.Table],
         staged: Callable[[], Sequence[tuple[str, StagedBatch | None]]],
-        without: Callable[[int, int], Without],
+        without: Callable[[int, int], IndexRemoval],
         clock: Clock,
         step: Callable[[str, str], None] = lambda name, table: None,
     ) -> None:
@@ -184,7 +170,7 @@ class RewindSteps:
         self._index = index
         self._tables = dict(tables)
         self._rows = rows
-        self._stored = staged
+        self._staged_records = staged
         self._without = without
         self._clock = clock
         self._step = step
@@ -203,27 +189,25 @@ class RewindSteps:
         entry = self._index_target.head().entry
         if entry is None:
             raise Gap(f"cannot rewind sink {self.sink}: its index knows nothing of it")
-        self.entry = entry
-        self.stream = BatchTimeline(self._rows(), entry.end)
-        self.note = note_of(self._index.properties, self.sink)
-        stored = self._stored()
-        self.staged = len(stored)
-        self._held: dict[str, dict[str, list[Range]]] = defaultdict(dict)
+        timeline = BatchTimeline(self._rows(), entry.end)
+        note = note_of(self._index.properties, self.sink)
+        stored = self._staged_records()
+        ranges: dict[str, dict[str, list[Range]]] = defaultdict(dict)
         for batch in (staged for _, staged in stored if staged is not None):
             for table in batch.tables:
-                ranges = [tally.range for tally in table.tallies]
-                self._held[table.name][batch.commit_id] = ranges
-        self.states = parallel_map(self._state, list(self._tables))
+                ranges[table.name][batch.commit_id] = [tally.range for tally in table.tallies]
+        tables = parallel_map(lambda name: self._table(name, ranges), list(self._tables))
+        self.state = RewindState(entry, timeline, note, len(stored), ranges, tables)
 
-    def _state(self, name: str) -> TableState:
+    def _table(self, name: str, ranges: Mapping[str, dict[str, list[Range]]]) -> TableState:
         table, branch = self._tables[name]
         table.refresh()
         tagged = table.tagged(ledger_tag(self.sink, branch))
         history = Ancestry(table.history(branch))
-        return TableState(name, branch, history, tagged, table.tags(), self._held.get(name, {}))
+        return TableState(name, branch, history, tagged, table.tags(), ranges.get(name, {}))
 
     def choice(self, start: Boundary) -> RewindPlan:
-        return choose(self.stream, self.states, self.sink, start)
+        return choose(self.state.timeline, self.state.tables, self.sink, start)
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────
 
@@ -236,27 +220,27 @@ class RewindSteps:
         a table's rewind is not allowed; it is called again for each table before it moves."""
         boundary, key = choice.boundary, f"{PROPERTY}.{self.sink}"
         note = RewindNote(to, boundary.batch, boundary.cut.nested())
-        if self.note != note:
+        if self.state.note != note:
             self._index.set_property(key, note.text())
         # A run that claimed the index before it could read the note wins: the rewind stops.
         if self._index_target.head().commit_id != self._index_target.seen:
-            if self.note is None:
+            if self.state.note is None:
                 self._index.remove_property(key)
             raise self._fenced(self._index.name)
         self._step("noted", "")
-        begin = self.stream.beginnings
+        begin = self.state.timeline.beginnings
         # A table cannot lack offsets before the beginning of a partition.
         self._first = Cut({p: o for p, o in boundary.cut.items() if o == begin[p]})
-        parallel_map(lambda name: self._back(name, boundary, refuse), list(self._tables))
-        for path, _ in self._stored():
+        parallel_map(lambda name: self._rewind_table(name, boundary, refuse), list(self._tables))
+        for path, _ in self._staged_records():
             self._index.delete(path)  # the batch record only: no table refers to it
         self._step("unstaged", "")
-        self._index_back(boundary, _place(choice.stands))
+        self._rewind_index(boundary, _source_position(choice.tables))
         self._step("indexed", "")
         self._index.remove_property(key)
         self._step("done", "")
 
-    def _until(self, done: Callable[[], bool], subject: str) -> None:
+    def _attempt_until(self, done: Callable[[], bool], subject: str) -> None:
         """Call `done` until it reports True. It reads the state before it acts: only this shows
         whether a failed attempt was applied."""
         trouble = ""
@@ -273,12 +257,15 @@ class RewindSteps:
             hint="run it again: it goes on where it stopped",
         )
 
-    def _back(self, name: str, boundary: Boundary, refuse: Callable[[RewindPlan], None]) -> None:
+    def _rewind_table(
+        self, name: str, boundary: Boundary, refuse: Callable[[RewindPlan], None]
+    ) -> None:
         """Rewind one table until it has no record of the sink beyond the boundary."""
         table, target = self._tables[name][0], self._targets[name]
 
         def done() -> bool:
-            rewind = stand(self._state(name), self.sink, boundary, self.stream)
+            table_state = self._table(name, self.state.staged_ranges)
+            rewind = table_rewind(table_state, self.sink, boundary, self.state.timeline)
             if rewind.trouble:
                 raise Fatal(f"cannot rewind table {name}: {rewind.trouble}")
             if not rewind.moves and not rewind.expired:
@@ -288,15 +275,15 @@ class RewindSteps:
             if target.head().commit_id != target.seen:
                 raise self._fenced(name)
             if rewind.then is None:
-                self._emptied(target, table, rewind)
+                self._empty_table(target, table, rewind)
             else:
-                self._forked(table, rewind)
+                self._fork_and_move(table, rewind)
             self._step("moved", name)
             return False
 
-        self._until(done, f"table {name}")
+        self._attempt_until(done, f"table {name}")
 
-    def _forked(self, table: RewindableTable, rewind: TableRewind) -> None:
+    def _fork_and_move(self, table: Table, rewind: TableRewind) -> None:
         kept = rewind.entry
         assert rewind.then is not None
         assert kept is not None
@@ -328,7 +315,7 @@ class RewindSteps:
             expected={rewind.branch: rewind.now, fork: claimed.snapshot.id},
         )
 
-    def _emptied(self, target: TableCommitter, table: RewindableTable, rewind: TableRewind) -> None:
+    def _empty_table(self, target: TableCommitter, table: Table, rewind: TableRewind) -> None:
         """Remove all snapshots of a table that was empty at the boundary, then claim it.
 
         The next attempt sees a commit made in between, and removes it as well.
@@ -350,11 +337,11 @@ class RewindSteps:
         newest = target.head().entry
         if newest is not None and (newest.epoch > self.epoch or newest.end.reaches(self._first)):
             return  # claimed already, or nothing to add
-        _take(target, self.epoch + 1, lambda end: Cut({**self._first, **end}))
+        _claim_epoch(target, self.epoch + 1, lambda end: Cut({**self._first, **end}))
 
-    def _index_back(self, boundary: Boundary, source: str) -> None:
+    def _rewind_index(self, boundary: Boundary, source: str) -> None:
         target = self._index_target
-        entry = self._claim(self.entry, boundary.cut, boundary.batch, source)
+        entry = self._claim(self.state.entry, boundary.cut, boundary.batch, source)
         # Earlier ledger entries beyond the cut are void: their rows are removed.
         summary = {**entry.summary(), REWOUND: str(boundary.batch)}
 
@@ -385,7 +372,7 @@ class RewindSteps:
                 self._index.append([], summary, branch="main", check=check, leftovers=[])
             return False
 
-        self._until(done, f"the index {self._index.name}")
+        self._attempt_until(done, f"the index {self._index.name}")
 
     def _claim(self, base: LedgerEntry, end: Cut, batch: int, source: str) -> LedgerEntry:
         """An empty entry with a newer epoch at the cut `end`."""
@@ -400,7 +387,7 @@ class RewindSteps:
         )
 
 
-def _place(stands: Sequence[TableRewind]) -> str:
+def _source_position(rewinds: Sequence[TableRewind]) -> str:
     """The position of Spark's sources. Only a DataFrame sink has one, and it fills one table."""
-    sources = [rewind.entry.source[1] for rewind in stands if rewind.entry is not None]
+    sources = [rewind.entry.source[1] for rewind in rewinds if rewind.entry is not None]
     return sources[0] if len(sources) == 1 else ""

@@ -24,8 +24,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from frazil.errors import ConfigError, counted
+from frazil.iceberg.table import Snapshot
 from frazil.ledger import index
-from frazil.ledger.entry import PREFIX, LedgerEntry, Snapshot, head, parse
+from frazil.ledger.entry import PREFIX, LedgerEntry, head, parse
 from frazil.ledger.sink_state import STREAM
 from frazil.offsets import Cut, Partition, Range
 
@@ -285,7 +286,9 @@ class TableRewind:
         return bool(self.floor)
 
 
-def stand(state: TableState, sink: str, boundary: Boundary, stream: BatchTimeline) -> TableRewind:
+def table_rewind(
+    state: TableState, sink: str, boundary: Boundary, stream: BatchTimeline
+) -> TableRewind:
     cut = boundary.cut
     walked: Walked = []
     beyond: list[LedgerEntry] = []  # the sink's entries with records beyond the cut
@@ -298,12 +301,12 @@ def stand(state: TableState, sink: str, boundary: Boundary, stream: BatchTimelin
                 break  # all earlier entries are below the cut, too
             beyond.append(entry)
             going = len(walked)
-    if across := _across(state, beyond, cut, stream):
+    if across := _straddling(state, beyond, cut, stream):
         return across
     now = walked[0][0].id if walked else None
     rewind = TableRewind(state.name, state.branch, now, now)
     if beyond:
-        rewind = _going(state, sink, walked[:going], beyond, cut)
+        rewind = _removal(state, sink, walked[:going], beyond, cut)
         if rewind.then is not None and going == len(walked):  # expired
             return replace(rewind, floor=beyond[-1].end)
     left = [snapshot for snapshot, _ in walked[going:]]
@@ -314,7 +317,7 @@ def stand(state: TableState, sink: str, boundary: Boundary, stream: BatchTimelin
             trouble=f"what sink {sink} has in table {state.name} cannot be told: the snapshots "
             f"below {now} were expired, and its tag names none (see frazil offsets confirm)",
         )
-    kept = _kept(state, sink, left, beyond)
+    kept = _remaining_entry(state, sink, left, beyond)
     end = kept.end if kept else Cut()
     if not cut.reaches(end):  # the remaining ledger begins beyond the cut
         return replace(rewind, floor=end)
@@ -329,7 +332,7 @@ def stand(state: TableState, sink: str, boundary: Boundary, stream: BatchTimelin
     return replace(rewind, entry=kept)
 
 
-def _across(
+def _straddling(
     state: TableState, beyond: Sequence[LedgerEntry], cut: Cut, stream: BatchTimeline
 ) -> TableRewind | None:
     """The refusal, if a commit has records on both sides of the cut."""
@@ -353,14 +356,16 @@ def _across(
     return None
 
 
-def _going(
+def _removal(
     state: TableState, sink: str, gone: Walked, beyond: Sequence[LedgerEntry], cut: Cut
 ) -> TableRewind:
     """The effect of removing the snapshots `gone`; `beyond`: those with the sink's records."""
     oldest = gone[-1][0]
     begin = {key: offset for entry in beyond for key, offset in entry.begin.items()}  # oldest last
     spans = [(key, max(begin[key], cut.get(key, 0)), end) for key, end in beyond[0].end.items()]
-    foreign = tuple(lost for snapshot, entry in gone if (lost := _lost(snapshot, entry, sink)))
+    foreign = tuple(
+        lost for snapshot, entry in gone if (lost := _lost_commit(snapshot, entry, sink))
+    )
     return TableRewind(
         state.name,
         state.branch,
@@ -377,7 +382,7 @@ def _going(
     )
 
 
-def _kept(
+def _remaining_entry(
     state: TableState, sink: str, left: Sequence[Snapshot], beyond: Sequence[LedgerEntry]
 ) -> LedgerEntry | None:
     """The sink's newest remaining entry (a claim or records), or one derived from `beyond`."""
@@ -411,7 +416,7 @@ def empty(entry: LedgerEntry, end: Cut, batch: int, source: str) -> LedgerEntry:
     )
 
 
-def _lost(snapshot: Snapshot, entry: LedgerEntry | None, sink: str) -> LostCommit | None:
+def _lost_commit(snapshot: Snapshot, entry: LedgerEntry | None, sink: str) -> LostCommit | None:
     """The commit of another writer; None for a claim or a compaction, which changes no row."""
     if entry is not None:
         if entry.sink == sink or not entry.ranges:
@@ -461,26 +466,26 @@ class RewindPlan:
     """A boundary that all tables can be rewound to, with the effect on each."""
 
     boundary: Boundary
-    stands: tuple[TableRewind, ...]
+    tables: tuple[TableRewind, ...]
     #: why it is not the requested boundary
     because: tuple[str, ...] = ()
 
     @property
     def moves(self) -> tuple[TableRewind, ...]:
-        return tuple(rewind for rewind in self.stands if rewind.moves)
+        return tuple(rewind for rewind in self.tables if rewind.moves)
 
     @property
     def expired(self) -> tuple[TableRewind, ...]:
-        return tuple(rewind for rewind in self.stands if rewind.expired)
+        return tuple(rewind for rewind in self.tables if rewind.expired)
 
     @property
     def foreign(self) -> tuple[LostCommit, ...]:
-        return tuple(lost for rewind in self.stands for lost in rewind.foreign)
+        return tuple(lost for rewind in self.tables for lost in rewind.foreign)
 
     @property
     def trouble(self) -> str:
         """Why not even a rewind to the beginning is possible; empty otherwise."""
-        return next((rewind.trouble for rewind in self.stands if rewind.trouble), "")
+        return next((rewind.trouble for rewind in self.tables if rewind.trouble), "")
 
 
 def choose(
@@ -489,15 +494,15 @@ def choose(
     """The newest boundary at or below `start` that no table's commit straddles."""
     boundary, because = start, list[str]()
     while True:
-        stands: list[TableRewind] = []
+        rewinds: list[TableRewind] = []
         for state in states:
-            stands.append(stand(state, sink, boundary, stream))
-            if stands[-1].trouble:
+            rewinds.append(table_rewind(state, sink, boundary, stream))
+            if rewinds[-1].trouble:
                 break
-        last = stands[-1] if stands else None
+        last = rewinds[-1] if rewinds else None
         because += [last.trouble] if last and last.trouble else []
         if last is None or not last.trouble or boundary.batch == BEGINNING:
-            return RewindPlan(boundary, tuple(stands), tuple(dict.fromkeys(because)))
+            return RewindPlan(boundary, tuple(rewinds), tuple(dict.fromkeys(because)))
         boundary = stream.at(min(stream.below(last.limit).batch, boundary.batch - 1))
 
 

@@ -19,7 +19,10 @@ from pyspark.sql import SparkSession
 from frazil.commit.protocol import TableCommitter, not_shown
 from frazil.commit.recovery import Recovered, Recovery, staging_folder
 from frazil.commit.rewind import refuse_unfinished
+from frazil.commit.table_configs import TableConfigs
+from frazil.commit.table_schemas import TableSchemas
 from frazil.commit.tables import (
+    AnnouncedTables,
     SinkTable,
     SinkTables,
     parallel_map,
@@ -31,7 +34,7 @@ from frazil.config.sections import TableConfig
 from frazil.errors import ConfigError, Expired, Fatal, FrazilError, Gap
 from frazil.iceberg import schema
 from frazil.iceberg.java import JavaCatalog
-from frazil.iceberg.java_table import JavaTable
+from frazil.iceberg.table import SchemaUpdate, Table
 from frazil.kafka.planner import TopicIdentity
 from frazil.ledger import index
 from frazil.ledger.entry import LedgerEntry
@@ -108,20 +111,22 @@ def forgotten(index_table: str, sink: str) -> FrazilError:
 
 class Startup:
     #: the index, for the thread of the stream; `target` has the committer's own handle
-    index: JavaTable
+    index: Table
     target: TableCommitter
     origin: TopicIdentity
     epoch: int
     _spark: SparkSession
 
     def __init__(self, config: Config, catalog: JavaCatalog, source: BatchSource[Any]) -> None:
-        self.tables = SinkTables(catalog, config, source.template)
+        self.tables = SinkTables(catalog, config, TableConfigs(config, source.template))
+        self.schemas = TableSchemas(catalog, config, self.tables)
+        self.announced = AnnouncedTables(config.sink.id, self.tables)
         self._config = config
         self._catalog = catalog
         self._source = source
         self._alone = config.one_table
         #: where the index's rows of each table begin and end; None: not read yet
-        self._told: dict[str, dict[Partition, tuple[int, int]]] | None = None
+        self._index_ends: dict[str, dict[Partition, tuple[int, int]]] | None = None
         self._recovery = Recovery(config, self.tables, self._indexed_ends)
 
     @contextmanager
@@ -140,7 +145,7 @@ class Startup:
                 hint=error.hint,
             ) from None
 
-    def look(self, spark: SparkSession, tables: Iterable[str]) -> None:
+    def open_readonly(self, spark: SparkSession, tables: Iterable[str]) -> None:
         """Open the existing tables, and `tables`: nothing is claimed, nothing can be written."""
         index_table = self._catalog.load(self._config.index_table)
         entry = self._open_index(index_table) if index_table else None
@@ -162,7 +167,7 @@ class Startup:
         self.origin = self._source.look(spark, entry)
         for name, columns in self._source.columns.items():
             # The metadata columns are part of the rows: for the table they are ordinary columns.
-            self.tables.check(name, columns, NO_METADATA)
+            self.schemas.check(name, columns, NO_METADATA)
         with self.explaining_missing_files():
             self._source.check_resumable(
                 lambda: self.recover().reached if entry else StreamPosition()
@@ -178,8 +183,8 @@ class Startup:
         held = list(self.tables.held.values())
         heads = parallel_map(lambda table: table.target.head().entry, held)
         self.epoch = 1 + max((head.epoch for head in (entry, *heads) if head), default=0)
-        self._take(self.target, self._source.start)
-        self._told = None  # from here on no other run adds rows
+        self._claim_target(self.target, self._source.start)
+        self._index_ends = None  # from here on no other run adds rows
         # Only now: an earlier run that creates a table after this look is already fenced.
         claimed = self.target.head().entry
         self.index.refresh()
@@ -199,7 +204,7 @@ class Startup:
         # A newer run does not claim the tables it creates. If one of them is among these, its claim
         # on the index is seen here.
         self.still_newest()
-        self.tables.take(self.take_table)
+        self.tables.claim_all(self.claim_table)
 
     def _refuse_a_lost_index(self) -> None:
         """Before a new one is created."""
@@ -212,7 +217,7 @@ class Startup:
         if self.index.made or (newest is not None and newest.batches[1] >= 0):
             return
         sink = self._config.sink.id
-        if self.index.plain.rows(["commit_id"], {"sink": [sink]}).num_rows:
+        if self.index.readonly.rows(["commit_id"], {"sink": [sink]}).num_rows:
             raise forgotten(self.index.name, sink)
 
     def refuse_unknown(self, held: SinkTable, alone: bool = False) -> None:
@@ -224,7 +229,7 @@ class Startup:
     def _refuse_unfinished(self) -> None:
         refuse_unfinished(self.index.properties, self._config.sink.id.removesuffix(REPLAY))
 
-    def _open_index(self, table: JavaTable) -> LedgerEntry | None:
+    def _open_index(self, table: Table) -> LedgerEntry | None:
         self.index = table
         refuse_unsupported(table)
         self._refuse_unfinished()
@@ -236,14 +241,15 @@ class Startup:
     def _open_tables(self, entry: LedgerEntry | None) -> None:
         if entry is not None:  # again after a claim: of a rewind and a run, one sees the other
             self._refuse_unfinished()
-        from_data = self.tables.announced(self.index) if entry else ()
-        self.tables.open(dict.fromkeys([*self.tables.names, *self._known(entry), *from_data]))
+        from_data = self.announced.read(self.index) if entry else ()
+        names = [*self.tables.configs.names, *self._known(entry), *from_data]
+        self.tables.open(dict.fromkeys(names))
 
     def _known(self, entry: LedgerEntry | None) -> dict[str, str]:
         """The tables that the index counts on: name → uuid."""
         return announced_tables(entry.tables, self.index.properties) if entry else {}
 
-    def _take(
+    def _claim_target(
         self, target: TableCommitter, extend: Callable[[Cut], Cut] = lambda position: position
     ) -> LedgerEntry:
         target.epoch = self.epoch
@@ -271,16 +277,16 @@ class Startup:
 
     def _indexed_ends(self, table: str) -> Mapping[Partition, tuple[int, int]]:
         """Where the index's rows of a table begin and end."""
-        if self._told is None:
+        if self._index_ends is None:
             first = self.index.made and self.epoch == 1  # else another run was faster
-            self._told = {} if first else index.ends(self.index_rows(index.ENDS))
-        return self._told.get(table, {})
+            self._index_ends = {} if first else index.ends(self.index_rows(index.ENDS))
+        return self._index_ends.get(table, {})
 
     def index_rows(self, columns: Sequence[str]) -> pa.Table:
         """This sink's rows, from the files themselves; by Spark where only Spark can read them."""
         spark = self._spark
         name, sink = self._config.index_table, self._config.sink.id
-        plain = self.index.plain  # errors of the table itself raise here: Spark cannot mend them
+        plain = self.index.readonly  # errors of the table itself raise here: Spark cannot mend them
         try:
             return plain.rows(columns, {"sink": [sink]})
         except (ConfigError, Fatal):
@@ -290,10 +296,10 @@ class Startup:
             rows = frame.where(frame["sink"] == sink)
             return rows.select(*(column for column in columns if column in frame.columns)).toArrow()
 
-    def take_table(self, held: SinkTable) -> None:
+    def claim_table(self, held: SinkTable) -> None:
         """Claim a table. Of two sinks that claim it at the same moment, the later one sees the
         claim of the earlier below its own."""
-        if not self._take(held.target).end:
+        if not self._claim_target(held.target).end:
             try:
                 self.tables.refuse_shared(held, self.origin.topics, walk=True)
             except ConfigError:
@@ -323,7 +329,7 @@ class Startup:
     def widen_index(self) -> None:
         """Add the columns that an index of an older Frazil lacks."""
 
-        def lacking(current: str) -> schema.SchemaUpdate:
+        def lacking(current: str) -> SchemaUpdate:
             change = schema.update(
                 current,
                 index.COLUMNS,
@@ -336,17 +342,11 @@ class Startup:
         if not self.index.made:
             self.index.evolve(lacking)
 
-    def _create_index(self) -> JavaTable:
+    def _create_index(self) -> Table:
         name, config = self._config.index_table, TableConfig(self._config.index_table)
         made = schema.iceberg_schema(index.COLUMNS, NO_METADATA, config)
         spec = '{"spec-id": 0, "fields": []}'
         return self._catalog.create(name, made, spec, properties=index.PROPERTIES)
-
-    def handle(self) -> JavaTable:
-        """The committer's own handle of the index."""
-        table = self.target.table
-        assert isinstance(table, JavaTable)
-        return table
 
     @property
     def stage_folder(self) -> str:

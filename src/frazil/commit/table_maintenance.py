@@ -11,11 +11,11 @@ from functools import partial
 from typing import Any
 
 from frazil.commit.startup import Startup
-from frazil.commit.tables import SinkTable, writer_spec
+from frazil.commit.table_schemas import writer_spec
+from frazil.commit.tables import SinkTable
 from frazil.config.model import Config
 from frazil.config.sections import NEVER, TableConfig
 from frazil.config.units import duration
-from frazil.iceberg.java_table import JavaTable
 from frazil.maintenance.rewrite_data_files import RewriteDataFiles
 from frazil.maintenance.tasks import (
     ExpireSnapshots,
@@ -44,7 +44,7 @@ class TableMaintenance:
         self._tables = startup.tables
         self._position = position
         self._step = step
-        table = startup.handle()
+        table = startup.target.table
         merge = RewriteIndexFiles(
             table,
             sink=stream.sink,
@@ -71,13 +71,12 @@ class TableMaintenance:
                     errors.append(task.run_due())
                 except Exception as error:
                     errors.append(f"cannot look after {name}: {type(error).__name__}: {error}")
-        moments = [task.again for tasks in self._tasks.values() for task in tasks]
+        moments = [task.due_at for tasks in self._tasks.values() for task in tasks]
         again = min((moment for moment in moments if moment is not None), default=None)
         return [error for error in errors if error], again
 
     def _tasks_of(self, name: str, held: SinkTable) -> list[MaintenanceTask]:
         config, table = held.config, held.target.table  # the committer's own handle
-        assert isinstance(table, JavaTable)
         common: dict[str, Any] = {
             "sink": self._stream.sink,
             "epoch": self._stream.epoch,
@@ -87,7 +86,8 @@ class TableMaintenance:
         }
         tasks: list[MaintenanceTask] = []
         replaced = bool(config.upsert_key)
-        if (replaced or self._tables.is_deleted_keys_table(name)) and config.compact_after_commits:
+        compacted = replaced or self._tables.configs.is_deleted_keys_table(name)
+        if compacted and config.compact_after_commits:
             tasks.append(
                 RewriteDataFiles(
                     table,

@@ -8,45 +8,28 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
 
 from pyiceberg.schema import Schema
 
 from frazil.errors import IdentityMismatch, SchemaMismatch
 from frazil.files.writer import WriterSpec
+from frazil.iceberg.table import ManifestEntry, Table
 from frazil.ledger.staged_batch import StagedBatch
 from frazil.pipeline.versions import FileBounds, VersionLookup, looked
-
-
-class VersionFile(Protocol):
-    @property
-    def descriptor(self) -> str: ...
-
-
-class VersionFileLister(Protocol):
-    """The table operations used here; a separate handle."""
-
-    def refresh(self) -> None: ...
-    def contents(
-        self, branch: str, known: Mapping[str, list[Any]], data: bool = False
-    ) -> tuple[Any, dict[str, list[Any]]]: ...
-    def staged(self, manifest: str) -> list[Any]: ...
 
 
 class VersionFiles:
     """The files of one table. Manifests are immutable: each is read once and cached while used."""
 
-    def __init__(
-        self, table: VersionFileLister, branch: str, key: tuple[str, ...], order: str
-    ) -> None:
+    def __init__(self, table: Table, branch: str, key: tuple[str, ...], order: str) -> None:
         self._table = table
         self._branch = branch
         self._key = key
         self._order = order
-        self._staged: dict[str, list[VersionFile]] = {}
-        self._live: dict[str, list[VersionFile]] = {}
-        self._looked: dict[str, FileBounds] = {}
+        self._staged: dict[str, list[ManifestEntry]] = {}
+        self._live: dict[str, list[ManifestEntry]] = {}
+        self._bounds: dict[str, FileBounds] = {}
         self._schema = ""
 
     def within(self, shape: WriterSpec, pending: Sequence[StagedBatch]) -> VersionLookup:
@@ -63,7 +46,7 @@ class VersionFiles:
         self._staged = {manifest: self._listed(manifest) for manifest in manifests}
         self._live = self._listed_live()
         if shape.schema != self._schema:
-            self._schema, self._looked = shape.schema, {}
+            self._schema, self._bounds = shape.schema, {}
         schema = Schema.model_validate_json(shape.schema)
         every = (
             file
@@ -71,14 +54,16 @@ class VersionFiles:
             for listed in some.values()
             for file in listed
         )
-        known, self._looked = self._looked, {}
+        known, self._bounds = self._bounds, {}
         for file in every:
-            bounds = known.get(file.descriptor) or self._said(schema, file.descriptor, shape.name)
-            self._looked[file.descriptor] = bounds
-        files = {file.path: file for file in self._looked.values()}
+            bounds = known.get(file.descriptor) or self._file_bounds(
+                schema, file.descriptor, shape.name
+            )
+            self._bounds[file.descriptor] = bounds
+        files = {file.path: file for file in self._bounds.values()}
         return VersionLookup(shape, self._key, self._order, tuple(files.values()))
 
-    def _listed(self, manifest: str) -> list[VersionFile]:
+    def _listed(self, manifest: str) -> list[ManifestEntry]:
         if manifest in self._staged:
             return self._staged[manifest]
         try:
@@ -86,7 +71,7 @@ class VersionFiles:
         except IdentityMismatch:
             return []  # its batch was committed meanwhile, so its files are live
 
-    def _listed_live(self) -> dict[str, list[VersionFile]]:
+    def _listed_live(self) -> dict[str, list[ManifestEntry]]:
         """Files of the newest snapshot; retried if that snapshot expires meanwhile."""
         for again in (True, True, False):
             self._table.refresh()
@@ -97,7 +82,7 @@ class VersionFiles:
                     raise
         raise AssertionError
 
-    def _said(self, schema: Schema, descriptor: str, table: str) -> FileBounds:
+    def _file_bounds(self, schema: Schema, descriptor: str, table: str) -> FileBounds:
         file = json.loads(descriptor)
         if (kind := str(file["file-format"]).lower()) != "parquet":
             raise SchemaMismatch(

@@ -15,8 +15,8 @@ from datetime import datetime, timezone
 
 from frazil import format_version
 from frazil.errors import Fatal
-from frazil.iceberg.static_table import DataFile
-from frazil.ledger.entry import PREFIX, Snapshot
+from frazil.iceberg.table import DataFile, Snapshot
+from frazil.ledger.entry import PREFIX
 from frazil.offsets import Partition
 
 #: Table property; the id of the sink that expired the snapshots is appended.

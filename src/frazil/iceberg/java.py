@@ -25,7 +25,7 @@ from frazil.iceberg.java_errors import causes, translated
 from frazil.iceberg.java_spark import active
 from frazil.iceberg.java_table import JavaTable
 from frazil.iceberg.static_table import ReadOnlyTable
-from frazil.ledger.entry import Snapshot
+from frazil.iceberg.table import Snapshot
 
 
 class _Names:
@@ -33,15 +33,15 @@ class _Names:
     a commit makes many."""
 
     def __init__(self, target: Any) -> None:
-        self._found = target
+        self._target = target
 
     def __getattr__(self, name: str) -> Any:
-        known = _Names(getattr(self._found, name))
+        known = _Names(getattr(self._target, name))
         setattr(self, name, known)
         return known
 
     def __call__(self, *given: Any) -> Any:
-        return self._found(*given)
+        return self._target(*given)
 
 
 class JavaCatalog:
@@ -90,11 +90,11 @@ class JavaCatalog:
         self._catalog.invalidateTable(identifier)
         return self._catalog.loadTable(identifier)
 
-    def look(self, table: str) -> ReadOnlyTable | None:
+    def open_readonly(self, table: str) -> ReadOnlyTable | None:
         """The table in the state of its current metadata file, for readers; None if it does not
         exist."""
         handle = self.load(table)
-        return None if handle is None else handle.plain
+        return None if handle is None else handle.readonly
 
     def create(
         self,
@@ -171,21 +171,11 @@ class JavaCatalog:
             names[i] = part
         return names
 
-    def plain(self, properties: Any) -> dict[str, str]:
+    def to_dict(self, properties: Any) -> dict[str, str]:
         """A Java map as a dict, with one call to Java however many keys there are."""
         values = json.loads(self._iceberg.util.JsonUtil.mapper().writeValueAsString(properties))
         return {key: str(value) for key, value in values.items()}
 
-    def read(self, snapshot: Any) -> Snapshot:
+    def to_snapshot(self, snapshot: Any) -> Snapshot:
         """A Java snapshot as a value, with one call to Java however many keys its summary has."""
-        values = json.loads(self._iceberg.SnapshotParser.toJson(snapshot))
-        summary = dict(values.get("summary", {}))
-        return Snapshot(
-            id=values["snapshot-id"],
-            parent=values.get("parent-snapshot-id"),
-            sequence=values.get("sequence-number", 0),
-            timestamp_ms=values["timestamp-ms"],
-            operation=summary.pop("operation", ""),
-            summary=summary,
-            manifest_list=values.get("manifest-list", ""),
-        )
+        return Snapshot.of_json(json.loads(self._iceberg.SnapshotParser.toJson(snapshot)))

@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -20,38 +19,12 @@ from py4j.protocol import Py4JJavaError
 from frazil.iceberg.java_errors import causes, translated
 from frazil.iceberg.java_metadata import JavaTableState
 from frazil.iceberg.live_files import spellings
-from frazil.ledger.entry import Snapshot
+from frazil.iceberg.table import LiveFile, ManifestEntry, Snapshot
 
-_LOOKING = 16  # staged files that are checked concurrently
+_CHECKERS = 16  # staged files that are checked concurrently
 #: Names of manifests and manifest lists, Iceberg's and ours; no data file has such a name.
 _LISTING = re.compile(r"/(snap-\d+-\d+-[0-9a-f-]{36}|[^/]+-m\d+)\.avro$")
 _READERS = 8  # threads
-
-
-@dataclass(frozen=True, slots=True)
-class LiveFile:
-    """A data file of a table's newest snapshot."""
-
-    path: str
-    rows: int
-    #: data sequence number: the commit that added its rows
-    sequence: int
-    #: number of delete files that apply to it
-    deletes: int
-    #: Iceberg's JSON
-    descriptor: str
-
-
-@dataclass(frozen=True, slots=True)
-class ManifestEntry:
-    """A data or delete file that a manifest lists."""
-
-    #: Iceberg's JSON
-    descriptor: str
-    #: data sequence number: the commit that added it
-    sequence: int
-    #: its spec has no partitions; its deletes apply to all partitions
-    everywhere: bool
 
 
 class JavaTableFiles(JavaTableState):
@@ -65,7 +38,7 @@ class JavaTableFiles(JavaTableState):
                 return None, []
             specs = dict(self._table.specs())
             (spec,) = specs.values() if len(specs) == 1 else (None,)
-            newest = self._catalog.read(snapshot)
+            newest = self._catalog.to_snapshot(snapshot)
             hidden = newest.summary.get("total-delete-files") != "0"
             tasks = self._table.newScan().useSnapshot(newest.id).planFiles()
             files = []
@@ -103,7 +76,7 @@ class JavaTableFiles(JavaTableState):
             for manifest in snapshot.dataManifests(io) if data else snapshot.allManifests(io):
                 path = str(manifest.path())
                 entries[path] = known[path] if path in known else self._listed(manifest)
-            return self._catalog.read(snapshot), entries
+            return self._catalog.to_snapshot(snapshot), entries
 
     def staged(self, manifest: str) -> list[ManifestEntry]:
         """The data files of a manifest written by `write_manifest`."""
@@ -135,7 +108,7 @@ class JavaTableFiles(JavaTableState):
         with translated(f"look for staged files of table {self.name}"):
             io, specs = self._table.io(), self._table.specs()
             decoded = [self._iceberg.ManifestFiles.decode(base64.b64decode(m)) for m in manifests]
-            gone = self._gone(io, [str(manifest.path()) for manifest in decoded])
+            gone = self._missing(io, [str(manifest.path()) for manifest in decoded])
             paths: list[str] = []
             for manifest in decoded:
                 if str(manifest.path()) not in gone:
@@ -144,16 +117,16 @@ class JavaTableFiles(JavaTableState):
                         paths += [str(path) for path in files.iterator()]
                     finally:
                         files.close()
-            return gone + self._gone(io, paths)
+            return gone + self._missing(io, paths)
 
-    def _gone(self, io: Any, paths: Sequence[str]) -> list[str]:
+    def _missing(self, io: Any, paths: Sequence[str]) -> list[str]:
         def exists(path: str) -> bool:
             with translated(f"look for {path}"):
                 return bool(io.newInputFile(path).exists())
 
         if not paths:
             return []
-        with ThreadPoolExecutor(min(_LOOKING, len(paths)), "frazil-staged") as pool:
+        with ThreadPoolExecutor(min(_CHECKERS, len(paths)), "frazil-staged") as pool:
             present = list(pool.map(exists, paths))
         return [path for path, is_there in zip(paths, present, strict=True) if not is_there]
 
@@ -176,12 +149,14 @@ class JavaTableFiles(JavaTableState):
                 for manifest in manifests:
                     needed.add(manifest.path())
                 if not all(map(_LISTING.search, paths)):  # otherwise no manifest names any of them
-                    for listed in pool.map(lambda m: self._named(m, io, specs, asked), manifests):
+                    for listed in pool.map(
+                        lambda m: self._paths_among(m, io, specs, asked), manifests
+                    ):
                         needed.addAll(listed)
             needed.retainAll(asked)
             return {named[str(name)] for name in needed}
 
-    def _named(self, manifest: Any, io: Any, specs: Any, asked: Any) -> Any:
+    def _paths_among(self, manifest: Any, io: Any, specs: Any, asked: Any) -> Any:
         """Those of the paths `asked` that a manifest names, as a Java set."""
         sets: Any = self._iceberg.relocated.com.google.common.collect.Sets
         files = self._iceberg.ManifestFiles.readPaths(manifest, io, specs)

@@ -17,10 +17,9 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from frazil import format_version
 from frazil.errors import CommitStateUnknown, ConfigError, Conflict, IdentityMismatch
 from frazil.iceberg.java_errors import causes, translated
-from frazil.iceberg.schema import SchemaUpdate
 from frazil.iceberg.static_table import ReadOnlyTable
+from frazil.iceberg.table import SchemaUpdate, Snapshot
 from frazil.ledger import entry
-from frazil.ledger.entry import Snapshot
 
 _EVOLUTIONS = 5  # attempts to change a schema while other writers change it too
 
@@ -35,9 +34,9 @@ class CatalogAccess(Protocol):
 
     def changed(self, table: str) -> None: ...
 
-    def plain(self, properties: Any) -> dict[str, str]: ...
+    def to_dict(self, properties: Any) -> dict[str, str]: ...
 
-    def read(self, snapshot: Any) -> Snapshot: ...
+    def to_snapshot(self, snapshot: Any) -> Snapshot: ...
 
 
 class _property(property):
@@ -64,7 +63,7 @@ class JavaTableState:
         self.uuid: str = table.uuid().toString()
         format_version.check_table(name, table.properties().get(format_version.KEY))
         #: properties that ledger entries refer to
-        self._kept: dict[str, str] = {}
+        self._entry_properties: dict[str, str] = {}
 
     def refresh(self) -> None:
         with translated(f"refresh table {self.name}"):
@@ -117,7 +116,7 @@ class JavaTableState:
 
     @_property
     def properties(self) -> dict[str, str]:
-        return self._catalog.plain(self._table.properties())
+        return self._catalog.to_dict(self._table.properties())
 
     @_property
     def format_version(self) -> int:
@@ -133,7 +132,7 @@ class JavaTableState:
             return str(self._table.operations().metadataFileLocation(name))
 
     @property
-    def plain(self) -> ReadOnlyTable:
+    def readonly(self) -> ReadOnlyTable:
         """The table in the state of its current metadata file."""
         self.refresh()
         return ReadOnlyTable(self.name, self.metadata_file, self.io_properties)
@@ -142,12 +141,11 @@ class JavaTableState:
     def io_properties(self) -> dict[str, str]:
         """Properties for the executors' file IO. They may hold credentials: never log them."""
         try:
-            return self._catalog.plain(self._table.io().properties())
+            return self._catalog.to_dict(self._table.io().properties())
         except Py4JError:  # a FileIO need not have properties
             return {}
 
     def history(self, branch: str) -> Iterator[Snapshot]:
-        """The branch's ancestry, newest first, up to the oldest snapshot that is not expired."""
         with translated(f"read the history of table {self.name}"):
             snapshot = (
                 self._table.currentSnapshot() if branch == "main" else self._table.snapshot(branch)
@@ -158,11 +156,8 @@ class JavaTableState:
                 snapshot = None if parent is None else self._table.snapshot(parent)
 
     def expired(self, snapshot_id: int) -> Iterator[Snapshot]:
-        """An expired snapshot and its ancestors, as far as earlier metadata files contain them.
-
-        The newest file that has a snapshot also has those of its ancestors that were not expired by
-        then.
-        """
+        # The newest file that has a snapshot also has those of its ancestors that were not expired
+        # by then.
         with translated(f"read earlier metadata of table {self.name}"):
             parse, io = self._iceberg.TableMetadataParser.read, self._table.io()
             files = [
@@ -183,8 +178,6 @@ class JavaTableState:
                     wanted = None if parent is None else int(parent)
 
     def carries(self, branch: str, snapshot_id: int) -> bool:
-        """Does the branch list the newest manifest of a snapshot? Then the commit that wrote the
-        manifest, or the part of it that the snapshot had, is in the branch."""
         with translated(f"read the manifests of table {self.name}"):
             io = self._table.io()
             manifests = list(self._table.snapshot(snapshot_id).allManifests(io))
@@ -211,12 +204,12 @@ class JavaTableState:
     def _read(self, snapshot: Any, metadata: Any = None) -> Snapshot:
         """A snapshot, with the properties that its ledger entry refers to. Property names contain
         the digest of the text: a property is never read twice."""
-        parsed = self._catalog.read(snapshot)
+        parsed = self._catalog.to_snapshot(snapshot)
         wanted = entry.referred(parsed.summary)
-        if not self._kept.keys() >= set(wanted):
+        if not self._entry_properties.keys() >= set(wanted):
             properties = self._table.properties() if metadata is None else metadata.properties()
-            self._kept |= entry.split(self._catalog.plain(properties))[1]
-        return replace(parsed, summary=entry.joined(parsed.summary, self._kept))
+            self._entry_properties |= entry.split(self._catalog.to_dict(properties))[1]
+        return replace(parsed, summary=entry.joined(parsed.summary, self._entry_properties))
 
     def manifests(self, snapshot_id: int) -> set[str]:
         """The paths of a snapshot's manifests and of its manifest list."""

@@ -18,12 +18,13 @@ from py4j.protocol import Py4JError, Py4JJavaError
 
 from frazil.errors import Conflict, Unwritable
 from frazil.iceberg.java_errors import FAILED, causes, translated
-from frazil.iceberg.java_files import JavaTableFiles, LiveFile
+from frazil.iceberg.java_files import JavaTableFiles
 from frazil.iceberg.java_metadata import JavaTableUpdates
 from frazil.iceberg.schema import identifier_columns
 from frazil.iceberg.static_table import COLUMNS_PROPERTY
+from frazil.iceberg.table import Check, LiveFile, Snapshot
 from frazil.ledger import entry
-from frazil.ledger.entry import PREFIX, Snapshot
+from frazil.ledger.entry import PREFIX
 
 #: position of `added_snapshot_id` in Iceberg's manifest-file record (the spec's field order)
 _SNAPSHOT_ID = 6
@@ -34,7 +35,7 @@ class _Validator:
     """Calls `check` with the ancestry on every attempt of a commit, Iceberg's own retries
     included."""
 
-    def __init__(self, check: Callable[[Iterator[Snapshot]], str | None], read: Any) -> None:
+    def __init__(self, check: Check, read: Any) -> None:
         self._check = check
         self._read = read
         self.refusal = ""
@@ -176,19 +177,14 @@ class JavaTable(JavaTableUpdates, JavaTableFiles):
         summary: Mapping[str, str],
         *,
         branch: str,
-        check: Callable[[Iterator[Snapshot]], str | None],
+        check: Check,
         leftovers: list[str],
         tag: str = "",
     ) -> None:
-        """Commits one snapshot with all of `manifests`, or nothing: an append, or a row delta if
-        some of them hold deletes. An item may also be a data file, as Iceberg's JSON: with few
-        files it is faster to have the commit write their manifest. A staged manifest that the
-        commit merges into another is no longer needed, and is added to `leftovers`.
-
-        `check` gets the ancestry that the commit would build on, on every attempt, and returns None
-        or the reason to refuse. Paths that Iceberg wants to delete are added to `leftovers`
-        instead. The same commit points `tag` at the snapshot, unless it is the table's first.
-        """
+        """See `Table`. An item may also be a data file, as Iceberg's JSON: with few files it is
+        faster to have the commit write their manifest. A staged manifest that the commit merges
+        into another is no longer needed, and is added to `leftovers`. The same commit points `tag`
+        at the snapshot, unless it is the table's first."""
         with translated(f"commit to table {self.name}"):
             summary = self._keep(summary)
             table, operations = self._table, None
@@ -235,7 +231,7 @@ class JavaTable(JavaTableUpdates, JavaTableFiles):
         if missing:
             sink, epoch = summary[f"{PREFIX}sink"], int(summary[f"{PREFIX}epoch"])
             summaries = [
-                self._catalog.read(snapshot).summary for snapshot in self._table.snapshots()
+                self._catalog.to_snapshot(snapshot).summary for snapshot in self._table.snapshots()
             ]
             update = self._table.updateProperties()
             for key in entry.forgotten(stored, summaries, sink, epoch):
@@ -271,16 +267,9 @@ class JavaTable(JavaTableUpdates, JavaTableFiles):
         *,
         since: int,
         same: bool,
-        check: Callable[[Iterator[Snapshot]], str | None],
+        check: Check,
         leftovers: list[str],
     ) -> None:
-        """Commits one snapshot of main that replaces the files `removed` by `added` (Iceberg's
-        JSON).
-
-        `since` is the snapshot that was read: later changes by other writers to the removed files
-        are a conflict, later additions are none. `same`: the rows are the same ones. `check` and
-        `leftovers` as for `append`.
-        """
         with translated(f"rewrite files of table {self.name}"):
             update: Any
             if same:
@@ -304,12 +293,9 @@ class JavaTable(JavaTableUpdates, JavaTableFiles):
         since: int,
         leftovers: list[str],
     ) -> None:
-        """Commits one snapshot that replaces the files `removed` by `added`, data and deletes (as
-        Iceberg's JSON), with the same rows; on top of the snapshot `since`, or not at all.
-
-        New data files get the sequence number of this commit. Iceberg drops deletes that are older
-        than all data files it keeps, and ignores new ones that claim an older number (H6); here no
-        commit lies in between whose deletes could be missed.
+        """See `Table`. New data files get the sequence number of this commit. Iceberg drops deletes
+        that are older than all data files it keeps, and ignores new ones that claim an older number
+        (H6); here no commit lies in between whose deletes could be missed.
         """
 
         def check(history: Iterator[Snapshot]) -> str | None:
@@ -334,7 +320,7 @@ class JavaTable(JavaTableUpdates, JavaTableFiles):
         update: Any,
         summary: Mapping[str, str],
         branch: str,
-        check: Callable[[Iterator[Snapshot]], str | None],
+        check: Check,
         leftovers: list[str],
     ) -> None:
         deferred = _Deferred()
@@ -351,9 +337,6 @@ class JavaTable(JavaTableUpdates, JavaTableFiles):
             self._catalog.changed(self.name)
 
     def expire(self, before_ms: int, keep: int, unneeded: list[str]) -> None:
-        """Expires the snapshots before a moment, except the last `keep` of each branch and those
-        that a tag or branch names. Paths that Iceberg wants to delete are added to `unneeded`
-        instead."""
         deferred = _Deferred()
         with translated(f"expire snapshots of table {self.name}"):
             update = self._table.expireSnapshots().expireOlderThan(before_ms).retainLast(keep)

@@ -44,18 +44,18 @@ def metadata_file(catalog: Mapping[str, str], name: str) -> tuple[str, Mapping[s
     if "/" in name:
         return _newest(FileStore(catalog), name), catalog
     if kind == "hadoop":
-        folder = "/".join([_said(catalog, "warehouse").rstrip("/"), *name.split(".")])
+        folder = "/".join([_setting(catalog, "warehouse").rstrip("/"), *name.split(".")])
         return _newest(FileStore(catalog), folder), catalog
     if kind == "jdbc":
-        return _listed(catalog, name), catalog
+        return _from_database(catalog, name), catalog
     if kind in ("rest", "glue", "hive", "dynamodb"):
         if kind in ("rest", "hive"):
-            _said(catalog, "uri")
-        return _asked(catalog, kind, name)
+            _setting(catalog, "uri")
+        return _from_client(catalog, kind, name)
     raise NeedsSpark(f"cannot open a catalog of type {kind} without Spark")
 
 
-def _said(catalog: Mapping[str, str], key: str) -> str:
+def _setting(catalog: Mapping[str, str], key: str) -> str:
     if not catalog.get(key):
         raise ConfigError(f"cannot open the catalog: it lacks {key}", hint=f"set [catalog] {key}")
     return catalog[key]
@@ -88,10 +88,10 @@ def _newest(store: FileStore, folder: str) -> str:
     return f"{folder}/{files[version][0]}"
 
 
-def _listed(catalog: Mapping[str, str], name: str) -> str:
+def _from_database(catalog: Mapping[str, str], name: str) -> str:
     """A table's metadata location in the database of Iceberg's JDBC catalog; empty if there is
     none."""
-    kind, _, place = _said(catalog, "uri").removeprefix("jdbc:").partition(":")
+    kind, _, place = _setting(catalog, "uri").removeprefix("jdbc:").partition(":")
     read = {"sqlite": _sqlite, "postgresql": _postgres}.get(kind)
     if read is None:
         raise NeedsSpark(f"cannot open a catalog in {kind} without Spark")
@@ -119,9 +119,9 @@ def _sqlite(
     try:
         with closing(
             sqlite3.connect(f"file:{quote(path)}?mode=ro", timeout=30, uri=True)
-        ) as opened:
-            opened.row_factory = sqlite3.Row
-            return [dict(row) for row in opened.execute(_TABLES.format("?"), name)]
+        ) as connection:
+            connection.row_factory = sqlite3.Row
+            return [dict(row) for row in connection.execute(_TABLES.format("?"), name)]
     except sqlite3.Error as error:
         if "no such table" in str(error):
             return []
@@ -142,8 +142,8 @@ def _postgres(
             connect_timeout=30,
             password=catalog.get("jdbc.password"),
             row_factory=psycopg.rows.dict_row,
-        ) as opened:
-            return list(opened.execute(_TABLES.format("%s"), name))
+        ) as connection:
+            return list(connection.execute(_TABLES.format("%s"), name))
     except psycopg.errors.UndefinedTable:
         return []
     except psycopg.ProgrammingError as error:  # Java's driver has options that this one lacks
@@ -154,7 +154,7 @@ def _postgres(
         ) from None
 
 
-def _asked(catalog: Mapping[str, str], kind: str, name: str) -> tuple[str, Mapping[str, str]]:
+def _from_client(catalog: Mapping[str, str], kind: str, name: str) -> tuple[str, Mapping[str, str]]:
     """With pyiceberg's client of the catalog."""
     from pyiceberg import exceptions
     from pyiceberg.catalog import load_catalog
@@ -191,5 +191,5 @@ def _asked(catalog: Mapping[str, str], kind: str, name: str) -> tuple[str, Mappi
         raise ConfigError(
             f"cannot ask the catalog for {name}: {missing_file_error(error, catalog)}"
         ) from None
-    lent = {key: value for key, value in table.io.properties.items() if isinstance(value, str)}
-    return table.metadata_location, {**catalog, **lent}
+    vended = {key: value for key, value in table.io.properties.items() if isinstance(value, str)}
+    return table.metadata_location, {**catalog, **vended}

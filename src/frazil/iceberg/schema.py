@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -43,6 +42,7 @@ from frazil.arrow.default_values import declared
 from frazil.config.sections import TableConfig
 from frazil.config.units import ORDER, transform_of
 from frazil.errors import ConfigError, SchemaMismatch
+from frazil.iceberg.table import SchemaUpdate
 from frazil.offsets import Partition
 from frazil.pipeline.evolution import Aliases, changes, unmakeable
 from frazil.pipeline.projection import MetadataColumns, differences
@@ -130,21 +130,6 @@ def sort_order(schema_json: str, sort_by: tuple[str, ...], table: str) -> str:
         nulls = (nulls or ("first" if direction == "asc" else "last")).lower()
         fields.append({**term, "direction": direction, "null-order": f"nulls-{nulls}"})
     return json.dumps({"order-id": 1, "fields": fields}) if fields else ""
-
-
-@dataclass(frozen=True, slots=True)
-class SchemaUpdate:
-    """Changes to a table's schema. Paths use the names from before the update."""
-
-    add: tuple[tuple[str, str, str], ...] = ()  # path of the struct, name, type
-    widen: tuple[tuple[str, str], ...] = ()  # path, type
-    relax: tuple[str, ...] = ()  # paths
-    rename: tuple[tuple[str, str], ...] = ()  # path, name
-    #: names of the identifier fields afterwards
-    identifier: tuple[str, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.add or self.widen or self.relax or self.rename)
 
 
 def update(

@@ -17,7 +17,7 @@ import zlib
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -32,7 +32,8 @@ from frazil.format_version import KEY, check_table
 from frazil.iceberg.file_io import AvroFile, FileStore, frame, local
 from frazil.iceberg.file_io import NeedsSpark as NeedsSpark
 from frazil.iceberg.metadata_location import metadata_file
-from frazil.ledger.entry import Snapshot, joined
+from frazil.iceberg.table import DataFile, Snapshot
+from frazil.ledger.entry import joined
 from frazil.offsets import Partition
 
 #: Table property with the names of the topic, partition, offset and timestamp columns.
@@ -74,24 +75,6 @@ _ENTRY = {
 
 #: Columns read to compare an entry with its file.
 _CLAIMS = {**_ENTRY, "value_counts": _COUNTS}
-
-
-@dataclass(frozen=True, slots=True)
-class DataFile:
-    """A live data file as its manifest describes it."""
-
-    path: str
-    rows: int
-    #: partition of its records, by its bounds; None if they span several or are unknown
-    partition: Partition | None
-    #: lowest and highest offset in it
-    offsets: tuple[int, int] | None
-    #: rows without an offset
-    nulls: int = 0
-    #: data sequence number: the commit that added its rows
-    sequence: int = 0
-    #: lower and upper bound of its topics; they may be truncated
-    topics: tuple[str, str] | None = None
 
 
 class ReadOnlyTable:
@@ -200,7 +183,6 @@ class ReadOnlyTable:
         return self._refs[ref]["snapshot-id"] if ref in self._refs else None
 
     def history(self, branch: str) -> Iterator[Snapshot]:
-        """The branch's ancestry, newest first, up to the oldest snapshot that is not expired."""
         snapshot_id = self._head(branch)
         for _ in range(len(self._snapshots)):  # bounded: damaged metadata may have a cycle
             if snapshot_id is None or snapshot_id not in self._snapshots:
@@ -216,7 +198,6 @@ class ReadOnlyTable:
         )
 
     def expired(self, snapshot_id: int) -> Iterator[Snapshot]:
-        """An expired snapshot and its ancestors, as far as earlier metadata files contain them."""
         log = [entry["metadata-file"] for entry in self._metadata.get("metadata-log") or ()]
         wanted: int | None = snapshot_id
         while wanted is not None and log:
@@ -230,7 +211,6 @@ class ReadOnlyTable:
                 wanted = snapshot.parent
 
     def carries(self, branch: str, snapshot_id: int) -> bool:
-        """Does the branch list the newest manifest of a snapshot? See `JavaTable.carries`."""
         manifests = self._manifests(snapshot_id)
         newest = max((manifest.get("sequence_number") or 0 for manifest in manifests), default=0)
         wanted = {
@@ -248,7 +228,7 @@ class ReadOnlyTable:
         """Does nothing: the table is in the state of one metadata file."""
 
     def _snapshot(self, values: Mapping[str, Any]) -> Snapshot:
-        snapshot = _snapshot(values)
+        snapshot = Snapshot.of_json(values)
         return replace(snapshot, summary=joined(snapshot.summary, self.properties))
 
     def tags(self) -> dict[str, Snapshot]:
@@ -418,9 +398,9 @@ class ReadOnlyTable:
 
     # ── files beside it ──────────────────────────────────────────────────────────────────────────
 
-    def listing(self, folder: str) -> list[str]:
+    def listing(self, prefix: str) -> list[str]:
         """Paths of the files in a folder of the table's store."""
-        return [f"{folder.rstrip('/')}/{name}" for name in sorted(self._store.names(folder))]
+        return [f"{prefix.rstrip('/')}/{name}" for name in sorted(self._store.names(prefix))]
 
     def fetch(self, path: str) -> bytes:
         return self._store.read(path)
@@ -447,9 +427,9 @@ class ReadOnlyTable:
         self, columns: Sequence[str], where: Mapping[str, Collection[str]] | None = None
     ) -> Iterator[pa.Table]:
         """As `rows`, one table per file."""
-        return self.each(lambda table: table, columns, where)
+        return self.map_files(lambda table: table, columns, where)
 
-    def each(
+    def map_files(
         self,
         make: Callable[[pa.Table], T],
         columns: Sequence[str],
@@ -560,19 +540,6 @@ class _Column(NamedTuple):
     id: int
     name: str
     type: pa.DataType
-
-
-def _snapshot(values: Mapping[str, Any]) -> Snapshot:
-    summary = dict(values.get("summary") or {})
-    return Snapshot(
-        id=values["snapshot-id"],
-        parent=values.get("parent-snapshot-id"),
-        sequence=values.get("sequence-number", 0),
-        timestamp_ms=values["timestamp-ms"],
-        operation=summary.pop("operation", ""),
-        summary=summary,
-        manifest_list=values.get("manifest-list", ""),
-    )
 
 
 class _BoundValues:

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from frazil.accounting import OUTCOME_NAMES, OutcomeCounts
+from frazil.accounting import OUTCOME_NAMES
 from frazil.errors import Fatal
 from frazil.format_version import KEY
 from frazil.ledger.entry import PREFIX, VERSION, base_of, parse, partitions_of
@@ -30,8 +30,6 @@ from frazil.offsets import BATCHES, Partition
 INDEXED_OUTCOMES = tuple(name for name in OUTCOME_NAMES if name != "elsewhere")
 #: Entries read together.
 _ENTRIES = 8192
-#: Elements checked together: they fit into the CPU cache.
-_AT_ONCE = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +62,6 @@ class RangeColumns:
         return [getattr(self, name) for name in OUTCOME_NAMES]
 
 
-@dataclass(frozen=True, slots=True)
-class Joint:
-    """All ranges of one partition, checked for gaps and overlaps."""
-
-    partition: Partition
-    ranges: int
-    #: begin of the first range, and the highest end
-    start: int
-    end: int
-    counts: OutcomeCounts
-    gaps: tuple[tuple[int, int], ...] = ()
-    overlaps: tuple[tuple[int, int], ...] = ()
-    #: invalid ranges: the outcomes do not add up to the number of offsets, or a value is
-    #: negative (for `BATCHES` only the latter: a batch may have any number of rows)
-    odd: tuple[tuple[int, int], ...] = ()
-
-
 def of_entries(summaries: Sequence[Mapping[str, str]]) -> RangeColumns:
     """Columns of one sink's snapshot summaries in a table, oldest first.
 
@@ -108,45 +89,6 @@ def of_rows(rows: pa.Table | Iterable[pa.Table]) -> RangeColumns:
     return together(pieces, rising=True)
 
 
-def joints(spans: RangeColumns) -> list[Joint]:
-    """Per partition: gaps, overlaps and invalid ranges, in the given order of ranges."""
-    result: list[Joint] = []
-    some: list[tuple[Partition, int, int]] = []
-    for bound in _bounds(spans):
-        some.append(bound)
-        if bound[2] - some[0][1] >= _AT_ONCE:
-            result += _joints(spans, some)
-            some = []
-    return result + _joints(spans, some)
-
-
-def side_by_side(pieces: Iterable[Sequence[Joint]]) -> list[Joint] | None:
-    """Combines the joints of separate pieces; None if the pieces overlap, because then only all
-    ranges together give the answer."""
-    groups: dict[Partition, list[Joint]] = {}
-    for joint in chain.from_iterable(pieces):
-        groups.setdefault(joint.partition, []).append(joint)
-    joined = []
-    for partition, group in sorted(groups.items()):
-        group.sort(key=lambda joint: joint.start)
-        if any(one.end > other.start for one, other in pairwise(group)):
-            return None
-        between = [(a.end, b.start) for a, b in pairwise(group) if a.end < b.start]
-        joined.append(
-            Joint(
-                partition,
-                sum(joint.ranges for joint in group),
-                group[0].start,
-                group[-1].end,
-                sum((joint.counts for joint in group), OutcomeCounts()),
-                tuple(sorted([*chain.from_iterable(joint.gaps for joint in group), *between])),
-                tuple(chain.from_iterable(joint.overlaps for joint in group)),
-                tuple(chain.from_iterable(joint.odd for joint in group)),
-            )
-        )
-    return joined
-
-
 def by_partition(spans: RangeColumns) -> dict[Partition, RangeColumns]:
     return {where: select(spans, slice(low, high)) for where, low, high in _bounds(spans)}
 
@@ -169,71 +111,6 @@ def _bounds(spans: RangeColumns) -> Iterator[tuple[Partition, int, int]]:
     for partition, (low, high) in zip(spans.partitions, pairwise(bounds), strict=True):
         if low < high:
             yield partition, low, high
-
-
-def _joints(spans: RangeColumns, bounds: Sequence[tuple[Partition, int, int]]) -> list[Joint]:
-    """Joints of some partitions. Most are valid, which one check of all together shows."""
-    if not bounds:
-        return []
-    place = bounds[0][1]
-    part = select(spans, slice(place, bounds[-1][2]))
-    firsts = np.array([low - place for _, low, _ in bounds])
-    left = part.end - part.start
-    doubtful = left < 0
-    sums = []
-    for outcome in part.outcomes():
-        sums.append(np.add.reduceat(outcome, firsts, dtype=np.int64).tolist())
-        if outcome.strides[0]:
-            left -= outcome
-            if outcome.min() < 0:
-                doubtful |= outcome < 0
-    doubtful |= left != 0
-    apart = part.start[1:] != part.end[:-1]
-    apart[firsts[1:] - 1] = False  # another partition begins
-    doubtful[1:] |= apart
-    doubtful[firsts] |= part.start[firsts] < 0
-    result = []
-    for (partition, low, high), odd, *counts in zip(
-        bounds, np.logical_or.reduceat(doubtful, firsts).tolist(), *sums, strict=True
-    ):
-        if odd or partition == BATCHES:
-            result.append(_joint(partition, select(spans, slice(low, high))))
-        else:
-            start, end = int(spans.start[low]), int(spans.end[high - 1])
-            result.append(Joint(partition, high - low, start, end, OutcomeCounts(*counts)))
-    return result
-
-
-def _joint(partition: Partition, part: RangeColumns) -> Joint:
-    start, end, outcomes = part.start, part.end, part.outcomes()
-    length = end - start
-    wrong = np.zeros(len(part), bool)
-    if partition != BATCHES:
-        left = length.copy()
-        for outcome in outcomes:
-            left -= outcome
-        wrong |= left != 0
-    for column in (start, length, *outcomes):
-        if column.min() < 0:
-            wrong |= column < 0
-    reached = np.maximum(np.maximum.accumulate(end), start[0])
-    before = np.append(start[0], reached[:-1])
-    again = np.minimum(end, before)
-    apart, twice = start > before, again > start
-    return Joint(
-        partition,
-        len(part),
-        int(start[0]),
-        int(reached[-1]),
-        OutcomeCounts(*(int(outcome.sum()) for outcome in outcomes)),
-        _pairs(before[apart], start[apart]),
-        _pairs(start[twice], again[twice]),
-        _pairs(start[wrong], end[wrong]),
-    )
-
-
-def _pairs(low: Numbers, high: Numbers) -> tuple[tuple[int, int], ...]:
-    return tuple(zip(low.tolist(), high.tolist(), strict=True))
 
 
 # ── concatenating pieces ─────────────────────────────────────────────────────────────────────────

@@ -158,7 +158,7 @@ class CompletenessTracker:
         self._apart = apart
         self._marks = dict(marks or {})
         self._until = until
-        self._told: dict[str, int | None] = {}
+        self._results: dict[str, int | None] = {}
 
     @property
     def until(self) -> int | None:
@@ -173,21 +173,21 @@ class CompletenessTracker:
         """Commit id → until when the stream is complete with that batch. Batches come in order."""
         asked = functools.cache(ends)
         for batch in batches:
-            if batch.commit_id not in self._told:
+            if batch.commit_id not in self._results:
                 began = batch.window_start_ms * 1000 or now
-                self._take(batch, began)
+                self._add_marks(batch, began)
                 until = complete(batch.end, self._marks, self._rules, asked, began)
                 self._until = later(self._until, until)
-                self._told[batch.commit_id] = self._until
-        return {batch.commit_id: self._told[batch.commit_id] for batch in batches}
+                self._results[batch.commit_id] = self._until
+        return {batch.commit_id: self._results[batch.commit_id] for batch in batches}
 
     def committed(self, batches: Sequence[StagedBatch]) -> int | None:
         """Until when the stream is complete, now that the index has these batches. Forgets them."""
         for batch in batches:
-            until = self._told.pop(batch.commit_id, self._until)
+            until = self._results.pop(batch.commit_id, self._until)
         return until
 
-    def _take(self, batch: StagedBatch, began: int) -> None:
+    def _add_marks(self, batch: StagedBatch, began: int) -> None:
         tallies = [*batch.total]
         tallies += [t for table in batch.tables if table.name != self._apart for t in table.tallies]
         for tally in tallies:
@@ -301,12 +301,12 @@ class CompletenessCallback:
     def _run(self) -> None:
         while (until := self._waiting.get()) is not None:
             pause = FIRST_PAUSE
-            while not self._told(until):
+            while not self._called(until):
                 if self._closing.wait(pause):
                     return  # the next run calls it again
                 pause = min(LONGEST_PAUSE, pause * 2)
 
-    def _told(self, until: int) -> bool:
+    def _called(self, until: int) -> bool:
         try:
             self._call(moment(until))
         except Exception as error:  # the user's function may raise anything

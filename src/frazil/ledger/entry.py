@@ -69,6 +69,7 @@ from numpy.typing import NDArray
 from frazil import format_version
 from frazil.accounting import OUTCOME_NAMES, OutcomeCounts
 from frazil.errors import Fatal
+from frazil.iceberg.table import Snapshot
 from frazil.ledger.packing import PACKED, based, pack, unpack
 from frazil.offsets import BATCHES, Cut, Partition, Range
 
@@ -81,17 +82,6 @@ _READABLE = 1024
 _MOST = 4096
 #: Kinds of values stored in table properties.
 _KEPT = ("partitions", "base")
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    id: int
-    parent: int | None
-    sequence: int
-    timestamp_ms: int
-    operation: str
-    summary: Mapping[str, str]
-    manifest_list: str = ""
 
 
 #: The outcomes that are stored; the remaining offsets of a range were written.

@@ -11,7 +11,6 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,7 +18,8 @@ import pyarrow.parquet as pq
 from frazil.accounting import RangeCounts
 from frazil.errors import SchemaMismatch
 from frazil.files.writer import TableWriter, WriterSpec, file_io
-from frazil.ledger.entry import LedgerEntry, Snapshot
+from frazil.iceberg.table import LiveFile, Snapshot
+from frazil.ledger.entry import LedgerEntry
 from frazil.ledger.sink_state import STREAM
 from frazil.ledger.staged_batch import StagedBatch, StagedTable
 from frazil.offsets import Partition, Range
@@ -218,24 +218,9 @@ PROPERTIES = {
 _READERS = 8  # threads: reading is I/O-bound
 
 
-class IndexFile(Protocol):
-    """A live data file of the index."""
-
-    @property
-    def path(self) -> str: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def deletes(self) -> int:
-        """Number of delete files that apply to it."""
-
-
-F = TypeVar("F", bound=IndexFile)
-
-
-def tiers(files: Sequence[F]) -> list[list[F]]:
+def tiers(files: Sequence[LiveFile]) -> list[list[LiveFile]]:
     """The mergeable files by tier. Files with deletes are left to other tools."""
-    groups: list[list[F]] = []
+    groups: list[list[LiveFile]] = []
     for file in files:
         if file.rows < FULL and not file.deletes and file.path.endswith(".parquet"):
             tier, rows = 0, file.rows
@@ -246,18 +231,18 @@ def tiers(files: Sequence[F]) -> list[list[F]]:
     return groups
 
 
-def due(files: Sequence[F]) -> list[F]:
+def due(files: Sequence[LiveFile]) -> list[LiveFile]:
     """The files to merge into one, if any; `files`: oldest rows first."""
     for tier in tiers(files):
         if len(tier) >= FANOUT:
-            chosen: list[F] = []
+            chosen: list[LiveFile] = []
             while len(chosen) < min(len(tier), MOST) and sum(f.rows for f in chosen) < FULL:
                 chosen.append(tier[len(chosen)])
             return chosen
     return []
 
 
-def enough(files: Sequence[IndexFile]) -> int:
+def enough(files: Sequence[LiveFile]) -> int:
     """The number of files at which a merge becomes due, if new files have few rows."""
     return len(files) + max(0, FANOUT - max(map(len, tiers(files)), default=0))
 

@@ -72,12 +72,12 @@ class IndexRows:
 
 def of(rows: pa.Table) -> IndexRows:
     """Rows of one table."""
-    return _together([_told(rows)])
+    return _together([_parsed(rows)])
 
 
 def of_file(rows: pa.Table) -> list[tuple[str, IndexRows]]:
     """Rows of any tables, by table. The result does not refer to `rows`."""
-    return [(name, _told(part)) for name, part in _split(rows)]
+    return [(name, _parsed(part)) for name, part in _split(rows)]
 
 
 def by_table(files: Iterable[Sequence[tuple[str, IndexRows]]]) -> dict[str, IndexRows]:
@@ -133,7 +133,7 @@ def _split(file: pa.Table) -> Iterator[tuple[str, pa.Table]]:
             yield name, file.take(np.flatnonzero(code == i))
 
 
-def _told(rows: pa.Table) -> IndexRows:
+def _parsed(rows: pa.Table) -> IndexRows:
     spans = sorted_rows(rows)
     notes = _notes(rows)
     strange = select(spans, np.empty(0, np.intp))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from typing import Protocol
+from collections.abc import Mapping
 
 from frazil.errors import IdentityMismatch
-from frazil.ledger.entry import LedgerEntry, Snapshot, head
+from frazil.iceberg.table import ReadableTable
+from frazil.ledger.entry import LedgerEntry, head
 from frazil.ledger.tags import ledger_tag
 
 #: Suffix of the id of a sink that replays the dead letters of another.
@@ -18,22 +18,13 @@ TABLES_PROPERTY = "frazil.tables"
 STREAM = "*"
 
 
-class ReadableIndex(Protocol):
-    """The operations used to read the offset index."""
-
-    def history(self, branch: str) -> Iterator[Snapshot]: ...
-    def tagged(self, tag: str) -> Snapshot | None: ...
-    @property
-    def properties(self) -> dict[str, str]: ...
-
-
-def index_entry(index: ReadableIndex, sink: str) -> LedgerEntry | None:
+def index_entry(index: ReadableTable, sink: str) -> LedgerEntry | None:
     """The newest entry of a sink in its index: its position, epoch and tables. None: it has none,
     or expired snapshots hide it."""
     return head(index.history("main"), sink, index.tagged(ledger_tag(sink))).entry
 
 
-def known_tables(index: ReadableIndex, sink: str) -> dict[str, str]:
+def known_tables(index: ReadableTable, sink: str) -> dict[str, str]:
     """The tables that a sink's position depends on: name → uuid."""
     entry = index_entry(index, sink)
     if entry is None:

@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, takewhile
-from typing import Any, Protocol
+from typing import Any
 
 from pyiceberg.conversions import from_bytes
 from pyiceberg.schema import Schema
@@ -44,9 +44,11 @@ from frazil.files.rewrite import (
     rewrite,
 )
 from frazil.files.writer import WriterSpec
+from frazil.iceberg.table import ManifestEntry, Snapshot, Table
 from frazil.ledger import index
-from frazil.ledger.entry import PREFIX, Snapshot
-from frazil.maintenance.tasks import MaintainedTable, MaintenanceTask, RewriteAttempt, WallClock
+from frazil.ledger.entry import PREFIX
+from frazil.maintenance.tasks import MaintenanceTask, RewriteAttempt
+from frazil.retry import Clock
 
 #: Summary key of a compaction's snapshot, which is no ledger entry: the id of the round.
 COMPACT = f"{PREFIX}compact"
@@ -65,37 +67,6 @@ WAITING, FEW_KEYS, MANY_KEYS = 1 / 3, 100_000, 500_000
 REST, LEAST = 0.5, 0.2
 
 
-class ManifestRow(Protocol):
-    """The entry of a file in a manifest."""
-
-    @property
-    def descriptor(self) -> str: ...
-    @property
-    def sequence(self) -> int: ...
-    @property
-    def everywhere(self) -> bool: ...
-
-
-class UpsertTable(MaintainedTable, Protocol):
-    """The table operations that compaction needs."""
-
-    @property
-    def format_version(self) -> int: ...
-    def contents(
-        self, branch: str, known: Mapping[str, list[Any]]
-    ) -> tuple[Snapshot | None, dict[str, list[Any]]]: ...
-    def replace(
-        self,
-        removed: Sequence[str],
-        added: Sequence[str],
-        summary: Mapping[str, str],
-        *,
-        branch: str,
-        since: int,
-        leftovers: list[str],
-    ) -> None: ...
-
-
 # ── selection of files: pure ─────────────────────────────────────────────────────────────────────
 
 
@@ -110,7 +81,7 @@ def id_of(descriptor: Mapping[str, Any]) -> Id:
 class TableFile:
     """A data or delete file, as its manifest describes it."""
 
-    def __init__(self, entry: ManifestRow) -> None:
+    def __init__(self, entry: ManifestEntry) -> None:
         self.descriptor = entry.descriptor
         self.sequence = entry.sequence
         self.everywhere = entry.everywhere
@@ -172,7 +143,7 @@ class TableFile:
 
 
 @dataclass(slots=True)
-class KnownFiles:
+class CheckedFile:
     """The deletes that a data file, not rewritten, was already checked against."""
 
     #: sequence number of the snapshot of that round
@@ -189,7 +160,7 @@ class RewriteState:
     """The files of one snapshot, and which deletes apply to which data files."""
 
     def __init__(
-        self, entries: Iterable[ManifestRow], schema: Schema, known: Mapping[str, KnownFiles]
+        self, entries: Iterable[ManifestEntry], schema: Schema, known: Mapping[str, CheckedFile]
     ) -> None:
         content: dict[str, list[TableFile]] = {}
         for entry in entries:
@@ -227,10 +198,10 @@ class RewriteState:
             delete.sequence > file.sequence
             and (known is None or delete.path not in known.deletes)
             and (delete.everywhere or delete.partition == file.partition)
-            and self._meet(delete, file)
+            and self._keys_overlap(delete, file)
         )
 
-    def _meet(self, delete: TableFile, file: TableFile) -> bool:
+    def _keys_overlap(self, delete: TableFile, file: TableFile) -> bool:
         """May their keys overlap, by bounds? Optional columns are ignored: bounds omit nulls."""
         for key in delete.keys:
             if kind := self._required.get(key):
@@ -316,11 +287,12 @@ def _source(file: TableFile, target: int) -> SourceFile:
 
 
 class RewriteDataFiles(MaintenanceTask):
-    """Compaction of one upsert table by one run of a sink, which calls `tidy` after its commits."""
+    """Compaction of one upsert table by one run of a sink, which calls `run_due` after its
+    commits."""
 
     def __init__(
         self,
-        table: UpsertTable,
+        table: Table,
         *,
         sink: str,
         epoch: int,
@@ -333,7 +305,7 @@ class RewriteDataFiles(MaintenanceTask):
             rewrite, jobs
         ),
         step: Callable[[str], None] = lambda _: None,
-        clock: WallClock = time,
+        clock: Clock = time,
         most: int = ROUND_BYTES,
     ) -> None:
         """`after`: the number of commits that makes a round due; many deleted keys make it due
@@ -341,7 +313,6 @@ class RewriteDataFiles(MaintenanceTask):
         and no deletes. `run`: executes the tasks, on executors or in this process. `table`: the
         handle of the thread that commits."""
         super().__init__(table, sink=sink, epoch=epoch, mark=COMPACT, branch=branch, clock=clock)
-        self._table = table
         self._shape = shape
         self._prefix = prefix
         self._after_commits = after
@@ -352,17 +323,17 @@ class RewriteDataFiles(MaintenanceTask):
         self._most = most
         self._waiting = after  # the first round handles deletes of earlier runs
         self._keys = 0
-        self._rest = 0.0
+        self._rest_until = 0.0
         self._seen = 0
-        self._manifests: dict[str, list[Any]] = {}
-        self._known: dict[str, KnownFiles] = {}
+        self._manifests: dict[str, list[ManifestEntry]] = {}
+        self._known: dict[str, CheckedFile] = {}
 
     def work(self) -> float | None:
         began = self._clock.monotonic()
         if not self._due():
             return None
-        if began < self._rest:
-            return self._rest
+        if began < self._rest_until:
+            return self._rest_until
         self._table.refresh()
         if self.newest_run()(self._table.history(self._branch)):
             return None  # a newer run maintains it; this one is fenced at its next commit
@@ -370,8 +341,8 @@ class RewriteDataFiles(MaintenanceTask):
         if base is not None and not self._round(base):
             self._waiting = self._keys = 0
         now = self._clock.monotonic()
-        self._rest = now + REST * max(LEAST, now - began)
-        return self._rest if self._due() else None
+        self._rest_until = now + REST * max(LEAST, now - began)
+        return self._rest_until if self._due() else None
 
     def _due(self) -> bool:
         """Were there enough commits, or enough deleted keys, since the table was compacted?"""
@@ -402,7 +373,7 @@ class RewriteDataFiles(MaintenanceTask):
         deletes = frozenset(delete.path for delete in state.deletes)
         for result in done:
             for path, gone in result.gone.items():
-                self._known[path] = KnownFiles(
+                self._known[path] = CheckedFile(
                     base.sequence, deletes, files[path].hiding_ids, gone if len(gone) else None
                 )
         replaced = {path: files[path] for result in done for path in result.replaced}
@@ -437,7 +408,7 @@ class RewriteDataFiles(MaintenanceTask):
         removed = [*spent]
         for file in replaced:
             removed += [file, *file.masks]
-        written: dict[str, KnownFiles] = {}
+        written: dict[str, CheckedFile] = {}
         for file in data if spent else ():
             known = self._known.get(file.path)
             if known is not None and known.gone is not None:

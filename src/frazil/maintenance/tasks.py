@@ -24,7 +24,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -34,14 +33,15 @@ from frazil.errors import AccountingError, Conflict, Fatal, FrazilError
 from frazil.files.writer import WriterSpec
 from frazil.iceberg import foreign_commits
 from frazil.iceberg.live_files import LiveFiles
-from frazil.iceberg.static_table import DataFile
+from frazil.iceberg.table import Check, DataFile, LiveFile, Snapshot, Table, TableScan
 from frazil.ledger import entry as ledger
 from frazil.ledger import index
-from frazil.ledger.entry import PREFIX, Snapshot
+from frazil.ledger.entry import PREFIX
 from frazil.ledger.sink_state import REPLAY
 from frazil.ledger.staged_batch import StagedBatch
 from frazil.ledger.tags import TAG_PREFIX, ledger_tag
 from frazil.offsets import BATCHES, Cut, Partition
+from frazil.retry import Clock
 
 #: Summary key of a merge's snapshot, which is no ledger entry: the id of the merge.
 MERGE = f"{PREFIX}merge"
@@ -152,68 +152,6 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + more
 
 
-class MaintainedTable(Protocol):
-    """The table operations that maintenance needs."""
-
-    name: str
-
-    def refresh(self) -> None: ...
-    def history(self, branch: str) -> Iterator[Snapshot]: ...
-    def tagged(self, tag: str) -> Snapshot | None: ...
-    def manifests(self, snapshot_id: int) -> set[str]: ...
-    def remove(self, paths: Sequence[str]) -> None: ...
-
-
-class ListedFiles(Protocol):
-    """The manifests of a table, as far as snapshot expiry needs them."""
-
-    def added(self, snapshot_id: int) -> list[DataFile]: ...
-
-
-class ExpirableTable(MaintainedTable, Protocol):
-    """The table operations that snapshot expiry needs."""
-
-    @property
-    def properties(self) -> dict[str, str]: ...
-    @property
-    def plain(self) -> ListedFiles: ...
-    def set_property(self, key: str, value: str) -> None: ...
-    def branches(self) -> list[str]: ...
-    def tags(self) -> dict[str, int]: ...
-    def count(self) -> int: ...
-    def moment(self, number: int) -> int | None: ...
-    def expire(self, before_ms: int, keep: int, unneeded: list[str]) -> None: ...
-    def needed(self, paths: Sequence[str]) -> set[str]: ...
-
-
-class MaintainedIndex(ExpirableTable, Protocol):
-    """The table operations that index maintenance needs."""
-
-    def live(self) -> tuple[Snapshot | None, Sequence[Any]]: ...
-    def rewrite(
-        self,
-        removed: Sequence[Any],
-        added: Sequence[str],
-        summary: Mapping[str, str],
-        *,
-        since: int,
-        same: bool,
-        check: Callable[[Iterator[Snapshot]], str | None],
-        leftovers: list[str],
-    ) -> None: ...
-
-
-class WallClock(Protocol):
-    def monotonic(self) -> float: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _MergedIndexFiles:
-    path: str
-    rows: int
-    deletes: int = 0
-
-
 @dataclass(slots=True)
 class RewriteAttempt:
     """A rewrite whose commit was requested; only the table shows whether it was applied."""
@@ -230,48 +168,48 @@ class RewriteAttempt:
 
 
 class MaintenanceTask:
-    """Maintenance of one table by one run of a sink, which calls `tidy` after each of its commits.
-    `tidy` calls `work`. Failures are retried later: no commit of the stream fails for them."""
+    """Maintenance of one table by one run of a sink, which calls `run_due` after each of its
+    commits. Failures are retried later: no commit of the stream fails for them."""
 
     def __init__(
         self,
-        table: MaintainedTable,
+        table: Table,
         *,
         sink: str,
         epoch: int,
         mark: str,
         branch: str = "main",
-        clock: WallClock = time,
+        clock: Clock = time,
     ) -> None:
         """`mark`: the summary key under which a snapshot has the id of its rewrite."""
         self.trouble = ""
-        #: when to call `tidy` again, even without a new commit
-        self.again: float | None = None
-        self._kept = table
+        #: when to call `run_due` again, even without a new commit
+        self.due_at: float | None = None
+        self._table = table
         self._sink = sink
         self._epoch = epoch
         self._mark = mark
         self._branch = branch
         self._clock = clock
-        self._tries: list[RewriteAttempt] = []
+        self._attempts: list[RewriteAttempt] = []
         self._failures = 0
-        self._until = 0.0
+        self._paused_until = 0.0
 
     def run_due(self) -> str:
         """Do the work that is due. Returns the error message, or an empty string."""
         now = self._clock.monotonic()
-        if now < self._until:
+        if now < self._paused_until:
             return self.trouble
         self._failures += 1  # reset below on success
-        self._until = now + min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self._failures, 10))
-        self.again = self._until
+        self._paused_until = now + min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self._failures, 10))
+        self.due_at = self._paused_until
         try:
             self.resolve()
-            self.again = self.work()
+            self.due_at = self.work()
         except (FrazilError, OSError, pa.ArrowException) as error:
             self.trouble = getattr(error, "message", "") or f"{type(error).__name__}: {error}"
             return self.trouble
-        self._failures, self._until, self.trouble = 0, 0.0, ""
+        self._failures, self._paused_until, self.trouble = 0, 0.0, ""
         return ""
 
     def work(self) -> float | None:
@@ -280,7 +218,7 @@ class MaintenanceTask:
 
     def attempt(self, this: RewriteAttempt, rewrite: Callable[[], None]) -> None:
         """Commit a rewrite; if it was not applied, raise the reason."""
-        self._tries.append(this)
+        self._attempts.append(this)
         trouble: FrazilError | None = None
         try:
             rewrite()
@@ -288,13 +226,13 @@ class MaintenanceTask:
             trouble = error  # applied or not: `resolve` reads it from the table
         if this not in self.resolve():
             raise trouble or Conflict(
-                f"cannot rewrite files of {self._kept.name}: the commit "
+                f"cannot rewrite files of {self._table.name}: the commit "
                 "returned, and the table does not show it"
             )
 
-    def newest_run(self) -> Callable[[Iterator[Snapshot]], str | None]:
+    def newest_run(self) -> Check:
         """A check, run on each attempt of a commit: is this run still the newest?"""
-        tagged = self._kept.tagged(ledger_tag(self._sink, self._branch))
+        tagged = self._table.tagged(ledger_tag(self._sink, self._branch))
 
         def check(history: Iterator[Snapshot]) -> str | None:
             entry = ledger.head(history, self._sink, tagged).entry
@@ -312,29 +250,29 @@ class MaintenanceTask:
         that snapshot is no longer in the history (it was expired, or the branch moved), the outcome
         is unknown and nothing is removed: `orphan_files` finds the files later.
         """
-        if self._tries:
-            self._kept.refresh()
+        if self._attempts:
+            self._table.refresh()
         applied = []
-        for attempt in list(self._tries):
+        for attempt in list(self._attempts):
             after, whole = self._after(attempt.since)
             done = [s.id for s in after if s.summary.get(self._mark) == attempt.id]
             newest = after[0].id if after else attempt.since
             if done:
-                needed = LiveFiles(self._kept.manifests(done[0]))
-                self._kept.remove([path for path in attempt.unneeded if path not in needed])
+                needed = LiveFiles(self._table.manifests(done[0]))
+                self._table.remove([path for path in attempt.unneeded if path not in needed])
                 applied.append(attempt)
             elif attempt.seen in (0, newest):
                 attempt.seen = newest
                 continue
             elif whole:
-                self._kept.remove([*attempt.made, *attempt.unneeded])
-            self._tries.remove(attempt)
+                self._table.remove([*attempt.made, *attempt.unneeded])
+            self._attempts.remove(attempt)
         return applied
 
     def _after(self, snapshot_id: int) -> tuple[list[Snapshot], bool]:
         """The snapshots after that one, newest first; and whether it is in the history."""
         snapshots: list[Snapshot] = []
-        for snapshot in self._kept.history(self._branch):
+        for snapshot in self._table.history(self._branch):
             if snapshot.id == snapshot_id:
                 return snapshots, True
             snapshots.append(snapshot)
@@ -346,7 +284,7 @@ class ExpireSnapshots(MaintenanceTask):
 
     def __init__(
         self,
-        table: ExpirableTable,
+        table: Table,
         *,
         sink: str,
         epoch: int,
@@ -355,12 +293,11 @@ class ExpireSnapshots(MaintenanceTask):
         branch: str = "main",
         at_once: int | None = None,
         step: Callable[[str], None] = lambda _: None,
-        clock: WallClock = time,
+        clock: Clock = time,
     ) -> None:
         """`retention`: from the table's properties. `position`: the position in the index; None if
         the table is the index."""
         super().__init__(table, sink=sink, epoch=epoch, mark="", branch=branch, clock=clock)
-        self._table = table
         self._retention = retention
         self._position = position
         self._at_once = at_once or TABLE_AT_ONCE
@@ -384,7 +321,7 @@ class ExpireSnapshots(MaintenanceTask):
             before = max(before, self._table.moment(-kept.most) or 0)
         if oldest >= before or self.newest_run()(self._table.history(self._branch)):
             return
-        before = min([before, *(snapshot.timestamp_ms for snapshot in self._held())])
+        before = min([before, *(snapshot.timestamp_ms for snapshot in self._kept_snapshots())])
         if oldest < before:
             if self._position is not None:  # not the index: its rows have no offsets to audit
                 self._keep_foreign_commits(before, kept.least)
@@ -406,7 +343,7 @@ class ExpireSnapshots(MaintenanceTask):
         foreign = list(filter(foreign_commits.brings_rows, expiring.values()))
         if not foreign:
             return
-        plain = self._table.plain
+        plain = self._table.readonly
         commits = foreign_commits.of_snapshots(
             foreign, lambda snapshot_id: _added(plain, snapshot_id), self._partitions()
         )
@@ -439,7 +376,7 @@ class ExpireSnapshots(MaintenanceTask):
                 seen.add(sink)
         return partitions
 
-    def _held(self) -> Iterator[Snapshot]:
+    def _kept_snapshots(self) -> Iterator[Snapshot]:
         """Snapshots that no branch or tag names and that must be kept: a sink's newest entry while
         its tag is still on the previous one, which a later run would take for the newest; and
         entries that the index does not have yet."""
@@ -476,7 +413,7 @@ class ExpireSnapshots(MaintenanceTask):
             self._unneeded.clear()
 
 
-def _added(table: ListedFiles, snapshot_id: int) -> list[DataFile] | None:
+def _added(table: TableScan, snapshot_id: int) -> list[DataFile] | None:
     """None where the manifests of the snapshot are gone or broken: they will not come back."""
     try:
         return table.added(snapshot_id)
@@ -485,11 +422,12 @@ def _added(table: ListedFiles, snapshot_id: int) -> list[DataFile] | None:
 
 
 class RewriteIndexFiles(MaintenanceTask):
-    """Merges index files in one run of a sink; `tidy` is called after its commits to the index."""
+    """Merges index files in one run of a sink; `run_due` is called after its commits to
+    the index."""
 
     def __init__(
         self,
-        table: MaintainedIndex,
+        table: Table,
         *,
         sink: str,
         epoch: int,
@@ -497,11 +435,10 @@ class RewriteIndexFiles(MaintenanceTask):
         prefix: Callable[[], str],
         history: float,
         step: Callable[[str], None] = lambda _: None,
-        clock: WallClock = time,
+        clock: Clock = time,
     ) -> None:
         """`history`: seconds after which a snapshot of the index expires."""
         super().__init__(table, sink=sink, epoch=epoch, mark=MERGE, clock=clock)
-        self._table = table
         self._shape = shape
         self._prefix = prefix
         self._step = step
@@ -524,7 +461,7 @@ class RewriteIndexFiles(MaintenanceTask):
     def _merge(self) -> None:
         """Merge many files of a tier into one of the next."""
         newest = next(self._table.history("main"), None)
-        if newest is None or not self._worth_a_look(newest):
+        if newest is None or not self._may_be_due(newest):
             return
         check = self.newest_run()
         if check(self._table.history("main")):
@@ -558,9 +495,9 @@ class RewriteIndexFiles(MaintenanceTask):
         )
         self._step("index-merged")
         left = [file for file in files if file not in chosen]
-        self._enough = index.enough([*left, _MergedIndexFiles(this.made[0], expected)])
+        self._enough = index.enough([*left, LiveFile(this.made[0], expected)])
 
-    def _worth_a_look(self, newest: Snapshot) -> bool:
+    def _may_be_due(self, newest: Snapshot) -> bool:
         count = newest.summary.get("total-data-files")
         if count is None:  # a foreign commit without the count
             return self._commits % index.FANOUT == 0

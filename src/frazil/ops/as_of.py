@@ -10,7 +10,8 @@ from frazil.errors import ConfigError, Expired
 from frazil.iceberg.file_io import NeedsSpark
 from frazil.iceberg.java import JavaCatalog
 from frazil.iceberg.java_table import JavaTable
-from frazil.ledger.entry import PREFIX, LedgerEntry, Snapshot, entries, parse
+from frazil.iceberg.table import Snapshot
+from frazil.ledger.entry import PREFIX, LedgerEntry, entries, parse
 from frazil.ledger.sink_state import index_entry
 from frazil.offsets import Cut, Partition
 
@@ -65,7 +66,7 @@ def as_of(
 def _history(table: JavaTable, branch: str) -> list[Snapshot]:
     """Read from the metadata file, which is fast; through Java if only Java can read it."""
     try:
-        return list(table.plain.history(branch))
+        return list(table.readonly.history(branch))
     except NeedsSpark:
         return list(table.history(branch))
 

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from frazil.commit.protocol import ATTEMPTS, FIRST_PAUSE, TableCommitter
 from frazil.commit.rewind import refuse_unfinished
-from frazil.commit.tables import writer_spec
+from frazil.commit.table_schemas import writer_spec
 from frazil.config.model import Config
 from frazil.config.sections import TableConfig
 from frazil.errors import (
@@ -35,11 +35,10 @@ from frazil.errors import (
 )
 from frazil.files.writer import WriterSpec
 from frazil.iceberg.java import JavaCatalog
-from frazil.iceberg.java_files import LiveFile
 from frazil.iceberg.java_table import JavaTable
-from frazil.iceberg.static_table import DataFile
+from frazil.iceberg.table import DataFile, LiveFile, Snapshot
 from frazil.ledger import index
-from frazil.ledger.entry import PREFIX, LedgerEntry, Snapshot, entries, own_entry
+from frazil.ledger.entry import PREFIX, LedgerEntry, entries, own_entry
 from frazil.ledger.sink_state import REPLAY, STREAM, announced_tables
 from frazil.ledger.tags import ledger_tag
 from frazil.offsets import Range
@@ -275,7 +274,7 @@ def taken_out(
 def _files(table: JavaTable, branch: str) -> Sequence[DataFile]:
     """The live data files if they can be read without Spark: helpful, but optional."""
     try:
-        return table.plain.files(branch)[0]
+        return table.readonly.files(branch)[0]
     except (ConfigError, Fatal, Retryable):
         return ()
 

@@ -32,10 +32,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from frazil.accounting import OutcomeCounts, RangeCounts
-from frazil.iceberg.static_table import DataFile
+from frazil.iceberg.table import DataFile, Snapshot
 from frazil.ledger import index
 from frazil.ledger.columns import INDEXED_OUTCOMES, RangeColumns, codes, of_entries, of_rows, select
-from frazil.ledger.entry import PREFIX, LedgerEntry, Snapshot, parse
+from frazil.ledger.entry import PREFIX, LedgerEntry, parse
 from frazil.ledger.index import Located
 from frazil.ledger.sink_state import STREAM
 from frazil.ledger.staged_batch import StagedBatch, StagedTable

@@ -19,9 +19,10 @@ from rich.console import Console
 from frazil.accounting import OutcomeCounts
 from frazil.config.model import Config
 from frazil.errors import ConfigError
-from frazil.iceberg.static_table import COLUMNS_PROPERTY, DataFile, ReadOnlyTable
+from frazil.iceberg.static_table import COLUMNS_PROPERTY, ReadOnlyTable
+from frazil.iceberg.table import DataFile, Snapshot
 from frazil.ledger.completeness import shown
-from frazil.ledger.entry import PREFIX, OperatorNote, Snapshot, entries, own_entry
+from frazil.ledger.entry import PREFIX, OperatorNote, entries, own_entry
 from frazil.ledger.sink_state import REPLAY, STREAM, index_entry, known_tables
 from frazil.offsets import Partition, Range
 from frazil.spark.open_table import Open

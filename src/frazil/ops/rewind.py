@@ -22,9 +22,10 @@ from rich.console import Console
 
 from frazil.commit.protocol import TableCommitter
 from frazil.commit.recovery import staging_folder
-from frazil.commit.rewind import RewindSteps, Without, fence
+from frazil.commit.rewind import IndexRemoval, RewindSteps, fence
 from frazil.commit.rewind_plan import COLUMNS, RewindPlan, earliest
-from frazil.commit.tables import parallel_map, writer_spec
+from frazil.commit.table_schemas import writer_spec
+from frazil.commit.tables import parallel_map
 from frazil.config.model import Config
 from frazil.config.sections import TableConfig
 from frazil.errors import ConfigError, Expired, Fatal, FrazilError, IdentityMismatch, counted
@@ -101,7 +102,7 @@ class RewindReport:
                     ],
                     "expired": table.expired,
                 }
-                for table in self.choice.stands
+                for table in self.choice.tables
             ],
         }
 
@@ -215,7 +216,7 @@ class _RewindCommand:
         rows = reader.table(f"{self._catalog.name}.{self._index.name}")
         return rows.where(rows.sink == sink).select(*COLUMNS).toArrow()
 
-    def _without(self, batch: int, epoch: int) -> Without:
+    def _without(self, batch: int, epoch: int) -> IndexRemoval:
         """The index files with rows of batches after `batch`, rewritten without those rows."""
         self._index.refresh()
         base, files = self._index.live()
@@ -228,10 +229,10 @@ class _RewindCommand:
         removed, left = taken_out(shape, files, gone, "rewind")
         rows = pa.concat_tables([shape.arrow.empty_table(), *left])
         if not rows.num_rows:
-            return Without(base.id, removed)
+            return IndexRemoval(base.id, removed)
         prefix = f"frazil-{self._sink}-{epoch}-{max(0, batch)}"
         added = offset_index.put(shape, prefix, offset_index.ordered(rows))
-        return Without(base.id, removed, added)
+        return IndexRemoval(base.id, removed, added)
 
     def _read(self) -> None:
         self._doing.read()
@@ -244,13 +245,13 @@ class _RewindCommand:
     def look(self) -> RewindReport:
         doing = self._doing
         self._read()
-        note, to = doing.note, self._to
+        note, to = doing.state.note, self._to
         if note is not None and note.to != to:
             raise ConfigError(
                 f"cannot rewind to {to}: a rewind to {note.to} was begun and not finished",
                 hint=f"finish that one first: --to '{note.to}'",
             )
-        stream = doing.stream
+        stream = doing.state.timeline
         start = stream.at(note.batch) if note is not None else stream.named(to)
         choice = doing.choice(start)
         number = choice.boundary.batch
@@ -269,9 +270,9 @@ class _RewindCommand:
             index=self._index.name,
             to=to,
             choice=choice,
-            position=doing.entry.end,
+            position=doing.state.entry.end,
             batches=pc.count_distinct(later["batch"]).as_py(),
-            staged=doing.staged,
+            staged=doing.state.staged,
             unfinished=note is not None,
             warnings=tuple(self._warnings(choice)),
             refusals=tuple(refusals),
@@ -287,7 +288,7 @@ class _RewindCommand:
         if reason := self._replayed(choice):
             yield Fatal(f"{where}: {reason}", hint=self._instead(choice))
         elif choice.foreign and not self._discard_foreign:
-            table = next(table for table in choice.stands if table.foreign)
+            table = next(table for table in choice.tables if table.foreign)
             yield IdentityMismatch(
                 f"{where}: table {table.table} would lose "
                 f"{counted(len(table.foreign), 'commit')} of others, as {table.foreign[0]}",
@@ -307,7 +308,7 @@ class _RewindCommand:
             return "dead letters were replayed into its tables after that"
         if self._replay_staged:
             return "a replay of dead letters was staged and not committed"
-        since = min((table.since_ms for table in choice.stands if table.since_ms), default=None)
+        since = min((table.since_ms for table in choice.tables if table.since_ms), default=None)
         if since is None or self._replayed_at is None:
             return ""
         if self._replayed_at >= datetime.fromtimestamp(since / 1000, timezone.utc):
@@ -318,7 +319,7 @@ class _RewindCommand:
         """The ranges to read again that Kafka no longer has."""
         if not self._config.kafka:
             return []
-        end, kept = self._doing.entry.end, self._first_kept
+        end, kept = self._doing.state.entry.end, self._first_kept
         gone = {key: min(offset, kept.get(key, offset)) for key, offset in end.items()}
         cut = Cut({p: o for p, o in choice.boundary.cut.items() if p != BATCHES})
         return [Range(key, o, gone[key]) for key, o in cut.items() if o < gone[key]]
@@ -326,7 +327,7 @@ class _RewindCommand:
     @cached_property
     def _first_kept(self) -> Cut:
         """The first offsets that Kafka still has."""
-        config, entry = self._config, self._doing.entry
+        config, entry = self._config, self._doing.state.entry
         planner = Planner(
             config.kafka.resolved(),
             topics=config.sink.topics,
@@ -343,7 +344,7 @@ class _RewindCommand:
         def allowed(choice: RewindPlan) -> bool:
             return not self._replayed(choice) and not self._lost(choice)
 
-        boundary = earliest(doing.stream, doing.states, self._sink, refused, allowed)
+        boundary = earliest(doing.state.timeline, doing.state.tables, self._sink, refused, allowed)
         if boundary is None:
             return "no later cut is possible either"
         return f"the earliest possible cut is --to batch:{boundary.batch} {_offsets(boundary.cut)}"
@@ -365,7 +366,7 @@ class _RewindCommand:
             yield f"sink {sink} loses records, and will say so when it starts"
 
     def _compacted(self) -> list[str]:
-        topics = {p.kafka_topic for p in self._doing.entry.end.current if p != BATCHES}
+        topics = {p.kafka_topic for p in self._doing.state.entry.end.current if p != BATCHES}
         if not self._config.kafka or not topics:
             return []
         admin = AdminClient({"log_level": "2", **self._config.kafka.resolved()})
@@ -386,7 +387,7 @@ class _RewindCommand:
         self._fence_replay()
         doing.claim()
         self._read()
-        choice = doing.choice(doing.stream.at(plan.choice.boundary.batch))
+        choice = doing.choice(doing.state.timeline.at(plan.choice.boundary.batch))
         if choice.boundary != plan.choice.boundary:
             raise Fatal(
                 f"cannot rewind sink {self._sink}: it went on meanwhile, and "

@@ -14,13 +14,14 @@ from typing import cast
 
 from rich.console import Console
 
-from frazil.commit.protocol import CommitTable, TableCommitter
+from frazil.commit.protocol import TableCommitter
 from frazil.commit.rewind import refuse_unfinished
 from frazil.commit.startup import forgotten, index_mismatch, unindexed
 from frazil.config.model import Config
 from frazil.config.sections import deleted_keys_table
 from frazil.errors import FrazilError, IdentityMismatch
 from frazil.iceberg.static_table import ReadOnlyTable
+from frazil.iceberg.table import Table
 from frazil.ledger.index import ENDS, ends
 from frazil.ledger.sink_state import announced_tables, index_entry
 from frazil.spark.open_table import Open
@@ -97,7 +98,7 @@ def _unindexed(config: Config, opened: Open) -> dict[str, FrazilError]:
 
 def _target(table: ReadOnlyTable, branch: str, sink: str) -> TableCommitter:
     # Reading needs no epoch, and calls only methods that a metadata file can answer.
-    return TableCommitter(cast(CommitTable, table), branch, sink, 0, time)
+    return TableCommitter(cast(Table, table), branch, sink, 0, time)
 
 
 def _branch(config: Config, name: str) -> str | None:

@@ -42,4 +42,4 @@ def _by_spark(config: Config, say: Callable[[str], None]) -> Open:
     from frazil.iceberg.java import JavaCatalog
     from frazil.spark.session import session
 
-    return JavaCatalog(session(config, say=say), config.catalog.name).look
+    return JavaCatalog(session(config, say=say), config.catalog.name).open_readonly

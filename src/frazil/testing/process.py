@@ -303,7 +303,7 @@ def _run(given: argparse.Namespace, out: IO[str]) -> int:
     tell(out, caught_up=run.position.nested())
     if given.audit:
         name, catalog = config.tables[0].name, JavaCatalog(spark, config.catalog.name)
-        proof = of_sink(config, catalog.look)
+        proof = of_sink(config, catalog.open_readonly)
         [report] = [candidate for candidate in proof.reports if candidate.table == name]
         table = catalog.load(name)
         assert table is not None

@@ -240,7 +240,7 @@ class _SelfTest:
 
     def _proof(self) -> tuple[Any, Any, Any]:
         config = configs.load(self._scratch.config(self._part), {})
-        look = self._scratch.catalog.look
+        look = self._scratch.catalog.open_readonly
         return config, look, of_sink(config, look)
 
     def _kill(self, runs: SinkRuns, step: str, until: int) -> None:
