@@ -156,7 +156,7 @@ def hear_all(folder: Path) -> tuple[float, Callable[[], Any]]:
             "examined": list(report.examined),
             "commits": report.commits,
             "rows": report.written,
-            "partitions": len(report.lines),
+            "partitions": len(report.partitions),
             "findings": [str(each) for each in report.found][:4],
         }
 

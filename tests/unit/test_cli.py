@@ -35,7 +35,7 @@ from frazil.errors import ConfigError, Fatal, Unavailable, cause, counted
 from frazil.formats import schema_sample
 from frazil.ledger import staged_batch
 from frazil.ops.status import _batches
-from frazil.render import TextTable, output
+from frazil.render import output, text_table
 from frazil.spark.open_table import opener
 from frazil.spark.query import translated
 from tests.unit.test_plain import Made
@@ -444,12 +444,9 @@ def test_an_unknown_error_is_a_sentence_and_a_file(
 
 
 def test_nothing_is_cut_in_a_pipe(capfd: pytest.CaptureFixture[str]):
-    grid = TextTable(title="x")
-    for name in ("partition", "snapshot", "more", "and more"):
-        grid.add_column(name)
     topic, snapshot = "a-topic-with-a-long-name." * 8 + "[127]", "8744736658442914487"
-    grid.add_row(topic, snapshot, "y" * 80, "z" * 80)
-    output().print(grid, markup=False)
+    columns = ("partition", "snapshot", "more", "and more")
+    output().print(text_table("x", columns, [(topic, snapshot, "y" * 80, "z" * 80)]))
     out = capfd.readouterr().out
     assert topic in out
     assert snapshot in out

@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from frazil.auditing.checks import audit
 from frazil.auditing.history import Evidence
@@ -33,7 +34,7 @@ from frazil.ledger.index_rows import IndexRows
 from frazil.ledger.sink_state import REPLAY, STREAM, index_entry, known_tables
 from frazil.ledger.tags import ledger_tag
 from frazil.offsets import BATCHES, Cut, Partition
-from frazil.render import TextTable, colour
+from frazil.render import Line, colour, json_values, text_table
 from frazil.spark.open_table import Open
 
 _PROVES = {
@@ -50,6 +51,8 @@ _SHOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
+    JSON: ClassVar = "=with_broker"
+
     reports: list[TableReport]
     #: tables of the config that do not exist, or that the sink has not written to yet
     absent: tuple[str, ...] = ()
@@ -71,6 +74,24 @@ class AuditResult:
         """Every offset is accounted for; a loss that an operator accepted is one of them."""
         return self.verdict in ("proven", "accepted loss")
 
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.proven else 3
+
+    @property
+    def with_broker(self) -> list[TableReport | dict[str, object]]:
+        """The reports, and behind them that on the broker, if it was asked."""
+        if self.lag is None and not self.findings:
+            return [*self.reports]
+        broker: dict[str, object] = {
+            "broker": self.broker,
+            "lag": self.lag,
+            "last_commit_ms": self.committed_ms,
+            "verdict": worst(self.findings),
+            "findings": list(map(str, self.findings)),
+        }
+        return [*self.reports, broker]
+
     def raise_unless_proven(self) -> None:
         if not self.proven:
             findings = [(report.table, one) for report in self.reports for one in report.found]
@@ -81,6 +102,35 @@ class AuditResult:
                 f"cannot prove the stream: {self.verdict}: {'; '.join(facts[:3])}{more}",
                 hint="frazil audit CONFIG shows every finding with its ranges",
             )
+
+    def lines(self) -> Iterator[Line]:
+        tables = [report for report in self.reports if "manifests" in report.examined]
+        for report in self.reports:
+            few = report in tables and len(tables) <= _SHOWN
+            if few or report.verdict != "proven":
+                yield audit_table(json_values(report))
+        for report in self.reports:
+            yield Text.from_markup(
+                ("" if len(self.reports) == 1 else f"{report.table}, sink {report.sink}: ")
+                + f"[{colour(report.verdict)}]{report.verdict}[/]: "
+                f"{counted(report.written, 'row')} in {counted(report.commits, 'commit')}; "
+                f"{_PROVES[report.proves]} ({', '.join(report.examined)})"
+            )
+        for note in dict.fromkeys(note for report in self.reports for note in report.notes):
+            yield f"{note}{f' ({note.result})' if note.result else ''}"
+        yield from beginnings(self)
+        for line in self.broker:
+            yield (
+                f"{line['topic']}[{line['partition']}]: read from {line['read_from']} to "
+                f"{line['position']}; the broker has {line['earliest']} to {line['latest']}, "
+                f"{line['lag']} to come"
+                + (f", {line['never_read']} before the beginning" if line["never_read"] else "")
+            )
+        if self.lag is not None:
+            yield _lag(self)
+        yield from map(str, self.findings)
+        if self.absent:
+            yield f"not written to yet: {', '.join(self.absent)}"
 
 
 class ReadOnlyIndex:
@@ -104,7 +154,7 @@ class ReadOnlyIndex:
         )
 
     @property
-    def _told(self) -> dict[str, IndexRows]:
+    def _rows(self) -> dict[str, IndexRows]:
         return self._reading.result()
 
     @property
@@ -112,12 +162,12 @@ class ReadOnlyIndex:
         return self.rows_of(STREAM)
 
     def rows_of(self, table: str) -> IndexRows:
-        return self._told.get(table, index_rows.NOTHING)
+        return self._rows.get(table, index_rows.NOTHING)
 
     def chain(self) -> IndexRows:
         """Rows that cover all records: the stream's, and the table's own where the stream has none
         because there was only one table. Snapshot ids are cleared: they are not the index's."""
-        others = [rows for name, rows in self._told.items() if name != STREAM]
+        others = [rows for name, rows in self._rows.items() if name != STREAM]
         if len(self.stream):
             others = [index_rows.outside(rows, self.stream) for rows in others]
             others = [self.stream, *(rows for rows in others if len(rows))]
@@ -217,7 +267,7 @@ def _started(reports: Sequence[TableReport]) -> list[TableReport]:
     moved = {
         report.sink
         for report in reports
-        if report.found or any(line.range.end > line.range.start for line in report.lines)
+        if report.found or any(line.range.end > line.range.start for line in report.partitions)
     }
     return [
         report
@@ -237,7 +287,7 @@ def _nothing(report: TableReport) -> Finding:
 
 def _streams(indexes: Iterable[ReadOnlyIndex]) -> list[TableReport]:
     reports = [index.report() for index in indexes]
-    return [report for report in reports if report.commits or report.found or report.lines]
+    return [report for report in reports if report.commits or report.found or report.partitions]
 
 
 def _reports(
@@ -386,7 +436,7 @@ def against_kafka(config: Config, opened: Open, proof: AuditResult) -> AuditResu
         line.range.partition: line.range.start
         for report in proof.reports
         if report.sink == config.sink.id and index is not None and report.table == index.name
-        for line in report.lines
+        for line in report.partitions
     }
     offsets = broker.compare(config, entry, began)
     return replace(
@@ -443,53 +493,12 @@ def _within(limits: AuditLimits, proof: AuditResult, why: str) -> AuditResult:
     return replace(proof, findings=(*proof.findings, *findings))
 
 
-def show(proof: AuditResult, console: Console) -> None:
-    tables = [report for report in proof.reports if "manifests" in report.examined]
-    for report in proof.reports:
-        few = report in tables and len(tables) <= _SHOWN
-        if few or report.verdict != "proven":
-            console.print(audit_table(report.values()))
-    for report in proof.reports:
-        console.print(
-            ("" if len(proof.reports) == 1 else f"{report.table}, sink {report.sink}: ")
-            + f"[{colour(report.verdict)}]{report.verdict}[/]: {counted(report.written, 'row')} in "
-            f"{counted(report.commits, 'commit')}; "
-            f"{_PROVES[report.proves]} ({', '.join(report.examined)})",
-            soft_wrap=True,
-        )
-    for note in dict.fromkeys(note for report in proof.reports for note in report.notes):
-        console.print(
-            f"{note}{f' ({note.result})' if note.result else ''}",
-            soft_wrap=True,
-            markup=False,
-            highlight=False,
-        )
-    for beginning in beginnings(proof):
-        console.print(beginning, soft_wrap=True, markup=False, highlight=False)
-    for line in proof.broker:
-        console.print(
-            f"{line['topic']}[{line['partition']}]: read from {line['read_from']} to "
-            f"{line['position']}; the broker has {line['earliest']} to {line['latest']}, "
-            f"{line['lag']} to come"
-            + (f", {line['never_read']} before the beginning" if line["never_read"] else ""),
-            soft_wrap=True,
-            markup=False,
-            highlight=False,
-        )
-    if proof.lag is not None:
-        console.print(_standing(proof), soft_wrap=True, markup=False, highlight=False)
-    for finding in proof.findings:
-        console.print(str(finding), soft_wrap=True, markup=False)
-    if proof.absent:
-        console.print(f"not written to yet: {', '.join(proof.absent)}", soft_wrap=True)
-
-
 def beginnings(proof: AuditResult) -> list[str]:
     """Partitions whose first offsets are not part of the proof: the sink started later, or records
     were deleted before it first read the topic."""
     began: dict[tuple[str, Partition], int] = {}
     for report in proof.reports:
-        for line in report.lines:
+        for line in report.partitions:
             key = (report.sink, line.range.partition)
             began[key] = min(line.range.start, began.get(key, line.range.start))
     late = [(p, start) for (_, p), start in sorted(began.items()) if start and p != BATCHES]
@@ -500,7 +509,7 @@ def beginnings(proof: AuditResult) -> list[str]:
     return lines + [f"and {len(late) - _SHOWN} partitions more"] * (len(late) > _SHOWN)
 
 
-def _standing(proof: AuditResult) -> str:
+def _lag(proof: AuditResult) -> str:
     if not proof.lag:
         return "nothing waits in Kafka"
     at = proof.committed_ms
@@ -513,44 +522,33 @@ def _standing(proof: AuditResult) -> str:
     return f"{proof.lag:,} offsets wait in Kafka and are not part of this proof; {last}"
 
 
-def audit_table(report: dict[str, Any]) -> TextTable:
-    table = TextTable(title=f"{report['table']}: sink {report['sink']}")
-    outcome_names = ["written", "rejected", "skipped", "invisible"]
-    outcome_names += [
+def audit_table(report: dict[str, Any]) -> Table:
+    """The table of a report's partitions; `report` is its JSON, which also a process prints."""
+    outcomes = ["written", "rejected", "skipped", "invisible"]
+    outcomes += [
         outcome
         for outcome in ("merged", "elsewhere", "lost")
         if any(line[outcome] for line in report["partitions"])
     ]
-    for name in ("partition", "range", *outcome_names, "gaps", "overlaps"):
-        table.add_column(name, justify="left" if name in ("partition", "range") else "right")
-    for line in report["partitions"]:
-        table.add_row(
-            f"{line['topic']}[{line['partition']}]",
-            f"[{line['start']:,}, {line['end']:,})".replace("[", "\\[", 1),
-            *(f"{line[outcome]:,}" for outcome in outcome_names),
-            _spans(line["gaps"]),
-            _spans(line["overlaps"]),
-        )
-    for finding in report["findings"]:
-        table.caption = f"{table.caption}\n{finding}" if table.caption else finding
+    numbers = (*outcomes, "gaps", "overlaps")
+    table = text_table(
+        f"{report['table']}: sink {report['sink']}",
+        ("partition", "range", *numbers),
+        (
+            (
+                f"{line['topic']}[{line['partition']}]",
+                f"[{line['start']:,}, {line['end']:,})",
+                *(f"{line[outcome]:,}" for outcome in outcomes),
+                *(_spans(line[kind]) for kind in ("gaps", "overlaps")),
+            )
+            for line in report["partitions"]
+        ),
+        right=numbers,
+    )
+    if report["findings"]:
+        table.caption = "\n".join(report["findings"])
     return table
 
 
 def _spans(spans: list[list[int]]) -> str:
-    return ", ".join(f"\\[{start}, {end})" for start, end in spans) or "0"
-
-
-def values(proof: AuditResult) -> list[dict[str, object]]:
-    """For `--json`: the reports, and the broker's at the end."""
-    reports = [report.values() for report in proof.reports]
-    if proof.lag is not None or proof.findings:
-        reports.append(
-            {
-                "broker": proof.broker,
-                "lag": proof.lag,
-                "last_commit_ms": proof.committed_ms,
-                "verdict": worst(proof.findings),
-                "findings": list(map(str, proof.findings)),
-            }
-        )
-    return reports
+    return ", ".join(f"[{start}, {end})" for start, end in spans) or "0"

@@ -39,7 +39,7 @@ from frazil.commit.rewind_plan import (
     TableState,
     choose,
     empty,
-    stand,
+    table_rewind,
 )
 from frazil.commit.tables import parallel_map
 from frazil.errors import (
@@ -251,7 +251,7 @@ class RewindSteps:
         for path, _ in self._stored():
             self._index.delete(path)  # the batch record only: no table refers to it
         self._step("unstaged", "")
-        self._index_back(boundary, _place(choice.stands))
+        self._index_back(boundary, _source(choice.tables))
         self._step("indexed", "")
         self._index.remove_property(key)
         self._step("done", "")
@@ -278,7 +278,7 @@ class RewindSteps:
         table, target = self._tables[name][0], self._targets[name]
 
         def done() -> bool:
-            rewind = stand(self._state(name), self.sink, boundary, self.stream)
+            rewind = table_rewind(self._state(name), self.sink, boundary, self.stream)
             if rewind.trouble:
                 raise Fatal(f"cannot rewind table {name}: {rewind.trouble}")
             if not rewind.moves and not rewind.expired:
@@ -287,7 +287,7 @@ class RewindSteps:
             refuse(RewindPlan(boundary, (rewind,)))
             if target.head().commit_id != target.seen:
                 raise self._fenced(name)
-            if rewind.then is None:
+            if rewind.snapshot_then is None:
                 self._emptied(target, table, rewind)
             else:
                 self._forked(table, rewind)
@@ -298,16 +298,18 @@ class RewindSteps:
 
     def _forked(self, table: RewindableTable, rewind: TableRewind) -> None:
         kept = rewind.entry
-        assert rewind.then is not None
+        assert rewind.snapshot_then is not None
         assert kept is not None
         fork = f"frazil-rewind-{self.sink}"
-        table.fork(fork, rewind.then)
+        table.fork(fork, rewind.snapshot_then)
         end = Cut({**self._first, **kept.end})
         claim = self._claim(kept, end, kept.batches[1], kept.source[1])
 
         def check(history: Iterator[Snapshot]) -> str | None:
             newest = next(history, None)
-            return None if newest and newest.id == rewind.then else f"branch {fork} has moved"
+            return (
+                None if newest and newest.id == rewind.snapshot_then else f"branch {fork} has moved"
+            )
 
         try:
             table.append([], claim.summary(), branch=fork, check=check, leftovers=[])
@@ -325,7 +327,7 @@ class RewindSteps:
                 tag: claimed.snapshot.id,
                 fork: None,
             },
-            expected={rewind.branch: rewind.now, fork: claimed.snapshot.id},
+            expected={rewind.branch: rewind.snapshot_now, fork: claimed.snapshot.id},
         )
 
     def _emptied(self, target: TableCommitter, table: RewindableTable, rewind: TableRewind) -> None:
@@ -341,7 +343,7 @@ class RewindSteps:
         self._step("forked", table.name)
         table.move(
             {**rewind.tags, rewind.branch: None, ledger_tag(self.sink, rewind.branch): None},
-            expected={rewind.branch: rewind.now},
+            expected={rewind.branch: rewind.snapshot_now},
         )
         self._extend(target)
 
@@ -400,7 +402,7 @@ class RewindSteps:
         )
 
 
-def _place(stands: Sequence[TableRewind]) -> str:
+def _source(rewinds: Sequence[TableRewind]) -> str:
     """The position of Spark's sources. Only a DataFrame sink has one, and it fills one table."""
-    sources = [rewind.entry.source[1] for rewind in stands if rewind.entry is not None]
+    sources = [rewind.entry.source[1] for rewind in rewinds if rewind.entry is not None]
     return sources[0] if len(sources) == 1 else ""

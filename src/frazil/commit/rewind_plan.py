@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from itertools import islice
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -56,10 +56,11 @@ class Boundary:
     batch: int
     cut: Cut
     #: when that batch was committed to the index; None: before the first batch
-    at: datetime | None = None
+    committed_at: datetime | None = None
 
     def __str__(self) -> str:
-        when = f", {self.at.isoformat(timespec='seconds')}" if self.at else ""
+        at = self.committed_at
+        when = f", {at.isoformat(timespec='seconds')}" if at else ""
         name = f"batch:{self.batch}" if self.batch != BEGINNING else "the beginning (batch:-1)"
         return f"{name}{when}"
 
@@ -240,24 +241,28 @@ class TableState:
 class LostCommit:
     """A commit of another writer that a rewind would undo."""
 
-    snapshot_id: int
+    snapshot: int
     #: id of the other sink; empty: not written by a sink
     sink: str
     reason: str
 
     def __str__(self) -> str:
-        return f"snapshot {self.snapshot_id}: {self.reason}"
+        return f"snapshot {self.snapshot}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
 class TableRewind:
     """The effect of a rewind to a boundary on one table."""
 
+    JSON: ClassVar = (
+        "table branch moves snapshot_now snapshot_then commits rows ranges foreign expired"
+    )
+
     table: str
     branch: str
     #: the newest snapshot before and after the rewind; None: the table is empty
-    now: int | None = None
-    then: int | None = None
+    snapshot_now: int | None = None
+    snapshot_then: int | None = None
     #: the sink's removed snapshots that have records: their number, ranges and rows
     commits: int = 0
     ranges: tuple[Range, ...] = ()
@@ -285,7 +290,9 @@ class TableRewind:
         return bool(self.floor)
 
 
-def stand(state: TableState, sink: str, boundary: Boundary, stream: BatchTimeline) -> TableRewind:
+def table_rewind(
+    state: TableState, sink: str, boundary: Boundary, stream: BatchTimeline
+) -> TableRewind:
     cut = boundary.cut
     walked: Walked = []
     beyond: list[LedgerEntry] = []  # the sink's entries with records beyond the cut
@@ -304,7 +311,7 @@ def stand(state: TableState, sink: str, boundary: Boundary, stream: BatchTimelin
     rewind = TableRewind(state.name, state.branch, now, now)
     if beyond:
         rewind = _going(state, sink, walked[:going], beyond, cut)
-        if rewind.then is not None and going == len(walked):  # expired
+        if rewind.snapshot_then is not None and going == len(walked):  # expired
             return replace(rewind, floor=beyond[-1].end)
     left = [snapshot for snapshot, _ in walked[going:]]
     if not beyond and not head(left, sink, state.tagged).complete:
@@ -460,27 +467,29 @@ def _tags(state: TableState, gone: set[int], losers: set[str]) -> dict[str, int 
 class RewindPlan:
     """A boundary that all tables can be rewound to, with the effect on each."""
 
+    JSON: ClassVar = "*boundary because tables"
+
     boundary: Boundary
-    stands: tuple[TableRewind, ...]
+    tables: tuple[TableRewind, ...]
     #: why it is not the requested boundary
     because: tuple[str, ...] = ()
 
     @property
     def moves(self) -> tuple[TableRewind, ...]:
-        return tuple(rewind for rewind in self.stands if rewind.moves)
+        return tuple(rewind for rewind in self.tables if rewind.moves)
 
     @property
     def expired(self) -> tuple[TableRewind, ...]:
-        return tuple(rewind for rewind in self.stands if rewind.expired)
+        return tuple(rewind for rewind in self.tables if rewind.expired)
 
     @property
     def foreign(self) -> tuple[LostCommit, ...]:
-        return tuple(lost for rewind in self.stands for lost in rewind.foreign)
+        return tuple(lost for rewind in self.tables for lost in rewind.foreign)
 
     @property
     def trouble(self) -> str:
         """Why not even a rewind to the beginning is possible; empty otherwise."""
-        return next((rewind.trouble for rewind in self.stands if rewind.trouble), "")
+        return next((rewind.trouble for rewind in self.tables if rewind.trouble), "")
 
 
 def choose(
@@ -489,15 +498,15 @@ def choose(
     """The newest boundary at or below `start` that no table's commit straddles."""
     boundary, because = start, list[str]()
     while True:
-        stands: list[TableRewind] = []
+        rewinds: list[TableRewind] = []
         for state in states:
-            stands.append(stand(state, sink, boundary, stream))
-            if stands[-1].trouble:
+            rewinds.append(table_rewind(state, sink, boundary, stream))
+            if rewinds[-1].trouble:
                 break
-        last = stands[-1] if stands else None
+        last = rewinds[-1] if rewinds else None
         because += [last.trouble] if last and last.trouble else []
         if last is None or not last.trouble or boundary.batch == BEGINNING:
-            return RewindPlan(boundary, tuple(stands), tuple(dict.fromkeys(because)))
+            return RewindPlan(boundary, tuple(rewinds), tuple(dict.fromkeys(because)))
         boundary = stream.at(min(stream.below(last.limit).batch, boundary.batch - 1))
 
 

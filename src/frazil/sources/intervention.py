@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -64,6 +65,8 @@ class WantedPosition:
 @dataclass(frozen=True, slots=True)
 class Intervention:
     """The effect of a request."""
+
+    JSON: ClassVar = "lost begin says"
 
     lost: tuple[Range, ...] = ()
     #: first offsets of partitions under new names, and of those that only get another topic id
