@@ -20,7 +20,6 @@ import pytest
 import typer.main
 
 from frazil.cli import commands
-from frazil.commit.recovery import staging_folder
 from frazil.config import model as configs
 from frazil.config.sections import (
     CompletenessConfig,
@@ -34,7 +33,7 @@ from frazil.config.sections import (
 from frazil.errors import ConfigError, Fatal, Unavailable, cause, counted
 from frazil.formats import schema_sample
 from frazil.ledger import staged_batch
-from frazil.ops.status import _batches
+from frazil.ledger.sink_state import staged_batches, staging_folder
 from frazil.render import output, text_table
 from frazil.spark.open_table import opener
 from frazil.spark.query import translated
@@ -376,7 +375,7 @@ def test_a_batch_record_that_is_none_is_told_in_a_sentence(
     folder.mkdir(parents=True)
     (folder / "0.json").write_bytes({**TORN, **FOREIGN}[name])
     with pytest.raises(Fatal) if name in FOREIGN else nullcontext():
-        assert list(_batches(given, table)) == []
+        assert [batch for _, batch in staged_batches(given, table)] == [None]
     code, _, err = says(capfd, monkeypatch, "status", str(config), "--no-spark")
     assert code == 1
     assert ("staged batch" in err) == (name in FOREIGN), err

@@ -50,7 +50,7 @@ class World(test_locate.World):
         self.asked = 0
         self.lost: list[Range] = []
         self.error: Exception | None = None
-        monkeypatch.setattr(broker, "Planner", lambda *_, **__: self)
+        monkeypatch.setattr(broker.Planner, "of", lambda *_, **__: self)
 
     def batch(self, **more: Any) -> None:
         super().batch(**more)

@@ -178,7 +178,7 @@ def test_status_and_offsets_show_name_tables_in_doubt(
         monkeypatch.setattr(f"frazil.kafka.planner.Planner.{part}", lambda *_, a=answer: a)
     monkeypatch.setattr("frazil.kafka.planner.TopicIdentity.check", lambda *_: None)
     monkeypatch.setattr("frazil.kafka.planner.TopicIdentity.differs", lambda *_: False)
-    monkeypatch.setattr("frazil.ops.status._batches", lambda *_: [])
+    monkeypatch.setattr("frazil.ops.status.staged_batches", lambda *_: [])
     found = status(world.config, world.open)
     assert "in doubt: db.a" in found["state"]
     assert set(found["in_doubt"]) == {"db.a"}

@@ -1,4 +1,7 @@
-"""The tables that a sink's position depends on, from the ledger of its offset index. Pure."""
+"""The state of a sink, read from its offset index: position, epoch, tables and staged batches.
+
+Every command and every start reads it here; nothing is written.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,11 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
+from frazil.config.model import Config
 from frazil.errors import IdentityMismatch
+from frazil.ledger import staged_batch
 from frazil.ledger.entry import LedgerEntry, Snapshot, head
+from frazil.ledger.staged_batch import StagedBatch
 from frazil.ledger.tags import ledger_tag
 
 #: Suffix of the id of a sink that replays the dead letters of another.
@@ -25,6 +31,30 @@ class ReadableIndex(Protocol):
     def tagged(self, tag: str) -> Snapshot | None: ...
     @property
     def properties(self) -> dict[str, str]: ...
+
+
+class StagingStore(Protocol):
+    """The operations used to read the staging folder, with the index's access to its files."""
+
+    @property
+    def location(self) -> str: ...
+    def listing(self, folder: str, /) -> list[str]: ...
+    def fetch(self, path: str) -> bytes: ...
+
+
+def staging_folder(config: Config, index: StagingStore) -> str:
+    folder = config.sink.staging_location.rstrip("/") or f"{index.location}/stage"
+    return f"{folder}/{config.sink.id}/"
+
+
+def staged_batches(config: Config, index: StagingStore) -> Iterator[tuple[str, StagedBatch | None]]:
+    """Paths and batches in the staging folder; None: the record of the batch is torn."""
+    for path in index.listing(staging_folder(config, index)):
+        if path.endswith(".json"):
+            try:
+                yield path, staged_batch.load(index.fetch(path), path)
+            except IdentityMismatch:
+                continue  # a run that is still alive has committed it meanwhile
 
 
 def index_entry(index: ReadableIndex, sink: str) -> LedgerEntry | None:

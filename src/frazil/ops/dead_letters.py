@@ -11,12 +11,11 @@ from typing import Any
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sql
 
-from frazil.commit.recovery import staging_folder
 from frazil.config.model import Config
 from frazil.errors import ConfigError, counted
 from frazil.iceberg.java import JavaCatalog
 from frazil.ledger.completeness import Timestamp
-from frazil.ledger.sink_state import known_tables
+from frazil.ledger.sink_state import known_tables, staged_batches
 from frazil.render import Line, text_table
 from frazil.sink import Sink
 from frazil.sources.dead_letters import (
@@ -190,9 +189,7 @@ def replay(
     earlier replay staged but did not commit are committed first."""
     sink, source = _sink(config, wanted, on_step)
     index = JavaCatalog(spark, config.catalog.name).load(config.index_table)
-    left = index is not None and any(
-        path.endswith(".json") for path in index.listing(staging_folder(sink.config, index))
-    )
+    left = index is not None and any(staged_batches(sink.config, index))
     if not left and not _waiting(config, spark, wanted):
         return ReplayReport()
     staged = sink.once(spark, counts_on=notes_table(config))

@@ -22,7 +22,6 @@ from pyspark.sql import SparkSession
 
 from frazil.commit.batch_chain import chain
 from frazil.commit.protocol import TableCommitter
-from frazil.commit.recovery import staging_folder
 from frazil.commit.rewind import refuse_unfinished
 from frazil.config.model import Config
 from frazil.errors import ConfigError, FrazilError, counted
@@ -36,9 +35,9 @@ from frazil.kafka.planner import (
     spelled,
     with_new_partitions,
 )
-from frazil.ledger import staged_batch
 from frazil.ledger.entry import LedgerEntry, OperatorNote
-from frazil.ledger.sink_state import index_entry
+from frazil.ledger.sink_state import index_entry, staged_batches
+from frazil.ledger.staged_batch import StagedBatch
 from frazil.offsets import BATCHES, Cut, Partition, Range
 from frazil.ops.startup_checks import doubt_lines, error_values, in_doubt
 from frazil.render import Line, text_table
@@ -49,9 +48,9 @@ from frazil.sources.intervention import (
     Intervention,
     InterventionSource,
     WantedPosition,
-    asked,
     decide,
     overtaken,
+    planner_for,
 )
 from frazil.spark.open_table import Open
 
@@ -179,7 +178,7 @@ def preview(
         raise ConfigError(f"cannot {wanted.did}: sink {config.sink.id} has no position yet")
     known = TopicIdentity.of(entry)
     position, staged, known = _position_after_staged(config, catalog, index, entry, known)
-    planner = asked(config, known, wanted)
+    planner = planner_for(config, known, wanted)
     now, partitions = planner.origin()
     marks = planner.watermarks(partitions)
     # A recreated topic has not lost the old topic's offsets: they belong to another topic.
@@ -198,7 +197,7 @@ def preview(
     )
 
 
-def _whole(catalog: JavaCatalog, batch: staged_batch.StagedBatch) -> bool:
+def _whole(catalog: JavaCatalog, batch: StagedBatch) -> bool:
     """Whether all files of the batch exist; if not, the batch is read again."""
     tables = [(catalog.load(staged.name), staged.manifests) for staged in batch.tables]
     return not any(table.lacking(manifests) for table, manifests in tables if table is not None)
@@ -209,11 +208,8 @@ def _position_after_staged(
 ) -> tuple[Cut, int, TopicIdentity]:
     """The position after the staged batches, which are committed first; their number; and the
     topics."""
-    paths = index.listing(staging_folder(config, index))
-    stored = [
-        staged_batch.load(index.fetch(path), path) for path in paths if path.endswith(".json")
-    ]
-    staged = chain(entry.end, [batch for batch in stored if batch], set(), entry.source[1])
+    stored = [batch for _, batch in staged_batches(config, index) if batch]
+    staged = chain(entry.end, stored, set(), entry.source[1])
     staged = list(itertools.takewhile(partial(_whole, catalog), staged))
     if not staged:
         return entry.end, 0, known
@@ -347,14 +343,8 @@ def show_offsets(config: Config, opened: Open) -> OffsetsReport:
     if index is not None:
         entry = index_entry(index, sink)
     position = entry.end if entry else Cut()
-    known = TopicIdentity.of(entry) if entry else TopicIdentity()
-    planner = Planner(
-        config.kafka.resolved(),
-        topics=config.sink.topics,
-        pattern=config.sink.topic_pattern,
-        origin=known,
-        trusting=True,
-    )
+    known = TopicIdentity.of(entry)
+    planner = Planner.of(config, entry, trusting=True)
     now, partitions = planner.origin()
     marks = planner.watermarks(partitions)
     stops: FrazilError | None = None

@@ -20,7 +20,6 @@ from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[at
 from pyspark.sql import SparkSession
 
 from frazil.commit.protocol import TableCommitter
-from frazil.commit.recovery import staging_folder
 from frazil.commit.rewind import RewindSteps, Without, fence
 from frazil.commit.rewind_plan import COLUMNS, RewindPlan, TableRewind, earliest
 from frazil.commit.tables import parallel_map, writer_spec
@@ -29,10 +28,15 @@ from frazil.config.sections import TableConfig
 from frazil.errors import ConfigError, Expired, Fatal, FrazilError, IdentityMismatch, counted
 from frazil.iceberg.java import JavaCatalog
 from frazil.iceberg.java_table import JavaTable
-from frazil.kafka.planner import Planner, TopicIdentity
+from frazil.kafka.planner import Planner
 from frazil.ledger import index as offset_index
-from frazil.ledger import staged_batch
-from frazil.ledger.sink_state import REPLAY, announced_tables, property_tables, tables_property
+from frazil.ledger.sink_state import (
+    REPLAY,
+    announced_tables,
+    property_tables,
+    staged_batches,
+    tables_property,
+)
 from frazil.ledger.staged_batch import StagedBatch
 from frazil.offsets import BATCHES, Cut, Range
 from frazil.ops.index_rebuild import taken_out
@@ -210,12 +214,7 @@ class _RewindCommand:
 
     def _stored(self, sink: str) -> list[tuple[str, StagedBatch | None]]:
         config = replace(self._config, sink=replace(self._config.sink, id=sink))
-        paths = self._index.listing(staging_folder(config, self._index))
-        return [
-            (path, staged_batch.load(self._index.fetch(path), path))
-            for path in paths
-            if path.endswith(".json")
-        ]
+        return list(staged_batches(config, self._index))
 
     def _rows(self, sink: str) -> pa.Table:
         """The sink's current index rows, read with Spark: any storage, deletes applied."""
@@ -336,13 +335,7 @@ class _RewindCommand:
     @cached_property
     def _first_kept(self) -> Cut:
         """The first offsets that Kafka still has."""
-        config, entry = self._config, self._doing.entry
-        planner = Planner(
-            config.kafka.resolved(),
-            topics=config.sink.topics,
-            pattern=config.sink.topic_pattern,
-            origin=TopicIdentity.of(entry),
-        )
+        planner = Planner.of(self._config, self._doing.entry)
         _, partitions = planner.origin()
         return planner.watermarks(partitions).low
 

@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from frazil.commit.protocol import TableCommitter
-from frazil.commit.recovery import staging_folder
 from frazil.config.model import Config
 from frazil.config.units import duration
 from frazil.errors import IdentityMismatch, counted
@@ -23,10 +22,9 @@ from frazil.iceberg.java import JavaCatalog
 from frazil.iceberg.java_table import JavaTable
 from frazil.iceberg.live_files import place, refuse_shared
 from frazil.iceberg.static_table import ReadOnlyTable
-from frazil.kafka.planner import Planner, TopicIdentity
-from frazil.ledger import staged_batch
-from frazil.ledger.entry import entries, head
-from frazil.ledger.sink_state import known_tables
+from frazil.kafka.planner import Planner
+from frazil.ledger.entry import entries
+from frazil.ledger.sink_state import index_entry, known_tables, staged_batches
 from frazil.ledger.staged_batch import StagedBatch
 from frazil.ledger.tags import ledger_tag
 from frazil.maintenance import tasks
@@ -72,19 +70,11 @@ def status(config: Config, opened: Open) -> StatusReport:
     last commit, and whether records wait longer than they should.
     """
     table, sink = opened(config.index_table), config.sink.id
-    newest = head(table.history("main"), sink, table.tagged(ledger_tag(sink))) if table else None
-    entry = newest.entry if newest else None
+    entry = index_entry(table, sink) if table else None
     position = entry.end if entry else Cut()
-    stored = [] if table is None else list(_batches(config, table))
-    staged = [batch for batch in stored if not position.reaches(batch.end)]
-    known = TopicIdentity.of(entry) if entry else TopicIdentity()
-    planner = Planner(
-        config.kafka.resolved(),
-        topics=config.sink.topics,
-        pattern=config.sink.topic_pattern,
-        origin=known,
-        trusting=True,
-    )
+    stored = staged_batches(config, table) if table else ()
+    staged = [batch for _, batch in stored if batch and not position.reaches(batch.end)]
+    planner = Planner.of(config, entry, trusting=True)
     _, partitions = planner.origin()
     marks = planner.watermarks(partitions)
     lag = {p: end - position.get(p, marks.low[p]) for p, end in marks.end.items()}
@@ -196,16 +186,6 @@ def _dead_letter(row: dict[str, Any]) -> str:
     return f"{where} offset {row['offset']}: {row['message']}"[:_WIDTH]
 
 
-def _batches(config: Config, table: ReadOnlyTable) -> Iterator[StagedBatch]:
-    for path in table.listing(staging_folder(config, table)):
-        try:
-            batch = staged_batch.load(table.fetch(path), path) if path.endswith(".json") else None
-        except IdentityMismatch:
-            continue  # it was committed meanwhile
-        if batch is not None:
-            yield batch
-
-
 def _waiting(
     config: Config, opened: Open, position: Cut, staged: list[StagedBatch]
 ) -> dict[str, dict[str, object]]:
@@ -265,7 +245,7 @@ def orphans(
         return []
     # The order protects files that a running sink commits meanwhile: staged batches first, then
     # the file listings, then the files that snapshots reference.
-    stored = _stored(config, index_table)
+    stored = [batch for _, batch in staged_batches(config, index_table) if batch]
     names = {table.name for table in config.tables if "{" not in table.name}
     known = {*known_tables(index_table, config.sink.id), *(n for b in stored for n in b.names)}
     loaded = {name: catalog.load(name) for name in sorted(names | known)}
@@ -339,12 +319,3 @@ def _referenced(config: Config, spark: SparkSession, table: JavaTable) -> Iterat
         for row in spark.table(f"{name}.{rows}").select(column).collect():
             if row[0] is not None:
                 yield row[0]
-
-
-def _stored(config: Config, index_table: JavaTable) -> list[StagedBatch]:
-    """The batch records in the staging folder; incomplete ones are left out."""
-    paths = index_table.listing(staging_folder(config, index_table))
-    batches = [
-        staged_batch.load(index_table.fetch(path), path) for path in paths if path.endswith(".json")
-    ]
-    return [batch for batch in batches if batch is not None]

@@ -16,12 +16,12 @@ from pathlib import Path
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from frazil.commit.recovery import staging_folder
 from frazil.config import model as configs
 from frazil.config.model import Config
 from frazil.errors import ConfigError, FrazilError, Unavailable
 from frazil.iceberg.java import JavaCatalog
 from frazil.iceberg.java_table import JavaTable
+from frazil.ledger.sink_state import staging_folder
 from frazil.steps import STEPS
 from frazil.testing.process import toml
 
