@@ -7,7 +7,6 @@ the proof of a stopped sink is not mistaken for a proof of its topics.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -237,7 +236,7 @@ def of_sink(config: Config, opened: Open, deep: bool = False) -> AuditResult:
         table = opened(name)
         reports = None
         if table is not None:
-            branch = _branch(config, name)
+            branch = config.branch(name)
             reports = _reports(table, branch, list(table.history(branch)), indexes, deep)
         if reports is None and name in known:
             gone = Finding("gap", "the table is gone; the index says that it was there")
@@ -374,14 +373,6 @@ def _tagged_snapshots(table: ReadOnlyTable, branch: str) -> dict[str, Snapshot]:
         if sink and tag == ledger_tag(sink, branch):
             snapshots[sink] = snapshot
     return snapshots
-
-
-def _branch(config: Config, name: str) -> str:
-    """The branch of a table, by its config or its template's."""
-    for table in config.tables:
-        if re.fullmatch(re.sub(r"\\\{\w+\\\}", r"\\w+", re.escape(table.name)), name):
-            return table.branch
-    return "main"
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,21 +25,13 @@ import pyarrow.compute as pc
 
 from frazil.errors import ConfigError, counted
 from frazil.ledger import index
+from frazil.ledger.columns import RANGE_COLUMNS
 from frazil.ledger.entry import PREFIX, LedgerEntry, Snapshot, head, parse
 from frazil.ledger.sink_state import STREAM
 from frazil.offsets import Cut, Partition, Range
 
 #: Columns read from the index.
-COLUMNS = (
-    "batch",
-    "table_name",
-    "topic",
-    "partition",
-    "start_offset",
-    "end_offset",
-    "commit_id",
-    "committed_at",
-)
+COLUMNS = (*RANGE_COLUMNS, "commit_id", "committed_at")
 #: Before the first batch.
 BEGINNING = -1
 #: Maximum number of boundaries tried, oldest first, to find the earliest possible one.

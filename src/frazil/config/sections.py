@@ -7,6 +7,7 @@ reference in `docs/reference/config.md` has the same keys and defaults.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -276,6 +277,14 @@ class ConfigSections:
     def versioned_tables(self) -> tuple[str, ...]:
         """Tables, or templates of tables, that have a `_deleted` table beside them."""
         return tuple(table.name for table in self.tables if table.version_column)
+
+    def branch(self, table: str) -> str:
+        """The branch of a table, by its `[[table]]` or the template that it was created from."""
+        branches = {table_config.name: table_config.branch for table_config in self.tables}
+        for name, branch in branches.items() if table not in branches else ():
+            if re.fullmatch(re.sub(r"\\\{\w+\\\}", r"\\w+", re.escape(name)), table):
+                return branch
+        return branches.get(table, "main")
 
     @property
     def group(self) -> str:

@@ -48,8 +48,7 @@ def as_of(
     if isinstance(target, Config):
         name, sink = _only(target, table), sink or target.sink.id
         catalog = catalog or target.catalog.name
-        branches = {table_config.name: table_config.branch for table_config in target.tables}
-        branch = branch or branches.get(name, "main")
+        branch = branch or target.branch(name)
     else:
         name, catalog, branch = target, catalog or "lake", branch or "main"
     opened = JavaCatalog(spark, catalog)

@@ -48,7 +48,6 @@ from frazil.ops.index_rebuild_plan import (
     UnknownRange,
     rebuild,
 )
-from frazil.ops.locate import branch_of
 from frazil.render import Line
 
 #: Summary key of a rebuild's snapshot, which is no ledger entry: the id of the rebuild.
@@ -126,7 +125,6 @@ class _IndexRebuild:
         self._catalog = catalog
         self._table = table
         self._sink = sink
-        self._branches = {table_config.name: table_config.branch for table_config in config.tables}
 
     def run(self, dry_run: bool) -> SinkRebuild | None:
         """None: the sink never wrote to this index."""
@@ -190,7 +188,7 @@ class _IndexRebuild:
                 fact = "is gone" if table is None else "was dropped and made again"
                 unknown.append(UnknownRange(name, None, f"the table {fact}"))
                 continue
-            branch = branch_of(self._branches, name)
+            branch = self._config.branch(name)
             tagged = table.tagged(ledger_tag(self._sink, branch))
             snapshots = self._own_snapshots(table.history(branch), tagged)
             histories.append(LedgerHistory(name, table.uuid, snapshots, _files(table, branch)))

@@ -35,7 +35,15 @@ from numpy.typing import NDArray
 from frazil.accounting import OutcomeCounts, RangeCounts
 from frazil.iceberg.static_table import DataFile
 from frazil.ledger import index
-from frazil.ledger.columns import INDEXED_OUTCOMES, RangeColumns, codes, of_entries, of_rows, select
+from frazil.ledger.columns import (
+    INDEXED_OUTCOMES,
+    RANGE_COLUMNS,
+    RangeColumns,
+    codes,
+    of_entries,
+    of_rows,
+    select,
+)
 from frazil.ledger.entry import PREFIX, LedgerEntry, Snapshot, parse
 from frazil.ledger.index import Located
 from frazil.ledger.sink_state import STREAM
@@ -43,22 +51,7 @@ from frazil.ledger.staged_batch import StagedBatch, StagedTable
 from frazil.offsets import BATCHES, Cut, Partition, Range, join
 
 #: The index columns to read.
-COLUMNS = (
-    "batch",
-    "table_name",
-    "topic",
-    "partition",
-    "start_offset",
-    "end_offset",
-    "written",
-    "rejected",
-    "skipped",
-    "invisible",
-    "merged",
-    "lost",
-    "started_at",
-    "commit_id",
-)
+COLUMNS = (*RANGE_COLUMNS, *INDEXED_OUTCOMES, "started_at", "commit_id")
 _ID = f"{PREFIX}commit-id"
 #: The batch in a data file's name.
 _NAME = re.compile(r"/frazil-.+-\d+-(\d+)-[0-9a-f-]{36}\.parquet$")

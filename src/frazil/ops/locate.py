@@ -6,9 +6,8 @@ bounds of the live data files. Normally without Spark.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, ClassVar
 
@@ -19,6 +18,7 @@ from frazil.accounting import OutcomeCounts
 from frazil.config.model import Config
 from frazil.errors import ConfigError
 from frazil.iceberg.static_table import COLUMNS_PROPERTY, DataFile, ReadOnlyTable
+from frazil.ledger.columns import INDEXED_OUTCOMES, RANGE_COLUMNS
 from frazil.ledger.completeness import Timestamp
 from frazil.ledger.entry import PREFIX, OperatorNote, Snapshot, entries, own_entry
 from frazil.ledger.sink_state import REPLAY, STREAM, index_entry, known_tables
@@ -27,26 +27,8 @@ from frazil.render import Line
 from frazil.spark.open_table import Open
 
 _COLUMNS = (
-    "sink",
-    "batch",
-    "table_name",
-    "topic",
-    "partition",
-    "start_offset",
-    "end_offset",
-    "written",
-    "rejected",
-    "skipped",
-    "invisible",
-    "merged",
-    "lost",
-    "operator_note",
-    "event_time_low",
-    "event_time_high",
-    "epoch",
-    "commit_id",
-    "snapshot_id",
-    "committed_at",
+    *("sink", *RANGE_COLUMNS, *INDEXED_OUTCOMES, "operator_note", "event_time_low"),
+    *("event_time_high", "epoch", "commit_id", "snapshot_id", "committed_at"),
 )
 #: Number of files shown; JSON lists all.
 _SHOWN = 5
@@ -173,18 +155,8 @@ class _Where:
     offset: int
     catalog: str
     opened: Open
-    branches: Mapping[str, str] = field(default_factory=dict)
-
-    def branch(self, table: str) -> str:
-        return branch_of(self.branches, table)
-
-
-def branch_of(branches: Mapping[str, str], table: str) -> str:
-    """The branch of a table, or of its template, in `branches` (name in the config → branch)."""
-    for name, branch in branches.items():
-        if re.fullmatch(re.sub(r"\\\{\w+\\\}", r"\\w+", re.escape(name)), table):
-            return branch
-    return "main"
+    #: table → its branch
+    branch: Callable[[str], str]
 
 
 def of_sink(
@@ -203,8 +175,7 @@ def of_sink(
             f"cannot locate {where} at {offset} in table {table}: sink "
             f"{config.sink.id} fills {', '.join(names) or 'none'}"
         )
-    branches = {table_config.name: table_config.branch for table_config in config.tables}
-    asked = _Where(where, offset, config.catalog.name, opened, branches)
+    asked = _Where(where, offset, config.catalog.name, opened, config.branch)
     report = _answer(asked, index, [config.sink.id], [table] if table else names)
     return replace(report, also=_also(index, config.sink.id, where))
 
@@ -233,7 +204,7 @@ def of_table(
         raise ConfigError(
             f"cannot locate {where} at {offset}: no snapshot of table {name} was written by Frazil"
         )
-    asked = _Where(where, offset, catalog, opened, {name: branch})
+    asked = _Where(where, offset, catalog, opened, lambda _: branch)
     reports = [
         _answer(asked, opened(index) if index else None, sinks, [name])
         for index, sinks in indexes.items()

@@ -243,15 +243,11 @@ def confirm(
         )
     sink = config.sink.id
     refuse_unfinished(index.properties, sink, "confirm")
-    branch = next(
-        (table_config.branch for table_config in config.tables if table_config.name == table),
-        "main",
-    )
     known = None
     if table != config.index_table:
         position = TableCommitter(index, "main", sink, 0, time, claimed_first=True).head().entry
         known = position and replace(position, tables={}, index=config.index_table)
-    target = TableCommitter(java_table, branch, sink, 0, time)
+    target = TableCommitter(java_table, config.branch(table), sink, 0, time)
     doubted = target.doubted(known)
     if note is not None and doubted is not None:
         says = f"{table} holds everything below {spelled_cut(doubted.end)} and nothing beyond"

@@ -40,7 +40,6 @@ from frazil.ledger.sink_state import (
 from frazil.ledger.staged_batch import StagedBatch
 from frazil.offsets import BATCHES, Cut, Range
 from frazil.ops.index_rebuild import taken_out
-from frazil.ops.locate import branch_of
 from frazil.render import Line, text_table
 
 #: Number of tables shown one by one; of the rest, a sum.
@@ -199,7 +198,6 @@ class _RewindCommand:
         names += [config.dead_letters.table] if config.dead_letters else []
         names += [n for _, batch in self._stored(self._sink) if batch for n in batch.names]
         names = list(dict.fromkeys([*names, *known, *announced]))
-        branches = {table.name: table.branch for table in config.tables}
         tables = {}
         for name, table in zip(names, parallel_map(self._catalog.load, names), strict=True):
             if table is None and name not in known:
@@ -209,7 +207,7 @@ class _RewindCommand:
                 raise IdentityMismatch(
                     f"cannot rewind table {name}: it {fact}", hint="restore the table"
                 )
-            tables[name] = table, branch_of(branches, name)
+            tables[name] = table, config.branch(name)
         return tables
 
     def _stored(self, sink: str) -> list[tuple[str, StagedBatch | None]]:

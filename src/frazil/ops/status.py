@@ -201,10 +201,9 @@ def _waiting(
         elif table.uuid != batches[-1].table(name).uuid:
             why = "the table was dropped and made again"
         else:
-            branch = next((t.branch for t in config.tables if t.name == name), "main")
             beyond = takewhile(
                 lambda pair: not position.reaches(pair[0].end),
-                entries(table.history(branch), config.sink.id),
+                entries(table.history(config.branch(name)), config.sink.id),
             )
             committed = {commit_id for entry, _ in beyond for commit_id in entry.commit_ids}
             batches = [batch for batch in batches if batch.commit_id not in committed]
