@@ -157,7 +157,7 @@ def hear_all(folder: Path) -> tuple[float, Callable[[], Any]]:
             "commits": report.commits,
             "rows": report.written,
             "partitions": len(report.partitions),
-            "findings": [str(each) for each in report.found][:4],
+            "findings": [str(each) for each in report.findings][:4],
         }
 
     return imported, run

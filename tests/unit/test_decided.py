@@ -300,7 +300,7 @@ def test_a_loss_that_nobody_signed_for_is_a_gap(note: str):
     report = history(note).report()
     assert report.verdict == "gap"
     assert report.partitions[0].gaps == (Range(A, 10, 15),)
-    assert "accepted loss" not in {each.kind for each in report.found}
+    assert "accepted loss" not in {each.kind for each in report.findings}
 
 
 def test_a_note_covers_its_own_range_alone():

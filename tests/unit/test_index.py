@@ -693,7 +693,7 @@ def test_l13_one_partitions_trouble_stays_its_own():
     verdicts = {line.range.partition: line.verdict for line in report.partitions}
     assert verdicts[P] == "proven"
     assert verdicts[Q] != "proven"
-    assert {r for each in report.found for r in each.ranges} == {Range(Q, 20, 30)}
+    assert {r for each in report.findings for r in each.ranges} == {Range(Q, 20, 30)}
 
 
 def test_l14_a_slow_index_pushes_back_and_says_so(stream: Stream):

@@ -357,7 +357,7 @@ def history(*spans: tuple[int, int], sink: str = "s") -> tuple[list[Snapshot], l
 def test_the_first_snapshot_that_has_everything_below_a_cut(offset: int, nth: int):
     """(Of the ids, the first is the claim's.)"""
     found, ids = history((0, 10), (10, 20), (20, 30))
-    snapshot = first("db.a", found, {P: offset})
+    snapshot = first("db.a", found, Cut({P: offset}))
     assert snapshot is not None
     assert snapshot.id == ids[nth]
 
@@ -370,29 +370,29 @@ def test_commits_of_others_in_between_are_none_of_it():
     world.tables["db.a"].add(["y"], {})
     snapshots = list(world.tables["db.a"].history("main"))
     for offset, at in ((10, 3), (11, 1)):
-        found = first("db.a", snapshots, {P: offset})
+        found = first("db.a", snapshots, Cut({P: offset}))
         assert found == snapshots[at]
 
 
 def test_what_is_not_there_yet_is_none():
     found, _ = history((0, 10))
-    assert first("db.a", found, {P: 11}) is None
-    assert first("db.a", found, {Partition("other", 0): 1}) is None
-    assert first("db.a", [], {P: 1}) is None
+    assert first("db.a", found, Cut({P: 11})) is None
+    assert first("db.a", found, Cut({Partition("other", 0): 1})) is None
+    assert first("db.a", [], Cut({P: 1})) is None
 
 
 def test_what_lies_before_the_beginning_is_refused():
     found, _ = history((100, 110))
     with pytest.raises(ConfigError, match=r"its ledger begins at orders\[0\]@100"):
-        first("db.a", found, {P: 50})
+        first("db.a", found, Cut({P: 50}))
 
 
 def test_what_was_expired_is_refused_with_the_oldest_one_left():
     found, ids = history((0, 10), (10, 20), (20, 30))
     with pytest.raises(Expired) as refused:
-        first("db.a", found[:1], {P: 15})
+        first("db.a", found[:1], Cut({P: 15}))
     assert f"VERSION AS OF {ids[3]}" in refused.value.hint
-    assert first("db.a", found[:1], {P: 25}) == found[0]
+    assert first("db.a", found[:1], Cut({P: 25})) == found[0]
 
 
 def test_of_several_sinks_one_must_be_named():
@@ -400,8 +400,8 @@ def test_of_several_sinks_one_must_be_named():
     theirs, _ = history((0, 10), sink="other")
 
     with pytest.raises(ConfigError, match="sinks other, s write to table"):
-        first("db.a", [*mine, *theirs], {P: 5})
-    assert first("db.a", [*mine, *theirs], {P: 5}, "s") == mine[0]
+        first("db.a", [*mine, *theirs], Cut({P: 5}))
+    assert first("db.a", [*mine, *theirs], Cut({P: 5}), "s") == mine[0]
 
 
 @pytest.mark.parametrize("args", [("0", str(2**63)), (str(2**31), "0"), ("0", "9" * 400)])

@@ -65,7 +65,7 @@ class AuditResult:
 
     @property
     def verdict(self) -> str:
-        findings = [finding for report in self.reports for finding in report.found]
+        findings = [finding for report in self.reports for finding in report.findings]
         return worst((*findings, *self.findings))
 
     @property
@@ -87,13 +87,13 @@ class AuditResult:
             "lag": self.lag,
             "last_commit_ms": self.committed_ms,
             "verdict": worst(self.findings),
-            "findings": list(map(str, self.findings)),
+            "findings": self.findings,
         }
         return [*self.reports, broker]
 
     def raise_unless_proven(self) -> None:
         if not self.proven:
-            findings = [(report.table, one) for report in self.reports for one in report.found]
+            findings = [(report.table, one) for report in self.reports for one in report.findings]
             findings += [("", one) for one in self.findings]
             facts = [f"{table}: {one}" if table else str(one) for table, one in findings]
             more = f"; and {len(facts) - 3} more" if len(facts) > 3 else ""
@@ -181,7 +181,7 @@ class ReadOnlyIndex:
             _tagged_snapshots(self.table, "main"),
             index={self.sink: self.chain()},
         )
-        reports = _judged(evidence, self.sink)
+        reports = _audit(evidence, self.sink)
         return reports[0] if reports else TableReport(self.table.name, self.sink, (), 0)
 
 
@@ -266,12 +266,12 @@ def _started(reports: Sequence[TableReport]) -> list[TableReport]:
     moved = {
         report.sink
         for report in reports
-        if report.found or any(line.range.end > line.range.start for line in report.partitions)
+        if report.findings or any(line.range.end > line.range.start for line in report.partitions)
     }
     return [
         report
         if report.sink in moved or report.sink.endswith(REPLAY)
-        else replace(report, found=(_nothing(report),))
+        else replace(report, findings=(_nothing(report),))
         for report in reports
     ]
 
@@ -286,7 +286,7 @@ def _nothing(report: TableReport) -> Finding:
 
 def _streams(indexes: Iterable[ReadOnlyIndex]) -> list[TableReport]:
     reports = [index.report() for index in indexes]
-    return [report for report in reports if report.commits or report.found or report.partitions]
+    return [report for report in reports if report.commits or report.findings or report.partitions]
 
 
 def _reports(
@@ -314,10 +314,10 @@ def _reports(
         deep=table.origins(branch) if deep and not table.has_equality_deletes(branch) else None,
         misdescribed=list(table.misdescribed(branch)) if deep else None,
     )
-    return _judged(evidence)
+    return _audit(evidence)
 
 
-def _judged(evidence: Evidence, sink: str = "") -> list[TableReport]:
+def _audit(evidence: Evidence, sink: str = "") -> list[TableReport]:
     """Run the audit; an unreadable ledger entry or index row raises Fatal."""
     try:
         return audit(evidence, sink)
@@ -445,9 +445,9 @@ def _waited(report: TableReport, lag: int) -> TableReport:
     if report.verdict != _NOTHING:
         return report
     if not lag:
-        return replace(report, found=())
+        return replace(report, findings=())
     says = f"sink {report.sink} never committed a batch, and {lag:,} offsets wait in Kafka"
-    return replace(report, found=(Finding(_NOTHING, says),))
+    return replace(report, findings=(Finding(_NOTHING, says),))
 
 
 def _last_commit(index: ReadOnlyTable | None, sink: str) -> int | None:

@@ -28,12 +28,16 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Finding:
+    JSON: ClassVar = "=text"
+
     kind: str
     says: str
     ranges: tuple[Range, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.says}"
+
+    text = property(__str__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +89,13 @@ class TableReport:
     sink: str
     partitions: tuple[PartitionReport, ...]
     commits: int
-    found: tuple[Finding, ...] = ()
+    findings: tuple[Finding, ...] = ()
     #: the sources that were examined
     examined: tuple[str, ...] = ()
     #: do its batches replace the rows of their keys?
     upserts: bool = False
     #: interventions of operators in the stream
     notes: tuple[OperatorNote, ...] = ()
-
-    @property
-    def findings(self) -> tuple[str, ...]:
-        return tuple(map(str, self.found))
 
     @property
     def written(self) -> int:
@@ -115,7 +115,7 @@ class TableReport:
     def verdict(self) -> str:
         """`proven`, or the kind of the worst finding; `accepted loss` where everything else is
         proven."""
-        return worst(self.found)
+        return worst(self.findings)
 
 
 def worst(findings: Iterable[Finding]) -> str:

@@ -211,7 +211,7 @@ def audit(
         )
     if against_kafka or max_lag is not None or max_age:
         raise ConfigError("cannot compare with Kafka: only a sink's TOML file says where it is")
-    return evidence.of_table(_opener(_bare(target, catalog), spark), target, branch, deep)
+    return evidence.of_table(_opener(_catalog_only(target, catalog), spark), target, branch, deep)
 
 
 @command(app)
@@ -274,7 +274,7 @@ def locate(
     if _is_file(target):
         config = configs.load(target)
         return locate.of_sink(config, _opener(config, spark), where, offset, table)
-    config = _bare(target, catalog)
+    config = _catalog_only(target, catalog)
     opened = _opener(config, spark)
     return locate.of_table(config.catalog.name, opened, target, where, offset, branch)
 
@@ -516,12 +516,12 @@ def confirm(
     """Sign that a table whose history was expired holds everything below its ledger's end."""
     from frazil.ops import offsets
 
-    _want_a_reason("confirm", reason, yes)
+    _require_reason("confirm", reason, yes)
     note = offsets.operator_note("confirm", reason, by) if yes else None
     return offsets.confirm(config, _session(config), table, note)
 
 
-def _want_a_reason(did: str, reason: str, yes: bool) -> None:
+def _require_reason(did: str, reason: str, yes: bool) -> None:
     if yes and not reason.strip():
         raise ConfigError(
             f"cannot {did}: expected a --reason, found none",
@@ -533,7 +533,7 @@ def _decide(path: Path, wanted: Any, reason: str, by: str, yes: bool) -> Report:
     from frazil.ops import offsets
 
     config = configs.load(path)
-    _want_a_reason(wanted.did, reason, yes)
+    _require_reason(wanted.did, reason, yes)
     spark = _session(config)
     plan = offsets.preview(config, spark, wanted, path)
     if yes and plan.decision:
@@ -597,11 +597,11 @@ def _say(error: FrazilError) -> int:
     return error.exit_code
 
 
-def _session(given: Config) -> Any:
+def _session(config: Config) -> Any:
     from frazil.spark.session import session
 
     with progress.status("starting Spark"):
-        return session(given, say=progress.print)
+        return session(config, say=progress.print)
 
 
 def _opener(config: Config, spark: bool | None) -> Any:
@@ -618,7 +618,7 @@ def _is_file(target: str) -> bool:
         return False
 
 
-def _bare(table: str, catalog: list[str]) -> Config:
+def _catalog_only(table: str, catalog: list[str]) -> Config:
     """A config with nothing but a catalog, for commands that need no sink."""
     import os
 

@@ -300,9 +300,9 @@ class ConfigSections:
         return min(map(duration, own))
 
 
-def replayed(letters: str) -> str:
+def replayed(dead_letters: str) -> str:
     """The table that records which dead letters were replayed."""
-    return f"{letters}_replayed"
+    return f"{dead_letters}_replayed"
 
 
 def deleted_keys_table(table: str) -> str:

@@ -134,7 +134,7 @@ def list_dead_letters(
     listing["groups"] = [
         group.asDict() for group in groups if which in ("all", _state(group.replayed))
     ]
-    listing["letters"] = [_letter(row) for row in _newest(frame, which, wanted.limit or 10)]
+    listing["letters"] = [_values(row) for row in _newest(frame, which, wanted.limit or 10)]
     return listing
 
 
@@ -162,7 +162,7 @@ def _newest(frame: DataFrame, which: str, limit: int) -> list[Row]:
     return newest.collect()
 
 
-def _letter(row: Row) -> dict[str, Any]:
+def _values(row: Row) -> dict[str, Any]:
     values = row.asDict()
     return values | {name: Timestamp.of(values[name]) for name in _TIMES}
 

@@ -106,7 +106,7 @@ class LocatedBatch:
             f"{self.commit_id}, {self.committed_at}{by}"
         )
         if self.counts is not None:
-            yield f"  {_fates(self.counts)}"
+            yield f"  {_outcomes(self.counts)}"
         if self.note is not None:
             yield f"  {self.note}"
         for table in self.tables:
@@ -352,7 +352,7 @@ def _hit(
         and file.rows > file.nulls
         and (file.offsets is None or file.offsets[0] <= offset <= file.offsets[1])
     ]
-    holds, why = _judged(sink, counts, near, where, deletes)
+    holds, why = _verdict(sink, counts, near, where, deletes)
     history = list(table.history(branch))
     kept = snapshot is None or any(candidate.id == snapshot for candidate in history)
     oldest = None if kept else _oldest(history, sink, where, offset)
@@ -372,7 +372,7 @@ def _hit(
     )
 
 
-def _judged(
+def _verdict(
     sink: str, counts: OutcomeCounts, near: Sequence[DataFile], where: Partition, deletes: int
 ) -> tuple[str, str]:
     """Whether the table contains the offset, by counts and file bounds; and why."""
@@ -381,10 +381,10 @@ def _judged(
     every = counts.written == counts.offsets > 0
     if not near:
         if not counts.written:
-            return "no", _fates(counts)
-        return "no", f"{_fates(counts)}, and no live file's bounds hold it"
+            return "no", _outcomes(counts)
+        return "no", f"{_outcomes(counts)}, and no live file's bounds hold it"
     if deletes:
-        return "maybe", f"{_fates(counts)}; {deletes} delete files may hide it"
+        return "maybe", f"{_outcomes(counts)}; {deletes} delete files may hide it"
     for file in near:
         if file.partition == where and file.offsets is not None:
             low, high = file.offsets
@@ -394,12 +394,12 @@ def _judged(
         return "yes", "all offsets of the batch were written"
     if not counts.written:
         if any(f"/frazil-{sink}{REPLAY}-" in file.path for file in near):
-            return "maybe", f"{_fates(counts)}; but letters were replayed around it"
-        return "no", _fates(counts)
-    return "maybe", _fates(counts)
+            return "maybe", f"{_outcomes(counts)}; but letters were replayed around it"
+        return "no", _outcomes(counts)
+    return "maybe", _outcomes(counts)
 
 
-def _fates(counts: OutcomeCounts) -> str:
+def _outcomes(counts: OutcomeCounts) -> str:
     names = ("written", "rejected", "skipped", "invisible", "elsewhere", "lost")
     parts = [f"{number} {name}" for name in names if (number := getattr(counts, name))]
     return f"of {counts.offsets} offsets {', '.join(parts)}" if parts else "nothing was for it"

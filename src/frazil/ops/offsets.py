@@ -250,7 +250,7 @@ def confirm(
     target = TableCommitter(java_table, config.branch(table), sink, 0, time)
     doubted = target.doubted(known)
     if note is not None and doubted is not None:
-        says = f"{table} holds everything below {spelled_cut(doubted.end)} and nothing beyond"
+        says = f"{table} holds everything below {doubted.end.text} and nothing beyond"
         note = replace(note, result=says)
         target.confirm(doubted, note.text())
     return ConfirmReport(sink, table, doubted.end if doubted else None, note if doubted else None)
@@ -279,7 +279,7 @@ class ConfirmReport:
         return self.note is not None
 
     def lines(self) -> Iterator[Line]:
-        cut = spelled_cut(self.below)
+        cut = self.below.text
         if not self.doubted:
             yield f"nothing to confirm: the history of {self.table} tells what it holds"
         elif self.done:
@@ -290,10 +290,6 @@ class ConfirmReport:
                 "beyond? Rows beyond would be there twice: delete them first. Nothing was "
                 "written: --yes and a --reason confirm it"
             )
-
-
-def spelled_cut(cut: Cut) -> str:
-    return ", ".join(f"{partition}@{offset}" for partition, offset in cut.items())
 
 
 # ── position ─────────────────────────────────────────────────────────────────────────────────────
