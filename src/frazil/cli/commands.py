@@ -65,7 +65,7 @@ app.add_typer(offsets_app, name="offsets")
 
 
 def _config(text: str) -> Any:
-    return typer.Argument(parser=lambda path: configs.load(path), metavar="CONFIG", help=text)
+    return typer.Argument(parser=lambda path: configs.load(path), help=text)
 
 
 ConfigFile = Annotated[Config, _config("The sink's TOML file.")]

@@ -16,7 +16,7 @@ from frazil.errors import ConfigError, counted
 from frazil.iceberg.java import JavaCatalog
 from frazil.ledger.completeness import Timestamp
 from frazil.ledger.sink_state import known_tables, staged_batches
-from frazil.render import Line, text_table
+from frazil.render import Line, json_values, text_table
 from frazil.sink import Sink
 from frazil.sources.dead_letters import (
     DeadLetterSelection,
@@ -164,7 +164,7 @@ def _newest(frame: DataFrame, which: str, limit: int) -> list[Row]:
 
 def _values(row: Row) -> dict[str, Any]:
     values = row.asDict()
-    return values | {name: Timestamp.of(values[name]) for name in _TIMES}
+    return values | {name: json_values(Timestamp.of(values[name])) for name in _TIMES}
 
 
 def _state(replayed: bool) -> str:
