@@ -153,8 +153,8 @@ def hear_all(folder: Path) -> tuple[float, Callable[[], Any]]:
             "examined": list(report.examined),
             "commits": report.commits,
             "rows": report.written,
-            "partitions": len(report.lines),
-            "findings": [str(each) for each in report.found][:4],
+            "partitions": len(report.partitions),
+            "findings": [str(each) for each in report.findings][:4],
         }
 
     return imported, run

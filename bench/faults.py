@@ -657,7 +657,7 @@ def appended(
             update.appendFile(table._data_file(file))
         update.set(MARK, str(number))
         if check is not None:
-            update.validateWith(java_table._Validator(check, table._catalog.read))
+            update.validateWith(java_table._Validator(check, table._catalog.to_snapshot))
         update.commit()
 
 

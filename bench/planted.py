@@ -143,7 +143,7 @@ class Planted:
             finding
             for report in found.reports
             if report.table in self.tables
-            for finding in report.found
+            for finding in report.findings
             if finding.kind in self.kinds and any(_names(finding, each) for each in self.named)
         ]
         return min(fitting, key=lambda each: WEIGHTS.index(each.kind), default=None)
@@ -1681,7 +1681,8 @@ def _judge_clean(seed: int, history: History, before: evidence.AuditResult) -> T
     told.false_alarms += 1
     for each in bad:
         told.complaints.append(
-            f"seed {seed}: false alarm: {each.table}, sink {each.sink}: {'; '.join(each.findings)}"
+            f"seed {seed}: false alarm: {each.table}, sink {each.sink}: "
+            + "; ".join(map(str, each.findings))
         )
     return told
 

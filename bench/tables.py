@@ -203,7 +203,7 @@ class Bench:
         mine = [reports[f"db.t_{kind(i)}"] for i in range(tables)]
         for report in mine:
             if report.verdict != "proven":
-                raise SystemExit(f"{report.table}: {report.values()}")
+                raise SystemExit(f"{report}")
         rows = sum(report.written for report in mine)
         if rows != expected:
             raise SystemExit(f"{rows} rows in the tables, {expected} records")

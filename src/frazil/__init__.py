@@ -177,7 +177,7 @@ def as_of(
     """
     from frazil.ops import as_of
 
-    below = as_of.wanted(topic, partition, offset, cut)
+    below = as_of.wanted_cut(topic, partition, offset, cut)
     return as_of.as_of(spark, target, below, table=table, sink=sink, catalog=catalog, branch=branch)
 
 

@@ -144,6 +144,10 @@ class Cut(Mapping[Partition, int]):
     def __repr__(self) -> str:
         return f"Cut({self.nested()})"
 
+    @property
+    def text(self) -> str:
+        return ", ".join(f"{partition}@{offset}" for partition, offset in self._next.items())
+
     def reaches(self, other: Mapping[Partition, int]) -> bool:
         """Is this cut at or beyond `other` in every partition that `other` names?"""
         return all(self._next.get(partition, 0) >= offset for partition, offset in other.items())

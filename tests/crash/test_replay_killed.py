@@ -68,7 +68,7 @@ def test_no_kill_of_a_replay_loses_or_doubles_a_letter(
     for kind, filled in enumerate(tables):
         assert sorted(_ids(lake, filled)) == list(range(kind, RECORDS, KINDS))
     for report in evidence.of_sink(load(config), JavaCatalog(spark, "lake").open_readonly).reports:
-        assert report.verdict == "proven", report.values()
+        assert report.verdict == "proven", report
     notes = lake.query(f"db.{name}_dead_replayed", '"partition", "offset"')
     assert_once(notes)
     assert len(notes) == RECORDS - RECORDS // KINDS

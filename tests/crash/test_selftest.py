@@ -68,7 +68,7 @@ def test_kills_on_ones_own_servers_are_survived_and_nothing_is_left_behind(
     broker: Broker, lake: Lake, spark: Any, given: Config, steps: tuple[str, ...]
 ):
     outcome = run(given, spark, steps=steps)
-    assert outcome.verdict == "proven", outcome.values()
+    assert outcome.verdict == "proven", outcome
     assert [(part.mode, part.kills) for part in outcome.parts] == [
         ("append", len(steps)),
         ("upsert", len(steps)),

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from frazil.auditing import broker
 from frazil.cli import commands
 from frazil.config.model import Config
 from frazil.errors import ConfigError, Unavailable
@@ -22,7 +21,6 @@ from frazil.iceberg.static_table import ReadOnlyTable
 from frazil.kafka import planner
 from frazil.kafka.planner import TopicIdentity, Watermarks
 from frazil.offsets import Cut
-from frazil.ops import offsets
 from frazil.spark import open_table
 from tests.property.test_planted import lake
 
@@ -263,8 +261,7 @@ def world(history: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tupl
     """A sink with tables and an index on disk; its config."""
     paths = history.save(complete=True)
     kafka = Kafka()
-    for module in (planner, offsets, broker):
-        monkeypatch.setattr(module, "Planner", lambda *_, **__: kafka)
+    monkeypatch.setattr(planner.Planner, "of", lambda *_, **__: kafka)
     monkeypatch.setattr(
         open_table,
         "opener",

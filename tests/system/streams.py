@@ -110,7 +110,7 @@ def all_proven(config: Config, spark: Any, *tables: str) -> dict[str, TableRepor
     """The audit of each of many tables, and of the index."""
     found = {report.table: report for report in reports(config, spark)}
     for name in (*tables, config.index_table):
-        assert found[name].verdict == "proven", found[name].values()
+        assert found[name].verdict == "proven", found[name]
     return {name: found[name] for name in tables}
 
 

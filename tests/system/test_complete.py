@@ -72,11 +72,11 @@ def untils(lake: Lake, name: str, what: str = "batch, min(complete_until), max(c
 
 def answer(config: Config, hour: str = "") -> hours.CompletenessReport:
     """By the index's files alone: no Spark."""
-    return hours.answer(config, opener(config, spark=False), hour)
+    return hours.completeness(config, opener(config, spark=False), hour)
 
 
 def until(config: Config) -> dt.datetime | None:
-    found = answer(config).until
+    found = answer(config).complete_until
     return None if found is None else moment(found)
 
 
@@ -151,7 +151,7 @@ def test_an_hour_is_complete_when_every_partition_is_past_it_and_stays_so(
     send(broker.bootstrap, name, p0=["12:00"], p1=["12:10"])
     catch_up(config, spark)
     assert until(config) == at("11:00")
-    held = {each.partition.number: each.state for each in answer(config).standings}
+    held = {each.partition.number: each.state for each in answer(config).partitions}
     assert held == {0: "ahead", 1: "ahead", 2: "silent", 3: "holds"}
     send(broker.bootstrap, name, p3=["11:30"])
     assert caught_up(config, spark).complete_until == at("11:30")
@@ -226,7 +226,7 @@ def test_a_partition_with_records_to_read_holds_it_back_also_in_the_very_first_b
         sink.stop()
     assert sink.complete_until is None
     assert until(config) is None
-    assert [each.state for each in answer(config).standings] == ["holds", "silent"]
+    assert [each.state for each in answer(config).partitions] == ["holds", "silent"]
     assert caught_up(config, spark).complete_until == at("09:00")
     assert untils(lake, name) == [None, at("09:00")]
 
@@ -250,7 +250,7 @@ def test_a_partition_that_is_idle_holds_the_others_back_no_more(
             return sink.complete_until > at("10:00")
 
         eventually(moved, "the idle partition is left out", sink=sink)
-        states = {each.partition.number: each.state for each in answer(config).standings}
+        states = {each.partition.number: each.state for each in answer(config).partitions}
         assert states == {0: "holds", 1: "idle"}
         send(broker.bootstrap, name, p1=["09:10"])  # late
         assert sink.wait_until(sink.ends(), WITHIN)
@@ -361,7 +361,7 @@ def test_of_many_tables_the_rows_of_the_stream_say_it_and_dead_letters_have_no_e
     ]
     events(broker.bootstrap, name, (0, "a", future))  # a broken clock
     assert caught_up(config, spark).complete_until == at("10:20")
-    found = answer(config).standings[0]
+    found = answer(config).partitions[0]
     assert found.event_time is not None
     assert found.unbelieved is not None
     events(broker.bootstrap, name, (0, "b", "12:00"))
@@ -433,7 +433,7 @@ def test_rows_that_come_from_no_partition_are_judged_by_batches(
     with living(sink) as run:
         assert run.wait_until(run.ends(), WITHIN)
     assert run.complete_until == at("11:30")
-    [found] = hours.answer(sink.config, JavaCatalog(spark, "lake").open_readonly).standings
+    [found] = hours.completeness(sink.config, JavaCatalog(spark, "lake").open_readonly).partitions
     assert (found.partition, found.state) == (BATCHES, "holds")
 
 

@@ -44,7 +44,7 @@ def assert_proven(config: Config, spark: Any) -> dict[str, set[str]]:
     found = evidence.of_sink(config, JavaCatalog(spark, config.catalog.name).open_readonly)
     tables: dict[str, set[str]] = {}
     for report in found.reports:
-        assert report.verdict == "proven", report.values()
+        assert report.verdict == "proven", report
         if report.table != config.index_table:
             tables.setdefault(report.table, set()).add(report.sink)
     return tables
@@ -118,7 +118,7 @@ def test_a_route_that_is_added_and_names_from_data(
         {"field": "kind", "to": [f"db.{name}_{{value}}"]},
     ]
     config = make_config(route=routes + more, **sections)
-    would = dead_letters.look(config, spark, ALL)
+    would = dead_letters.preview_replay(config, spark, ALL)
     assert (would.replayed, would.rejected) == (3, 0)
     assert would.needs == [f"db.{name}_b", f"db.{name}_c"]
     outcome = replay(config, spark)
@@ -311,7 +311,7 @@ def rejected(broker: Broker, spark: Any, name: str, make_config: Make) -> Config
 
 def test_letters_are_selected(rejected: Config, spark: Any, lake: Lake, name: str):
     def would(**wanted: Any) -> int:
-        return dead_letters.look(rejected, spark, DeadLetterSelection(**wanted)).selected
+        return dead_letters.preview_replay(rejected, spark, DeadLetterSelection(**wanted)).selected
 
     assert would() == 6
     assert would(topics=(name,)) == 6

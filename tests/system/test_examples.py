@@ -33,7 +33,7 @@ def lines(values: list[dict[str, Any]]) -> list[bytes]:
 
 def counts(report: Any) -> dict[str, int]:
     fates = ("written", "skipped", "invisible", "merged")
-    return {fate: sum(getattr(line.counts, fate) for line in report.lines) for fate in fates}
+    return {fate: sum(getattr(line.counts, fate) for line in report.partitions) for fate in fates}
 
 
 def test_enrich_joins_the_stream_with_a_table_as_it_is_at_each_batch(

@@ -70,7 +70,7 @@ def test_old_snapshots_go_with_their_files_and_all_that_is_left_is_exact(
     assert feed.oracle.compare(tagged, rows(release)) == []
     report = proven(config, spark)
     assert report.proves == "changes"
-    assert sum(line.counts.written + line.counts.merged for line in report.lines) == 200
+    assert sum(line.counts.written + line.counts.merged for line in report.partitions) == 200
     # What only they needed is really gone, and nothing else.
     folder = lake.folder / "warehouse/db" / name
     for files, where, column in (

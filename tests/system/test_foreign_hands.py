@@ -424,11 +424,11 @@ def test_a_person_who_knows_what_a_table_holds_lets_the_sink_go_on(
     forget_earlier_metadata(lane)
     with pytest.raises(Expired, match="nothing shows"):
         Sink(config).start(spark)
-    asked = offsets.confirmed(config, spark, lane.table, None)
-    assert (asked["doubted"], asked["done"], asked["below"]) == (True, False, {name: {"0": 6}})
-    done = offsets.confirmed(config, spark, lane.table, offsets.signed("confirm", "counted", "ops"))
-    assert done["done"]
-    assert not offsets.confirmed(config, spark, lane.table, None)["doubted"]
+    asked = offsets.confirm(config, spark, lane.table, None)
+    assert (asked.doubted, asked.done, asked.below.nested()) == (True, False, {name: {"0": 6}})
+    note = offsets.operator_note("confirm", "counted", "ops")
+    assert offsets.confirm(config, spark, lane.table, note).done
+    assert not offsets.confirm(config, spark, lane.table, None).doubted
     lane.send()
     catch_up(config, spark)
     lane.exact()
@@ -496,9 +496,9 @@ def test_staged_files_that_are_gone_and_that_kafka_lacks_stop_the_sink_with_the_
         answer.result(WITHIN)
     with pytest.raises(Expired, match=r"\[6, 12\).*a batch was staged there, and 1 of its files"):
         Sink(config).start(spark)
-    wanted = offsets.losses([f"{name}:0:6..12"])
-    plan = offsets.look(config, spark, wanted)
-    offsets.done(config, spark, plan, offsets.signed("accept-loss", "an orphan job", "ops"))
+    wanted = offsets.accept_loss([f"{name}:0:6..12"])
+    plan = offsets.preview(config, spark, wanted)
+    offsets.apply(config, spark, plan, offsets.operator_note("accept-loss", "an orphan job", "ops"))
     lane.send()
     catch_up(config, spark)
     found = sorted(offset for (offset,) in lake.query(lane.table, "_offset"))

@@ -649,7 +649,7 @@ def test_a_source_without_offsets_is_counted_in_batches_and_goes_on_without_a_ch
             eventually(lambda n=here + more: batches(sink) >= n, "some batches", sink=sink)  # type: ignore[misc]
     assert assert_counted(lake, name) == batches(sink)
     found = assert_proven(spark, name, "batches")
-    assert [str(line.range) for line in found.lines] == [f"(batches)[0] [0, {batches(sink)})"]
+    assert [str(line.range) for line in found.partitions] == [f"(batches)[0] [0, {batches(sink)})"]
 
 
 def test_files_that_arrive_are_read_once_with_a_checkpoint_and_not_without(

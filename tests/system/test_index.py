@@ -34,7 +34,7 @@ from frazil.ledger.staged_batch import StagedBatch, StagedTable
 from frazil.maintenance import tasks
 from frazil.maintenance.tasks import RewriteIndexFiles
 from frazil.offsets import Cut, Partition, Range
-from frazil.ops.index_rebuild import rebuilt
+from frazil.ops.index_rebuild import rebuild_index
 from frazil.ops.status import orphans
 from frazil.pipeline.projection import MetadataColumns
 from frazil.testing.datagen import create_topic
@@ -528,7 +528,7 @@ def test_rows_that_somebody_deleted_are_rebuilt_and_l13_other_partitions_stay_pr
     lost = before - told(lake, name)
     assert len(lost) == 2
     report = {each.table: each for each in reports(config, spark)}[f"db.{name}"]
-    verdicts = {line.range.partition.number: line.verdict for line in report.lines}
+    verdicts = {line.range.partition.number: line.verdict for line in report.partitions}
     assert verdicts[0] == verdicts[2] == "proven"
     assert verdicts[1] != "proven"
     wanted = sorted((row[5], row[6]) for row in lost)
@@ -604,7 +604,7 @@ def test_of_several_tables_each_gets_its_rows_and_the_stream_its_own(
     before = told(lake, name)
     spark.sql(f"DELETE FROM lake.db.{name}_index WHERE batch IN (1, 3, 5) AND partition = 0")
     assert {row[2] for row in before - told(lake, name)} == {"*", f"db.{name}_a", f"db.{name}_b"}
-    [outcome] = rebuilt(config, spark)
+    [outcome] = rebuild_index(config, spark).sinks
     assert outcome.unknown == ()
     assert told(lake, name) == before
     all_proven(config, spark, f"db.{name}_a", f"db.{name}_b")
@@ -629,14 +629,14 @@ def test_a_rebuild_disturbs_no_running_sink_and_two_at_once_double_nothing(
     def raced(table: JavaTable, *args: Any, **more: Any) -> None:
         if not others:
             others.append(0)
-            others[0] = rebuilt(config, spark)[0].written
+            others[0] = rebuild_index(config, spark).sinks[0].written
         rewrite(table, *args, **more)
 
     with running(config, spark) as sink:
         produce(broker.bootstrap, name, numbered(10, 100))
         assert sink.wait_until(sink.ends(), WITHIN)
         monkeypatch.setattr(JavaTable, "rewrite", raced)
-        [outcome] = rebuilt(config, spark)
+        [outcome] = rebuild_index(config, spark).sinks
         assert (others, outcome.written) == ([2], 0), "the second found nothing to do"
         produce(broker.bootstrap, name, numbered(10, 200))
         assert sink.wait_until(sink.ends(), WITHIN)

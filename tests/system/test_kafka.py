@@ -33,6 +33,7 @@ from frazil.iceberg.java import JavaCatalog
 from frazil.ledger.entry import OperatorNote
 from frazil.offsets import Cut
 from frazil.ops import completeness, index_rebuild, locate, offsets
+from frazil.render import json_values
 from frazil.sink import Sink
 from frazil.sources.intervention import InterventionSource
 from frazil.testing.datagen import create_topic
@@ -83,9 +84,9 @@ def make_again(bootstrap: str, topic: str, partitions: int) -> None:
 
 def by_hand(config: Config, spark: Any, wanted: Any, why: str = WHY) -> offsets.OffsetsPlan:
     """As the command does it with --yes."""
-    plan = offsets.look(config, spark, wanted)
+    plan = offsets.preview(config, spark, wanted)
     assert plan.decision, plan
-    return offsets.done(config, spark, plan, offsets.signed(wanted.did, why, "ann@ops"))
+    return offsets.apply(config, spark, plan, offsets.operator_note(wanted.did, why, "ann@ops"))
 
 
 def opened(config: Config, spark: Any) -> Any:
@@ -115,7 +116,7 @@ def test_retention_overtakes_the_position_and_the_loss_is_accepted(
     with pytest.raises(Expired, match=rf"{name}\[0\] \[50, 70\)") as told:
         Sink(config).start(spark)
     assert options(told.value.hint) == ["--lost", f"{name}:0:50..70"]
-    found = offsets.standing(config, opened(config, spark))
+    found = offsets.show_offsets(config, opened(config, spark))
     assert found["stops"]["kind"] == "Expired"
     assert [p["overtaken"] for p in found["partitions"]] == [20, 0]
     # Before it is accepted nobody calls it so, and it is not proven either.
@@ -126,26 +127,26 @@ def test_retention_overtakes_the_position_and_the_loss_is_accepted(
     # Exactly what is lost, and nothing else.
     for wrong in ("50..71", "49..70", "50..50"):
         with pytest.raises(ConfigError, match="cannot accept the loss"):
-            offsets.look(config, spark, offsets.losses([f"{name}:0:{wrong}"]))
+            offsets.preview(config, spark, offsets.accept_loss([f"{name}:0:{wrong}"]))
     with pytest.raises(ConfigError, match="cannot accept the loss"):
-        offsets.look(config, spark, offsets.losses([f"{name}:1:50..60"]))
-    done = by_hand(config, spark, offsets.losses([f"{name}:0:50..70"]))
-    assert done.values()["lost"] == [[name, 0, 50, 70]]
+        offsets.preview(config, spark, offsets.accept_loss([f"{name}:1:50..60"]))
+    done = by_hand(config, spark, offsets.accept_loss([f"{name}:0:50..70"]))
+    assert json_values(done)["lost"] == [[name, 0, 50, 70]]
     catch_up(config, spark)
     rows = lake.query(f"db.{name}", "_topic_partition, _offset", "ORDER BY ALL")
     assert rows == [(0, o) for o in range(100) if not 50 <= o < 70] + [(1, o) for o in range(100)]
     report = report_of(config, spark)
     assert report.verdict == "accepted loss"
-    assert [line.counts.lost for line in report.lines] == [20, 0]
-    assert [line.verdict for line in report.lines] == ["accepted loss", "proven"]
+    assert [line.counts.lost for line in report.partitions] == [20, 0]
+    assert [line.verdict for line in report.partitions] == ["accepted loss", "proven"]
     [note] = report.notes
     assert (note.command, note.by, note.reason) == ("accept-loss", "ann@ops", WHY)
     assert report_of(config, spark, config.index_table).verdict == "accepted loss"
     # Where it is asked for, it is told.
-    told_of = locate.values(locate.of_sink(config, opened(config, spark), part(name, 0), 60))
+    told_of = json_values(locate.of_sink(config, opened(config, spark), part(name, 0), 60))
     assert not told_of["held"]
     assert told_of["batches"][0]["note"]["reason"] == WHY
-    [gone] = completeness.values(completeness.answer(config, opened(config, spark)))["lost"]  # type: ignore[misc]
+    [gone] = json_values(completeness.completeness(config, opened(config, spark)))["lost"]  # type: ignore[misc]
     assert (gone["start"], gone["end"], gone["note"]["by"]) == (50, 70, "ann@ops")
     # Snapshots go, the note stays: the index's rows have it.
     for table in (f"db.{name}", config.index_table):
@@ -168,13 +169,13 @@ def test_a_lost_row_of_an_accepted_loss_is_rebuilt_with_its_note(
     catch_up(config, spark)
     produce(b, name, numbered(10, 10))
     retain_from(b, name, 15)
-    by_hand(config, spark, offsets.losses([f"{name}:0:10..15"]))
+    by_hand(config, spark, offsets.accept_loss([f"{name}:0:10..15"]))
     catch_up(config, spark)
     spark.sql(f"DELETE FROM lake.db.{name}_index WHERE lost > 0")
-    [outcome] = index_rebuild.rebuilt(config, spark)
+    [outcome] = index_rebuild.rebuild_index(config, spark).sinks
     assert (outcome.written, outcome.unknown) == (1, ())
     report = report_of(config, spark)
-    assert report.verdict == "accepted loss", report.values()
+    assert report.verdict == "accepted loss", report
     [row] = spark.sql(f"SELECT * FROM lake.db.{name}_index WHERE lost > 0").collect()
     assert (row.start_offset, row.end_offset, row.lost) == (10, 15, 5)
     noted = OperatorNote.of(row.operator_note)
@@ -201,10 +202,10 @@ def test_a_topic_that_was_made_again_is_adopted_and_both_stay_provable(
     assert options(told.value.hint) == ["--topic", name]
     with pytest.raises(IdentityMismatch, match="ends before the position"):
         # With fewer records both partitions end before it, with more one is not there at all.
-        offsets.look(config, spark, offsets.adoption([], "earliest", True))
-    done = by_hand(config, spark, offsets.adoption([name], "earliest", False))
+        offsets.preview(config, spark, offsets.adopt_topic([], "earliest", True))
+    done = by_hand(config, spark, offsets.adopt_topic([name], "earliest", False))
     new = f"{name}@{done.epoch}"
-    assert done.values()["begin"] == {new: {"0": 0}}
+    assert json_values(done)["begin"] == {new: {"0": 0}}
     sink = catch_up(config, spark)
     assert sink.position == Cut({part(name, 0): 10, part(name, 1): 10, part(new, 0): records})
     rows = lake.query(f"db.{name}", "_topic, _topic_partition, _offset, value")
@@ -216,7 +217,7 @@ def test_a_topic_that_was_made_again_is_adopted_and_both_stay_provable(
     assert report.written == 20 + records
     assert [note.command for note in report.notes] == ["adopt-topic"]
     assert locate.of_sink(config, opened(config, spark), part(name, 0), 3).also == (new,)
-    found = offsets.standing(config, opened(config, spark))
+    found = offsets.show_offsets(config, opened(config, spark))
     assert found["stops"] is None
     assert [p["state"] for p in found["partitions"]] == ["made again", "made again", "read"]
 
@@ -232,7 +233,7 @@ def test_the_same_offsets_under_another_id_go_on_where_they_stood(
     catch_up(config, spark)
     make_again(b, name, 1)
     produce(b, name, numbered(30))
-    done = by_hand(config, spark, offsets.adoption([], "earliest", True))
+    done = by_hand(config, spark, offsets.adopt_topic([], "earliest", True))
     assert done.decision.begin == Cut({part(name, 0): 20})
     catch_up(config, spark)
     assert assert_exact(lake, f"db.{name}", b, name) == 30
@@ -248,11 +249,11 @@ def test_a_position_moved_forward_gives_records_up_and_moved_back_reads_them_as_
     config = make_config()
     catch_up(config, spark)
     produce(b, name, numbered(40, 100), 2)
-    by_hand(config, spark, offsets.seeking([f"{name}:0:30"]), "they are of a test")
+    by_hand(config, spark, offsets.seek([f"{name}:0:30"]), "they are of a test")
     catch_up(config, spark)
     rows = lake.query(f"db.{name}", "_topic_partition, _offset", "ORDER BY ALL")
     assert rows == [(0, o) for o in range(40) if not 20 <= o < 30] + [(1, o) for o in range(40)]
-    done = by_hand(config, spark, offsets.seeking([f"{name}:0:35"]), "they were wrong")
+    done = by_hand(config, spark, offsets.seek([f"{name}:0:35"]), "they were wrong")
     new = f"{name}@{done.epoch}"
     assert done.decision.begin == Cut({part(new, 0): 35, part(new, 1): 40})
     produce(b, name, numbered(2, 200), 2)
@@ -262,7 +263,7 @@ def test_a_position_moved_forward_gives_records_up_and_moved_back_reads_them_as_
     report = report_of(config, spark)
     assert report.verdict == "accepted loss"
     assert [note.command for note in report.notes] == ["seek", "seek"]
-    assert {str(line.range): line.verdict for line in report.lines} == {
+    assert {str(line.range): line.verdict for line in report.partitions} == {
         f"{name}[0] [0, 40)": "accepted loss",
         f"{name}[1] [0, 40)": "proven",
         f"{new}[0] [35, 41)": "proven",
@@ -297,14 +298,14 @@ def test_where_a_decision_dies_it_is_done_or_undone_and_a_running_life_is_fenced
     ):
         produce(b, name, numbered(10, end))
         retain_from(b, name, end + 4)
-        wanted = offsets.losses([f"{name}:0:{end}..{end + 4}"])
+        wanted = offsets.accept_loss([f"{name}:0:{end}..{end + 4}"])
 
         def die(seen: Any, at: str = step) -> None:
             if seen.name == at:
                 raise FrazilError(f"died at {at}")
 
-        plan = offsets.look(config, spark, wanted)
-        note = offsets.signed("accept-loss", WHY, "ann@ops")
+        plan = offsets.preview(config, spark, wanted)
+        note = offsets.operator_note("accept-loss", WHY, "ann@ops")
         source = partial(InterventionSource, wanted=wanted, note=note, expected=plan.now)
         dying = Sink(config, source=source, on_step=die)
         with pytest.raises(FrazilError, match="died at"):
@@ -320,11 +321,11 @@ def test_where_a_decision_dies_it_is_done_or_undone_and_a_running_life_is_fenced
     rows = lake.query(f"db.{name}", "_offset", "ORDER BY ALL")
     assert rows == [(o,) for o in range(end) if o not in lost]
     report = report_of(config, spark)
-    assert report.verdict == "accepted loss", report.values()
-    assert report.lines[0].counts.lost == len(lost)
+    assert report.verdict == "accepted loss", report
+    assert report.partitions[0].counts.lost == len(lost)
     with running(config, spark) as alive:
         monkeypatch.setattr("frazil.sink._running", {})  # as from another process
-        by_hand(config, spark, offsets.seeking([f"{name}:0:{end - 5}"]), "again")
+        by_hand(config, spark, offsets.seek([f"{name}:0:{end - 5}"]), "again")
         produce(b, name, numbered(1))
         with pytest.raises(Fenced):
             alive.wait_until({part(name, 0): end + 1}, WITHIN)
@@ -355,10 +356,10 @@ def test_of_several_tables_the_stream_tells_of_the_loss_and_upserts_go_on(
     catch_up(config, spark)
     send(1)
     retain_from(b, f"{name}-a", 15)
-    by_hand(config, spark, offsets.losses([f"{name}-a:0:10..15"]))
+    by_hand(config, spark, offsets.accept_loss([f"{name}-a:0:10..15"]))
     make_again(b, f"{name}-b", 1)
     send(2)
-    by_hand(config, spark, offsets.adoption([], "earliest", False), "made again")
+    by_hand(config, spark, offsets.adopt_topic([], "earliest", False), "made again")
     catch_up(config, spark)
     assert sorted(lake.query(f"db.{name}", "id, turn")) == [(n, 2) for n in range(10)]
     turns = [row[0] for row in lake.query(f"db.{name}_b", "turn", "ORDER BY ALL")]
@@ -417,7 +418,7 @@ def test_three_of_ten_transactions_aborted_markers_at_the_tail_and_one_that_hang
     del hanging
     assert assert_exact(lake, f"db.{name}", b, name) == 76
     report = proven(config, spark)
-    assert sum(line.counts.invisible for line in report.lines) == sum(ends.values()) - 76
+    assert sum(line.counts.invisible for line in report.partitions) == sum(ends.values()) - 76
 
 
 @pytest.fixture(scope="module")
@@ -478,8 +479,8 @@ def test_a_compacted_topic_with_holes_at_head_middle_and_tail(
         assert sink.wait_until(ends, WITHIN)
     rows = assert_exact(lake, f"db.{name}", b, name)
     report = proven(config, spark)
-    assert report.lines[0].range.start == 0, "retention has not moved the beginning"
-    assert report.lines[0].counts.invisible == sent - rows >= 45
+    assert report.partitions[0].range.start == 0, "retention has not moved the beginning"
+    assert report.partitions[0].counts.invisible == sent - rows >= 45
 
 
 def test_another_cluster_behind_the_address_is_seen_and_can_be_adopted(
@@ -499,9 +500,11 @@ def test_another_cluster_behind_the_address_is_seen_and_can_be_adopted(
     with pytest.raises(IdentityMismatch, match="the ledger belongs to Kafka cluster") as told:
         Sink(config).start(spark)
     assert "frazil offsets adopt-topic CONFIG" in told.value.hint
-    assert offsets.standing(config, opened(config, spark))["stops"]["kind"] == "IdentityMismatch"
+    assert (
+        offsets.show_offsets(config, opened(config, spark))["stops"]["kind"] == "IdentityMismatch"
+    )
     assert lake.query(f"db.{name}", "count(*)") == [(20,)], "nothing of it was read"
-    done = by_hand(config, spark, offsets.adoption([], "earliest", False), "moved")
+    done = by_hand(config, spark, offsets.adopt_topic([], "earliest", False), "moved")
     assert done.note is not None
     assert "cluster" in done.note.result
     catch_up(config, spark)

@@ -247,10 +247,12 @@ def test_a_sink_stops_at_such_a_log_and_reads_the_other_records_after_a_rebase(
         config, index.open_readonly, evidence.of_sink(config, index.open_readonly)
     )
     assert seen.verdict == "unaccounted"
-    assert offsets.standing(config, index.open_readonly)["stops"]["kind"] == "IdentityMismatch"
+    assert offsets.show_offsets(config, index.open_readonly)["stops"]["kind"] == "IdentityMismatch"
     [to] = stop.value.hint.split("--to ")[1].split()
-    plan = offsets.look(config, spark, offsets.seeking([to]))
-    epoch = offsets.done(config, spark, plan, offsets.signed("seek", "a disk", "ann@ops")).epoch
+    plan = offsets.preview(config, spark, offsets.seek([to]))
+    epoch = offsets.apply(
+        config, spark, plan, offsets.operator_note("seek", "a disk", "ann@ops")
+    ).epoch
     catch_up(config, spark)
     rows = lake.query(
         f"db.{name}",
@@ -287,7 +289,7 @@ def test_a_sink_with_a_transform_stops_at_such_a_log_and_at_no_other_change_of_l
     send(kafka, name, [f"old-{i}" for i in range(6, 10)])
     catch_up(config, spark)  # a restart that loses nothing
     index = JavaCatalog(spark, config.catalog.name)
-    assert offsets.standing(config, index.open_readonly)["stops"] is None
+    assert offsets.show_offsets(config, index.open_readonly)["stops"] is None
 
     lose_the_log(states, name)
     send(kafka, name, [f"new-{i}" for i in range(20)])
@@ -298,7 +300,7 @@ def test_a_sink_with_a_transform_stops_at_such_a_log_and_at_no_other_change_of_l
     )
     assert seen.verdict == "unaccounted"
     assert f"{name}[0] [0, 10) were read and are no longer" in str(seen.findings)
-    assert offsets.standing(config, index.open_readonly)["stops"]["kind"] == "IdentityMismatch"
+    assert offsets.show_offsets(config, index.open_readonly)["stops"]["kind"] == "IdentityMismatch"
 
 
 def test_a_dataframe_of_our_own_source_stops_at_such_a_log_and_goes_on_over_a_restart(
@@ -346,11 +348,11 @@ def test_a_sink_stops_at_a_new_partition_that_lost_records_and_goes_on_when_that
     with pytest.raises(Expired, match=rf"{name}\[1\] \[0, 7\)") as stop:
         Sink(config).start(spark)
     [lost] = stop.value.hint.split("--lost ")[1].split()
-    plan = offsets.look(config, spark, offsets.losses([lost]))
-    offsets.done(config, spark, plan, offsets.signed("accept-loss", "retention", "ann@ops"))
+    plan = offsets.preview(config, spark, offsets.accept_loss([lost]))
+    offsets.apply(config, spark, plan, offsets.operator_note("accept-loss", "retention", "ann@ops"))
     catch_up(config, spark)
     rows = lake.query(f"db.{name}", "_topic_partition, _offset", "ORDER BY ALL")
     assert rows == [(0, 0), (0, 1), (1, 7), (1, 8), (1, 9)]
     [report] = [r for r in reports(config, spark) if r.table == f"db.{name}"]
     assert report.verdict == "accepted loss"
-    assert [line.counts.lost for line in report.lines] == [0, 7]
+    assert [line.counts.lost for line in report.partitions] == [0, 7]

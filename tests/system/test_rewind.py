@@ -23,7 +23,7 @@ from frazil.iceberg.java import JavaCatalog
 from frazil.iceberg.java_table import JavaTable
 from frazil.offsets import Cut
 from frazil.ops import dead_letters
-from frazil.ops.rewind import look, rewind
+from frazil.ops.rewind import preview, rewind
 from frazil.sink import Sink
 from frazil.sources.dead_letters import DeadLetterSelection
 from frazil.testing import datagen
@@ -79,7 +79,7 @@ def test_a_table_goes_back_and_the_stream_goes_on(
     config = make_config()
     ends = batches(broker, spark, config, 4)
     before = lake.metadata_file(f"db.{name}"), lake.metadata_file(f"db.{name}_index")
-    plan = look(config, spark, "batch:1")
+    plan = preview(config, spark, "batch:1")
     assert before == (lake.metadata_file(f"db.{name}"), lake.metadata_file(f"db.{name}_index"))
     (moved,) = plan.choice.moves
     assert (plan.choice.boundary.cut, plan.batches) == (ends[1], 2)
@@ -90,7 +90,7 @@ def test_a_table_goes_back_and_the_stream_goes_on(
     assert offsets(lake, f"db.{name}") == below(ends[1])
     assert lake.query(f"db.{name}_index", "max(batch)") == [(1,)]
     assert proven(config, spark).written == 40
-    assert look(config, spark, "batch:1").nothing
+    assert preview(config, spark, "batch:1").nothing
     sink = catch_up(config, spark)
     assert sink.epoch == 4 + 3, "two epochs were the rewind's"
     assert assert_exact(lake, f"db.{name}", broker.bootstrap, name) == 80
@@ -275,14 +275,14 @@ def test_a_rest_catalog_and_an_object_store_take_it_too(
     plan = rewind(config, spark, json.dumps(ends[0].nested()))
     assert plan.choice.boundary.cut == ends[0]
     assert tuple(spark.sql(count).first()) == (1_000, 1_000)
-    assert rewind(config, spark, "batch:-1").choice.tables[0].then is None
+    assert rewind(config, spark, "batch:-1").choice.tables[0].snapshot_then is None
     assert tuple(spark.sql(count).first()) == (0, 0)
     catch_up(config, spark)
     assert tuple(spark.sql(count).first()) == (3_000, 3_000)
     for report in of_table(
         JavaCatalog(spark, "s3lake").open_readonly, f"db.{name}", "main"
     ).reports:
-        assert report.verdict == "proven", report.values()
+        assert report.verdict == "proven", report
 
 
 # ── what forbids it ──────────────────────────────────────────────────────────────────────────────
@@ -300,7 +300,7 @@ def test_what_others_wrote_since_is_kept_unless_somebody_gives_it_up(
     with pytest.raises(IdentityMismatch, match="would lose 1 commit of others, as snapshot"):
         rewind(config, spark, "batch:0")
     assert len(lake.query(f"db.{name}")) == 41
-    assert look(config, spark, "batch:1").nothing, "nothing of it goes"
+    assert preview(config, spark, "batch:1").nothing, "nothing of it goes"
     plan = rewind(config, spark, "batch:0", discard_foreign=True)
     assert [lost.reason for lost in plan.choice.foreign] == ["append: 1 row added, 0 deleted"]
     assert offsets(lake, f"db.{name}") == below(ends[0])
@@ -452,7 +452,7 @@ def test_no_life_starts_from_half_a_rewind_and_the_next_one_finishes_it(
     with pytest.raises(Gap, match="a rewind to batch:0 was begun and not finished"):
         Sink(config).start(spark)
     with pytest.raises(Gap, match="a rewind to batch:0 was begun and not finished"):
-        dead_letters.look(config, spark, DeadLetterSelection())
+        dead_letters.preview_replay(config, spark, DeadLetterSelection())
     with pytest.raises(ConfigError, match="a rewind to batch:0 was begun"):
         rewind(config, spark, "batch:1")
     assert rewind(config, spark, "batch:0").unfinished

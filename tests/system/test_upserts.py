@@ -156,7 +156,7 @@ def test_at_every_snapshot_the_table_is_what_a_dictionary_holds(
     assert check(feed, f"db.{name}") >= 10
     report = proven(config, spark)
     assert report.proves == "changes"
-    told = sum(line.counts.written + line.counts.merged for line in report.lines)
+    told = sum(line.counts.written + line.counts.merged for line in report.partitions)
     assert told == 800
     assert all(
         int(each["frazil.keys"]) == int(each["added-equality-deletes"])

@@ -20,7 +20,6 @@ import pytest
 import typer.main
 
 from frazil.cli import commands
-from frazil.commit.recovery import staging_folder
 from frazil.config import model as configs
 from frazil.config.sections import (
     CompletenessConfig,
@@ -34,8 +33,8 @@ from frazil.config.sections import (
 from frazil.errors import ConfigError, Fatal, Unavailable, cause, counted
 from frazil.formats import schema_sample
 from frazil.ledger import staged_batch
-from frazil.ops.status import _batches
-from frazil.render import TextTable, output
+from frazil.ledger.sink_state import staged_batches, staging_folder
+from frazil.render import output, text_table
 from frazil.spark.open_table import opener
 from frazil.spark.query import translated
 from tests.unit.test_plain import Made
@@ -376,7 +375,7 @@ def test_a_batch_record_that_is_none_is_told_in_a_sentence(
     folder.mkdir(parents=True)
     (folder / "0.json").write_bytes({**TORN, **FOREIGN}[name])
     with pytest.raises(Fatal) if name in FOREIGN else nullcontext():
-        assert list(_batches(given, table)) == []
+        assert [batch for _, batch in staged_batches(given, table)] == [None]
     code, _, err = says(capfd, monkeypatch, "status", str(config), "--no-spark")
     assert code == 1
     assert ("staged batch" in err) == (name in FOREIGN), err
@@ -444,12 +443,9 @@ def test_an_unknown_error_is_a_sentence_and_a_file(
 
 
 def test_nothing_is_cut_in_a_pipe(capfd: pytest.CaptureFixture[str]):
-    grid = TextTable(title="x")
-    for name in ("partition", "snapshot", "more", "and more"):
-        grid.add_column(name)
     topic, snapshot = "a-topic-with-a-long-name." * 8 + "[127]", "8744736658442914487"
-    grid.add_row(topic, snapshot, "y" * 80, "z" * 80)
-    output().print(grid, markup=False)
+    columns = ("partition", "snapshot", "more", "and more")
+    output().print(text_table("x", columns, [(topic, snapshot, "y" * 80, "z" * 80)]))
     out = capfd.readouterr().out
     assert topic in out
     assert snapshot in out

@@ -23,6 +23,7 @@ from frazil.ledger.index import rebuilt, rows
 from frazil.ledger.index_rows import of
 from frazil.ledger.staged_batch import StagedBatch, StagedTable
 from frazil.offsets import BATCHES, Cut, Partition, Range, newest_names
+from frazil.render import json_values
 from frazil.sources.intervention import Intervention, WantedPosition, decide, overtaken
 from tests.unit.test_audit import History
 
@@ -286,10 +287,10 @@ def history(note: str, lost: int = 5) -> History:
 def test_a_loss_that_is_signed_for_is_accepted_and_not_proven():
     report = history(NOTE.text()).report()
     assert report.verdict == "accepted loss"
-    assert report.lines[0].counts == OutcomeCounts(written=15, lost=5)
+    assert report.partitions[0].counts == OutcomeCounts(written=15, lost=5)
     assert report.notes == (NOTE,)
-    assert report.lines[0].ranges("accepted loss") == (Range(A, 10, 15),)
-    assert report.values()["partitions"][0]["lost"] == 5  # type: ignore[index]
+    assert report.partitions[0].ranges("accepted loss") == (Range(A, 10, 15),)
+    assert json_values(report)["partitions"][0]["lost"] == 5
 
 
 @pytest.mark.parametrize(
@@ -298,8 +299,8 @@ def test_a_loss_that_is_signed_for_is_accepted_and_not_proven():
 def test_a_loss_that_nobody_signed_for_is_a_gap(note: str):
     report = history(note).report()
     assert report.verdict == "gap"
-    assert report.lines[0].gaps == (Range(A, 10, 15),)
-    assert "accepted loss" not in {each.kind for each in report.found}
+    assert report.partitions[0].gaps == (Range(A, 10, 15),)
+    assert "accepted loss" not in {each.kind for each in report.findings}
 
 
 def test_a_note_covers_its_own_range_alone():
@@ -312,8 +313,8 @@ def test_a_hole_beside_an_accepted_loss_is_still_a_gap():
     found.commit({A: (10, 15)}, outcomes={A: OutcomeCounts(lost=5)}, note=NOTE.text())
     report = found.commit({A: (17, 20)}).report()
     assert report.verdict == "gap"
-    assert report.lines[0].gaps == (Range(A, 15, 17),)
-    assert report.lines[0].ranges("accepted loss") == (Range(A, 10, 15),)
+    assert report.partitions[0].gaps == (Range(A, 15, 17),)
+    assert report.partitions[0].ranges("accepted loss") == (Range(A, 10, 15),)
 
 
 @pytest.mark.parametrize("signed", [True, False])

@@ -689,10 +689,10 @@ def test_l13_one_partitions_trouble_stays_its_own():
         "db.t0", snapshots[::-1], index={"s": told_of(rows)}, positions={"s": position}
     )
     [report] = audit(evidence, "s")
-    verdicts = {line.range.partition: line.verdict for line in report.lines}
+    verdicts = {line.range.partition: line.verdict for line in report.partitions}
     assert verdicts[P] == "proven"
     assert verdicts[Q] != "proven"
-    assert {r for each in report.found for r in each.ranges} == {Range(Q, 20, 30)}
+    assert {r for each in report.findings for r in each.ranges} == {Range(Q, 20, 30)}
 
 
 def test_l14_a_slow_index_pushes_back_and_says_so(stream: Stream):
@@ -923,7 +923,7 @@ def test_what_the_index_has_not_reached_yet_is_not_told_for_it():
     reached = {row["partition"]: row["end_offset"] for row in kept.to_pylist()}
     position = Cut({p: reached.get(p.number, 0) for p in (P, Q)})
     found = rebuild(filled.ledgers, kept.select(list(COLUMNS)), position)
-    assert all(r.end <= position[r.partition] for _, r in found.ranges)
+    assert all(each.range.end <= position[each.range.partition] for each in found.ranges)
 
 
 def test_what_the_index_owes_is_told_with_one_batch(monkeypatch: pytest.MonkeyPatch):
@@ -954,7 +954,9 @@ def test_what_no_snapshot_tells_any_more_is_said():
     _, found = filled.rebuild(rows)
     assert found.located == []
     told = {
-        (r.partition.number, r.start, r.end) for _, r, why in found.unknown if "any more" in why
+        (each.range.partition.number, each.range.start, each.range.end)
+        for each in found.unknown
+        if each.range and "any more" in each.why
     }
     wanted = zip(
         *(lost[c].to_pylist() for c in ("partition", "start_offset", "end_offset")), strict=True

@@ -27,6 +27,7 @@ from frazil.offsets import Cut, Partition, Range
 from frazil.ops import locate
 from frazil.ops.as_of import first
 from frazil.ops.locate import LocateReport, of_sink, of_table
+from frazil.render import json_values, show
 from tests.fakes import FakeClock, FakeTable
 
 P, Q = Partition("orders", 0), Partition("orders", 1)
@@ -157,13 +158,13 @@ def tally(
 
 def only(answer: LocateReport) -> tuple[locate.LocatedBatch, locate.TableHit]:
     (batch,) = answer.batches
-    (place,) = batch.places
+    (place,) = batch.tables
     return batch, place
 
 
 def shown(answer: LocateReport) -> str:
     out = io.StringIO()
-    locate.show(answer, Console(file=out, width=400))
+    show(answer, Console(file=out, width=400))
     return out.getvalue()
 
 
@@ -174,7 +175,7 @@ def test_an_offset_is_in_its_batch_its_first_snapshot_and_the_files_whose_bounds
     answer = world.ask(14)
     batch, place = only(answer)
     assert answer.held
-    assert (batch.number, batch.commit_id, batch.epoch, batch.range) == (
+    assert (batch.batch, batch.commit_id, batch.epoch, batch.range) == (
         1,
         "c1",
         1,
@@ -187,7 +188,7 @@ def test_an_offset_is_in_its_batch_its_first_snapshot_and_the_files_whose_bounds
         f"SELECT * FROM lake.db.a VERSION AS OF {second} WHERE `_topic` = 'orders' AND "
         "`_topic_partition` = 0 AND `_offset` = 14"
     )
-    values = locate.values(answer)
+    values = json_values(answer)
     assert values["batches"][0]["tables"][0]["event_time_low"] == "1970-01-01T00:00:01+00:00"
     for word in ("batch 1 of sink s", "c1", "db.a: yes", place.sql, place.files[0]):
         assert word in shown(answer)
@@ -218,7 +219,7 @@ def test_a_hole_in_the_index_is_filled_by_the_ledger():
     world.batch(a=tally(0, 10))
     world.batch(a=tally(10, 20), indexed=False)  # in the table, and not in the index yet
     batch, place = only(world.ask(15))
-    assert (batch.found_in, batch.number, batch.commit_id, place.holds) == (
+    assert (batch.found_in, batch.batch, batch.commit_id, place.holds) == (
         "ledger",
         1,
         "c1",
@@ -261,14 +262,14 @@ def test_of_many_tables_those_are_named_that_the_batch_wrote_to():
     )
     answer = world.ask(3)
     (batch,) = answer.batches
-    assert {place.table: place.holds for place in batch.places} == {
+    assert {place.table: place.holds for place in batch.tables} == {
         "db.a": "maybe",
         "db.b": "maybe",
         "db.dead": "yes",
     }
     assert batch.counts is not None
     assert (batch.counts.written, batch.counts.rejected) == (9, 1)
-    assert batch.places[2].sql.endswith("`topic` = 'orders' AND `partition` = 0 AND `offset` = 3")
+    assert batch.tables[2].sql.endswith("`topic` = 'orders' AND `partition` = 0 AND `offset` = 3")
     _, alone = only(world.ask(3, table="db.b"))
     assert alone.table == "db.b"
     with pytest.raises(ConfigError, match=r"in table db\.c: sink s fills db\.a, db\.b, db\.dead"):
@@ -278,9 +279,9 @@ def test_of_many_tables_those_are_named_that_the_batch_wrote_to():
 def test_a_letter_that_was_replayed_may_be_where_the_batch_wrote_nothing():
     world = World("db.a", "db.dead")
     world.batch(dead=tally(0, 10, 1, skipped=9, seen=(3, 3)), total=tally(0, 10, 9, rejected=1))
-    assert [p.table for p in world.ask(3).batches[0].places] == ["db.dead"]
+    assert [p.table for p in world.ask(3).batches[0].tables] == ["db.dead"]
     world.tables["db.a"].data.append(DataFile("/db.a/frazil-s.replay-1-0-x.parquet", 2, P, (2, 8)))
-    places = {place.table: place for place in world.ask(3).batches[0].places}
+    places = {place.table: place for place in world.ask(3).batches[0].tables}
     assert places["db.a"].holds == "maybe"
     assert "letters were replayed around it" in places["db.a"].why
 
@@ -314,7 +315,7 @@ def test_an_expired_snapshot_is_said_to_be_and_the_oldest_one_left_that_has_it_i
     table.expire(keep=2)
     newest, oldest = [snapshot.id for snapshot in table.history("main")]
     _, place = only(world.ask(5))
-    assert (place.expired, place.instead) == (True, oldest)
+    assert (place.expired, place.oldest_left) == (True, oldest)
     assert f"VERSION AS OF {oldest} " in place.sql
     assert f"which was expired; the oldest one left that has it is {oldest}" in shown(world.ask(5))
     _, there = only(world.ask(45))
@@ -327,7 +328,7 @@ def test_a_table_by_its_name_finds_the_index_in_its_ledger():
     world.batch(a=tally(10, 20))
     found = of_table("prod", world.open, "db.a", P, 12)
     batch, place = only(found)
-    assert (batch.found_in, batch.sink, batch.number) == ("index", "s", 1)
+    assert (batch.found_in, batch.sink, batch.batch) == ("index", "s", 1)
     assert place.sql.startswith("SELECT * FROM prod.db.a VERSION AS OF ")
     del world.tables["db.index"]
     batch, _ = only(of_table("prod", world.open, "db.a", P, 12))
@@ -355,7 +356,7 @@ def history(*spans: tuple[int, int], sink: str = "s") -> tuple[list[Snapshot], l
 def test_the_first_snapshot_that_has_everything_below_a_cut(offset: int, nth: int):
     """(Of the ids, the first is the claim's.)"""
     found, ids = history((0, 10), (10, 20), (20, 30))
-    snapshot = first("db.a", found, {P: offset})
+    snapshot = first("db.a", found, Cut({P: offset}))
     assert snapshot is not None
     assert snapshot.id == ids[nth]
 
@@ -368,29 +369,29 @@ def test_commits_of_others_in_between_are_none_of_it():
     world.tables["db.a"].add(["y"], {})
     snapshots = list(world.tables["db.a"].history("main"))
     for offset, at in ((10, 3), (11, 1)):
-        found = first("db.a", snapshots, {P: offset})
+        found = first("db.a", snapshots, Cut({P: offset}))
         assert found == snapshots[at]
 
 
 def test_what_is_not_there_yet_is_none():
     found, _ = history((0, 10))
-    assert first("db.a", found, {P: 11}) is None
-    assert first("db.a", found, {Partition("other", 0): 1}) is None
-    assert first("db.a", [], {P: 1}) is None
+    assert first("db.a", found, Cut({P: 11})) is None
+    assert first("db.a", found, Cut({Partition("other", 0): 1})) is None
+    assert first("db.a", [], Cut({P: 1})) is None
 
 
 def test_what_lies_before_the_beginning_is_refused():
     found, _ = history((100, 110))
     with pytest.raises(ConfigError, match=r"its ledger begins at orders\[0\]@100"):
-        first("db.a", found, {P: 50})
+        first("db.a", found, Cut({P: 50}))
 
 
 def test_what_was_expired_is_refused_with_the_oldest_one_left():
     found, ids = history((0, 10), (10, 20), (20, 30))
     with pytest.raises(Expired) as refused:
-        first("db.a", found[:1], {P: 15})
+        first("db.a", found[:1], Cut({P: 15}))
     assert f"VERSION AS OF {ids[3]}" in refused.value.hint
-    assert first("db.a", found[:1], {P: 25}) == found[0]
+    assert first("db.a", found[:1], Cut({P: 25})) == found[0]
 
 
 def test_of_several_sinks_one_must_be_named():
@@ -398,8 +399,8 @@ def test_of_several_sinks_one_must_be_named():
     theirs, _ = history((0, 10), sink="other")
 
     with pytest.raises(ConfigError, match="sinks other, s write to table"):
-        first("db.a", [*mine, *theirs], {P: 5})
-    assert first("db.a", [*mine, *theirs], {P: 5}, "s") == mine[0]
+        first("db.a", [*mine, *theirs], Cut({P: 5}))
+    assert first("db.a", [*mine, *theirs], Cut({P: 5}), "s") == mine[0]
 
 
 @pytest.mark.parametrize("args", [("0", str(2**63)), (str(2**31), "0"), ("0", "9" * 400)])
@@ -415,7 +416,7 @@ def test_event_times_beyond_the_calendar_are_shown_as_numbers(indexed: bool):
     world.batch(a=tally(0, 10))
     world.batch(a=tally(10, 20, watermark=(1_000_000, 1_700_000_000_000_000_000)), indexed=indexed)
     answer = world.ask(14)
-    [place] = locate.values(answer)["batches"][0]["tables"]
+    [place] = json_values(answer)["batches"][0]["tables"]
     assert place["event_time_low"] == "1970-01-01T00:00:01+00:00"
     assert place["event_time_high"] == "1700000000000000000 µs since 1970"
     assert "to 1700000000000000000 µs since 1970" in shown(answer)

@@ -19,6 +19,7 @@ from frazil.errors import ConfigError, NotProven, Unavailable
 from frazil.iceberg.table import Snapshot
 from frazil.kafka.planner import TopicIdentity, Watermarks
 from frazil.offsets import Cut, Partition, Range
+from frazil.render import json_values, show
 from tests.unit import test_locate
 from tests.unit.test_locate import P, Q, tally
 
@@ -49,7 +50,7 @@ class World(test_locate.World):
         self.asked = 0
         self.lost: list[Range] = []
         self.error: Exception | None = None
-        monkeypatch.setattr(broker, "Planner", lambda *_, **__: self)
+        monkeypatch.setattr(broker.Planner, "of", lambda *_, **__: self)
 
     def batch(self, **more: Any) -> None:
         super().batch(**more)
@@ -85,7 +86,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 def shown(found: AuditResult) -> str:
     out = io.StringIO()
-    evidence.show(found, Console(file=out, width=200))
+    show(found, Console(file=out, width=200))
     return out.getvalue()
 
 
@@ -142,7 +143,7 @@ def test_what_waits_in_kafka_stands_beside_the_verdict(world: World):
     assert "15 offsets wait in Kafka and are not part of this proof; the last commit was at" in (
         shown(found)
     )
-    last = evidence.values(found)[-1]
+    last = json_values(found)[-1]
     assert (last["lag"], last["verdict"]) == (15, "proven")
     assert last["last_commit_ms"] is not None
 

@@ -519,12 +519,12 @@ def test_foreign_commits_that_would_go_are_listed_and_those_before_stay():
     world.settle()
     late = table.add(["late"], {"added-records": "1"})
     (lost,) = world.choose("batch:1").foreign
-    assert (lost.snapshot_id, lost.sink, lost.reason) == (
+    assert (lost.snapshot, lost.sink, lost.reason) == (
         late.id,
         "",
         "append: 1 row added, 0 deleted",
     )
-    assert [each.snapshot_id for each in world.choose("batch:0").foreign][1] == table.snapshots[
+    assert [each.snapshot for each in world.choose("batch:0").foreign][1] == table.snapshots[
         late.parent or 0
     ].parent
     assert world.choose("batch:2").foreign == ()

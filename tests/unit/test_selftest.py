@@ -13,7 +13,7 @@ from frazil.offsets import Partition, Range
 from frazil.steps import STEPS
 from frazil.testing.process import toml
 from frazil.testing.scratch import Scratch, plan
-from frazil.testing.selftest import JudgedKill, SelfTestReport, appended, upserted
+from frazil.testing.selftest import PartReport, SelfTestReport, appended, upserted
 
 RECORDS = {(0, 0): (1, 10), (0, 1): (2, 11), (1, 0): (3, 12), (0, 2): (1, 13), (1, 1): (3, None)}
 ROWS = [(p, o, number, n) for (p, o), (number, n) in RECORDS.items() if n is not None]
@@ -78,13 +78,13 @@ def test_upsert_the_last_record_of_each_key_and_none_that_was_deleted():
 
 
 def test_the_exit_code_says_whether_it_is_proven_and_then_whether_all_is_gone():
-    well = JudgedKill("append", "t", "db.t", audit="proven")
-    lost = JudgedKill("append", "t", "db.t", audit="proven", lost=[Range(Partition("t", 0), 3, 5)])
-    assert (lost.verdict, lost.values()["lost"]) == ("lost", [[0, 3, 5]])
+    well = PartReport("append", "t", "db.t", audit="proven")
+    lost = PartReport("append", "t", "db.t", audit="proven", lost=[Range(Partition("t", 0), 3, 5)])
+    assert (lost.verdict, lost.spans["lost"]) == ("lost", [[0, 3, 5]])
     assert SelfTestReport("x", "x", [well]).exit_code == 0
     assert SelfTestReport("x", "x", [well], left=["topic t: why"]).exit_code == 1
     assert SelfTestReport("x", "x", [well, lost], left=["topic t: why"]).exit_code == 3
-    assert SelfTestReport("x", "x", [JudgedKill("append", "t", "db.t", audit="gap")]).exit_code == 3
+    assert SelfTestReport("x", "x", [PartReport("append", "t", "db.t", audit="gap")]).exit_code == 3
 
 
 def test_a_childs_config_says_what_the_document_says(tmp_path: Any):

@@ -18,10 +18,10 @@ from frazil.config.model import from_document
 from frazil.ledger.entry import LedgerEntry
 from frazil.ledger.tags import ledger_tag
 from frazil.offsets import Cut
-from frazil.ops.offsets import show_standing, standing
+from frazil.ops.offsets import show_offsets
 from frazil.ops.startup_checks import in_doubt
 from frazil.ops.status import _counts, _kinds, _last_move, _state, status
-from frazil.render import output
+from frazil.render import output, show
 from tests.fakes import FakeClock
 from tests.unit.test_locate import P, World, tally
 from tests.unit.test_plain import Made, data, parquet
@@ -178,13 +178,13 @@ def test_status_and_offsets_show_name_tables_in_doubt(
         monkeypatch.setattr(f"frazil.kafka.planner.Planner.{part}", lambda *_, a=answer: a)
     monkeypatch.setattr("frazil.kafka.planner.TopicIdentity.check", lambda *_: None)
     monkeypatch.setattr("frazil.kafka.planner.TopicIdentity.differs", lambda *_: False)
-    monkeypatch.setattr("frazil.ops.status._batches", lambda *_: [])
+    monkeypatch.setattr("frazil.ops.status.staged_batches", lambda *_: [])
     found = status(world.config, world.open)
     assert "in doubt: db.a" in found["state"]
     assert set(found["in_doubt"]) == {"db.a"}
-    told = standing(world.config, world.open)
+    told = show_offsets(world.config, world.open)
     assert told["in_doubt"] == found["in_doubt"]
-    show_standing(told, output())
+    show(told, output())
     assert "in doubt: db.a: Gap: cannot go on with table db.a" in capsys.readouterr().out
 
 

@@ -31,13 +31,7 @@ def compare(
     """Ask Kafka. `entry`: the newest one of the index; `began`: the first offset of each partition
     that the sink read."""
     position = entry.end if entry else Cut()
-    planner = Planner(
-        config.kafka.resolved(),
-        topics=config.sink.topics,
-        pattern=config.sink.topic_pattern,
-        origin=TopicIdentity.of(entry) if entry else TopicIdentity(),
-        trusting=True,
-    )
+    planner = Planner.of(config, entry, trusting=True)
     origin, partitions = planner.origin()
     findings = list(_changed_identity(entry, origin)) if entry else []
     lines = []

@@ -7,17 +7,17 @@ the proof of a stopped sink is not mistaken for a proof of its topics.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from frazil.auditing.checks import audit
 from frazil.auditing.history import Evidence
@@ -34,7 +34,7 @@ from frazil.ledger.index_rows import IndexRows
 from frazil.ledger.sink_state import REPLAY, STREAM, index_entry, known_tables
 from frazil.ledger.tags import ledger_tag
 from frazil.offsets import BATCHES, Cut, Partition
-from frazil.render import TextTable, colour
+from frazil.render import Line, colour, json_values, text_table
 from frazil.spark.open_table import Open
 
 _PROVES = {
@@ -51,6 +51,8 @@ _SHOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
+    JSON: ClassVar = "=with_broker"
+
     reports: list[TableReport]
     #: tables of the config that do not exist, or that the sink has not written to yet
     absent: tuple[str, ...] = ()
@@ -64,7 +66,7 @@ class AuditResult:
 
     @property
     def verdict(self) -> str:
-        findings = [finding for report in self.reports for finding in report.found]
+        findings = [finding for report in self.reports for finding in report.findings]
         return worst((*findings, *self.findings))
 
     @property
@@ -72,9 +74,27 @@ class AuditResult:
         """Every offset is accounted for; a loss that an operator accepted is one of them."""
         return self.verdict in ("proven", "accepted loss")
 
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.proven else 3
+
+    @property
+    def with_broker(self) -> list[TableReport | dict[str, object]]:
+        """The reports, and behind them that on the broker, if it was asked."""
+        if self.lag is None and not self.findings:
+            return [*self.reports]
+        broker: dict[str, object] = {
+            "broker": self.broker,
+            "lag": self.lag,
+            "last_commit_ms": self.committed_ms,
+            "verdict": worst(self.findings),
+            "findings": self.findings,
+        }
+        return [*self.reports, broker]
+
     def raise_unless_proven(self) -> None:
         if not self.proven:
-            findings = [(report.table, one) for report in self.reports for one in report.found]
+            findings = [(report.table, one) for report in self.reports for one in report.findings]
             findings += [("", one) for one in self.findings]
             facts = [f"{table}: {one}" if table else str(one) for table, one in findings]
             more = f"; and {len(facts) - 3} more" if len(facts) > 3 else ""
@@ -82,6 +102,35 @@ class AuditResult:
                 f"cannot prove the stream: {self.verdict}: {'; '.join(facts[:3])}{more}",
                 hint="frazil audit CONFIG shows every finding with its ranges",
             )
+
+    def lines(self) -> Iterator[Line]:
+        tables = [report for report in self.reports if "manifests" in report.examined]
+        for report in self.reports:
+            few = report in tables and len(tables) <= _SHOWN
+            if few or report.verdict != "proven":
+                yield audit_table(json_values(report))
+        for report in self.reports:
+            yield Text.from_markup(
+                ("" if len(self.reports) == 1 else f"{report.table}, sink {report.sink}: ")
+                + f"[{colour(report.verdict)}]{report.verdict}[/]: "
+                f"{counted(report.written, 'row')} in {counted(report.commits, 'commit')}; "
+                f"{_PROVES[report.proves]} ({', '.join(report.examined)})"
+            )
+        for note in dict.fromkeys(note for report in self.reports for note in report.notes):
+            yield f"{note}{f' ({note.result})' if note.result else ''}"
+        yield from beginnings(self)
+        for line in self.broker:
+            yield (
+                f"{line['topic']}[{line['partition']}]: read from {line['read_from']} to "
+                f"{line['position']}; the broker has {line['earliest']} to {line['latest']}, "
+                f"{line['lag']} to come"
+                + (f", {line['never_read']} before the beginning" if line["never_read"] else "")
+            )
+        if self.lag is not None:
+            yield _lag(self)
+        yield from map(str, self.findings)
+        if self.absent:
+            yield f"not written to yet: {', '.join(self.absent)}"
 
 
 class ReadOnlyIndex:
@@ -105,7 +154,7 @@ class ReadOnlyIndex:
         )
 
     @property
-    def _told(self) -> dict[str, IndexRows]:
+    def _rows(self) -> dict[str, IndexRows]:
         return self._reading.result()
 
     @property
@@ -113,12 +162,12 @@ class ReadOnlyIndex:
         return self.rows_of(STREAM)
 
     def rows_of(self, table: str) -> IndexRows:
-        return self._told.get(table, index_rows.NOTHING)
+        return self._rows.get(table, index_rows.NOTHING)
 
     def chain(self) -> IndexRows:
         """Rows that cover all records: the stream's, and the table's own where the stream has none
         because there was only one table. Snapshot ids are cleared: they are not the index's."""
-        others = [rows for name, rows in self._told.items() if name != STREAM]
+        others = [rows for name, rows in self._rows.items() if name != STREAM]
         if len(self.stream):
             others = [index_rows.outside(rows, self.stream) for rows in others]
             others = [self.stream, *(rows for rows in others if len(rows))]
@@ -133,7 +182,7 @@ class ReadOnlyIndex:
             _tagged_snapshots(self.table, "main"),
             index={self.sink: self.chain()},
         )
-        reports = _judged(evidence, self.sink)
+        reports = _audit(evidence, self.sink)
         return reports[0] if reports else TableReport(self.table.name, self.sink, (), 0)
 
 
@@ -188,7 +237,7 @@ def of_sink(config: Config, opened: Open, deep: bool = False) -> AuditResult:
         table = opened(name)
         reports = None
         if table is not None:
-            branch = _branch(config, name)
+            branch = config.branch(name)
             reports = _reports(table, branch, list(table.history(branch)), indexes, deep)
         if reports is None and name in known:
             gone = Finding("gap", "the table is gone; the index says that it was there")
@@ -218,12 +267,12 @@ def _started(reports: Sequence[TableReport]) -> list[TableReport]:
     moved = {
         report.sink
         for report in reports
-        if report.found or any(line.range.end > line.range.start for line in report.lines)
+        if report.findings or any(line.range.end > line.range.start for line in report.partitions)
     }
     return [
         report
         if report.sink in moved or report.sink.endswith(REPLAY)
-        else replace(report, found=(_nothing(report),))
+        else replace(report, findings=(_nothing(report),))
         for report in reports
     ]
 
@@ -238,7 +287,7 @@ def _nothing(report: TableReport) -> Finding:
 
 def _streams(indexes: Iterable[ReadOnlyIndex]) -> list[TableReport]:
     reports = [index.report() for index in indexes]
-    return [report for report in reports if report.commits or report.found or report.lines]
+    return [report for report in reports if report.commits or report.findings or report.partitions]
 
 
 def _reports(
@@ -266,10 +315,10 @@ def _reports(
         deep=table.origins(branch) if deep and not table.has_equality_deletes(branch) else None,
         misdescribed=list(table.misdescribed(branch)) if deep else None,
     )
-    return _judged(evidence)
+    return _audit(evidence)
 
 
-def _judged(evidence: Evidence, sink: str = "") -> list[TableReport]:
+def _audit(evidence: Evidence, sink: str = "") -> list[TableReport]:
     """Run the audit; an unreadable ledger entry or index row raises Fatal."""
     try:
         return audit(evidence, sink)
@@ -327,14 +376,6 @@ def _tagged_snapshots(table: ReadOnlyTable, branch: str) -> dict[str, Snapshot]:
     return snapshots
 
 
-def _branch(config: Config, name: str) -> str:
-    """The branch of a table, by its config or its template's."""
-    for table in config.tables:
-        if re.fullmatch(re.sub(r"\\\{\w+\\\}", r"\\w+", re.escape(table.name)), name):
-            return table.branch
-    return "main"
-
-
 @dataclass(frozen=True, slots=True)
 class AuditLimits:
     """How far a sink may be behind; None: no limit."""
@@ -387,7 +428,7 @@ def against_kafka(config: Config, opened: Open, proof: AuditResult) -> AuditResu
         line.range.partition: line.range.start
         for report in proof.reports
         if report.sink == config.sink.id and index is not None and report.table == index.name
-        for line in report.lines
+        for line in report.partitions
     }
     offsets = broker.compare(config, entry, began)
     return replace(
@@ -405,9 +446,9 @@ def _waited(report: TableReport, lag: int) -> TableReport:
     if report.verdict != _NOTHING:
         return report
     if not lag:
-        return replace(report, found=())
+        return replace(report, findings=())
     says = f"sink {report.sink} never committed a batch, and {lag:,} offsets wait in Kafka"
-    return replace(report, found=(Finding(_NOTHING, says),))
+    return replace(report, findings=(Finding(_NOTHING, says),))
 
 
 def _last_commit(index: ReadOnlyTable | None, sink: str) -> int | None:
@@ -444,53 +485,12 @@ def _within(limits: AuditLimits, proof: AuditResult, why: str) -> AuditResult:
     return replace(proof, findings=(*proof.findings, *findings))
 
 
-def show(proof: AuditResult, console: Console) -> None:
-    tables = [report for report in proof.reports if "manifests" in report.examined]
-    for report in proof.reports:
-        few = report in tables and len(tables) <= _SHOWN
-        if few or report.verdict != "proven":
-            console.print(audit_table(report.values()))
-    for report in proof.reports:
-        console.print(
-            ("" if len(proof.reports) == 1 else f"{report.table}, sink {report.sink}: ")
-            + f"[{colour(report.verdict)}]{report.verdict}[/]: {counted(report.written, 'row')} in "
-            f"{counted(report.commits, 'commit')}; "
-            f"{_PROVES[report.proves]} ({', '.join(report.examined)})",
-            soft_wrap=True,
-        )
-    for note in dict.fromkeys(note for report in proof.reports for note in report.notes):
-        console.print(
-            f"{note}{f' ({note.result})' if note.result else ''}",
-            soft_wrap=True,
-            markup=False,
-            highlight=False,
-        )
-    for beginning in beginnings(proof):
-        console.print(beginning, soft_wrap=True, markup=False, highlight=False)
-    for line in proof.broker:
-        console.print(
-            f"{line['topic']}[{line['partition']}]: read from {line['read_from']} to "
-            f"{line['position']}; the broker has {line['earliest']} to {line['latest']}, "
-            f"{line['lag']} to come"
-            + (f", {line['never_read']} before the beginning" if line["never_read"] else ""),
-            soft_wrap=True,
-            markup=False,
-            highlight=False,
-        )
-    if proof.lag is not None:
-        console.print(_standing(proof), soft_wrap=True, markup=False, highlight=False)
-    for finding in proof.findings:
-        console.print(str(finding), soft_wrap=True, markup=False)
-    if proof.absent:
-        console.print(f"not written to yet: {', '.join(proof.absent)}", soft_wrap=True)
-
-
 def beginnings(proof: AuditResult) -> list[str]:
     """Partitions whose first offsets are not part of the proof: the sink started later, or records
     were deleted before it first read the topic."""
     began: dict[tuple[str, Partition], int] = {}
     for report in proof.reports:
-        for line in report.lines:
+        for line in report.partitions:
             key = (report.sink, line.range.partition)
             began[key] = min(line.range.start, began.get(key, line.range.start))
     late = [(p, start) for (_, p), start in sorted(began.items()) if start and p != BATCHES]
@@ -501,7 +501,7 @@ def beginnings(proof: AuditResult) -> list[str]:
     return lines + [f"and {len(late) - _SHOWN} partitions more"] * (len(late) > _SHOWN)
 
 
-def _standing(proof: AuditResult) -> str:
+def _lag(proof: AuditResult) -> str:
     if not proof.lag:
         return "nothing waits in Kafka"
     at = proof.committed_ms
@@ -514,44 +514,33 @@ def _standing(proof: AuditResult) -> str:
     return f"{proof.lag:,} offsets wait in Kafka and are not part of this proof; {last}"
 
 
-def audit_table(report: dict[str, Any]) -> TextTable:
-    table = TextTable(title=f"{report['table']}: sink {report['sink']}")
-    outcome_names = ["written", "rejected", "skipped", "invisible"]
-    outcome_names += [
+def audit_table(report: dict[str, Any]) -> Table:
+    """The table of a report's partitions; `report` is its JSON, which also a process prints."""
+    outcomes = ["written", "rejected", "skipped", "invisible"]
+    outcomes += [
         outcome
         for outcome in ("merged", "elsewhere", "lost")
         if any(line[outcome] for line in report["partitions"])
     ]
-    for name in ("partition", "range", *outcome_names, "gaps", "overlaps"):
-        table.add_column(name, justify="left" if name in ("partition", "range") else "right")
-    for line in report["partitions"]:
-        table.add_row(
-            f"{line['topic']}[{line['partition']}]",
-            f"[{line['start']:,}, {line['end']:,})".replace("[", "\\[", 1),
-            *(f"{line[outcome]:,}" for outcome in outcome_names),
-            _spans(line["gaps"]),
-            _spans(line["overlaps"]),
-        )
-    for finding in report["findings"]:
-        table.caption = f"{table.caption}\n{finding}" if table.caption else finding
+    numbers = (*outcomes, "gaps", "overlaps")
+    table = text_table(
+        f"{report['table']}: sink {report['sink']}",
+        ("partition", "range", *numbers),
+        (
+            (
+                f"{line['topic']}[{line['partition']}]",
+                f"[{line['start']:,}, {line['end']:,})",
+                *(f"{line[outcome]:,}" for outcome in outcomes),
+                *(_spans(line[kind]) for kind in ("gaps", "overlaps")),
+            )
+            for line in report["partitions"]
+        ),
+        right=numbers,
+    )
+    if report["findings"]:
+        table.caption = "\n".join(report["findings"])
     return table
 
 
 def _spans(spans: list[list[int]]) -> str:
-    return ", ".join(f"\\[{start}, {end})" for start, end in spans) or "0"
-
-
-def values(proof: AuditResult) -> list[dict[str, object]]:
-    """For `--json`: the reports, and the broker's at the end."""
-    reports = [report.values() for report in proof.reports]
-    if proof.lag is not None or proof.findings:
-        reports.append(
-            {
-                "broker": proof.broker,
-                "lag": proof.lag,
-                "last_commit_ms": proof.committed_ms,
-                "verdict": worst(proof.findings),
-                "findings": list(map(str, proof.findings)),
-            }
-        )
-    return reports
+    return ", ".join(f"[{start}, {end})" for start, end in spans) or "0"

@@ -27,13 +27,15 @@ class IndexCheck(SinkCheck):
             gaps, overlaps = joints(part)
             # Batches that held nothing for the table have rows in the whole stream only.
             bare = [hole for gap in gaps for hole in uncovered(whole.get(partition), *gap)]
-            self.ranged("gap", partition, bare, "the index has no row of {}")
-            self.ranged("overlap", partition, overlaps, "the index has {} twice")
+            self.add_ranges("gap", partition, bare, "the index has no row of {}")
+            self.add_ranges("overlap", partition, overlaps, "the index has {} twice")
             sums = part.written + part.rejected + part.skipped + part.invisible + part.merged
             sums = sums + part.lost
             odd = (sums != part.end - part.start) if partition != BATCHES else sums < 0
             wrong = [*spans_of(part, odd), *spans_of(strange.get(partition, NOTHING))]
-            self.ranged("unaccounted", partition, wrong, "the index's row of {} does not add up")
+            self.add_ranges(
+                "unaccounted", partition, wrong, "the index's row of {} does not add up"
+            )
         for partition in sorted({*self.rows, *self.ledger.parts}):
             offset = None if position is None else position.get(partition, 0)
             self._compare(partition, offset)
@@ -45,14 +47,14 @@ class IndexCheck(SinkCheck):
         entries = self.ledger.parts.get(partition, NOTHING)
         reached = int(entries.end.max()) if len(entries) else 0
         if self.ledger.snapshots or self.ledger.complete:
-            self.ranged(
+            self.add_ranges(
                 "gap",
                 partition,
                 spans_of(rows, rows.end > reached),
                 "the index has {}, and the table's ledger has not",
             )
         if self.ledger.complete and len(entries):
-            self.ranged(
+            self.add_ranges(
                 "unaccounted",
                 partition,
                 spans_of(rows, rows.start < entries.start[0]),
@@ -79,13 +81,13 @@ class IndexCheck(SinkCheck):
         last = np.maximum(high, 1) - 1
         differ |= (high > low) & (rows.end[last] > entries.end) if len(rows) else False
         none = differ & (low == high)
-        self.ranged(
+        self.add_ranges(
             "unaccounted",
             partition,
             spans_of(entries, none),
             "the ledger has {}, and the index has no row of it",
         )
-        self.ranged(
+        self.add_ranges(
             "unaccounted",
             partition,
             spans_of(entries, differ & ~none),
@@ -116,7 +118,7 @@ class IndexCheck(SinkCheck):
             # The commits of expired entries are unknown.
             since = rows.start >= entries.start[0]
             odd = np.where(unknown[rows.source], since, wrong[rows.source])
-            self.ranged(
+            self.add_ranges(
                 "unaccounted",
                 partition,
                 spans_of(rows, odd),

@@ -26,9 +26,9 @@ class LedgerCheck(SinkCheck):
     def run(self) -> None:
         for partition, part in self.ledger.parts.items():
             gaps, overlaps = joints(part)
-            self.ranged("gap", partition, gaps, "no entry of the ledger has {}")
-            self.ranged("overlap", partition, overlaps, "the ledger has {} twice")
-            self.ranged(
+            self.add_ranges("gap", partition, gaps, "no entry of the ledger has {}")
+            self.add_ranges("overlap", partition, overlaps, "the ledger has {} twice")
+            self.add_ranges(
                 "unaccounted",
                 partition,
                 spans_of(part, part.written < 0),
@@ -38,7 +38,7 @@ class LedgerCheck(SinkCheck):
         self._miscounted()
         self._rolled_back()
         if not self.table.knows(self.sink):
-            self.found(
+            self.add(
                 "cannot tell",
                 "snapshots before the oldest one left were expired, and no "
                 "index was found; the ranges are what the ledger left proves",
@@ -53,7 +53,7 @@ class LedgerCheck(SinkCheck):
             before, after = json.loads(source) if source else ("", "")
             if end and before and before != end:
                 batch = snapshot.summary[PREFIX + "batches"].partition("..")[0]
-                self.found(
+                self.add(
                     "gap", f"batch {batch} begins at {before}, and the one before it ends at {end}"
                 )
             end = after
@@ -80,7 +80,7 @@ class LedgerCheck(SinkCheck):
             ):
                 entry = {outcome: number for outcome, number in counted.items() if number}
                 ranges = {f: n for f, n in zip(OUTCOME_NAMES, sums, strict=True) if n}
-                self.found(
+                self.add(
                     "unaccounted",
                     f"the entry of batches {summary[PREFIX + 'batches']} says"
                     f" {entry}; its ranges say {ranges}",
@@ -88,7 +88,7 @@ class LedgerCheck(SinkCheck):
                 )
             added = summary.get("added-records", "0")
             if self.evidence.files is not None and int(added) != rows:
-                self.found(
+                self.add(
                     "unaccounted",
                     f"the entry of batches {summary[PREFIX + 'batches']} says"
                     f" {rows} written; its snapshot {snapshot.id} added {added}",
@@ -98,7 +98,7 @@ class LedgerCheck(SinkCheck):
                 summary.get(name, "0") for name in (PREFIX + "keys", "added-equality-deletes")
             )
             if self.evidence.files is not None and keys != gone:
-                self.found(
+                self.add(
                     "unaccounted",
                     f"the entry of batches {summary[PREFIX + 'batches']} says"
                     f" that it takes {keys} keys away; its snapshot {snapshot.id} takes "
@@ -122,7 +122,7 @@ class LedgerCheck(SinkCheck):
         ]
         if lost:
             named = ", ".join(map(str, lost[:4]))
-            self.found(
+            self.add(
                 "gap",
                 f"the table was rolled back: its tag has {named}, and its ledger has not",
                 lost,
@@ -134,14 +134,14 @@ class LedgerCheck(SinkCheck):
         append table the files show a rollback; in an upsert table only the ancestry does."""
         behind = self.evidence.behind.get(self.sink)
         if behind is False:
-            self.found(
+            self.add(
                 "gap",
                 f"the table was rolled back behind snapshot {tagged.id}, the newest "
                 "entry of the sink, and snapshots were expired since",
                 ranges,
             )
         elif behind is None and self.sink in self.table.upserts:
-            self.found(
+            self.add(
                 "cannot tell",
                 f"snapshots since the newest entry of the sink ({tagged.id})"
                 " were expired, and no earlier metadata file shows that the table was not "
@@ -185,8 +185,10 @@ class NoteCheck(SinkCheck):
                     unsigned.append((start, end))
                 else:
                     gone = Range(partition, start, end)
-                    self.found("accepted loss", f"{gone}: {known}", [gone])
-            self.ranged("gap", partition, unsigned, "{} are told as lost, and nobody signed for it")
+                    self.add("accepted loss", f"{gone}: {known}", [gone])
+            self.add_ranges(
+                "gap", partition, unsigned, "{} are told as lost, and nobody signed for it"
+            )
 
     def _signed(
         self,

@@ -109,20 +109,20 @@ class ManifestCheck(SinkCheck):
         times = Counter(file.path for file in files)
         if twice := sorted(path for path, count in times.items() if count > 1):
             ranges = {r for file in files if times[file.path] > 1 and (r := _range_of(file))}
-            self.found(
+            self.add(
                 "overlap",
                 f"{len(twice)} data files are in the table twice: {twice[0]}",
                 sorted(ranges),
             )
         for rewrite in self.table.swollen:
-            self.found("overlap", f"a compaction left rows there twice: {rewrite}")
+            self.add("overlap", f"a compaction left rows there twice: {rewrite}")
 
     def _strays(self, by_partition: Mapping[Partition | None, Sequence[DataFile]]) -> None:
         """Find files of partitions that no sink has, in topics that this sink reads."""
         topics = {partition.topic for partition in self.whole}
         for where, strays in by_partition.items():
             if where and where.topic in topics and not self.table.owners(where):
-                self.ranged(
+                self.add_ranges(
                     "unaccounted",
                     where,
                     [(f.offsets[0], f.offsets[1] + 1) for f in strays if f.offsets],
@@ -134,17 +134,17 @@ class ManifestCheck(SinkCheck):
         written is still in the files, though deletes may hide it."""
         table = self.table
         if table.removed:
-            self.found(
+            self.add(
                 "unaccounted",
                 "rows were removed or hidden by a commit that is not the "
                 f"sink's: {_named(table.taking)}",
             )
         elif table.foreign:
-            self.found(
+            self.add(
                 "cannot tell", "others added rows to this table, of keys that it may have already"
             )
         for commits in table.expired_commits:
-            self.found(
+            self.add(
                 "cannot tell",
                 f"others wrote rows into this table ({commits}), of keys that it may have "
                 "already, and their snapshots were expired",
@@ -160,7 +160,7 @@ class ManifestCheck(SinkCheck):
         written = sum(int(part.written.sum()) for part in every)
         known = table.complete and all(map(table.knows, table.sinks)) and not table.removed
         if live > written + table.foreign or (known and not table.compacted and live < written):
-            self.found(
+            self.add(
                 "unaccounted",
                 f"the manifests hold {live} rows; ledger and index say that {written} were written",
             )
@@ -190,7 +190,7 @@ class ManifestCheck(SinkCheck):
         if len(part):
             inside = (low >= 0) & (offsets[:, 0] < part.end[low]) & (offsets[:, 1] < part.end[high])
         if sure is not None:
-            self.ranged(
+            self.add_ranges(
                 "unaccounted",
                 partition,
                 [(a, b + 1) for a, b in offsets[~inside].tolist()],
@@ -209,14 +209,14 @@ class ManifestCheck(SinkCheck):
             sums = np.append(0, np.cumsum(room))
             wanted = sums[ends + 1] - sums[begins]
             spans = list(zip(part.start[begins].tolist(), part.end[ends].tolist(), strict=True))
-            self.ranged(
+            self.add_ranges(
                 "overlap",
                 partition,
                 compress(spans, held > wanted),
                 "the files hold more rows of {} than were written",
             )
             if sure:
-                self.ranged(
+                self.add_ranges(
                     "unaccounted",
                     partition,
                     compress(spans, held < wanted),
@@ -224,7 +224,7 @@ class ManifestCheck(SinkCheck):
                 )
         if sure:
             bare = (np.cumsum(covered[:-1]) == 0) & (part.written > 0)
-            self.ranged("gap", partition, spans_of(part, bare), "no data file holds {}")
+            self.add_ranges("gap", partition, spans_of(part, bare), "no data file holds {}")
 
     @cached_property
     def entries(self) -> dict[int, int]:
@@ -245,7 +245,7 @@ class ManifestCheck(SinkCheck):
             or low < part.start[i]
             or high >= part.end[i]
         ]
-        self.ranged(
+        self.add_ranges(
             "unaccounted",
             partition,
             index_mismatch,
@@ -257,14 +257,14 @@ class ManifestCheck(SinkCheck):
         if self.evidence.deep is not None:
             return  # `RowCheck` checks every row
         if self.evidence.deletes:
-            self.found(
+            self.add(
                 "unaccounted",
                 f"{self.evidence.deletes} delete files hide rows of this "
                 "table; which ones, metadata does not say (see --deep)",
             )
             return
         if not all(map(self.table.knows, self.table.sinks)):
-            self.found(
+            self.add(
                 "cannot tell",
                 "another sink writes to this table, whose older snapshots "
                 "were expired; its rows are not told apart",
@@ -285,15 +285,15 @@ class ManifestCheck(SinkCheck):
         kept = table.complete and not table.removed  # then all foreign changes are known
         expected = placed + unplaced + (table.foreign if kept else elsewhere)
         if (kept and live != expected) or live < expected or most < placed or unknown < spare:
-            self.found(
+            self.add(
                 "unaccounted",
                 f"the manifests hold {live} rows; ledger and index say "
                 f"{expected}, {placed} of them with offsets",
             )
         elif table.taken and (unplaced or unknown):
-            self.found("unaccounted", "rows were removed by a commit that is not the sink's")
+            self.add("unaccounted", "rows were removed by a commit that is not the sink's")
         elif with_offset > placed:
-            self.found(
+            self.add(
                 "overlap",
                 f"the manifests hold {with_offset} rows with offsets; ledger and "
                 f"index say {placed}",
@@ -303,13 +303,13 @@ class ManifestCheck(SinkCheck):
             or (unplaced and not kept and (live > expected or table.removed))
             or ((unknown or unclear or between) and (table.removed or (placed and not kept)))
         ):
-            self.found(
+            self.add(
                 "cannot tell",
                 "others wrote to this table, or removed rows, and their rows "
                 "are not told apart from the sink's (see --deep)",
             )
         elif others:
-            self.found(
+            self.add(
                 "cannot tell", "several sinks write to this table; its rows are not told apart"
             )
 
@@ -365,15 +365,15 @@ class ForeignRowCheck(SinkCheck):
                     doubtful.append((max(low, begins), min(high, ends)))
                     by |= met
             says = _DOUBT.format(_named(by.values()))
-            self.ranged("cannot tell", partition, _union(doubtful), says)
+            self.add_ranges("cannot tell", partition, _union(doubtful), says)
             self._doubt_expired(partition, (begins, ends), reaches(strange, partition))
         if unplaced and self.table.removed and self.table.brought:
-            self.found(
+            self.add(
                 "cannot tell",
                 _DOUBT.format(_named(s for s, _ in self.table.brought)).format("the table"),
             )
         for commits in self.table.expired_commits if unplaced else ():
-            self.found("cannot tell", _EXPIRED_DOUBT.format(commits).format("the table"))
+            self.add("cannot tell", _EXPIRED_DOUBT.format(commits).format("the table"))
 
     def _doubt_expired(
         self, partition: Partition, whole: tuple[int, int], strange: Sequence[tuple[int, int]]
@@ -388,7 +388,7 @@ class ForeignRowCheck(SinkCheck):
                 if reach and reach[0] < high and low < reach[1]
             ]
             spans = _union((low, high) for low, high in doubtful if low < high)
-            self.ranged("cannot tell", partition, spans, _EXPIRED_DOUBT.format(commits))
+            self.add_ranges("cannot tell", partition, spans, _EXPIRED_DOUBT.format(commits))
 
 
 class FooterCheck(SinkCheck):
@@ -400,14 +400,14 @@ class FooterCheck(SinkCheck):
         ranges = {f.path: range_ for f in self.evidence.files or () if (range_ := _range_of(f))}
         for path, says in statements[:_FILES]:
             lie = f"the manifest of {path} tells of {says}: filters and deletes may pass it over"
-            self.found(
+            self.add(
                 "unaccounted",
                 f"{lie} ({_REWRITE.format(self.evidence.table)})",
                 [ranges[path]] if path in ranges else (),
             )
         if len(statements) > _FILES:
             files = len({path for path, _ in statements})
-            self.found(
+            self.add(
                 "unaccounted",
                 f"so do the manifests of {files} files in all, in {len(statements)} statements",
             )

@@ -7,7 +7,8 @@ In: findings of the checks. Out: `TableReport`, one for each sink of a table, wi
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import ClassVar
 
 from frazil.accounting import OutcomeCounts
 from frazil.ledger.entry import OperatorNote
@@ -27,6 +28,8 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Finding:
+    JSON: ClassVar = "=text"
+
     kind: str
     says: str
     ranges: tuple[Range, ...] = ()
@@ -34,16 +37,20 @@ class Finding:
     def __str__(self) -> str:
         return f"{self.kind}: {self.says}"
 
+    text = property(__str__)
+
 
 @dataclass(frozen=True, slots=True)
 class PartitionReport:
     """The verdict on one topic partition."""
 
+    JSON: ClassVar = "*range verdict *counts rows_in_files *spans"
+
     range: Range
     counts: OutcomeCounts
     findings: tuple[Finding, ...] = ()
-    #: rows in the live files; None where files mix partitions and only the sum is known
-    rows: int | None = None
+    #: None where files mix partitions and only the sum is known
+    rows_in_files: int | None = None
 
     def ranges(self, kind: str) -> tuple[Range, ...]:
         ranges = [r for finding in self.findings if finding.kind == kind for r in finding.ranges]
@@ -58,6 +65,13 @@ class PartitionReport:
         return self.ranges("overlap")
 
     @property
+    def spans(self) -> dict[str, list[list[int]]]:
+        """The ranges of the findings by kind, as `[start, end]`."""
+        kinds = {"gaps": "gap", "overlaps": "overlap", "unaccounted": "unaccounted"}
+        kinds["cannot_tell"] = "cannot tell"
+        return {key: [[r.start, r.end] for r in self.ranges(kinds[key])] for key in kinds}
+
+    @property
     def by_record(self) -> bool:
         """Is the verdict about single records?"""
         return self.range.partition != BATCHES and not self.counts.merged
@@ -69,11 +83,13 @@ class PartitionReport:
 
 @dataclass(frozen=True, slots=True)
 class TableReport:
+    JSON: ClassVar = "table sink verdict proves examined commits written findings notes partitions"
+
     table: str
     sink: str
-    lines: tuple[PartitionReport, ...]
+    partitions: tuple[PartitionReport, ...]
     commits: int
-    found: tuple[Finding, ...] = ()
+    findings: tuple[Finding, ...] = ()
     #: the sources that were examined
     examined: tuple[str, ...] = ()
     #: do its batches replace the rows of their keys?
@@ -82,20 +98,16 @@ class TableReport:
     notes: tuple[OperatorNote, ...] = ()
 
     @property
-    def findings(self) -> tuple[str, ...]:
-        return tuple(map(str, self.found))
-
-    @property
     def written(self) -> int:
-        return sum(line.counts.written for line in self.lines)
+        return sum(line.counts.written for line in self.partitions)
 
     @property
     def proves(self) -> str:
         """The subject of the verdict: `records`, `batches` or `changes`."""
         if self.upserts:
             return "changes"
-        counted = [line for line in self.lines if line.range.partition != BATCHES]
-        rows = sum(line.counts.written for line in self.lines if line.range.partition == BATCHES)
+        counted = [line for line in self.partitions if line.range.partition != BATCHES]
+        rows = self.written - sum(line.counts.written for line in counted)
         by_record = counted and not rows and all(line.by_record for line in counted)
         return "records" if by_record else "batches"
 
@@ -103,43 +115,7 @@ class TableReport:
     def verdict(self) -> str:
         """`proven`, or the kind of the worst finding; `accepted loss` where everything else is
         proven."""
-        return worst(self.found)
-
-    def values(self) -> dict[str, object]:
-        """For `--json`."""
-        return {
-            "table": self.table,
-            "sink": self.sink,
-            "verdict": self.verdict,
-            "proves": self.proves,
-            "examined": list(self.examined),
-            "commits": self.commits,
-            "written": self.written,
-            "findings": list(self.findings),
-            "notes": [asdict(note) for note in self.notes],
-            "partitions": [
-                {
-                    "topic": line.range.partition.topic,
-                    "partition": line.range.partition.number,
-                    "verdict": line.verdict,
-                    "start": line.range.start,
-                    "end": line.range.end,
-                    "written": line.counts.written,
-                    "rejected": line.counts.rejected,
-                    "skipped": line.counts.skipped,
-                    "invisible": line.counts.invisible,
-                    "merged": line.counts.merged,
-                    "elsewhere": line.counts.elsewhere,
-                    "lost": line.counts.lost,
-                    "rows_in_files": line.rows,
-                    "gaps": [[r.start, r.end] for r in line.gaps],
-                    "overlaps": [[r.start, r.end] for r in line.overlaps],
-                    "unaccounted": [[r.start, r.end] for r in line.ranges("unaccounted")],
-                    "cannot_tell": [[r.start, r.end] for r in line.ranges("cannot tell")],
-                }
-                for line in self.lines
-            ],
-        }
+        return worst(self.findings)
 
 
 def worst(findings: Iterable[Finding]) -> str:

@@ -34,20 +34,20 @@ class RowCheck(SinkCheck):
             )
             offsets = np.sort(np.asarray(rows["offset"].filter(mask).combine_chunks()))
             again = offsets[1:][offsets[1:] == offsets[:-1]].tolist()
-            self.ranged("overlap", partition, _runs(again), "rows of {} are there twice")
+            self.add_ranges("overlap", partition, _runs(again), "rows of {} are there twice")
             part = select(part, part.end > part.start)
             held = np.searchsorted(offsets, part.end) - np.searchsorted(offsets, part.start)
             missing = spans_of(part, held < part.written) if not upserts else []
-            self.ranged("gap", partition, missing, "of {} rows are missing")
+            self.add_ranges("gap", partition, missing, "of {} rows are missing")
             if alone:
-                self.ranged(
+                self.add_ranges(
                     "overlap",
                     partition,
                     spans_of(part, held > part.written),
                     "of {} there are more rows than were written",
                 )
                 if len(offsets) > held.sum():
-                    self.found(
+                    self.add(
                         "unaccounted",
                         f"{len(offsets) - held.sum()} rows of {partition} lie"
                         " where nobody says that any were written",

@@ -34,17 +34,17 @@ class SinkCheck:
     def run(self) -> None:
         raise NotImplementedError
 
-    def found(self, kind: str, says: str, ranges: Iterable[Range] = ()) -> None:
+    def add(self, kind: str, says: str, ranges: Iterable[Range] = ()) -> None:
         self.findings.append(Finding(kind, says, tuple(ranges)))
 
-    def ranged(
+    def add_ranges(
         self, kind: str, partition: Partition, spans: Iterable[tuple[int, int]], says: str
     ) -> None:
         """Add a finding for ranges of one partition, if any; `{}` in the text stands for them."""
         ranges = [Range(partition, max(0, a), max(0, a, b)) for a, b in islice(spans, _NAMED)]
         if ranges:
             named = ", ".join(map(str, ranges[:4])) + (" …" if len(ranges) > 4 else "")
-            self.found(kind, says.format(named), ranges)
+            self.add(kind, says.format(named), ranges)
 
     def of_entry(self, number: int) -> list[Range]:
         return [

@@ -7,11 +7,14 @@ done.
 
 from __future__ import annotations
 
+import functools
 import gc
+import inspect
 import json
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,7 +31,7 @@ try:  # Ctrl-C this early is a normal stop: nothing was begun
     from frazil.config.units import duration
     from frazil.errors import ConfigError, FrazilError, counted, from_traceback
     from frazil.offsets import Partition
-    from frazil.render import output
+    from frazil.render import Report, json_values, output, show
 except KeyboardInterrupt:
     sys.exit(130)
 
@@ -60,6 +63,28 @@ offsets_app = typer.Typer(
 )
 app.add_typer(offsets_app, name="offsets")
 
+
+def _config(text: str) -> Any:
+    return typer.Argument(parser=lambda path: configs.load(path), help=text)
+
+
+ConfigFile = Annotated[Config, _config("The sink's TOML file.")]
+ConfigPath = Annotated[Path, typer.Argument(help="The sink's TOML file.")]
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="TABLE|CONFIG", help="A sink's TOML file, or a table's name with --catalog."
+    ),
+]
+Catalog = Annotated[
+    list[str],
+    typer.Option(
+        help="key=value of the catalog, e.g. type=rest; also FRAZIL_CATALOG__… variables."
+    ),
+]
+Branch = Annotated[str, typer.Option(help="Which branch of the table.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be.")]
+Unasked = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 Topics = Annotated[list[str], typer.Option("--topic", help="Of this topic; may be repeated.")]
 Partitions = Annotated[list[int], typer.Option("--partition", help="Of this partition.")]
 Offsets = Annotated[str, typer.Option(help="One offset, or START..END without END itself.")]
@@ -68,6 +93,39 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do it; a running sink is fence
 Reason = Annotated[str, typer.Option(help="Why; it stands in the ledger with who and when.")]
 By = Annotated[str, typer.Option(help="Who; by default the user and the host.")]
 Rejecting = Annotated[list[str], typer.Option("--table", help="Rejected by this table.")]
+
+
+def command(
+    group: typer.Typer, name: str | None = None, console: Callable[[], Console] = output
+) -> Callable[[Callable[..., Report]], Callable[..., Report]]:
+    """Registers a function as a command with `--json`: the report that it returns is printed, and
+    the command ends with the report's exit code. `as_json` is passed on where it is asked for."""
+
+    def register(function: Callable[..., Report]) -> Callable[..., Report]:
+        signature = inspect.signature(function, eval_str=True)
+        kind = inspect.Parameter.KEYWORD_ONLY
+        parameters = dict(signature.parameters)
+        parameters["as_json"] = inspect.Parameter("as_json", kind, default=False, annotation=Json)
+
+        @functools.wraps(function)
+        def run_command(**given: Any) -> None:
+            report = function(**{name: given[name] for name in signature.parameters})
+            _print(report, given["as_json"], console())
+            if code := getattr(report, "exit_code", 0):
+                raise typer.Exit(code)
+
+        run_command.__signature__ = inspect.Signature([*parameters.values()])  # type: ignore[attr-defined]
+        group.command(name)(run_command)
+        return function
+
+    return register
+
+
+def _print(report: Report, as_json: bool, console: Console | None = None) -> None:
+    if as_json:
+        print(json.dumps(json_values(report)))
+    else:
+        show(report, console or output())
 
 
 @app.callback()
@@ -97,43 +155,26 @@ def _print_version() -> None:
     raise typer.Exit
 
 
-@app.command()
+@command(app, console=lambda: progress)
 def run(
-    config: Annotated[Path, typer.Argument(help="TOML file; see docs/reference/config.md.")],
+    config: Annotated[Config, _config("TOML file; see docs/reference/config.md.")],
     until_caught_up: Annotated[
         bool, typer.Option(help="Stop at the end of the topic as it was at the start.")
     ] = False,
-    as_json: Json = False,
-) -> None:
+) -> Report:
     """Stream Kafka into the tables until stopped."""
     from frazil.cli.run import RunCommand
 
-    given = configs.load(config)
-    running = RunCommand(given, progress)
-    done = running.stream(_session(given), stop, until_caught_up)
-    if as_json:
-        print(json.dumps(running.values()))
-    else:
-        running.show()
-    if not done:
-        raise typer.Exit(stop.exit_code)
+    running = RunCommand(config, progress)
+    running.stream(_session(config), stop, until_caught_up)
+    return running
 
 
-@app.command()
+@command(app)
 def audit(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="TABLE|CONFIG", help="A sink's TOML file, or a table's name with --catalog."
-        ),
-    ],
-    catalog: Annotated[
-        list[str],
-        typer.Option(
-            help="key=value of the catalog, e.g. type=rest; also FRAZIL_CATALOG__… variables."
-        ),
-    ] = [],  # noqa: B006
-    branch: Annotated[str, typer.Option(help="Which branch of the table.")] = "main",
+    target: Target,
+    catalog: Catalog = [],  # noqa: B006
+    branch: Branch = "main",
     deep: Annotated[
         bool,
         typer.Option("--deep", help="Read the files, too: offsets, and footers against manifests."),
@@ -152,223 +193,151 @@ def audit(
         str, typer.Option(help="Exit 3 if offsets wait and the last commit is older: 90s, 10m.")
     ] = "",
     spark: Spark = None,
-    as_json: Json = False,
-) -> None:
+) -> Report:
     """Prove from metadata alone that every offset is there exactly once (exit 3 if not)."""
     from frazil.auditing import evidence
-    from frazil.spark.open_table import opener
 
     gc.disable()  # a short process: each collection would walk up to 100,000 snapshots
     if _is_file(target):
-        given = configs.load(target)
-        opened = opener(given, spark, progress.print)
+        config = configs.load(target)
         limits = evidence.AuditLimits(max_lag, duration(max_age) if max_age else None)
-        report = evidence.of_config(
-            given, opened, deep=deep, ask=against_kafka, limits=limits, say=progress.print
+        return evidence.of_config(
+            config,
+            _opener(config, spark),
+            deep=deep,
+            ask=against_kafka,
+            limits=limits,
+            say=progress.print,
         )
-    elif against_kafka or max_lag is not None or max_age:
+    if against_kafka or max_lag is not None or max_age:
         raise ConfigError("cannot compare with Kafka: only a sink's TOML file says where it is")
-    else:
-        opened = opener(_bare(target, catalog), spark, progress.print)
-        report = evidence.of_table(opened, target, branch, deep)
-    if as_json:
-        print(json.dumps(evidence.values(report)))
-    else:
-        evidence.show(report, output())
-    if not report.proven:
-        raise typer.Exit(3)
+    return evidence.of_table(_opener(_catalog_only(target, catalog), spark), target, branch, deep)
 
 
-@app.command()
-def status(
-    config: Annotated[Path, typer.Argument(help="The sink's TOML file.")],
-    spark: Spark = None,
-    as_json: Json = False,
-) -> None:
+@command(app)
+def status(config: ConfigFile, spark: Spark = None) -> Report:
     """Position, lag, counts, staged batches and last commit of a sink, running or not."""
-    from frazil.ops.startup_checks import show_doubts
-    from frazil.ops.status import status as look
-    from frazil.spark.open_table import opener
+    from frazil.ops.status import status
 
-    given = configs.load(config)
-    report = look(given, opener(given, spark, progress.print))
-    if as_json:
-        print(json.dumps(report))
-        return
-    doubts = report.pop("in_doubt")
-    for kind, summary in report.pop("rejected_by_kind").items():
-        report[f"rejected: {kind}"] = (
-            f"{summary['records']:,} of the newest; the last: {summary['last']}"
-        )
-    for key, value in report.items():
-        typer.echo(f"{key:>16}  {_plain(value)}")
-    show_doubts(doubts, output())
+    return status(config, _opener(config, spark))
 
 
-@app.command("completeness")
-def complete(
-    config: Annotated[Path, typer.Argument(help="The sink's TOML file.")],
+@command(app)
+def completeness(
+    config: ConfigFile,
     hour: Annotated[
         str, typer.Argument(help="An hour, 2026-11-15T10, or a day, 2026-11-15, in UTC.")
     ] = "",
     wait: Annotated[str, typer.Option(help="Wait so long for it: 90s, 10m.")] = "",
     spark: Spark = None,
-    as_json: Json = False,
-) -> None:
+) -> Report:
     """Until when the stream is complete, and what holds it back (exit 3 if HOUR is not)."""
-    from frazil.ops import completeness as hours
-    from frazil.spark.open_table import opener
+    from frazil.ops.completeness import wait_until_complete
 
-    given = configs.load(config)
-    report = hours.awaited(given, opener(given, spark, progress.print), hour, wait)
-    if as_json:
-        print(json.dumps(hours.values(report)))
-    else:
-        hours.show(report, output())
-    if report.complete is False:
-        raise typer.Exit(3)
+    return wait_until_complete(config, _opener(config, spark), hour, wait)
 
 
-@app.command("orphans")
-def leftovers(
-    config: Annotated[Path, typer.Argument(help="The sink's TOML file.")],
+@command(app)
+def orphans(
+    config: ConfigFile,
     remove: Annotated[bool, typer.Option(help="Remove them, too.")] = False,
     older_than: Annotated[str, typer.Option(help="Only files older than this: 6h, 3d.")] = "0s",
-    as_json: Json = False,
-) -> None:
+) -> Report:
     """Files that killed or failed runs of the sink left behind; never a live file."""
-    from frazil.ops import status as looking
+    from frazil.ops import status
 
-    given = configs.load(config)
     age = duration(older_than)
-    files = looking.orphans(given, _session(given), age)
+    files = status.orphans(config, _session(config), age)
     if remove:
-        looking.remove(files)
-    for _, path in files if not as_json else ():
-        print(path)
-    if as_json:
-        print(json.dumps({"orphans": [path for _, path in files], "removed": remove}))
+        status.remove(files)
     progress.print(f"{counted(len(files), 'file')} {'removed' if remove else 'found'}")
+    return status.OrphansReport([path for _, path in files], remove)
 
 
-@app.command()
+@command(app)
 def locate(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="TABLE|CONFIG", help="A sink's TOML file, or a table's name with --catalog."
-        ),
-    ],
+    target: Target,
     topic: Annotated[str, typer.Argument(help="Kafka's topic.")],
     partition: Annotated[int, typer.Argument(help="Its partition.", max=2**31 - 1)],
     offset: Annotated[int, typer.Argument(help="The offset that is looked for.", max=2**63 - 1)],
     table: Annotated[str, typer.Option(help="Only in this table of the sink.")] = "",
-    catalog: Annotated[
-        list[str],
-        typer.Option(
-            help="key=value of the catalog, e.g. type=rest; also FRAZIL_CATALOG__… variables."
-        ),
-    ] = [],  # noqa: B006
-    branch: Annotated[str, typer.Option(help="Which branch of the table.")] = "main",
+    catalog: Catalog = [],  # noqa: B006
+    branch: Branch = "main",
     spark: Spark = None,
-    as_json: Json = False,
-) -> None:
+) -> Report:
     """Which batch, snapshot and files hold an offset (exit 3 if no table holds it)."""
-    from frazil.ops import locate as locating
-    from frazil.spark.open_table import opener
+    from frazil.ops import locate
 
     if not topic.isprintable():
         raise ConfigError(f"cannot look for topic {topic!r}: expected a name that Kafka may have")
     where = Partition(topic, partition)
     if _is_file(target):
-        given = configs.load(target)
-        opened = opener(given, spark, progress.print)
-        report = locating.of_sink(given, opened, where, offset, table)
-    else:
-        given = _bare(target, catalog)
-        opened = opener(given, spark, progress.print)
-        report = locating.of_table(given.catalog.name, opened, target, where, offset, branch)
-    if as_json:
-        print(json.dumps(locating.values(report)))
-    else:
-        locating.show(report, output())
-    if not report.held:
-        raise typer.Exit(3)
+        config = configs.load(target)
+        return locate.of_sink(config, _opener(config, spark), where, offset, table)
+    config = _catalog_only(target, catalog)
+    opened = _opener(config, spark)
+    return locate.of_table(config.catalog.name, opened, target, where, offset, branch)
 
 
-@app.command()
+@command(app)
 def rewind(
-    config: Annotated[Path, typer.Argument(help="The sink's TOML file.")],
+    config: ConfigFile,
     to: Annotated[
         str, typer.Option(help='batch:N, a time as 2026-11-15T10:00:00Z, or {"topic": {"0": 17}}.')
     ],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    dry_run: DryRun = False,
+    yes: Unasked = False,
     discard_foreign: Annotated[
         bool,
         typer.Option("--discard-foreign", help="Also undo what others wrote to the tables since."),
     ] = False,
-    as_json: Json = False,
-) -> None:
+    *,
+    as_json: bool,
+) -> Report:
     """Take all tables of a sink, and its index, back to a cut; the stream goes on from there."""
-    from frazil.ops import rewind as rewinding
+    from frazil.ops import rewind
 
-    given = configs.load(config)
     if not (yes or dry_run) and (as_json or not sys.stdin.isatty()):
         raise ConfigError("cannot rewind without being asked for it: expected --yes or --dry-run")
-    spark = _session(given)
-    plan = rewinding.look(given, spark, to, discard_foreign=discard_foreign)
-    if as_json and (dry_run or plan.refusals):
-        print(json.dumps({**plan.values(), "done": False}))
-    elif not as_json:
-        rewinding.show(plan, output())
-    for refusal in plan.refusals:
-        raise refusal
+    spark = _session(config)
+    plan = rewind.preview(config, spark, to, discard_foreign=discard_foreign)
+    if plan.refusals:
+        _print(plan, as_json)
+        raise plan.refusals[0]
     if dry_run or (plan.nothing and not as_json):
-        return
+        return plan
+    if not as_json:
+        _print(plan, as_json)
     if not yes:
         typer.confirm("a running sink is stopped by this; go on?", abort=True)
-    plan = rewinding.rewind(
-        given,
+    return rewind.rewind(
+        config,
         spark,
         to,
         discard_foreign=discard_foreign,
         on_step=lambda name, table: progress.print(f"{name} {table}".rstrip()),
     )
-    if as_json:
-        print(json.dumps({**plan.values(), "done": True}))
-    else:
-        rewinding.show(plan, output(), done=True)
 
 
-@app.command()
+@command(app)
 def demo(
     rows: Annotated[int, typer.Option(help="How many orders to stream.")] = 2_000_000,
     seconds: Annotated[float | None, typer.Option(help="Or for how long to produce them.")] = None,
     partitions: Annotated[int, typer.Option(help="Partitions of the topic.")] = 4,
     keep: Annotated[Path | None, typer.Option(help="Folder for table, config and logs.")] = None,
-    as_json: Json = False,
-) -> None:
+) -> Report:
     """Broker, pipeline, two SIGKILLs in the middle of commits, and the audit's verdict."""
-    from frazil.testing import demo as show
+    from frazil.testing.demo import demo
 
     if rows < 1 or partitions < 1:
         raise ConfigError("cannot run the demo: --rows and --partitions must be at least 1")
     with stop.raised():
-        outcome = show.demo(
-            rows=rows, seconds=seconds, partitions=partitions, keep=keep, console=progress
-        )
-    if as_json:
-        print(show.json_line(outcome))
-    else:
-        show.render(outcome, output())
-    if outcome.verdict != "proven":
-        raise typer.Exit(3)
+        return demo(rows=rows, seconds=seconds, partitions=partitions, keep=keep, console=progress)
 
 
-@app.command()
+@command(app)
 def selftest(
-    config: Annotated[Path, typer.Argument(help="A sink's TOML file: its broker, its catalog.")],
+    config: Annotated[Config, _config("A sink's TOML file: its broker, its catalog.")],
     rows: Annotated[int, typer.Option(help="Records of each scratch topic.")] = 20_000,
     steps: Annotated[
         str,
@@ -386,71 +355,40 @@ def selftest(
         str, typer.Option(help="Where tables may be made; by default a namespace of its own.")
     ] = "",
     keep: Annotated[bool, typer.Option("--keep", help="Remove nothing.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    as_json: Json = False,
-) -> None:
+    yes: Unasked = False,
+    *,
+    as_json: bool,
+) -> Report:
     """SIGKILL at each step on your own broker and catalog, judged by reading all records (exit 3 if
     not proven); scratch topics and tables are removed."""
     from frazil.testing import scratch
-    from frazil.testing import selftest as testing
+    from frazil.testing.selftest import selftest
 
-    given = configs.load(config)
-    wanted = scratch.plan(
-        given,
+    plan = scratch.plan(
+        config,
         rows=rows,
         steps=[step.strip() for step in steps.split(",") if step.strip()],
         modes=scratch.MODES if upsert is None else ("upsert",) if upsert else ("append",),
         namespace=namespace,
     )
-    for resource in wanted.creates:
+    for resource in plan.creates:
         progress.print(f"will make {resource}", highlight=False, soft_wrap=True)
     if not (yes or as_json) and sys.stdin.isatty():
         typer.confirm("and remove it all again; go on?", abort=True)
-    spark = _session(given)
+    spark = _session(config)
     with stop.raised():
-        outcome = testing.selftest(given, wanted, spark, progress, keep=keep)
-    if as_json:
-        print(json.dumps(outcome.values()))
-    else:
-        testing.show(outcome, output())
-    if outcome.exit_code:
-        raise typer.Exit(outcome.exit_code)
+        return selftest(config, plan, spark, progress, keep=keep)
 
 
-@config_app.command()
-def explain(
-    config: Annotated[Path, typer.Argument(help="TOML file.")], as_json: Json = False
-) -> None:
+@command(config_app)
+def explain(config: Annotated[Path, typer.Argument(help="TOML file.")]) -> Report:
     """The path that the data takes, and why; every setting in effect, and where it comes from."""
-    given, places = configs.traced(config)
-    way, why = explanation.path_taken(given)
-    settings = explanation.settings(given)
-    origins = {
-        section: {
-            key: places.get(f"{section.replace(' ', '.')}.{key}", "default") for key in values
-        }
-        for section, values in settings.items()
-    }
-    effect = explanation.in_effect(given)
-    if as_json:
-        shown = {"way": way, "why": why, "settings": settings, "origins": origins}
-        print(json.dumps({**shown, "in_effect": effect}))
-        return
-    typer.echo(f"way: {way}\nwhy: {why}")
-    for section, values in settings.items():
-        typer.echo(f"\n[{section}]")
-        lines = {key: f"{key} = {json.dumps(value)}" for key, value in values.items()}
-        width = min(48, max(map(len, lines.values()), default=0))
-        for key, text in lines.items():
-            implied = effect.get(section, {}).get(key, "")
-            typer.echo(
-                f"{text:<{width}}  # {origins[section][key]}{f': {implied}' if implied else ''}"
-            )
+    return explanation.explain(*configs.traced(config))
 
 
-@dlq_app.command("list")
-def list_letters(
-    config: Annotated[Path, typer.Argument(help="The sink's TOML file.")],
+@command(dlq_app, "list")
+def list_dead_letters(
+    config: ConfigFile,
     topic: Topics = [],  # noqa: B006
     partition: Partitions = [],  # noqa: B006
     offsets: Offsets = "",
@@ -459,94 +397,60 @@ def list_letters(
     replayed: Annotated[bool, typer.Option("--replayed", help="Those that were replayed.")] = False,
     every: Annotated[bool, typer.Option("--all", help="Those, and those that wait.")] = False,
     limit: Annotated[int, typer.Option(help="How many of the newest are shown one by one.")] = 10,
-    as_json: Json = False,
-) -> None:
+) -> Report:
     """How many records were rejected, why, and by which tables; and the newest of them."""
     from frazil.ops import dead_letters
 
-    given = configs.load(config)
-    wanted = dead_letters.selection(given, topic, partition, offsets, kind, table, limit)
+    wanted = dead_letters.selection(config, topic, partition, offsets, kind, table, limit)
     which = "all" if every else "replayed" if replayed else "waiting"
-    listing = dead_letters.list_dead_letters(given, _session(given), wanted, which)
-    if as_json:
-        print(json.dumps(listing))
-    else:
-        dead_letters.show_list(listing, output())
+    return dead_letters.list_dead_letters(config, _session(config), wanted, which)
 
 
-@dlq_app.command()
+@command(dlq_app)
 def replay(
-    config: Annotated[Path, typer.Argument(help="The sink's TOML file, as it is after the fix.")],
+    config: Annotated[Config, _config("The sink's TOML file, as it is after the fix.")],
     topic: Topics = [],  # noqa: B006
     partition: Partitions = [],  # noqa: B006
     offsets: Offsets = "",
     kind: Kinds = [],  # noqa: B006
     table: Rejecting = [],  # noqa: B006
     limit: Annotated[int | None, typer.Option(help="Only so many, the first by offset.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be.")] = False,
-    as_json: Json = False,
-) -> None:
+    dry_run: DryRun = False,
+) -> Report:
     """Write dead letters to their tables after a fix, exactly once (exit 3 if some are rejected
     again; those stay)."""
     from frazil.ops import dead_letters
 
-    given = configs.load(config)
-    wanted = dead_letters.selection(given, topic, partition, offsets, kind, table, limit)
-    spark = _session(given)
+    wanted = dead_letters.selection(config, topic, partition, offsets, kind, table, limit)
+    spark = _session(config)
     if dry_run:
-        outcome = dead_letters.look(given, spark, wanted)
+        report = dead_letters.preview_replay(config, spark, wanted)
     else:
-        outcome = dead_letters.replay(
-            given, spark, wanted, lambda step: progress.print(f"batch {step.batch}: {step.name}")
+        report = dead_letters.replay(
+            config, spark, wanted, lambda step: progress.print(f"batch {step.batch}: {step.name}")
         )
-    if as_json:
-        print(json.dumps(dead_letters.values(outcome, dry_run)))
-    else:
-        dead_letters.show_replay(outcome, dry_run, output())
-    if outcome.rejected:
-        raise typer.Exit(3)
+    return dead_letters.ReplayOutput(report, dry_run)
 
 
-@index_app.command("rebuild")
-def rebuild_index(
-    config: Annotated[Path, typer.Argument(help="The sink's TOML file.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be.")] = False,
-    as_json: Json = False,
-) -> None:
+@command(index_app)
+def rebuild(config: ConfigFile, dry_run: DryRun = False) -> Report:
     """Write missing index rows again, from the ledgers (exit 3 if some cannot be determined)."""
-    from frazil.ops import index_rebuild
+    from frazil.ops.index_rebuild import rebuild_index
 
-    given = configs.load(config)
-    reports = index_rebuild.rebuilt(given, _session(given), dry_run)
-    if as_json:
-        print(json.dumps({"sinks": [report.values() for report in reports], "dry_run": dry_run}))
-    else:
-        index_rebuild.show(reports, dry_run, output())
-    if any(report.unknown for report in reports):
-        raise typer.Exit(3)
+    return rebuild_index(config, _session(config), dry_run)
 
 
-@offsets_app.command("show")
-def show_offsets(
-    config: Annotated[Path, typer.Argument(help="The sink's TOML file.")],
-    spark: Spark = None,
-    as_json: Json = False,
-) -> None:
+@command(offsets_app, "show")
+def show_offsets(config: ConfigFile, spark: Spark = None) -> Report:
     """Position, lag, and what Kafka still has, by partition; what stops the stream, if anything."""
-    from frazil.ops import offsets
-    from frazil.spark.open_table import opener
+    from frazil.ops.offsets import show_offsets
 
-    given = configs.load(config)
-    report = offsets.standing(given, opener(given, spark, progress.print))
-    if as_json:
-        print(json.dumps(report))
-    else:
-        offsets.show_standing(report, output())
+    return show_offsets(config, _opener(config, spark))
 
 
-@offsets_app.command("accept-loss")
+@command(offsets_app)
 def accept_loss(
-    config: Annotated[Path, typer.Argument(help="The sink's TOML file.")],
+    config: ConfigPath,
     lost: Annotated[
         list[str],
         typer.Option(help="TOPIC:PARTITION:START..END, exactly what is given up; may be repeated."),
@@ -554,17 +458,16 @@ def accept_loss(
     reason: Reason = "",
     by: By = "",
     yes: Yes = False,
-    as_json: Json = False,
-) -> None:
+) -> Report:
     """Go on behind offsets that retention deleted before they were read; they stay a loss."""
     from frazil.ops import offsets
 
-    _decide(config, offsets.losses(lost), reason, by, yes, as_json)
+    return _decide(config, offsets.accept_loss(lost), reason, by, yes)
 
 
-@offsets_app.command("adopt-topic")
-def adopt(
-    config: Annotated[Path, typer.Argument(help="The sink's TOML file.")],
+@command(offsets_app)
+def adopt_topic(
+    config: ConfigPath,
     topic: Annotated[
         list[str],
         typer.Option(help="Only this topic; may be repeated. Default: all that are others."),
@@ -579,55 +482,46 @@ def adopt(
     reason: Reason = "",
     by: By = "",
     yes: Yes = False,
-    as_json: Json = False,
-) -> None:
+) -> Report:
     """Accept a recreated topic, or another cluster, as the one the ledger knows."""
     from frazil.ops import offsets
 
-    wanted = offsets.adoption(topic, start, same_offsets)
-    _decide(config, wanted, reason, by, yes, as_json)
+    return _decide(config, offsets.adopt_topic(topic, start, same_offsets), reason, by, yes)
 
 
-@offsets_app.command("seek")
-def rebase(
-    config: Annotated[Path, typer.Argument(help="The sink's TOML file.")],
+@command(offsets_app)
+def seek(
+    config: ConfigPath,
     to: Annotated[
         list[str], typer.Option(help="TOPIC:PARTITION:OFFSET, where to go on; may be repeated.")
     ],
     reason: Reason = "",
     by: By = "",
     yes: Yes = False,
-    as_json: Json = False,
-) -> None:
+) -> Report:
     """Move the position: forward gives records up, back reads the topic on as a new one."""
     from frazil.ops import offsets
 
-    _decide(config, offsets.seeking(to), reason, by, yes, as_json)
+    return _decide(config, offsets.seek(to), reason, by, yes)
 
 
-@offsets_app.command()
+@command(offsets_app)
 def confirm(
-    config: Annotated[Path, typer.Argument(help="The sink's TOML file.")],
+    config: ConfigFile,
     table: Annotated[str, typer.Option(help="The table whose history was expired.")],
     reason: Reason = "",
     by: By = "",
     yes: Yes = False,
-    as_json: Json = False,
-) -> None:
+) -> Report:
     """Sign that a table whose history was expired holds everything below its ledger's end."""
     from frazil.ops import offsets
 
-    given = configs.load(config)
-    _want_a_reason("confirm", reason, yes)
-    note = offsets.signed("confirm", reason, by) if yes else None
-    result = offsets.confirmed(given, _session(given), table, note)
-    if as_json:
-        print(json.dumps(result))
-    else:
-        offsets.show_confirmed(result, output())
+    _require_reason("confirm", reason, yes)
+    note = offsets.operator_note("confirm", reason, by) if yes else None
+    return offsets.confirm(config, _session(config), table, note)
 
 
-def _want_a_reason(did: str, reason: str, yes: bool) -> None:
+def _require_reason(did: str, reason: str, yes: bool) -> None:
     if yes and not reason.strip():
         raise ConfigError(
             f"cannot {did}: expected a --reason, found none",
@@ -635,19 +529,16 @@ def _want_a_reason(did: str, reason: str, yes: bool) -> None:
         )
 
 
-def _decide(path: Path, wanted: Any, reason: str, by: str, yes: bool, as_json: bool) -> None:
+def _decide(path: Path, wanted: Any, reason: str, by: str, yes: bool) -> Report:
     from frazil.ops import offsets
 
-    given = configs.load(path)
-    _want_a_reason(wanted.did, reason, yes)
-    spark = _session(given)
-    plan = offsets.look(given, spark, wanted)
+    config = configs.load(path)
+    _require_reason(wanted.did, reason, yes)
+    spark = _session(config)
+    plan = offsets.preview(config, spark, wanted, path)
     if yes and plan.decision:
-        plan = offsets.done(given, spark, plan, offsets.signed(wanted.did, reason, by))
-    if as_json:
-        print(json.dumps(plan.values()))
-    else:
-        offsets.show(plan, path, output())
+        plan = offsets.apply(config, spark, plan, offsets.operator_note(wanted.did, reason, by))
+    return plan
 
 
 @app.command()
@@ -706,11 +597,17 @@ def _say(error: FrazilError) -> int:
     return error.exit_code
 
 
-def _session(given: Config) -> Any:
+def _session(config: Config) -> Any:
     from frazil.spark.session import session
 
     with progress.status("starting Spark"):
-        return session(given, say=progress.print)
+        return session(config, say=progress.print)
+
+
+def _opener(config: Config, spark: bool | None) -> Any:
+    from frazil.spark.open_table import opener
+
+    return opener(config, spark, progress.print)
 
 
 def _is_file(target: str) -> bool:
@@ -721,7 +618,7 @@ def _is_file(target: str) -> bool:
         return False
 
 
-def _bare(table: str, catalog: list[str]) -> Config:
+def _catalog_only(table: str, catalog: list[str]) -> Config:
     """A config with nothing but a catalog, for commands that need no sink."""
     import os
 
@@ -733,10 +630,6 @@ def _bare(table: str, catalog: list[str]) -> Config:
             hint="add --catalog type=… --catalog uri=…, or give the sink's TOML file",
         )
     return configs.catalog_only(table, section)
-
-
-def _plain(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, (dict, list)) else str(value)
 
 
 if __name__ == "__main__":

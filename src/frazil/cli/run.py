@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import ClassVar
 
 from pyspark.sql import SparkSession
 from rich.console import Console
+from rich.text import Text
 
 from frazil.cli.signals import StopSignal
 from frazil.config.model import Config
 from frazil.errors import counted
 from frazil.offsets import Cut
+from frazil.render import Line
 from frazil.sink import Sink
 from frazil.steps import Step
 
@@ -24,28 +26,35 @@ _SHOWN = 8
 
 @dataclass
 class RunCommand:
-    """One run, with its progress on the console."""
+    """One run, with its progress on the console, and the report of it."""
+
+    JSON: ClassVar = (
+        "rows rejected skipped rejected_by_kind seconds epoch=sink.epoch "
+        "position=sink.committer.progress.position pending_batches"
+    )
 
     config: Config
     console: Console
     began: float = field(default_factory=time.monotonic)
     rows: int = 0
     skipped: int = 0
-    #: kind of rejected records → their number, and place and reason of the last one
-    rejected: dict[str, tuple[int, str]] = field(default_factory=dict)
+    #: not 0: a signal stopped the run before it had caught up
+    exit_code: int = 0
+    #: kind of rejected records → their number, and position and reason of the last one
+    _kinds: dict[str, tuple[int, str]] = field(default_factory=dict)
     _written: dict[int, Step] = field(default_factory=dict)
-    _said: str = ""
+    _trouble: str = ""
     _maintenance_error: str = ""
 
     def __post_init__(self) -> None:
         self.sink = Sink(self.config, on_step=self._on_step)
         self._say = partial(self.console.print, markup=False, highlight=False, soft_wrap=True)
 
-    def stream(self, spark: SparkSession, stop: StopSignal, until_caught_up: bool) -> bool:
-        """Run until a stop is requested; False if that was before the run had caught up."""
+    def stream(self, spark: SparkSession, stop: StopSignal, until_caught_up: bool) -> None:
+        """Run until a stop is requested."""
         sink = self.sink
         run = sink.start(spark)
-        self._say(f"sink {self.config.sink.id}: epoch {run.epoch}, {position(run.position)}")
+        self._say(f"sink {self.config.sink.id}: epoch {run.epoch}, {position_text(run.position)}")
         for advice in run.advice:
             self._say(advice, style="yellow")
         done = not until_caught_up
@@ -58,7 +67,7 @@ class RunCommand:
                     if run.awaitTermination(1):
                         break  # available-now: everything there was is committed
                     run.check()
-                    self._tell_trouble()
+                    self._print_trouble()
                 if stop.signal:
                     self._say(
                         "stopping: the batch under way is finished and committed; "
@@ -66,7 +75,7 @@ class RunCommand:
                     )
             finally:
                 run.stop()
-        return done
+        self.exit_code = 0 if done else stop.exit_code
 
     def _on_step(self, step: Step) -> None:
         if step.name == "written":
@@ -80,69 +89,69 @@ class RunCommand:
             self.rows += sum(written.records for written in done)
             self.skipped += sum(written.skipped for written in done)
             now = _together(written.rejected for written in done)
-            self.rejected = _together([self.rejected, now])
+            self._kinds = _together([self._kinds, now])
             rate = self.rows / (time.monotonic() - self.began)
-            waiting = len(self.sink.committer.pending)
+            waiting = self.pending_batches
             self._say(
                 f"batch {step.batch} committed: {self._counts}, {rate:,.0f}/s"
                 + (f", {counted(waiting, 'batch', 'batches')} staged behind it" if waiting else "")
             )
-            for kind, (count, last) in now.items():
-                self._say(f"rejected: {count:,} of kind {kind}; the last: {last}", style="yellow")
+            for line in _rejected_lines(now):
+                self._say(line)
 
     @property
     def _counts(self) -> str:
-        rejected = sum(count for count, _ in self.rejected.values())
         return (
             counted(self.rows, "row")
-            + (f", {rejected:,} rejected" if rejected else "")
+            + (f", {self.rejected:,} rejected" if self.rejected else "")
             + (f", {self.skipped:,} skipped" if self.skipped else "")
         )
 
-    def _tell_trouble(self) -> None:
+    def _print_trouble(self) -> None:
         progress = self.sink.committer.progress
         now = progress.blocked or progress.trouble
         for title, text, before in (
-            ("waiting", now, self._said),
+            ("waiting", now, self._trouble),
             ("for later", progress.maintenance_error, self._maintenance_error),
         ):
             if text and text != before:
                 self._say(f"{title}: {text}", style="yellow")
-        self._said, self._maintenance_error = now, progress.maintenance_error
+        self._trouble, self._maintenance_error = now, progress.maintenance_error
 
-    def values(self) -> dict[str, Any]:
-        """For `--json`."""
-        return {
-            "rows": self.rows,
-            "rejected": sum(count for count, _ in self.rejected.values()),
-            "skipped": self.skipped,
-            "rejected_by_kind": {
-                kind: {"records": count, "last": last}
-                for kind, (count, last) in self.rejected.items()
-            },
-            "seconds": round(time.monotonic() - self.began, 2),
-            "epoch": self.sink.epoch,
-            "position": self.sink.committer.progress.position.nested(),
-            "pending_batches": len(self.sink.committer.pending),
-        }
+    @property
+    def rejected(self) -> int:
+        return sum(count for count, _ in self._kinds.values())
 
-    def show(self) -> None:
-        self._say(
-            f"{self._counts}: committed in {time.monotonic() - self.began:.1f} s; "
-            f"{position(self.sink.committer.progress.position)}"
-        )
-        for kind, (count, last) in self.rejected.items():
-            self._say(f"rejected: {count:,} of kind {kind}; the last: {last}", style="yellow")
-        if self.rejected:
-            self._say(
-                f"they are in {self.config.dead_letters.table}: frazil dead-letters list CONFIG"
-            )
-        if waiting := len(self.sink.committer.pending):
-            self._say(
-                f"{counted(waiting, 'batch', 'batches')} staged and not committed: "
+    @property
+    def rejected_by_kind(self) -> dict[str, dict[str, object]]:
+        return {k: {"records": count, "last": last} for k, (count, last) in self._kinds.items()}
+
+    @property
+    def seconds(self) -> float:
+        return round(time.monotonic() - self.began, 2)
+
+    @property
+    def pending_batches(self) -> int:
+        return len(self.sink.committer.pending)
+
+    def lines(self) -> Iterator[Line]:
+        position = position_text(self.sink.committer.progress.position)
+        yield f"{self._counts}: committed in {self.seconds:.1f} s; {position}"
+        yield from _rejected_lines(self._kinds)
+        if self._kinds:
+            table = self.config.dead_letters.table
+            yield f"they are in {table}: frazil dead-letters list CONFIG"
+        if self.pending_batches:
+            yield Text(
+                f"{counted(self.pending_batches, 'batch', 'batches')} staged and not committed: "
                 "the next run commits what waits",
                 style="yellow",
             )
+
+
+def _rejected_lines(kinds: Mapping[str, tuple[int, str]]) -> Iterator[Line]:
+    for kind, (count, last) in kinds.items():
+        yield Text(f"rejected: {count:,} of kind {kind}; the last: {last}", style="yellow")
 
 
 def _together(counts: Iterable[Mapping[str, tuple[int, str]]]) -> dict[str, tuple[int, str]]:
@@ -153,7 +162,7 @@ def _together(counts: Iterable[Mapping[str, tuple[int, str]]]) -> dict[str, tupl
     return totals
 
 
-def position(cut: Cut) -> str:
+def position_text(cut: Cut) -> str:
     """One line, for any number of partitions."""
     if len(cut) > _SHOWN:
         return f"position {sum(cut.values()):,} in {len(cut):,} partitions"

@@ -17,12 +17,12 @@ from frazil.commit.protocol import TableCommitter, not_shown
 from frazil.commit.tables import SinkTables, parallel_map
 from frazil.config.model import Config
 from frazil.errors import Gap, IdentityMismatch
-from frazil.iceberg.table import ReadableTable, Snapshot, Table
+from frazil.iceberg.table import Snapshot, Table
 from frazil.kafka.planner import TopicIdentity
 from frazil.ledger import entry as ledger
-from frazil.ledger import index, staged_batch
+from frazil.ledger import index
 from frazil.ledger.entry import LedgerEntry
-from frazil.ledger.sink_state import announced_tables
+from frazil.ledger.sink_state import announced_tables, staged_batches
 from frazil.ledger.staged_batch import StagedBatch
 from frazil.offsets import Cut, Partition, Range
 from frazil.sources.base import StreamPosition
@@ -296,14 +296,7 @@ class Recovery:
 
     def stored(self) -> list[tuple[str, StagedBatch | None]]:
         """Paths and batches in the staging folder; None: the record of the batch is torn."""
-        stored = []
-        for path in self._index.listing(staging_folder(self._config, self._index)):
-            if path.endswith(".json"):
-                try:
-                    stored.append((path, staged_batch.load(self._index.fetch(path), path)))
-                except IdentityMismatch:
-                    continue  # a run that is still alive has committed it meanwhile
-        return stored
+        return list(staged_batches(self._config, self._index))
 
 
 def _contradicts(
@@ -322,8 +315,3 @@ def _contradicts(
             ):
                 return True
     return False
-
-
-def staging_folder(config: Config, index_table: ReadableTable) -> str:
-    folder = config.sink.staging_location.rstrip("/") or f"{index_table.location}/stage"
-    return f"{folder}/{config.sink.id}/"

@@ -274,7 +274,7 @@ class RewindSteps:
             refuse(RewindPlan(boundary, (rewind,)))
             if target.head().commit_id != target.seen:
                 raise self._fenced(name)
-            if rewind.then is None:
+            if rewind.snapshot_then is None:
                 self._empty_table(target, table, rewind)
             else:
                 self._fork_and_move(table, rewind)
@@ -285,16 +285,18 @@ class RewindSteps:
 
     def _fork_and_move(self, table: Table, rewind: TableRewind) -> None:
         kept = rewind.entry
-        assert rewind.then is not None
+        assert rewind.snapshot_then is not None
         assert kept is not None
         fork = f"frazil-rewind-{self.sink}"
-        table.fork(fork, rewind.then)
+        table.fork(fork, rewind.snapshot_then)
         end = Cut({**self._first, **kept.end})
         claim = self._claim(kept, end, kept.batches[1], kept.source[1])
 
         def check(history: Iterator[Snapshot]) -> str | None:
             newest = next(history, None)
-            return None if newest and newest.id == rewind.then else f"branch {fork} has moved"
+            return (
+                None if newest and newest.id == rewind.snapshot_then else f"branch {fork} has moved"
+            )
 
         try:
             table.append([], claim.summary(), branch=fork, check=check, leftovers=[])
@@ -312,7 +314,7 @@ class RewindSteps:
                 tag: claimed.snapshot.id,
                 fork: None,
             },
-            expected={rewind.branch: rewind.now, fork: claimed.snapshot.id},
+            expected={rewind.branch: rewind.snapshot_now, fork: claimed.snapshot.id},
         )
 
     def _empty_table(self, target: TableCommitter, table: Table, rewind: TableRewind) -> None:
@@ -328,7 +330,7 @@ class RewindSteps:
         self._step("forked", table.name)
         table.move(
             {**rewind.tags, rewind.branch: None, ledger_tag(self.sink, rewind.branch): None},
-            expected={rewind.branch: rewind.now},
+            expected={rewind.branch: rewind.snapshot_now},
         )
         self._extend(target)
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from itertools import islice
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -26,21 +26,13 @@ import pyarrow.compute as pc
 from frazil.errors import ConfigError, counted
 from frazil.iceberg.table import Snapshot
 from frazil.ledger import index
+from frazil.ledger.columns import RANGE_COLUMNS
 from frazil.ledger.entry import PREFIX, LedgerEntry, head, parse
 from frazil.ledger.sink_state import STREAM
 from frazil.offsets import Cut, Partition, Range
 
 #: Columns read from the index.
-COLUMNS = (
-    "batch",
-    "table_name",
-    "topic",
-    "partition",
-    "start_offset",
-    "end_offset",
-    "commit_id",
-    "committed_at",
-)
+COLUMNS = (*RANGE_COLUMNS, "commit_id", "committed_at")
 #: Before the first batch.
 BEGINNING = -1
 #: Maximum number of boundaries tried, oldest first, to find the earliest possible one.
@@ -57,10 +49,11 @@ class Boundary:
     batch: int
     cut: Cut
     #: when that batch was committed to the index; None: before the first batch
-    at: datetime | None = None
+    committed_at: datetime | None = None
 
     def __str__(self) -> str:
-        when = f", {self.at.isoformat(timespec='seconds')}" if self.at else ""
+        at = self.committed_at
+        when = f", {at.isoformat(timespec='seconds')}" if at else ""
         name = f"batch:{self.batch}" if self.batch != BEGINNING else "the beginning (batch:-1)"
         return f"{name}{when}"
 
@@ -241,24 +234,28 @@ class TableState:
 class LostCommit:
     """A commit of another writer that a rewind would undo."""
 
-    snapshot_id: int
+    snapshot: int
     #: id of the other sink; empty: not written by a sink
     sink: str
     reason: str
 
     def __str__(self) -> str:
-        return f"snapshot {self.snapshot_id}: {self.reason}"
+        return f"snapshot {self.snapshot}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
 class TableRewind:
     """The effect of a rewind to a boundary on one table."""
 
+    JSON: ClassVar = (
+        "table branch moves snapshot_now snapshot_then commits rows ranges foreign expired"
+    )
+
     table: str
     branch: str
     #: the newest snapshot before and after the rewind; None: the table is empty
-    now: int | None = None
-    then: int | None = None
+    snapshot_now: int | None = None
+    snapshot_then: int | None = None
     #: the sink's removed snapshots that have records: their number, ranges and rows
     commits: int = 0
     ranges: tuple[Range, ...] = ()
@@ -307,7 +304,7 @@ def table_rewind(
     rewind = TableRewind(state.name, state.branch, now, now)
     if beyond:
         rewind = _removal(state, sink, walked[:going], beyond, cut)
-        if rewind.then is not None and going == len(walked):  # expired
+        if rewind.snapshot_then is not None and going == len(walked):  # expired
             return replace(rewind, floor=beyond[-1].end)
     left = [snapshot for snapshot, _ in walked[going:]]
     if not beyond and not head(left, sink, state.tagged).complete:
@@ -464,6 +461,8 @@ def _tags(state: TableState, gone: set[int], losers: set[str]) -> dict[str, int 
 @dataclass(frozen=True, slots=True)
 class RewindPlan:
     """A boundary that all tables can be rewound to, with the effect on each."""
+
+    JSON: ClassVar = "*boundary because tables"
 
     boundary: Boundary
     tables: tuple[TableRewind, ...]

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from frazil.commit.protocol import TableCommitter, not_shown
-from frazil.commit.recovery import Recovered, Recovery, staging_folder
+from frazil.commit.recovery import Recovered, Recovery
 from frazil.commit.rewind import refuse_unfinished
 from frazil.commit.table_configs import TableConfigs
 from frazil.commit.table_schemas import TableSchemas
@@ -38,7 +38,7 @@ from frazil.iceberg.table import SchemaUpdate, Table
 from frazil.kafka.planner import TopicIdentity
 from frazil.ledger import index
 from frazil.ledger.entry import LedgerEntry
-from frazil.ledger.sink_state import REPLAY, announced_tables
+from frazil.ledger.sink_state import REPLAY, announced_tables, staging_folder
 from frazil.ledger.tags import filled_by, ledger_tag
 from frazil.offsets import Cut, Partition, Range
 from frazil.pipeline.projection import NO_METADATA

@@ -7,10 +7,42 @@ for an empty one. Secrets are masked.
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from frazil.config.model import Config
 from frazil.config.settings import SECRET, Settings
+
+
+class Explanation(dict[str, Any]):
+    """The values of `frazil config explain --json`."""
+
+    def lines(self) -> Iterator[str]:
+        yield f"way: {self['way']}\nwhy: {self['why']}"
+        for section, values in self["settings"].items():
+            yield f"\n[{section}]"
+            lines = {key: f"{key} = {json.dumps(value)}" for key, value in values.items()}
+            width = min(48, max(map(len, lines.values()), default=0))
+            for key, text in lines.items():
+                implied = self["in_effect"].get(section, {}).get(key, "")
+                origin = self["origins"][section][key]
+                yield f"{text:<{width}}  # {origin}{f': {implied}' if implied else ''}"
+
+
+def explain(config: Config, places: Mapping[str, str]) -> Explanation:
+    """`places`: where each setting of the config comes from."""
+    way, why = path_taken(config)
+    effective = settings(config)
+    origins = {
+        section: {
+            key: places.get(f"{section.replace(' ', '.')}.{key}", "default") for key in values
+        }
+        for section, values in effective.items()
+    }
+    return Explanation(
+        way=way, why=why, settings=effective, origins=origins, in_effect=in_effect(config)
+    )
 
 
 def path_taken(config: Config) -> tuple[str, str]:

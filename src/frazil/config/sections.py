@@ -7,6 +7,7 @@ reference in `docs/reference/config.md` has the same keys and defaults.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -277,6 +278,14 @@ class ConfigSections:
         """Tables, or templates of tables, that have a `_deleted` table beside them."""
         return tuple(table.name for table in self.tables if table.version_column)
 
+    def branch(self, table: str) -> str:
+        """The branch of a table, by its `[[table]]` or the template that it was created from."""
+        branches = {table_config.name: table_config.branch for table_config in self.tables}
+        for name, branch in branches.items() if table not in branches else ():
+            if re.fullmatch(re.sub(r"\\\{\w+\\\}", r"\\w+", re.escape(name)), table):
+                return branch
+        return branches.get(table, "main")
+
     @property
     def group(self) -> str:
         return self.sink.consumer_group or self.sink.id
@@ -291,9 +300,9 @@ class ConfigSections:
         return min(map(duration, own))
 
 
-def replayed(letters: str) -> str:
+def replayed(dead_letters: str) -> str:
     """The table that records which dead letters were replayed."""
-    return f"{letters}_replayed"
+    return f"{dead_letters}_replayed"
 
 
 def deleted_keys_table(table: str) -> str:

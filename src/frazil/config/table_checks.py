@@ -74,21 +74,23 @@ def check_tables(config: ConfigSections) -> None:
         )
 
 
-def _check_dead_letters(letters: DeadLettersConfig) -> None:
-    if letters and not _NAME.fullmatch(letters.table):
+def _check_dead_letters(dead_letters: DeadLettersConfig) -> None:
+    if dead_letters and not _NAME.fullmatch(dead_letters.table):
         raise ConfigError(
-            f"cannot read [dead_letters] table: expected namespace.table, found {letters.table!r}",
+            f"cannot read [dead_letters] table: expected namespace.table, found "
+            f"{dead_letters.table!r}",
             path=("dead_letters", "table"),
         )
-    if not 0 <= letters.max_fraction <= 1:
+    if not 0 <= dead_letters.max_fraction <= 1:
         raise ConfigError(
             "cannot read [dead_letters] max_fraction: expected a number from 0 to 1, "
-            f"found {letters.max_fraction}",
+            f"found {dead_letters.max_fraction}",
             path=("dead_letters", "max_fraction"),
         )
-    if letters.max_count < 0:
+    if dead_letters.max_count < 0:
         raise ConfigError(
-            f"cannot read [dead_letters] max_count: expected at least 0, found {letters.max_count}",
+            f"cannot read [dead_letters] max_count: expected at least 0, found "
+            f"{dead_letters.max_count}",
             path=("dead_letters", "max_count"),
         )
 

@@ -15,7 +15,7 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from confluent_kafka import (
     Consumer,
@@ -29,6 +29,9 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 from frazil.errors import ConfigError, Expired, IdentityMismatch, Unavailable, counted
 from frazil.kafka.fetch import epoch_ends
 from frazil.offsets import BATCHES, Cut, Partition, Range, newest_names
+
+if TYPE_CHECKING:
+    from frazil.config.model import Config
 
 _log = logging.getLogger("frazil")
 
@@ -65,8 +68,10 @@ class TopicIdentity:
     leaders: Mapping[Partition, int] = field(default_factory=dict, compare=False)
 
     @staticmethod
-    def of(known: _KnownIdentity) -> TopicIdentity:
-        """The identity in a ledger entry or a staged batch."""
+    def of(known: _KnownIdentity | None) -> TopicIdentity:
+        """The identity in a ledger entry or a staged batch; None: there is none yet."""
+        if known is None:
+            return TopicIdentity()
         return TopicIdentity(known.cluster, known.topics, known.leaders)
 
     def differs(self, now: TopicIdentity, topic: str) -> bool:
@@ -139,6 +144,17 @@ class Planner:
         self.full = False
         self._mean_bytes = 0.0
         self._sampled_at = -_SAMPLE_SECONDS
+
+    @classmethod
+    def of(cls, config: Config, known: _KnownIdentity | None, trusting: bool = False) -> Planner:
+        """The planner of a sink. `known`: its ledger entry, or the topic identity that it has."""
+        return cls(
+            config.kafka.resolved(),
+            topics=config.sink.topics,
+            pattern=config.sink.topic_pattern,
+            origin=TopicIdentity.of(known),
+            trusting=trusting,
+        )
 
     def learn(self, more: TopicIdentity) -> None:
         """Add topics that staged batches know, and the ledger does not yet."""

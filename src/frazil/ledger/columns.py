@@ -26,6 +26,8 @@ from frazil.ledger.entry import PREFIX, VERSION, base_of, parse, partitions_of
 from frazil.ledger.packing import Numbers, PackedVectors, TopicNames
 from frazil.offsets import BATCHES, Partition
 
+#: Columns of the index that identify a row: its batch, table and range.
+RANGE_COLUMNS = ("batch", "table_name", "topic", "partition", "start_offset", "end_offset")
 #: The outcomes in index rows: a batch without records for a table has no row there.
 INDEXED_OUTCOMES = tuple(name for name in OUTCOME_NAMES if name != "elsewhere")
 #: Entries read together.

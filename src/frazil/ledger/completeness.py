@@ -244,14 +244,22 @@ def moment(microseconds: int) -> datetime:
         return (datetime.min if microseconds < 0 else datetime.max).replace(tzinfo=timezone.utc)
 
 
-def shown(microseconds: int | None) -> str | None:
-    """As ISO 8601; outside Python's years, as a number."""
-    if microseconds is None:
-        return None
-    try:
-        return (_EPOCH + timedelta(microseconds=microseconds)).isoformat()
-    except OverflowError:
-        return f"{microseconds} µs since 1970"
+class Timestamp(int):
+    """Microseconds since 1970; as text and in JSON ISO 8601, outside Python's years a number."""
+
+    JSON = "=text"
+
+    @staticmethod
+    def of(microseconds: int | None) -> Timestamp | None:
+        return None if microseconds is None else Timestamp(microseconds)
+
+    def __str__(self) -> str:
+        try:
+            return (_EPOCH + timedelta(microseconds=self)).isoformat()
+        except OverflowError:
+            return f"{int(self)} µs since 1970"
+
+    text = property(__str__)
 
 
 def end_of(text: str) -> int:
@@ -311,7 +319,7 @@ class CompletenessCallback:
             self._call(moment(until))
         except Exception as error:  # the user's function may raise anything
             self.trouble = (
-                f"cannot tell that all is complete until {shown(until)}: on_complete "
+                f"cannot tell that all is complete until {Timestamp(until)}: on_complete "
                 f"raised {type(error).__name__}: {error}"
             )
             _log.warning("%s; it is called again", self.trouble, exc_info=True)

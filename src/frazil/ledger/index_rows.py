@@ -16,6 +16,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from frazil.ledger.columns import (
+    INDEXED_OUTCOMES,
+    RANGE_COLUMNS,
     RangeColumns,
     by_partition,
     codes,
@@ -29,24 +31,8 @@ from frazil.offsets import Partition, Range
 
 #: Columns read from the index.
 COLUMNS = (
-    "batch",
-    "table_name",
-    "topic",
-    "partition",
-    "start_offset",
-    "end_offset",
-    "written",
-    "rejected",
-    "skipped",
-    "invisible",
-    "merged",
-    "min_offset",
-    "max_offset",
-    "epoch",
-    "commit_id",
-    "snapshot_id",
-    "lost",
-    "operator_note",
+    *(*RANGE_COLUMNS, *INDEXED_OUTCOMES, "min_offset", "max_offset", "epoch", "commit_id"),
+    *("snapshot_id", "operator_note"),
 )
 #: Columns that are the same in all rows of a commit.
 _FACTS = ("snapshot_id", "batch", "epoch")

@@ -1,13 +1,19 @@
-"""The tables that a sink's position depends on, from the ledger of its offset index. Pure."""
+"""The state of a sink, read from its offset index: position, epoch, tables and staged batches.
+
+Every command and every start reads it here; nothing is written.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+from frazil.config.model import Config
 from frazil.errors import IdentityMismatch
 from frazil.iceberg.table import ReadableTable
+from frazil.ledger import staged_batch
 from frazil.ledger.entry import LedgerEntry, head
+from frazil.ledger.staged_batch import StagedBatch
 from frazil.ledger.tags import ledger_tag
 
 #: Suffix of the id of a sink that replays the dead letters of another.
@@ -16,6 +22,23 @@ REPLAY = ".replay"
 TABLES_PROPERTY = "frazil.tables"
 #: The table name of index rows that cover the whole stream.
 STREAM = "*"
+
+
+def staging_folder(config: Config, index: ReadableTable) -> str:
+    folder = config.sink.staging_location.rstrip("/") or f"{index.location}/stage"
+    return f"{folder}/{config.sink.id}/"
+
+
+def staged_batches(
+    config: Config, index: ReadableTable
+) -> Iterator[tuple[str, StagedBatch | None]]:
+    """Paths and batches in the staging folder; None: the record of the batch is torn."""
+    for path in index.listing(staging_folder(config, index)):
+        if path.endswith(".json"):
+            try:
+                yield path, staged_batch.load(index.fetch(path), path)
+            except IdentityMismatch:
+                continue  # a run that is still alive has committed it meanwhile
 
 
 def index_entry(index: ReadableTable, sink: str) -> LedgerEntry | None:

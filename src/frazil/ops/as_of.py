@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def wanted(
+def wanted_cut(
     topic: str,
     partition: int,
     offset: int,
@@ -47,18 +47,17 @@ def as_of(
 ) -> DataFrame:
     """The table at its first snapshot that contains every offset below `wanted`."""
     if isinstance(target, Config):
-        name, sink = _only(target, table), sink or target.sink.id
+        name, sink = _only_table(target, table), sink or target.sink.id
         catalog = catalog or target.catalog.name
-        branches = {table_config.name: table_config.branch for table_config in target.tables}
-        branch = branch or branches.get(name, "main")
+        branch = branch or target.branch(name)
     else:
         name, catalog, branch = target, catalog or "lake", branch or "main"
     opened = JavaCatalog(spark, catalog)
     java_table = opened.load(name)
     if java_table is None:
-        raise ConfigError(f"cannot read table {name} as of {_said(wanted)}: it does not exist")
+        raise ConfigError(f"cannot read table {name} as of {wanted.text}: it does not exist")
     history = _history(java_table, branch)
-    snapshot = first(name, history, wanted, sink) or _idle(opened, name, history, wanted, sink)
+    snapshot = first(name, history, wanted, sink) or _newest(opened, name, history, wanted, sink)
     reader = spark.read.option("versionAsOf", str(snapshot.id))
     return reader.table(f"{catalog}.{name}")
 
@@ -71,7 +70,7 @@ def _history(table: JavaTable, branch: str) -> list[Snapshot]:
         return list(table.history(branch))
 
 
-def _only(config: Config, table: str) -> str:
+def _only_table(config: Config, table: str) -> str:
     if table:
         return table
     names = [table_config.name for table_config in config.tables]
@@ -83,15 +82,13 @@ def _only(config: Config, table: str) -> str:
     return names[0]
 
 
-def first(
-    table: str, history: Sequence[Snapshot], wanted: Mapping[Partition, int], sink: str = ""
-) -> Snapshot | None:
+def first(table: str, history: Sequence[Snapshot], wanted: Cut, sink: str = "") -> Snapshot | None:
     """The first snapshot that contains every offset below `wanted`; None if no entry reaches it.
 
     `history` is newest first. `sink` selects the ledger; without it, the only sink that reads these
     partitions.
     """
-    sink = sink or _whose(table, history, wanted)
+    sink = sink or _only_sink(table, history, wanted)
     candidate: tuple[LedgerEntry, Snapshot] | None = None
     for entry, snapshot in entries(history, sink):
         if not set(wanted) & set(entry.end):
@@ -107,17 +104,17 @@ def first(
     if oldest.parent is not None:
         # Older snapshots are expired: the first one cannot be determined.
         raise Expired(
-            f"cannot read table {table} as of {_said(wanted)}: the first snapshot that had it was "
+            f"cannot read table {table} as of {wanted.text}: the first snapshot that had it was "
             "expired",
             hint=f"the oldest one left has it, too: VERSION AS OF {oldest.id}",
         )
     raise ConfigError(
-        f"cannot read table {table} as of {_said(wanted)}: its ledger begins at "
-        f"{_said(_common(entry.begin, wanted))}"
+        f"cannot read table {table} as of {wanted.text}: its ledger begins at "
+        f"{_common(entry.begin, wanted).text}"
     )
 
 
-def _whose(table: str, history: Sequence[Snapshot], wanted: Mapping[Partition, int]) -> str:
+def _only_sink(table: str, history: Sequence[Snapshot], wanted: Cut) -> str:
     """The only sink that reads these partitions."""
     newest = {snapshot.summary.get(f"{PREFIX}sink", ""): snapshot for snapshot in reversed(history)}
     known = [
@@ -132,7 +129,7 @@ def _whose(table: str, history: Sequence[Snapshot], wanted: Mapping[Partition, i
     return sinks[0] if sinks else ""
 
 
-def _idle(
+def _newest(
     catalog: JavaCatalog, name: str, history: Sequence[Snapshot], wanted: Cut, sink: str
 ) -> Snapshot:
     """The newest snapshot of a table that the latest batches had nothing for. The position in the
@@ -142,25 +139,20 @@ def _idle(
         if entry is None or (sink and entry.sink != sink) or not set(wanted) & set(entry.end):
             continue
         index = catalog.load(entry.index) if entry.index else None
-        stands = entry.end
+        position = entry.end
         if index is not None:
             known = index_entry(index, entry.sink)
-            stands = known.end if known is not None else stands
-        if stands.reaches(wanted):
+            position = known.end if known is not None else position
+        if position.reaches(wanted):
             return snapshot
         raise ConfigError(
-            f"cannot read table {name} as of {_said(wanted)}: sink {entry.sink} "
-            f"stands at {_said(_common(stands, wanted))}"
+            f"cannot read table {name} as of {wanted.text}: sink {entry.sink} "
+            f"stands at {_common(position, wanted).text}"
         )
     raise ConfigError(
-        f"cannot read table {name} as of {_said(wanted)}: no snapshot of it tells of "
-        "these partitions"
+        f"cannot read table {name} as of {wanted.text}: no snapshot of it tells of these partitions"
     )
 
 
-def _common(cut: Cut, wanted: Mapping[Partition, int]) -> Cut:
+def _common(cut: Cut, wanted: Cut) -> Cut:
     return Cut({key: offset for key, offset in cut.items() if key in wanted})
-
-
-def _said(cut: Mapping[Partition, int]) -> str:
-    return ", ".join(f"{key}@{offset}" for key, offset in cut.items())

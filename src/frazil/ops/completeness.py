@@ -6,14 +6,13 @@ Reads the index only: no Kafka, and normally no Spark.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import partial
+from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from rich.console import Console
 
 from frazil.config.model import Config
 from frazil.config.units import duration
@@ -23,13 +22,14 @@ from frazil.ledger.completeness import (
     COLUMNS,
     SECOND,
     CompletenessRules,
+    Timestamp,
     end_of,
     recalled,
-    shown,
 )
 from frazil.ledger.entry import OperatorNote
 from frazil.ledger.sink_state import index_entry
 from frazil.offsets import BATCHES, Partition, Range
+from frazil.render import Line
 
 #: Seconds between two checks while waiting for an hour.
 _EVERY = 1.0
@@ -40,45 +40,80 @@ _LOST = ("topic", "partition", "start_offset", "end_offset", "lost", "operator_n
 
 
 @dataclass(frozen=True, slots=True)
-class TableCompleteness:
+class PartitionCompleteness:
     """The completeness of one partition."""
 
     partition: Partition
     #: every offset below it is committed
     offset: int
     #: the highest accepted event time; None: no record has one
-    event_time: int | None
+    event_time: Timestamp | None
     #: the highest event time, if it is too far ahead of the clock to be accepted
-    unbelieved: int | None
+    unbelieved: Timestamp | None
     #: `holds`: holds the stream back; `ahead`: of the partition that does; `idle`: does not count
     #: once it is read to its end; `silent`: without event time, counts until it is read to its end
     state: str
-    #: microseconds missing until the end of the hour
-    lacks: int = 0
+    #: seconds missing until the end of the hour
+    lacks: float = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LostRange:
+    """A range that an operator gave up; its event times are unknown."""
+
+    JSON: ClassVar = "*range note"
+
+    range: Range
+    note: OperatorNote | None
 
 
 @dataclass(frozen=True, slots=True)
 class CompletenessReport:
+    JSON: ClassVar = "sink index complete_until lateness hour ends complete partitions lost"
+
     sink: str
     index: str
-    lateness: int
-    until: int | None
-    hour: str
+    #: seconds
+    lateness: float
+    complete_until: Timestamp | None
+    hour: str | None
     #: end of the hour
-    end: int | None
-    standings: tuple[TableCompleteness, ...]
-    #: ranges that an operator gave up; their event times are unknown
-    lost: tuple[tuple[Range, OperatorNote | None], ...] = ()
+    ends: Timestamp | None
+    partitions: tuple[PartitionCompleteness, ...]
+    lost: tuple[LostRange, ...] = ()
 
     @property
     def complete(self) -> bool | None:
         """Whether the hour is complete; None if no hour was given."""
-        if self.end is None:
+        if self.ends is None:
             return None
-        return self.until is not None and self.until >= self.end
+        return self.complete_until is not None and self.complete_until >= self.ends
+
+    @property
+    def exit_code(self) -> int:
+        return 3 if self.complete is False else 0
+
+    def lines(self) -> Iterator[Line]:
+        until = "cannot say yet until when it is complete"
+        if self.complete_until is not None:
+            until = f"complete until {self.complete_until}"
+        yield f"sink {self.sink}: {until}"
+        if self.ends is not None:
+            verdict = "complete" if self.complete else "not complete yet"
+            yield f"{self.hour}: {verdict}; it ends at {self.ends}"
+        held = sorted(
+            (part for part in self.partitions if not self.complete and _matters(part)),
+            key=lambda part: (part.event_time is not None, part.event_time or 0),
+        )
+        for part in held[:_SHOWN]:
+            yield f"  {part.partition}: {_sentence(part)}"
+        if len(held) > _SHOWN:
+            yield f"  and {len(held) - _SHOWN} more; --json has all of them"
+        for lost in self.lost[:_SHOWN]:
+            yield f"  {lost.range}: given up; of which hours they were is not known ({lost.note})"
 
 
-def awaited(
+def wait_until_complete(
     config: Config, opened: Callable[[str], ReadOnlyTable | None], hour: str = "", wait: str = ""
 ) -> CompletenessReport:
     """The report once the hour is complete or `wait` has passed; without `wait`, at once."""
@@ -86,14 +121,14 @@ def awaited(
         raise ConfigError("cannot wait: no hour is given", hint="frazil completeness CONFIG HOUR")
     deadline = time.monotonic() + (duration(wait) if wait else 0.0)
     while True:
-        report = answer(config, opened, hour)
+        report = completeness(config, opened, hour)
         left = deadline - time.monotonic()
         if report.complete is not False or left <= 0:
             return report
         time.sleep(min(_EVERY, left))
 
 
-def answer(
+def completeness(
     config: Config, opened: Callable[[str], ReadOnlyTable | None], hour: str = ""
 ) -> CompletenessReport:
     end = end_of(hour) if hour else None
@@ -120,7 +155,7 @@ def answer(
     idle = {p for p in stands if rules.idle is not None and newest - marks[p].since >= rules.idle}
     lowest = min((stands[p] for p in stands if p not in idle), default=None)
 
-    def standing(partition: Partition) -> TableCompleteness:
+    def judge(partition: Partition) -> PartitionCompleteness:
         high = marks[partition].high if partition in marks else None
         highest = wild[partition].high if partition in wild else None
         watermark = stands.get(partition)
@@ -132,18 +167,31 @@ def answer(
             state = "idle"
         elif watermark == lowest:
             state = "holds"
-        unbelieved = highest if highest != high else None
-        return TableCompleteness(partition, entry.end[partition], high, unbelieved, state, lacks)
+        return PartitionCompleteness(
+            partition,
+            entry.end[partition],
+            Timestamp.of(high),
+            Timestamp.of(highest) if highest != high else None,
+            state,
+            lacks / SECOND,
+        )
 
     return CompletenessReport(
-        sink, name, rules.lateness, until, hour, end, tuple(map(standing, judged)), _given_up(rows)
+        sink,
+        name,
+        rules.lateness / SECOND,
+        Timestamp.of(until),
+        hour or None,
+        Timestamp.of(end),
+        tuple(map(judge, judged)),
+        _given_up(rows),
     )
 
 
-def _given_up(rows: pa.Table) -> tuple[tuple[Range, OperatorNote | None], ...]:
+def _given_up(rows: pa.Table) -> tuple[LostRange, ...]:
     lost = rows.filter(pc.greater(rows["lost"], 0)).select(_LOST).to_pylist()
     return tuple(
-        (
+        LostRange(
             Range(
                 Partition(row["topic"], row["partition"]), row["start_offset"], row["end_offset"]
             ),
@@ -153,81 +201,24 @@ def _given_up(rows: pa.Table) -> tuple[tuple[Range, OperatorNote | None], ...]:
     )
 
 
-def values(report: CompletenessReport) -> dict[str, object]:
-    return {
-        "sink": report.sink,
-        "index": report.index,
-        "complete_until": shown(report.until),
-        "lateness": report.lateness / SECOND,
-        "hour": report.hour or None,
-        "ends": shown(report.end),
-        "complete": report.complete,
-        "partitions": [
-            {
-                "topic": standing.partition.topic,
-                "partition": standing.partition.number,
-                "offset": standing.offset,
-                "event_time": shown(standing.event_time),
-                "unbelieved": shown(standing.unbelieved),
-                "state": standing.state,
-                "lacks": standing.lacks / SECOND,
-            }
-            for standing in report.standings
-        ],
-        "lost": [
-            {
-                "topic": gone.partition.topic,
-                "partition": gone.partition.number,
-                "start": gone.start,
-                "end": gone.end,
-                "note": asdict(note) if note else None,
-            }
-            for gone, note in report.lost
-        ],
-    }
+def _matters(part: PartitionCompleteness) -> bool:
+    return part.state != "ahead" or part.lacks > 0 or part.unbelieved is not None
 
 
-def show(report: CompletenessReport, console: Console) -> None:
-    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    until = "cannot say yet until when it is complete"
-    if report.until is not None:
-        until = f"complete until {shown(report.until)}"
-    say(f"sink {report.sink}: {until}")
-    if report.end is not None:
-        verdict = "complete" if report.complete else "not complete yet"
-        say(f"{report.hour}: {verdict}; it ends at {shown(report.end)}")
-    held = sorted(
-        (standing for standing in report.standings if _matters(standing, report)),
-        key=lambda standing: (standing.event_time is not None, standing.event_time or 0),
-    )
-    for standing in held[:_SHOWN]:
-        say(f"  {standing.partition}: {_sentence(standing)}")
-    if len(held) > _SHOWN:
-        say(f"  and {len(held) - _SHOWN} more; --json has all of them")
-    for gone, note in report.lost[:_SHOWN]:
-        say(f"  {gone}: given up; of which hours they were is not known ({note})")
-
-
-def _matters(standing: TableCompleteness, report: CompletenessReport) -> bool:
-    if report.complete:
-        return False
-    return standing.state != "ahead" or standing.lacks > 0 or standing.unbelieved is not None
-
-
-def _sentence(standing: TableCompleteness) -> str:
-    if standing.event_time is None:
+def _sentence(part: PartitionCompleteness) -> str:
+    if part.event_time is None:
         text = (
-            f"no record with an event time, up to offset {standing.offset}; holds the others back "
+            f"no record with an event time, up to offset {part.offset}; holds the others back "
             "as long as there is more to read"
         )
     else:
-        text = f"at {shown(standing.event_time)}"
-        if standing.state == "holds":
+        text = f"at {part.event_time}"
+        if part.state == "holds":
             text += ", holds the others back"
-        if standing.state == "idle":
+        if part.state == "idle":
             text += ", idle: does not hold the others back once it is read to its end"
-        if standing.lacks:
-            text += f", lacks {timedelta(microseconds=standing.lacks)}"
-    if standing.unbelieved is not None:
-        text += f"; {shown(standing.unbelieved)} is too far ahead of the clock to be believed"
+        if part.lacks:
+            text += f", lacks {timedelta(seconds=part.lacks)}"
+    if part.unbelieved is not None:
+        text += f"; {part.unbelieved} is too far ahead of the clock to be believed"
     return text

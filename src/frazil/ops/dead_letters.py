@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sql
-from rich.console import Console
 
-from frazil.commit.recovery import staging_folder
 from frazil.config.model import Config
 from frazil.errors import ConfigError, counted
 from frazil.iceberg.java import JavaCatalog
-from frazil.ledger.completeness import shown
-from frazil.ledger.sink_state import known_tables
-from frazil.render import TextTable
+from frazil.ledger.completeness import Timestamp
+from frazil.ledger.sink_state import known_tables, staged_batches
+from frazil.render import Line, json_values, text_table
 from frazil.sink import Sink
 from frazil.sources.dead_letters import (
     DeadLetterSelection,
     DeadLetterSource,
     ReplayReport,
-    letters,
     notes_table,
+    read_dead_letters,
     replaying,
     waiting,
 )
@@ -70,23 +68,54 @@ def _span(text: str) -> tuple[int | None, int | None]:
 # ── list ─────────────────────────────────────────────────────────────────────────────────────────
 
 
+class DeadLetterList(dict[str, Any]):
+    """The values of `frazil dead-letters list --json`."""
+
+    def lines(self) -> Iterator[Line]:
+        if self["groups"]:
+            yield text_table(
+                f"{self['table']}: dead letters of sink {self['sink']}",
+                ("kind", "tables", "partition", "offsets", "letters", "", "first message"),
+                (
+                    (
+                        group["kind"],
+                        ", ".join(group["tables"] or ()) or "none",
+                        f"{group['topic']}[{group['partition']}]",
+                        f"{group['first']:,} … {group['last']:,}",
+                        f"{group['count']:,}",
+                        _state(group["replayed"]),
+                        _short(group["message"]),
+                    )
+                    for group in self["groups"]
+                ),
+                right=("letters",),
+            )
+        for letter in self["letters"]:
+            where = f"{letter['topic']}[{letter['partition']}]@{letter['offset']}"
+            yield f"{where}  {letter['kind']}  {_short(letter['message'])}"
+        yield (
+            f"{counted(self['waiting'], 'letter waits', 'letters wait')}, "
+            f"{counted(self['replayed'], 'was', 'were')} replayed"
+        )
+
+
 def list_dead_letters(
     config: Config, spark: SparkSession, wanted: DeadLetterSelection, which: str = "waiting"
-) -> dict[str, Any]:
+) -> DeadLetterList:
     """Counts of all selected dead letters, and the newest `wanted.limit` of them. `which`: waiting,
     replayed, or all."""
-    frame = letters(spark, config)
-    shown: dict[str, Any] = {
-        "sink": config.sink.id,
-        "table": config.dead_letters.table,
-        "waiting": 0,
-        "replayed": 0,
-        "groups": [],
-        "letters": [],
-    }
+    frame = read_dead_letters(spark, config)
+    listing = DeadLetterList(
+        sink=config.sink.id,
+        table=config.dead_letters.table,
+        waiting=0,
+        replayed=0,
+        groups=[],
+        letters=[],
+    )
     if frame is None:
-        return shown
-    frame = dataclasses.replace(wanted, limit=None).of(frame)
+        return listing
+    frame = replace(wanted, limit=None).of(frame)
     replayed = sql.col("replayed_at").isNotNull()
     by = ["kind", "tables", "topic", "partition"]
     groups = (
@@ -101,12 +130,12 @@ def list_dead_letters(
         .collect()
     )
     for name, done in (("waiting", False), ("replayed", True)):
-        shown[name] = sum(group["count"] for group in groups if group.replayed == done)
-    shown["groups"] = [
+        listing[name] = sum(group["count"] for group in groups if group.replayed == done)
+    listing["groups"] = [
         group.asDict() for group in groups if which in ("all", _state(group.replayed))
     ]
-    shown["letters"] = [_letter(row) for row in _newest(frame, which, wanted.limit or 10)]
-    return shown
+    listing["letters"] = [_values(row) for row in _newest(frame, which, wanted.limit or 10)]
+    return listing
 
 
 def _newest(frame: DataFrame, which: str, limit: int) -> list[Row]:
@@ -133,42 +162,13 @@ def _newest(frame: DataFrame, which: str, limit: int) -> list[Row]:
     return newest.collect()
 
 
-def _letter(row: Row) -> dict[str, Any]:
+def _values(row: Row) -> dict[str, Any]:
     values = row.asDict()
-    return values | {name: shown(values[name]) for name in _TIMES}
+    return values | {name: json_values(Timestamp.of(values[name])) for name in _TIMES}
 
 
 def _state(replayed: bool) -> str:
     return "replayed" if replayed else "waiting"
-
-
-def show_list(listing: dict[str, Any], console: Console) -> None:
-    if listing["groups"]:
-        groups = TextTable(title=f"{listing['table']}: dead letters of sink {listing['sink']}")
-        for name in ("kind", "tables", "partition", "offsets", "letters", "", "first message"):
-            groups.add_column(name, justify="right" if name == "letters" else "left")
-        for group in listing["groups"]:
-            groups.add_row(
-                group["kind"],
-                ", ".join(group["tables"] or ()) or "none",
-                _text(f"{group['topic']}[{group['partition']}]"),
-                f"{group['first']:,} … {group['last']:,}",
-                f"{group['count']:,}",
-                _state(group["replayed"]),
-                _text(_short(group["message"])),
-            )
-        console.print(groups)
-    for letter in listing["letters"]:
-        where = f"{letter['topic']}[{letter['partition']}]@{letter['offset']}"
-        console.print(_text(f"{where}  {letter['kind']}  {_short(letter['message'])}"))
-    console.print(
-        f"{counted(listing['waiting'], 'letter waits', 'letters wait')}, "
-        f"{counted(listing['replayed'], 'was', 'were')} replayed"
-    )
-
-
-def _text(plain: str) -> str:
-    return plain.replace("[", "\\[")
 
 
 def _short(message: str) -> str:
@@ -189,9 +189,7 @@ def replay(
     earlier replay staged but did not commit are committed first."""
     sink, source = _sink(config, wanted, on_step)
     index = JavaCatalog(spark, config.catalog.name).load(config.index_table)
-    left = index is not None and any(
-        path.endswith(".json") for path in index.listing(staging_folder(sink.config, index))
-    )
+    left = index is not None and any(staged_batches(sink.config, index))
     if not left and not _waiting(config, spark, wanted):
         return ReplayReport()
     staged = sink.once(spark, counts_on=notes_table(config))
@@ -199,7 +197,9 @@ def replay(
     return source.outcome
 
 
-def look(config: Config, spark: SparkSession, wanted: DeadLetterSelection) -> ReplayReport:
+def preview_replay(
+    config: Config, spark: SparkSession, wanted: DeadLetterSelection
+) -> ReplayReport:
     """The report that a replay would return; nothing is written."""
     sink, source = _sink(config, wanted, None)
     if not _waiting(config, spark, wanted):
@@ -210,7 +210,7 @@ def look(config: Config, spark: SparkSession, wanted: DeadLetterSelection) -> Re
 
 
 def _waiting(config: Config, spark: SparkSession, wanted: DeadLetterSelection) -> bool:
-    frame = letters(spark, config)
+    frame = read_dead_letters(spark, config)
     return frame is not None and not wanted.of(waiting(frame)).isEmpty()
 
 
@@ -223,26 +223,34 @@ def _sink(
     return sink, sink.source
 
 
-def values(outcome: ReplayReport, dry: bool) -> dict[str, Any]:
-    """For `--json`."""
-    result = {"selected": outcome.selected, **dataclasses.asdict(outcome), "dry_run": dry}
-    if not dry:
-        result.pop("needs")
-    return result
+@dataclass(frozen=True, slots=True)
+class ReplayOutput:
+    """What `frazil dead-letters replay` prints."""
 
+    report: ReplayReport
+    dry_run: bool
 
-def show_replay(outcome: ReplayReport, dry: bool, console: Console) -> None:
-    if outcome.finished:
-        console.print(f"{counted(outcome.finished, 'letter')} of an earlier replay: committed now")
-    for letter in outcome.again:
-        where = f"{letter.topic}[{letter.partition}]@{letter.offset}"
-        console.print(_text(f"{where}  {letter.kind}  {_short(letter.reason)}"))
-    for name, rows in sorted(outcome.rows.items()):
-        console.print(f"{name}: {counted(rows, 'row')}")
-    for name in outcome.needs:
-        console.print(f"{name}: to be made or changed first")
-    would, skipped = "would be " if dry else "", f", {outcome.skipped:,} skipped by a rule"
-    console.print(
-        f"{counted(outcome.selected, 'letter')} selected: {outcome.replayed:,} {would}replayed"
-        f"{skipped if outcome.skipped else ''}, {outcome.rejected:,} {would}rejected again"
-    )
+    @property
+    def JSON(self) -> str:
+        return f"*report {'needs=report.needs ' if self.dry_run else ''}dry_run"
+
+    @property
+    def exit_code(self) -> int:
+        return 3 if self.report.rejected else 0
+
+    def lines(self) -> Iterator[Line]:
+        report, would = self.report, "would be " if self.dry_run else ""
+        if report.finished:
+            yield f"{counted(report.finished, 'letter')} of an earlier replay: committed now"
+        for letter in report.again:
+            where = f"{letter.topic}[{letter.partition}]@{letter.offset}"
+            yield f"{where}  {letter.kind}  {_short(letter.reason)}"
+        for name, rows in sorted(report.rows.items()):
+            yield f"{name}: {counted(rows, 'row')}"
+        for name in report.needs:
+            yield f"{name}: to be made or changed first"
+        skipped = f", {report.skipped:,} skipped by a rule" if report.skipped else ""
+        yield (
+            f"{counted(report.selected, 'letter')} selected: {report.replayed:,} {would}replayed"
+            f"{skipped}, {report.rejected:,} {would}rejected again"
+        )

@@ -17,7 +17,6 @@ from itertools import takewhile
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
-from rich.console import Console
 
 from frazil.commit.protocol import ATTEMPTS, FIRST_PAUSE, TableCommitter
 from frazil.commit.rewind import refuse_unfinished
@@ -41,9 +40,14 @@ from frazil.ledger import index
 from frazil.ledger.entry import PREFIX, LedgerEntry, entries, own_entry
 from frazil.ledger.sink_state import REPLAY, STREAM, announced_tables
 from frazil.ledger.tags import ledger_tag
-from frazil.offsets import Range
-from frazil.ops.index_rebuild_plan import COLUMNS, LedgerHistory, rebuild
-from frazil.ops.locate import branch_of
+from frazil.ops.index_rebuild_plan import (
+    COLUMNS,
+    LedgerHistory,
+    RebuiltRange,
+    UnknownRange,
+    rebuild,
+)
+from frazil.render import Line
 
 #: Summary key of a rebuild's snapshot, which is no ledger entry: the id of the rebuild.
 REBUILD = f"{PREFIX}rebuild"
@@ -53,7 +57,7 @@ _KEYS = ("table_name", "topic", "partition", "batch", "start_offset", "commit_id
 
 
 @dataclass(frozen=True, slots=True)
-class RebuildReport:
+class SinkRebuild:
     """The rebuild of one sink's rows."""
 
     sink: str
@@ -61,26 +65,43 @@ class RebuildReport:
     #: rows written, and rows replaced by them; in a dry run, those that would be
     written: int
     removed: int
-    ranges: tuple[tuple[str, Range], ...]
-    #: table, range and reason where the ledgers do not determine the rows
-    unknown: tuple[tuple[str, Range | None, str], ...]
+    ranges: tuple[RebuiltRange, ...]
+    unknown: tuple[UnknownRange, ...]
 
-    def values(self) -> dict[str, object]:
-        """For `--json`."""
-        return {
-            "sink": self.sink,
-            "index": self.index,
-            "written": self.written,
-            "removed": self.removed,
-            "ranges": [_values(table, range_) for table, range_ in self.ranges],
-            "unknown": [
-                {**(_values(table, range_) if range_ else {"table": table}), "why": why}
-                for table, range_, why in self.unknown
-            ],
-        }
+    def lines(self, would: str) -> Iterator[Line]:
+        for rebuilt in self.ranges[:_SHOWN]:
+            yield f"{rebuilt.table}: {rebuilt.range}"
+        if len(self.ranges) > _SHOWN:
+            yield f"… and {len(self.ranges) - _SHOWN} more"
+        for unknown in self.unknown[:_SHOWN]:
+            yield f"cannot tell: {unknown.table}: {unknown.range or 'everything'}: {unknown.why}"
+        if len(self.unknown) > _SHOWN:
+            yield f"… and {len(self.unknown) - _SHOWN} more that cannot be told"
+        yield (
+            f"sink {self.sink}: {counted(self.written, 'row')} {would}written, "
+            f"{self.removed} {would}replaced in {self.index}"
+        )
 
 
-def rebuilt(config: Config, spark: SparkSession, dry: bool = False) -> list[RebuildReport]:
+@dataclass(frozen=True, slots=True)
+class RebuildReport:
+    """The rebuild of the rows of a sink, and of the sink that replays its dead letters."""
+
+    sinks: tuple[SinkRebuild, ...]
+    dry_run: bool
+
+    @property
+    def exit_code(self) -> int:
+        return 3 if any(rebuilt.unknown for rebuilt in self.sinks) else 0
+
+    def lines(self) -> Iterator[Line]:
+        for rebuilt in self.sinks:
+            yield from rebuilt.lines("to be " if self.dry_run else "")
+        if not self.sinks:
+            yield "no sink of this config has written to the index"
+
+
+def rebuild_index(config: Config, spark: SparkSession, dry_run: bool = False) -> RebuildReport:
     """Rebuild the rows of the sink, and of the sink that replays its dead letters."""
     catalog = JavaCatalog(spark, config.catalog.name)
     table = catalog.load(config.index_table)
@@ -90,8 +111,8 @@ def rebuilt(config: Config, spark: SparkSession, dry: bool = False) -> list[Rebu
             hint="where it was lost, restore it: without its ledger no sink knows its position",
         )
     sinks = [config.sink.id, *([config.sink.id + REPLAY] if config.dead_letters else [])]
-    reports = [_IndexRebuild(config, spark, catalog, table, sink).outcome(dry) for sink in sinks]
-    return [report for report in reports if report is not None]
+    rebuilt = [_IndexRebuild(config, spark, catalog, table, sink).run(dry_run) for sink in sinks]
+    return RebuildReport(tuple(report for report in rebuilt if report is not None), dry_run)
 
 
 class _IndexRebuild:
@@ -103,9 +124,8 @@ class _IndexRebuild:
         self._catalog = catalog
         self._table = table
         self._sink = sink
-        self._branches = {table_config.name: table_config.branch for table_config in config.tables}
 
-    def outcome(self, dry: bool) -> RebuildReport | None:
+    def run(self, dry_run: bool) -> SinkRebuild | None:
         """None: the sink never wrote to this index."""
         trouble: Retryable | CommitStateUnknown | None = None
         for attempt in range(ATTEMPTS):
@@ -123,10 +143,10 @@ class _IndexRebuild:
             base, files = self._table.live()
             assert base is not None  # there is an entry, so there is a snapshot
             rows = self._rows(base)
-            unknown: list[tuple[str, Range | None, str]] = []
-            plan = rebuild(self._told(entry, rows, unknown), rows, entry.end)
+            unknown: list[UnknownRange] = []
+            plan = rebuild(self._ledgers(entry, rows, unknown), rows, entry.end)
             new = index.rows(plan.located)
-            outcome = RebuildReport(
+            outcome = SinkRebuild(
                 self._sink,
                 self._table.name,
                 len(new),
@@ -134,7 +154,7 @@ class _IndexRebuild:
                 tuple(plan.ranges),
                 (*unknown, *plan.unknown),
             )
-            if dry or not (len(new) or plan.drop):
+            if dry_run or not (len(new) or plan.drop):
                 return outcome
             try:
                 self._commit(entry, base, files, new, rows.take(pa.array(plan.drop, pa.int64())))
@@ -155,8 +175,8 @@ class _IndexRebuild:
         columns = [name for name in COLUMNS if name in frame.columns]  # some may be dropped
         return frame.where(frame["sink"] == self._sink).select(*columns).toArrow()
 
-    def _told(
-        self, entry: LedgerEntry, rows: pa.Table, unknown: list[tuple[str, Range | None, str]]
+    def _ledgers(
+        self, entry: LedgerEntry, rows: pa.Table, unknown: list[UnknownRange]
     ) -> list[LedgerHistory]:
         """The ledgers of all tables announced in the index; with several tables, also the index's
         own. Missing tables are added to `unknown`."""
@@ -165,20 +185,22 @@ class _IndexRebuild:
             table = self._catalog.load(name)
             if table is None or table.uuid != known:
                 fact = "is gone" if table is None else "was dropped and made again"
-                unknown.append((name, None, f"the table {fact}"))
+                unknown.append(UnknownRange(name, None, f"the table {fact}"))
                 continue
-            branch = branch_of(self._branches, name)
+            branch = self._config.branch(name)
             tagged = table.tagged(ledger_tag(self._sink, branch))
-            snapshots = self._mine(table.history(branch), tagged)
+            snapshots = self._own_snapshots(table.history(branch), tagged)
             histories.append(LedgerHistory(name, table.uuid, snapshots, _files(table, branch)))
         several = pc.any(pc.equal(rows["table_name"], STREAM)).as_py()
         if several or not self._config.one_table:
             history = self._table.history("main")
             index_tagged = self._table.tagged(ledger_tag(self._sink, "main"))
-            histories.append(LedgerHistory(STREAM, "", self._mine(history, index_tagged)))
+            histories.append(LedgerHistory(STREAM, "", self._own_snapshots(history, index_tagged)))
         return histories
 
-    def _mine(self, history: Iterator[Snapshot], tagged: Snapshot | None) -> list[Snapshot]:
+    def _own_snapshots(
+        self, history: Iterator[Snapshot], tagged: Snapshot | None
+    ) -> list[Snapshot]:
         snapshots = [snapshot for _, snapshot in entries(history, self._sink)]
         # Where the history is expired, the tag keeps the last snapshot.
         return snapshots[::-1] or [snapshot for snapshot in [tagged] if snapshot]
@@ -277,38 +299,3 @@ def _files(table: JavaTable, branch: str) -> Sequence[DataFile]:
         return table.readonly.files(branch)[0]
     except (ConfigError, Fatal, Retryable):
         return ()
-
-
-def show(reports: Sequence[RebuildReport], dry: bool, console: Console) -> None:
-    would = "to be " if dry else ""
-    for report in reports:
-        for table, range_ in report.ranges[:_SHOWN]:
-            console.print(f"{table}: {range_}", markup=False, highlight=False)
-        if len(report.ranges) > _SHOWN:
-            console.print(f"… and {len(report.ranges) - _SHOWN} more")
-        for table, span, why in report.unknown[:_SHOWN]:
-            console.print(
-                f"cannot tell: {table}: {span or 'everything'}: {why}",
-                markup=False,
-                highlight=False,
-            )
-        if len(report.unknown) > _SHOWN:
-            console.print(f"… and {len(report.unknown) - _SHOWN} more that cannot be told")
-        console.print(
-            f"sink {report.sink}: {counted(report.written, 'row')} {would}written, "
-            f"{report.removed} {would}replaced"
-            f" in {report.index}",
-            highlight=False,
-        )
-    if not reports:
-        console.print("no sink of this config has written to the index")
-
-
-def _values(table: str, range_: Range) -> dict[str, object]:
-    return {
-        "table": table,
-        "topic": range_.partition.topic,
-        "partition": range_.partition.number,
-        "start": range_.start,
-        "end": range_.end,
-    }

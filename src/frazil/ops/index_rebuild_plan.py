@@ -25,6 +25,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -34,7 +35,15 @@ from numpy.typing import NDArray
 from frazil.accounting import OutcomeCounts, RangeCounts
 from frazil.iceberg.table import DataFile, Snapshot
 from frazil.ledger import index
-from frazil.ledger.columns import INDEXED_OUTCOMES, RangeColumns, codes, of_entries, of_rows, select
+from frazil.ledger.columns import (
+    INDEXED_OUTCOMES,
+    RANGE_COLUMNS,
+    RangeColumns,
+    codes,
+    of_entries,
+    of_rows,
+    select,
+)
 from frazil.ledger.entry import PREFIX, LedgerEntry, parse
 from frazil.ledger.index import Located
 from frazil.ledger.sink_state import STREAM
@@ -42,26 +51,10 @@ from frazil.ledger.staged_batch import StagedBatch, StagedTable
 from frazil.offsets import BATCHES, Cut, Partition, Range, join
 
 #: The index columns to read.
-COLUMNS = (
-    "batch",
-    "table_name",
-    "topic",
-    "partition",
-    "start_offset",
-    "end_offset",
-    "written",
-    "rejected",
-    "skipped",
-    "invisible",
-    "merged",
-    "lost",
-    "started_at",
-    "commit_id",
-)
+COLUMNS = (*RANGE_COLUMNS, *INDEXED_OUTCOMES, "started_at", "commit_id")
 _ID = f"{PREFIX}commit-id"
 #: The batch in a data file's name.
 _NAME = re.compile(r"/frazil-.+-\d+-(\d+)-[0-9a-f-]{36}\.parquet$")
-#: The outcomes that index rows have columns for.
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +69,27 @@ class LedgerHistory:
     files: Sequence[DataFile] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class RebuiltRange:
+    """A range whose rows are written again."""
+
+    JSON: ClassVar = "table *range"
+
+    table: str
+    range: Range
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownRange:
+    """A range, or a whole table, whose rows the ledgers do not determine."""
+
+    JSON: ClassVar = "table *range why"
+
+    table: str
+    range: Range | None
+    why: str
+
+
 @dataclass(slots=True)
 class RebuiltRows:
     """The changes to make to the index."""
@@ -83,9 +97,8 @@ class RebuiltRows:
     located: list[Located] = field(default_factory=list)
     #: positions of rows to remove
     drop: list[int] = field(default_factory=list)
-    #: ranges to write again; ranges that cannot be determined, and why
-    ranges: list[tuple[str, Range]] = field(default_factory=list)
-    unknown: list[tuple[str, Range, str]] = field(default_factory=list)
+    ranges: list[RebuiltRange] = field(default_factory=list)
+    unknown: list[UnknownRange] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,13 +213,13 @@ class _LedgerRows:
     ) -> None:
         """`alone`: every offset has a row of this table. `single`: commit ids of batches that the
         index committed alone."""
-        self._told = ledger
+        self._ledger = ledger
         self._rows = rows
         self._tables = tables
         self._batches = batches
         self._single = single
         self._alone = alone
-        self._found = result
+        self._rebuilt = result
         self._entries: dict[int, LedgerEntry] = {}
         self._files: Counter[tuple[int, int, Partition | None]] = Counter()
         for file in ledger.files:
@@ -214,7 +227,7 @@ class _LedgerRows:
                 self._files[file.sequence, int(named[1]), file.partition] += file.rows
 
     def compare(self, position: Cut) -> None:
-        summaries = [snapshot.summary for snapshot in self._told.snapshots]
+        summaries = [snapshot.summary for snapshot in self._ledger.snapshots]
         spans = of_entries(summaries)
         entry_of = {
             commit_id: number
@@ -262,13 +275,13 @@ class _LedgerRows:
         """Correct the rows of one entry and partition."""
         entry = self._entries.get(number)
         if entry is None:
-            entry = parse(self._told.snapshots[number].summary)
+            entry = parse(self._ledger.snapshots[number].summary)
             assert entry is not None
             self._entries[number] = entry
         span = Range(partition, entry.begin[partition], entry.end[partition])
         wanted = entry.counts(partition)
         rows = self._rows.within(partition, span.start, span.end)
-        if self._told.table == STREAM and not rows and self._once_alone(entry, span):
+        if self._ledger.table == STREAM and not rows and self._once_alone(entry, span):
             return
         left = _less(wanted, rows)
         if self._agree(entry, span, rows, left):
@@ -278,7 +291,7 @@ class _LedgerRows:
         # From the ledger alone; the remaining index rows are dropped.
         pieces = self._pieces(entry, span, [])
         if pieces is not None and self._tell(number, entry, pieces, _less(wanted, [])):
-            self._found.drop += [row.place for row in rows]
+            self._rebuilt.drop += [row.place for row in rows]
         else:
             self._cannot(span, "which of its batches had how much of it cannot be told apart")
 
@@ -348,7 +361,7 @@ class _LedgerRows:
         batches = [self._batch(entry, commit_id) for _, commit_id in pieces]
         if not pieces or None in batches:
             return False
-        snapshot, partition = self._told.snapshots[number], pieces[0][0].partition
+        snapshot, partition = self._ledger.snapshots[number], pieces[0][0].partition
         length = sum(len(range_) for range_, _ in pieces)
         if partition != BATCHES and length != left.offsets:
             return False
@@ -385,8 +398,8 @@ class _LedgerRows:
     def _write(
         self, snapshot: Snapshot, entry: LedgerEntry, batch: int, commit_id: str, tally: RangeCounts
     ) -> None:
-        staged = StagedTable(self._told.table, self._told.uuid, 0, (), (), 0, 0, (tally,))
-        stream = self._told.table == STREAM
+        staged = StagedTable(self._ledger.table, self._ledger.uuid, 0, (), (), 0, 0, (tally,))
+        stream = self._ledger.table == STREAM
         made = StagedBatch(
             sink=entry.sink,
             epoch=entry.epoch,
@@ -404,8 +417,8 @@ class _LedgerRows:
             tables=() if stream else (staged,),
             total=(tally,) if stream else (),
         )
-        self._found.located.append((made, {self._told.table: snapshot}))
-        self._found.ranges.append((self._told.table, tally.range))
+        self._rebuilt.located.append((made, {self._ledger.table: snapshot}))
+        self._rebuilt.ranges.append(RebuiltRange(self._ledger.table, tally.range))
 
     def _batch(self, entry: LedgerEntry, commit_id: str) -> int | None:
         first, last = entry.batches
@@ -417,7 +430,7 @@ class _LedgerRows:
         return last if at == many - 1 else first if at == 0 else None
 
     def _cannot(self, span: Range, why: str) -> None:
-        self._found.unknown.append((self._told.table, span, why))
+        self._rebuilt.unknown.append(UnknownRange(self._ledger.table, span, why))
 
 
 def _less(counts: OutcomeCounts, rows: Sequence[_Row]) -> OutcomeCounts:

@@ -6,48 +6,30 @@ bounds of the live data files. Normally without Spark.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import cache, partial
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from rich.console import Console
 
 from frazil.accounting import OutcomeCounts
 from frazil.config.model import Config
 from frazil.errors import ConfigError
 from frazil.iceberg.static_table import COLUMNS_PROPERTY, ReadOnlyTable
 from frazil.iceberg.table import DataFile, Snapshot
-from frazil.ledger.completeness import shown
+from frazil.ledger.columns import INDEXED_OUTCOMES, RANGE_COLUMNS
+from frazil.ledger.completeness import Timestamp
 from frazil.ledger.entry import PREFIX, OperatorNote, entries, own_entry
 from frazil.ledger.sink_state import REPLAY, STREAM, index_entry, known_tables
 from frazil.offsets import Partition, Range
+from frazil.render import Line
 from frazil.spark.open_table import Open
 
 _COLUMNS = (
-    "sink",
-    "batch",
-    "table_name",
-    "topic",
-    "partition",
-    "start_offset",
-    "end_offset",
-    "written",
-    "rejected",
-    "skipped",
-    "invisible",
-    "merged",
-    "lost",
-    "operator_note",
-    "event_time_low",
-    "event_time_high",
-    "epoch",
-    "commit_id",
-    "snapshot_id",
-    "committed_at",
+    *("sink", *RANGE_COLUMNS, *INDEXED_OUTCOMES, "operator_note", "event_time_low"),
+    *("event_time_high", "epoch", "commit_id", "snapshot_id", "committed_at"),
 )
 #: Number of files shown; JSON lists all.
 _SHOWN = 5
@@ -64,13 +46,31 @@ class TableHit:
     counts: OutcomeCounts
     #: the first snapshot that contains the batch
     snapshot: int | None = None
-    #: if it is expired: the oldest remaining snapshot with the offset; None: there is none
-    instead: int | None = None
     expired: bool = False
+    #: if it is expired: the oldest remaining snapshot with the offset; None: there is none
+    oldest_left: int | None = None
     files: tuple[str, ...] = ()
-    #: microseconds: a record may have a year outside of Python's range
-    event_time: tuple[int | None, int | None] = (None, None)
+    event_time_low: Timestamp | None = None
+    event_time_high: Timestamp | None = None
     sql: str = ""
+
+    def lines(self) -> Iterator[str]:
+        yield f"  {self.table}: {self.holds}: {self.why}"
+        if self.event_time_low is not None:
+            yield f"    event time {self.event_time_low} to {self.event_time_high}"
+        if self.expired:
+            left = "none is left"
+            if self.oldest_left:
+                left = f"the oldest one left that has it is {self.oldest_left}"
+            yield f"    first in snapshot {self.snapshot}, which was expired; {left}"
+        elif self.snapshot is not None:
+            yield f"    first in snapshot {self.snapshot}"
+        for path in self.files[:_SHOWN]:
+            yield f"    {path}"
+        if len(self.files) > _SHOWN:
+            yield f"    and {len(self.files) - _SHOWN} files more whose bounds hold it"
+        if self.sql:
+            yield f"    {self.sql}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,22 +78,48 @@ class LocatedBatch:
     """A batch that read the offset; exactly one per sink, unless something is wrong."""
 
     sink: str
-    number: int
+    batch: int
     commit_id: str
     epoch: int
     range: Range
     #: of all offsets of the range, over all tables; None: unknown
     counts: OutcomeCounts | None
-    committed_at: int | None
-    places: tuple[TableHit, ...]
+    committed_at: Timestamp | None
+    tables: tuple[TableHit, ...]
     #: `index`, or `ledger` if the index has no row of the batch (yet)
     found_in: str = "index"
     #: the operator's note, if the range was given up
     note: OperatorNote | None = None
 
+    @property
+    def JSON(self) -> str:
+        names = "sink batch commit_id epoch start=range.start end=range.end committed_at found_in"
+        return f"{names} note {'counts ' if self.counts else ''}tables"
+
+    @property
+    def held(self) -> bool:
+        return any(table.holds != "no" for table in self.tables)
+
+    def lines(self) -> Iterator[str]:
+        by = "" if self.found_in == "index" else " (by the ledger; not in the index)"
+        yield (
+            f"batch {self.batch} of sink {self.sink}, {self.range}, epoch {self.epoch}, commit "
+            f"{self.commit_id}, {self.committed_at}{by}"
+        )
+        if self.counts is not None:
+            yield f"  {_outcomes(self.counts)}"
+        if self.note is not None:
+            yield f"  {self.note}"
+        for table in self.tables:
+            yield from table.lines()
+        if not self.held:
+            yield "  no table holds it"
+
 
 @dataclass(frozen=True, slots=True)
 class LocateReport:
+    JSON: ClassVar = "partition offset held reason also batches"
+
     partition: Partition
     offset: int
     batches: tuple[LocatedBatch, ...]
@@ -104,7 +130,22 @@ class LocateReport:
 
     @property
     def held(self) -> bool:
-        return any(place.holds != "no" for batch in self.batches for place in batch.places)
+        return any(batch.held for batch in self.batches)
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.held else 3
+
+    def lines(self) -> Iterator[Line]:
+        if self.reason:
+            yield f"{self.partition} at {self.offset}: {self.reason}"
+        if self.also:
+            names = ", ".join(self.also)
+            yield f"the topic was made again; the same offset is another one of {names}"
+        for batch in self.batches:
+            first, *others = batch.lines()
+            yield f"{self.partition} at {self.offset}: {first}"
+            yield from others
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,18 +156,8 @@ class _Where:
     offset: int
     catalog: str
     opened: Open
-    branches: Mapping[str, str] = field(default_factory=dict)
-
-    def branch(self, table: str) -> str:
-        return branch_of(self.branches, table)
-
-
-def branch_of(branches: Mapping[str, str], table: str) -> str:
-    """The branch of a table, or of its template, in `branches` (name in the config → branch)."""
-    for name, branch in branches.items():
-        if re.fullmatch(re.sub(r"\\\{\w+\\\}", r"\\w+", re.escape(name)), table):
-            return branch
-    return "main"
+    #: table → its branch
+    branch: Callable[[str], str]
 
 
 def of_sink(
@@ -145,8 +176,7 @@ def of_sink(
             f"cannot locate {where} at {offset} in table {table}: sink "
             f"{config.sink.id} fills {', '.join(names) or 'none'}"
         )
-    branches = {table_config.name: table_config.branch for table_config in config.tables}
-    asked = _Where(where, offset, config.catalog.name, opened, branches)
+    asked = _Where(where, offset, config.catalog.name, opened, config.branch)
     report = _answer(asked, index, [config.sink.id], [table] if table else names)
     return replace(report, also=_also(index, config.sink.id, where))
 
@@ -175,7 +205,7 @@ def of_table(
         raise ConfigError(
             f"cannot locate {where} at {offset}: no snapshot of table {name} was written by Frazil"
         )
-    asked = _Where(where, offset, catalog, opened, {name: branch})
+    asked = _Where(where, offset, catalog, opened, lambda _: branch)
     reports = [
         _answer(asked, opened(index) if index else None, sinks, [name])
         for index, sinks in indexes.items()
@@ -238,8 +268,8 @@ def _of_index(asked: _Where, rows: Sequence[dict[str, Any]], tables: Sequence[st
     whole = [row for row in rows if row["table_name"] == STREAM]
     table_rows = [row for row in rows if row["table_name"] in tables]
     total = _counts(whole[0]) if whole else _counts(table_rows[0]) if len(table_rows) == 1 else None
-    places = [
-        _place(
+    hits = [
+        _hit(
             asked,
             row["sink"],
             row["table_name"],
@@ -249,20 +279,20 @@ def _of_index(asked: _Where, rows: Sequence[dict[str, Any]], tables: Sequence[st
         )
         for row in table_rows
     ]
-    placed = {place.table for place in places}
-    for name in (table for table in tables if table not in placed and total and whole):
+    hit_tables = {hit.table for hit in hits}
+    for name in (table for table in tables if table not in hit_tables and total and whole):
         # The batch had nothing for it, but dead letters may have been replayed into it.
-        place = _place(asked, first["sink"], name, OutcomeCounts(), None, (None, None))
-        places += [place] if place.holds != "no" else []
+        hit = _hit(asked, first["sink"], name, OutcomeCounts(), None, (None, None))
+        hits += [hit] if hit.holds != "no" else []
     return LocatedBatch(
         sink=first["sink"],
-        number=first["batch"],
+        batch=first["batch"],
         commit_id=first["commit_id"],
         epoch=first["epoch"],
         range=Range(asked.partition, first["start_offset"], first["end_offset"]),
         counts=total,
-        committed_at=first["committed_at"],
-        places=tuple(places),
+        committed_at=Timestamp.of(first["committed_at"]),
+        tables=tuple(hits),
         note=OperatorNote.of(first.get("operator_note")),
     )
 
@@ -283,9 +313,9 @@ def _of_ledger(asked: _Where, sink: str, tables: Sequence[str]) -> Iterator[Loca
                 continue
             counts = entry.counts(asked.partition)
             span = entry.watermark or (None, None)
-            place = _place(asked, sink, name, counts, snapshot.id, span)
+            hit = _hit(asked, sink, name, counts, snapshot.id, span)
             key = entry.commit_ids[-1]
-            places = batches[key].places if key in batches else ()
+            hits = batches[key].tables if key in batches else ()
             batches[key] = LocatedBatch(
                 sink,
                 entry.batches[1],
@@ -293,15 +323,15 @@ def _of_ledger(asked: _Where, sink: str, tables: Sequence[str]) -> Iterator[Loca
                 entry.epoch,
                 Range(asked.partition, begin, end),
                 None,
-                snapshot.timestamp_ms * 1000,
-                (*places, place),
+                Timestamp(snapshot.timestamp_ms * 1000),
+                (*hits, hit),
                 "ledger",
                 OperatorNote.of(entry.note),
             )
     yield from batches.values()
 
 
-def _place(
+def _hit(
     asked: _Where,
     sink: str,
     name: str,
@@ -310,10 +340,10 @@ def _place(
     event_time: tuple[int | None, int | None],
 ) -> TableHit:
     table, where, offset = asked.opened(name), asked.partition, asked.offset
+    low, high = map(Timestamp.of, event_time)
     if table is None:
-        return TableHit(
-            name, "no", "the table is gone", counts, snapshot, None, True, (), event_time
-        )
+        why = "the table is gone"
+        return TableHit(name, "no", why, counts, snapshot, True, None, (), low, high)
     branch = asked.branch(name)
     files, deletes = table.files(branch)
     near = [
@@ -323,26 +353,27 @@ def _place(
         and file.rows > file.nulls
         and (file.offsets is None or file.offsets[0] <= offset <= file.offsets[1])
     ]
-    holds, why = _judged(sink, counts, near, where, deletes)
+    holds, why = _verdict(sink, counts, near, where, deletes)
     history = list(table.history(branch))
     kept = snapshot is None or any(candidate.id == snapshot for candidate in history)
-    instead = None if kept else _oldest(history, sink, where, offset)
-    version = snapshot if kept else instead
+    oldest = None if kept else _oldest(history, sink, where, offset)
+    version = snapshot if kept else oldest
     return TableHit(
         name,
         holds,
         why,
         counts,
         snapshot,
-        instead,
         not kept,
+        oldest,
         tuple(file.path for file in near) if holds != "no" else (),
-        event_time,
+        low,
+        high,
         _sql(asked, table, version, holds),
     )
 
 
-def _judged(
+def _verdict(
     sink: str, counts: OutcomeCounts, near: Sequence[DataFile], where: Partition, deletes: int
 ) -> tuple[str, str]:
     """Whether the table contains the offset, by counts and file bounds; and why."""
@@ -351,10 +382,10 @@ def _judged(
     every = counts.written == counts.offsets > 0
     if not near:
         if not counts.written:
-            return "no", _fates(counts)
-        return "no", f"{_fates(counts)}, and no live file's bounds hold it"
+            return "no", _outcomes(counts)
+        return "no", f"{_outcomes(counts)}, and no live file's bounds hold it"
     if deletes:
-        return "maybe", f"{_fates(counts)}; {deletes} delete files may hide it"
+        return "maybe", f"{_outcomes(counts)}; {deletes} delete files may hide it"
     for file in near:
         if file.partition == where and file.offsets is not None:
             low, high = file.offsets
@@ -364,12 +395,12 @@ def _judged(
         return "yes", "all offsets of the batch were written"
     if not counts.written:
         if any(f"/frazil-{sink}{REPLAY}-" in file.path for file in near):
-            return "maybe", f"{_fates(counts)}; but letters were replayed around it"
-        return "no", _fates(counts)
-    return "maybe", _fates(counts)
+            return "maybe", f"{_outcomes(counts)}; but letters were replayed around it"
+        return "no", _outcomes(counts)
+    return "maybe", _outcomes(counts)
 
 
-def _fates(counts: OutcomeCounts) -> str:
+def _outcomes(counts: OutcomeCounts) -> str:
     names = ("written", "rejected", "skipped", "invisible", "elsewhere", "lost")
     parts = [f"{number} {name}" for name in names if (number := getattr(counts, name))]
     return f"of {counts.offsets} offsets {', '.join(parts)}" if parts else "nothing was for it"
@@ -423,96 +454,3 @@ def _outside(
     return (
         f"no batch of the index has it, and sink {sink} stands at {end[where]}: see `frazil audit`"
     )
-
-
-def values(answer: LocateReport) -> dict[str, Any]:
-    """For `--json`."""
-    return {
-        "topic": answer.partition.topic,
-        "partition": answer.partition.number,
-        "offset": answer.offset,
-        "held": answer.held,
-        "reason": answer.reason,
-        "also": list(answer.also),
-        "batches": [
-            {
-                "sink": batch.sink,
-                "batch": batch.number,
-                "commit_id": batch.commit_id,
-                "epoch": batch.epoch,
-                "start": batch.range.start,
-                "end": batch.range.end,
-                "committed_at": shown(batch.committed_at),
-                "found_in": batch.found_in,
-                "note": asdict(batch.note) if batch.note else None,
-                **({} if batch.counts is None else {"counts": _told(batch.counts)}),
-                "tables": [
-                    {
-                        "table": place.table,
-                        "holds": place.holds,
-                        "why": place.why,
-                        "counts": _told(place.counts),
-                        "snapshot": place.snapshot,
-                        "expired": place.expired,
-                        "oldest_left": place.instead,
-                        "files": list(place.files),
-                        "event_time_low": shown(place.event_time[0]),
-                        "event_time_high": shown(place.event_time[1]),
-                        "sql": place.sql,
-                    }
-                    for place in batch.places
-                ],
-            }
-            for batch in answer.batches
-        ],
-    }
-
-
-def _told(counts: OutcomeCounts) -> dict[str, int]:
-    names = ("written", "rejected", "skipped", "invisible", "merged", "elsewhere", "lost")
-    return {name: getattr(counts, name) for name in names}
-
-
-def show(answer: LocateReport, console: Console) -> None:
-    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    if answer.reason:
-        say(f"{answer.partition} at {answer.offset}: {answer.reason}")
-    if answer.also:
-        say(f"the topic was made again; the same offset is another one of {', '.join(answer.also)}")
-    for batch in answer.batches:
-        by = "" if batch.found_in == "index" else " (by the ledger; not in the index)"
-        say(
-            f"{answer.partition} at {answer.offset}: batch {batch.number} of sink {batch.sink}, "
-            f"{batch.range}, epoch {batch.epoch}, commit {batch.commit_id}, "
-            f"{shown(batch.committed_at)}{by}"
-        )
-        if batch.counts is not None:
-            say(f"  {_fates(batch.counts)}")
-        if batch.note is not None:
-            say(f"  {batch.note}")
-        for place in batch.places:
-            _show_place(place, say)
-        if not any(place.holds != "no" for place in batch.places):
-            say("  no table holds it")
-
-
-def _show_place(place: TableHit, say: Any) -> None:
-    say(f"  {place.table}: {place.holds}: {place.why}")
-    low, high = place.event_time
-    if low is not None:
-        say(f"    event time {shown(low)} to {shown(high)}")
-    if place.expired:
-        left = (
-            f"the oldest one left that has it is {place.instead}"
-            if place.instead
-            else "none is left"
-        )
-        say(f"    first in snapshot {place.snapshot}, which was expired; {left}")
-    elif place.snapshot is not None:
-        say(f"    first in snapshot {place.snapshot}")
-    for path in place.files[:_SHOWN]:
-        say(f"    {path}")
-    if len(place.files) > _SHOWN:
-        say(f"    and {len(place.files) - _SHOWN} files more whose bounds hold it")
-    if place.sql:
-        say(f"    {place.sql}")

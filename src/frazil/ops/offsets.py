@@ -1,6 +1,6 @@
 """`frazil offsets`: the position of a stream, and an operator's decisions about it.
 
-`look` plans a decision; `done` applies it, as a run of one batch (`sources.intervention`).
+`preview` plans a decision; `apply` applies it, as a run of one batch (`sources.intervention`).
 """
 
 from __future__ import annotations
@@ -11,19 +11,17 @@ import re
 import shlex
 import socket
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pyspark.sql import SparkSession
-from rich.console import Console
 
 from frazil.commit.batch_chain import chain
 from frazil.commit.protocol import TableCommitter
-from frazil.commit.recovery import staging_folder
 from frazil.commit.rewind import refuse_unfinished
 from frazil.config.model import Config
 from frazil.errors import ConfigError, FrazilError, counted
@@ -37,12 +35,12 @@ from frazil.kafka.planner import (
     spelled,
     with_new_partitions,
 )
-from frazil.ledger import staged_batch
 from frazil.ledger.entry import LedgerEntry, OperatorNote
-from frazil.ledger.sink_state import index_entry
+from frazil.ledger.sink_state import index_entry, staged_batches
+from frazil.ledger.staged_batch import StagedBatch
 from frazil.offsets import BATCHES, Cut, Partition, Range
-from frazil.ops.startup_checks import in_doubt, show_doubts
-from frazil.render import TextTable
+from frazil.ops.startup_checks import doubt_lines, error_values, in_doubt
+from frazil.render import Line, text_table
 from frazil.sink import Sink
 from frazil.sources.intervention import (
     EARLIEST,
@@ -50,20 +48,22 @@ from frazil.sources.intervention import (
     Intervention,
     InterventionSource,
     WantedPosition,
-    asked,
     decide,
     overtaken,
+    planner_for,
 )
 from frazil.spark.open_table import Open
 
 #: With more partitions than this, healthy ones are not shown one by one.
 _SHOWN = 50
-_WHY = 500  # characters: the note is stored in a snapshot's summary
+_REASON_LENGTH = 500  # characters: the note is stored in a snapshot's summary
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetsPlan:
     """The effect of a decision, planned or done."""
+
+    JSON: ClassVar = "did=wanted.did done sink index position staged *decision overtaken epoch note"
 
     sink: str
     index: str
@@ -78,33 +78,48 @@ class OffsetsPlan:
     overtaken: tuple[Range, ...] = ()
     note: OperatorNote | None = None
     epoch: int | None = None
+    #: the path of the config, for the command that is printed
+    config: str = "CONFIG"
 
-    def values(self) -> dict[str, Any]:
-        """For `--json`."""
-        return {
-            "did": self.wanted.did,
-            "done": self.note is not None,
-            "sink": self.sink,
-            "index": self.index,
-            "position": self.position.nested(),
-            "staged": self.staged,
-            "lost": [[*r.partition, r.start, r.end] for r in self.decision.lost],
-            "begin": self.decision.begin.nested(),
-            "says": self.decision.says,
-            "overtaken": [[*r.partition, r.start, r.end] for r in self.overtaken],
-            "epoch": self.epoch,
-            "note": asdict(self.note) if self.note else None,
-        }
+    @property
+    def done(self) -> bool:
+        return self.note is not None
+
+    def lines(self) -> Iterator[Line]:
+        for range_ in self.decision.lost:
+            yield f"{range_}: {counted(len(range_), 'offset')} given up"
+        for partition, offset in self.decision.begin.items():
+            yield f"{partition} goes on at {offset}"
+        if self.done:
+            yield f"done in epoch {self.epoch}: {self.decision.says}; {self.note}"
+        elif self.decision:
+            batches = counted(self.staged, "staged batch is", "staged batches are")
+            before = f"{batches} committed first; " if self.staged else ""
+            yield (
+                f"{self.decision.says}; {before}nothing was written: --yes and a --reason do it, "
+                "and stop a running sink"
+            )
+        elif self.wanted.did == "accept-loss" and self.overtaken:
+            for range_ in self.overtaken:
+                lost = counted(len(range_), "offset")
+                yield f"{range_}: retention deleted {lost} before they were read"
+            options = " ".join(f"--lost {shlex.quote(spelled(lost))}" for lost in self.overtaken)
+            yield (
+                f"to accept that: frazil offsets accept-loss {self.config} {options} "
+                "--reason '…' --yes"
+            )
+        else:
+            yield f"nothing to {self.wanted.did}: the stream can go on as it is"
 
 
 # ── arguments ────────────────────────────────────────────────────────────────────────────────────
 
 
-def losses(texts: Sequence[str]) -> WantedPosition:
+def accept_loss(texts: Sequence[str]) -> WantedPosition:
     return WantedPosition("accept-loss", lost=tuple(map(_range, texts)))
 
 
-def adoption(topics: Sequence[str], start: str, same_offsets: bool) -> WantedPosition:
+def adopt_topic(topics: Sequence[str], start: str, same_offsets: bool) -> WantedPosition:
     if start not in (EARLIEST, LATEST):
         raise ConfigError(f"cannot begin at {start!r}: expected earliest or latest")
     return WantedPosition(
@@ -112,7 +127,7 @@ def adoption(topics: Sequence[str], start: str, same_offsets: bool) -> WantedPos
     )
 
 
-def seeking(texts: Sequence[str]) -> WantedPosition:
+def seek(texts: Sequence[str]) -> WantedPosition:
     to = {}
     for text in texts:
         match = re.fullmatch(r"(.+):(\d+):(\d+)", text)
@@ -129,10 +144,10 @@ def _range(text: str) -> Range:
     return Range(Partition(match[1], int(match[2])), int(match[3]), int(match[4]))
 
 
-def signed(did: str, why: str, by: str = "") -> OperatorNote:
+def operator_note(did: str, why: str, by: str = "") -> OperatorNote:
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return OperatorNote(
-        did, by.strip() or f"{_user()}@{socket.gethostname()}", now, why.strip()[:_WHY]
+        did, by.strip() or f"{_user()}@{socket.gethostname()}", now, why.strip()[:_REASON_LENGTH]
     )
 
 
@@ -146,8 +161,11 @@ def _user() -> str:
 # ── decisions ────────────────────────────────────────────────────────────────────────────────────
 
 
-def look(config: Config, spark: SparkSession, wanted: WantedPosition) -> OffsetsPlan:
-    """The plan of a decision; claims and writes nothing. Raises if it is not possible."""
+def preview(
+    config: Config, spark: SparkSession, wanted: WantedPosition, path: Path | str = "CONFIG"
+) -> OffsetsPlan:
+    """The plan of a decision; claims and writes nothing. Raises if it is not possible. `path`: of
+    the config, for commands that are printed."""
     catalog = JavaCatalog(spark, config.catalog.name)
     index = catalog.load(config.index_table)
     entry = None
@@ -159,8 +177,8 @@ def look(config: Config, spark: SparkSession, wanted: WantedPosition) -> Offsets
     if entry is None or index is None:
         raise ConfigError(f"cannot {wanted.did}: sink {config.sink.id} has no position yet")
     known = TopicIdentity.of(entry)
-    position, staged, known = _reached(config, catalog, index, entry, known)
-    planner = asked(config, known, wanted)
+    position, staged, known = _position_after_staged(config, catalog, index, entry, known)
+    planner = planner_for(config, known, wanted)
     now, partitions = planner.origin()
     marks = planner.watermarks(partitions)
     # A recreated topic has not lost the old topic's offsets: they belong to another topic.
@@ -175,32 +193,32 @@ def look(config: Config, spark: SparkSession, wanted: WantedPosition) -> Offsets
         staged,
         now,
         tuple(overtaken(same, marks)),
+        config=str(path),
     )
 
 
-def _whole(catalog: JavaCatalog, batch: staged_batch.StagedBatch) -> bool:
+def _whole(catalog: JavaCatalog, batch: StagedBatch) -> bool:
     """Whether all files of the batch exist; if not, the batch is read again."""
     tables = [(catalog.load(staged.name), staged.manifests) for staged in batch.tables]
     return not any(table.lacking(manifests) for table, manifests in tables if table is not None)
 
 
-def _reached(
+def _position_after_staged(
     config: Config, catalog: JavaCatalog, index: JavaTable, entry: LedgerEntry, known: TopicIdentity
 ) -> tuple[Cut, int, TopicIdentity]:
     """The position after the staged batches, which are committed first; their number; and the
     topics."""
-    paths = index.listing(staging_folder(config, index))
-    stored = [
-        staged_batch.load(index.fetch(path), path) for path in paths if path.endswith(".json")
-    ]
-    staged = chain(entry.end, [batch for batch in stored if batch], set(), entry.source[1])
+    stored = [batch for _, batch in staged_batches(config, index) if batch]
+    staged = chain(entry.end, stored, set(), entry.source[1])
     staged = list(itertools.takewhile(partial(_whole, catalog), staged))
     if not staged:
         return entry.end, 0, known
     return staged[-1].end, len(staged), TopicIdentity.of(staged[-1])
 
 
-def done(config: Config, spark: SparkSession, plan: OffsetsPlan, note: OperatorNote) -> OffsetsPlan:
+def apply(
+    config: Config, spark: SparkSession, plan: OffsetsPlan, note: OperatorNote
+) -> OffsetsPlan:
     """Apply the plan; running processes of the sink are fenced."""
     source = partial(InterventionSource, wanted=plan.wanted, note=note, expected=plan.now)
     sink = Sink(config, source=source)
@@ -212,9 +230,9 @@ def done(config: Config, spark: SparkSession, plan: OffsetsPlan, note: OperatorN
     )
 
 
-def confirmed(
+def confirm(
     config: Config, spark: SparkSession, table: str, note: OperatorNote | None
-) -> dict[str, Any]:
+) -> ConfirmReport:
     """Record that an operator vouches for the content of a table whose history is expired. Without
     a note, nothing is written."""
     catalog = JavaCatalog(spark, config.catalog.name)
@@ -225,67 +243,100 @@ def confirmed(
         )
     sink = config.sink.id
     refuse_unfinished(index.properties, sink, "confirm")
-    branch = next(
-        (table_config.branch for table_config in config.tables if table_config.name == table),
-        "main",
-    )
     known = None
     if table != config.index_table:
         position = TableCommitter(index, "main", sink, 0, time, claimed_first=True).head().entry
         known = position and replace(position, tables={}, index=config.index_table)
-    target = TableCommitter(java_table, branch, sink, 0, time)
+    target = TableCommitter(java_table, config.branch(table), sink, 0, time)
     doubted = target.doubted(known)
     if note is not None and doubted is not None:
-        says = f"{table} holds everything below {spelled_cut(doubted.end)} and nothing beyond"
+        says = f"{table} holds everything below {doubted.end.text} and nothing beyond"
         note = replace(note, result=says)
         target.confirm(doubted, note.text())
-    return {
-        "sink": sink,
-        "table": table,
-        "doubted": doubted is not None,
-        "below": doubted.end.nested() if doubted else {},
-        "done": note is not None and doubted is not None,
-        "note": asdict(note) if note and doubted else None,
-    }
+    return ConfirmReport(sink, table, doubted.end if doubted else None, note if doubted else None)
 
 
-def spelled_cut(cut: Cut) -> str:
-    return ", ".join(f"{partition}@{offset}" for partition, offset in cut.items())
+@dataclass(frozen=True, slots=True)
+class ConfirmReport:
+    JSON: ClassVar = "sink table doubted below done note"
 
+    sink: str
+    table: str
+    #: where the ledger ends; None: the history shows what the table holds
+    end: Cut | None
+    note: OperatorNote | None
 
-def show_confirmed(result: dict[str, Any], console: Console) -> None:
-    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    cut = spelled_cut(Cut.of(result["below"]))
-    if not result["doubted"]:
-        say(f"nothing to confirm: the history of {result['table']} tells what it holds")
-    elif result["done"]:
-        say(f"confirmed: {result['table']} holds everything below {cut} and nothing beyond")
-    else:
-        say(
-            f"does {result['table']} hold everything below {cut}, and nothing of sink "
-            f"{result['sink']} beyond? Rows beyond would be there twice: delete them first. "
-            "Nothing was written: --yes and a --reason confirm it"
-        )
+    @property
+    def doubted(self) -> bool:
+        return self.end is not None
+
+    @property
+    def below(self) -> Cut:
+        return self.end or Cut()
+
+    @property
+    def done(self) -> bool:
+        return self.note is not None
+
+    def lines(self) -> Iterator[Line]:
+        cut = self.below.text
+        if not self.doubted:
+            yield f"nothing to confirm: the history of {self.table} tells what it holds"
+        elif self.done:
+            yield f"confirmed: {self.table} holds everything below {cut} and nothing beyond"
+        else:
+            yield (
+                f"does {self.table} hold everything below {cut}, and nothing of sink {self.sink} "
+                "beyond? Rows beyond would be there twice: delete them first. Nothing was "
+                "written: --yes and a --reason confirm it"
+            )
 
 
 # ── position ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def standing(config: Config, opened: Open) -> dict[str, Any]:
+class OffsetsReport(dict[str, Any]):
+    """The values of `frazil offsets show --json`."""
+
+    def lines(self) -> Iterator[Line]:
+        partitions = self["partitions"]
+        shown = partitions
+        if len(shown) > _SHOWN:
+            shown = [line for line in shown if line["state"] != "read" or line["overtaken"]]
+        numbers = ("position", "begins", "ends", "lag")
+        yield text_table(
+            f"sink {self['sink']}: epoch {self['epoch']}",
+            ("partition", *numbers, "state"),
+            (
+                (
+                    f"{line['topic']}[{line['partition']}]",
+                    *("-" if line[name] is None else f"{line[name]:,}" for name in numbers),
+                    f"{line['overtaken']} deleted before they were read"
+                    if line["overtaken"]
+                    else line["state"],
+                )
+                for line in shown[:_SHOWN]
+            ),
+            right=numbers,
+        )
+        lag = sum(line["lag"] or 0 for line in partitions)
+        yield f"{counted(len(partitions), 'partition')}, {counted(lag, 'offset')} to come"
+        if self["without_ids"]:
+            yield f"{counted(len(self['without_ids']), 'topic')}: {WITHOUT_IDS}"
+        if stops := self["stops"]:
+            yield f"{stops['kind']}: {stops['says']}\nhint: {stops['hint']}"
+        yield from doubt_lines(self["in_doubt"])
+
+
+def show_offsets(config: Config, opened: Open) -> OffsetsReport:
     """The position per partition, and the error that would stop a run now, with its hint."""
     index, sink = opened(config.index_table), config.sink.id
     entry = None
     if index is not None:
         entry = index_entry(index, sink)
     position = entry.end if entry else Cut()
-    known = TopicIdentity.of(entry) if entry else TopicIdentity()
-    planner = Planner(
-        config.kafka.resolved(),
-        topics=config.sink.topics,
-        pattern=config.sink.topic_pattern,
-        origin=known,
-        trusting=True,
-    )
+    known = TopicIdentity.of(entry)
+    planner = Planner.of(config, entry, trusting=True)
     now, partitions = planner.origin()
     marks = planner.watermarks(partitions)
     stops: FrazilError | None = None
@@ -294,22 +345,21 @@ def standing(config: Config, opened: Open) -> dict[str, Any]:
         planner.require(kafka_only(with_new_partitions(position, marks)), marks)
     except FrazilError as error:
         stops = error
-    return {
+    values = {
         "sink": sink,
         "index": config.index_table,
         "epoch": entry.epoch if entry else None,
         "cluster": now.cluster,
         "cluster_known": known.cluster,
         "without_ids": sorted(topic for topic, number in now.topics.items() if not number),
-        "stops": None
-        if stops is None
-        else {"kind": type(stops).__name__, "says": stops.message, "hint": stops.hint},
+        "stops": None if stops is None else error_values(stops),
         "in_doubt": in_doubt(config, opened),
         "partitions": [
             _line(p, position, marks.low, marks.end, known, now)
             for p in sorted({*partitions, *position} - {BATCHES})
         ],
     }
+    return OffsetsReport(values)
 
 
 def _line(
@@ -345,65 +395,3 @@ def _line(
         if offset is None
         else "read",
     }
-
-
-def show_standing(report: dict[str, Any], console: Console) -> None:
-    shown = TextTable(title=f"sink {report['sink']}: epoch {report['epoch']}")
-    for name in ("partition", "position", "begins", "ends", "lag", "state"):
-        shown.add_column(name, justify="left" if name in ("partition", "state") else "right")
-    lines = report["partitions"]
-    if len(lines) > _SHOWN:
-        lines = [line for line in lines if line["state"] != "read" or line["overtaken"]][:_SHOWN]
-    for line in lines:
-        state = line["state"]
-        if line["overtaken"]:
-            state = f"{line['overtaken']} deleted before they were read"
-        numbers = [line[name] for name in ("position", "begins", "ends", "lag")]
-        shown.add_row(
-            f"{line['topic']}[{line['partition']}]".replace("[", "\\["),
-            *("-" if n is None else f"{n:,}" for n in numbers),
-            state,
-        )
-    console.print(shown)
-    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    lag = sum(line["lag"] or 0 for line in report["partitions"])
-    say(f"{counted(len(report['partitions']), 'partition')}, {counted(lag, 'offset')} to come")
-    if report["without_ids"]:
-        say(f"{counted(len(report['without_ids']), 'topic')}: {WITHOUT_IDS}")
-    if report["stops"]:
-        say(
-            f"{report['stops']['kind']}: {report['stops']['says']}\nhint: {report['stops']['hint']}"
-        )
-    show_doubts(report["in_doubt"], console)
-
-
-def show(plan: OffsetsPlan, config: Path, console: Console) -> None:
-    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    for range_ in plan.decision.lost:
-        say(f"{range_}: {counted(len(range_), 'offset')} given up")
-    for partition, offset in plan.decision.begin.items():
-        say(f"{partition} goes on at {offset}")
-    if plan.note is not None:
-        say(f"done in epoch {plan.epoch}: {plan.decision.says}; {plan.note}")
-        return
-    if not plan.decision:
-        if plan.wanted.did == "accept-loss" and plan.overtaken:
-            for range_ in plan.overtaken:
-                lost = counted(len(range_), "offset")
-                say(f"{range_}: retention deleted {lost} before they were read")
-            options = " ".join(
-                f"--lost {shlex.quote(spelled(range_))}" for range_ in plan.overtaken
-            )
-            say(f"to accept that: frazil offsets accept-loss {config} {options} --reason '…' --yes")
-        else:
-            say(f"nothing to {plan.wanted.did}: the stream can go on as it is")
-        return
-    before = (
-        f"{counted(plan.staged, 'staged batch is', 'staged batches are')} committed first; "
-        if plan.staged
-        else ""
-    )
-    say(
-        f"{plan.decision.says}; {before}nothing was written: --yes and a --reason do it, and stop "
-        "a running sink"
-    )

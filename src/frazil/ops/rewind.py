@@ -1,6 +1,6 @@
 """`frazil rewind`: reset all tables of a sink, and its index, to one cut.
 
-`look` reports what would be removed and what forbids it; `rewind` does it. `commit.rewind_plan`
+`preview` reports what would be removed and what forbids it; `rewind` does it. `commit.rewind_plan`
 finds the possible cuts; `commit.rewind` has the steps.
 """
 
@@ -10,20 +10,18 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from functools import cached_property, partial
-from typing import Any
+from functools import cached_property
+from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
 from pyspark.sql import SparkSession
-from rich.console import Console
 
 from frazil.commit.protocol import TableCommitter
-from frazil.commit.recovery import staging_folder
 from frazil.commit.rewind import IndexRemoval, RewindSteps, fence
-from frazil.commit.rewind_plan import COLUMNS, RewindPlan, earliest
+from frazil.commit.rewind_plan import COLUMNS, RewindPlan, TableRewind, earliest
 from frazil.commit.table_schemas import writer_spec
 from frazil.commit.tables import parallel_map
 from frazil.config.model import Config
@@ -31,15 +29,19 @@ from frazil.config.sections import TableConfig
 from frazil.errors import ConfigError, Expired, Fatal, FrazilError, IdentityMismatch, counted
 from frazil.iceberg.java import JavaCatalog
 from frazil.iceberg.java_table import JavaTable
-from frazil.kafka.planner import Planner, TopicIdentity
+from frazil.kafka.planner import Planner
 from frazil.ledger import index as offset_index
-from frazil.ledger import staged_batch
-from frazil.ledger.sink_state import REPLAY, announced_tables, property_tables, tables_property
+from frazil.ledger.sink_state import (
+    REPLAY,
+    announced_tables,
+    property_tables,
+    staged_batches,
+    tables_property,
+)
 from frazil.ledger.staged_batch import StagedBatch
 from frazil.offsets import BATCHES, Cut, Range
 from frazil.ops.index_rebuild import taken_out
-from frazil.ops.locate import branch_of
-from frazil.render import TextTable
+from frazil.render import Line, text_table
 
 #: Number of tables shown one by one; of the rest, a sum.
 _SHOWN = 50
@@ -49,6 +51,10 @@ _CALL_SECONDS = 20.0
 @dataclass(frozen=True, slots=True)
 class RewindReport:
     """The effect of a rewind, planned or done."""
+
+    JSON: ClassVar = (
+        "sink index to *choice position batches staged unfinished warnings refused done "
+    )
 
     sink: str
     index: str
@@ -63,55 +69,62 @@ class RewindReport:
     #: warnings for the operator, and errors that forbid the rewind
     warnings: tuple[str, ...] = ()
     refusals: tuple[FrazilError, ...] = field(default=(), compare=False)
+    done: bool = False
 
     @property
     def nothing(self) -> bool:
         """Whether everything is at the cut already."""
         return not (self.choice.moves or self.batches or self.staged or self.unfinished)
 
-    def values(self) -> dict[str, Any]:
-        """For `--json`."""
-        boundary = self.choice.boundary
-        return {
-            "sink": self.sink,
-            "index": self.index,
-            "to": self.to,
-            "batch": boundary.batch,
-            "cut": boundary.cut.nested(),
-            "committed_at": boundary.at and boundary.at.isoformat(),
-            "position": self.position.nested(),
-            "batches": self.batches,
-            "staged": self.staged,
-            "unfinished": self.unfinished,
-            "because": list(self.choice.because),
-            "warnings": list(self.warnings),
-            "refused": [error.message for error in self.refusals],
-            "tables": [
-                {
-                    "table": table.table,
-                    "branch": table.branch,
-                    "moves": table.moves,
-                    "snapshot_now": table.now,
-                    "snapshot_then": table.then,
-                    "commits": table.commits,
-                    "rows": table.rows,
-                    "ranges": [[*r.partition, r.start, r.end] for r in table.ranges],
-                    "foreign": [
-                        {"snapshot": lost.snapshot_id, "sink": lost.sink, "reason": lost.reason}
-                        for lost in table.foreign
-                    ],
-                    "expired": table.expired,
-                }
-                for table in self.choice.tables
-            ],
-        }
+    @property
+    def refused(self) -> list[str]:
+        return [error.message for error in self.refusals]
+
+    def lines(self) -> Iterator[Line]:
+        """Per table: the current and the target snapshot, and what is removed."""
+        boundary, moves = self.choice.boundary, self.choice.moves
+        rows = sum(table.rows for table in moves)
+        if moves:
+            yield text_table(
+                f"sink {self.sink} {'went' if self.done else 'goes'} back to {boundary}",
+                ("table", "snapshot now", "then", "commits", "rows", "ranges"),
+                map(_cells, moves[:_SHOWN]),
+                right=("commits", "rows"),
+            )
+        if len(moves) > _SHOWN:
+            yield f"and {counted(len(moves) - _SHOWN, 'table')} more: {counted(rows, 'row')}"
+        yield from (*self.choice.because, *self.warnings)
+        for table in moves:
+            yield from (f"{table.table} loses {lost}" for lost in table.foreign)
+        if self.nothing:
+            at = f"{boundary} {_offsets(boundary.cut)}"
+            yield f"all tables of sink {self.sink} stand at {at} already"
+            return
+        yield (
+            f"{counted(rows, 'row')} of {counted(len(moves), 'table')}, "
+            f"{counted(self.batches, 'batch', 'batches')} of the index and "
+            f"{counted(self.staged, 'staged batch', 'staged batches')} "
+            f"{'went' if self.done else 'would go'}; the stream goes on at {_offsets(boundary.cut)}"
+        )
 
 
-def look(
+def _cells(table: TableRewind) -> tuple[str, ...]:
+    ranges = [*map(str, table.ranges[:8]), *(["…"] if len(table.ranges) > 8 else [])]
+    return (
+        table.table if table.branch == "main" else f"{table.table} ({table.branch})",
+        str(table.snapshot_now),
+        "empty" if table.snapshot_then is None else str(table.snapshot_then),
+        f"{table.commits:,}",
+        f"{table.rows:,}",
+        "\n".join(ranges),
+    )
+
+
+def preview(
     config: Config, spark: SparkSession, to: str, *, discard_foreign: bool = False
 ) -> RewindReport:
     """The plan of a rewind; claims and writes nothing."""
-    return _RewindCommand(config, spark, to, discard_foreign).look()
+    return _RewindCommand(config, spark, to, discard_foreign).preview()
 
 
 def rewind(
@@ -122,17 +135,17 @@ def rewind(
     discard_foreign: bool = False,
     on_step: Callable[[str, str], None] = lambda name, table: None,
 ) -> RewindReport:
-    """Rewind the sink; its running processes are fenced. Raises the first refusal of `look`.
+    """Rewind the sink; its running processes are fenced. Raises the first refusal of `preview`.
 
     `on_step` gets the name of each step (`commit.rewind.STEPS`) and its table.
     """
     doing = _RewindCommand(config, spark, to, discard_foreign, on_step)
-    plan = doing.look()
+    plan = doing.preview()
     for refusal in plan.refusals:
         raise refusal
     if not plan.nothing:
         doing.run(plan)
-    return plan
+    return replace(plan, done=True)
 
 
 class _RewindCommand:
@@ -186,7 +199,6 @@ class _RewindCommand:
         names += [config.dead_letters.table] if config.dead_letters else []
         names += [n for _, batch in self._stored(self._sink) if batch for n in batch.names]
         names = list(dict.fromkeys([*names, *known, *announced]))
-        branches = {table.name: table.branch for table in config.tables}
         tables = {}
         for name, table in zip(names, parallel_map(self._catalog.load, names), strict=True):
             if table is None and name not in known:
@@ -196,17 +208,12 @@ class _RewindCommand:
                 raise IdentityMismatch(
                     f"cannot rewind table {name}: it {fact}", hint="restore the table"
                 )
-            tables[name] = table, branch_of(branches, name)
+            tables[name] = table, config.branch(name)
         return tables
 
     def _stored(self, sink: str) -> list[tuple[str, StagedBatch | None]]:
         config = replace(self._config, sink=replace(self._config.sink, id=sink))
-        paths = self._index.listing(staging_folder(config, self._index))
-        return [
-            (path, staged_batch.load(self._index.fetch(path), path))
-            for path in paths
-            if path.endswith(".json")
-        ]
+        return list(staged_batches(config, self._index))
 
     def _rows(self, sink: str) -> pa.Table:
         """The sink's current index rows, read with Spark: any storage, deletes applied."""
@@ -242,7 +249,7 @@ class _RewindCommand:
 
     # ── planning ─────────────────────────────────────────────────────────────────────────────
 
-    def look(self) -> RewindReport:
+    def preview(self) -> RewindReport:
         doing = self._doing
         self._read()
         note, to = doing.state.note, self._to
@@ -327,13 +334,7 @@ class _RewindCommand:
     @cached_property
     def _first_kept(self) -> Cut:
         """The first offsets that Kafka still has."""
-        config, entry = self._config, self._doing.state.entry
-        planner = Planner(
-            config.kafka.resolved(),
-            topics=config.sink.topics,
-            pattern=config.sink.topic_pattern,
-            origin=TopicIdentity.of(entry),
-        )
+        planner = Planner.of(self._config, self._doing.state.entry)
         _, partitions = planner.origin()
         return planner.watermarks(partitions).low
 
@@ -417,42 +418,3 @@ class _RewindCommand:
 def _offsets(cut: Cut) -> str:
     named = [f"{partition}@{offset}" for partition, offset in cut.items()]
     return f"({', '.join(named[:4])}{' …' if len(named) > 4 else ''})"
-
-
-def show(plan: RewindReport, console: Console, done: bool = False) -> None:
-    """Per table: the current and the target snapshot, and what is removed."""
-    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    boundary, moves = plan.choice.boundary, plan.choice.moves
-    rows = sum(table.rows for table in moves)
-    if moves:
-        shown = TextTable(title=f"sink {plan.sink} {'went' if done else 'goes'} back to {boundary}")
-        for name in ("table", "snapshot now", "then", "commits", "rows", "ranges"):
-            shown.add_column(name, justify="right" if name in ("commits", "rows") else "left")
-        for table in moves[:_SHOWN]:
-            ranges = [str(one).replace("[", "\\[") for one in table.ranges]
-            shown.add_row(
-                table.table if table.branch == "main" else f"{table.table} ({table.branch})",
-                str(table.now),
-                "empty" if table.then is None else str(table.then),
-                f"{table.commits:,}",
-                f"{table.rows:,}",
-                "\n".join(ranges[:8]) + ("\n…" if len(ranges) > 8 else ""),
-            )
-        console.print(shown)
-    if len(moves) > _SHOWN:
-        say(f"and {counted(len(moves) - _SHOWN, 'table')} more: {counted(rows, 'row')}")
-    for text in (*plan.choice.because, *plan.warnings):
-        say(text)
-    for table in moves:
-        for lost in table.foreign:
-            say(f"{table.table} loses {lost}")
-    if plan.nothing:
-        say(f"all tables of sink {plan.sink} stand at {boundary} {_offsets(boundary.cut)} already")
-        return
-    went = "went" if done else "would go"
-    say(
-        f"{counted(rows, 'row')} of {counted(len(moves), 'table')}, "
-        f"{counted(plan.batches, 'batch', 'batches')} of the index and "
-        f"{counted(plan.staged, 'staged batch', 'staged batches')} {went}; the stream goes on at "
-        f"{_offsets(boundary.cut)}"
-    )

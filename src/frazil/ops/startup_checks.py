@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import cast
 
-from rich.console import Console
+from rich.text import Text
 
 from frazil.commit.protocol import TableCommitter
 from frazil.commit.rewind import refuse_unfinished
@@ -29,21 +29,17 @@ from frazil.spark.open_table import Open
 
 def in_doubt(config: Config, opened: Open) -> dict[str, dict[str, str]]:
     """Table → kind, message and hint. Empty: nothing in the metadata prevents a start."""
-    return {
-        name: {"kind": type(error).__name__, "says": error.message, "hint": error.hint}
-        for name, error in _doubts(config, opened).items()
-    }
+    return {name: error_values(error) for name, error in _doubts(config, opened).items()}
 
 
-def show_doubts(doubts: Mapping[str, Mapping[str, str]], console: Console) -> None:
+def error_values(error: FrazilError) -> dict[str, str]:
+    return {"kind": type(error).__name__, "says": error.message, "hint": error.hint}
+
+
+def doubt_lines(doubts: Mapping[str, Mapping[str, str]]) -> Iterator[Text]:
     for name, doubt in doubts.items():
-        console.print(
-            f"in doubt: {name}: {doubt['kind']}: {doubt['says']}\nhint: {doubt['hint']}",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-            style="yellow",
-        )
+        text = f"in doubt: {name}: {doubt['kind']}: {doubt['says']}\nhint: {doubt['hint']}"
+        yield Text(text, style="yellow")
 
 
 def _doubts(config: Config, opened: Open) -> dict[str, FrazilError]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from itertools import islice, takewhile
 from typing import Any
@@ -13,7 +15,6 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from frazil.commit.protocol import TableCommitter
-from frazil.commit.recovery import staging_folder
 from frazil.config.model import Config
 from frazil.config.units import duration
 from frazil.errors import IdentityMismatch, counted
@@ -21,15 +22,15 @@ from frazil.iceberg.java import JavaCatalog
 from frazil.iceberg.java_table import JavaTable
 from frazil.iceberg.live_files import place, refuse_shared
 from frazil.iceberg.static_table import ReadOnlyTable
-from frazil.kafka.planner import Planner, TopicIdentity
-from frazil.ledger import staged_batch
-from frazil.ledger.entry import entries, head
-from frazil.ledger.sink_state import known_tables
+from frazil.kafka.planner import Planner
+from frazil.ledger.entry import entries
+from frazil.ledger.sink_state import index_entry, known_tables, staged_batches
 from frazil.ledger.staged_batch import StagedBatch
 from frazil.ledger.tags import ledger_tag
 from frazil.maintenance import tasks
 from frazil.offsets import Cut, Partition
-from frazil.ops.startup_checks import in_doubt
+from frazil.ops.startup_checks import doubt_lines, in_doubt
+from frazil.render import Line
 from frazil.sources.dead_letters import replaying
 from frazil.spark.open_table import Open
 
@@ -38,33 +39,49 @@ from frazil.spark.open_table import Open
 _OLD, _OLDER = 24 * 3600.0, 3 * 24 * 3600.0
 
 
-def status(config: Config, opened: Open) -> dict[str, Any]:
+class StatusReport(dict[str, Any]):
+    """The values of `frazil status --json`."""
+
+    def lines(self) -> Iterator[Line]:
+        values = {key: value for key, value in self.items() if key not in _APART}
+        for kind, summary in self["rejected_by_kind"].items():
+            values[f"rejected: {kind}"] = (
+                f"{summary['records']:,} of the newest; the last: {summary['last']}"
+            )
+        for key, value in values.items():
+            text = json.dumps(value) if isinstance(value, (dict, list)) else value
+            yield f"{key:>16}  {text}"
+        yield from doubt_lines(self["in_doubt"])
+
+
+@dataclass(frozen=True, slots=True)
+class OrphansReport:
+    orphans: list[str]
+    removed: bool
+
+    def lines(self) -> list[str]:
+        return self.orphans
+
+
+def status(config: Config, opened: Open) -> StatusReport:
     """Position, lag, epoch, counts, pending batches and last commit, from metadata alone.
 
     Metadata does not show whether a process of the sink runs. `state` reports only the time of the
     last commit, and whether records wait longer than they should.
     """
     table, sink = opened(config.index_table), config.sink.id
-    newest = head(table.history("main"), sink, table.tagged(ledger_tag(sink))) if table else None
-    entry = newest.entry if newest else None
+    entry = index_entry(table, sink) if table else None
     position = entry.end if entry else Cut()
-    stored = [] if table is None else list(_batches(config, table))
-    staged = [batch for batch in stored if not position.reaches(batch.end)]
-    known = TopicIdentity.of(entry) if entry else TopicIdentity()
-    planner = Planner(
-        config.kafka.resolved(),
-        topics=config.sink.topics,
-        pattern=config.sink.topic_pattern,
-        origin=known,
-        trusting=True,
-    )
+    stored = staged_batches(config, table) if table else ()
+    staged = [batch for _, batch in stored if batch and not position.reaches(batch.end)]
+    planner = Planner.of(config, entry, trusting=True)
     _, partitions = planner.origin()
     marks = planner.watermarks(partitions)
     lag = {p: end - position.get(p, marks.low[p]) for p, end in marks.end.items()}
     # A claim is an entry, too; only an entry that moved the position is a commit of records.
     moved = _last_move(table, sink) if table else None
     doubts = in_doubt(config, opened)
-    return {
+    values = {
         "sink": sink,
         "table": ", ".join(table.name for table in config.tables),
         "tables": len(known_tables(table, sink)) if table else 0,
@@ -85,9 +102,12 @@ def status(config: Config, opened: Open) -> dict[str, Any]:
         "last_batch": entry.batches[1] if entry else None,
         "last_commit": None if moved is None else _moment(moved),
     }
+    return StatusReport(values)
 
 
 _COUNTS = ("written", "rejected", "skipped")
+#: Values that are printed in a form of their own.
+_APART = ("rejected_by_kind", "in_doubt")
 #: Number of commit intervals after which a commit is late.
 _LATE = 3
 
@@ -130,8 +150,8 @@ def _counts(table: ReadOnlyTable, sink: str) -> dict[str, int]:
 
 
 #: Dead letters to count, and commits with dead letters to read, at most.
-_LETTERS, _COMMITS = 10_000, 20
-_LETTER = ("kind", "topic", "partition", "offset", "message")
+_DEAD_LETTERS, _COMMITS = 10_000, 20
+_COLUMNS = ("kind", "topic", "partition", "offset", "message")
 _WIDTH = 300
 
 
@@ -149,31 +169,21 @@ def _kinds(config: Config, opened: Open) -> dict[str, dict[str, object]]:
         if entry.ranges
     )
     for commit in islice(commits, _COMMITS):
-        for rows in table.rows_of(table.added(commit), _LETTER):
+        for rows in table.rows_of(table.added(commit), _COLUMNS):
             kinds = rows["kind"].cast("string")
             for kind in pc.unique(kinds).to_pylist():
                 alike = rows.filter(pc.equal(kinds, kind))
                 counts[kind] += alike.num_rows
-                last.setdefault(kind, _letter(alike.slice(alike.num_rows - 1).to_pylist()[0]))
-        if counts.total() >= _LETTERS:
+                last.setdefault(kind, _dead_letter(alike.slice(alike.num_rows - 1).to_pylist()[0]))
+        if counts.total() >= _DEAD_LETTERS:
             break
     return {kind: {"records": count, "last": last[kind]} for kind, count in counts.most_common()}
 
 
-def _letter(row: dict[str, Any]) -> str:
+def _dead_letter(row: dict[str, Any]) -> str:
     """In the format of `frazil run`."""
     where = Partition(row["topic"], row["partition"])
     return f"{where} offset {row['offset']}: {row['message']}"[:_WIDTH]
-
-
-def _batches(config: Config, table: ReadOnlyTable) -> Iterator[StagedBatch]:
-    for path in table.listing(staging_folder(config, table)):
-        try:
-            batch = staged_batch.load(table.fetch(path), path) if path.endswith(".json") else None
-        except IdentityMismatch:
-            continue  # it was committed meanwhile
-        if batch is not None:
-            yield batch
 
 
 def _waiting(
@@ -191,10 +201,9 @@ def _waiting(
         elif table.uuid != batches[-1].table(name).uuid:
             why = "the table was dropped and made again"
         else:
-            branch = next((t.branch for t in config.tables if t.name == name), "main")
             beyond = takewhile(
                 lambda pair: not position.reaches(pair[0].end),
-                entries(table.history(branch), config.sink.id),
+                entries(table.history(config.branch(name)), config.sink.id),
             )
             committed = {commit_id for entry, _ in beyond for commit_id in entry.commit_ids}
             batches = [batch for batch in batches if batch.commit_id not in committed]
@@ -235,7 +244,7 @@ def orphans(
         return []
     # The order protects files that a running sink commits meanwhile: staged batches first, then
     # the file listings, then the files that snapshots reference.
-    stored = _stored(config, index_table)
+    stored = [batch for _, batch in staged_batches(config, index_table) if batch]
     names = {table.name for table in config.tables if "{" not in table.name}
     known = {*known_tables(index_table, config.sink.id), *(n for b in stored for n in b.names)}
     loaded = {name: catalog.load(name) for name in sorted(names | known)}
@@ -279,10 +288,11 @@ def remove(leftovers: list[tuple[JavaTable, str]]) -> None:
 def _folders(table: JavaTable) -> list[str]:
     """The folders of a table's files, by its location and its properties."""
     own = [f"{table.location}/data/", f"{table.location}/metadata/"]
-    return list(dict.fromkeys([*own, *(f"{path.rstrip('/')}/" for path in _told(table))]))
+    configured = [f"{path.rstrip('/')}/" for path in _configured_folders(table)]
+    return list(dict.fromkeys([*own, *configured]))
 
 
-def _told(table: JavaTable) -> list[str]:
+def _configured_folders(table: JavaTable) -> list[str]:
     """The folders that a table's properties name; two properties are of older Iceberg versions."""
     names = ("data", "metadata", "object-storage", "folder-storage")
     paths = [table.properties.get(f"write.{name}.path", "") for name in names]
@@ -292,7 +302,7 @@ def _told(table: JavaTable) -> list[str]:
 def _shared(table: JavaTable) -> list[str]:
     """Folders outside of the table's location, which other tables may use, too."""
     prefix, home = place(table.location)
-    places = [(path, place(path)) for path in _told(table)]
+    places = [(path, place(path)) for path in _configured_folders(table)]
     return [p for p, at in places if at[0] != prefix or not at[1].startswith(f"{home}/")]
 
 
@@ -308,12 +318,3 @@ def _referenced(config: Config, spark: SparkSession, table: JavaTable) -> Iterat
         for row in spark.table(f"{name}.{rows}").select(column).collect():
             if row[0] is not None:
                 yield row[0]
-
-
-def _stored(config: Config, index_table: JavaTable) -> list[StagedBatch]:
-    """The batch records in the staging folder; incomplete ones are left out."""
-    paths = index_table.listing(staging_folder(config, index_table))
-    batches = [
-        staged_batch.load(index_table.fetch(path), path) for path in paths if path.endswith(".json")
-    ]
-    return [batch for batch in batches if batch is not None]

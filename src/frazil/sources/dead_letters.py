@@ -14,6 +14,7 @@ import functools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -95,6 +96,8 @@ class DeadLetterSelection:
 class ReplayReport:
     """Outcome of the selected dead letters."""
 
+    JSON: ClassVar = "selected replayed skipped rejected rows again finished"
+
     #: in their tables now
     replayed: int = 0
     #: now routed to no table
@@ -155,7 +158,7 @@ def replaying(config: Config) -> Config:
     )
 
 
-def letters(spark: SparkSession, config: Config) -> DataFrame | None:
+def read_dead_letters(spark: SparkSession, config: Config) -> DataFrame | None:
     """All dead letters; `replayed_at` is null where one waits. None where there is no table yet."""
     catalog = JavaCatalog(spark, config.catalog.name)
     frame = _read(spark, catalog, config.dead_letters.table)
@@ -236,7 +239,7 @@ class DeadLetterSource(KafkaSource):
 
     def stream(self, spark: SparkSession, until: Cut | None) -> DataFrame:
         """The waiting dead letters of the selection, in order within each Spark partition."""
-        frame = letters(spark, self._config)
+        frame = read_dead_letters(spark, self._config)
         if frame is None:
             raise ConfigError(f"cannot replay: table {self._config.dead_letters.table} is empty")
         return self._wanted.of(waiting(frame)).select(*READ).sortWithinPartitions(*_KEY)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -64,6 +65,8 @@ class WantedPosition:
 @dataclass(frozen=True, slots=True)
 class Intervention:
     """The effect of a request."""
+
+    JSON: ClassVar = "lost begin says"
 
     lost: tuple[Range, ...] = ()
     #: first offsets of partitions under new names, and of those that only get another topic id
@@ -233,15 +236,9 @@ def _here(partition: Partition, position: Cut) -> int:
     return position[partition]
 
 
-def asked(config: Config, known: TopicIdentity, wanted: WantedPosition) -> Planner:
+def planner_for(config: Config, known: TopicIdentity, wanted: WantedPosition) -> Planner:
     """A planner for the decision: an adoption accepts another topic or cluster."""
-    return Planner(
-        config.kafka.resolved(),
-        topics=config.sink.topics,
-        pattern=config.sink.topic_pattern,
-        origin=known,
-        trusting=wanted.did == "adopt-topic",
-    )
+    return Planner.of(config, known, trusting=wanted.did == "adopt-topic")
 
 
 class InterventionSource(KafkaSource):
@@ -279,7 +276,7 @@ class InterventionSource(KafkaSource):
                 f"cannot {self._wanted.did}: sink {self._config.sink.id} has no position yet"
             )
         known = TopicIdentity.of(entry)
-        self._planner = asked(self._config, known, self._wanted)
+        self._planner = planner_for(self._config, known, self._wanted)
         self._origin, _ = self._planner.origin()
         if self._expected is not None and self._expected != self._origin:
             raise Fatal(
@@ -315,7 +312,7 @@ class InterventionSource(KafkaSource):
 
     def check(self, plan: PlannedBatch, tables: BatchTables, run: KafkaRun) -> WriteResult | None:
         reached, known = plan.position, plan.position.origin
-        self._planner = asked(self._config, known, self._wanted)
+        self._planner = planner_for(self._config, known, self._wanted)
         now, partitions = self._planner.origin()
         marks = self._planner.watermarks(partitions)
         decision = decide(self._wanted, reached.cut, known, now, marks, str(self._epoch))

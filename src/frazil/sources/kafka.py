@@ -132,12 +132,7 @@ class KafkaSource:
         return self._rules.template(table) if self._rules else table
 
     def look(self, spark: SparkSession, entry: LedgerEntry | None) -> TopicIdentity:
-        self._planner = Planner(
-            self._kafka,
-            topics=self._config.sink.topics,
-            pattern=self._config.sink.topic_pattern,
-            origin=TopicIdentity.of(entry) if entry else TopicIdentity(),
-        )
+        self._planner = Planner.of(self._config, entry)
         self._origin, _ = self._planner.origin()
         return self._origin
 

@@ -50,7 +50,7 @@ def open_stream(config: Config, start: str | Mapping[str, Mapping[str, int]] = "
     """Ask Kafka for the stream's offsets, and sample records for their columns."""
     check_stream(config)
     kafka, table = config.kafka.resolved(), config.tables[0]
-    planner = Planner(kafka, topics=config.sink.topics, pattern=config.sink.topic_pattern)
+    planner = Planner.of(config, None)
     origin, partitions = planner.origin()
     marks = planner.watermarks(partitions)
     begin = planner.start(_NOTHING, start or config.sink.starting_offsets, first=False)

@@ -7,20 +7,22 @@ not, once more when the next run is about to repair that. The last run catches u
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from frazil.auditing.evidence import audit_table
 from frazil.errors import FrazilError, counted
+from frazil.render import Line
 from frazil.spark import jars
 from frazil.testing import datagen
 from frazil.testing.kafka import Broker
@@ -33,13 +35,60 @@ KILLS = ("committed:1", "index-commit:1")
 
 @dataclass
 class DemoReport:
+    JSON: ClassVar = "rows seconds kills verdict *audited rows_per_second folder"
+
     rows: int = 0
     seconds: float = 0.0
     kills: int = 0
-    commits: int = 0
+    #: commits that its runs reported
+    reported_commits: int = 0
     verdict: str = ""
     audit: dict[str, Any] = field(default_factory=dict)
     folder: str = ""
+
+    @property
+    def audited(self) -> dict[str, Any]:
+        return {key: self.audit[key] for key in ("written", "commits", "partitions")}
+
+    @property
+    def rows_per_second(self) -> int:
+        return round(self.rows / self.seconds)
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.verdict == "proven" else 3
+
+    def lines(self) -> Iterator[Line]:
+        """The verdict as a table, and commands to query the result."""
+        yield audit_table(self.audit)
+        colour = "green" if self.verdict == "proven" else "red"
+        yield Text.from_markup(
+            f"[bold {colour}]{self.verdict}[/]: {self.audit['written']:,} of {self.rows:,} "
+            f"records exactly once, {counted(self.kills, 'kill')} survived, "
+            f"{counted(self.audit['commits'], 'commit')}, "
+            f"{self.seconds:.0f} s ({self.rows_per_second:,} rows/s, restarts included)"
+        )
+        yield "\nLook for yourself, with Spark SQL and with DuckDB:"
+        folder = Path(self.folder)
+        paths = [
+            *jars.fetch(jars.ICEBERG, transitive=False),
+            *jars.fetch(jars.SQLITE, transitive=False),
+        ]
+        query = "SELECT country, count(*) FROM {} GROUP BY country"
+        settings = {
+            "lake": "org.apache.iceberg.spark.SparkCatalog",
+            "lake.type": "jdbc",
+            "lake.uri": _sqlite(folder),
+            "lake.jdbc.schema-version": "V1",
+            "lake.warehouse": f"{folder}/warehouse",
+        }
+        confs = " ".join(f"--conf 'spark.sql.catalog.{k}={v}'" for k, v in settings.items())
+        yield (
+            f"{jars.spark_command('spark-sql')} --jars {','.join(map(str, paths))} {confs} "
+            f"-e '{query.format('lake.demo.orders')}'"
+        )
+        scan = f"iceberg_scan('{self.audit['metadata_file']}')"
+        yield f'duckdb -c "INSTALL iceberg; LOAD iceberg; {query.format(scan)}"'
 
 
 def demo(
@@ -108,7 +157,7 @@ def _run(
                 bar,
                 completed=done,
                 kills=outcome.kills,
-                commits=outcome.commits,
+                commits=outcome.reported_commits,
                 rate=done / spent,
                 lag=max(0, produced[0] - done),
             )
@@ -116,9 +165,9 @@ def _run(
         for hold in (*KILLS, ""):
             if not hold:
                 generator.join()  # the last run must reach the end of the topic
-            final = _life(config, folder, hold, batches, outcome, show)
+            final = _run_process(config, folder, hold, batches, outcome, show)
     outcome.rows = produced[0]
-    outcome.seconds = time.monotonic() - began
+    outcome.seconds = round(time.monotonic() - began, 2)
     outcome.audit = final["audit"]
     outcome.audit["metadata_file"] = final["metadata_file"]
     outcome.verdict = final["audit"]["verdict"]
@@ -129,7 +178,7 @@ def _run(
     return outcome
 
 
-def _life(
+def _run_process(
     config: Path, folder: Path, hold: str, batches: dict[int, int], outcome: DemoReport, show: Any
 ) -> dict[str, Any]:
     until = "forever" if hold else "caught-up"
@@ -141,7 +190,7 @@ def _life(
         if event.get("step") == "written":
             batches[event["batch"]] = event["records"]
         elif event.get("step") == "done":
-            outcome.commits += 1
+            outcome.reported_commits += 1
         show()
 
     log, scratch = folder / "pipeline.log", folder / "scratch"
@@ -201,58 +250,4 @@ def _progress(console: Console) -> Progress:
         TextColumn("[red]{task.fields[kills]} kills survived[/red]"),
         TimeElapsedColumn(),
         console=console,
-    )
-
-
-def render(outcome: DemoReport, console: Console) -> None:
-    """Print the verdict as a table, and commands to query the result."""
-    console.print(audit_table(outcome.audit))
-    colour = "green" if outcome.verdict == "proven" else "red"
-    console.print(
-        f"[bold {colour}]{outcome.verdict}[/]: {outcome.audit['written']:,} of {outcome.rows:,} "
-        f"records exactly once, {counted(outcome.kills, 'kill')} survived, "
-        f"{counted(outcome.audit['commits'], 'commit')}, "
-        f"{outcome.seconds:.0f} s ({outcome.rows / outcome.seconds:,.0f} rows/s, restarts included)"
-    )
-    console.print("\nLook for yourself, with Spark SQL and with DuckDB:")
-    folder = Path(outcome.folder)
-    paths = [
-        *jars.fetch(jars.ICEBERG, transitive=False),
-        *jars.fetch(jars.SQLITE, transitive=False),
-    ]
-    query = "SELECT country, count(*) FROM {} GROUP BY country"
-    settings = {
-        "lake": "org.apache.iceberg.spark.SparkCatalog",
-        "lake.type": "jdbc",
-        "lake.uri": _sqlite(folder),
-        "lake.jdbc.schema-version": "V1",
-        "lake.warehouse": f"{folder}/warehouse",
-    }
-    confs = " ".join(f"--conf 'spark.sql.catalog.{k}={v}'" for k, v in settings.items())
-    print_plain(
-        console,
-        f"{jars.spark_command('spark-sql')} --jars {','.join(map(str, paths))} {confs} "
-        f"-e '{query.format('lake.demo.orders')}'",
-    )
-    scan = f"iceberg_scan('{outcome.audit['metadata_file']}')"
-    print_plain(console, f'duckdb -c "INSTALL iceberg; LOAD iceberg; {query.format(scan)}"')
-
-
-def print_plain(console: Console, text: str) -> None:
-    console.print(text, soft_wrap=True, markup=False, highlight=False)
-
-
-def json_line(outcome: DemoReport) -> str:
-    return json.dumps(
-        {
-            "rows": outcome.rows,
-            "seconds": round(outcome.seconds, 2),
-            "kills": outcome.kills,
-            "verdict": outcome.verdict,
-            "written": outcome.audit["written"],
-            "commits": outcome.audit["commits"],
-            "rows_per_second": round(outcome.rows / outcome.seconds),
-            "partitions": outcome.audit["partitions"],
-            "folder": outcome.folder,
-        }
     )

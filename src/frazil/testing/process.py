@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from frazil.errors import FrazilError
+from frazil.render import json_values
 from frazil.steps import Step
 from frazil.testing.kafka import die_with_parent
 
@@ -307,7 +308,7 @@ def _run(given: argparse.Namespace, out: IO[str]) -> int:
         [report] = [candidate for candidate in proof.reports if candidate.table == name]
         table = catalog.load(name)
         assert table is not None
-        tell(out, audit=report.values(), metadata_file=table.metadata_file)
+        tell(out, audit=json_values(report), metadata_file=table.metadata_file)
     return 0
 
 

@@ -16,12 +16,12 @@ from pathlib import Path
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from frazil.commit.recovery import staging_folder
 from frazil.config import model as configs
 from frazil.config.model import Config
 from frazil.errors import ConfigError, FrazilError, Unavailable
 from frazil.iceberg.java import JavaCatalog
 from frazil.iceberg.java_table import JavaTable
+from frazil.ledger.sink_state import staging_folder
 from frazil.steps import STEPS
 from frazil.testing.process import toml
 
@@ -124,7 +124,7 @@ class Scratch:
     def make(self) -> None:
         """Create the namespace and the topics, and briefly a table, to check that this is
         allowed."""
-        with _asking("reach the broker"):
+        with _kafka_errors("reach the broker"):
             self.admin.list_topics(timeout=CALL_SECONDS)
         probe = f"{self.plan.namespace}.{self.plan.name}_probe"
         try:
@@ -140,7 +140,9 @@ class Scratch:
         for topic in (part.name for part in self.plan.parts):
             self._topics.append(topic)  # before the call: its answer may be lost
             try:
-                with _asking(f"create topic {topic}", "the self-test creates and deletes topics"):
+                with _kafka_errors(
+                    f"create topic {topic}", "the self-test creates and deletes topics"
+                ):
                     new = NewTopic(topic, PARTITIONS, -1)  # the broker's default replication
                     self.admin.create_topics([new], operation_timeout=CALL_SECONDS)[topic].result()
             except ConfigError:
@@ -254,7 +256,7 @@ def _folder(where: str) -> bool:
 
 
 @contextmanager
-def _asking(doing: str, hint: str = "") -> Iterator[None]:
+def _kafka_errors(doing: str, hint: str = "") -> Iterator[None]:
     try:
         yield
     except KafkaException as error:

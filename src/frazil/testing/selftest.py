@@ -25,12 +25,13 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from frazil.auditing.evidence import against_kafka, of_sink
 from frazil.config import model as configs
@@ -39,17 +40,21 @@ from frazil.errors import FrazilError, Unavailable, counted
 from frazil.iceberg.java import JavaCatalog
 from frazil.ledger import entry as ledger
 from frazil.offsets import Cut, Partition, Range, join
+from frazil.render import Line
 from frazil.testing.process import SinkRuns
 from frazil.testing.scratch import CALL_SECONDS, PARTITIONS, Scratch, ScratchPart, ScratchPlan
 
+_FAILURES = ("lost", "doubled", "wrong")
 _KEYS = 10  # records per key, on average
 _TOMBSTONES = 7  # one of so many records of an upsert topic is a tombstone
 _TRIES = 3  # runs that may catch up before they reach their step
 
 
 @dataclass
-class JudgedKill:
+class PartReport:
     """The result of one part."""
+
+    JSON: ClassVar = "mode topic table verdict records kills *spans seen audit findings"
 
     mode: str
     topic: str
@@ -73,30 +78,32 @@ class JudgedKill:
         failure = "lost" if self.lost else "doubled" if self.doubled else "wrong"
         return self.audit if self.exact else failure
 
-    def values(self) -> dict[str, object]:
-        spans = {
-            name: [[span.partition.number, span.start, span.end] for span in getattr(self, name)]
-            for name in ("lost", "doubled", "wrong")
-        }
+    @property
+    def spans(self) -> dict[str, list[list[int]]]:
+        """The ranges that are lost, doubled or wrong, as `[partition, start, end]`."""
         return {
-            "mode": self.mode,
-            "topic": self.topic,
-            "table": self.table,
-            "verdict": self.verdict,
-            "records": self.records,
-            "kills": self.kills,
-            **spans,
-            "seen": self.seen,
-            "audit": self.audit,
-            "findings": self.findings,
+            kind: [[span.partition.number, span.start, span.end] for span in getattr(self, kind)]
+            for kind in _FAILURES
         }
+
+    def lines(self) -> Iterator[Line]:
+        """What failed."""
+        for kind in _FAILURES:
+            ranges = getattr(self, kind)
+            for span in ranges[:20]:
+                yield f"{kind}: {span}" + (f", after {self.seen}" if self.seen else "")
+            if len(ranges) > 20:
+                yield f"{kind}: {len(ranges) - 20} ranges more; --json tells all"
+        yield from (f"audit: {finding}" for finding in self.findings)
 
 
 @dataclass
 class SelfTestReport:
+    JSON: ClassVar = "verdict name namespace kills seconds parts left kept"
+
     name: str
     namespace: str
-    parts: list[JudgedKill] = field(default_factory=list)
+    parts: list[PartReport] = field(default_factory=list)
     seconds: float = 0.0
     #: what could not be removed, and why
     left: list[str] = field(default_factory=list)
@@ -115,17 +122,22 @@ class SelfTestReport:
     def exit_code(self) -> int:
         return 3 if self.verdict != "proven" else 1 if self.left else 0
 
-    def values(self) -> dict[str, object]:
-        return {
-            "verdict": self.verdict,
-            "name": self.name,
-            "namespace": self.namespace,
-            "kills": self.kills,
-            "seconds": round(self.seconds, 2),
-            "parts": [part.values() for part in self.parts],
-            "left": self.left,
-            "kept": self.kept,
-        }
+    def lines(self) -> Iterator[Line]:
+        for part in self.parts:
+            yield from part.lines()
+        for part in self.parts:
+            yield Text.from_markup(
+                f"{part.mode}: [bold {_colour(part.verdict)}]{part.verdict}[/], "
+                f"{counted(part.records, 'record')}, {counted(part.kills, 'kill')}; "
+                f"the audit says {part.audit or 'nothing'}"
+            )
+        if self.kept:
+            topics = ", ".join(part.topic for part in self.parts)
+            yield f"kept: namespace {self.namespace}, topics {topics}, and {self.kept}"
+        left = "everything was kept" if self.kept else "nothing was left behind"
+        if self.left:
+            left = f"{len(self.left)} things could not be removed"
+        yield f"{counted(self.kills, 'kill')} in {self.seconds:.0f} s; {left}"
 
 
 def selftest(
@@ -146,13 +158,13 @@ def selftest(
         scratch.make()
         with _progress(console) as progress:
             for part in wanted.parts:
-                judged = JudgedKill(part.mode, part.name, part.table)
+                judged = PartReport(part.mode, part.name, part.table)
                 outcome.parts.append(judged)
-                bar = progress.add_task(part.mode, total=len(wanted.steps) + 1, said="starting")
+                bar = progress.add_task(part.mode, total=len(wanted.steps) + 1, status="starting")
                 run = _SelfTest(scratch, part, judged, spark, module)
                 with closing(run.prove()) as steps:  # ends the child processes in any case
                     for done, status in steps:
-                        progress.update(bar, completed=done, said=status)
+                        progress.update(bar, completed=done, status=status)
     except FrazilError as error:
         if all(part.exact for part in outcome.parts):
             raise
@@ -166,7 +178,7 @@ def selftest(
                 outcome.left = scratch.clear()
             for leftover in outcome.left:
                 console.print(f"[red]could not be removed: {leftover}[/red]", soft_wrap=True)
-        outcome.seconds = time.monotonic() - began
+        outcome.seconds = round(time.monotonic() - began, 2)
     return outcome
 
 
@@ -197,7 +209,7 @@ class _SelfTest:
         self,
         scratch: Scratch,
         part: ScratchPart,
-        judged: JudgedKill,
+        judged: PartReport,
         spark: SparkSession,
         module: str,
     ) -> None:
@@ -235,8 +247,7 @@ class _SelfTest:
         judged.audit = proof.verdict
         judged.findings = [str(finding) for report in proof.reports for finding in report.findings]
         judged.findings += map(str, proof.findings)
-        colour = "green" if judged.verdict == "proven" else "red"
-        yield len(plan.steps) + 1, f"[{colour}]{judged.verdict}[/]"
+        yield len(plan.steps) + 1, f"[{_colour(judged.verdict)}]{judged.verdict}[/]"
 
     def _proof(self) -> tuple[Any, Any, Any]:
         config = configs.load(self._scratch.config(self._part), {})
@@ -381,47 +392,11 @@ def _progress(console: Console) -> Progress:
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.completed:.0f} of {task.total:.0f} runs"),
-        TextColumn("{task.fields[said]}"),
+        TextColumn("{task.fields[status]}"),
         TimeElapsedColumn(),
         console=console,
     )
 
 
-def show(outcome: SelfTestReport, console: Console) -> None:
-    for part in outcome.parts:
-        for kind in ("lost", "doubled", "wrong"):
-            ranges = getattr(part, kind)
-            for span in ranges[:20]:
-                console.print(
-                    f"{kind}: {span}" + (f", after {part.seen}" if part.seen else ""),
-                    soft_wrap=True,
-                    markup=False,
-                )
-            if len(ranges) > 20:
-                console.print(f"{kind}: {len(ranges) - 20} ranges more; --json tells all")
-        for finding in part.findings:
-            console.print(f"audit: {finding}", soft_wrap=True, markup=False)
-    for part in outcome.parts:
-        colour = "green" if part.verdict == "proven" else "red"
-        counts = f"{counted(part.records, 'record')}, {counted(part.kills, 'kill')}"
-        console.print(
-            f"{part.mode}: [bold {colour}]{part.verdict}[/], {counts}; "
-            f"the audit says {part.audit or 'nothing'}"
-        )
-    if outcome.kept:
-        console.print(
-            f"kept: namespace {outcome.namespace}, topics "
-            f"{', '.join(part.topic for part in outcome.parts)}, and {outcome.kept}",
-            soft_wrap=True,
-            markup=False,
-        )
-    console.print(
-        f"{counted(outcome.kills, 'kill')} in {outcome.seconds:.0f} s; "
-        + (
-            "nothing was left behind"
-            if not (outcome.left or outcome.kept)
-            else f"{len(outcome.left)} things could not be removed"
-            if outcome.left
-            else "everything was kept"
-        )
-    )
+def _colour(verdict: str) -> str:
+    return "green" if verdict == "proven" else "red"
