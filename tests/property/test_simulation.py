@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.simulation import life, planted, schedule
+from tests.simulation import planted, schedule, sink_run
 
 #: Seconds for schedules of the real sink: as many as there is time for, always the same first.
 SHARE = 6.0
@@ -67,7 +67,7 @@ def world() -> Iterator[None]:
     """(What a schedule leaves behind is looked for now and then, and not all the time.)"""
     gc.disable()
     try:
-        with life.simulated():
+        with sink_run.simulated():
             yield
     finally:
         gc.enable()

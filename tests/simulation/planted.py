@@ -28,8 +28,8 @@ from frazil.maintenance import tasks
 from frazil.offsets import Cut
 from tests.simulation import catalog
 from tests.simulation.catalog import Server, Table
-from tests.simulation.life import SimulatedLife, here
 from tests.simulation.oracle import INDEX
+from tests.simulation.sink_run import SimulatedStartup, here
 
 Planting = Callable[[ExitStack], None]
 PLANTED: dict[str, Planting] = {}
@@ -121,7 +121,7 @@ def _(stack: ExitStack) -> None:
     put(stack, protocol, "decide", decide)
 
 
-# ── lives ────────────────────────────────────────────────────────────────────────────────────────
+# ── runs ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 @planted("the decision ignores epochs")
@@ -228,7 +228,7 @@ _REAL_CLAIM, _REAL_RECOVER = Startup.claim, Startup.recover
 
 @planted("a run that was fenced while it started continues")
 def _(stack: ExitStack) -> None:
-    put(stack, SimulatedLife, "still_newest", lambda *_: None)
+    put(stack, SimulatedStartup, "still_newest", lambda *_: None)
 
 
 @planted("staged batches are read before the claim")
@@ -514,7 +514,7 @@ def _(stack: ExitStack) -> None:
 
 @planted("a fenced table is retried later like any other")
 def _(stack: ExitStack) -> None:
-    """And so the life goes on for ever."""
+    """And so the run goes on for ever."""
     was = Committer._tried
 
     def tried(self: Any, name: str, call: Callable[[], None]) -> None:
@@ -838,7 +838,7 @@ def _(stack: ExitStack) -> None:
 @contextmanager
 def naive() -> Iterator[None]:
     """Check-then-commit by the id of the batch, deletion of what a failed commit made, another try
-    after any error, no epochs, no witness. The rest is as it is: ranges, stage, order."""
+    after any error, no epochs, no tag. The rest is as it is: ranges, stage, order."""
     with ExitStack() as stack:
 
         def decide(table: str, head: LedgerHead, seen: str | None, entry: LedgerEntry) -> Any:
@@ -856,7 +856,7 @@ def naive() -> Iterator[None]:
 
         put(stack, protocol, "decide", decide)
         put(stack, Startup, "_take", take)
-        put(stack, SimulatedLife, "still_newest", lambda *_: None)
+        put(stack, SimulatedStartup, "still_newest", lambda *_: None)
         put(stack, TableCommitter, "set_tag", lambda *_: None)
         for name in ("no compare-and-set", "files of a failed commit are deleted at once"):
             PLANTED[name](stack)
