@@ -27,7 +27,7 @@ RECORDS = 60 * (len(KILLS) + 1)
 PER_LIFE = 20
 
 
-def test_no_kill_of_a_replay_loses_or_doubles_a_letter(
+def test_no_kill_of_a_replay_loses_or_doubles_a_dead_letter(
     broker: Broker,
     lake: Lake,
     spark: Any,

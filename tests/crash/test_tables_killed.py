@@ -152,7 +152,7 @@ def test_no_kill_at_any_step_loses_or_doubles_a_record_in_any_table(
         assert {str(path) for path in data.rglob("*.parquet")} == live, each
 
 
-def test_the_older_of_two_lives_is_fenced_from_every_table(
+def test_the_older_of_two_runs_is_fenced_from_every_table(
     broker: Broker,
     lake: Lake,
     spark: Any,

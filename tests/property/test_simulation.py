@@ -82,7 +82,7 @@ def test_nothing_is_lost_doubled_or_unreadable_in_any_schedule():
 
 
 @pytest.mark.parametrize("seed", FAILED_ONCE)
-def test_what_was_once_amiss_is_well(seed: int):
+def test_schedules_that_once_failed_pass(seed: int):
     assert schedule.run(seed).broken == [], f"make simulate SEED={seed}"
 
 

@@ -117,7 +117,7 @@ def history(packed: bool, count: int = 30, tables: int = 1) -> list[LedgerEntry]
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_sinks_whole_life_is_read_alike(packed: bool):
+def test_a_sinks_whole_history_is_read_alike(packed: bool):
     summaries = [entry.summary() for entry in history(packed)]
     assert summaries[-1]["frazil.ranges"].startswith("packed:") == packed
     assert list(each(of_entries(summaries))) == laid(expected(summaries))
@@ -325,7 +325,7 @@ def test_gaps_overlaps_and_sums_are_those_of_one_range_after_the_other(
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_whole_life_joins_and_an_entry_that_is_gone_leaves_a_gap(packed: bool):
+def test_a_whole_history_joins_and_a_missing_entry_leaves_a_gap(packed: bool):
     made = history(packed)
     whole = joints(of_entries([entry.summary() for entry in made]))
     assert [each.gaps + each.overlaps + each.odd for each in whole] == [()] * len(whole)

@@ -391,7 +391,7 @@ def test_commits_of_the_stream_go_on_over_a_round(make: Callable[..., Upserted],
     assert table.totals[1] == 0
 
 
-def test_a_life_that_was_taken_over_from_rewrites_nothing(make: Callable[..., Upserted]):
+def test_a_run_that_was_taken_over_from_rewrites_nothing(make: Callable[..., Upserted]):
     table = make()
     for value in "xy":
         table.upsert([(1, "a", value), (ord(value), "a", value)])

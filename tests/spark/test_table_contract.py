@@ -503,7 +503,7 @@ def test_earlier_metadata_tells_of_expired_snapshots(subject: Subject):
     assert subject.table.carries("main", before[2].id)
 
 
-def test_staged_files_that_are_gone_are_told(real: Real):
+def test_staged_files_that_are_gone_are_reported(real: Real):
     manifest = real.manifest("a")
     assert real.table.lacking([manifest]) == []
     folder = Path(real.table.location.removeprefix("file:"))
@@ -538,7 +538,7 @@ def test_a_foreign_commit_in_between_does_not_disturb_an_entry(subject: Subject)
     assert subject.live() == ["a", "b", "foreign"]
 
 
-def test_an_older_life_is_fenced_and_its_rows_are_absent(subject: Subject):
+def test_an_older_run_is_fenced_and_its_rows_are_absent(subject: Subject):
     old = target(subject)
     old.commit([subject.manifest("a")], entry(0, 5, "a"))
     heir = target(subject, epoch=2)
@@ -646,7 +646,7 @@ def test_a_tag_keeps_the_ledger_over_compaction_and_expiry(real: Real):
     assert real.live() == ["a", "b", "c", "d", "foreign"]
 
 
-def test_without_witness_and_earlier_metadata_an_expired_ledger_stops_the_sink(real: Real):
+def test_without_tag_and_earlier_metadata_an_expired_ledger_stops_the_sink(real: Real):
     """H4: not found is not never committed."""
     life = target(real)
     for number, tag in enumerate("abc"):

@@ -68,7 +68,7 @@ def test_enrich_joins_the_stream_with_a_table_as_it_is_at_each_batch(
     assert counts(report) == {"written": 1200, "skipped": 0, "invisible": 0, "merged": 0}
 
 
-def test_sessionise_writes_each_session_once_over_several_lives(
+def test_sessionise_writes_each_session_once_over_several_runs(
     broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make, tmp_path: Path
 ):
     noon = dt.datetime(2026, 1, 31, 12, tzinfo=dt.timezone.utc)

@@ -776,7 +776,7 @@ def test_rows_that_stand_for_no_single_record_are_proven_by_batch(
     assert found.written == len(expected)
 
 
-def test_each_window_is_there_once_when_it_closes_whatever_lives_it_was_open_in(
+def test_each_window_is_there_once_when_it_closes_whatever_runs_it_was_open_in(
     broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make, tmp_path: Path
 ):
     b = broker.bootstrap
@@ -813,7 +813,7 @@ def test_each_window_is_there_once_when_it_closes_whatever_lives_it_was_open_in(
 
 
 @pytest.mark.long
-def test_records_of_two_streams_find_each_other_across_lives(
+def test_records_of_two_streams_find_each_other_across_runs(
     broker: Broker, lake: Lake, spark: Any, name: str, tmp_path: Path
 ):
     b = broker.bootstrap
@@ -1222,7 +1222,7 @@ def rolled_back(spark: Any, lake: Lake, table: str, sink: str) -> None:
     spark.sql(f"CALL lake.system.rollback_to_snapshot('{table}', {before})")
 
 
-def test_a_batch_that_begins_when_the_sink_is_stopped_is_taken_up_by_the_next_life(
+def test_a_batch_that_begins_when_the_sink_is_stopped_is_taken_up_by_the_next_run(
     distinct: Distinct, monkeypatch: pytest.MonkeyPatch
 ):
     """Spark must not note a batch as done that was never written."""

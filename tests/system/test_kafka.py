@@ -271,7 +271,7 @@ def test_a_position_moved_forward_gives_records_up_and_moved_back_reads_them_as_
 
 
 @pytest.mark.long
-def test_where_a_decision_dies_it_is_done_or_undone_and_a_running_life_is_fenced(
+def test_where_a_decision_dies_it_is_done_or_undone_and_a_running_sink_is_fenced(
     broker: Broker,
     lake: Lake,
     spark: Any,
@@ -510,7 +510,7 @@ def test_another_cluster_behind_the_address_is_seen_and_can_be_adopted(
     assert proven(config, spark).written == 50
 
 
-def test_the_commands_say_what_they_would_do_and_do_it_when_told(
+def test_the_commands_print_what_they_would_do_and_do_it_with_yes(
     broker: Broker,
     lake: Lake,
     spark: Any,

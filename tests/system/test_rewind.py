@@ -324,7 +324,7 @@ def test_a_compaction_is_undone_and_nothing_is_lost_by_that(
 
 
 @pytest.mark.long
-def test_expired_snapshots_are_told_with_the_earliest_cut_that_is_left(
+def test_expired_snapshots_are_reported_with_the_earliest_cut_that_is_left(
     broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make
 ):
     create_topic(broker.bootstrap, name, 2)
@@ -363,7 +363,7 @@ def test_what_kafka_has_no_more_is_not_thrown_away(
 
 
 @pytest.mark.long
-def test_letters_that_were_replayed_since_are_not_undone_by_halves(
+def test_dead_letters_that_were_replayed_since_are_not_undone_by_halves(
     broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make
 ):
     create_topic(broker.bootstrap, name, 1)
@@ -391,7 +391,7 @@ def test_letters_that_were_replayed_since_are_not_undone_by_halves(
 # ── lives ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_running_life_is_fenced_and_what_it_staged_is_gone(
+def test_a_running_sink_is_fenced_and_its_staged_batches_are_gone(
     broker: Broker,
     spark: Any,
     lake: Lake,
@@ -432,7 +432,7 @@ class Killed(BaseException):
         ),
     ],
 )
-def test_no_life_starts_from_half_a_rewind_and_the_next_one_finishes_it(
+def test_no_run_starts_from_half_a_rewind_and_the_next_one_finishes_it(
     broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make, step: str
 ):
     create_topic(broker.bootstrap, name, 1)

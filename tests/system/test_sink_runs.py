@@ -91,7 +91,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return lambda: monkeypatch.setattr("frazil.sink._running", {})
 
 
-def test_lives_that_take_over_from_each_other(
+def test_runs_that_take_over_from_each_other(
     broker: Broker,
     lake: Lake,
     spark: Any,
@@ -103,7 +103,7 @@ def test_lives_that_take_over_from_each_other(
 
 
 @pytest.mark.long
-def test_a_hundred_lives_that_take_over_from_each_other(
+def test_a_hundred_runs_that_take_over_from_each_other(
     broker: Broker,
     lake: Lake,
     spark: Any,

@@ -162,7 +162,7 @@ def test_aborted_records_and_markers_are_counted_and_never_written(
     assert proven(config, spark).written == 40
 
 
-def test_a_topic_of_nothing_but_aborted_records_is_caught_up_and_told_later(
+def test_a_topic_of_nothing_but_aborted_records_is_caught_up_and_recorded_later(
     broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make
 ):
     create_topic(broker.bootstrap, name, 2)
@@ -503,7 +503,7 @@ def test_a_blocked_stream_can_be_stopped_and_nothing_is_lost(
     assert assert_exact(lake, f"db.{name}", broker.bootstrap, name) == 100
 
 
-def test_what_one_life_staged_the_next_commits_without_reading_kafka_again(
+def test_what_one_run_staged_the_next_commits_without_reading_kafka_again(
     broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make, outage: Outage
 ):
     """Nothing is committed yet; the records are gone from Kafka before the next life."""
@@ -601,7 +601,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 @pytest.mark.long
-def test_the_older_of_two_lives_is_fenced_and_its_rows_are_absent(
+def test_the_older_of_two_runs_is_fenced_and_its_rows_are_absent(
     broker: Broker,
     lake: Lake,
     spark: Any,
@@ -644,7 +644,7 @@ def ended(sink: Run) -> FrazilError | None:
     return None
 
 
-def test_of_two_lives_that_both_made_the_table_the_newer_goes_on(
+def test_of_two_runs_that_both_made_the_table_the_newer_goes_on(
     broker: Broker,
     lake: Lake,
     spark: Any,
@@ -669,7 +669,7 @@ def test_of_two_lives_that_both_made_the_table_the_newer_goes_on(
     proven(config, spark)
 
 
-def test_two_lives_started_at_the_same_moment_leave_one_and_an_exact_table(
+def test_two_runs_started_at_the_same_moment_leave_one_and_an_exact_table(
     broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make
 ):
     create_topic(broker.bootstrap, name, 2)

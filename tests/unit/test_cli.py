@@ -302,7 +302,7 @@ def rest(folder: Path, uri: str) -> str:
 
 @pytest.mark.parametrize("config", [False, True], ids=["always", "behind the config"])
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
-def test_a_catalog_that_answers_nonsense_is_told_in_a_sentence(
+def test_a_catalog_that_answers_nonsense_is_reported_in_a_sentence(
     answer: tuple[int, bytes],
     config: bool,
     tmp_path: Path,
@@ -328,7 +328,7 @@ def test_a_catalog_that_answers_nonsense_is_told_in_a_sentence(
         "http://no-such-host.invalid",
     ],
 )
-def test_a_catalog_that_is_away_is_told_in_a_sentence(
+def test_a_catalog_that_is_away_is_reported_in_a_sentence(
     uri: str, tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
 ):
     for path, more in LOOKING.items():
@@ -362,7 +362,7 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("name", [*TORN, *FOREIGN])
-def test_a_batch_record_that_is_none_is_told_in_a_sentence(
+def test_a_batch_record_that_is_none_is_reported_in_a_sentence(
     name: str, tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
 ):
     config = _written(tmp_path)
@@ -396,7 +396,7 @@ def test_frazil_alone_shows_its_help(capfd: Any, monkeypatch: pytest.MonkeyPatch
         assert "frazil: \n" not in err
 
 
-def test_the_version_is_told(capfd: Any, monkeypatch: pytest.MonkeyPatch):
+def test_the_version_is_printed(capfd: Any, monkeypatch: pytest.MonkeyPatch):
     _, told, _ = says(capfd, monkeypatch, "--version")
     assert says(capfd, monkeypatch, "version")[1] == told
     assert json.loads(says(capfd, monkeypatch, "version", "--json")[1]) == {"version": told.strip()}

@@ -215,7 +215,7 @@ def fail_to_tag(table: FakeTable, *answers: str) -> list[int]:
 
 
 @pytest.mark.parametrize(("answers", "tries"), [(["lost"], 1), (["dropped", "dropped"], 3)])
-def test_a_witness_whose_answer_was_lost_is_looked_for_and_one_that_is_not_there_is_set_again(
+def test_a_tag_whose_answer_was_lost_is_looked_up_and_a_missing_one_is_set_again(
     answers: list[str], tries: int
 ):
     table = FakeTable()
@@ -228,7 +228,7 @@ def test_a_witness_whose_answer_was_lost_is_looked_for_and_one_that_is_not_there
     assert table.tagged(ledger_tag("s")) == newest
 
 
-def test_a_claim_fences_the_older_life():
+def test_a_claim_fences_the_older_run():
     table = FakeTable()
     old = target(table, 1)
     put(old, batch(0, 5, "a"))
@@ -240,7 +240,7 @@ def test_a_claim_fences_the_older_life():
     assert table.live() == ["m-a", "m-c"]
 
 
-def test_a_life_looks_whether_it_is_still_the_newest():
+def test_a_run_checks_that_it_is_still_the_newest():
     table, life = witnessed()
     put(life, batch(0, 5, "a"))
     for who in (life, target(table, epoch=0)):  # who only looks is not overtaken
@@ -263,7 +263,7 @@ def test_of_two_claims_at_once_one_wins():
     assert table.live() == ["m-a"]
 
 
-def test_an_older_life_that_commits_during_the_claim_is_taken_into_account():
+def test_an_older_run_that_commits_during_the_claim_is_taken_into_account():
     table = FakeTable()
     old, heir = target(table, 1), target(table, 2)
     table.race = lambda: put(old, batch(0, 5, "a"))
@@ -295,7 +295,7 @@ def test_a_rolled_back_table_stops_the_sink():
         put(life, batch(9, 12, "c"))
 
 
-def test_expiry_without_a_witness_stops_and_with_one_goes_on():
+def test_expiry_without_a_tag_stops_and_with_one_goes_on():
     """H4: not found is not never committed."""
     table = FakeTable()
     life = target(table)
@@ -357,7 +357,7 @@ def rolled_back_and_expired(metadata_kept: bool, keys: int | None = None) -> Fak
 @pytest.mark.parametrize("metadata_kept", [True, False])
 @pytest.mark.parametrize("keys", [None, 5])
 @pytest.mark.parametrize("running", [True, False])
-def test_a_sequence_number_is_no_proof_that_the_witness_is_an_ancestor(
+def test_a_sequence_number_is_no_proof_that_the_tagged_snapshot_is_an_ancestor(
     metadata_kept: bool, keys: int | None, running: bool
 ):
     """The witness is older than all that is left, and the branch was rolled back behind it."""
@@ -400,7 +400,7 @@ def test_maintenance_by_others_is_no_reason_to_stop_where_earlier_metadata_tells
     assert table.live()[-1] == "m-c"
 
 
-def test_without_earlier_metadata_the_newest_manifest_of_the_witness_shows_the_way():
+def test_without_earlier_metadata_the_newest_manifest_of_the_tagged_snapshot_proves_ancestry():
     """Of appends. A rewrite may have taken all trace of a delete away."""
     for keys, rewritten, shown in ((None, False, True), (None, True, False), (5, False, False)):
         table = FakeTable()
@@ -417,7 +417,7 @@ def test_without_earlier_metadata_the_newest_manifest_of_the_witness_shows_the_w
             put(life, batch(5, 9, "b"))
 
 
-def test_a_commit_that_was_expired_before_its_witness_is_found_in_earlier_metadata():
+def test_a_commit_that_was_expired_before_its_tag_is_found_in_earlier_metadata():
     """Whether it was applied need not be guessed; and the tag goes to an entry on top."""
     table, life = witnessed()
     table.metadata_kept = True
@@ -462,7 +462,7 @@ def expired(table: FakeTable) -> None:
     table.expire()
 
 
-def test_a_witness_never_moves_back():
+def test_a_tag_never_moves_back():
     """A life that was overtaken may come to its tag late: expiry would take the newer one's."""
     table = FakeTable()
     old, heir = target(table, 1), target(table, 2)
@@ -475,7 +475,7 @@ def test_a_witness_never_moves_back():
     assert table.tagged("frazil/s") == newest
 
 
-def test_a_witness_that_somebody_else_moves_meanwhile_is_looked_at_again():
+def test_a_tag_that_another_writer_moves_meanwhile_is_read_again():
     table = FakeTable()
     life = target(table)
     first = life.claim().snapshot
@@ -493,7 +493,7 @@ def test_a_witness_that_somebody_else_moves_meanwhile_is_looked_at_again():
     assert table.tagged("frazil/s") == newest
 
 
-def test_a_life_whose_manifests_a_newer_one_has_removed_is_fenced():
+def test_a_run_whose_manifests_a_newer_one_has_removed_is_fenced():
     """A row delta reads them, before Iceberg asks whether the ledger is still the same."""
     table = FakeTable()
     life, heir = target(table, 1), target(table, 2)
@@ -517,7 +517,7 @@ def test_a_life_whose_manifests_a_newer_one_has_removed_is_fenced():
 
 
 @pytest.mark.parametrize("then", ["the answer is lost", "Iceberg tries again by itself"])
-def test_a_commit_that_was_expired_before_its_witness_is_not_made_again(then: str):
+def test_a_commit_that_was_expired_before_its_tag_is_not_made_again(then: str):
     """What is left of the table tells of an older entry only."""
     table, life = witnessed()
     append = table.append
@@ -584,7 +584,7 @@ def test_an_empty_entry_on_top_whose_answer_was_lost_is_our_own():
     assert table.live() == ["foreign too", "m-b"]
 
 
-def test_a_life_that_claims_behind_an_expired_history_leaves_alone_what_older_ones_staged():
+def test_a_run_that_claims_behind_an_expired_history_leaves_alone_what_older_ones_staged():
     """Nobody can tell whether they had it in the table. What it stages itself is another matter."""
     table = FakeTable()
     old = target(table)
@@ -604,7 +604,7 @@ def test_a_life_that_claims_behind_an_expired_history_leaves_alone_what_older_on
     assert heir.locate([batch(9, 12, "d", epoch=1)]) == {}, "an entry with records ends the doubt"
 
 
-def test_a_claim_that_was_expired_before_its_witness_is_made_again():
+def test_a_claim_that_was_expired_before_its_tag_is_made_again():
     """What is seen then is the older life's entry, by its witness: nobody would be fenced."""
     table = FakeTable()
     old = target(table)
@@ -625,7 +625,7 @@ def test_a_claim_that_was_expired_before_its_witness_is_made_again():
         put(old, batch(5, 9, "b"))
 
 
-def test_a_claim_that_was_expired_and_then_passed_by_an_older_life_is_no_claim():
+def test_a_claim_that_was_expired_and_then_passed_by_an_older_run_is_no_claim():
     """Its life may see it all the same: reads may be old. Its witness would be set behind."""
     table = FakeTable()
     old, heir = target(table), target(table, 2)
@@ -777,7 +777,7 @@ def test_a_batch_whose_staged_files_are_gone_is_not_committed(staged: str):
     assert rig.data.live() == ["m-a"]
 
 
-def test_of_several_tables_one_that_lacks_staged_files_ends_the_life_that_cannot_commit_them():
+def test_of_several_tables_one_that_lacks_staged_files_ends_the_run_that_cannot_commit_them():
     """The next one reads them again: no person need look."""
     rig = Rig()
     rig.committer._alone = False
@@ -889,7 +889,7 @@ def test_an_index_answer_lost_for_one_batch_does_not_double_its_row():
     assert [m.split("@")[0] for m in rig.index.live()] == ["i-a", "i-b"]
 
 
-def test_a_life_that_died_between_table_and_index_is_completed_by_the_next():
+def test_a_run_that_died_between_table_and_index_is_completed_by_the_next():
     rig = Rig()
     rig.index.faults = ["dropped"] * 2 * ATTEMPTS
     with pytest.raises(Unavailable):
@@ -953,7 +953,7 @@ def test_a_new_partition_beside_an_idle_one_is_taken_over_from_its_first_batch()
     assert [b.number for b in chain(Cut({P: 5}), staged, set())] == [0, 1, 2]
 
 
-def test_a_claim_names_the_cut_that_the_life_starts_from():
+def test_a_claim_names_the_cut_that_the_run_starts_from():
     table = FakeTable()
     head = target(table).claim(lambda position: Cut({**{P: 7}, **position}))
     assert head.entry is not None
@@ -963,7 +963,7 @@ def test_a_claim_names_the_cut_that_the_life_starts_from():
     assert again.entry.end == Cut({P: 7}), "the ledger's cut counts, not the second look"
 
 
-def test_the_witness_never_moves_back_from_a_claim_to_an_older_batch():
+def test_the_tag_never_moves_back_from_a_claim_to_an_older_batch():
     rig = Rig()
     rig.index.faults = ["dropped"] * 2 * ATTEMPTS
     with pytest.raises(Unavailable):
@@ -1007,7 +1007,7 @@ def counted(number: int, commit_id: str, before: str, after: str) -> StagedBatch
     )
 
 
-def test_a_batch_that_a_fenced_life_counted_alike_is_not_taken_over():
+def test_a_batch_that_a_fenced_run_counted_alike_is_not_taken_over():
     """Two lives counted from the same place and took different steps: their second batches have the
     same number and begin elsewhere. The one that does not begin at the ledger's place would leave
     out, or double, what lies between."""

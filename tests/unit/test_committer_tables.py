@@ -387,7 +387,7 @@ def _refusing(*_: Any) -> None:
     raise Unavailable("cannot move tag: 503")
 
 
-def test_a_life_that_ended_in_the_middle_is_taken_over_table_by_table(stream: Stream):
+def test_a_run_that_ended_in_the_middle_is_taken_over_table_by_table(stream: Stream):
     stream.tables["db.a"].faults = list(AWAY)
     stream.hand(a=1, b=1)
     stream.hand(b=2)
@@ -404,7 +404,7 @@ def test_a_life_that_ended_in_the_middle_is_taken_over_table_by_table(stream: St
     ]
 
 
-def test_a_table_that_stays_stuck_over_several_lives_loses_nothing(stream: Stream):
+def test_a_table_that_stays_stuck_over_several_runs_loses_nothing(stream: Stream):
     stream.unhealthy["db.a"] = IdentityMismatch("cannot go on: it is gone")
     for _ in range(3):
         stream.hand(a=1, b=1)
@@ -438,7 +438,7 @@ def test_batches_are_found_though_the_history_behind_them_was_expired(stream: St
     assert counts(ledger(stream.tables["db.b"])[-1]) == OutcomeCounts(5, skipped=5)
 
 
-def test_a_newer_life_on_one_table_stops_the_older_one_for_all(stream: Stream):
+def test_a_newer_run_on_one_table_stops_the_older_one_for_all(stream: Stream):
     stream.hand(a=1, b=1)
     TableCommitter(stream.tables["db.b"], "main", "s", 9, stream.clock).claim()
     with pytest.raises(Fenced):
@@ -647,7 +647,7 @@ def test_a_table_that_is_staged_for_and_not_there_is_named_and_keeps_only_itself
     assert tables.commit_trigger("db.gone", 5.0).interval == 5.0
 
 
-def test_a_life_that_was_overtaken_does_not_wait_for_a_person():
+def test_a_run_that_was_fenced_does_not_wait_for_a_person():
     """It may have taken batches of the newer one, for tables that it knows nothing of."""
     stream = Stream("db.a")
     old = stream.committer
@@ -673,7 +673,7 @@ def test_a_life_that_was_overtaken_does_not_wait_for_a_person():
         ({"orders": "id-1"}, {"orders": ""}, True),
     ],
 )
-def test_without_topic_ids_two_sinks_of_a_table_are_told_apart_by_topic_names(
+def test_without_topic_ids_two_sinks_of_a_table_are_distinguished_by_topic_names(
     theirs: dict[str, str], mine: dict[str, str], shared: bool
 ):
     cut = Cut({Partition("orders", 0): 5})

@@ -471,7 +471,7 @@ def test_files_of_a_round_whose_snapshot_was_expired_before_it_was_found_stay(tm
     assert table.removed == []
 
 
-def test_a_life_that_is_over_touches_nothing(tmp_path: Path):
+def test_a_run_that_is_over_touches_nothing(tmp_path: Path):
     table = Memory(shape(tmp_path))
     table.upsert([(1, "a", "x")])
     table.upsert([(1, "a", "y")])
@@ -481,7 +481,7 @@ def test_a_life_that_is_over_touches_nothing(tmp_path: Path):
     assert len(table.snapshots) == before
 
 
-def test_what_goes_wrong_is_told_and_for_later(tmp_path: Path):
+def test_an_error_is_reported_and_retried_later(tmp_path: Path):
     table = Memory(shape(tmp_path))
     table.upsert([(1, "a", "x")])
     table.upsert([(1, "a", "y")])

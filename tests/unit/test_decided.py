@@ -70,7 +70,7 @@ def test_a_topic_that_was_made_again_holds_no_hour_back():
 LOST = marks({A: 70, B: 0}, {A: 100, B: 100})
 
 
-def test_what_retention_overtook_is_told_to_the_offset():
+def test_what_retention_overtook_is_reported_to_the_offset():
     assert overtaken(Cut({A: 50, B: 60, BATCHES: 3}), LOST) == [Range(A, 50, 70)]
 
 
@@ -141,7 +141,7 @@ def test_nothing_else_is(wrong: Range):
 
 
 @pytest.mark.parametrize(("start", "at"), [("earliest", 2), ("latest", 30)])
-def test_a_topic_made_again_is_read_under_a_new_name_from_where_it_is_told(start: str, at: int):
+def test_a_recreated_topic_is_read_under_a_new_name_from_the_given_start(start: str, at: int):
     there = marks({A: 2}, {A: 30})  # with one partition less
     found = decided(WantedPosition("adopt-topic", start=start), OTHER, marks=there)
     assert found.begin == Cut({AGAIN: at})

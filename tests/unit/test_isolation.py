@@ -293,7 +293,7 @@ def test_what_fails_while_records_are_fetched_is_named_with_the_offset_that_was_
     assert "cannot read events[0] from offset 30 on: Planted" in error.message
 
 
-def test_what_fails_before_a_record_can_be_told_from_others_is_named_with_its_offset(
+def test_what_fails_before_records_can_be_separated_is_named_with_its_offset(
     words: dict[int, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     raising(monkeypatch, FetchedChunk, "open", lambda chunk, *_: chunk.span.start == 20)
@@ -443,7 +443,9 @@ def test_rows_of_a_dataframe_that_cannot_be_written_are_named_with_their_table_a
     assert "t[0] [5, 7)" in caught.value.message
 
 
-def test_a_file_that_a_manifest_does_not_take_is_told_by_whose_rows_it_has(tmp_path: Path):
+def test_a_file_that_a_manifest_does_not_take_is_reported_with_the_origin_of_its_rows(
+    tmp_path: Path,
+):
     made = table(tmp_path)
     columns = [[1, 2], ["a", "b"], ["t", "t"], [0, 0], [5, 6], [None, None]]
     schema = made.shape.arrow

@@ -200,7 +200,7 @@ def test_of_two_processes_that_fetch_at_once_both_are_served(
     assert [path.read_bytes() for path in jars.fetch(ONE)] == [b"theirs"]
 
 
-def test_the_cache_is_in_the_home_folder_unless_told(monkeypatch: pytest.MonkeyPatch):
+def test_the_cache_is_in_the_home_folder_unless_set(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("FRAZIL_CACHE")
     assert jars.cache_dir() == Path.home() / ".cache" / "frazil"
     monkeypatch.setenv("FRAZIL_CACHE", "~/elsewhere")

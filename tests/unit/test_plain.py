@@ -701,7 +701,7 @@ def test_manifests_in_several_blocks_of_any_codec(made: Made, codec: str):
         lambda raw: raw.replace(b"deflate", b"unheard"),
     ],
 )
-def test_a_manifest_that_was_harmed_is_named_and_nothing_is_told(made: Made, spoil: Any):
+def test_a_damaged_manifest_is_named_and_nothing_is_read_from_it(made: Made, spoil: Any):
     bad = made.manifest(*(of(f"f{i}", "t", 0, i, i) for i in range(50)))
     made.commit(made.manifest(of("good", "t", 0, 0, 9)), bad)
     path = Path(bad["manifest_path"])
@@ -1026,7 +1026,7 @@ def test_a_catalog_in_sqlite_says_where_its_tables_are(made: Made, tmp_path: Pat
         assert find(catalog, name) is None
 
 
-def test_catalogs_that_share_a_database_are_told_apart_by_name(made: Made, tmp_path: Path):
+def test_catalogs_that_share_a_database_are_distinguished_by_name(made: Made, tmp_path: Path):
     rows = [("one", "db", "t", made.save(), None, None), ("two", "db", "t", "/other", None, None)]
     catalog = catalog_of(tmp_path, rows)
     with pytest.raises(ConfigError, match=r"which table db.t is meant: catalogs one and two have"):
@@ -1155,7 +1155,7 @@ def test_a_rest_catalog_is_asked(rest: Rest, made: Made):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_rest_catalog_is_told_who_asks(rest: Rest):
+def test_a_rest_catalog_gets_the_name_of_the_client(rest: Rest):
     impl = {"catalog-impl": "org.apache.iceberg.rest.RESTCatalog", "uri": rest.uri}
     basic = {
         "rest.auth.type": "basic",
@@ -1268,7 +1268,7 @@ def test_reading_local_files_loads_nothing_of_weight(made: Made):
     assert found.stdout.strip() == "[]"
 
 
-def test_expired_ancestors_are_told_by_earlier_metadata_files(made: Made):
+def test_expired_ancestors_are_read_from_earlier_metadata_files(made: Made):
     for number in range(1, 5):
         made.commit(n=str(number))
     earlier = made.save("v1.metadata.json")

@@ -166,7 +166,7 @@ def test_rejected_of_a_day_and_positions(ask: Any):
     assert found == {("one", 0): 2000, ("one", 1): 700, ("two", 0): 30}
 
 
-def test_the_slowest_batch_is_the_first_and_lives_are_told(ask: Any):
+def test_the_slowest_batch_is_the_first_and_runs_are_listed(ask: Any):
     slowest = ask("Slowest batches 1")
     assert [row[:3] for row in slowest[:2]] == [
         ("one", 2, timedelta(seconds=4)),

@@ -50,7 +50,7 @@ def test_a_batch_whose_records_a_table_has_with_another_is_read_again(staged, co
     assert _contradicted(staged, after) is contradicted
 
 
-def test_nobody_goes_on_from_the_position_of_a_newer_life():
+def test_no_run_continues_from_the_position_of_a_newer_run():
     """A table may have been rolled back to this life's own claim: nothing would fence it there."""
     table = FakeTable("db.i")
     life = object.__new__(Recovery)
