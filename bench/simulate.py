@@ -36,7 +36,7 @@ from tests.simulation import planted, schedule, sink_run
 CHUNK = 500
 #: A planted bug that so many schedules do not show is not caught.
 MOST = 50_000
-#: Violations that are told one by one.
+#: Violations that are printed one by one.
 SHOWN = 20
 #: Schedules of the naive sink, for each hundred of the real one; at least and at most.
 NAIVE = (500, 5_000)

@@ -101,7 +101,7 @@ def test_columns_of_entries_say_what_the_ledgers_reader_says(made: list[LedgerEn
 
 
 def history(packed: bool, count: int = 30, tables: int = 1) -> list[LedgerEntry]:
-    """A sink's life: batch after batch, and a partition more now and then."""
+    """A sink's history: batch after batch, and a partition more now and then."""
     here = {Partition("orders", i): 10 * i for i in range(3, 150 if packed else 6)}
     made = []
     for batch in range(count):

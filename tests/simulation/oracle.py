@@ -387,7 +387,7 @@ class Oracle:
                 yield meta.snapshots[snapshot.id]
 
     def _unstaged(self, path: str, content: bytes) -> None:
-        """What is in a table and not in the index is told of by the staged batch alone."""
+        """Only the staged batch records what is in a table and not in the index."""
         batch = staged_batch.load(content)
         if batch is None or INDEX not in self.server.tables:
             return

@@ -416,12 +416,12 @@ def _(stack: ExitStack) -> None:
 
 @planted("the tag is moved before the commit")
 def _(stack: ExitStack) -> None:
-    was, witness = TableCommitter.commit, TableCommitter.set_tag
+    was, set_tag = TableCommitter.commit, TableCommitter.set_tag
 
     def commit_(self: TableCommitter, manifests: Sequence[str], entry: LedgerEntry) -> Snapshot:
         head = self.head()
         if head.snapshot is not None:
-            witness(self, head.snapshot)
+            set_tag(self, head.snapshot)
         return was(self, manifests, entry)
 
     put(stack, TableCommitter, "commit", commit_)

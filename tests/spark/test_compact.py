@@ -239,7 +239,7 @@ def test_of_large_files_rows_are_hidden_by_position(make: Callable[..., Upserted
         assert 0 < deletes <= large, "no more than one for each file"
         assert data >= large
     table.upsert([], [(key,) for key in range(3000)])
-    assert table.compaction().run_due() == ""  # of another life: what was remembered is found again
+    assert table.compaction().run_due() == ""  # of another run: what was remembered is found again
     assert table.totals[2] == 0
     table.check()
 

@@ -386,13 +386,13 @@ def test_a_tag_is_set_moved_and_survives_later_commits(subject: Subject):
     assert subject.table.tagged("frazil/s") == first, "it is not where somebody thinks it is"
     subject.table.tag("frazil/s", second.id, first.id)
     assert subject.table.tagged("frazil/s") == second
-    subject.table.tag("frazil/s", second.id, second.id)  # a life that moves it again to where it is
+    subject.table.tag("frazil/s", second.id, second.id)  # a run that moves it again to where it is
     assert subject.table.tagged("frazil/s") == second
     assert len(history(subject)) == 2
 
 
 def grown(subject: Subject, count: int, epoch: int = 1) -> list[LedgerEntry]:
-    """A life whose entries are large: a claim, and batches of a thousand topics."""
+    """A run whose entries are large: a claim, and batches of a thousand topics."""
     parts = [Partition(f"topic-{i:04}", 0) for i in range(1000)]
     ids = {each.topic: uuid.uuid5(uuid.NAMESPACE_OID, each.topic).hex for each in parts}
     mine = target(subject, epoch)
@@ -439,15 +439,15 @@ def test_large_entries_are_small_in_the_snapshot_and_forgotten_properties_go(rea
     assert len([key for key in kept if key.startswith("frazil.partitions.")]) == 1
     assert 1 < len(kept) < 7
     assert [parse(each.summary) for each in real.table.plain.history("main")] == made[::-1]
-    # What was expired refers to nothing any more; the next life sees to it.
+    # What was expired refers to nothing any more; the next run sees to it.
     real.expire()
     real.table.refresh()
     again = grown(real, 4, epoch=2)
     [*newest] = history(real)
     assert [parse(each.summary) for each in newest][:5] == again[::-1]
     needed = {key for each in newest for key in referred(each.summary)}
-    witness = real.table.tagged(ledger_tag("s"))
-    left = split(real.table.properties)[1].keys() - needed - set(referred(witness.summary))
+    tagged = real.table.tagged(ledger_tag("s"))
+    left = split(real.table.properties)[1].keys() - needed - set(referred(tagged.summary))
     assert len(left) <= 1, "the one that was in use when the last base was written"
     assert not kept <= real.table.properties.keys()
 

@@ -52,7 +52,7 @@ ROW = {"type": "record", "name": "Row", "fields": [{"name": "id", "type": "long"
 
 
 def stopped(config: Config, spark: Any) -> FrazilError:
-    """What a life of this sink ends with, at its start or in its stream."""
+    """What a run of this sink ends with, at its start or in its stream."""
     try:
         sink = Sink(config).start(spark)
     except FrazilError as error:

@@ -290,12 +290,12 @@ def test_a_record_comes_back_with_its_key_its_headers_and_its_time(
     assert times == [[(1_700_000_000_123, 0)], [(1_700_000_000_123, 1)]]
 
 
-# ── which letters ────────────────────────────────────────────────────────────────────────────────
+# ── which dead letters ───────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
 def rejected(broker: Broker, spark: Any, name: str, make_config: Make) -> Config:
-    """Six letters of two partitions, five of them mended by a rule."""
+    """Six dead letters of two partitions, five of them mended by a rule."""
     create_topic(broker.bootstrap, name, 2)
     produce(
         broker.bootstrap, name, [b"{", *events("a", "b", "c", "d", "e"), *events("ok", "ok")], 2

@@ -59,7 +59,7 @@ SPEC = '{"spec-id": 0, "fields": []}'
 
 
 class Life:
-    """One life of a sink that does nothing but commit to an index and look after it."""
+    """One run of a sink that does nothing but commit to an index and look after it."""
 
     def __init__(self, spark: Any, name: str, sink: str = "s", epoch: int = 1) -> None:
         self.name, self.sink, self.epoch = name, sink, epoch
@@ -413,7 +413,7 @@ def test_l10_l11_l12_a_run_that_is_killed_while_it_merges_leaves_nothing_behind(
     assert proven(config, spark).written == 80
     table = JavaCatalog(spark, "lake").load(f"db.{name}_index")
     assert table is not None
-    assert len(table.live()[1]) < index.FANOUT, "the next life merged them"
+    assert len(table.live()[1]) < index.FANOUT, "the next run merged them"
     assert table.listing(f"{table.location}/stage/{name}/") == []
     folder = Path(table.location.removeprefix("file:")) / "metadata"
     new, old = (folder / f"{uuid.uuid4()}-m0.avro" for _ in "ab")

@@ -47,7 +47,7 @@ Make = Callable[..., Config]
 
 
 def batches(broker: Broker, spark: Any, config: Config, count: int, each: int = 20) -> list[Cut]:
-    """So many lives of one batch; where each of them ended."""
+    """So many runs of one batch; where each of them ended."""
     topic = config.sink.topics[0]
     ends = []
     for number in range(count):
@@ -202,7 +202,7 @@ def test_absorbed_batches_go_back_as_one_and_a_batch_between_them_is_refused(
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
     staged = len(steps.named("staged"))
-    # The first of a life is committed at once, the others wait for the interval.
+    # The first of a run is committed at once, the others wait for the interval.
     with pytest.raises(ConfigError, match=f"took batches 2 to {staged} in one commit") as refused:
         rewind(slow, spark, "batch:2")
     assert "--to batch:1" in refused.value.hint
@@ -382,13 +382,13 @@ def test_dead_letters_that_were_replayed_since_are_not_undone_by_halves(
     assert len(lake.query(f"db.{name}_a")) == 5, "four of the stream, one of the replay"
     catch_up(mended, spark)
     assert dead_letters.replay(mended, spark, DeadLetterSelection()).replayed == 1, (
-        "the witness went along"
+        "the tag went along"
     )
     assert len(offsets(lake, f"db.{name}_a")) == 7
     all_proven(mended, spark, f"db.{name}_dead")
 
 
-# ── lives ────────────────────────────────────────────────────────────────────────────────────────
+# ── runs ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_running_sink_is_fenced_and_its_staged_batches_are_gone(

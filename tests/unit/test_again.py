@@ -30,7 +30,7 @@ from frazil.pipeline.task import FEARLESS, LETTER_COLUMNS, LETTERS, BatchPlan, R
 METADATA = MetadataColumns("_topic", "_topic_partition", "_offset", "_timestamp")
 ID = pa.field("id", pa.int64())
 KIND = pa.field("kind", pa.large_string())
-#: A letter as Spark hands it over.
+#: A dead letter as Spark hands it over.
 HANDED = pa.schema(
     [
         ("topic", pa.string()),
@@ -65,7 +65,7 @@ def doc(kind: str, **members: Any) -> bytes:
 
 
 class Replaying:
-    """One task over letters, and what it wrote."""
+    """One task over dead letters, and what it wrote."""
 
     def __init__(self, folder: Path, *tables: TablePlan, routes: Any = None, **more: Any) -> None:
         self.folder = folder

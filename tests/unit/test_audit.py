@@ -631,7 +631,7 @@ def test_the_index_knows_the_tables_of_a_sink_few_or_many():
 
 @st.composite
 def chains(draw: st.DrawFn) -> History:
-    """A clean life of a sink: partitions come and go on, claims and foreign appends between."""
+    """A clean history of a sink: partitions come and go on, claims and foreign appends between."""
     history = History()
     position = {
         Partition("orders", n): draw(st.integers(0, 50)) for n in range(draw(st.integers(1, 4)))
@@ -866,10 +866,10 @@ def test_of_what_was_expired_too_a_missing_file_is_found_with_its_range():
 def test_only_the_tag_is_left_and_nothing_is_missing():
     """Compacted, and then expired down to the compaction: the tag still names the last entry."""
     history = numbered()
-    rows, witness = indexed(history), history.snapshots[-1]
+    rows, tagged = indexed(history), history.snapshots[-1]
     history.add({"added-records": "19", "deleted-records": "19"}, "replace")
     history.files = [DataFile("/big", 19, None, (0, 11), topics=("orders", "orders"))]
-    report = heard(expired(history, 1), rows, tagged_snapshots={"s": witness})
+    report = heard(expired(history, 1), rows, tagged_snapshots={"s": tagged})
     assert report.verdict == "proven", report.values()
 
 
@@ -925,13 +925,13 @@ def test_what_the_index_does_not_know_yet_is_no_fault():
 
 def test_a_table_that_was_rolled_back_is_found_by_the_index_and_by_its_tag():
     history = numbered()
-    rows, witness = indexed(history), history.snapshots[-1]
+    rows, tagged = indexed(history), history.snapshots[-1]
     history.snapshots.pop()
     history.files = history.files[:-2]
     report = heard(history, rows)
     assert report.verdict == "gap"
     assert [line.gaps for line in report.lines] == [(Range(A, 9, 12),), (Range(B, 3, 7),)]
-    evidence = Evidence("db.t", history.snapshots[::-1], {"s": witness}, history.files)
+    evidence = Evidence("db.t", history.snapshots[::-1], {"s": tagged}, history.files)
     (report,) = audit(evidence)
     assert "rolled back" in report.findings[0]
 
@@ -1123,14 +1123,14 @@ def test_a_gap_in_the_ledger_of_an_upsert_table_is_found():
 
 
 def bridged() -> tuple[History, dict[str, Any]]:
-    """Of an upsert table a foreign compaction alone is left; the witness names the last batch."""
+    """Of an upsert table a foreign compaction alone is left; the tag names the last batch."""
     history = upserted()
     rows = indexed(history)
-    witness = history.snapshots[-1]
+    tagged = history.snapshots[-1]
     history.files, history.deletes = [DataFile("/g", 6, None, (0, 9))], 0
     history.add({"added-records": "6", "deleted-records": "6"}, "replace")
     history.add({"added-records": "6", "deleted-records": "6"}, "replace")
-    return expired(history, 1), {"rows": rows, "tagged_snapshots": {"s": witness}}
+    return expired(history, 1), {"rows": rows, "tagged_snapshots": {"s": tagged}}
 
 
 def test_of_an_upsert_table_that_was_rolled_back_compacted_and_expired_nothing_is_proven():
@@ -1145,11 +1145,11 @@ def test_of_an_upsert_table_that_was_rolled_back_compacted_and_expired_nothing_i
 
 def test_of_an_append_table_rolled_back_compacted_and_expired_the_files_tell():
     history = numbered()
-    rows, witness = indexed(history), history.snapshots[-1]
+    rows, tagged = indexed(history), history.snapshots[-1]
     kept = [f for f in history.files if f.offsets and f.offsets[1] < 9]
     history.add({"added-records": "1", "deleted-records": "1"}, "replace")
     history.add({"added-records": "1", "deleted-records": "1"}, "replace")
-    given = {"rows": rows, "tagged_snapshots": {"s": witness}}
+    given = {"rows": rows, "tagged_snapshots": {"s": tagged}}
     assert heard(expired(history, 1), **given).verdict == "proven"
     history.files = kept
     assert heard(history, **given).verdict == "gap"

@@ -112,7 +112,7 @@ def test_a_text_too_long_for_a_ledger_is_stored_as_its_digest_where_it_is_only_c
     place = log([long], bound=True).after(0)
     assert sources(place) == [f"sha256:{hashlib.sha256(long.encode()).hexdigest()}"]
     assert place != log([long.replace("x", "y")], bound=True).after(0)
-    assert sources(log([long]).after(0)) == [long], "a new life must be able to begin there"
+    assert sources(log([long]).after(0)) == [long], "a new run must be able to begin there"
 
 
 def test_a_source_that_has_brought_nothing_yet_stands_at_its_beginning_or_nowhere():

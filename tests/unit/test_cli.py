@@ -83,7 +83,7 @@ LOOKING = {
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Without Spark and Kafka: who asks for one of them is told that it does not answer."""
+    """Without Spark and Kafka: a call of one of them gets the error that it does not answer."""
 
     def away(*_: Any, **__: Any) -> Any:
         raise Unavailable("cannot ask: it is away")

@@ -59,7 +59,7 @@ def test_batches_are_committed_once_and_in_order():
 
 
 def test_entries_with_records_take_the_tag_along_and_claims_leave_it_where_it_is():
-    """A life holds its branch against the tag after its claim: a rollback would not be seen."""
+    """A run holds its branch against the tag after its claim: a rollback would not be seen."""
     table = FakeTable()
     tags: list[str] = []
     append = table.append
@@ -164,7 +164,7 @@ def test_a_foreign_commit_in_between_survives_and_does_not_disturb():
 
 
 def test_check_then_commit_would_double_but_compare_and_set_does_not():
-    """H3: two lives both saw nothing; the second one's append must not get in."""
+    """H3: two runs both saw nothing; the second one's append must not get in."""
     table = FakeTable()
     zombie, heir = target(table, 1), target(table, 2)
     table.race = lambda: put(heir, batch(0, 5, "heir", epoch=2))
@@ -199,7 +199,7 @@ def test_what_failed_tries_left_is_swept_but_never_the_live_manifest_list():
 
 
 def fail_to_tag(table: FakeTable, *answers: str) -> list[int]:
-    """What the next moves of a tag come to: `lost` is done and not told, `dropped` is not done."""
+    """The next moves of a tag: `lost` is done without an answer, `dropped` is not done."""
     tag, left, tries = table.tag, list(answers), []
 
     def failing(name: str, snapshot_id: int, was: int | None) -> None:
@@ -317,7 +317,7 @@ def test_expiry_without_a_tag_stops_and_with_one_goes_on():
 
 
 def test_who_always_claims_first_may_come_to_a_table_whose_history_was_expired():
-    """A claim leaves a witness: none is there, so no data of the sink is."""
+    """A claim leaves a tag: none is there, so no data of the sink is."""
     table = FakeTable()
     put(target(table), batch(0, 5, "a"))
     table.add(["compacted"], {})
@@ -331,7 +331,7 @@ def test_who_always_claims_first_may_come_to_a_table_whose_history_was_expired()
     late.set_tag(head.snapshot)
     table.add(["compacted again"], {})
     table.expire()
-    assert late.head().entry == head.entry, "with a witness it counts, as ever"
+    assert late.head().entry == head.entry, "with a tag it counts, as ever"
     older = TableCommitter(table, "main", "s.replay", 1, FakeClock(), claimed_first=True)
     with pytest.raises(Fenced):
         older.claim()
@@ -360,7 +360,7 @@ def rolled_back_and_expired(metadata_kept: bool, keys: int | None = None) -> Fak
 def test_a_sequence_number_is_no_proof_that_the_tagged_snapshot_is_an_ancestor(
     metadata_kept: bool, keys: int | None, running: bool
 ):
-    """The witness is older than all that is left, and the branch was rolled back behind it."""
+    """The tag is older than all that is left, and the branch was rolled back behind it."""
     table = rolled_back_and_expired(metadata_kept, keys)
     life = target(table, 1 if running else 2)
     words = r"found a with orders\[0\] \[0, 5\)" if metadata_kept else "holds everything below ord"
@@ -442,11 +442,11 @@ def test_a_commit_that_was_expired_before_its_tag_is_found_in_earlier_metadata()
     assert sum("m-a" in added for added in table.manifests.values()) == 1
 
 
-# ── expiry between a commit and its witness ──────────────────────────────────────────────────────
+# ── expiry between a commit and its tag ──────────────────────────────────────────────────────────
 
 
 def witnessed() -> tuple[FakeTable, TableCommitter]:
-    """A table that a life has claimed."""
+    """A table that a run has claimed."""
     table = FakeTable()
     life = target(table)
     claimed = life.claim().snapshot
@@ -463,7 +463,7 @@ def expired(table: FakeTable) -> None:
 
 
 def test_a_tag_never_moves_back():
-    """A life that was overtaken may come to its tag late: expiry would take the newer one's."""
+    """A run that was fenced may come to its tag late: expiry would take the newer one's."""
     table = FakeTable()
     old, heir = target(table, 1), target(table, 2)
     claimed = old.claim().snapshot
@@ -553,7 +553,7 @@ def test_a_history_that_is_expired_right_before_the_first_try_is_no_reason_to_st
 
 
 def test_a_batch_that_was_not_tried_yet_goes_on_behind_an_expired_history():
-    """And from the entry that is set on top first, it can be told what became of its tries."""
+    """And from the entry that is set on top first, the outcome of its attempts is known."""
     table = FakeTable()
     life = target(table)
     life.set_tag(life.commit(["m-a"], entry_of([batch(0, 5, "a")], "db.t", 1)))
@@ -605,7 +605,7 @@ def test_a_run_that_claims_behind_an_expired_history_leaves_alone_what_older_one
 
 
 def test_a_claim_that_was_expired_before_its_tag_is_made_again():
-    """What is seen then is the older life's entry, by its witness: nobody would be fenced."""
+    """What is seen then is the older run's entry, by its tag: nobody would be fenced."""
     table = FakeTable()
     old = target(table)
     old.set_tag(old.commit(["m-a"], entry_of([batch(0, 5, "a")], "db.t", 1)))
@@ -613,7 +613,7 @@ def test_a_claim_that_was_expired_before_its_tag_is_made_again():
 
     def expire_once() -> None:
         looks.append(1)
-        if len(looks) == 3:  # the claim was read back, and is looked at for its witness
+        if len(looks) == 3:  # the claim was read back, and is looked at for its tag
             expired(table)
 
     table.refresh = expire_once  # type: ignore[method-assign]
@@ -626,7 +626,7 @@ def test_a_claim_that_was_expired_before_its_tag_is_made_again():
 
 
 def test_a_claim_that_was_expired_and_then_passed_by_an_older_run_is_no_claim():
-    """Its life may see it all the same: reads may be old. Its witness would be set behind."""
+    """Its run may see it all the same: reads may be old. Its tag would be set behind."""
     table = FakeTable()
     old, heir = target(table), target(table, 2)
     old.set_tag(old.commit(["m-a"], entry_of([batch(0, 5, "a")], "db.t", 1)))
@@ -640,7 +640,7 @@ def test_a_claim_that_was_expired_and_then_passed_by_an_older_run_is_no_claim():
 
 @pytest.mark.parametrize("tagged", [True, False])
 def test_a_claim_sees_that_entries_were_expired_since_it_looked(tagged: bool):
-    """The older life went on from the entry that was seen, and what it committed is gone."""
+    """The older run went on from the entry that was seen, and what it committed is gone."""
     table = FakeTable()
     old, heir = target(table), target(table, 2)
     seen = old.commit(["m-a"], entry_of([batch(0, 5, "a")], "db.t", 1))
@@ -758,12 +758,12 @@ def test_the_index_is_committed_last_and_names_the_snapshot_of_the_data():
     assert rig.finished == ["a"]
 
 
-@pytest.mark.parametrize("staged", ["by an earlier life", "long ago", "just now"])
+@pytest.mark.parametrize("staged", ["by an earlier run", "long ago", "just now"])
 def test_a_batch_whose_staged_files_are_gone_is_not_committed(staged: str):
     """Iceberg would commit it, and nobody could read the table any more."""
     rig = Rig()
     now = int(time.time() * 1000)
-    if staged == "by an earlier life":
+    if staged == "by an earlier run":
         rig.restart(epoch=2)
     one = replace(batch(0, 5, "a"), staged_at_ms=0 if staged == "long ago" else now)
     rig.data.deleted = ["m-a"]
@@ -1008,7 +1008,7 @@ def counted(number: int, commit_id: str, before: str, after: str) -> StagedBatch
 
 
 def test_a_batch_that_a_fenced_run_counted_alike_is_not_taken_over():
-    """Two lives counted from the same place and took different steps: their second batches have the
+    """Two runs counted from the same place and took different steps: their second batches have the
     same number and begin elsewhere. The one that does not begin at the ledger's place would leave
     out, or double, what lies between."""
     fenced, next_of_fenced = counted(5, "a", "s5", "s7"), counted(6, "b", "s7", "s9")

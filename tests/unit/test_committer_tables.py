@@ -58,7 +58,7 @@ class Stream:
         self.life()
 
     def life(self) -> None:
-        """A life begins: claims, and what is staged is taken over."""
+        """A run begins: claims, and what is staged is taken over."""
         self.epoch += 1
         self.index_target = TableCommitter(self.index, "main", "s", self.epoch, self.clock)
         head = self.index_target.claim(lambda position: Cut({P: 0, Q: 0, **position}))
@@ -352,7 +352,7 @@ def test_an_index_that_is_away_is_for_later_and_one_that_is_wrong_stops_the_stre
         stream.round()
 
 
-# ── answers that were lost, lives that ended ────────────────────────────────────────────────────
+# ── answers that were lost, runs that ended ─────────────────────────────────────────────────────
 
 
 def test_a_table_whose_answer_was_lost_has_its_batch_once(stream: Stream):
@@ -421,7 +421,7 @@ def test_a_table_that_stays_stuck_over_several_runs_loses_nothing(stream: Stream
 
 
 def test_batches_are_found_though_the_history_behind_them_was_expired(stream: Stream):
-    """One table waits for long, the others go on and are maintained, and then a new life begins."""
+    """One table waits for long, the others go on and are maintained, and then a new run begins."""
     stream.unhealthy["db.a"] = IdentityMismatch("cannot go on: it is gone")
     for _ in range(4):
         stream.hand(a=1, b=1)

@@ -497,7 +497,7 @@ def test_an_error_is_reported_and_retried_later(tmp_path: Path):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_happens_the_rows_are_those_of_the_model(tmp_path: Path, seed: int):
-    """Small and large files, several lives, few bytes a round, lost answers, late deletes."""
+    """Small and large files, several runs, few bytes a round, lost answers, late deletes."""
     chance = random.Random(seed)
     keys, version = chance.choice([1, 2]), chance.choice([2, 3])
     spec = chance.choice([UNPARTITIONED, BUCKETS])
@@ -517,7 +517,7 @@ def test_whatever_happens_the_rows_are_those_of_the_model(tmp_path: Path, seed: 
     for _ in range(25):
         batch()
         if chance.random() < 0.1:
-            keeper = compaction(table, most=most)  # another process of the same life, say
+            keeper = compaction(table, most=most)  # another process of the same run, say
         table.fault = chance.choice(["", "", "", "lost", "down", "late"])
         keeper.run_due()
         table.check()

@@ -221,7 +221,7 @@ def test_the_time_that_a_batch_takes_is_no_silence():
 
 
 def test_whoever_waits_for_a_position_knows_how_complete_it_is():
-    """`indexed` comes before the position is told."""
+    """`indexed` comes before the position is published."""
     index_table, data = FakeTable("db.i", "u2"), FakeTable("db.t", "u")
     targets = [TableCommitter(each, "main", "s", 1, FakeClock()) for each in (data, index_table)]
     for each in targets:
@@ -377,7 +377,7 @@ class Model:
 #: Minutes of the day, or a record without an event time.
 times = st.one_of(st.none(), st.integers(0, 600))
 #: Into which partition, which records, how many of all that wait are read, how long that takes; and
-#: what happens then: nothing, the commit is tried again, or another life begins.
+#: what happens then: nothing, the commit is tried again, or another run begins.
 steps = st.lists(
     st.tuples(
         st.integers(0, 3),

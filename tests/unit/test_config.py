@@ -1002,8 +1002,8 @@ def test_a_secret_may_stand_in_a_variable_of_ours(tmp_path: Path, monkeypatch: p
         loaded(tmp_path, TOML.replace("[decode]", '"sasl.password" = "hunter2"\n[decode]'))
 
 
-#: One error of each class: what the file says, the line it is told of (counted from the end of
-#: TOML), and what the message says of the setting.
+#: One error of each class: what the file says, the reported line (counted from the end of TOML),
+#: and what the message says of the setting.
 WRONG = {
     "a duration": ('commit_interval = "soon"', 1, "[[table]] commit_interval of shop.orders"),
     "a size": ('target_file_size = "big"', 1, "[[table]] target_file_size of shop.orders"),

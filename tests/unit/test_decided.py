@@ -1,5 +1,5 @@
 """What a person may decide about a position: exactly what is lost, no more; no offset twice under
-one name; and what was done is told apart from what is proven."""
+one name; and what was done is distinguished from what is proven."""
 
 from __future__ import annotations
 

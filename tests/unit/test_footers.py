@@ -1,4 +1,4 @@
-"""Manifests against the files that they describe: whatever is not so is told, and nothing else."""
+"""Manifests against the files that they describe: every difference is found, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where rows of Spark's become files of ours: what they carry, what is told, and what adds up."""
+"""Where rows of Spark's become files of ours: offsets they carry, reports, and what adds up."""
 
 from __future__ import annotations
 
@@ -318,7 +318,7 @@ def test_a_range_that_a_second_attempt_reported_again_counts_once():
 
 
 def read_in(*pieces: tuple[Partition, int, int, tuple[int, ...]]) -> Told:
-    """(partition, start, end, the leader epoch that each try told)"""
+    """(partition, start, end, the leader epoch that each attempt reported)"""
     return {(*p, start, end): (end - start, 0, epochs) for p, start, end, epochs in pieces}
 
 

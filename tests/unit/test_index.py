@@ -191,7 +191,7 @@ class FakeIndex(FakeTable):
 
 
 class Life:
-    """One life of a sink that commits to an index and looks after it."""
+    """One run of a sink that commits to an index and looks after it."""
 
     def __init__(self, table: FakeIndex, sink: str = "s", epoch: int = 1) -> None:
         self.table = table
@@ -369,7 +369,7 @@ def test_hundreds_of_batches_stay_few_files_and_snapshots(
 
 
 def test_the_position_is_found_when_everything_else_was_expired(table: FakeIndex):
-    """L11: a merge on top of the witness, and nothing left before it."""
+    """L11: a merge on top of the tag, and nothing left before it."""
     life = Life(table)
     for _ in range(4):
         life.commit()
@@ -614,7 +614,7 @@ def history_of(stream: Stream, name: str) -> dict[str, int]:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_l10_l11_no_row_without_its_data_and_none_twice_whatever_dies(seed: int):
-    """Answers are lost, servers away, lives end anywhere: at no moment is a row of the index ahead
+    """Answers are lost, servers away, runs end anywhere: at no moment is a row of the index ahead
     of the data (L10), and at the end each batch has been counted once (L11)."""
     dice = random.Random(seed)
     stream = Stream("db.a", "db.b")
@@ -918,7 +918,7 @@ def test_everything_lost_is_rebuilt_entry_by_entry():
 
 
 def test_what_the_index_has_not_reached_yet_is_not_rebuilt():
-    """The sink writes those rows itself: told here too, they would be there twice."""
+    """The sink writes those rows itself: rebuilt here too, they would be there twice."""
     filled = Filled(random.Random(4), 20, "db.a")
     kept = filled.told.filter(pc.less(filled.told["batch"], 10))
     reached = {row["partition"]: row["end_offset"] for row in kept.to_pylist()}

@@ -137,7 +137,7 @@ def rows_of(files: Any) -> list[dict[str, Any]]:
 
 
 def everything(plan: BatchPlan) -> tuple[set[int], dict[int, tuple[str, str]], EndedRange]:
-    """Ids that were written, and of each letter kind and message; all counted (I3)."""
+    """Ids that were written, and of each dead letter kind and message; all counted (I3)."""
     told = [each for _, each in run_all(plan, [Range(HERE, 0, COUNT)])]
     [ended] = [each for each in told if isinstance(each, EndedRange)]
     [result] = ended.results
@@ -393,7 +393,7 @@ def test_changes_that_were_brought_together_and_fail_stop_it_by_table_and_range(
 def test_the_record_at_fault_among_changes_that_come_together_is_found_by_a_second_run(
     station: str, words: dict[int, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The task that writes them has no letters to write: the driver runs the batch in isolation."""
+    """The task that writes them has no dead letters: the driver runs the batch in isolation."""
     words |= BAD
     made = plan(tmp_path, table(tmp_path, key="id"), together=frozenset({"db.t"}))
     WRITE[station](monkeypatch)

@@ -27,7 +27,7 @@ def no_java(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Ivy:
-    """In place of Java: does what Ivy does with `-retrieve`, or fails as told."""
+    """In place of Java: does what Ivy does with `-retrieve`, or fails on request."""
 
     def __init__(self, *files: str, code: int = 0, said: str = "") -> None:
         self.files, self.code, self.said = files, code, said

@@ -211,12 +211,12 @@ class Aging(FakeTable):
     def remove(self, paths: Sequence[str]) -> None:
         self.deleted += paths
 
-    def put(self, number: int, sink: str = "s", epoch: int = 1, witness: bool = True) -> int:
+    def put(self, number: int, sink: str = "s", epoch: int = 1, tagged: bool = True) -> int:
         entry = LedgerEntry(
             sink, epoch, (str(uuid4()),), (number, number), Cut({P: number}), Cut({P: number + 1})
         )
         snapshot = self.add([], entry.summary())
-        if witness:
+        if tagged:
             self.refs[f"frazil/{sink}"] = snapshot.id
         return snapshot.id
 
@@ -326,19 +326,19 @@ def test_the_owner_of_a_table_that_no_sink_made_gets_advice_about_what_grows():
 
 
 def test_a_sinks_newest_entry_stays_though_its_run_ended_before_the_tag_moved():
-    """H4: else its next life would find the one before it, and commit the same batch again."""
+    """H4: else its next run would find the one before it, and commit the same batch again."""
     table = Aging()
     table.put(0, sink="other")
     for number in range(20):
         table.put(number)
-    unwitnessed = table.put(1, sink="other", witness=False)
+    untagged = table.put(1, sink="other", tagged=False)
     for number in range(20, 60):
         table.put(number)
     assert expiry(table).run_due() == ""
-    assert unwitnessed in table.snapshots
+    assert untagged in table.snapshots
     head = TableCommitter(table, "main", "other", 0, time).head()
     assert head.snapshot is not None
-    assert head.snapshot.id == unwitnessed
+    assert head.snapshot.id == untagged
     assert len(table.snapshots) < 60, "what is older goes"
 
 

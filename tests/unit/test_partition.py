@@ -1,4 +1,4 @@
-"""Partition values of every kind: computed, told and named."""
+"""Partition values of every kind: computed, serialised and named."""
 
 from __future__ import annotations
 

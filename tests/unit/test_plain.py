@@ -458,9 +458,9 @@ def test_tags_name_snapshots_that_are_still_there(made: Made):
     made.values["refs"]["lost"] = {"snapshot-id": 77, "type": "tag"}
     table = made.plain()
     assert {name: each.id for name, each in table.tags().items()} == {"frazil/s": 1}
-    witness = table.tagged("frazil/s")
-    assert witness is not None
-    assert witness.summary == {"n": "1"}
+    tagged = table.tagged("frazil/s")
+    assert tagged is not None
+    assert tagged.summary == {"n": "1"}
     assert table.tagged("lost") is None
     assert table.tagged("none") is None
 
@@ -1200,7 +1200,7 @@ def test_a_rest_catalog_that_does_not_answer(rest: Rest):
 def test_a_catalog_in_postgresql_is_asked_where_there_is_a_driver(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ):
-    """The driver is none of our dependencies: here is one that remembers what it was told."""
+    """The driver is none of our dependencies: here is one that remembers its requests."""
     told: list[Any] = []
     rows = [{"catalog_name": "lake", "metadata_location": made.save(), "iceberg_type": "TABLE"}]
 

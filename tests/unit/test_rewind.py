@@ -1,7 +1,7 @@
 """Back to a cut: which boundary is possible, and that no kill on the way loses or doubles anything.
 
 `World` is a stream into several tables in memory, committed by the real committer in any order,
-with absorbed commits, lives that end, and foreign writers. The truth is which batches were made.
+with absorbed commits, runs that end, and foreign writers. The truth is which batches were made.
 """
 
 from __future__ import annotations
@@ -703,7 +703,7 @@ def test_a_run_that_starts_during_a_rewind_is_refused_and_the_rewind_ends():
                 world.life()
             refused.append(name)
 
-    # (The world's life looks before it claims, and once more after.)
+    # (The world's run looks before it claims, and once more after.)
     world.check(world.rewind("batch:0", step))
     assert refused == list(STEPS[1:-1])
 

@@ -64,8 +64,8 @@ def settle(
     below: frozenset[str] = NOBODY,
     headers: list[str | None] | None = None,
 ) -> ChunkResult:
-    """And nothing falls through: each record has a row, a letter or is skipped, unless something is
-    needed first."""
+    """And nothing falls through: each record has a row, a dead letter or is skipped, unless
+    something is needed first."""
     settled = settler.process(HERE, opened(values, headers), None, below)
     offsets = {each for _, rows in settled.rows for each in rows.column("_offset").to_pylist()}
     letters = {100 + 2 * index for index in settled.letters}
@@ -550,7 +550,7 @@ def test_the_records_of_a_share_keep_their_offsets_whatever_is_cut_out_around_th
     assert kinds(settled) == {2: "route", 3: "header", 4: "null", 7: "route"}
 
 
-# ── letters and needs ───────────────────────────────────────────────────────────────────────────
+# ── dead letters and needs ──────────────────────────────────────────────────────────────────────
 
 
 def test_a_dead_letter_keeps_its_first_kind_and_gathers_reasons_and_tables():

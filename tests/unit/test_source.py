@@ -723,7 +723,9 @@ def test_epochs_that_a_ledger_knows_are_compared_and_nothing_else(kafka: Kafka):
     with pytest.raises(IdentityMismatch, match=lost) as error:
         where.compare(Cut({A: 100, B: 100}), {A: 3, B: 3})
     assert "use another sink id" in error.value.hint, "the position of a query cannot be moved"
-    where.compare(Cut({A: 1001}), {A: 3})  # it ends before the position: told with the next plan
+    where.compare(
+        Cut({A: 1001}), {A: 3}
+    )  # it ends before the position: reported with the next plan
     where.compare(Cut({A: 900}), {A: 5})
 
 

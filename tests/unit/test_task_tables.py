@@ -343,7 +343,7 @@ def test_dead_letters_have_a_floor_like_any_table(log: Log, kinds: BatchPlan):
 
 
 def test_what_a_table_rejected_below_its_floor_is_still_a_dead_letter(log: Log, kinds: BatchPlan):
-    """The table has told of it, and the dead letters may not have."""
+    """The table has recorded it, and the dead letters may not have."""
     log |= {0: doc(id="x", kind="b"), 1: doc(id=1, kind="b"), 2: doc(id=2, kind="both")}
     result = run(kinds, Range(HERE, 0, 3), frozenset({"db.b"}))
     assert_closed(result)
