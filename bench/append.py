@@ -1,7 +1,7 @@
 """Frazil against Spark's own way, in one run, on one topic, on one machine.
 
 Spark's way: its Kafka source → `from_avro` → Iceberg's streaming append. Frazil's way: `Sink`, with
-ledger, index, offset columns and checks. Each lives in one process for the whole run and does the
+ledger, index, offset columns and checks. Each runs in one process for the whole run and does the
 same job several times, in turns, so that both are warm and both see the same noise. A repetition is
 the whole job: from `start` until every record is committed. Rows are counted on both sides.
 
@@ -35,7 +35,7 @@ def say(text: str) -> None:
 
 
 class Peer:
-    """One side: a process that does a repetition when told to, and says how it went."""
+    """One side: a process that does a repetition on request, and says how it went."""
 
     def __init__(self, side: str, **settings: object) -> None:
         self.side = side

@@ -12,7 +12,7 @@ table: a metadata file with every snapshot, manifests of 1,000 files each, a com
 
 Measured in fresh processes, the median of some runs: the index alone (do its rows join, and add
 up?), the ledger alone, the manifests alone, all three as `frazil audit` compares them, and the
-command itself as a person runs it. What importing costs is told apart.
+command itself as a person runs it. The cost of imports is shown separately.
 
     make bench-audit                                     # 1,000, 10,000 and 100,000 batches
     make bench-audit ARGS='--batches 10000 --runs 1'     # smaller
@@ -203,7 +203,7 @@ def measured(what: str, folder: Path, runs: int) -> dict[str, Any]:
 
 
 def commanded(folder: Path, runs: int) -> dict[str, Any]:
-    """`frazil audit`, from the prompt to the last letter."""
+    """`frazil audit`, from the prompt to its last line."""
     options = [f"--catalog={key}={value}" for key, value in catalog(folder).items()]
     command = [sys.executable, "-m", "frazil.cli.commands", "audit", TABLE, *options, "--json"]
     took = []
@@ -226,7 +226,7 @@ def commanded(folder: Path, runs: int) -> dict[str, Any]:
 
 
 class Batches:
-    """All batches of a life: which range each took of which partition, and what became of it."""
+    """All batches of a history: which range each took of which partition, and what became of it."""
 
     def __init__(self, life: Life) -> None:
         import numpy as np
@@ -339,7 +339,7 @@ def some(task: tuple[int, int, str]) -> tuple[bytes, bytes, bytes]:
 
 
 def make(life: Life, folder: Path) -> None:
-    """Both layouts of one life, below `folder`; the index is the same."""
+    """Both layouts of one history, below `folder`; the index is the same."""
     global _made
     import pyarrow as pa
 
@@ -625,7 +625,7 @@ def fill_index(warehouse: Path, life: Life, heads: list[dict[str, str]], rows: A
 
 
 def point(life: Life, folder: Path, runs: int) -> dict[str, Any]:
-    """All measures of one life, on both layouts where they differ."""
+    """All measures of one history, on both layouts where they differ."""
     found: dict[str, Any] = {
         "batches": life.batches,
         "partitions": life.partitions,
@@ -652,7 +652,7 @@ def point(life: Life, folder: Path, runs: int) -> dict[str, Any]:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    options.add_argument("--batches", type=int, default=100_000, help="of the largest life")
+    options.add_argument("--batches", type=int, default=100_000, help="of the largest history")
     options.add_argument("--partitions", type=int, default=100)
     options.add_argument("--rows", type=int, default=10_000, help="of a batch")
     options.add_argument("--runs", type=int, default=3)

@@ -10,7 +10,7 @@ SIGKILL:
     broker     when the sink comes to a step, drawn; started again on the same port and data
     catalog    the same
 
-The next life of the sink has its JVM started while the last one runs: a kill costs what a life
+The next run of the sink has its JVM started while the last one runs: a kill costs what a run
 needs to take over, not what Java needs to start.
 
 Meanwhile the verifier follows both tables. It reads the topics with a plain consumer, asks the
@@ -84,7 +84,7 @@ SCHEMA = json.dumps(
 )
 
 #: Beside the steps of a batch, those of what the sink does to the upsert table between commits.
-#: They come now and then: a life that has made so many commits without is killed as it is.
+#: They come now and then: a run that has made so many commits without is killed as it is.
 BETWEEN = ("compact", "compacted", "expire", "expired")
 COMMITS = 12
 #: Steps at which broker or catalog are killed.
@@ -476,7 +476,7 @@ def _avro(path: str) -> list[dict[str, Any]]:
         return list(fastavro.reader(file))
 
 
-# ── a life, and what is killed ───────────────────────────────────────────────────────────────────
+# ── a run, and what is killed ────────────────────────────────────────────────────────────────────
 
 
 class Life:
@@ -511,7 +511,7 @@ class Life:
             self._news.notify_all()
 
     def wait(self, step: str, beyond: int, within: float = WITHIN) -> bool:
-        """Until the step was seen more often than that; False where the life ended before."""
+        """Until the step was seen more often than that; False where the run ended before."""
         with self._news:
             if not self._news.wait_for(lambda: self.ended or self.seen[step] > beyond, within):
                 raise Stuck(f"no {step} in {within:.0f} s; the last was {self.last}")
@@ -519,7 +519,7 @@ class Life:
 
 
 class Died(Exception):
-    """A life that ended by itself."""
+    """A run that ended by itself."""
 
 
 class Chaos:
@@ -549,7 +549,7 @@ class Chaos:
         return Life(self._lives.next(until="forever"))
 
     def take_over(self) -> str:
-        """Where the time of a kill goes: medians of all lives."""
+        """Where the time of a kill goes: medians of all runs."""
         steps = ("ready", "started", "planned", "written", "staged", "committed", "done")
         seconds = {step: self._first[step] for step in steps if step in self._first}
         return ", ".join(f"{step} {statistics.median(s):.1f} s" for step, s in seconds.items())
@@ -558,11 +558,11 @@ class Chaos:
         """As a supervisor would."""
         self.died += 1
         self.life.pipeline.wait()
-        say(f"  a life ended by itself: {self.life.last}")
+        say(f"  a run ended by itself: {self.life.last}")
         self.life = self._next()
 
     def kill(self, who: str, point: str) -> str:
-        """One kill, however many lives end by themselves before it comes to that; where it was."""
+        """One kill, however many runs end by themselves before it comes to that; where it was."""
         do = self._driver if who == "driver" else self._worker if who == "worker" else self._server
         for _ in range(5):
             try:
@@ -571,7 +571,7 @@ class Chaos:
             except Died:
                 self._again()
         else:
-            raise Stuck(f"five lives ended by themselves before {who}:{point}")
+            raise Stuck(f"five runs ended by themselves before {who}:{point}")
         self.by_point[at] += 1
         for _ in range(5 if who != "driver" else 0):
             if self.life.wait("done", self.life.seen["done"]):
@@ -619,7 +619,7 @@ class Chaos:
         raise Stuck("no worker was ever seen at work")
 
     def _workers(self) -> list[int]:
-        """Spark's workers for tasks, of this life: forks of their daemon."""
+        """Spark's workers for tasks, of this run: forks of their daemon."""
         found = []
         for process in psutil.Process(self.life.pipeline.process.pid).children(recursive=True):
             with suppress(psutil.Error):
@@ -735,7 +735,7 @@ def run(given: argparse.Namespace, folder: Path) -> int:
         if verifier.failure is not None:
             raise verifier.failure
         proof = of_sink(load(config), opener(load(config), False, say))
-    say(f"a life, from its turn to its first: {chaos.take_over()}")
+    say(f"a run, from its turn to its first: {chaos.take_over()}")
     found = verifier.found
     good = not (found.lost or found.doubled or found.wrong) and proof.verdict == "proven"
     seconds = time.monotonic() - began

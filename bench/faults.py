@@ -3,11 +3,11 @@
 Iceberg's reference server, a proxy before it (`proxy.py`), and for every cell of the matrix a table
 of its own: a fault before or after the catalog has applied the commit, into an append table, an
 upsert table or a branch, with no, one or two other writers who commit in that very moment. Each
-cell is a life of the sink: the second of its three batches meets the fault; claim, staging, commit,
-index, witness are the real ones, only the records come from a script. Then DuckDB reads the table:
+cell is a run of the sink: the second of its three batches meets the fault; claim, staging, commit,
+index, tag are the real ones, only the records come from a script. Then DuckDB reads the table:
 every record must be there once (of upserts, the last of each key), and every other writer's row.
 
-Two smaller matrices beside it: *places*, where the fault meets the claim of a life, a witness, the
+Two smaller matrices beside it: *places*, where the fault meets the claim of a run, a tag, the
 commit of the index; there the audit must prove the table as well. And *streams*: Kafka, Spark's
 query and the whole sink.
 
@@ -121,9 +121,9 @@ class Place:
     match: Callable[[Request], bool] = data
     #: of the index, not of the table
     index: bool = False
-    #: how many such requests come before it, in the life that meets it
+    #: how many such requests come before it, in the run that meets it
     skip: int = 0
-    #: which life: the first, from its beginning, or the second, which takes over
+    #: which run: the first, from its beginning, or the second, which takes over
     heir: bool = False
 
 
@@ -459,7 +459,7 @@ class Script:
 
 
 class Life(Sink):
-    """A life without a query and without Kafka: batches are asked for one by one. All else is the
+    """A run without a query and without Kafka: batches are asked for one by one. All else is the
     sink's own."""
 
     def __init__(self, config: Config, way: str, on_step: Callable[[Step], None] | None = None):
@@ -476,7 +476,7 @@ class Life(Sink):
 
     @property
     def staged(self) -> int:
-        """Batches that are staged, by this life or before it."""
+        """Batches that are staged, by this run or before it."""
         return self._stream.position.cut.get(PARTITIONS[0], 0) // EACH
 
     def batch(self) -> None:
@@ -548,7 +548,7 @@ def ours(world: World, cell: Cell, name: str, outcome: Outcome) -> Plot | None:
                     life.commit()
                     plot = arm()
                     if place is not None:
-                        break  # for the next life
+                        break  # for the next run
                 life.batch()
                 life.commit()
             else:

@@ -1,11 +1,11 @@
 """What the offset index costs in batches of 100,000 rows, as two ratios of one run.
 
 `share`: one batch at a time, the next one begins when the last is done. A batch is what lies
-between plan and end; the index's part of it is from the last table's witness to the index's own,
+between plan and end; the index's part of it is from the last table's tag to the index's own,
 and what looking after it took (merging its files, expiring its snapshots), spread over all batches.
 
-`cost`: as streams run, each batch beside the commits of the one before it. Lives with an index and
-lives without it take turns; how much longer do batches take with it? (Nothing but a benchmark may
+`cost`: as streams run, each batch beside the commits of the one before it. Runs with an index and
+runs without it take turns; how much longer do batches take with it? (Nothing but a benchmark may
 leave it out.)
 
 On a local disk Hadoop starts a process, `chmod`, for each file that Iceberg writes, and one for its
@@ -37,9 +37,9 @@ from frazil.testing.datagen import SCHEMA, create_topic, produce
 from frazil.testing.kafka import Broker
 
 PARTITIONS = 4
-#: The first batches of a life start workers and load Java's classes.
+#: The first batches of a run start workers and load Java's classes.
 WARM = 3
-#: Lives with and without an index, and batches of each.
+#: Runs with and without an index, and batches of each.
 LIVES, BATCHES = 4, 10
 PARTS = {
     "write": ("planned", "written"),

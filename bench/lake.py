@@ -1,14 +1,14 @@
-"""Iceberg tables, and lives of sinks on them, without a JVM, a broker or a stream.
+"""Iceberg tables, and runs of sinks on them, without a JVM, a broker or a stream.
 
 `Metadata` is one table of format 2 as the specification has it: a metadata file, manifest lists and
 manifests, which any reader of Iceberg reads. It is also what the committer needs of a table.
 
-`History` is the life of one sink on such tables, by chance and by a seed. What Kafka and Spark do
-is made up: topics with transaction markers, aborted and compacted records, batches, rows and files.
+`History` is that of one sink on such tables, by chance and by a seed. What Kafka and Spark do is
+made up: topics with transaction markers, aborted and compacted records, batches, rows and files.
 What Frazil does is Frazil's own code: claims, ledger entries, absorbed and recovered batches, index
 rows. Around it others live: compaction, expiry, schema changes, foreign rows, tags and branches.
 
-The records of a topic are made once, so that a life that reads a range again reads the same.
+The records of a topic are made once, so that a run that reads a range again reads the same.
 """
 
 from __future__ import annotations
@@ -981,7 +981,7 @@ class Fate:
 
     tables: frozenset[str] = frozenset()
     rejecting: frozenset[str] = frozenset()
-    #: cannot be read, or no rule knows where to: a letter that names no table
+    #: cannot be read, or no rule knows where to: a dead letter that names no table
     lost: bool = False
 
     @property
@@ -1042,7 +1042,7 @@ class Topics:
         return Fate(tables)
 
 
-# ── a sink's life ───────────────────────────────────────────────────────────────────────────────
+# ── a sink's run ────────────────────────────────────────────────────────────────────────────────
 
 
 class _Clock:
@@ -1177,7 +1177,7 @@ class History:
         self.diary.append(text)
 
     def begin(self) -> None:
-        """A life: claims, and what the life before had staged."""
+        """A run: claims, and what the run before had staged."""
         pending = self.committer.pending if hasattr(self, "committer") else []
         self._claim()
         claimed = self.own.head().entry
@@ -1187,7 +1187,7 @@ class History:
         pending = staged
         self._unindexed_commits({batch.commit_id for batch in staged}, claimed.end)
         self._look_ahead(staged[-1].end if staged else claimed.end)
-        self.say(f"life {self.epoch} begins with {len(pending)} staged batches")
+        self.say(f"run {self.epoch} begins with {len(pending)} staged batches")
         for each in pending:
             self.committer.submit(each, bounded=False)
         if pending and self.random.random() < 0.7:
@@ -1441,14 +1441,14 @@ class History:
     # ── trouble ──────────────────────────────────────────────────────────────────────────────
 
     def lose_stage(self) -> None:
-        """A life ends, and so do its batch records. What tables have and the index has not is told
-        by the ledger; the rest is read again, by each table from its own floor on."""
+        """A run ends, and so do its batch records. What tables have and the index has not comes
+        from the ledger; the rest is read again, by each table from its own floor on."""
         if not self.committer.pending:
             return
         self._claim()
         claimed = head(self.index.history("main"), self.sink).entry
         assert claimed is not None
-        self.say(f"life {self.epoch} begins without the records of what was staged")
+        self.say(f"run {self.epoch} begins without the records of what was staged")
         self.position, self.number = claimed.end, claimed.batches[1] + 1
         self._source = claimed.source[1]
         if self.alone:
@@ -1489,7 +1489,7 @@ class History:
     def rewind(self) -> None:
         """All tables and the index go back to an earlier batch, as `frazil rewind` does it."""
         if self._replayed():
-            return  # refused: what was replayed may be letters of batches that go
+            return  # refused: what was replayed may be dead letters of batches that go
         tables = {name: (table, table.branch) for name, table in self.tables.items()}
         doing = RewindSteps(
             self.sink,
@@ -1835,7 +1835,7 @@ class History:
         ]
 
     def untold(self, table: Table) -> bool:
-        """May it be said that it cannot be told? Whose rows they are, files do not say, and others
+        """Is `cannot tell` allowed? Whose rows they are, files do not say, and others
         wrote here or took rows away, or may have done so before the oldest snapshot left."""
         return self._stranger(table) or (
             bool(self.unclear(table)) and (self._lossy(table) or self._others(table, "added"))

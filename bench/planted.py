@@ -1,6 +1,6 @@
 """Corruption, planted in tables that were well: is every one of it found, and nothing else?
 
-Each case is the life of a sink (`lake.History`) by a seed. As it is, the audit must prove it. Then
+Each case is a history of a sink (`lake.History`) by a seed. As it is, the audit must prove it. Then
 something happens to it that must not: nine kinds, each in several ways, on data tables, ledger and
 index, at the beginning, in the middle and at the end, on one table and on many, also where others
 have compacted and expired meanwhile. The audit must name it: a finding of a fitting kind, with a
@@ -63,7 +63,7 @@ GONE = frozenset({"gap", "unaccounted"})
 TWICE = frozenset({"overlap", "unaccounted"})
 WRONG = frozenset({"gap", "overlap", "unaccounted"})
 DOUBT = WRONG | {"cannot tell"}
-#: The table is told, and no range: its rows are mixed.
+#: The table is reported, and no range: its rows are mixed.
 ANYWHERE = ""
 
 
@@ -133,7 +133,7 @@ class Planted:
         return True
 
     def at_least(self, before: evidence.AuditResult) -> Planted | None:
-        """It must then be said that it cannot be told: which is news if it was proven before."""
+        """The verdict must then be `cannot tell`: which is news if it was proven before."""
         if any(each.table in self.tables and each.verdict != "proven" for each in before.reports):
             return None
         return replace(self, kinds=self.kinds | {"cannot tell"}, named=(*self.named, ANYWHERE))
@@ -897,7 +897,7 @@ def row_invented(history: History, r: random.Random) -> Planted | None:
 
 @plant("snapshot rolled back")
 def table_rolled_back(history: History, r: random.Random) -> Planted | None:
-    """`rollback_to_snapshot`: the witness stays where it was."""
+    """`rollback_to_snapshot`: the tag stays where it was."""
     table = filled(history, r)
     if table is None:
         return None
@@ -931,7 +931,7 @@ def table_replaced(history: History, r: random.Random) -> Planted | None:
 
 @plant("snapshot rolled back")
 def all_rolled_back(history: History, r: random.Random) -> Planted | None:
-    """Tables and index together, to the same batch: nothing is apart, and the witnesses tell."""
+    """Tables and index together, to the same batch: nothing is apart, and the tags tell."""
     found = [
         (entry, snapshot)
         for entry, snapshot in entries(history.index.history("main"), history.sink)
@@ -1557,7 +1557,7 @@ class Told:
     planted: Counter[str] = field(default_factory=Counter)
     found: Counter[str] = field(default_factory=Counter)
     exact: int = 0
-    #: found, and no more could be said than that it cannot be told
+    #: found, and the verdict could be no more than `cannot tell`
     unsure: int = 0
     clean: int = 0
     false_alarms: int = 0
@@ -1591,7 +1591,7 @@ HAPPENINGS = {
     "evolution": "a column is added",
     "index compaction": "files are one",
     "index expiry": "snapshots of the index",
-    "lives": "life 2",
+    "lives": "run 2",
     "replay": "letters are replayed",
     "foreign rows": "foreign rows",
     "lost records": "without the records",

@@ -1,6 +1,6 @@
 """The real sink in seeded worlds: is anything lost, doubled or unreadable in any of them?
 
-Each schedule is one world (`tests/simulation`): lives of the real sink against a catalog and a
+Each schedule is one world (`tests/simulation`): runs of the real sink against a catalog and a
 store in memory, with lost answers, late requests, stale reads, torn writes, zombies, foreign
 writers, compaction, expiry, rollback, dropped tables, deaths at any point; then peace, in which all
 must come home. I1 to I7 are looked at after every commit that is applied.
@@ -30,13 +30,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.simulation import life, planted, schedule
+from tests.simulation import planted, schedule, sink_run
 
 #: Schedules of one job of a process.
 CHUNK = 500
 #: A planted bug that so many schedules do not show is not caught.
 MOST = 50_000
-#: Violations that are told one by one.
+#: Violations that are printed one by one.
 SHOWN = 20
 #: Schedules of the naive sink, for each hundred of the real one; at least and at most.
 NAIVE = (500, 5_000)
@@ -54,22 +54,22 @@ _entered = ExitStack()
 
 def begin() -> None:
     gc.disable()  # there is little to find, and much to look through: once per job is enough
-    _entered.enter_context(life.simulated())
+    _entered.enter_context(sink_run.simulated())
 
 
 def plain(first: int, end: int, kind: str) -> tuple[str, Any]:
     """`kind`: plain, hard or wild."""
     found = []
-    commits = lives = harmed = 0
+    commits = sink_runs = harmed = 0
     for seed in range(first, end):
         outcome = schedule.run(seed, hard=kind == "hard", wild=kind == "wild")
         commits += outcome.commits
-        lives += outcome.lives
+        sink_runs += outcome.sink_runs
         harmed += outcome.harmed
         if outcome.broken:
             found.append((seed, outcome.broken[0]))
     gc.collect()
-    return kind, (end - first, found, commits, lives, harmed)
+    return kind, (end - first, found, commits, sink_runs, harmed)
 
 
 def one_planted(name: str, most: int) -> tuple[str, Any]:
@@ -109,7 +109,7 @@ def simulate(given: argparse.Namespace) -> dict[str, Any]:
     violations: list[tuple[int, str, str]] = []
     needed: dict[str, int | None] = {}
     done = {"plain": 0, "hard": 0, "wild": 0, "naive": 0}
-    commits = lives = harmed = failed = 0
+    commits = sink_runs = harmed = failed = 0
     spent, next_word = 0.0, 5.0
     with ProcessPoolExecutor(given.processes, get_context("spawn"), begin) as pool:
         jobs: list[Future[tuple[str, Any]]] = []
@@ -136,7 +136,11 @@ def simulate(given: argparse.Namespace) -> dict[str, Any]:
             else:
                 number, found, *more = told
                 done[kind] += number
-                commits, lives, harmed = commits + more[0], lives + more[1], harmed + more[2]
+                commits, sink_runs, harmed = (
+                    commits + more[0],
+                    sink_runs + more[1],
+                    harmed + more[2],
+                )
                 for seed, how in found:
                     violations.append((seed, kind, how))
                     if len(violations) > SHOWN:
@@ -158,7 +162,7 @@ def simulate(given: argparse.Namespace) -> dict[str, Any]:
         "naive_schedules": done["naive"],
         "naive_failed": failed,
         "commits": commits,
-        "lives": lives,
+        "lives": sink_runs,
         "harmed": harmed,
         "seconds": round(seconds, 1),
         "needed": {name: needed[name] for name in names},
@@ -168,12 +172,12 @@ def simulate(given: argparse.Namespace) -> dict[str, Any]:
 def story(given: argparse.Namespace) -> int:
     """One schedule, step by step."""
     trace: list[str] = []
-    with life.simulated(), planted.plant(given.planted) if given.planted else nullcontext():
+    with sink_run.simulated(), planted.plant(given.planted) if given.planted else nullcontext():
         outcome = schedule.run(given.seed, trace, hard=given.hard, wild=given.wild)
     if given.trace or outcome.broken:
         say("\n".join(trace))
     say(
-        f"seed {given.seed}: {outcome.lives} lives, {outcome.commits} commits"
+        f"seed {given.seed}: {outcome.sink_runs} runs, {outcome.commits} commits"
         + (f"; the last one: {outcome.ended}" if outcome.ended else "")
     )
     for each in outcome.broken:
@@ -203,7 +207,7 @@ def main() -> int:
         parser.error("--hard and --wild go with --seed: a sweep has schedules of every kind")
     told = simulate(given)
     say(
-        f"{told['schedules']} schedules with {told['lives']} lives and {told['commits']} commits, "
+        f"{told['schedules']} schedules with {told['lives']} runs and {told['commits']} commits, "
         f"{told['violations']} violations; {told['caught']} of {told['planted']} planted bugs "
         f"caught; the naive sink fails {told['naive_failed']} of {told['naive_schedules']}"
     )

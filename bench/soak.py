@@ -1,6 +1,6 @@
 """A sink that runs for long, as it comes: do its tables stay readable, and its commits quick?
 
-A real broker gets a steady stream of orders, and one life of a sink with default settings writes
+A real broker gets a steady stream of orders, and one run of a sink with default settings writes
 them. Every few seconds this looks at what is on disk (data files, metadata files, snapshots,
 manifests), at how long commits take, and at the memory of driver, JVM and workers. At the end the
 sink catches up, the audit proves every record, and `judge` says whether anything grows that must
@@ -68,7 +68,7 @@ class Sample:
     batches: int
     table: Folder
     index: Folder
-    #: of the commits since the last sample: from `commit` to `witnessed`
+    #: of the commits since the last sample: from `commit` to `tagged`
     commit_seconds: float | None
     #: MiB
     driver: int = 0
@@ -145,7 +145,7 @@ class Watch:
 
 
 class Stream(threading.Thread):
-    """Orders at a steady rate, until it is told to end."""
+    """Orders at a steady rate, until it is stopped."""
 
     def __init__(self, bootstrap: str, partitions: int, rate: int) -> None:
         super().__init__(daemon=True)
@@ -366,7 +366,7 @@ def sample(
 
 
 def proven(folder: Path, path: Path) -> tuple[str, int]:
-    """A second life reads what is left, and is audited."""
+    """A second run reads what is left, and is audited."""
     life = SinkProcess(path, audit=True, log=folder / "sink.log", scratch=folder / "scratch")
     try:
         audits = [event["audit"] for event in life.events() if "audit" in event]

@@ -1,8 +1,8 @@
 """One stream into a thousand tables: what a table costs, per batch and at rest.
 
 Small Avro records whose field `kind` names their table, on a topic of its own. Each phase produces
-its records first and then lets one life of the sink take them in one batch, so that the steps of
-that batch can be told apart:
+its records first and then lets one run of the sink take them in one batch, so that the steps of
+that batch can be distinguished:
 
     one      all records into one table: what they cost without any routing
     made     into N tables that are not there yet: learned, created, written, committed

@@ -9,9 +9,9 @@ the table and once with it.
 
 A batch is 500,000 records over a million keys, drawn evenly, each key in one of four partitions. A
 turn is ten batches; before each turn its records are produced, then every side takes them, from
-`start` until all is committed. Rows a second are told while the stream runs, from the first commit
+`start` until all is committed. Rows a second count while the stream runs, from the first commit
 of a turn to the last one or to the end of its maintenance; beside it with the start and the end of
-the query, which a stream has once and a turn each time. Each side lives in one process of its own
+the query, which a stream has once and a turn each time. Each side runs in one process of its own
 for the whole run, so all but its first turn is warm. After 10, 50, … batches all columns of the
 records are scanned in a third process, the same for every table: both sides' tables as they are,
 the maintained one also right after a round, and a table freshly written of the same rows, ordered
@@ -794,7 +794,7 @@ def scan_side(_: str, settings: dict[str, Any]) -> Job:
         folder = f"{settings['folder']}/read/{name}"
         try:
             bounded(f"{name}.db.t", lambda into: into.parquet(folder))
-        except Exception:  # it takes too long: it is not compared, and that is told
+        except Exception:  # it takes too long: it is not compared, and that is reported
             return {}
         return {"folder": folder}
 
@@ -818,7 +818,7 @@ def scan_side(_: str, settings: dict[str, Any]) -> Job:
                     continue
                 try:
                     seconds = timed(table)
-                except Exception as error:  # too long, or out of memory: told, and not hidden
+                except Exception as error:  # too long, or out of memory: reported, and not hidden
                     why[each] = str(error).splitlines()[0][:200]
                     continue
                 runs[each].append(seconds)

@@ -4,7 +4,7 @@ Changes of 200,000 keys in four Kafka partitions: inserts, updates, deletes, and
 inserted again; most keys in one partition, a tenth of them in any. The sink upserts them into a
 table partitioned by a column that changes, so keys move; it compacts and expires snapshots as it
 goes. It runs in a process of its own which is killed, SIGKILL, at each named step in turn: those of
-a batch, and those of what is done between commits. After every life all new snapshots are read, by
+a batch, and those of what is done between commits. After every run all new snapshots are read, by
 time travel, with Spark and with DuckDB.
 
 What they must hold is kept apart: the records as they were produced, the ranges that the snapshots'
@@ -54,10 +54,10 @@ from frazil.testing.process import SinkRuns
 
 TOPIC, TABLE, PARTITIONS = "changes", "db.t", 4
 KINDS = ("a", "b", "c")
-#: What the sink does between commits. These come seldom: every life is held at the first it meets.
+#: What the sink does between commits. These come seldom: every run is held at the first it meets.
 BETWEEN = ("compact", "compacted")
 SELDOM = ("expire", "expired", "index-merge", "index-merged", "index-expire", "index-expired")
-#: A life that does not come to a step at which it is held is killed after so many batches; where
+#: A run that does not come to a step at which it is held is killed after so many batches; where
 #: it is held at none, after more.
 LIFE, LONG = 12, 30
 SCHEMA = json.dumps(
@@ -404,7 +404,7 @@ class Run:
         return len(left)
 
 
-# ── lives ────────────────────────────────────────────────────────────────────────────────────────
+# ── runs ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def life(lives: SinkRuns, hold: str, batches: int, steps: Counter[str]) -> str:
@@ -504,10 +504,10 @@ def _prove(
         steps[event.get("step", "")] += 1
         if "error" in event:
             raise SystemExit(f"the sink stopped: {event}")
-    assert final.wait() == 0, "the last life failed"
+    assert final.wait() == 0, "the last run failed"
     run.check()
     ended = sum(run.dictionary.at.values()) == given.records
-    say("all is in; what the killed lives left behind is removed")
+    say("all is in; what the killed runs left behind is removed")
     found = orphans(config, run.readers.spark)
     for table, file in found:
         table.delete(file)

@@ -1,4 +1,4 @@
-"""A child whose sink forgets a file of each life's second batch: written, counted, never staged."""
+"""A child whose sink forgets a file of each run's second batch: written, counted, never staged."""
 
 from __future__ import annotations
 

@@ -166,5 +166,5 @@ def test_a_driver_that_stood_still_while_another_took_over_is_fenced_when_it_wak
     assert table is not None
     late = [f.path for f in table.readonly.files()[0] if f.offsets and f.offsets[0] >= 50]
     assert late
-    assert all(f"/frazil-{name}-2-" in path for path in late), "rows of the fenced life are there"
+    assert all(f"/frazil-{name}-2-" in path for path in late), "rows of the fenced run are there"
     proven(make_config(), spark)

@@ -35,7 +35,7 @@ def topic(bootstrap: str, name: str) -> dict[tuple[int, int], dict[str, Any]]:
 
 
 def killed_at(config: Path, step: str, log: Path) -> None:
-    """One life, killed when it reaches the step for the second time: a batch is behind it."""
+    """One run, killed when it reaches the step for the second time: a batch is behind it."""
     life = SinkProcess(config, hold=f"{step}:2", until="forever", log=log)
     assert life.killed()
 
@@ -110,7 +110,7 @@ def test_no_kill_loses_doubles_or_miscounts_a_window(
     tmp_path: Path,
     steps: tuple[str, ...],
 ):
-    """Windows that were open when a life was killed hold what it had read of them."""
+    """Windows that were open when a run was killed hold what it had read of them."""
     create_topic(broker.bootstrap, name, PARTITIONS)
     (tmp_path / "mine.py").write_text(TRANSFORM)
     config = write_toml(

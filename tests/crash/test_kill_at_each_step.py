@@ -41,9 +41,9 @@ def test_no_kill_at_any_step_loses_or_doubles_a_record(
     tmp_path: Path,
     steps: tuple[str, ...],
 ):
-    """One life after the other, each killed at the next step, each taking over from the last.
+    """One run after the other, each killed at the next step, each taking over from the last.
 
-    Every life gets new records first, so that there is always a batch for the step to happen in;
+    Every run gets new records first, so that there is always a batch for the step to happen in;
     after each kill the table must be readable and without doubles, at the end exact.
     """
     create_topic(broker.bootstrap, name, 3)
@@ -52,7 +52,7 @@ def test_no_kill_at_any_step_loses_or_doubles_a_record(
     kills = 0
     for life, step in enumerate(steps):
         produce(broker.bootstrap, name, life * PER_LIFE, PER_LIFE)
-        # The second time, so that a batch of this life is behind the kill as well.
+        # The second time, so that a batch of this run is behind the kill as well.
         assert lives.next(hold=f"{step}:2", until="forever").killed()
         kills += 1
         if life or step == "done":
@@ -70,10 +70,10 @@ def test_no_kill_at_any_step_loses_or_doubles_a_record(
         assert start == reached[number]
         reached[number] = end
     assert sum(reached.values()) == rows
-    # What the killed lives left behind is listed and removed, and nothing of the table with it.
+    # What the killed runs left behind is listed and removed, and nothing of the table with it.
     given = load(config)
     left = orphans(given, spark)
-    assert left, "a life killed after writing and before staging leaves files"
+    assert left, "a run killed after writing and before staging leaves files"
     for table, path in left:
         table.delete(path)
     assert orphans(given, spark) == []

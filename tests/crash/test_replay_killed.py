@@ -23,11 +23,11 @@ from tests.system.streams import catch_up, produce
 KINDS = 3
 KILLS = ("written", "committed")  # of all of them `tests/crash/test_tables_killed.py` makes sure
 RECORDS = 60 * (len(KILLS) + 1)
-#: Of each life: there are always letters left for the next.
+#: Of each run: there are always dead letters left for the next.
 PER_LIFE = 20
 
 
-def test_no_kill_of_a_replay_loses_or_doubles_a_letter(
+def test_no_kill_of_a_replay_loses_or_doubles_a_dead_letter(
     broker: Broker,
     lake: Lake,
     spark: Any,
@@ -37,7 +37,7 @@ def test_no_kill_of_a_replay_loses_or_doubles_a_letter(
 ):
     """One replay after the other, each killed at the next step, each taking over from the last.
 
-    The letters go to tables that are made for them by names from the data; the sink itself has
+    The dead letters go to tables that are made for them by names from the data; the sink itself has
     written to one of them already.
     """
     create_topic(broker.bootstrap, name, 2)

@@ -97,7 +97,7 @@ def test_a_sink_that_forgets_a_file_is_found_out_with_the_exact_ranges(
 def test_one_that_is_interrupted_leaves_nothing_behind(
     broker: Broker, lake: Lake, spark: Any, given: Config, monkeypatch: pytest.MonkeyPatch
 ):
-    """By Ctrl-C, while a life of the sink is about to start."""
+    """By Ctrl-C, while a run of the sink is about to start."""
     lives = []
 
     def interrupted(life: ChildProcess, *_: Any) -> bool:

@@ -52,7 +52,7 @@ def sections(name: str) -> dict[str, Any]:
 
 
 def records(life: int) -> Iterator[bytes]:
-    """Each life brings columns that no life before it had, to some of the tables."""
+    """Each run brings columns that no run before it had, to some of the tables."""
     kinds = list(TO)
     for i in range(PER_LIFE):
         value = {"kind": kinds[i % len(kinds)], "n": life * PER_LIFE + i}
@@ -98,7 +98,7 @@ def test_no_kill_at_any_step_loses_or_doubles_a_record_in_any_table(
     tmp_path: Path,
     steps: tuple[str, ...],
 ):
-    """One life after the other, each killed at the next step, each taking over from the last.
+    """One run after the other, each killed at the next step, each taking over from the last.
 
     Where a step happens once for each table, it is the third: some have the batch, some have not.
     After one of the kills the record of what was staged is lost as well: each table gets what it
@@ -140,7 +140,7 @@ def test_no_kill_at_any_step_loses_or_doubles_a_record_in_any_table(
         count // 5,
         count // 5,
     ]
-    # What the killed lives left behind is removed, from all tables, and nothing else with it.
+    # What the killed runs left behind is removed, from all tables, and nothing else with it.
     for table, path in orphans(given, spark):
         table.delete(path)
     assert assert_exact(lake, name, b, len(steps)) == count
@@ -152,7 +152,7 @@ def test_no_kill_at_any_step_loses_or_doubles_a_record_in_any_table(
         assert {str(path) for path in data.rglob("*.parquet")} == live, each
 
 
-def test_the_older_of_two_lives_is_fenced_from_every_table(
+def test_the_older_of_two_runs_is_fenced_from_every_table(
     broker: Broker,
     lake: Lake,
     spark: Any,
@@ -160,7 +160,7 @@ def test_the_older_of_two_lives_is_fenced_from_every_table(
     make_config: Callable[..., Config],
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """It wakes up with files written for tables that a newer life has filled, changed and made."""
+    """It wakes up with files written for tables that a newer run has filled, changed and made."""
     b = broker.bootstrap
     create_topic(b, name, PARTITIONS)
     config = make_config(**sections(name))
@@ -169,7 +169,7 @@ def test_the_older_of_two_lives_is_fenced_from_every_table(
     steps = Steps(hold="written")
     with running(config, spark, steps) as older:
         produce(b, name, records(0), PARTITIONS)
-        assert steps.held.wait(WITHIN), "the older life has written files and not staged them"
+        assert steps.held.wait(WITHIN), "the older run has written files and not staged them"
         monkeypatch.setattr("frazil.sink._running", {})  # as in another process
         produce(b, name, records(1), PARTITIONS)
         newer = catch_up(config, spark)

@@ -1,4 +1,4 @@
-"""SIGKILL of a driver that upserts, at named steps: at every snapshot of every life the table is
+"""SIGKILL of a driver that upserts, at named steps: at every snapshot of every run the table is
 what a plain dictionary holds, read by Spark and by DuckDB."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.system.test_upserts import Feed, batches, chaos, upsert
 from tests.upserts import spark_rows
 
 PER_LIFE, KEYS, PARTITIONS = 200, 50, 3
-#: Of what the sink does between commits; each comes once in a short life.
+#: Of what the sink does between commits; each comes once in a short run.
 BETWEEN = ("compact", "compacted", "expire", "expired")
 
 
@@ -67,7 +67,7 @@ def test_no_kill_brings_a_row_back_loses_one_or_leaves_a_twin(
         last = life == len(steps) - 1
         assert lives.next(hold=hold, until="forever", last=last).killed()
         check()
-    # The final life expires nothing: each snapshot of its many batches is looked at behind it.
+    # The final run expires nothing: each snapshot of its many batches is looked at behind it.
     final = SinkRuns(configured(), **where).next(last=True)
     events = list(final.events())
     assert final.wait() == 0, events[-1]
@@ -77,7 +77,7 @@ def test_no_kill_brings_a_row_back_loses_one_or_leaves_a_twin(
     assert told == len(steps) * PER_LIFE
     if "expire" not in steps:
         assert len(batches(lake, f"db.{name}")) >= 2 * len(steps)
-    # What the killed lives left behind is removed, and nothing else with it.
+    # What the killed runs left behind is removed, and nothing else with it.
     left = orphans(given, spark)
     assert any(path.endswith(".parquet") for _, path in left), "of the round that came to nothing"
     for table, path in left:

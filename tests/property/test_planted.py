@@ -74,7 +74,7 @@ def test_every_corruption_is_found_and_named_and_its_clean_twin_is_proven(
 
 
 @pytest.mark.parametrize("way", planted.DEEP, ids=[way.__name__ for way in planted.DEEP])
-def test_what_metadata_cannot_tell_is_told_by_the_rows_and_never_counted(way: Any, tmp_path: Path):
+def test_what_metadata_cannot_show_is_shown_by_the_rows_and_never_counted(way: Any, tmp_path: Path):
     told = planted.case(0, tmp_path, "deep", way=way)
     assert told.complaints == []
     assert (told.deep_planted, told.deep_found) == (1, 1)

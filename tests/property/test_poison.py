@@ -96,7 +96,7 @@ def test_every_good_record_is_exact_and_every_bad_one_is_rejected_once(
             rows += [each for _, each in settled.rows]
             for name, told in (("message", "reason"), ("schema_id", "schema_id")):
                 column = [getattr(each, told) for each in settled.letters.values()]
-                pa.array(column, LETTER_COLUMNS.field(name).type)  # what is told can be written
+                pa.array(column, LETTER_COLUMNS.field(name).type)  # what is reported can be written
             letters += [(number, start + i, part[i]) for i in settled.letters]
             assert not settled.needs
             assert not settled.skipped

@@ -101,7 +101,7 @@ def test_columns_of_entries_say_what_the_ledgers_reader_says(made: list[LedgerEn
 
 
 def history(packed: bool, count: int = 30, tables: int = 1) -> list[LedgerEntry]:
-    """A sink's life: batch after batch, and a partition more now and then."""
+    """A sink's history: batch after batch, and a partition more now and then."""
     here = {Partition("orders", i): 10 * i for i in range(3, 150 if packed else 6)}
     made = []
     for batch in range(count):
@@ -117,7 +117,7 @@ def history(packed: bool, count: int = 30, tables: int = 1) -> list[LedgerEntry]
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_sinks_whole_life_is_read_alike(packed: bool):
+def test_a_sinks_whole_history_is_read_alike(packed: bool):
     summaries = [entry.summary() for entry in history(packed)]
     assert summaries[-1]["frazil.ranges"].startswith("packed:") == packed
     assert list(each(of_entries(summaries))) == laid(expected(summaries))
@@ -332,7 +332,7 @@ def joined_by_partition(entries: Sequence[LedgerEntry]) -> Iterator[tuple[Partit
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_whole_life_joins_and_an_entry_that_is_gone_leaves_a_gap(packed: bool):
+def test_a_whole_history_joins_and_a_missing_entry_leaves_a_gap(packed: bool):
     made = history(packed)
     assert all(not gaps and not overlaps for _, gaps, overlaps in joined_by_partition(made))
     spans = of_entries([entry.summary() for entry in made])

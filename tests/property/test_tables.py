@@ -1,5 +1,5 @@
 """One stream into several tables, through every disorder that hypothesis thinks of: tables that
-fail, answers that are lost, lives that end at any step or do not know that they ended, staged
+fail, answers that are lost, runs that end at any step or do not know that they ended, staged
 records that are gone, history that is expired. Every record is in each of its tables once.
 
 A record's offset says which tables it is for, so a batch that is read again holds the same; and a
@@ -98,7 +98,7 @@ class World:
                 return self._begin(meanwhile)
 
     def _begin(self, meanwhile: Callable[[], None]) -> None:
-        """Claims, the index first; `meanwhile` an older life may still act."""
+        """Claims, the index first; `meanwhile` an older run may still act."""
         self.epoch += 1
         self.fuse = 0
         index = TableCommitter(self.index, "main", "s", self.epoch, self.clock)
@@ -222,7 +222,7 @@ class World:
         self.life()
 
     def overtaken(self) -> None:
-        """The older life does not know that it is over, until a ledger tells it."""
+        """The older run does not know that it is over, until a ledger tells it."""
         old = self.committer
 
         def acts() -> None:
@@ -236,7 +236,7 @@ class World:
         assert before == {name: table.rows() for name, table in self.tables.items()}
 
     def overtaken_at(self, name: str) -> None:
-        """A new life begins between the last look of the older one and its commit."""
+        """A new run begins between the last look of the older one and its commit."""
         table = {**self.tables, "db.index": self.index}.get(name)
         if table is None:
             return
@@ -259,10 +259,10 @@ class World:
         """Somebody compacts, and expires what is old: never what was committed just now."""
         if name in self.tables:
             table = self.tables[name]
-            witness = table.tagged("frazil/s")
+            tagged = table.tagged("frazil/s")
             newest = next((s for s in table.history("main") if parse(s.summary)), None)
             table.add([], {"by": "somebody else"})
-            if newest is not None and newest == witness:
+            if newest is not None and newest == tagged:
                 table.expire(keep)
 
     def gone(self, name: str) -> None:
@@ -294,7 +294,7 @@ class World:
         """Entries join, every offset in them has a fate, and what is called written is there."""
         here: dict[Partition, int] = {}
         epochs = [entry.epoch for entry, _ in table.said]
-        assert epochs == sorted(epochs), "a life went on after it was over"
+        assert epochs == sorted(epochs), "a run went on after it was over"
         for entry, manifests in table.said:
             assert entry.begin.continues(here)
             here = dict(entry.end)

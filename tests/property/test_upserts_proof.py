@@ -45,7 +45,7 @@ def test_arrays_and_a_dictionary_come_to_the_same_batch_by_batch(seed: int):
         assert found == {key[0]: (r.partition, r.offset) for key, r in state.rows.items()}
 
 
-def test_sums_are_those_of_the_engine_and_every_difference_is_told():
+def test_sums_are_those_of_the_engine_and_every_difference_is_reported():
     changes = upserts.Changes(5000, 400, 7)
     dictionary = upserts.Dictionary(changes)
     dictionary.take({p: (0, len(changes.columns[p]["id"])) for p in range(4)})

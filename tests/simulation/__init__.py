@@ -1,10 +1,9 @@
-"""The real sink in a world that is made of a seed.
+"""The real sink in a simulated environment that a seed determines.
 
-`sink.py`, `life.py`, `commit.py`, `committer.py`, `ledger.py`, `tables.py`, `maintain.py` and
-`compact.py` run as they are, threads included. What they stand on is simulated: catalog, store,
-clock, Kafka, Spark's driving of batches (`life`, `catalog`). One thread runs at a time and which
-one is drawn (`world`), as is what fails, who else writes, when a life dies, stops, or is taken over
-(`schedule`). After every commit that is applied the `oracle` compares what a reader sees with what
-should be there, by rules of its own. One number decides everything: `schedule.run(seed)` twice is
-twice the same.
+`sink`, `commit`, `ledger` and `maintenance` run as they are, threads included. Their environment is
+simulated: catalog, store, clock, Kafka, Spark's calls of `foreachBatch` (`sink_run`, `catalog`).
+One thread runs at a time, and which one is drawn (`world`), as are the faults, the other writers,
+and when a run dies, pauses, or is taken over from (`schedule`). After every applied commit the
+`oracle` compares what a reader sees with the expected rows, by rules of its own. The seed decides
+everything: `schedule.run(seed)` gives the same result every time.
 """

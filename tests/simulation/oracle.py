@@ -29,12 +29,12 @@ EFFECT = "simulation.effect"
 
 
 Kinds = tuple[type[FrazilError], ...]
-#: What a life may stop with, by what was done to the table that the error names. (Who moves a
-#: branch may bring a claim back, also the life's own.)
+#: What a run may stop with, by what was done to the table that the error names. (Who moves a
+#: branch may bring a claim back, also the run's own.)
 EXCUSES: dict[str, Kinds] = {
     "moved": (Gap, Overlap, Expired, Fenced),
     "dropped": (IdentityMismatch,),
-    # (While it is away a life may begin, which does not know what an older one put there.)
+    # (While it is away a run may begin, which does not know what an older one put there.)
     "renamed": (IdentityMismatch, Gap),
     "recreated": (IdentityMismatch,),
     "untagged": (Expired,),
@@ -43,7 +43,7 @@ EXCUSES: dict[str, Kinds] = {
 }
 _ELSEWHERE: Kinds = (Gap, Overlap, Expired, IdentityMismatch)
 #: By what was done to the index: the position is another one, and no table need fit it. Who takes a
-#: claim away with it unfences a life, which makes tables that the newer one has not looked for.
+#: claim away with it unfences a run, which makes tables that the newer one has not looked for.
 INDEX_EXCUSES: dict[str, Kinds] = {
     **dict.fromkeys(("dropped", "renamed", "recreated"), _ELSEWHERE),
     "moved": (*_ELSEWHERE, Fenced),
@@ -56,7 +56,7 @@ _NO_INDEX = {"dropped", "renamed", "recreated"}
 
 
 class Topic:
-    """Records are a function of where they are: every life reads the same."""
+    """Records are a function of where they are: every run reads the same."""
 
     def __init__(self, tables: Mapping[str, str]) -> None:
         """`tables`: name → append or upsert."""
@@ -118,7 +118,7 @@ class Oracle:
         self.topic = topic
         #: are they looked at, too? A sink that has none is judged by what readers see alone
         self.ledgers = True
-        #: the newest life whose claims are all made
+        #: the newest run whose claims are all made
         self.settled = 0
         self.epochs: set[int] = set()
         #: table → rows that were ever in it: foreign hands may take them away again
@@ -132,7 +132,7 @@ class Oracle:
         self.lost: set[str] = set()
         self.looked: set[str] = set()
         self.unreadable: set[str] = set()
-        #: tables of which snapshots of others were expired behind the witness
+        #: tables of which snapshots of others were expired behind the tag
         self.bridged: set[str] = set()
         #: was the folder of staged batches emptied?
         self.emptied = False
@@ -175,13 +175,13 @@ class Oracle:
         if entry.epoch < above.epoch and "expired" not in self.harm.get(name, ()):
             violated("I7", f"{where} is of epoch {entry.epoch}, after epoch {above.epoch}")
         # (Whoever moves a branch back may take the claim away that fenced somebody.)
-        # (And no life could claim a table that was away while it began. An older one may commit to
+        # (And no run could claim a table that was away while it began. An older one may commit to
         # it when it is back, once: what it commits then follows in the table's own ledger.)
         fenced = INDEX not in self.harm and not {"moved", "renamed"} & self._ever(name)
         if entry.epoch < self.settled and fenced:
-            violated("I7", f"{where} is of epoch {entry.epoch}; life {self.settled} has taken over")
+            violated("I7", f"{where} is of epoch {entry.epoch}; run {self.settled} has taken over")
         if not entry.ranges and "expired" in self.harm.get(name, ()):
-            # A claim that knows of no more than the witness: it adds nothing, and changes nothing.
+            # A claim that knows of no more than the tag: it adds nothing, and changes nothing.
             return Model(above.rows, above.end, entry.epoch, entry.commit_ids)
         begin, end = dict(entry.begin), dict(entry.end)
         if any(begin.get(partition) != offset for partition, offset in above.end.items()):
@@ -285,7 +285,7 @@ class Oracle:
                 rows.pop(key, None)
         return Model(rows, above.end, above.epoch, above.ids)
 
-    # ── the witness ──────────────────────────────────────────────────────────────────────────
+    # ── the tag ──────────────────────────────────────────────────────────────────────────────
 
     def tagged(self, name: str, before: Meta, after: Meta) -> None:
         """A tag of the sink moved: never back."""
@@ -307,7 +307,7 @@ class Oracle:
             )
 
     def done(self, epoch: int, batch: int, branches: Mapping[str, str]) -> None:
-        """A life says that a batch is done: no expiry can take its entries any more."""
+        """A run says that a batch is done: no expiry can take its entries any more."""
         for name in (*self.topic.names, INDEX):
             meta = self.server.tables.get(name)
             if meta is None or self.harm or not self.ledgers:
@@ -320,7 +320,7 @@ class Oracle:
                     if tag is None or tag.snapshot.sequence < snapshot.sequence:
                         self.world.violated(
                             "H4",
-                            f"a batch is done, and the witness of {name} is "
+                            f"a batch is done, and the tag of {name} is "
                             f"behind snapshot {snapshot.id}",
                         )
                     break
@@ -353,7 +353,7 @@ class Oracle:
                 )
 
     def look(self, manifests: Iterable[str]) -> None:
-        """A life looks for staged files. What a committer saw and lost afterwards, it commits: the
+        """A run looks for staged files. What a committer saw and lost afterwards, it commits: the
         store has no compare-and-set over files, so nobody could tell in time."""
         running = self.world.running
         if running is not None and running.name == "committer":
@@ -387,7 +387,7 @@ class Oracle:
                 yield meta.snapshots[snapshot.id]
 
     def _unstaged(self, path: str, content: bytes) -> None:
-        """What is in a table and not in the index is told of by the staged batch alone."""
+        """Only the staged batch records what is in a table and not in the index."""
         batch = staged_batch.load(content)
         if batch is None or INDEX not in self.server.tables:
             return
@@ -398,7 +398,7 @@ class Oracle:
         if self.emptied:
             return  # batches behind a removed one are read again: the table has a floor
         if self.world.running is None or self.world.running.name != "committer":
-            return  # a life that begins has another one for the same ranges, and a floor
+            return  # a run that begins has another one for the same ranges, and a floor
         for name in batch.names:
             if batch.commit_id in self.there.get(name, ()):
                 self.world.violated(
@@ -414,7 +414,7 @@ class Oracle:
         return Cut(head.model.end) if head else Cut()
 
     def epoch(self) -> int:
-        """The newest life that claimed the index."""
+        """The newest run that claimed the index."""
         head = self.server.tables[INDEX].head("main") if INDEX in self.server.tables else None
         return head.model.epoch if head else 0
 
@@ -430,8 +430,8 @@ class Oracle:
         self.undone.setdefault(name, set()).add(how)
 
     def excused(self, error: BaseException | None, before: bool = False) -> bool:
-        """May a life stop with this? After harm that explains it; or where it cannot tell what was
-        applied. `before`: a life that began before something was undone, or lost."""
+        """May a run stop with this? After harm that explains it; or where it cannot tell what was
+        applied. `before`: a run that began before something was undone, or lost."""
         unsure = isinstance(error, Expired) and "cannot be told" in str(error)
         unsure |= "nothing shows" in str(error)
         if unsure and self.bridged and self.server.kept < 100:

@@ -29,8 +29,8 @@ from frazil.maintenance import tasks
 from frazil.offsets import Cut
 from tests.simulation import catalog
 from tests.simulation.catalog import Server, Table
-from tests.simulation.life import SimulatedLife, here
 from tests.simulation.oracle import INDEX
+from tests.simulation.sink_run import SimulatedStartup, here
 
 Planting = Callable[[ExitStack], None]
 PLANTED: dict[str, Planting] = {}
@@ -69,7 +69,7 @@ def _(stack: ExitStack) -> None:
     put(stack, TableCommitter, "_compare", lambda *_: lambda history: None)
 
 
-@planted("the check looks at main, whatever the branch")
+@planted("the validator reads main, whatever the branch")
 def _(stack: ExitStack) -> None:
     """H3."""
     was = TableCommitter._compare
@@ -100,7 +100,7 @@ def _(stack: ExitStack) -> None:
     put(stack, TableCommitter, "_compare", compare)
 
 
-@planted("whatever was seen is forgotten: any newest entry will do")
+@planted("the entry last seen is not compared: any newest entry passes")
 def _(stack: ExitStack) -> None:
     was = protocol.decide
     put(
@@ -111,7 +111,7 @@ def _(stack: ExitStack) -> None:
     )
 
 
-@planted("the ledger need not be continued")
+@planted("a batch need not continue the ledger")
 def _(stack: ExitStack) -> None:
     was = protocol.decide
 
@@ -122,10 +122,10 @@ def _(stack: ExitStack) -> None:
     put(stack, protocol, "decide", decide)
 
 
-# ── lives ────────────────────────────────────────────────────────────────────────────────────────
+# ── runs ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-@planted("no epoch when it is decided")
+@planted("the decision ignores epochs")
 def _(stack: ExitStack) -> None:
     was = protocol.decide
     put(
@@ -136,7 +136,7 @@ def _(stack: ExitStack) -> None:
     )
 
 
-@planted("a claim does not look at epochs")
+@planted("a claim ignores epochs")
 def _(stack: ExitStack) -> None:
     def claim(self: TableCommitter, extend: Any = lambda end: end, **more: Any) -> LedgerHead:
         real, self.epoch = self.epoch, 10**9
@@ -172,7 +172,7 @@ def _claim(self: TableCommitter, epoch: int, extend: Any, **_: Any) -> LedgerHea
     raise Unavailable("cannot claim")
 
 
-@planted("the same epoch again")
+@planted("a run takes the epoch of the run before")
 def _(stack: ExitStack) -> None:
     def take(self: Startup, target: TableCommitter, extend: Any = lambda end: end) -> None:
         there = target.head().entry
@@ -227,12 +227,12 @@ def _(stack: ExitStack) -> None:
 _REAL_CLAIM, _REAL_RECOVER = Startup.claim, Startup.recover
 
 
-@planted("a life that was overtaken while it started goes on")
+@planted("a run that was fenced while it started continues")
 def _(stack: ExitStack) -> None:
-    put(stack, SimulatedLife, "still_newest", lambda *_: None)
+    put(stack, SimulatedStartup, "still_newest", lambda *_: None)
 
 
-@planted("what is staged is read before the claim")
+@planted("staged batches are read before the claim")
 def _(stack: ExitStack) -> None:
     def claim(self: Any, spark: Any) -> None:
         self._recovered = None
@@ -261,7 +261,7 @@ def _(stack: ExitStack) -> None:
 # ── what came of a commit ────────────────────────────────────────────────────────────────────────
 
 
-@planted("leftovers are deleted at once when a commit fails")
+@planted("files of a failed commit are deleted at once")
 def _(stack: ExitStack) -> None:
     """H1: Iceberg's own clean-up, not deferred."""
     was = Table._commit
@@ -278,7 +278,7 @@ def _(stack: ExitStack) -> None:
     put(stack, Table, "_commit", commit_)
 
 
-@planted("everything that is left over is swept, the live list too")
+@planted("all files of an attempt are deleted, the live manifest list too")
 def _(stack: ExitStack) -> None:
     put(
         stack,
@@ -288,7 +288,7 @@ def _(stack: ExitStack) -> None:
     )
 
 
-@planted("an unknown answer counts as success")
+@planted("an unknown commit state counts as success")
 def _(stack: ExitStack) -> None:
     was = TableCommitter.commit
     append = Table.append
@@ -317,7 +317,7 @@ class _Assumed(Exception):
     pass
 
 
-@planted("an error counts as not applied: again, without a look")
+@planted("an error counts as not applied: the commit is retried without a read")
 def _(stack: ExitStack) -> None:
     def commit_(self: TableCommitter, manifests: Sequence[str], entry: LedgerEntry) -> Snapshot:
         head = self.head()
@@ -347,7 +347,7 @@ def _(stack: ExitStack) -> None:
     put(stack, TableCommitter, "commit", commit_)
 
 
-@planted("a new commit id for each try")
+@planted("a new commit id for each attempt")
 def _(stack: ExitStack) -> None:
     was = committer.entry_of
 
@@ -358,7 +358,7 @@ def _(stack: ExitStack) -> None:
     put(stack, committer, "entry_of", entry_of)
 
 
-@planted("what is there already is not recognised")
+@planted("a committed batch is not recognised")
 def _(stack: ExitStack) -> None:
     was = protocol.decide
 
@@ -370,12 +370,12 @@ def _(stack: ExitStack) -> None:
     put(stack, TableCommitter, "locate", lambda *_: {})
 
 
-@planted("what an earlier try left is not looked for")
+@planted("commits of an earlier attempt are not looked up")
 def _(stack: ExitStack) -> None:
     put(stack, TableCommitter, "locate", lambda *_: {})
 
 
-@planted("only the newest entry is looked at for what is there")
+@planted("only the newest entry is searched for a commit id")
 def _(stack: ExitStack) -> None:
     """Max id instead of ranges: what lies before a claim on top is not found."""
 
@@ -393,7 +393,7 @@ def _(stack: ExitStack) -> None:
 # ── expiry ───────────────────────────────────────────────────────────────────────────────────────
 
 
-@planted("not found is never committed")
+@planted("a batch that is not found counts as never committed")
 def _(stack: ExitStack) -> None:
     """H4."""
     was = ledger.head
@@ -405,31 +405,31 @@ def _(stack: ExitStack) -> None:
     put(stack, ledger, "head", head)
 
 
-@planted("the witness is not looked at")
+@planted("the tag is not read")
 def _(stack: ExitStack) -> None:
     put(stack, Table, "tagged", lambda *_: None)
 
 
-@planted("no witness is set")
+@planted("no tag is set")
 def _(stack: ExitStack) -> None:
     put(stack, TableCommitter, "set_tag", lambda *_: None)
 
 
 @planted("the tag is moved before the commit")
 def _(stack: ExitStack) -> None:
-    was, witness = TableCommitter.commit, TableCommitter.set_tag
+    was, set_tag = TableCommitter.commit, TableCommitter.set_tag
 
     def commit_(self: TableCommitter, manifests: Sequence[str], entry: LedgerEntry) -> Snapshot:
         head = self.head()
         if head.snapshot is not None:
-            witness(self, head.snapshot)
+            set_tag(self, head.snapshot)
         return was(self, manifests, entry)
 
     put(stack, TableCommitter, "commit", commit_)
     put(stack, TableCommitter, "set_tag", lambda self, snapshot: None)
 
 
-@planted("the witness goes where it is told, also back")
+@planted("the tag moves to any snapshot, also back")
 def _(stack: ExitStack) -> None:
     def set_tag(self: TableCommitter, snapshot: Snapshot) -> None:
         for attempt in range(protocol.ATTEMPTS):
@@ -444,7 +444,7 @@ def _(stack: ExitStack) -> None:
     put(stack, TableCommitter, "set_tag", set_tag)
 
 
-@planted("expiry takes the witness, too")
+@planted("expiry removes the tagged snapshot, too")
 def _(stack: ExitStack) -> None:
     was = catalog.expire
 
@@ -463,7 +463,7 @@ def _(stack: ExitStack) -> None:
 # ── tables ───────────────────────────────────────────────────────────────────────────────────────
 
 
-@planted("a table's uuid is not looked at")
+@planted("a table's uuid is not compared")
 def _(stack: ExitStack) -> None:
     was = Server.create
 
@@ -513,9 +513,9 @@ def _(stack: ExitStack) -> None:
     put(stack, Committer, "_attempt", tried)
 
 
-@planted("a fenced table is left in peace like any other")
+@planted("a fenced table is retried later like any other")
 def _(stack: ExitStack) -> None:
-    """And so the life goes on for ever."""
+    """And so the run goes on for ever."""
     was = Committer._attempt
 
     def tried(self: Any, name: str, call: Callable[[], None]) -> None:
@@ -530,7 +530,7 @@ def _(stack: ExitStack) -> None:
     put(stack, Committer, "_attempt", tried)
 
 
-@planted("batches are committed in the order they come to hand")
+@planted("batches are committed in random order")
 def _(stack: ExitStack) -> None:
     was = Committer._snapshot_of_pending
 
@@ -552,7 +552,7 @@ def _(stack: ExitStack) -> None:
     put(stack, Committer, "_commit_batches", bring)
 
 
-@planted("the last offset seen instead of ranges")
+@planted("the last offset with a record replaces the range's end")
 def _(stack: ExitStack) -> None:
     """H11: offsets at the tail that hold no record are not counted."""
     was = committer.entry_of
@@ -569,7 +569,7 @@ def _(stack: ExitStack) -> None:
     put(stack, committer, "entry_of", entry_of)
 
 
-@planted("what was for other tables is not counted")
+@planted("records of other tables are not counted")
 def _(stack: ExitStack) -> None:
     was = committer.entry_of
     put(
@@ -580,7 +580,7 @@ def _(stack: ExitStack) -> None:
     )
 
 
-@planted("nothing but rows is counted")
+@planted("only rows are counted")
 def _(stack: ExitStack) -> None:
     was = committer.entry_of
     put(stack, committer, "entry_of", lambda *given: replace(was(*given), outcomes={}))
@@ -589,7 +589,7 @@ def _(stack: ExitStack) -> None:
 # ── what is staged ───────────────────────────────────────────────────────────────────────────────
 
 
-@planted("staged batches are taken as they are listed")
+@planted("staged batches are recovered as they are listed")
 def _(stack: ExitStack) -> None:
     put(stack, recovery, "chain", lambda position, staged, *_: list(staged))
 
@@ -606,7 +606,7 @@ def _(stack: ExitStack) -> None:
     put(stack, recovery, "chain", chain)
 
 
-@planted("staged batches are left where they are")
+@planted("staged batches are not recovered")
 def _(stack: ExitStack) -> None:
     """And read again: but some of their tables have them."""
     put(stack, recovery, "chain", lambda *_: [])
@@ -618,7 +618,7 @@ def _(stack: ExitStack) -> None:
     put(stack, Recovery, "_set_floors", lambda *_: None)
 
 
-@planted("a staged batch is forgotten before it is in the index")
+@planted("a batch record is removed before the index has the batch")
 def _(stack: ExitStack) -> None:
     was = Committer._commit_table
 
@@ -631,7 +631,7 @@ def _(stack: ExitStack) -> None:
     put(stack, Committer, "_commit_table", into_table)
 
 
-@planted("a torn record of a batch is believed")
+@planted("a torn batch record is accepted")
 def _(stack: ExitStack) -> None:
     def load(stored: bytes, path: str = "") -> StagedBatch | None:
         _, _, body = stored.partition(b"\n")
@@ -643,7 +643,7 @@ def _(stack: ExitStack) -> None:
     put(stack, staged_batch, "load", load)
 
 
-@planted("the checkpoint is believed, not the table")
+@planted("the checkpoint gives the position, not the table")
 def _(stack: ExitStack) -> None:
     def recover(self: Any) -> Any:
         found = _REAL_RECOVER(self)
@@ -653,7 +653,7 @@ def _(stack: ExitStack) -> None:
     put(stack, Startup, "recover", recover)
 
 
-@planted("rows that an earlier life left untold are told again and again")
+@planted("index rows that an earlier run left out are written again and again")
 def _(stack: ExitStack) -> None:
     was = IndexWriter.manifests
 
@@ -667,13 +667,13 @@ def _(stack: ExitStack) -> None:
     put(stack, IndexWriter, "indexed", lambda *_: None)
 
 
-@planted("what was tried is tried again behind an expired history")
+@planted("an attempt is repeated after an expired history")
 def _(stack: ExitStack) -> None:
     was = ledger.head
     put(stack, ledger, "head", lambda *given: replace(was(*given), bridged=False))
 
 
-@planted("what Iceberg tries again by itself may be among what was expired")
+@planted("Iceberg's own retry ignores that its commit may have been expired")
 def _(stack: ExitStack) -> None:
     put(stack, protocol, "POSTS", 99)
     was = TableCommitter._compare
@@ -685,25 +685,25 @@ def _(stack: ExitStack) -> None:
     put(stack, TableCommitter, "_compare", compare)
 
 
-@planted("a table that went back is not seen, neither by its witness nor by the index", wild=True)
+@planted("a table that was rolled back is detected neither by its tag nor by the index", wild=True)
 def _(stack: ExitStack) -> None:
     put(stack, TableCommitter, "tag_mismatch", lambda *_: None)
     put(stack, index, "ends", lambda _: {})
 
 
-@planted("a witness with a lower sequence number counts as an ancestor", wild=True)
+@planted("a tagged snapshot with a lower sequence number counts as an ancestor", wild=True)
 def _(stack: ExitStack) -> None:
     """And nothing shows that it is one: a branch that was rolled back behind it goes on, too."""
     put(stack, Table, "expired", lambda *_: iter(()))
     put(stack, TableCommitter, "_carried", lambda *_: True)
 
 
-@planted("staged files are not looked for before they are committed", wild=True)
+@planted("staged files are not checked before they are committed", wild=True)
 def _(stack: ExitStack) -> None:
     put(stack, Table, "lacking", lambda *_: [])
 
 
-@planted("a batch whose files are gone is left out, and those behind it are taken", wild=True)
+@planted("a batch whose files are missing is left out, and those after it are recovered", wild=True)
 def _(stack: ExitStack) -> None:
     put(stack, Recovery, "_with_files", _without_holes)
 
@@ -729,7 +729,7 @@ def _(stack: ExitStack) -> None:
 # ── tables that others take away or put back ─────────────────────────────────────────────────────
 
 
-@planted("a sink's one table that is gone is made anew, and filled from the position", wild=True)
+@planted("a sink's only table is recreated when missing, and filled from the position", wild=True)
 def _(stack: ExitStack) -> None:
     was = Recovery.check_table
 
@@ -740,7 +740,7 @@ def _(stack: ExitStack) -> None:
     put(stack, Recovery, "check_table", check)
 
 
-@planted("one of several tables that is gone is made anew, and filled from the position", wild=True)
+@planted("one of several tables is recreated when missing, and filled from the position", wild=True)
 def _(stack: ExitStack) -> None:
     was = SinkTables.compare
 
@@ -754,7 +754,7 @@ def _(stack: ExitStack) -> None:
     put(stack, SinkTables, "compare", compare)
 
 
-@planted("a sink's one table is not compared with the position", wild=True)
+@planted("a sink's only table is not compared with the position", wild=True)
 def _(stack: ExitStack) -> None:
     """Rolled back or restored, it lacks what the index counts on. Commits would see it; but where
     no record comes, nobody does."""
@@ -772,27 +772,27 @@ def _(stack: ExitStack) -> None:
     put(stack, Startup, "_refuse_a_forgotten_ledger", lambda *_: None)
 
 
-@planted("a table that the sink filled and the index does not know is taken", wild=True)
+@planted("a table that the sink filled and the index does not list is accepted", wild=True)
 def _(stack: ExitStack) -> None:
     put(stack, Startup, "refuse_unknown", lambda *_: None)
 
 
-@planted("a table without entries is new, whatever its property says", wild=True)
+@planted("a table without entries counts as new, whatever its property says", wild=True)
 def _(stack: ExitStack) -> None:
     put(stack, TableCommitter, "filled", False)
 
 
-@planted("a staged batch counts though a table has lost what it leaves out", wild=True)
+@planted("a staged batch is recovered though a table has lost what it leaves out", wild=True)
 def _(stack: ExitStack) -> None:
     put(stack, Recovery, "_with_records", lambda _, batches: batches)
 
 
-@planted("a new index begins where Kafka does, wherever the sink's one table ends", wild=True)
+@planted("a new index begins where Kafka does, wherever the sink's only table ends", wild=True)
 def _(stack: ExitStack) -> None:
     put(stack, Recovery, "_refuse_a_late_start", lambda *_: None)
 
 
-@planted("staged files are looked for when a life begins, and not when they are committed", True)
+@planted("staged files are checked when a run begins, and not when they are committed", True)
 def _(stack: ExitStack) -> None:
     def files(self: Any, batches: Sequence[StagedBatch], target: TableCommitter) -> list[str]:
         return committer._manifests(batches, target.table.name)
@@ -803,13 +803,13 @@ def _(stack: ExitStack) -> None:
 # ── looking after tables ─────────────────────────────────────────────────────────────────────────
 
 
-@planted("compaction does not look whether the table has moved")
+@planted("compaction does not check whether the table has moved")
 def _(stack: ExitStack) -> None:
     """H6."""
     put(stack, catalog, "refusal", lambda *_: None)
 
 
-@planted("files of a rewrite that is not seen at once are deleted")
+@planted("files of a rewrite that is not found at once are deleted")
 def _(stack: ExitStack) -> None:
     def resolve(self: Any) -> list[Any]:
         if self._attempts:
@@ -829,7 +829,7 @@ def _(stack: ExitStack) -> None:
     put(stack, tasks.MaintenanceTask, "resolve", resolve)
 
 
-@planted("what a rewrite left over is removed with what it needs")
+@planted("orphans of a rewrite are removed with the files it needs")
 def _(stack: ExitStack) -> None:
     put(stack, Table, "manifests", lambda *_: set())
 
@@ -840,7 +840,7 @@ def _(stack: ExitStack) -> None:
 @contextmanager
 def naive() -> Iterator[None]:
     """Check-then-commit by the id of the batch, deletion of what a failed commit made, another try
-    after any error, no epochs, no witness. The rest is as it is: ranges, stage, order."""
+    after any error, no epochs, no tag. The rest is as it is: ranges, stage, order."""
     with ExitStack() as stack:
 
         def decide(table: str, head: LedgerHead, seen: str | None, entry: LedgerEntry) -> Any:
@@ -858,8 +858,8 @@ def naive() -> Iterator[None]:
 
         put(stack, protocol, "decide", decide)
         put(stack, Startup, "_claim_target", take)
-        put(stack, SimulatedLife, "still_newest", lambda *_: None)
+        put(stack, SimulatedStartup, "still_newest", lambda *_: None)
         put(stack, TableCommitter, "set_tag", lambda *_: None)
-        for name in ("no compare-and-set", "leftovers are deleted at once when a commit fails"):
+        for name in ("no compare-and-set", "files of a failed commit are deleted at once"):
             PLANTED[name](stack)
         yield

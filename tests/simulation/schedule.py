@@ -1,7 +1,7 @@
 """From a seed to a verdict: what there is, who does what and when, what fails; then peace.
 
 Each schedule draws which kinds of faults and of foreign hands there are at all, and how often: rare
-things meet when few others are in the way. When the schedule is over all faults end and a last life
+things meet when few others are in the way. When the schedule is over all faults end and a last run
 must bring everything home, unless foreign hands did what it may stop for.
 """
 
@@ -15,8 +15,8 @@ from frazil.errors import CommitStateUnknown, Fenced, FrazilError, Gap, Overlap,
 from frazil.ledger import staged_batch
 from frazil.offsets import Partition
 from tests.simulation.catalog import File, Held, Meta, Request, Server, add, expire
-from tests.simulation.life import Life, config, here
 from tests.simulation.oracle import EFFECT, FOREIGN, INDEX, Oracle, Topic, forgotten, tag_name
+from tests.simulation.sink_run import SinkRun, config, here
 from tests.simulation.world import Halt, Task, World
 
 #: Which tables: name, mode, branch.
@@ -78,9 +78,9 @@ class Outcome:
     broken: list[str] = field(default_factory=list)
     commits: int = 0
     points: int = 0
-    lives: int = 0
+    sink_runs: int = 0
     harmed: bool = False
-    #: how the last life ended, if it did not come home
+    #: how the last run ended, if it did not come home
     ended: str = ""
 
 
@@ -124,19 +124,19 @@ class Schedule:
         if dice.random() < 0.25:
             self.hands += dice.sample(HARMFUL[:6], dice.randint(1, 2))
         self.foreign = dice.choice((0.05, 0.2, 0.4)) if self.hands else 0.0
-        self.most_lives = dice.randint(1, 2 if small else 4)
+        self.most_runs = dice.randint(1, 2 if small else 4)
         self.takeover = dice.choice((0.0, 0.05, 0.2))
         if hard:  # everything at once
             kinds = {"lost", "late", "conflict", *dice.sample(FAULTS, 2)}
             self.faults = {kind: dice.choice((0.2, 0.3)) for kind in sorted(kinds)}
-            self.stale, self.most_lives, self.takeover = 0.2, 4, 0.1
+            self.stale, self.most_runs, self.takeover = 0.2, 4, 0.1
             self.hands, self.foreign = dice.sample(HARMLESS, 2), 0.1
             world.switch, world.die, world.stop, world.deaths, world.stops = 0.1, 0.02, 0.03, 3, 2
         if wild:  # foreign hands of every kind, in any order, and little else
             self.hands = dice.sample(WILD, dice.randint(2, 5))
             self.foreign = dice.choice((0.1, 0.2, 0.4))
             self.faults = dict(list(self.faults.items())[:1])
-            self.most_lives, self.takeover = dice.randint(2, 4), dice.choice((0.05, 0.2))
+            self.most_runs, self.takeover = dice.randint(2, 4), dice.choice((0.05, 0.2))
         # From a stream of its own: the other schedules stay what they were.
         self.extra = Random(f"{seed} open")
         #: may every order of hands happen, also several victims?
@@ -146,13 +146,13 @@ class Schedule:
         if self.open and self.extra.random() < THEMED:
             self.theme = self.extra.choice(THEMES)
             self.hands = list(self.theme)
-        self.lives: list[Life] = []
+        self.sink_runs: list[SinkRun] = []
         for number in range(dice.randint(1, 2)):
             self.topic.ends[Partition("t", number)] = dice.randint(1, 3 if small else 6)
         self.growth = dice.randint(0, 2 if small else 4)
         self.turns = 0
         self.expired = False
-        self.quiet = 0  # lives that were begun in peace
+        self.quiet = 0  # runs that were begun in peace
         here.world, here.server, here.oracle, here.parsed = world, self.server, self.oracle, {}
         here.branches = self.branches
 
@@ -175,7 +175,7 @@ class Schedule:
             world.clear()
         outcome.broken = world.broken
         outcome.commits, outcome.points = self.oracle.commits, world.points
-        outcome.lives, outcome.harmed = len(self.lives), bool(self.oracle.harm)
+        outcome.sink_runs, outcome.harmed = len(self.sink_runs), bool(self.oracle.harm)
         return outcome
 
     def _in_trouble(self) -> Task | None:
@@ -191,11 +191,13 @@ class Schedule:
                 self.server.arrive(dice.randrange(len(self.server.flying)))
             elif drawn < self.foreign + 0.1 and self.growth:
                 self._grow()
-            elif drawn < self.foreign + 0.1 + self.takeover and len(self.lives) < self.most_lives:
+            elif (
+                drawn < self.foreign + 0.1 + self.takeover and len(self.sink_runs) < self.most_runs
+            ):
                 self._begin()
             elif drawn > 0.99:
                 self._stop()
-            elif drawn > 0.93 and (stopped := [each for each in self.lives if each.stopped]):
+            elif drawn > 0.93 and (stopped := [each for each in self.sink_runs if each.stopped]):
                 dice.choice(stopped).stopped = False
             elif (task := self._ready()) is not None:
                 return task
@@ -212,75 +214,79 @@ class Schedule:
 
     def _nobody(self) -> bool:
         """Nobody can go on: something must happen, if it still can."""
-        if any(each.stopped for each in self.lives):
-            next(each for each in self.lives if each.stopped).stopped = False
+        if any(each.stopped for each in self.sink_runs):
+            next(each for each in self.sink_runs if each.stopped).stopped = False
         elif self.growth:
             self._grow()
-        elif not self._alive and len(self.lives) < self.most_lives:
+        elif not self._alive and len(self.sink_runs) < self.most_runs:
             self._begin()
         else:
             return False
         return True
 
     @property
-    def _alive(self) -> list[Life]:
-        return [each for each in self.lives if not each.dead and not each.over]
+    def _alive(self) -> list[SinkRun]:
+        return [each for each in self.sink_runs if not each.dead and not each.over]
 
-    def _begin(self, quiet: bool = False) -> Life:
-        life = Life(len(self.lives) + 1, self.config, self.server)
+    def _begin(self, quiet: bool = False) -> SinkRun:
+        sink_run = SinkRun(len(self.sink_runs) + 1, self.config, self.server)
         self.quiet += quiet
         if not quiet:
-            life.client.faults, life.client.stale = self.faults, self.stale
-        self.lives.append(life)
-        self.world.say(f"{life} is started")
-        self.world.spawn(life, "main", life.run)
-        return life
+            sink_run.client.faults, sink_run.client.stale = self.faults, self.stale
+        self.sink_runs.append(sink_run)
+        self.world.say(f"{sink_run} is started")
+        self.world.spawn(sink_run, "main", sink_run.run)
+        return sink_run
 
     def _stop(self) -> None:
-        """Somebody asks a life to end well."""
+        """Somebody asks a run to end well."""
         running = [each for each in self._alive if each.query and not each.asked]
         if running:
-            life = self.world.dice.choice(running)
-            life.asked = True
-            self.world.say(f"{life} is asked to stop")
-            self.world.spawn(life, "stop", life.stop)
+            sink_run = self.world.dice.choice(running)
+            sink_run.asked = True
+            self.world.say(f"{sink_run} is asked to stop")
+            self.world.spawn(sink_run, "stop", sink_run.stop)
 
     def _bury(self) -> None:
         """A process that ended takes its threads with it; why it ended must be a reason."""
-        for life in self.lives:
-            if not life.dead and life.look():
-                life.dead = True
-                self.world.say(f"{life} ends: {life.error or 'well'}")
-                self._reason(life)
+        for sink_run in self.sink_runs:
+            if not sink_run.dead and sink_run.look():
+                sink_run.dead = True
+                self.world.say(f"{sink_run} ends: {sink_run.error or 'well'}")
+                self._reason(sink_run)
 
-    def _reason(self, life: Life) -> None:
-        error = life.error
+    def _reason(self, sink_run: SinkRun) -> None:
+        error = sink_run.error
         if error is None or isinstance(error, (Retryable, CommitStateUnknown)):
             return
-        if isinstance(error, Fenced) and len(self.lives) > 1:
+        if isinstance(error, Fenced) and len(self.sink_runs) > 1:
             return
         if self.oracle.excused(error, before=True):
             return
-        overtaken = life.sink is not None and getattr(life.sink, "epoch", 0) < self.oracle.epoch()
-        committer = getattr(life.sink, "committer", None)
+        overtaken = (
+            sink_run.sink is not None and getattr(sink_run.sink, "epoch", 0) < self.oracle.epoch()
+        )
+        committer = getattr(sink_run.sink, "committer", None)
         by_commit = committer is not None and committer.failure is error
         if overtaken and not (by_commit and isinstance(error, (Gap, Overlap))):
             return  # overtaken, and it saw what the other does before it saw who it is
-        self.world.violated("I10", f"{life} stopped for no reason: {type(error).__name__}: {error}")
+        self.world.violated(
+            "I10", f"{sink_run} stopped for no reason: {type(error).__name__}: {error}"
+        )
 
     def _calm(self) -> None:
         """Faults end; what is on its way arrives; who was stopped goes on."""
         world = self.world
         world.say("peace")
         world.switch, world.die, world.stop = min(world.switch, 0.02), 0.0, 0.0
-        for each in self.lives:
+        for each in self.sink_runs:
             each.client.faults, each.client.stale, each.stopped = {}, 0.0, False
         while self.server.flying:
             self.server.arrive(0)
         self.turns = 0
 
     def _in_peace(self, outcome: Outcome) -> Task | None:
-        """Until a life that was not disturbed has brought everything home, or says why not."""
+        """Until a run that was not disturbed has brought everything home, or says why not."""
         self._bury()
         self.turns += 1
         if self._home() or (self.turns > PEACE and (self.quiet or not self.oracle.harm)):
@@ -288,7 +294,7 @@ class Schedule:
         if self.turns > PEACE:
             self._replace()  # who began before the harm need not look again
         if not self._alive:
-            last = self.lives[-1].error
+            last = self.sink_runs[-1].error
             if self.quiet and last is not None and self.oracle.excused(last):
                 outcome.ended = f"{type(last).__name__}: {last}"
                 return None
@@ -305,9 +311,9 @@ class Schedule:
         return task
 
     def _replace(self) -> None:
-        """Does a new life know better?"""
-        for life in self._alive:
-            self.world.kill(life, "by the hand of who waits for it")
+        """Does a new run know better?"""
+        for sink_run in self._alive:
+            self.world.kill(sink_run, "by the hand of who waits for it")
         self._begin(quiet=True)
         self.turns = 0
 
@@ -315,19 +321,19 @@ class Schedule:
         missing = self.oracle.complete(self.branches)
         if not missing or outcome.ended:
             return
-        how = self.lives[-1].error
+        how = self.sink_runs[-1].error
         if self.oracle.harm and self._complains():
             outcome.ended = "waits"
             return
         silent = " says nothing" if self.oracle.harm and how is None else f": {how}"
-        self.world.violated("I10", f"peace, and {missing}; the last life{silent}")
+        self.world.violated("I10", f"peace, and {missing}; the last run{silent}")
 
     def _complains(self) -> bool:
-        """Does the last life say of a table that was harmed what is wrong with it?"""
-        life = self.lives[-1]
-        if isinstance(life.error, (Retryable, CommitStateUnknown)):
+        """Does the last run say of a table that was harmed what is wrong with it?"""
+        sink_run = self.sink_runs[-1]
+        if isinstance(sink_run.error, (Retryable, CommitStateUnknown)):
             return True
-        return any(map(self.oracle.excused, _complaints(life)))
+        return any(map(self.oracle.excused, _complaints(sink_run)))
 
     def _home(self) -> bool:
         return (
@@ -340,9 +346,11 @@ class Schedule:
         """Does a table wait for a person, and rightly?"""
         if not self._alive:
             return False
-        life = self._alive[-1]
-        # (A life of peace began after all that was undone or lost.)
-        return any(self.oracle.excused(error, before=not self.quiet) for error in _complaints(life))
+        sink_run = self._alive[-1]
+        # (A run of peace began after all that was undone or lost.)
+        return any(
+            self.oracle.excused(error, before=not self.quiet) for error in _complaints(sink_run)
+        )
 
     # ── what others do ───────────────────────────────────────────────────────────────────────
 
@@ -376,7 +384,7 @@ class Schedule:
         name = dice.choice(names)
         another = self.oracle.emptied or (self.oracle.harm and name not in self.oracle.harm)
         if what in HARMFUL and another and not self.open:
-            return  # one victim: what a life makes of it is easier to see
+            return  # one victim: what a run makes of it is easier to see
         meta, branch = self.server.tables[name], self.branches[name]
         head = meta.head(branch)
         self.world.say(f"somebody: {what} {name}")
@@ -492,20 +500,20 @@ class Schedule:
         if any(not each.epoch for each in self._alive):
             return  # one that lists them now would see a part of them, and stop for that
         if len(self._alive) > 1 or "stored late" in self.faults:
-            return  # what an older life stores afterwards is not what is in the tables
+            return  # what an older run stores afterwards is not what is in the tables
         self.oracle.emptied = True
         for path in [path for path in self.server.objects if "/stage/" in path]:
             del self.server.objects[path]
 
     def _hand_lose(self, name: str, meta: Meta, branch: str, head: Held | None) -> None:
-        """Files that no snapshot refers to are removed, of a batch whose life is over."""
+        """Files that no snapshot refers to are removed, of a batch whose run is over."""
         if self.server.flying or (self._alive and not self.open):
             return  # who sent a request looked before, and it may arrive at any time
         objects = self.server.objects
         paths = [path for path in objects if "/stage/" in path and isinstance(objects[path], bytes)]
         staged = [batch for path in sorted(paths) if (batch := staged_batch.load(objects[path]))]
-        # A life does not look for what it staged itself a moment ago: nobody could tell in time.
-        own = {life.epoch for life in self._alive}
+        # A run does not look for what it staged itself a moment ago: nobody could tell in time.
+        own = {sink_run.epoch for sink_run in self._alive}
         staged = [batch for batch in staged if batch.epoch not in own]
         live = {
             path
@@ -563,7 +571,7 @@ class Schedule:
 
     def _hand_restore(self, name: str, meta: Meta, branch: str, head: Held | None) -> None:
         """The catalog gets an older metadata file again: a backup, or `register_table`. Ledger,
-        witness and properties go back together."""
+        tag and properties go back together."""
         past = [each for each in self.server.past[name] if each.uuid == meta.uuid]
         # What is there refers to files which must be there as well.
         whole = [
@@ -602,7 +610,7 @@ class Schedule:
         self.server.past[aside] = self.server.past[name]
 
     def _rename_back(self) -> bool:
-        """The table is what it was, if nobody took its name meanwhile: the next life must come
+        """The table is what it was, if nobody took its name meanwhile: the next run must come
         home with it."""
         tables = self.server.tables
         away = [n for n in self.branches if f"{n}_old" in tables and n not in tables]
@@ -634,12 +642,12 @@ class Schedule:
         self.oracle.harm.setdefault(name, set()).add(how)
 
 
-def _complaints(life: Life) -> list[FrazilError]:
-    """What a life says of tables that only a person can help."""
-    if isinstance(life.error, FrazilError):
-        return [life.error]
-    committer = getattr(life.sink, "committer", None)
-    startup = getattr(life.sink, "_startup", None)
+def _complaints(sink_run: SinkRun) -> list[FrazilError]:
+    """What a run says of tables that only a person can help."""
+    if isinstance(sink_run.error, FrazilError):
+        return [sink_run.error]
+    committer = getattr(sink_run.sink, "committer", None)
+    startup = getattr(sink_run.sink, "_startup", None)
     hopeless = committer.queue.needs_operator.values() if committer is not None else ()
     return [*hopeless, *(startup.tables.unhealthy.values() if startup is not None else ())]
 

@@ -1,9 +1,9 @@
 """Tasks that take turns, a clock that moves when nobody can, and dice.
 
 A task is a thread that runs only while it holds the baton. It gives it up where it waits, and at
-*points*: each call to the world outside is one. There the dice may also let its life die (`Died`
+*points*: each call to the world outside is one. There the dice may also let its run die (`Died`
 unwinds its threads: nothing of them reaches the world any more) or stop it for a while, which makes
-it a zombie if another life takes over meanwhile.
+it a zombie if another run takes over meanwhile.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Worker(threading.Thread):
 
 
 class Task:
-    """`call`, in a thread that has its turns. `owner`: the life that it dies with."""
+    """`call`, in a thread that has its turns. `owner`: the run that it dies with."""
 
     __slots__ = ("awaits", "call", "done", "error", "name", "owner", "until", "worker", "world")
 
@@ -87,7 +87,7 @@ class World:
         self.tasks: list[Task] = []
         self.points = 0
         self.numbers = 0
-        #: chances at a point: that another goes on, that the life dies, that it stops
+        #: chances at a point: that another goes on, that the run dies, that it stops
         self.switch = self.die = self.stop = 0.0
         self.deaths = 0  # so many more
         self.stops = 0
@@ -299,7 +299,7 @@ class Lock:
 
 
 class Thread:
-    """Of `threading`: a task of the life that starts it."""
+    """Of `threading`: a task of the run that starts it."""
 
     def __init__(self, world: World, target: Callable[[], object], name: str) -> None:
         self._world = world

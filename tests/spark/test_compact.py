@@ -240,7 +240,7 @@ def test_of_large_files_rows_are_hidden_by_position(make: Callable[..., Upserted
         assert 0 < deletes <= large, "no more than one for each file"
         assert data >= large
     table.upsert([], [(key,) for key in range(3000)])
-    assert table.compaction().run_due() == ""  # of another life: what was remembered is found again
+    assert table.compaction().run_due() == ""  # of another run: what was remembered is found again
     assert table.totals[2] == 0
     table.check()
 
@@ -392,7 +392,7 @@ def test_commits_of_the_stream_go_on_over_a_round(make: Callable[..., Upserted],
     assert table.totals[1] == 0
 
 
-def test_a_life_that_was_taken_over_from_rewrites_nothing(make: Callable[..., Upserted]):
+def test_a_run_that_was_taken_over_from_rewrites_nothing(make: Callable[..., Upserted]):
     table = make()
     for value in "xy":
         table.upsert([(1, "a", value), (ord(value), "a", value)])

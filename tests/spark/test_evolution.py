@@ -446,7 +446,7 @@ def test_a_change_whose_answer_was_lost_is_not_made_twice(
     assert len(subject.table.schemas) == 2
 
 
-def test_a_conflict_that_does_not_end_is_told(
+def test_a_conflict_that_does_not_end_is_reported(
     make: Callable[..., Subject], monkeypatch: pytest.MonkeyPatch
 ):
     subject, tries = make({"id": INT}), []
@@ -569,7 +569,7 @@ def test_a_table_without_an_order_says_none(make: Callable[..., Subject]):
 
 
 @pytest.mark.parametrize("broken", ['"record-count": NaN', '"record-count": "many"'])
-def test_a_file_that_iceberg_does_not_take_into_a_manifest_is_told_at_once_with_its_rows(
+def test_a_file_that_iceberg_does_not_take_into_a_manifest_is_reported_at_once_with_its_rows(
     make: Callable[..., Subject], broken: str
 ):
     columns = [

@@ -1,4 +1,4 @@
-"""Files that killed lives left behind, in tables of Iceberg: found where they lie, none else."""
+"""Files that killed runs left behind, in tables of Iceberg: found where they lie, none else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.oracle import Lake
 
 
 def parquet(folder: Path, sink: str) -> Path:
-    """A file as a life of the sink before the newest would have named it."""
+    """A file as a run of the sink before the newest would have named it."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"frazil-{sink}-1-0-{uuid4()}.parquet"
     pq.write_table(pa.table({"id": pa.array([1, 2], pa.int64())}), path)

@@ -387,13 +387,13 @@ def test_a_tag_is_set_moved_and_survives_later_commits(subject: Subject):
     assert subject.table.tagged("frazil/s") == first, "it is not where somebody thinks it is"
     subject.table.tag("frazil/s", second.id, first.id)
     assert subject.table.tagged("frazil/s") == second
-    subject.table.tag("frazil/s", second.id, second.id)  # a life that moves it again to where it is
+    subject.table.tag("frazil/s", second.id, second.id)  # a run that moves it again to where it is
     assert subject.table.tagged("frazil/s") == second
     assert len(history(subject)) == 2
 
 
 def grown(subject: Subject, count: int, epoch: int = 1) -> list[LedgerEntry]:
-    """A life whose entries are large: a claim, and batches of a thousand topics."""
+    """A run whose entries are large: a claim, and batches of a thousand topics."""
     parts = [Partition(f"topic-{i:04}", 0) for i in range(1000)]
     ids = {each.topic: uuid.uuid5(uuid.NAMESPACE_OID, each.topic).hex for each in parts}
     mine = target(subject, epoch)
@@ -440,15 +440,15 @@ def test_large_entries_are_small_in_the_snapshot_and_forgotten_properties_go(rea
     assert len([key for key in kept if key.startswith("frazil.partitions.")]) == 1
     assert 1 < len(kept) < 7
     assert [parse(each.summary) for each in real.table.readonly.history("main")] == made[::-1]
-    # What was expired refers to nothing any more; the next life sees to it.
+    # What was expired refers to nothing any more; the next run sees to it.
     real.expire()
     real.table.refresh()
     again = grown(real, 4, epoch=2)
     [*newest] = history(real)
     assert [parse(each.summary) for each in newest][:5] == again[::-1]
     needed = {key for each in newest for key in referred(each.summary)}
-    witness = real.table.tagged(ledger_tag("s"))
-    left = split(real.table.properties)[1].keys() - needed - set(referred(witness.summary))
+    tagged = real.table.tagged(ledger_tag("s"))
+    left = split(real.table.properties)[1].keys() - needed - set(referred(tagged.summary))
     assert len(left) <= 1, "the one that was in use when the last base was written"
     assert not kept <= real.table.properties.keys()
 
@@ -504,7 +504,7 @@ def test_earlier_metadata_tells_of_expired_snapshots(subject: Subject):
     assert subject.table.carries("main", before[2].id)
 
 
-def test_staged_files_that_are_gone_are_told(real: Real):
+def test_staged_files_that_are_gone_are_reported(real: Real):
     manifest = real.manifest("a")
     assert real.table.lacking([manifest]) == []
     folder = Path(real.table.location.removeprefix("file:"))
@@ -539,7 +539,7 @@ def test_a_foreign_commit_in_between_does_not_disturb_an_entry(subject: Subject)
     assert subject.live() == ["a", "b", "foreign"]
 
 
-def test_an_older_life_is_fenced_and_its_rows_are_absent(subject: Subject):
+def test_an_older_run_is_fenced_and_its_rows_are_absent(subject: Subject):
     old = target(subject)
     old.commit([subject.manifest("a")], entry(0, 5, "a"))
     heir = target(subject, epoch=2)
@@ -647,7 +647,7 @@ def test_a_tag_keeps_the_ledger_over_compaction_and_expiry(real: Real):
     assert real.live() == ["a", "b", "c", "d", "foreign"]
 
 
-def test_without_witness_and_earlier_metadata_an_expired_ledger_stops_the_sink(real: Real):
+def test_without_tag_and_earlier_metadata_an_expired_ledger_stops_the_sink(real: Real):
     """H4: not found is not never committed."""
     life = target(real)
     for number, tag in enumerate("abc"):

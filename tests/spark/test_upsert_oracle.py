@@ -86,7 +86,7 @@ def test_a_right_table_is_compared_at_every_snapshot_by_both_readers(
     ],
     ids=["a twin", "a lost delete", "a stale value", "a lost row", "too early", "an older one"],
 )
-def test_what_is_planted_in_one_snapshot_is_told_of_that_one_by_both_readers(
+def test_a_fault_in_one_snapshot_is_reported_for_that_one_by_both_readers(
     number: int, held: list[int], told: str, spark: Any, lake: Lake, name: str
 ):
     tables = [held if i == number else right for i, right in enumerate(TABLES, 1)]

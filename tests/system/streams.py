@@ -1,4 +1,4 @@
-"""What the stream tests share: records into a topic, a sink's life, a registry, bounded waiting."""
+"""What the stream tests share: records into a topic, a sink's run, a registry, bounded waiting."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Steps:
 def running(
     config: Config, spark: Any, steps: Steps | None = None, flush: float = 20.0
 ) -> Iterator[Run]:
-    """One life; at its end what is staged has `flush` seconds to be committed."""
+    """One run; at its end what is staged has `flush` seconds to be committed."""
     sink = Sink(config, on_step=steps).start(spark)
     try:
         yield sink
@@ -95,7 +95,7 @@ def running(
 
 
 def catch_up(config: Config, spark: Any, steps: Steps | None = None) -> Run:
-    """One life, to the end of the topics as they are now."""
+    """One run, to the end of the topics as they are now."""
     with running(config, spark, steps) as sink:
         ends = sink.ends()
         assert sink.wait_until(ends, WITHIN), f"at {sink.position}, not at {ends}"

@@ -111,7 +111,7 @@ def test_while_the_catalog_is_down_batches_are_staged_and_go_in_by_order_when_it
     assert faults.verdict(world, config) == "proven"
 
 
-def test_a_life_that_takes_over_from_an_outage_needs_no_kafka_and_orphan_removal_leaves_it_alone(
+def test_a_run_that_takes_over_from_an_outage_needs_no_kafka_and_orphan_removal_leaves_it_alone(
     world: faults.World, table: str
 ):
     """The catalog can be read, and takes no commits of data: claims go through, batches do not."""

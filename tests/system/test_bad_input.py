@@ -52,7 +52,7 @@ ROW = {"type": "record", "name": "Row", "fields": [{"name": "id", "type": "long"
 
 
 def stopped(config: Config, spark: Any) -> FrazilError:
-    """What a life of this sink ends with, at its start or in its stream."""
+    """What a run of this sink ends with, at its start or in its stream."""
     try:
         sink = Sink(config).start(spark)
     except FrazilError as error:
@@ -94,7 +94,7 @@ def test_a_broker_that_cannot_be_reached_is_named_with_its_address(
     assert "bootstrap.servers" in error.hint
 
 
-def test_records_that_retention_deleted_before_they_were_read_are_told_exactly(
+def test_records_that_retention_deleted_before_they_were_read_are_reported_exactly(
     broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make
 ):
     b = broker.bootstrap
@@ -112,7 +112,7 @@ def test_records_that_retention_deleted_before_they_were_read_are_told_exactly(
     assert lake.query(f"db.{name}", "count(*)") == [(20,)]
 
 
-def test_a_start_that_retention_has_already_deleted_is_told_exactly(
+def test_a_start_that_retention_has_already_deleted_is_reported_exactly(
     broker: Broker, spark: Any, name: str, make_config: Make
 ):
     create_topic(broker.bootstrap, name, 1)
@@ -210,7 +210,7 @@ def test_a_table_whose_schema_does_not_fit_is_refused_with_every_difference(
 
 
 @pytest.mark.parametrize("then", ["gone", "made again"])
-def test_a_table_that_was_dropped_between_two_lives_is_not_filled_from_the_middle(
+def test_a_table_that_was_dropped_between_two_runs_is_not_filled_from_the_middle(
     broker: Broker, spark: Any, name: str, make_config: Make, then: str
 ):
     create_topic(broker.bootstrap, name, 1)
@@ -242,7 +242,7 @@ def test_a_table_that_is_dropped_and_made_again_during_the_run_stops_the_stream(
             assert sink.wait_until(sink.ends(), 10), "it waits, and waiting cannot help"
 
 
-def test_a_table_that_was_rolled_back_between_two_lives_is_a_gap_with_its_ranges(
+def test_a_table_that_was_rolled_back_between_two_runs_is_a_gap_with_its_ranges(
     broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make
 ):
     b = broker.bootstrap

@@ -127,11 +127,11 @@ def test_an_hour_is_complete_when_every_partition_is_past_it_and_stays_so(
         (2, "silent", 0.0),
     ]
 
-    # Another life; the partition that was ahead brings nothing, and is still known to be.
+    # Another run; the partition that was ahead brings nothing, and is still known to be.
     send(broker.bootstrap, name, p0=["11:20"])
     again: list[dt.datetime] = []
     assert caught_up(config, spark, on_complete=again.append).complete_until == at("10:50")
-    assert again == [at("10:30")]  # a life begins with what is complete; no hour was crossed
+    assert again == [at("10:30")]  # a run begins with what is complete; no hour was crossed
     send(broker.bootstrap, name, p1=["11:00"])
     assert caught_up(config, spark, on_complete=again.append).complete_until == at("11:00")
     assert again[1:] == [at("10:50"), at("11:00")]

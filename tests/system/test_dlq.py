@@ -171,7 +171,7 @@ def test_a_table_that_rejected_a_record_gets_it_and_no_other_table_does(
     assert dead_letters.list_dead_letters(config, spark, ALL)["waiting"] == 0
 
 
-def test_a_letter_goes_to_all_of_its_tables_or_stays(
+def test_a_dead_letter_goes_to_all_of_its_tables_or_stays(
     broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make
 ):
     """Both tables rejected it, one of them takes it now: it would be there twice next time."""
@@ -204,7 +204,7 @@ def test_a_letter_goes_to_all_of_its_tables_or_stays(
     assert_proven(config, spark)
 
 
-def test_rules_that_send_a_letter_elsewhere_are_told_and_it_stays(
+def test_rules_that_send_a_dead_letter_elsewhere_are_reported_and_it_stays(
     broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make
 ):
     create_topic(broker.bootstrap, name, 1)
@@ -290,12 +290,12 @@ def test_a_record_comes_back_with_its_key_its_headers_and_its_time(
     assert times == [[(1_700_000_000_123, 0)], [(1_700_000_000_123, 1)]]
 
 
-# ── which letters ────────────────────────────────────────────────────────────────────────────────
+# ── which dead letters ───────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
 def rejected(broker: Broker, spark: Any, name: str, make_config: Make) -> Config:
-    """Six letters of two partitions, five of them mended by a rule."""
+    """Six dead letters of two partitions, five of them mended by a rule."""
     create_topic(broker.bootstrap, name, 2)
     produce(
         broker.bootstrap, name, [b"{", *events("a", "b", "c", "d", "e"), *events("ok", "ok")], 2
@@ -309,7 +309,7 @@ def rejected(broker: Broker, spark: Any, name: str, make_config: Make) -> Config
     return make_config(route=[ok, {"field": "kind", "to": [f"db.{name}"]}], **sections)
 
 
-def test_letters_are_selected(rejected: Config, spark: Any, lake: Lake, name: str):
+def test_dead_letters_are_selected(rejected: Config, spark: Any, lake: Lake, name: str):
     def would(**wanted: Any) -> int:
         return dead_letters.preview_replay(rejected, spark, DeadLetterSelection(**wanted)).selected
 
@@ -332,7 +332,7 @@ def test_letters_are_selected(rejected: Config, spark: Any, lake: Lake, name: st
     assert_proven(rejected, spark)
 
 
-def test_letters_are_listed(rejected: Config, spark: Any, name: str):
+def test_dead_letters_are_listed(rejected: Config, spark: Any, name: str):
     found = dead_letters.list_dead_letters(rejected, spark, replace(ALL, limit=2))
     assert (found["waiting"], found["replayed"]) == (6, 0)
     assert len(found["letters"]) == 2
@@ -396,7 +396,7 @@ def test_a_replay_while_the_sink_runs(
 
 
 @pytest.mark.parametrize("step", ["written", "staged"])
-def test_two_replays_at_once_bring_every_letter_once(
+def test_two_replays_at_once_bring_every_dead_letter_once(
     rejected: Config, spark: Any, lake: Lake, name: str, step: str
 ):
     """The younger takes over what the older has staged, and fences it."""

@@ -68,7 +68,7 @@ def test_enrich_joins_the_stream_with_a_table_as_it_is_at_each_batch(
     assert counts(report) == {"written": 1200, "skipped": 0, "invisible": 0, "merged": 0}
 
 
-def test_sessionise_writes_each_session_once_over_several_lives(
+def test_sessionise_writes_each_session_once_over_several_runs(
     broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make, tmp_path: Path
 ):
     noon = dt.datetime(2026, 1, 31, 12, tzinfo=dt.timezone.utc)
@@ -89,7 +89,7 @@ def test_sessionise_writes_each_session_once_over_several_lives(
     ]
     produce(broker.bootstrap, name, lines(clicks))
     ended(sessionise.main(spark, config))
-    # ann is open since minute 100, and bob's second session too, when the first life ends
+    # ann is open since minute 100, and bob's second session too, when the first run ends
     produce(broker.bootstrap, name, lines([click("ann", 120), click("eve", 500)]))
     ended(sessionise.main(spark, config))
     produce(broker.bootstrap, name, lines([click("eve", 900)]))
@@ -124,7 +124,7 @@ def test_python_udf_accounts_for_every_record(
     config = make_config(sink=NOW, decode={"format": "json"})
     ended(python_udf.main(spark, config))
     produce(broker.bootstrap, name, lines([{"id": 2000, "email": "z@z.eu"}]))
-    ended(python_udf.main(spark, config))  # a second life goes on where the first one ended
+    ended(python_udf.main(spark, config))  # a second run goes on where the first one ended
 
     found = lake.query(f"db.{name}", "id, domain, fingerprint, _topic_partition, _offset")
     assert_once((p, o) for *_, p, o in found)
@@ -142,7 +142,7 @@ def test_spark_kafka_accounts_for_every_record(broker: Broker, lake: Lake, spark
     create_topic(broker.bootstrap, name, 2)
     values = [{"sensor": f"s{i % 5}", "celsius": i / 10} for i in range(400)]
     settings = {"id": name, "index_table": f"db.{name}_index", **NOW}
-    for part in (values[:300], values[300:]):  # two lives, with nothing but the ledger between
+    for part in (values[:300], values[300:]):  # two runs, with nothing but the ledger between
         produce(broker.bootstrap, name, lines(part), 2)
         ended(spark_kafka.main(spark, broker.bootstrap, name, f"db.{name}", **settings))
 

@@ -113,7 +113,7 @@ def test_a_table_that_the_sink_made_keeps_few_snapshots_and_few_metadata_files(
     proven(config, spark)
 
 
-def test_a_table_that_was_there_keeps_everything_and_its_owner_is_told(
+def test_a_table_that_was_there_keeps_everything_and_its_owner_gets_advice(
     broker: Broker,
     spark: Any,
     name: str,

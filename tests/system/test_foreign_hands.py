@@ -139,7 +139,7 @@ def rewrite_manifests(lane: Lane) -> None:
 
 
 def compact_and_expire(lane: Lane) -> None:
-    """H4: no snapshot of the sink's is left but the one its witness holds."""
+    """H4: no snapshot of the sink's is left but the one its tag holds."""
     compact(lane)
     lane.sql(
         f"CALL lake.system.expire_snapshots(table => '{{n}}', older_than => {FAR}, "
@@ -238,7 +238,7 @@ def test_rows_that_somebody_deletes_stay_deleted_and_the_audit_says_so(
 def test_a_column_of_the_records_that_is_dropped_comes_back_and_no_row_is_lost(
     broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make
 ):
-    """What was staged for it goes with it; what comes later needs it again, in the same life."""
+    """What was staged for it goes with it; what comes later needs it again, in the same run."""
     create_topic(broker.bootstrap, name, 1)
     lane = Lane(broker, lake, spark, name, False)
     config = make_config(decode={"format": "json"})
@@ -342,7 +342,7 @@ def test_a_stream_stops_with_the_right_words_and_goes_on_when_it_is_mended(
     finally:
         gate.go.set()
         sink.stop()
-    with pytest.raises(kind) as told:  # and so says the next life
+    with pytest.raises(kind) as told:  # and so says the next run
         Sink(config).start(spark)
     assert words in f"{told.value}", told.value
     mend()
@@ -438,7 +438,7 @@ def test_a_person_who_knows_what_a_table_holds_lets_the_sink_go_on(
 
 
 def leave_staged(config: Config, spark: Any) -> None:
-    """A life that ends between stage and commit."""
+    """A run that ends between stage and commit."""
     staged = threading.Event()
 
     def away(step: Step) -> None:

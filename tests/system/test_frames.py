@@ -106,7 +106,7 @@ def written(frame: Any, name: str, **settings: Any) -> Sink:
 
 @contextmanager
 def living(sink: Sink, flush: float = 20.0) -> Iterator[Run]:
-    """One life of a DataFrame's sink; at its end what is staged has `flush` seconds."""
+    """One run of a DataFrame's sink; at its end what is staged has `flush` seconds."""
     run = sink.start()
     try:
         yield run
@@ -115,7 +115,7 @@ def living(sink: Sink, flush: float = 20.0) -> Iterator[Run]:
 
 
 def caught_up(sink: Sink, cut: dict[Partition, int] | None = None) -> Run:
-    """One life, to the end of the topics as they are now."""
+    """One run, to the end of the topics as they are now."""
     with living(sink) as run:
         ends = run.ends() if cut is None else cut
         assert ends
@@ -175,7 +175,7 @@ def fates(found: TableReport, topic: str) -> dict[str, int]:
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """After the call, lives begin as in another process: none is known to run here."""
+    """After the call, runs begin as in another process: none is known to run here."""
     return lambda: monkeypatch.setattr("frazil.sink._running", {})
 
 
@@ -727,7 +727,7 @@ def partitions(bootstrap: str, topic: str) -> int:
 def test_several_sources_in_one_query_are_proven_side_by_side(
     broker: Broker, lake: Lake, spark: Any, name: str
 ):
-    """Two streams of ours and one of Spark's, and the next life knows where each of them was."""
+    """Two streams of ours and one of Spark's, and the next run knows where each of them was."""
     b = broker.bootstrap
     topics = [f"{name}{letter}" for letter in "abc"]
     configs = {t: lake.config(name, t, b) for t in topics}
@@ -776,7 +776,7 @@ def test_rows_that_stand_for_no_single_record_are_proven_by_batch(
     assert found.written == len(expected)
 
 
-def test_each_window_is_there_once_when_it_closes_whatever_lives_it_was_open_in(
+def test_each_window_is_there_once_when_it_closes_whatever_runs_it_was_open_in(
     broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make, tmp_path: Path
 ):
     b = broker.bootstrap
@@ -813,7 +813,7 @@ def test_each_window_is_there_once_when_it_closes_whatever_lives_it_was_open_in(
 
 
 @pytest.mark.long
-def test_records_of_two_streams_find_each_other_across_lives(
+def test_records_of_two_streams_find_each_other_across_runs(
     broker: Broker, lake: Lake, spark: Any, name: str, tmp_path: Path
 ):
     b = broker.bootstrap
@@ -940,7 +940,7 @@ def test_while_the_catalog_is_away_a_dataframe_goes_on_and_catches_up_in_order(
     assert_proven(spark, name, "batches")
 
 
-# ── lives of a query without state ───────────────────────────────────────────────────────────────
+# ── runs of a query without state ────────────────────────────────────────────────────────────────
 
 EVEN = f"SELECT n, k, {ORIGIN} FROM stream WHERE n % 2 = 0"
 
@@ -1032,10 +1032,10 @@ def test_the_beginning_of_a_stream_does_not_move_with_a_restart(
 
     def die(step: Step) -> None:
         if step.name == "planned":
-            raise FrazilError("the first life ends in its first batch")
+            raise FrazilError("the first run ends in its first batch")
 
     first = sink(die).start(spark)
-    eventually(lambda: not first.active, "the first life ends")
+    eventually(lambda: not first.active, "the first run ends")
     first.stop()
     produce(b, name, orders(4, 50))
     second = sink().start(spark)
@@ -1045,7 +1045,7 @@ def test_the_beginning_of_a_stream_does_not_move_with_a_restart(
     finally:
         second.stop()
     rows = lake.query(f"db.{name}", "_offset", "ORDER BY ALL")
-    assert rows == [(o,) for o in range(5, 12)], "records between two lives were skipped in silence"
+    assert rows == [(o,) for o in range(5, 12)], "records between two runs were skipped in silence"
 
 
 def test_a_topic_that_was_dropped_and_made_again_is_foreign_whoever_reads_it(
@@ -1112,7 +1112,7 @@ def test_retention_stops_a_stream_that_it_overtook_and_no_other(
     assert len(lake.query(f"db.{name}")) == 20
 
 
-# ── lives of a query with state ──────────────────────────────────────────────────────────────────
+# ── runs of a query with state ───────────────────────────────────────────────────────────────────
 
 
 class Distinct:
@@ -1195,7 +1195,7 @@ def test_a_query_with_state_goes_on_with_its_checkpoint_and_with_no_other(
         elsewhere()
         distinct.refused(Expired, "an older copy", distinct.sink(checkpoint=older))
         distinct.produce(10, 20)
-        assert life.wait_until(life.ends(), WITHIN), "fenced by a life that was refused"
+        assert life.wait_until(life.ends(), WITHIN), "fenced by a run that was refused"
     assert distinct.numbers() == distinct.expected() == list(range(20))
     assert_proven(distinct.spark, distinct.name, "batches")
 
@@ -1222,7 +1222,7 @@ def rolled_back(spark: Any, lake: Lake, table: str, sink: str) -> None:
     spark.sql(f"CALL lake.system.rollback_to_snapshot('{table}', {before})")
 
 
-def test_a_batch_that_begins_when_the_sink_is_stopped_is_taken_up_by_the_next_life(
+def test_a_batch_that_begins_when_the_sink_is_stopped_is_taken_up_by_the_next_run(
     distinct: Distinct, monkeypatch: pytest.MonkeyPatch
 ):
     """Spark must not note a batch as done that was never written."""
@@ -1251,15 +1251,15 @@ def test_a_batch_that_begins_when_the_sink_is_stopped_is_taken_up_by_the_next_li
 
 
 def test_a_batch_that_was_staged_and_not_noted_by_spark_is_not_written_again(distinct: Distinct):
-    """The life ends after staging, before Spark hears of it: the state is made again, no row is."""
+    """The run ends after staging, before Spark hears of it: the state is made again, no row is."""
     distinct.produce(0, 10)
 
     def die(step: Step) -> None:
         if step.name == "staged":
-            raise FrazilError("the life ends here")
+            raise FrazilError("the run ends here")
 
     sink = distinct.sink(on_step=die).start()
-    eventually(lambda: not sink.active, "the life ends")
+    eventually(lambda: not sink.active, "the run ends")
     sink.stop()
     distinct.produce(5, 15)
     caught_up(distinct.sink())

@@ -59,7 +59,7 @@ SPEC = '{"spec-id": 0, "fields": []}'
 
 
 class Life:
-    """One life of a sink that does nothing but commit to an index and look after it."""
+    """One run of a sink that does nothing but commit to an index and look after it."""
 
     def __init__(self, spark: Any, name: str, sink: str = "s", epoch: int = 1) -> None:
         self.name, self.sink, self.epoch = name, sink, epoch
@@ -294,7 +294,7 @@ def _silent(other: Life) -> None:
     other.commit()
 
 
-def test_a_life_that_is_fenced_while_it_merges_changes_nothing(life: Life, spark: Any, lake: Lake):
+def test_a_run_that_is_fenced_while_it_merges_changes_nothing(life: Life, spark: Any, lake: Lake):
     life.held = lambda: Life(spark, life.name, epoch=2) and None
     assert "has another run than epoch 1" in life.commit()
     assert len(life.table.live()[1]) == 4
@@ -390,7 +390,7 @@ def test_l9_a_store_that_refuses_the_indexs_file_is_for_later(
 
 
 @pytest.mark.long
-def test_l10_l11_l12_a_life_that_is_killed_while_it_merges_leaves_nothing_behind(
+def test_l10_l11_l12_a_run_that_is_killed_while_it_merges_leaves_nothing_behind(
     broker: Broker, lake: Lake, spark: Any, name: str, write_toml: Callable[..., Path]
 ):
     """The merged file was written, and never committed: found by its name, and removed. Every row
@@ -413,7 +413,7 @@ def test_l10_l11_l12_a_life_that_is_killed_while_it_merges_leaves_nothing_behind
     assert proven(config, spark).written == 80
     table = JavaCatalog(spark, "lake").load(f"db.{name}_index")
     assert table is not None
-    assert len(table.live()[1]) < index.FANOUT, "the next life merged them"
+    assert len(table.live()[1]) < index.FANOUT, "the next run merged them"
     assert table.listing(f"{table.location}/stage/{name}/") == []
     folder = Path(table.location.removeprefix("file:")) / "metadata"
     new, old = (folder / f"{uuid.uuid4()}-m0.avro" for _ in "ab")
@@ -544,7 +544,7 @@ def test_rows_that_somebody_deleted_are_rebuilt_and_l13_other_partitions_stay_pr
     proven(config, spark)
 
 
-def test_an_index_whose_witness_and_entries_somebody_took_away_is_refused_and_can_be_helped(
+def test_an_index_whose_tag_and_entries_were_removed_is_refused_and_can_be_repaired(
     broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make
 ):
     """Its rows are there, and no position: all of them would be written once more."""

@@ -2,7 +2,7 @@
 
 No false alarm: transactions, compaction and new partitions go through. No missed loss: retention,
 a topic that was made again, another cluster stop the stream with the command that helps; and what
-the command did is told apart from what is proven.
+the command did is distinguished from what is proven.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def test_retention_overtakes_the_position_and_the_loss_is_accepted(
     [note] = report.notes
     assert (note.command, note.by, note.reason) == ("accept-loss", "ann@ops", WHY)
     assert report_of(config, spark, config.index_table).verdict == "accepted loss"
-    # Where it is asked for, it is told.
+    # Where it is requested, it is reported.
     told_of = json_values(locate.of_sink(config, opened(config, spark), part(name, 0), 60))
     assert not told_of["held"]
     assert told_of["batches"][0]["note"]["reason"] == WHY
@@ -272,7 +272,7 @@ def test_a_position_moved_forward_gives_records_up_and_moved_back_reads_them_as_
 
 
 @pytest.mark.long
-def test_where_a_decision_dies_it_is_done_or_undone_and_a_running_life_is_fenced(
+def test_where_a_decision_dies_it_is_done_or_undone_and_a_running_sink_is_fenced(
     broker: Broker,
     lake: Lake,
     spark: Any,
@@ -311,7 +311,7 @@ def test_where_a_decision_dies_it_is_done_or_undone_and_a_running_life_is_fenced
         with pytest.raises(FrazilError, match="died at"):
             dying.once(spark)
         try:
-            catch_up(config, spark)  # staged, it is the next life's to commit
+            catch_up(config, spark)  # staged, it is the next run's to commit
         except Expired:
             assert step in ("planned", "written"), step
             by_hand(config, spark, wanted)
@@ -411,7 +411,7 @@ def test_three_of_ten_transactions_aborted_markers_at_the_tail_and_one_that_hang
         assert sum(stable.values()) == 10 * 12, "the end is before the one that hangs"
         assert sink.wait_until(stable, WITHIN)
         assert assert_exact(lake, f"db.{name}", b, name) == 70
-        begun(10).abort_transaction(30)  # a new life of its producer ends the one that hangs
+        begun(10).abort_transaction(30)  # a new run of its producer ends the one that hangs
         eventually(lambda: sum(sink.ends().values()) > 126, "it hangs no more", sink=sink)
         assert sink.wait_until(sink.ends(), WITHIN)
         ends = sink.ends()
@@ -513,7 +513,7 @@ def test_another_cluster_behind_the_address_is_seen_and_can_be_adopted(
     assert proven(config, spark).written == 50
 
 
-def test_the_commands_say_what_they_would_do_and_do_it_when_told(
+def test_the_commands_print_what_they_would_do_and_do_it_with_yes(
     broker: Broker,
     lake: Lake,
     spark: Any,

@@ -54,7 +54,7 @@ def _sink(
     return Sink(config)
 
 
-def test_a_topic_goes_to_s3_through_a_rest_catalog_and_two_lives(
+def test_a_topic_goes_to_s3_through_a_rest_catalog_and_two_runs(
     spark: Any, broker: Broker, store: dict[str, str], name: str, tmp_path: Path
 ):
     datagen.create_topic(broker.bootstrap, name, 2)

@@ -47,7 +47,7 @@ Make = Callable[..., Config]
 
 
 def batches(broker: Broker, spark: Any, config: Config, count: int, each: int = 20) -> list[Cut]:
-    """So many lives of one batch; where each of them ended."""
+    """So many runs of one batch; where each of them ended."""
     topic = config.sink.topics[0]
     ends = []
     for number in range(count):
@@ -202,7 +202,7 @@ def test_absorbed_batches_go_back_as_one_and_a_batch_between_them_is_refused(
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
     staged = len(steps.named("staged"))
-    # The first of a life is committed at once, the others wait for the interval.
+    # The first of a run is committed at once, the others wait for the interval.
     with pytest.raises(ConfigError, match=f"took batches 2 to {staged} in one commit") as refused:
         rewind(slow, spark, "batch:2")
     assert "--to batch:1" in refused.value.hint
@@ -326,7 +326,7 @@ def test_a_compaction_is_undone_and_nothing_is_lost_by_that(
 
 
 @pytest.mark.long
-def test_expired_snapshots_are_told_with_the_earliest_cut_that_is_left(
+def test_expired_snapshots_are_reported_with_the_earliest_cut_that_is_left(
     broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make
 ):
     create_topic(broker.bootstrap, name, 2)
@@ -365,7 +365,7 @@ def test_what_kafka_has_no_more_is_not_thrown_away(
 
 
 @pytest.mark.long
-def test_letters_that_were_replayed_since_are_not_undone_by_halves(
+def test_dead_letters_that_were_replayed_since_are_not_undone_by_halves(
     broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make
 ):
     create_topic(broker.bootstrap, name, 1)
@@ -384,16 +384,16 @@ def test_letters_that_were_replayed_since_are_not_undone_by_halves(
     assert len(lake.query(f"db.{name}_a")) == 5, "four of the stream, one of the replay"
     catch_up(mended, spark)
     assert dead_letters.replay(mended, spark, DeadLetterSelection()).replayed == 1, (
-        "the witness went along"
+        "the tag went along"
     )
     assert len(offsets(lake, f"db.{name}_a")) == 7
     all_proven(mended, spark, f"db.{name}_dead")
 
 
-# ── lives ────────────────────────────────────────────────────────────────────────────────────────
+# ── runs ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_running_life_is_fenced_and_what_it_staged_is_gone(
+def test_a_running_sink_is_fenced_and_its_staged_batches_are_gone(
     broker: Broker,
     spark: Any,
     lake: Lake,
@@ -434,7 +434,7 @@ class Killed(BaseException):
         ),
     ],
 )
-def test_no_life_starts_from_half_a_rewind_and_the_next_one_finishes_it(
+def test_no_run_starts_from_half_a_rewind_and_the_next_one_finishes_it(
     broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make, step: str
 ):
     create_topic(broker.bootstrap, name, 1)

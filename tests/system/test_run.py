@@ -17,7 +17,7 @@ from frazil.testing.kafka import Broker
 from tests.system.streams import produce
 
 
-def test_rejected_and_skipped_records_are_told_apart_from_rows(
+def test_rejected_and_skipped_records_are_distinguished_from_rows(
     broker: Broker,
     spark: Any,
     name: str,

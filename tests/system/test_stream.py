@@ -162,7 +162,7 @@ def test_aborted_records_and_markers_are_counted_and_never_written(
     assert proven(config, spark).written == 40
 
 
-def test_a_topic_of_nothing_but_aborted_records_is_caught_up_and_told_later(
+def test_a_topic_of_nothing_but_aborted_records_is_caught_up_and_recorded_later(
     broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make
 ):
     create_topic(broker.bootstrap, name, 2)
@@ -273,7 +273,7 @@ def test_the_beginning_of_a_sink_does_not_move_with_a_restart(
         produce(broker.bootstrap, name, numbered(3, 90))
         assert sink.wait_until(sink.ends(), WITHIN)
     rows = lake.query(f"db.{name}", "_offset", "ORDER BY ALL")
-    assert rows == [(o,) for o in range(5, 12)], "records between two lives were skipped in silence"
+    assert rows == [(o,) for o in range(5, 12)], "records between two runs were skipped in silence"
 
 
 def test_an_explicit_cut_is_the_beginning_and_one_beyond_the_end_is_refused(
@@ -332,7 +332,7 @@ def test_a_large_range_is_split_over_tasks(
     assert sorted(file.rows for file in table.readonly.files()[0]) == [50] * 4
 
 
-# ── lives ────────────────────────────────────────────────────────────────────────────────────────
+# ── runs ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.long
@@ -503,10 +503,10 @@ def test_a_blocked_stream_can_be_stopped_and_nothing_is_lost(
     assert assert_exact(lake, f"db.{name}", broker.bootstrap, name) == 100
 
 
-def test_what_one_life_staged_the_next_commits_without_reading_kafka_again(
+def test_what_one_run_staged_the_next_commits_without_reading_kafka_again(
     broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make, outage: Outage
 ):
-    """Nothing is committed yet; the records are gone from Kafka before the next life."""
+    """Nothing is committed yet; the records are gone from Kafka before the next run."""
     b = broker.bootstrap
     create_topic(b, name, 2)
     config = make_config()
@@ -570,7 +570,7 @@ def test_staged_batches_of_a_partition_that_came_later_are_all_taken_over(
 def test_a_table_ahead_of_the_index_is_completed_when_a_partition_came_meanwhile(
     broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make, outage: Outage
 ):
-    """The life ended between the table and the index; the topic grew before the next one."""
+    """The run ended between the table and the index; the topic grew before the next one."""
     b = broker.bootstrap
     create_topic(b, name, 1)
     produce(b, name, numbered(10))
@@ -596,12 +596,12 @@ def test_a_table_ahead_of_the_index_is_completed_when_a_partition_came_meanwhile
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """After the call, lives begin as in another process: none is known to run here."""
+    """After the call, runs begin as in another process: none is known to run here."""
     return lambda: monkeypatch.setattr("frazil.sink._running", {})
 
 
 @pytest.mark.long
-def test_the_older_of_two_lives_is_fenced_and_its_rows_are_absent(
+def test_the_older_of_two_runs_is_fenced_and_its_rows_are_absent(
     broker: Broker,
     lake: Lake,
     spark: Any,
@@ -617,7 +617,7 @@ def test_the_older_of_two_lives_is_fenced_and_its_rows_are_absent(
     steps = Steps(hold="written")
     with running(config, spark, steps) as older:
         produce(b, name, numbered(20, 100), 2)
-        assert steps.held.wait(WITHIN), "the older life has written files and not staged them"
+        assert steps.held.wait(WITHIN), "the older run has written files and not staged them"
         elsewhere()
         newer = catch_up(config, spark)
         assert newer.epoch == older.epoch + 1
@@ -644,7 +644,7 @@ def ended(sink: Run) -> FrazilError | None:
     return None
 
 
-def test_of_two_lives_that_both_made_the_table_the_newer_goes_on(
+def test_of_two_runs_that_both_made_the_table_the_newer_goes_on(
     broker: Broker,
     lake: Lake,
     spark: Any,
@@ -669,7 +669,7 @@ def test_of_two_lives_that_both_made_the_table_the_newer_goes_on(
     proven(config, spark)
 
 
-def test_two_lives_started_at_the_same_moment_leave_one_and_an_exact_table(
+def test_two_runs_started_at_the_same_moment_leave_one_and_an_exact_table(
     broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make
 ):
     create_topic(broker.bootstrap, name, 2)

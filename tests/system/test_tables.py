@@ -125,7 +125,7 @@ def test_a_packed_ledger_entry_comes_back_from_the_catalog(
         ],
     )
     sent = 0
-    for _ in range(2):  # the second life begins from the entries of the first
+    for _ in range(2):  # the second run begins from the entries of the first
         sent += send()
         catch_up(config, spark)
     table = JavaCatalog(spark, "lake").load(few)
@@ -623,7 +623,7 @@ def test_each_table_is_committed_at_its_own_pace_and_the_cut_waits_for_all(
 def test_a_table_that_is_gone_waits_for_its_return_and_the_others_go_on(
     broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make
 ):
-    """Over three lives: dropped in the first, missing in the second, back before the third."""
+    """Over three runs: dropped in the first, missing in the second, back before the third."""
     b = broker.bootstrap
     create_topic(b, name, 1)
     produce(b, name, events("a", "b"))
@@ -696,7 +696,7 @@ def test_a_table_that_comes_back_is_filled_without_a_restart(
 def test_a_record_that_a_missing_table_cannot_take_is_a_dead_letter_and_stops_nobody(
     broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make
 ):
-    """It has a column that the table cannot get, or comes when a life never saw the table."""
+    """It has a column that the table cannot get, or comes when a run never saw the table."""
     b = broker.bootstrap
     create_topic(b, name, 1)
     produce(b, name, events("a", "b"))
@@ -780,7 +780,7 @@ def test_a_lost_batch_record_brings_no_table_anything_twice(
 def test_a_name_from_data_is_in_the_index_before_its_table_is_filled_and_a_lost_index_is_refused(
     broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make
 ):
-    """So that a newer life finds every table that an older one may fill; without the index nobody
+    """So that a newer run finds every table that an older one may fill; without the index nobody
     can tell what passed such a table by from what was lost, however often it is tried."""
     create_topic(broker.bootstrap, name, 1)
     produce(broker.bootstrap, name, events("a", "b"))

@@ -30,7 +30,7 @@ from frazil.pipeline.task import FEARLESS, LETTER_COLUMNS, LETTERS, BatchPlan, R
 METADATA = MetadataColumns("_topic", "_topic_partition", "_offset", "_timestamp")
 ID = pa.field("id", pa.int64())
 KIND = pa.field("kind", pa.large_string())
-#: A letter as Spark hands it over.
+#: A dead letter as Spark hands it over.
 HANDED = pa.schema(
     [
         ("topic", pa.string()),
@@ -65,7 +65,7 @@ def doc(kind: str, **members: Any) -> bytes:
 
 
 class Replaying:
-    """One task over letters, and what it wrote."""
+    """One task over dead letters, and what it wrote."""
 
     def __init__(self, folder: Path, *tables: TablePlan, routes: Any = None, **more: Any) -> None:
         self.folder = folder
@@ -101,7 +101,7 @@ class Replaying:
         return sorted(row[column] for row in self.rows(name))
 
 
-def test_letters_become_the_rows_they_should_have_been_and_are_noted(tmp_path: Path):
+def test_dead_letters_become_the_rows_they_should_have_been_and_are_noted(tmp_path: Path):
     replaying = Replaying(tmp_path, table(tmp_path, "db.t"))
     result, rejected = replaying(letter(5, doc("a"), "db.t"), letter(9, doc("b")))
     assert rejected == []
@@ -123,7 +123,7 @@ def test_what_is_rejected_again_is_neither_written_nor_noted(tmp_path: Path):
     assert replaying.offsets("db.t") == replaying.offsets("db.notes", "offset") == [2]
 
 
-def test_a_letter_without_its_record_is_never_replayed_as_a_null(tmp_path: Path):
+def test_a_dead_letter_without_its_record_is_never_replayed_as_a_null(tmp_path: Path):
     """What lay in a batch that could not be read: where null is a value, it is not this one's."""
     replaying = Replaying(tmp_path, table(tmp_path, "db.t", pa.field("value", pa.large_binary())))
     plan = replace(replaying.replay.plan, format=RecordFormat("raw"))
@@ -134,7 +134,7 @@ def test_a_letter_without_its_record_is_never_replayed_as_a_null(tmp_path: Path)
     assert replaying.offsets("db.t") == replaying.offsets("db.notes", "offset") == [2]
 
 
-def test_a_letter_that_names_the_tables_which_rejected_it_is_for_no_other(tmp_path: Path):
+def test_a_dead_letter_that_names_the_tables_which_rejected_it_is_for_no_other(tmp_path: Path):
     tables = [table(tmp_path, f"db.{each}") for each in "ab"]
     replaying = Replaying(tmp_path, *tables, routes=[RouteConfig(to=("db.a", "db.b"))])
     result, _ = replaying(letter(1, doc("x"), "db.b"), letter(2, doc("y")))
@@ -143,7 +143,7 @@ def test_a_letter_that_names_the_tables_which_rejected_it_is_for_no_other(tmp_pa
     assert [row["tables"] for row in replaying.rows("db.notes")] == [["db.b"], ["db.a", "db.b"]]
 
 
-def test_a_letter_goes_to_all_of_its_tables_or_to_none(tmp_path: Path):
+def test_a_dead_letter_goes_to_all_of_its_tables_or_to_none(tmp_path: Path):
     narrow = table(tmp_path, "db.b", ID, evolution="reject")
     replaying = Replaying(
         tmp_path, table(tmp_path, "db.a"), narrow, routes=[RouteConfig(to=("db.a", "db.b"))]
@@ -163,7 +163,7 @@ def test_what_a_rule_skips_now_is_noted_as_gone_nowhere(tmp_path: Path):
     assert notes == {1: [], 2: ["db.a"], 3: []}
 
 
-def test_a_letter_whose_tables_the_rules_no_longer_name_stays(tmp_path: Path):
+def test_a_dead_letter_whose_tables_the_rules_no_longer_name_stays(tmp_path: Path):
     routes = [RouteConfig(field="kind", values=("x",), skip=True), RouteConfig(to=("db.a",))]
     replaying = Replaying(tmp_path, table(tmp_path, "db.a"), routes=routes)
     given = [letter(1, doc("y"), "db.old"), letter(2, doc("x"), "db.old")]
@@ -174,7 +174,7 @@ def test_a_letter_whose_tables_the_rules_no_longer_name_stays(tmp_path: Path):
     assert replaying.rows("db.a") == []
 
 
-def test_needs_are_told_and_nothing_counts_until_they_are_met(tmp_path: Path):
+def test_needs_are_reported_and_nothing_counts_until_they_are_met(tmp_path: Path):
     routes = [RouteConfig(field="kind", to=("db.{value}",))]
     known = table(tmp_path, "db.a")
     replaying = Replaying(tmp_path, known, routes=routes, names=["db.{value}"])
@@ -207,7 +207,7 @@ def test_rules_see_the_headers_and_partitions_stay_apart(tmp_path: Path):
     assert places == [(0, 1), (4, 1)]
 
 
-def test_a_task_that_died_twice_settles_its_letters_with_care(tmp_path: Path):
+def test_a_task_that_died_twice_settles_its_dead_letters_with_care(tmp_path: Path):
     tables = [table(tmp_path, f"db.{each}") for each in "ab"]
     replaying = Replaying(tmp_path, *tables, routes=[RouteConfig(to=("db.a", "db.b"))])
     result, rejected = replaying(
@@ -217,14 +217,14 @@ def test_a_task_that_died_twice_settles_its_letters_with_care(tmp_path: Path):
     assert (replaying.offsets("db.a"), replaying.offsets("db.b")) == ([2], [1, 2])
 
 
-def test_many_reasons_are_counted_and_some_of_them_told(tmp_path: Path):
+def test_many_reasons_are_counted_and_some_of_them_reported(tmp_path: Path):
     replaying = Replaying(tmp_path, table(tmp_path, "db.t"))
     result, rejected = replaying(*(letter(i, b"{") for i in range(3 * replay.TOLD)))
     assert (result.total.rejected, len(rejected)) == (3 * replay.TOLD, replay.TOLD)
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_task_holds_few_of_its_letters_in_memory_and_writes_all_of_them(
+def test_a_task_holds_few_of_its_dead_letters_in_memory_and_writes_all_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
 ):
     """Also where a writer fails on the way, and all of them are settled once more."""
@@ -261,7 +261,7 @@ def test_a_task_holds_few_of_its_letters_in_memory_and_writes_all_of_them(
     assert (Torn.writes > 80) == fails
 
 
-def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     full = Path("/dev/full")
     monkeypatch.setattr(replay.tempfile, "TemporaryFile", lambda **_: full.open("r+b", 0))
     batch = pa.RecordBatch.from_pylist([letter(1, doc("paid"))], schema=HANDED)
@@ -269,7 +269,7 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         list(replay.run_all(Replaying(tmp_path, table(tmp_path, "db.t")).replay, [batch]))
 
 
-def test_a_task_without_letters_has_a_result(tmp_path: Path):
+def test_a_task_without_dead_letters_has_a_result(tmp_path: Path):
     [told] = replay.run_all(Replaying(tmp_path, table(tmp_path, "db.t")).replay, [])
     assert RangeResult.of(json.loads(told.column("result")[0].as_py())).total.written == 0
     result, rejected = replay.run(Replaying(tmp_path, table(tmp_path, "db.t")).replay, [])
@@ -283,7 +283,7 @@ def test_all_names_but_these(copy: Any):
     assert "db.a" not in others
 
 
-def test_what_is_read_of_a_letter_is_there():
+def test_what_is_read_of_a_dead_letter_is_there():
     columns = {*LETTER_COLUMNS.names, *(each.name for each in LETTERS.fields)}
     assert set(replay.READ) <= columns
     assert set(replay.READ) == set(HANDED.names)

@@ -88,7 +88,7 @@ BROAD = {
     "pipeline.routing": 1,  # a user's function may raise anything
     # the net: whatever a record does to a station, it is found and rejected
     "pipeline.isolation": 1,
-    "ledger.completeness": 1,  # and so may the one that is told of complete hours
+    "ledger.completeness": 1,  # and so may the callback of complete hours
     "arrow.avro": 1,  # a panic of polars is a BaseException; the slow way decides
 }
 #: The most lines of a function and of a module, and the most methods and attributes of a class.

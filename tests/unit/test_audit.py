@@ -333,7 +333,7 @@ def rewritten(**change: Any) -> History:
     return history.add({"deleted-records": "5", "added-records": "5"}, "overwrite", theirs)
 
 
-def test_rows_that_a_foreign_hand_wrote_anew_cannot_be_told():
+def test_rows_that_another_writer_rewrote_are_cannot_tell():
     """One offset may be there twice and another not at all: `UPDATE SET _offset = 6 WHERE …`."""
     report = rewritten().report()
     assert report.verdict == "cannot tell"
@@ -344,7 +344,7 @@ def test_rows_that_a_foreign_hand_wrote_anew_cannot_be_told():
     assert json_values(report)["partitions"][0]["cannot_tell"] == [[0, 5]]
 
 
-def test_rows_that_a_foreign_hand_wrote_anew_are_told_by_reading_them():
+def test_rows_that_another_writer_rewrote_are_decided_by_reading_them():
     history = rewritten()
     every = {A: range(12), B: range(7)}
     twice = {A: [0, 1, 1, 3, *range(4, 12)], B: range(7)}
@@ -369,7 +369,7 @@ def deep_report(history: History, offsets: Mapping[Partition, Sequence[int]]) ->
     return report
 
 
-def test_a_row_deleted_and_its_neighbour_inserted_again_cannot_be_told():
+def test_a_row_deleted_and_its_neighbour_inserted_again_is_cannot_tell():
     """DELETE offset 2, by a file written anew; then INSERT a second 3: as many rows as before."""
     history = whole()
     left = replace(history.files[0], path="/left", rows=4)
@@ -384,7 +384,7 @@ def test_a_row_deleted_and_its_neighbour_inserted_again_cannot_be_told():
     )
 
 
-def test_it_cannot_be_told_either_when_a_compaction_came_after_it():
+def test_it_is_cannot_tell_also_when_a_compaction_came_after_it():
     history = rewritten()
     one = DataFile("/compacted", 12, A, (0, 11))
     history.files = [one, *(f for f in history.files if f.partition == B)]
@@ -491,7 +491,7 @@ def test_a_gap_in_what_is_left_of_an_expired_history_is_a_gap():
     assert history.report().verdict == "gap"
 
 
-def test_two_sinks_in_one_table_are_not_told_apart():
+def test_two_sinks_in_one_table_are_not_distinguished():
     history = whole().commit({A: (0, 5)}, "other")
     reports = history.reports()
     assert [(r.sink, r.verdict) for r in reports] == [
@@ -564,7 +564,7 @@ def replayed(history: History, rows: int, at: tuple[int, int], batch: int = 0) -
     return history
 
 
-def test_replayed_letters_are_counted_in_and_batches_of_replays_are_proven():
+def test_replayed_dead_letters_are_counted_in_and_batches_of_replays_are_proven():
     history = whole().commit({A: (12, 20), B: (7, 9)}, outcomes={A: OutcomeCounts(0, rejected=3)})
     history.files = [replace(f, path=named("s", i)) for i, f in enumerate(history.files)]
     mine, replay = replayed(history, 3, (13, 17)).reports()
@@ -577,19 +577,19 @@ def test_replayed_letters_are_counted_in_and_batches_of_replays_are_proven():
     assert replay.written == 3
 
 
-def test_letters_of_a_time_before_the_table_lie_outside_its_ranges():
+def test_dead_letters_of_a_time_before_the_table_lie_outside_its_ranges():
     history = replayed(History().commit({A: (100, 110)}), 2, (5, 8))
     history.files[0] = replace(history.files[0], path=named("s", 0))
     assert {report.verdict for report in history.reports()} == {"proven"}
 
 
-def test_a_replayed_letter_too_many_is_found_by_both():
+def test_a_replayed_dead_letter_too_many_is_found_by_both():
     history = replayed(History().commit({A: (0, 10)}, outcomes=FOUR), 2, (3, 6))
     history.files[-1] = replace(history.files[-1], rows=3)
     assert {report.verdict for report in history.reports()} == {"unaccounted"}
 
 
-def test_letters_that_were_replayed_twice_are_found_though_the_ledger_says_so_too():
+def test_dead_letters_that_were_replayed_twice_are_found_though_the_ledger_says_so_too():
     other = {A: OutcomeCounts(0, rejected=2)}
     history = replayed(History().commit({A: (0, 10)}, outcomes=other), 2, (4, 5))
     assert {report.verdict for report in history.reports()} == {"proven"}
@@ -640,7 +640,7 @@ def test_the_index_knows_the_tables_of_a_sink_few_or_many():
 
 @st.composite
 def chains(draw: st.DrawFn) -> History:
-    """A clean life of a sink: partitions come and go on, claims and foreign appends between."""
+    """A clean history of a sink: partitions come and go on, claims and foreign appends between."""
     history = History()
     position = {
         Partition("orders", n): draw(st.integers(0, 50)) for n in range(draw(st.integers(1, 4)))
@@ -848,7 +848,7 @@ def changed(rows: pa.Table, at: int, **values: Any) -> pa.Table:
     return pa.Table.from_pylist(listed)
 
 
-def test_three_witnesses_that_agree_prove_it():
+def test_three_sources_that_agree_prove_it():
     report = heard(numbered())
     assert (report.verdict, report.findings) == ("proven", ())
     assert report.examined == ("ledger", "index", "manifests")
@@ -875,13 +875,13 @@ def test_of_what_was_expired_too_a_missing_file_is_found_with_its_range():
     assert [line.gaps for line in report.partitions] == [(Range(A, 0, 5),), ()]
 
 
-def test_only_the_witness_is_left_and_nothing_is_missing():
+def test_only_the_tag_is_left_and_nothing_is_missing():
     """Compacted, and then expired down to the compaction: the tag still names the last entry."""
     history = numbered()
-    rows, witness = indexed(history), history.snapshots[-1]
+    rows, tagged = indexed(history), history.snapshots[-1]
     history.add({"added-records": "19", "deleted-records": "19"}, "replace")
     history.files = [DataFile("/big", 19, None, (0, 11), topics=("orders", "orders"))]
-    report = heard(expired(history, 1), rows, tagged_snapshots={"s": witness})
+    report = heard(expired(history, 1), rows, tagged_snapshots={"s": tagged})
     assert report.verdict == "proven", report
 
 
@@ -956,15 +956,15 @@ def test_what_the_index_does_not_know_yet_is_no_fault():
     assert heard(history, behind).verdict == "unaccounted"
 
 
-def test_a_table_that_was_rolled_back_is_found_by_the_index_and_by_its_witness():
+def test_a_table_that_was_rolled_back_is_found_by_the_index_and_by_its_tag():
     history = numbered()
-    rows, witness = indexed(history), history.snapshots[-1]
+    rows, tagged = indexed(history), history.snapshots[-1]
     history.snapshots.pop()
     history.files = history.files[:-2]
     report = heard(history, rows)
     assert report.verdict == "gap"
     assert [line.gaps for line in report.partitions] == [(Range(A, 9, 12),), (Range(B, 3, 7),)]
-    evidence = Evidence("db.t", history.snapshots[::-1], {"s": witness}, history.files)
+    evidence = Evidence("db.t", history.snapshots[::-1], {"s": tagged}, history.files)
     (report,) = audit(evidence)
     assert "rolled back" in str(report.findings[0])
 
@@ -1142,7 +1142,7 @@ def test_the_sinks_own_compaction_takes_rows_away_and_that_is_well():
         ("append", {"added-records": "2"}, "cannot tell"),
     ],
 )
-def test_what_others_do_to_an_upsert_table_is_told(
+def test_what_others_do_to_an_upsert_table_is_reported(
     operation: str, summary: dict[str, str], verdict: str
 ):
     assert upserted().add(summary, operation).report().verdict == verdict
@@ -1156,14 +1156,14 @@ def test_a_gap_in_the_ledger_of_an_upsert_table_is_found():
 
 
 def bridged() -> tuple[History, dict[str, Any]]:
-    """Of an upsert table a foreign compaction alone is left; the witness names the last batch."""
+    """Of an upsert table a foreign compaction alone is left; the tag names the last batch."""
     history = upserted()
     rows = indexed(history)
-    witness = history.snapshots[-1]
+    tagged = history.snapshots[-1]
     history.files, history.deletes = [DataFile("/g", 6, None, (0, 9))], 0
     history.add({"added-records": "6", "deleted-records": "6"}, "replace")
     history.add({"added-records": "6", "deleted-records": "6"}, "replace")
-    return expired(history, 1), {"rows": rows, "tagged_snapshots": {"s": witness}}
+    return expired(history, 1), {"rows": rows, "tagged_snapshots": {"s": tagged}}
 
 
 def test_of_an_upsert_table_that_was_rolled_back_compacted_and_expired_nothing_is_proven():
@@ -1178,11 +1178,11 @@ def test_of_an_upsert_table_that_was_rolled_back_compacted_and_expired_nothing_i
 
 def test_of_an_append_table_rolled_back_compacted_and_expired_the_files_tell():
     history = numbered()
-    rows, witness = indexed(history), history.snapshots[-1]
+    rows, tagged = indexed(history), history.snapshots[-1]
     kept = [f for f in history.files if f.offsets and f.offsets[1] < 9]
     history.add({"added-records": "1", "deleted-records": "1"}, "replace")
     history.add({"added-records": "1", "deleted-records": "1"}, "replace")
-    given = {"rows": rows, "tagged_snapshots": {"s": witness}}
+    given = {"rows": rows, "tagged_snapshots": {"s": tagged}}
     assert heard(expired(history, 1), **given).verdict == "proven"
     history.files = kept
     assert heard(history, **given).verdict == "gap"
@@ -1233,7 +1233,7 @@ def test_rows_that_others_wrote_stay_in_doubt_when_the_sink_expires_their_snapsh
     assert heard(history, **{**given, "foreign_commits": ()}).verdict == "proven"
 
 
-def test_rows_that_others_wrote_and_whose_snapshots_are_expired_are_told_by_reading_them():
+def test_rows_that_others_wrote_and_whose_snapshots_are_expired_are_decided_by_reading_them():
     history, given = overwritten()
     assert heard(history, **given, deep=offsets_read(range(5))).verdict == "proven"
     wrong = heard(history, **given, deep=offsets_read([0, 1, 1, 3, 4]))

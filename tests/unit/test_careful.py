@@ -231,7 +231,7 @@ def test_a_record_that_never_ends_is_one_too(monkeypatch: pytest.MonkeyPatch):
     assert len(by_offset(settled)) == 1
 
 
-def test_an_error_that_nobody_thought_of_is_told_with_the_tables_the_topic_names():
+def test_an_error_that_nobody_thought_of_is_reported_with_the_tables_the_topic_names():
     broken = TablePlan(WriterSpec("db.a", "", "{", 0, "", {}, 0, "", {}), METADATA, "")
     settled = settle(
         ChunkPipeline(RecordFormat("raw"), None, {"db.a": broken}, only="db.a"), [b"x"]

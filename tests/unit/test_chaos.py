@@ -1,4 +1,4 @@
-"""The verifier of `make chaos` can fail: what is lost, doubled or wrong in a table is told."""
+"""The verifier of `make chaos` can fail: what is lost, doubled or wrong in a table is reported."""
 
 from __future__ import annotations
 

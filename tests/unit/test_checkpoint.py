@@ -107,12 +107,12 @@ def test_offsets_of_other_sources_are_text_that_is_compared_as_it_is(text: str):
     assert place != log([f"{text} "]).after(0)
 
 
-def test_a_text_too_long_for_a_ledger_is_told_by_its_digest_where_it_is_only_compared():
+def test_a_text_too_long_for_a_ledger_is_stored_as_its_digest_where_it_is_only_compared():
     long = json.dumps({"files": "x" * 600})
     place = log([long], bound=True).after(0)
     assert sources(place) == [f"sha256:{hashlib.sha256(long.encode()).hexdigest()}"]
     assert place != log([long.replace("x", "y")], bound=True).after(0)
-    assert sources(log([long]).after(0)) == [long], "a new life must be able to begin there"
+    assert sources(log([long]).after(0)) == [long], "a new run must be able to begin there"
 
 
 def test_a_source_that_has_brought_nothing_yet_stands_at_its_beginning_or_nowhere():
@@ -211,7 +211,7 @@ def test_before_its_first_batch_an_iceberg_table_stands_where_its_own_note_says(
     assert sources(made.before(0)) == [ICEBERG.replace('"position":2', '"position":0')]
 
 
-def test_notes_that_cannot_be_told_apart_are_not_used():
+def test_notes_that_cannot_be_distinguished_are_not_used():
     """Spark counts a source that is read twice once: whose note is whose is not known."""
     twice = log(['{"orders":{"0":9}}', '{"orders":{"0":9}}'], **{"sources/0/0": NOTE})
     assert twice.before(0).cut == Cut()

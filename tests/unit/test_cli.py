@@ -82,7 +82,7 @@ LOOKING = {
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Without Spark and Kafka: who asks for one of them is told that it does not answer."""
+    """Without Spark and Kafka: a call of one of them gets the error that it does not answer."""
 
     def away(*_: Any, **__: Any) -> Any:
         raise Unavailable("cannot ask: it is away")
@@ -301,7 +301,7 @@ def rest(folder: Path, uri: str) -> str:
 
 @pytest.mark.parametrize("config", [False, True], ids=["always", "behind the config"])
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
-def test_a_catalog_that_answers_nonsense_is_told_in_a_sentence(
+def test_a_catalog_that_answers_nonsense_is_reported_in_a_sentence(
     answer: tuple[int, bytes],
     config: bool,
     tmp_path: Path,
@@ -327,7 +327,7 @@ def test_a_catalog_that_answers_nonsense_is_told_in_a_sentence(
         "http://no-such-host.invalid",
     ],
 )
-def test_a_catalog_that_is_away_is_told_in_a_sentence(
+def test_a_catalog_that_is_away_is_reported_in_a_sentence(
     uri: str, tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
 ):
     for path, more in LOOKING.items():
@@ -361,7 +361,7 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("name", [*TORN, *FOREIGN])
-def test_a_batch_record_that_is_none_is_told_in_a_sentence(
+def test_a_batch_record_that_is_none_is_reported_in_a_sentence(
     name: str, tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
 ):
     config = _written(tmp_path)
@@ -395,7 +395,7 @@ def test_frazil_alone_shows_its_help(capfd: Any, monkeypatch: pytest.MonkeyPatch
         assert "frazil: \n" not in err
 
 
-def test_the_version_is_told(capfd: Any, monkeypatch: pytest.MonkeyPatch):
+def test_the_version_is_printed(capfd: Any, monkeypatch: pytest.MonkeyPatch):
     _, told, _ = says(capfd, monkeypatch, "--version")
     assert says(capfd, monkeypatch, "version")[1] == told
     assert json.loads(says(capfd, monkeypatch, "version", "--json")[1]) == {"version": told.strip()}

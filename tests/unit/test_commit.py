@@ -60,7 +60,7 @@ def test_batches_are_committed_once_and_in_order():
 
 
 def test_entries_with_records_take_the_tag_along_and_claims_leave_it_where_it_is():
-    """A life holds its branch against the tag after its claim: a rollback would not be seen."""
+    """A run holds its branch against the tag after its claim: a rollback would not be seen."""
     table = FakeTable()
     tags: list[str] = []
     append = table.append
@@ -165,7 +165,7 @@ def test_a_foreign_commit_in_between_survives_and_does_not_disturb():
 
 
 def test_check_then_commit_would_double_but_compare_and_set_does_not():
-    """H3: two lives both saw nothing; the second one's append must not get in."""
+    """H3: two runs both saw nothing; the second one's append must not get in."""
     table = FakeTable()
     zombie, heir = target(table, 1), target(table, 2)
     table.race = lambda: put(heir, batch(0, 5, "heir", epoch=2))
@@ -200,7 +200,7 @@ def test_what_failed_tries_left_is_swept_but_never_the_live_manifest_list():
 
 
 def fail_to_tag(table: FakeTable, *answers: str) -> list[int]:
-    """What the next moves of a tag come to: `lost` is done and not told, `dropped` is not done."""
+    """The next moves of a tag: `lost` is done without an answer, `dropped` is not done."""
     tag, left, tries = table.tag, list(answers), []
 
     def failing(name: str, snapshot_id: int, was: int | None) -> None:
@@ -216,7 +216,7 @@ def fail_to_tag(table: FakeTable, *answers: str) -> list[int]:
 
 
 @pytest.mark.parametrize(("answers", "tries"), [(["lost"], 1), (["dropped", "dropped"], 3)])
-def test_a_witness_whose_answer_was_lost_is_looked_for_and_one_that_is_not_there_is_set_again(
+def test_a_tag_whose_answer_was_lost_is_looked_up_and_a_missing_one_is_set_again(
     answers: list[str], tries: int
 ):
     table = FakeTable()
@@ -229,7 +229,7 @@ def test_a_witness_whose_answer_was_lost_is_looked_for_and_one_that_is_not_there
     assert table.tagged(ledger_tag("s")) == newest
 
 
-def test_a_claim_fences_the_older_life():
+def test_a_claim_fences_the_older_run():
     table = FakeTable()
     old = target(table, 1)
     put(old, batch(0, 5, "a"))
@@ -241,7 +241,7 @@ def test_a_claim_fences_the_older_life():
     assert table.live() == ["m-a", "m-c"]
 
 
-def test_a_life_looks_whether_it_is_still_the_newest():
+def test_a_run_checks_that_it_is_still_the_newest():
     table, life = witnessed()
     put(life, batch(0, 5, "a"))
     for who in (life, target(table, epoch=0)):  # who only looks is not overtaken
@@ -264,7 +264,7 @@ def test_of_two_claims_at_once_one_wins():
     assert table.live() == ["m-a"]
 
 
-def test_an_older_life_that_commits_during_the_claim_is_taken_into_account():
+def test_an_older_run_that_commits_during_the_claim_is_taken_into_account():
     table = FakeTable()
     old, heir = target(table, 1), target(table, 2)
     table.race = lambda: put(old, batch(0, 5, "a"))
@@ -296,7 +296,7 @@ def test_a_rolled_back_table_stops_the_sink():
         put(life, batch(9, 12, "c"))
 
 
-def test_expiry_without_a_witness_stops_and_with_one_goes_on():
+def test_expiry_without_a_tag_stops_and_with_one_goes_on():
     """H4: not found is not never committed."""
     table = FakeTable()
     life = target(table)
@@ -318,7 +318,7 @@ def test_expiry_without_a_witness_stops_and_with_one_goes_on():
 
 
 def test_who_always_claims_first_may_come_to_a_table_whose_history_was_expired():
-    """A claim leaves a witness: none is there, so no data of the sink is."""
+    """A claim leaves a tag: none is there, so no data of the sink is."""
     table = FakeTable()
     put(target(table), batch(0, 5, "a"))
     table.add(["compacted"], {})
@@ -332,7 +332,7 @@ def test_who_always_claims_first_may_come_to_a_table_whose_history_was_expired()
     late.set_tag(head.snapshot)
     table.add(["compacted again"], {})
     table.expire()
-    assert late.head().entry == head.entry, "with a witness it counts, as ever"
+    assert late.head().entry == head.entry, "with a tag it counts, as ever"
     older = TableCommitter(table, "main", "s.replay", 1, FakeClock(), claimed_first=True)
     with pytest.raises(Fenced):
         older.claim()
@@ -358,10 +358,10 @@ def rolled_back_and_expired(metadata_kept: bool, keys: int | None = None) -> Fak
 @pytest.mark.parametrize("metadata_kept", [True, False])
 @pytest.mark.parametrize("keys", [None, 5])
 @pytest.mark.parametrize("running", [True, False])
-def test_a_sequence_number_is_no_proof_that_the_witness_is_an_ancestor(
+def test_a_sequence_number_is_no_proof_that_the_tagged_snapshot_is_an_ancestor(
     metadata_kept: bool, keys: int | None, running: bool
 ):
-    """The witness is older than all that is left, and the branch was rolled back behind it."""
+    """The tag is older than all that is left, and the branch was rolled back behind it."""
     table = rolled_back_and_expired(metadata_kept, keys)
     life = target(table, 1 if running else 2)
     words = r"found a with orders\[0\] \[0, 5\)" if metadata_kept else "holds everything below ord"
@@ -401,7 +401,7 @@ def test_maintenance_by_others_is_no_reason_to_stop_where_earlier_metadata_tells
     assert table.live()[-1] == "m-c"
 
 
-def test_without_earlier_metadata_the_newest_manifest_of_the_witness_shows_the_way():
+def test_without_earlier_metadata_the_newest_manifest_of_the_tagged_snapshot_proves_ancestry():
     """Of appends. A rewrite may have taken all trace of a delete away."""
     for keys, rewritten, shown in ((None, False, True), (None, True, False), (5, False, False)):
         table = FakeTable()
@@ -418,7 +418,7 @@ def test_without_earlier_metadata_the_newest_manifest_of_the_witness_shows_the_w
             put(life, batch(5, 9, "b"))
 
 
-def test_a_commit_that_was_expired_before_its_witness_is_found_in_earlier_metadata():
+def test_a_commit_that_was_expired_before_its_tag_is_found_in_earlier_metadata():
     """Whether it was applied need not be guessed; and the tag goes to an entry on top."""
     table, life = witnessed()
     table.metadata_kept = True
@@ -443,11 +443,11 @@ def test_a_commit_that_was_expired_before_its_witness_is_found_in_earlier_metada
     assert sum("m-a" in added for added in table.manifests.values()) == 1
 
 
-# ── expiry between a commit and its witness ──────────────────────────────────────────────────────
+# ── expiry between a commit and its tag ──────────────────────────────────────────────────────────
 
 
 def witnessed() -> tuple[FakeTable, TableCommitter]:
-    """A table that a life has claimed."""
+    """A table that a run has claimed."""
     table = FakeTable()
     life = target(table)
     claimed = life.claim().snapshot
@@ -463,8 +463,8 @@ def expired(table: FakeTable) -> None:
     table.expire()
 
 
-def test_a_witness_never_moves_back():
-    """A life that was overtaken may come to its tag late: expiry would take the newer one's."""
+def test_a_tag_never_moves_back():
+    """A run that was fenced may come to its tag late: expiry would take the newer one's."""
     table = FakeTable()
     old, heir = target(table, 1), target(table, 2)
     claimed = old.claim().snapshot
@@ -476,7 +476,7 @@ def test_a_witness_never_moves_back():
     assert table.tagged("frazil/s") == newest
 
 
-def test_a_witness_that_somebody_else_moves_meanwhile_is_looked_at_again():
+def test_a_tag_that_another_writer_moves_meanwhile_is_read_again():
     table = FakeTable()
     life = target(table)
     first = life.claim().snapshot
@@ -494,7 +494,7 @@ def test_a_witness_that_somebody_else_moves_meanwhile_is_looked_at_again():
     assert table.tagged("frazil/s") == newest
 
 
-def test_a_life_whose_manifests_a_newer_one_has_removed_is_fenced():
+def test_a_run_whose_manifests_a_newer_one_has_removed_is_fenced():
     """A row delta reads them, before Iceberg asks whether the ledger is still the same."""
     table = FakeTable()
     life, heir = target(table, 1), target(table, 2)
@@ -518,7 +518,7 @@ def test_a_life_whose_manifests_a_newer_one_has_removed_is_fenced():
 
 
 @pytest.mark.parametrize("then", ["the answer is lost", "Iceberg tries again by itself"])
-def test_a_commit_that_was_expired_before_its_witness_is_not_made_again(then: str):
+def test_a_commit_that_was_expired_before_its_tag_is_not_made_again(then: str):
     """What is left of the table tells of an older entry only."""
     table, life = witnessed()
     append = table.append
@@ -554,7 +554,7 @@ def test_a_history_that_is_expired_right_before_the_first_try_is_no_reason_to_st
 
 
 def test_a_batch_that_was_not_tried_yet_goes_on_behind_an_expired_history():
-    """And from the entry that is set on top first, it can be told what became of its tries."""
+    """And from the entry that is set on top first, the outcome of its attempts is known."""
     table = FakeTable()
     life = target(table)
     life.set_tag(life.commit(["m-a"], entry_of([batch(0, 5, "a")], "db.t", 1)))
@@ -585,7 +585,7 @@ def test_an_empty_entry_on_top_whose_answer_was_lost_is_our_own():
     assert table.live() == ["foreign too", "m-b"]
 
 
-def test_a_life_that_claims_behind_an_expired_history_leaves_alone_what_older_ones_staged():
+def test_a_run_that_claims_behind_an_expired_history_leaves_alone_what_older_ones_staged():
     """Nobody can tell whether they had it in the table. What it stages itself is another matter."""
     table = FakeTable()
     old = target(table)
@@ -605,8 +605,8 @@ def test_a_life_that_claims_behind_an_expired_history_leaves_alone_what_older_on
     assert heir.locate([batch(9, 12, "d", epoch=1)]) == {}, "an entry with records ends the doubt"
 
 
-def test_a_claim_that_was_expired_before_its_witness_is_made_again():
-    """What is seen then is the older life's entry, by its witness: nobody would be fenced."""
+def test_a_claim_that_was_expired_before_its_tag_is_made_again():
+    """What is seen then is the older run's entry, by its tag: nobody would be fenced."""
     table = FakeTable()
     old = target(table)
     old.set_tag(old.commit(["m-a"], entry_of([batch(0, 5, "a")], "db.t", 1)))
@@ -614,7 +614,7 @@ def test_a_claim_that_was_expired_before_its_witness_is_made_again():
 
     def expire_once() -> None:
         looks.append(1)
-        if len(looks) == 3:  # the claim was read back, and is looked at for its witness
+        if len(looks) == 3:  # the claim was read back, and is looked at for its tag
             expired(table)
 
     table.refresh = expire_once  # type: ignore[method-assign]
@@ -626,8 +626,8 @@ def test_a_claim_that_was_expired_before_its_witness_is_made_again():
         put(old, batch(5, 9, "b"))
 
 
-def test_a_claim_that_was_expired_and_then_passed_by_an_older_life_is_no_claim():
-    """Its life may see it all the same: reads may be old. Its witness would be set behind."""
+def test_a_claim_that_was_expired_and_then_passed_by_an_older_run_is_no_claim():
+    """Its run may see it all the same: reads may be old. Its tag would be set behind."""
     table = FakeTable()
     old, heir = target(table), target(table, 2)
     old.set_tag(old.commit(["m-a"], entry_of([batch(0, 5, "a")], "db.t", 1)))
@@ -641,7 +641,7 @@ def test_a_claim_that_was_expired_and_then_passed_by_an_older_life_is_no_claim()
 
 @pytest.mark.parametrize("tagged", [True, False])
 def test_a_claim_sees_that_entries_were_expired_since_it_looked(tagged: bool):
-    """The older life went on from the entry that was seen, and what it committed is gone."""
+    """The older run went on from the entry that was seen, and what it committed is gone."""
     table = FakeTable()
     old, heir = target(table), target(table, 2)
     seen = old.commit(["m-a"], entry_of([batch(0, 5, "a")], "db.t", 1))
@@ -759,12 +759,12 @@ def test_the_index_is_committed_last_and_names_the_snapshot_of_the_data():
     assert rig.finished == ["a"]
 
 
-@pytest.mark.parametrize("staged", ["by an earlier life", "long ago", "just now"])
+@pytest.mark.parametrize("staged", ["by an earlier run", "long ago", "just now"])
 def test_a_batch_whose_staged_files_are_gone_is_not_committed(staged: str):
     """Iceberg would commit it, and nobody could read the table any more."""
     rig = Rig()
     now = int(time.time() * 1000)
-    if staged == "by an earlier life":
+    if staged == "by an earlier run":
         rig.restart(epoch=2)
     one = replace(batch(0, 5, "a"), staged_at_ms=0 if staged == "long ago" else now)
     rig.data.deleted = ["m-a"]
@@ -778,7 +778,7 @@ def test_a_batch_whose_staged_files_are_gone_is_not_committed(staged: str):
     assert rig.data.live() == ["m-a"]
 
 
-def test_of_several_tables_one_that_lacks_staged_files_ends_the_life_that_cannot_commit_them():
+def test_of_several_tables_one_that_lacks_staged_files_ends_the_run_that_cannot_commit_them():
     """The next one reads them again: no person need look."""
     rig = Rig()
     rig.committer.queue.alone = False
@@ -890,7 +890,7 @@ def test_an_index_answer_lost_for_one_batch_does_not_double_its_row():
     assert [m.split("@")[0] for m in rig.index.live()] == ["i-a", "i-b"]
 
 
-def test_a_life_that_died_between_table_and_index_is_completed_by_the_next():
+def test_a_run_that_died_between_table_and_index_is_completed_by_the_next():
     rig = Rig()
     rig.index.faults = ["dropped"] * 2 * ATTEMPTS
     with pytest.raises(Unavailable):
@@ -954,7 +954,7 @@ def test_a_new_partition_beside_an_idle_one_is_taken_over_from_its_first_batch()
     assert [b.number for b in chain(Cut({P: 5}), staged, set())] == [0, 1, 2]
 
 
-def test_a_claim_names_the_cut_that_the_life_starts_from():
+def test_a_claim_names_the_cut_that_the_run_starts_from():
     table = FakeTable()
     head = target(table).claim(lambda position: Cut({**{P: 7}, **position}))
     assert head.entry is not None
@@ -964,7 +964,7 @@ def test_a_claim_names_the_cut_that_the_life_starts_from():
     assert again.entry.end == Cut({P: 7}), "the ledger's cut counts, not the second look"
 
 
-def test_the_witness_never_moves_back_from_a_claim_to_an_older_batch():
+def test_the_tag_never_moves_back_from_a_claim_to_an_older_batch():
     rig = Rig()
     rig.index.faults = ["dropped"] * 2 * ATTEMPTS
     with pytest.raises(Unavailable):
@@ -1008,8 +1008,8 @@ def counted(number: int, commit_id: str, before: str, after: str) -> StagedBatch
     )
 
 
-def test_a_batch_that_a_fenced_life_counted_alike_is_not_taken_over():
-    """Two lives counted from the same place and took different steps: their second batches have the
+def test_a_batch_that_a_fenced_run_counted_alike_is_not_taken_over():
+    """Two runs counted from the same place and took different steps: their second batches have the
     same number and begin elsewhere. The one that does not begin at the ledger's place would leave
     out, or double, what lies between."""
     fenced, next_of_fenced = counted(5, "a", "s5", "s7"), counted(6, "b", "s7", "s9")

@@ -54,7 +54,7 @@ class Stream:
         self.life()
 
     def life(self) -> None:
-        """A life begins: claims, and what is staged is taken over."""
+        """A run begins: claims, and what is staged is taken over."""
         self.epoch += 1
         self.index_target = TableCommitter(self.index, "main", "s", self.epoch, self.clock)
         head = self.index_target.claim(lambda position: Cut({P: 0, Q: 0, **position}))
@@ -348,7 +348,7 @@ def test_an_index_that_is_away_is_for_later_and_one_that_is_wrong_stops_the_stre
         stream.round()
 
 
-# ── answers that were lost, lives that ended ────────────────────────────────────────────────────
+# ── answers that were lost, runs that ended ─────────────────────────────────────────────────────
 
 
 def test_a_table_whose_answer_was_lost_has_its_batch_once(stream: Stream):
@@ -383,7 +383,7 @@ def _refusing(*_: Any) -> None:
     raise Unavailable("cannot move tag: 503")
 
 
-def test_a_life_that_ended_in_the_middle_is_taken_over_table_by_table(stream: Stream):
+def test_a_run_that_ended_in_the_middle_is_taken_over_table_by_table(stream: Stream):
     stream.tables["db.a"].faults = list(AWAY)
     stream.hand(a=1, b=1)
     stream.hand(b=2)
@@ -400,7 +400,7 @@ def test_a_life_that_ended_in_the_middle_is_taken_over_table_by_table(stream: St
     ]
 
 
-def test_a_table_that_stays_stuck_over_several_lives_loses_nothing(stream: Stream):
+def test_a_table_that_stays_stuck_over_several_runs_loses_nothing(stream: Stream):
     stream.unhealthy["db.a"] = IdentityMismatch("cannot go on: it is gone")
     for _ in range(3):
         stream.hand(a=1, b=1)
@@ -417,7 +417,7 @@ def test_a_table_that_stays_stuck_over_several_lives_loses_nothing(stream: Strea
 
 
 def test_batches_are_found_though_the_history_behind_them_was_expired(stream: Stream):
-    """One table waits for long, the others go on and are maintained, and then a new life begins."""
+    """One table waits for long, the others go on and are maintained, and then a new run begins."""
     stream.unhealthy["db.a"] = IdentityMismatch("cannot go on: it is gone")
     for _ in range(4):
         stream.hand(a=1, b=1)
@@ -434,7 +434,7 @@ def test_batches_are_found_though_the_history_behind_them_was_expired(stream: St
     assert counts(ledger(stream.tables["db.b"])[-1]) == OutcomeCounts(5, skipped=5)
 
 
-def test_a_newer_life_on_one_table_stops_the_older_one_for_all(stream: Stream):
+def test_a_newer_run_on_one_table_stops_the_older_one_for_all(stream: Stream):
     stream.hand(a=1, b=1)
     TableCommitter(stream.tables["db.b"], "main", "s", 9, stream.clock).claim()
     with pytest.raises(Fenced):
@@ -644,7 +644,7 @@ def test_a_table_that_is_staged_for_and_not_there_is_named_and_keeps_only_itself
     assert configs.commit_trigger("db.gone", 5.0).interval == 5.0
 
 
-def test_a_life_that_was_overtaken_does_not_wait_for_a_person():
+def test_a_run_that_was_fenced_does_not_wait_for_a_person():
     """It may have taken batches of the newer one, for tables that it knows nothing of."""
     stream = Stream("db.a")
     old = stream.committer
@@ -670,7 +670,7 @@ def test_a_life_that_was_overtaken_does_not_wait_for_a_person():
         ({"orders": "id-1"}, {"orders": ""}, True),
     ],
 )
-def test_without_topic_ids_two_sinks_of_a_table_are_told_apart_by_topic_names(
+def test_without_topic_ids_two_sinks_of_a_table_are_distinguished_by_topic_names(
     theirs: dict[str, str], mine: dict[str, str], shared: bool
 ):
     cut = Cut({Partition("orders", 0): 5})

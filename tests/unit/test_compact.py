@@ -472,7 +472,7 @@ def test_files_of_a_round_whose_snapshot_was_expired_before_it_was_found_stay(tm
     assert table.removed == []
 
 
-def test_a_life_that_is_over_touches_nothing(tmp_path: Path):
+def test_a_run_that_is_over_touches_nothing(tmp_path: Path):
     table = Memory(shape(tmp_path))
     table.upsert([(1, "a", "x")])
     table.upsert([(1, "a", "y")])
@@ -482,7 +482,7 @@ def test_a_life_that_is_over_touches_nothing(tmp_path: Path):
     assert len(table.snapshots) == before
 
 
-def test_what_goes_wrong_is_told_and_for_later(tmp_path: Path):
+def test_an_error_is_reported_and_retried_later(tmp_path: Path):
     table = Memory(shape(tmp_path))
     table.upsert([(1, "a", "x")])
     table.upsert([(1, "a", "y")])
@@ -498,7 +498,7 @@ def test_what_goes_wrong_is_told_and_for_later(tmp_path: Path):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_happens_the_rows_are_those_of_the_model(tmp_path: Path, seed: int):
-    """Small and large files, several lives, few bytes a round, lost answers, late deletes."""
+    """Small and large files, several runs, few bytes a round, lost answers, late deletes."""
     chance = random.Random(seed)
     keys, version = chance.choice([1, 2]), chance.choice([2, 3])
     spec = chance.choice([UNPARTITIONED, BUCKETS])
@@ -518,7 +518,7 @@ def test_whatever_happens_the_rows_are_those_of_the_model(tmp_path: Path, seed: 
     for _ in range(25):
         batch()
         if chance.random() < 0.1:
-            keeper = compaction(table, most=most)  # another process of the same life, say
+            keeper = compaction(table, most=most)  # another process of the same run, say
         table.fault = chance.choice(["", "", "", "lost", "down", "late"])
         keeper.run_due()
         table.check()

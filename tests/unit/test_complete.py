@@ -222,7 +222,7 @@ def test_the_time_that_a_batch_takes_is_no_silence():
 
 
 def test_whoever_waits_for_a_position_knows_how_complete_it_is():
-    """`indexed` comes before the position is told."""
+    """`indexed` comes before the position is published."""
     index_table, data = FakeTable("db.i", "u2"), FakeTable("db.t", "u")
     targets = [TableCommitter(each, "main", "s", 1, FakeClock()) for each in (data, index_table)]
     for each in targets:
@@ -317,7 +317,7 @@ def test_every_row_of_a_batch_says_until_when_the_stream_is_complete_with_it():
     ].to_pylist() == [None]
 
 
-def test_the_next_life_knows_from_the_rows_what_the_last_one_knew():
+def test_the_next_run_knows_from_the_rows_what_the_last_one_knew():
     judge = CompletenessTracker(CompletenessRules(), "db.dead")
     wild = {A: (at("9:50"), DAY + 10**6 * HOUR), B: (0, at("10:40"))}
     found = rows(
@@ -378,7 +378,7 @@ class Model:
 #: Minutes of the day, or a record without an event time.
 times = st.one_of(st.none(), st.integers(0, 600))
 #: Into which partition, which records, how many of all that wait are read, how long that takes; and
-#: what happens then: nothing, the commit is tried again, or another life begins.
+#: what happens then: nothing, the commit is tried again, or another run begins.
 steps = st.lists(
     st.tuples(
         st.integers(0, 3),
@@ -508,7 +508,7 @@ def test_the_command_loads_no_spark():
 # ── the callback ─────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_function_is_told_in_order_and_in_utc_on_another_thread():
+def test_a_function_is_called_in_order_and_in_utc_on_another_thread():
     heard: list[tuple[datetime, str]] = []
     caller = CompletenessCallback(
         lambda until: heard.append((until, threading.current_thread().name))
@@ -521,7 +521,7 @@ def test_a_function_is_told_in_order_and_in_utc_on_another_thread():
     ]
 
 
-def test_a_function_that_raises_is_called_again_and_its_error_is_told(
+def test_a_function_that_raises_is_called_again_and_its_error_is_reported(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(module, "FIRST_PAUSE", 0.01)
@@ -551,7 +551,7 @@ def test_a_function_that_raises_is_called_again_and_its_error_is_told(
     assert "the door is shut" in caplog.text
 
 
-def test_a_life_does_not_wait_for_a_function_that_only_raises():
+def test_a_run_does_not_wait_for_a_function_that_only_raises():
     caller = CompletenessCallback(lambda _: 1 / 0)
     caller.tell(at("10:00"))
     assert not caller.close(10)

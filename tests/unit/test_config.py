@@ -733,7 +733,7 @@ def test_a_dataframes_sink_is_checked_like_any_other():
         configs.for_frame("shop.orders", "lake", {"id": "s", "max_pending_batches": "many"})
 
 
-def test_the_way_of_the_data_is_told_with_its_reason():
+def test_the_path_of_the_data_is_shown_with_its_reason():
     way, why = explain.path_taken(made())
     assert way.startswith("Kafka (orders) → ")
     assert way.endswith("→ shop.orders")
@@ -747,7 +747,7 @@ def test_the_way_of_the_data_is_told_with_its_reason():
     assert "Kafka (or.*)" in way
 
 
-def test_every_setting_in_effect_is_told_and_no_secret(monkeypatch: pytest.MonkeyPatch):
+def test_every_setting_in_effect_is_shown_and_no_secret(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HUNTER", "hunter2")
     config = made(
         kafka={"sasl.password": "env:HUNTER", "client.id": "me"},
@@ -1002,8 +1002,8 @@ def test_a_secret_may_stand_in_a_variable_of_ours(tmp_path: Path, monkeypatch: p
         loaded(tmp_path, TOML.replace("[decode]", '"sasl.password" = "hunter2"\n[decode]'))
 
 
-#: One error of each class: what the file says, the line it is told of (counted from the end of
-#: TOML), and what the message says of the setting.
+#: One error of each class: what the file says, the reported line (counted from the end of TOML),
+#: and what the message says of the setting.
 WRONG = {
     "a duration": ('commit_interval = "soon"', 1, "[[table]] commit_interval of shop.orders"),
     "a size": ('target_file_size = "big"', 1, "[[table]] target_file_size of shop.orders"),
@@ -1131,7 +1131,7 @@ def _error(folder: Path, text: str) -> str:
     return ""
 
 
-def test_every_wrong_value_is_told_with_the_line_of_its_key_or_section(tmp_path: Path):
+def test_every_wrong_value_is_reported_with_the_line_of_its_key_or_section(tmp_path: Path):
     """Whatever is refused: no check forgets to say which setting it is about."""
     document = [
         ("sink", "id", '"orders"'),

@@ -326,6 +326,6 @@ def test_the_json_decoder_reads_on():
     assert decoded[0].rows.schema.names == ["id", "name", "_op", "_source", "_ts_ms"]
 
 
-def test_former_names_of_a_rows_columns_are_told_by_the_envelopes_schema():
+def test_former_names_of_a_rows_columns_come_from_the_envelopes_schema():
     told = {"before.a": ("x",), "after.a": ("x",), "after.s.b": ("y",), "source.db": ("z",)}
     assert aliases(told) == {"a": ("x",), "s.b": ("y",)}

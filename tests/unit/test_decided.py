@@ -1,5 +1,5 @@
 """What a person may decide about a position: exactly what is lost, no more; no offset twice under
-one name; and what was done is told apart from what is proven."""
+one name; and what was done is distinguished from what is proven."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_topic_that_was_made_again_holds_no_hour_back():
 LOST = marks({A: 70, B: 0}, {A: 100, B: 100})
 
 
-def test_what_retention_overtook_is_told_to_the_offset():
+def test_what_retention_overtook_is_reported_to_the_offset():
     assert overtaken(Cut({A: 50, B: 60, BATCHES: 3}), LOST) == [Range(A, 50, 70)]
 
 
@@ -142,7 +142,7 @@ def test_nothing_else_is(wrong: Range):
 
 
 @pytest.mark.parametrize(("start", "at"), [("earliest", 2), ("latest", 30)])
-def test_a_topic_made_again_is_read_under_a_new_name_from_where_it_is_told(start: str, at: int):
+def test_a_recreated_topic_is_read_under_a_new_name_from_the_given_start(start: str, at: int):
     there = marks({A: 2}, {A: 30})  # with one partition less
     found = decided(WantedPosition("adopt-topic", start=start), OTHER, marks=there)
     assert found.begin == Cut({AGAIN: at})

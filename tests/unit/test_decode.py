@@ -1383,7 +1383,7 @@ def test_json_of_two_minds_is_a_misfit(values: list[bytes], fact: str) -> None:
 
 @pytest.mark.parametrize("required", [True, False])
 @pytest.mark.parametrize("leaf", [pa.uuid(), pa.int64()], ids=str)
-def test_maps_with_required_and_with_optional_values_are_told_apart(
+def test_maps_with_required_and_with_optional_values_are_distinguished(
     leaf: pa.DataType, required: bool
 ):
     """Arrow takes maps of UUIDs for equal if only that differs; one worker fills both tables."""

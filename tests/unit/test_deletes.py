@@ -248,7 +248,7 @@ STORY = [
     (None, change("d", row(2), None)),
     (None, None),  # the tombstone behind it
     (None, change("u", row(3), row(4))),  # another key
-    (None, change("u", None, row(5))),  # `before` is not told
+    (None, change("u", None, row(5))),  # `before` is not sent
 ]
 
 

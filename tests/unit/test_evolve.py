@@ -318,7 +318,7 @@ def test_former_names_are_gathered():
     }
 
 
-def test_avros_aliases_are_told_with_the_path_of_the_column():
+def test_avros_aliases_have_the_path_of_the_column():
     inside = {
         "type": "record",
         "name": "P",

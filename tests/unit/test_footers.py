@@ -1,4 +1,4 @@
-"""Manifests against the files that they describe: whatever is not so is told, and nothing else."""
+"""Manifests against the files that they describe: every difference is found, and nothing else."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def raw(kind: Any, value: Any) -> bytes:
 
 
 @pytest.mark.parametrize(("arrow", "kind", "values"), KINDS, ids=[str(each[0]) for each in KINDS])
-def test_bounds_that_leave_values_out_are_told_with_their_number(
+def test_bounds_that_leave_values_out_are_reported_with_their_number(
     arrow: pa.DataType, kind: Any, values: list[Any], tmp_path: Path
 ):
     low, middle, high = values
@@ -92,7 +92,7 @@ def test_values_too_long_for_a_footer_are_read_before_anything_is_said(tmp_path:
     assert misdescribed(described(file, b"a", b"zzzzzzzzzzzzzzz{"), file, NAMES) == []
 
 
-def test_counts_that_are_not_the_footers_are_told(tmp_path: Path):
+def test_counts_that_are_not_the_footers_are_reported(tmp_path: Path):
     file = written(tmp_path, pa.int64(), [1, None, 3])
     right = described(file, None, None)
     assert misdescribed(right, file, NAMES) == []
@@ -105,7 +105,7 @@ def test_counts_that_are_not_the_footers_are_told(tmp_path: Path):
         assert misdescribed(said, file, NAMES) == [told]
 
 
-def test_bounds_of_a_wider_type_count_and_those_of_no_type_are_told(tmp_path: Path):
+def test_bounds_of_a_wider_type_count_and_those_of_no_type_are_reported(tmp_path: Path):
     file = written(tmp_path, pa.int32(), [1, 5])
     assert misdescribed(described(file, raw(LongType(), 1), raw(LongType(), 5)), file, NAMES) == []
     [told] = misdescribed(described(file, raw(LongType(), 2), raw(LongType(), 5)), file, NAMES)

@@ -1,4 +1,4 @@
-"""Where rows of Spark's become files of ours: what they carry, what is told, and what adds up."""
+"""Where rows of Spark's become files of ours: offsets they carry, reports, and what adds up."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def carried(*tables: pa.Table) -> dict[Partition, list[int]] | None:
     return None if found is None else {p: offsets.tolist() for p, offsets in found.items()}
 
 
-def test_offsets_are_told_apart_by_topic_and_partition():
+def test_offsets_are_distinguished_by_topic_and_partition():
     mixed = rows_with(("a", 0, 5), ("b", 0, 5), ("a", 1, 5), ("b", 7, 1), ("a", 0, 6))
     assert carried(mixed) == {
         Partition("a", 0): [5, 6],
@@ -164,7 +164,7 @@ def test_rows_without_the_columns_carry_nothing():
     assert seen.offsets() is None
 
 
-def test_offsets_too_far_apart_to_be_told_one_by_one_prove_nothing():
+def test_offsets_too_far_apart_to_be_listed_one_by_one_prove_nothing():
     far = frame.WIDEST_SPAN
     assert carried(rows_with(("a", 0, 0), ("a", 0, far - 1))) == {Partition("a", 0): [0, far - 1]}
     assert carried(rows_with(("a", 0, 0), ("a", 0, far))) is None
@@ -185,7 +185,7 @@ def told(*pieces: tuple[Partition, int, int, int]) -> Told:
 R = Range(A, 10, 20)
 
 
-def test_every_offset_written_is_accounted_for_without_being_told():
+def test_every_offset_written_is_accounted_for_without_a_report():
     split = [outcome({A: range(10, 14)}), outcome({A: range(14, 20)})]
     assert accounted([R], split, {}) == [RangeCounts(R, 10, seen=(10, 19))]
     assert accounted([R], [outcome({A: range(10, 20)})], told((A, 10, 20, 0))) == [
@@ -193,7 +193,7 @@ def test_every_offset_written_is_accounted_for_without_being_told():
     ]
 
 
-def test_what_a_filter_left_out_is_skipped_where_the_source_told_how_many_there_were():
+def test_what_a_filter_left_out_is_skipped_where_the_source_reported_the_number_of_records():
     found = accounted([R], [outcome({A: [12, 17]})], told((A, 10, 15, 0), (A, 15, 20, 0)))
     assert found == [RangeCounts(R, 2, skipped=8, seen=(12, 17))]
     assert accounted([R], [], told((A, 10, 20, 0))) == [RangeCounts(R, 0, skipped=10)]
@@ -305,7 +305,7 @@ def test_what_is_accounted_for_always_adds_up(data: st.DataObject):
     assert tally.seen == ((written[0], written[-1]) if written else None)
 
 
-def test_a_range_that_a_second_try_told_again_counts_once():
+def test_a_range_that_a_second_attempt_reported_again_counts_once():
     adding = ReadCountsAccumulator()
     first = adding.addInPlace(adding.zero({}), {("a", 0, 0, 5): (4, 1, (3,))})
     again: Told = {("a", 0, 0, 5): (4, 1, (4,)), ("a", 0, 5, 9): (4, 0, (4,))}
@@ -318,7 +318,7 @@ def test_a_range_that_a_second_try_told_again_counts_once():
 
 
 def read_in(*pieces: tuple[Partition, int, int, tuple[int, ...]]) -> Told:
-    """(partition, start, end, the leader epoch that each try told)"""
+    """(partition, start, end, the leader epoch that each attempt reported)"""
     return {(*p, start, end): (end - start, 0, epochs) for p, start, end, epochs in pieces}
 
 
@@ -345,7 +345,7 @@ def test_an_epoch_that_is_not_known_for_certain_is_not_kept(pieces: list[Any], w
     assert read_leader_epochs([R], [{}], [read_in(*pieces)]) == {}, why
 
 
-def test_only_what_was_told_of_this_batch_counts():
+def test_only_reports_of_this_batch_count():
     """A batch that failed and is run again: its first try may have read other records."""
     earlier = read_in((A, 10, 20, (3,)))
     assert read_leader_epochs([R], [earlier], [earlier]) == {}
@@ -541,7 +541,9 @@ def test_rows_come_back_from_the_files(tmp_path: Path):
     assert found.watermark == (low, low + 9 * 10**6)
 
 
-def test_event_times_are_told_apart_by_the_partition_that_rows_say_they_come_from(tmp_path: Path):
+def test_event_times_are_distinguished_by_the_partition_that_rows_say_they_come_from(
+    tmp_path: Path,
+):
     columns = pa.schema(
         {"t": pa.string(), "p": pa.int32(), "o": pa.int64(), "at": pa.timestamp("us", "UTC")}
     )

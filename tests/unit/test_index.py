@@ -190,7 +190,7 @@ class FakeIndex(FakeTable):
 
 
 class Life:
-    """One life of a sink that commits to an index and looks after it."""
+    """One run of a sink that commits to an index and looks after it."""
 
     def __init__(self, table: FakeIndex, sink: str = "s", epoch: int = 1) -> None:
         self.table = table
@@ -368,7 +368,7 @@ def test_hundreds_of_batches_stay_few_files_and_snapshots(
 
 
 def test_the_position_is_found_when_everything_else_was_expired(table: FakeIndex):
-    """L11: a merge on top of the witness, and nothing left before it."""
+    """L11: a merge on top of the tag, and nothing left before it."""
     life = Life(table)
     for _ in range(4):
         life.commit()
@@ -457,7 +457,7 @@ def test_a_store_that_does_not_answer_is_left_in_peace_and_tried_again(
     exact(table, 41)
 
 
-def test_a_fenced_life_does_not_merge(table: FakeIndex):
+def test_a_fenced_run_does_not_merge(table: FakeIndex):
     old = Life(table)
     for _ in range(3):
         old.commit()
@@ -470,7 +470,7 @@ def test_a_fenced_life_does_not_merge(table: FakeIndex):
     assert old.steps == []
 
 
-def test_a_life_that_is_fenced_while_it_merges_changes_nothing(table: FakeIndex):
+def test_a_run_that_is_fenced_while_it_merges_changes_nothing(table: FakeIndex):
     old = Life(table)
     heirs: list[Life] = []
     table.rewrites, table.race = ["race"], lambda: heirs.append(Life(table, epoch=2))
@@ -585,7 +585,7 @@ def test_l9_index_trouble_never_stops_the_data(stream: Stream, error: FrazilErro
     assert (dict(stream.stuck), stream.committer.stalled()) == ({}, None)
 
 
-def test_l9_an_index_that_only_a_person_can_help_is_told_to_those_who_wait(stream: Stream):
+def test_l9_an_index_that_needs_an_operator_is_reported_to_those_who_wait(stream: Stream):
     broken(stream, IdentityMismatch("cannot go on with table db.index: it is gone"))
     stream.hand(a=1, b=1)
     stream.round()
@@ -613,7 +613,7 @@ def history_of(stream: Stream, name: str) -> dict[str, int]:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_l10_l11_no_row_without_its_data_and_none_twice_whatever_dies(seed: int):
-    """Answers are lost, servers away, lives end anywhere: at no moment is a row of the index ahead
+    """Answers are lost, servers away, runs end anywhere: at no moment is a row of the index ahead
     of the data (L10), and at the end each batch has been counted once (L11)."""
     dice = random.Random(seed)
     stream = Stream("db.a", "db.b")
@@ -647,7 +647,7 @@ def test_l10_l11_no_row_without_its_data_and_none_twice_whatever_dies(seed: int)
     assert total == 600
 
 
-def test_l12_what_an_abandoned_life_leaves_is_found_by_its_name():
+def test_l12_what_an_abandoned_run_leaves_is_found_by_its_name():
     """Data files, manifests, files of the index and of its merges: all are named alike."""
     made = [
         f"/lake/{where}/frazil-s-{epoch}-7-{uuid.uuid4()}{end}"
@@ -874,7 +874,7 @@ def test_an_index_that_lacks_nothing_is_left_as_it_is():
 
 @pytest.mark.parametrize("names", [["db.a"], ["db.a", "db.b", "db.c"]], ids=["one", "three"])
 @pytest.mark.parametrize("seed", range(40))
-def test_rows_that_are_lost_or_altered_are_told_again_by_the_ledgers(seed: int, names: list[str]):
+def test_rows_that_are_lost_or_altered_are_rebuilt_from_the_ledgers(seed: int, names: list[str]):
     dice = random.Random(seed)
     filled = Filled(dice, 24, *names)
     rows = filled.told.take(
@@ -903,7 +903,7 @@ def ledgers(table: FakeTable) -> list[ledger.LedgerEntry]:
     return [entry for entry, _ in ledger.entries(table.history("main"), "s")]
 
 
-def test_everything_lost_is_told_again_entry_by_entry():
+def test_everything_lost_is_rebuilt_entry_by_entry():
     filled = Filled(random.Random(3), 40, "db.a")
     after, found = filled.rebuild(filled.told.slice(0, 0))
     assert filled.verdicts(after) == {"proven"}
@@ -916,8 +916,8 @@ def test_everything_lost_is_told_again_entry_by_entry():
     }
 
 
-def test_what_the_index_has_not_reached_yet_is_not_told_for_it():
-    """The sink writes those rows itself: told here too, they would be there twice."""
+def test_what_the_index_has_not_reached_yet_is_not_rebuilt():
+    """The sink writes those rows itself: rebuilt here too, they would be there twice."""
     filled = Filled(random.Random(4), 20, "db.a")
     kept = filled.told.filter(pc.less(filled.told["batch"], 10))
     reached = {row["partition"]: row["end_offset"] for row in kept.to_pylist()}
@@ -926,7 +926,7 @@ def test_what_the_index_has_not_reached_yet_is_not_told_for_it():
     assert all(each.range.end <= position[each.range.partition] for each in found.ranges)
 
 
-def test_what_the_index_owes_is_told_with_one_batch(monkeypatch: pytest.MonkeyPatch):
+def test_rows_that_the_index_lacks_are_written_with_one_batch(monkeypatch: pytest.MonkeyPatch):
     """Its commit was applied and only the tag failed: the next one goes on behind that batch."""
     told: list[list[str]] = []
 
@@ -964,7 +964,7 @@ def test_what_no_snapshot_tells_any_more_is_said():
     assert told == set(wanted)
 
 
-def test_the_rows_of_a_table_say_how_far_it_was_told_of():
+def test_the_rows_of_a_table_show_how_far_it_was_recorded():
     """As they are read: in several chunks, with dictionaries of their own."""
     chunks = [
         pa.table(

@@ -138,7 +138,7 @@ def rows_of(files: Any) -> list[dict[str, Any]]:
 
 
 def everything(plan: BatchPlan) -> tuple[set[int], dict[int, tuple[str, str]], EndedRange]:
-    """Ids that were written, and of each letter kind and message; all counted (I3)."""
+    """Ids that were written, and of each dead letter kind and message; all counted (I3)."""
     told = [each for _, each in run_all(plan, [Range(HERE, 0, COUNT)])]
     [ended] = [each for each in told if isinstance(each, EndedRange)]
     [result] = ended.results
@@ -294,7 +294,7 @@ def test_what_fails_while_records_are_fetched_is_named_with_the_offset_that_was_
     assert "cannot read events[0] from offset 30 on: Planted" in error.message
 
 
-def test_what_fails_before_a_record_can_be_told_from_others_is_named_with_its_offset(
+def test_what_fails_before_records_can_be_separated_is_named_with_its_offset(
     words: dict[int, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     raising(monkeypatch, FetchedChunk, "open", lambda chunk, *_: chunk.span.start == 20)
@@ -394,7 +394,7 @@ def test_changes_that_were_brought_together_and_fail_stop_it_by_table_and_range(
 def test_the_record_at_fault_among_changes_that_come_together_is_found_by_a_second_run(
     station: str, words: dict[int, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The task that writes them has no letters to write: the driver runs the batch in isolation."""
+    """The task that writes them has no dead letters: the driver runs the batch in isolation."""
     words |= BAD
     made = plan(tmp_path, table(tmp_path, key="id"), together=frozenset({"db.t"}))
     WRITE[station](monkeypatch)
@@ -444,7 +444,9 @@ def test_rows_of_a_dataframe_that_cannot_be_written_are_named_with_their_table_a
     assert "t[0] [5, 7)" in caught.value.message
 
 
-def test_a_file_that_a_manifest_does_not_take_is_told_by_whose_rows_it_has(tmp_path: Path):
+def test_a_file_that_a_manifest_does_not_take_is_reported_with_the_origin_of_its_rows(
+    tmp_path: Path,
+):
     made = table(tmp_path)
     columns = [[1, 2], ["a", "b"], ["t", "t"], [0, 0], [5, 6], [None, None]]
     schema = made.shape.arrow

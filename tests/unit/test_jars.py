@@ -27,7 +27,7 @@ def no_java(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Ivy:
-    """In place of Java: does what Ivy does with `-retrieve`, or fails as told."""
+    """In place of Java: does what Ivy does with `-retrieve`, or fails on request."""
 
     def __init__(self, *files: str, code: int = 0, said: str = "") -> None:
         self.files, self.code, self.said = files, code, said
@@ -200,7 +200,7 @@ def test_of_two_processes_that_fetch_at_once_both_are_served(
     assert [path.read_bytes() for path in jars.fetch(ONE)] == [b"theirs"]
 
 
-def test_the_cache_is_in_the_home_folder_unless_told(monkeypatch: pytest.MonkeyPatch):
+def test_the_cache_is_in_the_home_folder_unless_set(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("FRAZIL_CACHE")
     assert jars.cache_dir() == Path.home() / ".cache" / "frazil"
     monkeypatch.setenv("FRAZIL_CACHE", "~/elsewhere")

@@ -248,7 +248,7 @@ def test_a_property_that_is_gone_or_altered_stops_instead_of_being_guessed(kind:
         of_entries([ledger.joined(lean, rest)])
 
 
-def test_what_no_snapshot_refers_to_is_forgotten_of_ones_own_and_older_lives_alone():
+def test_properties_without_a_reference_are_removed_of_this_and_older_runs_only():
     dice = random.Random(7)
     one, two = life(*spread(1000, 1, dice), dice, 2)
     kept = {}
@@ -263,7 +263,7 @@ def test_what_no_snapshot_refers_to_is_forgotten_of_ones_own_and_older_lives_alo
     newer = {f"frazil.base.{sink}.5.x": "t", f"frazil.base.{sink}.other.4.x": "t", "frazil.x": "t"}
     assert ledger.forgotten({**kept, **newer}, summaries, sink, 4) == []
     assert ledger.forgotten({**kept, **newer}, summaries[1:], sink, 4) == old
-    # Before its own claim is there, a life that is still under way may need them.
+    # Before its own claim is there, a run that is still under way may need them.
     assert ledger.forgotten({**kept, **newer}, summaries[:1], sink, 4) == []
     assert ledger.forgotten(kept, summaries[1:], "another", 4) == []
     assert ledger.forgotten(kept, summaries[1:], sink, 3) == []
@@ -308,16 +308,16 @@ def test_no_entry_in_a_whole_history_means_never_committed():
     assert ledger.head([], "s").complete
 
 
-def test_no_entry_in_an_expired_history_means_nothing_without_the_witness():
+def test_no_entry_in_an_expired_history_means_nothing_without_the_tag():
     expired = [snapshot(9, 8, {})]
     assert not ledger.head(expired, "s").complete
-    witness = snapshot(5, 4, entry(0, 3, "seen").summary())
-    head = ledger.head(expired, "s", witness)
+    tagged = snapshot(5, 4, entry(0, 3, "seen").summary())
+    head = ledger.head(expired, "s", tagged)
     assert head.complete
     assert head.commit_id == "seen"
 
 
-def test_a_witness_that_the_branch_was_moved_away_from_does_not_count():
+def test_a_tag_that_the_branch_was_moved_away_from_does_not_count():
     """Newer than what is left of the branch: it cannot be an ancestor."""
-    witness = snapshot(12, 11, entry(0, 3, "gone").summary())
-    assert not ledger.head([snapshot(9, 8, {})], "s", witness).complete
+    tagged = snapshot(12, 11, entry(0, 3, "gone").summary())
+    assert not ledger.head([snapshot(9, 8, {})], "s", tagged).complete

@@ -276,7 +276,7 @@ def test_of_many_tables_those_are_named_that_the_batch_wrote_to():
         world.ask(3, table="db.c")
 
 
-def test_a_letter_that_was_replayed_may_be_where_the_batch_wrote_nothing():
+def test_a_dead_letter_that_was_replayed_may_be_where_the_batch_wrote_nothing():
     world = World("db.a", "db.dead")
     world.batch(dead=tally(0, 10, 1, skipped=9, seen=(3, 3)), total=tally(0, 10, 9, rejected=1))
     assert [p.table for p in world.ask(3).batches[0].tables] == ["db.dead"]

@@ -39,7 +39,7 @@ def name(epoch: int, number: int, sink: str = "s", end: str = ".parquet") -> str
     return f"/lake/t/data/day=1/frazil-{sink}-{epoch}-{number}-{uuid4()}{end}"
 
 
-def test_only_files_of_older_lives_that_nothing_refers_to_are_left_over():
+def test_only_files_of_older_runs_that_nothing_refers_to_are_left_over():
     dead, manifest = name(1, 4), name(1, 4, end="-m0.avro")
     live, staged, present = name(1, 3), name(2, 5), name(3, 6)
     other, foreign, near = (
@@ -211,12 +211,12 @@ class Aging(FakeTable):
     def remove(self, paths: Sequence[str]) -> None:
         self.deleted += paths
 
-    def put(self, number: int, sink: str = "s", epoch: int = 1, witness: bool = True) -> int:
+    def put(self, number: int, sink: str = "s", epoch: int = 1, tagged: bool = True) -> int:
         entry = LedgerEntry(
             sink, epoch, (str(uuid4()),), (number, number), Cut({P: number}), Cut({P: number + 1})
         )
         snapshot = self.add([], entry.summary())
-        if witness:
+        if tagged:
             self.refs[f"frazil/{sink}"] = snapshot.id
         return snapshot.id
 
@@ -233,7 +233,7 @@ def expiry(table: Aging, **more: Any) -> ExpireSnapshots:
     return ExpireSnapshots(table, **given)  # type: ignore[arg-type]
 
 
-def test_old_snapshots_go_and_the_newest_and_the_witnesses_stay():
+def test_old_snapshots_go_and_the_newest_and_the_tagged_stay():
     table = Aging()
     other = table.put(0, sink="other")  # long ago
     tagged = table.put(0)
@@ -312,7 +312,7 @@ def test_a_table_of_the_default_settings_never_has_more_than_a_few_snapshots(
     assert rounds <= 8_000 / 100, "to expire is work: many go at once"
 
 
-def test_the_owner_of_a_table_that_no_sink_made_is_told_what_grows():
+def test_the_owner_of_a_table_that_no_sink_made_gets_advice_about_what_grows():
     ours = {CREATED_BY: "s", **index.OLD_METADATA}
     assert advice({"db.a": ("", ours), "db.b": ("never", index.OLD_METADATA)}) == []
     said = advice({"db.a": ("", ours), "db.old": ("", {}), "db.kept": ("7d", {})})
@@ -325,20 +325,20 @@ def test_the_owner_of_a_table_that_no_sink_made_is_told_what_grows():
     ]
 
 
-def test_a_sinks_newest_entry_stays_though_its_life_ended_before_the_witness_moved():
-    """H4: else its next life would find the one before it, and commit the same batch again."""
+def test_a_sinks_newest_entry_stays_though_its_run_ended_before_the_tag_moved():
+    """H4: else its next run would find the one before it, and commit the same batch again."""
     table = Aging()
     table.put(0, sink="other")
     for number in range(20):
         table.put(number)
-    unwitnessed = table.put(1, sink="other", witness=False)
+    untagged = table.put(1, sink="other", tagged=False)
     for number in range(20, 60):
         table.put(number)
     assert expiry(table).run_due() == ""
-    assert unwitnessed in table.snapshots
+    assert untagged in table.snapshots
     head = TableCommitter(table, "main", "other", 0, time).head()
     assert head.snapshot is not None
-    assert head.snapshot.id == unwitnessed
+    assert head.snapshot.id == untagged
     assert len(table.snapshots) < 60, "what is older goes"
 
 
@@ -365,7 +365,7 @@ def test_what_could_not_be_looked_at_again_is_removed_later():
     assert not table.live_files & set(table.deleted)
 
 
-def test_a_life_that_was_taken_over_from_forgets_nothing():
+def test_a_run_that_was_taken_over_from_expires_nothing():
     table = Aging()
     for number in range(50):
         table.put(number)
@@ -511,7 +511,7 @@ def test_commits_of_others_on_another_branch_are_kept():
     assert kept_of(table).snapshot_id == snapshot.id
 
 
-def test_of_a_sink_that_ended_long_ago_the_witness_tells_its_partitions():
+def test_of_a_sink_that_ended_long_ago_the_tag_gives_its_partitions():
     table = Aging()
     other = Partition("other", 0)
     cuts = Cut({other: 0}), Cut({other: 9})

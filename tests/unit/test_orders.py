@@ -97,7 +97,7 @@ def test_staged_and_live_files_are_listed_together_and_each_manifest_is_read_onc
     assert listed(batch("gone")) == {"b": ((6, 9),)}  # removed when its batch was done
 
 
-def test_a_file_that_is_no_parquet_is_told():
+def test_a_file_that_is_no_parquet_is_reported():
     table = Listing(a=[file("a", 1, 5, **{"file-format": "ORC"})])
     table.live = ["a"]
     with pytest.raises(SchemaMismatch, match="expected Parquet, found orc"):

@@ -1,4 +1,4 @@
-"""Partition values of every kind: computed, told and named."""
+"""Partition values of every kind: computed, serialised and named."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_years_that_python_does_not_have_are_partitions_too(
         assert sorted(found, key=str) == sorted([value, None], key=str)
 
 
-def test_moments_are_told_to_the_last_digit():
+def test_timestamps_are_exact_to_the_last_digit():
     us = dt.datetime(2024, 2, 29, 23, 59, 59, 5)
     micros = (us - dt.datetime(1970, 1, 1)) // dt.timedelta(microseconds=1)
     assert json_value(TimestampType(), micros) == "2024-02-29T23:59:59.000005"

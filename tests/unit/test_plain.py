@@ -459,9 +459,9 @@ def test_tags_name_snapshots_that_are_still_there(made: Made):
     made.values["refs"]["lost"] = {"snapshot-id": 77, "type": "tag"}
     table = made.plain()
     assert {name: each.id for name, each in table.tags().items()} == {"frazil/s": 1}
-    witness = table.tagged("frazil/s")
-    assert witness is not None
-    assert witness.summary == {"n": "1"}
+    tagged = table.tagged("frazil/s")
+    assert tagged is not None
+    assert tagged.summary == {"n": "1"}
     assert table.tagged("lost") is None
     assert table.tagged("none") is None
 
@@ -702,7 +702,7 @@ def test_manifests_in_several_blocks_of_any_codec(made: Made, codec: str):
         lambda raw: raw.replace(b"deflate", b"unheard"),
     ],
 )
-def test_a_manifest_that_was_harmed_is_named_and_nothing_is_told(made: Made, spoil: Any):
+def test_a_damaged_manifest_is_named_and_nothing_is_read_from_it(made: Made, spoil: Any):
     bad = made.manifest(*(of(f"f{i}", "t", 0, i, i) for i in range(50)))
     made.commit(made.manifest(of("good", "t", 0, 0, 9)), bad)
     path = Path(bad["manifest_path"])
@@ -1027,7 +1027,7 @@ def test_a_catalog_in_sqlite_says_where_its_tables_are(made: Made, tmp_path: Pat
         assert find(catalog, name) is None
 
 
-def test_catalogs_that_share_a_database_are_told_apart_by_name(made: Made, tmp_path: Path):
+def test_catalogs_that_share_a_database_are_distinguished_by_name(made: Made, tmp_path: Path):
     rows = [("one", "db", "t", made.save(), None, None), ("two", "db", "t", "/other", None, None)]
     catalog = catalog_of(tmp_path, rows)
     with pytest.raises(ConfigError, match=r"which table db.t is meant: catalogs one and two have"):
@@ -1156,7 +1156,7 @@ def test_a_rest_catalog_is_asked(rest: Rest, made: Made):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_rest_catalog_is_told_who_asks(rest: Rest):
+def test_a_rest_catalog_gets_the_name_of_the_client(rest: Rest):
     impl = {"catalog-impl": "org.apache.iceberg.rest.RESTCatalog", "uri": rest.uri}
     basic = {
         "rest.auth.type": "basic",
@@ -1201,7 +1201,7 @@ def test_a_rest_catalog_that_does_not_answer(rest: Rest):
 def test_a_catalog_in_postgresql_is_asked_where_there_is_a_driver(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ):
-    """The driver is none of our dependencies: here is one that remembers what it was told."""
+    """The driver is none of our dependencies: here is one that remembers its requests."""
     told: list[Any] = []
     rows = [{"catalog_name": "lake", "metadata_location": made.save(), "iceberg_type": "TABLE"}]
 
@@ -1269,7 +1269,7 @@ def test_reading_local_files_loads_nothing_of_weight(made: Made):
     assert found.stdout.strip() == "[]"
 
 
-def test_expired_ancestors_are_told_by_earlier_metadata_files(made: Made):
+def test_expired_ancestors_are_read_from_earlier_metadata_files(made: Made):
     for number in range(1, 5):
         made.commit(n=str(number))
     earlier = made.save("v1.metadata.json")

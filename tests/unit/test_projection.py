@@ -131,7 +131,7 @@ def test_columns_that_are_sound_are_not_copied():
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_a_null_that_is_not_allowed_is_told_with_its_path(kind: pa.DataType):
+def test_a_null_that_is_not_allowed_is_reported_with_its_path(kind: pa.DataType):
     def loose(kind: pa.DataType) -> pa.DataType:
         if pa.types.is_struct(kind):
             return pa.struct([pa.field(each.name, loose(each.type)) for each in kind])

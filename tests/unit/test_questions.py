@@ -56,7 +56,7 @@ def test_the_page_has_all_the_questions():
         "Rejected by day",
         "Position",
         "Slowest batches",
-        "Lives",
+        "Runs",
     }
     assert [engine for engine, _ in BLOCKS.values()].count("DuckDB") == 2
     assert [engine for engine, _ in BLOCKS.values()].count("Spark") == 3
@@ -166,13 +166,13 @@ def test_rejected_of_a_day_and_positions(ask: Any):
     assert found == {("one", 0): 2000, ("one", 1): 700, ("two", 0): 30}
 
 
-def test_the_slowest_batch_is_the_first_and_lives_are_told(ask: Any):
+def test_the_slowest_batch_is_the_first_and_runs_are_listed(ask: Any):
     slowest = ask("Slowest batches 1")
     assert [row[:3] for row in slowest[:2]] == [
         ("one", 2, timedelta(seconds=4)),
         ("two", 2, timedelta(seconds=4)),
     ]
-    assert [row[:4] for row in ask("Lives 1")] == [
+    assert [row[:4] for row in ask("Runs 1")] == [
         ("one", 1, 0, 1),
         ("one", 2, 2, 2),
         ("two", 1, 0, 2),

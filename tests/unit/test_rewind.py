@@ -1,7 +1,7 @@
 """Back to a cut: which boundary is possible, and that no kill on the way loses or doubles anything.
 
 `World` is a stream into several tables in memory, committed by the real committer in any order,
-with absorbed commits, lives that end, and foreign writers. The truth is which batches were made.
+with absorbed commits, runs that end, and foreign writers. The truth is which batches were made.
 """
 
 from __future__ import annotations
@@ -497,7 +497,7 @@ def test_expired_snapshots_are_named_with_the_earliest_boundary_left():
     world.check(world.rewind("batch:3"))
 
 
-def test_the_witness_alone_proves_a_table_that_does_not_move():
+def test_the_tag_alone_proves_a_table_that_does_not_move():
     world = filled(["db.a", "db.b"], ["db.b"], ["db.b"])
     table = world.tables["db.a"]
     table.add(["x"], {})
@@ -530,7 +530,7 @@ def test_foreign_commits_that_would_go_are_listed_and_those_before_stay():
     assert world.choose("batch:2").foreign == ()
 
 
-def test_claims_of_others_and_compactions_are_no_loss_and_their_witnesses_go_along():
+def test_claims_of_others_and_compactions_are_no_loss_and_their_tags_move_along():
     world = filled(["db.a"])
     table = world.tables["db.a"]
     first = take(TableCommitter(table, "main", "s.replay", 1, world.clock))
@@ -546,7 +546,7 @@ def test_claims_of_others_and_compactions_are_no_loss_and_their_witnesses_go_alo
     assert "frazil/late" not in table.refs
 
 
-def test_a_sink_that_loses_records_keeps_its_witness_so_that_it_sees_it():
+def test_a_sink_that_loses_records_keeps_its_tag_so_that_it_detects_it():
     world = filled(["db.a"], ["db.a"])
     table = world.tables["db.a"]
     other = TableCommitter(table, "main", "other", 1, world.clock)
@@ -675,7 +675,7 @@ def test_a_writer_in_between_is_a_conflict_and_looked_at_again():
 # ── fences ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_life_of_before_can_commit_at_no_moment_of_a_rewind():
+def test_an_earlier_run_can_commit_at_no_moment_of_a_rewind():
     """Also the one whose last commit is exactly what the table goes back to: its compare-and-set
     would hold, were it not for the newer epoch that is there in the same moment."""
     world = filled(["db.a", "db.b"], ["db.a", "db.b"])
@@ -695,7 +695,7 @@ def test_a_life_of_before_can_commit_at_no_moment_of_a_rewind():
     assert len(refusals) == 2 * (len(STEPS) + 2)  # two tables move
 
 
-def test_a_life_that_starts_during_a_rewind_is_refused_and_the_rewind_ends():
+def test_a_run_that_starts_during_a_rewind_is_refused_and_the_rewind_ends():
     world = filled(["db.a"], ["db.a"])
     refused = []
 
@@ -705,12 +705,12 @@ def test_a_life_that_starts_during_a_rewind_is_refused_and_the_rewind_ends():
                 world.life()
             refused.append(name)
 
-    # (The world's life looks before it claims, and once more after.)
+    # (The world's run looks before it claims, and once more after.)
     world.check(world.rewind("batch:0", step))
     assert refused == list(STEPS[1:-1])
 
 
-def test_a_life_that_claims_before_it_can_see_the_note_goes_on_and_the_rewind_does_not():
+def test_a_run_that_claims_before_it_can_see_the_note_goes_on_and_the_rewind_does_not():
     world = filled(["db.a"], ["db.a"])
 
     def step(name: str, table: str) -> None:

@@ -678,7 +678,7 @@ def test_a_rule_that_some_record_may_reach_is_taken(before: Any, behind: Any):
         (("lake.index",), "there is the reserved table lake.index"),
     ],
 )
-def test_tables_that_cannot_be_told_apart_are_refused(tables: Sequence[str], fact: str):
+def test_tables_that_cannot_be_distinguished_are_refused(tables: Sequence[str], fact: str):
     with pytest.raises(ConfigError) as caught:
         RoutingRules([route(skip=True)], tables, reserved=["lake.index"])
     assert fact in caught.value.message

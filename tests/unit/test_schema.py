@@ -539,7 +539,7 @@ def test_a_table_may_have_more_optional_columns():
     fits({"x": pa.int64()}, {"x": pa.int64(), "more": pa.string()})
 
 
-def test_every_difference_is_told_at_once():
+def test_every_difference_is_reported_at_once():
     there = pa.schema([pa.field("x", pa.int32()), pa.field("must", pa.int64(), nullable=False)])
     with pytest.raises(SchemaMismatch) as caught:
         fits({"x": pa.string(), "new": pa.int64()}, there)

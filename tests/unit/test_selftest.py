@@ -134,7 +134,7 @@ def made(given: Config, catalog: Any, tmp_path: Path, monkeypatch: pytest.Monkey
     return Scratch(given, plan(given, rows=100), catalog, folder)
 
 
-def test_a_catalog_that_refuses_is_told_before_a_topic_is_made(
+def test_a_catalog_that_refuses_is_reported_before_a_topic_is_made(
     given: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     catalog = Refusing()

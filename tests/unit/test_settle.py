@@ -64,8 +64,8 @@ def settle(
     below: frozenset[str] = NOBODY,
     headers: list[str | None] | None = None,
 ) -> ChunkResult:
-    """And nothing falls through: each record has a row, a letter or is skipped, unless something is
-    needed first."""
+    """And nothing falls through: each record has a row, a dead letter or is skipped, unless
+    something is needed first."""
     settled = settler.process(HERE, opened(values, headers), None, below)
     offsets = {each for _, rows in settled.rows for each in rows.column("_offset").to_pylist()}
     letters = {100 + 2 * index for index in settled.letters}
@@ -257,7 +257,7 @@ def test_each_record_goes_to_all_tables_of_the_first_rule_that_matches_it():
     assert settled.letters[3].tables == ()
 
 
-def test_a_record_that_several_tables_reject_is_one_letter_that_names_them_all():
+def test_a_record_that_several_tables_reject_is_one_dead_letter_that_names_them_all():
     settler = by_rules(
         RouteConfig(topics=("events",), to=("db.a", "db.b")),
         tables=plans(plan("db.a", ID, evolution="reject"), plan("db.b", evolution="reject")),
@@ -289,7 +289,7 @@ def test_a_topic_that_no_rule_speaks_of_is_rejected_as_a_whole():
     assert kinds(settle(settler, [doc(id=1), b"{"])) == {0: "route", 1: "route"}
 
 
-def test_names_from_data_are_needs_and_bad_ones_letters():
+def test_names_from_data_are_needs_and_bad_ones_dead_letters():
     settler = by_rules(
         RouteConfig(field="kind", to=("db.x_{value}",)), tables={}, names=["db.x_{value}"]
     )
@@ -511,7 +511,7 @@ def test_a_row_without_a_value_that_the_table_requires_is_rejected_alone(registe
     assert all("requires column 'id'" in reason for reason in reasons(settled).values())
 
 
-def test_where_all_rows_lack_a_value_each_of_them_is_a_letter(registered: RecordFormat):
+def test_where_all_rows_lack_a_value_each_of_them_is_a_dead_letter(registered: RecordFormat):
     settler = ChunkPipeline(registered, None, plans(plan("db.t", evolution="reject")), only="db.t")
     settled = settle(settler, [avro(V4, {"id": None, "name": "x"}, 4)] * 5)
     assert sorted(settled.letters) == [0, 1, 2, 3, 4]
@@ -550,10 +550,10 @@ def test_the_records_of_a_share_keep_their_offsets_whatever_is_cut_out_around_th
     assert kinds(settled) == {2: "route", 3: "header", 4: "null", 7: "route"}
 
 
-# ── letters and needs ───────────────────────────────────────────────────────────────────────────
+# ── dead letters and needs ──────────────────────────────────────────────────────────────────────
 
 
-def test_a_letter_keeps_its_first_kind_and_gathers_reasons_and_tables():
+def test_a_dead_letter_keeps_its_first_kind_and_gathers_reasons_and_tables():
     settled = ChunkResult()
     settled.reject(Rejection(4, "misfit", "too long", ("db.a",), 7))
     settled.reject(Rejection(4, "other", "too short", ("db.b",)))

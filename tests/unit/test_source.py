@@ -240,7 +240,7 @@ def test_a_broker_that_is_away_is_named(kafka: Kafka):
         ({"isolation.level": "read_uncommitted"}, IsolationLevel.READ_UNCOMMITTED),
     ],
 )
-def test_the_end_is_the_last_stable_offset_unless_told_otherwise(
+def test_the_end_is_the_last_stable_offset_unless_configured_otherwise(
     kafka: Kafka, setting: dict[str, str], level: Any
 ):
     where = Planner({"bootstrap.servers": "b:1", **setting}, topics=("orders",))
@@ -258,7 +258,7 @@ def test_a_position_within_what_is_there_is_good(kafka: Kafka, position: dict[Pa
     planner().require(Cut(position), MARKS)
 
 
-def test_what_retention_deleted_is_told_to_the_offset(kafka: Kafka):
+def test_what_retention_deleted_is_reported_to_the_offset(kafka: Kafka):
     marks = Watermarks(Cut({A: 10, B: 7}), Cut({A: 100, B: 50}))
     with pytest.raises(Expired) as caught:
         planner().require(Cut({A: 4, B: 6}), marks)
@@ -283,7 +283,7 @@ def test_a_partition_that_vanished_stops_the_stream(kafka: Kafka):
 # ── start ────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_new_sink_starts_where_it_is_told(kafka: Kafka):
+def test_a_new_sink_starts_where_it_is_configured(kafka: Kafka):
     kafka.low[A] = 10
     assert planner().start(Cut(), "earliest") == Cut({A: 10, B: 0})
     assert planner().start(Cut(), "latest") == Cut({A: 1000, B: 500})
@@ -687,7 +687,7 @@ def test_leaders_may_change_as_often_as_they_like_where_nothing_is_lost(kafka: K
         require(where, Cut({A: 700}))
 
 
-def test_a_life_that_began_without_epochs_sees_what_is_lost_while_it_runs(kafka: Kafka):
+def test_a_run_that_began_without_epochs_sees_what_is_lost_while_it_runs(kafka: Kafka):
     kafka.epochs = {A: [(3, 1000)]}
     where = planner()
     require(where, Cut({A: 100}))
@@ -723,7 +723,9 @@ def test_epochs_that_a_ledger_knows_are_compared_and_nothing_else(kafka: Kafka):
     with pytest.raises(IdentityMismatch, match=lost) as error:
         where.compare(Cut({A: 100, B: 100}), {A: 3, B: 3})
     assert "use another sink id" in error.value.hint, "the position of a query cannot be moved"
-    where.compare(Cut({A: 1001}), {A: 3})  # it ends before the position: told with the next plan
+    where.compare(
+        Cut({A: 1001}), {A: 3}
+    )  # it ends before the position: reported with the next plan
     where.compare(Cut({A: 900}), {A: 5})
 
 
@@ -746,7 +748,7 @@ def test_the_epochs_of_today_are_those_of_partitions_that_answer(kafka: Kafka):
     assert where.led([A]) == {}, "brokers that tell none"
 
 
-def test_the_planning_process_is_told_the_epochs(kafka: Kafka):
+def test_the_planning_process_gets_the_epochs(kafka: Kafka):
     kafka.epochs = {A: [(3, 90), (5, 1000)]}
     config = from_document(
         {

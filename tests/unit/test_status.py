@@ -191,7 +191,7 @@ def test_status_and_offsets_show_name_tables_in_doubt(
 # ── rejected records ─────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_newest_rejected_records_are_told_by_kind(tmp_path: Path):
+def test_the_newest_rejected_records_are_reported_by_kind(tmp_path: Path):
     fields = [
         ("topic", 1, "string"),
         ("partition", 2, "int"),

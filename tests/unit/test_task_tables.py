@@ -157,7 +157,7 @@ def test_the_event_times_of_a_range_are_those_of_all_tables_and_not_of_dead_lett
     assert run(kinds, Range(HERE, 6, 10)).total.watermark is None
 
 
-def test_a_letter_is_the_record_as_it_was_with_why_and_for_whom(log: Log, kinds: BatchPlan):
+def test_a_dead_letter_is_the_record_as_it_was_with_reason_and_tables(log: Log, kinds: BatchPlan):
     log |= {3: b"{", 14: doc(id="x", kind="both"), 15: doc(id=1, kind="b", more=1)}
     result = run(kinds, Range(HERE, 0, 20))
     letters = rows(result, DEAD)
@@ -176,7 +176,7 @@ def test_a_letter_is_the_record_as_it_was_with_why_and_for_whom(log: Log, kinds:
     assert counts(result.tallies["db.a"]) == (0, 1, 2, 17), "only rejected, and told all the same"
 
 
-def test_a_table_that_got_nothing_is_not_told_of(log: Log, kinds: BatchPlan):
+def test_a_table_that_got_nothing_is_not_reported(log: Log, kinds: BatchPlan):
     log |= {0: doc(id=0, kind="a"), 1: doc(id=1, kind="skip")}
     assert set(run(kinds, Range(HERE, 0, 2)).tallies) == {"db.a"}
     result = run(kinds, Range(HERE, 1, 5))
@@ -184,12 +184,12 @@ def test_a_table_that_got_nothing_is_not_told_of(log: Log, kinds: BatchPlan):
     assert counts(result.total) == (0, 0, 1, 3)
 
 
-def test_an_empty_range_and_one_without_records_are_told_in_full(log: Log, kinds: BatchPlan):
+def test_an_empty_range_and_one_without_records_are_reported_in_full(log: Log, kinds: BatchPlan):
     assert counts(run(kinds, Range(HERE, 5, 25)).total) == (0, 0, 0, 20)
     assert run(kinds, Range(HERE, 5, 5)).total == RangeCounts(Range(HERE, 5, 5), 0)
 
 
-def test_where_something_is_needed_nothing_counts_but_all_needs_are_told(
+def test_where_something_is_needed_nothing_counts_but_all_needs_are_reported(
     log: Log, kinds: BatchPlan
 ):
     log |= {
@@ -342,8 +342,8 @@ def test_dead_letters_have_a_floor_like_any_table(log: Log, kinds: BatchPlan):
     assert [row["offset"] for result in results for row in rows(result, DEAD)] == [5]
 
 
-def test_what_a_table_rejected_below_its_floor_is_still_a_letter(log: Log, kinds: BatchPlan):
-    """The table has told of it, and the dead letters may not have."""
+def test_what_a_table_rejected_below_its_floor_is_still_a_dead_letter(log: Log, kinds: BatchPlan):
+    """The table has recorded it, and the dead letters may not have."""
     log |= {0: doc(id="x", kind="b"), 1: doc(id=1, kind="b"), 2: doc(id=2, kind="both")}
     result = run(kinds, Range(HERE, 0, 3), frozenset({"db.b"}))
     assert_closed(result)

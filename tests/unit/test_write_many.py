@@ -203,7 +203,7 @@ def test_large_partitions_stay_open_while_small_ones_wait(tmp_path: Path):
     assert sum(count.values()) < 450
 
 
-def test_the_combinations_of_many_partition_fields_are_told_apart(tmp_path: Path):
+def test_the_combinations_of_many_partition_fields_are_distinguished(tmp_path: Path):
     names = [f"c{i}" for i in range(5)]
     where = shape(tmp_path, pa.schema({name: pa.int64() for name in names}), *names)
     layout = write._layout(where)

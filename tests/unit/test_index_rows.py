@@ -125,7 +125,7 @@ def test_rows_whose_lowest_and_highest_offset_cannot_be_are_strange(
 
 
 def test_rows_that_lie_where_others_are_none():
-    """Of a life that tells of the whole stream nothing is filled in: what it lacks is lost."""
+    """Of a run that tells of the whole stream nothing is filled in: what it lacks is lost."""
     lives = {0: 1, 1: 2, 2: 3, 3: 2, 4: 3, 5: 2}
     found = index_rows.of(rows([row(batch=batch, epoch=lives[batch]) for batch in range(5)]))
     whole = index_rows.of(rows([row(batch=batch, epoch=2) for batch in (1, 3)]))

@@ -1,4 +1,4 @@
-"""Many lives of one sink, and several sinks on one table: epochs only grow, nothing is doubled."""
+"""Many runs of one sink, and several sinks on one table: epochs only grow, nothing is doubled."""
 
 from __future__ import annotations
 
@@ -87,11 +87,11 @@ def stopped(sink: Run) -> FrazilError | None:
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """After the call, lives begin as in another process: none is known to run here."""
+    """After the call, runs begin as in another process: none is known to run here."""
     return lambda: monkeypatch.setattr("frazil.sink._running", {})
 
 
-def test_lives_that_take_over_from_each_other(
+def test_runs_that_take_over_from_each_other(
     broker: Broker,
     lake: Lake,
     spark: Any,
@@ -103,7 +103,7 @@ def test_lives_that_take_over_from_each_other(
 
 
 @pytest.mark.long
-def test_a_hundred_lives_that_take_over_from_each_other(
+def test_a_hundred_runs_that_take_over_from_each_other(
     broker: Broker,
     lake: Lake,
     spark: Any,
@@ -156,7 +156,7 @@ def test_two_sinks_fill_one_table_side_by_side_but_not_from_the_same_topic(
 def test_of_two_sinks_that_come_at_the_same_moment_the_later_is_refused(
     broker: Broker, lake: Lake, spark: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """Neither had a witness when the other looked for one."""
+    """Neither had a tag when the other looked for one."""
     b = broker.bootstrap
     create_topic(b, name, 1)
     produce(b, name, numbered(5))
@@ -180,5 +180,5 @@ def test_of_two_sinks_that_come_at_the_same_moment_the_later_is_refused(
         with pytest.raises(ConfigError, match=f"sink {name}-a fills it"):
             Sink(other).start(spark)
     monkeypatch.undo()
-    catch_up(one, spark)  # the witness of the refused one is gone
+    catch_up(one, spark)  # the tag of the refused one is gone
     assert assert_exact(lake, f"db.{name}", b, name) == 5

@@ -1,4 +1,4 @@
-"""What a new life takes of what others staged."""
+"""The start of a run: which staged batches it recovers, and which tables it refuses."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.unit.test_commit import P, batch, put, target
     ],
 )
 def test_a_batch_whose_records_a_table_has_with_another_is_read_again(staged, contradicted):
-    """An overtaken life stages them once more, and somebody emptied the folder in between."""
+    """A fenced run stages them once more, and somebody emptied the folder in between."""
     table = FakeTable()
     life = target(table)
     for each in (batch(0, 5, "a"), batch(5, 9, "b"), batch(9, 12, "c")):
@@ -50,8 +50,8 @@ def test_a_batch_whose_records_a_table_has_with_another_is_read_again(staged, co
     assert _contradicts(staged, after) is contradicted
 
 
-def test_nobody_goes_on_from_the_position_of_a_newer_life():
-    """A table may have been rolled back to this life's own claim: nothing would fence it there."""
+def test_no_run_continues_from_the_position_of_a_newer_run():
+    """A table may have been rolled back to this run's own claim: nothing would fence it there."""
     table = FakeTable("db.i")
     life = object.__new__(Recovery)
     life._target = target(table)
@@ -96,7 +96,7 @@ def test_what_is_staged_counts_up_to_the_first_batch_whose_files_are_gone():
     after = {"db.t": target(table).entries_after(Cut())}
     assert life._with_files(staged, after, set()) == (staged[:2], ["m-c"])
     assert life._with_files(staged, after, {"c"}) == (staged, [])
-    assert life._with_files(staged, {}, set()) == (staged, []), "of a table that is amiss: it waits"
+    assert life._with_files(staged, {}, set()) == (staged, []), "of an unhealthy table: it waits"
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def _holding(table: FakeTable) -> SimpleNamespace:
     [
         (3, False, -1, True),
         (0, False, -1, False),  # a sink that has committed nothing yet
-        (3, True, -1, False),  # the index was made a moment ago, and another life was quicker
+        (3, True, -1, False),  # the index was made a moment ago, and another run was quicker
         (3, False, 0, False),  # the ledger has batches
     ],
 )

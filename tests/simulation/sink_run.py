@@ -1,4 +1,4 @@
-"""One life of the real sink: `Sink.start` and all that follows, on a simulated machine.
+"""One run of the real sink: `Sink.start` and all that follows, on a simulated machine.
 
 `simulated()` puts the world in the place of the few names through which the code reaches out: the
 catalog, the clock, threads, ids, and what would read and write Parquet. Nothing of it is in `src`.
@@ -16,7 +16,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import frazil.commit.startup as life_module
+import frazil.commit.startup as startup_module
 import frazil.sink as sink_module
 from frazil import retry, run
 from frazil.accounting import RangeCounts
@@ -29,7 +29,7 @@ from frazil.commit import (
     table_maintenance,
     tables,
 )
-from frazil.commit.startup import Startup as RealLife
+from frazil.commit.startup import Startup as RealStartup
 from frazil.commit.table_schemas import TableSchemas
 from frazil.config.model import Config
 from frazil.config.sections import DecodeConfig, RouteConfig, SinkConfig, TableConfig
@@ -72,7 +72,7 @@ class Here:
 here = Here()
 
 
-def life() -> Life:
+def current_run() -> SinkRun:
     assert here.world.running is not None
     return here.world.running.owner  # type: ignore[no-any-return]
 
@@ -147,7 +147,7 @@ class _Pool:
 
 
 class _Nowhere(dict):  # type: ignore[type-arg]
-    """Each life is a process of its own: no other runs in it."""
+    """Each run is a process of its own: no other runs in it."""
 
     def __contains__(self, _: object) -> bool:
         return False
@@ -164,7 +164,7 @@ class Catalog:
 
     def __init__(self, *_: object) -> None:
         self.name = "sim"
-        self._client = life().client
+        self._client = current_run().client
 
     def load(self, name: str) -> Table | None:
         self._client.read(f"load {name}")
@@ -191,7 +191,7 @@ _SCHEMA = SimpleNamespace(model_validate_json=lambda _: SimpleNamespace(fields=(
 
 
 def _index_file(rows: Sequence[Any]) -> list[str]:
-    client = life().client
+    client = current_run().client
     path = f"/{INDEX}/data/{here.world.number()}.parquet"
     return [client.written(File(path, tuple(rows))).descriptor]
 
@@ -226,7 +226,7 @@ def _index_read(_shape: object, paths: Sequence[str]) -> list[Any]:
 
 def _compact(job: RewriteJob) -> RewriteResult:
     """Live rows of small files anew; of large ones the places of those that are gone."""
-    objects, client = here.server.files, life().client
+    objects, client = here.server.files, current_run().client
     here.world.point("read what is compacted")
     rows: list[Any] = []
     replaced, gone = [], {}
@@ -258,7 +258,7 @@ def _compact(job: RewriteJob) -> RewriteResult:
 
 
 def _mask(_shape: object, prefix: str, _v: int, descriptor: str, gone: Sequence[int]) -> str:
-    client = life().client
+    client = current_run().client
     of = client.file(descriptor).path
     path = f"/compacted/{prefix}-{here.world.number()}-hides.parquet"
     rows = tuple((of, n) for n in gone)
@@ -302,10 +302,10 @@ def _plan(schemas: TableSchemas, name: str, *_: object) -> SimpleNamespace:
 def simulated() -> Iterator[None]:
     """The code under test in the world that `here` names."""
     everywhere = {
-        life_module: {"time": _Time},
+        startup_module: {"time": _Time},
         sink_module: {
             "JavaCatalog": Catalog,
-            "Startup": SimulatedLife,
+            "Startup": SimulatedStartup,
             "time": _Time,
             "threading": _Threading,
             "_running": _Nowhere(),
@@ -387,7 +387,7 @@ class Feed:
 
     def __init__(self, config: Config, *_: object) -> None:
         self._one = config.one_table
-        self.life = life()
+        self.sink_run = current_run()
         self._next: list[str] = []
         self.topic = here.oracle.topic
 
@@ -408,7 +408,7 @@ class Feed:
             if reached.cut.get(partition, start) < start:
                 at = reached.cut[partition]
                 raise Expired(f"cannot go on from {partition} {at}: Kafka begins at {start}")
-        self.life.begins(epoch)
+        self.sink_run.begins(epoch)
         ahead = {p: end for p, end in self.topic.ends.items() if end > reached.cut.get(p, 0)}
         self._next = [n for p in ahead for n in self.topic.tables(p, reached.cut.get(p, 0))]
 
@@ -418,7 +418,7 @@ class Feed:
     def _missing(self, names: Sequence[str], held: BatchTables) -> dict[str, Any]:
         for name in names:
             if name in held.refused:  # (where the real one makes dead letters of its records)
-                why = self.life.sink._startup.tables.unhealthy.get(name)  # type: ignore[union-attr]
+                why = self.sink_run.sink._startup.tables.unhealthy.get(name)  # type: ignore[union-attr]
                 raise why or IdentityMismatch(f"cannot write to {name}: {held.refused[name]}")
         return dict.fromkeys(name for name in names if name not in held.plans)
 
@@ -479,7 +479,7 @@ class Feed:
         )
 
     def _of_table(self, name: str, ranges: Sequence[Range], prefix: str) -> TableWriteResult:
-        topic, client = self.topic, self.life.client
+        topic, client = self.topic, self.sink_run.client
         places = [
             (r.partition, o)
             for r in ranges
@@ -551,8 +551,8 @@ class Stream:
 
     def start(self) -> Stream:
         self.isActive = True
-        self._feed.life.query = self
-        self.task = here.world.spawn(self._feed.life, "batches", self._run)
+        self._feed.sink_run.query = self
+        self.task = here.world.spawn(self._feed.sink_run, "batches", self._run)
         return self
 
     def _run(self) -> None:
@@ -562,7 +562,7 @@ class Stream:
         try:
             while self.isActive:
                 here.world.point("trigger")
-                cut = self._feed.life.sink._stream.position.cut  # type: ignore[union-attr]
+                cut = self._feed.sink_run.sink._stream.position.cut  # type: ignore[union-attr]
                 ranges = [
                     Range(p, cut.get(p, 0), min(end, cut.get(p, 0) + dice.randint(1, 4)))
                     for p, end in topic.ends.items()
@@ -591,10 +591,10 @@ class Stream:
             here.world.wait(self, 1.0)
 
 
-# ── a life ───────────────────────────────────────────────────────────────────────────────────────
+# ── a run ────────────────────────────────────────────────────────────────────────────────────────
 
 
-class SimulatedLife(RealLife):
+class SimulatedStartup(RealStartup):
     """What needs Arrow or Spark of the start is left out: the columns of the index, and until when
     the stream is complete."""
 
@@ -604,8 +604,8 @@ class SimulatedLife(RealLife):
     def widen_index(self) -> None: ...
 
     def still_newest(self) -> None:
-        """This look must be fresh: a table that a life made itself has no claim to fence others."""
-        client = life().client
+        """This look must be fresh: a table that a run made itself has no claim to fence others."""
+        client = current_run().client
         stale, client.stale = client.stale, 0.0
         try:
             super().still_newest()
@@ -646,7 +646,7 @@ def config(
     )
 
 
-class Life:
+class SinkRun:
     """One process that runs the sink."""
 
     def __init__(self, number: int, config: Config, server: Server) -> None:
@@ -663,7 +663,7 @@ class Life:
         self.over = self.asked = False
 
     def __str__(self) -> str:
-        return f"life {self.number}"
+        return f"run {self.number}"
 
     def run(self) -> None:
         try:
@@ -704,6 +704,6 @@ class Life:
         oracle = here.oracle
         here.world.say(f"begins: epoch {epoch}")
         if epoch in oracle.epochs and INDEX not in oracle.harm and oracle.ledgers:
-            here.world.violated("I7", f"two lives have epoch {epoch}")
+            here.world.violated("I7", f"two runs have epoch {epoch}")
         oracle.epochs.add(epoch)
         oracle.settled = max(oracle.settled, epoch)
