@@ -51,7 +51,7 @@ from frazil.pipeline.chunk import ChunkPipeline
 from frazil.pipeline.needs import aliases_of
 from frazil.pipeline.projection import MetadataColumns
 from frazil.pipeline.routing import RoutingRules
-from frazil.pipeline.table_plan import TablePlan
+from frazil.pipeline.table_plan import ChunkPlan, TablePlan
 
 HERE = Partition("events", 0)
 METADATA = MetadataColumns("_topic", "_topic_partition", "_offset", "_timestamp")
@@ -902,7 +902,7 @@ class Case:
                 [RouteConfig(topics=(HERE.topic,), to=(TABLE,), envelope="debezium")], [TABLE]
             )
         tables = {each.shape.name: each for each in plans}
-        return ChunkPipeline(self.format(sent), rules, tables, None, TABLE)
+        return ChunkPipeline(ChunkPlan(self.format(sent), rules, tables, {}, TABLE))
 
     def opened(self, sent: Written) -> RawRecords:
         offsets = np.arange(sent.start, sent.start + len(sent.values), dtype=np.int64)

@@ -33,7 +33,7 @@ from frazil.pipeline import fitting, json_records, task
 from frazil.pipeline.chunk import ChunkPipeline
 from frazil.pipeline.projection import MetadataColumns
 from frazil.pipeline.routing import RoutingRules
-from frazil.pipeline.table_plan import TablePlan
+from frazil.pipeline.table_plan import ChunkPlan, TablePlan
 from frazil.pipeline.task import LETTER_COLUMNS
 
 _spec = importlib.util.spec_from_file_location(
@@ -69,7 +69,7 @@ def settler(kind: str, url: str) -> ChunkPipeline:
     schema = iceberg_schema(columns, METADATA, TableConfig("db.t"))
     shape = WriterSpec("db.t", "", schema, 0, "", {}, 0, "", {})
     return ChunkPipeline(
-        format, None, {"db.t": TablePlan(shape, METADATA, "", "reject")}, only="db.t"
+        ChunkPlan(format, None, {"db.t": TablePlan(shape, METADATA, "", "reject")}, only="db.t")
     )
 
 
@@ -179,7 +179,13 @@ def test_a_record_at_which_a_station_fails_is_rejected_alone(
     tables = {"db.stations": made("db.stations", columns, METADATA, ("word",))}
     letters = made("db.dead", LETTER_COLUMNS, task.LETTERS, ())
     plan = task.BatchPlan(
-        {}, RecordFormat("json"), tables, only="db.stations", letters=letters, file_prefix="p"
+        rules=None,
+        kafka={},
+        format=RecordFormat("json"),
+        tables=tables,
+        only="db.stations",
+        letters=letters,
+        file_prefix="p",
     )
     if stations is poison.CHANGES_AT:
         route = RouteConfig(to=("db.stations",), envelope="debezium")

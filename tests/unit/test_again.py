@@ -72,11 +72,11 @@ class Replaying:
         names = [each.shape.name for each in tables]
         rules = None if routes is None else RoutingRules(routes, more.pop("names", names))
         plan = BatchPlan(
-            {},
-            RecordFormat("json"),
-            {each.shape.name: each for each in tables},
-            rules,
-            names[0],
+            kafka={},
+            format=RecordFormat("json"),
+            tables={each.shape.name: each for each in tables},
+            rules=rules,
+            only=names[0],
             batch=7,
             file_prefix="frazil-s.replay-1-7",
         )

@@ -98,7 +98,6 @@ LARGE = {
     "config.sections.TableConfig": (1, 27),  # one attribute for each key of [[table]]
     "ledger.entry.LedgerEntry": (10, 20),  # one attribute for each key that a snapshot stores
     "ledger.staged_batch.StagedBatch": (4, 16),  # one attribute for each key of a batch record
-    "pipeline.task.BatchPlan": (3, 18),  # the whole input of the tasks of a batch, pickled at once
     "pipeline.table_plan.TablePlan": (6, 17),  # and of a table, in it
     "files.writer._Layout": (13, 19),  # a table's settings parsed once, read for every file
     "pipeline.routing.RoutingRules": (25, 16),  # the rules compiled once, read for every record

@@ -23,7 +23,7 @@ from frazil.pipeline.chunk import ChunkPipeline
 from frazil.pipeline.chunk_result import ChunkResult
 from frazil.pipeline.projection import MetadataColumns
 from frazil.pipeline.routing import RoutingRules
-from frazil.pipeline.table_plan import LOG, TablePlan
+from frazil.pipeline.table_plan import LOG, ChunkPlan, TablePlan
 
 HERE = Partition("events", 2)
 METADATA = MetadataColumns("_topic", "_topic_partition", "_offset", "_timestamp")
@@ -61,7 +61,7 @@ def settler(
     }
     rules = RoutingRules(routes, list({**plans, **keyed})) if routes else None
     keyed = keyed if modes is None else modes
-    return ChunkPipeline(format, rules, plans, None, "db.t", keyed, key)
+    return ChunkPipeline(ChunkPlan(format, rules, plans, {}, "db.t", keyed, key))
 
 
 def settle(by: ChunkPipeline, *records: tuple[bytes | None, bytes | None]) -> ChunkResult:

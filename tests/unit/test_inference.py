@@ -23,7 +23,7 @@ from frazil.pipeline.chunk import ChunkPipeline
 from frazil.pipeline.chunk_result import ChunkResult
 from frazil.pipeline.needs import add_need
 from frazil.pipeline.projection import MetadataColumns
-from frazil.pipeline.table_plan import NewTable, TablePlan
+from frazil.pipeline.table_plan import ChunkPlan, NewTable, TablePlan
 
 METADATA = MetadataColumns("_topic", "_topic_partition", "_offset", "_timestamp")
 NEW = {"db.t": NewTable(tuple(field.name for field in METADATA.fields), undivided=("key", "k.v"))}
@@ -35,7 +35,7 @@ class World:
     """A table that is made and changed as its records need it, as the driver does."""
 
     def __init__(self, *columns: pa.Field, keyed: Any = None, **plan: Any) -> None:
-        self.keyed = keyed
+        self.keyed = keyed or {}
         self.schema = iceberg_schema(pa.schema(columns), METADATA, CONFIG) if columns else ""
         self.more = plan
         self.runs = 0
@@ -50,7 +50,7 @@ class World:
             self.runs += 1
             tables = {"db.t": self.plan} if self.schema else {}
             settler = ChunkPipeline(
-                RecordFormat("json"), None, tables, None, "db.t", self.keyed, new=NEW
+                ChunkPlan(RecordFormat("json"), None, tables, {}, "db.t", self.keyed, new=NEW)
             )
             whole = ChunkResult()
             for start in range(0, len(values), chunk):

@@ -120,9 +120,10 @@ def plan(folder: Path, *tables: TablePlan, **more: Any) -> BatchPlan:
     made = {each.shape.name: each for each in tables or (table(folder),)}
     keyed = {name: "upsert" for name, each in made.items() if each.key}
     return BatchPlan(
-        {},
-        RecordFormat("json"),
-        made,
+        rules=None,
+        kafka={},
+        format=RecordFormat("json"),
+        tables=made,
         only="db.t",
         letters=dead(folder),
         file_prefix="p",

@@ -29,7 +29,7 @@ from frazil.pipeline.column_records import ColumnRecords
 from frazil.pipeline.needs import add_need, aliases_of, needed
 from frazil.pipeline.projection import MetadataColumns
 from frazil.pipeline.routing import SKIP, RoutingRules
-from frazil.pipeline.table_plan import TablePlan
+from frazil.pipeline.table_plan import ChunkPlan, TablePlan
 
 HERE = Partition("events", 2)
 METADATA = MetadataColumns("_topic", "_topic_partition", "_offset", "_timestamp")
@@ -98,14 +98,16 @@ def doc(**members: Any) -> bytes:
 
 def of_json(*tables: TablePlan, refused: Mapping[str, str] | None = None) -> ChunkPipeline:
     """Everything into db.t."""
-    return ChunkPipeline(RecordFormat("json"), None, plans(*tables), refused, "db.t")
+    return ChunkPipeline(
+        ChunkPlan(RecordFormat("json"), None, plans(*tables), refused or {}, "db.t")
+    )
 
 
 def by_rules(
     *routes: RouteConfig, tables: dict[str, TablePlan], names: list[str] | None = None, **more: Any
 ) -> ChunkPipeline:
     return ChunkPipeline(
-        RecordFormat("json"), RoutingRules(routes, names or list(tables)), tables, **more
+        ChunkPlan(RecordFormat("json"), RoutingRules(routes, names or list(tables)), tables, **more)
     )
 
 
@@ -164,13 +166,15 @@ def test_a_new_field_is_a_need_of_an_evolving_table_and_the_records_that_fit_are
 def test_a_change_log_that_evolves_keeps_its_column_of_operations():
     log = plan("db.t", ID, pa.field("_op", pa.large_string()), log=("id",))
     settler = ChunkPipeline(
-        RecordFormat("json"),
-        None,
-        plans(log),
-        None,
-        "db.t",
-        {"db.t": "changelog"},
-        RecordFormat("json"),
+        ChunkPlan(
+            RecordFormat("json"),
+            None,
+            plans(log),
+            {},
+            "db.t",
+            {"db.t": "changelog"},
+            RecordFormat("json"),
+        )
     )
     settled = settle(settler, [doc(id=1), doc(id=2, more="x")])
     assert ids(settled, "db.t") == [1]
@@ -277,9 +281,11 @@ def test_a_topic_that_a_rule_skips_is_skipped_whatever_its_records_are():
     assert settle(by_rules(skipping, tables=plans(plan("db.a"))), values).skipped == 3
     schema = {"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}]}
     avro = ChunkPipeline(
-        RecordFormat("avro", json.dumps(schema)),
-        RoutingRules([skipping], ["db.a"]),
-        plans(plan("db.a")),
+        ChunkPlan(
+            RecordFormat("avro", json.dumps(schema)),
+            RoutingRules([skipping], ["db.a"]),
+            plans(plan("db.a")),
+        )
     )
     assert settle(avro, [b"\x02", b"", None]).skipped == 3
 
@@ -394,7 +400,7 @@ def test_changes_in_columns_become_rows_by_the_field_of_their_source():
         ["db.t"],
     )
     settler = ChunkPipeline(
-        RecordFormat("avro", json.dumps(schema)), rules, plans(plan("db.t", *CHANGES))
+        ChunkPlan(RecordFormat("avro", json.dumps(schema)), rules, plans(plan("db.t", *CHANGES)))
     )
     values = [
         avro(schema, {**change("c", None, {"id": 1, "name": "a"}), "table": "t"}),
@@ -446,7 +452,9 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> RecordFormat:
 
 
 def test_of_a_chunk_with_several_schemas_each_has_its_own_fate(registered: RecordFormat):
-    settler = ChunkPipeline(registered, None, plans(plan("db.t", evolution="reject")), only="db.t")
+    settler = ChunkPipeline(
+        ChunkPlan(registered, None, plans(plan("db.t", evolution="reject")), only="db.t")
+    )
     values = [
         avro(V1, {"id": 1, "name": "a"}, 1),
         avro(V2, {"id": 2, "name": "b", "more": 1.0}, 2),
@@ -465,7 +473,7 @@ def test_of_a_chunk_with_several_schemas_each_has_its_own_fate(registered: Recor
 def test_an_evolving_table_needs_what_all_schemas_bring_and_rejects_what_can_never_fit(
     registered: RecordFormat,
 ):
-    settler = ChunkPipeline(registered, None, plans(plan("db.t")), only="db.t")
+    settler = ChunkPipeline(ChunkPlan(registered, None, plans(plan("db.t")), only="db.t"))
     values = [
         avro(V1, {"id": 1, "name": "a"}, 1),
         avro(V2, {"id": 2, "name": "b", "more": 1.0}, 2),
@@ -483,9 +491,9 @@ def test_a_missing_table_is_needed_once_for_all_schemas_and_refused_for_all(
     registered: RecordFormat,
 ):
     values = [avro(V1, {"id": 1, "name": "a"}, 1), avro(V2, {"id": 2, "name": "b", "more": 1.0}, 2)]
-    need = settle(ChunkPipeline(registered, None, {}, only="db.t"), values).needs
+    need = settle(ChunkPipeline(ChunkPlan(registered, None, {}, only="db.t")), values).needs
     assert need["db.t"].names == ["id", "name", "more"]
-    refusing = ChunkPipeline(registered, None, {}, {"db.t": "no room"}, "db.t")
+    refusing = ChunkPipeline(ChunkPlan(registered, None, {}, {"db.t": "no room"}, "db.t"))
     assert set(reasons(settle(refusing, values)).values()) == {"cannot fit db.t: no room"}
 
 
@@ -493,17 +501,21 @@ def test_rows_under_an_older_name_go_into_the_column_it_has_now(registered: Reco
     titled = ID, pa.field("title", pa.large_string())
     old, new = avro(V1, {"id": 1, "name": "a"}, 1), avro(V3, {"id": 3, "title": "c"}, 3)
     frozen = plan("db.t", *titled, evolution="reject")
-    settled = settle(ChunkPipeline(registered, None, plans(frozen), only="db.t"), [old, new])
+    settled = settle(
+        ChunkPipeline(ChunkPlan(registered, None, plans(frozen), only="db.t")), [old, new]
+    )
     assert ids(settled, "db.t") == [3], "of V1 nobody has said that its name is the title"
     known = plan("db.t", *titled, aliases={"title": ("name",)}, evolution="reject")
-    settled = settle(ChunkPipeline(registered, None, plans(known), only="db.t"), [old, new])
+    settled = settle(
+        ChunkPipeline(ChunkPlan(registered, None, plans(known), only="db.t")), [old, new]
+    )
     rows = pa.concat_tables([rows for _, rows in settled.rows]).sort_by("_offset")
     assert rows.column("title").to_pylist() == ["a", "c"]
 
 
 def test_a_row_without_a_value_that_the_table_requires_is_rejected_alone(registered: RecordFormat):
     table = plan("db.t", ID, NAME, evolution="reject")
-    settler = ChunkPipeline(registered, None, plans(table), only="db.t")
+    settler = ChunkPipeline(ChunkPlan(registered, None, plans(table), only="db.t"))
     numbers: list[int | None] = [*range(50), None, *range(50, 80), None, 80]
     settled = settle(settler, [avro(V4, {"id": n, "name": "x"}, 4) for n in numbers])
     assert ids(settled, "db.t") == list(range(81))
@@ -512,14 +524,16 @@ def test_a_row_without_a_value_that_the_table_requires_is_rejected_alone(registe
 
 
 def test_where_all_rows_lack_a_value_each_of_them_is_a_letter(registered: RecordFormat):
-    settler = ChunkPipeline(registered, None, plans(plan("db.t", evolution="reject")), only="db.t")
+    settler = ChunkPipeline(
+        ChunkPlan(registered, None, plans(plan("db.t", evolution="reject")), only="db.t")
+    )
     settled = settle(settler, [avro(V4, {"id": None, "name": "x"}, 4)] * 5)
     assert sorted(settled.letters) == [0, 1, 2, 3, 4]
 
 
 def test_an_identifier_stays_required_when_all_else_becomes_optional(registered: RecordFormat):
     table = plan("db.t", ID, NAME, identifier=("id",))
-    settler = ChunkPipeline(registered, None, plans(table), only="db.t")
+    settler = ChunkPipeline(ChunkPlan(registered, None, plans(table), only="db.t"))
     values = [avro(V4, {"id": n, "name": "x"}, 4) for n in (1, None)]
     settled = settle(settler, values)
     assert settled.needs == {}
@@ -536,7 +550,7 @@ def test_the_records_of_a_share_keep_their_offsets_whatever_is_cut_out_around_th
         ],
         ["db.a", "db.b"],
     )
-    settler = ChunkPipeline(registered, rules, plans(plan("db.a"), plan("db.b")))
+    settler = ChunkPipeline(ChunkPlan(registered, rules, plans(plan("db.a"), plan("db.b"))))
     words = ["a", "b", None, "a", "b", "c", "a"]
     values: list[bytes | None] = [avro(V1, {"id": i, "name": w}, 1) for i, w in enumerate(words)]
     values[3:3] = [b"bad", None]
@@ -605,7 +619,7 @@ def test_a_value_that_no_partition_can_have_is_a_misfit_of_its_own_row(
     spec = partition_spec(here.shape.schema, (by,), "db.t")
     here = replace(here, shape=replace(here.shape, spec=spec))
     rows = pa.table({"id": pa.array(range(5)), name: column})
-    records = ColumnRecords(RecordFormat("raw"), None, plans(here), {}, {}, None, {})
+    records = ColumnRecords(ChunkPlan(RecordFormat("raw"), None, plans(here)))
     work = ChunkWork(HERE, opened([b""] * 5), NOBODY)
     records._into(work, "db.t", rows, None, {}, None)
     assert ids(work.result, "db.t") == [0, 1, 3]
@@ -621,7 +635,7 @@ NANOSECONDS = 1794867748844274479  # what a producer says that takes millisecond
 @pytest.mark.parametrize("format", [RecordFormat("json"), RecordFormat("raw")])
 def test_a_record_whose_timestamp_does_not_fit_is_rejected_by_itself(format: RecordFormat):
     column = [ID] if format.kind == "json" else [pa.field("value", pa.large_binary())]
-    settler = ChunkPipeline(format, None, plans(plan("db.t", *column)), None, "db.t")
+    settler = ChunkPipeline(ChunkPlan(format, None, plans(plan("db.t", *column)), {}, "db.t"))
     given = opened([b'{"id":1}', b'{"id":2}', b'{"id":3}'])
     stamps = np.array([5, NANOSECONDS, 1_700_000_000_000_000], np.int64)  # the last: year 55841
     settled = settler.process(HERE, given._replace(stamps=stamps), None, NOBODY)
@@ -640,7 +654,7 @@ def test_a_table_without_a_timestamp_column_takes_records_of_any_time():
     schema = iceberg_schema(pa.schema([ID]), metadata, TableConfig("db.t"))
     shape = WriterSpec("db.t", "", schema, 0, "", {}, 0, "", {})
     settler = ChunkPipeline(
-        RecordFormat("json"), None, plans(TablePlan(shape, metadata, "")), None, "db.t"
+        ChunkPlan(RecordFormat("json"), None, plans(TablePlan(shape, metadata, "")), {}, "db.t")
     )
     given = opened([b'{"id":1}'])._replace(stamps=np.array([NANOSECONDS], np.int64))
     settled = settler.process(HERE, given, None, NOBODY)

@@ -230,7 +230,13 @@ def test_without_rules_a_value_that_cannot_be_read_is_named_with_its_offset(
     log: Log, tmp_path: Path
 ):
     log |= {3: doc(id=3), 7: b"{", 8: b"{"}
-    alone = BatchPlan({}, RecordFormat("json"), {"db.t": plan(tmp_path, "db.t")}, only="db.t")
+    alone = BatchPlan(
+        rules=None,
+        kafka={},
+        format=RecordFormat("json"),
+        tables={"db.t": plan(tmp_path, "db.t")},
+        only="db.t",
+    )
     with pytest.raises(Undecodable, match=r"events\[0\] offset 7.*and 1 more of 3"):
         run(alone, Range(HERE, 0, 10))
 
@@ -241,7 +247,15 @@ def test_a_table_that_is_not_there_has_no_tally_of_its_own(
 ):
     log |= {0: b"{", 1: doc(id=1)} if refused else {0: b"{"}
     letters = plan(tmp_path, DEAD, *LETTER_COLUMNS, metadata=LETTERS)
-    nothing = BatchPlan({}, RecordFormat("json"), {}, only="db.t", letters=letters, refused=refused)
+    nothing = BatchPlan(
+        rules=None,
+        kafka={},
+        format=RecordFormat("json"),
+        tables={},
+        only="db.t",
+        letters=letters,
+        refused=refused,
+    )
     result = run(nothing, Range(HERE, 0, 2))
     assert_closed(result)
     assert result.total.rejected == len(log)
@@ -386,6 +400,7 @@ def test_what_an_upsert_table_has_already_is_not_deleted_from_it_again(log: Log,
     seen: list[list[int]] = []
     for table in (mine, replace(mine, order="_timestamp", deleted_keys=deleted_keys)):
         kinds = BatchPlan(
+            rules=None,
             kafka={},
             format=RecordFormat("json"),
             only="db.a",

@@ -7,7 +7,7 @@ the schema of each table, keys of deletes, and a `Rejection` for every record th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,8 +23,8 @@ from frazil.kafka.record_batch import Longs
 from frazil.pipeline.chunk_result import ChunkWork, Rejection, among, nth, picked
 from frazil.pipeline.evolution import Aliases, changes, renamed, unmakeable
 from frazil.pipeline.projection import differences, project_rows, too_late, why_too_late
-from frazil.pipeline.routing import Route, RoutingRules
-from frazil.pipeline.table_plan import UPSERT, NewTable, TablePlan
+from frazil.pipeline.routing import Route
+from frazil.pipeline.table_plan import UPSERT, ChunkPlan, NewTable, TablePlan
 from frazil.pipeline.tombstones import KeyDecoder
 from frazil.pipeline.versions import column_of
 
@@ -38,24 +38,11 @@ UNAVAILABLE = "unavailable"
 class TableFitter:
     """The tables of one task, and the steps that all records go through after they are decoded."""
 
-    def __init__(
-        self,
-        format: RecordFormat,
-        rules: RoutingRules | None,
-        tables: Mapping[str, TablePlan],
-        refused: Mapping[str, str],
-        keyed: Mapping[str, str],
-        key_format: RecordFormat | None,
-        new: Mapping[str, NewTable],
-    ) -> None:
-        """The arguments are those of `ChunkPipeline`."""
-        self._format = format
-        self._rules = rules
-        self._tables = tables
-        self._refused = refused
-        self._keyed = keyed
-        self._key_format = key_format
-        self._new = new
+    def __init__(self, plan: ChunkPlan) -> None:
+        self._plan = plan
+        self._rules = plan.rules
+        self._tables = plan.tables
+        self._refused = plan.refused
 
     # ── routes and settings ──────────────────────────────────────────────────────────────────
 
@@ -74,11 +61,11 @@ class TableFitter:
 
     def _mode(self, name: str) -> str:
         """The mode of a table: upsert, changelog, or empty for append."""
-        return self._keyed.get(self._rules.template(name) if self._rules else name, "")
+        return self._plan.keyed.get(self._rules.template(name) if self._rules else name, "")
 
     def _made(self, name: str) -> NewTable:
         template = self._rules.template(name) if self._rules else name
-        return self._new.get(template, NewTable())
+        return self._plan.new.get(template, NewTable())
 
     def _unmakeable(self, name: str, columns: pa.Schema) -> str:
         """Why a table cannot be created with these columns; empty: it can."""
@@ -96,7 +83,7 @@ class TableFitter:
             return
         keys = work.opened.keys
         given = [None] * len(at) if keys is None else keys.take(pa.array(at)).to_pylist()
-        self._by_keys(work, name, plan, self._key_format, given, at)
+        self._by_keys(work, name, plan, self._plan.key_format, given, at)
 
     def _by_keys(
         self,
@@ -216,7 +203,7 @@ class TableFitter:
     ) -> tuple[pa.Table, Longs | None]:
         """Reject records that would overwrite a value of an upsert table with Debezium's
         placeholder, in the envelope or flattened. Other tables write the placeholder as sent."""
-        look = placeholder(self._format.unavailable)
+        look = placeholder(self._plan.format.unavailable)
         if look is None or self._mode(name) != UPSERT:
             return rows, at
         bad = np.zeros(len(rows), bool)

@@ -27,8 +27,8 @@ from frazil.pipeline.evolution import together
 from frazil.pipeline.field_text import peek
 from frazil.pipeline.fitting import UNAVAILABLE, TableFitter, not_carried, table_changes, with_op
 from frazil.pipeline.needs import add_need, voted
-from frazil.pipeline.routing import Route, RoutingRules
-from frazil.pipeline.table_plan import LOG, NewTable, TablePlan
+from frazil.pipeline.routing import Route
+from frazil.pipeline.table_plan import LOG, ChunkPlan, TablePlan
 from frazil.pipeline.tombstones import KeyDecoder
 
 JSON = RecordFormat("json")
@@ -39,17 +39,8 @@ _MOST_WANTS = 1_000
 class JsonRecords(TableFitter):
     """Processes records in JSON."""
 
-    def __init__(
-        self,
-        format: RecordFormat,
-        rules: RoutingRules | None,
-        tables: Mapping[str, TablePlan],
-        refused: Mapping[str, str],
-        keyed: Mapping[str, str],
-        key_format: RecordFormat | None,
-        new: Mapping[str, NewTable],
-    ) -> None:
-        super().__init__(format, rules, tables, refused, keyed, key_format, new)
+    def __init__(self, plan: ChunkPlan) -> None:
+        super().__init__(plan)
         self._decoders: dict[str, Decoder] = {}
         self._wants: dict[tuple[str, str], str] = {}
 
@@ -116,7 +107,7 @@ class JsonRecords(TableFitter):
             return
         where = np.arange(len(values)) if at is None else at
         blind = np.flatnonzero(~looked[where]).tolist()
-        _, broken = Decoder(self._format, pa.schema([])).decode([values[i] for i in blind])
+        _, broken = Decoder(self._plan.format, pa.schema([])).decode([values[i] for i in blind])
         for record in broken:
             if record.kind != "shape":
                 work.result.skipped -= 1
@@ -200,7 +191,7 @@ class JsonRecords(TableFitter):
                 else:
                     work.result.need(name, plan.columns, {})
                 return
-            self._decoders[name] = Decoder(self._format, default_values.loosened(plan.columns))
+            self._decoders[name] = Decoder(self._plan.format, default_values.loosened(plan.columns))
         groups, rejected = self._decoders[name].decode(values)
         for group in groups:
             rows = _with_defaults(plan, group, values)
@@ -297,7 +288,7 @@ class JsonRecords(TableFitter):
     def _refuse_placeholder(self, name: str, kind: dict[str, Any]) -> None:
         """Reject the placeholder of an hstore, an object with the placeholder as a key: a column
         of that name must not be created."""
-        look = placeholder(self._format.unavailable)
+        look = placeholder(self._plan.format.unavailable)
         if look is not None and (column := json_inference.holder(kind, look.text)):
             raise UnexpectedJson(UNAVAILABLE, not_carried(name, column, look))
 

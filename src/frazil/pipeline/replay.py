@@ -32,7 +32,7 @@ from frazil.pipeline.chunk_result import ChunkResult, Rejection
 from frazil.pipeline.isolation import IsolatingPipeline, StationFailed, WriteSieve, noticing
 from frazil.pipeline.needs import add_need
 from frazil.pipeline.projection import MetadataColumns, project_rows
-from frazil.pipeline.sandbox import UNREAD, Sandbox
+from frazil.pipeline.sandbox import UNREAD, ProcessChunk, Sandbox
 from frazil.pipeline.table_plan import TablePlan
 from frazil.pipeline.task import FEARLESS, LETTERS, BatchPlan, RangeResult, Stopwatch, watermark
 
@@ -53,8 +53,6 @@ NOTE_COLUMNS = pa.schema(
         pa.field("replayed_at", pa.timestamp("us", "UTC"), nullable=False),
     ]
 )
-
-ProcessChunk = Callable[[Partition, RawRecords, FramedRecords | None, frozenset[str]], ChunkResult]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +103,8 @@ def run(
     """Replay all dead letters of one task. The result counts dead letters, and rows per table."""
     clock = Stopwatch()
     plan = replay.plan
-    pipeline = ChunkPipeline(
-        plan.format, plan.rules, plan.tables, plan.refused, plan.only, new=plan.new
-    )
-    process: ProcessChunk = (IsolatingPipeline if attempt < FEARLESS else Sandbox)(pipeline).process
+    isolate = IsolatingPipeline if attempt < FEARLESS else Sandbox
+    process: ProcessChunk = isolate(ChunkPipeline(plan)).process
     if plan.isolating:
         process = _sifted(process, WriteSieve(plan.tables, plan.file_prefix, keep=False))
     output = _ReplayOutput(replay)

@@ -29,7 +29,6 @@ from frazil.errors import (
 )
 from frazil.files.writer import DataFileDescriptor, OpenFiles, TableWriter
 from frazil.formats.decode_result import FramedRecords, UndecodableRecord
-from frazil.formats.decoder import RecordFormat
 from frazil.kafka.fetch import FetchedChunk, fetch
 from frazil.kafka.record_batch import Longs, RawRecords
 from frazil.ledger.staged_batch import range_counts_of, range_counts_values
@@ -46,9 +45,8 @@ from frazil.pipeline.isolation import (
 )
 from frazil.pipeline.needs import add_need
 from frazil.pipeline.projection import MetadataColumns, project_rows
-from frazil.pipeline.routing import RoutingRules
 from frazil.pipeline.sandbox import Sandbox, around
-from frazil.pipeline.table_plan import NewTable, TablePlan
+from frazil.pipeline.table_plan import ChunkPlan, TablePlan
 from frazil.pipeline.upsert import (
     KeyChanges,
     ShuffleBlock,
@@ -79,32 +77,18 @@ LETTER_COLUMNS = pa.schema(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class BatchPlan:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPlan(ChunkPlan):
     """The input shared by all tasks of a batch. Sent pickled; its repr contains no secrets."""
 
     kafka: Mapping[str, str] = field(repr=False)
-    format: RecordFormat = field(repr=False)
-    #: name → table; a table that records are routed to and that is missing here is a need
-    tables: Mapping[str, TablePlan]
-    #: None: all records go to table `only`
-    rules: RoutingRules | None = None
-    only: str = ""
     #: the dead-letter table; None: a rejected record stops the stream
     letters: TablePlan | None = None
-    #: names and templates of upsert tables and change logs, with their mode; and the format of the
-    #: keys of records without a value
-    keyed: Mapping[str, str] = field(default_factory=dict)
-    key_format: RecordFormat | None = field(default=None, repr=False)
-    #: names and templates of tables, with the settings of one that does not exist yet
-    new: Mapping[str, NewTable] = field(default_factory=dict)
     #: upsert tables with changes that must be shuffled, because several tasks may have the same
     #: key; the number of buckets, and of parts in all buckets together
     together: frozenset[str] = frozenset()
     buckets: int = 1
     parts: int = 1
-    #: tables that could not be created or changed as records need it, with the reason
-    refused: Mapping[str, str] = field(default_factory=dict)
     file_prefix: str = ""
     batch: int = 0
     patience: float = 60.0
@@ -251,16 +235,7 @@ class _RangeInput:
         self._partition = partition
         self._clock = clock
         self._fearless = attempt < FEARLESS
-        self._pipeline = ChunkPipeline(
-            plan.format,
-            plan.rules,
-            plan.tables,
-            plan.refused,
-            plan.only,
-            plan.keyed,
-            plan.key_format,
-            plan.new,
-        )
+        self._pipeline = ChunkPipeline(plan)
         self._process = (IsolatingPipeline if self._fearless else Sandbox)(self._pipeline).process
 
     def next_of(self, chunks: Iterator[FetchedChunk], reached: int) -> FetchedChunk | None:
