@@ -916,7 +916,7 @@ class Case:
         settler = self.settler(sent, plan)
         settled = settler.process(HERE, self.opened(sent), None, frozenset())
         assert not settled.needs, f"still needed: {settled.needs}"
-        reasons = {at: letter.reason for at, letter in settled.letters.items()}
+        reasons = {at: letter.reason for at, letter in settled.rejections.items()}
         wrong = {at: reasons.get(at, "taken") for at in reasons.keys() ^ sent.broken}
         assert not wrong, f"{wrong}, of {sent.values[min(wrong)][:500]!r}"
         assert all(reasons.values())

@@ -34,7 +34,7 @@ from frazil.pipeline.chunk import ChunkPipeline
 from frazil.pipeline.projection import MetadataColumns
 from frazil.pipeline.routing import RoutingRules
 from frazil.pipeline.table_plan import ChunkPlan, TablePlan
-from frazil.pipeline.task import LETTER_COLUMNS
+from frazil.pipeline.task import DEAD_LETTER_COLUMNS
 
 _spec = importlib.util.spec_from_file_location(
     "poison", Path(__file__).parents[2] / "bench" / "poison.py"
@@ -95,9 +95,11 @@ def test_every_good_record_is_exact_and_every_bad_one_is_rejected_once(
             )
             rows += [each for _, each in settled.rows]
             for name, told in (("message", "reason"), ("schema_id", "schema_id")):
-                column = [getattr(each, told) for each in settled.letters.values()]
-                pa.array(column, LETTER_COLUMNS.field(name).type)  # what is told can be written
-            letters += [(number, start + i, part[i]) for i in settled.letters]
+                column = [getattr(each, told) for each in settled.rejections.values()]
+                pa.array(
+                    column, DEAD_LETTER_COLUMNS.field(name).type
+                )  # what is told can be written
+            letters += [(number, start + i, part[i]) for i in settled.rejections]
             assert not settled.needs
             assert not settled.skipped
             start += len(part)
@@ -124,7 +126,7 @@ def test_a_hostile_record_of_each_kind_is_found_among_good_ones(kind: str, regis
         values[17] = value
         offsets = np.arange(len(values))
         settled = settle(Partition("t", 0), RawRecords(values, offsets, offsets), None, frozenset())
-        assert list(settled.letters) == [17], (name, value)
+        assert list(settled.rejections) == [17], (name, value)
         assert sum(len(each) for _, each in settled.rows) == 39
 
 
@@ -177,14 +179,14 @@ def test_a_record_at_which_a_station_fails_is_rejected_alone(
 
     columns = pa.schema([("id", pa.int64()), ("word", pa.large_string()), ("_op", pa.string())])
     tables = {"db.stations": made("db.stations", columns, METADATA, ("word",))}
-    letters = made("db.dead", LETTER_COLUMNS, task.LETTERS, ())
+    letters = made("db.dead", DEAD_LETTER_COLUMNS, task.DEAD_LETTER_METADATA, ())
     plan = task.BatchPlan(
         rules=None,
         kafka={},
         format=RecordFormat("json"),
         tables=tables,
         only="db.stations",
-        letters=letters,
+        dead_letters=letters,
         file_prefix="p",
     )
     if stations is poison.CHANGES_AT:

@@ -25,7 +25,13 @@ from frazil.pipeline.projection import MetadataColumns
 from frazil.pipeline.replay import NOTE_COLUMNS, NOTES, AllBut, ReplayPlan, ReplayResult
 from frazil.pipeline.routing import RoutingRules
 from frazil.pipeline.table_plan import TablePlan
-from frazil.pipeline.task import FEARLESS, LETTER_COLUMNS, LETTERS, BatchPlan, RangeResult
+from frazil.pipeline.task import (
+    DEAD_LETTER_COLUMNS,
+    DEAD_LETTER_METADATA,
+    FEARLESS,
+    BatchPlan,
+    RangeResult,
+)
 
 METADATA = MetadataColumns("_topic", "_topic_partition", "_offset", "_timestamp")
 ID = pa.field("id", pa.int64())
@@ -284,7 +290,7 @@ def test_all_names_but_these(copy: Any):
 
 
 def test_what_is_read_of_a_letter_is_there():
-    columns = {*LETTER_COLUMNS.names, *(each.name for each in LETTERS.fields)}
+    columns = {*DEAD_LETTER_COLUMNS.names, *(each.name for each in DEAD_LETTER_METADATA.fields)}
     assert set(replay.READ) <= columns
     assert set(replay.READ) == set(HANDED.names)
     assert HEADERS.value_type.num_fields == 2

@@ -123,7 +123,7 @@ def assert_same(one: ChunkResult, other: ChunkResult) -> None:
     assert {name for name, _ in one.rows} == {name for name, _ in other.rows}
     if one.rows:
         assert by_offset(one).equals(by_offset(other))
-    assert one.letters == other.letters
+    assert one.rejections == other.rejections
     assert one.skipped == other.skipped
     assert one.needs.keys() == other.needs.keys()
     assert all(one.needs[name].equals(other.needs[name], True) for name in one.needs)
@@ -196,7 +196,7 @@ def test_records_that_kill_are_the_only_ones_that_are_rejected():
     kills = {4: "kill", 5: "segfault", 6: "exit", 7: "memory"}
     odd = {2: "nowhere", 11: "skip"}
     settled = settle(settler(), words(*kills.items(), *odd.items(), count=16))
-    letters = [settled.letters.pop(at) for at in kills]
+    letters = [settled.rejections.pop(at) for at in kills]
     assert {(each.kind, each.tables) for each in letters} == {("deadly", ())}
     assert [each.reason for each in letters] == [
         f"cannot read the record: it kills the process that reads it ({how})"
@@ -218,7 +218,7 @@ def test_a_deadly_record_costs_three_children(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(sandbox, "_Child", Counted)
     settled = settle(settler(), words((39_999, "kill"), count=50_000))
-    assert list(settled.letters) == [39_999]
+    assert list(settled.rejections) == [39_999]
     offsets = by_offset(settled).column("_offset")
     assert pc.count_distinct(offsets).as_py() == len(offsets) == 49_999
     assert len(children) == 4  # three die, and one does the rest
@@ -227,7 +227,7 @@ def test_a_deadly_record_costs_three_children(monkeypatch: pytest.MonkeyPatch):
 def test_a_record_that_never_ends_is_one_too(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sandbox, "ANSWER_SECONDS", 0.5)
     settled = settle(settler(), words((1, "hang"), count=2))
-    assert settled.letters[1].reason == (
+    assert settled.rejections[1].reason == (
         "cannot read the record: there is no end to it, or none within 0 s"
     )
     assert len(by_offset(settled)) == 1
@@ -238,7 +238,7 @@ def test_an_error_that_nobody_thought_of_is_told_with_the_tables_the_topic_names
     settled = settle(
         ChunkPipeline(ChunkPlan(RecordFormat("raw"), None, {"db.a": broken}, only="db.a")), [b"x"]
     )
-    letter = settled.letters[0]
+    letter = settled.rejections[0]
     assert (letter.kind, letter.tables) == ("deadly", ("db.a",))
     assert letter.reason.startswith("cannot read the record: ValidationError: ")
 

@@ -131,7 +131,7 @@ def test_members_that_json_lacks_are_the_write_default(tmp_path: Path):
         {"id": 2, "d": None, "r": "x", "s": {"a": 1, "d": 3}, "u": None},
         {"id": 3, "d": date, "r": text_, "s": {"a": None, "d": 5}, "u": uuid_},
     ]
-    assert list(settled.letters) == [3]
+    assert list(settled.rejections) == [3]
 
 
 def test_a_new_field_is_added_where_json_lacks_a_required_column_with_a_default(tmp_path: Path):
@@ -139,6 +139,6 @@ def test_a_new_field_is_added_where_json_lacks_a_required_column_with_a_default(
     plan = TablePlan(replace(shape(tmp_path), schema=text), NOWHERE, "", format_version=3)
     settler = ChunkPipeline(ChunkPlan(RecordFormat("json"), None, {"db.t": plan}, {}, "db.t"))
     settled = settler.process(HERE, opened([b'{"id":2,"new":5}']), None, NOBODY)
-    assert settled.letters == {}
+    assert settled.rejections == {}
     assert "new" in settled.needs["db.t"].names
     assert not settled.needs["db.t"].field("r").nullable, "it stays required"

@@ -43,8 +43,8 @@ from frazil.pipeline.projection import MetadataColumns
 from frazil.pipeline.routing import RoutingRules
 from frazil.pipeline.table_plan import TablePlan
 from frazil.pipeline.task import (
-    LETTER_COLUMNS,
-    LETTERS,
+    DEAD_LETTER_COLUMNS,
+    DEAD_LETTER_METADATA,
     BatchPlan,
     EndedRange,
     UpsertOutcome,
@@ -81,7 +81,7 @@ def table(folder: Path, name: str = "db.t", by: tuple[str, ...] = (), key: str =
 
 
 def dead(folder: Path) -> TablePlan:
-    schema = iceberg_schema(LETTER_COLUMNS, LETTERS, TableConfig("db.dead"))
+    schema = iceberg_schema(DEAD_LETTER_COLUMNS, DEAD_LETTER_METADATA, TableConfig("db.dead"))
     shape = WriterSpec(
         "db.dead",
         str(folder / "dead"),
@@ -93,7 +93,7 @@ def dead(folder: Path) -> TablePlan:
         "zstd",
         {},
     )
-    return TablePlan(shape, LETTERS, "timestamp", "fail")
+    return TablePlan(shape, DEAD_LETTER_METADATA, "timestamp", "fail")
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def plan(folder: Path, *tables: TablePlan, **more: Any) -> BatchPlan:
         format=RecordFormat("json"),
         tables=made,
         only="db.t",
-        letters=dead(folder),
+        dead_letters=dead(folder),
         file_prefix="p",
         keyed=keyed,
         **more,
@@ -237,7 +237,7 @@ def test_without_dead_letters_it_stops_the_stream_and_is_named(
     {**SETTLE, **WRITE}[station](monkeypatch)
     by = ("word",) if station == "path" else ()
     with pytest.raises(RuntimeError) as caught:
-        everything(replace(plan(tmp_path, table(tmp_path, by=by)), letters=None))
+        everything(replace(plan(tmp_path, table(tmp_path, by=by)), dead_letters=None))
     error = from_traceback(str(caught.value))
     assert isinstance(error, Undecodable if station in SETTLE else Unwritable)
     assert "events[0] offset 17" in error.message
@@ -545,6 +545,6 @@ def test_a_record_that_fails_at_the_start_is_left_to_the_tasks(
     at_decode(monkeypatch)
     feed._next = [Range(HERE, 0, COUNT)]
     assert feed.sample(None) == {}  # type: ignore[arg-type]
-    raising(monkeypatch, task, "_letters", lambda *_: True)
+    raising(monkeypatch, task, "_dead_letter_rows", lambda *_: True)
     feed._next = [Range(HERE, 0, COUNT)]
     assert feed.sample(None) == {}  # type: ignore[arg-type]

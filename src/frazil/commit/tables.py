@@ -38,7 +38,7 @@ from frazil.pipeline.evolution import together
 from frazil.pipeline.needs import aliases_of
 from frazil.pipeline.projection import MetadataColumns
 from frazil.pipeline.table_plan import TablePlan
-from frazil.pipeline.task import LETTERS
+from frazil.pipeline.task import DEAD_LETTER_METADATA
 from frazil.pipeline.upsert import deletes_shape
 
 S = TypeVar("S")
@@ -75,10 +75,10 @@ class SinkTables:
         if letters := config.dead_letters.table:
             self._configs[letters] = TableConfig(
                 letters,
-                topic_column=LETTERS.topic,
-                partition_column=LETTERS.partition,
-                offset_column=LETTERS.offset,
-                timestamp_column=LETTERS.timestamp,
+                topic_column=DEAD_LETTER_METADATA.topic,
+                partition_column=DEAD_LETTER_METADATA.partition,
+                offset_column=DEAD_LETTER_METADATA.offset,
+                timestamp_column=DEAD_LETTER_METADATA.timestamp,
                 schema_evolution="fail",
             )
         for table in config.tables:
@@ -158,7 +158,7 @@ class SinkTables:
     def metadata(self, name: str) -> MetadataColumns:
         """The columns for a row's topic, partition, offset and timestamp."""
         if name == self._config.dead_letters.table:
-            return LETTERS
+            return DEAD_LETTER_METADATA
         config = self.config_of(name)
         return MetadataColumns(
             config.topic_column,

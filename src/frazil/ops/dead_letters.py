@@ -24,7 +24,7 @@ from frazil.sources.dead_letters import (
     DeadLetterSelection,
     DeadLetterSource,
     ReplayReport,
-    letters,
+    all_dead_letters,
     notes_table,
     replaying,
     waiting,
@@ -75,7 +75,7 @@ def list_dead_letters(
 ) -> dict[str, Any]:
     """Counts of all selected dead letters, and the newest `wanted.limit` of them. `which`: waiting,
     replayed, or all."""
-    frame = letters(spark, config)
+    frame = all_dead_letters(spark, config)
     shown: dict[str, Any] = {
         "sink": config.sink.id,
         "table": config.dead_letters.table,
@@ -210,7 +210,7 @@ def look(config: Config, spark: SparkSession, wanted: DeadLetterSelection) -> Re
 
 
 def _waiting(config: Config, spark: SparkSession, wanted: DeadLetterSelection) -> bool:
-    frame = letters(spark, config)
+    frame = all_dead_letters(spark, config)
     return frame is not None and not wanted.of(waiting(frame)).isEmpty()
 
 

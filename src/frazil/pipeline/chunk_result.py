@@ -37,25 +37,25 @@ class ChunkResult:
     gone: list[tuple[str, pa.Table]] = field(default_factory=list)
     #: former keys of records in `rows` that changed their key
     left: list[tuple[str, pa.Table]] = field(default_factory=list)
-    letters: dict[int, Rejection] = field(default_factory=dict)
+    rejections: dict[int, Rejection] = field(default_factory=dict)
     skipped: int = 0
     needs: dict[str, pa.Schema] = field(default_factory=dict)
 
-    def reject(self, letter: Rejection) -> None:
+    def reject(self, rejection: Rejection) -> None:
         """Add a rejection. Rejections of one record by several tables become one dead letter. The
         reason is shortened and made valid UTF-8: it may quote the record's data."""
-        plain = letter.reason[:1000].encode(errors="replace").decode()
-        letter = replace(letter, reason=plain)
-        known = self.letters.get(letter.index)
+        plain = rejection.reason[:1000].encode(errors="replace").decode()
+        rejection = replace(rejection, reason=plain)
+        known = self.rejections.get(rejection.index)
         if known is not None:
             reason = (
                 known.reason
-                if letter.reason in known.reason
-                else (f"{known.reason}; {letter.reason}")
+                if rejection.reason in known.reason
+                else (f"{known.reason}; {rejection.reason}")
             )
-            tables = tuple(dict.fromkeys((*known.tables, *letter.tables)))
-            letter = Rejection(letter.index, known.kind, reason, tables, known.schema_id)
-        self.letters[letter.index] = letter
+            tables = tuple(dict.fromkeys((*known.tables, *rejection.tables)))
+            rejection = Rejection(rejection.index, known.kind, reason, tables, known.schema_id)
+        self.rejections[rejection.index] = rejection
 
     def need(self, table: str, columns: pa.Schema, aliases: Aliases) -> None:
         add_need(self.needs, table, needed(columns, aliases))

@@ -98,10 +98,10 @@ class TableFitter:
         """Delete the keys `given`. `columns`: their columns, if they contain more than the key."""
         rows, index, bad = KeyDecoder(format, columns or plan.key_columns).read(given)
         for record in bad:
-            letter = Rejection(
+            rejection = Rejection(
                 int(at[record.index]), record.kind, record.reason, (name,), record.schema_id
             )
-            work.result.reject(letter)
+            work.result.reject(rejection)
         if plan.log:
             self._fitted(work, name, plan, with_op(rows, "d"), at[index], None)
         else:
@@ -109,8 +109,8 @@ class TableFitter:
 
     def kept(self, work: ChunkWork, name: str, keys: pa.Table) -> pa.Table:
         """`keys` without those of records that the table rejects: their old rows stay."""
-        letters = work.result.letters
-        positions = [i for i, letter in letters.items() if name in letter.tables]
+        rejections = work.result.rejections
+        positions = [i for i, rejection in rejections.items() if name in rejection.tables]
         rejected = (
             pa.array(work.opened.offsets[positions]) if positions else pa.array([], pa.int64())
         )
@@ -168,8 +168,10 @@ class TableFitter:
         except SchemaMismatch as error:
             positions = np.arange(len(rows)) if at is None else at
             if len(rows) == 1:
-                letter = Rejection(int(positions[0]), "misfit", error.message, (name,), schema_id)
-                self._misfit(work, letter)
+                rejection = Rejection(
+                    int(positions[0]), "misfit", error.message, (name,), schema_id
+                )
+                self._misfit(work, rejection)
                 return
             for part in _parts(rows, plan):
                 some = rows.take(pa.array(part))
@@ -229,18 +231,18 @@ class TableFitter:
         for i in range(count) if at is None else at.tolist():
             self._misfit(work, Rejection(i, "misfit", reason, (name,), schema_id))
 
-    def _misfit(self, work: ChunkWork, letter: Rejection) -> None:
-        [name] = letter.tables
-        if name not in letter.reason:
-            fact = letter.reason.removeprefix("cannot fit ")
-            letter = replace(letter, reason=f"cannot fit {name}: {fact}")
+    def _misfit(self, work: ChunkWork, rejection: Rejection) -> None:
+        [name] = rejection.tables
+        if name not in rejection.reason:
+            fact = rejection.reason.removeprefix("cannot fit ")
+            rejection = replace(rejection, reason=f"cannot fit {name}: {fact}")
         if name in self._tables and self._tables[name].evolution == "fail":
-            where = f"{work.partition} offset {int(work.opened.offsets[letter.index])}"
+            where = f"{work.partition} offset {int(work.opened.offsets[rejection.index])}"
             raise SchemaMismatch(
-                f"cannot write {where}: {letter.reason}",
+                f"cannot write {where}: {rejection.reason}",
                 hint="change the table, or set its schema_evolution to evolve or reject",
             )
-        work.result.reject(letter)
+        work.result.reject(rejection)
 
 
 def with_op(rows: pa.Table, op: str) -> pa.Table:

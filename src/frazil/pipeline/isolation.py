@@ -141,8 +141,8 @@ def _add(whole: ChunkResult, part: ChunkResult, start: int) -> None:
     whole.gone += part.gone
     whole.left += part.left
     whole.skipped += part.skipped
-    for letter in part.letters.values():
-        whole.reject(replace(letter, index=start + letter.index))
+    for rejection in part.rejections.values():
+        whole.reject(replace(rejection, index=start + rejection.index))
     for name, columns in part.needs.items():
         add_need(whole.needs, name, columns)
 
@@ -234,13 +234,15 @@ class WriteSieve:
             group[:] = [(name, self._without(name, rows, bad)) for name, rows in group]
         return result
 
-    def put(self, letters: TablePlan, rows: pa.Table) -> None:
-        """Write dead letters. One that cannot be written fails the task."""
-        files, bad = written_apart(letters.shape, rows, self._prefix)
+    def put(self, dead_letters: TablePlan, rows: pa.Table) -> None:
+        """Write dead dead_letters. One that cannot be written fails the task."""
+        files, bad = written_apart(dead_letters.shape, rows, self._prefix)
         if bad:
             at = min(bad)
-            unwritable(letters.shape.name, [rows.slice(at, 1)], letters, StationFailed(bad[at]))
-        self.files.setdefault(letters.shape.name, []).extend(files)
+            unwritable(
+                dead_letters.shape.name, [rows.slice(at, 1)], dead_letters, StationFailed(bad[at])
+            )
+        self.files.setdefault(dead_letters.shape.name, []).extend(files)
 
     def _rows(self, table: TablePlan, rows: pa.Table) -> dict[int, str]:
         files, bad = written_apart(table.shape, rows, self._prefix)

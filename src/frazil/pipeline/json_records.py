@@ -212,11 +212,11 @@ class JsonRecords(TableFitter):
                 self._unlike(work, name, record, nth(at, i))
 
     def _unlike(self, work: ChunkWork, name: str, rejected: UndecodableRecord, at: int) -> None:
-        letter = Rejection(at, rejected.kind, rejected.reason, (name,))
+        rejection = Rejection(at, rejected.kind, rejected.reason, (name,))
         if rejected.kind == "shape":
-            self._misfit(work, replace(letter, kind="misfit"))
+            self._misfit(work, replace(rejection, kind="misfit"))
         else:
-            work.result.reject(letter)
+            work.result.reject(rejection)
 
     def _by_old_names(
         self,

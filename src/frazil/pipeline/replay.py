@@ -34,10 +34,17 @@ from frazil.pipeline.needs import add_need
 from frazil.pipeline.projection import MetadataColumns, project_rows
 from frazil.pipeline.sandbox import UNREAD, ProcessChunk, Sandbox
 from frazil.pipeline.table_plan import TablePlan
-from frazil.pipeline.task import FEARLESS, LETTERS, BatchPlan, RangeResult, Stopwatch, watermark
+from frazil.pipeline.task import (
+    DEAD_LETTER_METADATA,
+    FEARLESS,
+    BatchPlan,
+    RangeResult,
+    Stopwatch,
+    watermark,
+)
 
 #: Columns that are read of a dead letter.
-READ = (*(column.name for column in LETTERS.fields), "value", "kind", "tables")
+READ = (*(column.name for column in DEAD_LETTER_METADATA.fields), "value", "kind", "tables")
 #: The output schema of `run_all`, for Spark and for Arrow.
 OUTCOMES = "result string, again string"
 _OUTCOMES = pa.schema([("result", pa.string()), ("again", pa.string())])
@@ -176,17 +183,17 @@ class _ReplayOutput:
 
 
 def _run(
-    replay: ReplayPlan, letters: Callable[[], Iterator[pa.RecordBatch]], attempt: int
+    replay: ReplayPlan, dead_letters: Callable[[], Iterator[pa.RecordBatch]], attempt: int
 ) -> tuple[RangeResult, list[ReplayResult]]:
     """Run a task. If a writer fails, run it again in isolation: the dead letter at fault is
     rejected again."""
     try:
-        return run(replay, letters(), attempt)
+        return run(replay, dead_letters(), attempt)
     except StationFailed as error:
         if replay.plan.isolating:
             raise Unwritable(f"cannot write the records of dead letters: {error}") from error
         isolating = replace(replay, plan=replace(replay.plan, isolating=True))
-        return _run(isolating, letters, attempt)
+        return _run(isolating, dead_letters, attempt)
 
 
 @contextmanager
@@ -194,7 +201,7 @@ def _on_disk(
     batches: Iterable[pa.RecordBatch],
 ) -> Iterator[Callable[[], Iterator[pa.RecordBatch]]]:
     """A function that reads the dead letters again from a file, one batch in memory at a time."""
-    with tempfile.TemporaryFile(prefix="frazil-letters-") as file:
+    with tempfile.TemporaryFile(prefix="frazil-dead-letters-") as file:
         writer = None
         for batch in batches:
             with _keeping():
@@ -207,12 +214,12 @@ def _on_disk(
                 writer.close()
             file.flush()
 
-        def letters() -> Iterator[pa.RecordBatch]:
+        def dead_letters() -> Iterator[pa.RecordBatch]:
             file.seek(0)
             if writer is not None:
                 yield from pa.ipc.open_stream(file)
 
-        yield letters
+        yield dead_letters
 
 
 @contextmanager
@@ -244,8 +251,8 @@ def run_all(
     gc.freeze()
     ask_again()
     try:
-        with _on_disk(batches) as letters:
-            result, again = _run(replay, letters, attempt)
+        with _on_disk(batches) as dead_letters:
+            result, again = _run(replay, dead_letters, attempt)
         rejected = [[e.topic, e.partition, e.offset, e.kind, e.reason] for e in again]
         row = {"result": json.dumps(result.values()), "again": json.dumps(rejected)}
         yield pa.RecordBatch.from_pylist([row], schema=_OUTCOMES)
@@ -262,7 +269,7 @@ def _groups(
     groups: dict[tuple[Partition, tuple[str, ...], bool], list[int]] = {}
     columns = (
         batch.column(name).to_pylist()
-        for name in (LETTERS.topic, LETTERS.partition, "tables", "kind")
+        for name in (DEAD_LETTER_METADATA.topic, DEAD_LETTER_METADATA.partition, "tables", "kind")
     )
     for i, (topic, number, tables, kind) in enumerate(zip(*columns, strict=True)):
         same = (Partition(topic, number), tuple(tables or ()), kind == UNREAD)
@@ -273,18 +280,20 @@ def _groups(
 
 def _opened(rows: pa.RecordBatch) -> RawRecords:
     """Dead letters as the Kafka records they were."""
-    stamps = rows.column(LETTERS.timestamp).cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+    stamps = (
+        rows.column(DEAD_LETTER_METADATA.timestamp).cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+    )
     return RawRecords(
         rows.column("value").to_pylist(),
-        rows.column(LETTERS.offset).to_numpy(),
+        rows.column(DEAD_LETTER_METADATA.offset).to_numpy(),
         np.array(
             [-1 if stamp is None else stamp // 1000 for stamp in stamps.to_pylist()], np.int64
         ),
-        rows.column(LETTERS.key).cast(pa.large_binary()),
+        rows.column(DEAD_LETTER_METADATA.key).cast(pa.large_binary()),
         pa.array(
             [
                 [(header["key"], header["value"]) for header in headers or ()]
-                for headers in rows.column(LETTERS.headers).to_pylist()
+                for headers in rows.column(DEAD_LETTER_METADATA.headers).to_pylist()
             ],
             HEADERS,
         ),
@@ -307,7 +316,7 @@ def _outcomes_of(
 ) -> _ReplayOutcomes:
     below = AllBut(tables) if tables else frozenset[str]()
     processed = process(partition, opened, None, below)
-    outcomes = _ReplayOutcomes(processed, again=dict(processed.letters))
+    outcomes = _ReplayOutcomes(processed, again=dict(processed.rejections))
     where = {offset: i for i, offset in enumerate(opened.offsets.tolist())}
     for name, rows in processed.rows:
         for offset in rows.column(plan.tables[name].metadata.offset).to_pylist():

@@ -63,8 +63,10 @@ FEARLESS = 2
 #: Longest reason of a rejected record in a result, in characters; the dead letter has all of it.
 _REASON = 300
 #: Columns of a dead letter: the unchanged record, the reason, the rejecting tables, and the time.
-LETTERS = MetadataColumns("topic", "partition", "offset", "timestamp", "key", "headers")
-LETTER_COLUMNS = pa.schema(
+DEAD_LETTER_METADATA = MetadataColumns(
+    "topic", "partition", "offset", "timestamp", "key", "headers"
+)
+DEAD_LETTER_COLUMNS = pa.schema(
     [
         pa.field("value", pa.large_binary()),
         pa.field("kind", pa.large_string(), nullable=False),
@@ -83,7 +85,7 @@ class BatchPlan(ChunkPlan):
 
     kafka: Mapping[str, str] = field(repr=False)
     #: the dead-letter table; None: a rejected record stops the stream
-    letters: TablePlan | None = None
+    dead_letters: TablePlan | None = None
     #: upsert tables with changes that must be shuffled, because several tasks may have the same
     #: key; the number of buckets, and of parts in all buckets together
     together: frozenset[str] = frozenset()
@@ -103,7 +105,7 @@ class BatchPlan(ChunkPlan):
         headers = bool(self.rules and self.rules.wants_headers) or (
             self.format.kind == "confluent-avro"
         )
-        return self.letters is not None or bool(self.keyed) or headers
+        return self.dead_letters is not None or bool(self.keyed) or headers
 
     @property
     def deleted_keys_plans(self) -> list[TablePlan]:
@@ -118,7 +120,7 @@ class BatchPlan(ChunkPlan):
                 *self.tables.items(),
                 *(
                     (table.shape.name, table)
-                    for table in (self.letters, *self.deleted_keys_plans)
+                    for table in (self.dead_letters, *self.deleted_keys_plans)
                     if table
                 ),
             )
@@ -215,11 +217,11 @@ def run(
         opened, result = reading.processed(chunk)
         output.add_needs(result)
         result = output.sifted(result, opened)
-        letters = list(result.letters.values())
-        if letters and plan.letters is None and not dry:
-            raise refused(wanted.partition, opened.offsets, letters)
-        output.write(chunk, result, letters)
-        output.count(chunk, opened, result, letters)
+        rejections = list(result.rejections.values())
+        if rejections and plan.dead_letters is None and not dry:
+            raise refused(wanted.partition, opened.offsets, rejections)
+        output.write(chunk, result, rejections)
+        output.count(chunk, opened, result, rejections)
     if output.total.range != wanted:
         raise AccountingError(f"cannot finish {wanted}: the reader reached {output.total.range}")
     return output.result(leader)
@@ -310,7 +312,7 @@ class _RangeOutput:
         with self._clock("write"), noticing():
             return self._sieve.sift(result, opened, self._below)
 
-    def write(self, chunk: FetchedChunk, result: ChunkResult, letters: list[Rejection]) -> None:
+    def write(self, chunk: FetchedChunk, result: ChunkResult, rejections: list[Rejection]) -> None:
         plan = self._plan
         with self._clock("write"), noticing():
             for name, rows in result.rows:
@@ -321,15 +323,15 @@ class _RangeOutput:
                     self._add(name, merged=len(keys))
             for name, keys in result.left if not self._idle else ():
                 self._delete(name, keys)
-            if plan.letters is not None and letters:
-                rows = _letters(plan, chunk, self._partition, letters)
-                self._write(plan.letters.shape.name, plan.letters, rows)
+            if plan.dead_letters is not None and rejections:
+                rows = _dead_letter_rows(plan, chunk, self._partition, rejections)
+                self._write(plan.dead_letters.shape.name, plan.dead_letters, rows)
 
     def _write(self, name: str, table: TablePlan, rows: pa.Table) -> None:
         if self._idle:
             return
         span = watermark(rows, table.event_time)
-        if table is not self._plan.letters:  # dead letters have no event time
+        if table is not self._plan.dead_letters:  # dead letters have no event time
             reached = self.total.range.end
             self.total += RangeCounts(Range(self._partition, reached, reached), 0, watermark=span)
         if name in self._below:
@@ -342,7 +344,7 @@ class _RangeOutput:
             if name not in self._writers:
                 self._writers[name] = TableWriter(table.shape, self._plan.file_prefix, self._files)
             self._writers[name].write(rows)
-        elif table is self._plan.letters:
+        elif table is self._plan.dead_letters:
             self._sieve.put(table, rows)
         self._add(name, written=len(rows), watermark=span)
 
@@ -366,22 +368,22 @@ class _RangeOutput:
         chunk: FetchedChunk,
         opened: RawRecords,
         result: ChunkResult,
-        letters: list[Rejection],
+        rejections: list[Rejection],
     ) -> None:
         """Add the outcome of every offset of a chunk to the counts."""
         offsets = opened.offsets
-        for letter in sorted(letters, key=lambda letter: letter.index):
-            for name in letter.tables:
+        for rejection in sorted(rejections, key=lambda rejection: rejection.index):
+            for name in rejection.tables:
                 if name in self._plan.tables and name not in self._below:
                     self._add(name, rejected=1)
-            reason = f"{self._partition} offset {int(offsets[letter.index])}: {letter.reason}"
-            count = self._rejected.get(letter.kind, (0, ""))[0] + 1
-            self._rejected[letter.kind] = count, reason[:_REASON]
+            reason = f"{self._partition} offset {int(offsets[rejection.index])}: {rejection.reason}"
+            count = self._rejected.get(rejection.kind, (0, ""))[0] + 1
+            self._rejected[rejection.kind] = count, reason[:_REASON]
         # The reader has passed every offset of the span: offsets without a record are invisible.
         self.total += RangeCounts(
             chunk.span,
-            len(offsets) - len(letters) - result.skipped,
-            rejected=len(letters),
+            len(offsets) - len(rejections) - result.skipped,
+            rejected=len(rejections),
             skipped=result.skipped,
             invisible=len(chunk.span) - len(offsets),
             seen=(int(offsets[0]), int(offsets[-1])) if len(offsets) else None,
@@ -407,35 +409,35 @@ class _RangeOutput:
         )
 
 
-def _letters(
-    plan: BatchPlan, chunk: FetchedChunk, partition: Partition, letters: list[Rejection]
+def _dead_letter_rows(
+    plan: BatchPlan, chunk: FetchedChunk, partition: Partition, rejections: list[Rejection]
 ) -> pa.Table:
     """Rejected records as rows of the dead-letter table."""
-    assert plan.letters is not None
-    letters = sorted(letters, key=lambda letter: letter.index)
+    assert plan.dead_letters is not None
+    rejections = sorted(rejections, key=lambda rejection: rejection.index)
     opened = chunk.open(envelope=True)
-    at = np.array([letter.index for letter in letters])
+    at = np.array([rejection.index for rejection in rejections])
     now = int(time.time() * 1_000_000)
     values = [
         (
-            opened.values[letter.index],
-            letter.kind,
-            letter.reason,
-            letter.schema_id,
-            list(letter.tables),
+            opened.values[rejection.index],
+            rejection.kind,
+            rejection.reason,
+            rejection.schema_id,
+            list(rejection.tables),
             plan.batch,
             now,
         )
-        for letter in letters
+        for rejection in rejections
     ]
-    columns = zip(zip(*values, strict=True), LETTER_COLUMNS, strict=True)
-    rows = pa.table([pa.array(v, column.type) for v, column in columns], schema=LETTER_COLUMNS)
+    columns = zip(zip(*values, strict=True), DEAD_LETTER_COLUMNS, strict=True)
+    rows = pa.table([pa.array(v, column.type) for v, column in columns], schema=DEAD_LETTER_COLUMNS)
     assert opened.keys is not None
     assert opened.headers is not None
     return project_rows(
         rows,
-        plan.letters.shape.arrow,
-        plan.letters.metadata,
+        plan.dead_letters.shape.arrow,
+        plan.dead_letters.metadata,
         partition,
         opened.offsets[at],
         opened.stamps[at],
@@ -551,13 +553,13 @@ def watermark(rows: pa.Table, event_time: str) -> tuple[int, int] | None:
     return (span["min"].value, span["max"].value) if span["min"].is_valid else None
 
 
-def refused(partition: Partition, offsets: Longs, letters: list[Rejection]) -> FrazilError:
+def refused(partition: Partition, offsets: Longs, rejections: list[Rejection]) -> FrazilError:
     """The error that stops the stream if a record is rejected and there is no dead-letter table."""
-    first = min(letters, key=lambda letter: letter.index)
+    first = min(rejections, key=lambda rejection: rejection.index)
     hint = "set [dead_letters] table, and such records go there"
     where = f"{partition} offset {int(offsets[first.index])}"
     if first.kind in ("misfit", "unwritable"):
-        more = f" (and {len(letters) - 1} more of {len(offsets)})" if len(letters) > 1 else ""
+        more = f" (and {len(rejections) - 1} more of {len(offsets)})" if len(rejections) > 1 else ""
         kind = SchemaMismatch if first.kind == "misfit" else Unwritable
         return kind(f"cannot write {where}: {first.reason}{more}", hint=hint)
     if first.kind in ("route", "name"):
@@ -567,7 +569,7 @@ def refused(partition: Partition, offsets: Longs, letters: list[Rejection]) -> F
             hint="add a [[route]] for it, or set [dead_letters] table",
         )
     return undecodable(
-        partition, offsets, [UndecodableRecord(e.index, e.kind, e.reason) for e in letters]
+        partition, offsets, [UndecodableRecord(e.index, e.kind, e.reason) for e in rejections]
     )
 
 

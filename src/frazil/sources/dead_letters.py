@@ -71,10 +71,12 @@ class DeadLetterSelection:
     #: at most this many, ordered by topic, partition and offset
     limit: int | None = None
 
-    def of(self, letters: DataFrame) -> DataFrame:
+    def of(self, dead_letters: DataFrame) -> DataFrame:
         for condition in self._conditions():
-            letters = letters.where(condition)
-        return letters if self.limit is None else letters.orderBy(*_KEY).limit(self.limit)
+            dead_letters = dead_letters.where(condition)
+        if self.limit is None:
+            return dead_letters
+        return dead_letters.orderBy(*_KEY).limit(self.limit)
 
     def _conditions(self) -> Iterator[Column]:
         if self.topics:
@@ -155,7 +157,7 @@ def replaying(config: Config) -> Config:
     )
 
 
-def letters(spark: SparkSession, config: Config) -> DataFrame | None:
+def all_dead_letters(spark: SparkSession, config: Config) -> DataFrame | None:
     """All dead letters; `replayed_at` is null where one waits. None where there is no table yet."""
     catalog = JavaCatalog(spark, config.catalog.name)
     frame = _read(spark, catalog, config.dead_letters.table)
@@ -173,8 +175,8 @@ def letters(spark: SparkSession, config: Config) -> DataFrame | None:
     return frame.join(notes, list(_KEY), "left")
 
 
-def waiting(letters: DataFrame) -> DataFrame:
-    return letters.where("replayed_at IS NULL")
+def waiting(dead_letters: DataFrame) -> DataFrame:
+    return dead_letters.where("replayed_at IS NULL")
 
 
 def _read(spark: SparkSession, catalog: JavaCatalog, name: str) -> DataFrame | None:
@@ -236,7 +238,7 @@ class DeadLetterSource(KafkaSource):
 
     def stream(self, spark: SparkSession, until: Cut | None) -> DataFrame:
         """The waiting dead letters of the selection, in order within each Spark partition."""
-        frame = letters(spark, self._config)
+        frame = all_dead_letters(spark, self._config)
         if frame is None:
             raise ConfigError(f"cannot replay: table {self._config.dead_letters.table} is empty")
         return self._wanted.of(waiting(frame)).select(*READ).sortWithinPartitions(*_KEY)

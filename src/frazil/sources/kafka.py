@@ -40,7 +40,7 @@ from frazil.pipeline.projection import MetadataColumns
 from frazil.pipeline.routing import RoutingRules
 from frazil.pipeline.table_plan import NewTable
 from frazil.pipeline.task import (
-    LETTER_COLUMNS,
+    DEAD_LETTER_COLUMNS,
     BatchPlan,
     EndedRange,
     Handed,
@@ -115,8 +115,8 @@ class KafkaSource:
     def _made_rules(self) -> RoutingRules:
         names = [table.name for table in self._config.tables]
         reserved = [self._config.index_table]
-        if letters := self._config.dead_letters.table:
-            reserved += [letters, replayed(letters)]
+        if table := self._config.dead_letters.table:
+            reserved += [table, replayed(table)]
         reserved += map(deleted_keys_table, self._config.versioned_tables)
         rules = RoutingRules(self._config.routes, names, reserved=reserved)
         for module in rules.travelling:
@@ -168,8 +168,8 @@ class KafkaSource:
 
     @property
     def required(self) -> Mapping[str, pa.Schema]:
-        letters = self._config.dead_letters.table
-        return {letters: LETTER_COLUMNS} if letters else {}
+        table = self._config.dead_letters.table
+        return {table: DEAD_LETTER_COLUMNS} if table else {}
 
     def sample(self, tables: BatchTables) -> Mapping[str, pa.Schema]:
         if self._rules is not None and self._rules.wants_rows:
@@ -251,7 +251,7 @@ class KafkaSource:
 
     def _plan(self, tables: BatchTables) -> BatchPlan:
         plans = dict(tables.plans)
-        letters = plans.pop(self._config.dead_letters.table, None)
+        dead_letters = plans.pop(self._config.dead_letters.table, None)
         if self._rules is not None:
             named = {table.name for table in self._config.tables if "{" not in table.name}
             notes = replayed(self._config.dead_letters.table)
@@ -269,7 +269,7 @@ class KafkaSource:
             parts=parts_of(self._config.sink.max_records_per_trigger, self._parallelism),
             rules=self._rules,
             only=self._config.tables[0].name,
-            letters=letters,
+            dead_letters=dead_letters,
             refused=tables.refused,
             file_prefix=tables.file_prefix,
             batch=tables.number,
@@ -387,12 +387,12 @@ class KafkaSource:
     def _refuse_too_many(self, results: Sequence[RangeResult]) -> None:
         rejected = sum(result.total.rejected for result in results)
         read = rejected + sum(result.total.written + result.total.skipped for result in results)
-        letters = self._config.dead_letters
-        too_large_a_share = rejected >= _FEW and rejected > letters.max_fraction * read
-        if rejected > letters.max_count or too_large_a_share:
+        limits = self._config.dead_letters
+        too_large_a_share = rejected >= _FEW and rejected > limits.max_fraction * read
+        if rejected > limits.max_count or too_large_a_share:
             raise TooManyRejected(
                 f"cannot go on: {rejected} of {read} records of a batch are rejected; "
-                f"[dead_letters] allows {letters.max_fraction:.0%} and {letters.max_count}",
+                f"[dead_letters] allows {limits.max_fraction:.0%} and {limits.max_count}",
                 hint="nothing of the batch was written; mend what sends or reads them, or raise "
                 "max_fraction or max_count",
             )
@@ -483,7 +483,7 @@ def _discard(plan: BatchPlan, outcomes: Sequence[EndedRange | UpsertOutcome]) ->
             for name, some in result.files.items():
                 written.setdefault(name, []).extend(some)
     shapes = {name: table.shape for name, table in plan.tables.items()}
-    for apart in (plan.letters, *plan.deleted_keys_plans):
+    for apart in (plan.dead_letters, *plan.deleted_keys_plans):
         if apart:
             shapes[apart.shape.name] = apart.shape
     for name, files in written.items():
