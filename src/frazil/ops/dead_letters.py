@@ -206,7 +206,7 @@ def look(config: Config, spark: SparkSession, wanted: DeadLetterSelection) -> Re
         return ReplayReport()
     index = JavaCatalog(spark, config.catalog.name).load(config.index_table)
     tables = sink.look(spark, known_tables(index, config.sink.id) if index else ())
-    return source.would(source.stream(spark, None), tables)
+    return source.dry_run(source.stream(spark, None), tables)
 
 
 def _waiting(config: Config, spark: SparkSession, wanted: DeadLetterSelection) -> bool:

@@ -53,6 +53,7 @@ from frazil.pipeline.projection import NO_METADATA, MetadataColumns
 from frazil.retry import Retry
 from frazil.sources.base import (
     BatchRun,
+    BatchSource,
     BatchTables,
     PlannedBatch,
     StreamPosition,
@@ -80,27 +81,19 @@ class DataFrameRun(BatchRun):
     counts: ReadCounts = field(default_factory=dict)
 
 
-class DataFrameSource:
-    upserts = False
-
+class DataFrameSource(BatchSource[DataFrameRun]):
     def __init__(
         self, config: Config, retry: Retry, build: Callable[[SparkSession], DataFrame]
     ) -> None:
         self._config = config
         self._retry = retry
         self._build = build
-        #: of the DataFrame; the metadata columns are among them
-        self.columns: Mapping[str, pa.Schema] = {}
-        self.metadata: MetadataColumns | None = None
         self._temporary = TemporaryView()
         self._row_bytes = 0.0
 
     # ── before anything is claimed ───────────────────────────────────────────────────────────
 
-    def template(self, table: str) -> str:
-        return table
-
-    def look(self, spark: SparkSession, entry: LedgerEntry | None) -> TopicIdentity:
+    def identify(self, spark: SparkSession, entry: LedgerEntry | None) -> TopicIdentity:
         self._spark = spark
         self._frame = self._build(spark)
         table = self._config.tables[0]
@@ -119,6 +112,7 @@ class DataFrameSource:
         self._query = QueryState(self._config.sink, operators(self._frame))
         self._query.refuse_settings()
         columns = _columns(self._frame, table.name)
+        # The columns of the DataFrame; the metadata columns are among them.
         self.columns, self.metadata = {table.name: columns}, _origin_columns(columns, table)
         self._query.refuse_no_checkpoint()
         asked = [(source, planner(source.source, source.options)) for source in self._query.sources]
@@ -127,9 +121,6 @@ class DataFrameSource:
         self._own = [kafka for _, kafka in own]
         self._silent = [kafka for given, kafka in own if not tells(given)]
         return self._origin_now()
-
-    def start(self, position: Cut) -> Cut:
-        return position
 
     def check_resumable(self, reached: Callable[[], StreamPosition]) -> None:
         for left in (2, 1, 0):
@@ -187,9 +178,6 @@ class DataFrameSource:
     def required(self) -> Mapping[str, pa.Schema]:
         return self.columns
 
-    def sample(self, tables: BatchTables) -> Mapping[str, pa.Schema]:
-        return {}  # all columns are known
-
     def _compare(self, position: Cut, epochs: Mapping[Partition, int]) -> None:
         """Raises where our own sources have lost records that were read in these epochs."""
         if epochs:
@@ -213,9 +201,6 @@ class DataFrameSource:
             for topic, numbers in json.loads(source.options.get("assign", "{}")).items():
                 ends = {p: end for p, end in ends.items() if p.topic != topic or p[1] in numbers}
         return Cut(ends)
-
-    def carried(self) -> list[Range]:
-        return []
 
     def close(self) -> None:
         self._temporary.remove()

@@ -44,6 +44,7 @@ from frazil.pipeline.replay import (
 from frazil.pipeline.task import RangeResult
 from frazil.retry import Retry
 from frazil.sources.base import (
+    BatchSource,
     BatchTables,
     PlannedBatch,
     StreamPosition,
@@ -51,7 +52,8 @@ from frazil.sources.base import (
     WriteResult,
     added,
 )
-from frazil.sources.kafka import KafkaRun, KafkaSource
+from frazil.sources.batch_plans import BatchPlans
+from frazil.sources.range_results import KafkaRun
 
 _KEY = (NOTES.topic, NOTES.partition, NOTES.offset)
 
@@ -189,12 +191,9 @@ def _read(spark: SparkSession, catalog: JavaCatalog, name: str) -> DataFrame | N
     return reader.table(f"{catalog.name}.{name}")
 
 
-class DeadLetterSource(KafkaSource):
-    """Like `KafkaSource`, with the same rules and tables; only the records come from the table of
-    dead letters."""
-
-    paced = False
-    upserts = False
+class DeadLetterSource(BatchSource[KafkaRun]):
+    """The rules and tables are those of `KafkaSource`; the records come from the dead-letter
+    table."""
 
     def __init__(
         self,
@@ -206,35 +205,29 @@ class DeadLetterSource(KafkaSource):
         of: Config,
     ) -> None:
         """`config`: of the replaying sink; `of`: of the sink that wrote the dead letters."""
-        super().__init__(config, retry, gathering)
-        self._config = config = of
+        self._config = of
+        self._plans = BatchPlans(replace(of, kafka=config.kafka))
         self._wanted = wanted
-        self._notes = notes_table(config)
+        self._notes = notes_table(of)
         self._known: list[str] = []  # tables that the sink itself has created
         self._number = 0
         self._again: list[ReplayResult] = []
-        self._rules = self._made_rules() if config.routes else None
         self.outcome = ReplayReport()
 
-    def _others(self) -> Iterable[str]:
-        return self._known
+    def template(self, table: str) -> str:
+        return self._plans.template(table)
 
-    def look(self, spark: SparkSession, entry: LedgerEntry | None) -> TopicIdentity:
+    def identify(self, spark: SparkSession, entry: LedgerEntry | None) -> TopicIdentity:
         index = JavaCatalog(spark, self._config.catalog.name).load(self._config.index_table)
         self._known = [*known_tables(index, self._config.sink.id)] if index else []
-        return self._origin
+        return TopicIdentity()
 
     def start(self, position: Cut) -> Cut:
         return Cut({BATCHES: 0, **position})
 
-    def resume(self, reached: StreamPosition, epoch: int) -> None: ...
-
     @property
     def required(self) -> Mapping[str, pa.Schema]:
         return {self._notes: NOTE_COLUMNS}
-
-    def sample(self, tables: BatchTables) -> Mapping[str, pa.Schema]:
-        return {}
 
     def stream(self, spark: SparkSession, until: Cut | None) -> DataFrame:
         """The waiting dead letters of the selection, in order within each Spark partition."""
@@ -243,16 +236,13 @@ class DeadLetterSource(KafkaSource):
             raise ConfigError(f"cannot replay: table {self._config.dead_letters.table} is empty")
         return self._wanted.of(waiting(frame)).select(*READ).sortWithinPartitions(*_KEY)
 
-    def ends(self) -> Cut:
-        return Cut()
-
     def plan(self, frame: DataFrame, batch: int, reached: StreamPosition) -> PlannedBatch | None:
         self._number = reached.cut[BATCHES]
-        self._isolating = False
+        self._plans.begin_batch()
         return PlannedBatch(frame, reached)
 
-    def _run(self, planned: PlannedBatch, tables: BatchTables) -> KafkaRun:
-        return KafkaRun(results=self._replayed(planned.frame, tables))
+    def run(self, plan: PlannedBatch, tables: BatchTables) -> KafkaRun:
+        return self._plans.run(lambda: KafkaRun(results=self._replayed(plan.frame, tables)))
 
     def check(self, plan: PlannedBatch, tables: BatchTables, run: KafkaRun) -> WriteResult | None:
         results, reached = run.results, plan.position
@@ -266,13 +256,13 @@ class DeadLetterSource(KafkaSource):
             end=Cut({**reached.cut, BATCHES: self._number + 1}),
             tables={name: self._of_table(name, results) for name in names},
             total=(total,),
-            origin=self._origin,
+            origin=TopicIdentity(),
             seconds=added([result.seconds for result in results]),
         )
 
-    def would(self, frame: DataFrame, tables: BatchTables) -> ReplayReport:
+    def dry_run(self, frame: DataFrame, tables: BatchTables) -> ReplayReport:
         """A dry run, as far as possible without creating or evolving tables."""
-        results = self._replayed(frame, tables, look=True)
+        results = self._replayed(frame, tables, dry=True)
         self._count(results, sum((result.total for result in results), self._nothing))
         self.outcome.needs = sorted({name for result in results for name in result.needs})
         return self.outcome
@@ -282,15 +272,15 @@ class DeadLetterSource(KafkaSource):
         return RangeCounts(Range(BATCHES, self._number, self._number + 1), 0)
 
     def _replayed(
-        self, frame: DataFrame, tables: BatchTables, look: bool = False
+        self, frame: DataFrame, tables: BatchTables, dry: bool = False
     ) -> list[RangeResult]:
-        plan = self._plan(tables)
+        plan = self._plans.plan(tables, self._known)
         plans = dict(plan.tables)
         notes = plans.pop(self._notes, None)
-        if notes is None and not look:
+        if notes is None and not dry:
             why = tables.refused.get(self._notes, "it is not there")
             raise IdentityMismatch(f"cannot note in table {self._notes} what is replayed: {why}")
-        replay = ReplayPlan(replace(plan, tables=plans), None if look else notes, self._number)
+        replay = ReplayPlan(replace(plan, tables=plans), None if dry else notes, self._number)
         rows = frame.mapInArrow(functools.partial(_tasks, replay), OUTCOMES).collect()
         self._again = sorted(
             (ReplayResult(*values) for row in rows for values in json.loads(row.again)),

@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from frazil.accounting import RangeCounts
@@ -32,13 +31,15 @@ from frazil.ledger.entry import LedgerEntry, OperatorNote
 from frazil.offsets import Cut, Partition, Range, newest_names
 from frazil.retry import Retry
 from frazil.sources.base import (
+    BatchRun,
+    BatchSource,
     BatchTables,
     PlannedBatch,
     StreamPosition,
     TableWriteResult,
     WriteResult,
 )
-from frazil.sources.kafka import KafkaRun, KafkaSource
+from frazil.sources.batch_plans import BatchPlans
 
 EARLIEST, LATEST = "earliest", "latest"
 
@@ -244,10 +245,10 @@ def asked(config: Config, known: TopicIdentity, wanted: WantedPosition) -> Plann
     )
 
 
-class InterventionSource(KafkaSource):
+class InterventionSource(BatchSource[BatchRun]):
     """One batch: the decision alone."""
 
-    paced = False
+    upserts = True
 
     def __init__(
         self,
@@ -260,64 +261,51 @@ class InterventionSource(KafkaSource):
         expected: TopicIdentity | None = None,
     ) -> None:
         """`expected`: topic identity when the operator decided."""
-        super().__init__(config, retry, gathering)
-        if self._config.transform:
+        if config.transform:
             raise ConfigError(
-                f"cannot {wanted.did}: sink {self._config.sink.id} has a [transform], and where "
+                f"cannot {wanted.did}: sink {config.sink.id} has a [transform], and where "
                 "its query stands is Spark's to say",
                 hint="use another sink id",
             )
+        self._config = config
+        self._plans = BatchPlans(config)
         self._wanted = wanted
         self._note = note
         self._expected = expected
         self._epoch = 0
         self.decision = Intervention()
 
-    def look(self, spark: SparkSession, entry: LedgerEntry | None) -> TopicIdentity:
+    def template(self, table: str) -> str:
+        return self._plans.template(table)
+
+    def identify(self, spark: SparkSession, entry: LedgerEntry | None) -> TopicIdentity:
         if entry is None:
             raise ConfigError(
                 f"cannot {self._wanted.did}: sink {self._config.sink.id} has no position yet"
             )
         known = TopicIdentity.of(entry)
-        self._planner = asked(self._config, known, self._wanted)
-        self._origin, _ = self._planner.origin()
-        if self._expected is not None and self._expected != self._origin:
+        now, _ = asked(self._config, known, self._wanted).origin()
+        if self._expected is not None and self._expected != now:
             raise Fatal(
                 f"cannot {self._wanted.did}: topic or cluster changed meanwhile",
                 hint="run it again",
             )
         return TopicIdentity(entry.cluster)  # the claim records nothing new
 
-    def start(self, position: Cut) -> Cut:
-        return position
-
     def resume(self, reached: StreamPosition, epoch: int) -> None:
         self._epoch = epoch
-
-    @property
-    def required(self) -> Mapping[str, pa.Schema]:
-        return {}
-
-    def sample(self, tables: BatchTables) -> Mapping[str, pa.Schema]:
-        return {}
 
     def stream(self, spark: SparkSession, until: Cut | None) -> DataFrame:
         return spark.range(0).toDF("id")
 
-    def ends(self) -> Cut:
-        return Cut()
+    def run(self, plan: PlannedBatch, tables: BatchTables) -> BatchRun:
+        return BatchRun()
 
-    def plan(self, frame: DataFrame, batch: int, reached: StreamPosition) -> PlannedBatch | None:
-        return PlannedBatch(frame, reached)
-
-    def run(self, plan: PlannedBatch, tables: BatchTables) -> KafkaRun:
-        return KafkaRun()
-
-    def check(self, plan: PlannedBatch, tables: BatchTables, run: KafkaRun) -> WriteResult | None:
+    def check(self, plan: PlannedBatch, tables: BatchTables, run: BatchRun) -> WriteResult | None:
         reached, known = plan.position, plan.position.origin
-        self._planner = asked(self._config, known, self._wanted)
-        now, partitions = self._planner.origin()
-        marks = self._planner.watermarks(partitions)
+        planner = asked(self._config, known, self._wanted)
+        now, partitions = planner.origin()
+        marks = planner.watermarks(partitions)
         decision = decide(self._wanted, reached.cut, known, now, marks, str(self._epoch))
         self.decision = decision
         if not decision:
