@@ -20,7 +20,7 @@ from frazil.formats.decoder import RecordFormat
 from frazil.iceberg.schema import iceberg_schema
 from frazil.kafka.record_batch import HEADERS
 from frazil.offsets import BATCHES, Range
-from frazil.pipeline import replay
+from frazil.pipeline import replay, task
 from frazil.pipeline.projection import MetadataColumns
 from frazil.pipeline.replay import NOTE_COLUMNS, NOTES, AllBut, ReplayPlan, ReplayResult
 from frazil.pipeline.routing import RoutingRules
@@ -257,7 +257,7 @@ def test_a_task_holds_few_of_its_letters_in_memory_and_writes_all_of_them(
             del batch
             most = max(most, sum(each() is not None for each in held))
 
-    monkeypatch.setattr(replay, "TableWriter", Torn)
+    monkeypatch.setattr(task, "TableWriter", Torn)
     replaying = Replaying(tmp_path, table(tmp_path, "db.t"))
     [told] = replay.run_all(replaying.replay, batches())
     result = RangeResult.of(json.loads(told.column("result")[0].as_py()))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pyarrow as pa
 
 from frazil.kafka.record_batch import Longs, RawRecords, no_headers
@@ -108,6 +109,13 @@ def among(outer: Longs | None, inner: Longs | None) -> Longs | None:
 def nth(index: Longs | None, i: int) -> int:
     """The i-th of the positions."""
     return i if index is None else int(index[i])
+
+
+def without_offsets(rows: pa.Table, column: str, offsets: Longs) -> pa.Table:
+    """Rows without those of records at these offsets, which are in `column`."""
+    if not len(offsets):
+        return rows
+    return rows.filter(pa.array(~np.isin(rows.column(column).to_numpy(), offsets)))
 
 
 def picked(numbers: Longs, at: Longs | None) -> Longs:

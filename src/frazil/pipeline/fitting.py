@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from frazil.errors import SchemaMismatch
 from frazil.files.partition_values import check as check_partition
 from frazil.formats.decoder import RecordFormat
 from frazil.formats.unavailable_value import Placeholder, placeholder
 from frazil.kafka.record_batch import Longs
-from frazil.pipeline.chunk_result import ChunkWork, Rejection, among, nth, picked
+from frazil.pipeline.chunk_result import ChunkWork, Rejection, among, nth, picked, without_offsets
 from frazil.pipeline.evolution import Aliases, changes, renamed, unmakeable
 from frazil.pipeline.projection import differences, project_rows, too_late, why_too_late
 from frazil.pipeline.routing import Route
@@ -111,11 +110,8 @@ class TableFitter:
         """`keys` without those of records that the table rejects: their old rows stay."""
         rejections = work.result.rejections
         positions = [i for i, rejection in rejections.items() if name in rejection.tables]
-        rejected = (
-            pa.array(work.opened.offsets[positions]) if positions else pa.array([], pa.int64())
-        )
-        offset = self._tables[name].metadata.offset
-        return keys.filter(pc.invert(pc.is_in(keys.column(offset), rejected)))
+        column = self._tables[name].metadata.offset
+        return without_offsets(keys, column, work.opened.offsets[positions])
 
     # ── rows ─────────────────────────────────────────────────────────────────────────────────
 

@@ -9,7 +9,6 @@ the tables that rejected it, it goes to these alone: all others already contain 
 
 from __future__ import annotations
 
-import gc
 import json
 import tempfile
 import time
@@ -21,16 +20,19 @@ import numpy as np
 import pyarrow as pa
 
 from frazil.accounting import RangeCounts
-from frazil.errors import FrazilError, Unavailable, Unwritable, encode_for_spark
-from frazil.files.writer import OpenFiles, TableWriter
-from frazil.formats.decode_result import FramedRecords
+from frazil.errors import Unavailable, Unwritable
 from frazil.formats.schema_registry import ask_again
 from frazil.kafka.record_batch import HEADERS, RawRecords
 from frazil.offsets import BATCHES, Partition, Range
 from frazil.pipeline.chunk import ChunkPipeline
-from frazil.pipeline.chunk_result import ChunkResult, Rejection
-from frazil.pipeline.isolation import IsolatingPipeline, StationFailed, WriteSieve, noticing
-from frazil.pipeline.needs import add_need
+from frazil.pipeline.chunk_result import ChunkResult, Rejection, without_offsets
+from frazil.pipeline.isolation import (
+    IsolatingPipeline,
+    StationFailed,
+    WriteSieve,
+    noticing,
+    part_of,
+)
 from frazil.pipeline.projection import MetadataColumns, project_rows
 from frazil.pipeline.sandbox import UNREAD, ProcessChunk, Sandbox
 from frazil.pipeline.table_plan import TablePlan
@@ -39,7 +41,8 @@ from frazil.pipeline.task import (
     FEARLESS,
     BatchPlan,
     RangeResult,
-    Stopwatch,
+    TaskOutput,
+    in_worker,
     watermark,
 )
 
@@ -108,66 +111,47 @@ def run(
     replay: ReplayPlan, batches: Iterable[pa.RecordBatch], attempt: int = 0
 ) -> tuple[RangeResult, list[ReplayResult]]:
     """Replay all dead letters of one task. The result counts dead letters, and rows per table."""
-    clock = Stopwatch()
     plan = replay.plan
     isolate = IsolatingPipeline if attempt < FEARLESS else Sandbox
     process: ProcessChunk = isolate(ChunkPipeline(plan)).process
-    if plan.isolating:
-        process = _sifted(process, WriteSieve(plan.tables, plan.file_prefix, keep=False))
     output = _ReplayOutput(replay)
     for partition, tables, group in (group for batch in batches for group in _groups(batch)):
-        with clock("decode"):
+        with output.clock("decode"):
             opened = _opened(group)
             if group.column("kind")[0].as_py() == UNREAD:
                 outcomes = _unread(opened)
             else:
                 outcomes = _outcomes_of(process, plan, partition, tables, opened)
-        for name, columns in outcomes.processed.needs.items():
-            add_need(output.needs, name, columns)
-        with clock("write"), noticing():
+        output.add_needs(outcomes.processed)
+        with output.clock("write"), noticing():
             output.write(partition, opened, outcomes)
         output.count(partition, opened, outcomes)
-    with clock("write"), noticing():
-        written = {name: tuple(writer.close()) for name, writer in output.writers.items()}
-    needs = output.needs
-    done = {} if needs else written
-    tallies = output.tallies if done else {}
-    result = RangeResult(output.total, tallies, done, needs, frozenset(), clock.seconds())
-    return result, output.again
+    return output.result(), output.again
 
 
-class _ReplayOutput:
+class _ReplayOutput(TaskOutput):
     """Rows and notes of replayed dead letters, and their counts."""
 
     def __init__(self, replay: ReplayPlan) -> None:
-        self._replay = replay
-        self._files = OpenFiles()
-        self.writers: dict[str, TableWriter] = {}
-        self.tallies: dict[str, RangeCounts] = {}
-        self.needs: dict[str, pa.Schema] = {}
+        batch = Range(BATCHES, replay.number, replay.number + 1)
+        super().__init__(replay.plan, RangeCounts(batch, 0), dry=replay.notes is None)
+        self._notes = replay.notes
         self.again: list[ReplayResult] = []
-        self._nothing = RangeCounts(Range(BATCHES, replay.number, replay.number + 1), 0)
-        self.total = self._nothing
 
     def write(self, partition: Partition, opened: RawRecords, outcomes: _ReplayOutcomes) -> None:
-        plan, notes = self._replay.plan, self._replay.notes
-        for name, shaped in outcomes.processed.rows:
+        plan, notes = self._plan, self._notes
+        rejected = opened.offsets[list(outcomes.again)]
+        for name, rows in outcomes.processed.rows:
             table = plan.tables[name]
-            self._write(table, _without(shaped, table, opened, outcomes.again))
+            self._write(table, without_offsets(rows, table.metadata.offset, rejected))
         if outcomes.tables and notes is not None:
             self._write(notes, _notes(notes, plan.batch, partition, opened, outcomes.tables))
 
     def _write(self, table: TablePlan, rows: pa.Table) -> None:
-        name = table.shape.name
-        if self.needs or self._replay.notes is None or not len(rows):
-            return
-        if name not in self.writers:
-            prefix = self._replay.plan.file_prefix
-            self.writers[name] = TableWriter(table.shape, prefix, self._files)
-        self.writers[name].write(rows)
-        self.tallies[name] = self.tallies.get(name, self._nothing) + replace(
-            self._nothing, written=len(rows), watermark=watermark(rows, table.event_time)
-        )
+        if not self._idle and len(rows):
+            self._put(table, rows)
+            span = watermark(rows, table.event_time)
+            self._add(table.shape.name, written=len(rows), watermark=span)
 
     def count(self, partition: Partition, opened: RawRecords, outcomes: _ReplayOutcomes) -> None:
         self.total += replace(
@@ -230,36 +214,17 @@ def _keeping() -> Iterator[None]:
         raise Unavailable(f"cannot keep dead letters in a temporary file: {error}") from error
 
 
-def _sifted(process: ProcessChunk, sieve: WriteSieve) -> ProcessChunk:
-    def sifted(
-        partition: Partition,
-        opened: RawRecords,
-        framed: FramedRecords | None,
-        below: frozenset[str],
-    ) -> ChunkResult:
-        result = process(partition, opened, framed, below)
-        return result if result.needs else sieve.sift(result, opened, below)
-
-    return sifted
-
-
 def run_all(
     replay: ReplayPlan, batches: Iterable[pa.RecordBatch], attempt: int = 0
 ) -> Iterator[pa.RecordBatch]:
     """Run one task; the function for Spark's `mapInArrow`."""
-    gc.disable()  # see task.run_all
-    gc.freeze()
-    ask_again()
-    try:
+    with in_worker():
+        ask_again()
         with _on_disk(batches) as dead_letters:
             result, again = _run(replay, dead_letters, attempt)
         rejected = [[e.topic, e.partition, e.offset, e.kind, e.reason] for e in again]
         row = {"result": json.dumps(result.values()), "again": json.dumps(rejected)}
         yield pa.RecordBatch.from_pylist([row], schema=_OUTCOMES)
-    except FrazilError as error:
-        raise encode_for_spark(error) from None
-    finally:
-        gc.enable()
 
 
 def _groups(
@@ -316,6 +281,9 @@ def _outcomes_of(
 ) -> _ReplayOutcomes:
     below = AllBut(tables) if tables else frozenset[str]()
     processed = process(partition, opened, None, below)
+    if plan.isolating and not processed.needs:
+        sieve = WriteSieve(plan.tables, plan.file_prefix, keep=False)
+        processed = sieve.sift(processed, opened, below)
     outcomes = _ReplayOutcomes(processed, again=dict(processed.rejections))
     where = {offset: i for i, offset in enumerate(opened.offsets.tolist())}
     for name, rows in processed.rows:
@@ -329,7 +297,7 @@ def _outcomes_of(
     for i in left:
         # Skipped by a rule, or routed to other tables than those that rejected it.
         alone = len(left) > processed.skipped
-        if not alone or process(partition, _one(opened, i), None, below).skipped:
+        if not alone or process(partition, *part_of(opened, None, i, i + 1), below).skipped:
             outcomes.skipped += 1
             outcomes.tables[i] = []
         else:
@@ -341,25 +309,6 @@ def _outcomes_of(
     return outcomes
 
 
-def _one(opened: RawRecords, i: int) -> RawRecords:
-    assert opened.keys is not None
-    assert opened.headers is not None
-    at = slice(i, i + 1)
-    keys, headers = (column.take(pa.array([i])) for column in (opened.keys, opened.headers))
-    return RawRecords(opened.values[at], opened.offsets[at], opened.stamps[at], keys, headers)
-
-
-def _without(
-    rows: pa.Table, table: TablePlan, opened: RawRecords, again: Iterable[int]
-) -> pa.Table:
-    """Rows without those of dead letters that are rejected again."""
-    rejected = opened.offsets[list(again)]
-    if not len(rejected):
-        return rows
-    offsets = rows.column(table.metadata.offset).to_numpy()
-    return rows.filter(pa.array(~np.isin(offsets, rejected)))
-
-
 def _notes(
     table: TablePlan,
     batch: int,
@@ -369,13 +318,8 @@ def _notes(
 ) -> pa.Table:
     index = sorted(tables)
     now = int(time.time() * 1_000_000)
-    columns = [[tables[i] for i in index], [batch] * len(index), [now] * len(index)]
-    rows = pa.table(
-        [
-            pa.array(values, column.type)
-            for values, column in zip(columns, NOTE_COLUMNS, strict=True)
-        ],
-        schema=NOTE_COLUMNS,
+    rows = pa.Table.from_pylist(
+        [{"tables": tables[i], "batch": batch, "replayed_at": now} for i in index], NOTE_COLUMNS
     )
     return project_rows(
         rows,

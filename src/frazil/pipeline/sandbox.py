@@ -40,7 +40,7 @@ from frazil.kafka.record_batch import RawRecords
 from frazil.offsets import Partition
 from frazil.pipeline.chunk import ChunkPipeline
 from frazil.pipeline.chunk_result import ChunkResult, Rejection
-from frazil.pipeline.isolation import IsolatingPipeline, _add, _cut
+from frazil.pipeline.isolation import IsolatingPipeline, add_part, part_of
 from frazil.pipeline.routing import NoRoute, Route
 
 #: Time limits of a child in seconds: to start, and for each answer.
@@ -96,8 +96,8 @@ def around(
     borders = [-1, *sorted(bad), len(opened.offsets)]
     for before, behind in itertools.pairwise(borders):
         if behind - before > 1:
-            part, _ = _cut(opened, None, before + 1, behind)
-            _add(whole, process(partition, part, None, frozenset()), before + 1)
+            part, _ = part_of(opened, None, before + 1, behind)
+            add_part(whole, process(partition, part, None, frozenset()), before + 1)
     tables = way.tables if isinstance(way, Route) else None
     if tables == ():
         whole.skipped += len(bad)  # a rule skips the whole topic

@@ -205,9 +205,8 @@ def run(
     Changes of upsert tables are not written but added to `changes`. They count as merged until the
     last record of each key is known.
     """
-    clock = Stopwatch()
-    reading = _RangeInput(plan, wanted.partition, attempt, clock)
-    output = _RangeOutput(plan, wanted, below, dry, changes, clock)
+    output = _RangeOutput(plan, wanted, below, dry, changes)
+    reading = _RangeInput(plan, wanted.partition, attempt, output.clock)
     leader = -1
     chunks = fetch(
         plan.kafka, wanted, patience=plan.patience, client=plan.client, envelope=plan.envelope
@@ -224,7 +223,7 @@ def run(
         output.count(chunk, opened, result, rejections)
     if output.total.range != wanted:
         raise AccountingError(f"cannot finish {wanted}: the reader reached {output.total.range}")
-    return output.result(leader)
+    return output.range_result(leader)
 
 
 class _RangeInput:
@@ -269,32 +268,20 @@ class _RangeInput:
         return None
 
 
-class _RangeOutput:
-    """The last steps of a range: write rows and dead letters, and count every record."""
+class TaskOutput:
+    """Data files and counts of one task: a range, or a replay of dead letters."""
 
-    def __init__(
-        self,
-        plan: BatchPlan,
-        wanted: Range,
-        below: frozenset[str],
-        dry: bool,
-        changes: dict[str, KeyChanges] | None,
-        clock: Stopwatch,
-    ) -> None:
+    def __init__(self, plan: BatchPlan, nothing: RangeCounts, dry: bool) -> None:
+        """`nothing`: the counts of no record. `dry`: nothing is written."""
         self._plan = plan
-        self._partition = wanted.partition
-        self._below = below
+        self._nothing = nothing
         self._dry = dry
-        self._changes = changes
-        self._clock = clock
-        self._sieve = WriteSieve(plan.tables, plan.file_prefix) if plan.isolating else None
+        self.clock = Stopwatch()
         self._files = OpenFiles()
         self._writers: dict[str, TableWriter] = {}
-        self._nothing = RangeCounts(Range(wanted.partition, wanted.start, wanted.start), 0)
-        self.total = self._nothing
+        self.total = nothing
         self._tallies: dict[str, RangeCounts] = {}
         self._needs: dict[str, pa.Schema] = {}
-        self._rejected: dict[str, tuple[int, str]] = {}
 
     @property
     def _idle(self) -> bool:
@@ -305,16 +292,54 @@ class _RangeOutput:
         for name, columns in result.needs.items():
             add_need(self._needs, name, columns)
 
+    def _put(self, table: TablePlan, rows: pa.Table) -> None:
+        name = table.shape.name
+        if name not in self._writers:
+            self._writers[name] = TableWriter(table.shape, self._plan.file_prefix, self._files)
+        self._writers[name].write(rows)
+
+    def _add(self, name: str, **counts: object) -> None:
+        known = self._tallies.get(name, self._nothing)
+        self._tallies[name] = known + replace(self._nothing, **counts)  # type: ignore[arg-type]
+
+    def result(self) -> RangeResult:
+        """Close all files. If tables are missing, the files and their counts are left out."""
+        with self.clock("write"), noticing():
+            files = {name: tuple(writer.close()) for name, writer in self._writers.items()}
+        needs, seconds = self._needs, self.clock.seconds()
+        tallies = {} if needs else self._tallies
+        return RangeResult(self.total, tallies, {} if needs else files, needs, frozenset(), seconds)
+
+
+class _RangeOutput(TaskOutput):
+    """The last steps of a range: write rows and dead letters, and count every record."""
+
+    def __init__(
+        self,
+        plan: BatchPlan,
+        wanted: Range,
+        below: frozenset[str],
+        dry: bool,
+        changes: dict[str, KeyChanges] | None,
+    ) -> None:
+        start = Range(wanted.partition, wanted.start, wanted.start)
+        super().__init__(plan, RangeCounts(start, 0), dry)
+        self._partition = wanted.partition
+        self._below = below
+        self._changes = changes
+        self._sieve = WriteSieve(plan.tables, plan.file_prefix) if plan.isolating else None
+        self._rejected: dict[str, tuple[int, str]] = {}
+
     def sifted(self, result: ChunkResult, opened: RawRecords) -> ChunkResult:
         """The outcome of a chunk; in isolation, records that cannot be written are rejected."""
         if self._sieve is None or self._idle:
             return result
-        with self._clock("write"), noticing():
+        with self.clock("write"), noticing():
             return self._sieve.sift(result, opened, self._below)
 
     def write(self, chunk: FetchedChunk, result: ChunkResult, rejections: list[Rejection]) -> None:
         plan = self._plan
-        with self._clock("write"), noticing():
+        with self.clock("write"), noticing():
             for name, rows in result.rows:
                 self._write(name, plan.tables[name], rows)
             for name, keys in result.gone if not self._idle else ():
@@ -341,9 +366,7 @@ class _RangeOutput:
             self._add(name, merged=len(rows), watermark=span)
             return
         if self._sieve is None:
-            if name not in self._writers:
-                self._writers[name] = TableWriter(table.shape, self._plan.file_prefix, self._files)
-            self._writers[name].write(rows)
+            self._put(table, rows)
         elif table is self._plan.dead_letters:
             self._sieve.put(table, rows)
         self._add(name, written=len(rows), watermark=span)
@@ -358,10 +381,6 @@ class _RangeOutput:
     def _gathered(self, name: str) -> KeyChanges:
         assert self._changes is not None
         return self._changes.setdefault(name, KeyChanges())
-
-    def _add(self, name: str, **counts: object) -> None:
-        known = self._tallies.get(name, self._nothing)
-        self._tallies[name] = known + replace(self._nothing, **counts)  # type: ignore[arg-type]
 
     def count(
         self,
@@ -389,24 +408,15 @@ class _RangeOutput:
             seen=(int(offsets[0]), int(offsets[-1])) if len(offsets) else None,
         )
 
-    def result(self, leader: int) -> RangeResult:
+    def range_result(self, leader: int) -> RangeResult:
         """Close all files. `leader`: the leader epoch of the last chunk."""
-        with self._clock("write"), noticing():
-            written = {name: tuple(writer.close()) for name, writer in self._writers.items()}
+        done = replace(self.result(), below=self._below)
+        if done.needs:
+            return done
         if self._sieve is not None:
-            written = {name: tuple(files) for name, files in self._sieve.files.items()}
-        if self._needs:
-            return RangeResult(self.total, {}, {}, self._needs, self._below, self._clock.seconds())
-        return RangeResult(
-            self.total,
-            {name: for_table(self.total, tally) for name, tally in self._tallies.items()},
-            written,
-            {},
-            self._below,
-            self._clock.seconds(),
-            leader,
-            self._rejected,
-        )
+            done = replace(done, files={n: tuple(files) for n, files in self._sieve.files.items()})
+        tallies = {name: for_table(self.total, tally) for name, tally in done.tallies.items()}
+        return replace(done, tallies=tallies, leader=leader, rejected=self._rejected)
 
 
 def _dead_letter_rows(
@@ -418,20 +428,21 @@ def _dead_letter_rows(
     opened = chunk.open(envelope=True)
     at = np.array([rejection.index for rejection in rejections])
     now = int(time.time() * 1_000_000)
-    values = [
-        (
-            opened.values[rejection.index],
-            rejection.kind,
-            rejection.reason,
-            rejection.schema_id,
-            list(rejection.tables),
-            plan.batch,
-            now,
-        )
-        for rejection in rejections
-    ]
-    columns = zip(zip(*values, strict=True), DEAD_LETTER_COLUMNS, strict=True)
-    rows = pa.table([pa.array(v, column.type) for v, column in columns], schema=DEAD_LETTER_COLUMNS)
+    rows = pa.Table.from_pylist(
+        [
+            {
+                "value": opened.values[rejection.index],
+                "kind": rejection.kind,
+                "message": rejection.reason,
+                "schema_id": rejection.schema_id,
+                "tables": list(rejection.tables),
+                "batch": plan.batch,
+                "rejected_at": now,
+            }
+            for rejection in rejections
+        ],
+        DEAD_LETTER_COLUMNS,
+    )
     assert opened.keys is not None
     assert opened.headers is not None
     return project_rows(
@@ -470,11 +481,7 @@ Handed = tuple[int, EndedRange | UpsertOutcome | ShuffleBlock]
 
 def run_all(plan: BatchPlan, ranges: Iterable[Range], attempt: int = 0) -> Iterator[Handed]:
     """Run the ranges of one task."""
-    # Spark runs the garbage collector after every task. With a thousand modules loaded that takes
-    # longer than a small task, so all present objects are frozen.
-    gc.disable()
-    gc.freeze()
-    try:
+    with in_worker():
         for wanted in ranges:
             results, applied, changes = _range(plan, wanted, attempt)
             for name, key_changes in changes.items():
@@ -482,6 +489,17 @@ def run_all(plan: BatchPlan, ranges: Iterable[Range], attempt: int = 0) -> Itera
             for outcome in applied:
                 yield 0, outcome
             yield 0, EndedRange(wanted, results)
+
+
+@contextmanager
+def in_worker() -> Iterator[None]:
+    """A task in a Python worker of Spark: errors are encoded for Spark, and the garbage collector
+    is off. Spark runs it after every task. With a thousand modules loaded that takes longer than a
+    small task, so all present objects are frozen."""
+    gc.disable()
+    gc.freeze()
+    try:
+        yield
     except FrazilError as error:
         raise encode_for_spark(error) from None
     finally:

@@ -8,7 +8,6 @@ in them. `write_all`: the rows of any DataFrame in, data files out, with the off
 from __future__ import annotations
 
 import base64
-import gc
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from frazil.arrow.cast import project
-from frazil.errors import AccountingError, FrazilError, Unwritable, encode_for_spark
+from frazil.errors import AccountingError, Unwritable
 from frazil.files.writer import DataFileDescriptor, TableWriter, WriterSpec
 from frazil.formats.decode_result import UndecodableRecord
 from frazil.formats.decoder import Decoder, RecordFormat
@@ -38,7 +37,7 @@ from frazil.pipeline.projection import (
     why_too_late,
 )
 from frazil.pipeline.sandbox import UNREAD
-from frazil.pipeline.task import Stopwatch, undecodable, watermark
+from frazil.pipeline.task import Stopwatch, in_worker, undecodable, watermark
 
 #: Spark's batches are small: rows are collected up to these limits and then written.
 GATHER_ROWS, GATHER_BYTES = 65_536, 32 * 1024**2
@@ -187,17 +186,11 @@ def read_all(
     plan: ReadPlan, tell: Callable[[ReadCounts], None], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """For Spark's `mapInArrow`: rows of ranges in, rows of records out."""
-    gc.disable()  # as in `task.run_all`
-    gc.freeze()
-    try:
+    with in_worker():
         for batch in batches:
             for row in batch.to_pylist():
                 wanted = Range(Partition(row["topic"], row["partition"]), row["start"], row["end"])
                 yield from read(plan, wanted, tell)
-    except FrazilError as error:
-        raise encode_for_spark(error) from None
-    finally:
-        gc.enable()
 
 
 # ── writing ──────────────────────────────────────────────────────────────────────────────────────
@@ -277,14 +270,8 @@ def write_all(
     names, where those of the batches are placeholders."""
     if names:
         batches = (batch.rename_columns(list(names)) for batch in batches)
-    gc.disable()
-    gc.freeze()
-    try:
+    with in_worker():
         outcome = write(plan, batches)
-    except FrazilError as error:
-        raise encode_for_spark(error) from None
-    finally:
-        gc.enable()
     yield pa.RecordBatch.from_pylist([{"outcome": outcome.dump()}], schema=_OUTCOMES)
 
 
