@@ -14,10 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from frazil.config.model import Config
 from frazil.config.sections import RouteConfig, TableConfig
 from frazil.files.writer import TableWriter, WriterSpec
 from frazil.formats.decoder import RecordFormat
 from frazil.iceberg.schema import iceberg_schema
+from frazil.kafka.range_source import BatchGathering
 from frazil.kafka.record_batch import HEADERS
 from frazil.offsets import BATCHES, Range
 from frazil.pipeline import replay, task
@@ -32,6 +34,8 @@ from frazil.pipeline.task import (
     BatchPlan,
     RangeResult,
 )
+from frazil.retry import Retry
+from frazil.sources.dead_letters import DeadLetterSelection, DeadLetterSource, replaying
 
 METADATA = MetadataColumns("_topic", "_topic_partition", "_offset", "_timestamp")
 ID = pa.field("id", pa.int64())
@@ -294,3 +298,23 @@ def test_what_is_read_of_a_letter_is_there():
     assert set(replay.READ) <= columns
     assert set(replay.READ) == set(HANDED.names)
     assert HEADERS.value_type.num_fields == 2
+
+
+def test_a_replay_needs_no_settings_of_kafka():
+    """Neither their secrets nor their servers: its records come from a table."""
+    config = Config(
+        {"id": "orders", "topics": ["t"]},
+        {"bootstrap.servers": "env:FRAZIL_TEST_THAT_NOBODY_SETS"},
+        [{"name": "db.t"}],
+        dead_letters={"table": "db.dead"},
+        decode={"format": "json"},
+    )
+    source = DeadLetterSource(
+        replaying(config),
+        Retry(0.0, lambda: True),
+        BatchGathering(0.0),
+        wanted=DeadLetterSelection(),
+        of=config,
+    )
+    assert source.template("db.t") == "db.t"
+    assert list(source.required) == ["db.dead_replayed"]

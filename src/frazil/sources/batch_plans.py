@@ -6,7 +6,7 @@ plans here, and run a batch again here after a failure that a second run can men
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from pyspark import cloudpickle
@@ -28,9 +28,10 @@ from frazil.sources.range_results import KafkaRun, missing_tables
 class BatchPlans:
     """Makes the plans of one run's batches."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, kafka: Mapping[str, str]) -> None:
+        """`kafka`: settings with which tasks fetch records; empty if they fetch none."""
         self._config = config
-        self._kafka = config.kafka.resolved()
+        self._kafka = kafka
         self._format = schema_sample.format_of(config)
         self._key_format = schema_sample.key_format_of(config)
         self.rules = _routing_rules(config) if config.routes else None

@@ -206,7 +206,7 @@ class DeadLetterSource(BatchSource[KafkaRun]):
     ) -> None:
         """`config`: of the replaying sink; `of`: of the sink that wrote the dead letters."""
         self._config = of
-        self._plans = BatchPlans(replace(of, kafka=config.kafka))
+        self._plans = BatchPlans(of, kafka={})
         self._wanted = wanted
         self._notes = notes_table(of)
         self._known: list[str] = []  # tables that the sink itself has created

@@ -268,7 +268,7 @@ class InterventionSource(BatchSource[BatchRun]):
                 hint="use another sink id",
             )
         self._config = config
-        self._plans = BatchPlans(config)
+        self._plans = BatchPlans(config, config.kafka.resolved())
         self._wanted = wanted
         self._note = note
         self._expected = expected

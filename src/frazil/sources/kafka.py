@@ -41,7 +41,8 @@ class KafkaSource(BatchSource[KafkaRun]):
         self._config = config
         self._retry = retry
         self._gathering = gathering
-        self._plans = BatchPlans(config)
+        self._kafka = config.kafka.resolved()
+        self._plans = BatchPlans(config, self._kafka)
         self._tasks = RangeTasks(config)
         #: of batches without a visible record
         self._carried: list[RangeResult] = []
@@ -60,7 +61,7 @@ class KafkaSource(BatchSource[KafkaRun]):
 
     def identify(self, spark: SparkSession, entry: LedgerEntry | None) -> TopicIdentity:
         self._planner = Planner(
-            self._config.kafka.resolved(),
+            self._kafka,
             topics=self._config.sink.topics,
             pattern=self._config.sink.topic_pattern,
             origin=TopicIdentity.of(entry) if entry else TopicIdentity(),
