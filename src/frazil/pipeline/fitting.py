@@ -201,13 +201,13 @@ class TableFitter:
     ) -> tuple[pa.Table, Longs | None]:
         """Reject records that would overwrite a value of an upsert table with Debezium's
         placeholder, in the envelope or flattened. Other tables write the placeholder as sent."""
-        look = placeholder(self._plan.format.unavailable)
-        if look is None or self._mode(name) != UPSERT:
+        value = placeholder(self._plan.format.unavailable)
+        if value is None or self._mode(name) != UPSERT:
             return rows, at
         bad = np.zeros(len(rows), bool)
-        for column, mask in look.in_columns(rows).items():
+        for column, mask in value.in_columns(rows).items():
             for i in np.flatnonzero(mask & ~bad).tolist():
-                reason = not_carried(name, column, look)
+                reason = not_carried(name, column, value)
                 work.result.reject(Rejection(nth(at, i), UNAVAILABLE, reason, (name,), schema_id))
             bad |= mask
         if not bad.any():
@@ -249,11 +249,11 @@ def with_op(rows: pa.Table, op: str) -> pa.Table:
     return rows.set_column(at, OP, rows.column("_op").cast(OP.type).fill_null(op))
 
 
-def not_carried(name: str, column: str, look: Placeholder) -> str:
+def not_carried(name: str, column: str, value: Placeholder) -> str:
     return (
         f"cannot apply a change to {name}: it does not carry the value of column {column!r}; found "
-        f"Debezium's placeholder {look.text[:64]!a}. Let the database send whole rows (PostgreSQL: "
-        "REPLICA IDENTITY FULL), or Debezium select the column again (ReselectColumns)"
+        f"Debezium's placeholder {value.text[:64]!a}. Let the database send whole rows "
+        "(PostgreSQL: REPLICA IDENTITY FULL), or Debezium select the column again (ReselectColumns)"
     )
 
 

@@ -48,7 +48,7 @@ class JsonRecords(TableFitter):
         """Process one chunk."""
         values = work.opened.values
         present: Longs | None = None
-        looked = None
+        with_field = None
         if self._changes(work):  # a tombstone repeats the delete event before it
             present = np.flatnonzero([value is not None for value in values])
             work.result.skipped += len(values) - len(present)
@@ -58,9 +58,11 @@ class JsonRecords(TableFitter):
             assert self._rules is not None
             texts = values if present is None else [values[i] for i in present.tolist()]
             rows = peek(texts, self._rules.fields)
-            looked = np.zeros(len(values), bool)  # where a rule found one of its fields
+            with_field = np.zeros(len(values), bool)  # where a rule found one of its fields
             for column in rows.columns:
-                looked[slice(None) if present is None else present] |= column.is_valid().to_numpy()
+                with_field[slice(None) if present is None else present] |= (
+                    column.is_valid().to_numpy()
+                )
             if self._rules.wants_rows:
                 rows = rows.append_column("value", pa.array(texts, pa.large_binary()))
             routes = self._sorted(work, rows, present)
@@ -69,7 +71,7 @@ class JsonRecords(TableFitter):
             at = share.index
             texts = values if at is None else [values[i] for i in at.tolist()]
             if not share.tables:
-                self._skip_json(work, texts, at, None if way else looked)
+                self._skip_json(work, texts, at, None if way else with_field)
                 continue
             if share.envelope:
                 self._changes_json(work, share, texts, at)
@@ -98,21 +100,21 @@ class JsonRecords(TableFitter):
             self._json_into(work, name, rows, where, gone)
 
     def _skip_json(
-        self, work: ChunkWork, values: Sequence[bytes | None], at: Longs | None, looked: Any
+        self, work: ChunkWork, values: Sequence[bytes | None], at: Longs | None, with_field: Any
     ) -> None:
         """Skip values by a rule. A value in which the rules found no field is rejected if it is
         not valid JSON."""
         work.result.skipped += len(values)
-        if looked is None:
+        if with_field is None:
             return
         where = np.arange(len(values)) if at is None else at
-        blind = np.flatnonzero(~looked[where]).tolist()
-        _, broken = Decoder(self._plan.format, pa.schema([])).decode([values[i] for i in blind])
+        without = np.flatnonzero(~with_field[where]).tolist()
+        _, broken = Decoder(self._plan.format, pa.schema([])).decode([values[i] for i in without])
         for record in broken:
             if record.kind != "shape":
                 work.result.skipped -= 1
                 work.result.reject(
-                    Rejection(int(where[blind[record.index]]), record.kind, record.reason)
+                    Rejection(int(where[without[record.index]]), record.kind, record.reason)
                 )
 
     def _moved_json(
@@ -288,9 +290,9 @@ class JsonRecords(TableFitter):
     def _refuse_placeholder(self, name: str, kind: dict[str, Any]) -> None:
         """Reject the placeholder of an hstore, an object with the placeholder as a key: a column
         of that name must not be created."""
-        look = placeholder(self._plan.format.unavailable)
-        if look is not None and (column := json_inference.holder(kind, look.text)):
-            raise UnexpectedJson(UNAVAILABLE, not_carried(name, column, look))
+        value = placeholder(self._plan.format.unavailable)
+        if value is not None and (column := json_inference.holder(kind, value.text)):
+            raise UnexpectedJson(UNAVAILABLE, not_carried(name, column, value))
 
     def _unchangeable(self, name: str, plan: TablePlan | None, kind: dict[str, Any]) -> str:
         """Why the table cannot be created or changed as one record needs it; empty: it can."""

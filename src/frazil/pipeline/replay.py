@@ -52,7 +52,7 @@ READ = (*(column.name for column in DEAD_LETTER_METADATA.fields), "value", "kind
 OUTCOMES = "result string, again string"
 _OUTCOMES = pa.schema([("result", pa.string()), ("again", pa.string())])
 #: Dead letters rejected again that each task reports with their reason, at most.
-TOLD = 20
+MOST_REPORTED = 20
 
 #: The note of a replayed dead letter: its tables (none: a rule skips it now), and the time.
 NOTES = MetadataColumns("topic", "partition", "offset", "timestamp")
@@ -162,7 +162,7 @@ class _ReplayOutput(TaskOutput):
         )
         self.again += [
             ReplayResult(*partition, int(opened.offsets[i]), rejection.kind, rejection.reason)
-            for i, rejection in sorted(outcomes.again.items())[: TOLD - len(self.again)]
+            for i, rejection in sorted(outcomes.again.items())[: MOST_REPORTED - len(self.again)]
         ]
 
 

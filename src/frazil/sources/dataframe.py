@@ -64,7 +64,7 @@ from frazil.sources.base import (
 )
 from frazil.sources.query_state import QueryState, offsets_of, offsets_text
 from frazil.spark.checkpoint import Checkpoint, SourceOffsets, began
-from frazil.spark.read import FRAZIL, planner, tells, told
+from frazil.spark.read import FRAZIL, planner, reported_counts, reports_counts
 from frazil.spark.tasks import OUTCOMES, ReadCounts, WriteOutcome, WritePlan, write_all
 
 #: Rows per batch that Spark hands to Python: the number while their size is unknown, the most, and
@@ -119,7 +119,7 @@ class DataFrameSource(BatchSource[DataFrameRun]):
         self._planners = [kafka for _, kafka in asked if kafka is not None]
         own = [(read.options, kafka) for read, kafka in asked if kafka and read.source in FRAZIL]
         self._own = [kafka for _, kafka in own]
-        self._silent = [kafka for given, kafka in own if not tells(given)]
+        self._silent = [kafka for given, kafka in own if not reports_counts(given)]
         return self._origin_now()
 
     def check_resumable(self, reached: Callable[[], StreamPosition]) -> None:
@@ -250,10 +250,10 @@ class DataFrameSource(BatchSource[DataFrameRun]):
             else "",
             file_prefix=tables.file_prefix,
         )
-        counts_before = [told(given) for given in self._query.reads]
+        counts_before = [reported_counts(given) for given in self._query.reads]
         led_before = self._led(plan.ranges)
         outcomes = self._run(plan.frame, write_plan)
-        counts = [told(given) for given in self._query.reads]
+        counts = [reported_counts(given) for given in self._query.reads]
         leaders = steady(led_before, self._led(plan.ranges))
         leaders |= read_leader_epochs(plan.ranges, counts_before, counts)
         every = {key: value for read in counts for key, value in read.items()}

@@ -32,11 +32,11 @@ from frazil.ledger.entry import LedgerEntry
 from frazil.ledger.sink_state import REPLAY, known_tables
 from frazil.offsets import BATCHES, Cut, Range
 from frazil.pipeline.replay import (
+    MOST_REPORTED,
     NOTE_COLUMNS,
     NOTES,
     OUTCOMES,
     READ,
-    TOLD,
     ReplayPlan,
     ReplayResult,
     run_all,
@@ -285,7 +285,7 @@ class DeadLetterSource(BatchSource[KafkaRun]):
         self._again = sorted(
             (ReplayResult(*values) for row in rows for values in json.loads(row.again)),
             key=lambda result: (result.topic, result.partition, result.offset),
-        )[:TOLD]
+        )[:MOST_REPORTED]
         return [RangeResult.of(json.loads(row.result)) for row in rows]
 
     def _of_table(self, name: str, ordered: Sequence[RangeResult]) -> TableWriteResult:

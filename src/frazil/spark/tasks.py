@@ -1,7 +1,7 @@
 """Between our columns and the rows of Spark's DataFrames. Runs on executors.
 
 `read_all`: offset ranges in, decoded records out as Arrow batches, in types that Spark has. The
-counts of each range are reported beside the rows (`tell`), because a later filter leaves no trace
+counts of each range are reported beside the rows (`report`), because a later filter leaves no trace
 in them. `write_all`: the rows of any DataFrame in, data files out, with the offsets they carry.
 """
 
@@ -122,7 +122,7 @@ def _present(column: Any, kind: pa.DataType) -> Any:
 
 
 def read(
-    plan: ReadPlan, wanted: Range, tell: Callable[[ReadCounts], None]
+    plan: ReadPlan, wanted: Range, report: Callable[[ReadCounts], None]
 ) -> Iterator[pa.RecordBatch]:
     """All records of one range, or an error."""
     target = plan.target
@@ -175,7 +175,7 @@ def read(
     if reached != wanted.end:
         raise AccountingError(f"cannot finish {wanted}: the reader reached {reached}")
     counts = delivered, len(wanted) - delivered, (epoch,)
-    tell({(*wanted.partition, wanted.start, wanted.end): counts})
+    report({(*wanted.partition, wanted.start, wanted.end): counts})
 
 
 def _at(column: pa.Array | None, index: Longs | None) -> pa.Array | None:
@@ -183,14 +183,14 @@ def _at(column: pa.Array | None, index: Longs | None) -> pa.Array | None:
 
 
 def read_all(
-    plan: ReadPlan, tell: Callable[[ReadCounts], None], batches: Iterable[pa.RecordBatch]
+    plan: ReadPlan, report: Callable[[ReadCounts], None], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """For Spark's `mapInArrow`: rows of ranges in, rows of records out."""
     with in_worker():
         for batch in batches:
             for row in batch.to_pylist():
                 wanted = Range(Partition(row["topic"], row["partition"]), row["start"], row["end"])
-                yield from read(plan, wanted, tell)
+                yield from read(plan, wanted, report)
 
 
 # ── writing ──────────────────────────────────────────────────────────────────────────────────────
@@ -283,7 +283,7 @@ def write(plan: WritePlan, batches: Iterable[pa.RecordBatch]) -> WriteOutcome:
     count = size = 0
     low, high = [], []
     for given in _gathered(batches):
-        with clock("write"), _told(plan, carried):
+        with clock("write"), _explaining(plan, carried):
             size += given.nbytes
             count += len(given)
             rows = fitted(given, _as_given(target, given.schema), f"to table {plan.table.name}")
@@ -292,7 +292,7 @@ def write(plan: WritePlan, batches: Iterable[pa.RecordBatch]) -> WriteOutcome:
             if span := watermark(rows, plan.event_time):
                 low.append(span[0])
                 high.append(span[1])
-    with clock("write"), _told(plan, carried):
+    with clock("write"), _explaining(plan, carried):
         files = tuple(writer.close())
     span = (min(low), max(high)) if low else None
     return WriteOutcome(
@@ -301,7 +301,7 @@ def write(plan: WritePlan, batches: Iterable[pa.RecordBatch]) -> WriteOutcome:
 
 
 @contextmanager
-def _told(plan: WritePlan, carried: _CarriedColumns) -> Iterator[None]:
+def _explaining(plan: WritePlan, carried: _CarriedColumns) -> Iterator[None]:
     """Raises unforeseen failures with the table and, where the rows carry them, their offsets."""
     try:
         with noticing():
