@@ -204,7 +204,7 @@ class JsonRecords(TableFitter):
         if misshapen and plan.aliases:
             misshapen = self._by_old_names(work, name, plan, values, misshapen, at)
         later = set[int]()
-        if plan.evolution == "evolve" and name not in self._refused:
+        if misshapen and plan.evolution == "evolve" and name not in self._refused:
             named = ((i, values[i]) for i in misshapen)
             later, misfits = self._learn(work, name, plan, named)
             reasons |= misfits
