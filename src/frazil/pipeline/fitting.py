@@ -201,8 +201,10 @@ class TableFitter:
     ) -> tuple[pa.Table, Longs | None]:
         """Reject records that would overwrite a value of an upsert table with Debezium's
         placeholder, in the envelope or flattened. Other tables write the placeholder as sent."""
+        if self._mode(name) != UPSERT:
+            return rows, at
         value = placeholder(self._plan.format.unavailable)
-        if value is None or self._mode(name) != UPSERT:
+        if value is None:
             return rows, at
         bad = np.zeros(len(rows), bool)
         for column, mask in value.in_columns(rows).items():

@@ -21,7 +21,7 @@ from frazil.pipeline.routing import RoutingRules
 from frazil.pipeline.table_plan import NewTable
 from frazil.pipeline.task import BatchPlan
 from frazil.pipeline.upsert import parts_of
-from frazil.sources.base import BatchTables
+from frazil.sources.base import BatchTables, PlannedBatch
 from frazil.sources.range_results import KafkaRun, missing_tables
 
 
@@ -37,15 +37,12 @@ class BatchPlans:
         self.rules = _routing_rules(config) if config.routes else None
         #: number of tasks that Spark runs at once
         self.parallelism = 1
-        #: rows of the batch in progress could not be written together
-        self._isolating = False
+        #: the batch whose rows could not be written together
+        self._isolated: PlannedBatch | None = None
 
     def template(self, table: str) -> str:
         """The `[[table]]` that a table was created from."""
         return self.rules.template(table) if self.rules else table
-
-    def begin_batch(self) -> None:
-        self._isolating = False
 
     def plan(self, tables: BatchTables, others: Iterable[str] = ()) -> BatchPlan:
         """`others`: tables named by the data that are not among `tables`."""
@@ -74,18 +71,24 @@ class BatchPlans:
             batch=tables.number,
             patience=duration(config.sink.unavailable_timeout),
             client=config.sink.kafka_client == "librdkafka",
-            isolating=self._isolating,
         )
 
-    def run(self, tasks: Callable[[], KafkaRun]) -> KafkaRun:
+    def run(
+        self,
+        planned: PlannedBatch,
+        tables: BatchTables,
+        tasks: Callable[[BatchPlan], KafkaRun],
+        others: Iterable[str] = (),
+    ) -> KafkaRun:
         """The results of a batch's tasks; or the request to run it again: in isolation, to find
         records that cannot be written, or with the current files of a table."""
+        isolating = self._isolated is planned
         try:
-            done = tasks()
+            done = tasks(replace(self.plan(tables, others), isolating=isolating))
         except FAILED as error:
             failure = from_traceback(str(error))
-            if isinstance(failure, Unwritable) and not self._isolating:
-                self._isolating = True
+            if isinstance(failure, Unwritable) and not isolating:
+                self._isolated = planned
             elif not isinstance(failure, Conflict):
                 raise
             # On a conflict a file with versions of keys is gone; other files have its rows.

@@ -41,7 +41,7 @@ from frazil.pipeline.replay import (
     ReplayResult,
     run_all,
 )
-from frazil.pipeline.task import RangeResult
+from frazil.pipeline.task import BatchPlan, RangeResult
 from frazil.retry import Retry
 from frazil.sources.base import (
     BatchSource,
@@ -238,11 +238,15 @@ class DeadLetterSource(BatchSource[KafkaRun]):
 
     def plan(self, frame: DataFrame, batch: int, reached: StreamPosition) -> PlannedBatch | None:
         self._number = reached.cut[BATCHES]
-        self._plans.begin_batch()
         return PlannedBatch(frame, reached)
 
     def run(self, plan: PlannedBatch, tables: BatchTables) -> KafkaRun:
-        return self._plans.run(lambda: KafkaRun(results=self._replayed(plan.frame, tables)))
+        return self._plans.run(
+            plan,
+            tables,
+            lambda batch: KafkaRun(results=self._replayed(plan.frame, tables, batch)),
+            self._known,
+        )
 
     def check(self, plan: PlannedBatch, tables: BatchTables, run: KafkaRun) -> WriteResult | None:
         results, reached = run.results, plan.position
@@ -262,7 +266,8 @@ class DeadLetterSource(BatchSource[KafkaRun]):
 
     def dry_run(self, frame: DataFrame, tables: BatchTables) -> ReplayReport:
         """A dry run, as far as possible without creating or evolving tables."""
-        results = self._replayed(frame, tables, dry=True)
+        plan = self._plans.plan(tables, self._known)
+        results = self._replayed(frame, tables, plan, dry=True)
         self._count(results, sum((result.total for result in results), self._nothing))
         self.outcome.needs = sorted({name for result in results for name in result.needs})
         return self.outcome
@@ -272,9 +277,8 @@ class DeadLetterSource(BatchSource[KafkaRun]):
         return RangeCounts(Range(BATCHES, self._number, self._number + 1), 0)
 
     def _replayed(
-        self, frame: DataFrame, tables: BatchTables, dry: bool = False
+        self, frame: DataFrame, tables: BatchTables, plan: BatchPlan, dry: bool = False
     ) -> list[RangeResult]:
-        plan = self._plans.plan(tables, self._known)
         plans = dict(plan.tables)
         notes = plans.pop(self._notes, None)
         if notes is None and not dry:

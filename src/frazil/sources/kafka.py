@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -139,7 +140,6 @@ class KafkaSource(BatchSource[KafkaRun]):
         before, after = self._places.get(batch - 1) or log.before(batch), log.after(batch)
         self._places = {batch: after}
         self._origin = TopicIdentity(after.cluster, after.topics)
-        self._plans.begin_batch()
         # A new partition enters the cut, with its first offset, one batch before it is read.
         ranges = [
             Range(p, before.cut[p], offset)
@@ -149,9 +149,8 @@ class KafkaSource(BatchSource[KafkaRun]):
         return PlannedBatch(frame, reached, ranges, before, after)
 
     def run(self, plan: PlannedBatch, tables: BatchTables) -> KafkaRun:
-        batch = self._plans.plan(tables)
-        spark = plan.frame.sparkSession
-        return self._plans.run(lambda: self._tasks.run(spark, batch, plan.ranges))
+        tasks = partial(self._tasks.run, plan.frame.sparkSession, plan.ranges)
+        return self._plans.run(plan, tables, tasks)
 
     def check(self, plan: PlannedBatch, tables: BatchTables, run: KafkaRun) -> WriteResult | None:
         results = [*self._carried, *run.results]

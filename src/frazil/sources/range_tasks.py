@@ -42,7 +42,7 @@ class RangeTasks:
         #: the run shuffle their changes by key
         self._scattered: set[str] = set()
 
-    def run(self, spark: SparkSession, plan: BatchPlan, ranges: Sequence[Range]) -> KafkaRun:
+    def run(self, spark: SparkSession, ranges: Sequence[Range], plan: BatchPlan) -> KafkaRun:
         pieces = self._pieces(ranges, plan.buckets)
         cut = len(pieces) > len(ranges)  # then several tasks may have the same key
         keyed = {name for name, table in plan.tables.items() if table.key}
