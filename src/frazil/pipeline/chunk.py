@@ -61,7 +61,8 @@ class ChunkPipeline:
             self._records.process(work, way)
         else:
             self._records.process(work, way, framed)
-        work.result.skipped += len(work.needless - work.heard - work.result.rejections.keys())
+        useless = work.tombstones_without_table - work.tombstones
+        work.result.skipped += len(useless - work.result.rejections.keys())
         work.result.left = [
             (name, self._records.kept(work, name, keys)) for name, keys in work.result.left
         ]

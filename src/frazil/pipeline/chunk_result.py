@@ -73,8 +73,8 @@ class ChunkWork:
         #: JSON row → kinds of the columns with a type declared in the envelope's schema
         self.named: dict[bytes, dict[str, str]] = {}
         #: positions of tombstones for tables that do not exist, and for tables that do
-        self.needless: set[int] = set()
-        self.heard: set[int] = set()
+        self.tombstones_without_table: set[int] = set()
+        self.tombstones: set[int] = set()
 
     def beside(self, name: str, index: Longs | None) -> pa.Array | None:
         column = getattr(self.opened, name)

@@ -75,9 +75,11 @@ class TableFitter:
     def _tombstones(self, work: ChunkWork, name: str, at: Longs) -> None:
         plan = self._tables.get(name)
         if plan is None:
-            work.needless.update(at.tolist())  # the table does not exist: nothing to delete
+            work.tombstones_without_table.update(
+                at.tolist()
+            )  # the table does not exist: nothing to delete
             return
-        work.heard.update(at.tolist())
+        work.tombstones.update(at.tolist())
         if not len(at) or name in work.below:
             return
         keys = work.opened.keys

@@ -52,7 +52,7 @@ class WantedPosition:
     did: str
     #: exactly these ranges are given up
     lost: tuple[Range, ...] = ()
-    #: Kafka topics to adopt; empty: all whose identity differs
+    #: Kafka topics to adopt; empty: all topics with another identity
     topics: tuple[str, ...] = ()
     #: where they begin: `earliest`, `latest`
     start: str = EARLIEST
@@ -67,7 +67,7 @@ class Intervention:
     """The effect of a request."""
 
     lost: tuple[Range, ...] = ()
-    #: first offsets of partitions under new names, and of those that only get another topic id
+    #: first offsets of partitions under new names, and of partitions with only a new topic id
     begin: Cut = field(default_factory=Cut)
     origin: TopicIdentity = field(default_factory=TopicIdentity)
     says: str = ""
@@ -91,24 +91,24 @@ def decide(
     known: TopicIdentity,
     now: TopicIdentity,
     marks: Watermarks,
-    life: str,
+    epoch: str,
 ) -> Intervention:
     """Pure. `known`: topic identity in the ledger; `now`, `marks`: Kafka's answers, under the
-    ledger's names; `life`: the epoch that names topics which are read as new ones."""
+    ledger's names; `epoch`: the suffix of topics that are read as new ones."""
     if wanted.did != "adopt-topic":
         position = with_new_partitions(position, marks)
     if wanted.did == "accept-loss":
         return _accepted(wanted, position, known, marks)
     if wanted.did == "adopt-topic":
-        return _adopted(wanted, position, known, now, marks, life)
-    return _rebased(wanted, position, known, marks, life)
+        return _adopted(wanted, position, known, now, marks, epoch)
+    return _rebased(wanted, position, known, marks, epoch)
 
 
 def _accepted(
     wanted: WantedPosition, position: Cut, known: TopicIdentity, marks: Watermarks
 ) -> Intervention:
     for lost in wanted.lost:
-        offset, low = _here(lost.partition, position), marks.low.get(lost.partition)
+        offset, low = _offset_of(lost.partition, position), marks.low.get(lost.partition)
         if low is None or lost.start != offset or lost.end <= lost.start:
             raise ConfigError(
                 f"cannot accept the loss of {lost}: the stream stands at {lost.partition}@{offset}"
@@ -129,7 +129,7 @@ def _adopted(
     known: TopicIdentity,
     now: TopicIdentity,
     marks: Watermarks,
-    life: str,
+    epoch: str,
 ) -> Intervention:
     # Without topic ids only another cluster shows that topics are others.
     moved = known.cluster not in ("", now.cluster)
@@ -165,7 +165,7 @@ def _adopted(
         topics = {topic: now.topics[topic] for topic in taken}
         begin, says = Cut(offsets), f"{', '.join(taken)} go on with the same offsets"
     else:
-        called = {topic: f"{Partition(topic, 0).kafka_topic}@{life}" for topic in taken}
+        called = {topic: f"{Partition(topic, 0).kafka_topic}@{epoch}" for topic in taken}
         topics = {called[topic]: now.topics[topic] for topic in taken}
         ends = marks.end if wanted.start == LATEST else marks.low
         begin = Cut({Partition(called[p.topic], p.number): ends[p] for p in partitions})
@@ -175,19 +175,19 @@ def _adopted(
         says = f"cluster {now.cluster} for {known.cluster}; {says}".removesuffix("; ")
         begin = begin or kafka_only(position)
     same = known.leaders if known.cluster in ("", now.cluster) else {}
-    kept = {p: epoch for p, epoch in same.items() if p.topic not in taken}
+    kept = {p: leader for p, leader in same.items() if p.topic not in taken}
     origin = TopicIdentity(now.cluster, {**known.topics, **topics}, kept)
     return Intervention(begin=begin, origin=origin, says=says)
 
 
 def _rebased(
-    wanted: WantedPosition, position: Cut, known: TopicIdentity, marks: Watermarks, life: str
+    wanted: WantedPosition, position: Cut, known: TopicIdentity, marks: Watermarks, epoch: str
 ) -> Intervention:
     names = newest_names(position.topics)
     to: dict[Partition, int] = {}
     for (topic, number), offset in wanted.to.items():
         partition = Partition(names.get(topic, topic), number)
-        at = _here(partition, position)
+        at = _offset_of(partition, position)
         if not marks.low.get(partition, 0) <= offset <= marks.end.get(partition, -1):
             raise ConfigError(
                 f"cannot go to {topic}:{number}:{offset}: the partition has "
@@ -207,7 +207,7 @@ def _rebased(
         offsets = sum(map(len, ahead))
         origin = known.without(r.partition for r in ahead)
         return Intervention(tuple(ahead), origin=origin, says=f"{offsets} offsets given up")
-    called = {p.topic: f"{p.kafka_topic}@{life}" for p in back}
+    called = {p.topic: f"{p.kafka_topic}@{epoch}" for p in back}
     moved = {p: back.get(p, o) for p, o in current.items() if p.topic in called}
     missing = [p for p, o in moved.items() if o < marks.low.get(p, 0)]
     if missing:
@@ -227,7 +227,7 @@ def _rebased(
     )
 
 
-def _here(partition: Partition, position: Cut) -> int:
+def _offset_of(partition: Partition, position: Cut) -> int:
     if partition not in kafka_only(position):
         known = ", ".join(map(str, kafka_only(position))) or "none"
         raise ConfigError(f"cannot move {partition}: the sink does not read it; it reads {known}")
@@ -329,7 +329,7 @@ class InterventionSource(BatchSource[BatchRun]):
     def _of_tables(
         self, tallies: Sequence[RangeCounts], tables: BatchTables
     ) -> dict[str, TableWriteResult]:
-        """The ledger of an only table advances with the index's; those of several need not."""
+        """The ledger of an only table advances with the index. Those of several tables need not."""
         if not self._config.one_table or not tables.plans:
             return {}
         return {self._config.tables[0].name: TableWriteResult(tuple(tallies), ())}

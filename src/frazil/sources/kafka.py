@@ -52,7 +52,7 @@ class KafkaSource(BatchSource[KafkaRun]):
         self._origin = TopicIdentity()
         self._leaders: Mapping[Partition, int] = {}
         #: source offsets after the last written batch
-        self._places: dict[int, SourceOffsets] = {}
+        self._last_offsets: dict[int, SourceOffsets] = {}
         self._temporary = TemporaryView()
 
     # ── before anything is claimed ───────────────────────────────────────────────────────────
@@ -81,7 +81,7 @@ class KafkaSource(BatchSource[KafkaRun]):
     # ── resuming after the previous run ──────────────────────────────────────────────────────
 
     def resume(self, reached: StreamPosition, epoch: int) -> None:
-        self._carried, self._places = [], {}  # of an earlier query; read again from `reached`
+        self._carried, self._last_offsets = [], {}  # of an earlier query; read again from `reached`
         self._reached = kafka_only(reached.cut)
         self._leaders = reached.origin.leaders
         self._planner.learn(reached.origin)
@@ -137,8 +137,8 @@ class KafkaSource(BatchSource[KafkaRun]):
         """The ranges that Spark planned for the batch, from its offset log. Tasks that read them as
         rows of the source would cost more than a small batch."""
         log = Checkpoint(HadoopFolder(frame.sparkSession, self.checkpoint), bound=False)
-        before, after = self._places.get(batch - 1) or log.before(batch), log.after(batch)
-        self._places = {batch: after}
+        before, after = self._last_offsets.get(batch - 1) or log.before(batch), log.after(batch)
+        self._last_offsets = {batch: after}
         self._origin = TopicIdentity(after.cluster, after.topics)
         # A new partition enters the cut, with its first offset, one batch before it is read.
         ranges = [
