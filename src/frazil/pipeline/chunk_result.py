@@ -72,7 +72,7 @@ class ChunkWork:
         self.result = ChunkResult()
         #: JSON row → kinds of the columns with a type declared in the envelope's schema
         self.named: dict[bytes, dict[str, str]] = {}
-        #: positions of tombstones for tables that do not exist, and for tables that do
+        #: positions of tombstones: for a table that does not exist, and for one that exists
         self.tombstones_without_table: set[int] = set()
         self.tombstones: set[int] = set()
 
@@ -112,7 +112,7 @@ def nth(index: Longs | None, i: int) -> int:
 
 
 def without_offsets(rows: pa.Table, column: str, offsets: Longs) -> pa.Table:
-    """Rows without those of records at these offsets, which are in `column`."""
+    """The rows of other records: `column` has none of these offsets."""
     if not len(offsets):
         return rows
     return rows.filter(pa.array(~np.isin(rows.column(column).to_numpy(), offsets)))

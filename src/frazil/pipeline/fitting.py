@@ -109,7 +109,7 @@ class TableFitter:
             self._fitted(work, name, plan, rows, at[index], None, work.result.gone)
 
     def kept(self, work: ChunkWork, name: str, keys: pa.Table) -> pa.Table:
-        """`keys` without those of records that the table rejects: their old rows stay."""
+        """`keys` without the keys of records that the table rejects: their old rows stay."""
         rejections = work.result.rejections
         positions = [i for i, rejection in rejections.items() if name in rejection.tables]
         column = self._tables[name].metadata.offset

@@ -229,8 +229,8 @@ class JsonRecords(TableFitter):
         misshapen: list[int],
         at: Longs | None,
     ) -> list[int]:
-        """Decode records that use former names of renamed columns. Returns those that still do not
-        fit."""
+        """Decode records that use former names of renamed columns. Returns the records that
+        still do not fit."""
         newer = _newer(plan)
         texts: list[bytes | None] = [_under(values[i], newer) for i in misshapen]
         groups, rejected = self._decoders[name].decode(texts)
@@ -248,8 +248,8 @@ class JsonRecords(TableFitter):
         values: Iterable[tuple[int, bytes | None]],
     ) -> tuple[set[int], dict[int, UndecodableRecord]]:
         """Infer a need of the table from JSON values. Returns the positions of values that would
-        fit after the change, and the reasons of those that never fit. Each of the former is
-        possible by itself; where they contradict each other, votes decide."""
+        fit after the change, and the reasons why the others never fit. Each wanted change is
+        possible by itself; where two contradict each other, votes decide."""
         base = pa.schema([]) if plan is None else plan.columns
         judged = default_values.loosened(base)
         newer = {} if plan is None else _newer(plan)

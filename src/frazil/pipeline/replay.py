@@ -230,7 +230,7 @@ def run_all(
 def _groups(
     batch: pa.RecordBatch,
 ) -> Iterator[tuple[Partition, tuple[str, ...], pa.RecordBatch]]:
-    """Dead letters grouped by partition and tables; those without a record in separate groups."""
+    """Dead letters grouped by partition and tables. Dead letters without a record are separate."""
     groups: dict[tuple[Partition, tuple[str, ...], bool], list[int]] = {}
     columns = (
         batch.column(name).to_pylist()
@@ -295,7 +295,7 @@ def _outcomes_of(
         outcomes.skipped, outcomes.waiting = processed.skipped, len(left) - processed.skipped
         return outcomes
     for i in left:
-        # Skipped by a rule, or routed to other tables than those that rejected it.
+        # A rule skips it, or routes it to other tables than the ones that rejected it.
         alone = len(left) > processed.skipped
         if not alone or process(partition, *part_of(opened, None, i, i + 1), below).skipped:
             outcomes.skipped += 1

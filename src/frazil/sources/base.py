@@ -52,7 +52,7 @@ class StreamPosition:
 class TableWriteResult:
     tallies: tuple[RangeCounts, ...]
     files: tuple[DataFileDescriptor, ...]
-    #: of an upsert table: delete files of keys whose older rows go, and the number of keys
+    #: upsert tables: delete files of the changed keys, and the number of these keys
     deletes: tuple[DataFileDescriptor, ...] = ()
     keys: int = 0
 
@@ -69,13 +69,13 @@ class WriteResult:
     source: tuple[str, str] = ("", "")
     #: counts of all records, where there are several tables
     total: tuple[RangeCounts, ...] = ()
-    #: of an operator's batch (`ledger.entry.OperatorNote`)
+    #: the note of an operator's batch (`ledger.entry.OperatorNote`)
     note: str = ""
     #: kind of rejected records → their number, and position and reason of the last one
     rejected: Mapping[str, tuple[int, str]] = field(default_factory=dict)
 
     def rows(self, apart: Callable[[str], bool] = lambda name: False) -> int:
-        """Rows in its files, without those of tables for which `apart` is true."""
+        """Rows in its files, except for tables for which `apart` is true."""
         return sum(
             file.rows
             for name, table in self.tables.items()
@@ -103,7 +103,7 @@ class StreamState:
 
     @property
     def file_prefix(self) -> str:
-        """For names of files of the batch in progress."""
+        """The prefix of file names of the batch in progress."""
         return f"frazil-{self.sink}-{self.epoch}-{self.number}"
 
 
@@ -173,18 +173,19 @@ class BatchSource(Protocol[RunT]):
         return table
 
     def identify(self, spark: SparkSession, entry: LedgerEntry | None) -> TopicIdentity:
-        """Check that the source exists and is the one in `entry`; refuse what cannot work."""
+        """Check that the source exists and is the one in `entry`. Raises for a query that cannot
+        work."""
 
     def start(self, position: Cut) -> Cut:
         """`position`, plus the first offsets of partitions that it does not contain."""
         return position
 
     def check_resumable(self, reached: Callable[[], StreamPosition]) -> None:
-        """Raises where the stream could not continue from there. Nothing is claimed yet."""
+        """Raises if the stream cannot continue from `reached`. Nothing is claimed yet."""
         return
 
     def resume(self, reached: StreamPosition, epoch: int) -> None:
-        """The next query begins there: the first one of a run, or a restarted one."""
+        """The next query begins at `reached`: the first one of a run, or a restarted one."""
         return
 
     @property
@@ -204,7 +205,7 @@ class BatchSource(Protocol[RunT]):
         return None
 
     def plan(self, frame: DataFrame, batch: int, reached: StreamPosition) -> PlannedBatch | None:
-        """The offsets of a micro-batch; None where an earlier run has staged them."""
+        """The offsets of a micro-batch; None if an earlier run has staged them."""
         return PlannedBatch(frame, reached)
 
     def run(self, plan: PlannedBatch, tables: BatchTables) -> RunT:
@@ -212,7 +213,7 @@ class BatchSource(Protocol[RunT]):
 
     def check(self, plan: PlannedBatch, tables: BatchTables, run: RunT) -> WriteResult | None:
         """The batch, once every planned offset has exactly one outcome, and every written one a row
-        in a file; raises otherwise. None where there is nothing to stage."""
+        in a file; raises otherwise. None: nothing is to be staged."""
 
     def ends(self) -> Cut:
         """The current end of the stream."""

@@ -206,7 +206,7 @@ class DataFrameSource(BatchSource[DataFrameRun]):
         self._temporary.remove()
 
     def opening(self, batch: int, reached: StreamPosition) -> WriteResult | None:
-        """Where the very first batch begins, for the ledger, before a record of it is read.
+        """The beginning of the very first batch, for the ledger, before a record of it is read.
 
         `latest` is resolved once: should the batch fail, the next run begins at the same offsets.
         (A bound query has them in its checkpoint.)
@@ -291,7 +291,7 @@ class DataFrameSource(BatchSource[DataFrameRun]):
         )
 
     def _led(self, ranges: Sequence[Range]) -> dict[Partition, int]:
-        """Current leader epochs, of sources whose tasks do not report those they read in."""
+        """Current leader epochs, for sources whose tasks do not report the epochs they read in."""
         partitions, epochs = [r.partition for r in ranges], dict[Partition, int]()
         for kafka in self._silent if partitions else ():
             epochs |= self._retry(functools.partial(kafka.led, partitions))

@@ -60,7 +60,7 @@ _KEY = (NOTES.topic, NOTES.partition, NOTES.offset)
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterSelection:
-    """Which dead letters; an empty field selects all."""
+    """Criteria for dead letters; an empty field selects all."""
 
     topics: tuple[str, ...] = ()
     partitions: tuple[int, ...] = ()
@@ -99,14 +99,14 @@ class DeadLetterSelection:
 class ReplayReport:
     """Outcome of the selected dead letters."""
 
-    #: in their tables now
+    #: dead letters whose rows are in their tables now
     replayed: int = 0
-    #: now routed to no table
+    #: dead letters that are now routed to no table
     skipped: int = 0
     rejected: int = 0
     #: rows of each table
     rows: dict[str, int] = field(default_factory=dict)
-    #: some of those rejected again
+    #: some of the dead letters that are rejected again
     again: list[ReplayResult] = field(default_factory=list)
     #: staged by an earlier replay and committed now
     finished: int = 0
@@ -160,7 +160,7 @@ def replaying(config: Config) -> Config:
 
 
 def all_dead_letters(spark: SparkSession, config: Config) -> DataFrame | None:
-    """All dead letters; `replayed_at` is null where one waits. None where there is no table yet."""
+    """All dead letters; `replayed_at` is null if one waits. None: the table does not exist yet."""
     catalog = JavaCatalog(spark, config.catalog.name)
     frame = _read(spark, catalog, config.dead_letters.table)
     if frame is None:

@@ -35,6 +35,8 @@ from frazil.spark.read import register
 
 
 class KafkaSource(BatchSource[KafkaRun]):
+    """Plans batches of offset ranges, has their tasks run, and checks the results."""
+
     paced = True
     upserts = True
 
@@ -45,7 +47,7 @@ class KafkaSource(BatchSource[KafkaRun]):
         self._kafka = config.kafka.resolved()
         self._plans = BatchPlans(config, self._kafka)
         self._tasks = RangeTasks(config)
-        #: of batches without a visible record
+        #: results of batches without a visible record and without a table
         self._carried: list[RangeResult] = []
         #: the next records when the run resumed, for `sample`
         self._next: Sequence[Range] = ()

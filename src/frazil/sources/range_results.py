@@ -30,7 +30,7 @@ _FEW = 100
 @dataclass(frozen=True)
 class KafkaRun(BatchRun):
     results: Sequence[RangeResult] = ()
-    #: of upsert tables: files of rows and deletes
+    #: upsert tables: files of rows and deletes
     upserts: Mapping[str, UpsertResult] = field(default_factory=dict)
 
 

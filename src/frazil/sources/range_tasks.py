@@ -144,7 +144,7 @@ def _bucket(number: int) -> int:
 
 
 def _discard(plan: BatchPlan, outcomes: Sequence[EndedRange | UpsertOutcome]) -> None:
-    """Remove files that tasks wrote. `frazil orphans` finds those that cannot be removed now."""
+    """Remove files that tasks wrote. `frazil orphans` finds files that cannot be removed now."""
     written: dict[str, list[DataFileDescriptor]] = {}
     for outcome in outcomes:
         if isinstance(outcome, UpsertOutcome):

@@ -145,7 +145,7 @@ class Checkpoint:
 
 
 def began(before: SourceOffsets, after: SourceOffsets) -> Cut:
-    """Where the batch between two ends began, including partitions that are new in it.
+    """The beginning of the batch between two ends, including partitions that are new in it.
 
     Spark's Kafka source reads a new partition from its first offset, which must be 0. Our source
     adds a new partition, with its first offset, one batch before it reads from it.
@@ -172,7 +172,7 @@ def _kafka(offset: str | None) -> tuple[str, Cut]:
 
 
 def known(end: SourceOffsets) -> list[Any]:
-    """What `end` records of each source. A sink fed by ranges has no text, and one source."""
+    """The entries of each source in `end`. A sink fed by ranges has no text, and one source."""
     if end.text:
         return list(json.loads(end.text)["sources"])
     return [{"frazil": end.cut.topics}] if end.cut else []
@@ -191,5 +191,5 @@ def _offset(source: Any, end: SourceOffsets, kind: str) -> str:
 
 
 def _digest(text: str) -> str:
-    """In place of a text too long for the ledger, which is only compared."""
+    """A digest for a text that is too long for the ledger; it is only compared."""
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"

@@ -124,7 +124,8 @@ class RowDataSource(DataSource):
         return RowStreamReader(json.loads(given["plan"]), opened.plan)
 
     def _open(self) -> StreamInfo:
-        """Once: Spark asks for the schema first and reuses this object, pickled, for the rest."""
+        """The stream, opened once: Spark asks for the schema first and reuses this object, pickled,
+        for the rest."""
         if self._opened is None:
             start = _start(self.options.get("start", ""))
             try:
