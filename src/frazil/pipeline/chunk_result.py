@@ -7,11 +7,13 @@ are optional, None stands for all of them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
 
+from frazil.formats.decode_result import UndecodableRecord
 from frazil.kafka.record_batch import Longs, RawRecords, no_headers
 from frazil.offsets import Partition
 from frazil.pipeline.evolution import Aliases
@@ -57,6 +59,19 @@ class ChunkResult:
             tables = tuple(dict.fromkeys((*known.tables, *rejection.tables)))
             rejection = Rejection(rejection.index, known.kind, reason, tables, known.schema_id)
         self.rejections[rejection.index] = rejection
+
+    def reject_all(
+        self,
+        records: Iterable[UndecodableRecord],
+        at: Longs | None,
+        tables: tuple[str, ...] = (),
+        schema_id: int | None = None,
+    ) -> None:
+        """Reject records of a part of the chunk, which is at the positions `at`."""
+        for record in records:
+            number = record.schema_id if schema_id is None else schema_id
+            where = nth(at, record.index)
+            self.reject(Rejection(where, record.kind, record.reason, tables, number))
 
     def need(self, table: str, columns: pa.Schema, aliases: Aliases) -> None:
         add_need(self.needs, table, needed(columns, aliases))

@@ -67,13 +67,7 @@ class ColumnRecords(TableFitter):
                             for i in range(len(rows))
                         ]
                         rows = rows.slice(0, 0)
-                    for record in bad:
-                        where = record.index if at is None else int(at[record.index])
-                        work.result.reject(
-                            Rejection(
-                                where, record.kind, record.reason, share.tables, group.schema_id
-                            )
-                        )
+                    work.result.reject_all(bad, at, share.tables, group.schema_id)
                     at = among(at, kept)
                 aliases = self._decoder.aliases(group.schema_id)
                 if share.envelope:
@@ -92,12 +86,7 @@ class ColumnRecords(TableFitter):
         elif way is not None and not way.tables:
             work.result.skipped += 1  # a rule skips the whole topic
         else:
-            tables = way.tables if way else ()
-            work.result.reject(
-                Rejection(
-                    rejected.index, rejected.kind, rejected.reason, tables, rejected.schema_id
-                )
-            )
+            work.result.reject_all([rejected], None, way.tables if way else ())
 
     def _deleting(
         self, work: ChunkWork, way: Route | None, rejected: Sequence[UndecodableRecord]

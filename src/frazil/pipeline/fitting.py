@@ -50,9 +50,7 @@ class TableFitter:
         headers = work.beside("headers", index) if self._rules.wants_headers else None
         origin = work.origin(index) if self._rules.wants_rows else None
         routed = self._rules.sort(work.partition.kafka_topic, rows, headers=headers, origin=origin)
-        for record in routed.rejected:
-            where = record.index if index is None else int(index[record.index])
-            work.result.reject(Rejection(where, record.kind, record.reason))
+        work.result.reject_all(routed.rejected, index)
         return routed.shares
 
     def _changes(self, work: ChunkWork) -> bool:
@@ -98,11 +96,7 @@ class TableFitter:
     ) -> None:
         """Delete the keys `given`. `columns`: their columns, if they contain more than the key."""
         rows, index, bad = KeyDecoder(format, columns or plan.key_columns).read(given)
-        for record in bad:
-            rejection = Rejection(
-                int(at[record.index]), record.kind, record.reason, (name,), record.schema_id
-            )
-            work.result.reject(rejection)
+        work.result.reject_all(bad, at, (name,))
         if plan.log:
             self._fitted(work, name, plan, with_op(rows, "d"), at[index], None)
         else:
@@ -166,10 +160,7 @@ class TableFitter:
         except SchemaMismatch as error:
             positions = np.arange(len(rows)) if at is None else at
             if len(rows) == 1:
-                rejection = Rejection(
-                    int(positions[0]), "misfit", error.message, (name,), schema_id
-                )
-                self._misfit(work, rejection)
+                self._reject(work, name, error.message, 1, positions, schema_id)
                 return
             for part in _parts(rows, plan):
                 some = rows.take(pa.array(part))

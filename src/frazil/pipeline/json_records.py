@@ -84,10 +84,7 @@ class JsonRecords(TableFitter):
     ) -> None:
         unwrapped = debezium.unwrap_json(changes)
         work.named |= unwrapped.named
-        for record in unwrapped.rejected:
-            work.result.reject(
-                Rejection(nth(at, record.index), record.kind, record.reason, share.tables)
-            )
+        work.result.reject_all(unwrapped.rejected, at, share.tables)
         present = [i for i, row in enumerate(unwrapped.rows) if row is not None]
         # The other changes are tombstones in Connect's wrapper.
         work.result.skipped += len(changes) - len(present) - len(unwrapped.rejected)
@@ -108,14 +105,12 @@ class JsonRecords(TableFitter):
         if with_field is None:
             return
         where = np.arange(len(values)) if at is None else at
-        without = np.flatnonzero(~with_field[where]).tolist()
-        _, broken = Decoder(self._plan.format, pa.schema([])).decode([values[i] for i in without])
-        for record in broken:
-            if record.kind != "shape":
-                work.result.skipped -= 1
-                work.result.reject(
-                    Rejection(int(where[without[record.index]]), record.kind, record.reason)
-                )
+        without = np.flatnonzero(~with_field[where])
+        texts = [values[i] for i in without.tolist()]
+        _, broken = Decoder(self._plan.format, pa.schema([])).decode(texts)
+        broken = [record for record in broken if record.kind != "shape"]
+        work.result.skipped -= len(broken)
+        work.result.reject_all(broken, where[without])
 
     def _moved_json(
         self,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import gc
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
@@ -582,17 +582,14 @@ def refused(partition: Partition, offsets: Longs, rejections: list[Rejection]) -
         return kind(f"cannot write {where}: {first.reason}{more}", hint=hint)
     if first.kind in ("route", "name"):
         return Unroutable(
-            f"cannot route {partition} offset {int(offsets[first.index])}: "
-            f"{first.reason.partition(': ')[2] or first.reason}",
+            f"cannot route {where}: {first.reason.partition(': ')[2] or first.reason}",
             hint="add a [[route]] for it, or set [dead_letters] table",
         )
-    return undecodable(
-        partition, offsets, [UndecodableRecord(e.index, e.kind, e.reason) for e in rejections]
-    )
+    return undecodable(partition, offsets, rejections)
 
 
 def undecodable(
-    partition: Partition, offsets: Longs, rejected: list[UndecodableRecord]
+    partition: Partition, offsets: Longs, rejected: Sequence[UndecodableRecord | Rejection]
 ) -> Undecodable:
     first = min(rejected, key=lambda record: record.index)
     more = f" (and {len(rejected) - 1} more of {len(offsets)})" if len(rejected) > 1 else ""
