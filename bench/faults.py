@@ -387,7 +387,7 @@ class Script:
     def template(self, table: str) -> str:
         return table
 
-    def look(self, *_: Any) -> TopicIdentity:
+    def identify(self, *_: Any) -> TopicIdentity:
         return self._origin
 
     def start(self, position: Cut) -> Cut:

@@ -46,7 +46,7 @@ from frazil.pipeline.chunk import ChunkPipeline
 from frazil.pipeline.needs import aliases_of
 from frazil.pipeline.projection import MetadataColumns
 from frazil.pipeline.routing import RoutingRules
-from frazil.pipeline.table_plan import TablePlan
+from frazil.pipeline.table_plan import ChunkPlan, TablePlan
 
 HERE = Partition("events", 0)
 METADATA = MetadataColumns("_topic", "_topic_partition", "_offset", "_timestamp")
@@ -897,7 +897,7 @@ class Case:
                 [RouteConfig(topics=(HERE.topic,), to=(TABLE,), envelope="debezium")], [TABLE]
             )
         tables = {each.shape.name: each for each in plans}
-        return ChunkPipeline(self.format(sent), rules, tables, None, TABLE)
+        return ChunkPipeline(ChunkPlan(self.format(sent), rules, tables, {}, TABLE))
 
     def opened(self, sent: Written) -> RawRecords:
         offsets = np.arange(sent.start, sent.start + len(sent.values), dtype=np.int64)
@@ -911,7 +911,7 @@ class Case:
         settler = self.settler(sent, plan)
         settled = settler.process(HERE, self.opened(sent), None, frozenset())
         assert not settled.needs, f"still needed: {settled.needs}"
-        reasons = {at: letter.reason for at, letter in settled.letters.items()}
+        reasons = {at: letter.reason for at, letter in settled.rejections.items()}
         wrong = {at: reasons.get(at, "taken") for at in reasons.keys() ^ sent.broken}
         assert not wrong, f"{wrong}, of {sent.values[min(wrong)][:500]!r}"
         assert all(reasons.values())

@@ -281,7 +281,7 @@ class Sink:
             self.source.close()
         return staged
 
-    def look(self, spark: SparkSession, tables: Iterable[str] = ()) -> BatchTables:
+    def existing_tables(self, spark: SparkSession, tables: Iterable[str] = ()) -> BatchTables:
         """The existing tables, and `tables`: nothing is claimed, nothing can be written."""
         startup = self._opened(spark)
         startup.open_readonly(spark, tables)

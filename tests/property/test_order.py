@@ -32,7 +32,7 @@ from frazil.pipeline.upsert import (
     deleted_keys_version,
     deletes_shape,
 )
-from frazil.pipeline.versions import FileBounds, VersionLookup, highest, looked
+from frazil.pipeline.versions import FileBounds, VersionLookup, file_bounds, highest
 from tests.property.test_upsert import (
     BARE,
     METADATA,
@@ -74,7 +74,7 @@ def listed(of: WriterSpec, files: tuple[DataFileDescriptor, ...], order: str) ->
             for name in ("lower-bounds", "upper-bounds")
         ]
         found.append(
-            looked(Schema.model_validate_json(of.schema), ("id",), said["file-path"], bounds)
+            file_bounds(Schema.model_validate_json(of.schema), ("id",), said["file-path"], bounds)
         )
     return found
 

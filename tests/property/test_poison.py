@@ -33,8 +33,8 @@ from frazil.pipeline import fitting, json_records, task
 from frazil.pipeline.chunk import ChunkPipeline
 from frazil.pipeline.projection import MetadataColumns
 from frazil.pipeline.routing import RoutingRules
-from frazil.pipeline.table_plan import TablePlan
-from frazil.pipeline.task import LETTER_COLUMNS
+from frazil.pipeline.table_plan import ChunkPlan, TablePlan
+from frazil.pipeline.task import DEAD_LETTER_COLUMNS
 
 _spec = importlib.util.spec_from_file_location(
     "poison", Path(__file__).parents[2] / "bench" / "poison.py"
@@ -69,7 +69,7 @@ def settler(kind: str, url: str) -> ChunkPipeline:
     schema = iceberg_schema(columns, METADATA, TableConfig("db.t"))
     shape = WriterSpec("db.t", "", schema, 0, "", {}, 0, "", {})
     return ChunkPipeline(
-        format, None, {"db.t": TablePlan(shape, METADATA, "", "reject")}, only="db.t"
+        ChunkPlan(format, None, {"db.t": TablePlan(shape, METADATA, "", "reject")}, only="db.t")
     )
 
 
@@ -95,9 +95,10 @@ def test_every_good_record_is_exact_and_every_bad_one_is_rejected_once(
             )
             rows += [each for _, each in settled.rows]
             for name, told in (("message", "reason"), ("schema_id", "schema_id")):
-                column = [getattr(each, told) for each in settled.letters.values()]
-                pa.array(column, LETTER_COLUMNS.field(name).type)  # what is reported can be written
-            letters += [(number, start + i, part[i]) for i in settled.letters]
+                column = [getattr(each, told) for each in settled.rejections.values()]
+                # what is reported can be written
+                pa.array(column, DEAD_LETTER_COLUMNS.field(name).type)
+            letters += [(number, start + i, part[i]) for i in settled.rejections]
             assert not settled.needs
             assert not settled.skipped
             start += len(part)
@@ -124,7 +125,7 @@ def test_a_hostile_record_of_each_kind_is_found_among_good_ones(kind: str, regis
         values[17] = value
         offsets = np.arange(len(values))
         settled = settle(Partition("t", 0), RawRecords(values, offsets, offsets), None, frozenset())
-        assert list(settled.letters) == [17], (name, value)
+        assert list(settled.rejections) == [17], (name, value)
         assert sum(len(each) for _, each in settled.rows) == 39
 
 
@@ -177,9 +178,15 @@ def test_a_record_at_which_a_station_fails_is_rejected_alone(
 
     columns = pa.schema([("id", pa.int64()), ("word", pa.large_string()), ("_op", pa.string())])
     tables = {"db.stations": made("db.stations", columns, METADATA, ("word",))}
-    letters = made("db.dead", LETTER_COLUMNS, task.LETTERS, ())
+    letters = made("db.dead", DEAD_LETTER_COLUMNS, task.DEAD_LETTER_METADATA, ())
     plan = task.BatchPlan(
-        {}, RecordFormat("json"), tables, only="db.stations", letters=letters, file_prefix="p"
+        rules=None,
+        kafka={},
+        format=RecordFormat("json"),
+        tables=tables,
+        only="db.stations",
+        dead_letters=letters,
+        file_prefix="p",
     )
     if stations is poison.CHANGES_AT:
         route = RouteConfig(to=("db.stations",), envelope="debezium")

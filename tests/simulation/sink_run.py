@@ -394,7 +394,7 @@ class Feed:
     def template(self, table: str) -> str:
         return table
 
-    def look(self, *_: object) -> TopicIdentity:
+    def identify(self, *_: object) -> TopicIdentity:
         return TopicIdentity("cluster", {"t": "topic-id"})
 
     def start(self, position: Cut) -> Cut:
@@ -468,7 +468,9 @@ class Feed:
         one, ranges, reached, touched = self._one, plan.ranges, plan.position, done.touched
         begin = Cut({**{r.partition: r.start for r in ranges}, **reached.cut})
         total = () if one else tuple(self._tally(r, None) for r in ranges)
-        return WriteResult(begin, reached.cut.after(ranges), touched, self.look(), {}, total=total)
+        return WriteResult(
+            begin, reached.cut.after(ranges), touched, self.identify(), {}, total=total
+        )
 
     def _tally(self, r: Range, name: str | None) -> RangeCounts:
         fates = [self.topic.fate(r.partition, o) for o in range(r.start, r.end)]

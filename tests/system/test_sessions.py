@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 import frazil
 from frazil.config.model import Config, from_document
 from frazil.sink import Sink
-from frazil.sources.kafka import KafkaSource
+from frazil.sources import range_tasks
 from frazil.testing.datagen import create_topic
 from frazil.testing.kafka import Broker
 from tests.oracle import Lake
@@ -113,7 +113,7 @@ def test_a_stream_goes_on_after_spark_could_not_reach_a_python_process(
     sink = Sink(config).start(sibling)
     assert sink.wait_until(sink.ends(), WITHIN)
     assert lost.read_text() == "0"
-    told, done = KafkaSource._collect, []
+    told, done = range_tasks._collect, []
 
     def unreachable(*args: Any) -> Any:
         if not done:
@@ -123,7 +123,7 @@ def test_a_stream_goes_on_after_spark_could_not_reach_a_python_process(
             )
         return told(*args)
 
-    monkeypatch.setattr(KafkaSource, "_collect", unreachable)
+    monkeypatch.setattr(range_tasks, "_collect", unreachable)
     produce(broker.bootstrap, name, numbered(10, 10))
     sink.processAllAvailable()
     assert done

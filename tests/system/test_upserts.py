@@ -21,7 +21,7 @@ from frazil.maintenance import rewrite_data_files
 from frazil.pipeline.task import BatchPlan
 from frazil.pipeline.versions import FileBounds
 from frazil.sink import Sink
-from frazil.sources.kafka import KafkaSource
+from frazil.sources import range_tasks
 from frazil.testing.datagen import create_topic
 from frazil.testing.kafka import Broker
 from tests.oracle import Lake
@@ -264,12 +264,12 @@ def test_tasks_that_had_a_key_in_common_write_again_and_leave_nothing_behind(
 ):
     ways: list[bool] = []
 
-    def told(self: KafkaSource, spark: Any, plan: BatchPlan, *more: Any) -> Any:
+    def told(spark: Any, plan: BatchPlan, *more: Any) -> Any:
         ways.append(bool(plan.together))
-        return run(self, spark, plan, *more)
+        return run(spark, plan, *more)
 
-    run = KafkaSource._collect
-    monkeypatch.setattr(KafkaSource, "_collect", told)
+    run = range_tasks._collect
+    monkeypatch.setattr(range_tasks, "_collect", told)
     feed = Feed(broker, name, 2)
     config = make_config(
         decode={"format": "json"}, table=upsert(), sink={"max_records_per_trigger": 40}

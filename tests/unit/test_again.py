@@ -14,18 +14,28 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from frazil.config.model import Config
 from frazil.config.sections import RouteConfig, TableConfig
 from frazil.files.writer import TableWriter, WriterSpec
 from frazil.formats.decoder import RecordFormat
 from frazil.iceberg.schema import iceberg_schema
+from frazil.kafka.range_source import BatchGathering
 from frazil.kafka.record_batch import HEADERS
 from frazil.offsets import BATCHES, Range
-from frazil.pipeline import replay
+from frazil.pipeline import replay, task
 from frazil.pipeline.projection import MetadataColumns
 from frazil.pipeline.replay import NOTE_COLUMNS, NOTES, AllBut, ReplayPlan, ReplayResult
 from frazil.pipeline.routing import RoutingRules
 from frazil.pipeline.table_plan import TablePlan
-from frazil.pipeline.task import FEARLESS, LETTER_COLUMNS, LETTERS, BatchPlan, RangeResult
+from frazil.pipeline.task import (
+    DEAD_LETTER_COLUMNS,
+    DEAD_LETTER_METADATA,
+    FEARLESS,
+    BatchPlan,
+    RangeResult,
+)
+from frazil.retry import Retry
+from frazil.sources.dead_letters import DeadLetterSelection, DeadLetterSource, replaying
 
 METADATA = MetadataColumns("_topic", "_topic_partition", "_offset", "_timestamp")
 ID = pa.field("id", pa.int64())
@@ -72,11 +82,11 @@ class Replaying:
         names = [each.shape.name for each in tables]
         rules = None if routes is None else RoutingRules(routes, more.pop("names", names))
         plan = BatchPlan(
-            {},
-            RecordFormat("json"),
-            {each.shape.name: each for each in tables},
-            rules,
-            names[0],
+            kafka={},
+            format=RecordFormat("json"),
+            tables={each.shape.name: each for each in tables},
+            rules=rules,
+            only=names[0],
             batch=7,
             file_prefix="frazil-s.replay-1-7",
         )
@@ -219,8 +229,11 @@ def test_a_task_that_died_twice_settles_its_dead_letters_with_care(tmp_path: Pat
 
 def test_many_reasons_are_counted_and_some_of_them_reported(tmp_path: Path):
     replaying = Replaying(tmp_path, table(tmp_path, "db.t"))
-    result, rejected = replaying(*(letter(i, b"{") for i in range(3 * replay.TOLD)))
-    assert (result.total.rejected, len(rejected)) == (3 * replay.TOLD, replay.TOLD)
+    result, rejected = replaying(*(letter(i, b"{") for i in range(3 * replay.MOST_REPORTED)))
+    assert (result.total.rejected, len(rejected)) == (
+        3 * replay.MOST_REPORTED,
+        replay.MOST_REPORTED,
+    )
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -251,7 +264,7 @@ def test_a_task_holds_few_of_its_dead_letters_in_memory_and_writes_all_of_them(
             del batch
             most = max(most, sum(each() is not None for each in held))
 
-    monkeypatch.setattr(replay, "TableWriter", Torn)
+    monkeypatch.setattr(task, "TableWriter", Torn)
     replaying = Replaying(tmp_path, table(tmp_path, "db.t"))
     [told] = replay.run_all(replaying.replay, batches())
     result = RangeResult.of(json.loads(told.column("result")[0].as_py()))
@@ -284,7 +297,27 @@ def test_all_names_but_these(copy: Any):
 
 
 def test_what_is_read_of_a_dead_letter_is_there():
-    columns = {*LETTER_COLUMNS.names, *(each.name for each in LETTERS.fields)}
+    columns = {*DEAD_LETTER_COLUMNS.names, *(each.name for each in DEAD_LETTER_METADATA.fields)}
     assert set(replay.READ) <= columns
     assert set(replay.READ) == set(HANDED.names)
     assert HEADERS.value_type.num_fields == 2
+
+
+def test_a_replay_needs_no_settings_of_kafka():
+    """Neither their secrets nor their servers: its records come from a table."""
+    config = Config(
+        {"id": "orders", "topics": ["t"]},
+        {"bootstrap.servers": "env:FRAZIL_TEST_THAT_NOBODY_SETS"},
+        [{"name": "db.t"}],
+        dead_letters={"table": "db.dead"},
+        decode={"format": "json"},
+    )
+    source = DeadLetterSource(
+        replaying(config),
+        Retry(0.0, lambda: True),
+        BatchGathering(0.0),
+        wanted=DeadLetterSelection(),
+        of=config,
+    )
+    assert source.template("db.t") == "db.t"
+    assert list(source.required) == ["db.dead_replayed"]

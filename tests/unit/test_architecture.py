@@ -99,13 +99,11 @@ LARGE = {
     "config.sections.TableConfig": (1, 27),  # one attribute for each key of [[table]]
     "ledger.entry.LedgerEntry": (10, 20),  # one attribute for each key that a snapshot stores
     "ledger.staged_batch.StagedBatch": (4, 16),  # one attribute for each key of a batch record
-    "pipeline.task.BatchPlan": (3, 18),  # the whole input of the tasks of a batch, pickled at once
     "pipeline.table_plan.TablePlan": (6, 17),  # and of a table, in it
     "files.writer._Layout": (13, 19),  # a table's settings parsed once, read for every file
     "pipeline.routing.RoutingRules": (25, 16),  # the rules compiled once, read for every record
     "auditing.history.TableHistory": (7, 16),  # one attribute for each fact that checks ask for
     "iceberg.static_table.ReadOnlyTable": (37, 7),  # one method for each question about metadata
-    "sources.kafka.KafkaSource": (24, 21),  # not divided yet: rules, plans of tasks, accounting
 }
 
 
@@ -235,6 +233,8 @@ KNOWING = {
     "kafka.range_source": "Spark's DataSource of ranges",
     "sources.base": "what a source is: a DataFrame comes in",
     "sources.kafka": "a DataFrame of ranges",
+    "sources.batch_plans": "a function of a [[route]] is pickled by value",
+    "sources.range_tasks": "ranges as tasks",
     "sources.dataframe": "any DataFrame",
     "sources.dead_letters": "a DataFrame of dead letters",
     "sources.intervention": "a batch without records is a DataFrame, too",

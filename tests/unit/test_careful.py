@@ -33,7 +33,7 @@ from frazil.pipeline.chunk_result import ChunkResult
 from frazil.pipeline.projection import MetadataColumns
 from frazil.pipeline.routing import SKIP, RoutingRules
 from frazil.pipeline.sandbox import Sandbox
-from frazil.pipeline.table_plan import TablePlan
+from frazil.pipeline.table_plan import ChunkPlan, TablePlan
 
 HERE = Partition("t", 3)
 SCHEMA = {
@@ -77,13 +77,15 @@ def deadly(rows: pa.Table) -> list[Any]:
 def settler(**more: Any) -> ChunkPipeline:
     """Into db.a, as `deadly` says."""
     rules = RoutingRules([RouteConfig(python=deadly, **more)], ["db.a"])
-    return ChunkPipeline(RecordFormat("avro", json.dumps(SCHEMA)), rules, {"db.a": plan("db.a")})
+    return ChunkPipeline(
+        ChunkPlan(RecordFormat("avro", json.dumps(SCHEMA)), rules, {"db.a": plan("db.a")})
+    )
 
 
 def plain(kind: str = "avro", **more: Any) -> ChunkPipeline:
     """Into db.a, without a rule."""
     format = RecordFormat(kind, json.dumps(SCHEMA) if kind == "avro" else "")
-    return ChunkPipeline(format, None, {"db.a": plan("db.a", **more)}, only="db.a")
+    return ChunkPipeline(ChunkPlan(format, None, {"db.a": plan("db.a", **more)}, only="db.a"))
 
 
 def datum(number: int, text: str = "") -> bytes:
@@ -121,7 +123,7 @@ def assert_same(one: ChunkResult, other: ChunkResult) -> None:
     assert {name for name, _ in one.rows} == {name for name, _ in other.rows}
     if one.rows:
         assert by_offset(one).equals(by_offset(other))
-    assert one.letters == other.letters
+    assert one.rejections == other.rejections
     assert one.skipped == other.skipped
     assert one.needs.keys() == other.needs.keys()
     assert all(one.needs[name].equals(other.needs[name], True) for name in one.needs)
@@ -146,7 +148,7 @@ JSON = [b'{"n":1,"s":"x"}', b"{", b'{"n":2,"s":"y","new":1.5}', None, b'{"n":"x"
         (plain(columns=COLUMNS[:1], evolution="evolve"), MIXED),
         (plain("json"), JSON),
         (plain("json", evolution="evolve"), JSON),
-        (ChunkPipeline(RecordFormat("json"), None, {}, only="db.a"), JSON),
+        (ChunkPipeline(ChunkPlan(RecordFormat("json"), None, {}, only="db.a")), JSON),
         (plain(), []),
     ],
     ids=["rules", "avro", "avro-needs", "json", "json-needs", "json-no-table", "nothing"],
@@ -194,7 +196,7 @@ def test_records_that_kill_are_the_only_ones_that_are_rejected():
     kills = {4: "kill", 5: "segfault", 6: "exit", 7: "memory"}
     odd = {2: "nowhere", 11: "skip"}
     settled = settle(settler(), words(*kills.items(), *odd.items(), count=16))
-    letters = [settled.letters.pop(at) for at in kills]
+    letters = [settled.rejections.pop(at) for at in kills]
     assert {(each.kind, each.tables) for each in letters} == {("deadly", ())}
     assert [each.reason for each in letters] == [
         f"cannot read the record: it kills the process that reads it ({how})"
@@ -216,7 +218,7 @@ def test_a_deadly_record_costs_three_children(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(sandbox, "_Child", Counted)
     settled = settle(settler(), words((39_999, "kill"), count=50_000))
-    assert list(settled.letters) == [39_999]
+    assert list(settled.rejections) == [39_999]
     offsets = by_offset(settled).column("_offset")
     assert pc.count_distinct(offsets).as_py() == len(offsets) == 49_999
     assert len(children) == 4  # three die, and one does the rest
@@ -225,7 +227,7 @@ def test_a_deadly_record_costs_three_children(monkeypatch: pytest.MonkeyPatch):
 def test_a_record_that_never_ends_is_one_too(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sandbox, "ANSWER_SECONDS", 0.5)
     settled = settle(settler(), words((1, "hang"), count=2))
-    assert settled.letters[1].reason == (
+    assert settled.rejections[1].reason == (
         "cannot read the record: there is no end to it, or none within 0 s"
     )
     assert len(by_offset(settled)) == 1
@@ -234,9 +236,9 @@ def test_a_record_that_never_ends_is_one_too(monkeypatch: pytest.MonkeyPatch):
 def test_an_error_that_nobody_thought_of_is_reported_with_the_tables_the_topic_names():
     broken = TablePlan(WriterSpec("db.a", "", "{", 0, "", {}, 0, "", {}), METADATA, "")
     settled = settle(
-        ChunkPipeline(RecordFormat("raw"), None, {"db.a": broken}, only="db.a"), [b"x"]
+        ChunkPipeline(ChunkPlan(RecordFormat("raw"), None, {"db.a": broken}, only="db.a")), [b"x"]
     )
-    letter = settled.letters[0]
+    letter = settled.rejections[0]
     assert (letter.kind, letter.tables) == ("deadly", ("db.a",))
     assert letter.reason.startswith("cannot read the record: ValidationError: ")
 
@@ -245,7 +247,7 @@ def test_in_a_topic_that_is_skipped_a_deadly_record_is_skipped_too():
     rules = RoutingRules(
         [RouteConfig(topics=("t",), skip=True), RouteConfig(to=("db.a",))], ["db.a"]
     )
-    made = Sandbox(ChunkPipeline(RecordFormat("raw"), rules, {}))
+    made = Sandbox(ChunkPipeline(ChunkPlan(RecordFormat("raw"), rules, {})))
     made._parts = pickle.dumps((RecordFormat("raw"), "no rules", {}))
     assert made.process(HERE, opened([b"x"]), None, frozenset()) == ChunkResult(skipped=1)
 
@@ -268,7 +270,7 @@ def test_a_registry_that_is_away_is_an_error_here_as_there():
     format = RecordFormat(
         "confluent-avro", registry={"url": "http://127.0.0.1:9", "max.retries": "0"}
     )
-    made = ChunkPipeline(format, None, {"db.a": plan("db.a")}, only="db.a")
+    made = ChunkPipeline(ChunkPlan(format, None, {"db.a": plan("db.a")}, only="db.a"))
     with pytest.raises(Unavailable, match="cannot get schema 1"):
         settle(made, [b"\0\0\0\0\1x"])
 

@@ -156,7 +156,7 @@ def rows(settled: ChunkResult) -> list[dict[str, Any]]:
 def test_a_table_made_of_json_has_the_types_that_the_schema_beside_it_names(op: str):
     value = event(op, *((ROW, None) if op == "d" else (None, ROW)))
     settled = settle(making(), (None, value))
-    assert settled.letters == {}
+    assert settled.rejections == {}
     kinds = {
         name: {pa.large_binary(): pa.large_string()}.get(kind, kind)
         for name, kind in needed(settled).items()
@@ -168,7 +168,7 @@ def test_a_table_made_of_json_has_the_types_that_the_schema_beside_it_names(op: 
         (None, value),
         (None, event("c", None, dict.fromkeys(ROW))),
     )
-    assert there.letters == {}
+    assert there.rejections == {}
     assert rows(there) == [WANTED, dict.fromkeys(TYPES)]
 
 
@@ -197,7 +197,7 @@ def test_keys_of_named_types_are_compared_and_deleted_as_what_they_are():
         (None, event("u", {"price": unscaled(5)}, {"price": "AAU="}, columns)),  # 5 in two bytes
         (None, event("d", {"price": unscaled(300)}, None, columns)),
     )
-    assert settled.letters == {}
+    assert settled.rejections == {}
     assert left(settled) == [(100, Decimal("1.00"))]
     assert [each["price"] for _, gone in settled.gone for each in gone.to_pylist()] == [
         Decimal("3.00")
@@ -225,7 +225,7 @@ def test_a_value_that_is_not_what_its_type_says_is_rejected_by_itself(column: An
         (None, event("c", None, {"id": 1, name: value}, columns)),
         (None, event("c", None, {"id": 2, name: None}, columns)),
     )
-    assert {i: each.kind for i, each in settled.letters.items()} == {0: "misfit"}
+    assert {i: each.kind for i, each in settled.rejections.items()} == {0: "misfit"}
     assert [row["id"] for _, found in settled.rows for row in found.to_pylist()] == [2]
 
 
@@ -379,8 +379,8 @@ def test_documents_of_mongodb_are_rejected_with_the_reason():
 def test_what_debezium_sends_beside_changes_is_left_out_by_a_rule(topic: str, value: Any):
     skip = RouteConfig(pattern=r"s|s\.transaction|__debezium-heartbeat\..*", skip=True)
     by = settler(RecordFormat("json"), routes=(skip, *ROUTES), upserts=("db.t",))
-    assert by._rules is not None
-    share = by._rules.of_topic(topic)
+    assert by.plan.rules is not None
+    share = by.plan.rules.of_topic(topic)
     assert share is not None
     assert not getattr(share, "tables", True)
     _, [rejected, *_] = debezium.unwrap_json([json.dumps(value).encode()])[:2]

@@ -20,7 +20,7 @@ from frazil.iceberg.schema import update
 from frazil.pipeline.chunk import ChunkPipeline
 from frazil.pipeline.evolution import changes
 from frazil.pipeline.projection import MetadataColumns, fitted
-from frazil.pipeline.table_plan import TablePlan
+from frazil.pipeline.table_plan import ChunkPlan, TablePlan
 from tests.unit.test_compact import schema, shape
 from tests.unit.test_projection import _INT, DEFAULTS, VALUES, _list, _struct
 from tests.unit.test_settle import HERE, NOBODY, opened
@@ -116,7 +116,7 @@ def test_members_that_json_lacks_are_the_write_default(tmp_path: Path):
         column(7, "u", "uuid"),
     )
     plan = TablePlan(replace(shape(tmp_path), schema=text), NOWHERE, "", "reject", format_version=3)
-    settler = ChunkPipeline(RecordFormat("json"), None, {"db.t": plan}, None, "db.t")
+    settler = ChunkPipeline(ChunkPlan(RecordFormat("json"), None, {"db.t": plan}, {}, "db.t"))
     values = [
         b'{"id":1}',
         b'{"id":2,"d":null,"r":"x","s":{"a":1},"u":null}',
@@ -131,14 +131,14 @@ def test_members_that_json_lacks_are_the_write_default(tmp_path: Path):
         {"id": 2, "d": None, "r": "x", "s": {"a": 1, "d": 3}, "u": None},
         {"id": 3, "d": date, "r": text_, "s": {"a": None, "d": 5}, "u": uuid_},
     ]
-    assert list(settled.letters) == [3]
+    assert list(settled.rejections) == [3]
 
 
 def test_a_new_field_is_added_where_json_lacks_a_required_column_with_a_default(tmp_path: Path):
     text = schema(_INT("id", 1), column(2, "r", "string", True))
     plan = TablePlan(replace(shape(tmp_path), schema=text), NOWHERE, "", format_version=3)
-    settler = ChunkPipeline(RecordFormat("json"), None, {"db.t": plan}, None, "db.t")
+    settler = ChunkPipeline(ChunkPlan(RecordFormat("json"), None, {"db.t": plan}, {}, "db.t"))
     settled = settler.process(HERE, opened([b'{"id":2,"new":5}']), None, NOBODY)
-    assert settled.letters == {}
+    assert settled.rejections == {}
     assert "new" in settled.needs["db.t"].names
     assert not settled.needs["db.t"].field("r").nullable, "it stays required"

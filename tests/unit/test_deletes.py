@@ -23,7 +23,7 @@ from frazil.pipeline.chunk import ChunkPipeline
 from frazil.pipeline.chunk_result import ChunkResult
 from frazil.pipeline.projection import MetadataColumns
 from frazil.pipeline.routing import RoutingRules
-from frazil.pipeline.table_plan import LOG, TablePlan
+from frazil.pipeline.table_plan import LOG, ChunkPlan, TablePlan
 
 HERE = Partition("events", 2)
 METADATA = MetadataColumns("_topic", "_topic_partition", "_offset", "_timestamp")
@@ -61,7 +61,7 @@ def settler(
     }
     rules = RoutingRules(routes, list({**plans, **keyed})) if routes else None
     keyed = keyed if modes is None else modes
-    return ChunkPipeline(format, rules, plans, None, "db.t", keyed, key)
+    return ChunkPipeline(ChunkPlan(format, rules, plans, {}, "db.t", keyed, key))
 
 
 def settle(by: ChunkPipeline, *records: tuple[bytes | None, bytes | None]) -> ChunkResult:
@@ -75,7 +75,7 @@ def settle(by: ChunkPipeline, *records: tuple[bytes | None, bytes | None]) -> Ch
         for _, rows in (*settled.rows, *settled.gone)
         for each in rows.column("_offset").to_pylist()
     }
-    told |= {100 + index for index in settled.letters}
+    told |= {100 + index for index in settled.rejections}
     if not settled.needs:
         assert len(told) + settled.skipped == len(records)
     return settled
@@ -139,9 +139,9 @@ def test_a_key_that_cannot_be_read_is_rejected_by_itself():
         (doc(id=3), None),
     )
     assert gone(settled) == [(104, 3)]
-    assert sorted(settled.letters) == [0, 1, 2, 3]
-    assert {letter.kind for letter in settled.letters.values()} == {"key"}
-    assert "nothing says what it deletes" in settled.letters[0].reason
+    assert sorted(settled.rejections) == [0, 1, 2, 3]
+    assert {letter.kind for letter in settled.rejections.values()} == {"key"}
+    assert "nothing says what it deletes" in settled.rejections[0].reason
 
 
 def test_a_key_of_several_columns():
@@ -150,24 +150,24 @@ def test_a_key_of_several_columns():
         settler(JSON, two), (doc(name="a", id=1), None), (doc(id=1), None), (b"1", None)
     )
     assert gone(settled) == [(100, 1, "a")]
-    assert sorted(settled.letters) == [1, 2]
+    assert sorted(settled.rejections) == [1, 2]
 
 
 def test_a_row_without_its_key_is_rejected():
     settled = settle(settler(JSON, plan("db.t")), (None, doc(name="a")), (None, doc(id=1)))
     assert ids(settled) == [1]
-    assert settled.letters[0].tables == ("db.t",)
+    assert settled.rejections[0].tables == ("db.t",)
 
 
 def test_in_an_append_table_a_record_without_a_value_is_rejected_as_ever():
     settled = settle(settler(JSON, plan("db.t", key=())), (doc(id=2), None))
-    assert settled.letters[0].kind == "null"
+    assert settled.rejections[0].kind == "null"
     assert not settled.gone
 
 
 def test_where_there_is_no_table_there_is_nothing_to_delete():
     settled = settle(settler(JSON, upserts=("db.t",)), (doc(id=2), None))
-    assert (settled.skipped, settled.letters, settled.needs) == (1, {}, {})
+    assert (settled.skipped, settled.rejections, settled.needs) == (1, {}, {})
     settled = settle(settler(JSON, upserts=("db.t",)), (doc(id=2), None), (b"1", doc(id=1)))
     assert list(settled.needs) == ["db.t"]
 
@@ -202,7 +202,7 @@ def test_avro_values_and_keys():
         (b"", None),
     )
     assert (ids(settled), gone(settled)) == ([1], [(101, 5)])
-    assert sorted(settled.letters) == [2, 3]
+    assert sorted(settled.rejections) == [2, 3]
 
 
 def test_a_tombstone_for_two_kinds_of_tables_deletes_in_one_and_is_rejected_by_the_other():
@@ -215,7 +215,7 @@ def test_a_tombstone_for_two_kinds_of_tables_deletes_in_one_and_is_rejected_by_t
     )
     settled = settle(by, (doc(id=4), None))
     assert gone(settled) == [(100, 4)]
-    assert settled.letters[0].tables == ("db.log",)
+    assert settled.rejections[0].tables == ("db.log",)
 
 
 # ── Debezium ────────────────────────────────────────────────────────────────────────────────────
@@ -256,7 +256,7 @@ def check_story(settled: ChunkResult) -> None:
     assert ids(settled) == [1, 1, 4, 5]
     assert gone(settled) == [(102, 2)]
     assert left(settled) == [(104, 3)]
-    assert (settled.skipped, settled.letters) == (1, {})
+    assert (settled.skipped, settled.rejections) == (1, {})
 
 
 def test_changes_in_json():
@@ -274,7 +274,7 @@ def test_a_delete_without_its_key_is_rejected():
     settled = settle(
         by, (None, change("d", {"name": "a"}, None)), (None, change("d", row(None), None))
     )
-    assert sorted(settled.letters) == [0, 1]
+    assert sorted(settled.rejections) == [0, 1]
     assert not settled.gone
 
 
@@ -305,7 +305,7 @@ def test_a_change_of_the_key_in_json_is_seen_whatever_the_key_is(
     by = settler(JSON, plan("db.t", columns), routes=ROUTES)
     text = '{"op":"u","before":{"id":%s},"after":{"id":%s}}'
     moved = settle(by, (None, (text % (before, after)).encode()))
-    assert moved.letters == {}
+    assert moved.rejections == {}
     assert [each for each, *_ in left(moved)] == [100]
     stays = settle(by, (None, (text % (after, after)).encode()))
     assert left(stays) == []
@@ -332,7 +332,7 @@ def test_a_key_in_json_that_is_only_written_another_way_is_the_same(
     by = settler(JSON, plan("db.t", columns), routes=ROUTES)
     text = '{"op":"u","before":{"id":%s},"after":{"id":%s}}' % (before, after)  # noqa: UP031
     settled = settle(by, (None, text.encode()))
-    assert settled.letters == {}
+    assert settled.rejections == {}
     assert left(settled) == []
 
 
@@ -386,7 +386,7 @@ def test_a_change_of_the_key_whose_row_is_rejected_leaves_the_old_row_alone(kind
         changes = [datum(ENVELOPE, **json.loads(each)) for each in changes]
     plans = replace(plan("db.t", required), evolution="reject")
     settled = settle(settler(format, plans, routes=ROUTES), *((None, each) for each in changes))
-    assert sorted(settled.letters) == [0]
+    assert sorted(settled.rejections) == [0]
     assert (ids(settled), left(settled)) == ([6], [(101, 5)])
 
 
@@ -464,8 +464,8 @@ def test_a_delete_has_the_order_of_its_row_or_of_its_change(
     )
     assert orders(settled.gone, path) == deletes
     assert [each for each in orders(settled.left, path) if each[0] == 103] == moves
-    assert sorted(settled.letters) == rejected
-    assert "says which change of a key is the newer one" in settled.letters[rejected[0]].reason
+    assert sorted(settled.rejections) == rejected
+    assert "says which change of a key is the newer one" in settled.rejections[rejected[0]].reason
     assert {each for each, _ in orders(settled.left, path)} == {103, 104, 105} - {100 + rejected[0]}
 
 
@@ -483,5 +483,5 @@ def test_rows_without_an_order_are_rejected_and_all_others_taken():
     given = [doc(id=n, name="a", **({} if n % 3 else {"version": n})) for n in range(9)]
     settled = settle(by, *((None, each) for each in given))
     assert sorted(ids(settled)) == [0, 3, 6]
-    assert sorted(settled.letters) == [1, 2, 4, 5, 7, 8]
-    assert {each.kind for each in settled.letters.values()} == {"misfit"}
+    assert sorted(settled.rejections) == [1, 2, 4, 5, 7, 8]
+    assert {each.kind for each in settled.rejections.values()} == {"misfit"}

@@ -46,7 +46,7 @@ from frazil.ops.index_rebuild import REBUILD
 from frazil.pipeline import upsert
 from frazil.pipeline.projection import MetadataColumns
 from frazil.pipeline.replay import NOTE_COLUMNS, NOTES
-from frazil.pipeline.task import LETTER_COLUMNS, LETTERS
+from frazil.pipeline.task import DEAD_LETTER_COLUMNS, DEAD_LETTER_METADATA
 from frazil.spark.checkpoint import Checkpoint, SourceOffsets, known
 from tests.unit.test_checkpoint import ICEBERG, log, ours
 
@@ -263,7 +263,7 @@ def deleted_columns() -> tuple[pa.Schema, MetadataColumns]:
 
 TABLES: dict[str, Callable[[], tuple[pa.Schema, MetadataColumns]]] = {
     "index": lambda: (index.COLUMNS, MetadataColumns("", "", "", "")),
-    "dead-letters": lambda: (LETTER_COLUMNS, LETTERS),
+    "dead-letters": lambda: (DEAD_LETTER_COLUMNS, DEAD_LETTER_METADATA),
     "replayed": lambda: (NOTE_COLUMNS, NOTES),
     "deleted": deleted_columns,
 }

@@ -23,7 +23,7 @@ from frazil.pipeline.chunk import ChunkPipeline
 from frazil.pipeline.chunk_result import ChunkResult
 from frazil.pipeline.needs import add_need
 from frazil.pipeline.projection import MetadataColumns
-from frazil.pipeline.table_plan import NewTable, TablePlan
+from frazil.pipeline.table_plan import ChunkPlan, NewTable, TablePlan
 
 METADATA = MetadataColumns("_topic", "_topic_partition", "_offset", "_timestamp")
 NEW = {"db.t": NewTable(tuple(field.name for field in METADATA.fields), undivided=("key", "k.v"))}
@@ -35,7 +35,7 @@ class World:
     """A table that is made and changed as its records need it, as the driver does."""
 
     def __init__(self, *columns: pa.Field, keyed: Any = None, **plan: Any) -> None:
-        self.keyed = keyed
+        self.keyed = keyed or {}
         self.schema = iceberg_schema(pa.schema(columns), METADATA, CONFIG) if columns else ""
         self.more = plan
         self.runs = 0
@@ -50,7 +50,7 @@ class World:
             self.runs += 1
             tables = {"db.t": self.plan} if self.schema else {}
             settler = ChunkPipeline(
-                RecordFormat("json"), None, tables, None, "db.t", self.keyed, new=NEW
+                ChunkPlan(RecordFormat("json"), None, tables, {}, "db.t", self.keyed, new=NEW)
             )
             whole = ChunkResult()
             for start in range(0, len(values), chunk):
@@ -60,8 +60,8 @@ class World:
                     Partition("t", 0), RawRecords(some, at, at), None, frozenset()
                 )
                 whole.rows += part.rows
-                for i, letter in part.letters.items():
-                    whole.letters[start + i] = letter
+                for i, letter in part.rejections.items():
+                    whole.rejections[start + i] = letter
                 for name, need in part.needs.items():
                     add_need(whole.needs, name, need)
             if not whole.needs:
@@ -166,7 +166,7 @@ def test_a_new_field_is_added_whatever_types_the_other_columns_have(
         world = World(ID, pa.field("x", kind), **keyed)
         before = columns_of(world.schema).field("x").type
         settled = world.settle([doc(id=1, x=value, more=True), doc(id=2), doc(id=3, x=value)])
-        assert ids(settled) == [1, 2, 3], settled.letters
+        assert ids(settled) == [1, 2, 3], settled.rejections
         assert columns_of(world.schema).field("more").type == pa.bool_()
         assert columns_of(world.schema).field("x").type == before
 
@@ -193,9 +193,9 @@ def test_a_value_that_does_not_convert_costs_its_own_record_and_no_column_is_add
 ):
     world = World(ID, pa.field("x", kind))
     settled = world.settle([doc(id=1), doc(id=2, x=value, more=1), doc(id=3)])
-    assert (ids(settled), list(settled.letters)) == ([1, 3], [1])
-    assert settled.letters[1].kind == "misfit"
-    assert "x" in settled.letters[1].reason
+    assert (ids(settled), list(settled.rejections)) == ([1, 3], [1])
+    assert settled.rejections[1].kind == "misfit"
+    assert "x" in settled.rejections[1].reason
     assert "more" not in columns_of(world.schema).names
 
 
@@ -253,7 +253,7 @@ def test_a_column_gets_its_new_name_whatever_its_type_is():
 def test_a_record_adds_no_column_that_does_not_take_its_own_value(value: str, there: bool):
     world = World(ID) if there else World()
     settled = world.settle([doc(id=1), f'{{"id":2,"more":{value}}}'.encode()])
-    assert (ids(settled), list(settled.letters)) == ([1], [1])
+    assert (ids(settled), list(settled.rejections)) == ([1], [1])
     assert columns_of(world.schema).names[:2] == ["id", "_topic"]
 
 
@@ -292,8 +292,8 @@ def test_one_odd_record_in_the_batch_that_makes_a_table_is_rejected_alone(odd: s
     for chunk in (1, 7, 1000):
         world = World()
         settled = world.settle(values, chunk)
-        assert list(settled.letters) == [place], settled.letters
-        assert settled.letters[place].reason
+        assert list(settled.rejections) == [place], settled.rejections
+        assert settled.rejections[place].reason
         assert ids(settled) == list(range(50))
         assert columns_of(world.schema).names[:3] == ["id", "name", "at"]
 
@@ -309,7 +309,7 @@ def test_one_fraction_does_not_round_the_large_whole_numbers_beside_it(place: in
     settled = world.settle(values, 7)
     assert columns_of(world.schema).field("id").type == pa.int64()
     assert ids(settled) == [LARGE + i for i in range(50)]
-    assert list(settled.letters) == [place]
+    assert list(settled.rejections) == [place]
 
 
 def test_whole_numbers_that_a_double_holds_stand_beside_fractions():
@@ -320,7 +320,7 @@ def test_whole_numbers_that_a_double_holds_stand_beside_fractions():
     settled = world.settle([doc(id=0.5), doc(id=1.5), doc(id=10**18 + 1)])
     assert columns_of(world.schema).field("id").type == pa.float64()
     settled = World().settle([doc(id=1, l=[1, LARGE]), doc(id=2, l=[0.5, LARGE])])
-    assert list(settled.letters) == [1], "no type holds both"
+    assert list(settled.rejections) == [1], "no type holds both"
 
 
 @pytest.mark.parametrize("place", [0, 25, 50])
@@ -334,7 +334,7 @@ def test_one_fraction_makes_no_double_of_a_column_that_can_be_none(field: Any, p
     assert columns_of(world.schema).field("key").type == pa.int64()
     assert columns_of(world.schema).field("k").type.field("v").type == pa.int64()
     assert ids(settled) == list(range(50))
-    assert list(settled.letters) == [place]
+    assert list(settled.rejections) == [place]
 
 
 def test_the_same_table_is_made_in_whatever_order_and_chunks_the_records_come():
@@ -356,19 +356,19 @@ def test_the_same_table_is_made_in_whatever_order_and_chunks_the_records_come():
         r.shuffle(values)
         world = World()
         settled = world.settle(values, r.choice([1, 2, 5, 100]))
-        rejected = sorted(values[i] for i in settled.letters)
+        rejected = sorted(values[i] for i in settled.rejections)
         made.add((str(columns_of(world.schema)), tuple(rejected)))
-        assert len(ids(settled)) + len(settled.letters) == len(values)
+        assert len(ids(settled)) + len(settled.rejections) == len(values)
     assert len(made) == 1
     assert len(made.pop()[1]) == 5
 
 
 def test_where_no_record_can_have_a_table_each_is_rejected_with_its_own_reason():
     settled = World().settle([ODD["case"], ODD["metadata column"], ODD["no json"]])
-    assert [each.kind for each in settled.letters.values()] == ["misfit", "misfit", "json"]
-    assert "differ only in case" in settled.letters[0].reason
-    assert "'_offset'" in settled.letters[1].reason
-    assert "id,name" in settled.letters[2].reason, "how it begins"
+    assert [each.kind for each in settled.rejections.values()] == ["misfit", "misfit", "json"]
+    assert "differ only in case" in settled.rejections[0].reason
+    assert "'_offset'" in settled.rejections[1].reason
+    assert "id,name" in settled.rejections[2].reason, "how it begins"
 
 
 # ── how many columns ────────────────────────────────────────────────────────────────────────────
@@ -382,7 +382,7 @@ def test_one_record_adds_no_more_columns_than_the_table_may_have(there: bool):
         settled = world.settle([doc(id=1), doc(id=2, **fields), doc(id=3)])
         assert ids(settled) == ([1, 2, 3] if fits else [1, 3])
         assert len(columns_of(world.schema)) == (1003 if fits else 5)
-        for letter in settled.letters.values():
+        for letter in settled.rejections.values():
             assert "would have 1001 columns; max_columns is 1000" in letter.reason
 
 
@@ -404,8 +404,8 @@ def test_of_what_records_together_want_too_much_of_the_table_gets_what_most_want
         made.add((str(columns_of(world.schema)), tuple(ids(settled))))
         assert all(
             "max_columns is 4" in each.reason or "'b'" in each.reason or "b:" in each.reason
-            for each in settled.letters.values()
-        ), settled.letters
+            for each in settled.rejections.values()
+        ), settled.rejections
     assert len(made) == 1
     assert {"a", "b", "d"} == set(columns_of(world.schema).names) - {
         "id",
@@ -421,9 +421,9 @@ def test_a_column_with_an_endless_name_is_not_made():
     settled = World(ID).settle(
         [doc(id=1), doc(id=2, **{"n" * 256: 1}), doc(id=3, **{"n" * 255: 1})]
     )
-    assert (ids(settled), list(settled.letters)) == ([1, 3], [1])
-    assert "256 characters" in settled.letters[1].reason
-    assert len(settled.letters[1].reason) < 300
+    assert (ids(settled), list(settled.rejections)) == ([1, 3], [1])
+    assert "256 characters" in settled.rejections[1].reason
+    assert len(settled.rejections[1].reason) < 300
 
 
 # ── depth ───────────────────────────────────────────────────────────────────────────────────────
@@ -444,8 +444,8 @@ def test_json_may_be_nested_so_deep_and_what_is_deeper_is_rejected_by_itself(
     for levels in (MAX_DEPTH + 1, 65, 70, 150, 300, 480, 900, 5_000):
         world = World(ID) if there else World()
         settled = world.settle([doc(id=0), nested(levels, shape), doc(id=2)])
-        assert {i: each.kind for i, each in settled.letters.items()} == {1: "limit"}, levels
-        assert str(MAX_DEPTH) in settled.letters[1].reason
+        assert {i: each.kind for i, each in settled.rejections.items()} == {1: "limit"}, levels
+        assert str(MAX_DEPTH) in settled.rejections[1].reason
         assert ids(settled) == [0, 2]
     world = World(ID) if there else World()
     assert ids(world.settle([doc(id=0), nested(MAX_DEPTH, shape)])) == [0, 1]

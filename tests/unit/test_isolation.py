@@ -44,8 +44,8 @@ from frazil.pipeline.projection import MetadataColumns
 from frazil.pipeline.routing import RoutingRules
 from frazil.pipeline.table_plan import TablePlan
 from frazil.pipeline.task import (
-    LETTER_COLUMNS,
-    LETTERS,
+    DEAD_LETTER_COLUMNS,
+    DEAD_LETTER_METADATA,
     BatchPlan,
     EndedRange,
     UpsertOutcome,
@@ -82,7 +82,7 @@ def table(folder: Path, name: str = "db.t", by: tuple[str, ...] = (), key: str =
 
 
 def dead(folder: Path) -> TablePlan:
-    schema = iceberg_schema(LETTER_COLUMNS, LETTERS, TableConfig("db.dead"))
+    schema = iceberg_schema(DEAD_LETTER_COLUMNS, DEAD_LETTER_METADATA, TableConfig("db.dead"))
     shape = WriterSpec(
         "db.dead",
         str(folder / "dead"),
@@ -94,7 +94,7 @@ def dead(folder: Path) -> TablePlan:
         "zstd",
         {},
     )
-    return TablePlan(shape, LETTERS, "timestamp", "fail")
+    return TablePlan(shape, DEAD_LETTER_METADATA, "timestamp", "fail")
 
 
 @pytest.fixture
@@ -121,11 +121,12 @@ def plan(folder: Path, *tables: TablePlan, **more: Any) -> BatchPlan:
     made = {each.shape.name: each for each in tables or (table(folder),)}
     keyed = {name: "upsert" for name, each in made.items() if each.key}
     return BatchPlan(
-        {},
-        RecordFormat("json"),
-        made,
+        rules=None,
+        kafka={},
+        format=RecordFormat("json"),
+        tables=made,
         only="db.t",
-        letters=dead(folder),
+        dead_letters=dead(folder),
         file_prefix="p",
         keyed=keyed,
         **more,
@@ -237,7 +238,7 @@ def test_without_dead_letters_it_stops_the_stream_and_is_named(
     {**SETTLE, **WRITE}[station](monkeypatch)
     by = ("word",) if station == "path" else ()
     with pytest.raises(RuntimeError) as caught:
-        everything(replace(plan(tmp_path, table(tmp_path, by=by)), letters=None))
+        everything(replace(plan(tmp_path, table(tmp_path, by=by)), dead_letters=None))
     error = from_traceback(str(caught.value))
     assert isinstance(error, Undecodable if station in SETTLE else Unwritable)
     assert "events[0] offset 17" in error.message
@@ -536,12 +537,11 @@ def test_a_record_that_fails_at_the_start_is_left_to_the_tasks(
 ):
     """The driver reads the first records to learn their columns; it does not stop at one."""
     feed = KafkaSource.__new__(KafkaSource)
-    feed._rules = None
-    monkeypatch.setattr(KafkaSource, "_plan", lambda *_: plan(tmp_path))
+    feed._plans = SimpleNamespace(rules=None, plan=lambda *_: plan(tmp_path))  # type: ignore[assignment]
     words |= {3: POISON}
     at_decode(monkeypatch)
     feed._next = [Range(HERE, 0, COUNT)]
     assert feed.sample(None) == {}  # type: ignore[arg-type]
-    raising(monkeypatch, task, "_letters", lambda *_: True)
+    raising(monkeypatch, task, "_dead_letter_rows", lambda *_: True)
     feed._next = [Range(HERE, 0, COUNT)]
     assert feed.sample(None) == {}  # type: ignore[arg-type]

@@ -116,10 +116,10 @@ def test_an_upsert_table_rejects_what_would_replace_a_value_by_the_placeholder(k
     assert ids(settled) == [1]
     assert gone(settled) == [(103, 4)]
     assert left(settled) == []  # the row whose key changed stays as it was
-    assert {i: each.kind for i, each in settled.letters.items()} == dict.fromkeys(
+    assert {i: each.kind for i, each in settled.rejections.items()} == dict.fromkeys(
         (1, 2), "unavailable"
     )
-    reason = settled.letters[1].reason
+    reason = settled.rejections[1].reason
     assert reason.startswith("cannot apply a change to db.t: it does not carry the value of column")
     assert "'name'" in reason
     assert "REPLICA IDENTITY FULL" in reason
@@ -131,7 +131,7 @@ def test_tables_that_keep_every_change_keep_the_placeholder_as_it_was_sent(kind:
         kind, plan("db.t", pa.schema([each.with_nullable(True) for each in CHANGES]), log=True)
     )
     for settled in (log, told(kind, plan("db.t", CHANGES, key=()))):
-        assert settled.letters == {}
+        assert settled.rejections == {}
         names = [name for _, rows in settled.rows for name in rows["name"].to_pylist()]
         assert names == ["a long text", TEXT, TEXT, TEXT]
 
@@ -139,7 +139,7 @@ def test_tables_that_keep_every_change_keep_the_placeholder_as_it_was_sent(kind:
 @pytest.mark.parametrize("kind", ["json", "avro"])
 def test_without_a_placeholder_it_is_a_value_like_others(kind: str):
     settled = told(kind, plan("db.t", CHANGES), said="")
-    assert (ids(settled), left(settled), settled.letters) == ([1, 1, 3], [(102, 2)], {})
+    assert (ids(settled), left(settled), settled.rejections) == ([1, 1, 3], [(102, 2)], {})
 
 
 @pytest.mark.parametrize("kind", ["json", "avro"])
@@ -147,7 +147,7 @@ def test_of_two_tables_the_one_that_keeps_every_change_has_it(kind: str):
     routes = (RouteConfig(to=("db.t", "db.log"), envelope="debezium"),)
     settled = told(kind, plan("db.t", CHANGES), plan("db.log", CHANGES, key=()), routes=routes)
     assert ids(settled, "db.log") == [1, 1, 3, 4]
-    assert {letter.tables for letter in settled.letters.values()} == {("db.t",)}
+    assert {letter.tables for letter in settled.rejections.values()} == {("db.t",)}
 
 
 FLAT = {"id": 1, "name": TEXT}
@@ -160,7 +160,7 @@ def test_a_flattened_change_is_rejected_as_one_in_its_envelope(kind: str):
     schema, value = (json.dumps(ROW), datum(ROW, **FLAT)) if kind == "avro" else ("", doc(**FLAT))
     by = settler(RecordFormat(kind, schema, {}, TEXT), plan("db.t", columns))
     settled = settle(by, (None, value))
-    assert (ids(settled), settled.letters[0].kind) == ([], "unavailable")
+    assert (ids(settled), settled.rejections[0].kind) == ([], "unavailable")
 
 
 HSTORE = {"op": "u", "before": None, "after": {"id": 1, "h": {TEXT: TEXT}}}
@@ -188,7 +188,7 @@ def test_the_placeholder_names_no_column(mode: str, there: bool, more: dict[str,
     after = {**more, **HSTORE["after"]}  # type: ignore[dict-item]
     settled = settle(by, (None, doc(**{**HSTORE, "after": after})))
     assert settled.needs == {}
-    assert settled.letters[0].kind == "unavailable"
+    assert settled.rejections[0].kind == "unavailable"
 
 
 def test_a_map_takes_the_placeholder_of_an_hstore_as_it_was_sent():
@@ -198,5 +198,5 @@ def test_a_map_takes_the_placeholder_of_an_hstore_as_it_was_sent():
         settler(RecordFormat("json"), plan("db.t", columns, key=()), routes=ROUTES),
         (None, doc(**HSTORE)),
     )
-    assert settled.letters == {}
+    assert settled.rejections == {}
     assert settled.rows[0][1]["h"].to_pylist() == [[(TEXT, TEXT)]]

@@ -29,7 +29,7 @@ from frazil.pipeline.column_records import ColumnRecords
 from frazil.pipeline.needs import add_need, aliases_of, needed
 from frazil.pipeline.projection import MetadataColumns
 from frazil.pipeline.routing import SKIP, RoutingRules
-from frazil.pipeline.table_plan import TablePlan
+from frazil.pipeline.table_plan import ChunkPlan, TablePlan
 
 HERE = Partition("events", 2)
 METADATA = MetadataColumns("_topic", "_topic_partition", "_offset", "_timestamp")
@@ -68,8 +68,8 @@ def settle(
     something is needed first."""
     settled = settler.process(HERE, opened(values, headers), None, below)
     offsets = {each for _, rows in settled.rows for each in rows.column("_offset").to_pylist()}
-    letters = {100 + 2 * index for index in settled.letters}
-    assert all(letter.index == index for index, letter in settled.letters.items())
+    letters = {100 + 2 * index for index in settled.rejections}
+    assert all(letter.index == index for index, letter in settled.rejections.items())
     if not settled.needs and not below:
         assert len(offsets | letters) + settled.skipped == len(values)
     return settled
@@ -82,11 +82,11 @@ def ids(settled: ChunkResult, table: str) -> list[int]:
 
 
 def reasons(settled: ChunkResult) -> dict[int, str]:
-    return {index: letter.reason for index, letter in sorted(settled.letters.items())}
+    return {index: letter.reason for index, letter in sorted(settled.rejections.items())}
 
 
 def kinds(settled: ChunkResult) -> dict[int, str]:
-    return {index: letter.kind for index, letter in sorted(settled.letters.items())}
+    return {index: letter.kind for index, letter in sorted(settled.rejections.items())}
 
 
 # ── JSON ────────────────────────────────────────────────────────────────────────────────────────
@@ -98,14 +98,16 @@ def doc(**members: Any) -> bytes:
 
 def of_json(*tables: TablePlan, refused: Mapping[str, str] | None = None) -> ChunkPipeline:
     """Everything into db.t."""
-    return ChunkPipeline(RecordFormat("json"), None, plans(*tables), refused, "db.t")
+    return ChunkPipeline(
+        ChunkPlan(RecordFormat("json"), None, plans(*tables), refused or {}, "db.t")
+    )
 
 
 def by_rules(
     *routes: RouteConfig, tables: dict[str, TablePlan], names: list[str] | None = None, **more: Any
 ) -> ChunkPipeline:
     return ChunkPipeline(
-        RecordFormat("json"), RoutingRules(routes, names or list(tables)), tables, **more
+        ChunkPlan(RecordFormat("json"), RoutingRules(routes, names or list(tables)), tables, **more)
     )
 
 
@@ -117,7 +119,7 @@ def test_json_goes_into_the_columns_of_its_table_with_its_origin_beside():
         {"id": 1, "name": "a", "_topic": "events", "_topic_partition": 2, "_offset": 100},
         {"id": 2, "name": None, "_topic": "events", "_topic_partition": 2, "_offset": 102},
     ]
-    assert (settled.letters, settled.skipped, settled.needs) == ({}, 0, {})
+    assert (settled.rejections, settled.skipped, settled.needs) == ({}, 0, {})
 
 
 def test_values_that_are_no_json_or_null_are_rejected_one_by_one_with_the_table_they_were_for():
@@ -125,7 +127,7 @@ def test_values_that_are_no_json_or_null_are_rejected_one_by_one_with_the_table_
     settled = settle(of_json(plan("db.t")), values)
     assert ids(settled, "db.t") == [1, 2]
     assert kinds(settled) == {1: "json", 2: "null", 3: "json", 5: "limit"}
-    assert {letter.tables for letter in settled.letters.values()} == {("db.t",)}
+    assert {letter.tables for letter in settled.rejections.values()} == {("db.t",)}
 
 
 def test_a_missing_table_is_needed_with_the_columns_of_all_records_that_have_any():
@@ -158,24 +160,26 @@ def test_a_new_field_is_a_need_of_an_evolving_table_and_the_records_that_fit_are
     settled = settle(of_json(plan("db.t")), [doc(id=1), doc(id=2, more=1.5)])
     assert ids(settled, "db.t") == [1]
     assert settled.needs["db.t"].names == ["id", "name", "more"]
-    assert settled.letters == {}
+    assert settled.rejections == {}
 
 
 def test_a_change_log_that_evolves_keeps_its_column_of_operations():
     log = plan("db.t", ID, pa.field("_op", pa.large_string()), log=("id",))
     settler = ChunkPipeline(
-        RecordFormat("json"),
-        None,
-        plans(log),
-        None,
-        "db.t",
-        {"db.t": "changelog"},
-        RecordFormat("json"),
+        ChunkPlan(
+            RecordFormat("json"),
+            None,
+            plans(log),
+            {},
+            "db.t",
+            {"db.t": "changelog"},
+            RecordFormat("json"),
+        )
     )
     settled = settle(settler, [doc(id=1), doc(id=2, more="x")])
     assert ids(settled, "db.t") == [1]
     assert settled.needs["db.t"].names == ["id", "_op", "more"]
-    assert settled.letters == {}
+    assert settled.rejections == {}
 
 
 @pytest.mark.parametrize("evolution", ["reject", "evolve"])
@@ -217,23 +221,23 @@ def test_json_that_calls_a_column_by_its_former_name_finds_it():
     settled = settle(of_json(table), [doc(id=1, name="new"), doc(id=2, title="old")])
     rows = pa.concat_tables([rows for _, rows in settled.rows]).sort_by("_offset")
     assert rows.column("name").to_pylist() == ["new", "old"]
-    assert (settled.letters, settled.needs) == ({}, {})
+    assert (settled.rejections, settled.needs) == ({}, {})
 
 
 @pytest.mark.parametrize("value", [doc(id=1, heading="x"), doc(key=1, name="x")])
 def test_json_may_use_any_former_name_and_mix_old_and_new_ones(value: bytes):
     table = plan("db.t", aliases={"name": ("title", "heading"), "id": ("key",)})
     settled = settle(of_json(table), [value])
-    assert settled.letters == {}
+    assert settled.rejections == {}
     assert ids(settled, "db.t") == [1]
 
 
 def test_a_field_name_that_is_no_text_costs_its_own_record_alone():
     values = [b'{"id":1}', b'{"\\ud800":1}']
     settled = settle(of_json(plan("db.t")), values)
-    assert (ids(settled, "db.t"), list(settled.letters)) == ([1], [1])
+    assert (ids(settled, "db.t"), list(settled.rejections)) == ([1], [1])
     assert settle(of_json(), values).needs["db.t"].names == ["id"]
-    assert list(settle(of_json(), values[1:]).letters) == [0]
+    assert list(settle(of_json(), values[1:]).rejections) == [0]
 
 
 # ── JSON by rules ───────────────────────────────────────────────────────────────────────────────
@@ -254,7 +258,7 @@ def test_each_record_goes_to_all_tables_of_the_first_rule_that_matches_it():
     assert ids(settled, "db.b") == [1]
     assert settled.skipped == 1
     assert kinds(settled) == {3: "route"}
-    assert settled.letters[3].tables == ()
+    assert settled.rejections[3].tables == ()
 
 
 def test_a_record_that_several_tables_reject_is_one_dead_letter_that_names_them_all():
@@ -265,10 +269,10 @@ def test_a_record_that_several_tables_reject_is_one_dead_letter_that_names_them_
     settled = settle(settler, [doc(id=1), doc(id=2, name="x"), doc(id="x"), b"{"])
     assert ids(settled, "db.a") == [1]
     assert ids(settled, "db.b") == [1, 2], "what one table rejects, the other has"
-    assert settled.letters[1].tables == ("db.a",)
-    assert settled.letters[2].tables == ("db.a", "db.b")
-    assert settled.letters[3].tables == ("db.a", "db.b")
-    assert settled.letters[3].reason.count("cannot read JSON") == 1, "a reason is not told twice"
+    assert settled.rejections[1].tables == ("db.a",)
+    assert settled.rejections[2].tables == ("db.a", "db.b")
+    assert settled.rejections[3].tables == ("db.a", "db.b")
+    assert settled.rejections[3].reason.count("cannot read JSON") == 1, "a reason is not told twice"
 
 
 def test_a_topic_that_a_rule_skips_is_skipped_whatever_its_records_are():
@@ -277,9 +281,11 @@ def test_a_topic_that_a_rule_skips_is_skipped_whatever_its_records_are():
     assert settle(by_rules(skipping, tables=plans(plan("db.a"))), values).skipped == 3
     schema = {"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}]}
     avro = ChunkPipeline(
-        RecordFormat("avro", json.dumps(schema)),
-        RoutingRules([skipping], ["db.a"]),
-        plans(plan("db.a")),
+        ChunkPlan(
+            RecordFormat("avro", json.dumps(schema)),
+            RoutingRules([skipping], ["db.a"]),
+            plans(plan("db.a")),
+        )
     )
     assert settle(avro, [b"\x02", b"", None]).skipped == 3
 
@@ -312,7 +318,7 @@ def test_headers_and_functions_decide_too():
     values = [doc(id=i) for i in range(4)]
     settled = settle(settler, values, headers=[None, "a", None, "z"])
     assert (ids(settled, "db.a"), ids(settled, "db.b")) == ([1], [0])
-    assert (list(settled.letters), settled.skipped) == ([2], 1)
+    assert (list(settled.rejections), settled.skipped) == ([2], 1)
 
 
 def test_what_is_no_json_is_rejected_and_not_skipped_by_a_rule_for_the_rest():
@@ -361,7 +367,7 @@ def test_changes_in_json_become_rows_and_tombstones_are_skipped():
     assert ids(settled, "db.t") == [1, 2]
     assert settled.skipped == 1
     assert kinds(settled) == {2: "json", 4: "envelope", 5: "envelope", 6: "misfit"}
-    assert {letter.tables for letter in settled.letters.values()} == {("db.t",)}
+    assert {letter.tables for letter in settled.rejections.values()} == {("db.t",)}
 
 
 def test_a_tombstone_in_kafka_connects_envelope_is_one_too():
@@ -394,7 +400,7 @@ def test_changes_in_columns_become_rows_by_the_field_of_their_source():
         ["db.t"],
     )
     settler = ChunkPipeline(
-        RecordFormat("avro", json.dumps(schema)), rules, plans(plan("db.t", *CHANGES))
+        ChunkPlan(RecordFormat("avro", json.dumps(schema)), rules, plans(plan("db.t", *CHANGES)))
     )
     values = [
         avro(schema, {**change("c", None, {"id": 1, "name": "a"}), "table": "t"}),
@@ -446,7 +452,9 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> RecordFormat:
 
 
 def test_of_a_chunk_with_several_schemas_each_has_its_own_fate(registered: RecordFormat):
-    settler = ChunkPipeline(registered, None, plans(plan("db.t", evolution="reject")), only="db.t")
+    settler = ChunkPipeline(
+        ChunkPlan(registered, None, plans(plan("db.t", evolution="reject")), only="db.t")
+    )
     values = [
         avro(V1, {"id": 1, "name": "a"}, 1),
         avro(V2, {"id": 2, "name": "b", "more": 1.0}, 2),
@@ -458,14 +466,14 @@ def test_of_a_chunk_with_several_schemas_each_has_its_own_fate(registered: Recor
     settled = settle(settler, values)
     assert ids(settled, "db.t") == [1, 3]
     assert kinds(settled) == {1: "misfit", 2: "misfit", 3: "header", 4: "null"}
-    assert (settled.letters[1].schema_id, settled.letters[2].schema_id) == (2, 5)
-    assert "'more'" in settled.letters[1].reason
+    assert (settled.rejections[1].schema_id, settled.rejections[2].schema_id) == (2, 5)
+    assert "'more'" in settled.rejections[1].reason
 
 
 def test_an_evolving_table_needs_what_all_schemas_bring_and_rejects_what_can_never_fit(
     registered: RecordFormat,
 ):
-    settler = ChunkPipeline(registered, None, plans(plan("db.t")), only="db.t")
+    settler = ChunkPipeline(ChunkPlan(registered, None, plans(plan("db.t")), only="db.t"))
     values = [
         avro(V1, {"id": 1, "name": "a"}, 1),
         avro(V2, {"id": 2, "name": "b", "more": 1.0}, 2),
@@ -473,7 +481,7 @@ def test_an_evolving_table_needs_what_all_schemas_bring_and_rejects_what_can_nev
         avro(V5, {"id": "x"}, 5),
     ]
     settled = settle(settler, values)
-    assert list(settled.letters) == [3]
+    assert list(settled.rejections) == [3]
     need = settled.needs["db.t"]
     assert need.names == ["id", "title", "more"], "renamed, and not there twice"
     assert aliases_of(need) == {"title": ("name",)}
@@ -483,9 +491,9 @@ def test_a_missing_table_is_needed_once_for_all_schemas_and_refused_for_all(
     registered: RecordFormat,
 ):
     values = [avro(V1, {"id": 1, "name": "a"}, 1), avro(V2, {"id": 2, "name": "b", "more": 1.0}, 2)]
-    need = settle(ChunkPipeline(registered, None, {}, only="db.t"), values).needs
+    need = settle(ChunkPipeline(ChunkPlan(registered, None, {}, only="db.t")), values).needs
     assert need["db.t"].names == ["id", "name", "more"]
-    refusing = ChunkPipeline(registered, None, {}, {"db.t": "no room"}, "db.t")
+    refusing = ChunkPipeline(ChunkPlan(registered, None, {}, {"db.t": "no room"}, "db.t"))
     assert set(reasons(settle(refusing, values)).values()) == {"cannot fit db.t: no room"}
 
 
@@ -493,37 +501,43 @@ def test_rows_under_an_older_name_go_into_the_column_it_has_now(registered: Reco
     titled = ID, pa.field("title", pa.large_string())
     old, new = avro(V1, {"id": 1, "name": "a"}, 1), avro(V3, {"id": 3, "title": "c"}, 3)
     frozen = plan("db.t", *titled, evolution="reject")
-    settled = settle(ChunkPipeline(registered, None, plans(frozen), only="db.t"), [old, new])
+    settled = settle(
+        ChunkPipeline(ChunkPlan(registered, None, plans(frozen), only="db.t")), [old, new]
+    )
     assert ids(settled, "db.t") == [3], "of V1 nobody has said that its name is the title"
     known = plan("db.t", *titled, aliases={"title": ("name",)}, evolution="reject")
-    settled = settle(ChunkPipeline(registered, None, plans(known), only="db.t"), [old, new])
+    settled = settle(
+        ChunkPipeline(ChunkPlan(registered, None, plans(known), only="db.t")), [old, new]
+    )
     rows = pa.concat_tables([rows for _, rows in settled.rows]).sort_by("_offset")
     assert rows.column("title").to_pylist() == ["a", "c"]
 
 
 def test_a_row_without_a_value_that_the_table_requires_is_rejected_alone(registered: RecordFormat):
     table = plan("db.t", ID, NAME, evolution="reject")
-    settler = ChunkPipeline(registered, None, plans(table), only="db.t")
+    settler = ChunkPipeline(ChunkPlan(registered, None, plans(table), only="db.t"))
     numbers: list[int | None] = [*range(50), None, *range(50, 80), None, 80]
     settled = settle(settler, [avro(V4, {"id": n, "name": "x"}, 4) for n in numbers])
     assert ids(settled, "db.t") == list(range(81))
-    assert sorted(settled.letters) == [50, 81]
+    assert sorted(settled.rejections) == [50, 81]
     assert all("requires column 'id'" in reason for reason in reasons(settled).values())
 
 
 def test_where_all_rows_lack_a_value_each_of_them_is_a_dead_letter(registered: RecordFormat):
-    settler = ChunkPipeline(registered, None, plans(plan("db.t", evolution="reject")), only="db.t")
+    settler = ChunkPipeline(
+        ChunkPlan(registered, None, plans(plan("db.t", evolution="reject")), only="db.t")
+    )
     settled = settle(settler, [avro(V4, {"id": None, "name": "x"}, 4)] * 5)
-    assert sorted(settled.letters) == [0, 1, 2, 3, 4]
+    assert sorted(settled.rejections) == [0, 1, 2, 3, 4]
 
 
 def test_an_identifier_stays_required_when_all_else_becomes_optional(registered: RecordFormat):
     table = plan("db.t", ID, NAME, identifier=("id",))
-    settler = ChunkPipeline(registered, None, plans(table), only="db.t")
+    settler = ChunkPipeline(ChunkPlan(registered, None, plans(table), only="db.t"))
     values = [avro(V4, {"id": n, "name": "x"}, 4) for n in (1, None)]
     settled = settle(settler, values)
     assert settled.needs == {}
-    assert (ids(settled, "db.t"), list(settled.letters)) == ([1], [1])
+    assert (ids(settled, "db.t"), list(settled.rejections)) == ([1], [1])
 
 
 def test_the_records_of_a_share_keep_their_offsets_whatever_is_cut_out_around_them(
@@ -536,7 +550,7 @@ def test_the_records_of_a_share_keep_their_offsets_whatever_is_cut_out_around_th
         ],
         ["db.a", "db.b"],
     )
-    settler = ChunkPipeline(registered, rules, plans(plan("db.a"), plan("db.b")))
+    settler = ChunkPipeline(ChunkPlan(registered, rules, plans(plan("db.a"), plan("db.b"))))
     words = ["a", "b", None, "a", "b", "c", "a"]
     values: list[bytes | None] = [avro(V1, {"id": i, "name": w}, 1) for i, w in enumerate(words)]
     values[3:3] = [b"bad", None]
@@ -558,7 +572,7 @@ def test_a_dead_letter_keeps_its_first_kind_and_gathers_reasons_and_tables():
     settled.reject(Rejection(4, "misfit", "too long", ("db.a",), 7))
     settled.reject(Rejection(4, "other", "too short", ("db.b",)))
     settled.reject(Rejection(4, "other", "too long", ("db.a",)))
-    assert settled.letters == {
+    assert settled.rejections == {
         4: Rejection(4, "misfit", "too long; too short", ("db.a", "db.b"), 7)
     }
 
@@ -605,12 +619,12 @@ def test_a_value_that_no_partition_can_have_is_a_misfit_of_its_own_row(
     spec = partition_spec(here.shape.schema, (by,), "db.t")
     here = replace(here, shape=replace(here.shape, spec=spec))
     rows = pa.table({"id": pa.array(range(5)), name: column})
-    records = ColumnRecords(RecordFormat("raw"), None, plans(here), {}, {}, None, {})
+    records = ColumnRecords(ChunkPlan(RecordFormat("raw"), None, plans(here)))
     work = ChunkWork(HERE, opened([b""] * 5), NOBODY)
     records._into(work, "db.t", rows, None, {}, None)
     assert ids(work.result, "db.t") == [0, 1, 3]
     assert kinds(work.result) == {2: "misfit", 4: "misfit"}
-    assert all(reason in letter.reason for letter in work.result.letters.values())
+    assert all(reason in letter.reason for letter in work.result.rejections.values())
 
 
 # ── timestamps that no column holds ──────────────────────────────────────────────────────────────
@@ -621,12 +635,12 @@ NANOSECONDS = 1794867748844274479  # what a producer says that takes millisecond
 @pytest.mark.parametrize("format", [RecordFormat("json"), RecordFormat("raw")])
 def test_a_record_whose_timestamp_does_not_fit_is_rejected_by_itself(format: RecordFormat):
     column = [ID] if format.kind == "json" else [pa.field("value", pa.large_binary())]
-    settler = ChunkPipeline(format, None, plans(plan("db.t", *column)), None, "db.t")
+    settler = ChunkPipeline(ChunkPlan(format, None, plans(plan("db.t", *column)), {}, "db.t"))
     given = opened([b'{"id":1}', b'{"id":2}', b'{"id":3}'])
     stamps = np.array([5, NANOSECONDS, 1_700_000_000_000_000], np.int64)  # the last: year 55841
     settled = settler.process(HERE, given._replace(stamps=stamps), None, NOBODY)
     assert kinds(settled) == {1: "timestamp"}
-    assert settled.letters[1].reason == (
+    assert settled.rejections[1].reason == (
         "cannot fit db.t: the record's timestamp does not fit; expected at most 9223372036854775 "
         f"milliseconds since 1970, found {NANOSECONDS}"
     )
@@ -640,11 +654,11 @@ def test_a_table_without_a_timestamp_column_takes_records_of_any_time():
     schema = iceberg_schema(pa.schema([ID]), metadata, TableConfig("db.t"))
     shape = WriterSpec("db.t", "", schema, 0, "", {}, 0, "", {})
     settler = ChunkPipeline(
-        RecordFormat("json"), None, plans(TablePlan(shape, metadata, "")), None, "db.t"
+        ChunkPlan(RecordFormat("json"), None, plans(TablePlan(shape, metadata, "")), {}, "db.t")
     )
     given = opened([b'{"id":1}'])._replace(stamps=np.array([NANOSECONDS], np.int64))
     settled = settler.process(HERE, given, None, NOBODY)
-    assert settled.letters == {}
+    assert settled.rejections == {}
     assert ids(settled, "db.t") == [1]
 
 

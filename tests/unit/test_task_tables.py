@@ -27,7 +27,13 @@ from frazil.pipeline import task
 from frazil.pipeline.projection import MetadataColumns
 from frazil.pipeline.routing import RoutingRules
 from frazil.pipeline.table_plan import TablePlan
-from frazil.pipeline.task import LETTER_COLUMNS, LETTERS, BatchPlan, RangeResult, run
+from frazil.pipeline.task import (
+    DEAD_LETTER_COLUMNS,
+    DEAD_LETTER_METADATA,
+    BatchPlan,
+    RangeResult,
+    run,
+)
 from tests.byte_broker import record
 
 HERE, OTHER = Partition("events", 0), Partition("events", 1)
@@ -89,7 +95,9 @@ def kinds(tmp_path: Path) -> BatchPlan:
         batch=7,
         file_prefix="p",
         tables={"db.a": plan(tmp_path, "db.a"), "db.b": plan(tmp_path, "db.b", evolution="reject")},
-        letters=plan(tmp_path, DEAD, *LETTER_COLUMNS, metadata=LETTERS, evolution="fail"),
+        dead_letters=plan(
+            tmp_path, DEAD, *DEAD_LETTER_COLUMNS, metadata=DEAD_LETTER_METADATA, evolution="fail"
+        ),
     )
 
 
@@ -206,7 +214,7 @@ def test_where_something_is_needed_nothing_counts_but_all_needs_are_reported(
 
 def test_a_dry_run_tells_needs_and_writes_nothing(log: Log, kinds: BatchPlan, tmp_path: Path):
     log |= {0: doc(id=0, kind="a"), 1: b"{", 2: doc(id=0, kind="a", more=1)}
-    bare = replace(kinds, letters=None)
+    bare = replace(kinds, dead_letters=None)
     assert list(run(bare, Range(HERE, 0, 3), dry=True).needs) == ["db.a"]
     assert not list(tmp_path.rglob("*.parquet"))
 
@@ -223,14 +231,20 @@ def test_without_dead_letters_a_rejected_record_stops_the_stream_and_is_named(
 ):
     log |= {3: doc(id=3, kind="a"), 4: value, 5: b"{"}
     with pytest.raises(error, match=message):
-        run(replace(kinds, letters=None), Range(HERE, 0, 6))
+        run(replace(kinds, dead_letters=None), Range(HERE, 0, 6))
 
 
 def test_without_rules_a_value_that_cannot_be_read_is_named_with_its_offset(
     log: Log, tmp_path: Path
 ):
     log |= {3: doc(id=3), 7: b"{", 8: b"{"}
-    alone = BatchPlan({}, RecordFormat("json"), {"db.t": plan(tmp_path, "db.t")}, only="db.t")
+    alone = BatchPlan(
+        rules=None,
+        kafka={},
+        format=RecordFormat("json"),
+        tables={"db.t": plan(tmp_path, "db.t")},
+        only="db.t",
+    )
     with pytest.raises(Undecodable, match=r"events\[0\] offset 7.*and 1 more of 3"):
         run(alone, Range(HERE, 0, 10))
 
@@ -240,8 +254,16 @@ def test_a_table_that_is_not_there_has_no_tally_of_its_own(
     log: Log, tmp_path: Path, refused: dict[str, str]
 ):
     log |= {0: b"{", 1: doc(id=1)} if refused else {0: b"{"}
-    letters = plan(tmp_path, DEAD, *LETTER_COLUMNS, metadata=LETTERS)
-    nothing = BatchPlan({}, RecordFormat("json"), {}, only="db.t", letters=letters, refused=refused)
+    letters = plan(tmp_path, DEAD, *DEAD_LETTER_COLUMNS, metadata=DEAD_LETTER_METADATA)
+    nothing = BatchPlan(
+        rules=None,
+        kafka={},
+        format=RecordFormat("json"),
+        tables={},
+        only="db.t",
+        dead_letters=letters,
+        refused=refused,
+    )
     result = run(nothing, Range(HERE, 0, 2))
     assert_closed(result)
     assert result.total.rejected == len(log)
@@ -304,10 +326,10 @@ def ahead(plan: BatchPlan, **floors: int) -> BatchPlan:
         name: replace(each, floor={HERE: floors[name[3:]]} if name[3:] in floors else {})
         for name, each in plan.tables.items()
     }
-    letters = plan.letters
+    letters = plan.dead_letters
     if letters and "dead" in floors:
         letters = replace(letters, floor={HERE: floors["dead"]})
-    return replace(plan, tables=tables, letters=letters)
+    return replace(plan, tables=tables, dead_letters=letters)
 
 
 @pytest.mark.parametrize(
@@ -386,6 +408,7 @@ def test_what_an_upsert_table_has_already_is_not_deleted_from_it_again(log: Log,
     seen: list[list[int]] = []
     for table in (mine, replace(mine, order="_timestamp", deleted_keys=deleted_keys)):
         kinds = BatchPlan(
+            rules=None,
             kafka={},
             format=RecordFormat("json"),
             only="db.a",
@@ -452,7 +475,7 @@ def test_without_dead_letters_a_batch_that_cannot_be_read_stops_with_its_offsets
     given = [doc(id=i, kind="a") for i in (0, 1, 5, 6)]
     monkeypatch.setattr(task, "fetch", lambda *_, **__: iter(unreadable(*given)))
     with pytest.raises(Undecodable, match=r"events\[0\] offset 2: .*512 MiB \(and 2 more of 7\)"):
-        run(replace(kinds, letters=None), Range(HERE, 0, 7))
+        run(replace(kinds, dead_letters=None), Range(HERE, 0, 7))
 
 
 def test_where_everything_goes_to_one_table_it_is_that_table_which_rejects_them(

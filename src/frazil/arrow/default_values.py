@@ -55,7 +55,7 @@ def any_of(columns: pa.Schema) -> bool:
 
 
 def loosened(columns: pa.Schema) -> pa.Schema:
-    """The same columns; those with a default are nullable."""
+    """The same columns; columns with a default are nullable."""
     return pa.schema([_loosened(column) for column in columns])
 
 

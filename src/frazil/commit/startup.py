@@ -149,7 +149,7 @@ class Startup:
         """Open the existing tables, and `tables`: nothing is claimed, nothing can be written."""
         index_table = self._catalog.load(self._config.index_table)
         entry = self._open_index(index_table) if index_table else None
-        self._source.look(spark, entry)
+        self._source.identify(spark, entry)
         self._open_tables(entry)
         self.tables.open(tables)
         self.epoch = entry.epoch if entry else 0
@@ -164,7 +164,7 @@ class Startup:
         index_table = self._catalog.load(self._config.index_table)
         entry = self._open_index(index_table) if index_table else None
         self._open_tables(entry)
-        self.origin = self._source.look(spark, entry)
+        self.origin = self._source.identify(spark, entry)
         for name, columns in self._source.columns.items():
             # The metadata columns are part of the rows: for the table they are ordinary columns.
             self.schemas.check(name, columns, NO_METADATA)

@@ -15,7 +15,7 @@ from frazil.config.sections import TableConfig, deleted_keys_table
 from frazil.config.units import duration, size
 from frazil.errors import ConfigError
 from frazil.pipeline.projection import MetadataColumns
-from frazil.pipeline.task import LETTERS
+from frazil.pipeline.task import DEAD_LETTER_METADATA
 
 
 class TableConfigs:
@@ -28,10 +28,10 @@ class TableConfigs:
         if self._dead_letters:
             self._configs[self._dead_letters] = TableConfig(
                 self._dead_letters,
-                topic_column=LETTERS.topic,
-                partition_column=LETTERS.partition,
-                offset_column=LETTERS.offset,
-                timestamp_column=LETTERS.timestamp,
+                topic_column=DEAD_LETTER_METADATA.topic,
+                partition_column=DEAD_LETTER_METADATA.partition,
+                offset_column=DEAD_LETTER_METADATA.offset,
+                timestamp_column=DEAD_LETTER_METADATA.timestamp,
                 schema_evolution="fail",
             )
         for table in config.tables:
@@ -79,7 +79,7 @@ class TableConfigs:
     def metadata(self, name: str) -> MetadataColumns:
         """The columns for a row's topic, partition, offset and timestamp."""
         if name == self._dead_letters:
-            return LETTERS
+            return DEAD_LETTER_METADATA
         config = self.of(name)
         return MetadataColumns(
             config.topic_column,

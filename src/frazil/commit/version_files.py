@@ -16,7 +16,7 @@ from frazil.errors import IdentityMismatch, SchemaMismatch
 from frazil.files.writer import WriterSpec
 from frazil.iceberg.table import ManifestEntry, Table
 from frazil.ledger.staged_batch import StagedBatch
-from frazil.pipeline.versions import FileBounds, VersionLookup, looked
+from frazil.pipeline.versions import FileBounds, VersionLookup, file_bounds
 
 
 class VersionFiles:
@@ -95,6 +95,6 @@ class VersionFiles:
             values = file.get(name) or {"keys": (), "values": ()}
             bounds.append(dict(zip(values["keys"], values["values"], strict=True)))
         try:
-            return looked(schema, self._key, file["file-path"], bounds)
+            return file_bounds(schema, self._key, file["file-path"], bounds)
         except struct.error:  # the column was widened since: no bounds, so the file is read
             return FileBounds(file["file-path"], (None,) * len(self._key))

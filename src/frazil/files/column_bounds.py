@@ -142,7 +142,7 @@ def _bounds(extent: ColumnExtent, length: int | None) -> tuple[bytes | None, byt
 def _above(value: Any, length: int) -> Any:
     """The least text or bytes of at most `length` that is not below `value`; None if there is none.
 
-    In text the character after U+D7FF is U+E000: those between are halves of surrogate pairs.
+    In text the character after U+D7FF is U+E000: code points between are halves of surrogates.
     """
     if len(value) <= length:
         return value

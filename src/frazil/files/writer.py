@@ -50,7 +50,7 @@ MAX_BYTES = 128 * 1024**2
 #: Size of one row group before it is encoded: Arrow's bytes, and rows.
 ROW_GROUP_BYTES = 64 * 1024**2
 ROW_GROUP_ROWS = 512 * 1024
-#: Maximum size of a file, whatever its target size.
+#: Maximum size of a file, for any target size.
 CEILING = 512 * 1024**2
 #: Arrow's overhead per column, and the most that a row group's column takes in the footer.
 COLUMN_BYTES, FOOTER_BYTES = 768, 16 * 1024

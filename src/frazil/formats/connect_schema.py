@@ -50,7 +50,7 @@ def _fields(schema: Any) -> list[dict[str, Any]]:
 
 
 def rewritten(row: Members, columns: Named) -> Members:
-    """The members of a row, those with a named type rewritten."""
+    """The members of a row; values with a named type are rewritten."""
     return {
         name: (value, _text(columns[name][1], text) if name in columns else text)
         for name, (value, text) in row.items()

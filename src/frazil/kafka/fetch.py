@@ -200,7 +200,7 @@ class _ChunkBuilder:
         count = len(messages)
         offsets = np.fromiter(map(Message.offset, messages), np.int64, count)
         steps = np.diff(offsets, prepend=self.next - 1)
-        if steps.min() < 1:  # librdkafka hands on whatever offsets the records of a batch claim
+        if steps.min() < 1:  # librdkafka does not check the offsets of a batch
             at = int(np.argmax(steps < 1))
             raise _broken(
                 self.partition,
@@ -280,7 +280,7 @@ def _behind(at: Partition) -> str:
 
 
 def _broken(at: Partition, offset: int | None, fact: str) -> Undecodable:
-    """For a record batch. librdkafka reports none of its offsets, nor continues behind it."""
+    """A broken record batch. librdkafka reports none of its offsets, nor continues behind it."""
     return Undecodable(f"cannot read {at} at offset {offset}: {fact}", hint=_behind(at))
 
 
@@ -321,7 +321,7 @@ def epoch_ends(
     client: bool = False,
     patience: float = 30.0,
 ) -> dict[Partition, int]:
-    """Where the log of each partition ends in a leader epoch, as far as it is below the position.
+    """The end of each partition's log in a leader epoch, as far as it is below the position.
 
     Over plain connections the broker is asked. Otherwise, and for brokers too old for that request,
     librdkafka asks, which compares before it fetches, if it can: given position and epoch, it

@@ -147,7 +147,7 @@ def _behind(raw: memoryview) -> int:
 def _visible(
     batches: list[memoryview], aborted: list[tuple[int, int]], wanted: Range, position: int
 ) -> Iterator[RecordBatchHeader]:
-    """Without control batches and aborted transactions, as a committed reader sees the log.
+    """The batches that a committed reader sees: no control batches, no aborted transactions.
 
     `aborted` lists for this answer which producer's records are void from which offset on; the
     abort marker in the log ends that.
@@ -340,8 +340,8 @@ def _read(connection: socket.socket) -> bytearray:
 def epoch_ends(
     kafka: Mapping[str, str], epochs: Mapping[Partition, int], tries: int = 3
 ) -> dict[Partition, int]:
-    """Where the log of each partition ends in a leader epoch: behind its last record of that epoch,
-    or of an earlier one. -1: the broker knows no such epoch. `Unsupported` where a broker closes
+    """The end of each partition's log in a leader epoch: behind the last record of that epoch, or
+    of an earlier one. -1: the broker knows no such epoch. Raises `Unsupported` if a broker closes
     the connection."""
     ends: dict[Partition, int] = {}
     for attempt in range(tries):

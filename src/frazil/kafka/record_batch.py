@@ -120,7 +120,7 @@ class RecordBatches:
         self.start = start
         self.end = end
         self.count = sum(batch.count for batch in batches)
-        #: which of the opened records lie in a batch that cannot be read, and why
+        #: opened records that lie in an unreadable batch, with the reason
         self.broken: dict[int, str] = {}
 
     @functools.cached_property
@@ -238,7 +238,7 @@ class RecordBatches:
 
     @staticmethod
     def ends(frame: pl.DataFrame) -> Longs:
-        """Where the values of a block that was `checked` end: before the number of headers."""
+        """The ends of the values in a `checked` block: before the number of headers."""
         length = frame["length"].to_numpy()
         return np.asarray(np.cumsum(length + width(length)) - 1, np.int64)
 
@@ -248,11 +248,11 @@ class RecordBatches:
         return slice(int(first), int(behind))
 
     def keys(self, frame: pl.DataFrame, rows: slice) -> pa.Array | None:
-        """Of the wanted rows of a block that was `checked`; None: no record has one."""
+        """The keys of the wanted rows of a `checked` block; None: no record has a key."""
         return frame["key"][rows].to_arrow() if self.layout.keyed else None
 
     def _one_by_one(self, envelope: bool = False) -> RawRecords:
-        """For null values, headers, or keys of some records only: no one schema fits all rows."""
+        """Records with null values, headers, or keys of some only: no one schema fits all rows."""
         kept: list[_Record] = []
         self.broken = {}
         for batch in self.batches:

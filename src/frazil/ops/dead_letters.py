@@ -205,8 +205,8 @@ def preview_replay(
     if not _waiting(config, spark, wanted):
         return ReplayReport()
     index = JavaCatalog(spark, config.catalog.name).load(config.index_table)
-    tables = sink.look(spark, known_tables(index, config.sink.id) if index else ())
-    return source.would(source.stream(spark, None), tables)
+    tables = sink.existing_tables(spark, known_tables(index, config.sink.id) if index else ())
+    return source.dry_run(source.stream(spark, None), tables)
 
 
 def _waiting(config: Config, spark: SparkSession, wanted: DeadLetterSelection) -> bool:

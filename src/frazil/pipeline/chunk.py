@@ -14,48 +14,24 @@ driver collects the needs of all tasks, creates or changes the tables, and runs 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from frazil.formats.decode_result import FramedRecords
-from frazil.formats.decoder import RecordFormat
 from frazil.kafka.record_batch import RawRecords, RecordBatches
 from frazil.offsets import Partition
 from frazil.pipeline.chunk_result import ChunkResult, ChunkWork, Rejection
 from frazil.pipeline.column_records import ColumnRecords
 from frazil.pipeline.json_records import JsonRecords
-from frazil.pipeline.routing import NoRoute, Route, RoutingRules
-from frazil.pipeline.table_plan import NewTable, TablePlan
+from frazil.pipeline.routing import NoRoute, Route
+from frazil.pipeline.table_plan import ChunkPlan
 
 
 class ChunkPipeline:
     """Processes the chunks of one task."""
 
-    def __init__(
-        self,
-        format: RecordFormat,
-        rules: RoutingRules | None,
-        tables: Mapping[str, TablePlan],
-        refused: Mapping[str, str] | None = None,
-        only: str = "",
-        keyed: Mapping[str, str] | None = None,
-        key_format: RecordFormat | None = None,
-        new: Mapping[str, NewTable] | None = None,
-    ) -> None:
-        """Without `rules` all records go to table `only`.
-
-        `refused`: tables that could not be created or changed as records need it, with the reason.
-        `keyed`: names and templates of upsert tables and change logs, with their mode.
-        `key_format`: format of the keys of records without a value; None: text.
-        `new`: names and templates of tables, with the settings of one that does not exist yet.
-        """
-        #: the arguments, with which another process builds the same pipeline
-        self.parts = (format, rules, tables, refused, only, keyed, key_format, new)
-        self._rules = rules
-        self._only = Route((only,), None, -1, "")
-        kind = JsonRecords if format.kind == "json" else ColumnRecords
-        self._records: JsonRecords | ColumnRecords = kind(
-            format, rules, tables, refused or {}, keyed or {}, key_format, new or {}
-        )
+    def __init__(self, plan: ChunkPlan) -> None:
+        self.plan = plan
+        self._only = Route((plan.only,), None, -1, "")
+        kind = JsonRecords if plan.format.kind == "json" else ColumnRecords
+        self._records: JsonRecords | ColumnRecords = kind(plan)
 
     def framed(self, records: RecordBatches | None) -> FramedRecords | None:
         """Kafka's record batches decoded directly into columns; None: not possible."""
@@ -65,7 +41,8 @@ class ChunkPipeline:
 
     def way(self, partition: Partition) -> Route | NoRoute | None:
         """The route of all records of a partition; None: it depends on the record."""
-        return self._rules.of_topic(partition.kafka_topic) if self._rules else self._only
+        rules = self.plan.rules
+        return rules.of_topic(partition.kafka_topic) if rules else self._only
 
     def process(
         self,
@@ -84,7 +61,8 @@ class ChunkPipeline:
             self._records.process(work, way)
         else:
             self._records.process(work, way, framed)
-        work.result.skipped += len(work.needless - work.heard - work.result.letters.keys())
+        useless = work.tombstones_without_table - work.tombstones
+        work.result.skipped += len(useless - work.result.rejections.keys())
         work.result.left = [
             (name, self._records.kept(work, name, keys)) for name, keys in work.result.left
         ]

@@ -7,10 +7,13 @@ are optional, None stands for all of them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pyarrow as pa
 
+from frazil.formats.decode_result import UndecodableRecord
 from frazil.kafka.record_batch import Longs, RawRecords, no_headers
 from frazil.offsets import Partition
 from frazil.pipeline.evolution import Aliases
@@ -37,25 +40,38 @@ class ChunkResult:
     gone: list[tuple[str, pa.Table]] = field(default_factory=list)
     #: former keys of records in `rows` that changed their key
     left: list[tuple[str, pa.Table]] = field(default_factory=list)
-    letters: dict[int, Rejection] = field(default_factory=dict)
+    rejections: dict[int, Rejection] = field(default_factory=dict)
     skipped: int = 0
     needs: dict[str, pa.Schema] = field(default_factory=dict)
 
-    def reject(self, letter: Rejection) -> None:
+    def reject(self, rejection: Rejection) -> None:
         """Add a rejection. Rejections of one record by several tables become one dead letter. The
         reason is shortened and made valid UTF-8: it may quote the record's data."""
-        plain = letter.reason[:1000].encode(errors="replace").decode()
-        letter = replace(letter, reason=plain)
-        known = self.letters.get(letter.index)
+        plain = rejection.reason[:1000].encode(errors="replace").decode()
+        rejection = replace(rejection, reason=plain)
+        known = self.rejections.get(rejection.index)
         if known is not None:
             reason = (
                 known.reason
-                if letter.reason in known.reason
-                else (f"{known.reason}; {letter.reason}")
+                if rejection.reason in known.reason
+                else (f"{known.reason}; {rejection.reason}")
             )
-            tables = tuple(dict.fromkeys((*known.tables, *letter.tables)))
-            letter = Rejection(letter.index, known.kind, reason, tables, known.schema_id)
-        self.letters[letter.index] = letter
+            tables = tuple(dict.fromkeys((*known.tables, *rejection.tables)))
+            rejection = Rejection(rejection.index, known.kind, reason, tables, known.schema_id)
+        self.rejections[rejection.index] = rejection
+
+    def reject_all(
+        self,
+        records: Iterable[UndecodableRecord],
+        at: Longs | None,
+        tables: tuple[str, ...] = (),
+        schema_id: int | None = None,
+    ) -> None:
+        """Reject records of a part of the chunk, which is at the positions `at`."""
+        for record in records:
+            number = record.schema_id if schema_id is None else schema_id
+            where = nth(at, record.index)
+            self.reject(Rejection(where, record.kind, record.reason, tables, number))
 
     def need(self, table: str, columns: pa.Schema, aliases: Aliases) -> None:
         add_need(self.needs, table, needed(columns, aliases))
@@ -71,9 +87,9 @@ class ChunkWork:
         self.result = ChunkResult()
         #: JSON row → kinds of the columns with a type declared in the envelope's schema
         self.named: dict[bytes, dict[str, str]] = {}
-        #: positions of tombstones for tables that do not exist, and for tables that do
-        self.needless: set[int] = set()
-        self.heard: set[int] = set()
+        #: positions of tombstones: for a table that does not exist, and for one that exists
+        self.tombstones_without_table: set[int] = set()
+        self.tombstones: set[int] = set()
 
     def beside(self, name: str, index: Longs | None) -> pa.Array | None:
         column = getattr(self.opened, name)
@@ -108,6 +124,13 @@ def among(outer: Longs | None, inner: Longs | None) -> Longs | None:
 def nth(index: Longs | None, i: int) -> int:
     """The i-th of the positions."""
     return i if index is None else int(index[i])
+
+
+def without_offsets(rows: pa.Table, column: str, offsets: Longs) -> pa.Table:
+    """The rows of other records: `column` has none of these offsets."""
+    if not len(offsets):
+        return rows
+    return rows.filter(pa.array(~np.isin(rows.column(column).to_numpy(), offsets)))
 
 
 def picked(numbers: Longs, at: Longs | None) -> Longs:

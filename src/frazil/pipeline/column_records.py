@@ -6,7 +6,7 @@ the `ChunkResult`: rows, deletes and rejections. Records of one writer schema ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,31 +16,22 @@ import pyarrow.compute as pc
 from frazil.errors import SchemaMismatch
 from frazil.formats import debezium
 from frazil.formats.decode_result import FramedRecords, UndecodableRecord
-from frazil.formats.decoder import Decoder, RecordFormat
+from frazil.formats.decoder import Decoder
 from frazil.kafka.record_batch import Longs, RecordBatches
 from frazil.pipeline.chunk_result import ChunkWork, Rejection, among
 from frazil.pipeline.evolution import Aliases, renamed, together
 from frazil.pipeline.fitting import OP, TableFitter, with_op
-from frazil.pipeline.routing import Route, RoutingRules
-from frazil.pipeline.table_plan import LOG, NewTable, TablePlan
+from frazil.pipeline.routing import Route
+from frazil.pipeline.table_plan import LOG, ChunkPlan, TablePlan
 from frazil.pipeline.versions import column_of
 
 
 class ColumnRecords(TableFitter):
     """Processes records whose writer schema names their columns."""
 
-    def __init__(
-        self,
-        format: RecordFormat,
-        rules: RoutingRules | None,
-        tables: Mapping[str, TablePlan],
-        refused: Mapping[str, str],
-        keyed: Mapping[str, str],
-        key_format: RecordFormat | None,
-        new: Mapping[str, NewTable],
-    ) -> None:
-        super().__init__(format, rules, tables, refused, keyed, key_format, new)
-        self._decoder = Decoder(format)
+    def __init__(self, plan: ChunkPlan) -> None:
+        super().__init__(plan)
+        self._decoder = Decoder(plan.format)
         self._verdicts: dict[tuple[str, str], str | bool] = {}
 
     def framed(self, records: RecordBatches) -> FramedRecords | None:
@@ -76,13 +67,7 @@ class ColumnRecords(TableFitter):
                             for i in range(len(rows))
                         ]
                         rows = rows.slice(0, 0)
-                    for record in bad:
-                        where = record.index if at is None else int(at[record.index])
-                        work.result.reject(
-                            Rejection(
-                                where, record.kind, record.reason, share.tables, group.schema_id
-                            )
-                        )
+                    work.result.reject_all(bad, at, share.tables, group.schema_id)
                     at = among(at, kept)
                 aliases = self._decoder.aliases(group.schema_id)
                 if share.envelope:
@@ -101,12 +86,7 @@ class ColumnRecords(TableFitter):
         elif way is not None and not way.tables:
             work.result.skipped += 1  # a rule skips the whole topic
         else:
-            tables = way.tables if way else ()
-            work.result.reject(
-                Rejection(
-                    rejected.index, rejected.kind, rejected.reason, tables, rejected.schema_id
-                )
-            )
+            work.result.reject_all([rejected], None, way.tables if way else ())
 
     def _deleting(
         self, work: ChunkWork, way: Route | None, rejected: Sequence[UndecodableRecord]

@@ -49,7 +49,7 @@ def column_at(rows: pa.Table, path: str) -> pa.Array | None:
 
 
 def header_values(headers: pa.Array | None, name: str) -> pa.Array | None:
-    """For each record, the value of its last header of this name."""
+    """The value of the last header of this name, for each record."""
     if headers is None:
         return None
     at = np.full(len(headers), -1, np.int64)
@@ -60,7 +60,7 @@ def header_values(headers: pa.Array | None, name: str) -> pa.Array | None:
 
 
 def distinct_texts(column: pa.Array) -> tuple[Longs, list[str | None]]:
-    """For each row the index of its text (-1: null), and the distinct texts of the column."""
+    """The index of each row's text (-1: null), and the distinct texts of the column."""
     kind = column.type
     if pa.types.is_nested(kind) or pa.types.is_null(kind):
         return np.full(len(column), -1, np.int64), []

@@ -7,24 +7,23 @@ the schema of each table, keys of deletes, and a `Rejection` for every record th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from frazil.errors import SchemaMismatch
 from frazil.files.partition_values import check as check_partition
 from frazil.formats.decoder import RecordFormat
 from frazil.formats.unavailable_value import Placeholder, placeholder
 from frazil.kafka.record_batch import Longs
-from frazil.pipeline.chunk_result import ChunkWork, Rejection, among, nth, picked
+from frazil.pipeline.chunk_result import ChunkWork, Rejection, among, nth, picked, without_offsets
 from frazil.pipeline.evolution import Aliases, changes, renamed, unmakeable
 from frazil.pipeline.projection import differences, project_rows, too_late, why_too_late
-from frazil.pipeline.routing import Route, RoutingRules
-from frazil.pipeline.table_plan import UPSERT, NewTable, TablePlan
+from frazil.pipeline.routing import Route
+from frazil.pipeline.table_plan import UPSERT, ChunkPlan, NewTable, TablePlan
 from frazil.pipeline.tombstones import KeyDecoder
 from frazil.pipeline.versions import column_of
 
@@ -38,24 +37,11 @@ UNAVAILABLE = "unavailable"
 class TableFitter:
     """The tables of one task, and the steps that all records go through after they are decoded."""
 
-    def __init__(
-        self,
-        format: RecordFormat,
-        rules: RoutingRules | None,
-        tables: Mapping[str, TablePlan],
-        refused: Mapping[str, str],
-        keyed: Mapping[str, str],
-        key_format: RecordFormat | None,
-        new: Mapping[str, NewTable],
-    ) -> None:
-        """The arguments are those of `ChunkPipeline`."""
-        self._format = format
-        self._rules = rules
-        self._tables = tables
-        self._refused = refused
-        self._keyed = keyed
-        self._key_format = key_format
-        self._new = new
+    def __init__(self, plan: ChunkPlan) -> None:
+        self._plan = plan
+        self._rules = plan.rules
+        self._tables = plan.tables
+        self._refused = plan.refused
 
     # ── routes and settings ──────────────────────────────────────────────────────────────────
 
@@ -64,9 +50,7 @@ class TableFitter:
         headers = work.beside("headers", index) if self._rules.wants_headers else None
         origin = work.origin(index) if self._rules.wants_rows else None
         routed = self._rules.sort(work.partition.kafka_topic, rows, headers=headers, origin=origin)
-        for record in routed.rejected:
-            where = record.index if index is None else int(index[record.index])
-            work.result.reject(Rejection(where, record.kind, record.reason))
+        work.result.reject_all(routed.rejected, index)
         return routed.shares
 
     def _changes(self, work: ChunkWork) -> bool:
@@ -74,11 +58,11 @@ class TableFitter:
 
     def _mode(self, name: str) -> str:
         """The mode of a table: upsert, changelog, or empty for append."""
-        return self._keyed.get(self._rules.template(name) if self._rules else name, "")
+        return self._plan.keyed.get(self._rules.template(name) if self._rules else name, "")
 
     def _made(self, name: str) -> NewTable:
         template = self._rules.template(name) if self._rules else name
-        return self._new.get(template, NewTable())
+        return self._plan.new.get(template, NewTable())
 
     def _unmakeable(self, name: str, columns: pa.Schema) -> str:
         """Why a table cannot be created with these columns; empty: it can."""
@@ -89,14 +73,16 @@ class TableFitter:
     def _tombstones(self, work: ChunkWork, name: str, at: Longs) -> None:
         plan = self._tables.get(name)
         if plan is None:
-            work.needless.update(at.tolist())  # the table does not exist: nothing to delete
+            work.tombstones_without_table.update(
+                at.tolist()
+            )  # the table does not exist: nothing to delete
             return
-        work.heard.update(at.tolist())
+        work.tombstones.update(at.tolist())
         if not len(at) or name in work.below:
             return
         keys = work.opened.keys
         given = [None] * len(at) if keys is None else keys.take(pa.array(at)).to_pylist()
-        self._by_keys(work, name, plan, self._key_format, given, at)
+        self._by_keys(work, name, plan, self._plan.key_format, given, at)
 
     def _by_keys(
         self,
@@ -110,25 +96,18 @@ class TableFitter:
     ) -> None:
         """Delete the keys `given`. `columns`: their columns, if they contain more than the key."""
         rows, index, bad = KeyDecoder(format, columns or plan.key_columns).read(given)
-        for record in bad:
-            letter = Rejection(
-                int(at[record.index]), record.kind, record.reason, (name,), record.schema_id
-            )
-            work.result.reject(letter)
+        work.result.reject_all(bad, at, (name,))
         if plan.log:
             self._fitted(work, name, plan, with_op(rows, "d"), at[index], None)
         else:
             self._fitted(work, name, plan, rows, at[index], None, work.result.gone)
 
     def kept(self, work: ChunkWork, name: str, keys: pa.Table) -> pa.Table:
-        """`keys` without those of records that the table rejects: their old rows stay."""
-        letters = work.result.letters
-        positions = [i for i, letter in letters.items() if name in letter.tables]
-        rejected = (
-            pa.array(work.opened.offsets[positions]) if positions else pa.array([], pa.int64())
-        )
-        offset = self._tables[name].metadata.offset
-        return keys.filter(pc.invert(pc.is_in(keys.column(offset), rejected)))
+        """`keys` without the keys of records that the table rejects: their old rows stay."""
+        rejections = work.result.rejections
+        positions = [i for i, rejection in rejections.items() if name in rejection.tables]
+        column = self._tables[name].metadata.offset
+        return without_offsets(keys, column, work.opened.offsets[positions])
 
     # ── rows ─────────────────────────────────────────────────────────────────────────────────
 
@@ -181,8 +160,7 @@ class TableFitter:
         except SchemaMismatch as error:
             positions = np.arange(len(rows)) if at is None else at
             if len(rows) == 1:
-                letter = Rejection(int(positions[0]), "misfit", error.message, (name,), schema_id)
-                self._misfit(work, letter)
+                self._reject(work, name, error.message, 1, positions, schema_id)
                 return
             for part in _parts(rows, plan):
                 some = rows.take(pa.array(part))
@@ -216,13 +194,15 @@ class TableFitter:
     ) -> tuple[pa.Table, Longs | None]:
         """Reject records that would overwrite a value of an upsert table with Debezium's
         placeholder, in the envelope or flattened. Other tables write the placeholder as sent."""
-        look = placeholder(self._format.unavailable)
-        if look is None or self._mode(name) != UPSERT:
+        if self._mode(name) != UPSERT:
+            return rows, at
+        value = placeholder(self._plan.format.unavailable)
+        if value is None:
             return rows, at
         bad = np.zeros(len(rows), bool)
-        for column, mask in look.in_columns(rows).items():
+        for column, mask in value.in_columns(rows).items():
             for i in np.flatnonzero(mask & ~bad).tolist():
-                reason = not_carried(name, column, look)
+                reason = not_carried(name, column, value)
                 work.result.reject(Rejection(nth(at, i), UNAVAILABLE, reason, (name,), schema_id))
             bad |= mask
         if not bad.any():
@@ -242,18 +222,18 @@ class TableFitter:
         for i in range(count) if at is None else at.tolist():
             self._misfit(work, Rejection(i, "misfit", reason, (name,), schema_id))
 
-    def _misfit(self, work: ChunkWork, letter: Rejection) -> None:
-        [name] = letter.tables
-        if name not in letter.reason:
-            fact = letter.reason.removeprefix("cannot fit ")
-            letter = replace(letter, reason=f"cannot fit {name}: {fact}")
+    def _misfit(self, work: ChunkWork, rejection: Rejection) -> None:
+        [name] = rejection.tables
+        if name not in rejection.reason:
+            fact = rejection.reason.removeprefix("cannot fit ")
+            rejection = replace(rejection, reason=f"cannot fit {name}: {fact}")
         if name in self._tables and self._tables[name].evolution == "fail":
-            where = f"{work.partition} offset {int(work.opened.offsets[letter.index])}"
+            where = f"{work.partition} offset {int(work.opened.offsets[rejection.index])}"
             raise SchemaMismatch(
-                f"cannot write {where}: {letter.reason}",
+                f"cannot write {where}: {rejection.reason}",
                 hint="change the table, or set its schema_evolution to evolve or reject",
             )
-        work.result.reject(letter)
+        work.result.reject(rejection)
 
 
 def with_op(rows: pa.Table, op: str) -> pa.Table:
@@ -264,11 +244,11 @@ def with_op(rows: pa.Table, op: str) -> pa.Table:
     return rows.set_column(at, OP, rows.column("_op").cast(OP.type).fill_null(op))
 
 
-def not_carried(name: str, column: str, look: Placeholder) -> str:
+def not_carried(name: str, column: str, value: Placeholder) -> str:
     return (
         f"cannot apply a change to {name}: it does not carry the value of column {column!r}; found "
-        f"Debezium's placeholder {look.text[:64]!a}. Let the database send whole rows (PostgreSQL: "
-        "REPLICA IDENTITY FULL), or Debezium select the column again (ReselectColumns)"
+        f"Debezium's placeholder {value.text[:64]!a}. Let the database send whole rows "
+        "(PostgreSQL: REPLICA IDENTITY FULL), or Debezium select the column again (ReselectColumns)"
     )
 
 

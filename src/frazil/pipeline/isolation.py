@@ -25,10 +25,10 @@ import pyarrow as pa
 from frazil.errors import Fatal, FrazilError, Unavailable, Unwritable
 from frazil.files.writer import DataFileDescriptor, TableWriter, WriterSpec, discard, probe
 from frazil.formats.decode_result import FramedRecords
-from frazil.kafka.record_batch import Longs, RawRecords
+from frazil.kafka.record_batch import RawRecords
 from frazil.offsets import Partition
 from frazil.pipeline.chunk import ChunkPipeline
-from frazil.pipeline.chunk_result import ChunkResult, Rejection
+from frazil.pipeline.chunk_result import ChunkResult, Rejection, without_offsets
 from frazil.pipeline.needs import add_need
 from frazil.pipeline.routing import Route
 from frazil.pipeline.table_plan import TablePlan
@@ -85,9 +85,9 @@ class IsolatingPipeline:
         while spans:
             start, end = spans.pop()
             if not alone:  # otherwise `answer` is already the one for this record
-                answer = self._ask((partition, *_cut(opened, framed, start, end), below))
+                answer = self._ask((partition, *part_of(opened, framed, start, end), below))
             if isinstance(answer, ChunkResult):
-                _add(whole, answer, start)
+                add_part(whole, answer, start)
             elif end - start > 1:
                 spans += _parts(start, end)
             elif tables == ():
@@ -121,9 +121,10 @@ def _parts(start: int, end: int) -> list[tuple[int, int]]:
     return [(at, min(at + step, end)) for at in range(start, end, step)][::-1]
 
 
-def _cut(
+def part_of(
     opened: RawRecords, framed: FramedRecords | None, start: int, end: int
 ) -> tuple[RawRecords, FramedRecords | None]:
+    """The records of a chunk at these positions."""
     if end - start == len(opened.offsets):
         return opened, framed
     # Taken, not sliced: the pickle of a slice contains the whole array.
@@ -136,13 +137,13 @@ def _cut(
     return RawRecords(opened.values[start:end], offsets, stamps, keys, headers), framed
 
 
-def _add(whole: ChunkResult, part: ChunkResult, start: int) -> None:
+def add_part(whole: ChunkResult, part: ChunkResult, start: int) -> None:
     whole.rows += part.rows
     whole.gone += part.gone
     whole.left += part.left
     whole.skipped += part.skipped
-    for letter in part.letters.values():
-        whole.reject(replace(letter, index=start + letter.index))
+    for rejection in part.rejections.values():
+        whole.reject(replace(rejection, index=start + rejection.index))
     for name, columns in part.needs.items():
         add_need(whole.needs, name, columns)
 
@@ -231,16 +232,21 @@ class WriteSieve:
                 message = f"cannot write to {name}: {reason}"
                 result.reject(Rejection(at, "unwritable", message, (name,)))
         for group in (result.rows, result.gone, result.left):
-            group[:] = [(name, self._without(name, rows, bad)) for name, rows in group]
+            for i, (name, rows) in enumerate(group):
+                offsets = np.array([*bad.get(name, ())], np.int64)
+                column = self._tables[name].metadata.offset
+                group[i] = (name, without_offsets(rows, column, offsets))
         return result
 
-    def put(self, letters: TablePlan, rows: pa.Table) -> None:
-        """Write dead letters. One that cannot be written fails the task."""
-        files, bad = written_apart(letters.shape, rows, self._prefix)
+    def put(self, dead_letters: TablePlan, rows: pa.Table) -> None:
+        """Write dead dead_letters. One that cannot be written fails the task."""
+        files, bad = written_apart(dead_letters.shape, rows, self._prefix)
         if bad:
             at = min(bad)
-            unwritable(letters.shape.name, [rows.slice(at, 1)], letters, StationFailed(bad[at]))
-        self.files.setdefault(letters.shape.name, []).extend(files)
+            unwritable(
+                dead_letters.shape.name, [rows.slice(at, 1)], dead_letters, StationFailed(bad[at])
+            )
+        self.files.setdefault(dead_letters.shape.name, []).extend(files)
 
     def _rows(self, table: TablePlan, rows: pa.Table) -> dict[int, str]:
         files, bad = written_apart(table.shape, rows, self._prefix)
@@ -260,12 +266,6 @@ class WriteSieve:
     def _offsets(table: TablePlan, rows: pa.Table, bad: Mapping[int, str]) -> dict[int, str]:
         offsets = rows.column(table.metadata.offset)
         return {offsets[at].as_py(): reason for at, reason in bad.items()}
-
-    def _without(self, name: str, rows: pa.Table, bad: Mapping[str, Mapping[int, str]]) -> pa.Table:
-        if not bad.get(name):
-            return rows
-        offsets: Longs = rows.column(self._tables[name].metadata.offset).to_numpy()
-        return rows.filter(pa.array(~np.isin(offsets, list(bad[name]))))
 
 
 def unwritable(table: str, rows: list[pa.Table], plan: TablePlan, error: StationFailed) -> NoReturn:

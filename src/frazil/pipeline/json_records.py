@@ -27,8 +27,8 @@ from frazil.pipeline.evolution import together
 from frazil.pipeline.field_text import peek
 from frazil.pipeline.fitting import UNAVAILABLE, TableFitter, not_carried, table_changes, with_op
 from frazil.pipeline.needs import add_need, voted
-from frazil.pipeline.routing import Route, RoutingRules
-from frazil.pipeline.table_plan import LOG, NewTable, TablePlan
+from frazil.pipeline.routing import Route
+from frazil.pipeline.table_plan import LOG, ChunkPlan, TablePlan
 from frazil.pipeline.tombstones import KeyDecoder
 
 JSON = RecordFormat("json")
@@ -39,17 +39,8 @@ _MOST_WANTS = 1_000
 class JsonRecords(TableFitter):
     """Processes records in JSON."""
 
-    def __init__(
-        self,
-        format: RecordFormat,
-        rules: RoutingRules | None,
-        tables: Mapping[str, TablePlan],
-        refused: Mapping[str, str],
-        keyed: Mapping[str, str],
-        key_format: RecordFormat | None,
-        new: Mapping[str, NewTable],
-    ) -> None:
-        super().__init__(format, rules, tables, refused, keyed, key_format, new)
+    def __init__(self, plan: ChunkPlan) -> None:
+        super().__init__(plan)
         self._decoders: dict[str, Decoder] = {}
         self._wants: dict[tuple[str, str], str] = {}
 
@@ -57,7 +48,7 @@ class JsonRecords(TableFitter):
         """Process one chunk."""
         values = work.opened.values
         present: Longs | None = None
-        looked = None
+        with_field = None
         if self._changes(work):  # a tombstone repeats the delete event before it
             present = np.flatnonzero([value is not None for value in values])
             work.result.skipped += len(values) - len(present)
@@ -67,9 +58,11 @@ class JsonRecords(TableFitter):
             assert self._rules is not None
             texts = values if present is None else [values[i] for i in present.tolist()]
             rows = peek(texts, self._rules.fields)
-            looked = np.zeros(len(values), bool)  # where a rule found one of its fields
+            with_field = np.zeros(len(values), bool)  # where a rule found one of its fields
             for column in rows.columns:
-                looked[slice(None) if present is None else present] |= column.is_valid().to_numpy()
+                with_field[slice(None) if present is None else present] |= (
+                    column.is_valid().to_numpy()
+                )
             if self._rules.wants_rows:
                 rows = rows.append_column("value", pa.array(texts, pa.large_binary()))
             routes = self._sorted(work, rows, present)
@@ -78,7 +71,7 @@ class JsonRecords(TableFitter):
             at = share.index
             texts = values if at is None else [values[i] for i in at.tolist()]
             if not share.tables:
-                self._skip_json(work, texts, at, None if way else looked)
+                self._skip_json(work, texts, at, None if way else with_field)
                 continue
             if share.envelope:
                 self._changes_json(work, share, texts, at)
@@ -91,10 +84,7 @@ class JsonRecords(TableFitter):
     ) -> None:
         unwrapped = debezium.unwrap_json(changes)
         work.named |= unwrapped.named
-        for record in unwrapped.rejected:
-            work.result.reject(
-                Rejection(nth(at, record.index), record.kind, record.reason, share.tables)
-            )
+        work.result.reject_all(unwrapped.rejected, at, share.tables)
         present = [i for i, row in enumerate(unwrapped.rows) if row is not None]
         # The other changes are tombstones in Connect's wrapper.
         work.result.skipped += len(changes) - len(present) - len(unwrapped.rejected)
@@ -107,22 +97,20 @@ class JsonRecords(TableFitter):
             self._json_into(work, name, rows, where, gone)
 
     def _skip_json(
-        self, work: ChunkWork, values: Sequence[bytes | None], at: Longs | None, looked: Any
+        self, work: ChunkWork, values: Sequence[bytes | None], at: Longs | None, with_field: Any
     ) -> None:
         """Skip values by a rule. A value in which the rules found no field is rejected if it is
         not valid JSON."""
         work.result.skipped += len(values)
-        if looked is None:
+        if with_field is None:
             return
         where = np.arange(len(values)) if at is None else at
-        blind = np.flatnonzero(~looked[where]).tolist()
-        _, broken = Decoder(self._format, pa.schema([])).decode([values[i] for i in blind])
-        for record in broken:
-            if record.kind != "shape":
-                work.result.skipped -= 1
-                work.result.reject(
-                    Rejection(int(where[blind[record.index]]), record.kind, record.reason)
-                )
+        without = np.flatnonzero(~with_field[where])
+        texts = [values[i] for i in without.tolist()]
+        _, broken = Decoder(self._plan.format, pa.schema([])).decode(texts)
+        broken = [record for record in broken if record.kind != "shape"]
+        work.result.skipped -= len(broken)
+        work.result.reject_all(broken, where[without])
 
     def _moved_json(
         self,
@@ -200,7 +188,7 @@ class JsonRecords(TableFitter):
                 else:
                     work.result.need(name, plan.columns, {})
                 return
-            self._decoders[name] = Decoder(self._format, default_values.loosened(plan.columns))
+            self._decoders[name] = Decoder(self._plan.format, default_values.loosened(plan.columns))
         groups, rejected = self._decoders[name].decode(values)
         for group in groups:
             rows = _with_defaults(plan, group, values)
@@ -211,7 +199,7 @@ class JsonRecords(TableFitter):
         if misshapen and plan.aliases:
             misshapen = self._by_old_names(work, name, plan, values, misshapen, at)
         later = set[int]()
-        if plan.evolution == "evolve" and name not in self._refused:
+        if misshapen and plan.evolution == "evolve" and name not in self._refused:
             named = ((i, values[i]) for i in misshapen)
             later, misfits = self._learn(work, name, plan, named)
             reasons |= misfits
@@ -221,11 +209,11 @@ class JsonRecords(TableFitter):
                 self._unlike(work, name, record, nth(at, i))
 
     def _unlike(self, work: ChunkWork, name: str, rejected: UndecodableRecord, at: int) -> None:
-        letter = Rejection(at, rejected.kind, rejected.reason, (name,))
+        rejection = Rejection(at, rejected.kind, rejected.reason, (name,))
         if rejected.kind == "shape":
-            self._misfit(work, replace(letter, kind="misfit"))
+            self._misfit(work, replace(rejection, kind="misfit"))
         else:
-            work.result.reject(letter)
+            work.result.reject(rejection)
 
     def _by_old_names(
         self,
@@ -236,8 +224,8 @@ class JsonRecords(TableFitter):
         misshapen: list[int],
         at: Longs | None,
     ) -> list[int]:
-        """Decode records that use former names of renamed columns. Returns those that still do not
-        fit."""
+        """Decode records that use former names of renamed columns. Returns the records that
+        still do not fit."""
         newer = _newer(plan)
         texts: list[bytes | None] = [_under(values[i], newer) for i in misshapen]
         groups, rejected = self._decoders[name].decode(texts)
@@ -255,8 +243,8 @@ class JsonRecords(TableFitter):
         values: Iterable[tuple[int, bytes | None]],
     ) -> tuple[set[int], dict[int, UndecodableRecord]]:
         """Infer a need of the table from JSON values. Returns the positions of values that would
-        fit after the change, and the reasons of those that never fit. Each of the former is
-        possible by itself; where they contradict each other, votes decide."""
+        fit after the change, and the reasons why the others never fit. Each wanted change is
+        possible by itself; where two contradict each other, votes decide."""
         base = pa.schema([]) if plan is None else plan.columns
         judged = default_values.loosened(base)
         newer = {} if plan is None else _newer(plan)
@@ -297,9 +285,9 @@ class JsonRecords(TableFitter):
     def _refuse_placeholder(self, name: str, kind: dict[str, Any]) -> None:
         """Reject the placeholder of an hstore, an object with the placeholder as a key: a column
         of that name must not be created."""
-        look = placeholder(self._format.unavailable)
-        if look is not None and (column := json_inference.holder(kind, look.text)):
-            raise UnexpectedJson(UNAVAILABLE, not_carried(name, column, look))
+        value = placeholder(self._plan.format.unavailable)
+        if value is not None and (column := json_inference.holder(kind, value.text)):
+            raise UnexpectedJson(UNAVAILABLE, not_carried(name, column, value))
 
     def _unchangeable(self, name: str, plan: TablePlan | None, kind: dict[str, Any]) -> str:
         """Why the table cannot be created or changed as one record needs it; empty: it can."""

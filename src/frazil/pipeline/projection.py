@@ -45,7 +45,7 @@ class MetadataColumns:
         return [field for field in fields if field.name]
 
 
-#: Of a table whose rows carry none, or carry them as ordinary columns.
+#: For a table without metadata columns, or with metadata as ordinary columns.
 NO_METADATA = MetadataColumns("", "", "", "")
 
 #: The last millisecond that a timestamp in microseconds can hold, in the year 294247. Kafka accepts

@@ -9,7 +9,6 @@ the tables that rejected it, it goes to these alone: all others already contain 
 
 from __future__ import annotations
 
-import gc
 import json
 import tempfile
 import time
@@ -21,28 +20,39 @@ import numpy as np
 import pyarrow as pa
 
 from frazil.accounting import RangeCounts
-from frazil.errors import FrazilError, Unavailable, Unwritable, encode_for_spark
-from frazil.files.writer import OpenFiles, TableWriter
-from frazil.formats.decode_result import FramedRecords
+from frazil.errors import Unavailable, Unwritable
 from frazil.formats.schema_registry import ask_again
 from frazil.kafka.record_batch import HEADERS, RawRecords
 from frazil.offsets import BATCHES, Partition, Range
 from frazil.pipeline.chunk import ChunkPipeline
-from frazil.pipeline.chunk_result import ChunkResult, Rejection
-from frazil.pipeline.isolation import IsolatingPipeline, StationFailed, WriteSieve, noticing
-from frazil.pipeline.needs import add_need
+from frazil.pipeline.chunk_result import ChunkResult, Rejection, without_offsets
+from frazil.pipeline.isolation import (
+    IsolatingPipeline,
+    StationFailed,
+    WriteSieve,
+    noticing,
+    part_of,
+)
 from frazil.pipeline.projection import MetadataColumns, project_rows
-from frazil.pipeline.sandbox import UNREAD, Sandbox
+from frazil.pipeline.sandbox import UNREAD, ProcessChunk, Sandbox
 from frazil.pipeline.table_plan import TablePlan
-from frazil.pipeline.task import FEARLESS, LETTERS, BatchPlan, RangeResult, Stopwatch, watermark
+from frazil.pipeline.task import (
+    DEAD_LETTER_METADATA,
+    FEARLESS,
+    BatchPlan,
+    RangeResult,
+    TaskOutput,
+    in_worker,
+    watermark,
+)
 
 #: Columns that are read of a dead letter.
-READ = (*(column.name for column in LETTERS.fields), "value", "kind", "tables")
+READ = (*(column.name for column in DEAD_LETTER_METADATA.fields), "value", "kind", "tables")
 #: The output schema of `run_all`, for Spark and for Arrow.
 OUTCOMES = "result string, again string"
 _OUTCOMES = pa.schema([("result", pa.string()), ("again", pa.string())])
 #: Dead letters rejected again that each task reports with their reason, at most.
-TOLD = 20
+MOST_REPORTED = 20
 
 #: The note of a replayed dead letter: its tables (none: a rule skips it now), and the time.
 NOTES = MetadataColumns("topic", "partition", "offset", "timestamp")
@@ -53,8 +63,6 @@ NOTE_COLUMNS = pa.schema(
         pa.field("replayed_at", pa.timestamp("us", "UTC"), nullable=False),
     ]
 )
-
-ProcessChunk = Callable[[Partition, RawRecords, FramedRecords | None, frozenset[str]], ChunkResult]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,68 +111,47 @@ def run(
     replay: ReplayPlan, batches: Iterable[pa.RecordBatch], attempt: int = 0
 ) -> tuple[RangeResult, list[ReplayResult]]:
     """Replay all dead letters of one task. The result counts dead letters, and rows per table."""
-    clock = Stopwatch()
     plan = replay.plan
-    pipeline = ChunkPipeline(
-        plan.format, plan.rules, plan.tables, plan.refused, plan.only, new=plan.new
-    )
-    process: ProcessChunk = (IsolatingPipeline if attempt < FEARLESS else Sandbox)(pipeline).process
-    if plan.isolating:
-        process = _sifted(process, WriteSieve(plan.tables, plan.file_prefix, keep=False))
+    isolate = IsolatingPipeline if attempt < FEARLESS else Sandbox
+    process: ProcessChunk = isolate(ChunkPipeline(plan)).process
     output = _ReplayOutput(replay)
     for partition, tables, group in (group for batch in batches for group in _groups(batch)):
-        with clock("decode"):
+        with output.clock("decode"):
             opened = _opened(group)
             if group.column("kind")[0].as_py() == UNREAD:
                 outcomes = _unread(opened)
             else:
                 outcomes = _outcomes_of(process, plan, partition, tables, opened)
-        for name, columns in outcomes.processed.needs.items():
-            add_need(output.needs, name, columns)
-        with clock("write"), noticing():
+        output.add_needs(outcomes.processed)
+        with output.clock("write"), noticing():
             output.write(partition, opened, outcomes)
         output.count(partition, opened, outcomes)
-    with clock("write"), noticing():
-        written = {name: tuple(writer.close()) for name, writer in output.writers.items()}
-    needs = output.needs
-    done = {} if needs else written
-    tallies = output.tallies if done else {}
-    result = RangeResult(output.total, tallies, done, needs, frozenset(), clock.seconds())
-    return result, output.again
+    return output.result(), output.again
 
 
-class _ReplayOutput:
+class _ReplayOutput(TaskOutput):
     """Rows and notes of replayed dead letters, and their counts."""
 
     def __init__(self, replay: ReplayPlan) -> None:
-        self._replay = replay
-        self._files = OpenFiles()
-        self.writers: dict[str, TableWriter] = {}
-        self.tallies: dict[str, RangeCounts] = {}
-        self.needs: dict[str, pa.Schema] = {}
+        batch = Range(BATCHES, replay.number, replay.number + 1)
+        super().__init__(replay.plan, RangeCounts(batch, 0), dry=replay.notes is None)
+        self._notes = replay.notes
         self.again: list[ReplayResult] = []
-        self._nothing = RangeCounts(Range(BATCHES, replay.number, replay.number + 1), 0)
-        self.total = self._nothing
 
     def write(self, partition: Partition, opened: RawRecords, outcomes: _ReplayOutcomes) -> None:
-        plan, notes = self._replay.plan, self._replay.notes
-        for name, shaped in outcomes.processed.rows:
+        plan, notes = self._plan, self._notes
+        rejected = opened.offsets[list(outcomes.again)]
+        for name, rows in outcomes.processed.rows:
             table = plan.tables[name]
-            self._write(table, _without(shaped, table, opened, outcomes.again))
+            self._write(table, without_offsets(rows, table.metadata.offset, rejected))
         if outcomes.tables and notes is not None:
             self._write(notes, _notes(notes, plan.batch, partition, opened, outcomes.tables))
 
     def _write(self, table: TablePlan, rows: pa.Table) -> None:
-        name = table.shape.name
-        if self.needs or self._replay.notes is None or not len(rows):
-            return
-        if name not in self.writers:
-            prefix = self._replay.plan.file_prefix
-            self.writers[name] = TableWriter(table.shape, prefix, self._files)
-        self.writers[name].write(rows)
-        self.tallies[name] = self.tallies.get(name, self._nothing) + replace(
-            self._nothing, written=len(rows), watermark=watermark(rows, table.event_time)
-        )
+        if not self._idle and len(rows):
+            self._put(table, rows)
+            span = watermark(rows, table.event_time)
+            self._add(table.shape.name, written=len(rows), watermark=span)
 
     def count(self, partition: Partition, opened: RawRecords, outcomes: _ReplayOutcomes) -> None:
         self.total += replace(
@@ -175,22 +162,22 @@ class _ReplayOutput:
         )
         self.again += [
             ReplayResult(*partition, int(opened.offsets[i]), rejection.kind, rejection.reason)
-            for i, rejection in sorted(outcomes.again.items())[: TOLD - len(self.again)]
+            for i, rejection in sorted(outcomes.again.items())[: MOST_REPORTED - len(self.again)]
         ]
 
 
 def _run(
-    replay: ReplayPlan, letters: Callable[[], Iterator[pa.RecordBatch]], attempt: int
+    replay: ReplayPlan, dead_letters: Callable[[], Iterator[pa.RecordBatch]], attempt: int
 ) -> tuple[RangeResult, list[ReplayResult]]:
     """Run a task. If a writer fails, run it again in isolation: the dead letter at fault is
     rejected again."""
     try:
-        return run(replay, letters(), attempt)
+        return run(replay, dead_letters(), attempt)
     except StationFailed as error:
         if replay.plan.isolating:
             raise Unwritable(f"cannot write the records of dead letters: {error}") from error
         isolating = replace(replay, plan=replace(replay.plan, isolating=True))
-        return _run(isolating, letters, attempt)
+        return _run(isolating, dead_letters, attempt)
 
 
 @contextmanager
@@ -198,7 +185,7 @@ def _on_disk(
     batches: Iterable[pa.RecordBatch],
 ) -> Iterator[Callable[[], Iterator[pa.RecordBatch]]]:
     """A function that reads the dead letters again from a file, one batch in memory at a time."""
-    with tempfile.TemporaryFile(prefix="frazil-letters-") as file:
+    with tempfile.TemporaryFile(prefix="frazil-dead-letters-") as file:
         writer = None
         for batch in batches:
             with _keeping():
@@ -211,12 +198,12 @@ def _on_disk(
                 writer.close()
             file.flush()
 
-        def letters() -> Iterator[pa.RecordBatch]:
+        def dead_letters() -> Iterator[pa.RecordBatch]:
             file.seek(0)
             if writer is not None:
                 yield from pa.ipc.open_stream(file)
 
-        yield letters
+        yield dead_letters
 
 
 @contextmanager
@@ -227,46 +214,27 @@ def _keeping() -> Iterator[None]:
         raise Unavailable(f"cannot keep dead letters in a temporary file: {error}") from error
 
 
-def _sifted(process: ProcessChunk, sieve: WriteSieve) -> ProcessChunk:
-    def sifted(
-        partition: Partition,
-        opened: RawRecords,
-        framed: FramedRecords | None,
-        below: frozenset[str],
-    ) -> ChunkResult:
-        result = process(partition, opened, framed, below)
-        return result if result.needs else sieve.sift(result, opened, below)
-
-    return sifted
-
-
 def run_all(
     replay: ReplayPlan, batches: Iterable[pa.RecordBatch], attempt: int = 0
 ) -> Iterator[pa.RecordBatch]:
     """Run one task; the function for Spark's `mapInArrow`."""
-    gc.disable()  # see task.run_all
-    gc.freeze()
-    ask_again()
-    try:
-        with _on_disk(batches) as letters:
-            result, again = _run(replay, letters, attempt)
+    with in_worker():
+        ask_again()
+        with _on_disk(batches) as dead_letters:
+            result, again = _run(replay, dead_letters, attempt)
         rejected = [[e.topic, e.partition, e.offset, e.kind, e.reason] for e in again]
         row = {"result": json.dumps(result.values()), "again": json.dumps(rejected)}
         yield pa.RecordBatch.from_pylist([row], schema=_OUTCOMES)
-    except FrazilError as error:
-        raise encode_for_spark(error) from None
-    finally:
-        gc.enable()
 
 
 def _groups(
     batch: pa.RecordBatch,
 ) -> Iterator[tuple[Partition, tuple[str, ...], pa.RecordBatch]]:
-    """Dead letters grouped by partition and tables; those without a record in separate groups."""
+    """Dead letters grouped by partition and tables. Dead letters without a record are separate."""
     groups: dict[tuple[Partition, tuple[str, ...], bool], list[int]] = {}
     columns = (
         batch.column(name).to_pylist()
-        for name in (LETTERS.topic, LETTERS.partition, "tables", "kind")
+        for name in (DEAD_LETTER_METADATA.topic, DEAD_LETTER_METADATA.partition, "tables", "kind")
     )
     for i, (topic, number, tables, kind) in enumerate(zip(*columns, strict=True)):
         same = (Partition(topic, number), tuple(tables or ()), kind == UNREAD)
@@ -277,18 +245,20 @@ def _groups(
 
 def _opened(rows: pa.RecordBatch) -> RawRecords:
     """Dead letters as the Kafka records they were."""
-    stamps = rows.column(LETTERS.timestamp).cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+    stamps = (
+        rows.column(DEAD_LETTER_METADATA.timestamp).cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+    )
     return RawRecords(
         rows.column("value").to_pylist(),
-        rows.column(LETTERS.offset).to_numpy(),
+        rows.column(DEAD_LETTER_METADATA.offset).to_numpy(),
         np.array(
             [-1 if stamp is None else stamp // 1000 for stamp in stamps.to_pylist()], np.int64
         ),
-        rows.column(LETTERS.key).cast(pa.large_binary()),
+        rows.column(DEAD_LETTER_METADATA.key).cast(pa.large_binary()),
         pa.array(
             [
                 [(header["key"], header["value"]) for header in headers or ()]
-                for headers in rows.column(LETTERS.headers).to_pylist()
+                for headers in rows.column(DEAD_LETTER_METADATA.headers).to_pylist()
             ],
             HEADERS,
         ),
@@ -311,7 +281,10 @@ def _outcomes_of(
 ) -> _ReplayOutcomes:
     below = AllBut(tables) if tables else frozenset[str]()
     processed = process(partition, opened, None, below)
-    outcomes = _ReplayOutcomes(processed, again=dict(processed.letters))
+    if plan.isolating and not processed.needs:
+        sieve = WriteSieve(plan.tables, plan.file_prefix, keep=False)
+        processed = sieve.sift(processed, opened, below)
+    outcomes = _ReplayOutcomes(processed, again=dict(processed.rejections))
     where = {offset: i for i, offset in enumerate(opened.offsets.tolist())}
     for name, rows in processed.rows:
         for offset in rows.column(plan.tables[name].metadata.offset).to_pylist():
@@ -322,9 +295,9 @@ def _outcomes_of(
         outcomes.skipped, outcomes.waiting = processed.skipped, len(left) - processed.skipped
         return outcomes
     for i in left:
-        # Skipped by a rule, or routed to other tables than those that rejected it.
+        # A rule skips it, or routes it to other tables than the ones that rejected it.
         alone = len(left) > processed.skipped
-        if not alone or process(partition, _one(opened, i), None, below).skipped:
+        if not alone or process(partition, *part_of(opened, None, i, i + 1), below).skipped:
             outcomes.skipped += 1
             outcomes.tables[i] = []
         else:
@@ -336,25 +309,6 @@ def _outcomes_of(
     return outcomes
 
 
-def _one(opened: RawRecords, i: int) -> RawRecords:
-    assert opened.keys is not None
-    assert opened.headers is not None
-    at = slice(i, i + 1)
-    keys, headers = (column.take(pa.array([i])) for column in (opened.keys, opened.headers))
-    return RawRecords(opened.values[at], opened.offsets[at], opened.stamps[at], keys, headers)
-
-
-def _without(
-    rows: pa.Table, table: TablePlan, opened: RawRecords, again: Iterable[int]
-) -> pa.Table:
-    """Rows without those of dead letters that are rejected again."""
-    rejected = opened.offsets[list(again)]
-    if not len(rejected):
-        return rows
-    offsets = rows.column(table.metadata.offset).to_numpy()
-    return rows.filter(pa.array(~np.isin(offsets, rejected)))
-
-
 def _notes(
     table: TablePlan,
     batch: int,
@@ -364,13 +318,8 @@ def _notes(
 ) -> pa.Table:
     index = sorted(tables)
     now = int(time.time() * 1_000_000)
-    columns = [[tables[i] for i in index], [batch] * len(index), [now] * len(index)]
-    rows = pa.table(
-        [
-            pa.array(values, column.type)
-            for values, column in zip(columns, NOTE_COLUMNS, strict=True)
-        ],
-        schema=NOTE_COLUMNS,
+    rows = pa.Table.from_pylist(
+        [{"tables": tables[i], "batch": batch, "replayed_at": now} for i in index], NOTE_COLUMNS
     )
     return project_rows(
         rows,

@@ -73,9 +73,9 @@ class RoutedChunk:
 
 @dataclass(slots=True)
 class _Step:
-    """Adjacent rules of a topic that look at the same field or header, decided together."""
+    """Adjacent rules of a topic that read the same field or header, decided together."""
 
-    looks_at: str  # field | header | python | nothing
+    reads: str  # field | header | python | nothing
     name: str
     by_text: dict[str, int] = field(default_factory=dict)
     otherwise: int = -1  # the rule that takes any text
@@ -117,10 +117,9 @@ class RoutingRules:
         self._patterns = [re.compile(r.pattern) if r.pattern else None for r in checked]
         self._names = [re.compile(route.allowed_names) for route in checked]
         self._check_order()
-        looked = [route.field for route in checked if route.field]
-        #: Dotted paths that rules look at.
-        self.fields = tuple(dict.fromkeys(looked))
-        #: Whether a Python function routes records; it may look at all columns.
+        #: Dotted paths of the fields that rules read.
+        self.fields = tuple(dict.fromkeys(route.field for route in checked if route.field))
+        #: Whether a Python function routes records; it may read all columns.
         self.wants_rows = any(route.python for route in checked)
         self.wants_headers = self.wants_rows or any(route.header for route in checked)
         for name in known:
@@ -154,7 +153,7 @@ class RoutingRules:
         step = next(iter(self._of(topic)), None)
         if step is None:
             return self._unmatched(topic)
-        return None if step.looks_at != "nothing" else self._way(step, topic, "")
+        return None if step.reads != "nothing" else self._way(step, topic, "")
 
     def sort(
         self,
@@ -174,12 +173,12 @@ class RoutingRules:
             if not len(at):
                 break
             part = None if len(at) == count else at
-            if step.looks_at == "python":
+            if step.reads == "python":
                 codes, answers = self._asked(step.otherwise, _beside(rows, origin), part, len(at))
-            elif step.looks_at == "nothing":
+            elif step.reads == "nothing":
                 codes, answers = np.zeros(len(at), np.int64), [""]
             else:
-                by_field = step.looks_at == "field"
+                by_field = step.reads == "field"
                 column = (
                     column_at(rows, step.name) if by_field else header_values(headers, step.name)
                 )
@@ -291,10 +290,10 @@ class RoutingRules:
     def _of(self, topic: str) -> list[_Step]:
         """The steps, in order, that decide the route of a record of the topic."""
         if topic not in self._steps:
-            self._steps[topic] = list(self._looks(topic))
+            self._steps[topic] = list(self._steps_of(topic))
         return self._steps[topic]
 
-    def _looks(self, topic: str) -> Iterator[_Step]:
+    def _steps_of(self, topic: str) -> Iterator[_Step]:
         step = _Step("", "")
         for i, route in enumerate(self._routes):
             pattern = self._patterns[i]
@@ -304,8 +303,8 @@ class RoutingRules:
                 continue
             at = "field" if route.field else "header" if route.header else "nothing"
             at = "python" if route.python else at
-            if (at, route.field or route.header) != (step.looks_at, step.name) or at == "python":
-                if step.looks_at:
+            if (at, route.field or route.header) != (step.reads, step.name) or at == "python":
+                if step.reads:
                     yield step
                 step = _Step(at, route.field or route.header)
             if step.otherwise < 0:
@@ -313,7 +312,7 @@ class RoutingRules:
                 step.otherwise = -1 if route.values else i
             if at == "nothing":
                 break  # later rules are never reached
-        if step.looks_at:
+        if step.reads:
             yield step
 
     def _way(self, step: _Step, topic: str, answer: Any) -> Route | NoRoute | None:
@@ -333,7 +332,7 @@ class RoutingRules:
         route = self._routes[rule]
         if route.skip or answer == (SKIP,):
             return Route((), None, rule, "")
-        if step.looks_at == "python":
+        if step.reads == "python":
             named = [self._answered(rule, table) for table in answer]
         else:
             pattern = self._patterns[rule]
@@ -347,8 +346,8 @@ class RoutingRules:
         return NoRoute("name", bad[0]) if bad else Route(names, None, rule, route.envelope)
 
     def _unmatched(self, topic: str) -> NoRoute:
-        looked = [f"{step.looks_at} {step.name}".strip() for step in self._of(topic)]
-        seen = f"; looked at {', '.join(dict.fromkeys(looked))}" if looked else ""
+        read = [f"{step.reads} {step.name}".strip() for step in self._of(topic)]
+        seen = f"; looked at {', '.join(dict.fromkeys(read))}" if read else ""
         return NoRoute("route", f"cannot route a record of {topic}: no rule matches it{seen}")
 
     def _asked(

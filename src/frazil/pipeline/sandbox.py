@@ -40,7 +40,7 @@ from frazil.kafka.record_batch import RawRecords
 from frazil.offsets import Partition
 from frazil.pipeline.chunk import ChunkPipeline
 from frazil.pipeline.chunk_result import ChunkResult, Rejection
-from frazil.pipeline.isolation import IsolatingPipeline, _add, _cut
+from frazil.pipeline.isolation import IsolatingPipeline, add_part, part_of
 from frazil.pipeline.routing import NoRoute, Route
 
 #: Time limits of a child in seconds: to start, and for each answer.
@@ -65,7 +65,7 @@ class Sandbox(IsolatingPipeline):
         super().__init__(pipeline)
         # Spark's cloudpickle can pickle a user's function without the file it came from.
         pickler: Any = sys.modules.get("pyspark.cloudpickle", pickle)
-        self._parts: bytes = pickler.dumps(pipeline.parts)
+        self._plan: bytes = pickler.dumps(pipeline.plan)
         self._child: _Child | None = None
 
     def _ask(
@@ -73,7 +73,7 @@ class Sandbox(IsolatingPipeline):
     ) -> ChunkResult | str:
         """The result from the child, or the cause of its death."""
         if self._child is None:
-            self._child = _Child(self._parts)
+            self._child = _Child(self._plan)
         answer = self._child.ask(work)
         if isinstance(answer, FrazilError):
             raise answer
@@ -96,8 +96,8 @@ def around(
     borders = [-1, *sorted(bad), len(opened.offsets)]
     for before, behind in itertools.pairwise(borders):
         if behind - before > 1:
-            part, _ = _cut(opened, None, before + 1, behind)
-            _add(whole, process(partition, part, None, frozenset()), before + 1)
+            part, _ = part_of(opened, None, before + 1, behind)
+            add_part(whole, process(partition, part, None, frozenset()), before + 1)
     tables = way.tables if isinstance(way, Route) else None
     if tables == ():
         whole.skipped += len(bad)  # a rule skips the whole topic
@@ -111,7 +111,7 @@ def around(
 class _Child:
     """The parent's handle of a child process."""
 
-    def __init__(self, parts: bytes) -> None:
+    def __init__(self, plan: bytes) -> None:
         self._line, child_line = Pipe()
         with child_line:
             self._process = subprocess.Popen(
@@ -122,7 +122,7 @@ class _Child:
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             )
         self._end = weakref.finalize(self, _end, self._process, self._line)
-        if (answer := self._exchange(parts, START_SECONDS)) is not True:
+        if (answer := self._exchange(plan, START_SECONDS)) is not True:
             if isinstance(answer, FrazilError):
                 raise answer
             raise Unavailable(f"cannot start a process that reads records: {answer}")
@@ -167,7 +167,7 @@ def main() -> None:
     sys.excepthook = last_words
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: do not outlive the parent
-    pipeline = ChunkPipeline(*pickle.loads(line.recv_bytes()))
+    pipeline = ChunkPipeline(pickle.loads(line.recv_bytes()))
     _limit()
     line.send_bytes(pickle.dumps(True))
     with contextlib.suppress(EOFError):  # the parent closed the pipe

@@ -1,7 +1,8 @@
-"""A table as the tasks of a batch see it. Made on the driver, read on executors.
+"""The tables of a batch, as its tasks see them. Made on the driver, read on executors.
 
 `TablePlan` describes a table that exists: schema, settings, and which records it already contains.
-`NewTable` has the settings of one that does not exist yet. Values only: nothing here reads a table.
+`NewTable` has the settings of one that does not exist yet. `ChunkPlan` has all tables, the rules
+that route records to them, and the format of the records. Values only: nothing here reads a table.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import pyarrow as pa
 
 from frazil.config.sections import MAX_COLUMNS
 from frazil.files.writer import WriterSpec
+from frazil.formats.decoder import RecordFormat
 from frazil.offsets import Partition
 from frazil.pipeline.evolution import Aliases
 from frazil.pipeline.projection import MetadataColumns
+from frazil.pipeline.routing import RoutingRules
 from frazil.pipeline.versions import VersionLookup, field_of
 
 #: Modes of tables with a key.
@@ -95,3 +98,23 @@ class NewTable:
     max_columns: int = MAX_COLUMNS
     #: columns that cannot be float or double: keys, versions, sources of bucket and truncate
     undivided: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPlan:
+    """The input of a `ChunkPipeline`, besides the records."""
+
+    format: RecordFormat = field(repr=False)
+    #: None: all records go to table `only`
+    rules: RoutingRules | None
+    #: name → table; a table that records are routed to and that is missing here is a need
+    tables: Mapping[str, TablePlan]
+    #: tables that could not be created or changed as records need it, with the reason
+    refused: Mapping[str, str] = field(default_factory=dict)
+    only: str = ""
+    #: names and templates of upsert tables and change logs, with their mode; and the format of the
+    #: keys of records without a value; None: text
+    keyed: Mapping[str, str] = field(default_factory=dict)
+    key_format: RecordFormat | None = field(default=None, repr=False)
+    #: names and templates of tables, with the settings of one that does not exist yet
+    new: Mapping[str, NewTable] = field(default_factory=dict)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import gc
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
@@ -29,7 +29,6 @@ from frazil.errors import (
 )
 from frazil.files.writer import DataFileDescriptor, OpenFiles, TableWriter
 from frazil.formats.decode_result import FramedRecords, UndecodableRecord
-from frazil.formats.decoder import RecordFormat
 from frazil.kafka.fetch import FetchedChunk, fetch
 from frazil.kafka.record_batch import Longs, RawRecords
 from frazil.ledger.staged_batch import range_counts_of, range_counts_values
@@ -46,9 +45,8 @@ from frazil.pipeline.isolation import (
 )
 from frazil.pipeline.needs import add_need
 from frazil.pipeline.projection import MetadataColumns, project_rows
-from frazil.pipeline.routing import RoutingRules
 from frazil.pipeline.sandbox import Sandbox, around
-from frazil.pipeline.table_plan import NewTable, TablePlan
+from frazil.pipeline.table_plan import ChunkPlan, TablePlan
 from frazil.pipeline.upsert import (
     KeyChanges,
     ShuffleBlock,
@@ -65,8 +63,10 @@ FEARLESS = 2
 #: Longest reason of a rejected record in a result, in characters; the dead letter has all of it.
 _REASON = 300
 #: Columns of a dead letter: the unchanged record, the reason, the rejecting tables, and the time.
-LETTERS = MetadataColumns("topic", "partition", "offset", "timestamp", "key", "headers")
-LETTER_COLUMNS = pa.schema(
+DEAD_LETTER_METADATA = MetadataColumns(
+    "topic", "partition", "offset", "timestamp", "key", "headers"
+)
+DEAD_LETTER_COLUMNS = pa.schema(
     [
         pa.field("value", pa.large_binary()),
         pa.field("kind", pa.large_string(), nullable=False),
@@ -79,32 +79,18 @@ LETTER_COLUMNS = pa.schema(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class BatchPlan:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPlan(ChunkPlan):
     """The input shared by all tasks of a batch. Sent pickled; its repr contains no secrets."""
 
     kafka: Mapping[str, str] = field(repr=False)
-    format: RecordFormat = field(repr=False)
-    #: name → table; a table that records are routed to and that is missing here is a need
-    tables: Mapping[str, TablePlan]
-    #: None: all records go to table `only`
-    rules: RoutingRules | None = None
-    only: str = ""
     #: the dead-letter table; None: a rejected record stops the stream
-    letters: TablePlan | None = None
-    #: names and templates of upsert tables and change logs, with their mode; and the format of the
-    #: keys of records without a value
-    keyed: Mapping[str, str] = field(default_factory=dict)
-    key_format: RecordFormat | None = field(default=None, repr=False)
-    #: names and templates of tables, with the settings of one that does not exist yet
-    new: Mapping[str, NewTable] = field(default_factory=dict)
+    dead_letters: TablePlan | None = None
     #: upsert tables with changes that must be shuffled, because several tasks may have the same
     #: key; the number of buckets, and of parts in all buckets together
     together: frozenset[str] = frozenset()
     buckets: int = 1
     parts: int = 1
-    #: tables that could not be created or changed as records need it, with the reason
-    refused: Mapping[str, str] = field(default_factory=dict)
     file_prefix: str = ""
     batch: int = 0
     patience: float = 60.0
@@ -119,7 +105,7 @@ class BatchPlan:
         headers = bool(self.rules and self.rules.wants_headers) or (
             self.format.kind == "confluent-avro"
         )
-        return self.letters is not None or bool(self.keyed) or headers
+        return self.dead_letters is not None or bool(self.keyed) or headers
 
     @property
     def deleted_keys_plans(self) -> list[TablePlan]:
@@ -134,7 +120,7 @@ class BatchPlan:
                 *self.tables.items(),
                 *(
                     (table.shape.name, table)
-                    for table in (self.letters, *self.deleted_keys_plans)
+                    for table in (self.dead_letters, *self.deleted_keys_plans)
                     if table
                 ),
             )
@@ -219,9 +205,8 @@ def run(
     Changes of upsert tables are not written but added to `changes`. They count as merged until the
     last record of each key is known.
     """
-    clock = Stopwatch()
-    reading = _RangeInput(plan, wanted.partition, attempt, clock)
-    output = _RangeOutput(plan, wanted, below, dry, changes, clock)
+    output = _RangeOutput(plan, wanted, below, dry, changes)
+    reading = _RangeInput(plan, wanted.partition, attempt, output.clock)
     leader = -1
     chunks = fetch(
         plan.kafka, wanted, patience=plan.patience, client=plan.client, envelope=plan.envelope
@@ -231,14 +216,14 @@ def run(
         opened, result = reading.processed(chunk)
         output.add_needs(result)
         result = output.sifted(result, opened)
-        letters = list(result.letters.values())
-        if letters and plan.letters is None and not dry:
-            raise refused(wanted.partition, opened.offsets, letters)
-        output.write(chunk, result, letters)
-        output.count(chunk, opened, result, letters)
+        rejections = list(result.rejections.values())
+        if rejections and plan.dead_letters is None and not dry:
+            raise refused(wanted.partition, opened.offsets, rejections)
+        output.write(chunk, result, rejections)
+        output.count(chunk, opened, result, rejections)
     if output.total.range != wanted:
         raise AccountingError(f"cannot finish {wanted}: the reader reached {output.total.range}")
-    return output.result(leader)
+    return output.range_result(leader)
 
 
 class _RangeInput:
@@ -251,16 +236,7 @@ class _RangeInput:
         self._partition = partition
         self._clock = clock
         self._fearless = attempt < FEARLESS
-        self._pipeline = ChunkPipeline(
-            plan.format,
-            plan.rules,
-            plan.tables,
-            plan.refused,
-            plan.only,
-            plan.keyed,
-            plan.key_format,
-            plan.new,
-        )
+        self._pipeline = ChunkPipeline(plan)
         self._process = (IsolatingPipeline if self._fearless else Sandbox)(self._pipeline).process
 
     def next_of(self, chunks: Iterator[FetchedChunk], reached: int) -> FetchedChunk | None:
@@ -292,32 +268,20 @@ class _RangeInput:
         return None
 
 
-class _RangeOutput:
-    """The last steps of a range: write rows and dead letters, and count every record."""
+class TaskOutput:
+    """Data files and counts of one task: a range, or a replay of dead letters."""
 
-    def __init__(
-        self,
-        plan: BatchPlan,
-        wanted: Range,
-        below: frozenset[str],
-        dry: bool,
-        changes: dict[str, KeyChanges] | None,
-        clock: Stopwatch,
-    ) -> None:
+    def __init__(self, plan: BatchPlan, nothing: RangeCounts, dry: bool) -> None:
+        """`nothing`: the counts of no record. `dry`: nothing is written."""
         self._plan = plan
-        self._partition = wanted.partition
-        self._below = below
+        self._nothing = nothing
         self._dry = dry
-        self._changes = changes
-        self._clock = clock
-        self._sieve = WriteSieve(plan.tables, plan.file_prefix) if plan.isolating else None
+        self.clock = Stopwatch()
         self._files = OpenFiles()
         self._writers: dict[str, TableWriter] = {}
-        self._nothing = RangeCounts(Range(wanted.partition, wanted.start, wanted.start), 0)
-        self.total = self._nothing
+        self.total = nothing
         self._tallies: dict[str, RangeCounts] = {}
         self._needs: dict[str, pa.Schema] = {}
-        self._rejected: dict[str, tuple[int, str]] = {}
 
     @property
     def _idle(self) -> bool:
@@ -328,16 +292,54 @@ class _RangeOutput:
         for name, columns in result.needs.items():
             add_need(self._needs, name, columns)
 
+    def _put(self, table: TablePlan, rows: pa.Table) -> None:
+        name = table.shape.name
+        if name not in self._writers:
+            self._writers[name] = TableWriter(table.shape, self._plan.file_prefix, self._files)
+        self._writers[name].write(rows)
+
+    def _add(self, name: str, **counts: object) -> None:
+        known = self._tallies.get(name, self._nothing)
+        self._tallies[name] = known + replace(self._nothing, **counts)  # type: ignore[arg-type]
+
+    def result(self) -> RangeResult:
+        """Close all files. If tables are missing, the files and their counts are left out."""
+        with self.clock("write"), noticing():
+            files = {name: tuple(writer.close()) for name, writer in self._writers.items()}
+        needs, seconds = self._needs, self.clock.seconds()
+        tallies = {} if needs else self._tallies
+        return RangeResult(self.total, tallies, {} if needs else files, needs, frozenset(), seconds)
+
+
+class _RangeOutput(TaskOutput):
+    """The last steps of a range: write rows and dead letters, and count every record."""
+
+    def __init__(
+        self,
+        plan: BatchPlan,
+        wanted: Range,
+        below: frozenset[str],
+        dry: bool,
+        changes: dict[str, KeyChanges] | None,
+    ) -> None:
+        start = Range(wanted.partition, wanted.start, wanted.start)
+        super().__init__(plan, RangeCounts(start, 0), dry)
+        self._partition = wanted.partition
+        self._below = below
+        self._changes = changes
+        self._sieve = WriteSieve(plan.tables, plan.file_prefix) if plan.isolating else None
+        self._rejected: dict[str, tuple[int, str]] = {}
+
     def sifted(self, result: ChunkResult, opened: RawRecords) -> ChunkResult:
         """The outcome of a chunk; in isolation, records that cannot be written are rejected."""
         if self._sieve is None or self._idle:
             return result
-        with self._clock("write"), noticing():
+        with self.clock("write"), noticing():
             return self._sieve.sift(result, opened, self._below)
 
-    def write(self, chunk: FetchedChunk, result: ChunkResult, letters: list[Rejection]) -> None:
+    def write(self, chunk: FetchedChunk, result: ChunkResult, rejections: list[Rejection]) -> None:
         plan = self._plan
-        with self._clock("write"), noticing():
+        with self.clock("write"), noticing():
             for name, rows in result.rows:
                 self._write(name, plan.tables[name], rows)
             for name, keys in result.gone if not self._idle else ():
@@ -346,15 +348,15 @@ class _RangeOutput:
                     self._add(name, merged=len(keys))
             for name, keys in result.left if not self._idle else ():
                 self._delete(name, keys)
-            if plan.letters is not None and letters:
-                rows = _letters(plan, chunk, self._partition, letters)
-                self._write(plan.letters.shape.name, plan.letters, rows)
+            if plan.dead_letters is not None and rejections:
+                rows = _dead_letter_rows(plan, chunk, self._partition, rejections)
+                self._write(plan.dead_letters.shape.name, plan.dead_letters, rows)
 
     def _write(self, name: str, table: TablePlan, rows: pa.Table) -> None:
         if self._idle:
             return
         span = watermark(rows, table.event_time)
-        if table is not self._plan.letters:  # dead letters have no event time
+        if table is not self._plan.dead_letters:  # dead letters have no event time
             reached = self.total.range.end
             self.total += RangeCounts(Range(self._partition, reached, reached), 0, watermark=span)
         if name in self._below:
@@ -364,10 +366,8 @@ class _RangeOutput:
             self._add(name, merged=len(rows), watermark=span)
             return
         if self._sieve is None:
-            if name not in self._writers:
-                self._writers[name] = TableWriter(table.shape, self._plan.file_prefix, self._files)
-            self._writers[name].write(rows)
-        elif table is self._plan.letters:
+            self._put(table, rows)
+        elif table is self._plan.dead_letters:
             self._sieve.put(table, rows)
         self._add(name, written=len(rows), watermark=span)
 
@@ -382,85 +382,73 @@ class _RangeOutput:
         assert self._changes is not None
         return self._changes.setdefault(name, KeyChanges())
 
-    def _add(self, name: str, **counts: object) -> None:
-        known = self._tallies.get(name, self._nothing)
-        self._tallies[name] = known + replace(self._nothing, **counts)  # type: ignore[arg-type]
-
     def count(
         self,
         chunk: FetchedChunk,
         opened: RawRecords,
         result: ChunkResult,
-        letters: list[Rejection],
+        rejections: list[Rejection],
     ) -> None:
         """Add the outcome of every offset of a chunk to the counts."""
         offsets = opened.offsets
-        for letter in sorted(letters, key=lambda letter: letter.index):
-            for name in letter.tables:
+        for rejection in sorted(rejections, key=lambda rejection: rejection.index):
+            for name in rejection.tables:
                 if name in self._plan.tables and name not in self._below:
                     self._add(name, rejected=1)
-            reason = f"{self._partition} offset {int(offsets[letter.index])}: {letter.reason}"
-            count = self._rejected.get(letter.kind, (0, ""))[0] + 1
-            self._rejected[letter.kind] = count, reason[:_REASON]
+            reason = f"{self._partition} offset {int(offsets[rejection.index])}: {rejection.reason}"
+            count = self._rejected.get(rejection.kind, (0, ""))[0] + 1
+            self._rejected[rejection.kind] = count, reason[:_REASON]
         # The reader has passed every offset of the span: offsets without a record are invisible.
         self.total += RangeCounts(
             chunk.span,
-            len(offsets) - len(letters) - result.skipped,
-            rejected=len(letters),
+            len(offsets) - len(rejections) - result.skipped,
+            rejected=len(rejections),
             skipped=result.skipped,
             invisible=len(chunk.span) - len(offsets),
             seen=(int(offsets[0]), int(offsets[-1])) if len(offsets) else None,
         )
 
-    def result(self, leader: int) -> RangeResult:
+    def range_result(self, leader: int) -> RangeResult:
         """Close all files. `leader`: the leader epoch of the last chunk."""
-        with self._clock("write"), noticing():
-            written = {name: tuple(writer.close()) for name, writer in self._writers.items()}
+        done = replace(self.result(), below=self._below)
+        if done.needs:
+            return done
         if self._sieve is not None:
-            written = {name: tuple(files) for name, files in self._sieve.files.items()}
-        if self._needs:
-            return RangeResult(self.total, {}, {}, self._needs, self._below, self._clock.seconds())
-        return RangeResult(
-            self.total,
-            {name: for_table(self.total, tally) for name, tally in self._tallies.items()},
-            written,
-            {},
-            self._below,
-            self._clock.seconds(),
-            leader,
-            self._rejected,
-        )
+            done = replace(done, files={n: tuple(files) for n, files in self._sieve.files.items()})
+        tallies = {name: for_table(self.total, tally) for name, tally in done.tallies.items()}
+        return replace(done, tallies=tallies, leader=leader, rejected=self._rejected)
 
 
-def _letters(
-    plan: BatchPlan, chunk: FetchedChunk, partition: Partition, letters: list[Rejection]
+def _dead_letter_rows(
+    plan: BatchPlan, chunk: FetchedChunk, partition: Partition, rejections: list[Rejection]
 ) -> pa.Table:
     """Rejected records as rows of the dead-letter table."""
-    assert plan.letters is not None
-    letters = sorted(letters, key=lambda letter: letter.index)
+    assert plan.dead_letters is not None
+    rejections = sorted(rejections, key=lambda rejection: rejection.index)
     opened = chunk.open(envelope=True)
-    at = np.array([letter.index for letter in letters])
+    at = np.array([rejection.index for rejection in rejections])
     now = int(time.time() * 1_000_000)
-    values = [
-        (
-            opened.values[letter.index],
-            letter.kind,
-            letter.reason,
-            letter.schema_id,
-            list(letter.tables),
-            plan.batch,
-            now,
-        )
-        for letter in letters
-    ]
-    columns = zip(zip(*values, strict=True), LETTER_COLUMNS, strict=True)
-    rows = pa.table([pa.array(v, column.type) for v, column in columns], schema=LETTER_COLUMNS)
+    rows = pa.Table.from_pylist(
+        [
+            {
+                "value": opened.values[rejection.index],
+                "kind": rejection.kind,
+                "message": rejection.reason,
+                "schema_id": rejection.schema_id,
+                "tables": list(rejection.tables),
+                "batch": plan.batch,
+                "rejected_at": now,
+            }
+            for rejection in rejections
+        ],
+        DEAD_LETTER_COLUMNS,
+    )
     assert opened.keys is not None
     assert opened.headers is not None
     return project_rows(
         rows,
-        plan.letters.shape.arrow,
-        plan.letters.metadata,
+        plan.dead_letters.shape.arrow,
+        plan.dead_letters.metadata,
         partition,
         opened.offsets[at],
         opened.stamps[at],
@@ -493,11 +481,7 @@ Handed = tuple[int, EndedRange | UpsertOutcome | ShuffleBlock]
 
 def run_all(plan: BatchPlan, ranges: Iterable[Range], attempt: int = 0) -> Iterator[Handed]:
     """Run the ranges of one task."""
-    # Spark runs the garbage collector after every task. With a thousand modules loaded that takes
-    # longer than a small task, so all present objects are frozen.
-    gc.disable()
-    gc.freeze()
-    try:
+    with in_worker():
         for wanted in ranges:
             results, applied, changes = _range(plan, wanted, attempt)
             for name, key_changes in changes.items():
@@ -505,6 +489,17 @@ def run_all(plan: BatchPlan, ranges: Iterable[Range], attempt: int = 0) -> Itera
             for outcome in applied:
                 yield 0, outcome
             yield 0, EndedRange(wanted, results)
+
+
+@contextmanager
+def in_worker() -> Iterator[None]:
+    """A task in a Python worker of Spark: errors are encoded for Spark, and the garbage collector
+    is off. Spark runs it after every task. With a thousand modules loaded that takes longer than a
+    small task, so all present objects are frozen."""
+    gc.disable()
+    gc.freeze()
+    try:
+        yield
     except FrazilError as error:
         raise encode_for_spark(error) from None
     finally:
@@ -576,28 +571,25 @@ def watermark(rows: pa.Table, event_time: str) -> tuple[int, int] | None:
     return (span["min"].value, span["max"].value) if span["min"].is_valid else None
 
 
-def refused(partition: Partition, offsets: Longs, letters: list[Rejection]) -> FrazilError:
+def refused(partition: Partition, offsets: Longs, rejections: list[Rejection]) -> FrazilError:
     """The error that stops the stream if a record is rejected and there is no dead-letter table."""
-    first = min(letters, key=lambda letter: letter.index)
+    first = min(rejections, key=lambda rejection: rejection.index)
     hint = "set [dead_letters] table, and such records go there"
     where = f"{partition} offset {int(offsets[first.index])}"
     if first.kind in ("misfit", "unwritable"):
-        more = f" (and {len(letters) - 1} more of {len(offsets)})" if len(letters) > 1 else ""
+        more = f" (and {len(rejections) - 1} more of {len(offsets)})" if len(rejections) > 1 else ""
         kind = SchemaMismatch if first.kind == "misfit" else Unwritable
         return kind(f"cannot write {where}: {first.reason}{more}", hint=hint)
     if first.kind in ("route", "name"):
         return Unroutable(
-            f"cannot route {partition} offset {int(offsets[first.index])}: "
-            f"{first.reason.partition(': ')[2] or first.reason}",
+            f"cannot route {where}: {first.reason.partition(': ')[2] or first.reason}",
             hint="add a [[route]] for it, or set [dead_letters] table",
         )
-    return undecodable(
-        partition, offsets, [UndecodableRecord(e.index, e.kind, e.reason) for e in letters]
-    )
+    return undecodable(partition, offsets, rejections)
 
 
 def undecodable(
-    partition: Partition, offsets: Longs, rejected: list[UndecodableRecord]
+    partition: Partition, offsets: Longs, rejected: Sequence[UndecodableRecord | Rejection]
 ) -> Undecodable:
     first = min(rejected, key=lambda record: record.index)
     more = f" (and {len(rejected) - 1} more of {len(offsets)})" if len(rejected) > 1 else ""

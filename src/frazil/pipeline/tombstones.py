@@ -25,9 +25,6 @@ from frazil.formats.decoder import Decoder, RecordFormat
 from frazil.kafka.record_batch import Longs
 from frazil.pipeline.projection import fitted
 
-#: The key format that values do not have.
-TEXT = "text"
-
 
 class UnreadableKey(Exception):
     pass

@@ -297,7 +297,7 @@ def _comparables(plan: TablePlan, changes: pa.Table) -> tuple[pl.DataFrame, list
 
 
 def _codes(sources: pa.Table) -> Any:
-    """For each row a number of its Kafka partition, ascending by topic and partition."""
+    """A number for the Kafka partition of each row, ascending by topic and partition."""
     topic, number = sources.columns
     frame = pl.DataFrame({"t": pl.from_arrow(topic), "n": pl.from_arrow(number)})
     return frame.select(pl.struct("t", "n").rank("dense"))["t"]

@@ -83,7 +83,7 @@ def column_of(rows: pa.Table, path: str) -> Any:
     return column
 
 
-def looked(
+def file_bounds(
     schema: Schema, key: Sequence[str], path: str, bounds: Sequence[dict[int, str]]
 ) -> FileBounds:
     """The bounds of a data file. `bounds`: lower and upper bounds of its manifest entry, in hex."""

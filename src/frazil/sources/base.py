@@ -5,10 +5,10 @@
 
 A source is a function of values: planned offsets and tables in, written files and missing tables
 out. It knows nothing of ledgers and commits, and never calls the sink. The sink calls, in this
-order: `look` before anything is claimed, `start` for the cut that the claim records, `resume` once
-the end of the previous run is known, `sample` for the tables of the next records, `stream` for the
-DataFrame that Spark drives, and then for each batch `plan`, `run` until no table is missing, and
-`check`.
+order: `identify` before anything is claimed, `start` for the cut that the claim records, `resume`
+once the end of the previous run is known, `sample` for the tables of the next records, `stream` for
+the DataFrame that Spark drives, and then for each batch `plan`, `run` until no table is missing,
+and `check`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol, TypeVar
 
 import pyarrow as pa
@@ -51,7 +52,7 @@ class StreamPosition:
 class TableWriteResult:
     tallies: tuple[RangeCounts, ...]
     files: tuple[DataFileDescriptor, ...]
-    #: of an upsert table: delete files of keys whose older rows go, and the number of keys
+    #: upsert tables: delete files of the changed keys, and the number of these keys
     deletes: tuple[DataFileDescriptor, ...] = ()
     keys: int = 0
 
@@ -68,13 +69,13 @@ class WriteResult:
     source: tuple[str, str] = ("", "")
     #: counts of all records, where there are several tables
     total: tuple[RangeCounts, ...] = ()
-    #: of an operator's batch (`ledger.entry.OperatorNote`)
+    #: the note of an operator's batch (`ledger.entry.OperatorNote`)
     note: str = ""
     #: kind of rejected records → their number, and position and reason of the last one
     rejected: Mapping[str, tuple[int, str]] = field(default_factory=dict)
 
     def rows(self, apart: Callable[[str], bool] = lambda name: False) -> int:
-        """Rows in its files, without those of tables for which `apart` is true."""
+        """Rows in its files, except for tables for which `apart` is true."""
         return sum(
             file.rows
             for name, table in self.tables.items()
@@ -102,7 +103,7 @@ class StreamState:
 
     @property
     def file_prefix(self) -> str:
-        """For names of files of the batch in progress."""
+        """The prefix of file names of the batch in progress."""
         return f"frazil-{self.sink}-{self.epoch}-{self.number}"
 
 
@@ -144,72 +145,87 @@ RunT = TypeVar("RunT", bound=BatchRun)
 
 
 class BatchSource(Protocol[RunT]):
+    """A source of batches. The defaults suit a source whose run is one batch without a query."""
+
     #: tables whose columns are known before a record is read, and which of these columns hold a
     #: record's topic, partition, offset and timestamp (None: the sink adds columns for them)
-    columns: Mapping[str, pa.Schema]
-    metadata: MetadataColumns | None
+    columns: Mapping[str, pa.Schema] = MappingProxyType({})
+    metadata: MetadataColumns | None = None
+    checkpoint: str = ""
 
     @property
     def upserts(self) -> bool:
         """Do its records have Kafka's keys and order, so that they can be upserted or logged?"""
+        return False
+
+    @property
+    def paced(self) -> bool:
+        """Does the source apply its own limits, and so take several batches to its end?"""
+        return False
+
+    @property
+    def stateful(self) -> bool:
+        """Does Spark keep state of the stream from batch to batch?"""
+        return False
 
     def template(self, table: str) -> str:
         """The `[[table]]` that a table was created from: its own name, or a template's."""
+        return table
 
-    def look(self, spark: SparkSession, entry: LedgerEntry | None) -> TopicIdentity:
-        """Check that the source exists and is the one in `entry`; refuse what cannot work."""
+    def identify(self, spark: SparkSession, entry: LedgerEntry | None) -> TopicIdentity:
+        """Check that the source exists and is the one in `entry`. Raises for a query that cannot
+        work."""
 
     def start(self, position: Cut) -> Cut:
         """`position`, plus the first offsets of partitions that it does not contain."""
+        return position
 
     def check_resumable(self, reached: Callable[[], StreamPosition]) -> None:
-        """Raises where the stream could not continue from there. Nothing is claimed yet."""
+        """Raises if the stream cannot continue from `reached`. Nothing is claimed yet."""
+        return
 
     def resume(self, reached: StreamPosition, epoch: int) -> None:
-        """The next query begins there: the first one of a run, or a restarted one."""
+        """The next query begins at `reached`: the first one of a run, or a restarted one."""
+        return
 
     @property
     def required(self) -> Mapping[str, pa.Schema]:
         """Tables that must exist before the first batch."""
+        return {}
 
     def sample(self, tables: BatchTables) -> Mapping[str, pa.Schema]:
         """Tables that are missing for the next records, as far as these can be seen before the
         first batch; empty where none is."""
+        return {}
 
     def stream(self, spark: SparkSession, until: Cut | None) -> DataFrame: ...
 
-    @property
-    def checkpoint(self) -> str: ...
-
     def opening(self, batch: int, reached: StreamPosition) -> WriteResult | None:
         """A result that must be in the ledger before the first batch is read."""
+        return None
 
     def plan(self, frame: DataFrame, batch: int, reached: StreamPosition) -> PlannedBatch | None:
-        """The offsets of a micro-batch; None where an earlier run has staged them."""
+        """The offsets of a micro-batch; None if an earlier run has staged them."""
+        return PlannedBatch(frame, reached)
 
     def run(self, plan: PlannedBatch, tables: BatchTables) -> RunT:
         """Read and write the records on executors. Only results of successful tasks count."""
 
     def check(self, plan: PlannedBatch, tables: BatchTables, run: RunT) -> WriteResult | None:
         """The batch, once every planned offset has exactly one outcome, and every written one a row
-        in a file; raises otherwise. None where there is nothing to stage."""
+        in a file; raises otherwise. None: nothing is to be staged."""
 
     def ends(self) -> Cut:
         """The current end of the stream."""
+        return Cut()
 
     def carried(self) -> list[Range]:
         """Ranges with no visible records, held back until a table exists whose ledger can record
         them."""
+        return []
 
-    @property
-    def paced(self) -> bool:
-        """Does the source apply its own limits, and so take several batches to its end?"""
-
-    @property
-    def stateful(self) -> bool:
-        """Does Spark keep state of the stream from batch to batch?"""
-
-    def close(self) -> None: ...
+    def close(self) -> None:
+        return
 
 
 class TemporaryView:

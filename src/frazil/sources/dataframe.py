@@ -53,6 +53,7 @@ from frazil.pipeline.projection import NO_METADATA, MetadataColumns
 from frazil.retry import Retry
 from frazil.sources.base import (
     BatchRun,
+    BatchSource,
     BatchTables,
     PlannedBatch,
     StreamPosition,
@@ -63,7 +64,7 @@ from frazil.sources.base import (
 )
 from frazil.sources.query_state import QueryState, offsets_of, offsets_text
 from frazil.spark.checkpoint import Checkpoint, SourceOffsets, began
-from frazil.spark.read import FRAZIL, planner, tells, told
+from frazil.spark.read import FRAZIL, planner, reported_counts, reports_counts
 from frazil.spark.tasks import OUTCOMES, ReadCounts, WriteOutcome, WritePlan, write_all
 
 #: Rows per batch that Spark hands to Python: the number while their size is unknown, the most, and
@@ -80,27 +81,19 @@ class DataFrameRun(BatchRun):
     counts: ReadCounts = field(default_factory=dict)
 
 
-class DataFrameSource:
-    upserts = False
-
+class DataFrameSource(BatchSource[DataFrameRun]):
     def __init__(
         self, config: Config, retry: Retry, build: Callable[[SparkSession], DataFrame]
     ) -> None:
         self._config = config
         self._retry = retry
         self._build = build
-        #: of the DataFrame; the metadata columns are among them
-        self.columns: Mapping[str, pa.Schema] = {}
-        self.metadata: MetadataColumns | None = None
         self._temporary = TemporaryView()
         self._row_bytes = 0.0
 
     # ── before anything is claimed ───────────────────────────────────────────────────────────
 
-    def template(self, table: str) -> str:
-        return table
-
-    def look(self, spark: SparkSession, entry: LedgerEntry | None) -> TopicIdentity:
+    def identify(self, spark: SparkSession, entry: LedgerEntry | None) -> TopicIdentity:
         self._spark = spark
         self._frame = self._build(spark)
         table = self._config.tables[0]
@@ -119,17 +112,15 @@ class DataFrameSource:
         self._query = QueryState(self._config.sink, operators(self._frame))
         self._query.refuse_settings()
         columns = _columns(self._frame, table.name)
+        # The columns of the DataFrame; the metadata columns are among them.
         self.columns, self.metadata = {table.name: columns}, _origin_columns(columns, table)
         self._query.refuse_no_checkpoint()
         asked = [(source, planner(source.source, source.options)) for source in self._query.sources]
         self._planners = [kafka for _, kafka in asked if kafka is not None]
         own = [(read.options, kafka) for read, kafka in asked if kafka and read.source in FRAZIL]
         self._own = [kafka for _, kafka in own]
-        self._silent = [kafka for given, kafka in own if not tells(given)]
+        self._silent = [kafka for given, kafka in own if not reports_counts(given)]
         return self._origin_now()
-
-    def start(self, position: Cut) -> Cut:
-        return position
 
     def check_resumable(self, reached: Callable[[], StreamPosition]) -> None:
         for left in (2, 1, 0):
@@ -187,9 +178,6 @@ class DataFrameSource:
     def required(self) -> Mapping[str, pa.Schema]:
         return self.columns
 
-    def sample(self, tables: BatchTables) -> Mapping[str, pa.Schema]:
-        return {}  # all columns are known
-
     def _compare(self, position: Cut, epochs: Mapping[Partition, int]) -> None:
         """Raises where our own sources have lost records that were read in these epochs."""
         if epochs:
@@ -214,14 +202,11 @@ class DataFrameSource:
                 ends = {p: end for p, end in ends.items() if p.topic != topic or p[1] in numbers}
         return Cut(ends)
 
-    def carried(self) -> list[Range]:
-        return []
-
     def close(self) -> None:
         self._temporary.remove()
 
     def opening(self, batch: int, reached: StreamPosition) -> WriteResult | None:
-        """Where the very first batch begins, for the ledger, before a record of it is read.
+        """The beginning of the very first batch, for the ledger, before a record of it is read.
 
         `latest` is resolved once: should the batch fail, the next run begins at the same offsets.
         (A bound query has them in its checkpoint.)
@@ -265,10 +250,10 @@ class DataFrameSource:
             else "",
             file_prefix=tables.file_prefix,
         )
-        counts_before = [told(given) for given in self._query.reads]
+        counts_before = [reported_counts(given) for given in self._query.reads]
         led_before = self._led(plan.ranges)
         outcomes = self._run(plan.frame, write_plan)
-        counts = [told(given) for given in self._query.reads]
+        counts = [reported_counts(given) for given in self._query.reads]
         leaders = steady(led_before, self._led(plan.ranges))
         leaders |= read_leader_epochs(plan.ranges, counts_before, counts)
         every = {key: value for read in counts for key, value in read.items()}
@@ -306,7 +291,7 @@ class DataFrameSource:
         )
 
     def _led(self, ranges: Sequence[Range]) -> dict[Partition, int]:
-        """Current leader epochs, of sources whose tasks do not report those they read in."""
+        """Current leader epochs, for sources whose tasks do not report the epochs they read in."""
         partitions, epochs = [r.partition for r in ranges], dict[Partition, int]()
         for kafka in self._silent if partitions else ():
             epochs |= self._retry(functools.partial(kafka.led, partitions))

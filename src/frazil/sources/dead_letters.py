@@ -33,18 +33,19 @@ from frazil.ledger.entry import LedgerEntry
 from frazil.ledger.sink_state import REPLAY, known_tables
 from frazil.offsets import BATCHES, Cut, Range
 from frazil.pipeline.replay import (
+    MOST_REPORTED,
     NOTE_COLUMNS,
     NOTES,
     OUTCOMES,
     READ,
-    TOLD,
     ReplayPlan,
     ReplayResult,
     run_all,
 )
-from frazil.pipeline.task import RangeResult
+from frazil.pipeline.task import BatchPlan, RangeResult
 from frazil.retry import Retry
 from frazil.sources.base import (
+    BatchSource,
     BatchTables,
     PlannedBatch,
     StreamPosition,
@@ -52,14 +53,15 @@ from frazil.sources.base import (
     WriteResult,
     added,
 )
-from frazil.sources.kafka import KafkaRun, KafkaSource
+from frazil.sources.batch_plans import BatchPlans
+from frazil.sources.range_results import KafkaRun
 
 _KEY = (NOTES.topic, NOTES.partition, NOTES.offset)
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterSelection:
-    """Which dead letters; an empty field selects all."""
+    """Criteria for dead letters; an empty field selects all."""
 
     topics: tuple[str, ...] = ()
     partitions: tuple[int, ...] = ()
@@ -72,10 +74,12 @@ class DeadLetterSelection:
     #: at most this many, ordered by topic, partition and offset
     limit: int | None = None
 
-    def of(self, letters: DataFrame) -> DataFrame:
+    def of(self, dead_letters: DataFrame) -> DataFrame:
         for condition in self._conditions():
-            letters = letters.where(condition)
-        return letters if self.limit is None else letters.orderBy(*_KEY).limit(self.limit)
+            dead_letters = dead_letters.where(condition)
+        if self.limit is None:
+            return dead_letters
+        return dead_letters.orderBy(*_KEY).limit(self.limit)
 
     def _conditions(self) -> Iterator[Column]:
         if self.topics:
@@ -98,14 +102,14 @@ class ReplayReport:
 
     JSON: ClassVar = "selected replayed skipped rejected rows again finished"
 
-    #: in their tables now
+    #: dead letters whose rows are in their tables now
     replayed: int = 0
-    #: now routed to no table
+    #: dead letters that are now routed to no table
     skipped: int = 0
     rejected: int = 0
     #: rows of each table
     rows: dict[str, int] = field(default_factory=dict)
-    #: some of those rejected again
+    #: some of the dead letters that are rejected again
     again: list[ReplayResult] = field(default_factory=list)
     #: staged by an earlier replay and committed now
     finished: int = 0
@@ -159,7 +163,7 @@ def replaying(config: Config) -> Config:
 
 
 def read_dead_letters(spark: SparkSession, config: Config) -> DataFrame | None:
-    """All dead letters; `replayed_at` is null where one waits. None where there is no table yet."""
+    """All dead letters; `replayed_at` is null if one waits. None: the table does not exist yet."""
     catalog = JavaCatalog(spark, config.catalog.name)
     frame = _read(spark, catalog, config.dead_letters.table)
     if frame is None:
@@ -176,8 +180,8 @@ def read_dead_letters(spark: SparkSession, config: Config) -> DataFrame | None:
     return frame.join(notes, list(_KEY), "left")
 
 
-def waiting(letters: DataFrame) -> DataFrame:
-    return letters.where("replayed_at IS NULL")
+def waiting(dead_letters: DataFrame) -> DataFrame:
+    return dead_letters.where("replayed_at IS NULL")
 
 
 def _read(spark: SparkSession, catalog: JavaCatalog, name: str) -> DataFrame | None:
@@ -190,12 +194,9 @@ def _read(spark: SparkSession, catalog: JavaCatalog, name: str) -> DataFrame | N
     return reader.table(f"{catalog.name}.{name}")
 
 
-class DeadLetterSource(KafkaSource):
-    """Like `KafkaSource`, with the same rules and tables; only the records come from the table of
-    dead letters."""
-
-    paced = False
-    upserts = False
+class DeadLetterSource(BatchSource[KafkaRun]):
+    """The rules and tables are those of `KafkaSource`; the records come from the dead-letter
+    table."""
 
     def __init__(
         self,
@@ -207,35 +208,29 @@ class DeadLetterSource(KafkaSource):
         of: Config,
     ) -> None:
         """`config`: of the replaying sink; `of`: of the sink that wrote the dead letters."""
-        super().__init__(config, retry, gathering)
-        self._config = config = of
+        self._config = of
+        self._plans = BatchPlans(of, kafka={})
         self._wanted = wanted
-        self._notes = notes_table(config)
+        self._notes = notes_table(of)
         self._known: list[str] = []  # tables that the sink itself has created
         self._number = 0
         self._again: list[ReplayResult] = []
-        self._rules = self._made_rules() if config.routes else None
         self.outcome = ReplayReport()
 
-    def _others(self) -> Iterable[str]:
-        return self._known
+    def template(self, table: str) -> str:
+        return self._plans.template(table)
 
-    def look(self, spark: SparkSession, entry: LedgerEntry | None) -> TopicIdentity:
+    def identify(self, spark: SparkSession, entry: LedgerEntry | None) -> TopicIdentity:
         index = JavaCatalog(spark, self._config.catalog.name).load(self._config.index_table)
         self._known = [*known_tables(index, self._config.sink.id)] if index else []
-        return self._origin
+        return TopicIdentity()
 
     def start(self, position: Cut) -> Cut:
         return Cut({BATCHES: 0, **position})
 
-    def resume(self, reached: StreamPosition, epoch: int) -> None: ...
-
     @property
     def required(self) -> Mapping[str, pa.Schema]:
         return {self._notes: NOTE_COLUMNS}
-
-    def sample(self, tables: BatchTables) -> Mapping[str, pa.Schema]:
-        return {}
 
     def stream(self, spark: SparkSession, until: Cut | None) -> DataFrame:
         """The waiting dead letters of the selection, in order within each Spark partition."""
@@ -244,16 +239,17 @@ class DeadLetterSource(KafkaSource):
             raise ConfigError(f"cannot replay: table {self._config.dead_letters.table} is empty")
         return self._wanted.of(waiting(frame)).select(*READ).sortWithinPartitions(*_KEY)
 
-    def ends(self) -> Cut:
-        return Cut()
-
     def plan(self, frame: DataFrame, batch: int, reached: StreamPosition) -> PlannedBatch | None:
         self._number = reached.cut[BATCHES]
-        self._isolating = False
         return PlannedBatch(frame, reached)
 
-    def _run(self, planned: PlannedBatch, tables: BatchTables) -> KafkaRun:
-        return KafkaRun(results=self._replayed(planned.frame, tables))
+    def run(self, plan: PlannedBatch, tables: BatchTables) -> KafkaRun:
+        return self._plans.run(
+            plan,
+            tables,
+            lambda batch: KafkaRun(results=self._replayed(plan.frame, tables, batch)),
+            self._known,
+        )
 
     def check(self, plan: PlannedBatch, tables: BatchTables, run: KafkaRun) -> WriteResult | None:
         results, reached = run.results, plan.position
@@ -267,13 +263,14 @@ class DeadLetterSource(KafkaSource):
             end=Cut({**reached.cut, BATCHES: self._number + 1}),
             tables={name: self._of_table(name, results) for name in names},
             total=(total,),
-            origin=self._origin,
+            origin=TopicIdentity(),
             seconds=added([result.seconds for result in results]),
         )
 
-    def would(self, frame: DataFrame, tables: BatchTables) -> ReplayReport:
+    def dry_run(self, frame: DataFrame, tables: BatchTables) -> ReplayReport:
         """A dry run, as far as possible without creating or evolving tables."""
-        results = self._replayed(frame, tables, look=True)
+        plan = self._plans.plan(tables, self._known)
+        results = self._replayed(frame, tables, plan, dry=True)
         self._count(results, sum((result.total for result in results), self._nothing))
         self.outcome.needs = sorted({name for result in results for name in result.needs})
         return self.outcome
@@ -283,20 +280,19 @@ class DeadLetterSource(KafkaSource):
         return RangeCounts(Range(BATCHES, self._number, self._number + 1), 0)
 
     def _replayed(
-        self, frame: DataFrame, tables: BatchTables, look: bool = False
+        self, frame: DataFrame, tables: BatchTables, plan: BatchPlan, dry: bool = False
     ) -> list[RangeResult]:
-        plan = self._plan(tables)
         plans = dict(plan.tables)
         notes = plans.pop(self._notes, None)
-        if notes is None and not look:
+        if notes is None and not dry:
             why = tables.refused.get(self._notes, "it is not there")
             raise IdentityMismatch(f"cannot note in table {self._notes} what is replayed: {why}")
-        replay = ReplayPlan(replace(plan, tables=plans), None if look else notes, self._number)
+        replay = ReplayPlan(replace(plan, tables=plans), None if dry else notes, self._number)
         rows = frame.mapInArrow(functools.partial(_tasks, replay), OUTCOMES).collect()
         self._again = sorted(
             (ReplayResult(*values) for row in rows for values in json.loads(row.again)),
             key=lambda result: (result.topic, result.partition, result.offset),
-        )[:TOLD]
+        )[:MOST_REPORTED]
         return [RangeResult.of(json.loads(row.result)) for row in rows]
 
     def _of_table(self, name: str, ordered: Sequence[RangeResult]) -> TableWriteResult:

@@ -21,7 +21,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from frazil.accounting import RangeCounts
@@ -33,13 +32,15 @@ from frazil.ledger.entry import LedgerEntry, OperatorNote
 from frazil.offsets import Cut, Partition, Range, newest_names
 from frazil.retry import Retry
 from frazil.sources.base import (
+    BatchRun,
+    BatchSource,
     BatchTables,
     PlannedBatch,
     StreamPosition,
     TableWriteResult,
     WriteResult,
 )
-from frazil.sources.kafka import KafkaRun, KafkaSource
+from frazil.sources.batch_plans import BatchPlans
 
 EARLIEST, LATEST = "earliest", "latest"
 
@@ -52,7 +53,7 @@ class WantedPosition:
     did: str
     #: exactly these ranges are given up
     lost: tuple[Range, ...] = ()
-    #: Kafka topics to adopt; empty: all whose identity differs
+    #: Kafka topics to adopt; empty: all topics with another identity
     topics: tuple[str, ...] = ()
     #: where they begin: `earliest`, `latest`
     start: str = EARLIEST
@@ -69,7 +70,7 @@ class Intervention:
     JSON: ClassVar = "lost begin says"
 
     lost: tuple[Range, ...] = ()
-    #: first offsets of partitions under new names, and of those that only get another topic id
+    #: first offsets of partitions under new names, and of partitions with only a new topic id
     begin: Cut = field(default_factory=Cut)
     origin: TopicIdentity = field(default_factory=TopicIdentity)
     says: str = ""
@@ -93,24 +94,24 @@ def decide(
     known: TopicIdentity,
     now: TopicIdentity,
     marks: Watermarks,
-    life: str,
+    epoch: str,
 ) -> Intervention:
     """Pure. `known`: topic identity in the ledger; `now`, `marks`: Kafka's answers, under the
-    ledger's names; `life`: the epoch that names topics which are read as new ones."""
+    ledger's names; `epoch`: the suffix of topics that are read as new ones."""
     if wanted.did != "adopt-topic":
         position = with_new_partitions(position, marks)
     if wanted.did == "accept-loss":
         return _accepted(wanted, position, known, marks)
     if wanted.did == "adopt-topic":
-        return _adopted(wanted, position, known, now, marks, life)
-    return _rebased(wanted, position, known, marks, life)
+        return _adopted(wanted, position, known, now, marks, epoch)
+    return _rebased(wanted, position, known, marks, epoch)
 
 
 def _accepted(
     wanted: WantedPosition, position: Cut, known: TopicIdentity, marks: Watermarks
 ) -> Intervention:
     for lost in wanted.lost:
-        offset, low = _here(lost.partition, position), marks.low.get(lost.partition)
+        offset, low = _offset_of(lost.partition, position), marks.low.get(lost.partition)
         if low is None or lost.start != offset or lost.end <= lost.start:
             raise ConfigError(
                 f"cannot accept the loss of {lost}: the stream stands at {lost.partition}@{offset}"
@@ -131,7 +132,7 @@ def _adopted(
     known: TopicIdentity,
     now: TopicIdentity,
     marks: Watermarks,
-    life: str,
+    epoch: str,
 ) -> Intervention:
     # Without topic ids only another cluster shows that topics are others.
     moved = known.cluster not in ("", now.cluster)
@@ -167,7 +168,7 @@ def _adopted(
         topics = {topic: now.topics[topic] for topic in taken}
         begin, says = Cut(offsets), f"{', '.join(taken)} go on with the same offsets"
     else:
-        called = {topic: f"{Partition(topic, 0).kafka_topic}@{life}" for topic in taken}
+        called = {topic: f"{Partition(topic, 0).kafka_topic}@{epoch}" for topic in taken}
         topics = {called[topic]: now.topics[topic] for topic in taken}
         ends = marks.end if wanted.start == LATEST else marks.low
         begin = Cut({Partition(called[p.topic], p.number): ends[p] for p in partitions})
@@ -177,19 +178,19 @@ def _adopted(
         says = f"cluster {now.cluster} for {known.cluster}; {says}".removesuffix("; ")
         begin = begin or kafka_only(position)
     same = known.leaders if known.cluster in ("", now.cluster) else {}
-    kept = {p: epoch for p, epoch in same.items() if p.topic not in taken}
+    kept = {p: leader for p, leader in same.items() if p.topic not in taken}
     origin = TopicIdentity(now.cluster, {**known.topics, **topics}, kept)
     return Intervention(begin=begin, origin=origin, says=says)
 
 
 def _rebased(
-    wanted: WantedPosition, position: Cut, known: TopicIdentity, marks: Watermarks, life: str
+    wanted: WantedPosition, position: Cut, known: TopicIdentity, marks: Watermarks, epoch: str
 ) -> Intervention:
     names = newest_names(position.topics)
     to: dict[Partition, int] = {}
     for (topic, number), offset in wanted.to.items():
         partition = Partition(names.get(topic, topic), number)
-        at = _here(partition, position)
+        at = _offset_of(partition, position)
         if not marks.low.get(partition, 0) <= offset <= marks.end.get(partition, -1):
             raise ConfigError(
                 f"cannot go to {topic}:{number}:{offset}: the partition has "
@@ -209,7 +210,7 @@ def _rebased(
         offsets = sum(map(len, ahead))
         origin = known.without(r.partition for r in ahead)
         return Intervention(tuple(ahead), origin=origin, says=f"{offsets} offsets given up")
-    called = {p.topic: f"{p.kafka_topic}@{life}" for p in back}
+    called = {p.topic: f"{p.kafka_topic}@{epoch}" for p in back}
     moved = {p: back.get(p, o) for p, o in current.items() if p.topic in called}
     missing = [p for p, o in moved.items() if o < marks.low.get(p, 0)]
     if missing:
@@ -229,7 +230,7 @@ def _rebased(
     )
 
 
-def _here(partition: Partition, position: Cut) -> int:
+def _offset_of(partition: Partition, position: Cut) -> int:
     if partition not in kafka_only(position):
         known = ", ".join(map(str, kafka_only(position))) or "none"
         raise ConfigError(f"cannot move {partition}: the sink does not read it; it reads {known}")
@@ -241,10 +242,10 @@ def planner_for(config: Config, known: TopicIdentity, wanted: WantedPosition) ->
     return Planner.of(config, known, trusting=wanted.did == "adopt-topic")
 
 
-class InterventionSource(KafkaSource):
+class InterventionSource(BatchSource[BatchRun]):
     """One batch: the decision alone."""
 
-    paced = False
+    upserts = True
 
     def __init__(
         self,
@@ -257,64 +258,51 @@ class InterventionSource(KafkaSource):
         expected: TopicIdentity | None = None,
     ) -> None:
         """`expected`: topic identity when the operator decided."""
-        super().__init__(config, retry, gathering)
-        if self._config.transform:
+        if config.transform:
             raise ConfigError(
-                f"cannot {wanted.did}: sink {self._config.sink.id} has a [transform], and where "
+                f"cannot {wanted.did}: sink {config.sink.id} has a [transform], and where "
                 "its query stands is Spark's to say",
                 hint="use another sink id",
             )
+        self._config = config
+        self._plans = BatchPlans(config, config.kafka.resolved())
         self._wanted = wanted
         self._note = note
         self._expected = expected
         self._epoch = 0
         self.decision = Intervention()
 
-    def look(self, spark: SparkSession, entry: LedgerEntry | None) -> TopicIdentity:
+    def template(self, table: str) -> str:
+        return self._plans.template(table)
+
+    def identify(self, spark: SparkSession, entry: LedgerEntry | None) -> TopicIdentity:
         if entry is None:
             raise ConfigError(
                 f"cannot {self._wanted.did}: sink {self._config.sink.id} has no position yet"
             )
         known = TopicIdentity.of(entry)
-        self._planner = planner_for(self._config, known, self._wanted)
-        self._origin, _ = self._planner.origin()
-        if self._expected is not None and self._expected != self._origin:
+        now, _ = planner_for(self._config, known, self._wanted).origin()
+        if self._expected is not None and self._expected != now:
             raise Fatal(
                 f"cannot {self._wanted.did}: topic or cluster changed meanwhile",
                 hint="run it again",
             )
         return TopicIdentity(entry.cluster)  # the claim records nothing new
 
-    def start(self, position: Cut) -> Cut:
-        return position
-
     def resume(self, reached: StreamPosition, epoch: int) -> None:
         self._epoch = epoch
-
-    @property
-    def required(self) -> Mapping[str, pa.Schema]:
-        return {}
-
-    def sample(self, tables: BatchTables) -> Mapping[str, pa.Schema]:
-        return {}
 
     def stream(self, spark: SparkSession, until: Cut | None) -> DataFrame:
         return spark.range(0).toDF("id")
 
-    def ends(self) -> Cut:
-        return Cut()
+    def run(self, plan: PlannedBatch, tables: BatchTables) -> BatchRun:
+        return BatchRun()
 
-    def plan(self, frame: DataFrame, batch: int, reached: StreamPosition) -> PlannedBatch | None:
-        return PlannedBatch(frame, reached)
-
-    def run(self, plan: PlannedBatch, tables: BatchTables) -> KafkaRun:
-        return KafkaRun()
-
-    def check(self, plan: PlannedBatch, tables: BatchTables, run: KafkaRun) -> WriteResult | None:
+    def check(self, plan: PlannedBatch, tables: BatchTables, run: BatchRun) -> WriteResult | None:
         reached, known = plan.position, plan.position.origin
-        self._planner = planner_for(self._config, known, self._wanted)
-        now, partitions = self._planner.origin()
-        marks = self._planner.watermarks(partitions)
+        planner = planner_for(self._config, known, self._wanted)
+        now, partitions = planner.origin()
+        marks = planner.watermarks(partitions)
         decision = decide(self._wanted, reached.cut, known, now, marks, str(self._epoch))
         self.decision = decision
         if not decision:
@@ -338,7 +326,7 @@ class InterventionSource(KafkaSource):
     def _of_tables(
         self, tallies: Sequence[RangeCounts], tables: BatchTables
     ) -> dict[str, TableWriteResult]:
-        """The ledger of an only table advances with the index's; those of several need not."""
+        """The ledger of an only table advances with the index. Those of several tables need not."""
         if not self._config.one_table or not tables.plans:
             return {}
         return {self._config.tables[0].name: TableWriteResult(tuple(tallies), ())}

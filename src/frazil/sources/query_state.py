@@ -69,7 +69,7 @@ class QueryState:
         self.sources = [operator for operator in operators if operator.source]
         #: the options of each `frazil.read` and `format("frazil")`
         self.reads = [source.options for source in self.sources if source.source in FRAZIL]
-        #: what the checkpoint of the query holds besides offsets
+        #: why the checkpoint of the query holds more than offsets
         self.bound = self._why_bound()
 
     def _why_bound(self) -> list[str]:

@@ -72,13 +72,13 @@ class Checkpoint:
         first = self._sources(0)
         return self._place(-1, [self._beginning(i, first) for i in range(len(first))])
 
-    def seed(self, place: SourceOffsets, kinds: Sequence[str]) -> None:
-        """Write a checkpoint in which batch 0 is committed and ended at `place`.
+    def seed(self, end: SourceOffsets, kinds: Sequence[str]) -> None:
+        """Write a checkpoint in which batch 0 is committed and ended at `end`.
 
         `kinds`: of the query's sources in their order: frazil, kafka or another.
         """
         offsets = [
-            _offset(source, place, kind) for source, kind in zip(known(place), kinds, strict=True)
+            _offset(source, end, kind) for source, kind in zip(known(end), kinds, strict=True)
         ]
         metadata = {"batchWatermarkMs": 0, "batchTimestampMs": 0, "conf": {}}
         self._folder.write("metadata", json.dumps({"id": str(uuid.uuid4())}))
@@ -145,7 +145,7 @@ class Checkpoint:
 
 
 def began(before: SourceOffsets, after: SourceOffsets) -> Cut:
-    """Where the batch between two ends began, including partitions that are new in it.
+    """The beginning of the batch between two ends, including partitions that are new in it.
 
     Spark's Kafka source reads a new partition from its first offset, which must be 0. Our source
     adds a new partition, with its first offset, one batch before it reads from it.
@@ -171,25 +171,25 @@ def _kafka(offset: str | None) -> tuple[str, Cut]:
     return "", Cut()
 
 
-def known(place: SourceOffsets) -> list[Any]:
-    """What `place` records of each source. A sink fed by ranges has no text, and one source."""
-    if place.text:
-        return list(json.loads(place.text)["sources"])
-    return [{"frazil": place.cut.topics}] if place.cut else []
+def known(end: SourceOffsets) -> list[Any]:
+    """The entries of each source in `end`. A sink fed by ranges has no text, and one source."""
+    if end.text:
+        return list(json.loads(end.text)["sources"])
+    return [{"frazil": end.cut.topics}] if end.cut else []
 
 
-def _offset(source: Any, place: SourceOffsets, kind: str) -> str:
-    """The line of a source in the offset log for `place`."""
+def _offset(source: Any, end: SourceOffsets, kind: str) -> str:
+    """The line of a source in the offset log for `end`."""
     if not isinstance(source, dict):
         return "-" if source is None else str(source)
     [topics] = source.values()
-    cut = Cut({p: offset for p, offset in place.cut.items() if p.topic in topics})
+    cut = Cut({p: offset for p, offset in end.cut.items() if p.topic in topics})
     if kind == "kafka":
         return json.dumps(cut.nested())
-    ids = {topic: place.topics[topic] for topic in topics if topic in place.topics}
-    return json.dumps(spark_offset(cut, start=cut, cluster=place.cluster, topics=ids))
+    ids = {topic: end.topics[topic] for topic in topics if topic in end.topics}
+    return json.dumps(spark_offset(cut, start=cut, cluster=end.cluster, topics=ids))
 
 
 def _digest(text: str) -> str:
-    """In place of a text too long for the ledger, which is only compared."""
+    """A digest for a text that is too long for the ledger; it is only compared."""
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"

@@ -124,16 +124,15 @@ class RowDataSource(DataSource):
         return RowStreamReader(json.loads(given["plan"]), opened.plan)
 
     def _open(self) -> StreamInfo:
-        """Once: Spark asks for the schema first and reuses this object, pickled, for the rest."""
+        """The stream, opened once: Spark asks for the schema first and reuses this object, pickled,
+        for the rest."""
         if self._opened is None:
-            self._opened = self._look()
+            start = _start(self.options.get("start", ""))
+            try:
+                self._opened = open_stream(options_config(self.options), start)
+            except FrazilError as error:
+                raise encode_for_spark(error) from None
         return self._opened
-
-    def _look(self) -> StreamInfo:
-        try:
-            return open_stream(options_config(self.options), _start(self.options.get("start", "")))
-        except FrazilError as error:
-            raise encode_for_spark(error) from None
 
 
 def _start(text: str) -> str | dict[str, dict[str, int]]:

@@ -30,7 +30,7 @@ from frazil.spark.tasks import ReadCounts, ReadCountsAccumulator, read_all
 FRAZIL = (FORMAT, RowDataSource.name())
 
 #: Counts that the tasks of each read reported: name of the read → accumulator of Spark.
-_told: dict[str, Any] = {}
+_read_counts: dict[str, Any] = {}
 #: ranges kept for each read
 _REMEMBERED = 100_000
 _sessions: weakref.WeakSet[SparkSession] = weakref.WeakSet()
@@ -73,10 +73,10 @@ def read(
         gathering=gathering,
     )
     name = str(uuid.uuid4())
-    explaining_missing_files: Any = spark.sparkContext.accumulator({}, ReadCountsAccumulator())  # type: ignore[arg-type]
-    _told[name] = explaining_missing_files
+    counts_of_read: Any = spark.sparkContext.accumulator({}, ReadCountsAccumulator())  # type: ignore[arg-type]
+    _read_counts[name] = counts_of_read
     ranges = spark.readStream.format(FORMAT).options(**given, read=name).load()
-    rows = functools.partial(read_all, opened.plan, explaining_missing_files.add)
+    rows = functools.partial(read_all, opened.plan, counts_of_read.add)
     return ranges.mapInArrow(rows, spark_schema(opened.plan))
 
 
@@ -112,20 +112,20 @@ def _batch(spark: SparkSession, config: Config, start: Any, end: Any) -> DataFra
         raise from_traceback(str(error)) or error from None
 
 
-def tells(given: Mapping[str, str]) -> bool:
+def reports_counts(given: Mapping[str, str]) -> bool:
     """Do the tasks of this read report counts? Those of `format("frazil")` do not."""
-    return given.get("read", "") in _told
+    return given.get("read", "") in _read_counts
 
 
-def told(given: Mapping[str, str]) -> ReadCounts:
+def reported_counts(given: Mapping[str, str]) -> ReadCounts:
     """Counts that the tasks of a read reported lately. Several queries may share a read, each at
     its own pace."""
-    explaining_missing_files = _told.get(given.get("read", ""))
-    if explaining_missing_files is None:
+    counts_of_read = _read_counts.get(given.get("read", ""))
+    if counts_of_read is None:
         return {}
-    counts: ReadCounts = dict(explaining_missing_files.value)
+    counts: ReadCounts = dict(counts_of_read.value)
     for key in list(counts)[:-_REMEMBERED]:
-        explaining_missing_files.value.pop(key, None)
+        counts_of_read.value.pop(key, None)
     return counts
 
 

@@ -1,14 +1,13 @@
 """Between our columns and the rows of Spark's DataFrames. Runs on executors.
 
 `read_all`: offset ranges in, decoded records out as Arrow batches, in types that Spark has. The
-counts of each range are reported beside the rows (`tell`), because a later filter leaves no trace
+counts of each range are reported beside the rows (`report`), because a later filter leaves no trace
 in them. `write_all`: the rows of any DataFrame in, data files out, with the offsets they carry.
 """
 
 from __future__ import annotations
 
 import base64
-import gc
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from frazil.arrow.cast import project
-from frazil.errors import AccountingError, FrazilError, Unwritable, encode_for_spark
+from frazil.errors import AccountingError, Unwritable
 from frazil.files.writer import DataFileDescriptor, TableWriter, WriterSpec
 from frazil.formats.decode_result import UndecodableRecord
 from frazil.formats.decoder import Decoder, RecordFormat
@@ -38,7 +37,7 @@ from frazil.pipeline.projection import (
     why_too_late,
 )
 from frazil.pipeline.sandbox import UNREAD
-from frazil.pipeline.task import Stopwatch, undecodable, watermark
+from frazil.pipeline.task import Stopwatch, in_worker, undecodable, watermark
 
 #: Spark's batches are small: rows are collected up to these limits and then written.
 GATHER_ROWS, GATHER_BYTES = 65_536, 32 * 1024**2
@@ -123,7 +122,7 @@ def _present(column: Any, kind: pa.DataType) -> Any:
 
 
 def read(
-    plan: ReadPlan, wanted: Range, tell: Callable[[ReadCounts], None]
+    plan: ReadPlan, wanted: Range, report: Callable[[ReadCounts], None]
 ) -> Iterator[pa.RecordBatch]:
     """All records of one range, or an error."""
     target = plan.target
@@ -176,7 +175,7 @@ def read(
     if reached != wanted.end:
         raise AccountingError(f"cannot finish {wanted}: the reader reached {reached}")
     counts = delivered, len(wanted) - delivered, (epoch,)
-    tell({(*wanted.partition, wanted.start, wanted.end): counts})
+    report({(*wanted.partition, wanted.start, wanted.end): counts})
 
 
 def _at(column: pa.Array | None, index: Longs | None) -> pa.Array | None:
@@ -184,20 +183,14 @@ def _at(column: pa.Array | None, index: Longs | None) -> pa.Array | None:
 
 
 def read_all(
-    plan: ReadPlan, tell: Callable[[ReadCounts], None], batches: Iterable[pa.RecordBatch]
+    plan: ReadPlan, report: Callable[[ReadCounts], None], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """For Spark's `mapInArrow`: rows of ranges in, rows of records out."""
-    gc.disable()  # as in `task.run_all`
-    gc.freeze()
-    try:
+    with in_worker():
         for batch in batches:
             for row in batch.to_pylist():
                 wanted = Range(Partition(row["topic"], row["partition"]), row["start"], row["end"])
-                yield from read(plan, wanted, tell)
-    except FrazilError as error:
-        raise encode_for_spark(error) from None
-    finally:
-        gc.enable()
+                yield from read(plan, wanted, report)
 
 
 # ── writing ──────────────────────────────────────────────────────────────────────────────────────
@@ -277,14 +270,8 @@ def write_all(
     names, where those of the batches are placeholders."""
     if names:
         batches = (batch.rename_columns(list(names)) for batch in batches)
-    gc.disable()
-    gc.freeze()
-    try:
+    with in_worker():
         outcome = write(plan, batches)
-    except FrazilError as error:
-        raise encode_for_spark(error) from None
-    finally:
-        gc.enable()
     yield pa.RecordBatch.from_pylist([{"outcome": outcome.dump()}], schema=_OUTCOMES)
 
 
@@ -296,7 +283,7 @@ def write(plan: WritePlan, batches: Iterable[pa.RecordBatch]) -> WriteOutcome:
     count = size = 0
     low, high = [], []
     for given in _gathered(batches):
-        with clock("write"), _told(plan, carried):
+        with clock("write"), _explaining(plan, carried):
             size += given.nbytes
             count += len(given)
             rows = fitted(given, _as_given(target, given.schema), f"to table {plan.table.name}")
@@ -305,7 +292,7 @@ def write(plan: WritePlan, batches: Iterable[pa.RecordBatch]) -> WriteOutcome:
             if span := watermark(rows, plan.event_time):
                 low.append(span[0])
                 high.append(span[1])
-    with clock("write"), _told(plan, carried):
+    with clock("write"), _explaining(plan, carried):
         files = tuple(writer.close())
     span = (min(low), max(high)) if low else None
     return WriteOutcome(
@@ -314,7 +301,7 @@ def write(plan: WritePlan, batches: Iterable[pa.RecordBatch]) -> WriteOutcome:
 
 
 @contextmanager
-def _told(plan: WritePlan, carried: _CarriedColumns) -> Iterator[None]:
+def _explaining(plan: WritePlan, carried: _CarriedColumns) -> Iterator[None]:
     """Raises unforeseen failures with the table and, where the rows carry them, their offsets."""
     try:
         with noticing():
