@@ -144,4 +144,4 @@ def test_no_kill_loses_doubles_or_miscounts_a_window(
     assert_once(row[:2] for row in rows)
     assert {row[:2]: row[2] for row in rows} == closed
     found = report(spark, name)
-    assert (found.verdict, found.proves) == ("proven", "batches"), found.values()
+    assert (found.verdict, found.proves) == ("proven", "batches"), found

@@ -73,7 +73,7 @@ def test_no_kill_brings_a_row_back_loses_one_or_leaves_a_twin(
     assert final.wait() == 0, events[-1]
     check()
     given = load(config)
-    told = sum(line.counts.written + line.counts.merged for line in proven(given, spark).lines)
+    told = sum(line.counts.written + line.counts.merged for line in proven(given, spark).partitions)
     assert told == len(steps) * PER_LIFE
     if "expire" not in steps:
         assert len(batches(lake, f"db.{name}")) >= 2 * len(steps)

@@ -39,6 +39,7 @@ from frazil.errors import (
 )
 from frazil.iceberg.java_table import JavaTable
 from frazil.offsets import BATCHES, Partition
+from frazil.render import json_values
 from frazil.run import Run
 from frazil.sink import Sink
 from frazil.steps import Step
@@ -159,14 +160,14 @@ def report(spark: Any, name: str) -> TableReport:
 
 def assert_proven(spark: Any, name: str, of: str) -> TableReport:
     found = report(spark, name)
-    assert (found.verdict, found.proves) == ("proven", of), found.values()
+    assert (found.verdict, found.proves) == ("proven", of), found
     return found
 
 
 def fates(found: TableReport, topic: str) -> dict[str, int]:
     """What became of a topic's offsets, in sum."""
     total: Counter[str] = Counter()
-    for line in found.values()["partitions"]:  # type: ignore[attr-defined]
+    for line in json_values(found)["partitions"]:
         if line["topic"] == topic:
             keys = ("written", "rejected", "skipped", "invisible", "merged")
             total.update({key: line[key] for key in keys})

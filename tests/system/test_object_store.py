@@ -12,6 +12,7 @@ from confluent_kafka import Producer
 from frazil.auditing.evidence import of_table
 from frazil.config.model import from_document
 from frazil.errors import ConfigError
+from frazil.iceberg.java import JavaCatalog
 from frazil.sink import Sink
 from frazil.testing import datagen
 from frazil.testing.kafka import Broker
@@ -72,10 +73,11 @@ def test_a_topic_goes_to_s3_through_a_rest_catalog_and_two_runs(
         f"SELECT count(*), count(DISTINCT order_id), max(order_id) FROM s3lake.db.{name}"
     ).first()
     assert tuple(found) == (18_000, 18_000, 18_000)
-    table = made.catalog.load(f"db.{name}")
+    catalog = JavaCatalog(spark, "s3lake")
+    table = catalog.load(f"db.{name}")
     assert table is not None
     assert table.location.startswith("s3://lake/")
-    report, stream = of_table(made.catalog.open_readonly, f"db.{name}", "main").reports
+    report, stream = of_table(catalog.open_readonly, f"db.{name}", "main").reports
     assert stream.verdict == "proven"
     assert report.verdict == "proven"
     assert report.written == 18_000
@@ -117,7 +119,8 @@ def test_changes_are_upserted_and_compacted_on_s3(
         assert sorted(map(tuple, found)) == sorted(expected.items())
     rounds = spark.sql(f"SELECT summary FROM s3lake.db.{name}.snapshots").collect()
     assert any("frazil.compact" in row.summary for row in rounds)
-    assert of_table(made.catalog.open_readonly, f"db.{name}", "main").reports[0].verdict == "proven"
+    catalog = JavaCatalog(spark, "s3lake")
+    assert of_table(catalog.open_readonly, f"db.{name}", "main").reports[0].verdict == "proven"
 
 
 def test_a_bucket_that_refuses_the_stage_is_named_at_once(

@@ -206,7 +206,7 @@ def test_partitions_that_are_added_during_the_run_are_read_from_their_beginning(
     produce(b, name, numbered(24, 300), 12)
     catch_up(config, spark)  # `latest` is for a sink without a position
     assert assert_exact(lake, f"db.{name}", b, name) == 174
-    assert len(proven(config, spark).lines) == 12
+    assert len(proven(config, spark).partitions) == 12
 
 
 def test_topics_by_pattern_and_one_that_appears_later(

@@ -988,7 +988,7 @@ def test_batches_that_held_nothing_for_a_table_have_rows_of_the_stream():
     stream = changed(rows, 0, start_offset=5, end_offset=12, written=7, table_name="*").slice(0, 1)
     position = {"s": Cut({A: 20})}
     whole = heard(expired(history, 1), rows, stream={"s": of(stream)}, positions=position)
-    assert whole.verdict == "proven", whole.values()
+    assert whole.verdict == "proven", whole
     assert whole.partitions[0].counts == OutcomeCounts(13, elsewhere=7)
     short = changed(stream, 0, end_offset=11, written=6)
     report = heard(history, rows, stream={"s": of(short)}, positions=position)
