@@ -787,6 +787,21 @@ def test_of_several_tables_one_that_lacks_staged_files_ends_the_run_that_cannot_
         rig.commit(batch(0, 5, "a"))
 
 
+def test_staged_files_that_vanish_during_the_commit_are_named_as_such():
+    """Iceberg reads them in some commits, and its error says nothing of what to do."""
+    rig = Rig()
+
+    def append(*_: object, **__: object) -> None:
+        rig.data.deleted = ["m-a"]
+        raise IdentityMismatch("cannot read m-a: it is gone")
+
+    rig.data.append = append  # type: ignore[method-assign]
+    fresh = replace(batch(0, 5, "a"), staged_at_ms=int(time.time() * 1000))
+    with pytest.raises(Expired, match="staged files are gone") as stop:
+        rig.commit(fresh)
+    assert "Start the sink again" in stop.value.hint
+
+
 def test_absorbed_batches_share_one_snapshot_and_one_entry():
     rig = Rig()
     rig.commit(batch(0, 5, "a"), batch(5, 9, "b", 1), batch(9, 12, "c", 2))

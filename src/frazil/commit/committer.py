@@ -295,7 +295,14 @@ class Committer:
             if batch.epoch != target.epoch or time.time() - batch.staged_at_ms / 1000 > AGED
             if now - self._checked_at.get((batch.commit_id, name), -AGED) >= AGED
         ]
-        for batch in old:
+        self._refuse_missing(old, target)
+        self._checked_at |= {(batch.commit_id, name): now for batch in old}
+        return _manifests(batches, name)
+
+    def _refuse_missing(self, batches: Sequence[StagedBatch], target: TableCommitter) -> None:
+        """Raises if staged files of the batches are gone."""
+        name = target.table.name
+        for batch in batches:
             if gone := target.table.lacking(batch.table(name).manifests):
                 self._unstaged = Expired(
                     f"cannot commit {ranges_of(batch, name)} to table {name}: {len(gone)} of its "
@@ -305,8 +312,6 @@ class Committer:
                     "says which of them Kafka no longer has",
                 )
                 raise self._unstaged
-            self._checked_at[batch.commit_id, name] = now
-        return _manifests(batches, name)
 
     def _commit_index(self, done: Sequence[PendingBatch]) -> None:
         batches = [item.batch for item in done]
@@ -372,7 +377,12 @@ class Committer:
         for some in _grouped_by_deletes(batches[len(where) :], target.table.name):
             ready = manifests(some)
             self._events.step(f"{prefix}commit", some[-1])
-            snapshot = target.commit(ready, entry(some))
+            try:
+                snapshot = target.commit(ready, entry(some))
+            except IdentityMismatch:
+                if target is not self._index:
+                    self._refuse_missing(some, target)
+                raise
             self._events.step(f"{prefix}committed", some[-1])
             where |= {batch.commit_id: snapshot for batch in some}
         if snapshot is None:
