@@ -320,7 +320,7 @@ class World:
             self.clock.now += LONGEST_PAUSE
             self.round()
         stuck = self.committer.progress.stuck
-        if stuck and all("cannot be told" in why for why in stuck.values()):
+        if stuck and all("earlier attempt is unknown" in why for why in stuck.values()):
             # Snapshots behind the tag were expired, and no earlier metadata file is left: nothing
             # shows whether an earlier run tried the batch. It waits for an operator, and is right.
             for name in stuck:

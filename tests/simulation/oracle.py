@@ -432,7 +432,7 @@ class Oracle:
     def excused(self, error: BaseException | None, before: bool = False) -> bool:
         """May a run stop with this? After harm that explains it; or where it cannot tell what was
         applied. `before`: a run that began before something was undone, or lost."""
-        unsure = isinstance(error, Expired) and "cannot be told" in str(error)
+        unsure = isinstance(error, Expired) and "earlier attempt is unknown" in str(error)
         unsure |= "nothing shows" in str(error)
         if unsure and self.bridged and self.server.kept < 100:
             return True

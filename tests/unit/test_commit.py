@@ -531,10 +531,12 @@ def test_a_commit_that_was_expired_before_its_tag_is_not_made_again(then: str):
         raise CommitStateUnknown("cannot commit: CommitStateUnknownException")
 
     table.append = lost  # type: ignore[method-assign]
-    with pytest.raises(Expired, match=r"orders\[0\] \[0, 5\).*cannot be told"):
+    with pytest.raises(
+        Expired, match=r"orders\[0\] \[0, 5\).*outcome of an earlier attempt is unknown"
+    ):
         put(life, batch(0, 5, "a"))
     table.append = append  # type: ignore[method-assign]
-    with pytest.raises(Expired, match="cannot be told"):
+    with pytest.raises(Expired, match="outcome of an earlier attempt is unknown"):
         life.locate([batch(0, 5, "a")])
     assert sum("m-a" in added for added in table.manifests.values()) == 1
 
@@ -598,7 +600,7 @@ def test_a_run_that_claims_behind_an_expired_history_leaves_alone_what_older_one
         assert claimed.entry.unknown_before == 2
         assert claimed.snapshot is not None
         heir.set_tag(claimed.snapshot)
-        with pytest.raises(Expired, match="cannot be told"):
+        with pytest.raises(Expired, match="outcome of an earlier attempt is unknown"):
             heir.locate([batch(5, 9, "b", epoch=1)])
         assert heir.locate([batch(5, 9, "c", epoch=2)]) == {}
     put(heir, batch(5, 9, "c", epoch=2))
@@ -661,7 +663,7 @@ def test_a_claim_sees_that_entries_were_expired_since_it_looked(tagged: bool):
     claimed = heir.claim()
     assert claimed.entry is not None
     assert claimed.entry.unknown_before == 2
-    with pytest.raises(Expired, match="cannot be told"):
+    with pytest.raises(Expired, match="outcome of an earlier attempt is unknown"):
         heir.locate([batch(5, 9, "b")])
 
 

@@ -321,7 +321,7 @@ def test_the_owner_of_a_table_that_no_sink_made_gets_advice_about_what_grows():
         "db.old SET TBLPROPERTIES ('write.metadata.delete-after-commit.enabled' = 'true', "
         "'write.metadata.previous-versions-max' = '50')",
         "every snapshot of db.old is kept, for no sink made it; to expire old ones set "
-        'snapshot_retention of its [[table]], or "never" to be told no more',
+        'snapshot_retention of its [[table]], or "never" to silence this',
     ]
 
 

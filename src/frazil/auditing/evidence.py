@@ -40,9 +40,9 @@ from frazil.spark.open_table import Open
 _PROVES = {
     "records": "every record is accounted for",
     "batches": "every range of the source was processed in exactly one committed batch; rows are "
-    "not told apart by record",
+    "not distinguished by record",
     "changes": "every record was applied by exactly one committed batch; which of their rows later "
-    "ones replaced is not told apart",
+    "ones replaced is not distinguished",
 }
 _NOTHING = "nothing committed"
 #: With more reports than this, only those not proven are shown partition by partition.

@@ -32,7 +32,7 @@ class LedgerCheck(SinkCheck):
                 "unaccounted",
                 partition,
                 spans_of(part, part.written < 0),
-                "of {} more is told than there is",
+                "the ledger counts more records of {} than it has offsets",
             )
         self._unchained()
         self._miscounted()
@@ -187,7 +187,7 @@ class NoteCheck(SinkCheck):
                     gone = Range(partition, start, end)
                     self.add("accepted loss", f"{gone}: {known}", [gone])
             self.add_ranges(
-                "gap", partition, unsigned, "{} are told as lost, and nobody signed for it"
+                "gap", partition, unsigned, "{} are recorded as lost, and nobody signed for it"
             )
 
     def _signed(

@@ -267,7 +267,7 @@ class ManifestCheck(SinkCheck):
             self.add(
                 "cannot tell",
                 "another sink writes to this table, whose older snapshots "
-                "were expired; its rows are not told apart",
+                "were expired; its rows are not distinguished",
             )
             return
         table = self.table
@@ -306,11 +306,11 @@ class ManifestCheck(SinkCheck):
             self.add(
                 "cannot tell",
                 "others wrote to this table, or removed rows, and their rows "
-                "are not told apart from the sink's (see --deep)",
+                "are not distinguished from the sink's (see --deep)",
             )
         elif others:
             self.add(
-                "cannot tell", "several sinks write to this table; its rows are not told apart"
+                "cannot tell", "several sinks write to this table; its rows are not distinguished"
             )
 
     def _recorded(self) -> tuple[int, int, set[str]]:

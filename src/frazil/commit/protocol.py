@@ -486,11 +486,11 @@ class TableCommitter:
 
     def unknown_outcome(self, records: str) -> Expired:
         return Expired(
-            f"cannot commit {records} to table {self.table.name}: whether an earlier try was "
-            "applied cannot be told; snapshots made since were expired before their tag was "
+            f"cannot commit {records} to table {self.table.name}: the outcome of "
+            "an earlier attempt is unknown: snapshots made since were expired before their tag was "
             "set",
             hint="look whether the table has these rows; and keep a few snapshots when you expire, "
-            "so that it can be told",
+            "so that they show it",
         )
 
     def _set_seen(self, entry: LedgerEntry | None) -> None:

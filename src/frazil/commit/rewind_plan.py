@@ -311,7 +311,7 @@ def table_rewind(
         # Rolled back manually to a snapshot that shows no entry of the sink.
         return replace(
             rewind,
-            trouble=f"what sink {sink} has in table {state.name} cannot be told: the snapshots "
+            trouble=f"what sink {sink} has in table {state.name} is unknown: the snapshots "
             f"below {now} were expired, and its tag names none (see frazil offsets confirm)",
         )
     kept = _remaining_entry(state, sink, left, beyond)

@@ -43,7 +43,7 @@ _SAMPLE_SECONDS = 30.0
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 WITHOUT_IDS = (
     "the brokers have no topic ids (they are older than 2.8): a topic that is dropped and made "
-    "again cannot be told from the one that was read, unless it ends before the position"
+    "again cannot be distinguished from the one that was read, unless it ends before the position"
 )
 #: Most partitions that a hint lists.
 _NAMED = 8

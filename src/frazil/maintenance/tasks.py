@@ -139,7 +139,7 @@ def advice(tables: Mapping[str, tuple[str, Mapping[str, str]]]) -> list[str]:
     if ever:
         hints.append(
             f"every snapshot of {_few(ever)} is kept, for no sink made it; to expire old ones "
-            'set snapshot_retention of its [[table]], or "never" to be told no more'
+            'set snapshot_retention of its [[table]], or "never" to silence this'
         )
     return hints
 

@@ -76,7 +76,7 @@ class SinkRebuild:
         for unknown in self.unknown[:_SHOWN]:
             yield f"cannot tell: {unknown.table}: {unknown.range or 'everything'}: {unknown.why}"
         if len(self.unknown) > _SHOWN:
-            yield f"… and {len(self.unknown) - _SHOWN} more that cannot be told"
+            yield f"… and {len(self.unknown) - _SHOWN} more that are unknown"
         yield (
             f"sink {self.sink}: {counted(self.written, 'row')} {would}written, "
             f"{self.removed} {would}replaced in {self.index}"

@@ -293,7 +293,7 @@ class _LedgerRows:
         if pieces is not None and self._tell(number, entry, pieces, _less(wanted, [])):
             self._rebuilt.drop += [row.place for row in rows]
         else:
-            self._cannot(span, "which of its batches had how much of it cannot be told apart")
+            self._cannot(span, "which of its batches had how much of it is unknown")
 
     def _once_alone(self, entry: LedgerEntry, span: Range) -> bool:
         """Whether the entry had one table only, and that table's rows cover the whole range."""
