@@ -481,7 +481,7 @@ def test_the_command_lists_and_replays(
     code, out, _ = frazil("dead-letters", "list", path, "--json")
     assert code == 0
     assert json.loads(out)["waiting"] == 2
-    assert "2 letters wait, 0 were replayed" in frazil("dead-letters", "list", path)[1]
+    assert "2 dead letters wait, 0 were replayed" in frazil("dead-letters", "list", path)[1]
     path = write_toml(**sections)
     code, out, _ = frazil("dead-letters", "replay", path, "--dry-run", "--json")
     assert code == 3

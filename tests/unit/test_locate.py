@@ -283,7 +283,7 @@ def test_a_dead_letter_that_was_replayed_may_be_where_the_batch_wrote_nothing():
     world.tables["db.a"].data.append(DataFile("/db.a/frazil-s.replay-1-0-x.parquet", 2, P, (2, 8)))
     places = {place.table: place for place in world.ask(3).batches[0].tables}
     assert places["db.a"].holds == "maybe"
-    assert "letters were replayed around it" in places["db.a"].why
+    assert "dead letters were replayed around it" in places["db.a"].why
 
 
 def test_rows_that_stand_for_several_offsets_are_said_to():

@@ -49,7 +49,7 @@ def branches_valid(
     if not np.array_equal(places[-1], ends):
         return False
     return all(
-        _told(glued, array, at, data, None)
+        _indexes_valid(glued, array, at, data, None)
         for glued, array, at in zip(fields, arrays, places, strict=False)
         if optional(glued)
     )
@@ -97,7 +97,7 @@ def _sizes(glued: Any, array: pa.Array) -> Sizes:
     return width(lengths) + lengths
 
 
-def _told(glued: Any, array: pa.Array, at: Longs, data: Bytes, live: Any) -> bool:
+def _indexes_valid(glued: Any, array: pa.Array, at: Longs, data: Bytes, live: Any) -> bool:
     """Are all branch indexes right? `at`: start of each value. `live`: mask of present values;
     None: all."""
     if isinstance(glued, list):
@@ -110,12 +110,12 @@ def _told(glued: Any, array: pa.Array, at: Longs, data: Bytes, live: Any) -> boo
         inner = _real(glued)
         return right and (
             not optional(inner)
-            or _told(inner, array, at + 1, data, valid if live is None else live & valid)
+            or _indexes_valid(inner, array, at + 1, data, valid if live is None else live & valid)
         )
     if glued["type"] == "record":
         for i, field in enumerate(glued["fields"]):
             child = array.field(i)
-            if optional(field["type"]) and not _told(field["type"], child, at, data, live):
+            if optional(field["type"]) and not _indexes_valid(field["type"], child, at, data, live):
                 return False
             at = at + _sizes(field["type"], child)
         return True
@@ -127,7 +127,7 @@ def _told(glued: Any, array: pa.Array, at: Longs, data: Bytes, live: Any) -> boo
     places = np.repeat(first, counts) + ends[offsets[0] : offsets[-1]]
     inside = None if live is None else np.repeat(live, counts)
     some = items.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
-    return _told(glued["items"], some, places, data, inside)
+    return _indexes_valid(glued["items"], some, places, data, inside)
 
 
 def _items(glued: Any, array: pa.Array) -> tuple[Longs, pa.Array, Longs]:

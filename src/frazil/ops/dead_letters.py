@@ -94,7 +94,7 @@ class DeadLetterList(dict[str, Any]):
             where = f"{letter['topic']}[{letter['partition']}]@{letter['offset']}"
             yield f"{where}  {letter['kind']}  {_short(letter['message'])}"
         yield (
-            f"{counted(self['waiting'], 'letter waits', 'letters wait')}, "
+            f"{counted(self['waiting'], 'dead letter waits', 'dead letters wait')}, "
             f"{counted(self['replayed'], 'was', 'were')} replayed"
         )
 

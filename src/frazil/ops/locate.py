@@ -395,7 +395,7 @@ def _verdict(
         return "yes", "all offsets of the batch were written"
     if not counts.written:
         if any(f"/frazil-{sink}{REPLAY}-" in file.path for file in near):
-            return "maybe", f"{_outcomes(counts)}; but letters were replayed around it"
+            return "maybe", f"{_outcomes(counts)}; but dead letters were replayed around it"
         return "no", _outcomes(counts)
     return "maybe", _outcomes(counts)
 

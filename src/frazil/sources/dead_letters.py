@@ -315,7 +315,7 @@ class DeadLetterSource(BatchSource[KafkaRun]):
         self.outcome = ReplayReport(total.written, total.skipped, total.rejected, rows, self._again)
         if rows and noted != total.written + total.skipped:
             raise AccountingError(
-                f"cannot stage a replay: {total.written + total.skipped} letters went "
+                f"cannot stage a replay: {total.written + total.skipped} dead letters went "
                 f"through, {noted} are noted"
             )
 
