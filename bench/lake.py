@@ -43,6 +43,7 @@ from frazil.commit.committer import Committer, Located, Progress
 from frazil.commit.protocol import TableCommitter
 from frazil.commit.rewind import IndexRemoval, RewindSteps
 from frazil.config.sections import TableConfig
+from frazil.errors import FrazilError
 from frazil.files.writer import TableWriter, WriterSpec
 from frazil.iceberg import schema
 from frazil.iceberg.table import Snapshot
@@ -1074,7 +1075,8 @@ class _Events:
     def index_manifests(self, located: Sequence[Located]) -> list[str]:
         return self.history.index_manifests(located, self.sink, self.epoch)
 
-    def step(self, name: str, batch: StagedBatch | None) -> None: ...
+    def step(self, name: str, batch: StagedBatch, table: str, seconds: float = 0.0) -> None: ...
+    def failed(self, table: str, error: FrazilError, seconds: float) -> None: ...
     def indexed(self, batches: Sequence[StagedBatch]) -> None: ...
     def committed(self, batches: Sequence[StagedBatch]) -> None: ...
 

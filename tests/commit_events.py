@@ -21,7 +21,8 @@ class Events:
     index_manifests: Callable[[Sequence[Located]], list[str]] = lambda _: []
     recorded_tables: Callable[[], Mapping[str, str]] = field(default=dict)
     trigger: Callable[[str], CommitTrigger] = lambda _: CommitTrigger()
-    step: Callable[[str, StagedBatch | None], None] = _nothing
+    step: Callable[..., None] = _nothing
+    failed: Callable[..., None] = _nothing
     indexed: Callable[[Sequence[StagedBatch]], None] = _nothing
     committed: Callable[[Sequence[StagedBatch]], None] = _nothing
     maintain: Callable[[], float | None] = lambda: None

@@ -17,7 +17,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from frazil.commit.committer import Committer, Progress
 from frazil.commit.events import SinkCommitEvents
-from frazil.errors import FrazilError, PythonWorkerUnavailable, Unavailable, counted
+from frazil.config.model import Config
+from frazil.errors import ConfigError, FrazilError, PythonWorkerUnavailable, Unavailable, counted
 from frazil.kafka.range_source import BatchGathering
 from frazil.offsets import Cut, Partition
 from frazil.sources.base import BatchSource, StreamState
@@ -25,6 +26,23 @@ from frazil.spark.foreach_batch import BatchGate
 from frazil.spark.query import Running, translated
 
 _CALL_SECONDS = 10.0  # for a callback under way when the sink stops
+
+#: Runs of this process: one sink, one stream.
+_runs: dict[tuple[str, str, str], Run] = {}
+
+
+def _identity(config: Config) -> tuple[str, str, str]:
+    return config.catalog.name, config.index_table, config.sink.id
+
+
+def refuse_a_second_run(config: Config) -> None:
+    """Raises where this process runs the sink already."""
+    run = _runs.get(_identity(config))
+    if run is not None and run.active:
+        raise ConfigError(
+            f"cannot start sink {config.sink.id}: this process runs a sink of that id already",
+            hint="stop that one first, or give this one another id",
+        )
 
 
 def not_committed(committer: Committer) -> FrazilError:
@@ -45,6 +63,7 @@ class Run(StreamingQuery):
 
     def __init__(
         self,
+        config: Config,
         running: Running,
         committer: Committer,
         source: BatchSource[Any],
@@ -66,6 +85,7 @@ class Run(StreamingQuery):
         self._ends_by_itself = ends_by_itself
         self._ending = threading.Lock()
         self._stopped = False
+        _runs[_identity(config)] = self
 
     # ── how far it is ────────────────────────────────────────────────────────────────────────
 

@@ -49,7 +49,7 @@ from frazil.kafka.range_source import BatchGathering
 from frazil.ledger.staged_batch import StagedBatch
 from frazil.offsets import Cut
 from frazil.retry import Retry
-from frazil.run import Run, not_committed
+from frazil.run import Run, not_committed, refuse_a_second_run
 from frazil.sources.base import (
     BatchRun,
     BatchSource,
@@ -70,9 +70,6 @@ from frazil.steps import Step
 #: reports all needs of all tasks: more than a few reruns mean that another writer changes the
 #: tables.
 _RERUNS = 8
-
-#: Runs of this process: one id, one stream.
-_running: dict[tuple[str, str, str], Run] = {}
 
 
 class MicroBatches:
@@ -112,17 +109,7 @@ class MicroBatches:
         result = self._source.check(plan, tables, run)  # 4
         if result is None:
             return
-        self._on_step(
-            Step(
-                "written",
-                self._stream.number,
-                time.time(),
-                result.rows(self._tables.holds_no_records),
-                result.seconds,
-                result.skipped,
-                result.rejected,
-            )
-        )
+        self._on_step(result.step(self._stream.number, self._tables.holds_no_records))
         self._stage(result, window_start_ms)  # 5; 6, 7 and 8 are the committer's
 
     def _run(self, plan: PlannedBatch) -> tuple[BatchTables, BatchRun]:
@@ -214,7 +201,7 @@ class Sink:
                 hint="every run needs a Sink of its own",
             )
         self._started = True
-        key = self._refuse_a_second_run()
+        refuse_a_second_run(self.config)
         staged = self._begin(spark)
         writer = self._writer(spark, until)
         available_now = self.config.sink.trigger == AVAILABLE_NOW
@@ -241,7 +228,8 @@ class Sink:
             if isinstance(error, PySparkException):
                 raise translated(error) from None
             raise
-        run = _running[key] = Run(
+        run = Run(
+            self.config,
             self._query,
             self.committer,
             self.source,
@@ -263,7 +251,7 @@ class Sink:
         Those are committed before the batch is read, because it may be read from their tables. It
         may also be read from the table `counts_on`, which must be as the ledger knows it.
         """
-        self._refuse_a_second_run()
+        refuse_a_second_run(self.config)
         staged = self._begin(spark, counts_on)
         self.committer.start()
         try:
@@ -290,17 +278,6 @@ class Sink:
         return provisioner.plans(versions=False)
 
     # ── the beginning of a run ───────────────────────────────────────────────────────────────
-
-    def _refuse_a_second_run(self) -> tuple[str, str, str]:
-        """The sink's key in `_running`; raises where an active run of this process has it."""
-        key = (self.config.catalog.name, self.config.index_table, self.config.sink.id)
-        if key in _running and _running[key].active:
-            raise ConfigError(
-                f"cannot start sink {self.config.sink.id}: this process runs a sink of that id "
-                "already",
-                hint="stop that one first, or give this one another id",
-            )
-        return key
 
     def _opened(self, spark: SparkSession) -> Startup:
         return Startup(self.config, JavaCatalog(spark, self.config.catalog.name), self.source)

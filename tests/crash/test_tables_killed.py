@@ -170,7 +170,7 @@ def test_the_older_of_two_runs_is_fenced_from_every_table(
     with running(config, spark, steps) as older:
         produce(b, name, records(0), PARTITIONS)
         assert steps.held.wait(WITHIN), "the older run has written files and not staged them"
-        monkeypatch.setattr("frazil.sink._running", {})  # as in another process
+        monkeypatch.setattr("frazil.run._runs", {})  # as in another process
         produce(b, name, records(1), PARTITIONS)
         newer = catch_up(config, spark)
         assert newer.epoch == older.epoch + 1

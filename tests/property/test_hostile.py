@@ -54,7 +54,7 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(_: Config) -> Any:
         raise Unavailable("cannot start Spark: not in this test")
 
-    monkeypatch.setattr(commands, "_session", refused)
+    monkeypatch.setattr("frazil.spark.session.session", refused)
 
 
 # ── files that are no config ─────────────────────────────────────────────────────────────────────

@@ -177,7 +177,7 @@ def fates(found: TableReport, topic: str) -> dict[str, int]:
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """After the call, runs begin as in another process: none is known to run here."""
-    return lambda: monkeypatch.setattr("frazil.sink._running", {})
+    return lambda: monkeypatch.setattr("frazil.run._runs", {})
 
 
 @pytest.fixture(scope="module")

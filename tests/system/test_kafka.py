@@ -324,7 +324,7 @@ def test_where_a_decision_dies_it_is_done_or_undone_and_a_running_sink_is_fenced
     assert report.verdict == "accepted loss", report
     assert report.partitions[0].counts.lost == len(lost)
     with running(config, spark) as alive:
-        monkeypatch.setattr("frazil.sink._running", {})  # as from another process
+        monkeypatch.setattr("frazil.run._runs", {})  # as from another process
         by_hand(config, spark, offsets.seek([f"{name}:0:{end - 5}"]), "again")
         produce(b, name, numbered(1))
         with pytest.raises(Fenced):
@@ -530,7 +530,7 @@ def test_the_commands_print_what_they_would_do_and_do_it_with_yes(
     produce(b, name, numbered(10, 10))
     retain_from(b, name, 14)
     path = str(write_toml())
-    monkeypatch.setattr(commands, "_session", lambda given: spark)
+    monkeypatch.setattr("frazil.spark.session.session", lambda *_, **__: spark)
 
     def run(*words: str) -> tuple[int, str]:
         monkeypatch.setattr("sys.argv", ["frazil", *words])

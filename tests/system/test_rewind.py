@@ -415,7 +415,7 @@ def test_a_running_sink_is_fenced_and_its_staged_batches_are_gone(
         with pytest.raises(Fenced):
             sink.wait_until(Cut({part(name, 0): 10**6}), WITHIN)
     assert offsets(lake, f"db.{name}") == below(ends[0])
-    monkeypatch.setattr("frazil.sink._running", {})
+    monkeypatch.setattr("frazil.run._runs", {})
     catch_up(config, spark)
     assert assert_exact(lake, f"db.{name}", broker.bootstrap, name) == 60
     proven(config, spark)
@@ -541,7 +541,7 @@ def test_the_command_asks_says_and_does(
     create_topic(broker.bootstrap, name, 2)
     path = write_toml()
     batches(broker, spark, load(path), 3)
-    monkeypatch.setattr(commands, "_session", lambda _: spark)
+    monkeypatch.setattr("frazil.spark.session.session", lambda *_, **__: spark)
 
     def command(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["frazil", "rewind", str(path), *arguments])

@@ -33,7 +33,7 @@ def test_rejected_and_skipped_records_are_distinguished_from_rows(
         dead_letters={"table": f"db.{name}_dead"},
         route=[{"field": "kind", "values": ["b"], "skip": True}, {"to": [f"db.{name}"]}],
     )
-    monkeypatch.setattr(commands, "_session", lambda _: spark)
+    monkeypatch.setattr("frazil.spark.session.session", lambda *_, **__: spark)
     monkeypatch.setattr(sys, "argv", ["frazil", "run", "--until-caught-up", "--json", str(path)])
     before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -15,7 +15,7 @@ import pytest
 
 from frazil.cli import commands
 from frazil.cli.run import RunCommand
-from frazil.cli.signals import children
+from frazil.cli.signals import StopSignal, children
 from frazil.testing.datagen import create_topic
 from frazil.testing.kafka import Broker
 from tests.oracle import Lake, assert_exact
@@ -123,8 +123,8 @@ def test_a_stop_at_a_step_finishes_the_batch(
         tell(self, reached)
 
     monkeypatch.setattr(RunCommand, "_on_step", on_step)
-    monkeypatch.setattr("frazil.cli.commands._session", lambda _: spark)
-    monkeypatch.setattr("frazil.cli.commands.stop", commands.StopSignal())
+    monkeypatch.setattr("frazil.spark.session.session", lambda *_, **__: spark)
+    monkeypatch.setattr("frazil.cli.commands.stop", StopSignal())
     monkeypatch.setattr(sys, "argv", ["frazil", "run", str(write_toml())])
     try:
         with pytest.raises(SystemExit) as end:

@@ -88,7 +88,7 @@ def stopped(sink: Run) -> FrazilError | None:
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """After the call, runs begin as in another process: none is known to run here."""
-    return lambda: monkeypatch.setattr("frazil.sink._running", {})
+    return lambda: monkeypatch.setattr("frazil.run._runs", {})
 
 
 def test_runs_that_take_over_from_each_other(

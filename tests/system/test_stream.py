@@ -597,7 +597,7 @@ def test_a_table_ahead_of_the_index_is_completed_when_a_partition_came_meanwhile
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """After the call, runs begin as in another process: none is known to run here."""
-    return lambda: monkeypatch.setattr("frazil.sink._running", {})
+    return lambda: monkeypatch.setattr("frazil.run._runs", {})
 
 
 @pytest.mark.long

@@ -21,6 +21,7 @@ CHAPTERS = (
     "format_version",
     "offsets",
     "accounting",
+    "steps",
     "retry",
     "render",
     "config",
@@ -35,7 +36,6 @@ CHAPTERS = (
     "maintenance",
     "spark",
     "sources",
-    "steps",
     "commit",
     "run",
     "sink",
@@ -67,7 +67,8 @@ LATE = {
     "iceberg.static_table": 4,  # local files are read without paying for pyiceberg's import
     "iceberg.file_io": 1,  # the same
     "iceberg.metadata_location": 4,  # the same, and psycopg is there or not
-    "cli.commands": 23,  # a command loads what it needs: `frazil --help` answers at once
+    "cli.app": 2,  # a command loads what it needs: `frazil --help` answers at once
+    "cli.commands": 20,  # a command loads what it needs: `frazil --help` answers at once
     "spark.open_table": 2,  # Spark only where it is needed
     "auditing.evidence": 1,  # and Kafka's client only where the broker is asked
     "testing.process": 5,  # the parent process, which also imports it, needs no Spark

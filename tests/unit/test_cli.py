@@ -87,7 +87,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def away(*_: Any, **__: Any) -> Any:
         raise Unavailable("cannot ask: it is away")
 
-    monkeypatch.setattr(commands, "_session", away)
+    monkeypatch.setattr("frazil.spark.session.session", away)
     monkeypatch.setattr("frazil.spark.open_table._by_spark", away)
     monkeypatch.setattr("frazil.kafka.planner.Planner.origin", away)
     monkeypatch.setattr("frazil.spark.jars.fetch", away)  # before a broker is started
@@ -428,7 +428,7 @@ def test_config_explain_tells_where_each_setting_comes_from(
 def test_an_unknown_error_is_a_sentence_and_a_file(
     tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(commands, "_session", lambda _: 1 / 0)
+    monkeypatch.setattr("frazil.spark.session.session", lambda *_, **__: 1 / 0)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(sys, "argv", ["frazil", "orphans", str(_written(tmp_path))])
     with pytest.raises(SystemExit) as end:

@@ -709,7 +709,7 @@ class Rig:
             recorded_tables=lambda: {"db.t": "uuid-1"},
             index_manifests=lambda located: [f"i-{b.commit_id}@{s['db.t'].id}" for b, s in located],
             committed=lambda done: self.finished.extend(b.commit_id for b in done),
-            step=lambda name, _: self.steps.append(name),
+            step=lambda name, *_: self.steps.append(name),
         )
         limits = bounds or BackpressureLimits(100, 10**9, 3600)
         self.committer = Committer(

@@ -7,125 +7,61 @@ done.
 
 from __future__ import annotations
 
-import functools
 import gc
-import inspect
 import json
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 try:  # Ctrl-C this early is a normal stop: nothing was begun
     import typer
-    from rich.console import Console
 
-    from frazil.cli.signals import StopSignal, end_children
+    from frazil.cli.app import (
+        Branch,
+        By,
+        Catalog,
+        ConfigFile,
+        ConfigPath,
+        DryRun,
+        Json,
+        Kinds,
+        Offsets,
+        Partitions,
+        Reason,
+        Rejecting,
+        Spark,
+        Target,
+        Topics,
+        Unasked,
+        Yes,
+        app,
+        catalog_config,
+        command,
+        config_app,
+        config_argument,
+        dlq_app,
+        index_app,
+        is_config,
+        offsets_app,
+        print_report,
+        progress,
+        spark_session,
+        stop,
+        table_opener,
+    )
+    from frazil.cli.signals import end_children
     from frazil.config import explain as explanation
     from frazil.config import model as configs
-    from frazil.config.environment import overlay
     from frazil.config.model import Config
     from frazil.config.units import duration
     from frazil.errors import ConfigError, FrazilError, counted, from_traceback
     from frazil.offsets import Partition
-    from frazil.render import Report, json_values, output, show
+    from frazil.render import Report
 except KeyboardInterrupt:
     sys.exit(130)
-
-app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help="Streams into Apache Iceberg tables, exactly once, with the proof.",
-)
-progress = Console(stderr=True)
-stop = StopSignal(before_exit=progress.show_cursor)
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
-Spark = Annotated[
-    bool | None,
-    typer.Option("--spark/--no-spark", help="Open tables with Spark; by default only if needed."),
-]
-
-
-config_app = typer.Typer(no_args_is_help=True, help="What a config file says.")
-app.add_typer(config_app, name="config")
-dlq_app = typer.Typer(no_args_is_help=True, help="Dead letters: records that were rejected.")
-app.add_typer(dlq_app, name="dead-letters")
-app.add_typer(dlq_app, name="dlq", hidden=True)  # the common name
-index_app = typer.Typer(no_args_is_help=True, help="The offset index.")
-app.add_typer(index_app, name="index")
-offsets_app = typer.Typer(
-    no_args_is_help=True,
-    help="Where a stream stands, and what a person may decide about it. Without --yes it is said "
-    "what would be; with it, a running sink is stopped (fenced).",
-)
-app.add_typer(offsets_app, name="offsets")
-
-
-def _config(text: str) -> Any:
-    return typer.Argument(parser=lambda path: configs.load(path), help=text)
-
-
-ConfigFile = Annotated[Config, _config("The sink's TOML file.")]
-ConfigPath = Annotated[Path, typer.Argument(help="The sink's TOML file.")]
-Target = Annotated[
-    str,
-    typer.Argument(
-        metavar="TABLE|CONFIG", help="A sink's TOML file, or a table's name with --catalog."
-    ),
-]
-Catalog = Annotated[
-    list[str],
-    typer.Option(
-        help="key=value of the catalog, e.g. type=rest; also FRAZIL_CATALOG__… variables."
-    ),
-]
-Branch = Annotated[str, typer.Option(help="Which branch of the table.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be.")]
-Unasked = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
-Topics = Annotated[list[str], typer.Option("--topic", help="Of this topic; may be repeated.")]
-Partitions = Annotated[list[int], typer.Option("--partition", help="Of this partition.")]
-Offsets = Annotated[str, typer.Option(help="One offset, or START..END without END itself.")]
-Kinds = Annotated[list[str], typer.Option("--kind", help="Of this kind: route, misfit, …")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do it; a running sink is fenced.")]
-Reason = Annotated[str, typer.Option(help="Why; it stands in the ledger with who and when.")]
-By = Annotated[str, typer.Option(help="Who; by default the user and the host.")]
-Rejecting = Annotated[list[str], typer.Option("--table", help="Rejected by this table.")]
-
-
-def command(
-    group: typer.Typer, name: str | None = None, console: Callable[[], Console] = output
-) -> Callable[[Callable[..., Report]], Callable[..., Report]]:
-    """Registers a function as a command with `--json`: the report that it returns is printed, and
-    the command ends with the report's exit code. `as_json` is passed on where it is asked for."""
-
-    def register(function: Callable[..., Report]) -> Callable[..., Report]:
-        signature = inspect.signature(function, eval_str=True)
-        kind = inspect.Parameter.KEYWORD_ONLY
-        parameters = dict(signature.parameters)
-        parameters["as_json"] = inspect.Parameter("as_json", kind, default=False, annotation=Json)
-
-        @functools.wraps(function)
-        def run_command(**given: Any) -> None:
-            report = function(**{name: given[name] for name in signature.parameters})
-            _print(report, given["as_json"], console())
-            if code := getattr(report, "exit_code", 0):
-                raise typer.Exit(code)
-
-        run_command.__signature__ = inspect.Signature([*parameters.values()])  # type: ignore[attr-defined]
-        group.command(name)(run_command)
-        return function
-
-    return register
-
-
-def _print(report: Report, as_json: bool, console: Console | None = None) -> None:
-    if as_json:
-        print(json.dumps(json_values(report)))
-    else:
-        show(report, console or output())
 
 
 @app.callback()
@@ -157,7 +93,7 @@ def _print_version() -> None:
 
 @command(app, console=lambda: progress)
 def run(
-    config: Annotated[Config, _config("TOML file; see docs/reference/config.md.")],
+    config: Annotated[Config, config_argument("TOML file; see docs/reference/config.md.")],
     until_caught_up: Annotated[
         bool, typer.Option(help="Stop at the end of the topic as it was at the start.")
     ] = False,
@@ -166,7 +102,7 @@ def run(
     from frazil.cli.run import RunCommand
 
     running = RunCommand(config, progress)
-    running.stream(_session(config), stop, until_caught_up)
+    running.stream(spark_session(config), stop, until_caught_up)
     return running
 
 
@@ -198,12 +134,12 @@ def audit(
     from frazil.auditing import evidence
 
     gc.disable()  # a short process: each collection would walk up to 100,000 snapshots
-    if _is_file(target):
+    if is_config(target):
         config = configs.load(target)
         limits = evidence.AuditLimits(max_lag, duration(max_age) if max_age else None)
         return evidence.of_config(
             config,
-            _opener(config, spark),
+            table_opener(config, spark),
             deep=deep,
             ask=against_kafka,
             limits=limits,
@@ -211,7 +147,9 @@ def audit(
         )
     if against_kafka or max_lag is not None or max_age:
         raise ConfigError("cannot compare with Kafka: only a sink's TOML file says where it is")
-    return evidence.of_table(_opener(_catalog_only(target, catalog), spark), target, branch, deep)
+    return evidence.of_table(
+        table_opener(catalog_config(target, catalog), spark), target, branch, deep
+    )
 
 
 @command(app)
@@ -219,7 +157,7 @@ def status(config: ConfigFile, spark: Spark = None) -> Report:
     """Position, lag, counts, staged batches and last commit of a sink, running or not."""
     from frazil.ops.status import status
 
-    return status(config, _opener(config, spark))
+    return status(config, table_opener(config, spark))
 
 
 @command(app)
@@ -234,7 +172,7 @@ def completeness(
     """Until when the stream is complete, and what holds it back (exit 3 if HOUR is not)."""
     from frazil.ops.completeness import wait_until_complete
 
-    return wait_until_complete(config, _opener(config, spark), hour, wait)
+    return wait_until_complete(config, table_opener(config, spark), hour, wait)
 
 
 @command(app)
@@ -247,7 +185,7 @@ def orphans(
     from frazil.ops import status
 
     age = duration(older_than)
-    files = status.orphans(config, _session(config), age)
+    files = status.orphans(config, spark_session(config), age)
     if remove:
         status.remove(files)
     progress.print(f"{counted(len(files), 'file')} {'removed' if remove else 'found'}")
@@ -271,11 +209,11 @@ def locate(
     if not topic.isprintable():
         raise ConfigError(f"cannot look for topic {topic!r}: expected a name that Kafka may have")
     where = Partition(topic, partition)
-    if _is_file(target):
+    if is_config(target):
         config = configs.load(target)
-        return locate.of_sink(config, _opener(config, spark), where, offset, table)
-    config = _catalog_only(target, catalog)
-    opened = _opener(config, spark)
+        return locate.of_sink(config, table_opener(config, spark), where, offset, table)
+    config = catalog_config(target, catalog)
+    opened = table_opener(config, spark)
     return locate.of_table(config.catalog.name, opened, target, where, offset, branch)
 
 
@@ -299,15 +237,15 @@ def rewind(
 
     if not (yes or dry_run) and (as_json or not sys.stdin.isatty()):
         raise ConfigError("cannot rewind without being asked for it: expected --yes or --dry-run")
-    spark = _session(config)
+    spark = spark_session(config)
     plan = rewind.preview(config, spark, to, discard_foreign=discard_foreign)
     if plan.refusals:
-        _print(plan, as_json)
+        print_report(plan, as_json)
         raise plan.refusals[0]
     if dry_run or (plan.nothing and not as_json):
         return plan
     if not as_json:
-        _print(plan, as_json)
+        print_report(plan, as_json)
     if not yes:
         typer.confirm("a running sink is stopped by this; go on?", abort=True)
     return rewind.rewind(
@@ -337,7 +275,7 @@ def demo(
 
 @command(app)
 def selftest(
-    config: Annotated[Config, _config("A sink's TOML file: its broker, its catalog.")],
+    config: Annotated[Config, config_argument("A sink's TOML file: its broker, its catalog.")],
     rows: Annotated[int, typer.Option(help="Records of each scratch topic.")] = 20_000,
     steps: Annotated[
         str,
@@ -375,7 +313,7 @@ def selftest(
         progress.print(f"will make {resource}", highlight=False, soft_wrap=True)
     if not (yes or as_json) and sys.stdin.isatty():
         typer.confirm("and remove it all again; go on?", abort=True)
-    spark = _session(config)
+    spark = spark_session(config)
     with stop.raised():
         return selftest(config, plan, spark, progress, keep=keep)
 
@@ -403,12 +341,12 @@ def list_dead_letters(
 
     wanted = dead_letters.selection(config, topic, partition, offsets, kind, table, limit)
     which = "all" if every else "replayed" if replayed else "waiting"
-    return dead_letters.list_dead_letters(config, _session(config), wanted, which)
+    return dead_letters.list_dead_letters(config, spark_session(config), wanted, which)
 
 
 @command(dlq_app)
 def replay(
-    config: Annotated[Config, _config("The sink's TOML file, as it is after the fix.")],
+    config: Annotated[Config, config_argument("The sink's TOML file, as it is after the fix.")],
     topic: Topics = [],  # noqa: B006
     partition: Partitions = [],  # noqa: B006
     offsets: Offsets = "",
@@ -422,7 +360,7 @@ def replay(
     from frazil.ops import dead_letters
 
     wanted = dead_letters.selection(config, topic, partition, offsets, kind, table, limit)
-    spark = _session(config)
+    spark = spark_session(config)
     if dry_run:
         report = dead_letters.preview_replay(config, spark, wanted)
     else:
@@ -437,7 +375,7 @@ def rebuild(config: ConfigFile, dry_run: DryRun = False) -> Report:
     """Write missing index rows again, from the ledgers (exit 3 if some cannot be determined)."""
     from frazil.ops.index_rebuild import rebuild_index
 
-    return rebuild_index(config, _session(config), dry_run)
+    return rebuild_index(config, spark_session(config), dry_run)
 
 
 @command(offsets_app, "show")
@@ -445,7 +383,7 @@ def show_offsets(config: ConfigFile, spark: Spark = None) -> Report:
     """Position, lag, and what Kafka still has, by partition; what stops the stream, if anything."""
     from frazil.ops.offsets import show_offsets
 
-    return show_offsets(config, _opener(config, spark))
+    return show_offsets(config, table_opener(config, spark))
 
 
 @command(offsets_app)
@@ -518,7 +456,7 @@ def confirm(
 
     _require_reason("confirm", reason, yes)
     note = offsets.operator_note("confirm", reason, by) if yes else None
-    return offsets.confirm(config, _session(config), table, note)
+    return offsets.confirm(config, spark_session(config), table, note)
 
 
 def _require_reason(did: str, reason: str, yes: bool) -> None:
@@ -534,7 +472,7 @@ def _decide(path: Path, wanted: Any, reason: str, by: str, yes: bool) -> Report:
 
     config = configs.load(path)
     _require_reason(wanted.did, reason, yes)
-    spark = _session(config)
+    spark = spark_session(config)
     plan = offsets.preview(config, spark, wanted, path)
     if yes and plan.decision:
         plan = offsets.apply(config, spark, plan, offsets.operator_note(wanted.did, reason, by))
@@ -595,41 +533,6 @@ def _say(error: FrazilError) -> int:
                 file.write(error.detail)
             print(f"all that was said of it: {path}", file=sys.stderr)
     return error.exit_code
-
-
-def _session(config: Config) -> Any:
-    from frazil.spark.session import session
-
-    with progress.status("starting Spark"):
-        return session(config, say=progress.print)
-
-
-def _opener(config: Config, spark: bool | None) -> Any:
-    from frazil.spark.open_table import opener
-
-    return opener(config, spark, progress.print)
-
-
-def _is_file(target: str) -> bool:
-    """Whether it is a config file; else a table name, possibly too long or odd for a path."""
-    try:
-        return Path(target).suffix == ".toml" or Path(target).is_file()
-    except (OSError, ValueError):
-        return False
-
-
-def _catalog_only(table: str, catalog: list[str]) -> Config:
-    """A config with nothing but a catalog, for commands that need no sink."""
-    import os
-
-    pairs = dict(pair.partition("=")[::2] for pair in catalog)
-    section = overlay({"catalog": pairs}, os.environ).get("catalog", {})
-    if not section:
-        raise ConfigError(
-            f"cannot find table {table}: no catalog is given",
-            hint="add --catalog type=… --catalog uri=…, or give the sink's TOML file",
-        )
-    return configs.catalog_only(table, section)
 
 
 if __name__ == "__main__":

@@ -90,8 +90,11 @@ class CommitEvents(Protocol):
     def index_manifests(self, located: Sequence[Located]) -> list[str]:
         """Write the index rows of these batches."""
 
-    def step(self, name: str, batch: StagedBatch | None) -> None:
-        """A named moment of a batch has come."""
+    def step(self, name: str, batch: StagedBatch, table: str, seconds: float = 0.0) -> None:
+        """A named moment of a batch has come; `seconds`: of the commit that it ends."""
+
+    def failed(self, table: str, error: FrazilError, seconds: float) -> None:
+        """A commit failed, and is absorbed: its batches wait."""
 
     def indexed(self, batches: Sequence[StagedBatch]) -> None:
         """The batches are in the index; the new position is not published yet."""
@@ -336,7 +339,7 @@ class Committer:
             self.progress.last_commit_ms = int(time.time() * 1000)
             self._changed.notify_all()
         self._events.committed(batches)
-        self._events.step("done", batches[-1])
+        self._events.step("done", batches[-1], self._index.table.name)
         self.queue.maintain_at = self._events.maintain()
 
     def _attempt(self, name: str, call: Callable[[], None]) -> None:
@@ -346,6 +349,7 @@ class Committer:
         batches together. A table that needs an operator waits as well while others go on; status
         names it. The same holds for the index: tables take data without it, up to the bounds.
         """
+        began = self.queue.clock.monotonic()
         try:
             call()
             self.queue.succeeded(name)
@@ -362,6 +366,8 @@ class Committer:
                 self.queue.needs_operator[name] = error
             self.progress.stuck[name] = error.message
             self.queue.failed(name)
+            table = self._index.table.name if name == INDEX else name
+            self._events.failed(table, error, self.queue.clock.monotonic() - began)
 
     def _commit_batches(
         self,
@@ -376,21 +382,23 @@ class Committer:
         snapshot: Snapshot | None = None
         for some in _grouped_by_deletes(batches[len(where) :], target.table.name):
             ready = manifests(some)
-            self._events.step(f"{prefix}commit", some[-1])
+            began = self.queue.clock.monotonic()
+            self._events.step(f"{prefix}commit", some[-1], target.table.name)
             try:
                 snapshot = target.commit(ready, entry(some))
             except IdentityMismatch:
                 if target is not self._index:
                     self._refuse_missing(some, target)
                 raise
-            self._events.step(f"{prefix}committed", some[-1])
+            seconds = self.queue.clock.monotonic() - began
+            self._events.step(f"{prefix}committed", some[-1], target.table.name, seconds)
             where |= {batch.commit_id: snapshot for batch in some}
         if snapshot is None:
             snapshot = target.head().snapshot  # maybe a later claim: the tag never moves back
             if snapshot is None:
                 raise target.unknown_outcome("what is there already")
         target.set_tag(snapshot)
-        self._events.step(f"{prefix}tagged", batches[-1])
+        self._events.step(f"{prefix}tagged", batches[-1], target.table.name)
         return where
 
     def _with_cause(self, reason: str) -> str:

@@ -16,13 +16,13 @@ from frazil.commit.startup import Startup
 from frazil.commit.table_maintenance import TableMaintenance
 from frazil.config.model import Config
 from frazil.config.units import duration
-from frazil.errors import Unavailable
+from frazil.errors import FrazilError, Unavailable
 from frazil.kafka.planner import publish
 from frazil.ledger.completeness import CompletenessTracker
 from frazil.ledger.staged_batch import StagedBatch
 from frazil.offsets import Cut
 from frazil.sources.base import StreamState
-from frazil.steps import Step
+from frazil.steps import COMMIT_FAILED, Step
 
 
 class SinkCommitEvents:
@@ -74,8 +74,13 @@ class SinkCommitEvents:
     def index_manifests(self, located: Sequence[Located]) -> list[str]:
         return self.index_writer.manifests(located)
 
-    def step(self, name: str, batch: StagedBatch | None) -> None:
-        self._on_step(Step(name, batch.number if batch else -1, time.time()))
+    def step(self, name: str, batch: StagedBatch, table: str, seconds: float = 0.0) -> None:
+        spent = {"commit": seconds} if seconds else None
+        self._on_step(Step(name, batch.number, time.time(), seconds=spent, table=table))
+
+    def failed(self, table: str, error: FrazilError, seconds: float) -> None:
+        spent = {"commit": seconds}
+        self._on_step(Step(COMMIT_FAILED, -1, time.time(), seconds=spent, table=table, error=error))
 
     def indexed(self, batches: Sequence[StagedBatch]) -> None:
         self.index_writer.indexed(batches)

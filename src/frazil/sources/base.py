@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ from frazil.offsets import Cut, Range
 from frazil.pipeline.projection import MetadataColumns
 from frazil.pipeline.table_plan import TablePlan
 from frazil.spark.checkpoint import SourceOffsets
+from frazil.steps import Step, WrittenFiles
 
 T = TypeVar("T")
 
@@ -74,13 +76,22 @@ class WriteResult:
     #: kind of rejected records → their number, and position and reason of the last one
     rejected: Mapping[str, tuple[int, str]] = field(default_factory=dict)
 
-    def rows(self, apart: Callable[[str], bool] = lambda name: False) -> int:
-        """Rows in its files, except for tables for which `apart` is true."""
-        return sum(
-            file.rows
-            for name, table in self.tables.items()
-            if not apart(name)
-            for file in table.files
+    def step(self, batch: int, apart: Callable[[str], bool]) -> Step:
+        """The step `written`; rows of tables for which `apart` is true are no records."""
+        tables = {}
+        for name, table in self.tables.items():
+            files = (*table.files, *table.deletes)
+            rows = sum(file.rows for file in table.files)
+            tables[name] = WrittenFiles(rows, len(files), sum(file.bytes for file in files))
+        return Step(
+            "written",
+            batch,
+            time.time(),
+            records=sum(table.rows for name, table in tables.items() if not apart(name)),
+            seconds=self.seconds,
+            skipped=self.skipped,
+            rejected=self.rejected,
+            tables=tables,
         )
 
     @property

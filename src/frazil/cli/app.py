@@ -1,0 +1,147 @@
+"""The application that the modules of commands register with: argument types, and how a command's
+report is printed. `frazil.cli.commands` has `main`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from frazil.cli.signals import StopSignal
+from frazil.config import model as configs
+from frazil.config.environment import overlay
+from frazil.config.model import Config
+from frazil.errors import ConfigError
+from frazil.render import Report, json_values, output, show
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Streams into Apache Iceberg tables, exactly once, with the proof.",
+)
+progress = Console(stderr=True)
+stop = StopSignal(before_exit=progress.show_cursor)
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+Spark = Annotated[
+    bool | None,
+    typer.Option("--spark/--no-spark", help="Open tables with Spark; by default only if needed."),
+]
+
+
+config_app = typer.Typer(no_args_is_help=True, help="What a config file says.")
+app.add_typer(config_app, name="config")
+dlq_app = typer.Typer(no_args_is_help=True, help="Dead letters: records that were rejected.")
+app.add_typer(dlq_app, name="dead-letters")
+app.add_typer(dlq_app, name="dlq", hidden=True)  # the common name
+index_app = typer.Typer(no_args_is_help=True, help="The offset index.")
+app.add_typer(index_app, name="index")
+offsets_app = typer.Typer(
+    no_args_is_help=True,
+    help="Where a stream stands, and what a person may decide about it. Without --yes it is said "
+    "what would be; with it, a running sink is stopped (fenced).",
+)
+app.add_typer(offsets_app, name="offsets")
+
+
+def config_argument(text: str) -> Any:
+    return typer.Argument(parser=lambda path: configs.load(path), help=text)
+
+
+ConfigFile = Annotated[Config, config_argument("The sink's TOML file.")]
+ConfigPath = Annotated[Path, typer.Argument(help="The sink's TOML file.")]
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="TABLE|CONFIG", help="A sink's TOML file, or a table's name with --catalog."
+    ),
+]
+Catalog = Annotated[
+    list[str],
+    typer.Option(
+        help="key=value of the catalog, e.g. type=rest; also FRAZIL_CATALOG__… variables."
+    ),
+]
+Branch = Annotated[str, typer.Option(help="Which branch of the table.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be.")]
+Unasked = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+Topics = Annotated[list[str], typer.Option("--topic", help="Of this topic; may be repeated.")]
+Partitions = Annotated[list[int], typer.Option("--partition", help="Of this partition.")]
+Offsets = Annotated[str, typer.Option(help="One offset, or START..END without END itself.")]
+Kinds = Annotated[list[str], typer.Option("--kind", help="Of this kind: route, misfit, …")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do it; a running sink is fenced.")]
+Reason = Annotated[str, typer.Option(help="Why; it stands in the ledger with who and when.")]
+By = Annotated[str, typer.Option(help="Who; by default the user and the host.")]
+Rejecting = Annotated[list[str], typer.Option("--table", help="Rejected by this table.")]
+
+
+def command(
+    group: typer.Typer, name: str | None = None, console: Callable[[], Console] = output
+) -> Callable[[Callable[..., Report]], Callable[..., Report]]:
+    """Registers a function as a command with `--json`: the report that it returns is printed, and
+    the command ends with the report's exit code. `as_json` is passed on where it is asked for."""
+
+    def register(function: Callable[..., Report]) -> Callable[..., Report]:
+        signature = inspect.signature(function, eval_str=True)
+        kind = inspect.Parameter.KEYWORD_ONLY
+        parameters = dict(signature.parameters)
+        parameters["as_json"] = inspect.Parameter("as_json", kind, default=False, annotation=Json)
+
+        @functools.wraps(function)
+        def run_command(**given: Any) -> None:
+            report = function(**{name: given[name] for name in signature.parameters})
+            print_report(report, given["as_json"], console())
+            if code := getattr(report, "exit_code", 0):
+                raise typer.Exit(code)
+
+        run_command.__signature__ = inspect.Signature([*parameters.values()])  # type: ignore[attr-defined]
+        group.command(name)(run_command)
+        return function
+
+    return register
+
+
+def print_report(report: Report, as_json: bool, console: Console | None = None) -> None:
+    if as_json:
+        print(json.dumps(json_values(report)))
+    else:
+        show(report, console or output())
+
+
+def spark_session(config: Config) -> Any:
+    from frazil.spark.session import session
+
+    with progress.status("starting Spark"):
+        return session(config, say=progress.print)
+
+
+def table_opener(config: Config, spark: bool | None) -> Any:
+    from frazil.spark.open_table import opener
+
+    return opener(config, spark, progress.print)
+
+
+def is_config(target: str) -> bool:
+    """Whether it is a config file; else a table name, possibly too long or odd for a path."""
+    try:
+        return Path(target).suffix == ".toml" or Path(target).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def catalog_config(table: str, catalog: list[str]) -> Config:
+    """A config with nothing but a catalog, for commands that need no sink."""
+    pairs = dict(pair.partition("=")[::2] for pair in catalog)
+    section = overlay({"catalog": pairs}, os.environ).get("catalog", {})
+    if not section:
+        raise ConfigError(
+            f"cannot find table {table}: no catalog is given",
+            hint="add --catalog type=… --catalog uri=…, or give the sink's TOML file",
+        )
+    return configs.catalog_only(table, section)
