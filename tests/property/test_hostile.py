@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from frazil.cli import commands
-from frazil.config.model import Config
 from frazil.errors import ConfigError, Unavailable
 from frazil.iceberg.static_table import ReadOnlyTable
 from frazil.kafka import planner
@@ -51,7 +50,7 @@ def run(*arguments: str) -> tuple[int, str]:
 def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """What passes all checks comes to the session, and no further."""
 
-    def refused(_: Config) -> Any:
+    def refused(*_: Any, **__: Any) -> Any:
         raise Unavailable("cannot start Spark: not in this test")
 
     monkeypatch.setattr("frazil.spark.session.session", refused)

@@ -39,6 +39,7 @@ CHAPTERS = (
     "commit",
     "run",
     "sink",
+    "monitoring",
     "auditing",
     "ops",
     "testing",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
@@ -14,9 +14,11 @@ from rich.text import Text
 
 from frazil.cli.signals import StopSignal
 from frazil.config.model import Config
-from frazil.errors import counted
+from frazil.errors import FrazilError, counted
+from frazil.monitoring.observer import ObserverFactory, Observers
 from frazil.offsets import Cut
 from frazil.render import Line
+from frazil.run import Run
 from frazil.sink import Sink
 from frazil.steps import Step
 
@@ -35,6 +37,7 @@ class RunCommand:
 
     config: Config
     console: Console
+    observers: Sequence[ObserverFactory] = ()
     began: float = field(default_factory=time.monotonic)
     rows: int = 0
     skipped: int = 0
@@ -47,13 +50,22 @@ class RunCommand:
     _maintenance_error: str = ""
 
     def __post_init__(self) -> None:
+        self._observers = Observers([make(self.config) for make in self.observers])
         self.sink = Sink(self.config, on_step=self._on_step)
         self._say = partial(self.console.print, markup=False, highlight=False, soft_wrap=True)
 
     def stream(self, spark: SparkSession, stop: StopSignal, until_caught_up: bool) -> None:
         """Run until a stop is requested."""
-        sink = self.sink
-        run = sink.start(spark)
+        try:
+            self._stream(spark, stop, until_caught_up)
+        except FrazilError as error:
+            self._observers.ended(error)
+            raise
+        self._observers.ended(None)
+
+    def _stream(self, spark: SparkSession, stop: StopSignal, until_caught_up: bool) -> None:
+        run = self.sink.start(spark)
+        self._observers.started(run)
         self._say(f"sink {self.config.sink.id}: epoch {run.epoch}, {position_text(run.position)}")
         for advice in run.advice:
             self._say(advice, style="yellow")
@@ -61,12 +73,13 @@ class RunCommand:
         with stop.flagged():
             try:
                 if until_caught_up:
-                    done = run.wait_until(run.ends(), unless=lambda: bool(stop.signal))
+                    done = run.wait_until(run.ends(), unless=lambda: self._stops(run, stop))
                     done = done or not stop.signal  # available-now ends where its topics ended
                 while not (until_caught_up or stop.signal):
                     if run.awaitTermination(1):
                         break  # available-now: everything there was is committed
                     run.check()
+                    self._observers.tick(run)
                     self._print_trouble()
                 if stop.signal:
                     self._say(
@@ -77,7 +90,12 @@ class RunCommand:
                 run.stop()
         self.exit_code = 0 if done else stop.exit_code
 
+    def _stops(self, run: Run, stop: StopSignal) -> bool:
+        self._observers.tick(run)
+        return bool(stop.signal)
+
     def _on_step(self, step: Step) -> None:
+        self._observers.step(step)
         if step.name == "written":
             self._written[step.batch] = step
         elif step.name == "done":
