@@ -1,5 +1,6 @@
 """Hops of a walk through the source: the functions that a reader enters from another module of
-Frazil, each once. Properties and values (offsets, counts, errors, units) are no hops.
+Frazil, each once. Properties and values (offsets, counts, errors, units) are no hops. A return is a
+hop up: into a module that waits for the caller.
 
     python -m bench.hops [-v] [append | upsert | audit | compaction]
 
@@ -44,6 +45,7 @@ class Hops:
         self._start = start
         self._first: Any = None
         self.found: dict[str, str] = {}
+        self.returns: set[str] = set()
 
     def __call__(self, frame: Any, event: str, _: Any) -> None:
         if event == "return" and frame is self._first:
@@ -58,6 +60,10 @@ class Hops:
             before = _name(caller) if caller else ""
             if _module(before) != _module(name) and _is_hop(name):
                 self.found.setdefault(name, before)
+                while caller is not None and caller is not self._first:
+                    caller = caller.f_back
+                    if caller is not None and _module(_name(caller)) == _module(name):
+                        self.returns.add(name)
 
 
 def _name(frame: Any) -> str:
@@ -92,14 +98,14 @@ def walk(name: str, verbose: bool) -> None:
     threading.setprofile(None)  # type: ignore[arg-type]
     assert code == 0, test
     for entered, before in hops.found.items() if verbose else ():
-        print(f"{before:60} → {entered}")
+        print(f"{before:60} → {entered}{'  (return)' if entered in hops.returns else ''}")
     modules = {*map(_module, hops.found)}
     assert modules, start
     up = sum(_module(entered) == "sink" for entered in hops.found)
     constructors = sum(entered.endswith("__init__") for entered in hops.found)
     print(
         f"{name}: {len(hops.found)} hops into {len(modules)} modules, {constructors} of them "
-        f"constructors, {up} up into sink"
+        f"constructors, {len(hops.returns)} returns, {up} up into sink"
     )
 
 
