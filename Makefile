@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ARGS ?=
+#: Side by side: the tests wait more than they compute, so two cores run three workers well.
+WORKERS ?= 3
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-long unit check bench proof lock clean
@@ -15,10 +17,10 @@ demo: $(READY)  ## broker, pipeline, two SIGKILLs, and the proof (ARGS='--rows 3
 	@$(BIN)/frazil demo $(ARGS)
 
 test: $(READY) check  ## every test, against real Kafka, Spark and Iceberg
-	@$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-long: $(READY)  ## the tests that take their time and that `make test` leaves out
-	@$(BIN)/python -m pytest -n 2 --dist worksteal -m long $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m long $(ARGS)
 
 unit: $(READY)  ## the tests that need no JVM, in seconds
 	@$(BIN)/python -m pytest -q tests/unit tests/property $(ARGS)
