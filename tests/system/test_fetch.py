@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, Resourc
 
 from frazil.arrow.avro import zigzag
 from frazil.errors import Expired, Unavailable, Undecodable
-from frazil.kafka import protocol
+from frazil.kafka import connection as connections
 from frazil.kafka.fetch import fetch
 from frazil.kafka.record_batch import HEADERS
 from frazil.offsets import Partition, Range
@@ -223,9 +223,11 @@ def store(broker: Broker, topic: str, header: bytes) -> None:
             batch,
         )
     )
-    connection = protocol._connection({"bootstrap.servers": broker.bootstrap}, Partition(topic, 0))
+    connection = connections.connection_to(
+        {"bootstrap.servers": broker.bootstrap}, Partition(topic, 0)
+    )
     connection.sendall(struct.pack(">i", len(request)) + request)
-    [error] = struct.unpack_from(">h", protocol._read(connection), 18 + len(name))
+    [error] = struct.unpack_from(">h", connections.read_answer(connection), 18 + len(name))
     assert error == 0
 
 
@@ -367,10 +369,10 @@ def test_a_broker_that_does_not_answer_is_named(client: bool):
 
 
 def test_only_plain_connections_are_read_without_the_client():
-    assert protocol.supports({"bootstrap.servers": "x"})
-    assert protocol.supports({"security.protocol": "PLAINTEXT"})
-    assert not protocol.supports({"security.protocol": "SASL_SSL"})
-    assert not protocol.supports({"security.protocol": "ssl"})
+    assert connections.supports({"bootstrap.servers": "x"})
+    assert connections.supports({"security.protocol": "PLAINTEXT"})
+    assert not connections.supports({"security.protocol": "SASL_SSL"})
+    assert not connections.supports({"security.protocol": "ssl"})
 
 
 def test_a_broken_connection_is_made_again_and_nothing_is_missing(
@@ -386,7 +388,7 @@ def test_a_broken_connection_is_made_again_and_nothing_is_missing(
     found: list[int] = []
     for chunk in fetch(kafka, Range(Partition(name, 0), 0, 60_000), patience=30):
         found += chunk.open()[1].tolist()
-        for connection in protocol._own.connections.values():
+        for connection in connections._own.connections.values():
             with contextlib.suppress(OSError):
                 connection.shutdown(2)
     assert found == list(range(60_000))

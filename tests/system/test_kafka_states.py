@@ -17,7 +17,8 @@ from frazil.auditing import evidence
 from frazil.errors import Expired, IdentityMismatch
 from frazil.iceberg.java import JavaCatalog
 from frazil.kafka import protocol
-from frazil.kafka.fetch import epoch_ends, fetch
+from frazil.kafka.fetch import fetch
+from frazil.kafka.leader_epochs import asked_epoch_ends, epoch_ends
 from frazil.kafka.planner import Planner, TopicIdentity
 from frazil.offsets import Cut, Partition, Range
 from frazil.ops import offsets
@@ -90,7 +91,7 @@ def answer(kafka: Kafka, where: Partition, offset: int) -> tuple[int, list[memor
     try:
         return protocol._receive(protocol._send(kafka, where, offset, False), where)
     except (OSError, EOFError):
-        protocol._forget(kafka, where)
+        protocol.drop_connection(kafka, where)
         return protocol._receive(protocol._send(kafka, where, offset, False), where)
 
 
@@ -225,7 +226,7 @@ def test_the_broker_is_asked_in_the_protocols_own_words(states: Broker):
     made(states, "many-b", 3)
     asked = {Partition("many-a", i): 0 for i in range(5)}
     asked |= {Partition("many-b@7", i): 0 for i in range(3)}
-    found = protocol.epoch_ends(kafka, asked)
+    found = asked_epoch_ends(kafka, asked)
     assert found == dict.fromkeys(asked, 0)
 
 

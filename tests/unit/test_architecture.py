@@ -249,12 +249,22 @@ def test_only_a_few_modules_know_spark():
     assert {n for n in knowing if chapter(n) in below and chapter(n) != "spark"} == set(KNOWING)
 
 
-def test_importing_the_package_loads_nothing_of_weight():
-    """`frazil --help`, and whoever only wants a config, must not pay for Spark."""
-    heavy = ("pyspark", "py4j", "pyarrow", "numpy", "pyiceberg", "polars", "confluent_kafka")
-    code = f"import sys, frazil; print([name for name in {heavy} if name in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
-    assert found.stdout.strip() == "[]"
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        # `frazil --help`, and a program that only wants a config, must not pay for Spark
+        (
+            "frazil",
+            ("pyspark", "py4j", "pyarrow", "numpy", "pyiceberg", "polars", "confluent_kafka"),
+        ),
+        # Spark starts a Python process for the planner of every query
+        ("frazil.kafka.range_source", ("pyarrow", "pyiceberg", "polars")),
+    ],
+)
+def test_importing_a_module_loads_nothing_of_weight(module: str, heavy: tuple[str, ...]):
+    code = f"import sys, {module}; print([name for name in {heavy} if name in sys.modules])"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert ended.stdout.strip() == "[]"
 
 
 def late(tree: ast.Module) -> int:

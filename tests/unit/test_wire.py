@@ -12,9 +12,10 @@ import pyarrow as pa
 import pytest
 
 from frazil.errors import FrazilError, Unavailable, Undecodable
+from frazil.kafka import connection, protocol
 from frazil.kafka import fetch as fetching
-from frazil.kafka import protocol
-from frazil.kafka.fetch import epoch_ends, fetch
+from frazil.kafka.fetch import fetch
+from frazil.kafka.leader_epochs import epoch_ends
 from frazil.offsets import Partition, Range
 from tests.byte_broker import ByteBroker, batch, compressed, old, record, values
 
@@ -69,7 +70,7 @@ def serve() -> Iterator[Callable[..., ByteBroker]]:
 def forget_clients() -> None:
     """A client that outlives its broker calls the port again and again, whoever gets it next: once
     Spark has it for a Python worker, that worker's stream stops."""
-    protocol._admins.clear()
+    connection._admins.clear()
     for consumer in fetching._consumers.values():
         consumer.close()
     fetching._consumers.clear()

@@ -11,8 +11,6 @@ confluent-kafka for everything else.
 
 from __future__ import annotations
 
-import contextlib
-import re
 import time
 from collections.abc import Iterator, Mapping
 
@@ -23,6 +21,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from frazil.arrow.avro_types import UnreadableDatum
 from frazil.errors import AccountingError, Expired, Unavailable, Undecodable
 from frazil.kafka import protocol
+from frazil.kafka.connection import DEFAULTS, FIXED, Unsupported, supports
 from frazil.kafka.record_batch import HEADERS, Longs, RawRecords, RecordBatches
 from frazil.offsets import Partition, Range
 
@@ -31,26 +30,6 @@ CHUNK_RECORDS = 50_000
 CHUNK_BYTES = 32 * 1024**2
 #: Records per call: small enough to stay in the CPU's cache between librdkafka and Python.
 CALL_RECORDS = 5_000
-
-#: Defaults under the user's own [kafka] settings.
-DEFAULTS = {
-    "isolation.level": "read_committed",
-    "check.crcs": "true",
-    # The data is known to exist: never wait for more of it, never pause a full queue for long.
-    "fetch.wait.max.ms": "10",
-    "fetch.queue.backoff.ms": "2",
-    # Records beyond the range's end are fetched in vain: keep the queue short.
-    "queued.min.messages": "30000",
-    "queued.max.messages.kbytes": "16384",
-    "fetch.message.max.bytes": "1048576",
-    "log_level": "2",
-}
-#: Required by the promise: overrides the user's settings.
-FIXED = {
-    "enable.auto.commit": "false",
-    "enable.partition.eof": "true",
-    "auto.offset.reset": "error",
-}
 
 _Headers = list[tuple[str, bytes | None]]
 
@@ -110,13 +89,13 @@ def fetch(
     `client` forces confluent-kafka, which is also used where `protocol` does not apply. With
     `envelope` the chunks can give keys and headers.
     """
-    if not client and protocol.supports(kafka):
+    if not client and supports(kafka):
         try:
             for records in protocol.fetch(kafka, wanted, patience=patience):
                 span = Range(wanted.partition, records.start, records.end)
                 yield FetchedChunk(span, records, envelope=envelope)
             return
-        except protocol.Unsupported as where:
+        except Unsupported as where:
             wanted = Range(wanted.partition, where.at, wanted.end)
     if not len(wanted):
         return
@@ -311,64 +290,6 @@ def _without_errors(
         elif not error.retriable() and error.code() not in _PASSING:
             raise Unavailable(f"cannot fetch {wanted}: {error.str()}")
     return records, ended
-
-
-def epoch_ends(
-    kafka: Mapping[str, str],
-    epochs: Mapping[Partition, int],
-    position: Mapping[Partition, int],
-    *,
-    client: bool = False,
-    patience: float = 30.0,
-) -> dict[Partition, int]:
-    """The end of each partition's log in a leader epoch, as far as it is below the position.
-
-    Over plain connections the broker is asked. Otherwise, and for brokers too old for that request,
-    librdkafka asks, which compares before it fetches, if it can: given position and epoch, it
-    returns a record, the end of the partition, or an error with the end that it found.
-    """
-    if not client and protocol.supports(kafka):
-        with contextlib.suppress(protocol.Unsupported):
-            return protocol.epoch_ends(kafka, epochs)
-    little = {
-        "queued.min.messages": "1",
-        "queued.max.messages.kbytes": "64",
-        "fetch.message.max.bytes": "4096",
-    }
-    conf = {**DEFAULTS, **kafka, **little, **FIXED}
-    conf.setdefault("group.id", "frazil-reader")
-    consumer = Consumer(conf)
-    called = {(partition.kafka_topic, partition.number): partition for partition in epochs}
-    ends: dict[Partition, int] = {}
-    try:
-        consumer.assign(
-            [
-                TopicPartition(
-                    partition.kafka_topic, partition.number, position[partition], leader_epoch=epoch
-                )
-                for partition, epoch in epochs.items()
-            ]
-        )
-        deadline = time.monotonic() + patience
-        while len(ends) < len(epochs) and time.monotonic() < deadline:
-            for message in consumer.consume(len(epochs), timeout=0.2):
-                where = called.get((message.topic() or "", message.partition() or 0))
-                error = message.error()
-                if where is None:
-                    continue
-                if error is None or error.code() == KafkaError._PARTITION_EOF:
-                    ends.setdefault(where, position[where])
-                elif error.code() == KafkaError._AUTO_OFFSET_RESET:
-                    match = re.search(r"broker end offset is (-?\d+)", error.str())
-                    ends[where] = int(match[1]) if match else -1
-    finally:
-        consumer.close()
-    if len(ends) < len(epochs):
-        missing = next(partition for partition in epochs if partition not in ends)
-        raise Unavailable(
-            f"cannot compare leader epochs of {missing}: no answer in {patience:.0f} s"
-        )
-    return ends
 
 
 #: A record batch that librdkafka cannot read, and requests again and again.

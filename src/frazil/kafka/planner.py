@@ -27,7 +27,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
 from frazil.errors import ConfigError, Expired, IdentityMismatch, Unavailable, counted
-from frazil.kafka.fetch import epoch_ends
+from frazil.kafka.leader_epochs import epoch_ends
 from frazil.offsets import BATCHES, Cut, Partition, Range, newest_names
 
 if TYPE_CHECKING:

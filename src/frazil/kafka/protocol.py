@@ -1,9 +1,9 @@
 """A range in, the broker's record batches out: Kafka's Fetch request, and nothing else of Kafka.
 
 The client libraries create one object per record, which costs more than all further processing.
-Here the bytes stay as the broker sends them (`record_batch` reads them). Partition leaders come
-from confluent-kafka. Features that this module lacks (TLS, SASL, old formats) raise `Unsupported`,
-and `fetch` continues with confluent-kafka from the same offset.
+Here the bytes stay as the broker sends them (`record_batch` reads them). Features that this module
+lacks (TLS, SASL, old formats) raise `Unsupported`, and `fetch` continues with confluent-kafka from
+the same offset.
 
 Promises the same as `fetch`: all committed records of the range, and the offsets in between proven
 empty: they lie in batches that were seen, or between two of them.
@@ -17,10 +17,8 @@ its records are rejected, or reading stops with topic, partition and offsets.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import socket
 import struct
-import threading
 import time
 import zlib
 from collections.abc import Iterator, Mapping
@@ -29,9 +27,17 @@ from typing import Any, NamedTuple
 import google_crc32c
 import pyarrow as pa
 from confluent_kafka import KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from frazil.errors import Expired, Unavailable
+from frazil.kafka.connection import (
+    Unsupported,
+    admin_client,
+    connection_to,
+    drop_connection,
+    next_correlation,
+    read_answer,
+)
 from frazil.kafka.record_batch import RecordBatches, RecordBatchHeader
 from frazil.offsets import Partition, Range
 
@@ -51,21 +57,6 @@ _PASSING = frozenset((-1, 3, 5, 6, 7, 8, 9, 13, 56, 74, 75, 78, 103))
 
 _TRANSACTIONAL, _CONTROL, _APPEND_TIME = 1 << 4, 1 << 5, 1 << 3
 
-_admins: dict[tuple[tuple[str, str], ...], AdminClient] = {}
-
-
-class _ThreadState(threading.local):
-    """Per thread: an answer belongs to the thread that asked; a driver may run several sinks."""
-
-    def __init__(self) -> None:
-        #: server, topic, partition → address of its leader
-        self.leaders: dict[tuple[str, str, int], tuple[str, int]] = {}
-        self.connections: dict[tuple[str, int], socket.socket] = {}
-
-
-_own = _ThreadState()
-_correlation = itertools.count(1)
-
 
 class _FetchAnswer(NamedTuple):
     """A request in progress: its answer comes on this connection, with this correlation id."""
@@ -76,19 +67,6 @@ class _FetchAnswer(NamedTuple):
 
 class _Unpackable(Exception):
     """A batch with the very bytes that the producer sent, which cannot be decompressed."""
-
-
-class Unsupported(Exception):
-    """Not for this module; `at` is the offset to continue from with the client library."""
-
-    def __init__(self, why: str, at: int) -> None:
-        super().__init__(why)
-        self.at = at
-
-
-def supports(kafka: Mapping[str, str]) -> bool:
-    """Plain connections only; the client library does everything else."""
-    return kafka.get("security.protocol", "plaintext").lower() == "plaintext"
 
 
 def fetch(kafka: Mapping[str, str], wanted: Range, *, patience: float) -> Iterator[RecordBatches]:
@@ -108,7 +86,7 @@ def fetch(kafka: Mapping[str, str], wanted: Range, *, patience: float) -> Iterat
                 code, batches, aborted = _receive(request, wanted.partition)
                 visible = list(_visible(batches, aborted, wanted, position))
             except (OSError, EOFError, struct.error) as error:  # malformed bytes, too
-                _forget(kafka, wanted.partition)
+                drop_connection(kafka, wanted.partition)
                 code, batches, visible, trouble = -1, [], [], str(error) or type(error).__name__
             if code == _OUT_OF_RANGE:
                 _require(kafka, wanted, position)
@@ -122,7 +100,7 @@ def fetch(kafka: Mapping[str, str], wanted: Range, *, patience: float) -> Iterat
                         hint="check that the brokers are up and reachable from the executors",
                     )
                 if code != 0:
-                    _forget(kafka, wanted.partition)
+                    drop_connection(kafka, wanted.partition)
                     time.sleep(pause)
                     pause = min(2.0, pause * 2)
                 continue
@@ -135,7 +113,7 @@ def fetch(kafka: Mapping[str, str], wanted: Range, *, patience: float) -> Iterat
             position = reached
     finally:
         if asked is not None:
-            _forget(kafka, wanted.partition)  # its answer is never read
+            drop_connection(kafka, wanted.partition)  # its answer is never read
 
 
 def _behind(raw: memoryview) -> int:
@@ -267,7 +245,7 @@ def _send(
 ) -> _FetchAnswer:
     """Fetch, version 11: supported by every broker from 2.3 on."""
     topic = partition.kafka_topic.encode()
-    asked = _FetchAnswer(_connection(kafka, partition), next(_correlation) & 0x7FFFFFFF)
+    asked = _FetchAnswer(connection_to(kafka, partition), next_correlation())
     body = b"".join(
         (
             struct.pack(">hhih", 1, 11, asked.correlation, 6),
@@ -287,7 +265,7 @@ def _receive(
     asked: _FetchAnswer, partition: Partition
 ) -> tuple[int, list[memoryview], list[tuple[int, int]]]:
     """Error code, whole record batches, and (producer, first offset) of aborted transactions."""
-    answer = _read(asked.connection)
+    answer = read_answer(asked.connection)
     correlation, _, error, _, topics = struct.unpack_from(">iihii", answer)
     if correlation != asked.correlation:
         raise OSError(f"expected the answer to request {asked.correlation}, found {correlation}")
@@ -330,147 +308,12 @@ def _split(records: memoryview) -> list[memoryview]:
     return batches
 
 
-def _read(connection: socket.socket) -> bytearray:
-    size = struct.unpack(">i", _exactly(connection, 4))[0]
-    if size < 0:
-        raise OSError(f"an answer of {size} bytes")
-    return _exactly(connection, size)
-
-
-def epoch_ends(
-    kafka: Mapping[str, str], epochs: Mapping[Partition, int], tries: int = 3
-) -> dict[Partition, int]:
-    """The end of each partition's log in a leader epoch: behind the last record of that epoch, or
-    of an earlier one. -1: the broker knows no such epoch. Raises `Unsupported` if a broker closes
-    the connection."""
-    ends: dict[Partition, int] = {}
-    for attempt in range(tries):
-        left = {partition: epoch for partition, epoch in epochs.items() if partition not in ends}
-        try:
-            if len({partition.kafka_topic for partition in left}) > 1:
-                _look_up(kafka, None)
-            by_leader: dict[tuple[str, int], dict[Partition, int]] = {}
-            for partition, epoch in left.items():
-                by_leader.setdefault(_leader(kafka, partition), {})[partition] = epoch
-            for group in by_leader.values():
-                ends.update(_epoch_ends(_connection(kafka, next(iter(group))), group))
-            return ends
-        except (OSError, EOFError, struct.error) as error:
-            for partition in left:
-                _forget(kafka, partition)
-            trouble, closed = str(error) or type(error).__name__, isinstance(error, EOFError)
-        time.sleep(0.1 * 2**attempt)
-    if closed:  # brokers do so for requests that they do not know
-        raise Unsupported(trouble, -1)
-    raise Unavailable(
-        f"cannot ask {kafka['bootstrap.servers']} for the end of leader epochs of {len(epochs)} "
-        f"partitions, {next(iter(epochs))} among them: {trouble}",
-        hint="check that the brokers are up; the user needs the right to describe the topics",
-    )
-
-
-def _epoch_ends(connection: socket.socket, epochs: Mapping[Partition, int]) -> dict[Partition, int]:
-    """OffsetForLeaderEpoch, version 3: supported by every broker from 2.3 on."""
-    correlation = next(_correlation) & 0x7FFFFFFF
-    topics: dict[str, list[Partition]] = {}
-    for partition in epochs:
-        topics.setdefault(partition.kafka_topic, []).append(partition)
-    body = struct.pack(">hhih", 23, 3, correlation, 6) + b"frazil"
-    body += struct.pack(">ii", -1, len(topics))
-    for topic, parts in topics.items():
-        name = topic.encode()
-        body += struct.pack(">h", len(name)) + name + struct.pack(">i", len(parts))
-        body += b"".join(
-            struct.pack(">iii", partition.number, -1, epochs[partition]) for partition in parts
-        )
-    connection.sendall(struct.pack(">i", len(body)) + body)
-    answer = _read(connection)
-    echoed, _, count = struct.unpack_from(">iii", answer)
-    if echoed != correlation:
-        raise OSError(f"expected the answer to request {correlation}, found {echoed}")
-    called = {(partition.kafka_topic, partition.number): partition for partition in epochs}
-    ends: dict[Partition, int] = {}
-    at = 12
-    for _ in range(count):
-        size = struct.unpack_from(">h", answer, at)[0]
-        topic = bytes(answer[at + 2 : at + 2 + size]).decode(errors="replace")
-        parts_told = struct.unpack_from(">i", answer, at + 2 + size)[0]
-        at += 6 + size
-        for _ in range(parts_told):
-            error, number, _, end = struct.unpack_from(">hiiq", answer, at)
-            at += 18
-            if error or (topic, number) not in called:
-                raise OSError(f"{topic}[{number}]: error {error}")
-            ends[called[topic, number]] = end
-    if len(ends) != len(epochs):
-        raise OSError(f"expected {len(epochs)} partitions, found {len(ends)}")
-    return ends
-
-
-def _exactly(connection: socket.socket, size: int) -> bytearray:
-    buffer = bytearray(size)
-    view = memoryview(buffer)
-    while view:
-        got = connection.recv_into(view)
-        if not got:
-            raise EOFError("the broker closed the connection")
-        view = view[got:]
-    return buffer
-
-
-def _connection(kafka: Mapping[str, str], partition: Partition) -> socket.socket:
-    address = _leader(kafka, partition)
-    if address not in _own.connections:
-        connection = socket.create_connection(address, timeout=30)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _own.connections[address] = connection
-    return _own.connections[address]
-
-
-def _leader(kafka: Mapping[str, str], partition: Partition) -> tuple[str, int]:
-    key = (kafka["bootstrap.servers"], partition.kafka_topic, partition.number)
-    if key not in _own.leaders:
-        _look_up(kafka, partition.kafka_topic)
-    if key not in _own.leaders:
-        raise OSError(f"no leader of {partition}")
-    return _own.leaders[key]
-
-
-def _look_up(kafka: Mapping[str, str], topic: str | None) -> None:
-    """Cache the leaders of the partitions of a topic, or of all topics."""
-    try:
-        metadata = _admin(kafka).list_topics(topic, timeout=10)
-    except KafkaException as error:
-        raise OSError(f"no metadata of {topic or 'the cluster'}: {error}") from None
-    for name, entry in metadata.topics.items():
-        for number, part in entry.partitions.items():
-            if (broker := metadata.brokers.get(part.leader)) is not None:
-                where = (kafka["bootstrap.servers"], name, number)
-                _own.leaders[where] = (str(broker.host), broker.port)
-
-
-def _admin(kafka: Mapping[str, str]) -> AdminClient:
-    key = tuple(sorted(kafka.items()))
-    if key not in _admins:
-        _admins[key] = AdminClient({"log_level": "2", **kafka})
-    return _admins[key]
-
-
-def _forget(kafka: Mapping[str, str], partition: Partition) -> None:
-    """Drop the connection, and the cached leader of the partition."""
-    where = (kafka["bootstrap.servers"], partition.kafka_topic, partition.number)
-    address = _own.leaders.pop(where, None)
-    connection = _own.connections.pop(address, None) if address else None
-    if connection is not None:
-        connection.close()
-
-
 def _require(kafka: Mapping[str, str], wanted: Range, position: int) -> None:
     """Out of range: raises if the log begins later; otherwise the leader lags behind."""
     where: Any = TopicPartition(wanted.partition.kafka_topic, wanted.partition.number)
     try:
         earliest = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
-        low = _admin(kafka).list_offsets({where: earliest})[where].result(10).offset
+        low = admin_client(kafka).list_offsets({where: earliest})[where].result(10).offset
     except (KafkaException, TimeoutError):
         return
     if low > position:
