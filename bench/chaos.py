@@ -246,19 +246,19 @@ class Topic:
         """What comes at once."""
         messages = [m for m in self._consumer.consume(50_000, seconds) if m.error() is None]
         for partition in range(PARTITIONS):
-            mine = [m for m in messages if m.partition() == partition]
-            if not mine:
+            received = [m for m in messages if m.partition() == partition]
+            if not received:
                 continue
             begin = self.ids[partition].size
-            offsets = np.array([m.offset() for m in mine])
-            if not np.array_equal(offsets, np.arange(begin, begin + len(mine))):
+            offsets = np.array([m.offset() for m in received])
+            if not np.array_equal(offsets, np.arange(begin, begin + len(received))):
                 raise Stuck(f"the topic {self.name}[{partition}] has holes at {begin}")
-            values = [m.value() for m in mine]
-            there = np.array([value is not None for value in values])
+            values = [m.value() for m in received]
+            present = np.array([value is not None for value in values])
             raw = np.frombuffer(b"".join(filter(None, values)), np.uint8).reshape(-1, SIZE)
-            ids, numbers = np.empty(len(mine), np.int64), np.full(len(mine), -1, np.int64)
-            ids[there], numbers[there] = decoded(raw[:, len(HEAD) : -5]), decoded(raw[:, -5:])
-            ids[~there] = [int(m.key() or b"") - BASE for m in mine if m.value() is None]
+            ids, numbers = np.empty(len(received), np.int64), np.full(len(received), -1, np.int64)
+            ids[present], numbers[present] = decoded(raw[:, len(HEAD) : -5]), decoded(raw[:, -5:])
+            ids[~present] = [int(m.key() or b"") - BASE for m in received if m.value() is None]
             self.ids[partition].extend(ids)
             self.numbers[partition].extend(numbers)
 
@@ -310,11 +310,11 @@ class Table:
 
 def ancestry(metadata: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Newest first."""
-    known = {each["snapshot-id"]: each for each in metadata.get("snapshots", ())}
-    here = metadata.get("current-snapshot-id")
-    while here in known:
-        yield known[here]
-        here = known[here].get("parent-snapshot-id")
+    known = {snapshot["snapshot-id"]: snapshot for snapshot in metadata.get("snapshots", ())}
+    snapshot_id = metadata.get("current-snapshot-id")
+    while snapshot_id in known:
+        yield known[snapshot_id]
+        snapshot_id = known[snapshot_id].get("parent-snapshot-id")
 
 
 def cut_of(snapshot: dict[str, Any], topic: str) -> list[int] | None:
@@ -440,7 +440,7 @@ class Verifier(threading.Thread):
         if not chain or chain[0]["snapshot-id"] == self._seen.get(UPSERT):
             return
         # Compactions carry no cut: it is that of the batch before.
-        cut = next((cut for each in chain if (cut := cut_of(each, UPSERT))), None)
+        cut = next((cut for snapshot in chain if (cut := cut_of(snapshot, UPSERT))), None)
         if cut is None:
             return
         rows = self._duckdb.execute(f"SELECT id, n FROM iceberg_scan('{path}')").fetchnumpy()
@@ -458,10 +458,10 @@ class Verifier(threading.Thread):
             # In the order of the offsets: of several numbers of an id the last one stays.
             self._last[topic.ids[p].values[before:end]] = topic.numbers[p].values[before:end]
         self.cuts[UPSERT] = cut
-        there = np.full(KEYS, -1, np.int64)
-        there[ids] = numbers
+        actual = np.full(KEYS, -1, np.int64)
+        actual[ids] = numbers
         twins = len(ids) - len(np.unique(ids))
-        bad = np.flatnonzero(there != self._last)
+        bad = np.flatnonzero(actual != self._last)
         first = f"{where}: first id {int(bad[0])}" if len(bad) else where
         self.found.worse("wrong", len(bad) + twins, first)
         self.found.upsert_snapshots += 1
@@ -523,8 +523,8 @@ class Died(Exception):
 
 
 class Chaos:
-    def __init__(self, broker: Broker, catalog: RestCatalog, lives: SinkRuns, seed: int) -> None:
-        self._broker, self._catalog, self._lives = broker, catalog, lives
+    def __init__(self, broker: Broker, catalog: RestCatalog, runs: SinkRuns, seed: int) -> None:
+        self._broker, self._catalog, self._lives = broker, catalog, runs
         self._chance = random.Random(seed)
         self.by_point: Counter[str] = Counter()
         self.lives = self.died = 0
@@ -620,13 +620,13 @@ class Chaos:
 
     def _workers(self) -> list[int]:
         """Spark's workers for tasks, of this run: forks of their daemon."""
-        found = []
+        pids = []
         for process in psutil.Process(self.life.pipeline.process.pid).children(recursive=True):
             with suppress(psutil.Error):
                 above, command = process.parent(), process.cmdline()
                 if above and "pyspark.worker" in command and above.cmdline() == command:
-                    found.append(process.pid)
-        return found
+                    pids.append(process.pid)
+        return pids
 
     def _server(self, who: str, point: str) -> str:
         self._await(point)
@@ -720,11 +720,11 @@ def run(given: argparse.Namespace, folder: Path) -> int:
         )
         topics = {name: Topic(broker.bootstrap, name) for name in (APPEND, UPSERT)}
         verifier = Verifier(topics, folder / "lake" / "catalog.db")
-        with SinkRuns(config, log=log, scratch=scratch) as lives:
+        with SinkRuns(config, log=log, scratch=scratch) as runs:
             generator.goal = rows // given.kills
             generator.start()
             verifier.start()
-            chaos = Chaos(broker, catalog, lives, given.seed)
+            chaos = Chaos(broker, catalog, runs, given.seed)
             try:
                 _kill(chaos, generator, verifier, given, rows)
                 last = _finish(chaos, generator, verifier, broker)
@@ -736,25 +736,25 @@ def run(given: argparse.Namespace, folder: Path) -> int:
             raise verifier.failure
         proof = of_sink(load(config), opener(load(config), False, say))
     say(f"a run, from its turn to its first: {chaos.take_over()}")
-    found = verifier.found
-    good = not (found.lost or found.doubled or found.wrong) and proof.verdict == "proven"
+    findings = verifier.found
+    good = not (findings.lost or findings.doubled or findings.wrong) and proof.verdict == "proven"
     seconds = time.monotonic() - began
     print(
         json.dumps(
             {
                 "kills": sum(chaos.by_point.values()),
                 "rows": sum(map(sum, last.values())),
-                "lost": found.lost,
-                "doubled": found.doubled,
-                "wrong": found.wrong,
+                "lost": findings.lost,
+                "doubled": findings.doubled,
+                "wrong": findings.wrong,
                 "seconds": round(seconds, 1),
                 "by_point": dict(sorted(chaos.by_point.items())),
                 "seed": given.seed,
                 "audit": proof.verdict,
                 "lives": chaos.lives,
                 "died": chaos.died,
-                "append_snapshots": found.append_snapshots,
-                "upsert_snapshots": found.upsert_snapshots,
+                "append_snapshots": findings.append_snapshots,
+                "upsert_snapshots": findings.upsert_snapshots,
                 "verifier_cpu_seconds": round(verifier.seconds, 1),
             }
         )

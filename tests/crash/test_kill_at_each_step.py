@@ -48,16 +48,16 @@ def test_no_kill_at_any_step_loses_or_doubles_a_record(
     """
     create_topic(broker.bootstrap, name, 3)
     config = write_toml(sink={"max_records_per_trigger": PER_LIFE // 2})
-    lives = SinkRuns(config, log=tmp_path / "log", scratch=tmp_path / "scratch")
+    runs = SinkRuns(config, log=tmp_path / "log", scratch=tmp_path / "scratch")
     kills = 0
-    for life, step in enumerate(steps):
-        produce(broker.bootstrap, name, life * PER_LIFE, PER_LIFE)
+    for run, step in enumerate(steps):
+        produce(broker.bootstrap, name, run * PER_LIFE, PER_LIFE)
         # The second time, so that a batch of this run is behind the kill as well.
-        assert lives.next(hold=f"{step}:2", until="forever").killed()
+        assert runs.next(hold=f"{step}:2", until="forever").killed()
         kills += 1
-        if life or step == "done":
+        if run or step == "done":
             assert_once(lake.query(f"db.{name}", "_topic_partition, _offset"))
-    last = lives.next(audit=True, last=True)
+    last = runs.next(audit=True, last=True)
     events = list(last.events())
     assert last.wait() == 0
     assert events[-1]["audit"]["verdict"] == "proven"

@@ -56,7 +56,7 @@ def test_no_kill_of_a_replay_loses_or_doubles_a_dead_letter(
     for step in KILLS:
         killed_at(step, __name__, str(config), log=tmp_path / "log")
         for filled in tables:
-            assert_once((each,) for each in _ids(lake, filled))
+            assert_once((id_,) for id_ in _ids(lake, filled))
     last = dead_letters.replay(load(config), spark, DeadLetterSelection())
     assert last.replayed
     assert last.rejected == 0
