@@ -58,7 +58,7 @@ def say(text: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class Scale:
     """So many batches of a sink, each with so many rows, spread over so many partitions."""
 
     batches: int
@@ -228,10 +228,10 @@ def commanded(folder: Path, runs: int) -> dict[str, Any]:
 class Batches:
     """All batches of a history: which range each took of which partition, and what became of it."""
 
-    def __init__(self, scale: Life) -> None:
+    def __init__(self, scale: Scale) -> None:
         import numpy as np
 
-        self.life = scale
+        self.scale = scale
         chance = np.random.default_rng(scale.batches * 31 + scale.rows)
         size = (scale.batches, scale.partitions)
         mean = scale.rows // scale.partitions
@@ -321,7 +321,7 @@ def some(task: tuple[int, int, str]) -> tuple[bytes, bytes, bytes]:
         entry = batch_chain.entry_of([batch], TABLE, 1)
         entries.append(replace(entry, index=INDEX, kept=kept).summary())
         kept = split(entries[-1])[1]
-        if number >= batches.life.batches - LEFT:
+        if number >= batches.scale.batches - LEFT:
             entry = replace(
                 batch_chain.entry_of([batch], committer.INDEX, 1), tables={TABLE: table_uuid}
             )
@@ -338,7 +338,7 @@ def some(task: tuple[int, int, str]) -> tuple[bytes, bytes, bytes]:
     return json.dumps(entries).encode(), json.dumps(heads).encode(), sink.getvalue().to_pybytes()
 
 
-def make(scale: Life, folder: Path) -> None:
+def make(scale: Scale, folder: Path) -> None:
     """Both layouts of one history, below `folder`; the index is the same."""
     global _made
     import pyarrow as pa
@@ -355,9 +355,9 @@ def make(scale: Life, folder: Path) -> None:
     heads: list[dict[str, str]] = []
     rows = []
     with multiprocessing.get_context("fork").Pool(min(len(tasks), os.cpu_count() or 1)) as pool:
-        for i, (summaries, index_told, stream) in enumerate(pool.imap(some, tasks)):
+        for i, (summaries, index_summaries, stream) in enumerate(pool.imap(some, tasks)):
             entries += json.loads(summaries)
-            heads += json.loads(index_told)
+            heads += json.loads(index_summaries)
             rows.append(pa.ipc.open_stream(stream).read_all())
             if i % 20 == 19:
                 say(
@@ -380,7 +380,7 @@ def make(scale: Life, folder: Path) -> None:
     (folder / "ready").touch()
 
 
-def data_table(warehouse: Path, scale: Life) -> Any:
+def data_table(warehouse: Path, scale: Scale) -> Any:
     from frazil.pipeline.projection import MetadataColumns as Names
     from lake import Table
 
@@ -444,7 +444,7 @@ def fill(table: Any, batches: Batches, entries: list[dict[str, str]], layout: st
     from frazil.iceberg.table import Snapshot
     from lake import Filed
 
-    scale, template = batches.life, Template(table)
+    scale, template = batches.scale, Template(table)
     template.check()
     written = batches.written.sum(axis=1).tolist()
     size, total, parent = template.file["file-size-in-bytes"], 0, None
@@ -528,7 +528,7 @@ def closed(table: Any, filed: list[Any], summary: dict[str, str]) -> None:
 
 
 def described(template: Template, batches: Batches, layout: str) -> Iterator[Any]:
-    scale, folder = batches.life, f"{template.table.location}/data"
+    scale, folder = batches.scale, f"{template.table.location}/data"
     if layout == "batch":
         columns = (batches.written.sum(axis=1), batches.start.min(axis=1), batches.end.max(axis=1))
         for number, (rows, low, high) in enumerate(
@@ -560,7 +560,7 @@ class Kept:
     deletes: int = 0
 
 
-def compacted(scale: Life) -> list[Kept]:
+def compacted(scale: Scale) -> list[Kept]:
     """Which files are left when the sink has compacted its index after each batch, as it does."""
     from frazil.ledger import index
 
@@ -575,7 +575,7 @@ def compacted(scale: Life) -> list[Kept]:
     return files
 
 
-def fill_index(warehouse: Path, scale: Life, heads: list[dict[str, str]], rows: Any) -> int:
+def fill_index(warehouse: Path, scale: Scale, heads: list[dict[str, str]], rows: Any) -> int:
     """The index, in files as the sink leaves them; `rows` are batch by batch."""
     from frazil.files.writer import TableWriter, WriterSpec
     from frazil.iceberg.table import Snapshot
@@ -624,7 +624,7 @@ def fill_index(warehouse: Path, scale: Life, heads: list[dict[str, str]], rows: 
 # ── the curve ───────────────────────────────────────────────────────────────────────────────────
 
 
-def point(scale: Life, folder: Path, runs: int) -> dict[str, Any]:
+def point(scale: Scale, folder: Path, runs: int) -> dict[str, Any]:
     """All measures of one history, on both layouts where they differ."""
     figures: dict[str, Any] = {
         "batches": scale.batches,
@@ -664,7 +664,7 @@ def main() -> None:
         measure(given.measure, given.folder)
         return
     sizes = [given.batches // 100, given.batches // 10, given.batches]
-    scales = [Life(size, given.partitions, given.rows) for size in sizes]
+    scales = [Scale(size, given.partitions, given.rows) for size in sizes]
     more = replace(scales[1], rows=given.rows * 10)
     with tempfile.TemporaryDirectory() as temporary:
         root = given.keep or Path(temporary)

@@ -172,13 +172,13 @@ class Generator(threading.Thread):
         while True:
             try:
                 self._producer.produce(
-                    topic, value, key, partition=partition, on_delivery=self._told
+                    topic, value, key, partition=partition, on_delivery=self._delivered
                 )
                 return
             except BufferError:  # the broker is away
                 self._producer.poll(0.1)
 
-    def _told(self, error: Any, _: Any) -> None:
+    def _delivered(self, error: Any, _: Any) -> None:
         if error is not None:
             self.failure = str(error)
 
@@ -271,7 +271,7 @@ class Topic:
 
 
 @dataclass
-class Found:
+class Findings:
     """What the verifier saw, at its worst."""
 
     lost: int = 0
@@ -326,7 +326,7 @@ def cut_of(snapshot: dict[str, Any], topic: str) -> list[int] | None:
 class Verifier(threading.Thread):
     def __init__(self, topics: dict[str, Topic], database: Path) -> None:
         super().__init__(daemon=True)
-        self.found = Found()
+        self.findings = Findings()
         self.cuts: dict[str, list[int]] = {name: [0] * PARTITIONS for name in (APPEND, UPSERT)}
         self.failure: BaseException | None = None
         self.seconds = 0.0
@@ -393,10 +393,10 @@ class Verifier(threading.Thread):
             cut = cut_of(snapshot, APPEND)
             if cut is not None:
                 if any(now < before for now, before in zip(cut, self.cuts[APPEND], strict=True)):
-                    self.found.worse("wrong", 1, f"{where}: the cut went back to {cut}")
+                    self.findings.worse("wrong", 1, f"{where}: the cut went back to {cut}")
                 self.cuts[APPEND] = cut
             self._complete(where)
-            self.found.append_snapshots += 1
+            self.findings.append_snapshots += 1
 
     def _files(self, snapshot: dict[str, Any]) -> Iterator[tuple[str, int]]:
         """Data files that came (1) and went (-1) with a snapshot."""
@@ -420,7 +420,7 @@ class Verifier(threading.Thread):
             same = (topic.ids[p].values[at] == ids[partitions == p] - BASE) & (
                 topic.numbers[p].values[at] == numbers[partitions == p] - BASE
             )
-            self.found.worse("wrong", int((~same).sum()), f"{where}: {path}")
+            self.findings.worse("wrong", int((~same).sum()), f"{where}: {path}")
 
     def _complete(self, where: str) -> None:
         for p, end in enumerate(self.cuts[APPEND]):
@@ -430,8 +430,8 @@ class Verifier(threading.Thread):
             for kind, bad in (("lost", below == 0), ("doubled", below > 1)):
                 if bad.any():
                     first = f"{where}: {APPEND}[{p}], first at offset {int(bad.argmax())}"
-                    self.found.worse(kind, int(bad.sum()), first)
-            self.found.worse("wrong", int((beyond > 0).sum()), f"{where}: rows beyond the cut")
+                    self.findings.worse(kind, int(bad.sum()), first)
+            self.findings.worse("wrong", int((beyond > 0).sum()), f"{where}: rows beyond the cut")
 
     # ── upsert: the newest snapshot, as a whole ──────────────────────────────────────────────
 
@@ -454,7 +454,7 @@ class Verifier(threading.Thread):
         topic.reach(cut)
         for p, (before, end) in enumerate(zip(self.cuts[UPSERT], cut, strict=True)):
             if end < before:
-                self.found.worse("wrong", 1, f"{where}: the cut went back to {cut}")
+                self.findings.worse("wrong", 1, f"{where}: the cut went back to {cut}")
             # In the order of the offsets: of several numbers of an id the last one stays.
             self._last[topic.ids[p].values[before:end]] = topic.numbers[p].values[before:end]
         self.cuts[UPSERT] = cut
@@ -463,8 +463,8 @@ class Verifier(threading.Thread):
         twins = len(ids) - len(np.unique(ids))
         bad = np.flatnonzero(actual != self._last)
         first = f"{where}: first id {int(bad[0])}" if len(bad) else where
-        self.found.worse("wrong", len(bad) + twins, first)
-        self.found.upsert_snapshots += 1
+        self.findings.worse("wrong", len(bad) + twins, first)
+        self.findings.upsert_snapshots += 1
 
 
 def _local(path: str) -> str:
@@ -479,7 +479,7 @@ def _avro(path: str) -> list[dict[str, Any]]:
 # ── a run, and what is killed ────────────────────────────────────────────────────────────────────
 
 
-class Life:
+class WatchedRun:
     """A pipeline whose events are read by a thread, so that others can wait for them."""
 
     def __init__(self, pipeline: SinkProcess) -> None:
@@ -524,12 +524,12 @@ class Died(Exception):
 
 class Chaos:
     def __init__(self, broker: Broker, catalog: RestCatalog, runs: SinkRuns, seed: int) -> None:
-        self._broker, self._catalog, self._lives = broker, catalog, runs
+        self._broker, self._catalog, self._runs = broker, catalog, runs
         self._chance = random.Random(seed)
         self.by_point: Counter[str] = Counter()
-        self.lives = self.died = 0
+        self.runs = self.died = 0
         self._first: dict[str, list[float]] = {}
-        self.life = self._next()
+        self.current = self._next()
 
     def deck(self) -> Iterator[tuple[str, str]]:
         """All kinds of kills in a drawn order, and again."""
@@ -541,12 +541,12 @@ class Chaos:
             self._chance.shuffle(kinds)
             yield from kinds
 
-    def _next(self) -> Life:
-        self.lives += 1
-        if self.lives > 1:
-            for step, seconds in self.life.first.items():
+    def _next(self) -> WatchedRun:
+        self.runs += 1
+        if self.runs > 1:
+            for step, seconds in self.current.first.items():
                 self._first.setdefault(step, []).append(seconds)
-        return Life(self._lives.next(until="forever"))
+        return WatchedRun(self._runs.next(until="forever"))
 
     def take_over(self) -> str:
         """Where the time of a kill goes: medians of all runs."""
@@ -557,9 +557,9 @@ class Chaos:
     def _again(self) -> None:
         """As a supervisor would."""
         self.died += 1
-        self.life.pipeline.wait()
-        say(f"  a run ended by itself: {self.life.last}")
-        self.life = self._next()
+        self.current.pipeline.wait()
+        say(f"  a run ended by itself: {self.current.last}")
+        self.current = self._next()
 
     def kill(self, who: str, point: str) -> str:
         """One kill, however many runs end by themselves before it comes to that; where it was."""
@@ -574,32 +574,32 @@ class Chaos:
             raise Stuck(f"five runs ended by themselves before {who}:{point}")
         self.by_point[at] += 1
         for _ in range(5 if who != "driver" else 0):
-            if self.life.wait("done", self.life.seen["done"]):
+            if self.current.wait("done", self.current.seen["done"]):
                 break  # it went on without a person
             self._again()
         return at
 
     def _await(self, step: str) -> None:
-        if not self.life.wait(step, self.life.seen[step]):
+        if not self.current.wait(step, self.current.seen[step]):
             raise Died
 
     def _driver(self, _: str, point: str) -> str:
         if point in (*STEPS, *BETWEEN):
-            self.life.pipeline.hold(f"{point},done:{COMMITS}" if point in BETWEEN else point)
-            if not self.life.wait("held", 0):
+            self.current.pipeline.hold(f"{point},done:{COMMITS}" if point in BETWEEN else point)
+            if not self.current.wait("held", 0):
                 raise Died
-            point = self.life.held
+            point = self.current.held
         else:
             if point == "any":
                 self._await("done")
-            elif self.life.started:  # the next one, then, whose start is not over
-                self.life.pipeline.kill()
-                self.life = self._next()
+            elif self.current.started:  # the next one, then, whose start is not over
+                self.current.pipeline.kill()
+                self.current = self._next()
             time.sleep(self._chance.uniform(0, 2.0 if point == "start" else 1.0))
-            if self.life.ended:
+            if self.current.ended:
                 raise Died
-        self.life.pipeline.kill()
-        self.life = self._next()
+        self.current.pipeline.kill()
+        self.current = self._next()
         return point
 
     def _worker(self, _: str, point: str) -> str:
@@ -607,13 +607,13 @@ class Chaos:
         deadline = time.monotonic() + WITHIN
         while time.monotonic() < deadline:
             self._await("planned")
-            written = self.life.seen["written"]
+            written = self.current.seen["written"]
             before = {pid: _ticks(pid) for pid in self._workers()}
-            while before and self.life.seen["written"] == written and not self.life.ended:
+            while before and self.current.seen["written"] == written and not self.current.ended:
                 if busy := [pid for pid, ticks in before.items() if _ticks(pid) > ticks]:
                     with suppress(ProcessLookupError):
                         os.kill(self._chance.choice(busy), signal.SIGKILL)
-                        if self.life.seen["written"] == written:
+                        if self.current.seen["written"] == written:
                             return point
                 time.sleep(0.002)
         raise Stuck("no worker was ever seen at work")
@@ -621,7 +621,7 @@ class Chaos:
     def _workers(self) -> list[int]:
         """Spark's workers for tasks, of this run: forks of their daemon."""
         pids = []
-        for process in psutil.Process(self.life.pipeline.process.pid).children(recursive=True):
+        for process in psutil.Process(self.current.pipeline.process.pid).children(recursive=True):
             with suppress(psutil.Error):
                 above, command = process.parent(), process.cmdline()
                 if above and "pyspark.worker" in command and above.cmdline() == command:
@@ -736,7 +736,7 @@ def run(given: argparse.Namespace, folder: Path) -> int:
             raise verifier.failure
         proof = of_sink(load(config), opener(load(config), False, say))
     say(f"a run, from its turn to its first: {chaos.take_over()}")
-    findings = verifier.found
+    findings = verifier.findings
     good = not (findings.lost or findings.doubled or findings.wrong) and proof.verdict == "proven"
     seconds = time.monotonic() - began
     print(
@@ -751,7 +751,7 @@ def run(given: argparse.Namespace, folder: Path) -> int:
                 "by_point": dict(sorted(chaos.by_point.items())),
                 "seed": given.seed,
                 "audit": proof.verdict,
-                "lives": chaos.lives,
+                "runs": chaos.runs,
                 "died": chaos.died,
                 "append_snapshots": findings.append_snapshots,
                 "upsert_snapshots": findings.upsert_snapshots,
@@ -788,7 +788,7 @@ def _finish(
     last = ends(broker.bootstrap)
     deadline = time.monotonic() + 2 * WITHIN
     while not verifier.caught_up(last):
-        if chaos.life.ended:
+        if chaos.current.ended:
             chaos._again()
         if verifier.failure is not None:
             raise verifier.failure

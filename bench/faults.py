@@ -458,7 +458,7 @@ class Script:
         return ScriptRun(result=WriteResult(begin, end, {self._table: table}, self._origin, {}))
 
 
-class Life(Sink):
+class ScriptedRun(Sink):
     """A run without a query and without Kafka: batches are asked for one by one. All else is the
     sink's own."""
 
@@ -540,7 +540,7 @@ def ours(world: World, cell: Cell, name: str, outcome: Outcome) -> Plot | None:
     if place is not None and not place.heir:
         plot = arm()
     for _ in range(LIVES):
-        run = Life(config, cell.way)
+        run = ScriptedRun(config, cell.way)
         try:
             run.begin(world.spark)
             while run.staged < BATCHES:

@@ -106,11 +106,11 @@ def main() -> None:
         say(f"producing {rows:,} orders")
         produce(broker.bootstrap, "orders", PARTITIONS, rows=rows)
         spark = session(bench.config("first"), say=say)
-        alone = bench.life(spark, "first", given.batches, alone=True)
+        alone = bench.timed_run(spark, "first", given.batches, alone=True)
         periods: dict[bool, list[float]] = {True: [], False: []}
         for n in range(2 * LIVES):
             indexed = n % 2 == 0
-            timed = bench.life(spark, f"turn_{n}", BATCHES, indexed=indexed)
+            timed = bench.timed_run(spark, f"turn_{n}", BATCHES, indexed=indexed)
             begun = sorted(batch["planned"] for batch in bench.whole(timed))
             periods[indexed] += [b - a for a, b in zip(begun[WARM:], begun[WARM + 1 :])]  # noqa: B905
         spark.stop()
@@ -150,7 +150,7 @@ class Bench:
             }
         )
 
-    def life(self, spark: SparkSession, name: str, batches: int, **how: bool) -> Timed:
+    def timed_run(self, spark: SparkSession, name: str, batches: int, **how: bool) -> Timed:
         sink = Timed(self.config(name), **how)
         run = sink.start(spark)
         deadline = time.monotonic() + 600

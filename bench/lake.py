@@ -876,7 +876,7 @@ def event_time(offset: int) -> int:
     return 1_700_000_000_000_000 + 1_000_000 * (offset ^ 5)
 
 
-def _topics_told(file: File, table: Table) -> set[str]:
+def _topic_bounds(file: File, table: Table) -> set[str]:
     """Both bounds of the topic, as hex; nothing where there are no topics."""
     return {
         value
@@ -1087,7 +1087,7 @@ class _Events:
 
 
 @dataclass
-class Letter:
+class DeadLetter:
     row: Row
     tables: frozenset[str]
 
@@ -1109,7 +1109,7 @@ class History:
         self.alone = self.feed != "ranges" or r.random() < 0.5
         self.codec = r.choice(["null", "null", "null", "deflate"])
         names = ["db.t"] if self.alone else [f"db.t{i}" for i in range(r.choice([1, 2, 2, 3, 5]))]
-        self.letters = "" if self.alone else "db.letters"
+        self.dead_letters = "" if self.alone else "db.letters"
         words = ["orders", "t", "a-topic-with-a-long-name"]  # foreign rows say `backfill`
         self.read = r.sample(words, r.choice([1, 1, 1, 2]))
         self.topics = Topics(r, names, self.alone)
@@ -1120,7 +1120,7 @@ class History:
         self.branch = r.choice(["main"] * 9 + ["side"]) if self.alone else "main"
         self.names = names
         self._plan = {name: self._shape(name) for name in names}
-        self._waiting: list[Letter] = []
+        self._waiting: list[DeadLetter] = []
         self._pieces = r.choice([1, 1, 2, 3])
         self._friendly = r.choice([0] * 9 + [4])
         #: so many partitions that ledger entries are packed
@@ -1361,7 +1361,7 @@ class History:
             if not name:
                 written = [o for o, f in settled if f.tables and not f.rejected]
                 rejected = [o for o, f in settled if f.rejected]
-            elif name == self.letters:
+            elif name == self.dead_letters:
                 written, rejected = [o for o, f in settled if f.rejected], []
             else:
                 written = [o for o, f in settled if name in f.tables - f.rejecting and not f.lost]
@@ -1380,14 +1380,14 @@ class History:
             )
 
         tallies = {}
-        for name in [*self.names, *([self.letters] if self.letters else [])]:
+        for name in [*self.names, *([self.dead_letters] if self.dead_letters else [])]:
             floor = max(wanted.start, self.floors.get(name, Cut()).get(partition, 0))
             if floor < wanted.end:
                 tallies[name] = tally(floor, name)
         for o in seen:
             fate = fates[o - wanted.start]
-            if fate is not None and fate.rejected and self.letters:
-                self._waiting.append(Letter((*partition, o), fate.rejecting))
+            if fate is not None and fate.rejected and self.dead_letters:
+                self._waiting.append(DeadLetter((*partition, o), fate.rejecting))
         return tally(wanted.start), tallies
 
     def _framed(
@@ -1526,7 +1526,7 @@ class History:
         self._reads_again()
 
     def _replayed(self) -> bool:
-        return f"{self.letters}_replayed" in self.tables
+        return f"{self.dead_letters}_replayed" in self.tables
 
     def _without(self, batch: int, epoch: int) -> IndexRemoval:
         """The index without batches behind one: files that go, and a staged one that comes."""
@@ -1588,7 +1588,7 @@ class History:
         if not ready:
             return
         chosen = r.sample(ready, r.randrange(1, len(ready) + 1))
-        sink, notes = f"{self.sink}.replay", f"{self.letters}_replayed"
+        sink, notes = f"{self.sink}.replay", f"{self.dead_letters}_replayed"
         own = TableCommitter(self.index, "main", sink, 0, _Clock(), claimed_first=True)
         targets = {name: self._target(name, 0, sink) for name in self.tables}
         heads = [target.head() for target in (own, *targets.values())]
@@ -1648,7 +1648,7 @@ class History:
             committer.round([name])
         committer.round([INDEX])
         assert not committer.progress.stuck, committer.progress.stuck
-        self.say(f"{len(chosen)} letters are replayed")
+        self.say(f"{len(chosen)} dead letters are replayed")
 
     # ── what others do ───────────────────────────────────────────────────────────────────────
 
@@ -1837,7 +1837,7 @@ class History:
             file
             for file in table.live(table.branch)
             if "lower-bounds" not in file
-            or len(_topics_told(file, table)) > 1
+            or len(_topic_bounds(file, table)) > 1
             or self.feed == "merged"
         ]
 

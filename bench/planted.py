@@ -1594,11 +1594,11 @@ def _roll_back(history: History, table: Table, r: random.Random) -> list[Range]:
 
 
 @dataclass
-class Told:
+class Score:
     """What is known of some cases."""
 
     planted: Counter[str] = field(default_factory=Counter)
-    found: Counter[str] = field(default_factory=Counter)
+    detected: Counter[str] = field(default_factory=Counter)
     exact: int = 0
     #: found, and the verdict could be no more than `cannot tell`
     unsure: int = 0
@@ -1611,7 +1611,7 @@ class Told:
     happened: Counter[str] = field(default_factory=Counter)
     complaints: list[str] = field(default_factory=list)
 
-    def __iadd__(self, other: Told) -> Told:
+    def __iadd__(self, other: Score) -> Score:
         for name in ("planted", "found", "happened"):
             getattr(self, name).update(getattr(other, name))
         for name in (
@@ -1634,8 +1634,8 @@ HAPPENINGS = {
     "evolution": "a column is added",
     "index compaction": "files are one",
     "index expiry": "snapshots of the index",
-    "lives": "run 2",
-    "replay": "letters are replayed",
+    "runs": "run 2",
+    "replay": "dead letters are replayed",
     "foreign rows": "foreign rows",
     "lost records": "without the records",
     "manifests rewritten": "manifests are rewritten",
@@ -1663,10 +1663,10 @@ def cases(
 
 def case(
     seed: int, folder: Path, kind: str = "", story: bool = False, way: Plant | None = None
-) -> Told:
+) -> Score:
     """One clean history and one that is corrupted; by its seed always the same."""
     kind = kind or sorted(KINDS)[seed % len(KINDS)]
-    score = Told()
+    score = Score()
     for history, chosen, r in cases(kind, seed, folder, way):
         try:
             before = audited(history, deep=kind == "deep")
@@ -1704,8 +1704,8 @@ def case(
     return score
 
 
-def _judge_clean(seed: int, history: History, before: evidence.AuditResult) -> Told:
-    score = Told(clean=1)
+def _judge_clean(seed: int, history: History, before: evidence.AuditResult) -> Score:
+    score = Score(clean=1)
     score.happened.update(
         word for word, text in HAPPENINGS.items() if any(text in line for line in history.diary)
     )
@@ -1731,7 +1731,7 @@ def _judge_clean(seed: int, history: History, before: evidence.AuditResult) -> T
 
 
 def _judge(
-    score: Told, seed: int, name: str, planted: Planted, after: evidence.AuditResult
+    score: Score, seed: int, name: str, planted: Planted, after: evidence.AuditResult
 ) -> None:
     finding = planted.by(after)
     if name.startswith("deep"):
@@ -1739,7 +1739,7 @@ def _judge(
         score.deep_found += finding is not None
     else:
         score.planted[name] += 1
-        score.found[name] += finding is not None
+        score.detected[name] += finding is not None
         score.exact += finding is not None and planted.exactly(finding)
         score.unsure += finding is not None and finding.kind == "cannot tell"
     if finding is None:
@@ -1753,7 +1753,7 @@ def _judge(
         )
 
 
-def _judge_by_name(score: Told, seed: int, name: str, planted: Planted, history: History) -> None:
+def _judge_by_name(score: Score, seed: int, name: str, planted: Planted, history: History) -> None:
     """The table by its name alone must tell it too; it names its index itself."""
     for table in sorted(planted.tables & set(history.tables)):
         if planted.by(audited(history, by_name=table)):
@@ -1762,10 +1762,10 @@ def _judge_by_name(score: Told, seed: int, name: str, planted: Planted, history:
         score.complaints.append(f"seed {seed}: missed by name: {name}: {planted.says}")
 
 
-def some(seeds: Sequence[int], kind: str = "") -> Told:
+def some(seeds: Sequence[int], kind: str = "") -> Score:
     """Cases in a folder of their own."""
     pa.set_cpu_count(1)
-    score = Told()
+    score = Score()
     root = "/dev/shm" if os.path.isdir("/dev/shm") else None
     with tempfile.TemporaryDirectory(prefix="planted-", dir=root) as folder:
         for seed in seeds:
@@ -1773,9 +1773,9 @@ def some(seeds: Sequence[int], kind: str = "") -> Told:
     return score
 
 
-def planted(count: int, first: int, processes: int) -> Told:
+def planted(count: int, first: int, processes: int) -> Score:
     begun = time.monotonic()
-    score, done, next_word = Told(), 0, 5.0
+    score, done, next_word = Score(), 0, 5.0
     end = first + count
     jobs = [(list(range(i, min(i + 20, end))), "") for i in range(first, end, 20)]
     jobs += [([i], "deep") for i in range(first, first + max(1, count // 40))]
@@ -1809,7 +1809,7 @@ def main() -> int:
         score = planted(given.count, given.first, given.processes)
         seconds = time.monotonic() - begun
         for name, many in sorted(score.planted.items()):
-            say(f"{name:55} {score.found[name]:5} of {many:5}")
+            say(f"{name:55} {score.detected[name]:5} of {many:5}")
         say(f"for --deep alone: {score.deep_found} of {score.deep_planted}")
         say(", ".join(f"{word}: {many}" for word, many in score.happened.most_common()))
         say(f"{seconds:.0f} s, {score.clean / seconds:.0f} cases a second")
@@ -1820,7 +1820,7 @@ def main() -> int:
         json.dumps(
             {
                 "planted": sum(score.planted.values()),
-                "found": sum(score.found.values()),
+                "found": sum(score.detected.values()),
                 "clean": score.clean,
                 "false_alarms": score.false_alarms,
                 "cannot_tell": score.untold,
@@ -1832,7 +1832,7 @@ def main() -> int:
             }
         )
     )
-    right = not score.complaints and score.found == score.planted and not score.false_alarms
+    right = not score.complaints and score.detected == score.planted and not score.false_alarms
     return 0 if right else 1
 
 

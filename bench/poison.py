@@ -991,7 +991,7 @@ class Topic:
                 continue
             while True:  # what is good by chance comes on top
                 kind, value, row = self.source.hostile()
-                yield self._told(value, -1 if row is None else -2, 0)
+                yield self._counted(value, -1 if row is None else -2, 0)
                 number = (self.count - 1) % PARTITIONS
                 if row is None:
                     self.kinds[kind] += 1
@@ -1003,10 +1003,10 @@ class Topic:
 
     def _good(self) -> bytes:
         value, number, at = self.source.good()
-        self._told(value, at, number)
+        self._counted(value, at, number)
         return value
 
-    def _told(self, value: bytes | None, which: int, number: int) -> bytes | None:
+    def _counted(self, value: bytes | None, which: int, number: int) -> bytes | None:
         partition = self.count % PARTITIONS
         self.which[partition].append(which)
         self.ids[partition].append(number)

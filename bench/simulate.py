@@ -162,7 +162,7 @@ def simulate(given: argparse.Namespace) -> dict[str, Any]:
         "naive_schedules": done["naive"],
         "naive_failed": failed,
         "commits": commits,
-        "lives": sink_runs,
+        "runs": sink_runs,
         "harmed": harmed,
         "seconds": round(seconds, 1),
         "needed": {name: needed[name] for name in names},
@@ -207,7 +207,7 @@ def main() -> int:
         parser.error("--hard and --wild go with --seed: a sweep has schedules of every kind")
     sums = simulate(given)
     say(
-        f"{sums['schedules']} schedules with {sums['lives']} runs and {sums['commits']} commits, "
+        f"{sums['schedules']} schedules with {sums['runs']} runs and {sums['commits']} commits, "
         f"{sums['violations']} violations; {sums['caught']} of {sums['planted']} planted bugs "
         f"caught; the naive sink fails {sums['naive_failed']} of {sums['naive_schedules']}"
     )

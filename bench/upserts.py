@@ -59,7 +59,7 @@ BETWEEN = ("compact", "compacted")
 SELDOM = ("expire", "expired", "index-merge", "index-merged", "index-expire", "index-expired")
 #: A run that does not come to a step at which it is held is killed after so many batches; where
 #: it is held at none, after more.
-LIFE, LONG = 12, 30
+SHORT, LONG = 12, 30
 SCHEMA = json.dumps(
     {
         "type": "record",
@@ -224,7 +224,7 @@ class Dictionary:
         names = ("version", "amount", "offset", "partition", "kind", "note")
         self.rows = {name: np.zeros(changes.keys, np.int64) for name in names}
         self.rows["id"] = np.arange(changes.keys)
-        self.there = np.zeros(changes.keys, bool)
+        self.present = np.zeros(changes.keys, bool)
         self.hashes = np.zeros((2, changes.keys), np.int64)
         self.at = dict.fromkeys(range(PARTITIONS), 0)
 
@@ -238,27 +238,27 @@ class Dictionary:
         ids = batch["id"][won]
         for name, column in self.rows.items():
             column[ids] = batch[name][won]
-        self.there[ids] = ~batch["gone"][won]
+        self.present[ids] = ~batch["gone"][won]
         fresh = hashes({name: column[ids] for name, column in self.rows.items()})
-        self.hashes[:, ids] = np.where(self.there[ids], fresh, 0)
+        self.hashes[:, ids] = np.where(self.present[ids], fresh, 0)
 
     @property
     def sums(self) -> Sums:
         one, other = self.hashes.sum(axis=1).tolist()
-        return int(self.there.sum()), one, other
+        return int(self.present.sum()), one, other
 
     def differences(self, actual: dict[str, Array]) -> dict[str, list[int]]:
         """The keys of a table's rows that are there twice, missing, or not what they should be."""
         ids, count = np.unique(actual["id"], return_counts=True)
-        seen = np.isin(np.flatnonzero(self.there), ids)
-        known = (actual["id"] >= 0) & (actual["id"] < len(self.there))
+        seen = np.isin(np.flatnonzero(self.present), ids)
+        known = (actual["id"] >= 0) & (actual["id"] < len(self.present))
         right = np.zeros(len(actual["id"]), bool)
-        right[known] = self.there[actual["id"][known]]
+        right[known] = self.present[actual["id"][known]]
         for name, column in self.rows.items():
             right[known] &= column[actual["id"][known]] == actual[name][known]
         return {
             "twins": ids[count > 1].tolist(),
-            "lost": np.flatnonzero(self.there)[~seen].tolist(),
+            "lost": np.flatnonzero(self.present)[~seen].tolist(),
             "wrong": np.unique(actual["id"][~right]).tolist(),
         }
 
@@ -360,7 +360,7 @@ class Run:
     known: dict[int, Sums] = field(default_factory=dict)
     newest: int | None = None
     compared: Counter[str] = field(default_factory=Counter)
-    found: Counter[str] = field(default_factory=Counter)
+    difference_counts: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
 
     def check(self) -> None:
@@ -396,8 +396,8 @@ class Run:
         if sums == self.known[snapshot.id]:
             return
         differ = self.dictionary.differences(self.readers.rows(engine, snapshot.id))
-        self.found.update({kind: len(keys) for kind, keys in differ.items()})
-        self.found["snapshots_that_differ"] += 1
+        self.difference_counts.update({kind: len(keys) for kind, keys in differ.items()})
+        self.difference_counts["snapshots_that_differ"] += 1
         named = {kind: keys[:5] for kind, keys in differ.items() if keys}
         say(
             f"snapshot {snapshot.id} ({snapshot.summary.get('operation')}), read by {engine}: "
@@ -409,7 +409,7 @@ class Run:
         left = [remaining.id for remaining in self.readers.history()]
         for engine, snapshot, sums in self.readers.sums(left):
             if sums != self.known[snapshot]:
-                self.found["snapshots_that_differ"] += 1
+                self.difference_counts["snapshots_that_differ"] += 1
                 say(f"snapshot {snapshot} changed: {engine} finds {sums}")
         return len(left)
 
@@ -492,13 +492,13 @@ def _prove(
     steps: Counter[str] = Counter()
     turns = [step for _ in range(given.rounds) for step in (*STEPS, *BETWEEN)]
     left = given.records // given.batch
-    while left > LIFE:
+    while left > SHORT:
         if time.monotonic() - began > given.within:
             turns.clear()
         hold = [step for step in SELDOM if kills[step] < given.rounds]
         if turns:
             hold.append(f"{turns[0]}:{1 if turns[0] in BETWEEN else chance.randrange(1, 6)}")
-        at = killed_run(runs, ",".join(hold), min(LIFE if turns else LONG, left - 4), steps)
+        at = killed_run(runs, ",".join(hold), min(SHORT if turns else LONG, left - 4), steps)
         kills[at] += 1
         if at in turns[:1]:
             turns.pop(0)
@@ -507,7 +507,7 @@ def _prove(
         left = (given.records - read) // given.batch
         say(
             f"killed at {at}; {len(run.known)} snapshots, {read:,} records, "
-            f"{dict(run.found) or 'all exact'}"
+            f"{dict(run.difference_counts) or 'all exact'}"
         )
     final = runs.next(last=True)
     for event in final.events():
@@ -525,7 +525,10 @@ def _prove(
     remain = len(orphans(config, run.readers.spark))
     proof = of_sink(config, JavaCatalog(run.readers.spark, config.catalog.name).open_readonly)
     verdicts = {report.table: report.verdict for report in proof.reports}
-    wrong = {kind: run.found[kind] for kind in ("twins", "lost", "wrong", "snapshots_that_differ")}
+    wrong = {
+        kind: run.difference_counts[kind]
+        for kind in ("twins", "lost", "wrong", "snapshots_that_differ")
+    }
     every = all(kills[step] for step in (*STEPS, *BETWEEN))
     return {
         "records": given.records,

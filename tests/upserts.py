@@ -282,7 +282,7 @@ class Oracle:
             by_key[tuple(row[name] for name in self.key)].append(row)
         for key, several in by_key.items():
             if len(several) > 1:
-                texts = Counter(self._told(row) for row in several)
+                texts = Counter(self._text(row) for row in several)
                 differs("twin", key, f"{len(several)} rows: {dict(texts)}")
             elif key in state.rows:
                 if wrong := self._wrong(state.rows[key], several[0]):
@@ -294,10 +294,10 @@ class Oracle:
                 differs(
                     "undeleted",
                     key,
-                    f"{state.deleted[key]} deleted it, and it is there as {self._told(several[0])}",
+                    f"{state.deleted[key]} deleted it, and it is there as {self._text(several[0])}",
                 )
             else:
-                differs("unknown", key, f"no record brought it; it is {self._told(several[0])}")
+                differs("unknown", key, f"no record brought it; it is {self._text(several[0])}")
         for key, record in state.rows.items():
             if key not in by_key:
                 differs("lost", key, f"{record} brought it")
@@ -324,7 +324,7 @@ class Oracle:
                 return record
         return None
 
-    def _told(self, row: Mapping[str, Any]) -> str:
+    def _text(self, row: Mapping[str, Any]) -> str:
         if all(name in row for name in self.origin):
             topic, partition, offset = (row[name] for name in self.origin)
             return f"{topic}[{partition}]@{offset}"

@@ -17,7 +17,7 @@ from frazil.testing.process import SinkProcess
 from tests.oracle import Lake, assert_once, topic_records
 from tests.system.streams import audited, eventually, produce
 
-PER_LIFE = 120
+PER_RUN = 120
 PARTITIONS = 3
 #: The watermark's distance to the newest record, and the length of a window, in seconds.
 BEHIND, WINDOW = 20, 10
@@ -25,7 +25,7 @@ BEHIND, WINDOW = 20, 10
 
 def records(start: int) -> Iterator[bytes]:
     """One a second, of four kinds."""
-    for n in range(start, start + PER_LIFE):
+    for n in range(start, start + PER_RUN):
         yield json.dumps({"n": n, "k": f"k{n % 4}", "at": n}).encode()
 
 
@@ -57,17 +57,17 @@ def test_no_kill_loses_or_doubles_a_record_that_a_filter_lets_through(
     config = write_toml(
         decode={"format": "json"},
         transform={"sql": sql},
-        sink={"max_records_per_trigger": PER_LIFE // 2},
+        sink={"max_records_per_trigger": PER_RUN // 2},
     )
     for run, step in enumerate(steps):
-        produce(broker.bootstrap, name, records(run * PER_LIFE), PARTITIONS)
+        produce(broker.bootstrap, name, records(run * PER_RUN), PARTITIONS)
         killed_at(config, step, tmp_path / "log")
         assert_once(lake.query(f"db.{name}", "_topic_partition, _offset"))
     last = SinkProcess(config, audit=True, log=tmp_path / "log")
     events = list(last.events())
     assert last.wait() == 0, events[-1]
     produced = topic(broker.bootstrap, name)
-    assert len(produced) == len(steps) * PER_LIFE
+    assert len(produced) == len(steps) * PER_RUN
     kept = {(*at, r["n"], r["k"]) for at, r in produced.items() if r["n"] % 3 == 0}
     rows = lake.query(f"db.{name}", "_topic_partition, _offset, n, k")
     assert_once(rows)
@@ -119,17 +119,17 @@ def test_no_kill_loses_doubles_or_miscounts_a_window(
         decode={"format": "json"},
         transform={"python": "mine.py:counted"},
         sink={
-            "max_records_per_trigger": PER_LIFE // 2,
+            "max_records_per_trigger": PER_RUN // 2,
             "checkpoint_location": str(tmp_path / "checkpoint"),
         },
         spark={"spark.sql.shuffle.partitions": "2"},
     )
     for run, step in enumerate(steps):
-        produce(broker.bootstrap, name, records(run * PER_LIFE), PARTITIONS)
+        produce(broker.bootstrap, name, records(run * PER_RUN), PARTITIONS)
         killed_at(config, step, tmp_path / "log")
         assert_once(lake.query(f"db.{name}", "start, k"))
     produced = topic(broker.bootstrap, name).values()
-    assert len(produced) == len(steps) * PER_LIFE
+    assert len(produced) == len(steps) * PER_RUN
     closes = max(r["at"] for r in produced) - BEHIND
     counts = Counter((r["at"] // WINDOW * WINDOW, r["k"]) for r in produced)
     closed = {key: count for key, count in counts.items() if key[0] + WINDOW <= closes}

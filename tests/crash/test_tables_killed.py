@@ -29,7 +29,7 @@ from tests.system.streams import (
     running,
 )
 
-PER_LIFE = 120
+PER_RUN = 120
 PARTITIONS = 2
 #: Of each kind of record: the tables it goes to. `x` is a name that comes from the data.
 TO = {"a": ["a"], "b": ["b", "a"], "x": ["of_x"], "odd": ["dead"], "noise": []}
@@ -54,9 +54,9 @@ def sections(name: str) -> dict[str, Any]:
 def records(run: int) -> Iterator[bytes]:
     """Each run brings columns that no run before it had, to some of the tables."""
     kinds = list(TO)
-    for i in range(PER_LIFE):
-        value = {"kind": kinds[i % len(kinds)], "n": run * PER_LIFE + i}
-        if i > PER_LIFE // 2:
+    for i in range(PER_RUN):
+        value = {"kind": kinds[i % len(kinds)], "n": run * PER_RUN + i}
+        if i > PER_RUN // 2:
             value[f"v{run}"] = {"deep": i}
         yield json.dumps(value).encode()
 
@@ -106,7 +106,7 @@ def test_no_kill_at_any_step_loses_or_doubles_a_record_in_any_table(
     """
     b = broker.bootstrap
     create_topic(b, name, PARTITIONS)
-    config = write_toml(sink={"max_records_per_trigger": PER_LIFE // 2}, **sections(name))
+    config = write_toml(sink={"max_records_per_trigger": PER_RUN // 2}, **sections(name))
     runs = SinkRuns(config, log=tmp_path / "log", scratch=tmp_path / "scratch")
     for run, step in enumerate(steps):
         produce(b, name, records(run), PARTITIONS)
@@ -124,7 +124,7 @@ def test_no_kill_at_any_step_loses_or_doubles_a_record_in_any_table(
     events = list(final.events())
     assert final.wait() == 0, events[-1]
     count = assert_exact(lake, name, b, len(steps))
-    assert count == len(steps) * PER_LIFE
+    assert count == len(steps) * PER_RUN
     given, tables = load(config), [f"db.{name}_{suffix}" for suffix in SUFFIXES]
     all_proven(given, spark, *tables)
     # The index tells the same: no gap, no overlap, and every record has one fate.
@@ -177,7 +177,7 @@ def test_the_older_of_two_runs_is_fenced_from_every_table(
         steps.go.set()
         with pytest.raises(Fenced, match=f"this one is epoch {older.epoch}"):
             older.wait_until(Cut({part(name, 0): 10**6}), WITHIN)
-    assert assert_exact(lake, name, b, 2) == 2 * PER_LIFE + 2
+    assert assert_exact(lake, name, b, 2) == 2 * PER_RUN + 2
     for suffix in SUFFIXES:
         table = JavaCatalog(spark, "lake").load(f"db.{name}_{suffix}")
         assert table is not None

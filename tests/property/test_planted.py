@@ -70,7 +70,7 @@ def test_every_corruption_is_found_and_named_and_its_clean_twin_is_proven(
         score = planted.case(seed, tmp_path, kind, way=way)
         assert score.complaints == []
         assert (score.clean, score.false_alarms) == (1, 0)
-        assert score.planted == score.found == Counter([f"{kind}: {way.__name__}"])
+        assert score.planted == score.detected == Counter([f"{kind}: {way.__name__}"])
 
 
 @pytest.mark.parametrize("way", planted.DEEP, ids=[way.__name__ for way in planted.DEEP])
@@ -283,7 +283,7 @@ def test_the_histories_hold_what_they_are_for(tmp_path: Path):
         "index compaction",
         "index expiry",
         "replay",
-        "lives",
+        "runs",
         "absorbed",
         "elsewhere",
         "invisible",

@@ -28,7 +28,7 @@ from frazil.ledger.entry import LedgerEntry, joined, parse, split
 from frazil.ledger.packing import pack
 from frazil.offsets import BATCHES, Cut, Partition, Range
 
-Told = tuple[int, Partition, int, int, OutcomeCounts]
+SpanRow = tuple[int, Partition, int, int, OutcomeCounts]
 TOPICS = ("orders", "payments", "Zürich.a-b_c", "0")
 #: Far apart, so that numbers of every width are packed.
 offsets = st.one_of(
@@ -36,7 +36,7 @@ offsets = st.one_of(
 )
 
 
-def span_rows(spans: RangeColumns) -> Iterator[Told]:
+def span_rows(spans: RangeColumns) -> Iterator[SpanRow]:
     columns = (spans.source, spans.key, spans.start, spans.end, *spans.outcomes())
     for source, key, start, end, *counts in zip(*(c.tolist() for c in columns), strict=True):
         yield source, spans.partitions[key], start, end, OutcomeCounts(*counts)
@@ -78,7 +78,7 @@ def entries(draw: st.DrawFn) -> LedgerEntry:
     return LedgerEntry("s", 1, ("id",), (0, 0), Cut(begin), Cut(end), outcomes, rows=rows)
 
 
-def expected(summaries: Sequence[Mapping[str, str]]) -> Iterator[Told]:
+def expected(summaries: Sequence[Mapping[str, str]]) -> Iterator[SpanRow]:
     for i, summary in enumerate(summaries):
         entry = parse(summary)
         assert entry is not None
@@ -86,7 +86,7 @@ def expected(summaries: Sequence[Mapping[str, str]]) -> Iterator[Told]:
             yield i, partition, entry.begin[partition], end, entry.counts(partition)
 
 
-def laid(given: Iterable[Told]) -> list[Told]:
+def laid(given: Iterable[SpanRow]) -> list[SpanRow]:
     """Partition by partition, in their order."""
     return sorted(given, key=lambda row: row[1])
 

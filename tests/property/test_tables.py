@@ -58,17 +58,17 @@ class Died(BaseException):
 
 
 class Table(FakeTable):
-    """Remembers what was said in it, whatever is expired."""
+    """Remembers what was added to it, whatever is expired."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, f"uuid-{name}")
-        self.said: list[tuple[LedgerEntry, Sequence[str]]] = []
+        self.added: list[tuple[LedgerEntry, Sequence[str]]] = []
 
     def add(
         self, manifests: Sequence[str], summary: Mapping[str, str], branch: str = "main"
     ) -> Snapshot:
         if (entry := parse(summary)) is not None:
-            self.said.append((entry, manifests))
+            self.added.append((entry, manifests))
         made = super().add(manifests, summary, branch)
         # Never the same again, though others are expired.
         self.snapshots[made.id] = replace(made, sequence=made.id)
@@ -76,7 +76,7 @@ class Table(FakeTable):
 
     def rows(self) -> Counter[tuple[Partition, int]]:
         return Counter(
-            row for _, manifests in self.said for m in manifests for row in offsets(m, self.name)
+            row for _, manifests in self.added for m in manifests for row in offsets(m, self.name)
         )
 
 
@@ -89,11 +89,11 @@ class World:
         self.unhealthy: set[str] = set()
         self.fuse = 0  # steps until the process dies; 0: it does not
         self.epoch = self.made = 0
-        self.life()
+        self.begin_run()
 
     # ── as the sink does it ──────────────────────────────────────────────────────────────────
 
-    def life(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+    def begin_run(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Until one can be started."""
         while True:
             with suppress(Unavailable):
@@ -215,13 +215,13 @@ class World:
         try:
             self.committer.round(self.committer.queue.due())
         except Died:
-            self.life()
+            self.begin_run()
 
     def die_after(self, steps: int) -> None:
         self.fuse = steps
 
     def restart(self) -> None:
-        self.life()
+        self.begin_run()
 
     def overtaken(self) -> None:
         """The older run does not know that it is over, until a ledger tells it."""
@@ -232,7 +232,7 @@ class World:
                 old.hurry()
                 old.round(old.queue.due())
 
-        self.life(acts)
+        self.begin_run(acts)
         before = {name: table.rows() for name, table in self.tables.items()}
         acts()
         assert before == {name: table.rows() for name, table in self.tables.items()}
@@ -242,7 +242,7 @@ class World:
         table = {**self.tables, "db.index": self.index}.get(name)
         if table is None:
             return
-        old, fuse = self.committer, [self.life]
+        old, fuse = self.committer, [self.begin_run]
         table.race = lambda: fuse.pop()() if fuse else None
         table.faults.insert(0, "race")
         old.hurry()
@@ -275,7 +275,7 @@ class World:
         if self.stored:
             lost = list(self.stored)[which % len(self.stored)]
             self.stored[lost] = b"torn"
-        self.life()
+        self.begin_run()
 
     def wait(self, seconds: int) -> None:
         self.clock.now += seconds
@@ -295,9 +295,9 @@ class World:
     def check_ledger(self, table: Table) -> None:
         """Entries join, every offset in them has a fate, and what is called written is there."""
         reached: dict[Partition, int] = {}
-        epochs = [entry.epoch for entry, _ in table.said]
+        epochs = [entry.epoch for entry, _ in table.added]
         assert epochs == sorted(epochs), "a run went on after it was over"
-        for entry, manifests in table.said:
+        for entry, manifests in table.added:
             assert entry.begin.continues(reached)
             reached = dict(entry.end)
             rows = Counter(p for m in manifests for p, _ in offsets(m, table.name))

@@ -40,7 +40,7 @@ def test_arrays_and_a_dictionary_come_to_the_same_batch_by_batch(seed: int):
         state = slow._after(state, Snapshot(1, None, "", summary))
         actual = {
             int(i): (int(fast.rows["partition"][i]), int(fast.rows["offset"][i]))
-            for i in fast.there.nonzero()[0]
+            for i in fast.present.nonzero()[0]
         }
         assert actual == {key[0]: (r.partition, r.offset) for key, r in state.rows.items()}
 
@@ -49,7 +49,7 @@ def test_sums_are_those_of_the_engine_and_every_difference_is_reported():
     changes = upserts.Changes(5000, 400, 7)
     dictionary = upserts.Dictionary(changes)
     dictionary.take({p: (0, len(changes.columns[p]["id"])) for p in range(4)})
-    present = dictionary.there.nonzero()[0]
+    present = dictionary.present.nonzero()[0]
     good = {name: column[present] for name, column in dictionary.rows.items()}
 
     def table(rows: dict[str, upserts.Array]) -> pa.Table:
@@ -78,7 +78,7 @@ def test_sums_are_those_of_the_engine_and_every_difference_is_reported():
     lost = {name: column[1:] for name, column in good.items()}
     swapped = {name: column.copy() for name, column in good.items()}
     swapped["version"][[0, 1]] = swapped["version"][[1, 0]]
-    dead = int((~dictionary.there).nonzero()[0][0])
+    dead = int((~dictionary.present).nonzero()[0][0])
     back = {name: upserts.np.append(column, column[0]) for name, column in good.items()}
     back["id"][-1] = dead
     for rows, kind, keys in (

@@ -112,7 +112,7 @@ class Request:
     uuid: str
     expected: dict[str, int | None]
     change: Callable[[Meta], Held | None]
-    what: str
+    action: str
     branch: str = ""
     #: the whole metadata must be this version; None: the references are enough
     version: int | None = None
@@ -160,7 +160,7 @@ class Server:
                 raise Lost
         after = meta.next()
         held = request.change(after)
-        self.world.say(f"applied to {request.table}: {request.what}")
+        self.world.say(f"applied to {request.table}: {request.action}")
         self.tables[request.table] = after
         self.past[request.table].append(after)
         if held is not None:
@@ -177,7 +177,7 @@ class Server:
             self.objects.setdefault(late[0], late[1])
             return
         try:
-            self.world.say(f"arrives late: {late.what} for {late.table}")
+            self.world.say(f"arrives late: {late.action} for {late.table}")
             self.apply(late)
         except Lost:
             self.world.say("  and comes to nothing")
@@ -357,7 +357,7 @@ class Table:
         leftovers: list[str],
         tag: str = "",
     ) -> None:
-        # (The tag is left to `witness`: a catalog that sets both at once has fewer ways to fail.)
+        # (The tag is left to `set_tag`: a catalog that sets both at once has fewer ways to fail.)
         files: list[File] = []
         paths: list[str] = []
         for manifest in manifests:
@@ -690,7 +690,7 @@ def expire(server: Server, name: str, keep: int, before_ms: float = float("inf")
 
 
 class Client:
-    """How one life reaches the servers: every call is a point, and may fail."""
+    """How one run reaches the servers: every call is a point, and may fail."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -746,19 +746,19 @@ class Client:
         """A request to change a table. Raises `Lost` for 409, or what a client makes of trouble."""
         server, world = self.server, self.server.world
         try:
-            world.point(f"send {request.what}")
+            world.point(f"send {request.action}")
         except BaseException:
             if self.faults.get("late"):  # died while it was on its way
                 server.flying.append(request)
             raise
         if self.faults:
             if self.fails("down"):
-                world.say(f"503, nothing applied: {request.what}")
+                world.say(f"503, nothing applied: {request.action}")
                 raise Unavailable("cannot commit: 503")
             if self.fails("conflict"):
                 raise Lost
             if self.fails("late"):
-                world.say(f"timeout, still on its way: {request.what}")
+                world.say(f"timeout, still on its way: {request.action}")
                 server.flying.append(request)
                 raise CommitStateUnknown("cannot commit: CommitStateUnknownException")
             if self.fails("lost"):
@@ -771,4 +771,4 @@ class Client:
                     "cannot commit: the answer was lost"
                 )
         server.apply(request)
-        world.point(f"answer to {request.what}")
+        world.point(f"answer to {request.action}")

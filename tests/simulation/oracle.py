@@ -138,7 +138,7 @@ class Oracle:
         self.emptied = False
         self.commits = 0
         #: commit ids of the sink that are in some snapshot of a table
-        self.there: dict[str, set[str]] = {}
+        self.commit_ids_of: dict[str, set[str]] = {}
 
     # ── a snapshot was added ─────────────────────────────────────────────────────────────────
 
@@ -170,7 +170,7 @@ class Oracle:
         violated = self.world.violated
         where = f"{name} snapshot {held.snapshot.id}"
         if not self.ledgers:
-            return self._told(name, above, held, entry, where)
+            return self._added_by(name, above, held, entry, where)
         # (A claim that was expired before its tag was set fences nobody, and is made again.)
         if entry.epoch < above.epoch and "expired" not in self.harm.get(name, ()):
             violated("I7", f"{where} is of epoch {entry.epoch}, after epoch {above.epoch}")
@@ -197,10 +197,12 @@ class Oracle:
                     f"{where} begins with {partition} at {offset}, and what is before "
                     "it is not there",
                 )
-        self.there.setdefault(name, set()).update(entry.commit_ids)
-        return self._told(name, above, held, entry, where)
+        self.commit_ids_of.setdefault(name, set()).update(entry.commit_ids)
+        return self._added_by(name, above, held, entry, where)
 
-    def _told(self, name: str, above: Model, held: Held, entry: LedgerEntry, where: str) -> Model:
+    def _added_by(
+        self, name: str, above: Model, held: Held, entry: LedgerEntry, where: str
+    ) -> Model:
         """What the entry says that was added."""
         violated = self.world.violated
         if name == INDEX:
@@ -400,7 +402,7 @@ class Oracle:
         if self.world.running is None or self.world.running.name != "committer":
             return  # a run that begins has another one for the same ranges, and a floor
         for name in batch.names:
-            if batch.commit_id in self.there.get(name, ()):
+            if batch.commit_id in self.commit_ids_of.get(name, ()):
                 self.world.violated(
                     "I8",
                     f"{path} is deleted: its batch is in {name} and not in "

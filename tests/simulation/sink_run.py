@@ -59,7 +59,7 @@ from tests.simulation.oracle import INDEX, SINK, Oracle
 from tests.simulation.world import Task, World
 
 
-class Here:
+class Context:
     """The world that this process is in, for the patches."""
 
     world: World
@@ -69,7 +69,7 @@ class Here:
     branches: Mapping[str, str]
 
 
-context = Here()
+context = Context()
 
 
 def current_run() -> SinkRun:

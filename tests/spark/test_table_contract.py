@@ -663,9 +663,9 @@ def test_without_tag_and_earlier_metadata_an_expired_ledger_stops_the_sink(real:
     for path in newest.parent.glob("*.metadata.json"):
         if path != newest:
             path.unlink()
-    for any_life in (committer, target(real, epoch=2)):
+    for any_committer in (committer, target(real, epoch=2)):
         with pytest.raises(Expired, match="not found is not never committed"):
-            any_life.commit([real.manifest("d")], entry(3, 4, "d", epoch=2))
+            any_committer.commit([real.manifest("d")], entry(3, 4, "d", epoch=2))
     with pytest.raises(Expired):
         target(real, epoch=2).claim()
     assert real.live() == ["a", "b", "c", "foreign"]

@@ -175,7 +175,7 @@ def planted(world: faults.World, table: str, epoch: int) -> Path:
 def test_each_bound_holds_the_stream_until_commits_go_through_and_says_why(
     world: faults.World, table: str, bound: dict[str, Any], reason: str
 ):
-    run = faults.Life(faults.config_of(world, table, "append", **bound), "append")
+    run = faults.ScriptedRun(faults.config_of(world, table, "append", **bound), "append")
     run.begin(world.spark)
     try:
         run.batch()

@@ -388,7 +388,7 @@ def forget_earlier_metadata(lane: Lane) -> None:
 def test_a_rollback_that_others_commit_over_and_expire_stops_the_sink_and_nothing_else_does(
     broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make, mode: str, evident: bool
 ):
-    """`told`: by earlier metadata files. Without them, nothing shows what the table holds."""
+    """`evident`: from earlier metadata files. Without them, nothing shows what the table holds."""
     create_topic(broker.bootstrap, name, 1)
     lane = Lane(broker, lake, spark, name, mode == "upsert")
     keyed = {"mode": "upsert", "key": ["id"], "compact_after_commits": 0} if lane.upserts else {}

@@ -58,7 +58,7 @@ P, Q = Partition("orders", 0), Partition("orders", 1)
 SPEC = '{"spec-id": 0, "fields": []}'
 
 
-class Life:
+class IndexRun:
     """One run of a sink that does nothing but commit to an index and look after it."""
 
     def __init__(self, spark: Any, name: str, sink: str = "s", epoch: int = 1) -> None:
@@ -164,7 +164,7 @@ def test_hundreds_of_batches_stay_few_files_manifests_snapshots_and_metadata_fil
     spark: Any, lake: Lake, name: str, few: None
 ):
     """Years of batches stay fast; and what is not needed any more is not there any more."""
-    run = Life(spark, f"db.{name}")
+    run = IndexRun(spark, f"db.{name}")
     most_files = most_manifests = most_snapshots = 0
     for _ in range(150):
         assert run.commit() == ""
@@ -194,7 +194,7 @@ def test_hundreds_of_batches_stay_few_files_manifests_snapshots_and_metadata_fil
     manifests = {path for path in metadata if path.endswith(".avro")} - lists
     assert manifests == run.referred(spark, "all_manifests", "path")
     assert len([path for path in metadata if "metadata.json" in path]) <= 52
-    heir = Life(spark, f"db.{name}", epoch=2)
+    heir = IndexRun(spark, f"db.{name}", epoch=2)
     assert heir.end == run.end == Cut({P: 1510, Q: 1510})
     assert heir.commit() == ""
 
@@ -211,7 +211,7 @@ def test_the_position_is_found_though_the_sinks_snapshots_were_expired(
     spark: Any, lake: Lake, name: str, few: None
 ):
     """L11, H4: an idle sink, a busy one on the same index, and then anybody's expiry."""
-    idle, busy = Life(spark, f"db.{name}", "idle"), Life(spark, f"db.{name}", "busy")
+    idle, busy = IndexRun(spark, f"db.{name}", "idle"), IndexRun(spark, f"db.{name}", "busy")
     for _ in range(3):
         idle.commit()
     for _ in range(60):
@@ -222,7 +222,7 @@ def test_the_position_is_found_though_the_sinks_snapshots_were_expired(
         f"CALL lake.system.expire_snapshots(table => 'db.{name}', retain_last => 1, "
         "older_than => TIMESTAMP '2100-01-01 00:00:00')"
     )
-    heir = Life(spark, f"db.{name}", "idle", epoch=2)
+    heir = IndexRun(spark, f"db.{name}", "idle", epoch=2)
     assert heir.end == idle.end == Cut({P: 30, Q: 30})
     for _ in range(5):
         assert heir.commit() == ""
@@ -230,14 +230,16 @@ def test_the_position_is_found_though_the_sinks_snapshots_were_expired(
         f"db.{name}", "sink, count(DISTINCT batch), count(*)", "GROUP BY 1 ORDER BY 1"
     )
     assert rows == [("busy", 60, 120), ("idle", 8, 16)]
-    new = Life(spark, f"db.{name}", "new")  # one that was never here finds no history, and begins
+    new = IndexRun(
+        spark, f"db.{name}", "new"
+    )  # one that was never here finds no history, and begins
     assert new.end == Cut({P: 0, Q: 0})
 
 
 @pytest.fixture
-def run(spark: Any, name: str, few: None) -> Iterator[Life]:
+def run(spark: Any, name: str, few: None) -> Iterator[IndexRun]:
     """With three files: one more makes it merge."""
-    made = Life(spark, f"db.{name}")
+    made = IndexRun(spark, f"db.{name}")
     for _ in range(3):
         made.commit()
     yield made
@@ -245,7 +247,7 @@ def run(spark: Any, name: str, few: None) -> Iterator[Life]:
 
 
 def test_a_merge_whose_answer_was_lost_is_found(
-    run: Life, lake: Lake, monkeypatch: pytest.MonkeyPatch
+    run: IndexRun, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ):
     rewrite = run.table.rewrite
 
@@ -262,8 +264,8 @@ def test_a_merge_whose_answer_was_lost_is_found(
     exact(lake, run.name, 4)
 
 
-def test_of_two_merges_of_the_same_files_one_gives_way(run: Life, spark: Any, lake: Lake):
-    other = Life(spark, run.name, "x")
+def test_of_two_merges_of_the_same_files_one_gives_way(run: IndexRun, spark: Any, lake: Lake):
+    other = IndexRun(spark, run.name, "x")
 
     def first() -> None:
         other.table.refresh()
@@ -280,8 +282,8 @@ def test_of_two_merges_of_the_same_files_one_gives_way(run: Life, spark: Any, la
     assert run.folder("data") == run.referred(spark, "all_data_files", "file_path")
 
 
-def test_a_commit_of_another_sink_is_no_obstacle(run: Life, spark: Any, lake: Lake):
-    other = Life(spark, run.name, "x")
+def test_a_commit_of_another_sink_is_no_obstacle(run: IndexRun, spark: Any, lake: Lake):
+    other = IndexRun(spark, run.name, "x")
     run.held = lambda: _silent(other)
     assert run.commit() == ""
     assert len(run.table.live()[1]) == 2
@@ -289,24 +291,26 @@ def test_a_commit_of_another_sink_is_no_obstacle(run: Life, spark: Any, lake: La
     assert rows == [("s", 8), ("x", 2)]
 
 
-def _silent(other: Life) -> None:
+def _silent(other: IndexRun) -> None:
     other.upkeep._paused_until = 2**62
     other.commit()
 
 
-def test_a_run_that_is_fenced_while_it_merges_changes_nothing(run: Life, spark: Any, lake: Lake):
-    run.held = lambda: Life(spark, run.name, epoch=2) and None
+def test_a_run_that_is_fenced_while_it_merges_changes_nothing(
+    run: IndexRun, spark: Any, lake: Lake
+):
+    run.held = lambda: IndexRun(spark, run.name, epoch=2) and None
     assert "has another run than epoch 1" in run.commit()
     assert len(run.table.live()[1]) == 4
     exact(lake, run.name, 4)
-    heir = Life(spark, run.name, epoch=3)
+    heir = IndexRun(spark, run.name, epoch=3)
     assert heir.commit() == ""
     run.table.refresh()
     run.upkeep.resolve()
     assert run.folder("data") == run.referred(spark, "all_data_files", "file_path")
 
 
-def test_rows_that_somebody_deletes_do_not_come_back(run: Life, spark: Any, lake: Lake):
+def test_rows_that_somebody_deletes_do_not_come_back(run: IndexRun, spark: Any, lake: Lake):
     """H6: while files are merged; and where they are hidden by a delete file already."""
     spark.sql(
         f"ALTER TABLE lake.{run.name} SET TBLPROPERTIES ('write.delete.mode'='merge-on-read')"

@@ -37,7 +37,7 @@ from tests.upserts import Oracle, Record, history, of_envelope, spark_rows
 
 Make = Callable[..., Config]
 NOW = int(time.time() * 1000)
-PER_LIFE = 150
+PER_RUN = 150
 
 
 class Feed:
@@ -401,11 +401,11 @@ def test_late_changes_do_not_win_and_deletes_are_remembered_by_a_databases_log_n
         decode={"format": "json"},
         table=upsert(version_column="_source.lsn", compact_after_commits=2),
         route=[{"pattern": ".*", "to": [f"db.{name}"], "envelope": "debezium"}],
-        sink={"max_records_per_trigger": PER_LIFE // 3},
+        sink={"max_records_per_trigger": PER_RUN // 3},
     )
     chance = random.Random(7)
     for number in range(2):
-        for n in range(PER_LIFE):
+        for n in range(PER_RUN):
             row = {"id": chance.randrange(25), "value": number * 1000 + n}
             op = chance.choice("uuud")
             feed.change(
@@ -427,7 +427,7 @@ def test_late_changes_do_not_win_and_deletes_are_remembered_by_a_databases_log_n
         snapshots = history(json.loads(Path(lake.metadata_file(table)).read_text()))
         assert any("frazil.compact" in snapshot.summary for snapshot in snapshots), table
     totals = lake.query(config.index_table, "written, skipped", "WHERE table_name = '*'")
-    assert [sum(column) for column in zip(*totals, strict=True)] == [2 * PER_LIFE, 0]
+    assert [sum(column) for column in zip(*totals, strict=True)] == [2 * PER_RUN, 0]
 
 
 @pytest.mark.long

@@ -125,7 +125,7 @@ def verifier(chaos: Any, tmp_path: Path) -> Any:
 
 
 def seen(verifier: Any) -> tuple[int, int, int]:
-    findings = verifier.found
+    findings = verifier.findings
     return findings.lost, findings.doubled, findings.wrong
 
 
@@ -137,7 +137,7 @@ def test_an_append_table_that_is_right_at_every_snapshot(chaos: Any, verifier: A
     made.snapshot([*range(30)], 100, removed=[first])  # as a compaction does
     verifier._appended("", made.metadata())
     assert seen(verifier) == (0, 0, 0)
-    assert verifier.found.append_snapshots == 3
+    assert verifier.findings.append_snapshots == 3
     assert verifier.cuts["events"] == [100, 0, 0, 0]
 
 

@@ -242,7 +242,7 @@ def test_a_claim_fences_the_older_run():
 
 
 def test_a_run_checks_that_it_is_still_the_newest():
-    table, committer = witnessed()
+    table, committer = claimed_table()
     put(committer, batch(0, 5, "a"))
     for who in (committer, target(table, epoch=0)):  # who only looks is not overtaken
         entry = who.still_newest()
@@ -301,7 +301,7 @@ def test_expiry_without_a_tag_stops_and_with_one_goes_on():
     table = FakeTable()
     committer = target(table)
     put(committer, batch(0, 5, "a"))
-    witnessed = next(table.history("main"))
+    tagged = next(table.history("main"))
     table.add(["compacted"], {})
     table.add(["compacted again"], {})
     bare = FakeTable()
@@ -311,7 +311,7 @@ def test_expiry_without_a_tag_stops_and_with_one_goes_on():
     bare.expire()
     with pytest.raises(Expired, match="not found is not never committed"):
         put(target(bare, 2), batch(5, 9, "b"))
-    committer.set_tag(witnessed)
+    committer.set_tag(tagged)
     table.expire()
     put(committer, batch(5, 9, "b"))
     assert table.live()[-1] == "m-b"
@@ -422,7 +422,7 @@ def test_without_earlier_metadata_the_newest_manifest_of_the_tagged_snapshot_pro
 
 def test_a_commit_that_was_expired_before_its_tag_is_found_in_earlier_metadata():
     """Whether it was applied need not be guessed; and the tag goes to an entry on top."""
-    table, committer = witnessed()
+    table, committer = claimed_table()
     table.metadata_kept = True
     append = table.append
 
@@ -448,7 +448,7 @@ def test_a_commit_that_was_expired_before_its_tag_is_found_in_earlier_metadata()
 # ── expiry between a commit and its tag ──────────────────────────────────────────────────────────
 
 
-def witnessed() -> tuple[FakeTable, TableCommitter]:
+def claimed_table() -> tuple[FakeTable, TableCommitter]:
     """A table that a run has claimed."""
     table = FakeTable()
     committer = target(table)
@@ -522,7 +522,7 @@ def test_a_run_whose_manifests_a_newer_one_has_removed_is_fenced():
 @pytest.mark.parametrize("then", ["the answer is lost", "Iceberg tries again by itself"])
 def test_a_commit_that_was_expired_before_its_tag_is_not_made_again(then: str):
     """What is left of the table tells of an older entry only."""
-    table, committer = witnessed()
+    table, committer = claimed_table()
     append = table.append
 
     def lost(*given: Any, **more: Any) -> None:
@@ -544,7 +544,7 @@ def test_a_commit_that_was_expired_before_its_tag_is_not_made_again(then: str):
 
 
 def test_a_history_that_is_expired_right_before_the_first_try_is_no_reason_to_stop():
-    table, committer = witnessed()
+    table, committer = claimed_table()
     append = table.append
 
     def late(*given: Any, **more: Any) -> None:

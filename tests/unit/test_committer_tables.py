@@ -51,9 +51,9 @@ class Stream:
         self.bounds = ROOMY
         self.steps: list[tuple[str, str]] = []
         self.unhealthy: dict[str, FrazilError] = {}
-        self.life()
+        self.begin_run()
 
-    def life(self) -> None:
+    def begin_run(self) -> None:
         """A run begins: claims, and what is staged is taken over."""
         self.epoch += 1
         self.index_target = TableCommitter(self.index, "main", "s", self.epoch, self.clock)
@@ -389,7 +389,7 @@ def test_a_run_that_ended_in_the_middle_is_taken_over_table_by_table(stream: Str
     stream.hand(b=2)
     stream.round()
     assert stream.live("b") == ["c1-b", "c2-b"]
-    stream.life()
+    stream.begin_run()
     stream.hand(a=3, b=3)
     stream.settle()
     assert stream.live("a") == ["c1-a", "c3-a"]
@@ -406,10 +406,10 @@ def test_a_table_that_stays_stuck_over_several_runs_loses_nothing(stream: Stream
         stream.hand(a=1, b=1)
         stream.hand(b=1)
         stream.round()
-        stream.life()
+        stream.begin_run()
     assert stream.indexed == []
     del stream.unhealthy["db.a"]
-    stream.life()
+    stream.begin_run()
     stream.settle()
     assert stream.live("a") == ["c1-a", "c3-a", "c5-a"]
     assert stream.live("b") == [f"c{i}-b" for i in range(1, 7)]
@@ -423,10 +423,10 @@ def test_batches_are_found_though_the_history_behind_them_was_expired(stream: St
         stream.hand(a=1, b=1)
         stream.round()
     stream.tables["db.b"].expire()
-    stream.life()
+    stream.begin_run()
     stream.tables["db.b"].expire()
     del stream.unhealthy["db.a"]
-    stream.life()
+    stream.begin_run()
     stream.hand(b=5)
     stream.settle()
     assert dict(stream.stuck) == {}
@@ -475,7 +475,7 @@ def test_files_that_were_staged_for_another_table_of_that_name_are_not_committed
 def test_batches_that_wait_for_a_stuck_table_alone_do_not_count_by_number():
     stream = Stream("db.a", "db.b")
     stream.bounds = BackpressureLimits(2, 100, 3600)
-    stream.life()
+    stream.begin_run()
     stream.unhealthy["db.a"] = IdentityMismatch("cannot go on: it is gone")
     for _ in range(20):
         stream.hand(a=1, b=1)  # never blocks
@@ -490,14 +490,14 @@ def test_batches_that_wait_for_a_stuck_table_alone_do_not_count_by_number():
 def test_bytes_and_age_hold_the_stream_though_one_table_only_is_stuck():
     stream = Stream("db.a", "db.b")
     stream.bounds = BackpressureLimits(2, 100, 3600)
-    stream.life()
+    stream.begin_run()
     stream.unhealthy["db.a"] = IdentityMismatch("cannot go on: it is gone")
     stream.hand(a=1, b=1, bytes=60)
     stream.round()
     stream.hand(a=1, bytes=60)
     assert stream.committer.queue.over() == "120 staged bytes wait for a commit; the bound is 100"
     stream.bounds = BackpressureLimits(2, 1000, 3600)
-    stream.life()
+    stream.begin_run()
     stream.round()
     assert stream.committer.queue.over() == ""
     stream.clock.now += 3600
@@ -600,7 +600,7 @@ def test_enough_bytes_or_a_flush_end_the_gathering():
 def test_a_bound_ends_the_gathering_too():
     stream = Stream("db.a", paces={"db.a": CommitTrigger(interval=3600)})
     stream.bounds = BackpressureLimits(2, 10**9, 7200)
-    stream.life()
+    stream.begin_run()
     stream.hand(a=1)
     stream.round()
     stream.hand(a=1)
@@ -652,7 +652,7 @@ def test_a_run_that_was_fenced_does_not_wait_for_a_person():
     old.submit(stream.batch(a=3))
     old.round(old.queue.due())
     assert "not there" in old.progress.trouble
-    stream.life()
+    stream.begin_run()
     with pytest.raises(Fenced, match="this one is epoch 1"):
         old.round(["db.a"])
 

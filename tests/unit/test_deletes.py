@@ -82,14 +82,14 @@ def settle(by: ChunkPipeline, *records: tuple[bytes | None, bytes | None]) -> Ch
 
 
 def gone(settled: ChunkResult, name: str = "db.t") -> list[tuple[Any, ...]]:
-    return _told(settled.gone, name)
+    return _offsets_and_keys(settled.gone, name)
 
 
 def left(settled: ChunkResult, name: str = "db.t") -> list[tuple[Any, ...]]:
-    return _told(settled.left, name)
+    return _offsets_and_keys(settled.left, name)
 
 
-def _told(pairs: list[tuple[str, pa.Table]], name: str) -> list[tuple[Any, ...]]:
+def _offsets_and_keys(pairs: list[tuple[str, pa.Table]], name: str) -> list[tuple[Any, ...]]:
     """Offset and key of each."""
     rows = [row for table, rows in pairs if table == name for row in rows.to_pylist()]
     return sorted(

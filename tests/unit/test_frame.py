@@ -44,7 +44,7 @@ A, B, C = Partition("orders", 0), Partition("orders", 1), Partition("other", 0)
 COLUMNS = ("t", "p", "o")
 UTC = dt.timezone.utc
 
-Told = dict[tuple[str, int, int, int], tuple[int, int, tuple[int, ...]]]
+ReportedPieces = dict[tuple[str, int, int, int], tuple[int, int, tuple[int, ...]]]
 
 
 def outcome(
@@ -181,7 +181,7 @@ def test_no_row_carries_no_offset():
 # ── what adds up ─────────────────────────────────────────────────────────────────────────────
 
 
-def reported(*pieces: tuple[Partition, int, int, int]) -> Told:
+def reported(*pieces: tuple[Partition, int, int, int]) -> ReportedPieces:
     """(partition, start, end, how many of them held no record)"""
     return {(*p, start, end): (end - start - n, n, (7,)) for p, start, end, n in pieces}
 
@@ -312,7 +312,7 @@ def test_what_is_accounted_for_always_adds_up(data: st.DataObject):
 def test_a_range_that_a_second_attempt_reported_again_counts_once():
     adding = ReadCountsAccumulator()
     first = adding.addInPlace(adding.zero({}), {("a", 0, 0, 5): (4, 1, (3,))})
-    again: Told = {("a", 0, 0, 5): (4, 1, (4,)), ("a", 0, 5, 9): (4, 0, (4,))}
+    again: ReportedPieces = {("a", 0, 0, 5): (4, 1, (4,)), ("a", 0, 5, 9): (4, 0, (4,))}
     both = adding.addInPlace(first, again)
     assert both == {("a", 0, 0, 5): (4, 1, (3, 4)), ("a", 0, 5, 9): (4, 0, (4,))}
     assert adding.zero(both) == {}
@@ -321,7 +321,7 @@ def test_a_range_that_a_second_attempt_reported_again_counts_once():
 # ── leader epochs ────────────────────────────────────────────────────────────────────────────
 
 
-def read_in(*pieces: tuple[Partition, int, int, tuple[int, ...]]) -> Told:
+def read_in(*pieces: tuple[Partition, int, int, tuple[int, ...]]) -> ReportedPieces:
     """(partition, start, end, the leader epoch that each attempt reported)"""
     return {(*p, start, end): (end - start, 0, epochs) for p, start, end, epochs in pieces}
 
@@ -334,7 +334,7 @@ def test_the_epoch_of_a_range_is_that_of_its_last_piece():
 @pytest.mark.parametrize(
     ("pieces", "why"),
     [
-        ([], "nobody told"),
+        ([], "nobody reports"),
         ([(A, 10, 15, (3,))], "the end of the range is missing"),
         ([(A, 15, 21, (3,))], "of another batch"),
         ([(A, 9, 20, (3,))], "of another batch"),

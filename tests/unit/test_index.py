@@ -189,7 +189,7 @@ class FakeIndex(FakeTable):
         return {str(path) for path in self.folder.rglob("*.parquet")}
 
 
-class Life:
+class IndexRun:
     """One run of a sink that commits to an index and looks after it."""
 
     def __init__(self, table: FakeIndex, sink: str = "s", epoch: int = 1) -> None:
@@ -337,7 +337,7 @@ def test_what_is_full_or_hidden_in_part_or_no_parquet_is_left_alone():
 
 
 def test_files_of_a_tier_become_one_sorted_and_every_row_is_kept(table: FakeIndex):
-    run = Life(table)
+    run = IndexRun(table)
     for _ in range(4):
         assert run.commit() == ""
     _, [file] = table.live()
@@ -354,7 +354,7 @@ def test_hundreds_of_batches_stay_few_files_and_snapshots(
 ):
     monkeypatch.setattr(tasks, "KEPT", 10)
     monkeypatch.setattr(tasks, "AT_ONCE", 10)
-    run = Life(table)
+    run = IndexRun(table)
     most = 0
     for _ in range(200):
         run.commit()
@@ -369,14 +369,14 @@ def test_hundreds_of_batches_stay_few_files_and_snapshots(
 
 def test_the_position_is_found_when_everything_else_was_expired(table: FakeIndex):
     """L11: a merge on top of the tag, and nothing left before it."""
-    run = Life(table)
+    run = IndexRun(table)
     for _ in range(4):
         run.commit()
     assert tasks.MERGE in next(table.history("main")).summary
     table.add([], {})
     table.expire(2**62, 1)
     assert len(list(table.history("main"))) == 1
-    heir = Life(table, epoch=2)
+    heir = IndexRun(table, epoch=2)
     assert heir.end == Cut({P: 40, Q: 40})
     for _ in range(5):
         assert heir.commit() == ""
@@ -384,7 +384,7 @@ def test_the_position_is_found_when_everything_else_was_expired(table: FakeIndex
 
 
 def test_what_a_merge_reads_is_counted_against_what_the_manifests_say(table: FakeIndex):
-    run = Life(table)
+    run = IndexRun(table)
     for _ in range(3):
         run.commit()
     newest, files = table.live()
@@ -396,7 +396,7 @@ def test_what_a_merge_reads_is_counted_against_what_the_manifests_say(table: Fak
 
 
 def test_a_merge_whose_answer_was_lost_is_found_and_nothing_live_is_removed(table: FakeIndex):
-    run = Life(table)
+    run = IndexRun(table)
     table.rewrites = ["lost"]
     for _ in range(4):
         assert run.commit() == ""
@@ -407,7 +407,7 @@ def test_a_merge_whose_answer_was_lost_is_found_and_nothing_live_is_removed(tabl
 
 
 def test_files_of_a_merge_that_failed_go_when_it_can_come_to_nothing_any_more(table: FakeIndex):
-    run = Life(table)
+    run = IndexRun(table)
     table.rewrites = ["dropped"]
     for _ in range(3):
         run.commit()
@@ -425,7 +425,7 @@ def test_files_of_a_merge_that_failed_go_when_it_can_come_to_nothing_any_more(ta
 
 def test_a_request_that_may_still_arrive_keeps_its_files(table: FakeIndex):
     """Nothing is deleted before it is certain that the merge was not, and will not be, applied."""
-    run = Life(table)
+    run = IndexRun(table)
     table.rewrites = ["dropped"]
     for _ in range(4):
         run.commit()
@@ -438,7 +438,7 @@ def test_a_request_that_may_still_arrive_keeps_its_files(table: FakeIndex):
 def test_a_store_that_does_not_answer_is_left_in_peace_and_tried_again(
     table: FakeIndex, monkeypatch: pytest.MonkeyPatch
 ):
-    run = Life(table)
+    run = IndexRun(table)
     asked: list[int] = []
 
     def away(*_: Any) -> pa.Table:
@@ -458,10 +458,10 @@ def test_a_store_that_does_not_answer_is_left_in_peace_and_tried_again(
 
 
 def test_a_fenced_run_does_not_merge(table: FakeIndex):
-    old = Life(table)
+    old = IndexRun(table)
     for _ in range(3):
         old.commit()
-    heir = Life(table, epoch=2)
+    heir = IndexRun(table, epoch=2)
     heir.commit()
     files = table.live()[1]
     old.upkeep._enough = 0
@@ -471,9 +471,9 @@ def test_a_fenced_run_does_not_merge(table: FakeIndex):
 
 
 def test_a_run_that_is_fenced_while_it_merges_changes_nothing(table: FakeIndex):
-    old = Life(table)
-    heirs: list[Life] = []
-    table.rewrites, table.race = ["race"], lambda: heirs.append(Life(table, epoch=2))
+    old = IndexRun(table)
+    heirs: list[IndexRun] = []
+    table.rewrites, table.race = ["race"], lambda: heirs.append(IndexRun(table, epoch=2))
     for _ in range(3):
         old.commit()
     assert "has another run than epoch 1" in old.commit()
@@ -484,7 +484,7 @@ def test_a_run_that_is_fenced_while_it_merges_changes_nothing(table: FakeIndex):
 
 
 def test_two_sinks_share_an_index_and_of_two_merges_one_gives_way(table: FakeIndex):
-    ours, other = Life(table, "s"), Life(table, "x")
+    ours, other = IndexRun(table, "s"), IndexRun(table, "x")
     for _ in range(2):
         ours.commit()
     other.commit()
@@ -562,7 +562,7 @@ def broken(stream: Stream, error: FrazilError) -> Callable[[], None]:
 )
 def test_l9_index_trouble_never_stops_the_data(stream: Stream, error: FrazilError):
     stream.bounds = BackpressureLimits(6, 10**9, 3600)
-    stream.life()
+    stream.begin_run()
     stream.hand(a=1)
     stream.settle()
     mended = broken(stream, error)
@@ -630,7 +630,7 @@ def test_l10_l11_no_row_without_its_data_and_none_twice_whatever_dies(seed: int)
         if dice.random() < 0.1:
             for table in tables:
                 table.faults = []  # a claim needs its tables
-            stream.life()
+            stream.begin_run()
         stream.clock.sleep(dice.choice([0, 1, LONGEST_PAUSE]))
         histories = {name: history_of(stream, name) for name in stream.tables}
         for row in stream.index.live():
@@ -702,7 +702,7 @@ def test_l13_one_partitions_trouble_stays_its_own():
 def test_l14_a_slow_index_pushes_back_and_says_so(stream: Stream):
     """The stream waits at its bound, with a reason; nothing piles up, nothing is lost."""
     stream.bounds = BackpressureLimits(4, 10**9, 3600)
-    stream.life()
+    stream.begin_run()
     stream.committer.queue.clock = time
     slow, append = threading.Event(), stream.index.append
 
@@ -753,7 +753,7 @@ class Filled(Stream):
             if dice.random() < 0.4:
                 self.round()
         self.settle()
-        self.told = pa.concat_tables(self.rows)
+        self.all_rows = pa.concat_tables(self.rows)
 
     def _rows(self, located: Any) -> list[str]:
         self.rows.append(index.rows(located))
@@ -876,8 +876,8 @@ def keys(rows: pa.Table) -> list[tuple[Any, ...]]:
 def test_an_index_that_lacks_nothing_is_left_as_it_is():
     for names in (["db.a"], ["db.a", "db.b"]):
         filled = Filled(random.Random(1), 30, *names)
-        assert filled.verdicts(filled.told) == {"proven"}
-        assert filled.rebuild(filled.told)[1] == RebuiltRows()
+        assert filled.verdicts(filled.all_rows) == {"proven"}
+        assert filled.rebuild(filled.all_rows)[1] == RebuiltRows()
 
 
 @pytest.mark.parametrize("names", [["db.a"], ["db.a", "db.b", "db.c"]], ids=["one", "three"])
@@ -885,8 +885,8 @@ def test_an_index_that_lacks_nothing_is_left_as_it_is():
 def test_rows_that_are_lost_or_altered_are_rebuilt_from_the_ledgers(seed: int, names: list[str]):
     dice = random.Random(seed)
     filled = Filled(dice, 24, *names)
-    rows = filled.told.take(
-        [n for n in range(len(filled.told)) if dice.random() > 0.15 * (seed % 4)]
+    rows = filled.all_rows.take(
+        [n for n in range(len(filled.all_rows)) if dice.random() > 0.15 * (seed % 4)]
     )
     if seed % 3 == 0 and len(rows):
         at = dice.randrange(len(rows))
@@ -913,7 +913,7 @@ def ledgers(table: FakeTable) -> list[ledger.LedgerEntry]:
 
 def test_everything_lost_is_rebuilt_entry_by_entry():
     filled = Filled(random.Random(3), 40, "db.a")
-    after, rebuilt = filled.rebuild(filled.told.slice(0, 0))
+    after, rebuilt = filled.rebuild(filled.all_rows.slice(0, 0))
     assert filled.verdicts(after) == {"proven"}
     entries = [entry for entry in ledgers(filled.tables["db.a"]) if entry.ranges]
     assert len(rebuilt.ranges) == sum(len(entry.ranges) for entry in entries)
@@ -927,7 +927,7 @@ def test_everything_lost_is_rebuilt_entry_by_entry():
 def test_what_the_index_has_not_reached_yet_is_not_rebuilt():
     """The sink writes those rows itself: rebuilt here too, they would be there twice."""
     filled = Filled(random.Random(4), 20, "db.a")
-    kept = filled.told.filter(pc.less(filled.told["batch"], 10))
+    kept = filled.all_rows.filter(pc.less(filled.all_rows["batch"], 10))
     reached = {row["partition"]: row["end_offset"] for row in kept.to_pylist()}
     position = Cut({p: reached.get(p.number, 0) for p in (P, Q)})
     rebuilt = rebuild(filled.ledgers, kept.select(list(COLUMNS)), position)
@@ -957,8 +957,8 @@ def test_what_no_snapshot_tells_any_more_is_said():
     filled = Filled(random.Random(5), 30, "db.a")
     filled.tables["db.a"].refs["frazil/s"] = filled.tables["db.a"].refs["main"]
     filled.tables["db.a"].expire(keep=2)
-    rows = filled.told.filter(pc.not_equal(filled.told["batch"], 3))
-    lost = filled.told.filter(pc.equal(filled.told["batch"], 3))
+    rows = filled.all_rows.filter(pc.not_equal(filled.all_rows["batch"], 3))
+    lost = filled.all_rows.filter(pc.equal(filled.all_rows["batch"], 3))
     _, rebuilt = filled.rebuild(rows)
     assert rebuilt.located == []
     unknown = {

@@ -30,7 +30,7 @@ class Ivy:
     """In place of Java: does what Ivy does with `-retrieve`, or fails on request."""
 
     def __init__(self, *files: str, code: int = 0, output: str = "") -> None:
-        self.files, self.code, self.said = files, code, output
+        self.files, self.code, self.output = files, code, output
         self.runs: list[list[str]] = []
 
     def __call__(self, command: list[str], **_: Any) -> Any:
@@ -40,7 +40,7 @@ class Ivy:
         for name in self.files:
             libs.mkdir(exist_ok=True)
             (libs / name).write_bytes(b"jar")
-        return SimpleNamespace(returncode=self.code, stdout=self.said, stderr="")
+        return SimpleNamespace(returncode=self.code, stdout=self.output, stderr="")
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def test_another_question_has_another_folder(ivy: Ivy):
 
 def test_what_fails_leaves_no_folder_behind(ivy: Ivy, cache: Path):
     ivy.files, ivy.code = ("thing-1.2.jar",), 1
-    ivy.said = "a\n\t\tUNRESOLVED DEPENDENCIES: thing\nb"
+    ivy.output = "a\n\t\tUNRESOLVED DEPENDENCIES: thing\nb"
     with pytest.raises(
         Unavailable, match=r"org\.example:thing:1\.2: UNRESOLVED DEPENDENCIES: thing"
     ):

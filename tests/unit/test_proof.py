@@ -72,11 +72,11 @@ class World(test_locate.World):
         return self.lost
 
     def audit(self, **more: Any) -> AuditResult:
-        return evidence.of_config(self.config, self.open, say=self.said.append, **more)
+        return evidence.of_config(self.config, self.open, say=self.lines.append, **more)
 
     @property
-    def said(self) -> list[str]:
-        return self.__dict__.setdefault("_said", [])
+    def lines(self) -> list[str]:
+        return self.__dict__.setdefault("_lines", [])
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_a_sink_that_never_committed_is_not_proven_where_kafka_does_not_tell(
     result = world.audit(ask=ask)
     assert (result.verdict, result.lag) == ("nothing committed", None)
     assert world.asked == (ask is None)
-    assert bool(world.said) == (ask is None)
+    assert bool(world.lines) == (ask is None)
 
 
 def test_a_sink_whose_tables_are_not_made_yet_never_committed(world: World):
@@ -153,7 +153,7 @@ def test_a_broker_that_does_not_answer_changes_no_verdict_unless_it_must(world: 
     world.error = Unavailable("cannot describe topics: no answer")
     result = world.audit()
     assert (result.verdict, result.lag) == ("proven", None)
-    assert world.said == ["what waits in Kafka is not known: cannot describe topics: no answer"]
+    assert world.lines == ["what waits in Kafka is not known: cannot describe topics: no answer"]
     with pytest.raises(Unavailable):
         world.audit(ask=True)
     world.error = ConfigError("cannot read topic orders: it does not exist")

@@ -136,9 +136,9 @@ class World:
         self.clock = FakeClock()
         self.epoch = 0
         self.beginnings = {P: 0, Q: beginning}
-        self.life()
+        self.begin_run()
 
-    def life(self) -> None:
+    def begin_run(self) -> None:
         refuse_unfinished(self.index.properties, "s")
         heads = [TableCommitter(t, "main", "s", 0, self.clock).head().entry for t in self.every]
         self.epoch = 1 + max((head.epoch for head in heads if head), default=0)
@@ -456,7 +456,7 @@ def test_a_batch_whose_record_was_lost_and_read_again_in_other_pieces_is_not_tor
     world.make("db.a")
     world.commit("db.a")  # [10, 20) is in the table, its record is lost
     world.staged.clear()
-    world.life()
+    world.begin_run()
     lost = world.batches["c1"]
     short = Range(P, 10, 15)
     staged = StagedBatch(
@@ -604,7 +604,7 @@ def test_tables_and_index_go_back_together_and_the_stream_goes_on():
     boundary = world.rewind("batch:1")
     world.check(boundary)
     assert boundary.cut == Cut({P: 20, Q: 0})
-    world.life()
+    world.begin_run()
     assert world.epoch > before + 1
     assert (world.end, world.number) == (boundary.cut, 2)
     world.make("db.b")
@@ -628,7 +628,7 @@ def test_the_beginning_is_a_boundary_too(alone: bool):
     assert boundary == Boundary(BEGINNING, Cut({P: 0, Q: 100}))
     world.check(boundary)
     assert world.tables["db.a"].live() == []
-    world.life()
+    world.begin_run()
     world.make("db.a")
     world.settle()
     assert world.tables["db.a"].live() == ["c2/db.a"]
@@ -641,7 +641,7 @@ def test_a_table_made_after_the_cut_is_empty_and_still_the_sinks():
     (claim,) = table.history("main")
     assert claim.parent is None
     assert table.tags() == {"frazil/s": claim.id}
-    world.life()
+    world.begin_run()
     world.make("db.a", "db.b")
     world.settle()
     assert table.live() == ["c3/db.b"]
@@ -683,7 +683,7 @@ def test_an_earlier_run_can_commit_at_no_moment_of_a_rewind():
     world = filled(["db.a", "db.b"], ["db.a", "db.b"])
     zombies = {name: world.targets[name] for name in world.tables}
     pending = world.make("db.a", "db.b")
-    world.life()
+    world.begin_run()
     world.settle()
     refusals = []
 
@@ -704,7 +704,7 @@ def test_a_run_that_starts_during_a_rewind_is_refused_and_the_rewind_ends():
     def step(name: str, table: str) -> None:
         if name not in ("claimed", "done"):
             with pytest.raises(Gap, match="a rewind to batch:0 was begun and not finished"):
-                world.life()
+                world.begin_run()
             refused.append(name)
 
     # (The world's run looks before it claims, and once more after.)
@@ -717,7 +717,7 @@ def test_a_run_that_claims_before_it_can_see_the_note_goes_on_and_the_rewind_doe
 
     def step(name: str, table: str) -> None:
         if name == "claimed":
-            world.life()
+            world.begin_run()
 
     with pytest.raises(Fenced, match=r"claimed db\.index meanwhile"):
         world.rewind("batch:0", step)
@@ -735,7 +735,7 @@ def test_of_two_rewinds_one_goes_through_and_the_other_stops(moment: str):
     def step(name: str, table: str) -> None:
         if name == moment:
             world.rewind("batch:1")
-            world.life()
+            world.begin_run()
             world.make("db.a")
             world.settle()
 
@@ -776,7 +776,7 @@ def test_a_rewind_that_was_killed_is_finished_by_the_next(nth: int, text: str):
     assert killed_at(world, text, nth) == (nth < len(STEPS) - 1 + 2)  # two tables move
     started = True
     try:
-        world.life()  # refused, or right
+        world.begin_run()  # refused, or right
     except Gap:
         started = False
     if started:
@@ -785,7 +785,7 @@ def test_a_rewind_that_was_killed_is_finished_by_the_next(nth: int, text: str):
         for name in live:
             assert live[name] == [f"{i}/{name}" for i in kept if name in world.batches[i].names]
     world.check(world.rewind(text))
-    world.life()
+    world.begin_run()
     world.make("db.a", "db.b")
     world.settle()
 
@@ -797,7 +797,7 @@ doings = st.lists(
         st.tuples(st.just("batch"), several, st.sampled_from([P, Q])),
         st.tuples(st.just("commit"), several),
         st.tuples(st.just("index")),
-        st.tuples(st.just("life")),
+        st.tuples(st.just("begin_run")),
         st.tuples(st.just("foreign"), names),
         st.tuples(st.just("compact"), names),
         st.tuples(st.just("expire"), names, st.integers(1, 3)),
@@ -818,11 +818,11 @@ doings = st.lists(
 @example(  # rolled back to a snapshot below which the ledger was expired
     doings=[
         ("batch", ["db.a"], P),
-        ("life",),
+        ("begin_run",),
         ("foreign", "db.a"),
-        ("life",),
+        ("begin_run",),
         ("expire", "db.a", 2),
-        ("life",),
+        ("begin_run",),
     ],
     batch=0,
     kills=[],
@@ -840,8 +840,8 @@ def test_whatever_happened_before_and_wherever_it_is_killed_all_stand_together_a
             world.commit(*(table for table in rest[0] if table in world.tables))
         elif name == "index":
             world.commit(INDEX)
-        elif name == "life":
-            world.life()
+        elif name == "begin_run":
+            world.begin_run()
         elif name in ("foreign", "compact") and rest[0] in world.tables:
             table = world.tables[rest[0]]
             made = table.add([], {"added-records": "1", "deleted-records": "1"})
@@ -868,7 +868,7 @@ def test_whatever_happened_before_and_wherever_it_is_killed_all_stand_together_a
     if all(killed_at(world, text, kill) for kill in kills):  # else one went through
         assert world.rewind(text) == expected
     world.check(expected)
-    world.life()
+    world.begin_run()
     for arguments in more:
         world.make(*arguments)
     world.settle()
