@@ -1612,7 +1612,7 @@ class Score:
     complaints: list[str] = field(default_factory=list)
 
     def __iadd__(self, other: Score) -> Score:
-        for name in ("planted", "found", "happened"):
+        for name in ("planted", "detected", "happened"):
             getattr(self, name).update(getattr(other, name))
         for name in (
             "exact",

@@ -1204,15 +1204,15 @@ def plant():
     from frazil.formats import debezium, json_reader
     from frazil.pipeline import fitting, json_records
 
-    def raising(where, name, found):
-        there = getattr(where, name)
-        if getattr(there, "planted", False):
+    def raising(where, name, matches):
+        original = getattr(where, name)
+        if getattr(original, "planted", False):
             return
 
         def planted(*args, **named):
-            if found(*args):
+            if matches(*args):
                 raise ArithmeticError("out of the blue, at " + name)
-            return there(*args, **named)
+            return original(*args, **named)
 
         planted.planted = True
         setattr(where, name, planted)
@@ -1559,9 +1559,9 @@ def _run(
             say(f"{message['sink']}: {message['seconds']:.0f} s")
             answers.append(message)
     if process.wait() or len(answers) != len(documents):
-        message = [line for line in log.read_text().splitlines() if not _of_polars(line)]
+        lines = [line for line in log.read_text().splitlines() if not _of_polars(line)]
         raise SystemExit(
-            "\n".join([f"the sinks' process ended: {process.returncode}", *message[-60:]])
+            "\n".join([f"the sinks' process ended: {process.returncode}", *lines[-60:]])
         )
     return answers, memory.end()
 

@@ -96,8 +96,8 @@ def test_every_good_record_is_exact_and_every_bad_one_is_rejected_once(
                 Partition("t", number), RawRecords(part, offsets, offsets), None, frozenset()
             )
             rows += [table for _, table in settled.rows]
-            for name, actual in (("message", "reason"), ("schema_id", "schema_id")):
-                column = [getattr(rejection, actual) for rejection in settled.rejections.values()]
+            for name, key in (("message", "reason"), ("schema_id", "schema_id")):
+                column = [getattr(rejection, key) for rejection in settled.rejections.values()]
                 # what is reported can be written
                 pa.array(column, DEAD_LETTER_COLUMNS.field(name).type)
             dead_letters += [(number, start + i, part[i]) for i in settled.rejections]

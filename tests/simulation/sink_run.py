@@ -300,7 +300,7 @@ def _plan(schemas: TableSchemas, name: str, *_: object) -> SimpleNamespace:
 
 @contextmanager
 def simulated() -> Iterator[None]:
-    """The code under test in the world that `here` names."""
+    """The code under test in the world that `context` names."""
     everywhere = {
         startup_module: {"time": _Time},
         sink_module: {

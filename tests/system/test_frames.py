@@ -929,7 +929,7 @@ def test_while_the_catalog_is_away_a_dataframe_goes_on_and_catches_up_in_order(
     monkeypatch.setattr(protocol, "LONGEST_PAUSE", 0.05)
     with living(written(rate(spark), name)) as sink:
         eventually(lambda: len(sink.committer.pending) >= 3, "batches wait, staged", sink=sink)
-        eventually(lambda: sink.committer.progress.trouble, "the trouble is told", sink=sink)
+        eventually(lambda: sink.committer.progress.trouble, "the trouble is reported", sink=sink)
         assert batches(sink) == 0
         assert lake.query(f"db.{name}", "count(*)") == [(0,)]
         away.clear()

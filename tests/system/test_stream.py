@@ -452,7 +452,7 @@ def test_while_the_catalog_is_away_the_stream_goes_on_and_catches_up_in_order(
         for number in range(1, 4):
             produce(b, name, numbered(20, number * 20), 2)
             eventually(lambda n=number: len(sink.committer.pending) >= n, "staged", sink=sink)  # type: ignore[misc]
-        eventually(lambda: sink.committer.progress.trouble, "the trouble is told", sink=sink)
+        eventually(lambda: sink.committer.progress.trouble, "the trouble is reported", sink=sink)
         assert "the catalog is away" in sink.committer.progress.trouble
         assert spark.table(f"lake.db.{name}").count() == 0
         assert not any(sink.position.values())

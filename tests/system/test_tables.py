@@ -657,7 +657,7 @@ def test_a_table_that_is_gone_waits_for_its_return_and_the_others_go_on(
         eventually(lambda: len(ids(other)) == 4, "b goes on and on", sink=sink)
     assert sink.position == cut(lake, f"db.{name}_index") == Cut({part(name, 0): 2})
     waiting: Any = status(config, JavaCatalog(spark, config.catalog.name).open_readonly)["waiting"]
-    assert list(waiting) == [gone], "whoever asks from outside is told as well"
+    assert list(waiting) == [gone], "whoever asks from outside sees it as well"
     assert "gone" in str(waiting[gone])
     with running(config, spark, flush=0.5) as sink:
         eventually(lambda: gone in sink.committer.progress.stuck, "a is still named", sink=sink)

@@ -472,7 +472,7 @@ def test_files_of_a_round_whose_snapshot_was_expired_before_it_was_found_stay(tm
 
     table.replace = done_and_forgotten  # type: ignore[method-assign]
     keeper = compaction(table)
-    assert keeper.run_due(), "it cannot be told whether it was done"
+    assert keeper.run_due(), "nothing shows whether it was done"
     table.check()
     assert table.removed == []
 

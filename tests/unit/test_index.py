@@ -904,7 +904,7 @@ def test_rows_that_are_lost_or_altered_are_rebuilt_from_the_ledgers(seed: int, n
             of = after.filter(pc.equal(after["table_name"], name))
             total = sum(entry.total.written for entry in ledgers(filled.tables[name]))
             assert sum(of["written"].to_pylist()) == total
-    assert not (rebuilt.unknown and len(names) == 1), "of one table alone everything can be told"
+    assert not (rebuilt.unknown and len(names) == 1), "of one table alone everything is known"
 
 
 def ledgers(table: FakeTable) -> list[ledger.LedgerEntry]:

@@ -875,8 +875,8 @@ def test_whatever_happened_before_and_wherever_it_is_killed_all_stand_together_a
     kept = world.index.live()
     for name, table in world.tables.items():
         assert table.live() == [f"{i}/{name}" for i in kept if name in world.batches[i].names]
-        boundary = [e for e, _ in entries(table.history("main"), "s")][::-1]
-        assert all(b.begin.continues(a.end) for a, b in pairwise(boundary))
+        committed = [e for e, _ in entries(table.history("main"), "s")][::-1]
+        assert all(b.begin.continues(a.end) for a, b in pairwise(committed))
     joined = BatchTimeline(world.rows(), world.end)
     assert joined.broken is None
 

@@ -272,7 +272,7 @@ def test_a_record_that_several_tables_reject_is_one_dead_letter_that_names_them_
     assert settled.rejections[1].tables == ("db.a",)
     assert settled.rejections[2].tables == ("db.a", "db.b")
     assert settled.rejections[3].tables == ("db.a", "db.b")
-    assert settled.rejections[3].reason.count("cannot read JSON") == 1, "a reason is not told twice"
+    assert settled.rejections[3].reason.count("cannot read JSON") == 1, "a reason is not repeated"
 
 
 def test_a_topic_that_a_rule_skips_is_skipped_whatever_its_records_are():
