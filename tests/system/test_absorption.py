@@ -88,7 +88,7 @@ def test_while_the_catalog_is_down_batches_are_staged_and_go_in_by_order_when_it
         world.server.kill()
         try:
             staged(sink, world, table, way, range(1, faults.BATCHES))
-            eventually(lambda: sink.committer.progress.trouble, "the trouble is reported", sink=sink)
+            eventually(lambda: sink.committer.progress.trouble, "the trouble is shown", sink=sink)
             assert f"cannot refresh table db.{table}" in sink.committer.progress.trouble
             assert "Connection refused" in sink.committer.progress.trouble
             assert sink.position == before

@@ -181,7 +181,7 @@ def test_a_dead_letter_is_the_record_as_it_was_with_reason_and_tables(log: Log, 
     assert first["headers"] == [{"key": "h", "value": b"v"}]
     assert first["timestamp"].timestamp() == 3
     assert "db.a" not in result.files
-    assert counts(result.tallies["db.a"]) == (0, 1, 2, 17), "only rejected, and counted all the same"
+    assert counts(result.tallies["db.a"]) == (0, 1, 2, 17), "only rejected, and counted"
 
 
 def test_a_table_that_got_nothing_is_not_reported(log: Log, kinds: BatchPlan):
