@@ -306,7 +306,8 @@ def some(task: tuple[int, int, str]) -> tuple[bytes, bytes, bytes]:
     """Of batches that follow each other: their ledger entries, those of the index, and its rows."""
     import pyarrow as pa
 
-    from frazil.commit import batch_chain, committer
+    from frazil.commit import batch_chain
+    from frazil.commit.commit_queue import INDEX as OF_INDEX
     from frazil.iceberg.table import Snapshot
     from frazil.ledger import index
     from frazil.ledger.entry import split
@@ -322,9 +323,7 @@ def some(task: tuple[int, int, str]) -> tuple[bytes, bytes, bytes]:
         entries.append(replace(entry, index=INDEX, kept=kept).summary())
         kept = split(entries[-1])[1]
         if number >= batches.scale.batches - LEFT:
-            entry = replace(
-                batch_chain.entry_of([batch], committer.INDEX, 1), tables={TABLE: table_uuid}
-            )
+            entry = replace(batch_chain.entry_of([batch], OF_INDEX, 1), tables={TABLE: table_uuid})
             heads.append(entry.summary())
         snapshot = Snapshot(batches.snapshots[number], None, 0, 0, "append", {})
         rows.append((batch, {TABLE: snapshot}))
@@ -549,30 +548,21 @@ def described(template: Template, batches: Batches, layout: str) -> Iterator[Any
             yield template.of(path, rows, (i, i), offsets)
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """A file of the index: the rows of the batches from `first` to `last`."""
-
-    first: int
-    last: int
-    rows: int
-    path: str = "index.parquet"
-    deletes: int = 0
-
-
-def compacted(scale: Scale) -> list[Kept]:
-    """Which files are left when the sink has compacted its index after each batch, as it does."""
+def compacted(scale: Scale) -> list[int]:
+    """The rows of each file that is left when the sink has compacted its index after each batch, as
+    it does; oldest batches first."""
+    from frazil.iceberg.table import LiveFile
     from frazil.ledger import index
 
-    files: list[Kept] = []
+    files: list[LiveFile] = []
     for number in range(scale.batches):
-        files.append(Kept(number, number + 1, scale.partitions))
+        files.append(LiveFile("index.parquet", scale.partitions, sequence=number))
         while some := index.due(files):
             first = files.index(some[0])
-            rows = sum(file.rows for file in some)
             assert some == files[first : first + len(some)]
-            files[first : first + len(some)] = [Kept(some[0].first, some[-1].last, rows)]
-    return files
+            merged = replace(some[0], rows=sum(file.rows for file in some))
+            files[first : first + len(some)] = [merged]
+    return [file.rows for file in files]
 
 
 def fill_index(warehouse: Path, scale: Scale, heads: list[dict[str, str]], rows: Any) -> int:
@@ -588,10 +578,11 @@ def fill_index(warehouse: Path, scale: Scale, heads: list[dict[str, str]], rows:
         INDEX, str(folder), table.schema, 0, table.spec_text, index.PROPERTIES, 1 << 29, "zstd", {}
     )
     files = []
-    for kept in compacted(scale):
+    start = 0
+    for count in compacted(scale):
         writer = TableWriter(shape, f"frazil-{SINK}-1-index")
-        part = rows.slice(kept.first * scale.partitions, kept.rows).cast(shape.arrow)
-        writer.write(index.ordered(part))
+        writer.write(index.ordered(rows.slice(start, count).cast(shape.arrow)))
+        start += count
         files += [json.loads(file.descriptor) for file in writer.close()]
     parent = None
     for i, summary in enumerate(heads):
