@@ -406,7 +406,7 @@ class Run:
 
     def again(self) -> int:
         """Every snapshot that is left, once more."""
-        left = [remaining.id for remaining in self.readers.history()]
+        left = [snapshot.id for snapshot in self.readers.history()]
         for engine, snapshot, sums in self.readers.sums(left):
             if sums != self.known[snapshot]:
                 self.difference_counts["snapshots_that_differ"] += 1

@@ -68,7 +68,7 @@ def test_sums_are_those_of_the_engine_and_every_difference_is_reported():
     def sums(rows: dict[str, upserts.Array]) -> tuple[int, ...]:
         arrow_table = table(rows)
         assert arrow_table.num_rows
-        [row] = duckdb.sql(f"SELECT {upserts.select()} FROM found").fetchall()
+        [row] = duckdb.sql(f"SELECT {upserts.select()} FROM arrow_table").fetchall()
         return tuple(map(int, row))
 
     assert sums(good) == dictionary.sums
