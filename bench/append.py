@@ -165,14 +165,14 @@ def spark_side(settings: dict[str, Any]) -> Any:
     from pyspark.sql.avro.functions import from_avro
     from pyspark.sql.functions import col, expr
 
-    found = [
+    jar_paths = [
         *jars.fetch(jars.ICEBERG, transitive=False, say=say),
         *jars.spark_kafka(say),
     ]
     folder = settings["folder"]
     spark = (
         SparkSession.builder.master("local[2]")
-        .config("spark.jars", ",".join(map(str, found)))
+        .config("spark.jars", ",".join(map(str, jar_paths)))
         .config("spark.driver.memory", "4g")
         .config("spark.ui.enabled", "false")
         .config("spark.sql.catalog.lake", "org.apache.iceberg.spark.SparkCatalog")

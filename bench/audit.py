@@ -58,7 +58,7 @@ def say(text: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class Scale:
     """So many batches of a sink, each with so many rows, spread over so many partitions."""
 
     batches: int
@@ -115,8 +115,8 @@ def hear_ledger(folder: Path) -> tuple[float, Callable[[], Any]]:
     def run() -> Any:
         table = find(catalog(folder), TABLE)
         assert table is not None
-        summaries = [each.summary for each in table.history("main")][::-1]
-        return joined(of_entries([each for each in summaries if "frazil.sink" in each]))
+        summaries = [snapshot.summary for snapshot in table.history("main")][::-1]
+        return joined(of_entries([summary for summary in summaries if "frazil.sink" in summary]))
 
     return imported, run
 
@@ -131,7 +131,7 @@ def hear_manifests(folder: Path) -> tuple[float, Callable[[], Any]]:
         table = find(catalog(folder), TABLE)
         assert table is not None
         files, deletes = table.files("main")
-        return {"files": len(files), "deletes": deletes, "rows": sum(each.rows for each in files)}
+        return {"files": len(files), "deletes": deletes, "rows": sum(file.rows for file in files)}
 
     return imported, run
 
@@ -146,15 +146,15 @@ def hear_all(folder: Path) -> tuple[float, Callable[[], Any]]:
     imported = time.perf_counter() - began
 
     def run() -> Any:
-        found = evidence.of_table(lambda name: find(catalog(folder), name), TABLE, "main")
-        report = found.reports[0]
+        result = evidence.of_table(lambda name: find(catalog(folder), name), TABLE, "main")
+        report = result.reports[0]
         return {
-            "verdict": found.verdict,
+            "verdict": result.verdict,
             "examined": list(report.examined),
             "commits": report.commits,
             "rows": report.written,
             "partitions": len(report.partitions),
-            "findings": [str(each) for each in report.findings][:4],
+            "findings": [str(finding) for finding in report.findings][:4],
         }
 
     return imported, run
@@ -168,11 +168,11 @@ MEASURES = {
 }
 
 
-def measure(what: str, folder: Path) -> None:
+def measure(part: str, folder: Path) -> None:
     """In a process of its own."""
-    imported, run = MEASURES[what](folder)
+    imported, run = MEASURES[part](folder)
     began, cpu = time.perf_counter(), time.process_time()
-    found = run()
+    answer = run()
     seconds = time.perf_counter() - began
     # (What getrusage calls the most is inherited from whoever started the process.)
     most = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
@@ -183,23 +183,23 @@ def measure(what: str, folder: Path) -> None:
                 "seconds": seconds,
                 "cpu_seconds": time.process_time() - cpu,
                 "memory_gib": int(most[1]) / 1024**2 if most else 0.0,
-                "found": found,
+                "found": answer,
             }
         )
     )
 
 
-def measured(what: str, folder: Path, runs: int) -> dict[str, Any]:
+def measured(part: str, folder: Path, runs: int) -> dict[str, Any]:
     """The run in the middle."""
-    command = [sys.executable, __file__, "--measure", what, "--folder", str(folder)]
-    told = []
+    command = [sys.executable, __file__, "--measure", part, "--folder", str(folder)]
+    answers = []
     for _ in range(runs):
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(done.stderr)
-        told.append(json.loads(done.stdout.splitlines()[-1]))
-    found = sorted(told, key=lambda each: float(each["seconds"]))[len(told) // 2]
-    return {key: round(v, 3) if isinstance(v, float) else v for key, v in found.items()}
+        answers.append(json.loads(done.stdout.splitlines()[-1]))
+    middle = sorted(answers, key=lambda answer: float(answer["seconds"]))[len(answers) // 2]
+    return {key: round(v, 3) if isinstance(v, float) else v for key, v in middle.items()}
 
 
 def commanded(folder: Path, runs: int) -> dict[str, Any]:
@@ -228,23 +228,23 @@ def commanded(folder: Path, runs: int) -> dict[str, Any]:
 class Batches:
     """All batches of a history: which range each took of which partition, and what became of it."""
 
-    def __init__(self, life: Life) -> None:
+    def __init__(self, scale: Scale) -> None:
         import numpy as np
 
-        self.life = life
-        chance = np.random.default_rng(life.batches * 31 + life.rows)
-        size = (life.batches, life.partitions)
-        mean = life.rows // life.partitions
+        self.scale = scale
+        chance = np.random.default_rng(scale.batches * 31 + scale.rows)
+        size = (scale.batches, scale.partitions)
+        mean = scale.rows // scale.partitions
         lengths = chance.integers(mean * 4 // 5, mean * 6 // 5 + 1, size)
-        self.end = chance.integers(0, 10**6, life.partitions) + np.cumsum(lengths, axis=0)
+        self.end = chance.integers(0, 10**6, scale.partitions) + np.cumsum(lengths, axis=0)
         self.start = self.end - lengths
         # A marker of a transaction now and then, a record that cannot be decoded less often; and
         # in every tenth batch there is one of them in every partition.
-        often = np.where(np.arange(life.batches) % 10 == 9, 0.9, 0.02)[:, None]
+        often = np.where(np.arange(scale.batches) % 10 == 9, 0.9, 0.02)[:, None]
         self.invisible = (chance.random(size) < often).astype(np.int64)
         self.rejected = (chance.random(size) < 0.005).astype(np.int64)
         self.written = lengths - self.invisible - self.rejected
-        self.snapshots = chance.integers(1, 2**62, life.batches).tolist()
+        self.snapshots = chance.integers(1, 2**62, scale.batches).tolist()
 
     def staged(self, number: int, uuid_: str) -> Any:
         from frazil.accounting import RangeCounts
@@ -255,7 +255,7 @@ class Batches:
         columns = (self.start, self.end, self.written, self.rejected, self.invisible)
         at = self.time(number)
         for i, (low, high, written, rejected, invisible) in enumerate(
-            zip(*(each[number].tolist() for each in columns), strict=True)
+            zip(*(column[number].tolist() for column in columns), strict=True)
         ):
             where = partition(i)
             begin[where], end[where] = low, high
@@ -306,7 +306,8 @@ def some(task: tuple[int, int, str]) -> tuple[bytes, bytes, bytes]:
     """Of batches that follow each other: their ledger entries, those of the index, and its rows."""
     import pyarrow as pa
 
-    from frazil.commit import batch_chain, committer
+    from frazil.commit import batch_chain
+    from frazil.commit.commit_queue import INDEX as OF_INDEX
     from frazil.iceberg.table import Snapshot
     from frazil.ledger import index
     from frazil.ledger.entry import split
@@ -321,72 +322,70 @@ def some(task: tuple[int, int, str]) -> tuple[bytes, bytes, bytes]:
         entry = batch_chain.entry_of([batch], TABLE, 1)
         entries.append(replace(entry, index=INDEX, kept=kept).summary())
         kept = split(entries[-1])[1]
-        if number >= batches.life.batches - LEFT:
-            entry = replace(
-                batch_chain.entry_of([batch], committer.INDEX, 1), tables={TABLE: table_uuid}
-            )
+        if number >= batches.scale.batches - LEFT:
+            entry = replace(batch_chain.entry_of([batch], OF_INDEX, 1), tables={TABLE: table_uuid})
             heads.append(entry.summary())
         snapshot = Snapshot(batches.snapshots[number], None, 0, 0, "append", {})
         rows.append((batch, {TABLE: snapshot}))
     made = index.rows(rows)
-    for i, each in enumerate(made.schema):
-        if pa.types.is_large_string(each.type):  # ten million of them fit into memory so
-            made = made.set_column(i, each.name, made[i].dictionary_encode())
+    for i, field in enumerate(made.schema):
+        if pa.types.is_large_string(field.type):  # ten million of them fit into memory so
+            made = made.set_column(i, field.name, made[i].dictionary_encode())
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, made.schema) as stream:
         stream.write_table(made)
     return json.dumps(entries).encode(), json.dumps(heads).encode(), sink.getvalue().to_pybytes()
 
 
-def make(life: Life, folder: Path) -> None:
+def make(scale: Scale, folder: Path) -> None:
     """Both layouts of one history, below `folder`; the index is the same."""
     global _made
     import pyarrow as pa
 
     began = time.perf_counter()
     shutil.rmtree(folder, ignore_errors=True)
-    _made = batches = Batches(life)
-    tables = {layout: data_table(folder / layout, life) for layout in LAYOUTS}
+    _made = batches = Batches(scale)
+    tables = {layout: data_table(folder / layout, scale) for layout in LAYOUTS}
     table_uuid = tables["batch"].uuid
     tasks = [
-        (at, min(at + CHUNK, life.batches), table_uuid) for at in range(0, life.batches, CHUNK)
+        (at, min(at + CHUNK, scale.batches), table_uuid) for at in range(0, scale.batches, CHUNK)
     ]
     entries: list[dict[str, str]] = []
     heads: list[dict[str, str]] = []
     rows = []
     with multiprocessing.get_context("fork").Pool(min(len(tasks), os.cpu_count() or 1)) as pool:
-        for i, (told, index_told, stream) in enumerate(pool.imap(some, tasks)):
-            entries += json.loads(told)
-            heads += json.loads(index_told)
+        for i, (summaries, index_summaries, stream) in enumerate(pool.imap(some, tasks)):
+            entries += json.loads(summaries)
+            heads += json.loads(index_summaries)
             rows.append(pa.ipc.open_stream(stream).read_all())
             if i % 20 == 19:
                 say(
-                    f"  {len(entries):,} of {life.batches:,} batches, "
+                    f"  {len(entries):,} of {scale.batches:,} batches, "
                     f"{time.perf_counter() - began:.0f} s"
                 )
     for layout in LAYOUTS:
         fill(tables.pop(layout), batches, entries, layout)
     del entries
-    found = pa.concat_tables(rows).unify_dictionaries()
+    index_rows = pa.concat_tables(rows).unify_dictionaries()
     rows.clear()
-    files = fill_index(folder / "batch", life, heads, found)
+    files = fill_index(folder / "batch", scale, heads, index_rows)
     say(
-        f"  {life.name}: the index has {len(found):,} rows in {files} files; "
+        f"  {scale.name}: the index has {len(index_rows):,} rows in {files} files; "
         f"{time.perf_counter() - began:.0f} s"
     )
     for layout in LAYOUTS[1:]:
-        there = folder / "batch" / INDEX.replace(".", "/")
-        (folder / layout / INDEX.replace(".", "/")).symlink_to(there.resolve())
+        index_folder = folder / "batch" / INDEX.replace(".", "/")
+        (folder / layout / INDEX.replace(".", "/")).symlink_to(index_folder.resolve())
     (folder / "ready").touch()
 
 
-def data_table(warehouse: Path, life: Life) -> Any:
+def data_table(warehouse: Path, scale: Scale) -> Any:
     from frazil.pipeline.projection import MetadataColumns as Names
     from lake import Table
 
     folder = warehouse.resolve() / TABLE.replace(".", "/")
     names = Names("_topic", "_topic_partition", "_offset", "_timestamp")
-    return Table(folder, TABLE, names, seed=life.name)
+    return Table(folder, TABLE, names, seed=scale.name)
 
 
 class Template:
@@ -426,8 +425,8 @@ class Template:
         for name in ("record-count", "value-counts", "null-value-counts", "content", "partition"):
             assert real[name] == ours[name], name
         for name in ("lower-bounds", "upper-bounds"):
-            there = [dict(zip(*each[name].values(), strict=True)) for each in (real, ours)]
-            assert all(there[0][i] == there[1][i] for i in self.table.ids), name
+            maps = [dict(zip(*file[name].values(), strict=True)) for file in (real, ours)]
+            assert all(maps[0][i] == maps[1][i] for i in self.table.ids), name
 
 
 #: What Iceberg in Spark says of itself in each summary.
@@ -444,13 +443,13 @@ def fill(table: Any, batches: Batches, entries: list[dict[str, str]], layout: st
     from frazil.iceberg.table import Snapshot
     from lake import Filed
 
-    life, template = batches.life, Template(table)
+    scale, template = batches.scale, Template(table)
     template.check()
     written = batches.written.sum(axis=1).tolist()
     size, total, parent = template.file["file-size-in-bytes"], 0, None
     for number, (entry, rows) in enumerate(zip(entries, written, strict=True)):
         total += rows
-        told = {
+        summary = {
             **entry,
             "added-data-files": "1",
             "added-records": str(rows),
@@ -467,26 +466,26 @@ def fill(table: Any, batches: Batches, entries: list[dict[str, str]], layout: st
             "total-equality-deletes": "0",
             **ENGINE,
         }
-        here = batches.snapshots[number]
+        snapshot_id = batches.snapshots[number]
         keep(
             table,
             Snapshot(
-                here,
+                snapshot_id,
                 parent,
                 number + 1,
                 batches.time(number),
                 "append",
-                told,
-                table.path(f"snap-{here}-1-{uuid.UUID(int=here)}.avro"),
+                summary,
+                table.path(f"snap-{snapshot_id}-1-{uuid.UUID(int=snapshot_id)}.avro"),
             ),
         )
-        parent = here
-    table.sequence = life.batches
+        parent = snapshot_id
+    table.sequence = scale.batches
     table.tag(f"frazil/{SINK}", parent)
     filed = []
     for i, file in enumerate(described(template, batches, layout)):
         born = batches.snapshots[i] if layout == "batch" else parent
-        filed.append(Filed(0, born, i + 1 if layout == "batch" else life.batches + 1, file))
+        filed.append(Filed(0, born, i + 1 if layout == "batch" else scale.batches + 1, file))
     replaced = str(total) if layout == "partition" else ""
     closed(
         table,
@@ -507,12 +506,12 @@ def keep(table: Any, snapshot: Any) -> None:
     table._log.append((snapshot.timestamp_ms, snapshot.id))
 
 
-def closed(table: Any, filed: list[Any], told: dict[str, str]) -> None:
+def closed(table: Any, filed: list[Any], summary: dict[str, str]) -> None:
     """The last commit, not the sink's: it leaves the live files in manifests of equal size."""
     from lake import Manifest
 
-    made = table.snapshot(told, operation="replace")
-    table.snapshots[made.id] = replace(made, summary={**made.summary, **told})
+    made = table.snapshot(summary, operation="replace")
+    table.snapshots[made.id] = replace(made, summary={**made.summary, **summary})
     table.lists[made.id] = tuple(
         Manifest(
             table.path(f"optimized-m-{table._id():x}.avro"),
@@ -528,54 +527,45 @@ def closed(table: Any, filed: list[Any], told: dict[str, str]) -> None:
 
 
 def described(template: Template, batches: Batches, layout: str) -> Iterator[Any]:
-    life, folder = batches.life, f"{template.table.location}/data"
+    scale, folder = batches.scale, f"{template.table.location}/data"
     if layout == "batch":
         columns = (batches.written.sum(axis=1), batches.start.min(axis=1), batches.end.max(axis=1))
         for number, (rows, low, high) in enumerate(
-            zip(*(each.tolist() for each in columns), strict=True)
+            zip(*(column.tolist() for column in columns), strict=True)
         ):
             name = uuid.UUID(int=random.Random(f"f{number}").getrandbits(128), version=4)
             path = f"{folder}/frazil-{SINK}-1-{number}-{name}.parquet"
-            yield template.of(path, rows, (0, life.partitions - 1), (low, high - 1))
+            yield template.of(path, rows, (0, scale.partitions - 1), (low, high - 1))
         return
-    step = life.partitions
-    for i in range(life.partitions):
-        for at in range(0, life.batches, step):
+    step = scale.partitions
+    for i in range(scale.partitions):
+        for at in range(0, scale.batches, step):
             rows = int(batches.written[at : at + step, i].sum())
-            last = min(at + step, life.batches) - 1
+            last = min(at + step, scale.batches) - 1
             name = uuid.UUID(int=random.Random(f"c{i}.{at}").getrandbits(128), version=4)
             path = f"{folder}/{i:05d}-{at}-{name}.parquet"
             offsets = int(batches.start[at, i]), int(batches.end[last, i]) - 1
             yield template.of(path, rows, (i, i), offsets)
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """A file of the index: the rows of the batches from `first` to `last`."""
-
-    first: int
-    last: int
-    rows: int
-    path: str = "index.parquet"
-    deletes: int = 0
-
-
-def compacted(life: Life) -> list[Kept]:
-    """Which files are left when the sink has compacted its index after each batch, as it does."""
+def compacted(scale: Scale) -> list[int]:
+    """The rows of each file that is left when the sink has compacted its index after each batch, as
+    it does; oldest batches first."""
+    from frazil.iceberg.table import LiveFile
     from frazil.ledger import index
 
-    files: list[Kept] = []
-    for number in range(life.batches):
-        files.append(Kept(number, number + 1, life.partitions))
+    files: list[LiveFile] = []
+    for number in range(scale.batches):
+        files.append(LiveFile("index.parquet", scale.partitions, sequence=number))
         while some := index.due(files):
             first = files.index(some[0])
-            rows = sum(each.rows for each in some)
             assert some == files[first : first + len(some)]
-            files[first : first + len(some)] = [Kept(some[0].first, some[-1].last, rows)]
-    return files
+            merged = replace(some[0], rows=sum(file.rows for file in some))
+            files[first : first + len(some)] = [merged]
+    return [file.rows for file in files]
 
 
-def fill_index(warehouse: Path, life: Life, heads: list[dict[str, str]], rows: Any) -> int:
+def fill_index(warehouse: Path, scale: Scale, heads: list[dict[str, str]], rows: Any) -> int:
     """The index, in files as the sink leaves them; `rows` are batch by batch."""
     from frazil.files.writer import TableWriter, WriterSpec
     from frazil.iceberg.table import Snapshot
@@ -583,38 +573,39 @@ def fill_index(warehouse: Path, life: Life, heads: list[dict[str, str]], rows: A
     from lake import Filed, Metadata, _index_schema
 
     folder = warehouse.resolve() / INDEX.replace(".", "/")
-    table = Metadata(folder, INDEX, _index_schema(), seed=life.name)
+    table = Metadata(folder, INDEX, _index_schema(), seed=scale.name)
     shape = WriterSpec(
         INDEX, str(folder), table.schema, 0, table.spec_text, index.PROPERTIES, 1 << 29, "zstd", {}
     )
     files = []
-    for each in compacted(life):
+    start = 0
+    for count in compacted(scale):
         writer = TableWriter(shape, f"frazil-{SINK}-1-index")
-        mine = rows.slice(each.first * life.partitions, each.rows).cast(shape.arrow)
-        writer.write(index.ordered(mine))
+        writer.write(index.ordered(rows.slice(start, count).cast(shape.arrow)))
+        start += count
         files += [json.loads(file.descriptor) for file in writer.close()]
     parent = None
-    for i, told in enumerate(heads):
-        number = life.batches - len(heads) + i
-        here = random.Random(f"i{number}").getrandbits(62)
+    for i, summary in enumerate(heads):
+        number = scale.batches - len(heads) + i
+        snapshot_id = random.Random(f"i{number}").getrandbits(62)
         keep(
             table,
             Snapshot(
-                here,
+                snapshot_id,
                 parent or (1 if number else None),
                 number + 1,
                 Batches.time(number),
                 "append",
-                told,
-                table.path(f"snap-{here}.avro"),
+                summary,
+                table.path(f"snap-{snapshot_id}.avro"),
             ),
         )
-        parent = here
-    table.sequence = life.batches
+        parent = snapshot_id
+    table.sequence = scale.batches
     table.tag(f"frazil/{SINK}", parent)
     closed(
         table,
-        [Filed(1, 0, 0, each) for each in files],
+        [Filed(1, 0, 0, file) for file in files],
         {"added-records": str(len(rows)), "deleted-records": str(len(rows))},
     )
     table.save()
@@ -624,30 +615,30 @@ def fill_index(warehouse: Path, life: Life, heads: list[dict[str, str]], rows: A
 # ── the curve ───────────────────────────────────────────────────────────────────────────────────
 
 
-def point(life: Life, folder: Path, runs: int) -> dict[str, Any]:
+def point(scale: Scale, folder: Path, runs: int) -> dict[str, Any]:
     """All measures of one history, on both layouts where they differ."""
-    found: dict[str, Any] = {
-        "batches": life.batches,
-        "partitions": life.partitions,
-        "ranges": life.batches * life.partitions,
+    figures: dict[str, Any] = {
+        "batches": scale.batches,
+        "partitions": scale.partitions,
+        "ranges": scale.batches * scale.partitions,
     }
-    for what in MEASURES:
-        for layout in LAYOUTS if what in ("manifests", "all") else LAYOUTS[:1]:
-            name = what if layout == "batch" else f"{what}_{layout}"
-            told = measured(what, folder / layout, runs)
-            found[f"{name}_seconds"] = told["seconds"]
-            found[f"{name}_gib"] = told["memory_gib"]
-            found["rows"] = told["found"]["rows"]
-            if what == "all":
-                found["import_seconds"] = told["import_seconds"]
-                found[f"{name}_verdict"] = told["found"]["verdict"]
-                if told["found"]["verdict"] != "proven":
-                    say(f"  {told['found']}")
-            say(f"  {life.name} {name}: {told}")
-    told = commanded(folder / "partition", runs)
-    found["command_seconds"] = told["seconds"]
-    say(f"  {life.name} frazil audit: {told}")
-    return found
+    for part in MEASURES:
+        for layout in LAYOUTS if part in ("manifests", "all") else LAYOUTS[:1]:
+            name = part if layout == "batch" else f"{part}_{layout}"
+            answer = measured(part, folder / layout, runs)
+            figures[f"{name}_seconds"] = answer["seconds"]
+            figures[f"{name}_gib"] = answer["memory_gib"]
+            figures["rows"] = answer["found"]["rows"]
+            if part == "all":
+                figures["import_seconds"] = answer["import_seconds"]
+                figures[f"{name}_verdict"] = answer["found"]["verdict"]
+                if answer["found"]["verdict"] != "proven":
+                    say(f"  {answer['found']}")
+            say(f"  {scale.name} {name}: {answer}")
+    answer = commanded(folder / "partition", runs)
+    figures["command_seconds"] = answer["seconds"]
+    say(f"  {scale.name} frazil audit: {answer}")
+    return figures
 
 
 def main() -> None:
@@ -664,18 +655,18 @@ def main() -> None:
         measure(given.measure, given.folder)
         return
     sizes = [given.batches // 100, given.batches // 10, given.batches]
-    lives = [Life(each, given.partitions, given.rows) for each in sizes]
-    more = replace(lives[1], rows=given.rows * 10)
+    scales = [Scale(size, given.partitions, given.rows) for size in sizes]
+    more = replace(scales[1], rows=given.rows * 10)
     with tempfile.TemporaryDirectory() as temporary:
         root = given.keep or Path(temporary)
         curve = []
-        for life in [*lives, more]:
-            folder = root / life.name
+        for scale in [*scales, more]:
+            folder = root / scale.name
             if not (folder / "ready").exists():
-                say(f"making {life.batches:,} batches of {life.rows:,} rows")
-                make(life, folder)
-            curve.append(point(life, folder, given.runs))
-    largest = curve[len(lives) - 1]
+                say(f"making {scale.batches:,} batches of {scale.rows:,} rows")
+                make(scale, folder)
+            curve.append(point(scale, folder, given.runs))
+    largest = curve[len(scales) - 1]
     print(
         json.dumps(
             {
@@ -687,7 +678,7 @@ def main() -> None:
                 "command_seconds": largest["command_seconds"],
                 "verdict": largest["all_partition_verdict"],
                 "times": {
-                    "batches": round(lives[-1].batches / lives[1].batches, 1),
+                    "batches": round(scales[-1].batches / scales[1].batches, 1),
                     "all": round(largest["all_seconds"] / curve[1]["all_seconds"], 1),
                     "rows": round(curve[-1]["rows"] / curve[1]["rows"], 1),
                     "all_by_rows": round(curve[-1]["all_seconds"] / curve[1]["all_seconds"], 1),

@@ -172,13 +172,13 @@ class Generator(threading.Thread):
         while True:
             try:
                 self._producer.produce(
-                    topic, value, key, partition=partition, on_delivery=self._told
+                    topic, value, key, partition=partition, on_delivery=self._delivered
                 )
                 return
             except BufferError:  # the broker is away
                 self._producer.poll(0.1)
 
-    def _told(self, error: Any, _: Any) -> None:
+    def _delivered(self, error: Any, _: Any) -> None:
         if error is not None:
             self.failure = str(error)
 
@@ -246,19 +246,19 @@ class Topic:
         """What comes at once."""
         messages = [m for m in self._consumer.consume(50_000, seconds) if m.error() is None]
         for partition in range(PARTITIONS):
-            mine = [m for m in messages if m.partition() == partition]
-            if not mine:
+            received = [m for m in messages if m.partition() == partition]
+            if not received:
                 continue
             begin = self.ids[partition].size
-            offsets = np.array([m.offset() for m in mine])
-            if not np.array_equal(offsets, np.arange(begin, begin + len(mine))):
+            offsets = np.array([m.offset() for m in received])
+            if not np.array_equal(offsets, np.arange(begin, begin + len(received))):
                 raise Stuck(f"the topic {self.name}[{partition}] has holes at {begin}")
-            values = [m.value() for m in mine]
-            there = np.array([value is not None for value in values])
+            values = [m.value() for m in received]
+            present = np.array([value is not None for value in values])
             raw = np.frombuffer(b"".join(filter(None, values)), np.uint8).reshape(-1, SIZE)
-            ids, numbers = np.empty(len(mine), np.int64), np.full(len(mine), -1, np.int64)
-            ids[there], numbers[there] = decoded(raw[:, len(HEAD) : -5]), decoded(raw[:, -5:])
-            ids[~there] = [int(m.key() or b"") - BASE for m in mine if m.value() is None]
+            ids, numbers = np.empty(len(received), np.int64), np.full(len(received), -1, np.int64)
+            ids[present], numbers[present] = decoded(raw[:, len(HEAD) : -5]), decoded(raw[:, -5:])
+            ids[~present] = [int(m.key() or b"") - BASE for m in received if m.value() is None]
             self.ids[partition].extend(ids)
             self.numbers[partition].extend(numbers)
 
@@ -271,7 +271,7 @@ class Topic:
 
 
 @dataclass
-class Found:
+class Findings:
     """What the verifier saw, at its worst."""
 
     lost: int = 0
@@ -310,11 +310,11 @@ class Table:
 
 def ancestry(metadata: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Newest first."""
-    known = {each["snapshot-id"]: each for each in metadata.get("snapshots", ())}
-    here = metadata.get("current-snapshot-id")
-    while here in known:
-        yield known[here]
-        here = known[here].get("parent-snapshot-id")
+    known = {snapshot["snapshot-id"]: snapshot for snapshot in metadata.get("snapshots", ())}
+    snapshot_id = metadata.get("current-snapshot-id")
+    while snapshot_id in known:
+        yield known[snapshot_id]
+        snapshot_id = known[snapshot_id].get("parent-snapshot-id")
 
 
 def cut_of(snapshot: dict[str, Any], topic: str) -> list[int] | None:
@@ -326,7 +326,7 @@ def cut_of(snapshot: dict[str, Any], topic: str) -> list[int] | None:
 class Verifier(threading.Thread):
     def __init__(self, topics: dict[str, Topic], database: Path) -> None:
         super().__init__(daemon=True)
-        self.found = Found()
+        self.findings = Findings()
         self.cuts: dict[str, list[int]] = {name: [0] * PARTITIONS for name in (APPEND, UPSERT)}
         self.failure: BaseException | None = None
         self.seconds = 0.0
@@ -393,10 +393,10 @@ class Verifier(threading.Thread):
             cut = cut_of(snapshot, APPEND)
             if cut is not None:
                 if any(now < before for now, before in zip(cut, self.cuts[APPEND], strict=True)):
-                    self.found.worse("wrong", 1, f"{where}: the cut went back to {cut}")
+                    self.findings.worse("wrong", 1, f"{where}: the cut went back to {cut}")
                 self.cuts[APPEND] = cut
             self._complete(where)
-            self.found.append_snapshots += 1
+            self.findings.append_snapshots += 1
 
     def _files(self, snapshot: dict[str, Any]) -> Iterator[tuple[str, int]]:
         """Data files that came (1) and went (-1) with a snapshot."""
@@ -420,7 +420,7 @@ class Verifier(threading.Thread):
             same = (topic.ids[p].values[at] == ids[partitions == p] - BASE) & (
                 topic.numbers[p].values[at] == numbers[partitions == p] - BASE
             )
-            self.found.worse("wrong", int((~same).sum()), f"{where}: {path}")
+            self.findings.worse("wrong", int((~same).sum()), f"{where}: {path}")
 
     def _complete(self, where: str) -> None:
         for p, end in enumerate(self.cuts[APPEND]):
@@ -430,8 +430,8 @@ class Verifier(threading.Thread):
             for kind, bad in (("lost", below == 0), ("doubled", below > 1)):
                 if bad.any():
                     first = f"{where}: {APPEND}[{p}], first at offset {int(bad.argmax())}"
-                    self.found.worse(kind, int(bad.sum()), first)
-            self.found.worse("wrong", int((beyond > 0).sum()), f"{where}: rows beyond the cut")
+                    self.findings.worse(kind, int(bad.sum()), first)
+            self.findings.worse("wrong", int((beyond > 0).sum()), f"{where}: rows beyond the cut")
 
     # ── upsert: the newest snapshot, as a whole ──────────────────────────────────────────────
 
@@ -440,7 +440,7 @@ class Verifier(threading.Thread):
         if not chain or chain[0]["snapshot-id"] == self._seen.get(UPSERT):
             return
         # Compactions carry no cut: it is that of the batch before.
-        cut = next((cut for each in chain if (cut := cut_of(each, UPSERT))), None)
+        cut = next((cut for snapshot in chain if (cut := cut_of(snapshot, UPSERT))), None)
         if cut is None:
             return
         rows = self._duckdb.execute(f"SELECT id, n FROM iceberg_scan('{path}')").fetchnumpy()
@@ -454,17 +454,17 @@ class Verifier(threading.Thread):
         topic.reach(cut)
         for p, (before, end) in enumerate(zip(self.cuts[UPSERT], cut, strict=True)):
             if end < before:
-                self.found.worse("wrong", 1, f"{where}: the cut went back to {cut}")
+                self.findings.worse("wrong", 1, f"{where}: the cut went back to {cut}")
             # In the order of the offsets: of several numbers of an id the last one stays.
             self._last[topic.ids[p].values[before:end]] = topic.numbers[p].values[before:end]
         self.cuts[UPSERT] = cut
-        there = np.full(KEYS, -1, np.int64)
-        there[ids] = numbers
+        actual = np.full(KEYS, -1, np.int64)
+        actual[ids] = numbers
         twins = len(ids) - len(np.unique(ids))
-        bad = np.flatnonzero(there != self._last)
+        bad = np.flatnonzero(actual != self._last)
         first = f"{where}: first id {int(bad[0])}" if len(bad) else where
-        self.found.worse("wrong", len(bad) + twins, first)
-        self.found.upsert_snapshots += 1
+        self.findings.worse("wrong", len(bad) + twins, first)
+        self.findings.upsert_snapshots += 1
 
 
 def _local(path: str) -> str:
@@ -479,7 +479,7 @@ def _avro(path: str) -> list[dict[str, Any]]:
 # ── a run, and what is killed ────────────────────────────────────────────────────────────────────
 
 
-class Life:
+class WatchedRun:
     """A pipeline whose events are read by a thread, so that others can wait for them."""
 
     def __init__(self, pipeline: SinkProcess) -> None:
@@ -523,13 +523,13 @@ class Died(Exception):
 
 
 class Chaos:
-    def __init__(self, broker: Broker, catalog: RestCatalog, lives: SinkRuns, seed: int) -> None:
-        self._broker, self._catalog, self._lives = broker, catalog, lives
+    def __init__(self, broker: Broker, catalog: RestCatalog, runs: SinkRuns, seed: int) -> None:
+        self._broker, self._catalog, self._runs = broker, catalog, runs
         self._chance = random.Random(seed)
         self.by_point: Counter[str] = Counter()
-        self.lives = self.died = 0
+        self.runs = self.died = 0
         self._first: dict[str, list[float]] = {}
-        self.life = self._next()
+        self.current = self._next()
 
     def deck(self) -> Iterator[tuple[str, str]]:
         """All kinds of kills in a drawn order, and again."""
@@ -541,12 +541,12 @@ class Chaos:
             self._chance.shuffle(kinds)
             yield from kinds
 
-    def _next(self) -> Life:
-        self.lives += 1
-        if self.lives > 1:
-            for step, seconds in self.life.first.items():
+    def _next(self) -> WatchedRun:
+        self.runs += 1
+        if self.runs > 1:
+            for step, seconds in self.current.first.items():
                 self._first.setdefault(step, []).append(seconds)
-        return Life(self._lives.next(until="forever"))
+        return WatchedRun(self._runs.next(until="forever"))
 
     def take_over(self) -> str:
         """Where the time of a kill goes: medians of all runs."""
@@ -557,9 +557,9 @@ class Chaos:
     def _again(self) -> None:
         """As a supervisor would."""
         self.died += 1
-        self.life.pipeline.wait()
-        say(f"  a run ended by itself: {self.life.last}")
-        self.life = self._next()
+        self.current.pipeline.wait()
+        say(f"  a run ended by itself: {self.current.last}")
+        self.current = self._next()
 
     def kill(self, who: str, point: str) -> str:
         """One kill, however many runs end by themselves before it comes to that; where it was."""
@@ -574,32 +574,32 @@ class Chaos:
             raise Stuck(f"five runs ended by themselves before {who}:{point}")
         self.by_point[at] += 1
         for _ in range(5 if who != "driver" else 0):
-            if self.life.wait("done", self.life.seen["done"]):
+            if self.current.wait("done", self.current.seen["done"]):
                 break  # it went on without a person
             self._again()
         return at
 
     def _await(self, step: str) -> None:
-        if not self.life.wait(step, self.life.seen[step]):
+        if not self.current.wait(step, self.current.seen[step]):
             raise Died
 
     def _driver(self, _: str, point: str) -> str:
         if point in (*STEPS, *BETWEEN):
-            self.life.pipeline.hold(f"{point},done:{COMMITS}" if point in BETWEEN else point)
-            if not self.life.wait("held", 0):
+            self.current.pipeline.hold(f"{point},done:{COMMITS}" if point in BETWEEN else point)
+            if not self.current.wait("held", 0):
                 raise Died
-            point = self.life.held
+            point = self.current.held
         else:
             if point == "any":
                 self._await("done")
-            elif self.life.started:  # the next one, then, whose start is not over
-                self.life.pipeline.kill()
-                self.life = self._next()
+            elif self.current.started:  # the next one, then, whose start is not over
+                self.current.pipeline.kill()
+                self.current = self._next()
             time.sleep(self._chance.uniform(0, 2.0 if point == "start" else 1.0))
-            if self.life.ended:
+            if self.current.ended:
                 raise Died
-        self.life.pipeline.kill()
-        self.life = self._next()
+        self.current.pipeline.kill()
+        self.current = self._next()
         return point
 
     def _worker(self, _: str, point: str) -> str:
@@ -607,26 +607,26 @@ class Chaos:
         deadline = time.monotonic() + WITHIN
         while time.monotonic() < deadline:
             self._await("planned")
-            written = self.life.seen["written"]
+            written = self.current.seen["written"]
             before = {pid: _ticks(pid) for pid in self._workers()}
-            while before and self.life.seen["written"] == written and not self.life.ended:
+            while before and self.current.seen["written"] == written and not self.current.ended:
                 if busy := [pid for pid, ticks in before.items() if _ticks(pid) > ticks]:
                     with suppress(ProcessLookupError):
                         os.kill(self._chance.choice(busy), signal.SIGKILL)
-                        if self.life.seen["written"] == written:
+                        if self.current.seen["written"] == written:
                             return point
                 time.sleep(0.002)
         raise Stuck("no worker was ever seen at work")
 
     def _workers(self) -> list[int]:
         """Spark's workers for tasks, of this run: forks of their daemon."""
-        found = []
-        for process in psutil.Process(self.life.pipeline.process.pid).children(recursive=True):
+        pids = []
+        for process in psutil.Process(self.current.pipeline.process.pid).children(recursive=True):
             with suppress(psutil.Error):
                 above, command = process.parent(), process.cmdline()
                 if above and "pyspark.worker" in command and above.cmdline() == command:
-                    found.append(process.pid)
-        return found
+                    pids.append(process.pid)
+        return pids
 
     def _server(self, who: str, point: str) -> str:
         self._await(point)
@@ -720,11 +720,11 @@ def run(given: argparse.Namespace, folder: Path) -> int:
         )
         topics = {name: Topic(broker.bootstrap, name) for name in (APPEND, UPSERT)}
         verifier = Verifier(topics, folder / "lake" / "catalog.db")
-        with SinkRuns(config, log=log, scratch=scratch) as lives:
+        with SinkRuns(config, log=log, scratch=scratch) as runs:
             generator.goal = rows // given.kills
             generator.start()
             verifier.start()
-            chaos = Chaos(broker, catalog, lives, given.seed)
+            chaos = Chaos(broker, catalog, runs, given.seed)
             try:
                 _kill(chaos, generator, verifier, given, rows)
                 last = _finish(chaos, generator, verifier, broker)
@@ -736,25 +736,25 @@ def run(given: argparse.Namespace, folder: Path) -> int:
             raise verifier.failure
         proof = of_sink(load(config), opener(load(config), False, say))
     say(f"a run, from its turn to its first: {chaos.take_over()}")
-    found = verifier.found
-    good = not (found.lost or found.doubled or found.wrong) and proof.verdict == "proven"
+    findings = verifier.findings
+    good = not (findings.lost or findings.doubled or findings.wrong) and proof.verdict == "proven"
     seconds = time.monotonic() - began
     print(
         json.dumps(
             {
                 "kills": sum(chaos.by_point.values()),
                 "rows": sum(map(sum, last.values())),
-                "lost": found.lost,
-                "doubled": found.doubled,
-                "wrong": found.wrong,
+                "lost": findings.lost,
+                "doubled": findings.doubled,
+                "wrong": findings.wrong,
                 "seconds": round(seconds, 1),
                 "by_point": dict(sorted(chaos.by_point.items())),
                 "seed": given.seed,
                 "audit": proof.verdict,
-                "lives": chaos.lives,
+                "runs": chaos.runs,
                 "died": chaos.died,
-                "append_snapshots": found.append_snapshots,
-                "upsert_snapshots": found.upsert_snapshots,
+                "append_snapshots": findings.append_snapshots,
+                "upsert_snapshots": findings.upsert_snapshots,
                 "verifier_cpu_seconds": round(verifier.seconds, 1),
             }
         )
@@ -788,7 +788,7 @@ def _finish(
     last = ends(broker.bootstrap)
     deadline = time.monotonic() + 2 * WITHIN
     while not verifier.caught_up(last):
-        if chaos.life.ended:
+        if chaos.current.ended:
             chaos._again()
         if verifier.failure is not None:
             raise verifier.failure

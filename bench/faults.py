@@ -220,12 +220,12 @@ def through(server: RestCatalog, proxy: Proxy) -> dict[str, str]:
 
 def settings(server: RestCatalog, proxy: Proxy) -> dict[str, str]:
     """Of a session: two catalogs that are one."""
-    found = {}
+    conf = {}
     for name, properties in ((DIRECT, server.properties()), (THROUGH, through(server, proxy))):
-        found[f"spark.sql.catalog.{name}"] = "org.apache.iceberg.spark.SparkCatalog"
-        found[f"spark.sql.catalog.{name}.cache-enabled"] = "false"
-        found |= {f"spark.sql.catalog.{name}.{key}": value for key, value in properties.items()}
-    return found
+        conf[f"spark.sql.catalog.{name}"] = "org.apache.iceberg.spark.SparkCatalog"
+        conf[f"spark.sql.catalog.{name}.cache-enabled"] = "false"
+        conf |= {f"spark.sql.catalog.{name}.{key}": value for key, value in properties.items()}
+    return conf
 
 
 class World:
@@ -248,9 +248,9 @@ class World:
         assert handle is not None
         rows = {"id": [-number], "value": [f"foreign-{number}"]}
         shape = shape_of(handle)
-        for each in shape.arrow:
-            if each.name not in rows:
-                rows[each.name] = [{"_topic": "foreign", "_timestamp": None}.get(each.name, 0)]
+        for column in shape.arrow:
+            if column.name not in rows:
+                rows[column.name] = [{"_topic": "foreign", "_timestamp": None}.get(column.name, 0)]
         descriptors = written(shape, rows)
 
         def commit() -> None:
@@ -271,8 +271,8 @@ class World:
             at = metadata["refs"].get(branch, {}).get("snapshot-id")
             scan = f"iceberg_scan('{path}', snapshot_from_id => {at})"
             query = f"SELECT id, value FROM {scan}"
-            found = [] if at is None else engine.execute(query).fetchall()
-            worst = max(worst, compared(Counter(found), Counter(wanted)), key=SEVERITY.index)
+            rows = [] if at is None else engine.execute(query).fetchall()
+            worst = max(worst, compared(Counter(rows), Counter(wanted)), key=SEVERITY.index)
         return worst
 
 
@@ -297,12 +297,12 @@ def readable(snapshot: dict[str, Any]) -> bool:
 SEVERITY = ("exact", "doubled", "lost", "foreign", "unreadable")
 
 
-def compared(found: Counter[tuple[int, str]], wanted: Counter[tuple[int, str]]) -> str:
-    if any(row[0] < 0 for row in wanted - found):
+def compared(actual: Counter[tuple[int, str]], wanted: Counter[tuple[int, str]]) -> str:
+    if any(row[0] < 0 for row in wanted - actual):
         return "foreign"
-    if wanted - found:
+    if wanted - actual:
         return "lost"
-    return "doubled" if found - wanted else "exact"
+    return "doubled" if actual - wanted else "exact"
 
 
 def shape_of(table: JavaTable) -> WriterSpec:
@@ -332,21 +332,21 @@ Record = tuple[int, int, int, str | None]
 
 
 def records(way: str, batch: int) -> list[Record]:
-    found: list[Record] = []
+    produced: list[Record] = []
     for place in range(EACH * len(PARTITIONS)):
         partition, offset = place % len(PARTITIONS), batch * EACH + place // len(PARTITIONS)
         number, value = batch * EACH * len(PARTITIONS) + place, f"{batch}-{place}"
         if way == "upsert":  # half of the keys come again with the next batch, and one goes
             number = batch * EACH + place
-            found.append((partition, offset, number, None if place == 2 else value))
+            produced.append((partition, offset, number, None if place == 2 else value))
         else:
-            found.append((partition, offset, number, value))
-    return found
+            produced.append((partition, offset, number, value))
+    return produced
 
 
 def rows_of(way: str, batches: int = BATCHES) -> list[tuple[int, str]]:
     """What a plain dictionary holds, or a list."""
-    every = [each for batch in range(batches) for each in records(way, batch)]
+    every = [record for batch in range(batches) for record in records(way, batch)]
     if way != "upsert":
         return [(number, str(value)) for _, _, number, value in every]
     last = {number: value for _, _, number, value in every}
@@ -354,11 +354,11 @@ def rows_of(way: str, batches: int = BATCHES) -> list[tuple[int, str]]:
 
 
 def expected(cell: Cell) -> dict[str, list[tuple[int, str]]]:
-    mine = rows_of(cell.way)
+    rows = rows_of(cell.way)
     others = [(-n, f"foreign-{n}") for n in range(1, cell.others + 1)]
     if cell.way != "branch":
-        return {"main": mine + others}
-    return {BRANCH: mine + others[:1], "main": others[1:]}
+        return {"main": rows + others}
+    return {BRANCH: rows + others[:1], "main": others[1:]}
 
 
 # ── ours ────────────────────────────────────────────────────────────────────────────────────────
@@ -458,7 +458,7 @@ class Script:
         return ScriptRun(result=WriteResult(begin, end, {self._table: table}, self._origin, {}))
 
 
-class Life(Sink):
+class ScriptedRun(Sink):
     """A run without a query and without Kafka: batches are asked for one by one. All else is the
     sink's own."""
 
@@ -540,23 +540,23 @@ def ours(world: World, cell: Cell, name: str, outcome: Outcome) -> Plot | None:
     if place is not None and not place.heir:
         plot = arm()
     for _ in range(LIVES):
-        life = Life(config, cell.way)
+        run = ScriptedRun(config, cell.way)
         try:
-            life.begin(world.spark)
-            while life.staged < BATCHES:
-                if life.staged == STRUCK and plot is None:
-                    life.commit()
+            run.begin(world.spark)
+            while run.staged < BATCHES:
+                if run.staged == STRUCK and plot is None:
+                    run.commit()
                     plot = arm()
                     if place is not None:
                         break  # for the next run
-                life.batch()
-                life.commit()
+                run.batch()
+                run.commit()
             else:
                 break
         except FrazilError as error:
             outcome.stop(error)
         finally:
-            life.end()
+            run.end()
     if not cell.others:
         outcome.proof = verdict(world, config)
     return plot
@@ -564,8 +564,8 @@ def ours(world: World, cell: Cell, name: str, outcome: Outcome) -> Plot | None:
 
 def verdict(world: World, config: Config) -> str:
     """The audit's, of the table and the index. (It counts other writers' rows as unaccounted.)"""
-    found = of_sink(config, world.catalog.open_readonly).reports
-    return next((each.verdict for each in found if each.verdict != "proven"), "proven")
+    reports = of_sink(config, world.catalog.open_readonly).reports
+    return next((report.verdict for report in reports if report.verdict != "proven"), "proven")
 
 
 def stream(world: World, cell: Cell, name: str, outcome: Outcome) -> Plot | None:
@@ -800,18 +800,18 @@ def attempt(world: World, who: str, cell: Cell) -> Outcome:
 
 def measure(world: World, who: str, wanted: Sequence[Cell], threads: int) -> list[Outcome]:
     began = time.monotonic()
-    found = []
+    outcomes = []
     with ThreadPoolExecutor(threads) as pool:
         for outcome in pool.map(lambda cell: attempt(world, who, cell), wanted):
-            found.append(outcome)
+            outcomes.append(outcome)
             if who in ("ours", "stream") and (not outcome.well or outcome.trouble):
                 say(
                     f"{outcome.cell}: {outcome.verdict}, {outcome.proof}, fired {outcome.fired}: "
                     f"{outcome.trouble} {outcome.seen}"
                 )
-    if found:
-        say(f"{who}: {len(found)} cells in {time.monotonic() - began:.0f} s")
-    return found
+    if outcomes:
+        say(f"{who}: {len(outcomes)} cells in {time.monotonic() - began:.0f} s")
+    return outcomes
 
 
 SIGNS = {
@@ -827,15 +827,15 @@ SIGNS = {
 def table_of(outcomes: Sequence[Outcome], column: Callable[[Outcome], str]) -> str:
     """Faults down, columns across. A dot is exact; a star: it stopped, and was started again; an
     exclamation mark: the fault did not fire."""
-    found: dict[str, dict[str, str]] = {}
+    rows_by_fault: dict[str, dict[str, str]] = {}
     names = dict.fromkeys(map(column, outcomes))
     for outcome in outcomes:
         text = SIGNS[outcome.verdict] + ("*" if outcome.trouble else "")
         text += ("" if outcome.fired else "!") + ("" if outcome.proof == "proven" else "?")
-        found.setdefault(outcome.cell.fault, {})[column(outcome)] = text
+        rows_by_fault.setdefault(outcome.cell.fault, {})[column(outcome)] = text
     width = max(map(len, names), default=0) + 2
     lines = ["".ljust(19) + "".join(name.rjust(width) for name in names)]
-    for fault, row in found.items():
+    for fault, row in rows_by_fault.items():
         lines.append(fault.ljust(19) + "".join(row.get(name, "").rjust(width) for name in names))
     return "\n".join(lines) + "\n"
 
@@ -855,7 +855,7 @@ def main(given: argparse.Namespace) -> dict[str, Any]:
 
     parts = given.parts.split(",")
     began = time.monotonic()
-    found: dict[str, list[Outcome]] = {}
+    outcomes_by_part: dict[str, list[Outcome]] = {}
     with tempfile.TemporaryDirectory(prefix="frazil-faults-") as name, ExitStack() as stack:
         server = stack.enter_context(RestCatalog(Path(name, "rest"), say))
         proxy = stack.enter_context(Proxy(server.port))
@@ -878,9 +878,9 @@ def main(given: argparse.Namespace) -> dict[str, Any]:
                 "streams": ("stream", cells_of_streams()),
             }.get(part, (part, cells(["append"])))
             threads = 1 if part == "streams" else given.threads
-            found[part] = measure(world, who, wanted(every), threads)
+            outcomes_by_part[part] = measure(world, who, wanted(every), threads)
         spark.stop()
-    for part, outcomes in found.items():
+    for part, outcomes in outcomes_by_part.items():
         print(f"{part}\n")
         print(
             table_of(
@@ -892,13 +892,13 @@ def main(given: argparse.Namespace) -> dict[str, Any]:
                 }.get(part, f"{part} {o.cell.others}"),
             )
         )
-    mine = [o for part in ("matrix", "places", "streams") for o in found.get(part, ())]
+    judged = [o for part in ("matrix", "places", "streams") for o in outcomes_by_part.get(part, ())]
     return {
-        "cells": len(mine),
-        "exact": sum(o.verdict == "exact" and o.proof == "proven" for o in mine),
-        "fired": sum(o.fired for o in mine),
-        "stopped": sum(bool(o.trouble) for o in mine),
-        **{part: counted(outcomes) for part, outcomes in found.items()},
+        "cells": len(judged),
+        "exact": sum(o.verdict == "exact" and o.proof == "proven" for o in judged),
+        "fired": sum(o.fired for o in judged),
+        "stopped": sum(bool(o.trouble) for o in judged),
+        **{part: counted(outcomes) for part, outcomes in outcomes_by_part.items()},
         "seconds": round(time.monotonic() - began, 1),
     }
 

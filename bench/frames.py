@@ -193,7 +193,7 @@ class Bench:
         )
         query.awaitTermination()
         seconds = time.monotonic() - began
-        rows = sum(each.sink.numOutputRows for each in query.recentProgress)
+        rows = sum(progress.sink.numOutputRows for progress in query.recentProgress)
         shutil.rmtree(checkpoint, ignore_errors=True)
         return {"seconds": seconds, "rows": rows}
 
@@ -295,8 +295,8 @@ def compare(rows: int, repeat: int, partitions: int) -> dict[str, Any]:
     def rate(side: Side) -> float:
         return rows / statistics.median(run["seconds"] for run in side.runs[-warm:])
 
-    def cold(ours: Side, theirs: Side) -> float:
-        return round(theirs.cold["seconds"] / ours.cold["seconds"], 2)
+    def cold(ours: Side, other: Side) -> float:
+        return round(other.cold["seconds"] / ours.cold["seconds"], 2)
 
     result: dict[str, Any] = {
         "rows": rows,

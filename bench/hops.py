@@ -39,12 +39,12 @@ WALKS = {
 
 
 class Hops:
-    """A profile function. `found`: function entered → function that it was entered from."""
+    """A profile function. `entered`: function entered → function that it was entered from."""
 
     def __init__(self, start: str) -> None:
         self._start = start
         self._first: Any = None
-        self.found: dict[str, str] = {}
+        self.entered: dict[str, str] = {}
         self.returns: set[str] = set()
 
     def __call__(self, frame: Any, event: str, _: Any) -> None:
@@ -59,7 +59,7 @@ class Hops:
                 caller = caller.f_back
             before = _name(caller) if caller else ""
             if _module(before) != _module(name) and _is_hop(name):
-                self.found.setdefault(name, before)
+                self.entered.setdefault(name, before)
                 while caller is not None and caller is not self._first:
                     caller = caller.f_back
                     if caller is not None and _module(_name(caller)) == _module(name):
@@ -97,14 +97,14 @@ def walk(name: str, verbose: bool) -> None:
     sys.setprofile(None)
     threading.setprofile(None)  # type: ignore[arg-type]
     assert code == 0, test
-    for entered, before in hops.found.items() if verbose else ():
+    for entered, before in hops.entered.items() if verbose else ():
         print(f"{before:60} → {entered}{'  (return)' if entered in hops.returns else ''}")
-    modules = {*map(_module, hops.found)}
+    modules = {*map(_module, hops.entered)}
     assert modules, start
-    up = sum(_module(entered) == "sink" for entered in hops.found)
-    constructors = sum(entered.endswith("__init__") for entered in hops.found)
+    up = sum(_module(entered) == "sink" for entered in hops.entered)
+    constructors = sum(entered.endswith("__init__") for entered in hops.entered)
     print(
-        f"{name}: {len(hops.found)} hops into {len(modules)} modules, {constructors} of them "
+        f"{name}: {len(hops.entered)} hops into {len(modules)} modules, {constructors} of them "
         f"constructors, {len(hops.returns)} returns, {up} up into sink"
     )
 

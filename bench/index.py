@@ -106,12 +106,12 @@ def main() -> None:
         say(f"producing {rows:,} orders")
         produce(broker.bootstrap, "orders", PARTITIONS, rows=rows)
         spark = session(bench.config("first"), say=say)
-        alone = bench.life(spark, "first", given.batches, alone=True)
+        alone = bench.timed_run(spark, "first", given.batches, alone=True)
         periods: dict[bool, list[float]] = {True: [], False: []}
         for n in range(2 * LIVES):
             indexed = n % 2 == 0
-            life = bench.life(spark, f"turn_{n}", BATCHES, indexed=indexed)
-            begun = sorted(each["planned"] for each in bench.whole(life))
+            timed = bench.timed_run(spark, f"turn_{n}", BATCHES, indexed=indexed)
+            begun = sorted(batch["planned"] for batch in bench.whole(timed))
             periods[indexed] += [b - a for a, b in zip(begun[WARM:], begun[WARM + 1 :])]  # noqa: B905
         spark.stop()
     print(json.dumps({**bench.share(alone), **cost(periods)}))
@@ -150,7 +150,7 @@ class Bench:
             }
         )
 
-    def life(self, spark: SparkSession, name: str, batches: int, **how: bool) -> Timed:
+    def timed_run(self, spark: SparkSession, name: str, batches: int, **how: bool) -> Timed:
         sink = Timed(self.config(name), **how)
         run = sink.start(spark)
         deadline = time.monotonic() + 600
@@ -163,19 +163,19 @@ class Bench:
 
     def whole(self, sink: Timed) -> list[dict[str, float]]:
         """The batches that were as large as they should be, and are done."""
-        found = [each for n, each in sorted(sink.at.items()) if sink.rows.get(n) == self.rows]
-        return [each for each in found if {"planned", "done"} <= set(each)]
+        batches = [batch for n, batch in sorted(sink.at.items()) if sink.rows.get(n) == self.rows]
+        return [batch for batch in batches if {"planned", "done"} <= set(batch)]
 
     def share(self, sink: Timed) -> dict[str, object]:
-        batches = [each for each in self.whole(sink) if "index-tagged" in each][WARM:]
+        batches = [times for times in self.whole(sink) if "index-tagged" in times][WARM:]
         parts = {
-            name: median(each[end] - each[start] for each in batches)
+            name: median(times[end] - times[start] for times in batches)
             for name, (start, end) in PARTS.items()
         }
-        run_due = sink.tidied / max(1, sum("done" in each for each in sink.at.values()))
-        index = median(each["index-tagged"] - each["tagged"] for each in batches) + run_due
-        batch = median(each["done"] - each["planned"] for each in batches) + run_due
-        shown = {name: round(1000 * each) for name, each in parts.items()}
+        run_due = sink.tidied / max(1, sum("done" in times for times in sink.at.values()))
+        index = median(times["index-tagged"] - times["tagged"] for times in batches) + run_due
+        batch = median(times["done"] - times["planned"] for times in batches) + run_due
+        shown = {name: round(1000 * seconds) for name, seconds in parts.items()}
         return {
             "rows": self.rows,
             "batches": len(batches),

@@ -98,7 +98,7 @@ class Manifest:
 
     @property
     def live(self) -> list[Filed]:
-        return [each for each in self.files if each.status != _DELETED]
+        return [file for file in self.files if file.status != _DELETED]
 
 
 class Metadata:
@@ -155,10 +155,12 @@ class Metadata:
             at = self.every[at].parent
 
     def carries(self, branch: str, snapshot_id: int) -> bool:
-        theirs = self.lists[snapshot_id]
-        newest = max((each.sequence for each in theirs), default=0)
-        wanted = {each.path for each in theirs if each.sequence == newest}
-        return not wanted or bool(wanted & {each.path for each in self.lists[self.refs[branch]]})
+        manifests = self.lists[snapshot_id]
+        newest = max((manifest.sequence for manifest in manifests), default=0)
+        wanted = {manifest.path for manifest in manifests if manifest.sequence == newest}
+        return not wanted or bool(
+            wanted & {manifest.path for manifest in self.lists[self.refs[branch]]}
+        )
 
     def lacking(self, manifests: Sequence[str]) -> list[str]:
         return [path for path in manifests if path not in self._staged]
@@ -229,7 +231,7 @@ class Metadata:
     ) -> None:
         """`added`: staged manifests."""
         assert check(self.history("main")) is None
-        gone = {each["file-path"] for each in removed}
+        gone = {file["file-path"] for file in removed}
         files = [file for path in added for file in self._staged[path]]
         self.snapshot(summary, files, gone, "replace" if same else "overwrite")
 
@@ -253,24 +255,24 @@ class Metadata:
         self.now += self.random.randrange(1, 90_000)
         gone: list[File] = []
         kept = []
-        for each in self.lists.get(parent, ()) if parent is not None else ():
-            if removed and any(one.file["file-path"] in removed for one in each.live):
-                gone += [o.file for o in each.live if o.file["file-path"] in removed]
-                kept.append(self._without(each, removed, number))
-            elif each.live or not removed:
-                kept.append(each)
+        for manifest in self.lists.get(parent, ()) if parent is not None else ():
+            if removed and any(one.file["file-path"] in removed for one in manifest.live):
+                gone += [o.file for o in manifest.live if o.file["file-path"] in removed]
+                kept.append(self._without(manifest, removed, number))
+            elif manifest.live or not removed:
+                kept.append(manifest)
         come = [*added, *(file for path in manifests for file in self._staged[path])]
         new = [
             Manifest(path, False, number, self.sequence, self._filed(self._staged[path], number))
             for path in manifests
         ]
         for content in (False, True):
-            files = [each for each in added if (each["content"] != "data") == content]
+            files = [file for file in added if (file["content"] != "data") == content]
             if files:
                 path = self.path(f"{self._id():x}-m{int(content)}.avro")
                 filed = self._filed(files, number)
                 new.append(Manifest(path, content, number, self.sequence, filed))
-        told = {
+        whole_summary = {
             **(summary or {}),
             **_counted(come, gone, self.snapshots[parent].summary if parent else {}),
             "manifests-created": str(len(new)),
@@ -282,7 +284,7 @@ class Metadata:
             self.sequence,
             self.now,
             operation,
-            told,
+            whole_summary,
             self.path(f"snap-{number}-1-{self._id():x}.avro"),
         )
         self.snapshots[number] = self.every[number] = made
@@ -296,7 +298,7 @@ class Metadata:
 
     def rewrite_manifests(self, branch: str = "main", dropped: Collection[str] = ()) -> Snapshot:
         """All live files in one manifest. What is `dropped` is lost in it, and nobody says so."""
-        live = [each for m in self.lists[self.refs[branch]] for each in m.live]
+        live = [file for m in self.lists[self.refs[branch]] for file in m.live]
         counts = self.snapshots[self.refs[branch]].summary
         made = self.snapshot(operation="replace", branch=branch)
         new = [
@@ -306,15 +308,15 @@ class Metadata:
                 made.id,
                 made.sequence,
                 tuple(
-                    replace(each, status=_EXISTING)
-                    for each in live
-                    if (each.file["content"] != "data") == content
-                    and each.file["file-path"] not in dropped
+                    replace(file, status=_EXISTING)
+                    for file in live
+                    if (file.file["content"] != "data") == content
+                    and file.file["file-path"] not in dropped
                 ),
             )
             for content in (False, True)
         ]
-        self.lists[made.id] = tuple(each for each in new if each.files)
+        self.lists[made.id] = tuple(manifest for manifest in new if manifest.files)
         totals = {key: value for key, value in counts.items() if key.startswith("total-")}
         self.snapshots[made.id] = replace(made, summary={**made.summary, **totals})
         return self.snapshots[made.id]
@@ -322,9 +324,9 @@ class Metadata:
     def expire(self, keep: Collection[int]) -> None:
         """All snapshots go but these and those that a tag or branch names."""
         held = {*keep, *self.refs.values()}
-        self.snapshots = {i: each for i, each in self.snapshots.items() if i in held}
-        self.lists = {i: each for i, each in self.lists.items() if i in held}
-        self._log = [each for each in self._log if each[1] in held]
+        self.snapshots = {i: snapshot for i, snapshot in self.snapshots.items() if i in held}
+        self.lists = {i: manifests for i, manifests in self.lists.items() if i in held}
+        self._log = [record for record in self._log if record[1] in held]
 
     def evolve(self, change: Callable[[dict[str, Any]], None]) -> None:
         new = json.loads(json.dumps(self.schemas[-1]))
@@ -345,11 +347,11 @@ class Metadata:
         """Other files in the newest manifests than were committed, and no snapshot that says so."""
         number = self.refs[branch]
         forged = []
-        for each in self.lists[number]:
-            files = tuple(new for old in each.files for new in change(old))
-            if files != each.files:
-                each = replace(each, path=self.path(f"{self._id():x}-m0.avro"), files=files)
-            forged += [each] if files else []
+        for manifest in self.lists[number]:
+            files = tuple(new for old in manifest.files for new in change(old))
+            if files != manifest.files:
+                manifest = replace(manifest, path=self.path(f"{self._id():x}-m0.avro"), files=files)
+            forged += [manifest] if files else []
         self.lists[number] = tuple(forged)
         path = self.path(f"snap-{number}-1-{self._id():x}.avro")
         self.snapshots[number] = replace(self.snapshots[number], manifest_list=path)
@@ -363,17 +365,17 @@ class Metadata:
         """A snapshot that never was, with the files it brought, as if others had been picked."""
         gone = self.snapshots.pop(snapshot_id)
         self.lists.pop(snapshot_id)
-        self._log = [each for each in self._log if each[1] != snapshot_id]
-        for number, each in self.snapshots.items():
-            if each.parent == snapshot_id:
-                self.snapshots[number] = replace(each, parent=gone.parent)
+        self._log = [record for record in self._log if record[1] != snapshot_id]
+        for number, snapshot in self.snapshots.items():
+            if snapshot.parent == snapshot_id:
+                self.snapshots[number] = replace(snapshot, parent=gone.parent)
         for ref, number in list(self.refs.items()):
             if number == snapshot_id and gone.parent in self.snapshots:
                 self.refs[ref] = gone.parent
             elif number == snapshot_id:
                 del self.refs[ref]
         if branch in self.refs:
-            self.forge(lambda each: [each] if each.snapshot != snapshot_id else [], branch)
+            self.forge(lambda filed: [filed] if filed.snapshot != snapshot_id else [], branch)
 
     def hidden(self, file: File, positions: Sequence[int]) -> File:
         """A file of position deletes that hides rows of another."""
@@ -405,11 +407,11 @@ class Metadata:
     def filed(self, branch: str = "main") -> list[Filed]:
         if branch not in self.refs:
             return []
-        return [each for m in self.lists[self.refs[branch]] for each in m.live]
+        return [filed for m in self.lists[self.refs[branch]] for filed in m.live]
 
     def live(self, branch: str = "main") -> list[File]:
         """The data files that a reader sees."""
-        return [each.file for each in self.filed(branch) if each.file["content"] == "data"]
+        return [filed.file for filed in self.filed(branch) if filed.file["content"] == "data"]
 
     @property
     def schema(self) -> str:
@@ -437,8 +439,8 @@ class Metadata:
         return path
 
     def _json(self) -> dict[str, Any]:
-        ids = [each["id"] for each in self.schemas[-1]["fields"]]
-        found: dict[str, Any] = {
+        ids = [field["id"] for field in self.schemas[-1]["fields"]]
+        document: dict[str, Any] = {
             "format-version": 2,
             "table-uuid": self.uuid,
             "location": self.location,
@@ -463,13 +465,13 @@ class Metadata:
                 else {"snapshot-id": number, "type": "tag", "max-ref-age-ms": FOREVER}
                 for name, number in self.refs.items()
             },
-            "snapshots": [self._snapshot_json(each) for each in self.snapshots.values()],
+            "snapshots": [self._snapshot_json(snapshot) for snapshot in self.snapshots.values()],
             "statistics": [],
             "partition-statistics": [],
             "snapshot-log": [{"timestamp-ms": at, "snapshot-id": i} for at, i in self._log],
             "metadata-log": [],
         }
-        return found
+        return document
 
     def _snapshot_json(self, snapshot: Snapshot) -> dict[str, Any]:
         parent = {} if snapshot.parent is None else {"parent-snapshot-id": snapshot.parent}
@@ -486,7 +488,7 @@ class Metadata:
     def _write_list(self, snapshot: Snapshot) -> None:
         if snapshot.manifest_list in self._lengths:
             return
-        records = [self._listed(each) for each in self.lists[snapshot.id]]
+        records = [self._listed(manifest) for manifest in self.lists[snapshot.id]]
         meta = {
             "snapshot-id": str(snapshot.id),
             "parent-snapshot-id": str(snapshot.parent or "null"),
@@ -498,13 +500,13 @@ class Metadata:
     def _listed(self, manifest: Manifest) -> dict[str, Any]:
         self._write_manifest(manifest)
         counts = {
-            f"{word}_{what}_count": sum(
-                each.file["record-count"] if what == "rows" else 1
-                for each in manifest.files
-                if each.status == status
+            f"{word}_{unit}_count": sum(
+                filed.file["record-count"] if unit == "rows" else 1
+                for filed in manifest.files
+                if filed.status == status
             )
             for status, word in ((_ADDED, "added"), (_EXISTING, "existing"), (_DELETED, "deleted"))
-            for what in ("files", "rows")
+            for unit in ("files", "rows")
         }
         return {
             "manifest_path": manifest.path,
@@ -519,41 +521,41 @@ class Metadata:
         }
 
     def _summarised(self, manifest: Manifest) -> list[dict[str, Any]]:
-        found = []
+        summaries = []
         for i in range(len(self.spec["fields"])):
-            values = [each.file["partition"][i] for each in manifest.files]
-            there = [value for value in values if value is not None]
+            values = [filed.file["partition"][i] for filed in manifest.files]
+            present = [value for value in values if value is not None]
             low, high = (
-                (struct.pack("<i", min(there)), struct.pack("<i", max(there)))
-                if there
+                (struct.pack("<i", min(present)), struct.pack("<i", max(present)))
+                if present
                 else (None, None)
             )
-            found.append(
+            summaries.append(
                 {
-                    "contains_null": len(there) < len(values),
+                    "contains_null": len(present) < len(values),
                     "contains_nan": False,
                     "lower_bound": low,
                     "upper_bound": high,
                 }
             )
-        return found
+        return summaries
 
     def _write_manifest(self, manifest: Manifest) -> None:
         if manifest.path in self._lengths:
             return
-        for each in manifest.files:
-            self.materialise(each.file)
-        names = [each["name"] for each in self.spec["fields"]]
+        for filed in manifest.files:
+            self.materialise(filed.file)
+        names = [field["name"] for field in self.spec["fields"]]
         records = [
             {
-                "status": each.status,
+                "status": filed.status,
                 # Of what is added the reader takes them from the list, as from a staged manifest.
-                "snapshot_id": None if each.status == _ADDED else each.snapshot,
-                "sequence_number": None if each.status == _ADDED else each.sequence,
-                "file_sequence_number": None if each.status == _ADDED else each.sequence,
-                "data_file": _avro(each.file, names),
+                "snapshot_id": None if filed.status == _ADDED else filed.snapshot,
+                "sequence_number": None if filed.status == _ADDED else filed.sequence,
+                "file_sequence_number": None if filed.status == _ADDED else filed.sequence,
+                "data_file": _avro(filed.file, names),
             }
-            for each in manifest.files
+            for filed in manifest.files
         ]
         meta = {
             "schema": self.schema,
@@ -574,14 +576,14 @@ class Metadata:
             self._lengths[path] = out.tell()
 
     def _filed(self, files: Iterable[File], snapshot: int) -> tuple[Filed, ...]:
-        return tuple(Filed(_ADDED, snapshot, self.sequence, each) for each in files)
+        return tuple(Filed(_ADDED, snapshot, self.sequence, file) for file in files)
 
     def _without(self, manifest: Manifest, removed: Collection[str], snapshot: int) -> Manifest:
         files = [
-            replace(each, status=_DELETED, snapshot=snapshot)
-            if each.file["file-path"] in removed
-            else replace(each, status=_EXISTING)
-            for each in manifest.live
+            replace(filed, status=_DELETED, snapshot=snapshot)
+            if filed.file["file-path"] in removed
+            else replace(filed, status=_EXISTING)
+            for filed in manifest.live
         ]
         path = self.path(f"{self._id():x}-m0.avro")
         return Manifest(path, manifest.deletes, snapshot, self.sequence, tuple(files))
@@ -597,11 +599,11 @@ def _counted(
     come: Sequence[File], gone: Sequence[File], before: Mapping[str, str]
 ) -> dict[str, str]:
     """What Iceberg tells in the summary: only what there is, and totals of everything."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
 
     def count(key: str, number: int) -> None:
         if number:
-            found[key] = found.get(key, 0) + number
+            counts[key] = counts.get(key, 0) + number
 
     totals = {
         name: int(before.get(f"total-{name}", 0))
@@ -614,8 +616,8 @@ def _counted(
         )
     }
     for files, sign in ((come, 1), (gone, -1)):
-        for each in files:
-            kind, rows = each["content"], each["record-count"]
+        for file in files:
+            kind, rows = file["content"], file["record-count"]
             if kind == "data":
                 count("added-data-files" if sign > 0 else "deleted-data-files", 1)
                 count("added-records" if sign > 0 else "deleted-records", rows)
@@ -628,12 +630,12 @@ def _counted(
                 count(f"{verb}-{kind}", rows)
                 totals["delete-files"] += sign
                 totals[kind] += sign * rows
-    told = {key: str(value) for key, value in found.items()}
-    return {**told, **{f"total-{key}": str(value) for key, value in totals.items()}}
+    changes = {key: str(value) for key, value in counts.items()}
+    return {**changes, **{f"total-{key}": str(value) for key, value in totals.items()}}
 
 
 def _avro(file: File, partition: Sequence[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    record: dict[str, Any] = {
         "content": _CONTENTS[file["content"]],
         "file_path": file["file-path"],
         "file_format": "PARQUET",
@@ -645,16 +647,16 @@ def _avro(file: File, partition: Sequence[str]) -> dict[str, Any]:
         "sort_order_id": file.get("sort-order-id"),
     }
     for name in _MAPS:
-        told = file.get(name)
-        if told is None:
+        pairs = file.get(name)
+        if pairs is None:
             continue
-        values = told["values"]
+        values = pairs["values"]
         if name.endswith("bounds"):
-            values = [bytes.fromhex(each) for each in values]
-        found[name.replace("-", "_")] = [
-            {"key": key, "value": value} for key, value in zip(told["keys"], values, strict=True)
+            values = [bytes.fromhex(value) for value in values]
+        record[name.replace("-", "_")] = [
+            {"key": key, "value": value} for key, value in zip(pairs["keys"], values, strict=True)
         ]
-    return found
+    return record
 
 
 @lru_cache(maxsize=1)
@@ -712,8 +714,8 @@ class Table(Metadata):
         self.split = split
         self.branch = branch
         self.real = real
-        found = {each["name"]: each["id"] for each in self.schemas[0]["fields"]}
-        self.ids = [found[each] for each in columns[:3]]
+        field_ids = {field["name"]: field["id"] for field in self.schemas[0]["fields"]}
+        self.ids = [field_ids[column] for column in columns[:3]]
 
     def write(
         self, rows: Sequence[Row], prefix: str, *, whole: bool = True, measured: bool = True
@@ -732,13 +734,13 @@ class Table(Metadata):
             parts.setdefault(kind_of(row) if self.split else 0, []).append(row)
         return [
             self._described(
-                mine,
+                part,
                 f"{self.location}/data/{prefix}-{self.new_uuid()}.parquet",
                 [kind] if self.split else [],
                 whole,
                 measured,
             )
-            for kind, mine in parts.items()
+            for kind, part in parts.items()
         ]
 
     def again(self, file: File, rows: Sequence[Row], path: str = "") -> File:
@@ -783,10 +785,10 @@ class Table(Metadata):
             return file
         low, high, nulls = [], [], []
         for column in range(3):
-            there = [row[column] for row in rows if row[column] is not None]
-            nulls.append(len(rows) - len(there))
-            low.append(min(there) if there else None)
-            high.append(max(there) if there else None)
+            values = [row[column] for row in rows if row[column] is not None]
+            nulls.append(len(rows) - len(values))
+            low.append(min(values) if values else None)
+            high.append(max(values) if values else None)
         if not whole:
             low[0], high[0] = _cut(low[0]), _cut(high[0], up=True)
         bounded = [i for i in range(3) if low[i] is not None]
@@ -833,14 +835,14 @@ class Table(Metadata):
     def _really(self, rows: Sequence[Row], prefix: str, whole: bool, measured: bool) -> list[File]:
         writer = TableWriter(self.shape(whole, measured), prefix)
         writer.write(self.arrow(rows))
-        files = [json.loads(each.descriptor) for each in writer.close()]
-        for each in files:
-            read = pq.read_table(each["file-path"], partitioning=None)
+        files = [json.loads(file.descriptor) for file in writer.close()]
+        for file in files:
+            read = pq.read_table(file["file-path"], partitioning=None)
             columns = [
                 read[n].to_pylist()
                 for n in (self.names.topic, self.names.partition, self.names.offset)
             ]
-            each["rows"] = list(zip(*columns, strict=True))
+            file["rows"] = list(zip(*columns, strict=True))
         return files
 
     def _to_disk(self, rows: Sequence[Row], path: str) -> None:
@@ -854,8 +856,8 @@ def _made(names: Names, optional: bool, split: bool) -> tuple[str, str]:
     made = schema.iceberg_schema(COLUMNS, names, TableConfig("t"))
     if optional:
         text = json.loads(made)
-        for each in text["fields"]:
-            each["required"] = False
+        for field in text["fields"]:
+            field["required"] = False
         made = json.dumps(text)
     return made, schema.partition_spec(made, ("kind",), "t") if split else NO_SPEC
 
@@ -874,7 +876,7 @@ def event_time(offset: int) -> int:
     return 1_700_000_000_000_000 + 1_000_000 * (offset ^ 5)
 
 
-def _topics_told(file: File, table: Table) -> set[str]:
+def _topic_bounds(file: File, table: Table) -> set[str]:
     """Both bounds of the topic, as hex; nothing where there are no topics."""
     return {
         value
@@ -915,9 +917,9 @@ class Index(Metadata):
         """The rows of some batches as the sink would write them."""
         if not self.real:
             return [self.file(index.rows(located), prefix)]
-        files = [json.loads(each) for each in index.write(self.shape, prefix, located)]
-        for each in files:
-            each["rows"] = pq.read_table(each["file-path"], partitioning=None)
+        files = [json.loads(descriptor) for descriptor in index.write(self.shape, prefix, located)]
+        for file in files:
+            file["rows"] = pq.read_table(file["file-path"], partitioning=None)
         return files
 
     def file(self, rows: pa.Table, prefix: str) -> File:
@@ -936,8 +938,8 @@ class Index(Metadata):
 
     def rows(self) -> pa.Table:
         """All that is in it."""
-        found = [each["rows"].cast(index.COLUMNS) for each in self.live()]
-        return pa.concat_tables(found) if found else index.COLUMNS.empty_table()
+        tables = [file["rows"].cast(index.COLUMNS) for file in self.live()]
+        return pa.concat_tables(tables) if tables else index.COLUMNS.empty_table()
 
     def materialise(self, file: File) -> None:
         if file["file-size-in-bytes"]:
@@ -953,7 +955,7 @@ class Index(Metadata):
             store_schema=False,
         )
         file["file-size-in-bytes"] = Path(file["file-path"]).stat().st_size
-        ids = {each["name"]: each["id"] for each in self.schemas[0]["fields"]}
+        ids = {field["name"]: field["id"] for field in self.schemas[0]["fields"]}
         low, high, keys = [], [], []
         for name in ("sink", "table_name", "topic", "partition", "start_offset", "end_offset"):
             bounds = pc.min_max(rows[name]).as_py() if len(rows) else {"min": None}
@@ -1085,7 +1087,7 @@ class _Events:
 
 
 @dataclass
-class Letter:
+class DeadLetter:
     row: Row
     tables: frozenset[str]
 
@@ -1107,7 +1109,7 @@ class History:
         self.alone = self.feed != "ranges" or r.random() < 0.5
         self.codec = r.choice(["null", "null", "null", "deflate"])
         names = ["db.t"] if self.alone else [f"db.t{i}" for i in range(r.choice([1, 2, 2, 3, 5]))]
-        self.letters = "" if self.alone else "db.letters"
+        self.dead_letters = "" if self.alone else "db.letters"
         words = ["orders", "t", "a-topic-with-a-long-name"]  # foreign rows say `backfill`
         self.read = r.sample(words, r.choice([1, 1, 1, 2]))
         self.topics = Topics(r, names, self.alone)
@@ -1118,7 +1120,7 @@ class History:
         self.branch = r.choice(["main"] * 9 + ["side"]) if self.alone else "main"
         self.names = names
         self._plan = {name: self._shape(name) for name in names}
-        self._waiting: list[Letter] = []
+        self._waiting: list[DeadLetter] = []
         self._pieces = r.choice([1, 1, 2, 3])
         self._friendly = r.choice([0] * 9 + [4])
         #: so many partitions that ledger entries are packed
@@ -1158,7 +1160,7 @@ class History:
         ]
         weights = [weight for weight, _ in happenings]
         for _ in range(events or r.choice([4, 8, 12, 18])):
-            r.choices([each for _, each in happenings], weights)[0]()
+            r.choices([happening for _, happening in happenings], weights)[0]()
         for _ in range(r.randrange(2)):
             self.batch()
         if r.random() < 0.85:
@@ -1190,32 +1192,32 @@ class History:
         self._unindexed_commits({batch.commit_id for batch in staged}, claimed.end)
         self._look_ahead(staged[-1].end if staged else claimed.end)
         self.say(f"run {self.epoch} begins with {len(pending)} staged batches")
-        for each in pending:
-            self.committer.submit(each, bounded=False)
+        for batch in pending:
+            self.committer.submit(batch, bounded=False)
         if pending and self.random.random() < 0.7:
             self._commit()
 
     def _committed(self) -> set[str]:
-        found = [entry for name in self.tables for entry, _ in self.entries(name)]
-        return {i for entry in found for i in entry.commit_ids}
+        committed = [entry for name in self.tables for entry, _ in self.entries(name)]
+        return {i for entry in committed for i in entry.commit_ids}
 
     def _claim(self) -> None:
         known = {name: self._target(name, 0) for name in self.tables}
         own = TableCommitter(self.index, "main", self.sink, 0, _Clock(), claimed_first=True)
-        heads = [each.head().entry for each in (own, *known.values())]
-        self.epoch = 1 + max((each.epoch for each in heads if each), default=0)
+        heads = [target.head().entry for target in (own, *known.values())]
+        self.epoch = 1 + max((head.epoch for head in heads if head), default=0)
         own.epoch = self.epoch
-        said: dict[str, Any] = {"cluster": "c1", "topics": dict.fromkeys(self.read, "id1")}
+        origin: dict[str, Any] = {"cluster": "c1", "topics": dict.fromkeys(self.read, "id1")}
         start = dict(self.topics.first)
-        claimed = own.claim(lambda position: Cut({**start, **position}), **said)
+        claimed = own.claim(lambda position: Cut({**start, **position}), **origin)
         assert claimed.snapshot is not None
         assert claimed.entry is not None
         own.set_tag(claimed.snapshot)
-        for each in known.values():
-            each.epoch = self.epoch
-            found = each.claim(**said).snapshot
-            assert found is not None
-            each.set_tag(found)
+        for target in known.values():
+            target.epoch = self.epoch
+            snapshot = target.claim(**origin).snapshot
+            assert snapshot is not None
+            target.set_tag(snapshot)
         self.targets = known
         self.own = own
         if not self.position:
@@ -1257,7 +1259,7 @@ class History:
         for partition, start in self.position.items():
             if partition != BATCHES and (r.random() < 0.8 or least):
                 ranges.append(Range(partition, start, start + r.randrange(least, size + 1)))
-        ranges = [each for each in ranges if len(each)]
+        ranges = [span for span in ranges if len(span)]
         if not ranges:
             return  # nobody sent anything
         staged = self._staged(ranges)
@@ -1268,7 +1270,7 @@ class History:
 
     def _commit(self, patient: bool = False) -> None:
         """`patient`: some tables are left for later, and so is the index where one is."""
-        names = sorted({name for each in self.committer.queue.pending for name in each.left})
+        names = sorted({name for pending in self.committer.queue.pending for name in pending.left})
         for name in names:
             if not (patient and self.random.random() < 0.5):
                 self.committer.round([name])
@@ -1278,7 +1280,7 @@ class History:
             raise AssertionError(self.committer.progress.stuck)
 
     def _staged(self, ranges: Sequence[Range]) -> StagedBatch:
-        begin = Cut({**{each.partition: each.start for each in ranges}, **self.position})
+        begin = Cut({**{span.partition: span.start for span in ranges}, **self.position})
         if self.feed != "ranges":
             begin = Cut({BATCHES: 0, **begin})
         end = begin.after(ranges)
@@ -1286,15 +1288,17 @@ class History:
         tallies: dict[str, list[RangeCounts]] = {}
         totals = []
         for wanted in ranges:
-            total, mine = self._settled(wanted, rows)
+            total, by_table = self._settled(wanted, rows)
             totals.append(total)
-            for name, tally in mine.items():
+            for name, tally in by_table.items():
                 tallies.setdefault(name, []).append(tally)
         prefix = f"frazil-{self.sink}-{self.epoch}-{self.number}"
         source = ("", "")
         if self.feed == "ranges":
             touched = {
-                name for name, each in tallies.items() if any(t.written or t.rejected for t in each)
+                name
+                for name, counts in tallies.items()
+                if any(t.written or t.rejected for t in counts)
             }
             if self.alone:
                 touched = {"db.t"}
@@ -1309,8 +1313,8 @@ class History:
             table = self._provide(name)
             files = [
                 file
-                for each in self._chunks(rows.get(name, []))
-                for file in table.write(each, prefix)
+                for chunk in self._chunks(rows.get(name, []))
+                for file in table.write(chunk, prefix)
             ]
             staged.append(
                 StagedTable(
@@ -1352,16 +1356,16 @@ class History:
         seen = [wanted.start + i for i, fate in enumerate(fates) if fate is not None]
 
         def tally(start: int, name: str = "") -> RangeCounts:
-            mine = [(o, fates[o - wanted.start]) for o in seen if o >= start]
-            told = [(o, fate) for o, fate in mine if fate is not None]
+            pairs = [(o, fates[o - wanted.start]) for o in seen if o >= start]
+            settled = [(o, fate) for o, fate in pairs if fate is not None]
             if not name:
-                written = [o for o, f in told if f.tables and not f.rejected]
-                rejected = [o for o, f in told if f.rejected]
-            elif name == self.letters:
-                written, rejected = [o for o, f in told if f.rejected], []
+                written = [o for o, f in settled if f.tables and not f.rejected]
+                rejected = [o for o, f in settled if f.rejected]
+            elif name == self.dead_letters:
+                written, rejected = [o for o, f in settled if f.rejected], []
             else:
-                written = [o for o, f in told if name in f.tables - f.rejecting and not f.lost]
-                rejected = [o for o, f in told if name in f.rejecting]
+                written = [o for o, f in settled if name in f.tables - f.rejecting and not f.lost]
+                rejected = [o for o, f in settled if name in f.rejecting]
             if name and written:
                 rows.setdefault(name, []).append((partition, [(*partition, o) for o in written]))
             times = [event_time(o) for o in written] if name else []
@@ -1369,22 +1373,22 @@ class History:
                 Range(partition, start, wanted.end),
                 len(written),
                 len(rejected),
-                len(told) - len(written) - len(rejected),
-                wanted.end - start - len(told),
-                seen=(told[0][0], told[-1][0]) if told else None,
+                len(settled) - len(written) - len(rejected),
+                wanted.end - start - len(settled),
+                seen=(settled[0][0], settled[-1][0]) if settled else None,
                 watermark=(min(times), max(times)) if times else None,
             )
 
-        found = {}
-        for name in [*self.names, *([self.letters] if self.letters else [])]:
+        tallies = {}
+        for name in [*self.names, *([self.dead_letters] if self.dead_letters else [])]:
             floor = max(wanted.start, self.floors.get(name, Cut()).get(partition, 0))
             if floor < wanted.end:
-                found[name] = tally(floor, name)
+                tallies[name] = tally(floor, name)
         for o in seen:
             fate = fates[o - wanted.start]
-            if fate is not None and fate.rejected and self.letters:
-                self._waiting.append(Letter((*partition, o), fate.rejecting))
-        return tally(wanted.start), found
+            if fate is not None and fate.rejected and self.dead_letters:
+                self._waiting.append(DeadLetter((*partition, o), fate.rejecting))
+        return tally(wanted.start), tallies
 
     def _framed(
         self,
@@ -1397,19 +1401,19 @@ class History:
         r = self.random
         many = 0
         if self.feed == "merged":
-            tallies["db.t"] = [RangeCounts(each, 0, merged=len(each)) for each in ranges]
+            tallies["db.t"] = [RangeCounts(span, 0, merged=len(span)) for span in ranges]
             many = r.randrange(0, 9)
             rows["db.t"] = [(BATCHES, [(None, None, None)] * many)] if many else []
         else:
-            together = [row for _, each in rows.get("db.t", []) for row in each]
+            together = [row for _, chunk in rows.get("db.t", []) for row in chunk]
             r.shuffle(together)
             rows["db.t"] = [(BATCHES, together)] if together else []
         number = self.position.get(BATCHES, 0)
         tallies["db.t"].append(RangeCounts(Range(BATCHES, number, number + 1), many))
 
-    def _chunks(self, found: Sequence[tuple[Partition, list[Row]]]) -> Iterator[list[Row]]:
+    def _chunks(self, settled: Sequence[tuple[Partition, list[Row]]]) -> Iterator[list[Row]]:
         """A range may have been planned in pieces, and each piece has files of its own."""
-        for _, rows in found:
+        for _, rows in settled:
             pieces = min(self._pieces, len(rows))
             for i in range(pieces):
                 yield rows[len(rows) * i // pieces : len(rows) * (i + 1) // pieces]
@@ -1474,9 +1478,9 @@ class History:
         self.position = Cut({**self.topics.first, **self.position})
         # What waits for a replay was rejected by a batch that is there.
         self._waiting = [
-            each
-            for each in self._waiting
-            if each.row[2] < self.position[Partition(each.row[0], each.row[1])]  # type: ignore
+            dead_letter
+            for dead_letter in self._waiting
+            if dead_letter.row[2] < self.position[Partition(dead_letter.row[0], dead_letter.row[1])]  # type: ignore
         ]
 
     def _look_ahead(self, ahead: Cut) -> None:
@@ -1498,7 +1502,7 @@ class History:
             self.index,
             tables,
             rows=self.index.rows,
-            staged=lambda: [(each.file_name, each) for each in self.committer.pending],
+            staged=lambda: [(batch.file_name, batch) for batch in self.committer.pending],
             without=self._without,
             clock=_Clock(),
         )
@@ -1522,7 +1526,7 @@ class History:
         self._reads_again()
 
     def _replayed(self) -> bool:
-        return f"{self.letters}_replayed" in self.tables
+        return f"{self.dead_letters}_replayed" in self.tables
 
     def _without(self, batch: int, epoch: int) -> IndexRemoval:
         """The index without batches behind one: files that go, and a staged one that comes."""
@@ -1551,7 +1555,7 @@ class History:
     def _unindexed_commits(self, staged: set[str], position: Cut) -> None:
         """As `Sink._left_untold`: what tables have and no staged batch tells of, the index gets
         from their ledgers, with the next batch."""
-        told = {
+        indexed = {
             (row["commit_id"], row["table_name"])
             for row in self.index.rows().select(["commit_id", "table_name"]).to_pylist()
         }
@@ -1559,13 +1563,13 @@ class History:
         for name, target in self.targets.items() if not self.alone else ():
             for entry, snapshot in target.entries_after(position):
                 known = all(
-                    (gone := entry.counts(each.partition).elsewhere) == 0
-                    or each.start + gone <= position.get(each.partition, 0)
-                    for each in entry.ranges
+                    (gone := entry.counts(span.partition).elsewhere) == 0
+                    or span.start + gone <= position.get(span.partition, 0)
+                    for span in entry.ranges
                 )
                 if entry.ranges and known and not staged & set(entry.commit_ids):
                     batch = index.rebuilt(entry, name, self.tables[name].uuid)
-                    if (batch.commit_id, name) not in told:
+                    if (batch.commit_id, name) not in indexed:
                         self._untold.append((batch, {name: snapshot}))
 
     def replay(self) -> None:
@@ -1573,55 +1577,56 @@ class History:
         r = self.random
         done = self.own.head().entry
         ready = [
-            each
-            for each in self._waiting
+            dead_letter
+            for dead_letter in self._waiting
             if done
-            and each.tables
-            and each.tables <= set(self.tables)
-            and each.row[2] < done.end.get(Partition(each.row[0], each.row[1]), 0)  # type: ignore
+            and dead_letter.tables
+            and dead_letter.tables <= set(self.tables)
+            and dead_letter.row[2]
+            < done.end.get(Partition(dead_letter.row[0], dead_letter.row[1]), 0)  # type: ignore
         ]
         if not ready:
             return
         chosen = r.sample(ready, r.randrange(1, len(ready) + 1))
-        sink, notes = f"{self.sink}.replay", f"{self.letters}_replayed"
+        sink, notes = f"{self.sink}.replay", f"{self.dead_letters}_replayed"
         own = TableCommitter(self.index, "main", sink, 0, _Clock(), claimed_first=True)
         targets = {name: self._target(name, 0, sink) for name in self.tables}
-        heads = [each.head() for each in (own, *targets.values())]
-        assert all(each.complete for each in heads)
-        epoch = 1 + max((each.entry.epoch for each in heads if each.entry), default=0)
-        for each in (own, *targets.values()):
-            each.epoch = epoch
-            began = own is each
-            found = each.claim((lambda c: Cut({BATCHES: 0, **c})) if began else (lambda c: c))
-            assert found.snapshot is not None
-            assert found.entry is not None
-            each.set_tag(found.snapshot)
+        heads = [target.head() for target in (own, *targets.values())]
+        assert all(head.complete for head in heads)
+        epoch = 1 + max((head.entry.epoch for head in heads if head.entry), default=0)
+        for target in (own, *targets.values()):
+            target.epoch = epoch
+            began = own is target
+            claimed = target.claim((lambda c: Cut({BATCHES: 0, **c})) if began else (lambda c: c))
+            assert claimed.snapshot is not None
+            assert claimed.entry is not None
+            target.set_tag(claimed.snapshot)
             if began:
-                number, before = found.entry.end[BATCHES], found.entry.batches[1] + 1
-                position = found.entry.end
+                number, before = claimed.entry.end[BATCHES], claimed.entry.batches[1] + 1
+                position = claimed.entry.end
         if notes not in self.tables:
             self._provide(notes)
             targets[notes] = self._target(notes, epoch, sink)
-        self._waiting = [each for each in self._waiting if each not in chosen]
+        self._waiting = [dead_letter for dead_letter in self._waiting if dead_letter not in chosen]
         prefix = f"frazil-{sink}-{epoch}-{before}"
         rows: dict[str, list[Row]] = {}
-        for each in sorted(chosen, key=lambda letter: letter.row):
-            for name in each.tables:
-                rows.setdefault(name, []).append(each.row)
-            rows.setdefault(notes, []).append(each.row)
+        for dead_letter in sorted(chosen, key=lambda dead_letter: dead_letter.row):
+            for name in dead_letter.tables:
+                rows.setdefault(name, []).append(dead_letter.row)
+            rows.setdefault(notes, []).append(dead_letter.row)
         counted = Range(BATCHES, number, number + 1)
         staged = [
             StagedTable(
                 name,
                 self.tables[name].uuid,
                 0,
-                (self.tables[name].stage(self.tables[name].write(mine, prefix)),),
+                (self.tables[name].stage(self.tables[name].write(table_rows, prefix)),),
                 (),
                 1,
                 1,
-                (RangeCounts(counted, len(mine)),),
+                (RangeCounts(counted, len(table_rows)),),
             )
-            for name, mine in sorted(rows.items())
+            for name, table_rows in sorted(rows.items())
         ]
         batch = StagedBatch(
             sink=sink,
@@ -1643,7 +1648,7 @@ class History:
             committer.round([name])
         committer.round([INDEX])
         assert not committer.progress.stuck, committer.progress.stuck
-        self.say(f"{len(chosen)} letters are replayed")
+        self.say(f"{len(chosen)} dead letters are replayed")
 
     # ── what others do ───────────────────────────────────────────────────────────────────────
 
@@ -1662,8 +1667,8 @@ class History:
             self.say(f"{new} is new")
 
     def _some(self) -> Table | None:
-        there = [each for _, each in sorted(self.tables.items()) if each.live(each.branch)]
-        return self.random.choice(there) if there else None
+        filled = [table for _, table in sorted(self.tables.items()) if table.live(table.branch)]
+        return self.random.choice(filled) if filled else None
 
     def compact(self) -> None:
         r = self.random
@@ -1672,7 +1677,7 @@ class History:
             return
         live = table.live(table.branch)
         files = live if r.random() < 0.6 else r.sample(live, r.randrange(1, len(live) + 1))
-        rows = [row for each in files for row in each["rows"]]
+        rows = [row for file in files for row in file["rows"]]
         how = r.choice(["by partition", "by partition", "mixed", "mixed", "unmeasured"])
         blind = how == "unmeasured"
         r.shuffle(rows)
@@ -1682,10 +1687,10 @@ class History:
             parts.setdefault(key, []).append(row)
         new = [
             file
-            for each in parts.values()
-            for file in table.write(each, "00000-1-spark", whole=False, measured=not blind)
+            for part in parts.values()
+            for file in table.write(part, "00000-1-spark", whole=False, measured=not blind)
         ]
-        table.snapshot({}, new, {each["file-path"] for each in files}, "replace", table.branch)
+        table.snapshot({}, new, {file["file-path"] for file in files}, "replace", table.branch)
         self.say(f"{table.name}: {len(files)} files are compacted into {len(new)}, {how}")
 
     def foreign(self) -> None:
@@ -1710,12 +1715,12 @@ class History:
         target = TableCommitter(table, table.branch, NEIGHBOUR, 0, _Clock(), claimed_first=True)
         before = target.head().entry
         target.epoch = 1 + (before.epoch if before else 0)
-        here = Partition(NEIGHBOUR, 0)
-        claimed = target.claim(lambda end: Cut({here: 0, **end}))
+        partition = Partition(NEIGHBOUR, 0)
+        claimed = target.claim(lambda end: Cut({partition: 0, **end}))
         assert claimed.entry is not None
         begin = claimed.entry.end
-        wanted = Range(here, begin[here], begin[here] + r.randrange(1, 20))
-        rows: list[Row] = [(*here, offset) for offset in range(wanted.start, wanted.end)]
+        wanted = Range(partition, begin[partition], begin[partition] + r.randrange(1, 20))
+        rows: list[Row] = [(*partition, offset) for offset in range(wanted.start, wanted.end)]
         number = claimed.entry.batches[1] + 1
         files = table.write(rows, f"frazil-{NEIGHBOUR}-{target.epoch}-{number}")
         staged = StagedTable(
@@ -1749,9 +1754,9 @@ class History:
         """Whoever brought rows may take them back."""
         table = self._some()
         files = [
-            each
-            for each in (table.live(table.branch) if table else [])
-            if all(row[0] in (None, BACKFILL) for row in each["rows"])
+            file
+            for file in (table.live(table.branch) if table else [])
+            if all(row[0] in (None, BACKFILL) for row in file["rows"])
         ]
         if table is None or not files or self.feed == "merged":
             return
@@ -1769,7 +1774,7 @@ class History:
         table = self._some()
         if table is None:
             return
-        recent = [each.id for each in table.history(table.branch)]
+        recent = [snapshot.id for snapshot in table.history(table.branch)]
         kept = recent[: self.random.choice([1, 1, 2, len(recent) // 2 + 1])]
         table.expire([*kept, *(i for i in [table.refs.get("main")] if i)])
         self.say(f"{table.name}: {len(recent) - len(kept)} snapshots are expired")
@@ -1780,15 +1785,15 @@ class History:
             return
         many = len(live) if self.random.random() < 0.6 else self.random.randrange(2, len(live) + 1)
         some = live[:many]
-        rows = pa.concat_tables(each["rows"].cast(index.COLUMNS) for each in some)
+        rows = pa.concat_tables(file["rows"].cast(index.COLUMNS) for file in some)
         keys = ["table_name", "topic", "partition", "start_offset"]
         ordered = rows.sort_by([(key, "ascending") for key in keys])
         new = self.index.file(ordered, "compacted")
-        self.index.snapshot({}, [new], {each["file-path"] for each in some}, "replace")
+        self.index.snapshot({}, [new], {file["file-path"] for file in some}, "replace")
         self.say(f"the index's {len(some)} files are one")
 
     def expire_index(self) -> None:
-        recent = [each.id for each in self.index.history("main")]
+        recent = [snapshot.id for snapshot in self.index.history("main")]
         self.index.expire(recent[: self.random.choice([1, 3])])
         self.say("snapshots of the index are expired")
 
@@ -1798,7 +1803,7 @@ class History:
             return
 
         def change(schema: dict[str, Any]) -> None:
-            most = max(each["id"] for each in schema["fields"])
+            most = max(field["id"] for field in schema["fields"])
             new = {"id": most + 1, "name": f"c{most}", "required": False, "type": "string"}
             schema["fields"].append(new)
 
@@ -1822,17 +1827,17 @@ class History:
     def entries(self, name: str, sink: str = "") -> list[tuple[LedgerEntry, Snapshot]]:
         """What the ledger still has, oldest first; claims left out."""
         table = self.tables[name]
-        found = entries(table.history(table.branch), sink or self.sink)
-        return [(entry, snapshot) for entry, snapshot in found if entry.ranges][::-1]
+        pairs = entries(table.history(table.branch), sink or self.sink)
+        return [(entry, snapshot) for entry, snapshot in pairs if entry.ranges][::-1]
 
     def unclear(self, table: Table) -> list[File]:
         """Live files that do not say whose their rows are: without bounds, or of several topics, or
         of one whose name was cut, or with rows of ours that have no offsets either."""
         return [
-            each
-            for each in table.live(table.branch)
-            if "lower-bounds" not in each
-            or len(_topics_told(each, table)) > 1
+            file
+            for file in table.live(table.branch)
+            if "lower-bounds" not in file
+            or len(_topic_bounds(file, table)) > 1
             or self.feed == "merged"
         ]
 
@@ -1848,11 +1853,11 @@ class History:
         if not self._lossy(table):
             return 0
         if self._stranger(table):
-            return sum(each["record-count"] for each in table.live(table.branch))
+            return sum(file["record-count"] for file in table.live(table.branch))
         return sum(
-            row[0] == BACKFILL or (row[0] is None and "lower-bounds" not in each)
-            for each in self.unclear(table)
-            for row in each["rows"]
+            row[0] == BACKFILL or (row[0] is None and "lower-bounds" not in file)
+            for file in self.unclear(table)
+            for row in file["rows"]
         )
 
     def _lossy(self, table: Table) -> bool:
@@ -1873,16 +1878,16 @@ class History:
     def _others(self, table: Table, verb: str) -> bool:
         keys = [f"{verb}-records", *(["added-delete-files"] if verb == "deleted" else [])]
         return any(
-            "frazil.sink" not in each.summary
-            and each.operation != "replace"
-            and any(key in each.summary for key in keys)
-            for each in table.history(table.branch)
+            "frazil.sink" not in snapshot.summary
+            and snapshot.operation != "replace"
+            and any(key in snapshot.summary for key in keys)
+            for snapshot in table.history(table.branch)
         )
 
     def save(self, complete: bool = False) -> dict[str, str]:
         """Table → metadata file; the index too."""
         every: list[Metadata] = [*self.tables.values(), self.index]
-        return {each.name: each.save(complete) for each in every}
+        return {table.name: table.save(complete) for table in every}
 
     def tag_of(self, table: Table, sink: str = "") -> str:
         tag = ledger_tag(sink or self.sink)

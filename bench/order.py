@@ -97,7 +97,7 @@ def measured(given: argparse.Namespace, folder: str, bootstrap: str) -> dict[str
             "log_level": 3,
         }
     )
-    found: dict[str, list[tuple[float, float]]] = {side: [] for side in SIDES}
+    times: dict[str, list[tuple[float, float]]] = {side: [] for side in SIDES}
     for turn in range(given.turns):
         for _ in range(given.turn):
             accounts.produce(producer, given.rows)
@@ -107,24 +107,27 @@ def measured(given: argparse.Namespace, folder: str, bootstrap: str) -> dict[str
             sink = Sink(configs[side]).start(spark)
             sink.wait_until(sink.ends())
             sink.stop()
-            found[side].append((time.monotonic() - began, cpu() - spent))
-            say(f"  turn {turn} {side}: {found[side][-1][0]:.1f} s, {found[side][-1][1]:.1f} CPU-s")
+            times[side].append((time.monotonic() - began, cpu() - spent))
+            say(f"  turn {turn} {side}: {times[side][-1][0]:.1f} s, {times[side][-1][1]:.1f} CPU-s")
     for side in SIDES:
         [row] = spark.sql(f"SELECT {SUMS} FROM lake.db.{side}").collect()
-        assert [int(each) for each in row] == accounts.sums(), f"{side} is not what the records say"
+        assert [int(value) for value in row] == accounts.sums(), (
+            f"{side} is not what the records say"
+        )
     spark.stop()
     rows = given.rows * given.turn * (given.turns - 1)  # without the first turn, which is cold
     warm = {
-        side: [sum(each) for each in zip(*turns[1:], strict=True)] for side, turns in found.items()
+        side: [sum(figures) for figures in zip(*turns[1:], strict=True)]
+        for side, turns in times.items()
     }
     return {
         "rows": given.rows,
         "keys": given.keys,
         "turns": given.turns,
         "batches": given.turn,
-        "rows_per_second": {side: round(rows / each[0]) for side, each in warm.items()},
+        "rows_per_second": {side: round(rows / cost[0]) for side, cost in warm.items()},
         "cpu_seconds_per_million": {
-            side: round(each[1] / rows * 1e6, 2) for side, each in warm.items()
+            side: round(cost[1] / rows * 1e6, 2) for side, cost in warm.items()
         },
         "time_ratio": round(warm["ordered"][0] / warm["plain"][0], 2),
     }
@@ -180,7 +183,7 @@ def applied(given: argparse.Namespace, folder: str) -> dict[str, Any]:
         spent.append(
             {"rows_in_files": seen, "plain": round(took[0], 3), "ordered": round(took[1], 3)}
         )
-        paths = [json.loads(each.descriptor)["file-path"] for each in done.files]
+        paths = [json.loads(file.descriptor)["file-path"] for file in done.files]
         files += [FileBounds(path, (None,)) for path in paths]
         seen += sum(file.rows for file in done.files)
         say(f"  {spent[-1]}")

@@ -134,29 +134,31 @@ class Planted:
 
     def at_least(self, before: evidence.AuditResult) -> Planted | None:
         """The verdict must then be `cannot tell`: which is news if it was proven before."""
-        if any(each.table in self.tables and each.verdict != "proven" for each in before.reports):
+        if any(
+            report.table in self.tables and report.verdict != "proven" for report in before.reports
+        ):
             return None
         return replace(self, kinds=self.kinds | {"cannot tell"}, named=(*self.named, ANYWHERE))
 
-    def by(self, found: evidence.AuditResult) -> Finding | None:
+    def by(self, result: evidence.AuditResult) -> Finding | None:
         fitting = [
             finding
-            for report in found.reports
+            for report in result.reports
             if report.table in self.tables
             for finding in report.findings
-            if finding.kind in self.kinds and any(_names(finding, each) for each in self.named)
+            if finding.kind in self.kinds and any(_names(finding, wanted) for wanted in self.named)
         ]
-        return min(fitting, key=lambda each: WEIGHTS.index(each.kind), default=None)
+        return min(fitting, key=lambda finding: WEIGHTS.index(finding.kind), default=None)
 
     def exactly(self, finding: Finding) -> bool:
         """Does it name nothing else?"""
         return bool(finding.ranges) and any(
-            isinstance(each, Range)
-            and each.partition == told.partition
-            and each.start <= told.start
-            and told.end <= each.end
-            for each in self.named
-            for told in finding.ranges
+            isinstance(wanted, Range)
+            and wanted.partition == span.partition
+            and wanted.start <= span.start
+            and span.end <= wanted.end
+            for wanted in self.named
+            for span in finding.ranges
         )
 
 
@@ -164,8 +166,8 @@ def _names(finding: Finding, wanted: Range | str) -> bool:
     if isinstance(wanted, str):
         return wanted in finding.says
     return any(
-        each.partition == wanted.partition and each.start < wanted.end and wanted.start < each.end
-        for each in finding.ranges
+        span.partition == wanted.partition and span.start < wanted.end and wanted.start < span.end
+        for span in finding.ranges
     )
 
 
@@ -193,12 +195,12 @@ def deep(function: Plant) -> Plant:
 
 def filled(history: History, r: random.Random, least: int = 1) -> Table | None:
     """A table of whose ledger so many entries with data are left."""
-    found = [
+    tables = [
         table
         for name, table in sorted(history.tables.items())
         if len(history.entries(name)) >= least
     ]
-    return r.choice(found) if found else None
+    return r.choice(tables) if tables else None
 
 
 def ours(row: Row) -> bool:
@@ -214,27 +216,27 @@ def owned(history: History, table: Table) -> list[dict[str, Any]]:
 def some_file(
     history: History, r: random.Random
 ) -> tuple[Table, dict[str, Any]] | tuple[None, None]:
-    found = [
+    pairs = [
         (table, file)
         for _, table in sorted(history.tables.items())
         for file in owned(history, table)
     ]
-    return r.choice(found) if found else (None, None)
+    return r.choice(pairs) if pairs else (None, None)
 
 
 def spans(rows: Sequence[Row]) -> list[Range]:
     """What rows of a sink reach over."""
-    found: dict[Partition, list[int]] = {}
+    by_partition: dict[Partition, list[int]] = {}
     for topic, number, offset in rows:
         if ours((topic, number, offset)):
             assert topic is not None
             assert number is not None
             assert offset is not None
-            found.setdefault(Partition(topic, number), []).append(offset)
-    return [Range(p, min(offsets), max(offsets) + 1) for p, offsets in sorted(found.items())]
+            by_partition.setdefault(Partition(topic, number), []).append(offset)
+    return [Range(p, min(offsets), max(offsets) + 1) for p, offsets in sorted(by_partition.items())]
 
 
-def told(table: Table, rows: Sequence[Row]) -> tuple[Range | str, ...]:
+def named_ranges(table: Table, rows: Sequence[Row]) -> tuple[Range | str, ...]:
     """What must be named of rows: their range where bounds can tell it, else only the table."""
     by_bounds = all(
         len({row[:2] for row in file["rows"]}) == 1 and "lower-bounds" in file
@@ -245,9 +247,9 @@ def told(table: Table, rows: Sequence[Row]) -> tuple[Range | str, ...]:
         "/frazil-" not in file["file-path"] and any(len(row[0] or "") > 16 for row in file["rows"])
         for file in table.live(table.branch)
     )
-    found = tuple(spans(rows)) if by_bounds and not cut else ()
+    ranges = tuple(spans(rows)) if by_bounds and not cut else ()
     replayed = any(tag.endswith(".replay") for tag in table.refs)  # by batches, not by records
-    return (*found, ANYWHERE) if replayed or not found else found
+    return (*ranges, ANYWHERE) if replayed or not ranges else ranges
 
 
 def reached(history: History) -> Cut:
@@ -287,9 +289,9 @@ def compacted(table: Table, r: random.Random) -> str:
     live = table.live(table.branch)
     if r.random() < 0.5 or len(live) < 2:
         return ""
-    rows = [row for each in live for row in each["rows"]]
+    rows = [row for file in live for row in file["rows"]]
     new = table.write(rows, "00000-2-later", whole=False)
-    table.snapshot({}, new, {each["file-path"] for each in live}, "replace", table.branch)
+    table.snapshot({}, new, {file["file-path"] for file in live}, "replace", table.branch)
     return ", and compacted later"
 
 
@@ -302,10 +304,10 @@ def entry_dropped(history: History, r: random.Random) -> Planted | None:
     table = filled(history, r, least=2)
     if table is None:
         return None
-    found = history.entries(table.name)
+    commits = history.entries(table.name)
     complete = list(table.history(table.branch))[-1].parent is None
     # Without its first entry an expired ledger is one that was expired a little later.
-    chosen = found[0 if complete else 1 : -1]
+    chosen = commits[0 if complete else 1 : -1]
     if not chosen:
         return None
     entry, snapshot = r.choice(chosen)
@@ -326,7 +328,7 @@ def file_dropped(history: History, r: random.Random) -> Planted | None:
     table, file = some_file(history, r)
     if table is None:
         return None
-    named = told(table, file["rows"])
+    named = named_ranges(table, file["rows"])
     table.rewrite_manifests(table.branch, {file["file-path"]})
     after = later(history, table, r)
     return Planted(
@@ -346,16 +348,20 @@ def rows_of_a_batch_dropped(history: History, r: random.Random) -> Planted | Non
         return None
     rows = history.index.rows()
     ids = known(history, table)
-    mine = [
-        each
-        for each in _listed(rows)
-        if each["table_name"] == table.name and each["commit_id"] in ids
+    index_rows = [
+        index_row
+        for index_row in _listed(rows)
+        if index_row["table_name"] == table.name and index_row["commit_id"] in ids
     ]
-    if not mine:
+    if not index_rows:
         return None
-    row = r.choice(mine)
-    _edit(history, lambda each: None if each["commit_id"] == row["commit_id"] else each)
-    ranges = [_range(each) for each in mine if each["commit_id"] == row["commit_id"]]
+    row = r.choice(index_rows)
+    _edit(
+        history, lambda index_row: None if index_row["commit_id"] == row["commit_id"] else index_row
+    )
+    ranges = [
+        _range(index_row) for index_row in index_rows if index_row["commit_id"] == row["commit_id"]
+    ]
     return Planted(
         f"the index has no row of batch {row['batch']} any more",
         everyone(history, table.name),
@@ -367,10 +373,14 @@ def rows_of_a_batch_dropped(history: History, r: random.Random) -> Planted | Non
 @plant("range dropped")
 def index_emptied(history: History, r: random.Random) -> Planted | None:
     """`DELETE FROM` the index: its ledger still says what it knew."""
-    rows = [each for each in _listed(history.index.rows()) if each["sink"] == history.sink]
+    rows = [
+        index_row
+        for index_row in _listed(history.index.rows())
+        if index_row["sink"] == history.sink
+    ]
     if not rows:
         return None
-    paths = {each["file-path"] for each in history.index.live()}
+    paths = {file["file-path"] for file in history.index.live()}
     history.index.snapshot({}, (), paths, "delete")
     return Planted(
         "the index has no rows any more",
@@ -388,18 +398,20 @@ def row_of_the_stream_dropped(history: History, r: random.Random) -> Planted | N
         for entry, _ in entries(history.index.history("main"), history.sink)
         for i in entry.commit_ids
     }
-    mine = [
-        each
-        for each in _listed(history.index.rows())
-        if each["table_name"] == index.STREAM
-        and each["commit_id"] in ids
-        and each["topic"] != BATCHES.topic
+    index_rows = [
+        index_row
+        for index_row in _listed(history.index.rows())
+        if index_row["table_name"] == index.STREAM
+        and index_row["commit_id"] in ids
+        and index_row["topic"] != BATCHES.topic
     ]
-    mine = [each for each in mine if not _only_of_the_stream(history, each)]
-    if not mine:
+    index_rows = [
+        index_row for index_row in index_rows if not _only_of_the_stream(history, index_row)
+    ]
+    if not index_rows:
         return None
-    row = r.choice(mine)
-    _edit(history, lambda each: None if each == row else each)
+    row = r.choice(index_rows)
+    _edit(history, lambda index_row: None if index_row == row else index_row)
     return Planted(
         f"the index has lost its row {_range(row)} of the whole stream",
         everyone(history),
@@ -413,19 +425,19 @@ def batch_skipped(history: History, r: random.Random) -> Planted | None:
     """The stream went on behind a range that nobody has: neither table nor index."""
     if not history.alone:
         return None
-    found = history.entries("db.t") if "db.t" in history.tables else []
-    if len(found) < 3:
+    commits = history.entries("db.t") if "db.t" in history.tables else []
+    if len(commits) < 3:
         return None
-    entry, snapshot = r.choice(found[1:-1])
+    entry, snapshot = r.choice(commits[1:-1])
     ids = set(entry.commit_ids)
     table = history.tables["db.t"]
-    for each, where in list(entries(history.index.history("main"), history.sink)):
-        if ids & set(each.commit_ids):
-            if not set(each.commit_ids) <= ids:
+    for index_entry, where in list(entries(history.index.history("main"), history.sink)):
+        if ids & set(index_entry.commit_ids):
+            if not set(index_entry.commit_ids) <= ids:
                 return None
             history.index.forget(where.id)
     table.forget(snapshot.id, table.branch)
-    _edit(history, lambda each: None if each["commit_id"] in ids else each)
+    _edit(history, lambda index_row: None if index_row["commit_id"] in ids else index_row)
     return Planted(
         f"nobody has batches {entry.batches}",
         everyone(history, "db.t"),
@@ -457,7 +469,10 @@ def path_twice_in_a_manifest(history: History, r: random.Random) -> Planted | No
     table, file = some_file(history, r)
     if table is None:
         return None
-    table.forge(lambda each: [each] * (1 + (each.file is file and each.status < 2)), table.branch)
+    table.forge(
+        lambda live_file: [live_file] * (1 + (live_file.file is file and live_file.status < 2)),
+        table.branch,
+    )
     return Planted(
         f"{table.name}: {_rows(file)} are in a manifest twice",
         frozenset({table.name}),
@@ -479,7 +494,7 @@ def copy_added(history: History, r: random.Random) -> Planted | None:
         f"{table.name}: {len(rows)} rows are there a second time",
         frozenset({table.name}),
         TWICE,
-        told(table, rows),
+        named_ranges(table, rows),
         more=1,
     )
 
@@ -493,8 +508,8 @@ def copy_compacted(history: History, r: random.Random) -> Planted | None:
     (name,) = planted.tables
     table = history.tables[name]
     live = table.live(table.branch)
-    new = table.write([row for each in live for row in each["rows"]], "00000-9-all", whole=False)
-    table.snapshot({}, new, {each["file-path"] for each in live}, "replace", table.branch)
+    new = table.write([row for file in live for row in file["rows"]], "00000-9-all", whole=False)
+    table.snapshot({}, new, {file["file-path"] for file in live}, "replace", table.branch)
     return replace(planted, says=f"{planted.says}, and all is compacted", named=(ANYWHERE,))
 
 
@@ -505,7 +520,7 @@ def compaction_left_its_input(history: History, r: random.Random) -> Planted | N
         return None
     new = table.write(file["rows"], "00000-4-half", whole=False)
     table.snapshot({}, new, operation="replace", branch=table.branch)
-    named = told(table, file["rows"])
+    named = named_ranges(table, file["rows"])
     after = later(history, table, r)
     return Planted(
         f"{table.name}: {_rows(file)} were rewritten and are there still{after}",
@@ -521,27 +536,27 @@ def file_of_another_table(history: History, r: random.Random) -> Planted | None:
     """A file of one table of the sink, added to another: the same records in two places."""
     table, file = some_file(history, r)
     others = [
-        each
-        for _, each in sorted(history.tables.items())
-        if each is not table
-        and each.live(each.branch)
-        and each.name in history.names
+        candidate
+        for _, candidate in sorted(history.tables.items())
+        if candidate is not table
+        and candidate.live(candidate.branch)
+        and candidate.name in history.names
         and table is not None
-        and each.ids == table.ids
-        and each.split == table.split
+        and candidate.ids == table.ids
+        and candidate.split == table.split
     ]
     if table is None or not others or any(not ours(row) for row in file["rows"]):
         return None
     other = r.choice(others)
-    there = {row for each in other.live(other.branch) for row in each["rows"]}
-    if not [row for row in file["rows"] if row not in there]:
+    other_rows = {row for other_file in other.live(other.branch) for row in other_file["rows"]}
+    if not [row for row in file["rows"] if row not in other_rows]:
         return None
     other.snapshot({}, [file], branch=other.branch)
     return Planted(
         f"{other.name}: {_rows(file)} of {table.name} are added",
         frozenset({other.name}),
         TWICE,
-        told(other, file["rows"]),
+        named_ranges(other, file["rows"]),
         more=1,
     )
 
@@ -557,8 +572,12 @@ def index_file_twice(history: History, r: random.Random) -> Planted | None:
         history.index.snapshot({}, [file])
     else:
         history.index.snapshot({}, [history.index.file(file["rows"], "copy")])
-    rows = [each for each in _listed(file["rows"]) if each["end_offset"] > each["start_offset"]]
-    tables = {each["table_name"] for each in rows}
+    rows = [
+        index_row
+        for index_row in _listed(file["rows"])
+        if index_row["end_offset"] > index_row["start_offset"]
+    ]
+    tables = {row["table_name"] for row in rows}
     return Planted(
         "the index has rows twice", everyone(history, *tables), TWICE, tuple(map(_range, rows))
     )
@@ -572,9 +591,9 @@ def batch_committed_twice(history: History, r: random.Random) -> Planted | None:
         return None
     entry, snapshot = r.choice(history.entries(table.name))
     files = [
-        table.again(each.file, each.file["rows"], f"{each.file['file-path']}-again")
-        for each in table.filed(table.branch)
-        if each.snapshot == snapshot.id
+        table.again(live_file.file, live_file.file["rows"], f"{live_file.file['file-path']}-again")
+        for live_file in table.filed(table.branch)
+        if live_file.snapshot == snapshot.id
     ]
     once_more = replace(entry, commit_ids=(table.new_uuid(),), epoch=entry.epoch)
     table.snapshot(once_more.summary(), files, branch=table.branch)
@@ -619,43 +638,45 @@ def entry_shifted(history: History, r: random.Random) -> Planted | None:
 @plant("range shifted")
 def file_shifted(history: History, r: random.Random) -> Planted | None:
     """A file of a batch whose rows have other offsets than the batch's range: beyond its end."""
-    found = _own_files(history)
-    if not found:
+    own_files = _own_files(history)
+    if not own_files:
         return None
-    table, filed, entry = r.choice(found)
+    table, filed, entry = r.choice(own_files)
     rows = filed.file["rows"]
-    (here,) = spans(rows)
-    end = entry.end[here.partition]
-    by = end - here.end + r.choice([1, 1, 2, 30])
+    (before,) = spans(rows)
+    end = entry.end[before.partition]
+    by = end - before.end + r.choice([1, 1, 2, 30])
     moved = [(topic, number, (offset or 0) + by) for topic, number, offset in rows]
     _replace_file(table, filed, table.again(filed.file, moved))
-    (there,) = spans(moved)
+    (after,) = spans(moved)
     return Planted(
-        f"{table.name}: a file holds {there} instead of {here}",
+        f"{table.name}: a file holds {after} instead of {before}",
         frozenset({table.name}),
         WRONG,
-        (here, there),
+        (before, after),
     )
 
 
 @plant("range shifted")
 def file_of_another_partition(history: History, r: random.Random) -> Planted | None:
-    found = _own_files(history)
-    if not found:
+    own_files = _own_files(history)
+    if not own_files:
         return None
-    table, filed, entry = r.choice(found)
+    table, filed, entry = r.choice(own_files)
     rows = filed.file["rows"]
-    (here,) = spans(rows)
-    topic, mine = here.partition
-    number = r.choice([p.number for p in entry.end if p.topic == topic and p.number != mine] or [9])
+    (before,) = spans(rows)
+    topic, own_number = before.partition
+    number = r.choice(
+        [p.number for p in entry.end if p.topic == topic and p.number != own_number] or [9]
+    )
     moved = [(topic, number, offset) for topic, _, offset in rows]
     _replace_file(table, filed, table.again(filed.file, moved))
-    (there,) = spans(moved)
+    (after,) = spans(moved)
     return Planted(
-        f"{table.name}: a file holds {there} instead of {here}",
+        f"{table.name}: a file holds {after} instead of {before}",
         frozenset({table.name}),
         WRONG,
-        (here, there),
+        (before, after),
     )
 
 
@@ -666,7 +687,7 @@ def index_row_shifted(history: History, r: random.Random) -> Planted | None:
         return None
     by = r.choice([1, 2, 50])
     new = {**row, "start_offset": row["start_offset"] + by, "end_offset": row["end_offset"] + by}
-    _edit(history, lambda each: new if each == row else each)
+    _edit(history, lambda index_row: new if index_row == row else index_row)
     where = Range(_range(row).partition, row["start_offset"], row["end_offset"] + by)
     return Planted(
         f"the index says {_range(new)} instead of {_range(row)} of {row['table_name']}",
@@ -685,23 +706,23 @@ def table_restored(history: History, r: random.Random) -> Planted | None:
     table = filled(history, r, least=2)
     if table is None:
         return None
-    found = history.entries(table.name)
-    keep = r.randrange(1, len(found))
-    lost = [each for entry, _ in found[keep:] for each in entry.ranges]
+    commits = history.entries(table.name)
+    keep = r.randrange(1, len(commits))
+    lost = [span for entry, _ in commits[keep:] for span in entry.ranges]
     position = reached(history)
-    lost = [each for each in lost if each.end <= position.get(each.partition, 0)]
+    lost = [span for span in lost if span.end <= position.get(span.partition, 0)]
     if not lost:
         return None
-    last = found[keep - 1][1]
-    for number, each in list(table.snapshots.items()):
-        if each.sequence > last.sequence:
+    last = commits[keep - 1][1]
+    for number, snapshot in list(table.snapshots.items()):
+        if snapshot.sequence > last.sequence:
             del table.snapshots[number]
             del table.lists[number]
     table.refs = {name: number for name, number in table.refs.items() if number in table.snapshots}
     table.refs[table.branch] = last.id
     table.refs[history.tag_of(table)] = last.id
     return Planted(
-        f"{table.name}: restored as it was after batch {found[keep - 1][0].batches[1]}",
+        f"{table.name}: restored as it was after batch {commits[keep - 1][0].batches[1]}",
         everyone(history, table.name),
         frozenset({"gap"}),
         tuple(lost),
@@ -714,8 +735,8 @@ def last_file_lost(history: History, r: random.Random) -> Planted | None:
     table, filed = _last_file(history, r)
     if table is None:
         return None
-    named = told(table, filed.file["rows"])
-    table.forge(lambda each: [] if each.file is filed.file else [each], table.branch)
+    named = named_ranges(table, filed.file["rows"])
+    table.forge(lambda live_file: [] if live_file.file is filed.file else [live_file], table.branch)
     after = later(history, table, r)
     return Planted(
         f"{table.name}: {_rows(filed.file)}, the last ones, are gone{after}",
@@ -737,7 +758,7 @@ def last_rows_lost(history: History, r: random.Random) -> Planted | None:
     lost = rows[len(kept) :]
     if not any(history.feed == "merged" or ours(row) for row in lost):
         return None
-    named = told(table, rows)
+    named = named_ranges(table, rows)
     _replace_file(table, filed, table.again(filed.file, kept, filed.file["file-path"]))
     return Planted(
         f"{table.name}: a file lacks its last {len(lost)} rows",
@@ -766,7 +787,7 @@ def number_edited(history: History, r: random.Random) -> Planted | None:
     new = {**row, column: (row[column] or 0) + by}
     if new["start_offset"] > new["end_offset"]:
         return None
-    _edit(history, lambda each: new if each == row else each)
+    _edit(history, lambda index_row: new if index_row == row else index_row)
     where = Range(
         _range(row).partition,
         min(row["start_offset"], new["start_offset"]),
@@ -787,13 +808,13 @@ def fate_edited(history: History, r: random.Random) -> Planted | None:
     if row is None or row["topic"] == BATCHES.topic:
         return None
     fates = ["written", "rejected", "skipped", "invisible"]
-    source = r.choice([each for each in fates if row[each]] or [""])
+    source = r.choice([fate for fate in fates if row[fate]] or [""])
     if not source:
         return None
-    target = r.choice([each for each in fates if each != source])
+    target = r.choice([fate for fate in fates if fate != source])
     many = r.randrange(1, row[source] + 1)
     new = {**row, source: row[source] - many, target: row[target] + many}
-    _edit(history, lambda each: new if each == row else each)
+    _edit(history, lambda index_row: new if index_row == row else index_row)
     return Planted(
         f"{row['table_name']}: of {_range(row)} the index says {many} {target} that were {source}",
         everyone(history, row["table_name"]),
@@ -819,11 +840,17 @@ def place_edited(history: History, r: random.Random) -> Planted | None:
     if row["table_name"] != index.STREAM and row["snapshot_id"]:
         wrong["snapshot_id"] = row["snapshot_id"] + 1
     column = r.choice(sorted(wrong))
-    alone = sum(each["commit_id"] == row["commit_id"] for each in _listed(history.index.rows())) < 2
+    alone = (
+        sum(
+            index_row["commit_id"] == row["commit_id"]
+            for index_row in _listed(history.index.rows())
+        )
+        < 2
+    )
     if wrong["batch"] < 0 or alone:
         wrong["batch"] = 900
     new = {**row, column: wrong[column]}
-    _edit(history, lambda each: new if each == row else each)
+    _edit(history, lambda index_row: new if index_row == row else index_row)
     return Planted(
         f"{row['table_name']}: the index's row of {_range(row)} has another {column}",
         everyone(history, row["table_name"], "db.another"),
@@ -845,7 +872,7 @@ def seen_edited(history: History, r: random.Random) -> Planted | None:
             {**row, "min_offset": row["max_offset"] + 1},
         ]
     )
-    _edit(history, lambda each: new if each == row else each)
+    _edit(history, lambda index_row: new if index_row == row else index_row)
     return Planted(
         f"{row['table_name']}: the index saw {new['min_offset']} to {new['max_offset']} "
         f"in {_range(row)}",
@@ -861,14 +888,14 @@ def row_invented(history: History, r: random.Random) -> Planted | None:
     row = _some_row(history, r)
     if row is None or row["topic"] == BATCHES.topic:
         return None
-    mine = [
-        each
-        for each in _listed(history.index.rows())
-        if each["table_name"] == row["table_name"]
-        and _range(each).partition == _range(row).partition
-        and each["sink"] == row["sink"]
+    index_rows = [
+        index_row
+        for index_row in _listed(history.index.rows())
+        if index_row["table_name"] == row["table_name"]
+        and _range(index_row).partition == _range(row).partition
+        and index_row["sink"] == row["sink"]
     ]
-    end = max(each["end_offset"] for each in mine)
+    end = max(index_row["end_offset"] for index_row in index_rows)
     new = {
         **row,
         "start_offset": end,
@@ -920,7 +947,7 @@ def table_replaced(history: History, r: random.Random) -> Planted | None:
     table = filled(history, r)
     if table is None or table.branch != "main":
         return None
-    lost = [each for entry, _ in history.entries(table.name) for each in entry.ranges]
+    lost = [span for entry, _ in history.entries(table.name) for span in entry.ranges]
     del table.refs["main"]
     if r.random() < 0.7:
         table.snapshot({}, stranger(table, 4))
@@ -932,24 +959,24 @@ def table_replaced(history: History, r: random.Random) -> Planted | None:
 @plant("snapshot rolled back")
 def all_rolled_back(history: History, r: random.Random) -> Planted | None:
     """Tables and index together, to the same batch: nothing is apart, and the tags tell."""
-    found = [
+    commits = [
         (entry, snapshot)
         for entry, snapshot in entries(history.index.history("main"), history.sink)
         if entry.ranges
     ][::-1]
-    if len(found) < 2 or any("rewound" in each for each in history.diary):
+    if len(commits) < 2 or any("rewound" in line for line in history.diary):
         return None
-    entry, snapshot = found[r.randrange(len(found) - 1)]
+    entry, snapshot = commits[r.randrange(len(commits) - 1)]
     before = reached(history)
     moves = []
     for table in history.tables.values():
         chain = list(table.history(table.branch))
         beyond = [
             i
-            for i, each in enumerate(chain)
-            if (mine := parse(each.summary))
-            and mine.sink == history.sink
-            and not entry.end.reaches(mine.end)
+            for i, ancestor in enumerate(chain)
+            if (parsed := parse(ancestor.summary))
+            and parsed.sink == history.sink
+            and not entry.end.reaches(parsed.end)
         ]
         at = beyond[-1] + 1 if beyond else 0
         if at == len(chain):
@@ -969,15 +996,15 @@ def all_rolled_back(history: History, r: random.Random) -> Planted | None:
 
 @plant("snapshot rolled back")
 def index_rolled_back(history: History, r: random.Random) -> Planted | None:
-    found = [
+    commits = [
         (entry, snapshot)
         for entry, snapshot in entries(history.index.history("main"), history.sink)
         if entry.ranges
     ][::-1]
-    if len(found) < 2:
+    if len(commits) < 2:
         return None
     before = reached(history)
-    history.index.rollback(found[r.randrange(len(found) - 1)][1].id)
+    history.index.rollback(commits[r.randrange(len(commits) - 1)][1].id)
     after = next(entries(history.index.history("main"), history.sink))[0].end
     lost = [Range(p, after.get(p, 0), o) for p, o in before.items() if after.get(p, 0) < o]
     if not lost:
@@ -997,9 +1024,9 @@ def file_deleted(history: History, r: random.Random) -> Planted | None:
     if table is None:
         return None
     more = [f for f in owned(history, table) if f is not file and r.random() < 0.2]
-    rows = [row for each in (file, *more) for row in each["rows"]]
-    named = told(table, rows)
-    paths = {each["file-path"] for each in (file, *more)}
+    rows = [row for deleted in (file, *more) for row in deleted["rows"]]
+    named = named_ranges(table, rows)
+    paths = {deleted["file-path"] for deleted in (file, *more)}
     table.snapshot({}, (), paths, "delete", table.branch)
     after = later(history, table, r)
     return Planted(
@@ -1018,7 +1045,7 @@ def file_overwritten(history: History, r: random.Random) -> Planted | None:
     if table is None or history.feed == "merged":
         return None
     new = stranger(table, len(file["rows"]))
-    named = told(table, file["rows"])
+    named = named_ranges(table, file["rows"])
     table.snapshot({}, new, {file["file-path"]}, "overwrite", table.branch)
     after = later(history, table, r)
     return Planted(
@@ -1037,9 +1064,9 @@ def table_emptied(history: History, r: random.Random) -> Planted | None:
     if table is None:
         return None
     live = table.live(table.branch)
-    rows = [row for each in live for row in each["rows"]]
-    named = told(table, rows)
-    table.snapshot({}, (), {each["file-path"] for each in live}, "delete", table.branch)
+    rows = [row for file in live for row in file["rows"]]
+    named = named_ranges(table, rows)
+    table.snapshot({}, (), {file["file-path"] for file in live}, "delete", table.branch)
     after = later(history, table, r)
     return Planted(
         f"{table.name}: all {len(rows)} rows are gone{after}",
@@ -1062,7 +1089,7 @@ def rows_rewritten_away(history: History, r: random.Random) -> Planted | None:
     some, left = _some_rows(history, file, r)
     new = table.write(left, "00000-5-cow", whole=False) if left else []
     table.snapshot({}, new, {file["file-path"]}, "overwrite", table.branch)
-    named = told(table, some)
+    named = named_ranges(table, some)
     after = later(history, table, r)
     return Planted(
         f"{table.name}: {len(some)} rows are deleted{after}",
@@ -1117,7 +1144,7 @@ def offset_updated_and_expired(history: History, r: random.Random) -> Planted | 
         return None
     (table,) = (history.tables[name] for name in planted.tables)
     heads = [table.refs[ref] for ref in ("main", table.branch) if ref in table.refs]
-    expiring = [each for each in table.history(table.branch) if each.id not in heads]
+    expiring = [snapshot for snapshot in table.history(table.branch) if snapshot.id not in heads]
     partitions = {p for entry, _ in history.entries(table.name) for p in entry.end}
     plain = ReadOnlyTable(table.name, table.save(complete=True), {})
     commits = of_snapshots(filter(brings_rows, expiring), plain.added, partitions)
@@ -1175,7 +1202,7 @@ def index_rows_hidden(history: History, r: random.Random) -> Planted | None:
     if row is None or _only_of_the_stream(history, row):
         return None
     for file in history.index.live():
-        at = [i for i, each in enumerate(_listed(file["rows"])) if each == row]
+        at = [i for i, index_row in enumerate(_listed(file["rows"])) if index_row == row]
         if at:
             delete = history.index.hidden(file, at)
             history.index.snapshot({}, [delete], operation="delete")
@@ -1199,7 +1226,7 @@ def rows_hidden_and_compacted(history: History, r: random.Random) -> Planted | N
     new = table.write(left, "00000-6-applied", whole=False) if left else []
     removed = {file["file-path"], delete["file-path"]}
     table.snapshot({}, new, removed, "replace", table.branch)
-    named = told(table, some)
+    named = named_ranges(table, some)
     after = later(history, table, r)
     return Planted(
         f"{table.name}: {len(some)} rows were hidden and are gone{after}",
@@ -1295,11 +1322,12 @@ def manifest_off(history: History, r: random.Random) -> Planted | None:
     table, file = some_file(history, r)
     if table is None:
         return None
-    named = told(table, file["rows"])
+    named = named_ranges(table, file["rows"])
     by = r.choice([1, -1])
     wrong = {**file, "record-count": file["record-count"] + by}
     table.forge(
-        lambda each: [replace(each, file=wrong) if each.file is file else each], table.branch
+        lambda live_file: [replace(live_file, file=wrong) if live_file.file is file else live_file],
+        table.branch,
     )
     return Planted(
         f"{table.name}: a manifest says {by:+} of {_rows(file)}",
@@ -1319,7 +1347,7 @@ def index_off(history: History, r: random.Random) -> Planted | None:
     fate = r.choice(["written", "rejected", "skipped", "invisible"])
     by = 1 if not row[fate] or r.random() < 0.5 else -1
     new = {**row, fate: row[fate] + by}
-    _edit(history, lambda each: new if each == row else each)
+    _edit(history, lambda index_row: new if index_row == row else index_row)
     return Planted(
         f"{row['table_name']}: the index's row of {_range(row)} says {fate} {by:+}",
         everyone(history, row["table_name"]),
@@ -1342,7 +1370,7 @@ def offset_repeated(history: History, r: random.Random) -> Planted | None:
     if len(rows) < len(file["rows"]) or (changed := _repeated(rows, r)) is None:
         return None
     lost, twice = changed
-    (filed,) = [each for each in table.filed(table.branch) if each.file is file]
+    (filed,) = [live_file for live_file in table.filed(table.branch) if live_file.file is file]
     _replace_file(table, filed, table.again(file, rows))
     return Planted(
         f"{table.name}: {lost} has the offset of its neighbour",
@@ -1366,7 +1394,7 @@ def rows_exchanged(history: History, r: random.Random) -> Planted | None:
     lost = r.choice([row for row in rows if row[:2] == one])
     again = r.choice([row for row in rows if row[:2] == other])
     rows.remove(lost)
-    (filed,) = [each for each in table.filed(table.branch) if each.file is file]
+    (filed,) = [live_file for live_file in table.filed(table.branch) if live_file.file is file]
     _replace_file(table, filed, table.again(file, [*rows, again]))
     return Planted(
         f"{table.name}: {lost} is gone, and {again} is there twice",
@@ -1383,20 +1411,20 @@ def manifest_lies(history: History, r: random.Random) -> Planted | None:
     if table is None or not history.entries(table.name):
         return None
     key = r.choice(["value-counts", "upper-bounds"])
-    found = file.get(key, {"keys": [], "values": []})
-    others = [i for i, each in enumerate(found["keys"]) if each not in table.ids]
+    bounds = file.get(key, {"keys": [], "values": []})
+    others = [i for i, column in enumerate(bounds["keys"]) if column not in table.ids]
     lower = dict(zip(*file.get("lower-bounds", {"keys": [], "values": []}).values(), strict=True))
     if key == "upper-bounds":  # a column with several values, said to have the lowest alone
-        others = [i for i in others if lower[found["keys"][i]] != found["values"][i]]
+        others = [i for i in others if lower[bounds["keys"][i]] != bounds["values"][i]]
     if not others:
         return None
     at = r.choice(others)
-    wrong = lower[found["keys"][at]] if key == "upper-bounds" else found["values"][at] + 1
-    values = [*found["values"][:at], wrong, *found["values"][at + 1 :]]
-    (filed,) = [each for each in table.filed(table.branch) if each.file is file]
-    _replace_file(table, filed, {**file, key: {"keys": found["keys"], "values": values}})
+    wrong = lower[bounds["keys"][at]] if key == "upper-bounds" else bounds["values"][at] + 1
+    values = [*bounds["values"][:at], wrong, *bounds["values"][at + 1 :]]
+    (filed,) = [live_file for live_file in table.filed(table.branch) if live_file.file is file]
+    _replace_file(table, filed, {**file, key: {"keys": bounds["keys"], "values": values}})
     return Planted(
-        f"{table.name}: {key} of column {found['keys'][at]} are not those of {file['file-path']}",
+        f"{table.name}: {key} of column {bounds['keys'][at]} are not those of {file['file-path']}",
         frozenset({table.name}),
         frozenset({"unaccounted"}),
         (file["file-path"],),
@@ -1433,7 +1461,7 @@ def _edit(history: History, change: Callable[[dict[str, Any]], dict[str, Any] | 
     new, gone = [], set()
     for file in history.index.live():
         rows = _listed(file["rows"])
-        changed = [each for row in rows if (each := change(row)) is not None]
+        changed = [edited for row in rows if (edited := change(row)) is not None]
         if changed != rows:
             gone.add(file["file-path"])
             if changed:
@@ -1445,7 +1473,11 @@ def _edit(history: History, change: Callable[[dict[str, Any]], dict[str, Any] | 
 
 def _some_row(history: History, r: random.Random, any_entry: bool = False) -> dict[str, Any] | None:
     """A row of the index whose entry some ledger still has; or any row at all."""
-    rows = [each for each in _listed(history.index.rows()) if each["sink"] == history.sink]
+    rows = [
+        index_row
+        for index_row in _listed(history.index.rows())
+        if index_row["sink"] == history.sink
+    ]
     if not any_entry:
         ids = {name: known(history, table) for name, table in history.tables.items()}
         ids[index.STREAM] = {
@@ -1453,7 +1485,11 @@ def _some_row(history: History, r: random.Random, any_entry: bool = False) -> di
             for entry, _ in entries(history.index.history("main"), history.sink)
             for i in entry.commit_ids
         }
-        rows = [each for each in rows if each["commit_id"] in ids.get(each["table_name"], ())]
+        rows = [
+            index_row
+            for index_row in rows
+            if index_row["commit_id"] in ids.get(index_row["table_name"], ())
+        ]
     return r.choice(rows) if rows else None
 
 
@@ -1463,18 +1499,22 @@ def _only_of_the_stream(history: History, row: dict[str, Any]) -> bool:
     if row["table_name"] != index.STREAM:
         return False
     same = [
-        each
-        for each in _listed(history.index.rows())
-        if each["table_name"] == index.STREAM and each["commit_id"] == row["commit_id"]
+        index_row
+        for index_row in _listed(history.index.rows())
+        if index_row["table_name"] == index.STREAM and index_row["commit_id"] == row["commit_id"]
     ]
     return len(same) == 1
 
 
 def _own_files(history: History) -> list[tuple[Table, Filed, LedgerEntry]]:
     """Files as a sink wrote them, of one partition and one batch, beside others of that kind."""
-    found = []
+    own_files = []
     for name, table in sorted(history.tables.items()):
-        filed = [each for each in table.filed(table.branch) if each.file["content"] == "data"]
+        filed = [
+            live_file
+            for live_file in table.filed(table.branch)
+            if live_file.file["content"] == "data"
+        ]
         plain = all(
             "lower-bounds" in f.file and len({row[:2] for row in f.file["rows"]}) == 1
             for f in filed
@@ -1482,37 +1522,40 @@ def _own_files(history: History) -> list[tuple[Table, Filed, LedgerEntry]]:
         if not plain or history.feed == "merged":
             continue
         made = {snapshot.id: entry for entry, snapshot in history.entries(name)}
-        found += [
-            (table, each, made[each.snapshot])
-            for each in filed
-            if each.snapshot in made
-            and len(made[each.snapshot].commit_ids) == 1
-            and ours(each.file["rows"][0])
+        own_files += [
+            (table, live_file, made[live_file.snapshot])
+            for live_file in filed
+            if live_file.snapshot in made
+            and len(made[live_file.snapshot].commit_ids) == 1
+            and ours(live_file.file["rows"][0])
         ]
-    return found
+    return own_files
 
 
 def _last_file(history: History, r: random.Random) -> tuple[Table, Filed] | tuple[None, None]:
     """The file with the highest offset of a partition, or the newest one of rows without any."""
-    found: dict[tuple[str, Any], tuple[int, Table, Filed]] = {}
+    last: dict[tuple[str, Any], tuple[int, Table, Filed]] = {}
     for name, table in sorted(history.tables.items()):
-        mine = {id(file) for file in owned(history, table)}
-        for each in table.filed(table.branch):
-            if id(each.file) not in mine:
+        own_ids = {id(file) for file in owned(history, table)}
+        for live_file in table.filed(table.branch):
+            if id(live_file.file) not in own_ids:
                 continue
-            for row in each.file["rows"]:
+            for row in live_file.file["rows"]:
                 if ours(row) or history.feed == "merged":
-                    high = each.sequence if row[2] is None else row[2]
-                    if high > found.get((name, row[:2]), (-1,))[0]:
-                        found[name, row[:2]] = (high, table, each)
-    if not found:
+                    high = live_file.sequence if row[2] is None else row[2]
+                    if high > last.get((name, row[:2]), (-1,))[0]:
+                        last[name, row[:2]] = (high, table, live_file)
+    if not last:
         return None, None
-    _, table, filed = r.choice(list(found.values()))
+    _, table, filed = r.choice(list(last.values()))
     return table, filed
 
 
 def _replace_file(table: Table, old: Filed, new: dict[str, Any]) -> None:
-    table.forge(lambda each: [replace(each, file=new) if each is old else each], table.branch)
+    table.forge(
+        lambda live_file: [replace(live_file, file=new) if live_file is old else live_file],
+        table.branch,
+    )
 
 
 def _some_rows(
@@ -1531,17 +1574,17 @@ def _roll_back(history: History, table: Table, r: random.Random) -> list[Range]:
     chain: list[Snapshot] = list(table.history(table.branch))
     newest = next(
         i
-        for i, each in enumerate(chain)
-        if (e := parse(each.summary)) and e.ranges and e.sink == history.sink
+        for i, snapshot in enumerate(chain)
+        if (e := parse(snapshot.summary)) and e.ranges and e.sink == history.sink
     )
     if newest + 1 >= len(chain):
         return []
     to = r.randrange(newest + 1, len(chain))
     lost = [
-        each
+        span
         for snapshot in chain[:to]
         if (entry := parse(snapshot.summary)) and entry.sink == history.sink
-        for each in entry.ranges
+        for span in entry.ranges
     ]
     table.rollback(chain[to].id, table.branch)
     return lost
@@ -1551,11 +1594,11 @@ def _roll_back(history: History, table: Table, r: random.Random) -> list[Range]:
 
 
 @dataclass
-class Told:
+class Score:
     """What is known of some cases."""
 
     planted: Counter[str] = field(default_factory=Counter)
-    found: Counter[str] = field(default_factory=Counter)
+    detected: Counter[str] = field(default_factory=Counter)
     exact: int = 0
     #: found, and the verdict could be no more than `cannot tell`
     unsure: int = 0
@@ -1568,8 +1611,8 @@ class Told:
     happened: Counter[str] = field(default_factory=Counter)
     complaints: list[str] = field(default_factory=list)
 
-    def __iadd__(self, other: Told) -> Told:
-        for name in ("planted", "found", "happened"):
+    def __iadd__(self, other: Score) -> Score:
+        for name in ("planted", "detected", "happened"):
             getattr(self, name).update(getattr(other, name))
         for name in (
             "exact",
@@ -1591,8 +1634,8 @@ HAPPENINGS = {
     "evolution": "a column is added",
     "index compaction": "files are one",
     "index expiry": "snapshots of the index",
-    "lives": "run 2",
-    "replay": "letters are replayed",
+    "runs": "run 2",
+    "replay": "dead letters are replayed",
     "foreign rows": "foreign rows",
     "lost records": "without the records",
     "manifests rewritten": "manifests are rewritten",
@@ -1620,10 +1663,10 @@ def cases(
 
 def case(
     seed: int, folder: Path, kind: str = "", story: bool = False, way: Plant | None = None
-) -> Told:
+) -> Score:
     """One clean history and one that is corrupted; by its seed always the same."""
     kind = kind or sorted(KINDS)[seed % len(KINDS)]
-    told = Told()
+    score = Score()
     for history, chosen, r in cases(kind, seed, folder, way):
         try:
             before = audited(history, deep=kind == "deep")
@@ -1633,116 +1676,120 @@ def case(
                 planted = planted.at_least(before)
             if planted is None:
                 continue
-            told += judged
+            score += judged
             name = f"{kind}: {chosen.__name__}"
             if story:
                 say("\n".join([*history.diary, f"→ {name}: {planted.says}"]))
             if kind == "deep" and audited(history).verdict != "proven":
                 continue  # the metadata tells it as well
             after = audited(history, deep=kind == "deep")
-            _judge(told, seed, name, planted, after)
+            _judge(score, seed, name, planted, after)
             if seed % 4 == 0 and kind != "deep" and planted.by(after):
-                _judge_by_name(told, seed, name, planted, history)
+                _judge_by_name(score, seed, name, planted, history)
             if story:
                 for report in after.reports:
                     say(f"{report.table}, sink {report.sink}: {report.verdict}")
-                    say("".join(f"  {each}\n" for each in report.findings))
-            return told
+                    say("".join(f"  {finding}\n" for finding in report.findings))
+            return score
         except Exception as error:  # a refusal or a crash is no verdict; the others go on
             where = traceback.extract_tb(error.__traceback__)[-1]
-            told.complaints.append(
+            score.complaints.append(
                 f"seed {seed}: {kind}: {chosen.__name__}: {type(error).__name__}: {error} "
                 f"({Path(where.filename).name}:{where.lineno})"
             )
-            return told
+            return score
         finally:
             shutil.rmtree(history.folder, ignore_errors=True)
-    told.complaints.append(f"seed {seed}: {kind}: no history in {TRIES} could suffer it")
-    return told
+    score.complaints.append(f"seed {seed}: {kind}: no history in {TRIES} could suffer it")
+    return score
 
 
-def _judge_clean(seed: int, history: History, before: evidence.AuditResult) -> Told:
-    told = Told(clean=1)
-    told.happened.update(
-        word for word, text in HAPPENINGS.items() if any(text in each for each in history.diary)
+def _judge_clean(seed: int, history: History, before: evidence.AuditResult) -> Score:
+    score = Score(clean=1)
+    score.happened.update(
+        word for word, text in HAPPENINGS.items() if any(text in line for line in history.diary)
     )
-    told.happened.update(
+    score.happened.update(
         [
             history.topics.style,
             f"feed of {history.feed}",
             "one table" if history.alone else "several tables",
         ]
     )
-    bad = [each for each in before.reports if each.verdict != "proven"]
+    bad = [report for report in before.reports if report.verdict != "proven"]
     unclear = {name for name, table in history.tables.items() if history.untold(table)}
-    if all(each.verdict == "cannot tell" and each.table in unclear for each in bad):
-        told.untold += bool(bad)
-        return told
-    told.false_alarms += 1
-    for each in bad:
-        told.complaints.append(
-            f"seed {seed}: false alarm: {each.table}, sink {each.sink}: "
-            + "; ".join(map(str, each.findings))
+    if all(report.verdict == "cannot tell" and report.table in unclear for report in bad):
+        score.untold += bool(bad)
+        return score
+    score.false_alarms += 1
+    for report in bad:
+        score.complaints.append(
+            f"seed {seed}: false alarm: {report.table}, sink {report.sink}: "
+            + "; ".join(map(str, report.findings))
         )
-    return told
+    return score
 
 
-def _judge(told: Told, seed: int, name: str, planted: Planted, after: evidence.AuditResult) -> None:
+def _judge(
+    score: Score, seed: int, name: str, planted: Planted, after: evidence.AuditResult
+) -> None:
     finding = planted.by(after)
     if name.startswith("deep"):
-        told.deep_planted += 1
-        told.deep_found += finding is not None
+        score.deep_planted += 1
+        score.deep_found += finding is not None
     else:
-        told.planted[name] += 1
-        told.found[name] += finding is not None
-        told.exact += finding is not None and planted.exactly(finding)
-        told.unsure += finding is not None and finding.kind == "cannot tell"
+        score.planted[name] += 1
+        score.detected[name] += finding is not None
+        score.exact += finding is not None and planted.exactly(finding)
+        score.unsure += finding is not None and finding.kind == "cannot tell"
     if finding is None:
-        said = [f"{each.table}: {text}" for each in after.reports for text in each.findings]
-        told.complaints.append(
+        findings = [
+            f"{report.table}: {text}" for report in after.reports for text in report.findings
+        ]
+        score.complaints.append(
             f"seed {seed}: missed: {name}: {planted.says}; expected "
             f"{'/'.join(sorted(planted.kinds))} of {planted.named[:3]}; found "
-            f"{said or 'proven'}"
+            f"{findings or 'proven'}"
         )
 
 
-def _judge_by_name(told: Told, seed: int, name: str, planted: Planted, history: History) -> None:
+def _judge_by_name(score: Score, seed: int, name: str, planted: Planted, history: History) -> None:
     """The table by its name alone must tell it too; it names its index itself."""
     for table in sorted(planted.tables & set(history.tables)):
         if planted.by(audited(history, by_name=table)):
             return
     if planted.tables & set(history.tables):
-        told.complaints.append(f"seed {seed}: missed by name: {name}: {planted.says}")
+        score.complaints.append(f"seed {seed}: missed by name: {name}: {planted.says}")
 
 
-def some(seeds: Sequence[int], kind: str = "") -> Told:
+def some(seeds: Sequence[int], kind: str = "") -> Score:
     """Cases in a folder of their own."""
     pa.set_cpu_count(1)
-    told = Told()
+    score = Score()
     root = "/dev/shm" if os.path.isdir("/dev/shm") else None
     with tempfile.TemporaryDirectory(prefix="planted-", dir=root) as folder:
         for seed in seeds:
-            told += case(seed, Path(folder), kind)
-    return told
+            score += case(seed, Path(folder), kind)
+    return score
 
 
-def planted(count: int, first: int, processes: int) -> Told:
+def planted(count: int, first: int, processes: int) -> Score:
     begun = time.monotonic()
-    told, done, next_word = Told(), 0, 5.0
+    score, done, next_word = Score(), 0, 5.0
     end = first + count
     jobs = [(list(range(i, min(i + 20, end))), "") for i in range(first, end, 20)]
     jobs += [([i], "deep") for i in range(first, first + max(1, count // 40))]
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        for each in as_completed([pool.submit(some, *job) for job in jobs]):
-            found = each.result()
-            told += found
-            for complaint in found.complaints:
+        for future in as_completed([pool.submit(some, *job) for job in jobs]):
+            part = future.result()
+            score += part
+            for complaint in part.complaints:
                 say(complaint)
-            done += found.clean
+            done += part.clean
             if (elapsed := time.monotonic() - begun) > next_word:
                 say(f"{done} cases, {done / elapsed:.0f} a second")
                 next_word = elapsed + 5
-    return told
+    return score
 
 
 def main() -> int:
@@ -1755,37 +1802,37 @@ def main() -> int:
     given = parser.parse_args()
     if given.seed is not None:
         with tempfile.TemporaryDirectory(prefix="planted-") as folder:
-            told = case(given.seed, Path(folder), given.kind, story=True)
-        say("\n".join(told.complaints))
+            score = case(given.seed, Path(folder), given.kind, story=True)
+        say("\n".join(score.complaints))
     else:
         begun = time.monotonic()
-        told = planted(given.count, given.first, given.processes)
+        score = planted(given.count, given.first, given.processes)
         seconds = time.monotonic() - begun
-        for name, many in sorted(told.planted.items()):
-            say(f"{name:55} {told.found[name]:5} of {many:5}")
-        say(f"for --deep alone: {told.deep_found} of {told.deep_planted}")
-        say(", ".join(f"{word}: {many}" for word, many in told.happened.most_common()))
-        say(f"{seconds:.0f} s, {told.clean / seconds:.0f} cases a second")
+        for name, many in sorted(score.planted.items()):
+            say(f"{name:55} {score.detected[name]:5} of {many:5}")
+        say(f"for --deep alone: {score.deep_found} of {score.deep_planted}")
+        say(", ".join(f"{word}: {many}" for word, many in score.happened.most_common()))
+        say(f"{seconds:.0f} s, {score.clean / seconds:.0f} cases a second")
     kinds = Counter[str]()
-    for name, many in told.planted.items():
+    for name, many in score.planted.items():
         kinds[name.partition(":")[0]] += many
     print(
         json.dumps(
             {
-                "planted": sum(told.planted.values()),
-                "found": sum(told.found.values()),
-                "clean": told.clean,
-                "false_alarms": told.false_alarms,
-                "cannot_tell": told.untold,
-                "exact_ranges": told.exact,
-                "found_as_cannot_tell": told.unsure,
+                "planted": sum(score.planted.values()),
+                "found": sum(score.detected.values()),
+                "clean": score.clean,
+                "false_alarms": score.false_alarms,
+                "cannot_tell": score.untold,
+                "exact_ranges": score.exact,
+                "found_as_cannot_tell": score.unsure,
                 "kinds": dict(sorted(kinds.items())),
-                "ways": len(told.planted),
-                "deep": [told.deep_found, told.deep_planted],
+                "ways": len(score.planted),
+                "deep": [score.deep_found, score.deep_planted],
             }
         )
     )
-    right = not told.complaints and told.found == told.planted and not told.false_alarms
+    right = not score.complaints and score.detected == score.planted and not score.false_alarms
     return 0 if right else 1
 
 

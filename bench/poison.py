@@ -96,7 +96,7 @@ FIELDS: list[tuple[str, Any]] = [
 ]
 EVENT = _record("Event", *FIELDS)
 #: Fits the same table.
-OLDER = _record("Event", *[each for each in FIELDS if each is not NOTE])
+OLDER = _record("Event", *[field for field in FIELDS if field is not NOTE])
 #: Can be read, and fits no table of these events.
 OTHER = _record("Other", ("id", "long"), ("unheard_of", "string"))
 RECURSIVE = _record("Node", ("id", "long"), ("next", ["null", "Node"]))
@@ -157,13 +157,13 @@ def encode(schema: Any, value: Any, out: bytearray, marks: Marks) -> None:
     )
     at = len(out)
 
-    def put(what: str, raw: bytes) -> None:
-        marks.append((what, len(out), len(out) + len(raw)))
+    def put(part: str, raw: bytes) -> None:
+        marks.append((part, len(out), len(out) + len(raw)))
         out.extend(raw)
 
     if kind == "record":
-        for each in schema["fields"]:
-            encode(each["type"], value[each["name"]], out, marks)
+        for field in schema["fields"]:
+            encode(field["type"], value[field["name"]], out, marks)
     elif kind == "union":
         put("union", zigzag(int(value is not None)))
         if value is not None:
@@ -191,12 +191,12 @@ def encode(schema: Any, value: Any, out: bytearray, marks: Marks) -> None:
         items = list(value.items()) if kind == "map" else value
         if items:
             put("count", zigzag(len(items)))
-        for each in items:
+        for item in items:
             if kind == "map":
-                encode("string", each[0], out, marks)
+                encode("string", item[0], out, marks)
             encode(
                 schema["values" if kind == "map" else "items"],
-                each[-1] if kind == "map" else each,
+                item[-1] if kind == "map" else item,
                 out,
                 marks,
             )
@@ -248,7 +248,7 @@ class Reader:
         kind = schema if isinstance(schema, str) else schema["type"]
         logical = "" if isinstance(schema, str) else schema.get("logicalType")
         if kind == "record":
-            return {each["name"]: self.read(each["type"]) for each in schema["fields"]}
+            return {field["name"]: self.read(field["type"]) for field in schema["fields"]}
         if logical == "time-millis":
             return 1000 * self.within(0, 86_399_999)
         if kind == "int":
@@ -284,8 +284,8 @@ class Reader:
                 raise Bad("more items than bytes")
             for _ in range(count):
                 key = self.text() if kind == "map" else None
-                each = self.read(schema["values" if kind == "map" else "items"])
-                items.append((key, each) if kind == "map" else each)
+                item = self.read(schema["values" if kind == "map" else "items"])
+                items.append((key, item) if kind == "map" else item)
         return items
 
 
@@ -385,13 +385,13 @@ class Avro:
 
     # ── bad by construction ──────────────────────────────────────────────────────────────────
 
-    def _put(self, what: str, make: Callable[[bytes], bytes]) -> bytes:
+    def _put(self, part: str, make: Callable[[bytes], bytes]) -> bytes:
         """A datum with one of its parts made anew."""
         while True:
             head, body, marks, _ = self._pick()
-            found = [mark for mark in marks if mark[0] == what]
-            if found:
-                _, start, end = self.random.choice(found)
+            places = [mark for mark in marks if mark[0] == part]
+            if places:
+                _, start, end = self.random.choice(places)
                 return head + body[:start] + make(body[start:end]) + body[end:]
 
     def truncated(self) -> bytes:
@@ -484,16 +484,16 @@ class Avro:
 
     def flipped_anywhere(self) -> bytes:
         head, body, *_ = self._pick()
-        found = _flipped(self.random, head + body)
+        datum = _flipped(self.random, head + body)
         # Every id that the registry does not know is a question to it.
-        return found if found[1:4] == b"\0\0\0" else found[:1] + head[1:] + found[5:]
+        return datum if datum[1:4] == b"\0\0\0" else datum[:1] + head[1:] + datum[5:]
 
     def lost(self) -> bytes:
         head, body, *_ = self._pick()
         at = self.random.randrange(len(body))
         return head + body[:at] + body[at + self.random.choice([1, 2, 9]) :]
 
-    def found(self) -> bytes:
+    def inserted(self) -> bytes:
         head, body, *_ = self._pick()
         at = self.random.randrange(len(body))
         return head + body[:at] + self.random.randbytes(self.random.choice([1, 2, 9])) + body[at:]
@@ -531,7 +531,7 @@ class Avro:
             flipped,
             flipped_anywhere,
             lost,
-            found,
+            inserted,
             spliced,
             noise,
             odd_boolean,
@@ -570,8 +570,8 @@ class Avro:
         flipped_anywhere,
         lost,
         lost,
-        found,
-        found,
+        inserted,
+        inserted,
         spliced,
         spliced,
         noise,
@@ -618,7 +618,7 @@ def judged_json(value: bytes | None) -> Row | None:
     than there are columns unless they say null."""
     try:
         row = json.loads((value or b"").decode(), parse_constant=_no_number)
-        return _fitted(row, {each.name: each.type for each in JSON_COLUMNS}, {"id"})
+        return _fitted(row, {column.name: column.type for column in JSON_COLUMNS}, {"id"})
     except (ValueError, RecursionError, Bad, OverflowError):
         return None
 
@@ -639,9 +639,9 @@ def _fit(value: Any, kind: pa.DataType) -> Any:
     if value is None:
         return None
     if pa.types.is_struct(kind):
-        return _fitted(value, {each.name: each.type for each in kind}, set())
+        return _fitted(value, {field.name: field.type for field in kind}, set())
     if pa.types.is_large_list(kind) and type(value) is list:
-        return [_fit(each, kind.value_type) for each in value]
+        return [_fit(item, kind.value_type) for item in value]
     if pa.types.is_large_string(kind) and type(value) is str:
         value.encode()
         return value
@@ -671,9 +671,9 @@ class Json:
             kept = list(row.items())
             self.random.shuffle(kept)
             kept = [
-                (name, each)
-                for name, each in kept
-                if each is not None or self.random.random() < 0.5
+                (name, member)
+                for name, member in kept
+                if member is not None or self.random.random() < 0.5
             ]
             space = self.random.choice([(",", ":"), (", ", ": "), (" ,\n", "\t:\r\n")])
             text = json.dumps(dict(kept), ensure_ascii=self.random.random() < 0.5, separators=space)
@@ -714,9 +714,9 @@ class Json:
     def _instead(self, name: str, text: str) -> bytes:
         """A record whose one column has this text."""
         members = {"id": str(self._next), name: text}
-        return ("{" + ",".join(f'"{key}":{each}' for key, each in members.items()) + "}").encode(
-            "utf-8", "surrogatepass"
-        )
+        return (
+            "{" + ",".join(f'"{key}":{member}' for key, member in members.items()) + "}"
+        ).encode("utf-8", "surrogatepass")
 
     # ── bad by construction ──────────────────────────────────────────────────────────────────
 
@@ -906,7 +906,7 @@ class Json:
         at = self.random.randrange(len(value))
         return value[:at] + value[at + self.random.choice([1, 2, 9]) :]
 
-    def found(self) -> bytes:
+    def inserted(self) -> bytes:
         value, _ = self._pick()
         at = self.random.randrange(len(value))
         more = self.random.choice(
@@ -918,7 +918,7 @@ class Json:
         one, other = self._pick()[0], self._pick()[0]
         return one[: self.random.randrange(len(one))] + other[self.random.randrange(len(other)) :]
 
-    _BY_CHANCE = frozenset([flipped, lost, found, spliced])
+    _BY_CHANCE = frozenset([flipped, lost, inserted, spliced])
     _MAKE = (
         *[
             truncated,
@@ -942,7 +942,7 @@ class Json:
         flipped,
         flipped,
         lost,
-        found,
+        inserted,
         spliced,
     )
 
@@ -991,7 +991,7 @@ class Topic:
                 continue
             while True:  # what is good by chance comes on top
                 kind, value, row = self.source.hostile()
-                yield self._told(value, -1 if row is None else -2, 0)
+                yield self._counted(value, -1 if row is None else -2, 0)
                 number = (self.count - 1) % PARTITIONS
                 if row is None:
                     self.kinds[kind] += 1
@@ -1003,10 +1003,10 @@ class Topic:
 
     def _good(self) -> bytes:
         value, number, at = self.source.good()
-        self._told(value, at, number)
+        self._counted(value, at, number)
         return value
 
-    def _told(self, value: bytes | None, which: int, number: int) -> bytes | None:
+    def _counted(self, value: bytes | None, which: int, number: int) -> bytes | None:
         partition = self.count % PARTITIONS
         self.which[partition].append(which)
         self.ids[partition].append(number)
@@ -1021,27 +1021,27 @@ class Topic:
         """All good records, with the partition and offset they have; in that order."""
         columns = self.source.columns
         pool = pa.Table.from_pylist([{"id": 0, **row} for row in self.source.rows], columns)
-        found = []
+        parts = []
         for number in range(PARTITIONS):
             which = np.frombuffer(self.which[number], np.int64)
             at = np.flatnonzero(which >= 0)
             ids = np.frombuffer(self.ids[number], np.int64)[at]
-            found.append(
+            parts.append(
                 _placed(pool.take(pa.array(which[at])), number, at).set_column(
                     2, "id", pa.array(ids)
                 )
             )
             lucky = pa.Table.from_pylist(self.rows[number], columns)
-            found.append(_placed(lucky, number, np.flatnonzero(which == -2)))
-        return _in_order(pa.concat_tables(found))
+            parts.append(_placed(lucky, number, np.flatnonzero(which == -2)))
+        return _in_order(pa.concat_tables(parts))
 
     def expected_letters(self) -> pa.Table:
-        found = []
+        parts = []
         for number in range(PARTITIONS):
             at = np.flatnonzero(np.frombuffer(self.which[number], np.int64) == -1)
             values = pa.table({"value": pa.array(self.values[number], pa.large_binary())})
-            found.append(_placed(values, number, at))
-        return _in_order(pa.concat_tables(found))
+            parts.append(_placed(values, number, at))
+        return _in_order(pa.concat_tables(parts))
 
 
 def _placed(rows: pa.Table, number: int, offsets: Any) -> pa.Table:
@@ -1066,25 +1066,25 @@ def gathered(
     wanted = {partition: pa.int32(), offset: pa.int64()}
     wanted |= dict(zip(columns.names, columns.types, strict=True))
     names = ["partition", "offset", *columns.names]
-    found = [
+    parts = [
         pa.table([_as(rows.column(name), kind) for name, kind in wanted.items()], names=names)
         for rows in tables
     ]
-    return _in_order(pa.concat_tables(found))
+    return _in_order(pa.concat_tables(parts))
 
 
 def _as(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     if pa.types.is_temporal(column.type):
-        column = pa.chunked_array([each.view(kind) for each in column.chunks], kind)
+        column = pa.chunked_array([chunk.view(kind) for chunk in column.chunks], kind)
     return column if column.type == kind else column.cast(kind)
 
 
-def same(found: pa.Table, expected: pa.Table) -> tuple[int, str]:
+def same(actual: pa.Table, expected: pa.Table) -> tuple[int, str]:
     """How many rows are exact, and the first difference. Both are in order."""
     keys = [
-        np.asarray(each.column("partition")).astype(np.int64) << 48
-        | np.asarray(each.column("offset"))
-        for each in (found, expected)
+        np.asarray(table.column("partition")).astype(np.int64) << 48
+        | np.asarray(table.column("offset"))
+        for table in (actual, expected)
     ]
     if len(np.unique(keys[0])) != len(keys[0]):
         return 0, "an offset is there twice"
@@ -1093,10 +1093,10 @@ def same(found: pa.Table, expected: pa.Table) -> tuple[int, str]:
         where = [f"{key >> 48}:{key & (1 << 48) - 1}" for key in (*lost[:3], *more[:3])]
         common = len(np.intersect1d(*keys))
         return common, f"{len(lost)} are missing, {len(more)} are too many: {', '.join(where)}"
-    wrong = np.zeros(len(found), bool)
+    wrong = np.zeros(len(actual), bool)
     why = ""
     for name in expected.schema.names:
-        one, other = (_plain(each.column(name)) for each in (found, expected))
+        one, other = (_plain(table.column(name)) for table in (actual, expected))
         if not one.equals(other):
             differ = np.array(
                 [
@@ -1106,8 +1106,8 @@ def same(found: pa.Table, expected: pa.Table) -> tuple[int, str]:
             )
             if differ.any() and not why:
                 at = int(np.flatnonzero(differ)[0])
-                texts = [str(each[at].as_py())[:200] for each in (other, one)]
-                where = f"{found['partition'][at]}:{found['offset'][at]}"
+                texts = [str(side[at].as_py())[:200] for side in (other, one)]
+                where = f"{actual['partition'][at]}:{actual['offset'][at]}"
                 why = f"{where} {name}: expected {texts[0]}, found {texts[1]}"
             wrong |= differ
     return int((~wrong).sum()), why
@@ -1124,7 +1124,9 @@ class Registry:
     """Knows the schemas of this file."""
 
     def __init__(self) -> None:
-        known = {number: {"schema": json.dumps(each)} for number, each in GOOD.items()} | REFUSED
+        known = {
+            number: {"schema": json.dumps(schema)} for number, schema in GOOD.items()
+        } | REFUSED
         asked = self.asked = Counter[int]()
 
         class Answers(BaseHTTPRequestHandler):
@@ -1202,15 +1204,15 @@ def plant():
     from frazil.formats import debezium, json_reader
     from frazil.pipeline import fitting, json_records
 
-    def raising(where, name, found):
-        there = getattr(where, name)
-        if getattr(there, "planted", False):
+    def raising(where, name, matches):
+        original = getattr(where, name)
+        if getattr(original, "planted", False):
             return
 
         def planted(*args, **named):
-            if found(*args):
+            if matches(*args):
                 raise ArithmeticError("out of the blue, at " + name)
-            return there(*args, **named)
+            return original(*args, **named)
 
         planted.planted = True
         setattr(where, name, planted)
@@ -1358,9 +1360,9 @@ def side(documents: list[dict[str, Any]]) -> None:
     from frazil.steps import Step
 
     spark = None
-    for each in documents:
-        made = each.pop("create", "")
-        config = from_document(each)
+    for document in documents:
+        made = document.pop("create", "")
+        config = from_document(document)
         spark = spark or session(config, say=say)
         if made:
             spark.sql("CREATE NAMESPACE IF NOT EXISTS lake.db")
@@ -1387,14 +1389,14 @@ def side(documents: list[dict[str, Any]]) -> None:
         for name in (config.tables[0].name, config.dead_letters.table):
             table = catalog.load(name)
             assert table is not None, name
-            found = of_table(catalog.open_readonly, name, "main").reports
-            mine = (name, config.sink.id)  # and not the index, which has a report of its own
-            reports = [each for each in found if (each.table, each.sink) == mine]
+            all_reports = of_table(catalog.open_readonly, name, "main").reports
+            own_key = (name, config.sink.id)  # and not the index, which has a report of its own
+            reports = [report for report in all_reports if (report.table, report.sink) == own_key]
             # By pyiceberg, with not a line of ours.
             files = StaticTable.from_metadata(table.metadata_file).scan().plan_files()
             answer[name] = {
                 "verdicts": [report.verdict for report in reports],
-                "files": [each.file.file_path for each in files],
+                "files": [file.file.file_path for file in files],
             }
         print(json.dumps(answer), flush=True)
     assert spark is not None
@@ -1487,24 +1489,26 @@ def poison(hostile: int, seed: int) -> dict[str, Any]:
                 f"{topic.hostile:,} hostile"
             )
             rows = read(answer[f"db.{topic.name}"]["files"])
-            letters = read(answer[f"db.{topic.name}_dead"]["files"])
+            dead_letters = read(answer[f"db.{topic.name}_dead"]["files"])
             exact, why = same(gathered(rows, topic.source.columns, *PLACE), topic.expected_rows())
             once, why_not = same(
-                gathered(letters, VALUE, "partition", "offset"), topic.expected_letters()
+                gathered(dead_letters, VALUE, "partition", "offset"), topic.expected_letters()
             )
             result["good_exact"] += exact
             result["rejected_once"] += once
-            troubles += [f"{topic.name}: {each}" for each in (why, why_not) if each]
+            troubles += [f"{topic.name}: {trouble}" for trouble in (why, why_not) if trouble]
         result["deadly"], fine = _found(answers[2], "deadly", DEADLY_AT, DEADLY_ROWS)
         result["stations"], others = _found(answers[3], "stations", STATIONS_AT, STATIONS_ROWS)
         result["changes"], unwrapped = _found(answers[4], "changes", CHANGES_AT, STATIONS_ROWS)
         verdicts = {
-            name: each["verdicts"]
+            name: facts["verdicts"]
             for answer in answers
-            for name, each in answer.items()
+            for name, facts in answer.items()
             if name.startswith("db.")
         }
-        troubles += [f"{name}: {each}" for name, each in verdicts.items() if each != ["proven"]]
+        troubles += [
+            f"{name}: {verdict}" for name, verdict in verdicts.items() if verdict != ["proven"]
+        ]
         failed = failures(folder / "events")
     result |= {
         "deadly_others_exact": fine,
@@ -1515,8 +1519,8 @@ def poison(hostile: int, seed: int) -> dict[str, Any]:
         "proven": len(verdicts),
         "seconds": round(time.monotonic() - began, 1),
         "produce_seconds": round(produced, 1),
-        "sink_seconds": {each["sink"]: round(each["seconds"], 1) for each in answers},
-        "task_seconds": {each["sink"]: each["spent"] for each in answers},
+        "sink_seconds": {part["sink"]: round(part["seconds"], 1) for part in answers},
+        "task_seconds": {part["sink"]: part["spent"] for part in answers},
         "peak_worker_mib": peak.get("worker", 0.0),
         "peak_mib": peak,
         "good_by_chance": avro.lucky + plain.lucky,
@@ -1548,27 +1552,27 @@ def _run(
     answers = []
     assert process.stdout is not None
     for line in process.stdout:
-        told = json.loads(line) if line.startswith("{") else {}
-        if "say" in told:
-            say(told["say"])
-        elif told:
-            say(f"{told['sink']}: {told['seconds']:.0f} s")
-            answers.append(told)
+        message = json.loads(line) if line.startswith("{") else {}
+        if "say" in message:
+            say(message["say"])
+        elif message:
+            say(f"{message['sink']}: {message['seconds']:.0f} s")
+            answers.append(message)
     if process.wait() or len(answers) != len(documents):
-        told = [line for line in log.read_text().splitlines() if not _of_polars(line)]
+        lines = [line for line in log.read_text().splitlines() if not _of_polars(line)]
         raise SystemExit(
-            "\n".join([f"the sinks' process ended: {process.returncode}", *told[-60:]])
+            "\n".join([f"the sinks' process ended: {process.returncode}", *lines[-60:]])
         )
     return answers, memory.end()
 
 
 def _found(answer: dict[str, Any], name: str, bad: dict[int, str], count: int) -> tuple[int, int]:
     """Bad records that are in the dead letters as what they are, and others, in the table."""
-    letters = pa.concat_tables(read(answer[f"db.{name}_dead"]["files"])).to_pylist()
+    dead_letters = pa.concat_tables(read(answer[f"db.{name}_dead"]["files"])).to_pylist()
     places = {(at % PARTITIONS, at // PARTITIONS) for at in bad}
     kinds = {"deadly"} if name == "deadly" else {"failed", "unwritable"}
-    told = [(row["partition"], row["offset"]) for row in letters if row["kind"] in kinds]
-    assert len(told) == len(letters) == len(set(told)), letters
+    rejected = [(row["partition"], row["offset"]) for row in dead_letters if row["kind"] in kinds]
+    assert len(rejected) == len(dead_letters) == len(set(rejected)), dead_letters
     rows = gathered(read(answer[f"db.{name}"]["files"]), pa.schema([("id", pa.int64())]), *PLACE)
     ids = np.array([at for at in range(count) if at not in bad])
     expected = pa.table(
@@ -1578,7 +1582,7 @@ def _found(answer: dict[str, Any], name: str, bad: dict[int, str], count: int) -
             "id": ids,
         }
     )
-    return len(places & set(told)), same(rows, _in_order(expected))[0]
+    return len(places & set(rejected)), same(rows, _in_order(expected))[0]
 
 
 if __name__ == "__main__":
@@ -1590,18 +1594,18 @@ if __name__ == "__main__":
     if given.side:
         side(json.loads(given.side))
     else:
-        found = poison(given.hostile, given.seed)
-        print(json.dumps(found))
+        result = poison(given.hostile, given.seed)
+        print(json.dumps(result))
         right = (
-            found["good_exact"] == found["good"]
-            and found["rejected_once"] == found["hostile"]
-            and found["deadly"] == len(DEADLY_AT)
-            and found["deadly_others_exact"] == DEADLY_ROWS - len(DEADLY_AT)
-            and found["stations"] == len(STATIONS_AT)
-            and found["stations_others_exact"] == STATIONS_ROWS - len(STATIONS_AT)
-            and found["changes"] == len(CHANGES_AT)
-            and found["changes_others_exact"] == STATIONS_ROWS - len(CHANGES_AT)
-            and not found["crash_loops"]
-            and not found["troubles"]
+            result["good_exact"] == result["good"]
+            and result["rejected_once"] == result["hostile"]
+            and result["deadly"] == len(DEADLY_AT)
+            and result["deadly_others_exact"] == DEADLY_ROWS - len(DEADLY_AT)
+            and result["stations"] == len(STATIONS_AT)
+            and result["stations_others_exact"] == STATIONS_ROWS - len(STATIONS_AT)
+            and result["changes"] == len(CHANGES_AT)
+            and result["changes_others_exact"] == STATIONS_ROWS - len(CHANGES_AT)
+            and not result["crash_loops"]
+            and not result["troubles"]
         )
         sys.exit(0 if right else 1)

@@ -93,22 +93,22 @@ class Answer:
 def data(request: Request) -> bool:
     """A commit of files."""
     return any(
-        "added-data-files" in each["snapshot"]["summary"]
-        or "added-delete-files" in each["snapshot"]["summary"]
-        for each in _updates(request)
-        if each["action"] == "add-snapshot"
+        "added-data-files" in update["snapshot"]["summary"]
+        or "added-delete-files" in update["snapshot"]["summary"]
+        for update in _updates(request)
+        if update["action"] == "add-snapshot"
     )
 
 
 def claim(request: Request) -> bool:
     """A commit of a snapshot without files."""
-    snapshots = [each for each in _updates(request) if each["action"] == "add-snapshot"]
+    snapshots = [update for update in _updates(request) if update["action"] == "add-snapshot"]
     return bool(snapshots) and not data(request)
 
 
 def tag(request: Request) -> bool:
     """A commit that moves a tag, and nothing else."""
-    actions = [(each["action"], each.get("type")) for each in _updates(request)]
+    actions = [(update["action"], update.get("type")) for update in _updates(request)]
     return bool(actions) and set(actions) == {("set-snapshot-ref", "tag")}
 
 
@@ -219,8 +219,8 @@ class Proxy:
             self._server.shutdown()
             self._server.server_close()
             self._server = None
-        for each in list(self._open):
-            _shut(each)
+        for connection in list(self._open):
+            _shut(connection)
 
     def plot(
         self,

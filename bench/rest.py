@@ -83,15 +83,15 @@ class RestCatalog:
             self._process.kill()
             self._process.wait()
 
-    def ask(self, what: str) -> Any:
-        with urllib.request.urlopen(f"{self.uri}/v1/{what}", timeout=30) as answer:
+    def ask(self, path: str) -> Any:
+        with urllib.request.urlopen(f"{self.uri}/v1/{path}", timeout=30) as answer:
             return json.loads(answer.read())
 
     def table(self, name: str) -> tuple[str, dict[str, Any]]:
         """Where a table's metadata file is, and what it says: asked of the server itself."""
         namespace, _, table = name.rpartition(".")
-        found = self.ask(f"namespaces/{namespace}/tables/{table}")
-        return str(found["metadata-location"]).removeprefix("file:"), found["metadata"]
+        loaded = self.ask(f"namespaces/{namespace}/tables/{table}")
+        return str(loaded["metadata-location"]).removeprefix("file:"), loaded["metadata"]
 
     def properties(self, uri: str = "") -> dict[str, str]:
         """For a catalog of Spark's; by another address, where something stands between."""

@@ -59,7 +59,7 @@ def begin() -> None:
 
 def plain(first: int, end: int, kind: str) -> tuple[str, Any]:
     """`kind`: plain, hard or wild."""
-    found = []
+    violations = []
     commits = sink_runs = harmed = 0
     for seed in range(first, end):
         outcome = schedule.run(seed, hard=kind == "hard", wild=kind == "wild")
@@ -67,9 +67,9 @@ def plain(first: int, end: int, kind: str) -> tuple[str, Any]:
         sink_runs += outcome.sink_runs
         harmed += outcome.harmed
         if outcome.broken:
-            found.append((seed, outcome.broken[0]))
+            violations.append((seed, outcome.broken[0]))
     gc.collect()
-    return kind, (end - first, found, commits, sink_runs, harmed)
+    return kind, (end - first, violations, commits, sink_runs, harmed)
 
 
 def one_planted(name: str, most: int) -> tuple[str, Any]:
@@ -114,15 +114,15 @@ def simulate(given: argparse.Namespace) -> dict[str, Any]:
     with ProcessPoolExecutor(given.processes, get_context("spawn"), begin) as pool:
         jobs: list[Future[tuple[str, Any]]] = []
         jobs += [pool.submit(one_planted, name, given.most) for name in names]
-        for each in chunks(given.first, few):
-            jobs += [pool.submit(naive, *each), pool.submit(plain, *each, "hard")]
-        for each in chunks(given.first, given.count // 4):
-            jobs.append(pool.submit(plain, *each, "wild"))
-        jobs += [pool.submit(plain, *each, "plain") for each in chunks(given.first, given.count)]
+        for chunk in chunks(given.first, few):
+            jobs += [pool.submit(naive, *chunk), pool.submit(plain, *chunk, "hard")]
+        for chunk in chunks(given.first, given.count // 4):
+            jobs.append(pool.submit(plain, *chunk, "wild"))
+        jobs += [pool.submit(plain, *chunk, "plain") for chunk in chunks(given.first, given.count)]
         for job in as_completed(jobs):
-            kind, told = job.result()
+            kind, result = job.result()
             if kind == "planted":
-                name, seeds, how = told
+                name, seeds, how = result
                 needed[name] = seeds
                 say(
                     f"{'never' if seeds is None else seeds:>6} schedules for: {name}"
@@ -131,17 +131,17 @@ def simulate(given: argparse.Namespace) -> dict[str, Any]:
                 if len(needed) == len(names):
                     spent = time.monotonic() - begun
             elif kind == "naive":
-                done["naive"] += told[0]
-                failed += told[1]
+                done["naive"] += result[0]
+                failed += result[1]
             else:
-                number, found, *more = told
+                number, failures, *more = result
                 done[kind] += number
                 commits, sink_runs, harmed = (
                     commits + more[0],
                     sink_runs + more[1],
                     harmed + more[2],
                 )
-                for seed, how in found:
+                for seed, how in failures:
                     violations.append((seed, kind, how))
                     if len(violations) > SHOWN:
                         continue
@@ -162,7 +162,7 @@ def simulate(given: argparse.Namespace) -> dict[str, Any]:
         "naive_schedules": done["naive"],
         "naive_failed": failed,
         "commits": commits,
-        "lives": sink_runs,
+        "runs": sink_runs,
         "harmed": harmed,
         "seconds": round(seconds, 1),
         "needed": {name: needed[name] for name in names},
@@ -180,8 +180,8 @@ def story(given: argparse.Namespace) -> int:
         f"seed {given.seed}: {outcome.sink_runs} runs, {outcome.commits} commits"
         + (f"; the last one: {outcome.ended}" if outcome.ended else "")
     )
-    for each in outcome.broken:
-        say(f"VIOLATION {each}")
+    for violation in outcome.broken:
+        say(f"VIOLATION {violation}")
     print(json.dumps({"schedules": 1, "violations": len(outcome.broken), "seed": given.seed}))
     return 1 if outcome.broken else 0
 
@@ -205,14 +205,14 @@ def main() -> int:
         return story(given)
     if given.hard or given.wild:
         parser.error("--hard and --wild go with --seed: a sweep has schedules of every kind")
-    told = simulate(given)
+    sums = simulate(given)
     say(
-        f"{told['schedules']} schedules with {told['lives']} runs and {told['commits']} commits, "
-        f"{told['violations']} violations; {told['caught']} of {told['planted']} planted bugs "
-        f"caught; the naive sink fails {told['naive_failed']} of {told['naive_schedules']}"
+        f"{sums['schedules']} schedules with {sums['runs']} runs and {sums['commits']} commits, "
+        f"{sums['violations']} violations; {sums['caught']} of {sums['planted']} planted bugs "
+        f"caught; the naive sink fails {sums['naive_failed']} of {sums['naive_schedules']}"
     )
-    print(json.dumps(told))
-    return 0 if not told["violations"] and told["caught"] == told["planted"] else 1
+    print(json.dumps(sums))
+    return 0 if not sums["violations"] and sums["caught"] == sums["planted"] else 1
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ def look(folder: Path) -> Folder:
     for newest in sorted(metadata, key=lambda path: path.name, reverse=True):
         try:
             known = json.loads(newest.read_text())
-            current = {each["snapshot-id"]: each for each in known.get("snapshots", ())}
+            current = {snapshot["snapshot-id"]: snapshot for snapshot in known.get("snapshots", ())}
             if known.get("current-snapshot-id") in current:
                 listed = current[known["current-snapshot-id"]]["manifest-list"]
                 with open(listed.removeprefix("file:"), "rb") as file:
@@ -123,8 +123,8 @@ class Watch:
     error: str = ""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def follow(self, life: SinkProcess) -> None:
-        for event in life.events():
+    def follow(self, sink_process: SinkProcess) -> None:
+        for event in sink_process.events():
             now = time.monotonic()
             with self.lock:
                 if event.get("step") == "commit":
@@ -140,8 +140,8 @@ class Watch:
 
     def taken(self) -> float | None:
         with self.lock:
-            found, self.lag = self.lag, []
-        return statistics.median(found) if found else None
+            lags, self.lag = self.lag, []
+        return statistics.median(lags) if lags else None
 
 
 class Stream(threading.Thread):
@@ -179,77 +179,77 @@ class Stream(threading.Thread):
         producer.flush()
 
 
-def memory(life: SinkProcess) -> dict[str, int]:
+def memory(sink_process: SinkProcess) -> dict[str, int]:
     """Of the driver, its JVM and its workers, in MiB. Workers share the pages of the daemon they
     were forked from."""
-    me = psutil.Process(life.process.pid)
-    found = {"driver": me.memory_info().rss, "jvm": 0, "workers": 0}
-    for each in me.children(recursive=True):
+    me = psutil.Process(sink_process.process.pid)
+    usage = {"driver": me.memory_info().rss, "jvm": 0, "workers": 0}
+    for child in me.children(recursive=True):
         try:
-            used = each.memory_info()
-            jvm = each.name() == "java"
-            found["jvm" if jvm else "workers"] += used.rss - (0 if jvm else used.shared)
+            used = child.memory_info()
+            jvm = child.name() == "java"
+            usage["jvm" if jvm else "workers"] += used.rss - (0 if jvm else used.shared)
         except psutil.NoSuchProcess:
             continue
-    return {name: used // 2**20 for name, used in found.items()}
+    return {name: used // 2**20 for name, used in usage.items()}
 
 
 def judge(samples: Sequence[Sample], partitions: int, judged: bool = True) -> list[str]:
     """What grows that must not. `judged`: the run was long enough to see whether times and memory
     grow."""
-    last, found = samples[-1], []
+    last, trouble = samples[-1], []
     if not last.commits:
         return ["nothing was committed"]
-    for name, there, most in (
+    for name, folder, most in (
         ("the table", last.table, TABLE_MOST),
         ("the index", last.index, MOST),
     ):
         snapshots = int(most * 1.25)
-        if there.snapshots > snapshots:
-            found.append(f"{name} has {there.snapshots} snapshots; expected at most {snapshots}")
-        if there.metadata_files > VERSIONS:
-            found.append(
-                f"{name} has {there.metadata_files} metadata files; expected at most {VERSIONS}"
+        if folder.snapshots > snapshots:
+            trouble.append(f"{name} has {folder.snapshots} snapshots; expected at most {snapshots}")
+        if folder.metadata_files > VERSIONS:
+            trouble.append(
+                f"{name} has {folder.metadata_files} metadata files; expected at most {VERSIONS}"
             )
-        if there.newest_bytes > 64 * 1024 + ENTRY_BYTES * there.snapshots:
-            found.append(
-                f"{name}'s metadata file has {there.newest_bytes} bytes for {there.snapshots} "
+        if folder.newest_bytes > 64 * 1024 + ENTRY_BYTES * folder.snapshots:
+            trouble.append(
+                f"{name}'s metadata file has {folder.newest_bytes} bytes for {folder.snapshots} "
                 "snapshots"
             )
-        bound = VERSIONS * there.newest_bytes + SNAPSHOT_BYTES * (there.snapshots + 10)
-        if there.metadata_bytes > bound:
-            found.append(
-                f"{name} has {there.metadata_bytes} bytes of metadata; expected at most {bound}"
+        bound = VERSIONS * folder.newest_bytes + SNAPSHOT_BYTES * (folder.snapshots + 10)
+        if folder.metadata_bytes > bound:
+            trouble.append(
+                f"{name} has {folder.metadata_bytes} bytes of metadata; expected at most {bound}"
             )
-        if there.manifests > MANIFESTS:
-            found.append(f"{name} has {there.manifests} manifests; expected at most {MANIFESTS}")
+        if folder.manifests > MANIFESTS:
+            trouble.append(f"{name} has {folder.manifests} manifests; expected at most {MANIFESTS}")
     most = partitions * (last.batches + 1)
     if last.table.data_files > most:
-        found.append(
+        trouble.append(
             f"the table has {last.table.data_files} data files of {last.batches} batches; "
             f"expected at most {most}"
         )
-    return found + (_growing(samples) if judged else [])
+    return trouble + (_growing(samples) if judged else [])
 
 
 def _growing(samples: Sequence[Sample]) -> list[str]:
     """The last third against the middle one: what is warm by then must stay as it is."""
     third = len(samples) // 3
     middle, end = samples[third : 2 * third], samples[2 * third :]
-    found = []
+    trouble = []
     before, after = (
         [s.commit_seconds for s in some if s.commit_seconds is not None] for some in (middle, end)
     )
     if before and after and statistics.median(after) > 2 * statistics.median(before) + 0.1:
-        found.append(
+        trouble.append(
             f"commits take {statistics.median(after):.2f} s; "
             f"before {statistics.median(before):.2f} s"
         )
     for who in ("driver", "jvm", "workers"):
         was, now = (statistics.median(getattr(s, who) for s in some) for some in (middle, end))
         if now > 1.3 * was + 100:
-            found.append(f"the {who} holds {now:.0f} MiB; before {was:.0f} MiB")
-    return found
+            trouble.append(f"the {who} holds {now:.0f} MiB; before {was:.0f} MiB")
+    return trouble
 
 
 def config(folder: Path, bootstrap: str, given: argparse.Namespace) -> Path:
@@ -291,8 +291,8 @@ def main() -> int:
     trouble = judge(samples, given.partitions, given.minutes >= 10)
     if verdict != "proven" or written != produced:
         trouble.append(f"the audit says {verdict}: {written} rows of {produced}")
-    for each in trouble:
-        say(f"grows: {each}")
+    for reason in trouble:
+        say(f"grows: {reason}")
     last = samples[-1]
     print(
         json.dumps(
@@ -306,7 +306,7 @@ def main() -> int:
                     (last.table.metadata_bytes + last.index.metadata_bytes) / produced, 4
                 ),
                 "last": asdict(last),
-                "samples": [brief(each) for each in samples],
+                "samples": [brief(sample) for sample in samples],
                 "grows": trouble,
             }
         )
@@ -316,8 +316,10 @@ def main() -> int:
 
 def run(folder: Path, path: Path, bootstrap: str, given: argparse.Namespace) -> list[Sample]:
     stream, watch = Stream(bootstrap, given.partitions, given.rate), Watch()
-    life = SinkProcess(path, until="forever", log=folder / "sink.log", scratch=folder / "scratch")
-    follower = threading.Thread(target=watch.follow, args=(life,), daemon=True)
+    sink_process = SinkProcess(
+        path, until="forever", log=folder / "sink.log", scratch=folder / "scratch"
+    )
+    follower = threading.Thread(target=watch.follow, args=(sink_process,), daemon=True)
     follower.start()
     stream.start()
     samples: list[Sample] = []
@@ -325,13 +327,13 @@ def run(folder: Path, path: Path, bootstrap: str, given: argparse.Namespace) -> 
     try:
         while (
             now := time.monotonic() - began
-        ) < given.minutes * 60 and life.process.poll() is None:
+        ) < given.minutes * 60 and sink_process.process.poll() is None:
             time.sleep(max(0.0, min(given.every, given.minutes * 60 - now)))
-            samples.append(sample(folder, life, watch, stream, began))
+            samples.append(sample(folder, sink_process, watch, stream, began))
             say(line(samples[-1]))
         stream.ending.set()
         stream.join(60)
-        life.process.send_signal(signal.SIGTERM)
+        sink_process.process.send_signal(signal.SIGTERM)
         follower.join(120)
         if watch.error or not samples:
             raise SystemExit(
@@ -339,20 +341,24 @@ def run(folder: Path, path: Path, bootstrap: str, given: argparse.Namespace) -> 
             )
         samples.append(sample(folder, None, watch, stream, began, samples[-1]))
     finally:
-        life.kill()
+        sink_process.kill()
     return samples
 
 
 def sample(
     folder: Path,
-    life: SinkProcess | None,
+    sink_process: SinkProcess | None,
     watch: Watch,
     stream: Stream,
     began: float,
     like: Sample | None = None,
 ) -> Sample:
     lake = folder / "lake" / "db"
-    used = memory(life) if life else {w: getattr(like, w) for w in ("driver", "jvm", "workers")}
+    used = (
+        memory(sink_process)
+        if sink_process
+        else {w: getattr(like, w) for w in ("driver", "jvm", "workers")}
+    )
     return Sample(
         round(time.monotonic() - began, 1),
         stream.sent,
@@ -367,39 +373,41 @@ def sample(
 
 def proven(folder: Path, path: Path) -> tuple[str, int]:
     """A second run reads what is left, and is audited."""
-    life = SinkProcess(path, audit=True, log=folder / "sink.log", scratch=folder / "scratch")
+    sink_process = SinkProcess(
+        path, audit=True, log=folder / "sink.log", scratch=folder / "scratch"
+    )
     try:
-        audits = [event["audit"] for event in life.events() if "audit" in event]
+        audits = [event["audit"] for event in sink_process.events() if "audit" in event]
     finally:
-        life.kill()
+        sink_process.kill()
     return (audits[-1]["verdict"], audits[-1]["written"]) if audits else ("no audit", 0)
 
 
-def brief(each: Sample) -> dict[str, Any]:
+def brief(sample: Sample) -> dict[str, Any]:
     return {
-        "seconds": each.seconds,
-        "rows": each.produced,
-        "commits": each.commits,
-        "batches": each.batches,
-        "files": each.table.data_files,
-        "snapshots": each.table.snapshots,
-        "metadata_bytes": each.table.metadata_bytes,
-        "index_bytes": each.index.metadata_bytes,
-        "commit_seconds": each.commit_seconds and round(each.commit_seconds, 3),
-        "mib": [each.driver, each.jvm, each.workers],
+        "seconds": sample.seconds,
+        "rows": sample.produced,
+        "commits": sample.commits,
+        "batches": sample.batches,
+        "files": sample.table.data_files,
+        "snapshots": sample.table.snapshots,
+        "metadata_bytes": sample.table.metadata_bytes,
+        "index_bytes": sample.index.metadata_bytes,
+        "commit_seconds": sample.commit_seconds and round(sample.commit_seconds, 3),
+        "mib": [sample.driver, sample.jvm, sample.workers],
     }
 
 
-def line(each: Sample) -> str:
-    took = "" if each.commit_seconds is None else f", commits {each.commit_seconds:.2f} s"
+def line(sample: Sample) -> str:
+    took = "" if sample.commit_seconds is None else f", commits {sample.commit_seconds:.2f} s"
     return (
-        f"{each.seconds:6.0f} s {each.produced:>11,} rows {each.commits:>5} commits | "
-        f"{each.table.data_files:>6} files {each.table.snapshots:>5} snapshots "
-        f"{each.table.manifests:>4} manifests, "
-        f"metadata {each.table.metadata_bytes / 2**20:6.1f} MiB in "
-        f"{each.table.metadata_files} versions; "
-        f"index {each.index.metadata_bytes / 2**20:.1f} MiB | "
-        f"driver {each.driver} jvm {each.jvm} workers {each.workers} MiB{took}"
+        f"{sample.seconds:6.0f} s {sample.produced:>11,} rows {sample.commits:>5} commits | "
+        f"{sample.table.data_files:>6} files {sample.table.snapshots:>5} snapshots "
+        f"{sample.table.manifests:>4} manifests, "
+        f"metadata {sample.table.metadata_bytes / 2**20:6.1f} MiB in "
+        f"{sample.table.metadata_files} versions; "
+        f"index {sample.index.metadata_bytes / 2**20:.1f} MiB | "
+        f"driver {sample.driver} jvm {sample.jvm} workers {sample.workers} MiB{took}"
     )
 
 

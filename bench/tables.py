@@ -104,12 +104,12 @@ class Memory:
         me = psutil.Process()
         while True:
             now = {"driver": me.memory_info().rss, "jvm": 0, "workers": 0}
-            for each in me.children(recursive=True):
+            for child in me.children(recursive=True):
                 try:
-                    if each.pid != self._broker:
-                        who = "jvm" if each.name() == "java" else "workers"
+                    if child.pid != self._broker:
+                        who = "jvm" if child.name() == "java" else "workers"
                         # Workers share the pages of the daemon they were forked from.
-                        used = each.memory_info()
+                        used = child.memory_info()
                         now[who] += used.rss if who == "jvm" else used.rss - used.shared
                 except psutil.NoSuchProcess:
                     continue
@@ -167,7 +167,7 @@ class Bench:
         for step in steps:
             at.setdefault(step.name, []).append(step.at)
         batches = len(at["written"])
-        found = {
+        figures = {
             "start_s": started,
             "write_s": sum(w - p for p, w in zip(at["planned"], at["written"], strict=False)),
             "stage_s": sum(s - w for w, s in zip(at["written"], at["staged"], strict=False)),
@@ -175,22 +175,22 @@ class Bench:
             "index_s": max(at.get("index-tagged", [0])) - min(at.get("index-commit", [0])),
             "total_s": seconds,
         }
-        found = {key: round(value, 2) for key, value in found.items()}
+        figures = {key: round(value, 2) for key, value in figures.items()}
         say(
             f"{name:>6}: "
-            + "  ".join(f"{k} {v:8.2f}" for k, v in found.items())
+            + "  ".join(f"{k} {v:8.2f}" for k, v in figures.items())
             + f"  batches {batches}  memory {self.memory.most}"
         )
         if stuck and set(named) != {stuck}:
             raise SystemExit(f"expected {stuck} to be stuck, found {named}")
-        return {**found, "batches": batches}
+        return {**figures, "batches": batches}
 
     def _until_stuck(self, sink: Run) -> None:
         """All other tables have theirs, and one is named."""
         deadline = time.monotonic() + 600
         while time.monotonic() < deadline:
             sink.check()
-            waiting = [each.left for each in list(sink.committer.queue.pending)]
+            waiting = [batch.left for batch in list(sink.committer.queue.pending)]
             if sink.committer.progress.stuck and waiting and all(len(w) == 1 for w in waiting):
                 return
             time.sleep(0.05)
@@ -199,12 +199,12 @@ class Bench:
     def prove(self, way: str, tables: int, expected: int) -> None:
         """Every table by the audit, and all rows together."""
         proof = of_sink(self.config(way), JavaCatalog(self.spark, "lake").open_readonly)
-        reports = {each.table: each for each in proof.reports if each.sink == way}
-        mine = [reports[f"db.t_{kind(i)}"] for i in range(tables)]
-        for report in mine:
+        reports = {report.table: report for report in proof.reports if report.sink == way}
+        table_reports = [reports[f"db.t_{kind(i)}"] for i in range(tables)]
+        for report in table_reports:
             if report.verdict != "proven":
                 raise SystemExit(f"{report}")
-        rows = sum(report.written for report in mine)
+        rows = sum(report.written for report in table_reports)
         if rows != expected:
             raise SystemExit(f"{rows} rows in the tables, {expected} records")
         say(f"{tables} tables proven by the audit, {rows:,} rows")

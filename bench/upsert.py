@@ -203,21 +203,21 @@ class Accounts:
 
     def sums(self) -> list[int]:
         """What `SUMS` must say of a table that holds the last change of each key."""
-        there = self.last["version"] > 0
-        ids = np.flatnonzero(there)
-        rest = (int(self.last[name][there].sum()) for name in ("version", "quantity", "price"))
+        present = self.last["version"] > 0
+        ids = np.flatnonzero(present)
+        rest = (int(self.last[name][present].sum()) for name in ("version", "quantity", "price"))
         return [len(ids), int(ids.sum()), *rest]
 
     def table(self) -> pa.Table:
         """The last change of each key, column for column."""
-        there = self.last["version"] > 0
-        last = {name: column[there] for name, column in self.last.items()}
+        present = self.last["version"] > 0
+        last = {name: column[present] for name, column in self.last.items()}
 
         def words(pool: list[str], name: str) -> pa.Array:
             return pa.array(pool).take(pa.array(last[name]))
 
-        found = {
-            "id": pa.array(np.flatnonzero(there)),
+        columns = {
+            "id": pa.array(np.flatnonzero(present)),
             "version": pa.array(last["version"]),
             "customer": words([f"customer-{i:06d}" for i in range(self.CUSTOMERS)], "customer"),
             "sku": words([f"sku-{i:04d}" for i in range(self.SKUS)], "sku"),
@@ -230,7 +230,7 @@ class Accounts:
                 pa.array(np.zeros(len(last["note"]), "i1"), mask=~last["note"])
             ),
         }
-        return pa.table(found)
+        return pa.table(columns)
 
 
 def _text(value: str) -> bytes:
@@ -254,12 +254,12 @@ def rows_that_differ(read: str, expected: pa.Table) -> int:
     engine.execute("SET TimeZone='UTC'")
     engine.register("expected", expected)
     names = ", ".join(COLUMNS)
-    found = f"SELECT {names} FROM read_parquet('{read}/*.parquet')"
+    actual = f"SELECT {names} FROM read_parquet('{read}/*.parquet')"
     meant = f"SELECT {names} FROM expected"
     count = "SELECT count(*) FROM ({} EXCEPT ALL {})"
     return sum(
         engine.execute(count.format(*pair)).fetchall()[0][0]
-        for pair in ((found, meant), (meant, found))
+        for pair in ((actual, meant), (meant, actual))
     )
 
 
@@ -430,29 +430,29 @@ class Run:
     def _scan(self, done: int) -> None:
         kept = "frazil_maintained" if "frazil_maintained" in self.peers else next(iter(self.peers))
         fresh = {"fresh": f"fresh.db.t{done}", "of": kept}
-        found = self._ask_scanner({**fresh, "scan": [n for n in self.peers if n != "frazil"]})
-        self._tell(done, found)
+        scans = self._ask_scanner({**fresh, "scan": [n for n in self.peers if n != "frazil"]})
+        self._tell(done, scans)
         if kept == "frazil_maintained":
             run = self.peers[kept].ask({"maintain": True})
             if run["trouble"]:
                 raise SystemExit(f"{kept}: {run['trouble']}")
             again = self._ask_scanner({**fresh, "scan": [kept]})[kept]
-            found["frazil_after_maintenance"] = {**again, "maintenance_s": run["seconds"]}
+            scans["frazil_after_maintenance"] = {**again, "maintenance_s": run["seconds"]}
             self._tell(done, {"frazil_after_maintenance": again})
         if "frazil" in self.peers:  # it may be too much for a reader, and comes last
             last = self._ask_scanner({**fresh, "scan": ["frazil"]})
-            found["frazil"] = last.get("frazil", UNREAD)
-            self._tell(done, {"frazil": found["frazil"]})
-        self.scans[done] = found
+            scans["frazil"] = last.get("frazil", UNREAD)
+            self._tell(done, {"frazil": scans["frazil"]})
+        self.scans[done] = scans
 
-    def _tell(self, done: int, found: dict[str, Any]) -> None:
+    def _tell(self, done: int, scans: dict[str, Any]) -> None:
         expected = self.accounts.sums()
-        for name, scan in found.items():
+        for name, scan in scans.items():
             if scan["sums"] not in (expected, None):
                 raise SystemExit(f"{name} reads {scan['sums']}, the records say {expected}")
-            told = f"{scan['seconds']:6.2f} s" if scan["seconds"] else scan["why"]
+            result = f"{scan['seconds']:6.2f} s" if scan["seconds"] else scan["why"]
             say(
-                f"  scan after {done} batches {name:>24}: {told}  ({scan['files']} files, "
+                f"  scan after {done} batches {name:>24}: {result}  ({scan['files']} files, "
                 f"{scan['deletes']} of them deletes)"
             )
 
@@ -558,13 +558,13 @@ def _summary(run: Run) -> dict[str, Any]:
             ]
             say(
                 "scan against a fresh table: "
-                + ", ".join(f"{name} {each['against_fresh']}" for name, each in last.items())
+                + ", ".join(f"{name} {scan['against_fresh']}" for name, scan in last.items())
             )
-    told = ("seconds", "against_fresh", "files", "deletes", "maintenance_s", "runs", "why")
+    shown = ("seconds", "against_fresh", "files", "deletes", "maintenance_s", "runs", "why")
     result["scans"] = {
         done: {
-            name: {key: each[key] for key in told if each.get(key) not in (None, "")}
-            for name, each in scans.items()
+            name: {key: scan[key] for key in shown if scan.get(key) not in (None, "")}
+            for name, scan in scans.items()
         }
         for done, scans in run.scans.items()
     }
@@ -586,10 +586,10 @@ def side(name: str, settings: dict[str, Any]) -> None:
 def _spark(folder: str, memory: str, *catalogs: str) -> Any:
     from pyspark.sql import SparkSession
 
-    found = [*jars.fetch(jars.ICEBERG, transitive=False, say=say), *jars.spark_kafka(say)]
+    jar_paths = [*jars.fetch(jars.ICEBERG, transitive=False, say=say), *jars.spark_kafka(say)]
     builder = (
         SparkSession.builder.master("local[2]")
-        .config("spark.jars", ",".join(map(str, found)))
+        .config("spark.jars", ",".join(map(str, jar_paths)))
         .config("spark.driver.memory", memory)
         .config("spark.driver.extraJavaOptions", "-XX:+ExitOnOutOfMemoryError")
         .config("spark.ui.enabled", "false")
@@ -615,7 +615,7 @@ def _spark(folder: str, memory: str, *catalogs: str) -> Any:
 
 
 def _sums(spark: Any, table: str) -> list[int]:
-    return [int(each) for each in spark.sql(f"SELECT {SUMS} FROM {table}").collect()[0]]
+    return [int(value) for value in spark.sql(f"SELECT {SUMS} FROM {table}").collect()[0]]
 
 
 def merge_side(name: str, settings: dict[str, Any]) -> Job:
@@ -625,7 +625,7 @@ def merge_side(name: str, settings: dict[str, Any]) -> Job:
     folder = settings["folder"]
     spark = _spark(folder, "4g", name)
     table = f"{name}.db.t"
-    columns = ", ".join(f"{each} {kind}" for each, kind in COLUMNS.items())
+    columns = ", ".join(f"{column} {kind}" for column, kind in COLUMNS.items())
     spark.sql(
         f"CREATE TABLE {table} ({columns}) USING iceberg TBLPROPERTIES ("
         f"'format-version'='2', 'write.merge.mode'='{MERGES[name].partition(',')[0]}', "
@@ -808,36 +808,36 @@ def scan_side(_: str, settings: dict[str, Any]) -> Job:
             ordered.writeTo(fresh).using("iceberg").tableProperty(
                 "write.parquet.compression-codec", "zstd"
             ).create()
-        tables = {"fresh": fresh, **{each: f"{each}.db.t" for each in request["scan"]}}
-        runs: dict[str, list[float]] = {each: [] for each in tables}
+        tables = {"fresh": fresh, **{catalog: f"{catalog}.db.t" for catalog in request["scan"]}}
+        runs: dict[str, list[float]] = {side: [] for side in tables}
         why: dict[str, str] = {}
         spent = dict.fromkeys(tables, 0.0)
         for _ in range(8):
-            for each, table in tables.items():
-                if each in why or spent[each] > ENOUGH_SECONDS:
+            for side, table in tables.items():
+                if side in why or spent[side] > ENOUGH_SECONDS:
                     continue
                 try:
                     seconds = timed(table)
                 except Exception as error:  # too long, or out of memory: reported, and not hidden
-                    why[each] = str(error).splitlines()[0][:200]
+                    why[side] = str(error).splitlines()[0][:200]
                     continue
-                runs[each].append(seconds)
-                spent[each] += seconds
+                runs[side].append(seconds)
+                spent[side] += seconds
         answer: dict[str, Any] = {}
         measure = statistics.median(runs["fresh"][3:])
-        for each, table in tables.items():
+        for side, table in tables.items():
             count, deletes = files(table)
             # The first three warm the JVM, where there is time for them.
-            warm = runs[each][3:] or runs[each][1:] or runs[each]
-            seconds = statistics.median(warm) if warm and each not in why else None
-            answer[each] = {
+            warm = runs[side][3:] or runs[side][1:] or runs[side]
+            seconds = statistics.median(warm) if warm and side not in why else None
+            answer[side] = {
                 "seconds": seconds and round(seconds, 3),
                 "against_fresh": seconds and round(seconds / measure, 2),
-                "runs": [round(run, 3) for run in runs[each]],
-                "why": why.get(each, ""),
+                "runs": [round(run, 3) for run in runs[side]],
+                "why": why.get(side, ""),
                 "files": count,
                 "deletes": deletes,
-                "sums": None if each in why else _sums(spark, table),
+                "sums": None if side in why else _sums(spark, table),
             }
         return answer
 
@@ -862,7 +862,7 @@ if __name__ == "__main__":
     else:
         if given.long:
             given.batches = 200
-        given.scan_at = {int(each) for each in given.scan_at.split(",")}
+        given.scan_at = {int(number) for number in given.scan_at.split(",")}
         if given.batches % given.turn or given.rows % PARTITIONS or given.keys % PARTITIONS:
             parser.error("whole turns, and rows and keys for four partitions each")
         print(json.dumps(compare(given)))

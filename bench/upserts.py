@@ -59,7 +59,7 @@ BETWEEN = ("compact", "compacted")
 SELDOM = ("expire", "expired", "index-merge", "index-merged", "index-expire", "index-expired")
 #: A run that does not come to a step at which it is held is killed after so many batches; where
 #: it is held at none, after more.
-LIFE, LONG = 12, 30
+SHORT, LONG = 12, 30
 SCHEMA = json.dumps(
     {
         "type": "record",
@@ -98,22 +98,22 @@ def say(text: str) -> None:
 
 def select() -> str:
     """The sums of a table, in SQL."""
-    found = ["count(*)"]
+    expressions = ["count(*)"]
     for factors in FACTORS:
         terms = zip(COLUMNS.values(), factors, strict=True)
         u = "(" + " + ".join(f"cast({c} AS bigint) * {f}" for c, f in terms) + f") % {PRIME}"
-        found.append(f"coalesce(sum((({u}) * ({u})) % {PRIME}), 0)")
-    return ", ".join(found)
+        expressions.append(f"coalesce(sum((({u}) * ({u})) % {PRIME}), 0)")
+    return ", ".join(expressions)
 
 
 def hashes(columns: dict[str, Array]) -> Array:
     """The same of rows in arrays."""
-    found = []
+    hashed = []
     for factors in FACTORS:
         terms = (columns[n].astype(np.int64) * f for n, f in zip(COLUMNS, factors, strict=True))
         u = sum(terms) % PRIME
-        found.append(u * u % PRIME)
-    return np.array(found)
+        hashed.append(u * u % PRIME)
+    return np.array(hashed)
 
 
 # ── the records, and what they come to ───────────────────────────────────────────────────────────
@@ -136,18 +136,18 @@ class Changes:
         amount = draw.integers(0, 10_000, count)
         self.columns: list[dict[str, Array]] = []
         for number in range(PARTITIONS):
-            mine = place == number
+            chosen = place == number
             self.columns.append(
                 {
-                    "id": ids[mine],
-                    "version": version[mine],
-                    "amount": amount[mine],
-                    "offset": np.arange(mine.sum()),
-                    "partition": np.full(mine.sum(), number),
-                    "kind": ord(KINDS[0]) + version[mine] % len(KINDS),
-                    "note": version[mine] % 17,
-                    "gone": gone[mine],
-                    "stamp": stamp[mine],
+                    "id": ids[chosen],
+                    "version": version[chosen],
+                    "amount": amount[chosen],
+                    "offset": np.arange(chosen.sum()),
+                    "partition": np.full(chosen.sum(), number),
+                    "kind": ord(KINDS[0]) + version[chosen] % len(KINDS),
+                    "note": version[chosen] % 17,
+                    "gone": gone[chosen],
+                    "stamp": stamp[chosen],
                 }
             )
         self._place = place
@@ -172,7 +172,7 @@ class Changes:
         lists = [zip(*(c[name].tolist() for name in wanted), strict=True) for c in self.columns]
         failed: list[object] = []
 
-        def told(error: object, _: object) -> None:
+        def delivered(error: object, _: object) -> None:
             if error:
                 failed.append(error)
 
@@ -200,7 +200,7 @@ class Changes:
                         names[key],
                         partition=number,
                         timestamp=now + stamp,
-                        on_delivery=told,
+                        on_delivery=delivered,
                     )
                     break
                 except BufferError:
@@ -213,7 +213,7 @@ class Changes:
             {name: column[low:high] for name, column in self.columns[p].items()}
             for p, (low, high) in sorted(ranges.items())
         ]
-        return {name: np.concatenate([each[name] for each in parts]) for name in parts[0]}
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 class Dictionary:
@@ -224,7 +224,7 @@ class Dictionary:
         names = ("version", "amount", "offset", "partition", "kind", "note")
         self.rows = {name: np.zeros(changes.keys, np.int64) for name in names}
         self.rows["id"] = np.arange(changes.keys)
-        self.there = np.zeros(changes.keys, bool)
+        self.present = np.zeros(changes.keys, bool)
         self.hashes = np.zeros((2, changes.keys), np.int64)
         self.at = dict.fromkeys(range(PARTITIONS), 0)
 
@@ -238,28 +238,28 @@ class Dictionary:
         ids = batch["id"][won]
         for name, column in self.rows.items():
             column[ids] = batch[name][won]
-        self.there[ids] = ~batch["gone"][won]
+        self.present[ids] = ~batch["gone"][won]
         fresh = hashes({name: column[ids] for name, column in self.rows.items()})
-        self.hashes[:, ids] = np.where(self.there[ids], fresh, 0)
+        self.hashes[:, ids] = np.where(self.present[ids], fresh, 0)
 
     @property
     def sums(self) -> Sums:
         one, other = self.hashes.sum(axis=1).tolist()
-        return int(self.there.sum()), one, other
+        return int(self.present.sum()), one, other
 
-    def differences(self, found: dict[str, Array]) -> dict[str, list[int]]:
+    def differences(self, actual: dict[str, Array]) -> dict[str, list[int]]:
         """The keys of a table's rows that are there twice, missing, or not what they should be."""
-        ids, count = np.unique(found["id"], return_counts=True)
-        mine = np.isin(np.flatnonzero(self.there), ids)
-        known = (found["id"] >= 0) & (found["id"] < len(self.there))
-        right = np.zeros(len(found["id"]), bool)
-        right[known] = self.there[found["id"][known]]
+        ids, count = np.unique(actual["id"], return_counts=True)
+        seen = np.isin(np.flatnonzero(self.present), ids)
+        known = (actual["id"] >= 0) & (actual["id"] < len(self.present))
+        right = np.zeros(len(actual["id"]), bool)
+        right[known] = self.present[actual["id"][known]]
         for name, column in self.rows.items():
-            right[known] &= column[found["id"][known]] == found[name][known]
+            right[known] &= column[actual["id"][known]] == actual[name][known]
         return {
             "twins": ids[count > 1].tolist(),
-            "lost": np.flatnonzero(self.there)[~mine].tolist(),
-            "wrong": np.unique(found["id"][~right]).tolist(),
+            "lost": np.flatnonzero(self.present)[~seen].tolist(),
+            "wrong": np.unique(actual["id"][~right]).tolist(),
         }
 
 
@@ -286,8 +286,8 @@ class Snapshot:
 
     @property
     def ranges(self) -> dict[int, tuple[int, int]]:
-        said = json.loads(self.summary.get("frazil.ranges", "{}")).get(TOPIC, {})
-        return {int(number): (low, high) for number, (low, high) in said.items() if low < high}
+        ranges = json.loads(self.summary.get("frazil.ranges", "{}")).get(TOPIC, {})
+        return {int(number): (low, high) for number, (low, high) in ranges.items() if low < high}
 
 
 class Readers:
@@ -303,22 +303,24 @@ class Readers:
 
     def metadata(self) -> str:
         with sqlite3.connect(self._catalog, timeout=30) as catalog:
-            [(found,)] = catalog.execute(
+            [(location,)] = catalog.execute(
                 "SELECT metadata_location FROM iceberg_tables WHERE table_name = 't'"
             )
-        return str(found).removeprefix("file:")
+        return str(location).removeprefix("file:")
 
     def history(self) -> list[Snapshot]:
         """Of main, oldest first, as far as it is kept."""
         document = json.loads(Path(self.metadata()).read_text())
-        known = {each["snapshot-id"]: each for each in document.get("snapshots", [])}
+        known = {snapshot["snapshot-id"]: snapshot for snapshot in document.get("snapshots", [])}
         at = document.get("refs", {}).get("main", {}).get("snapshot-id")
-        found = []
+        snapshots = []
         while at in known:
-            each = known[at]
-            found.append(Snapshot(at, each.get("parent-snapshot-id"), each.get("summary", {})))
-            at = found[-1].parent
-        return found[::-1]
+            snapshot = known[at]
+            snapshots.append(
+                Snapshot(at, snapshot.get("parent-snapshot-id"), snapshot.get("summary", {}))
+            )
+            at = snapshots[-1].parent
+        return snapshots[::-1]
 
     def sums(self, snapshots: Sequence[int]) -> Iterator[tuple[str, int, Sums]]:
         metadata = self.metadata()
@@ -333,8 +335,8 @@ class Readers:
             yield from pool.map(sums, snapshots)
         for at in range(0, len(snapshots), 8):  # a query has its price, whatever it reads
             scans = (
-                f"SELECT {each}, {select()} FROM lake.{TABLE} VERSION AS OF {each}"
-                for each in snapshots[at : at + 8]
+                f"SELECT {snapshot}, {select()} FROM lake.{TABLE} VERSION AS OF {snapshot}"
+                for snapshot in snapshots[at : at + 8]
             )
             for row in self.spark.sql(" UNION ALL ".join(scans)).collect():
                 yield "Spark", int(row[0]), tuple(map(int, row[1:]))
@@ -342,8 +344,8 @@ class Readers:
     def rows(self, engine: str, snapshot: int) -> dict[str, Array]:
         columns = ", ".join(f"cast({c} AS bigint) AS {n}_" for n, c in COLUMNS.items())
         if engine == "Spark":
-            found = self.spark.sql(f"SELECT {columns} FROM lake.{TABLE} VERSION AS OF {snapshot}")
-            table = found.toArrow()
+            frame = self.spark.sql(f"SELECT {columns} FROM lake.{TABLE} VERSION AS OF {snapshot}")
+            table = frame.toArrow()
         else:
             scan = f"iceberg_scan('{self.metadata()}', snapshot_from_id => {snapshot})"
             table = self._duckdb.execute(f"SELECT {columns} FROM {scan}").to_arrow_table()
@@ -358,36 +360,44 @@ class Run:
     known: dict[int, Sums] = field(default_factory=dict)
     newest: int | None = None
     compared: Counter[str] = field(default_factory=Counter)
-    found: Counter[str] = field(default_factory=Counter)
+    difference_counts: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
 
     def check(self) -> None:
         """Every snapshot that is new since the last time."""
         history = self.readers.history()
-        at = [each.id for each in history].index(self.newest) + 1 if self.newest else 0
+        at = [snapshot.id for snapshot in history].index(self.newest) + 1 if self.newest else 0
         fresh = history[at:]
         read: dict[int, list[tuple[str, Sums]]] = {}
-        for engine, snapshot, sums in self.readers.sums([each.id for each in fresh]):
+        for engine, snapshot, sums in self.readers.sums(
+            [fresh_snapshot.id for fresh_snapshot in fresh]
+        ):
             read.setdefault(snapshot, []).append((engine, sums))
-        for each in fresh:
-            assert each.parent == self.newest, "a snapshot went before it was compared"
-            if each.ranges:
-                self.dictionary.take(each.ranges)
-            summary = each.summary
-            kind = "compaction" if "frazil.compact" in summary else "batch" if each.ranges else ""
+        for fresh_snapshot in fresh:
+            assert fresh_snapshot.parent == self.newest, "a snapshot went before it was compared"
+            if fresh_snapshot.ranges:
+                self.dictionary.take(fresh_snapshot.ranges)
+            summary = fresh_snapshot.summary
+            kind = (
+                "compaction"
+                if "frazil.compact" in summary
+                else "batch"
+                if fresh_snapshot.ranges
+                else ""
+            )
             self.kinds[kind or "claim"] += 1
-            self.known[each.id] = self.dictionary.sums
-            self.newest = each.id
-            for engine, sums in read[each.id]:
-                self.compare(engine, each, sums)
+            self.known[fresh_snapshot.id] = self.dictionary.sums
+            self.newest = fresh_snapshot.id
+            for engine, sums in read[fresh_snapshot.id]:
+                self.compare(engine, fresh_snapshot, sums)
 
     def compare(self, engine: str, snapshot: Snapshot, sums: Sums) -> None:
         self.compared[engine] += 1
         if sums == self.known[snapshot.id]:
             return
         differ = self.dictionary.differences(self.readers.rows(engine, snapshot.id))
-        self.found.update({kind: len(keys) for kind, keys in differ.items()})
-        self.found["snapshots_that_differ"] += 1
+        self.difference_counts.update({kind: len(keys) for kind, keys in differ.items()})
+        self.difference_counts["snapshots_that_differ"] += 1
         named = {kind: keys[:5] for kind, keys in differ.items() if keys}
         say(
             f"snapshot {snapshot.id} ({snapshot.summary.get('operation')}), read by {engine}: "
@@ -396,10 +406,10 @@ class Run:
 
     def again(self) -> int:
         """Every snapshot that is left, once more."""
-        left = [each.id for each in self.readers.history()]
+        left = [snapshot.id for snapshot in self.readers.history()]
         for engine, snapshot, sums in self.readers.sums(left):
             if sums != self.known[snapshot]:
-                self.found["snapshots_that_differ"] += 1
+                self.difference_counts["snapshots_that_differ"] += 1
                 say(f"snapshot {snapshot} changed: {engine} finds {sums}")
         return len(left)
 
@@ -407,9 +417,9 @@ class Run:
 # ── runs ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def life(lives: SinkRuns, hold: str, batches: int, steps: Counter[str]) -> str:
+def killed_run(runs: SinkRuns, hold: str, batches: int, steps: Counter[str]) -> str:
     """Until it is held at a step, or long enough; at which it was killed."""
-    pipeline = lives.next(hold=hold, until="forever")
+    pipeline = runs.next(hold=hold, until="forever")
     watch = threading.Timer(240, pipeline.process.kill)
     watch.start()
     first, done = None, 0
@@ -464,12 +474,12 @@ snapshot_retention = "{given.keep}"
 def prove(given: argparse.Namespace, folder: Path, broker: Broker) -> dict[str, Any]:
     path = folder / "sink.toml"
     path.write_text(document(folder, broker.bootstrap, given))
-    with SinkRuns(path, log=folder / "pipeline.log", scratch=folder / "scratch") as lives:
-        return _prove(given, folder, broker, load(path), lives)
+    with SinkRuns(path, log=folder / "pipeline.log", scratch=folder / "scratch") as runs:
+        return _prove(given, folder, broker, load(path), runs)
 
 
 def _prove(
-    given: argparse.Namespace, folder: Path, broker: Broker, config: Config, lives: SinkRuns
+    given: argparse.Namespace, folder: Path, broker: Broker, config: Config, runs: SinkRuns
 ) -> dict[str, Any]:
     began = time.monotonic()
     changes = Changes(given.records, given.keys, given.seed)
@@ -482,13 +492,13 @@ def _prove(
     steps: Counter[str] = Counter()
     turns = [step for _ in range(given.rounds) for step in (*STEPS, *BETWEEN)]
     left = given.records // given.batch
-    while left > LIFE:
+    while left > SHORT:
         if time.monotonic() - began > given.within:
             turns.clear()
-        hold = [each for each in SELDOM if kills[each] < given.rounds]
+        hold = [step for step in SELDOM if kills[step] < given.rounds]
         if turns:
             hold.append(f"{turns[0]}:{1 if turns[0] in BETWEEN else chance.randrange(1, 6)}")
-        at = life(lives, ",".join(hold), min(LIFE if turns else LONG, left - 4), steps)
+        at = killed_run(runs, ",".join(hold), min(SHORT if turns else LONG, left - 4), steps)
         kills[at] += 1
         if at in turns[:1]:
             turns.pop(0)
@@ -497,9 +507,9 @@ def _prove(
         left = (given.records - read) // given.batch
         say(
             f"killed at {at}; {len(run.known)} snapshots, {read:,} records, "
-            f"{dict(run.found) or 'all exact'}"
+            f"{dict(run.difference_counts) or 'all exact'}"
         )
-    final = lives.next(last=True)
+    final = runs.next(last=True)
     for event in final.events():
         steps[event.get("step", "")] += 1
         if "error" in event:
@@ -508,14 +518,17 @@ def _prove(
     run.check()
     ended = sum(run.dictionary.at.values()) == given.records
     say("all is in; what the killed runs left behind is removed")
-    found = orphans(config, run.readers.spark)
-    for table, file in found:
+    leftovers = orphans(config, run.readers.spark)
+    for table, file in leftovers:
         table.delete(file)
     kept = run.again()
     remain = len(orphans(config, run.readers.spark))
     proof = of_sink(config, JavaCatalog(run.readers.spark, config.catalog.name).open_readonly)
     verdicts = {report.table: report.verdict for report in proof.reports}
-    wrong = {kind: run.found[kind] for kind in ("twins", "lost", "wrong", "snapshots_that_differ")}
+    wrong = {
+        kind: run.difference_counts[kind]
+        for kind in ("twins", "lost", "wrong", "snapshots_that_differ")
+    }
     every = all(kills[step] for step in (*STEPS, *BETWEEN))
     return {
         "records": given.records,
@@ -530,7 +543,7 @@ def _prove(
         "expiries": steps["expired"],
         "expired_snapshots": len(run.known) - kept,
         "compared_again_at_the_end": kept,
-        "leftovers": len(found),
+        "leftovers": len(leftovers),
         "leftovers_after": remain,
         "audit": verdicts,
         "all_records": ended,

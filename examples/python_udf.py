@@ -27,7 +27,9 @@ def main(spark: SparkSession, config: frazil.Config) -> StreamingQuery:
 
     @arrow_udf("string")
     def fingerprint(mail: pa.Array) -> pa.Array:
-        return pa.array([hashlib.sha256(each.encode()).hexdigest() for each in mail.to_pylist()])
+        return pa.array(
+            [hashlib.sha256(address.encode()).hexdigest() for address in mail.to_pylist()]
+        )
 
     rows = (
         frazil.read(spark, config)

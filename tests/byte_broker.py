@@ -71,8 +71,8 @@ def values(base: int, count: int, **how: Any) -> bytes:
 def old(offset: int, value: bytes, magic: int = 1, key: bytes | None = None) -> bytes:
     """A message of the formats before record batches."""
     parts = b"".join(
-        struct.pack(">i", -1) if each is None else struct.pack(">i", len(each)) + each
-        for each in (key, value)
+        struct.pack(">i", -1) if field is None else struct.pack(">i", len(field)) + field
+        for field in (key, value)
     )
     stamp = struct.pack(">q", 1_700_000_000_000) if magic else b""
     covered = struct.pack(">bb", magic, 0) + stamp + parts
@@ -106,7 +106,7 @@ class ByteBroker:
 
     def __init__(self, *log: bytes, end: int = 0) -> None:
         self.log: Callable[[int], bytes] = lambda offset: b"".join(
-            each for each in log if _behind(each) > offset
+            block for block in log if _behind(block) > offset
         )
         self.end = end
         self.aborted: list[tuple[int, int]] = []
@@ -127,10 +127,10 @@ class ByteBroker:
 
     def __exit__(self, *_: object) -> None:
         self._closed = True
-        for each in (self._server, *self._open):
+        for connection in (self._server, *self._open):
             with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -167,7 +167,7 @@ class ByteBroker:
             )
             error = 0 if version == 0 else 35
             return struct.pack(">hi", error, len(known)) + b"".join(
-                struct.pack(">hhh", *each) for each in known
+                struct.pack(">hhh", *api) for api in known
             )
         if kind == _METADATA:
             return self._metadata()
@@ -210,7 +210,7 @@ class ByteBroker:
                 struct.pack(">iihqq", 1, self.number, 0, self.end, self.end),
                 struct.pack(">q", 0) if version >= 5 else b"",
                 struct.pack(">i", len(self.aborted)),
-                b"".join(struct.pack(">qq", *each) for each in self.aborted),
+                b"".join(struct.pack(">qq", *transaction) for transaction in self.aborted),
                 struct.pack(">i", -1) if version >= 11 else b"",
                 struct.pack(">i", len(records)),
                 records,

@@ -49,8 +49,10 @@ class FakeTable:
 
     def carries(self, branch: str, snapshot_id: int) -> bool:
         kept, self.metadata_kept = self.metadata_kept, True
-        behind = [each.id for each in self.expired(self.refs[branch])]
-        listed = [each.id for each in self.expired(snapshot_id) if self.manifests[each.id]]
+        behind = [snapshot.id for snapshot in self.expired(self.refs[branch])]
+        listed = [
+            snapshot.id for snapshot in self.expired(snapshot_id) if self.manifests[snapshot.id]
+        ]
         self.metadata_kept = kept
         return not listed or (listed[0] in behind and not self.rewritten)
 
@@ -128,8 +130,8 @@ class FakeTable:
 
     def live(self, branch: str = "main") -> list[str]:
         """All manifests a reader of the branch sees, oldest first."""
-        found = [self.manifests[s.id] for s in self.history(branch)]
-        return [manifest for added in reversed(found) for manifest in added]
+        per_snapshot = [self.manifests[s.id] for s in self.history(branch)]
+        return [manifest for added in reversed(per_snapshot) for manifest in added]
 
 
 class FakeClock:

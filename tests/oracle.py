@@ -94,7 +94,7 @@ def topic_records(bootstrap: str, topic: str) -> dict[tuple[int, int], bytes | N
         AdminClient({"bootstrap.servers": bootstrap}).list_topics(topic).topics[topic].partitions
     )
     consumer.assign([TopicPartition(topic, number, 0) for number in numbers])
-    found: dict[tuple[int, int], bytes | None] = {}
+    records: dict[tuple[int, int], bytes | None] = {}
     ended: set[int] = set()
     while len(ended) < len(numbers):
         for message in consumer.consume(10_000, 1.0):
@@ -102,9 +102,9 @@ def topic_records(bootstrap: str, topic: str) -> dict[tuple[int, int], bytes | N
                 assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
                 ended.add(message.partition())
             else:
-                found[message.partition(), message.offset()] = message.value()
+                records[message.partition(), message.offset()] = message.value()
     consumer.close()
-    return found
+    return records
 
 
 def assert_exact(lake: Lake, table: str, bootstrap: str, topic: str) -> int:
@@ -112,13 +112,13 @@ def assert_exact(lake: Lake, table: str, bootstrap: str, topic: str) -> int:
     expected = topic_records(bootstrap, topic)
     rows = lake.query(table, "_topic_partition, _offset, value")
     assert_once((p, o) for p, o, _ in rows)
-    found = {(p, o): v for p, o, v in rows}
-    missing, extra = expected.keys() - found.keys(), found.keys() - expected.keys()
+    actual = {(p, o): v for p, o, v in rows}
+    missing, extra = expected.keys() - actual.keys(), actual.keys() - expected.keys()
     assert not missing, f"{len(missing)} records are lost, first {min(missing)}"
     assert not extra, f"{len(extra)} rows have no record, first {min(extra)}"
-    wrong = [key for key, value in expected.items() if found[key] != value]
+    wrong = [key for key, value in expected.items() if actual[key] != value]
     assert not wrong, f"{len(wrong)} rows are wrong, first {wrong[0]}"
-    return len(found)
+    return len(actual)
 
 
 def assert_once(keys: Iterable[tuple[Any, ...]]) -> None:

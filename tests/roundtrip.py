@@ -264,26 +264,26 @@ class Schemas:
         self.left -= 1
         if self.json:
             return self.dice.choice(JSON_LEAVES)
-        found = self.dice.choice(LEAVES)(self)
-        while self.engines and found.kind in ("time", "nanos"):
-            found = self.dice.choice(LEAVES)(self)
-        return within_calendar(found) if self.engines else found
+        node = self.dice.choice(LEAVES)(self)
+        while self.engines and node.kind in ("time", "nanos"):
+            node = self.dice.choice(LEAVES)(self)
+        return within_calendar(node) if self.engines else node
 
     def node(self, depth: int, bare: bool = False) -> Node:
         if depth < DEPTH and self.left > 4 and self.dice.random() < 0.5:
             word = self.dice.choice(["record", "record", "array", "array", "map", "union"])
             if word == "record":
-                found = self.record(depth + 1)
+                node = self.record(depth + 1)
             elif word == "union" and not self.json and not bare:
                 return self.union()
             elif word == "map" and not self.json:
-                found = Node("map", inside=(("", self.node(depth + 1)),))
+                node = Node("map", inside=(("", self.node(depth + 1)),))
             else:
-                found = Node("array", inside=(("", self.node(depth + 1)),))
+                node = Node("array", inside=(("", self.node(depth + 1)),))
         else:
-            found = self.leaf()
+            node = self.leaf()
         optional = "" if bare or self.dice.random() < 0.5 else self.dice.choice(["first", "last"])
-        return replace(found, optional="first" if self.json else optional)
+        return replace(node, optional="first" if self.json else optional)
 
     def union(self) -> Node:
         """Of several branches: a struct with a member for each."""
@@ -475,29 +475,29 @@ def avro_of(node: Node) -> Any:
         for name, inside in node.inside:
             field = {"name": name, "type": avro_of(inside)}
             fields.append(field | ({"aliases": [node.olds[name]]} if name in node.olds else {}))
-        found: Any = {"type": "record", "name": node.avro, "fields": fields}
+        schema: Any = {"type": "record", "name": node.avro, "fields": fields}
     elif node.kind == "array":
-        found = {"type": "array", "items": avro_of(node.inside[0][1])}
+        schema = {"type": "array", "items": avro_of(node.inside[0][1])}
     elif node.kind == "map":
-        found = {"type": "map", "values": avro_of(node.inside[0][1])}
+        schema = {"type": "map", "values": avro_of(node.inside[0][1])}
     else:
-        found = node.avro
-    return {"": found, "first": ["null", found], "last": [found, "null"]}[node.optional]
+        schema = node.avro
+    return {"": schema, "first": ["null", schema], "last": [schema, "null"]}[node.optional]
 
 
 def plain(schema: Any) -> Any:
     """Without logical types: so fastavro takes numbers and bytes as they are."""
     if isinstance(schema, list):
-        return [plain(each) for each in schema]
+        return [plain(member) for member in schema]
     if not isinstance(schema, dict):
         return schema
     kept = {
-        key: each
-        for key, each in schema.items()
+        key: value
+        for key, value in schema.items()
         if key not in ("logicalType", "precision", "scale")
     }
     nested = ("type", "items", "values", "fields")
-    return {key: plain(each) if key in nested else each for key, each in kept.items()}
+    return {key: plain(value) if key in nested else value for key, value in kept.items()}
 
 
 def value(node: Node, dice: random.Random, full: bool = False) -> tuple[Any, Any]:
@@ -535,9 +535,9 @@ def json_of(node: Node, wanted: Any) -> Any:
     if node.kind == "record":
         return {name: json_of(inside, wanted[name]) for name, inside in node.inside}
     if node.kind == "array":
-        return [json_of(node.inside[0][1], each) for each in wanted]
+        return [json_of(node.inside[0][1], item) for item in wanted]
     if node.kind == "map":
-        return {key: json_of(node.inside[0][1], each) for key, each in wanted}
+        return {key: json_of(node.inside[0][1], item) for key, item in wanted}
     if node.kind == "union":
         members = [Node(kind) for kind in node.avro if kind != "null"]
         return {
@@ -632,34 +632,34 @@ def wider(node: Node, schemas: Schemas) -> Node:
     return replace(wide, optional=node.optional)
 
 
-def under(wanted: Any, mine: Node, other: Node, newer: bool) -> Any:
+def under(wanted: Any, node: Node, other: Node, newer: bool) -> Any:
     """A value of one writer as a table of both has it. `newer`: it is the later writer's."""
     if wanted is None:
         return None
-    if mine.kind == "record":
-        renamed = (mine if newer else other).olds
-        found = {}
-        theirs = dict(other.inside)
-        for name, child in mine.inside:
+    if node.kind == "record":
+        renamed = (node if newer else other).olds
+        row = {}
+        other_fields = dict(other.inside)
+        for name, child in node.inside:
             if newer:
-                there = renamed.get(name, name)
+                other_name = renamed.get(name, name)
                 final = name
             else:
                 final = next((now for now, was in renamed.items() if was == name), name)
-                there = final
-            like = theirs.get(there)
-            found[final] = wanted[name] if like is None else under(wanted[name], child, like, newer)
+                other_name = final
+            like = other_fields.get(other_name)
+            row[final] = wanted[name] if like is None else under(wanted[name], child, like, newer)
         for name, _ in other.inside:
             final = (
                 next((now for now, was in renamed.items() if was == name), name) if newer else name
             )
-            found.setdefault(final, None)
-        return found
-    if mine.kind == "array":
-        return [under(each, mine.inside[0][1], other.inside[0][1], newer) for each in wanted]
-    if mine.kind == "map":
+            row.setdefault(final, None)
+        return row
+    if node.kind == "array":
+        return [under(item, node.inside[0][1], other.inside[0][1], newer) for item in wanted]
+    if node.kind == "map":
         return [
-            (key, under(each, mine.inside[0][1], other.inside[0][1], newer)) for key, each in wanted
+            (key, under(item, node.inside[0][1], other.inside[0][1], newer)) for key, item in wanted
         ]
     return wanted
 
@@ -675,7 +675,10 @@ def applied(text: str, change: SchemaUpdate) -> str:
         for word in path.split(".") if path else ():
             kind = holder[key]
             if kind["type"] == "struct":
-                holder, key = next(each for each in kind["fields"] if each["name"] == word), "type"
+                holder, key = (
+                    next(field for field in kind["fields"] if field["name"] == word),
+                    "type",
+                )
             else:
                 holder, key = kind, {"element": "element", "key": "key", "value": "value"}[word]
         yield holder, key
@@ -705,8 +708,8 @@ def _ids(kind: Any) -> Iterator[int]:
                 yield inside
             yield from _ids(inside)
     elif isinstance(kind, list):
-        for each in kind:
-            yield from _ids(each)
+        for part in kind:
+            yield from _ids(part)
 
 
 def _shift(kind: Any, by: int) -> None:
@@ -716,8 +719,8 @@ def _shift(kind: Any, by: int) -> None:
                 kind[key] = inside + by
             _shift(inside, by)
     elif isinstance(kind, list):
-        for each in kind:
-            _shift(each, by)
+        for part in kind:
+            _shift(part, by)
 
 
 # ── what comes back ──────────────────────────────────────────────────────────────────────────────
@@ -731,40 +734,40 @@ def canonical(scalar: Any) -> Any:
         scalar = scalar.value
     kind = scalar.type
     if pa.types.is_struct(kind):
-        return {each.name: canonical(scalar[at]) for at, each in enumerate(kind)}
+        return {field.name: canonical(scalar[at]) for at, field in enumerate(kind)}
     if pa.types.is_map(kind):
         pairs = scalar.values
-        return [(canonical(each[0]), canonical(each[1])) for each in pairs]
+        return [(canonical(pair[0]), canonical(pair[1])) for pair in pairs]
     if pa.types.is_nested(kind):
-        return [canonical(each) for each in scalar.values]
+        return [canonical(value) for value in scalar.values]
     if pa.types.is_temporal(kind):
         return scalar.value
     if pa.types.is_decimal(kind):
-        found = scalar.as_py().as_tuple()
-        number = int("".join(map(str, found.digits)) or "0")
-        return "decimal", -number if found.sign else number
+        decimal_tuple = scalar.as_py().as_tuple()
+        number = int("".join(map(str, decimal_tuple.digits)) or "0")
+        return "decimal", -number if decimal_tuple.sign else number
     return bits(scalar.as_py()) if pa.types.is_floating(kind) else scalar.as_py()
 
 
 def rows_of(table: pa.Table, metadata: Sequence[str] = ()) -> dict[int, dict[str, Any]]:
     """By offset."""
     names = [name for name in table.schema.names if name not in metadata]
-    found = {}
+    rows = {}
     for at, offset in enumerate(table.column("_offset").to_pylist()):
-        assert offset not in found, f"offset {offset} is there twice"
-        found[offset] = {name: canonical(table.column(name)[at]) for name in names}
-    return found
+        assert offset not in rows, f"offset {offset} is there twice"
+        rows[offset] = {name: canonical(table.column(name)[at]) for name in names}
+    return rows
 
 
 def check_bounds(fact: Mapping[str, Any], rows: pa.Table) -> None:
-    ids = {int(each.metadata[b"PARQUET:field_id"]): each for each in rows.schema}
+    ids = {int(field.metadata[b"PARQUET:field_id"]): field for field in rows.schema}
     for key, low in (("lower-bounds", True), ("upper-bounds", False)):
-        said = fact.get(key) or {"keys": [], "values": []}
-        for number, bound in zip(said["keys"], said["values"], strict=True):
+        bounds = fact.get(key) or {"keys": [], "values": []}
+        for number, bound in zip(bounds["keys"], bounds["values"], strict=True):
             column = ids[number]
             limit = _bound(column.type, bytes.fromhex(bound))
-            for each in rows.column(column.name):
-                value = canonical(each)
+            for scalar in rows.column(column.name):
+                value = canonical(scalar)
                 value = value[1] if isinstance(value, tuple) and value[0] == "decimal" else value
                 if isinstance(value, tuple):
                     value = struct.unpack(">d", value[1])[0]
@@ -896,7 +899,7 @@ class Case:
             rules = RoutingRules(
                 [RouteConfig(topics=(HERE.topic,), to=(TABLE,), envelope="debezium")], [TABLE]
             )
-        tables = {each.shape.name: each for each in plans}
+        tables = {plan.shape.name: plan for plan in plans}
         return ChunkPipeline(ChunkPlan(self.format(sent), rules, tables, {}, TABLE))
 
     def opened(self, sent: Written) -> RawRecords:
@@ -911,7 +914,7 @@ class Case:
         settler = self.settler(sent, plan)
         settled = settler.process(HERE, self.opened(sent), None, frozenset())
         assert not settled.needs, f"still needed: {settled.needs}"
-        reasons = {at: letter.reason for at, letter in settled.rejections.items()}
+        reasons = {at: rejection.reason for at, rejection in settled.rejections.items()}
         wrong = {at: reasons.get(at, "taken") for at in reasons.keys() ^ sent.broken}
         assert not wrong, f"{wrong}, of {sent.values[min(wrong)][:500]!r}"
         assert all(reasons.values())
@@ -921,8 +924,8 @@ class Case:
         """A partition spec, a sort order and properties that the table may have."""
         dice, spec, order = self.dice, partition_spec(schema, (), TABLE), ""
         terms = []
-        for each in json.loads(schema)["fields"]:
-            kind, name = each["type"], each["name"]
+        for column in json.loads(schema)["fields"]:
+            kind, name = column["type"], column["name"]
             if not isinstance(kind, str) or name.startswith("_"):
                 continue
             if not kind.startswith("timestamp"):  # the ends of time have no partition
@@ -985,7 +988,7 @@ class Case:
             spec=plan.shape.spec,
             format_version=self.version,
             aliases=aliases_of(need),
-            beside={each.name for each in METADATA.fields},
+            beside={field.name for field in METADATA.fields},
         )
         schema = applied(plan.shape.schema, change)
         return self.planned(replace(plan.shape, schema=schema, schema_id=1))
@@ -996,15 +999,15 @@ class Case:
         if more is None:
             return first
         ops = {offset: row.pop("_op") for offset, row in first.items() if "_op" in row}
-        found = {o: under(row, self.node, more.node, newer=False) for o, row in first.items()}
+        rows = {o: under(row, self.node, more.node, newer=False) for o, row in first.items()}
         for offset, row in more.wanted.items():
             row = dict(row)
             if "_op" in row:
                 ops[offset] = row.pop("_op")
-            found[offset] = under(row, more.node, self.node, newer=True)
+            rows[offset] = under(row, more.node, self.node, newer=True)
         return {
             offset: {**row, **({"_op": ops[offset]} if offset in ops else {})}
-            for offset, row in found.items()
+            for offset, row in rows.items()
         }
 
     # judging

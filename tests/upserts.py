@@ -178,15 +178,15 @@ class Oracle:
         every = {"DuckDB": duckdb_rows(metadata), **readers}
         snapshots = history(document, branch)
         assert snapshots, f"{branch} has no snapshot"
-        found: list[Difference] = []
+        differences: list[Difference] = []
         compared = 0
         for snapshot, state in self.replay(snapshots):
             for name, read in every.items():
-                found += self.compare(state, read(snapshot.id), name, snapshot.id)
+                differences += self.compare(state, read(snapshot.id), name, snapshot.id)
                 compared += 1
-        if found:
-            shown = "\n".join(map(str, found[:20]))
-            raise AssertionError(f"{len(found)} differences\n{shown}")
+        if differences:
+            shown = "\n".join(map(str, differences[:20]))
+            raise AssertionError(f"{len(differences)} differences\n{shown}")
         return compared
 
     def replay(self, snapshots: Iterable[Snapshot]) -> Iterator[tuple[Snapshot, State]]:
@@ -239,8 +239,8 @@ class Oracle:
         """The last that is applied, if any is."""
         last = None
         for record in in_turn(places):
-            there = state.orders.get(key)
-            if record.order is not None and there is not None and record.order < there:
+            known_order = state.orders.get(key)
+            if record.order is not None and known_order is not None and record.order < known_order:
                 continue
             if record.order is not None:
                 state.orders[key] = record.order
@@ -257,24 +257,24 @@ class Oracle:
         of every key of which one won older rows are taken away."""
         if "frazil.counts" not in snapshot.summary:
             return
-        said = json.loads(snapshot.summary["frazil.counts"])
-        records = sum(len(each) for places in batch.values() for each in places.values())
+        counts = json.loads(snapshot.summary["frazil.counts"])
+        records = sum(len(at_place) for places in batch.values() for at_place in places.values())
         written = sum(record.row is not None for record in winners.values())
-        said["keys"] = int(snapshot.summary.get("frazil.keys", 0))
+        counts["keys"] = int(snapshot.summary.get("frazil.keys", 0))
         meant = {"written": written, "merged": records - written, "keys": len(winners)}
         for name, number in meant.items():
-            assert said.get(name, 0) == number, (
-                f"snapshot {snapshot.id} says {said.get(name, 0)} {name}, its records {number}"
+            assert counts.get(name, 0) == number, (
+                f"snapshot {snapshot.id} says {counts.get(name, 0)} {name}, its records {number}"
             )
 
     def compare(
         self, state: State, rows: Iterable[Mapping[str, Any]], reader: str = "", snapshot: int = 0
     ) -> list[Difference]:
         """What `rows` have other than `state`, key by key."""
-        found: list[Difference] = []
+        differences: list[Difference] = []
 
         def differs(kind: str, key: Key, why: str) -> None:
-            found.append(Difference(kind, snapshot, state.number, reader, key, why))
+            differences.append(Difference(kind, snapshot, state.number, reader, key, why))
 
         by_key: dict[Key, Rows] = defaultdict(list)
         for raw in rows:
@@ -282,8 +282,8 @@ class Oracle:
             by_key[tuple(row[name] for name in self.key)].append(row)
         for key, several in by_key.items():
             if len(several) > 1:
-                told = Counter(self._told(row) for row in several)
-                differs("twin", key, f"{len(several)} rows: {dict(told)}")
+                texts = Counter(self._text(row) for row in several)
+                differs("twin", key, f"{len(several)} rows: {dict(texts)}")
             elif key in state.rows:
                 if wrong := self._wrong(state.rows[key], several[0]):
                     old = self._older(state.rows[key], key, several[0])
@@ -294,14 +294,14 @@ class Oracle:
                 differs(
                     "undeleted",
                     key,
-                    f"{state.deleted[key]} deleted it, and it is there as {self._told(several[0])}",
+                    f"{state.deleted[key]} deleted it, and it is there as {self._text(several[0])}",
                 )
             else:
-                differs("unknown", key, f"no record brought it; it is {self._told(several[0])}")
+                differs("unknown", key, f"no record brought it; it is {self._text(several[0])}")
         for key, record in state.rows.items():
             if key not in by_key:
                 differs("lost", key, f"{record} brought it")
-        return found
+        return differences
 
     def _wrong(self, record: Record, row: Mapping[str, Any]) -> str:
         """The columns in which the row is not the record's; empty if there is none. A column that
@@ -324,7 +324,7 @@ class Oracle:
                 return record
         return None
 
-    def _told(self, row: Mapping[str, Any]) -> str:
+    def _text(self, row: Mapping[str, Any]) -> str:
         if all(name in row for name in self.origin):
             topic, partition, offset = (row[name] for name in self.origin)
             return f"{topic}[{partition}]@{offset}"
@@ -345,7 +345,7 @@ def in_turn(places: Mapping[Place, Sequence[Record]]) -> list[Record]:
         return max(record.timestamp for record in places[place]), place
 
     ordered = sorted(places, key=newest)
-    return [r for place in ordered for r in sorted(places[place], key=lambda each: each.offset)]
+    return [r for place in ordered for r in sorted(places[place], key=lambda record: record.offset)]
 
 
 # ── what the table says ──────────────────────────────────────────────────────────────────────────
@@ -353,16 +353,16 @@ def in_turn(places: Mapping[Place, Sequence[Record]]) -> list[Record]:
 
 def history(metadata: Mapping[str, Any], branch: str = "main") -> list[Snapshot]:
     """The ancestry of a branch, as far as it is kept, oldest first; from a metadata file's JSON."""
-    known = {each["snapshot-id"]: each for each in metadata.get("snapshots", [])}
+    known = {snapshot["snapshot-id"]: snapshot for snapshot in metadata.get("snapshots", [])}
     at = metadata.get("refs", {}).get(branch, {}).get("snapshot-id")
-    found = []
+    snapshots = []
     while at in known:
-        each = known[at]
-        summary = dict(each.get("summary", {}))
-        parent = each.get("parent-snapshot-id")
-        found.append(Snapshot(at, parent, summary.pop("operation", ""), summary))
+        snapshot = known[at]
+        summary = dict(snapshot.get("summary", {}))
+        parent = snapshot.get("parent-snapshot-id")
+        snapshots.append(Snapshot(at, parent, summary.pop("operation", ""), summary))
         at = parent
-    return found[::-1]
+    return snapshots[::-1]
 
 
 def cuts(text: str) -> dict[Place, tuple[int, int]]:
@@ -404,9 +404,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
     if isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items()}
+        return {name: _plain(member) for name, member in value.items()}
     if isinstance(value, tuple):
-        return tuple(_plain(each) for each in value)
+        return tuple(_plain(item) for item in value)
     if isinstance(value, list):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     return value

@@ -72,6 +72,22 @@ class RangeCounts:
     #: offsets that an operator has given up
     lost: int = 0
 
+    @classmethod
+    def of(
+        cls, range: Range, counts: OutcomeCounts, watermark: tuple[int, int] | None = None
+    ) -> RangeCounts:
+        """The range with these outcomes, except its offsets elsewhere."""
+        return cls(
+            range,
+            counts.written,
+            counts.rejected,
+            counts.skipped,
+            counts.invisible,
+            counts.merged,
+            watermark=watermark,
+            lost=counts.lost,
+        )
+
     def __add__(self, other: RangeCounts) -> RangeCounts:
         """With the counts of the range that follows this one."""
         return RangeCounts(

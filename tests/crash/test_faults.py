@@ -75,16 +75,16 @@ def test_a_worker_killed_in_the_middle_of_a_file_is_replaced_and_the_batch_is_ex
 
 def writing(folder: Path) -> list[psutil.Process]:
     """Spark's Python workers that hold a data file of this folder open."""
-    found = []
+    writers = []
     for process in psutil.Process().children(recursive=True):
         try:
             if process.name().startswith("python") and any(
                 Path(file.path).is_relative_to(folder) for file in process.open_files()
             ):
-                found.append(process)
+                writers.append(process)
         except psutil.Error:
             continue
-    return found
+    return writers
 
 
 def test_a_broker_that_is_killed_and_comes_back_needs_no_person(

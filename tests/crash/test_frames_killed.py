@@ -17,7 +17,7 @@ from frazil.testing.process import SinkProcess
 from tests.oracle import Lake, assert_once, topic_records
 from tests.system.streams import audited, eventually, produce
 
-PER_LIFE = 120
+PER_RUN = 120
 PARTITIONS = 3
 #: The watermark's distance to the newest record, and the length of a window, in seconds.
 BEHIND, WINDOW = 20, 10
@@ -25,24 +25,26 @@ BEHIND, WINDOW = 20, 10
 
 def records(start: int) -> Iterator[bytes]:
     """One a second, of four kinds."""
-    for n in range(start, start + PER_LIFE):
+    for n in range(start, start + PER_RUN):
         yield json.dumps({"n": n, "k": f"k{n % 4}", "at": n}).encode()
 
 
 def topic(bootstrap: str, name: str) -> dict[tuple[int, int], dict[str, Any]]:
-    found = topic_records(bootstrap, name)
-    return {at: json.loads(value or b"") for at, value in found.items()}
+    values = topic_records(bootstrap, name)
+    return {at: json.loads(value or b"") for at, value in values.items()}
 
 
 def killed_at(config: Path, step: str, log: Path) -> None:
     """One run, killed when it reaches the step for the second time: a batch is behind it."""
-    life = SinkProcess(config, hold=f"{step}:2", until="forever", log=log)
-    assert life.killed()
+    sink_process = SinkProcess(config, hold=f"{step}:2", until="forever", log=log)
+    assert sink_process.killed()
 
 
 def report(spark: Any, name: str) -> TableReport:
-    [found] = [each for each in audited(spark, f"db.{name}") if each.sink == name]
-    return found
+    [table_report] = [
+        candidate for candidate in audited(spark, f"db.{name}") if candidate.sink == name
+    ]
+    return table_report
 
 
 @pytest.mark.long
@@ -55,28 +57,28 @@ def test_no_kill_loses_or_doubles_a_record_that_a_filter_lets_through(
     config = write_toml(
         decode={"format": "json"},
         transform={"sql": sql},
-        sink={"max_records_per_trigger": PER_LIFE // 2},
+        sink={"max_records_per_trigger": PER_RUN // 2},
     )
-    for life, step in enumerate(steps):
-        produce(broker.bootstrap, name, records(life * PER_LIFE), PARTITIONS)
+    for run, step in enumerate(steps):
+        produce(broker.bootstrap, name, records(run * PER_RUN), PARTITIONS)
         killed_at(config, step, tmp_path / "log")
         assert_once(lake.query(f"db.{name}", "_topic_partition, _offset"))
     last = SinkProcess(config, audit=True, log=tmp_path / "log")
     events = list(last.events())
     assert last.wait() == 0, events[-1]
     produced = topic(broker.bootstrap, name)
-    assert len(produced) == len(steps) * PER_LIFE
+    assert len(produced) == len(steps) * PER_RUN
     kept = {(*at, r["n"], r["k"]) for at, r in produced.items() if r["n"] % 3 == 0}
     rows = lake.query(f"db.{name}", "_topic_partition, _offset, n, k")
     assert_once(rows)
     assert set(rows) == kept
-    found = events[-1]["audit"]
-    assert (found["verdict"], found["proves"]) == ("proven", "records"), found
-    lines = [line for line in found["partitions"] if line["topic"] == name]
+    audit = events[-1]["audit"]
+    assert (audit["verdict"], audit["proves"]) == ("proven", "records"), audit
+    lines = [line for line in audit["partitions"] if line["topic"] == name]
     for line in lines:
-        here = [row for row in kept if row[0] == line["partition"]]
-        assert line["written"] == len(here)
-        assert line["skipped"] == len(produced) // PARTITIONS - len(here)
+        in_partition = [row for row in kept if row[0] == line["partition"]]
+        assert line["written"] == len(in_partition)
+        assert line["skipped"] == len(produced) // PARTITIONS - len(in_partition)
         assert (line["invisible"], line["rejected"], line["merged"]) == (0, 0, 0)
     assert len(lines) == PARTITIONS
 
@@ -117,31 +119,31 @@ def test_no_kill_loses_doubles_or_miscounts_a_window(
         decode={"format": "json"},
         transform={"python": "mine.py:counted"},
         sink={
-            "max_records_per_trigger": PER_LIFE // 2,
+            "max_records_per_trigger": PER_RUN // 2,
             "checkpoint_location": str(tmp_path / "checkpoint"),
         },
         spark={"spark.sql.shuffle.partitions": "2"},
     )
-    for life, step in enumerate(steps):
-        produce(broker.bootstrap, name, records(life * PER_LIFE), PARTITIONS)
+    for run, step in enumerate(steps):
+        produce(broker.bootstrap, name, records(run * PER_RUN), PARTITIONS)
         killed_at(config, step, tmp_path / "log")
         assert_once(lake.query(f"db.{name}", "start, k"))
     produced = topic(broker.bootstrap, name).values()
-    assert len(produced) == len(steps) * PER_LIFE
+    assert len(produced) == len(steps) * PER_RUN
     closes = max(r["at"] for r in produced) - BEHIND
     counts = Counter((r["at"] // WINDOW * WINDOW, r["k"]) for r in produced)
     closed = {key: count for key, count in counts.items() if key[0] + WINDOW <= closes}
 
-    def there() -> list[tuple[Any, ...]]:
+    def written_windows() -> list[tuple[Any, ...]]:
         return lake.query(f"db.{name}", "epoch(start)::int, k, count")
 
     last = SinkProcess(config, until="forever", log=tmp_path / "log")
     try:
-        eventually(lambda: len(there()) >= len(closed), "every window closes")
+        eventually(lambda: len(written_windows()) >= len(closed), "every window closes")
     finally:
         last.kill()
-    rows = there()
+    rows = written_windows()
     assert_once(row[:2] for row in rows)
     assert {row[:2]: row[2] for row in rows} == closed
-    found = report(spark, name)
-    assert (found.verdict, found.proves) == ("proven", "batches"), found
+    table_report = report(spark, name)
+    assert (table_report.verdict, table_report.proves) == ("proven", "batches"), table_report

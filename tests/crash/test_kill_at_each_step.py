@@ -17,7 +17,7 @@ from frazil.testing.kafka import Broker
 from frazil.testing.process import SinkRuns
 from tests.oracle import Lake, assert_exact, assert_once
 
-PER_LIFE = 4_000
+PER_RUN = 4_000
 
 
 def produce(bootstrap: str, topic: str, start: int, count: int, partitions: int = 3) -> None:
@@ -47,22 +47,22 @@ def test_no_kill_at_any_step_loses_or_doubles_a_record(
     after each kill the table must be readable and without doubles, at the end exact.
     """
     create_topic(broker.bootstrap, name, 3)
-    config = write_toml(sink={"max_records_per_trigger": PER_LIFE // 2})
-    lives = SinkRuns(config, log=tmp_path / "log", scratch=tmp_path / "scratch")
+    config = write_toml(sink={"max_records_per_trigger": PER_RUN // 2})
+    runs = SinkRuns(config, log=tmp_path / "log", scratch=tmp_path / "scratch")
     kills = 0
-    for life, step in enumerate(steps):
-        produce(broker.bootstrap, name, life * PER_LIFE, PER_LIFE)
+    for run, step in enumerate(steps):
+        produce(broker.bootstrap, name, run * PER_RUN, PER_RUN)
         # The second time, so that a batch of this run is behind the kill as well.
-        assert lives.next(hold=f"{step}:2", until="forever").killed()
+        assert runs.next(hold=f"{step}:2", until="forever").killed()
         kills += 1
-        if life or step == "done":
+        if run or step == "done":
             assert_once(lake.query(f"db.{name}", "_topic_partition, _offset"))
-    last = lives.next(audit=True, last=True)
+    last = runs.next(audit=True, last=True)
     events = list(last.events())
     assert last.wait() == 0
     assert events[-1]["audit"]["verdict"] == "proven"
     rows = assert_exact(lake, f"db.{name}", broker.bootstrap, name)
-    assert rows == kills * PER_LIFE
+    assert rows == kills * PER_RUN
     # The index tells the same, from its own rows: no gap, no overlap, none twice.
     spans = lake.query(f"db.{name}_index", "partition, start_offset, end_offset", "ORDER BY ALL")
     reached = dict.fromkeys(range(3), 0)

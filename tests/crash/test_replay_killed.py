@@ -24,7 +24,7 @@ KINDS = 3
 KILLS = ("written", "committed")  # of all of them `tests/crash/test_tables_killed.py` makes sure
 RECORDS = 60 * (len(KILLS) + 1)
 #: Of each run: there are always dead letters left for the next.
-PER_LIFE = 20
+PER_RUN = 20
 
 
 def test_no_kill_of_a_replay_loses_or_doubles_a_dead_letter(
@@ -56,7 +56,7 @@ def test_no_kill_of_a_replay_loses_or_doubles_a_dead_letter(
     for step in KILLS:
         killed_at(step, __name__, str(config), log=tmp_path / "log")
         for filled in tables:
-            assert_once((each,) for each in _ids(lake, filled))
+            assert_once((id_,) for id_ in _ids(lake, filled))
     last = dead_letters.replay(load(config), spark, DeadLetterSelection())
     assert last.replayed
     assert last.rejected == 0
@@ -88,7 +88,7 @@ def main() -> None:
 
     path, wanted = sys.argv[1:]
     config = load(path)
-    chosen = DeadLetterSelection(limit=PER_LIFE)
+    chosen = DeadLetterSelection(limit=PER_RUN)
     dead_letters.replay(config, session(config), chosen, lambda step: hold(step.name, wanted))
 
 

@@ -72,10 +72,10 @@ def fill(broker: Broker, topic: str, start: int, count: int = 40) -> int:
 
 def numbers(lake: Lake, name: str) -> list[int]:
     """What all tables hold together, dead letters too."""
-    found = [n for kind in KINDS for (n,) in lake.query(f"db.{name}_{kind}", "n")]
-    found += [json.loads(value)["n"] for (value,) in lake.query(f"db.{name}_dead", "value")]
-    assert_once((n,) for n in found)
-    return sorted(found)
+    all_numbers = [n for kind in KINDS for (n,) in lake.query(f"db.{name}_{kind}", "n")]
+    all_numbers += [json.loads(value)["n"] for (value,) in lake.query(f"db.{name}_dead", "value")]
+    assert_once((n,) for n in all_numbers)
+    return sorted(all_numbers)
 
 
 def main() -> None:

@@ -45,19 +45,19 @@ def run(
 def left(broker: Broker, lake: Lake) -> list[str]:
     """All that has a self-test's name, wherever it may be."""
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-    found = [f"topic {name}" for name in admin.list_topics(timeout=10).topics]
+    leftovers = [f"topic {name}" for name in admin.list_topics(timeout=10).topics]
     groups = admin.list_consumer_groups().result().valid
-    found += [f"group {each.group_id}" for each in groups]
+    leftovers += [f"group {group.group_id}" for group in groups]
     with sqlite3.connect(lake.folder / "catalog.db") as catalog:
         for table, column in (
             ("iceberg_tables", "table_namespace || '.' || table_name"),
             ("iceberg_namespace_properties", "namespace"),
         ):
             rows = catalog.execute(f"SELECT {column} FROM {table}").fetchall()
-            found += [f"{table} {name}" for (name,) in rows]
+            leftovers += [f"{table} {name}" for (name,) in rows]
     folders = (lake.folder / "warehouse", Path(tempfile.gettempdir()))
-    found += [f"file {path}" for folder in folders for path in folder.glob("frazil_selftest*")]
-    return [each for each in found if "frazil_selftest" in each]
+    leftovers += [f"file {path}" for folder in folders for path in folder.glob("frazil_selftest*")]
+    return [leftover for leftover in leftovers if "frazil_selftest" in leftover]
 
 
 @pytest.mark.long
@@ -98,12 +98,12 @@ def test_one_that_is_interrupted_leaves_nothing_behind(
     broker: Broker, lake: Lake, spark: Any, given: Config, monkeypatch: pytest.MonkeyPatch
 ):
     """By Ctrl-C, while a run of the sink is about to start."""
-    lives = []
+    processes = []
 
-    def interrupted(life: ChildProcess, *_: Any) -> bool:
-        lives.append(life)
-        there = {each.split()[0] for each in left(broker, lake)}
-        assert there >= {"topic", "iceberg_namespace_properties", "file"}
+    def interrupted(process: ChildProcess, *_: Any) -> bool:
+        processes.append(process)
+        kinds = {leftover.split()[0] for leftover in left(broker, lake)}
+        assert kinds >= {"topic", "iceberg_namespace_properties", "file"}
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(WITHIN)
         return True
@@ -112,5 +112,5 @@ def test_one_that_is_interrupted_leaves_nothing_behind(
     with pytest.raises(KeyboardInterrupt):
         run(given, spark, steps=("staged",), mode="upsert")
     assert left(broker, lake) == []
-    [life] = lives
-    assert life.process.returncode == -signal.SIGKILL
+    [process] = processes
+    assert process.process.returncode == -signal.SIGKILL

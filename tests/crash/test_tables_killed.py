@@ -29,7 +29,7 @@ from tests.system.streams import (
     running,
 )
 
-PER_LIFE = 120
+PER_RUN = 120
 PARTITIONS = 2
 #: Of each kind of record: the tables it goes to. `x` is a name that comes from the data.
 TO = {"a": ["a"], "b": ["b", "a"], "x": ["of_x"], "odd": ["dead"], "noise": []}
@@ -51,13 +51,13 @@ def sections(name: str) -> dict[str, Any]:
     }
 
 
-def records(life: int) -> Iterator[bytes]:
+def records(run: int) -> Iterator[bytes]:
     """Each run brings columns that no run before it had, to some of the tables."""
     kinds = list(TO)
-    for i in range(PER_LIFE):
-        value = {"kind": kinds[i % len(kinds)], "n": life * PER_LIFE + i}
-        if i > PER_LIFE // 2:
-            value[f"v{life}"] = {"deep": i}
+    for i in range(PER_RUN):
+        value = {"kind": kinds[i % len(kinds)], "n": run * PER_RUN + i}
+        if i > PER_RUN // 2:
+            value[f"v{run}"] = {"deep": i}
         yield json.dumps(value).encode()
 
 
@@ -65,22 +65,22 @@ def where(suffix: str) -> str:
     return '"partition", "offset"' if suffix == "dead" else "_topic_partition, _offset"
 
 
-def assert_exact(lake: Lake, name: str, bootstrap: str, lives: int) -> int:
+def assert_exact(lake: Lake, name: str, bootstrap: str, runs: int) -> int:
     """Every table has what is for it, once, value for value; how many records there are."""
     truth = {at: json.loads(value or b"") for at, value in topic_records(bootstrap, name).items()}
     for suffix in SUFFIXES:
-        mine = {at: value for at, value in truth.items() if suffix in TO[value["kind"]]}
-        values = [f"v{life}.deep" for life in range(lives)] if suffix != "dead" else ["value"]
+        expected = {at: value for at, value in truth.items() if suffix in TO[value["kind"]]}
+        values = [f"v{run}.deep" for run in range(runs)] if suffix != "dead" else ["value"]
         rows = lake.query(f"db.{name}_{suffix}", ", ".join([where(suffix), "kind", *values]))
         assert_once(row[:2] for row in rows)
-        assert {row[:2] for row in rows} == mine.keys(), suffix
-        for number, offset, kind, *found in rows:
-            value = mine[number, offset]
+        assert {row[:2] for row in rows} == expected.keys(), suffix
+        for number, offset, kind, *actual in rows:
+            value = expected[number, offset]
             if suffix == "dead":
-                assert (kind, json.loads(found[0])) == ("name", value)
+                assert (kind, json.loads(actual[0])) == ("name", value)
             else:
-                deep = [value.get(f"v{life}", {}).get("deep") for life in range(lives)]
-                assert (kind, found) == (value["kind"], deep)
+                deep = [value.get(f"v{run}", {}).get("deep") for run in range(runs)]
+                assert (kind, actual) == (value["kind"], deep)
     return len(truth)
 
 
@@ -106,25 +106,25 @@ def test_no_kill_at_any_step_loses_or_doubles_a_record_in_any_table(
     """
     b = broker.bootstrap
     create_topic(b, name, PARTITIONS)
-    config = write_toml(sink={"max_records_per_trigger": PER_LIFE // 2}, **sections(name))
-    lives = SinkRuns(config, log=tmp_path / "log", scratch=tmp_path / "scratch")
-    for life, step in enumerate(steps):
-        produce(b, name, records(life), PARTITIONS)
+    config = write_toml(sink={"max_records_per_trigger": PER_RUN // 2}, **sections(name))
+    runs = SinkRuns(config, log=tmp_path / "log", scratch=tmp_path / "scratch")
+    for run, step in enumerate(steps):
+        produce(b, name, records(run), PARTITIONS)
         nth = 3 if step in ("commit", "committed", "tagged") else 2
-        assert lives.next(hold=f"{step}:{nth}", until="forever").killed()
+        assert runs.next(hold=f"{step}:{nth}", until="forever").killed()
         if step == "committed":
             stage = lake.folder / "warehouse" / "db" / f"{name}_index" / "stage" / name
             staged = list(stage.glob("*.json"))
             assert staged
             for path in staged:
                 path.unlink()
-        for suffix in SUFFIXES if life > 2 else ():
+        for suffix in SUFFIXES if run > 2 else ():
             assert_once(lake.query(f"db.{name}_{suffix}", where(suffix)))
-    final = lives.next(last=True)
+    final = runs.next(last=True)
     events = list(final.events())
     assert final.wait() == 0, events[-1]
     count = assert_exact(lake, name, b, len(steps))
-    assert count == len(steps) * PER_LIFE
+    assert count == len(steps) * PER_RUN
     given, tables = load(config), [f"db.{name}_{suffix}" for suffix in SUFFIXES]
     all_proven(given, spark, *tables)
     # The index tells the same: no gap, no overlap, and every record has one fate.
@@ -135,7 +135,7 @@ def test_no_kill_at_any_step_loses_or_doubles_a_record_in_any_table(
         assert (start, sum(fates)) == (reached[number], end - start)
         reached[number] = end
     assert sum(reached.values()) == count
-    assert [sum(each) for each in zip(*(span[3:] for span in spans), strict=True)] == [
+    assert [sum(column) for column in zip(*(span[3:] for span in spans), strict=True)] == [
         count * 3 // 5,
         count // 5,
         count // 5,
@@ -144,12 +144,12 @@ def test_no_kill_at_any_step_loses_or_doubles_a_record_in_any_table(
     for table, path in orphans(given, spark):
         table.delete(path)
     assert assert_exact(lake, name, b, len(steps)) == count
-    for each in tables:
-        made = JavaCatalog(spark, "lake").load(each)
+    for table_name in tables:
+        made = JavaCatalog(spark, "lake").load(table_name)
         assert made is not None
         live = {file.path.removeprefix("file:") for file in made.readonly.files()[0]}
         data = Path(made.location.removeprefix("file:")) / "data"
-        assert {str(path) for path in data.rglob("*.parquet")} == live, each
+        assert {str(path) for path in data.rglob("*.parquet")} == live, table_name
 
 
 def test_the_older_of_two_runs_is_fenced_from_every_table(
@@ -177,7 +177,7 @@ def test_the_older_of_two_runs_is_fenced_from_every_table(
         steps.go.set()
         with pytest.raises(Fenced, match=f"this one is epoch {older.epoch}"):
             older.wait_until(Cut({part(name, 0): 10**6}), WITHIN)
-    assert assert_exact(lake, name, b, 2) == 2 * PER_LIFE + 2
+    assert assert_exact(lake, name, b, 2) == 2 * PER_RUN + 2
     for suffix in SUFFIXES:
         table = JavaCatalog(spark, "lake").load(f"db.{name}_{suffix}")
         assert table is not None

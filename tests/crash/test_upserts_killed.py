@@ -19,7 +19,7 @@ from tests.system.streams import proven
 from tests.system.test_upserts import Feed, batches, chaos, upsert
 from tests.upserts import spark_rows
 
-PER_LIFE, KEYS, PARTITIONS = 200, 50, 3
+PER_RUN, KEYS, PARTITIONS = 200, 50, 3
 #: Of what the sink does between commits; each comes once in a short run.
 BETWEEN = ("compact", "compacted", "expire", "expired")
 
@@ -50,7 +50,7 @@ def test_no_kill_brings_a_row_back_loses_one_or_leaves_a_twin(
         return write_toml(
             decode={"format": "json"},
             table=upsert(**table, **({"version_column": "value"} if ordered else {})),
-            sink={"max_records_per_trigger": PER_LIFE // 2},
+            sink={"max_records_per_trigger": PER_RUN // 2},
         )
 
     def check() -> None:
@@ -60,12 +60,12 @@ def test_no_kill_brings_a_row_back_loses_one_or_leaves_a_twin(
 
     config = configured(snapshot_retention="1ms")
     where = {"log": tmp_path / "log", "scratch": tmp_path / "scratch"}
-    lives = SinkRuns(config, **where)
-    for life, step in enumerate(steps):
-        chaos(feed, life, PER_LIFE, KEYS, PARTITIONS)
+    runs = SinkRuns(config, **where)
+    for run, step in enumerate(steps):
+        chaos(feed, run, PER_RUN, KEYS, PARTITIONS)
         hold = f"{step}:{1 if step in BETWEEN else 2}"
-        last = life == len(steps) - 1
-        assert lives.next(hold=hold, until="forever", last=last).killed()
+        last = run == len(steps) - 1
+        assert runs.next(hold=hold, until="forever", last=last).killed()
         check()
     # The final run expires nothing: each snapshot of its many batches is looked at behind it.
     final = SinkRuns(configured(), **where).next(last=True)
@@ -73,8 +73,10 @@ def test_no_kill_brings_a_row_back_loses_one_or_leaves_a_twin(
     assert final.wait() == 0, events[-1]
     check()
     given = load(config)
-    told = sum(line.counts.written + line.counts.merged for line in proven(given, spark).partitions)
-    assert told == len(steps) * PER_LIFE
+    counted = sum(
+        line.counts.written + line.counts.merged for line in proven(given, spark).partitions
+    )
+    assert counted == len(steps) * PER_RUN
     if "expire" not in steps:
         assert len(batches(lake, f"db.{name}")) >= 2 * len(steps)
     # What the killed runs left behind is removed, and nothing else with it.

@@ -147,7 +147,7 @@ def kinds(draw: st.DrawFn, depth: int = 3, bare: bool = False) -> Kind:
 @st.composite
 def records(draw: st.DrawFn, depth: int, least: int) -> Kind:
     fields = draw(st.lists(kinds(depth=depth), min_size=least, max_size=4))
-    named = {f"f {i}": each for i, each in enumerate(fields)}
+    named = {f"f {i}": field for i, field in enumerate(fields)}
     inside = [{"name": name, "type": kind} for name, (kind, _) in named.items()]
     schema = {"type": "record", "name": next(_names), "fields": inside}
     values = st.fixed_dictionaries({name: values for name, (_, values) in named.items()})
@@ -171,10 +171,10 @@ def renamed(value: Any) -> Any:
     if isinstance(value, dict):
         plain = all(isinstance(key, str) and key.startswith("f ") for key in value)
         return {
-            (key.replace("f ", "f_") if plain else key): renamed(each)
-            for key, each in value.items()
+            (key.replace("f ", "f_") if plain else key): renamed(member)
+            for key, member in value.items()
         }
-    return [renamed(each) for each in value] if isinstance(value, list) else value
+    return [renamed(item) for item in value] if isinstance(value, list) else value
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
@@ -300,9 +300,9 @@ def test_mutilated_datums_never_harm_their_neighbours(seed: int, headed: bool) -
     rng = random.Random(seed)
     rows = [row(rng, i) for i in range(600)]
     datums = []
-    for each in rows:
+    for record in rows:
         out = io.BytesIO()
-        fastavro.schemaless_writer(out, PARSED, each)
+        fastavro.schemaless_writer(out, PARSED, record)
         datums.append(out.getvalue())
     good = list(datums)
     harmed = set(rng.sample(range(600), rng.choice([1, 2, 5, 60, 300])))
@@ -312,32 +312,34 @@ def test_mutilated_datums_never_harm_their_neighbours(seed: int, headed: bool) -
     decoder = Decoder(RecordFormat("confluent-avro" if headed else "avro", json.dumps(FUZZED)))
     decoded, rejected = decoder.decode([head + datum for datum in datums])
 
-    found: dict[int, Any] = {}
+    decoded_rows: dict[int, Any] = {}
     for group in decoded:
         index = range(600) if group.index is None else group.index.tolist()
         group.rows.validate(full=True)
-        for i, each in zip(index, group.rows.to_pylist(), strict=True):
-            assert i not in found
-            found[i] = each
-    refused = {each.index: each for each in rejected}
+        for i, record in zip(index, group.rows.to_pylist(), strict=True):
+            assert i not in decoded_rows
+            decoded_rows[i] = record
+    refused = {rejection.index: rejection for rejection in rejected}
     assert len(refused) == len(rejected)
-    assert not refused.keys() & found.keys()
-    assert refused.keys() | found.keys() == set(range(600))
+    assert not refused.keys() & decoded_rows.keys()
+    assert refused.keys() | decoded_rows.keys() == set(range(600))
 
     for i in range(600):
         if i not in harmed:
-            assert plain(found[i]) == rows[i]
+            assert plain(decoded_rows[i]) == rows[i]
             continue
         word, value = judged(datums[i])
-        if i in found:
+        if i in decoded_rows:
             # An index that names no branch of an optional: polars reads on where fastavro stops.
-            assert word == "index" or (word == "read" and alike(plain(found[i]), value))
+            assert word == "index" or (word == "read" and alike(plain(decoded_rows[i]), value))
         else:
-            assert word != "read" or any(each in refused[i].reason for each in STRICTER)
+            assert word != "read" or any(phrase in refused[i].reason for phrase in STRICTER)
         # Alone it meets the same fate as among the others.
         alone, out = decoder.decode([head + datums[i]])
-        assert [each.reason for each in out] == ([refused[i].reason] if i in refused else [])
-        assert all(alike(each.rows.to_pylist()[0], found[i]) for each in alone)
+        assert [rejection.reason for rejection in out] == (
+            [refused[i].reason] if i in refused else []
+        )
+        assert all(alike(chunk.rows.to_pylist()[0], decoded_rows[i]) for chunk in alone)
 
 
 JSON_SHAPE = pa.schema(
@@ -382,9 +384,11 @@ GOOD = st.builds(
 @given(
     st.lists(
         st.one_of(
-            GOOD.map(lambda each: json.dumps(each).encode()),
+            GOOD.map(lambda document: json.dumps(document).encode()),
             st.one_of(GOOD, NEARLY).map(
-                lambda each: json.dumps(each, ensure_ascii=False).encode(errors="surrogatepass")
+                lambda document: json.dumps(document, ensure_ascii=False).encode(
+                    errors="surrogatepass"
+                )
             ),
             st.binary(max_size=6),
         ),
@@ -398,9 +402,9 @@ def test_json_is_read_alike_at_once_and_one_by_one(values: list[bytes]) -> None:
     (one, out), (other, refused) = fast.decode(values), slow.decode(values)
     assert out == refused
     assert len(one) == len(other)
-    for mine, theirs in zip(one, other, strict=True):
-        assert mine.rows.equals(theirs.rows)
-        assert mine.rows.schema.equals(JSON_SHAPE)
+    for chunk, other_chunk in zip(one, other, strict=True):
+        assert chunk.rows.equals(other_chunk.rows)
+        assert chunk.rows.schema.equals(JSON_SHAPE)
 
 
 @settings(max_examples=300, deadline=None)
@@ -555,7 +559,7 @@ WORDS = [
 
 def places(it: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     inside = it.items() if isinstance(it, dict) else enumerate(it if isinstance(it, list) else ())
-    return [path, *(each for key, below in inside for each in places(below, (*path, key)))]
+    return [path, *(place for key, below in inside for place in places(below, (*path, key)))]
 
 
 def mutilated_schema(chance: random.Random) -> str:

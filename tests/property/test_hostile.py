@@ -38,12 +38,12 @@ def run(*arguments: str) -> tuple[int, str]:
     code = end.value.code
     assert isinstance(code, int), code
     assert code in CODES, code
-    said = err.getvalue()
-    assert "Traceback" not in said, said
-    assert "is not one that Frazil knows" not in said, said
+    output = err.getvalue()
+    assert "Traceback" not in output, output
+    assert "is not one that Frazil knows" not in output, output
     if code in (1, 2, 4):
-        assert "frazil: " in said, said
-    return code, said
+        assert "frazil: " in output, output
+    return code, output
 
 
 @pytest.fixture(autouse=True)
@@ -100,16 +100,16 @@ NO_CONFIGS: dict[str, bytes] = {
 }
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=[" ".join(each[:2]) for each in COMMANDS])
+@pytest.mark.parametrize("command", COMMANDS, ids=[" ".join(command[:2]) for command in COMMANDS])
 def test_a_file_that_is_no_config_is_a_sentence(command: tuple[str, ...], tmp_path: Path):
     for name, content in NO_CONFIGS.items():
         path = tmp_path / f"{name.replace(' ', '-')}.toml"
         path.write_bytes(content)
-        code, said = run(*(each.format(path) for each in command))
-        assert code == 2, (name, said)
+        code, output = run(*(word.format(path) for word in command))
+        assert code == 2, (name, output)
     for path in (tmp_path / "absent.toml", tmp_path, tmp_path / ("x" * 300 + ".toml")):
-        code, said = run(*(each.format(path) for each in command))
-        assert code == 2, (path, said)
+        code, output = run(*(word.format(path) for word in command))
+        assert code == 2, (path, output)
 
 
 # ── arguments ────────────────────────────────────────────────────────────────────────────────────
@@ -201,9 +201,9 @@ def arguments(config: str) -> Iterator[tuple[str, ...]]:
         yield "locate", config, name, "0", "0"
         yield "locate", config, "t", "0", "0", "--table", name
         yield "dead-letters", "list", config, "--topic", name, "--kind", name, "--table", name
-    for each in catalogs:
-        yield "audit", "db.t", "--catalog", each, "--no-spark"
-        yield "locate", "db.t", "t", "0", "0", "--catalog", each, "--no-spark"
+    for catalog in catalogs:
+        yield "audit", "db.t", "--catalog", catalog, "--no-spark"
+        yield "locate", "db.t", "t", "0", "0", "--catalog", catalog, "--no-spark"
     for number in NUMBERS:
         yield "locate", config, "t", number, "0"
         yield "locate", config, "t", "0", number
@@ -304,7 +304,7 @@ def spoiled(value: Any, r: random.Random) -> Any:
     if isinstance(value, dict) and value and r.random() < 0.93:
         key = r.choice(list(value))
         if r.random() < 0.2:
-            return {each: value[each] for each in value if each != key}
+            return {name: value[name] for name in value if name != key}
         return {**value, key: spoiled(value[key], r)}
     if isinstance(value, list) and value and r.random() < 0.93:
         at = r.randrange(len(value))
@@ -331,14 +331,14 @@ def bytes_spoiled(raw: bytes, r: random.Random) -> bytes:
 def spoil(path: Path, r: random.Random) -> None:
     raw = path.read_bytes()
     if path.suffix == ".json":
-        found = json.loads(raw)
+        metadata = json.loads(raw)
         # Where a sink's entries are, most of the text is; elsewhere things must break, too.
-        if found.get("snapshots") and r.random() < 0.5:
-            at = r.randrange(len(found["snapshots"]))
-            found["snapshots"][at] = spoiled(found["snapshots"][at], r)
+        if metadata.get("snapshots") and r.random() < 0.5:
+            at = r.randrange(len(metadata["snapshots"]))
+            metadata["snapshots"][at] = spoiled(metadata["snapshots"][at], r)
         else:
-            found = spoiled(found, r)
-        path.write_text(json.dumps(found))
+            metadata = spoiled(metadata, r)
+        path.write_text(json.dumps(metadata))
     else:
         path.write_bytes(bytes_spoiled(raw, r))
 
@@ -355,7 +355,7 @@ def test_metadata_that_is_broken_anywhere_is_a_sentence(
     failed = []
     for command in READING:
         try:
-            run(*(each.format(config) for each in command))
+            run(*(word.format(config) for word in command))
         except BaseException as error:
             failed.append((chosen.name, command, repr(error)[:300]))
     assert failed == []
@@ -366,9 +366,9 @@ def test_a_broker_that_does_not_answer_is_a_sentence(
     world: tuple[Any, str], error: Exception, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(Kafka, "error", error)
-    code, said = run("offsets", "show", world[1])
+    code, output = run("offsets", "show", world[1])
     assert code in (1, 2)
-    assert str(error) in said
-    code, said = run("audit", world[1], "--against-kafka")
+    assert str(error) in output
+    code, output = run("audit", world[1], "--against-kafka")
     assert code in (1, 2)
     assert "what waits in Kafka is not known" in run("audit", world[1])[1]

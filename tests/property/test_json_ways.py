@@ -178,7 +178,7 @@ class Maker:
         return r.choice(around) + raw + r.choice(around)
 
 
-def told(rows: pa.Table) -> str:
+def rendered(rows: pa.Table) -> str:
     """With the sign of zeros."""
     return repr(rows.to_pylist())
 
@@ -192,7 +192,7 @@ def test_a_block_and_the_one_by_one_reader_agree_on_every_value(seed: int):
         block, one = shape._block([value]), shape._each([value], 0, 1, bad)
         if block is not None:
             assert not bad, value
-            assert told(block) == told(one), value
+            assert rendered(block) == rendered(one), value
             taken += 1
         rejected += len(bad)
     assert taken > 500, "the comparison means something"
@@ -208,8 +208,10 @@ def test_a_value_is_the_same_whatever_stands_beside_it(seed: int):
     rows = [row for group in together for row in group.rows.to_pylist()]
     parts = [group.rows for groups, _ in alone for group in groups]
     assert repr(rows) == repr([row for part in parts for row in part.to_pylist()])
-    assert [(each.index, each.kind, each.reason) for each in rejected] == [
-        (i, each.kind, each.reason) for i, (_, bad) in enumerate(alone) for each in bad
+    assert [(rejection.index, rejection.kind, rejection.reason) for rejection in rejected] == [
+        (i, rejection.kind, rejection.reason)
+        for i, (_, bad) in enumerate(alone)
+        for rejection in bad
     ]
 
 

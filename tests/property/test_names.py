@@ -127,9 +127,9 @@ def hostile(seed: int, count: int = COUNT) -> list[str]:
         for _ in range(rng.choice([1, 1, 2, 3])):
             word = rng.choice(attacks)(word)
         names[word[:2000]] = None
-    found = list(names)
-    rng.shuffle(found)
-    return found
+    shuffled = list(names)
+    rng.shuffle(shuffled)
+    return shuffled
 
 
 TEMPLATES = ("lake.{value}", "lake.t_{value}", "deep.{value}.events", "lake.{value}_v1")
@@ -138,44 +138,46 @@ ALLOWED = ("[a-z][a-z0-9_]{0,63}", r"(?s).*", r"(?i)[a-z.\-/ ]+", r"[^\x00]*$")
 
 def rules(template: str, names: str, **how: Any) -> RoutingRules:
     tables = ("lake.own", "lake.t_own", "deep.own.events", template)
-    reserved = [f"lake.{each}" for each in TAKEN[:2]]
+    reserved = [f"lake.{taken}" for taken in TAKEN[:2]]
     how = {"to": (template,), **how}
     return RoutingRules([RouteConfig(allowed_names=names, **how)], tables, reserved=reserved)
 
 
 def made(out: RoutedChunk, names: list[str]) -> dict[str, str]:
     """The table that each name led to; every one is in one share, or rejected under its kind."""
-    found: dict[str, str] = {}
-    seen = [each.index for each in out.rejected]
-    assert {each.kind for each in out.rejected} <= {"name", "route"}
-    assert all(each.reason.isascii() and each.reason.isprintable() for each in out.rejected)
+    admitted: dict[str, str] = {}
+    seen = [rejection.index for rejection in out.rejected]
+    assert {rejection.kind for rejection in out.rejected} <= {"name", "route"}
+    assert all(
+        rejection.reason.isascii() and rejection.reason.isprintable() for rejection in out.rejected
+    )
     for share in out.shares:
         (table,) = share.tables
         for i in range(len(names)) if share.index is None else share.index.tolist():
-            found[names[i]] = table
+            admitted[names[i]] = table
             seen.append(i)
     assert sorted(seen) == list(range(len(names)))
-    return found
+    return admitted
 
 
-def assert_tame(found: dict[str, str], template: str, allowed: str, rules: RoutingRules) -> None:
+def assert_tame(admitted: dict[str, str], template: str, allowed: str, rules: RoutingRules) -> None:
     before, behind = map(re.escape, re.split(r"\{\w+\}", template))
     pattern = f"{before}([A-Za-z0-9_]{{1,128}}){behind}"
-    for value, table in found.items():
+    for value, table in admitted.items():
         match = re.fullmatch(pattern, table, re.ASCII)
         assert match is not None, table
         assert match[1] == value, "a name was changed to fit"
         assert re.fullmatch(allowed, value)
         assert table.count(".") == template.count(".")
         assert table.lower() not in {"lake.own", "lake.t_own", "deep.own.events"}
-        assert table.lower() not in {f"lake.{each}" for each in TAKEN}
+        assert table.lower() not in {f"lake.{taken}" for taken in TAKEN}
         assert rules.template(table) == template
         place = posixpath.normpath(posixpath.join("/warehouse", *table.split(".")))
         assert place == "/warehouse/" + table.replace(".", "/")
-    tables = set(found.values())
+    tables = set(admitted.values())
     assert len({table.casefold() for table in tables}) == len(tables)
     namespaces = {table.rpartition(".")[0] for table in tables}
-    assert len({each.casefold() for each in namespaces}) == len(namespaces)
+    assert len({namespace.casefold() for namespace in namespaces}) == len(namespaces)
     assert not tables & namespaces
 
 
@@ -185,9 +187,9 @@ def test_ten_thousand_hostile_values_never_leave_the_namespace(template: str, al
     names = hostile(TEMPLATES.index(template) * 10 + ALLOWED.index(allowed))
     assert len(set(names)) == COUNT
     ours = rules(template, allowed, field="x")
-    found = made(ours.sort("t", pa.table({"x": names})), names)
-    assert_tame(found, template, allowed, ours)
-    assert 3 < len(found) < COUNT / 2  # good names do get through
+    admitted = made(ours.sort("t", pa.table({"x": names})), names)
+    assert_tame(admitted, template, allowed, ours)
+    assert 3 < len(admitted) < COUNT / 2  # good names do get through
 
 
 def by_json(ours: RoutingRules, names: list[str]) -> RoutedChunk:
@@ -215,10 +217,10 @@ def test_nor_do_they_from_json_headers_and_bytes(how: Any, sort: Callable[..., R
     for allowed in ALLOWED[:2]:
         names = hostile(77)
         ours = rules("lake.{value}", allowed, **how)
-        found = made(sort(ours, names), names)
-        assert_tame(found, "lake.{value}", allowed, ours)
+        admitted = made(sort(ours, names), names)
+        assert_tame(admitted, "lake.{value}", allowed, ours)
         straight = rules("lake.{value}", allowed, field="x")
-        assert found == made(straight.sort("t", pa.table({"x": names})), names)
+        assert admitted == made(straight.sort("t", pa.table({"x": names})), names)
 
 
 def test_nor_do_they_from_topics_and_groups():
@@ -227,13 +229,13 @@ def test_nor_do_they_from_topics_and_groups():
         ("lake.{group}", {"pattern": "(?s)(?P<group>.*)"}),
     ):
         ours = rules(template, "(?s).*", **how)
-        found: dict[str, str] = {}
+        admitted: dict[str, str] = {}
         for name in hostile(78):
             way = ours.of_topic(name)
             if isinstance(way, Route):
-                (found[name],) = way.tables
-        assert_tame(found, template, "(?s).*", ours)
-        assert len(found) > 3
+                (admitted[name],) = way.tables
+        assert_tame(admitted, template, "(?s).*", ours)
+        assert len(admitted) > 3
 
 
 def test_nor_do_they_from_functions():
@@ -241,11 +243,11 @@ def test_nor_do_they_from_functions():
         names = [prefix + name for name in hostile(79)]
         ours = rules("lake.{value}", "(?s).*", to=(), python=lambda rows: rows.column("x"))
         out = ours.sort("t", pa.table({"x": names}))
-        found = made(out, names)
-        assert all(name == table for name, table in found.items())
+        admitted = made(out, names)
+        assert all(name == table for name, table in admitted.items())
         own = {"lake.own", "lake.t_own", "deep.own.events"}
         rest = {
-            name.removeprefix("lake."): table for name, table in found.items() if name not in own
+            name.removeprefix("lake."): table for name, table in admitted.items() if name not in own
         }
         assert_tame(rest, "lake.{value}", "(?s).*", ours)
 
@@ -253,8 +255,8 @@ def test_nor_do_they_from_functions():
 def test_names_admitted_one_by_one_are_no_different():
     ours = rules("lake.{value}", "(?s).*", field="x")
     names = hostile(80)
-    found = {name: f"lake.{name}" for name in names if not ours.admit(f"lake.{name}")}
-    assert_tame(found, "lake.{value}", "(?s).*", ours)
+    admitted = {name: f"lake.{name}" for name in names if not ours.admit(f"lake.{name}")}
+    assert_tame(admitted, "lake.{value}", "(?s).*", ours)
 
 
 def words() -> st.SearchStrategy[str]:
@@ -275,5 +277,5 @@ def test_no_name_that_can_be_thought_of_leaves_the_namespace(
 ):
     ours = rules(template, allowed, field="x")
     names = list(dict.fromkeys(values))
-    found = made(ours.sort("t", pa.table({"x": pa.array(names, pa.string())})), names)
-    assert_tame(found, template, allowed, ours)
+    admitted = made(ours.sort("t", pa.table({"x": pa.array(names, pa.string())})), names)
+    assert_tame(admitted, template, allowed, ours)

@@ -66,17 +66,19 @@ def plan(folder: str, path: str = "version", kind: pa.DataType | None = None) ->
 
 
 def listed(of: WriterSpec, files: tuple[DataFileDescriptor, ...], order: str) -> list[FileBounds]:
-    found = []
-    for each in files:
-        said = json.loads(each.descriptor)
+    listed_bounds = []
+    for file in files:
+        descriptor = json.loads(file.descriptor)
         bounds = [
-            dict(zip(said[name]["keys"], said[name]["values"], strict=True))
+            dict(zip(descriptor[name]["keys"], descriptor[name]["values"], strict=True))
             for name in ("lower-bounds", "upper-bounds")
         ]
-        found.append(
-            file_bounds(Schema.model_validate_json(of.schema), ("id",), said["file-path"], bounds)
+        listed_bounds.append(
+            file_bounds(
+                Schema.model_validate_json(of.schema), ("id",), descriptor["file-path"], bounds
+            )
         )
-    return found
+    return listed_bounds
 
 
 class Lake:
@@ -117,13 +119,13 @@ class Lake:
         assert done.noted is not None
         self.files += done.files
         self.notes += done.noted.files
-        keys = [each["id"] for each in contents(done.deletes)]
-        for each in keys:
-            self.rows.pop(each, None)
+        keys = [row["id"] for row in contents(done.deletes)]
+        for key in keys:
+            self.rows.pop(key, None)
         written = contents(done.files)
-        assert {each["id"] for each in written} <= set(keys)
+        assert {row["id"] for row in written} <= set(keys)
         assert len(written) == sum(done.written.values())
-        self.rows |= {each["id"]: each for each in written}
+        self.rows |= {row["id"]: row for row in written}
         assert len(contents(done.noted.files)) == sum(done.noted.written.values())
         return keys
 
@@ -143,25 +145,25 @@ class Model:
 
     def take(self, records: list[dict[str, Any]]) -> set[int]:
         newest: dict[tuple[int, int], Any] = {}
-        for each in records:
-            place = each["id"], each["_topic_partition"]
-            newest[place] = max(newest.get(place, EPOCH), each["_timestamp"])
+        for change in records:
+            place = change["id"], change["_topic_partition"]
+            newest[place] = max(newest.get(place, EPOCH), change["_timestamp"])
 
-        def turn(each: dict[str, Any]) -> tuple[Any, ...]:
-            number = each["_topic_partition"]
-            return newest[each["id"], number], number, each["_offset"]
+        def turn(change: dict[str, Any]) -> tuple[Any, ...]:
+            number = change["_topic_partition"]
+            return newest[change["id"], number], number, change["_offset"]
 
         applied = set()
-        for each in sorted(records, key=turn):
-            mine, there = each["order"], self.orders.get(each["id"])
-            if mine is not None and there is not None and mine < there:
+        for change in sorted(records, key=turn):
+            order, known_order = change["order"], self.orders.get(change["id"])
+            if order is not None and known_order is not None and order < known_order:
                 continue
-            applied.add(each["id"])
-            self.orders[each["id"]] = there if mine is None else mine
-            if each["value"] is None:
-                self.rows.pop(each["id"], None)
+            applied.add(change["id"])
+            self.orders[change["id"]] = known_order if order is None else order
+            if change["value"] is None:
+                self.rows.pop(change["id"], None)
             else:
-                self.rows[each["id"]] = each["value"]
+                self.rows[change["id"]] = change["value"]
         return applied
 
 
@@ -169,17 +171,17 @@ def changes(of: TablePlan, records: list[dict[str, Any]]) -> KeyChanges:
     """As they are settled: a row has its order in its column, a delete beside its key."""
     top, _, inside = of.order.partition(".")
     rows = [
-        {**each, top: {inside: each["order"]} if inside else each["order"]}
-        for each in records
-        if each["value"] is not None
+        {**record, top: {inside: record["order"]} if inside else record["order"]}
+        for record in records
+        if record["value"] is not None
     ]
-    gone = [{**each, of.order: each["order"]} for each in records if each["value"] is None]
-    found = KeyChanges()
+    gone = [{**record, of.order: record["order"]} for record in records if record["value"] is None]
+    key_changes = KeyChanges()
     if rows:
-        found.rows.append(table(of.shape.arrow, rows))
+        key_changes.rows.append(table(of.shape.arrow, rows))
     if gone:
-        found.gone.append(table(of.of_deletes, gone))
-    return found
+        key_changes.gone.append(table(of.of_deletes, gone))
+    return key_changes
 
 
 Batch = list[tuple[int, int, int, int | None, bool]]
@@ -235,7 +237,7 @@ KINDS: list[tuple[pa.DataType, list[Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "values"), KINDS, ids=lambda each: str(each)[:20])
+@pytest.mark.parametrize(("kind", "values"), KINDS, ids=lambda value: str(value)[:20])
 def test_an_order_may_be_a_number_a_moment_or_a_text(
     kind: pa.DataType, values: list[Any], tmp_path
 ):
@@ -258,7 +260,7 @@ def test_an_order_may_be_a_number_a_moment_or_a_text(
     lake.compact()
     assert send(7, 17, middle) == {}
     assert send(8, 18, high) == {1: 18}
-    assert [each["version"] for each in contents(lake.notes)] == [middle, high]
+    assert [row["version"] for row in contents(lake.notes)] == [middle, high]
 
 
 def test_the_time_of_a_record_may_be_its_order(tmp_path):
@@ -266,11 +268,11 @@ def test_the_time_of_a_record_may_be_its_order(tmp_path):
     assert lake.plan.own_order == ""
     for offset, (value, stamp) in enumerate([(1, 50), (2, 40), (None, 45), (3, 60), (None, 70)]):
         one = record({"id": 1}, 0, offset, stamp, value)
-        found = KeyChanges()
-        (found.rows if value else found.gone).append(
+        key_changes = KeyChanges()
+        (key_changes.rows if value else key_changes.gone).append(
             table(lake.plan.shape.arrow if value else lake.plan.of_deletes, [one])
         )
-        lake.take(apply(lake.now, found, "frazil-s-1"))
+        lake.take(apply(lake.now, key_changes, "frazil-s-1"))
         assert [row["value"] for row in lake.rows.values()] == ([[1], [1], [1], [3], []][offset])
     [note] = contents(lake.notes)
     assert (note["_offset"], note["_timestamp"]) == (4, EPOCH + timedelta(milliseconds=70))
@@ -286,13 +288,13 @@ def test_what_the_table_has_already_is_only_noted_and_what_is_noted_is_only_appl
     )
     done = apply(behind, changes(lake.plan, both), "frazil-s-1")
     assert done.noted is not None
-    assert sorted(each["id"] for each in contents(done.deletes)) == [2, 3]
-    assert [each["id"] for each in contents(done.noted.files)] == [3]
+    assert sorted(row["id"] for row in contents(done.deletes)) == [2, 3]
+    assert [row["id"] for row in contents(done.noted.files)] == [3]
     ahead = replace(lake.now, floor=floors[1])
     done = apply(ahead, changes(lake.plan, both), "frazil-s-1")
     assert done.noted is not None
-    assert [each["id"] for each in contents(done.deletes)] == [3]
-    assert sorted(each["id"] for each in contents(done.noted.files)) == [1, 2, 3]
+    assert [row["id"] for row in contents(done.deletes)] == [3]
+    assert sorted(row["id"] for row in contents(done.noted.files)) == [1, 2, 3]
 
 
 def test_files_whose_keys_do_not_meet_are_not_opened(tmp_path, monkeypatch):
@@ -305,8 +307,8 @@ def test_files_whose_keys_do_not_meet_are_not_opened(tmp_path, monkeypatch):
     monkeypatch.setattr(
         versions, "open_data_file", lambda io, path: (read.append(path), real(io, path))[1]
     )
-    found = highest(lake.now.known, pl.DataFrame({"key 0": [103, 150, 108]}))
-    assert sorted(found.rows()) == [(103, 100), (108, 100)]
+    maxima = highest(lake.now.known, pl.DataFrame({"key 0": [103, 150, 108]}))
+    assert sorted(maxima.rows()) == [(103, 100), (108, 100)]
     assert len(read) == 1
     gone = replace(lake.now.known[0], files=(FileBounds(str(tmp_path / "gone.parquet"), (None,)),))
     with pytest.raises(Conflict, match="it is gone since the files were listed"):

@@ -67,18 +67,18 @@ def test_every_corruption_is_found_and_named_and_its_clean_twin_is_proven(
     kind: str, way: Any, tmp_path: Path
 ):
     for seed in range(SHARE):
-        told = planted.case(seed, tmp_path, kind, way=way)
-        assert told.complaints == []
-        assert (told.clean, told.false_alarms) == (1, 0)
-        assert told.planted == told.found == Counter([f"{kind}: {way.__name__}"])
+        score = planted.case(seed, tmp_path, kind, way=way)
+        assert score.complaints == []
+        assert (score.clean, score.false_alarms) == (1, 0)
+        assert score.planted == score.detected == Counter([f"{kind}: {way.__name__}"])
 
 
 @pytest.mark.parametrize("way", planted.DEEP, ids=[way.__name__ for way in planted.DEEP])
 def test_what_metadata_cannot_show_is_shown_by_the_rows_and_never_counted(way: Any, tmp_path: Path):
-    told = planted.case(0, tmp_path, "deep", way=way)
-    assert told.complaints == []
-    assert (told.deep_planted, told.deep_found) == (1, 1)
-    assert told.planted == Counter()
+    score = planted.case(0, tmp_path, "deep", way=way)
+    assert score.complaints == []
+    assert (score.deep_planted, score.deep_found) == (1, 1)
+    assert score.planted == Counter()
 
 
 # ── the judge ────────────────────────────────────────────────────────────────────────────────────
@@ -108,9 +108,9 @@ def test_a_finding_elsewhere_or_of_another_kind_is_not_taken_for_the_one():
 def test_a_false_alarm_is_counted():
     history = lake.History(Path("nowhere"), "judge 1").live()
     name = min(history.tables)
-    told = planted._judge_clean(7, history, proof(name, Finding("unaccounted", "…")))
-    assert told.false_alarms == 1
-    assert told.complaints[0].startswith("seed 7: false alarm")
+    score = planted._judge_clean(7, history, proof(name, Finding("unaccounted", "…")))
+    assert score.false_alarms == 1
+    assert score.complaints[0].startswith("seed 7: false alarm")
 
 
 # ── the histories ────────────────────────────────────────────────────────────────────────────────
@@ -133,15 +133,15 @@ def test_duckdb_reads_the_tables_as_they_are_meant(seed: int, tmp_path: Path):
     paths = history.save(complete=True)
     for name, table in history.tables.items():
         origin = (table.names.topic, table.names.partition, table.names.offset)
-        columns = ", ".join(f'"{each}"' for each in origin)
+        columns = ", ".join(f'"{column}"' for column in origin)
         scan = f"iceberg_scan('{paths[name]}')"
         rows = engine.execute(f"SELECT {columns} FROM {scan}").fetchall()
-        assert Counter(rows) == Counter(row for each in table.live() for row in each["rows"])
+        assert Counter(rows) == Counter(row for file in table.live() for row in file["rows"])
     scan = f"iceberg_scan('{paths[history.index.name]}')"
     keys = "batch, table_name, topic, partition, start_offset, end_offset, written, commit_id"
     rows = engine.execute(f"SELECT {keys} FROM {scan}").fetchall()
     meant = history.index.rows().select(keys.split(", ")).to_pylist()
-    assert Counter(rows) == Counter(tuple(each.values()) for each in meant)
+    assert Counter(rows) == Counter(tuple(row.values()) for row in meant)
     known = f"SELECT snapshot_id FROM iceberg_snapshots('{paths[history.index.name]}')"
     assert {i for (i,) in engine.execute(known).fetchall()} == set(history.index.snapshots)
 
@@ -157,24 +157,29 @@ def test_pyiceberg_reads_manifests_sequence_numbers_and_deletes_as_they_are_mean
         hidden = r.randrange(1, len(file["rows"]) + 1)
         table.snapshot({}, [table.hidden(file, range(hidden))], operation="delete")
         if r.random() < 0.5:
-            gone = r.choice([each for each in table.live() if each is not file] or [file])
+            gone = r.choice(
+                [live_file for live_file in table.live() if live_file is not file] or [file]
+            )
             table.snapshot({}, (), {gone["file-path"]}, "delete")
     for name, path in history.save(complete=True).items():
-        found = StaticTable.from_metadata(path)
+        static = StaticTable.from_metadata(path)
         meant: Any = history.tables.get(name, history.index)
-        for snapshot in found.snapshots():
-            filed = [each for m in meant.lists[snapshot.snapshot_id] for each in m.live]
-            told = Counter(
+        for snapshot in static.snapshots():
+            filed = [live_file for m in meant.lists[snapshot.snapshot_id] for live_file in m.live]
+            listed = Counter(
                 (entry.data_file.file_path, entry.sequence_number, entry.data_file.record_count)
-                for manifest in snapshot.manifests(found.io)
-                for entry in manifest.fetch_manifest_entry(found.io, discard_deleted=True)
+                for manifest in snapshot.manifests(static.io)
+                for entry in manifest.fetch_manifest_entry(static.io, discard_deleted=True)
             )
-            assert told == Counter(
-                (each.file["file-path"], each.sequence, each.file["record-count"]) for each in filed
+            assert listed == Counter(
+                (live_file.file["file-path"], live_file.sequence, live_file.file["record-count"])
+                for live_file in filed
             )
             total = int(snapshot.summary["total-records"])
             assert total == sum(
-                each.file["record-count"] for each in filed if each.file["content"] == "data"
+                live_file.file["record-count"]
+                for live_file in filed
+                if live_file.file["content"] == "data"
             )
 
 
@@ -190,14 +195,14 @@ def test_files_that_are_only_described_are_described_as_those_that_are_written(
 
     def described(real: bool) -> list[Any]:
         table = lake.Table(tmp_path, "db.t", names, real=real, optional=optional, split=split)
-        found = []
+        facts = []
         for file in table.write(rows, "frazil-s-1-0", whole=whole):
             maps = {
                 key: {k: v for k, v in zip(*file[key].values(), strict=True) if k in table.ids}
                 for key in ("null-value-counts", "lower-bounds", "upper-bounds")
             }
-            found.append((file["partition"], file["record-count"], sorted(maps.items())))
-        return sorted(found, key=repr)
+            facts.append((file["partition"], file["record-count"], sorted(maps.items())))
+        return sorted(facts, key=repr)
 
     assert described(real=True) == described(real=False)
 
@@ -207,8 +212,8 @@ def test_a_seed_tells_one_story(tmp_path: Path):
     assert one.diary == two.diary
     for name, table in one.tables.items():
         ledgers = [
-            [(entry.begin, entry.end, entry.outcomes, entry.batches) for entry, _ in each]
-            for each in (one.entries(name), two.entries(name))
+            [(entry.begin, entry.end, entry.outcomes, entry.batches) for entry, _ in committed]
+            for committed in (one.entries(name), two.entries(name))
         ]
         assert ledgers[0] == ledgers[1]
         assert [f["rows"] for f in table.live(table.branch)] == [
@@ -226,13 +231,13 @@ def test_in_a_clean_history_every_record_is_in_its_tables_once(tmp_path: Path):
             if name not in history.names:
                 continue
             end = history.entries(name)[-1][0].end if history.entries(name) else {}
-            found = Counter(
+            counted = Counter(
                 row
-                for each in table.live(table.branch)
-                for row in each["rows"]
+                for file in table.live(table.branch)
+                for row in file["rows"]
                 if planted.ours(row)
             )
-            assert set(found.values()) <= {1}
+            assert set(counted.values()) <= {1}
             meant = {
                 (*partition, first + i): fate
                 for partition, first in history.topics.first.items()
@@ -244,8 +249,8 @@ def test_in_a_clean_history_every_record_is_in_its_tables_once(tmp_path: Path):
             taken = {row for row, fate in meant.items() if name not in fate.rejecting}
             again = {row for row, fate in meant.items() if name in fate.rejecting}
             if history.entries(name):
-                assert taken <= set(found) | again
-                assert set(found) <= taken | again
+                assert taken <= set(counted) | again
+                assert set(counted) <= taken | again
 
 
 def test_the_histories_hold_what_they_are_for(tmp_path: Path):
@@ -253,8 +258,8 @@ def test_the_histories_hold_what_they_are_for(tmp_path: Path):
     seen: Counter[str] = Counter()
     for seed in range(150):
         history = lake.History(tmp_path, f"contents {seed}").live()
-        told = planted._judge_clean(0, history, planted.evidence.AuditResult([]))
-        seen.update(told.happened)
+        score = planted._judge_clean(0, history, planted.evidence.AuditResult([]))
+        seen.update(score.happened)
         ledger = [entry for name in history.tables for entry, _ in history.entries(name)]
         seen["absorbed"] += any(len(entry.commit_ids) > 1 for entry in ledger)
         seen["elsewhere"] += any(entry.total.elsewhere for entry in ledger)
@@ -278,7 +283,7 @@ def test_the_histories_hold_what_they_are_for(tmp_path: Path):
         "index compaction",
         "index expiry",
         "replay",
-        "lives",
+        "runs",
         "absorbed",
         "elsewhere",
         "invisible",

@@ -64,7 +64,9 @@ def settler(kind: str, url: str) -> ChunkPipeline:
         columns = WriterSchema(json.dumps(poison.EVENT)).columns
         format = RecordFormat("confluent-avro", registry={"url": url})
     else:
-        columns = pa.schema([each.with_nullable(each.name != "id") for each in poison.JSON_COLUMNS])
+        columns = pa.schema(
+            [column.with_nullable(column.name != "id") for column in poison.JSON_COLUMNS]
+        )
         format = RecordFormat("json")
     schema = iceberg_schema(columns, METADATA, TableConfig("db.t"))
     shape = WriterSpec("db.t", "", schema, 0, "", {}, 0, "", {})
@@ -83,33 +85,33 @@ def test_every_good_record_is_exact_and_every_bad_one_is_rejected_once(
     values = list(topic.records(1_500, seed, head=20))
     settle = settler(kind, registry.url).process
     rows: list[pa.Table] = []
-    letters: list[tuple[int, int, bytes | None]] = []
+    dead_letters: list[tuple[int, int, bytes | None]] = []
     for number in range(poison.PARTITIONS):
-        mine = values[number :: poison.PARTITIONS]
+        sent = values[number :: poison.PARTITIONS]
         start = 0
-        while start < len(mine):
-            part = mine[start : start + r.choice([1, 3, 50, 200, 2000])]
+        while start < len(sent):
+            part = sent[start : start + r.choice([1, 3, 50, 200, 2000])]
             offsets = np.arange(start, start + len(part))
             settled = settle(
                 Partition("t", number), RawRecords(part, offsets, offsets), None, frozenset()
             )
-            rows += [each for _, each in settled.rows]
-            for name, told in (("message", "reason"), ("schema_id", "schema_id")):
-                column = [getattr(each, told) for each in settled.rejections.values()]
+            rows += [table for _, table in settled.rows]
+            for name, key in (("message", "reason"), ("schema_id", "schema_id")):
+                column = [getattr(rejection, key) for rejection in settled.rejections.values()]
                 # what is reported can be written
                 pa.array(column, DEAD_LETTER_COLUMNS.field(name).type)
-            letters += [(number, start + i, part[i]) for i in settled.rejections]
+            dead_letters += [(number, start + i, part[i]) for i in settled.rejections]
             assert not settled.needs
             assert not settled.skipped
             start += len(part)
-    found = poison.gathered(rows, topic.source.columns, *poison.PLACE)
-    assert poison.same(found, topic.expected_rows()) == (topic.good, "")
-    told = pa.table(
-        [pa.array(each) for each in zip(*sorted(letters), strict=True)],
+    good_rows = poison.gathered(rows, topic.source.columns, *poison.PLACE)
+    assert poison.same(good_rows, topic.expected_rows()) == (topic.good, "")
+    actual = pa.table(
+        [pa.array(cells) for cells in zip(*sorted(dead_letters), strict=True)],
         names=["partition", "offset", "value"],
     )
-    told = poison.gathered([told], poison.VALUE, "partition", "offset")
-    assert poison.same(told, topic.expected_letters()) == (topic.hostile, "")
+    actual = poison.gathered([actual], poison.VALUE, "partition", "offset")
+    assert poison.same(actual, topic.expected_letters()) == (topic.hostile, "")
     assert topic.hostile == 1_500
 
 
@@ -126,7 +128,7 @@ def test_a_hostile_record_of_each_kind_is_found_among_good_ones(kind: str, regis
         offsets = np.arange(len(values))
         settled = settle(Partition("t", 0), RawRecords(values, offsets, offsets), None, frozenset())
         assert list(settled.rejections) == [17], (name, value)
-        assert sum(len(each) for _, each in settled.rows) == 39
+        assert sum(len(table) for _, table in settled.rows) == 39
 
 
 # ── a record at which a station fails ───────────────────────────────────────────────────────────
@@ -159,11 +161,11 @@ def test_a_record_at_which_a_station_fails_is_rejected_alone(
     def fetch(kafka: Any, wanted: Range, **_: Any) -> Iterator[FetchedChunk]:
         for start in range(wanted.start, wanted.end, 300):
             offsets = np.arange(start, min(start + 300, wanted.end))
-            mine = values[start : int(offsets[-1]) + 1]
-            keys = pa.nulls(len(mine), pa.large_binary())
-            opened = RawRecords(mine, offsets, offsets, keys, pa.array([[]] * len(mine), HEADERS))
+            sent = values[start : int(offsets[-1]) + 1]
+            keys = pa.nulls(len(sent), pa.large_binary())
+            opened = RawRecords(sent, offsets, offsets, keys, pa.array([[]] * len(sent), HEADERS))
             yield FetchedChunk(
-                Range(wanted.partition, start, start + len(mine)), None, opened, True
+                Range(wanted.partition, start, start + len(sent)), None, opened, True
             )
 
     monkeypatch.setattr(task, "fetch", fetch)
@@ -178,14 +180,14 @@ def test_a_record_at_which_a_station_fails_is_rejected_alone(
 
     columns = pa.schema([("id", pa.int64()), ("word", pa.large_string()), ("_op", pa.string())])
     tables = {"db.stations": made("db.stations", columns, METADATA, ("word",))}
-    letters = made("db.dead", DEAD_LETTER_COLUMNS, task.DEAD_LETTER_METADATA, ())
+    dead_letters = made("db.dead", DEAD_LETTER_COLUMNS, task.DEAD_LETTER_METADATA, ())
     plan = task.BatchPlan(
         rules=None,
         kafka={},
         format=RecordFormat("json"),
         tables=tables,
         only="db.stations",
-        dead_letters=letters,
+        dead_letters=dead_letters,
         file_prefix="p",
     )
     if stations is poison.CHANGES_AT:
@@ -247,8 +249,8 @@ def test_good_avro_is_what_fastavro_writes():
 
 def test_half_of_the_records_are_hostile():
     for count in (1, 2, 7, 1_000, 25_001):
-        told = list(poison.order(count, random.Random(1)))
-        assert (sum(told), len(told)) == (count, 2 * count)
+        flags = list(poison.order(count, random.Random(1)))
+        assert (sum(flags), len(flags)) == (count, 2 * count)
 
 
 def test_what_is_lost_twice_or_wrong_is_seen():
@@ -265,7 +267,7 @@ def test_what_is_lost_twice_or_wrong_is_seen():
         "name: expected": right.set_column(right.schema.get_field_index("name"), "name", names),
     }
     assert poison.same(right, right) == (topic.good, "")
-    for why, found in wrong.items():
-        count, said = poison.same(found, right)
-        assert why in said
-        assert count < topic.good or "too many" in said
+    for why, damaged in wrong.items():
+        count, reason = poison.same(damaged, right)
+        assert why in reason
+        assert count < topic.good or "too many" in reason

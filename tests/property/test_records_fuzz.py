@@ -74,19 +74,19 @@ def batches(
     dice: random.Random, values: list[bytes | None], **how: object
 ) -> list[RecordBatchHeader]:
     """`values` in batches of random sizes, as a broker would have stored them."""
-    found, offset, at = [], 1000, 0
+    produced, offset, at = [], 1000, 0
     while at < len(values):
         part = values[at : at + dice.randrange(1, 40)]
         raw = b"".join(
             record(i, value, time=dice.randrange(100), **how)  # type: ignore[arg-type]
             for i, value in enumerate(part)
         )
-        found.append(
+        produced.append(
             RecordBatchHeader(offset, len(part) - 1, len(part), 1_700_000_000_000, None, raw)
         )
         offset += len(part) + dice.randrange(3)
         at += len(part)
-    return found
+    return produced
 
 
 def agree(given: list[RecordBatchHeader], start: int = 0, end: int = 2**62) -> bool:
@@ -226,7 +226,7 @@ def test_the_last_record_of_a_block_may_be_no_longer_than_its_datum(extra: bytes
     ]
     assert DECODER.framed(RecordBatches(given, 0, 99)) is None
     _, rejected = DECODER.decode(RecordBatches(given, 0, 99).open()[0])
-    assert [each.index for each in rejected] == [19]
+    assert [rejection.index for rejection in rejected] == [19]
 
 
 @pytest.mark.parametrize("index", [2, -1, 63, 64])

@@ -34,9 +34,9 @@ def nothing_projected(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bounds_of_those_that_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = column_bounds._extent
+    extent = column_bounds._extent
     monkeypatch.setattr(
-        column_bounds, "_extent", lambda *given: replace(found(*given), complete=True)
+        column_bounds, "_extent", lambda *given: replace(extent(*given), complete=True)
     )
 
 

@@ -109,7 +109,7 @@ def test_a_seed_is_the_same_schedule_each_time():
         assert first == again
 
 
-@pytest.mark.parametrize("name", [each for each in planted.PLANTED if each not in RARE])
+@pytest.mark.parametrize("name", [bug for bug in planted.PLANTED if bug not in RARE])
 def test_a_planted_bug_is_caught_and_only_the_bug(name: str):
     first, wild = SEEN.get(name, 0), name in planted.WILD
     for seed in range(first, first + FEW):

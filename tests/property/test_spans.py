@@ -28,7 +28,7 @@ from frazil.ledger.entry import LedgerEntry, joined, parse, split
 from frazil.ledger.packing import pack
 from frazil.offsets import BATCHES, Cut, Partition, Range
 
-Told = tuple[int, Partition, int, int, OutcomeCounts]
+SpanRow = tuple[int, Partition, int, int, OutcomeCounts]
 TOPICS = ("orders", "payments", "Zürich.a-b_c", "0")
 #: Far apart, so that numbers of every width are packed.
 offsets = st.one_of(
@@ -36,7 +36,7 @@ offsets = st.one_of(
 )
 
 
-def each(spans: RangeColumns) -> Iterator[Told]:
+def span_rows(spans: RangeColumns) -> Iterator[SpanRow]:
     columns = (spans.source, spans.key, spans.start, spans.end, *spans.outcomes())
     for source, key, start, end, *counts in zip(*(c.tolist() for c in columns), strict=True):
         yield source, spans.partitions[key], start, end, OutcomeCounts(*counts)
@@ -58,13 +58,13 @@ def entries(draw: st.DrawFn) -> LedgerEntry:
         )
         base, length = draw(offsets), draw(st.sampled_from((0, 1, 100, 10**9)))
         rnd = draw(st.randoms(use_true_random=False))
-        told = draw(st.sampled_from((0, 0.1, 1)))
+        probability = draw(st.sampled_from((0, 0.1, 1)))
         fates = draw(st.integers(3, 6))
         for number in numbers:
             where = Partition(topic, number)
             begin[where] = min(base + rnd.randrange(10**4), 2**63 - 1)
             end[where] = min(begin[where] + rnd.randint(0, length), 2**63 - 1)
-            if rnd.random() < told:
+            if rnd.random() < probability:
                 left, some = end[where] - begin[where], []
                 for _ in range(fates):
                     some.append(rnd.randint(0, left))
@@ -78,7 +78,7 @@ def entries(draw: st.DrawFn) -> LedgerEntry:
     return LedgerEntry("s", 1, ("id",), (0, 0), Cut(begin), Cut(end), outcomes, rows=rows)
 
 
-def expected(summaries: Sequence[Mapping[str, str]]) -> Iterator[Told]:
+def expected(summaries: Sequence[Mapping[str, str]]) -> Iterator[SpanRow]:
     for i, summary in enumerate(summaries):
         entry = parse(summary)
         assert entry is not None
@@ -86,9 +86,9 @@ def expected(summaries: Sequence[Mapping[str, str]]) -> Iterator[Told]:
             yield i, partition, entry.begin[partition], end, entry.counts(partition)
 
 
-def laid(told: Iterable[Told]) -> list[Told]:
+def laid(given: Iterable[SpanRow]) -> list[SpanRow]:
     """Partition by partition, in their order."""
-    return sorted(told, key=lambda each: each[1])
+    return sorted(given, key=lambda row: row[1])
 
 
 @settings(max_examples=150, deadline=None)
@@ -96,23 +96,23 @@ def laid(told: Iterable[Told]) -> list[Told]:
 def test_columns_of_entries_say_what_the_ledgers_reader_says(made: list[LedgerEntry]):
     summaries = [entry.summary() for entry in made]
     spans = of_entries(summaries)
-    assert list(each(spans)) == laid(expected(summaries))
+    assert list(span_rows(spans)) == laid(expected(summaries))
     assert list(spans.partitions) == sorted(spans.partitions)
 
 
 def history(packed: bool, count: int = 30, tables: int = 1) -> list[LedgerEntry]:
     """A sink's history: batch after batch, and a partition more now and then."""
-    here = {Partition("orders", i): 10 * i for i in range(3, 150 if packed else 6)}
+    position = {Partition("orders", i): 10 * i for i in range(3, 150 if packed else 6)}
     made = []
     for batch in range(count):
         if batch % 7 == 3:
-            here[Partition("orders", 1000 + batch)] = 0
-        begin = Cut(here)
-        here = {where: offset + 5 + batch % 3 for where, offset in here.items()}
-        some = list(here)[batch % 3 :: 3]
+            position[Partition("orders", 1000 + batch)] = 0
+        begin = Cut(position)
+        position = {where: offset + 5 + batch % 3 for where, offset in position.items()}
+        some = list(position)[batch % 3 :: 3]
         fates = OutcomeCounts(0, 1, 0, 1, batch % 2, (batch % 5) // 3, (batch % 7) // 6)
         outcomes = dict.fromkeys(some, fates)
-        made.append(LedgerEntry("s", 1, ("id",), (batch, batch), begin, Cut(here), outcomes))
+        made.append(LedgerEntry("s", 1, ("id",), (batch, batch), begin, Cut(position), outcomes))
     return made
 
 
@@ -120,7 +120,7 @@ def history(packed: bool, count: int = 30, tables: int = 1) -> list[LedgerEntry]
 def test_a_sinks_whole_history_is_read_alike(packed: bool):
     summaries = [entry.summary() for entry in history(packed)]
     assert summaries[-1]["frazil.ranges"].startswith("packed:") == packed
-    assert list(each(of_entries(summaries))) == laid(expected(summaries))
+    assert list(span_rows(of_entries(summaries))) == laid(expected(summaries))
 
 
 def test_outcomes_that_are_the_rest_of_a_range_are_read_alike():
@@ -137,9 +137,9 @@ def test_outcomes_that_are_the_rest_of_a_range_are_read_alike():
                 outcomes[where] = OutcomeCounts(**{fate: length - i % 2})
         made.append(replace(entry, begin=Cut(begin), end=Cut(end), outcomes=outcomes, rows=11))
     summaries = [entry.summary() for entry in made]
-    assert len([each for each in summaries if "frazil.remainder" in each]) == 6
+    assert len([summary for summary in summaries if "frazil.remainder" in summary]) == 6
     assert [parse(summary) for summary in summaries] == made
-    assert list(each(of_entries(summaries))) == laid(expected(summaries))
+    assert list(span_rows(of_entries(summaries))) == laid(expected(summaries))
 
 
 def test_of_nothing_there_are_no_ranges():
@@ -195,16 +195,18 @@ def test_entries_that_count_from_one_base_are_read_alike():
     """As a table keeps them: what they refer to stands in properties, and is used again."""
     made, kept, properties = [], {}, {}
     for entry in history(True):
-        lean, mine = split(replace(entry, kept=kept, leaders={Partition("orders", 5): 3}).summary())
-        properties |= mine
+        lean, stored = split(
+            replace(entry, kept=kept, leaders={Partition("orders", 5): 3}).summary()
+        )
+        properties |= stored
         made.append(joined(lean, properties))
-        found = parse(made[-1])
-        assert found is not None
-        kept = found.kept
+        parsed = parse(made[-1])
+        assert parsed is not None
+        kept = parsed.kept
     assert 1 < len(properties) < 30
-    assert list(each(of_entries(made))) == laid(expected(made))
-    assert list(each(of_entries(made))) == list(
-        each(of_entries([entry.summary() for entry in history(True)]))
+    assert list(span_rows(of_entries(made))) == laid(expected(made))
+    assert list(span_rows(of_entries(made))) == list(
+        span_rows(of_entries([entry.summary() for entry in history(True)]))
     )
 
 
@@ -222,17 +224,17 @@ NAMES = (
 )
 
 
-def rows(found: Sequence[Row], chunks: int = 1) -> pa.Table:
+def rows(index_rows: Sequence[Row], chunks: int = 1) -> pa.Table:
     """As the index has them; in several pieces, as a reader of many files gives them."""
     types = [pa.large_string(), pa.int32(), *[pa.int64()] * 7]
     schema = pa.schema(list(zip(NAMES, types, strict=True)))
-    size = -(-len(found) // chunks) or 1
+    size = -(-len(index_rows) // chunks) or 1
     return pa.concat_tables(
         pa.Table.from_arrays(
             [pa.array([row[i] for row in some], kind) for i, kind in enumerate(types)],
             schema=schema,
         )
-        for some in ([found[at : at + size] for at in range(0, len(found), size)] or [[]])
+        for some in ([index_rows[at : at + size] for at in range(0, len(index_rows), size)] or [[]])
     )
 
 
@@ -253,24 +255,24 @@ index_rows = st.tuples(
 @settings(max_examples=200, deadline=None)
 @given(st.lists(index_rows, max_size=20), st.integers(1, 3), st.booleans())
 def test_columns_of_the_indexs_rows_are_theirs_in_order(
-    found: list[Row], chunks: int, dictionary: bool
+    index_rows: list[Row], chunks: int, dictionary: bool
 ):
-    table = rows(found, chunks)
+    table = rows(index_rows, chunks)
     if dictionary:
         table = table.set_column(0, "topic", table["topic"].dictionary_encode())
     spans = of_rows(table)
-    told = list(each(spans))
-    assert told == sorted(told, key=lambda each: each[1:3])
-    assert sorted(told) == [
+    actual = list(span_rows(spans))
+    assert actual == sorted(actual, key=lambda row: row[1:3])
+    assert sorted(actual) == [
         (i, Partition(topic, number), start, end, OutcomeCounts(*fates[:-1], fates[-1] or 0))
-        for i, (topic, number, start, end, *fates) in enumerate(found)
+        for i, (topic, number, start, end, *fates) in enumerate(index_rows)
     ]
-    assert list(spans.partitions) == sorted({Partition(*row[:2]) for row in found})
+    assert list(spans.partitions) == sorted({Partition(*row[:2]) for row in index_rows})
 
 
 def test_an_index_of_an_older_frazil_lacks_a_column():
     table = rows([("orders", 0, 0, 5, 5, 0, 0, 0, 0)]).drop_columns(["merged"])
-    ((*_, counts),) = each(of_rows(table))
+    ((*_, counts),) = span_rows(of_rows(table))
     assert counts == OutcomeCounts(written=5)
 
 
@@ -278,17 +280,17 @@ def naive(
     spans: RangeColumns,
 ) -> dict[Partition, tuple[int, int, OutcomeCounts, list[Range], list[Range]]]:
     """As `joints`, range by range."""
-    found: dict[Partition, tuple[int, int, OutcomeCounts, list[Range], list[Range]]] = {}
-    for _, where, start, end, counts in each(spans):
-        first, here, total, gaps, overlaps = found.get(
+    state: dict[Partition, tuple[int, int, OutcomeCounts, list[Range], list[Range]]] = {}
+    for _, where, start, end, counts in span_rows(spans):
+        first, reached, total, gaps, overlaps = state.get(
             where, (start, start, OutcomeCounts(), [], [])
         )
-        if start > here:
-            gaps = [*gaps, Range(where, here, start)]
-        elif start < min(here, end):
-            overlaps = [*overlaps, Range(where, start, min(here, end))]
-        found[where] = first, max(here, end), total + counts, gaps, overlaps
-    return found
+        if start > reached:
+            gaps = [*gaps, Range(where, reached, start)]
+        elif start < min(reached, end):
+            overlaps = [*overlaps, Range(where, start, min(reached, end))]
+        state[where] = first, max(reached, end), total + counts, gaps, overlaps
+    return state
 
 
 near = st.integers(0, 30)
@@ -297,31 +299,31 @@ near = st.integers(0, 30)
 @settings(max_examples=400, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), near, near, near, amounts), max_size=30))
 def test_gaps_overlaps_and_sums_are_those_of_one_range_after_the_other(
-    found: list[tuple[int, int, int, int, int]],
+    drawn: list[tuple[int, int, int, int, int]],
 ):
     partitions = (BATCHES, Partition("orders", 1), Partition("orders", 4))
-    found.sort(key=lambda row: row[0])
-    start = np.array([row[1] for row in found], np.int64)
+    drawn.sort(key=lambda row: row[0])
+    start = np.array([row[1] for row in drawn], np.int64)
     none = np.zeros_like(start)
-    end = start + np.array([row[2] for row in found], np.int64)
-    rejected = np.array([row[4] for row in found], np.int64)
+    end = start + np.array([row[2] for row in drawn], np.int64)
+    rejected = np.array([row[4] for row in drawn], np.int64)
     written = end - start - rejected
-    key, source = np.array([row[0] for row in found], np.int32), np.arange(len(found))
+    key, source = np.array([row[0] for row in drawn], np.int32), np.arange(len(drawn))
     spans = RangeColumns(
         partitions, key, source.astype(np.int32), start, end, written, rejected, *[none] * 5
     )
-    told = naive(spans)
+    model = naive(spans)
     made = by_partition(spans)
-    assert list(made) == sorted(told, key=partitions.index)
+    assert list(made) == sorted(model, key=partitions.index)
     for partition, part in made.items():
-        first, last, counts, gaps, overlaps = told[partition]
+        first, last, counts, gaps, overlaps = model[partition]
         assert (part.start[0], part.end.max()) == (first, last)
         assert OutcomeCounts(*(int(outcome.sum()) for outcome in part.outcomes())) == counts
         assert joints(part) == (
-            [(each.start, each.end) for each in gaps],
-            [(each.start, each.end) for each in overlaps],
+            [(gap.start, gap.end) for gap in gaps],
+            [(overlap.start, overlap.end) for overlap in overlaps],
         )
-        assert len(part) == sum(partitions[row[0]] == partition for row in found)
+        assert len(part) == sum(partitions[row[0]] == partition for row in drawn)
 
 
 def joined_by_partition(entries: Sequence[LedgerEntry]) -> Iterator[tuple[Partition, Any, Any]]:
@@ -336,7 +338,7 @@ def test_a_whole_history_joins_and_a_missing_entry_leaves_a_gap(packed: bool):
     made = history(packed)
     assert all(not gaps and not overlaps for _, gaps, overlaps in joined_by_partition(made))
     spans = of_entries([entry.summary() for entry in made])
-    assert sum((counts for *_, counts in each(spans)), OutcomeCounts()) == sum(
+    assert sum((counts for *_, counts in span_rows(spans)), OutcomeCounts()) == sum(
         (e.total for e in made), OutcomeCounts()
     )
     for partition, gaps, _ in joined_by_partition(made[:4] + made[5:]):
@@ -360,10 +362,10 @@ def test_files_that_are_sorted_each_are_laid_side_by_side(gone: int | None):
         ]
     table = rows(made, 3 if gone is None else 1)
     spans = of_rows(table)
-    told = list(each(spans))
-    assert [row[1:4] for row in told] == sorted(row[1:4] for row in told)
-    assert sorted(row[0] for row in told) == list(range(len(made)))
-    for source, where, start, end, counts in told:
+    actual = list(span_rows(spans))
+    assert [row[1:4] for row in actual] == sorted(row[1:4] for row in actual)
+    assert sorted(row[0] for row in actual) == list(range(len(made)))
+    for source, where, start, end, counts in actual:
         assert (*where, start, end, counts.written, counts.rejected, counts.skipped) == (
             made[source][:7]
         )
@@ -377,8 +379,8 @@ def test_files_one_after_the_other_are_as_good_as_one_table(files: list[list[Row
     whole = of_rows(rows([row for file in files for row in file]))
     spans = of_rows(rows(file) for file in files)
     assert spans.partitions == whole.partitions
-    assert sorted(each(spans)) == sorted(each(whole))
-    assert [row[1:3] for row in each(spans)] == [row[1:3] for row in each(whole)]
+    assert sorted(span_rows(spans)) == sorted(span_rows(whole))
+    assert [row[1:3] for row in span_rows(spans)] == [row[1:3] for row in span_rows(whole)]
 
 
 def test_files_that_reach_into_each_other_are_joined():
@@ -414,11 +416,11 @@ def test_fates_can_be_added_to_each_other():
 def test_numbers_and_texts_are_read_from_any_part_of_a_column(
     chunks: list[list[int | None]], skip: int, count: int
 ):
-    column = pa.chunked_array([pa.array(each, pa.int64()) for each in chunks], pa.int64())
+    column = pa.chunked_array([pa.array(chunk, pa.int64()) for chunk in chunks], pa.int64())
     part = column.slice(skip, count)
     assert numbers(part, -9).tolist() == [-9 if n is None else n for n in part.to_pylist()]
     texts = pa.chunked_array(
-        [pa.array(map(str, each), pa.string()) for each in chunks], pa.string()
+        [pa.array(map(str, chunk), pa.string()) for chunk in chunks], pa.string()
     )
     for kind in (texts, texts.dictionary_encode()):
         known, code = codes(kind.slice(skip, count))

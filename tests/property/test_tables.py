@@ -50,7 +50,7 @@ def manifest(where: Range) -> str:
 def offsets(manifest: str, table: str) -> list[tuple[Partition, int]]:
     number, start, end = map(int, manifest.split("|"))
     at = Partition("orders", number)
-    return [(at, each) for each in range(start, end) if table in tables_of(at, each)]
+    return [(at, offset) for offset in range(start, end) if table in tables_of(at, offset)]
 
 
 class Died(BaseException):
@@ -58,24 +58,26 @@ class Died(BaseException):
 
 
 class Table(FakeTable):
-    """Remembers what was said in it, whatever is expired."""
+    """Remembers what was added to it, whatever is expired."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, f"uuid-{name}")
-        self.said: list[tuple[LedgerEntry, Sequence[str]]] = []
+        self.added: list[tuple[LedgerEntry, Sequence[str]]] = []
 
     def add(
         self, manifests: Sequence[str], summary: Mapping[str, str], branch: str = "main"
     ) -> Snapshot:
         if (entry := parse(summary)) is not None:
-            self.said.append((entry, manifests))
+            self.added.append((entry, manifests))
         made = super().add(manifests, summary, branch)
         # Never the same again, though others are expired.
         self.snapshots[made.id] = replace(made, sequence=made.id)
         return self.snapshots[made.id]
 
     def rows(self) -> Counter[tuple[Partition, int]]:
-        return Counter(row for _, each in self.said for m in each for row in offsets(m, self.name))
+        return Counter(
+            row for _, manifests in self.added for m in manifests for row in offsets(m, self.name)
+        )
 
 
 class World:
@@ -87,11 +89,11 @@ class World:
         self.unhealthy: set[str] = set()
         self.fuse = 0  # steps until the process dies; 0: it does not
         self.epoch = self.made = 0
-        self.life()
+        self.begin_run()
 
     # ── as the sink does it ──────────────────────────────────────────────────────────────────
 
-    def life(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+    def begin_run(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Until one can be started."""
         while True:
             with suppress(Unavailable):
@@ -111,16 +113,16 @@ class World:
         committed: set[str] = set()
         for name, table in self.tables.items():
             targets[name] = TableCommitter(table, "main", "s", self.epoch, self.clock)
-            there = targets[name].claim()
-            assert there.snapshot is not None
-            targets[name].set_tag(there.snapshot)
+            claimed = targets[name].claim()
+            assert claimed.snapshot is not None
+            targets[name].set_tag(claimed.snapshot)
             ends[name] = targets[name].end
-            found = targets[name].entries_after(head.end)
-            committed |= {i for entry, _ in found for i in entry.commit_ids}
+            newer = targets[name].entries_after(head.end)
+            committed |= {i for entry, _ in newer for i in entry.commit_ids}
         staged = chain(
-            head.end, [each for text in self.stored.values() if (each := load(text))], committed
+            head.end, [loaded for text in self.stored.values() if (loaded := load(text))], committed
         )
-        self.stored = {each.commit_id: dump(each) for each in staged}
+        self.stored = {batch.commit_id: dump(batch) for batch in staged}
         self.end = staged[-1].end if staged else head.end
         self.floors = {
             name: {p: o for p, o in end.items() if o > self.end[p]} for name, end in ends.items()
@@ -155,8 +157,8 @@ class World:
                 raise Died
 
     def _committed(self, batches: Sequence[StagedBatch]) -> None:
-        for each in batches:
-            self.stored.pop(each.commit_id, None)
+        for batch in batches:
+            self.stored.pop(batch.commit_id, None)
 
     def stage(self, *lengths: tuple[Partition, int]) -> None:
         """Read on, and hand a batch to the committer."""
@@ -166,20 +168,20 @@ class World:
         tables = []
         for name in TABLES:
             parts = [
-                Range(each.partition, max(each.start, min(floor, each.end)), each.end)
-                for each in ranges
-                if (floor := self.floors.get(name, {}).get(each.partition, 0)) < each.end
+                Range(span.partition, max(span.start, min(floor, span.end)), span.end)
+                for span in ranges
+                if (floor := self.floors.get(name, {}).get(span.partition, 0)) < span.end
             ]
-            mine = [offsets(manifest(each), name) for each in parts]
-            if any(mine):
+            rows_by_part = [offsets(manifest(part), name) for part in parts]
+            if any(rows_by_part):
                 self._make(name)
                 tallies = tuple(
-                    RangeCounts(each, len(rows), skipped=len(each) - len(rows))
-                    for each, rows in zip(parts, mine, strict=True)
+                    RangeCounts(part, len(rows), skipped=len(part) - len(rows))
+                    for part, rows in zip(parts, rows_by_part, strict=True)
                 )
                 manifests = tuple(map(manifest, parts))
                 tables.append(StagedTable(name, f"uuid-{name}", 0, manifests, (), 1, 1, tallies))
-        total = tuple(RangeCounts(each, len(each)) for each in ranges)
+        total = tuple(RangeCounts(span, len(span)) for span in ranges)
         self.made += 1
         after = self.end.after(ranges)
         batch = StagedBatch(
@@ -213,13 +215,13 @@ class World:
         try:
             self.committer.round(self.committer.queue.due())
         except Died:
-            self.life()
+            self.begin_run()
 
     def die_after(self, steps: int) -> None:
         self.fuse = steps
 
     def restart(self) -> None:
-        self.life()
+        self.begin_run()
 
     def overtaken(self) -> None:
         """The older run does not know that it is over, until a ledger tells it."""
@@ -230,7 +232,7 @@ class World:
                 old.hurry()
                 old.round(old.queue.due())
 
-        self.life(acts)
+        self.begin_run(acts)
         before = {name: table.rows() for name, table in self.tables.items()}
         acts()
         assert before == {name: table.rows() for name, table in self.tables.items()}
@@ -240,13 +242,13 @@ class World:
         table = {**self.tables, "db.index": self.index}.get(name)
         if table is None:
             return
-        old, fuse = self.committer, [self.life]
+        old, fuse = self.committer, [self.begin_run]
         table.race = lambda: fuse.pop()() if fuse else None
         table.faults.insert(0, "race")
         old.hurry()
         with suppress(Fenced, Died):
-            for each in old.queue.due():
-                old.round([each])
+            for pending in old.queue.due():
+                old.round([pending])
         fuse.clear()
 
     def fail(self, name: str, faults: list[str]) -> None:
@@ -273,7 +275,7 @@ class World:
         if self.stored:
             lost = list(self.stored)[which % len(self.stored)]
             self.stored[lost] = b"torn"
-        self.life()
+        self.begin_run()
 
     def wait(self, seconds: int) -> None:
         self.clock.now += seconds
@@ -292,21 +294,21 @@ class World:
 
     def check_ledger(self, table: Table) -> None:
         """Entries join, every offset in them has a fate, and what is called written is there."""
-        here: dict[Partition, int] = {}
-        epochs = [entry.epoch for entry, _ in table.said]
+        reached: dict[Partition, int] = {}
+        epochs = [entry.epoch for entry, _ in table.added]
         assert epochs == sorted(epochs), "a run went on after it was over"
-        for entry, manifests in table.said:
-            assert entry.begin.continues(here)
-            here = dict(entry.end)
+        for entry, manifests in table.added:
+            assert entry.begin.continues(reached)
+            reached = dict(entry.end)
             rows = Counter(p for m in manifests for p, _ in offsets(m, table.name))
-            for each in entry.begin.to(entry.end):
-                counts = entry.counts(each.partition)
-                assert counts.offsets == len(each)
+            for span in entry.begin.to(entry.end):
+                counts = entry.counts(span.partition)
+                assert counts.offsets == len(span)
                 assert min(counts.written, counts.skipped, counts.elsewhere) >= 0
                 if table is self.index:
-                    assert counts == OutcomeCounts(written=len(each))
+                    assert counts == OutcomeCounts(written=len(span))
                 else:
-                    assert counts.written == rows[each.partition]
+                    assert counts.written == rows[span.partition]
 
     def heal(self) -> None:
         """All is well again: then everything is where it belongs."""
@@ -360,9 +362,9 @@ happenings = st.one_of(
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(happenings, min_size=5, max_size=60))
-def test_every_record_is_in_each_of_its_tables_once_whatever_happens(what: list[Any]):
+def test_every_record_is_in_each_of_its_tables_once_whatever_happens(acts: list[Any]):
     world = World()
-    for name, *arguments in what:
+    for name, *arguments in acts:
         getattr(world, name)(*arguments)
         world.check()
     world.heal()
@@ -377,9 +379,9 @@ def test_the_counts_of_an_entry_are_those_of_its_batches_and_of_what_passed(
     batches: list[Any], since: int
 ):
     """Whatever a table's ledger lacks before, between and behind its batches is `elsewhere`."""
-    here, staged = since, []
+    position, staged = since, []
     for written, gap in batches:
-        start = here + gap
+        start = position + gap
         end = start + 10
         tables = tuple(
             StagedTable(
@@ -410,18 +412,18 @@ def test_the_counts_of_an_entry_are_those_of_its_batches_and_of_what_passed(
                 (RangeCounts(Range(P, start, end), 10),),
             )
         )
-        here = end
+        position = end
     for table in ("db.a", "db.b", "db.c"):
-        mine = [each for each in staged if table in each.names]
-        if not mine:
+        own_batches = [batch for batch in staged if table in batch.names]
+        if not own_batches:
             continue
-        entry = entry_of(mine, table, 1, Cut({P: since}))
+        entry = entry_of(own_batches, table, 1, Cut({P: since}))
         assert entry.begin[P] == since
-        assert entry.end[P] == mine[-1].end[P]
+        assert entry.end[P] == own_batches[-1].end[P]
         counts = entry.counts(P)
-        told = [each.table(table).tallies[0] for each in mine]
-        assert counts.written == sum(each.written for each in told)
-        assert counts.skipped == sum(each.skipped for each in told)
-        assert counts.elsewhere == entry.end[P] - since - 10 * len(mine)
+        tallies = [batch.table(table).tallies[0] for batch in own_batches]
+        assert counts.written == sum(tally.written for tally in tallies)
+        assert counts.skipped == sum(tally.skipped for tally in tallies)
+        assert counts.elsewhere == entry.end[P] - since - 10 * len(own_batches)
         again = parse(entry.summary())
         assert again == entry

@@ -43,7 +43,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 def plan(folder: str, *key: pa.Field, partition_by: tuple[str, ...] = ()) -> TablePlan:
     columns = pa.schema([*key, pa.field("value", pa.int64())])
-    names = tuple(each.name for each in key)
+    names = tuple(field.name for field in key)
     config = TableConfig("db.t", mode="upsert", key=names)
     schema = iceberg_schema(columns, METADATA, config)
     spec = json.loads(partition_spec(schema, partition_by, "db.t"))
@@ -62,14 +62,14 @@ def table(schema: pa.Schema, rows: list[dict[str, Any]]) -> pa.Table:
 
 def changes(of: TablePlan, records: list[dict[str, Any]]) -> KeyChanges:
     """In the order of one partition; a record without a value deletes."""
-    rows = [each for each in records if each["value"] is not None]
-    gone = [each for each in records if each["value"] is None]
-    found = KeyChanges()
+    rows = [record for record in records if record["value"] is not None]
+    gone = [record for record in records if record["value"] is None]
+    key_changes = KeyChanges()
     if rows:
-        found.rows.append(table(of.shape.arrow, rows))
+        key_changes.rows.append(table(of.shape.arrow, rows))
     if gone:
-        found.gone.append(table(of.of_deletes, gone))
-    return found
+        key_changes.gone.append(table(of.of_deletes, gone))
+    return key_changes
 
 
 def record(
@@ -88,19 +88,19 @@ def record(
 
 def expected(records: list[dict[str, Any]], names: tuple[str, ...]) -> dict[Any, dict[str, Any]]:
     """Key → its last record, by the rule of the module."""
-    found: dict[Any, dict[int, list[dict[str, Any]]]] = {}
-    for each in records:
-        mine = found.setdefault(tuple(each[name] for name in names), {})
-        mine.setdefault(each["_topic_partition"], []).append(each)
+    by_key: dict[Any, dict[int, list[dict[str, Any]]]] = {}
+    for record in records:
+        by_partition = by_key.setdefault(tuple(record[name] for name in names), {})
+        by_partition.setdefault(record["_topic_partition"], []).append(record)
     last = {}
-    for which, partitions in found.items():
+    for which, partitions in by_key.items():
         winner = max(partitions, key=lambda n: (max(r["_timestamp"] for r in partitions[n]), n))
         last[which] = max(partitions[winner], key=lambda r: r["_offset"])
     return last
 
 
 def contents(files: Any) -> list[dict[str, Any]]:
-    paths = [json.loads(each.descriptor)["file-path"] for each in files]
+    paths = [json.loads(file.descriptor)["file-path"] for file in files]
     return [row for path in paths for row in pq.ParquetFile(path).read().to_pylist()]
 
 
@@ -142,14 +142,12 @@ def test_what_is_written_is_what_a_dictionary_holds(
             sent.append(record(keys, number, offsets[number], stamp, None if gone else at))
             offsets[number] += 1
         pieces = [sent[n::tasks] for n in range(tasks)]
-        done = through_parcels(of, [changes(of, each) for each in pieces], buckets, parts)
+        done = through_parcels(of, [changes(of, piece) for piece in pieces], buckets, parts)
         last = expected(sent, of.key)
-        rows = {
-            tuple(each[name] for name in of.key): each["value"] for each in contents(done.files)
-        }
+        rows = {tuple(row[name] for name in of.key): row["value"] for row in contents(done.files)}
         assert rows == {k: r["value"] for k, r in last.items() if r["value"] is not None}
         assert len(contents(done.files)) == len(rows) == sum(done.written.values())
-        keys = [tuple(each[name] for name in of.key) for each in contents(done.deletes)]
+        keys = [tuple(row[name] for name in of.key) for row in contents(done.deletes)]
         assert sorted(keys) == sorted(last)
         assert done.keys == len(keys)
 
@@ -169,7 +167,7 @@ KINDS: list[tuple[pa.DataType, list[Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "values"), KINDS, ids=lambda each: str(each)[:20])
+@pytest.mark.parametrize(("kind", "values"), KINDS, ids=lambda value: str(value)[:20])
 def test_a_key_may_be_of_any_type_that_iceberg_takes(
     kind: pa.DataType, values: list[Any], tmp_path
 ):
@@ -179,7 +177,7 @@ def test_a_key_may_be_of_any_type_that_iceberg_takes(
     parts = [changes(of, sent[: len(values)]), changes(of, sent[len(values) :])]
     done = through_parcels(of, parts, 3)
     assert len(contents(done.files)) == len(values) == done.keys
-    hashed = [upsert._hashed(each.rows[0], of.key).tolist() for each in parts]
+    hashed = [upsert._hashed(part.rows[0], of.key).tolist() for part in parts]
     assert hashed[0] == hashed[1]
     assert len(set(hashed[0])) == len(values)
     sliced = parts[0].rows[0].slice(1)
@@ -196,10 +194,10 @@ def test_the_number_of_a_key_is_the_same_on_every_machine(tmp_path):
 def test_a_delete_file_belongs_to_no_partition_and_names_its_columns(tmp_path):
     of = plan(str(tmp_path), key("id", pa.int64()), partition_by=("bucket(4, id)",))
     done = apply(of, changes(of, [record({"id": n}, 0, n, 0, n) for n in range(50)]), "frazil-s-1")
-    data = [json.loads(each.descriptor) for each in done.files]
-    assert {each["spec-id"] for each in data} == {1}
-    assert len({tuple(each["partition"]) for each in data}) == 4
-    [deletes] = [json.loads(each.descriptor) for each in done.deletes]
+    data = [json.loads(file.descriptor) for file in done.files]
+    assert {descriptor["spec-id"] for descriptor in data} == {1}
+    assert len({tuple(descriptor["partition"]) for descriptor in data}) == 4
+    [deletes] = [json.loads(file.descriptor) for file in done.deletes]
     assert (deletes["content"], deletes["spec-id"], deletes["partition"]) == (
         "equality-deletes",
         0,
@@ -216,7 +214,7 @@ def test_many_changes_are_not_unpacked_at_once(tmp_path, monkeypatch):
     parts = parts_of(1000, 1)
     assert (parts, parts_of(99, 1), parts_of(500, 4)) == (10, 1, 8)
     every = [parcel for _, parcel in shuffle_blocks(of, sent, 1, parts)]
-    counts = [sum(map(len, each.rows)) for _, each in unpacked(every)]
+    counts = [sum(map(len, part.rows)) for _, part in unpacked(every)]
     assert sum(counts) == 1000
     assert max(counts) < 300
     assert len(counts) > 3
@@ -224,12 +222,12 @@ def test_many_changes_are_not_unpacked_at_once(tmp_path, monkeypatch):
 
 @given(st.lists(st.lists(st.integers(0, 60), unique=True), min_size=1, max_size=5))
 def test_a_key_that_two_tasks_have_is_seen(tasks: list[list[int]]):
-    found = shared([np.array(each, np.uint64) for each in tasks])
-    if found is None:
-        every = [key for each in tasks for key in each]
+    pair = shared([np.array(task_keys, np.uint64) for task_keys in tasks])
+    if pair is None:
+        every = [key for task_keys in tasks for key in task_keys]
         assert len(set(every)) == len(every)
     else:
-        one, other = found
+        one, other = pair
         assert one != other
         assert set(tasks[one]) & set(tasks[other])
 
@@ -240,7 +238,7 @@ def test_a_task_that_writes_by_itself_tells_its_keys(tmp_path):
         changes(of, [record({"id": n}, p, at, 0, n) for at, n in enumerate(ids)])
         for p, ids in enumerate([(1, 2, 2), (3, 4), (5, 2)])
     ]
-    told = [apply(of, each, "x", alone=True).hashes for each in sent]
-    assert [len(each) for each in told] == [2, 2, 2]
-    assert shared(told[:2]) is None
-    assert shared(told) == (0, 2)
+    hashes = [apply(of, part, "x", alone=True).hashes for part in sent]
+    assert [len(task_hashes) for task_hashes in hashes] == [2, 2, 2]
+    assert shared(hashes[:2]) is None
+    assert shared(hashes) == (0, 2)

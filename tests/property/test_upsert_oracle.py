@@ -74,8 +74,8 @@ def streams(draw: st.DrawFn) -> tuple[list[Record], list[Snapshot]]:
         if draw(st.integers(0, 4)) == 0:  # maintenance: a snapshot that takes nothing in
             snapshots.append(snapshot(len(snapshots) + 1, {}))
     return records, [
-        Snapshot(i, i - 1 or None, each.operation, each.summary)
-        for i, each in enumerate(snapshots, 1)
+        Snapshot(i, i - 1 or None, snapshot.operation, snapshot.summary)
+        for i, snapshot in enumerate(snapshots, 1)
     ]
 
 
@@ -97,20 +97,22 @@ def test_the_state_is_that_of_changes_put_in_order_one_by_one(
             and taken.ranges[record.place][0] <= record.offset < taken.ranges[record.place][1]
         ]
         newest: dict[Any, int] = {}
-        for each in batch:
-            where = (each.key, each.place)
-            newest[where] = max(newest.get(where, each.timestamp), each.timestamp)
-        batch.sort(key=lambda each: (newest[each.key, each.place], each.place, each.offset))
-        for each in batch:
-            model.pop(each.key[0], None)
-            if each.row is not None:
-                model[each.key[0]] = each
+        for record in batch:
+            where = (record.key, record.place)
+            newest[where] = max(newest.get(where, record.timestamp), record.timestamp)
+        batch.sort(
+            key=lambda record: (newest[record.key, record.place], record.place, record.offset)
+        )
+        for record in batch:
+            model.pop(record.key[0], None)
+            if record.row is not None:
+                model[record.key[0]] = record
         assert {key[0]: record for key, record in state.rows.items()} == model
 
 
 def last(*records: Record) -> Any:
-    ends: dict[tuple[str, int], tuple[int, int]] = {each.place: (0, 100) for each in records}
-    oracle = Oracle(sorted(records, key=lambda each: each.offset), key=("id",))
+    ends: dict[tuple[str, int], tuple[int, int]] = {record.place: (0, 100) for record in records}
+    oracle = Oracle(sorted(records, key=lambda record: record.offset), key=("id",))
     [(_, state)] = oracle.replay([snapshot(1, ends)])
     return {key[0]: record.row["n"] for key, record in state.rows.items() if record.row}
 
@@ -179,9 +181,11 @@ def test_what_is_planted_is_found_at_its_key_and_nothing_else(
     plants = ["unknown"]
     plants += ["twin", "lost", "wrong"] if rows else []
     plants += ["undeleted"] if state.deleted else []
-    brought = [each for each in stream[0] if each.row is not None]
+    brought = [record for record in stream[0] if record.row is not None]
     older = [
-        each for each in brought if each.key in state.rows and each is not state.rows[each.key]
+        record
+        for record in brought
+        if record.key in state.rows and record is not state.rows[record.key]
     ]
     plants += ["stale"] if older else []
     plant = data.draw(st.sampled_from(plants))
@@ -204,9 +208,9 @@ def test_what_is_planted_is_found_at_its_key_and_nothing_else(
             rows.append(dict(rows[place]))
         else:
             rows[place]["n"] = -1
-    [found] = oracle.compare(state, data.draw(st.permutations(rows)), "reader", taken.id)
-    assert (found.kind, found.key, found.snapshot) == (plant, key, taken.id)
-    assert str(key[0]) in str(found)
+    [difference] = oracle.compare(state, data.draw(st.permutations(rows)), "reader", taken.id)
+    assert (difference.kind, difference.key, difference.snapshot) == (plant, key, taken.id)
+    assert str(key[0]) in str(difference)
 
 
 def test_a_difference_says_where_it_is_and_whose_row_stands_there():
@@ -214,21 +218,21 @@ def test_a_difference_says_where_it_is_and_whose_row_stands_there():
     oracle = Oracle(records, key=("id",))
     taken = [snapshot(1, {("t", 0): (0, 4)}), snapshot(2, {("t", 0): (4, 5)})]
     *_, (_, state) = oracle.replay(taken)
-    [found] = oracle.compare(state, [row_of(records[0])], "Spark", 2)
-    assert str(found) == (
+    [difference] = oracle.compare(state, [row_of(records[0])], "Spark", 2)
+    assert str(difference) == (
         "stale: key 1 in snapshot 2 (number 2), read by Spark: expected t[0]@4: n is 1, not 2, "
         "_offset is 3, not 4; it is the row of t[0]@3"
     )
-    [found] = oracle.compare(state, [row_of(each) for each in records], "Spark", 2)
-    assert found.kind == "twin"
-    assert "'t[0]@3': 1" in found.why
+    [difference] = oracle.compare(state, [row_of(record) for record in records], "Spark", 2)
+    assert difference.kind == "twin"
+    assert "'t[0]@3': 1" in difference.why
 
 
 def test_a_row_with_the_right_values_of_another_record_is_found_by_its_origin():
     same = [record(0, 3, 1, 7), record(0, 4, 2, 7)]
     oracle = Oracle(same, key=("id",))
     [(_, state)] = oracle.replay([snapshot(1, {("t", 0): (0, 5)})])
-    assert [each.kind for each in oracle.compare(state, [row_of(same[0])])] == ["stale"]
+    assert [difference.kind for difference in oracle.compare(state, [row_of(same[0])])] == ["stale"]
 
 
 def test_columns_that_only_one_side_knows_count_as_null():
@@ -236,10 +240,10 @@ def test_columns_that_only_one_side_knows_count_as_null():
     [(_, state)] = oracle.replay([snapshot(1, {("t", 0): (0, 1)})])
     row = row_of(record(0, 0, 1, 7))
     assert oracle.compare(state, [{**row, "later": None}]) == []
-    [found] = oracle.compare(state, [{**row, "later": 3}])
-    assert "later is 3, not None" in found.why
-    [found] = oracle.compare(state, [{k: v for k, v in row.items() if k != "n"}])
-    assert "n is None, not 7" in found.why
+    [difference] = oracle.compare(state, [{**row, "later": 3}])
+    assert "later is 3, not None" in difference.why
+    [difference] = oracle.compare(state, [{k: v for k, v in row.items() if k != "n"}])
+    assert "n is None, not 7" in difference.why
 
 
 def test_the_same_moment_bytes_and_nan_are_the_same_however_they_are_spelled():
@@ -247,10 +251,10 @@ def test_the_same_moment_bytes_and_nan_are_the_same_however_they_are_spelled():
     value = {"id": 1, "at": utc, "raw": b"x", "f": math.nan, "in": [{"at": utc}]}
     oracle = Oracle([Record("t", 0, 0, 0, (1,), value)], key=("id",))
     [(_, state)] = oracle.replay([snapshot(1, {("t", 0): (0, 1)})])
-    there = utc.astimezone(timezone(timedelta(hours=2)))
-    row = {**value, "at": there, "raw": bytearray(b"x"), "f": math.nan, "in": [{"at": there}]}
+    local = utc.astimezone(timezone(timedelta(hours=2)))
+    row = {**value, "at": local, "raw": bytearray(b"x"), "f": math.nan, "in": [{"at": local}]}
     assert oracle.compare(state, [row]) == []
-    assert oracle.compare(state, [{**row, "at": there + timedelta(hours=1)}]) != []
+    assert oracle.compare(state, [{**row, "at": local + timedelta(hours=1)}]) != []
 
 
 # ── what it reads ────────────────────────────────────────────────────────────────────────────────
@@ -267,16 +271,16 @@ def test_a_snapshot_that_miscounts_its_records_is_refused():
     records = [record(0, 0, 1, 1), record(0, 1, 1, 2), Record("t", 0, 2, 1, (2,), None)]
     right = snapshot(1, {("t", 0): (0, 3)})
 
-    def told(written: int, merged: int, keys: int) -> Snapshot:
+    def counted(written: int, merged: int, keys: int) -> Snapshot:
         counts = json.dumps({"read": written, "written": written, "merged": merged})
         more = {"frazil.counts": counts, "frazil.keys": str(keys)}
         return Snapshot(1, None, "", {**right.summary, **more})
 
-    list(Oracle(records, key=("id",)).replay([told(1, 2, 2)]))
+    list(Oracle(records, key=("id",)).replay([counted(1, 2, 2)]))
     for wrong, why in (
-        (told(2, 2, 2), "says 2 written, its records 1"),
-        (told(1, 1, 2), "says 1 merged, its records 2"),
-        (told(1, 2, 1), "says 1 keys, its records 2"),
+        (counted(2, 2, 2), "says 2 written, its records 1"),
+        (counted(1, 1, 2), "says 1 merged, its records 2"),
+        (counted(1, 2, 1), "says 1 keys, its records 2"),
     ):
         with pytest.raises(AssertionError, match=why):
             list(Oracle(records, key=("id",)).replay([wrong]))
@@ -304,8 +308,8 @@ def test_the_history_is_the_branchs_ancestry_oldest_first():
         "snapshots": [made(5, 4), made(3, None), made(4, 3), made(9, 3)],
         "refs": {"main": {"snapshot-id": 5}, "other": {"snapshot-id": 9}},
     }
-    assert [each.id for each in history(document)] == [3, 4, 5]
-    assert [each.id for each in history(document, "other")] == [3, 9]
+    assert [snapshot.id for snapshot in history(document)] == [3, 4, 5]
+    assert [snapshot.id for snapshot in history(document, "other")] == [3, 9]
     assert history(document)[0] == Snapshot(3, None, "append", {"x": "3"})
     assert history({"refs": {}}) == []
 

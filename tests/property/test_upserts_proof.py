@@ -35,22 +35,22 @@ def test_arrays_and_a_dictionary_come_to_the_same_batch_by_batch(seed: int):
         if not ranges:
             continue
         fast.take(ranges)
-        said = {"changes": {str(p): list(span) for p, span in ranges.items()}}
-        summary = {"frazil.sink": "s", "frazil.ranges": upserts.json.dumps(said)}
+        recorded = {"changes": {str(p): list(span) for p, span in ranges.items()}}
+        summary = {"frazil.sink": "s", "frazil.ranges": upserts.json.dumps(recorded)}
         state = slow._after(state, Snapshot(1, None, "", summary))
-        found = {
+        actual = {
             int(i): (int(fast.rows["partition"][i]), int(fast.rows["offset"][i]))
-            for i in fast.there.nonzero()[0]
+            for i in fast.present.nonzero()[0]
         }
-        assert found == {key[0]: (r.partition, r.offset) for key, r in state.rows.items()}
+        assert actual == {key[0]: (r.partition, r.offset) for key, r in state.rows.items()}
 
 
 def test_sums_are_those_of_the_engine_and_every_difference_is_reported():
     changes = upserts.Changes(5000, 400, 7)
     dictionary = upserts.Dictionary(changes)
     dictionary.take({p: (0, len(changes.columns[p]["id"])) for p in range(4)})
-    there = dictionary.there.nonzero()[0]
-    good = {name: column[there] for name, column in dictionary.rows.items()}
+    present = dictionary.present.nonzero()[0]
+    good = {name: column[present] for name, column in dictionary.rows.items()}
 
     def table(rows: dict[str, upserts.Array]) -> pa.Table:
         return pa.table(
@@ -60,15 +60,15 @@ def test_sums_are_those_of_the_engine_and_every_difference_is_reported():
                 "_offset": rows["offset"],
                 "amount": pa.array(rows["amount"], pa.int32()),
                 "_topic_partition": pa.array(rows["partition"], pa.int32()),
-                "kind": [chr(each) for each in rows["kind"]],
+                "kind": [chr(code) for code in rows["kind"]],
                 "note": ["x" * n for n in rows["note"]],
             }
         )
 
     def sums(rows: dict[str, upserts.Array]) -> tuple[int, ...]:
-        found = table(rows)
-        assert found.num_rows
-        [row] = duckdb.sql(f"SELECT {upserts.select()} FROM found").fetchall()
+        arrow_table = table(rows)
+        assert arrow_table.num_rows
+        [row] = duckdb.sql(f"SELECT {upserts.select()} FROM arrow_table").fetchall()
         return tuple(map(int, row))
 
     assert sums(good) == dictionary.sums
@@ -78,7 +78,7 @@ def test_sums_are_those_of_the_engine_and_every_difference_is_reported():
     lost = {name: column[1:] for name, column in good.items()}
     swapped = {name: column.copy() for name, column in good.items()}
     swapped["version"][[0, 1]] = swapped["version"][[1, 0]]
-    dead = int((~dictionary.there).nonzero()[0][0])
+    dead = int((~dictionary.present).nonzero()[0][0])
     back = {name: upserts.np.append(column, column[0]) for name, column in good.items()}
     back["id"][-1] = dead
     for rows, kind, keys in (

@@ -57,9 +57,9 @@ class Held:
 
     @property
     def paths(self) -> set[str]:
-        found = {file.path for file, _ in self.files} | self.manifests
-        found.add(self.snapshot.manifest_list)
-        return found
+        paths = {file.path for file, _ in self.files} | self.manifests
+        paths.add(self.snapshot.manifest_list)
+        return paths
 
 
 @dataclass(slots=True, eq=False)
@@ -112,7 +112,7 @@ class Request:
     uuid: str
     expected: dict[str, int | None]
     change: Callable[[Meta], Held | None]
-    what: str
+    action: str
     branch: str = ""
     #: the whole metadata must be this version; None: the references are enough
     version: int | None = None
@@ -160,7 +160,7 @@ class Server:
                 raise Lost
         after = meta.next()
         held = request.change(after)
-        self.world.say(f"applied to {request.table}: {request.what}")
+        self.world.say(f"applied to {request.table}: {request.action}")
         self.tables[request.table] = after
         self.past[request.table].append(after)
         if held is not None:
@@ -177,7 +177,7 @@ class Server:
             self.objects.setdefault(late[0], late[1])
             return
         try:
-            self.world.say(f"arrives late: {late.what} for {late.table}")
+            self.world.say(f"arrives late: {late.action} for {late.table}")
             self.apply(late)
         except Lost:
             self.world.say("  and comes to nothing")
@@ -192,10 +192,10 @@ class Server:
             self.oracle.deleted(path, content)
 
     def manifest(self, path: str) -> tuple[File, ...]:
-        found = self.objects.get(path, self.gone.get(path))
-        if found is None:  # who moves a branch and expires may have taken it
+        files = self.objects.get(path, self.gone.get(path))
+        if files is None:  # who moves a branch and expires may have taken it
             raise IdentityMismatch(f"cannot read {path}: it is gone")
-        return found  # type: ignore[no-any-return]
+        return files  # type: ignore[no-any-return]
 
 
 def refusal(history: Iterator[Snapshot], since: int) -> str | None:
@@ -231,19 +231,19 @@ class Table:
         self._look()
 
     def _look(self) -> None:
-        found = self._server.tables.get(self.name)
-        if found is None:
+        current = self._server.tables.get(self.name)
+        if current is None:
             raise IdentityMismatch(f"cannot refresh table {self.name}: it is gone")
-        if found.uuid != self.uuid:
+        if current.uuid != self.uuid:
             raise IdentityMismatch(
                 f"cannot go on with table {self.name}: it was dropped and made again"
             )
         stale = self._client.stale
-        if stale and found.version > self.meta.version and self._world.chance() < stale:
+        if stale and current.version > self.meta.version and self._world.chance() < stale:
             past = self._server.past[self.name]
-            found = past[self._world.dice.randint(self.meta.version, found.version)]
-            self._world.say(f"reads {self.name} as of version {found.version}")
-        self.meta = found
+            current = past[self._world.dice.randint(self.meta.version, current.version)]
+            self._world.say(f"reads {self.name} as of version {current.version}")
+        self.meta = current
 
     def history(self, branch: str) -> Iterator[Snapshot]:
         return self.meta.history(branch)
@@ -261,9 +261,9 @@ class Table:
     def carries(self, branch: str, snapshot_id: int) -> bool:
         self._client.read(f"read the manifests of {self.name}")
         meta, head = self.meta, self.meta.head(branch)
-        theirs = meta.snapshots[snapshot_id].manifests
-        newest = max((meta.manifests[path] for path in theirs), default=0)
-        wanted = {path for path in theirs if meta.manifests[path] == newest}
+        paths = meta.snapshots[snapshot_id].manifests
+        newest = max((meta.manifests[path] for path in paths), default=0)
+        wanted = {path for path in paths if meta.manifests[path] == newest}
         return not wanted or (head is not None and bool(wanted & head.manifests))
 
     def tagged(self, tag: str) -> Snapshot | None:
@@ -331,11 +331,11 @@ class Table:
         head = self.meta.head("main")
         if head is None:
             return None, []
-        found = [
+        files = [
             LiveFile(file.path, len(file.rows), sequence, descriptor=file.descriptor)
             for file, sequence in head.files
         ]
-        return head.snapshot, sorted(found, key=lambda each: each.sequence)
+        return head.snapshot, sorted(files, key=lambda file: file.sequence)
 
     def count(self) -> int:
         return len(self.meta.snapshots)
@@ -357,19 +357,19 @@ class Table:
         leftovers: list[str],
         tag: str = "",
     ) -> None:
-        # (The tag is left to `witness`: a catalog that sets both at once has fewer ways to fail.)
+        # (The tag is left to `set_tag`: a catalog that sets both at once has fewer ways to fail.)
         files: list[File] = []
         paths: list[str] = []
-        for each in manifests:
-            if each.startswith("{"):
-                files.append(self._client.file(each))
+        for manifest in manifests:
+            if manifest.startswith("{"):
+                files.append(self._client.file(manifest))
             else:
-                files += self._server.manifest(each)
-                paths.append(each)
+                files += self._server.manifest(manifest)
+                paths.append(manifest)
         if any(file.content != "data" for file in files):
-            for each in paths:  # a row delta reads them, and writes manifests of its own
-                if each not in self._server.objects:
-                    raise IdentityMismatch(f"cannot read {each}: it is gone")
+            for path in paths:  # a row delta reads them, and writes manifests of its own
+                if path not in self._server.objects:
+                    raise IdentityMismatch(f"cannot read {path}: it is gone")
             paths = []
         self._commit((), files, paths, summary, branch, check, leftovers, "append")
 
@@ -386,8 +386,8 @@ class Table:
         self.refresh()
         if why := refusal(self.history(branch), since):
             raise Conflict(f"cannot rewrite files of table {self.name}: {why}")
-        gone = {self._client.file(each).path for each in removed}
-        new = [self._client.file(each) for each in added]
+        gone = {self._client.file(descriptor).path for descriptor in removed}
+        new = [self._client.file(descriptor) for descriptor in added]
         self._commit(
             gone,
             new,
@@ -410,8 +410,8 @@ class Table:
         check: Check,
         leftovers: list[str],
     ) -> None:
-        gone = {each.path for each in removed}
-        new = [self._client.file(each) for each in added]
+        gone = {file.path for file in removed}
+        new = [self._client.file(descriptor) for descriptor in added]
         self._commit(gone, new, (), summary, "main", check, leftovers, "replace")
 
     def _commit(
@@ -444,8 +444,8 @@ class Table:
             refused = check(base.history(branch))
             if not refused and gone:
                 head = base.head(branch)
-                there = {file.path for file, _ in head.files} if head else set()
-                refused = None if gone <= there else "files to remove are missing"
+                present = {file.path for file, _ in head.files} if head else set()
+                refused = None if gone <= present else "files to remove are missing"
             if refused:
                 world.say(f"refused: {refused}")
                 leftovers += [*made, *paths]
@@ -582,7 +582,7 @@ class Table:
         return f"{self.location}/metadata/{name}"
 
     def write_manifest(self, path: str, files: Sequence[str]) -> str:
-        content = tuple(self._client.file(each) for each in files)
+        content = tuple(self._client.file(descriptor) for descriptor in files)
         self._client.put(path, content, torn=())
         return path
 
@@ -642,19 +642,19 @@ def add(
     files = before.files if before else ()
     manifests = before.manifests if before else frozenset()
     if gone:
-        files = tuple(each for each in files if each[0].path not in gone)
+        files = tuple(pair for pair in files if pair[0].path not in gone)
     if new:
         files = (*files, *((file, sequence) for file in new))
         # (A rewrite lists what it keeps anew; who only takes files away may leave no trace.)
         manifests = frozenset(paths) if gone else manifests.union(paths)
         meta.manifests.update((path, sequence) for path in paths)
-    said = dict(summary)
+    full_summary = dict(summary)
     if any(file.content == "equality-deletes" for file in new):
-        said["added-equality-delete-files"] = "1"
-    said["total-data-files"] = str(len(files))
+        full_summary["added-equality-delete-files"] = "1"
+    full_summary["total-data-files"] = str(len(files))
     if not any(file.content != "data" for file, _ in files):
-        said["total-delete-files"] = "0"
-    snapshot = Snapshot(number, parent, sequence, now, operation, said, listed)
+        full_summary["total-delete-files"] = "0"
+    snapshot = Snapshot(number, parent, sequence, now, operation, full_summary, listed)
     held = Held(snapshot, files, manifests)
     meta.snapshots[number] = held
     meta.refs[branch] = number
@@ -690,7 +690,7 @@ def expire(server: Server, name: str, keep: int, before_ms: float = float("inf")
 
 
 class Client:
-    """How one life reaches the servers: every call is a point, and may fail."""
+    """How one run reaches the servers: every call is a point, and may fail."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -710,11 +710,11 @@ class Client:
         rate = self.faults.get(kind)
         return rate is not None and self.server.world.chance() < rate
 
-    def read(self, what: str) -> None:
-        self.server.world.point(what)
+    def read(self, action: str) -> None:
+        self.server.world.point(action)
         if self.fails("read"):
-            self.server.world.say(f"fails: {what}")
-            raise Unavailable(f"cannot {what}: 503")
+            self.server.world.say(f"fails: {action}")
+            raise Unavailable(f"cannot {action}: 503")
 
     def put(self, path: str, content: Any, torn: Any) -> None:
         """An object that is not there yet."""
@@ -746,19 +746,19 @@ class Client:
         """A request to change a table. Raises `Lost` for 409, or what a client makes of trouble."""
         server, world = self.server, self.server.world
         try:
-            world.point(f"send {request.what}")
+            world.point(f"send {request.action}")
         except BaseException:
             if self.faults.get("late"):  # died while it was on its way
                 server.flying.append(request)
             raise
         if self.faults:
             if self.fails("down"):
-                world.say(f"503, nothing applied: {request.what}")
+                world.say(f"503, nothing applied: {request.action}")
                 raise Unavailable("cannot commit: 503")
             if self.fails("conflict"):
                 raise Lost
             if self.fails("late"):
-                world.say(f"timeout, still on its way: {request.what}")
+                world.say(f"timeout, still on its way: {request.action}")
                 server.flying.append(request)
                 raise CommitStateUnknown("cannot commit: CommitStateUnknownException")
             if self.fails("lost"):
@@ -771,4 +771,4 @@ class Client:
                     "cannot commit: the answer was lost"
                 )
         server.apply(request)
-        world.point(f"answer to {request.what}")
+        world.point(f"answer to {request.action}")

@@ -138,7 +138,7 @@ class Oracle:
         self.emptied = False
         self.commits = 0
         #: commit ids of the sink that are in some snapshot of a table
-        self.there: dict[str, set[str]] = {}
+        self.commit_ids_of: dict[str, set[str]] = {}
 
     # ── a snapshot was added ─────────────────────────────────────────────────────────────────
 
@@ -170,7 +170,7 @@ class Oracle:
         violated = self.world.violated
         where = f"{name} snapshot {held.snapshot.id}"
         if not self.ledgers:
-            return self._told(name, above, held, entry, where)
+            return self._added_by(name, above, held, entry, where)
         # (A claim that was expired before its tag was set fences nobody, and is made again.)
         if entry.epoch < above.epoch and "expired" not in self.harm.get(name, ()):
             violated("I7", f"{where} is of epoch {entry.epoch}, after epoch {above.epoch}")
@@ -197,10 +197,12 @@ class Oracle:
                     f"{where} begins with {partition} at {offset}, and what is before "
                     "it is not there",
                 )
-        self.there.setdefault(name, set()).update(entry.commit_ids)
-        return self._told(name, above, held, entry, where)
+        self.commit_ids_of.setdefault(name, set()).update(entry.commit_ids)
+        return self._added_by(name, above, held, entry, where)
 
-    def _told(self, name: str, above: Model, held: Held, entry: LedgerEntry, where: str) -> Model:
+    def _added_by(
+        self, name: str, above: Model, held: Held, entry: LedgerEntry, where: str
+    ) -> Model:
         """What the entry says that was added."""
         violated = self.world.violated
         if name == INDEX:
@@ -248,23 +250,23 @@ class Oracle:
         rows = {**above.rows, **dict.fromkeys(new, 1)}
         if not self.ledgers:
             return Model(rows, entry.end, entry.epoch, entry.commit_ids)
-        told = "*" if len(self.topic.names) > 1 else self.topic.names[0]
+        reference = "*" if len(self.topic.names) > 1 else self.topic.names[0]
         spans: dict[Any, list[tuple[int, int]]] = {}
         for _, table, partition, start, end in rows:
-            if table == told and end > start:
+            if table == reference and end > start:
                 spans.setdefault(partition, []).append((start, end))
-        for partition, found in spans.items():
-            found.sort()
-            for (_, end), (start, _) in pairwise(found):
+        for partition, pairs in spans.items():
+            pairs.sort()
+            for (_, end), (start, _) in pairwise(pairs):
                 if end != start:
                     self.world.violated(
-                        "I1/I2", f"{where}: its rows of {partition} do not join: {found}"
+                        "I1/I2", f"{where}: its rows of {partition} do not join: {pairs}"
                     )
-            if found[-1][1] != entry.end.get(partition):
+            if pairs[-1][1] != entry.end.get(partition):
                 self.world.violated(
                     "I1",
                     f"{where}: its rows of {partition} end at "
-                    f"{found[-1][1]}, the position is {entry.end}",
+                    f"{pairs[-1][1]}, the position is {entry.end}",
                 )
         return Model(rows, entry.end, entry.epoch, entry.commit_ids)
 
@@ -274,13 +276,13 @@ class Oracle:
         if not effect:
             return above
         rows = dict(above.rows)
-        word, _, what = effect.partition(":")
+        word, _, argument = effect.partition(":")
         if word == "append":
-            rows[FOREIGN, what] = 1
+            rows[FOREIGN, argument] = 1
         elif word == "overwrite":
-            rows = {(FOREIGN, what): 1}
+            rows = {(FOREIGN, argument): 1}
         else:
-            gone = eval(what)
+            gone = eval(argument)
             for key in gone:
                 rows.pop(key, None)
         return Model(rows, above.end, above.epoch, above.ids)
@@ -301,7 +303,7 @@ class Oracle:
     def moved(self, name: str, before: Meta, after: Meta, branch: str) -> None:
         """A commit of the sink set its branch to a snapshot that was there: whose are lost?"""
         was = before.refs.get(branch)
-        if was is not None and was not in [each.id for each in after.history(branch)]:
+        if was is not None and was not in [snapshot.id for snapshot in after.history(branch)]:
             self.world.violated(
                 "I6", f"a commit set {branch} of {name} back from {was} to {after.refs.get(branch)}"
             )
@@ -315,8 +317,8 @@ class Oracle:
             tag = meta.head(tag_name(branches[name]))
             for snapshot in meta.history(branches[name]):
                 entry = ledger.parse(snapshot.summary)
-                mine = entry is not None and entry.ranges and entry.epoch <= epoch
-                if mine and entry.batches[1] <= batch:  # type: ignore[union-attr]
+                own = entry is not None and entry.ranges and entry.epoch <= epoch
+                if own and entry.batches[1] <= batch:  # type: ignore[union-attr]
                     if tag is None or tag.snapshot.sequence < snapshot.sequence:
                         self.world.violated(
                             "H4",
@@ -400,7 +402,7 @@ class Oracle:
         if self.world.running is None or self.world.running.name != "committer":
             return  # a run that begins has another one for the same ranges, and a floor
         for name in batch.names:
-            if batch.commit_id in self.there.get(name, ()):
+            if batch.commit_id in self.commit_ids_of.get(name, ()):
                 self.world.violated(
                     "I8",
                     f"{path} is deleted: its batch is in {name} and not in "

@@ -30,7 +30,7 @@ from frazil.offsets import Cut
 from tests.simulation import catalog
 from tests.simulation.catalog import Server, Table
 from tests.simulation.oracle import INDEX
-from tests.simulation.sink_run import SimulatedStartup, here
+from tests.simulation.sink_run import SimulatedStartup, context
 
 Planting = Callable[[ExitStack], None]
 PLANTED: dict[str, Planting] = {}
@@ -92,8 +92,8 @@ def _(stack: ExitStack) -> None:
             if first:
                 return None
             first.append(True)
-            there = ledger.head(history, self.sink, head.snapshot)
-            return None if there.commit_id == head.commit_id else "moved"
+            newest = ledger.head(history, self.sink, head.snapshot)
+            return None if newest.commit_id == head.commit_id else "moved"
 
         return check
 
@@ -116,8 +116,8 @@ def _(stack: ExitStack) -> None:
     was = protocol.decide
 
     def decide(table: str, head: LedgerHead, seen: str | None, entry: LedgerEntry) -> Any:
-        there = head.entry.end if head.entry else entry.begin
-        return was(table, head, seen, replace(entry, begin=there))
+        position = head.entry.end if head.entry else entry.begin
+        return was(table, head, seen, replace(entry, begin=position))
 
     put(stack, protocol, "decide", decide)
 
@@ -157,7 +157,7 @@ def _claim(self: TableCommitter, epoch: int, extend: Any, **_: Any) -> LedgerHea
         claim = replace(
             base,
             epoch=epoch,
-            commit_ids=(f"claim-{here.world.number()}",),
+            commit_ids=(f"claim-{context.world.number()}",),
             begin=end,
             end=end,
             outcomes={},
@@ -175,8 +175,8 @@ def _claim(self: TableCommitter, epoch: int, extend: Any, **_: Any) -> LedgerHea
 @planted("a run takes the epoch of the run before")
 def _(stack: ExitStack) -> None:
     def take(self: Startup, target: TableCommitter, extend: Any = lambda end: end) -> None:
-        there = target.head().entry
-        target.epoch = max(1, there.epoch if there else 1)
+        entry = target.head().entry
+        target.epoch = max(1, entry.epoch if entry else 1)
         self.epoch = target.epoch
         head = _claim(target, target.epoch, extend)
         assert head.snapshot is not None
@@ -251,8 +251,8 @@ def _(stack: ExitStack) -> None:
         del self._claim_target
 
     def recover(self: Any) -> Any:
-        found = getattr(self, "_recovered", None)
-        return found if found is not None else _REAL_RECOVER(self)
+        recovery = getattr(self, "_recovered", None)
+        return recovery if recovery is not None else _REAL_RECOVER(self)
 
     put(stack, Startup, "claim", claim)
     put(stack, Startup, "recover", recover)
@@ -306,8 +306,8 @@ def _(stack: ExitStack) -> None:
             return was(self, manifests, entry)
         except _Assumed:
             self._set_seen(entry)
-            found = self.head().snapshot
-            return found or protocol.EXPIRED
+            snapshot = self.head().snapshot
+            return snapshot or protocol.EXPIRED
 
     put(stack, Table, "append", quiet)
     put(stack, TableCommitter, "commit", assuming)
@@ -337,9 +337,9 @@ def _(stack: ExitStack) -> None:
                     leftovers=[],
                 )
                 self._set_seen(entry)
-                found = self.head().snapshot
-                assert found is not None
-                return found
+                snapshot = self.head().snapshot
+                assert snapshot is not None
+                return snapshot
             except (Retryable, CommitStateUnknown):
                 self.pause(attempt)
         raise Unavailable("cannot commit")
@@ -352,7 +352,7 @@ def _(stack: ExitStack) -> None:
     was = committer.entry_of
 
     def entry_of(batches: Sequence[StagedBatch], *more: Any) -> LedgerEntry:
-        ids = tuple(f"try-{here.world.number()}" for _ in batches)
+        ids = tuple(f"try-{context.world.number()}" for _ in batches)
         return replace(was(batches, *more), commit_ids=ids)
 
     put(stack, committer, "entry_of", entry_of)
@@ -363,8 +363,8 @@ def _(stack: ExitStack) -> None:
     was = protocol.decide
 
     def decide(table: str, head: LedgerHead, seen: str | None, entry: LedgerEntry) -> Any:
-        found = was(table, head, seen, entry)
-        return DecidedAppend() if isinstance(found, protocol.AlreadyCommitted) else found
+        decision = was(table, head, seen, entry)
+        return DecidedAppend() if isinstance(decision, protocol.AlreadyCommitted) else decision
 
     put(stack, protocol, "decide", decide)
     put(stack, TableCommitter, "locate", lambda *_: {})
@@ -382,10 +382,10 @@ def _(stack: ExitStack) -> None:
     def locate(self: TableCommitter, batches: Sequence[StagedBatch]) -> dict[str, Snapshot]:
         head = self.head()
         ids = head.entry.commit_ids if head.entry else ()
-        found = {b.commit_id: head.snapshot for b in batches if b.commit_id in ids}
-        if found:
+        located = {b.commit_id: head.snapshot for b in batches if b.commit_id in ids}
+        if located:
             self._set_seen(head.entry)
-        return found  # type: ignore[return-value]
+        return located  # type: ignore[return-value]
 
     put(stack, TableCommitter, "locate", locate)
 
@@ -399,8 +399,8 @@ def _(stack: ExitStack) -> None:
     was = ledger.head
 
     def head(*given: Any) -> LedgerHead:
-        found = was(*given)
-        return found if found.complete else LedgerHead(None, None, complete=True)
+        newest = was(*given)
+        return newest if newest.complete else LedgerHead(None, None, complete=True)
 
     put(stack, ledger, "head", head)
 
@@ -433,9 +433,9 @@ def _(stack: ExitStack) -> None:
 def _(stack: ExitStack) -> None:
     def set_tag(self: TableCommitter, snapshot: Snapshot) -> None:
         for attempt in range(protocol.ATTEMPTS):
-            there = self.table.tagged(self._tag)
+            tagged = self.table.tagged(self._tag)
             try:
-                return self.table.tag(self._tag, snapshot.id, there.id if there else None)
+                return self.table.tag(self._tag, snapshot.id, tagged.id if tagged else None)
             except protocol.Conflict:
                 self.pause(attempt)
                 self.table.refresh()
@@ -506,9 +506,9 @@ def _(stack: ExitStack) -> None:
     def tried(self: Any, name: str, call: Callable[[], None]) -> None:
         was(self, name, call)
         if name in self.progress.stuck and name != committer.INDEX:
-            for each in self.queue.pending:
-                if each.lacks(name):
-                    each.snapshots[name] = protocol.EXPIRED
+            for pending in self.queue.pending:
+                if pending.lacks(name):
+                    pending.snapshots[name] = protocol.EXPIRED
 
     put(stack, Committer, "_attempt", tried)
 
@@ -535,9 +535,9 @@ def _(stack: ExitStack) -> None:
     was = Committer._snapshot_of_pending
 
     def pending(self: Any) -> Any:
-        found = was(self)
-        here.world.dice.shuffle(found)
-        return found
+        batches = was(self)
+        context.world.dice.shuffle(batches)
+        return batches
 
     put(stack, Committer, "_snapshot_of_pending", pending)
 
@@ -558,7 +558,7 @@ def _(stack: ExitStack) -> None:
     was = committer.entry_of
 
     def entry_of(*given: Any) -> LedgerEntry:
-        entry, topic = was(*given), here.oracle.topic
+        entry, topic = was(*given), context.oracle.topic
         end = dict(entry.end)
         for partition, offset in entry.end.items():
             while offset > entry.begin[partition] and not topic.tables(partition, offset - 1):
@@ -623,10 +623,10 @@ def _(stack: ExitStack) -> None:
     was = Committer._commit_table
 
     def into_table(self: Any, name: str, pending: Any) -> None:
-        mine = [each.batch for each in pending if each.lacks(name)]
+        lacking = [waiting.batch for waiting in pending if waiting.lacks(name)]
         was(self, name, pending)
         if name not in self.progress.stuck:
-            self._committed(mine)
+            self._committed(lacking)
 
     put(stack, Committer, "_commit_table", into_table)
 
@@ -646,9 +646,9 @@ def _(stack: ExitStack) -> None:
 @planted("the checkpoint gives the position, not the table")
 def _(stack: ExitStack) -> None:
     def recover(self: Any) -> Any:
-        found = _REAL_RECOVER(self)
-        start = Cut(dict.fromkeys(found.reached.cut, 0))
-        return replace(found, reached=replace(found.reached, cut=start))
+        recovery = _REAL_RECOVER(self)
+        start = Cut(dict.fromkeys(recovery.reached.cut, 0))
+        return replace(recovery, reached=replace(recovery.reached, cut=start))
 
     put(stack, Startup, "recover", recover)
 
@@ -659,9 +659,9 @@ def _(stack: ExitStack) -> None:
 
     def manifests(self: Any, located: Any) -> list[str]:
         owed, self._unindexed_with = self._unindexed, ""
-        found = was(self, located)
+        paths = was(self, located)
         self._unindexed = owed
-        return found
+        return paths
 
     put(stack, IndexWriter, "manifests", manifests)
     put(stack, IndexWriter, "indexed", lambda *_: None)
@@ -814,17 +814,19 @@ def _(stack: ExitStack) -> None:
     def resolve(self: Any) -> list[Any]:
         if self._attempts:
             self._table.refresh()
-        found = []
-        for each in list(self._attempts):
+        resolved = []
+        for attempt in list(self._attempts):
             done = [
-                s.id for s in self._after(each.since)[0] if s.summary.get(self._mark) == each.id
+                s.id
+                for s in self._after(attempt.since)[0]
+                if s.summary.get(self._mark) == attempt.id
             ]
             if done:
-                found.append(each)
+                resolved.append(attempt)
             else:
-                self._table.remove([*each.made, *each.unneeded])
-            self._attempts.remove(each)
-        return found
+                self._table.remove([*attempt.made, *attempt.unneeded])
+            self._attempts.remove(attempt)
+        return resolved
 
     put(stack, tasks.MaintenanceTask, "resolve", resolve)
 
@@ -844,11 +846,11 @@ def naive() -> Iterator[None]:
     with ExitStack() as stack:
 
         def decide(table: str, head: LedgerHead, seen: str | None, entry: LedgerEntry) -> Any:
-            there = head.entry.commit_ids if head.entry else ()
-            assert head.snapshot is not None or not there
+            known_ids = head.entry.commit_ids if head.entry else ()
+            assert head.snapshot is not None or not known_ids
             return (
                 protocol.AlreadyCommitted(head.snapshot)
-                if entry.commit_ids[-1] in there
+                if entry.commit_ids[-1] in known_ids
                 else DecidedAppend()
             )  # type: ignore[arg-type]
 

@@ -16,7 +16,7 @@ from frazil.ledger import staged_batch
 from frazil.offsets import Partition
 from tests.simulation.catalog import File, Held, Meta, Request, Server, add, expire
 from tests.simulation.oracle import EFFECT, FOREIGN, INDEX, Oracle, Topic, forgotten, tag_name
-from tests.simulation.sink_run import SinkRun, config, here
+from tests.simulation.sink_run import SinkRun, config, context
 from tests.simulation.world import Halt, Task, World
 
 #: Which tables: name, mode, branch.
@@ -153,8 +153,13 @@ class Schedule:
         self.turns = 0
         self.expired = False
         self.quiet = 0  # runs that were begun in peace
-        here.world, here.server, here.oracle, here.parsed = world, self.server, self.oracle, {}
-        here.branches = self.branches
+        context.world, context.server, context.oracle, context.parsed = (
+            world,
+            self.server,
+            self.oracle,
+            {},
+        )
+        context.branches = self.branches
 
     # ── the time of troubles, and peace ──────────────────────────────────────────────────────
 
@@ -197,7 +202,7 @@ class Schedule:
                 self._begin()
             elif drawn > 0.99:
                 self._stop()
-            elif drawn > 0.93 and (stopped := [each for each in self.sink_runs if each.stopped]):
+            elif drawn > 0.93 and (stopped := [run for run in self.sink_runs if run.stopped]):
                 dice.choice(stopped).stopped = False
             elif (task := self._ready()) is not None:
                 return task
@@ -214,8 +219,8 @@ class Schedule:
 
     def _nobody(self) -> bool:
         """Nobody can go on: something must happen, if it still can."""
-        if any(each.stopped for each in self.sink_runs):
-            next(each for each in self.sink_runs if each.stopped).stopped = False
+        if any(run.stopped for run in self.sink_runs):
+            next(run for run in self.sink_runs if run.stopped).stopped = False
         elif self.growth:
             self._grow()
         elif not self._alive and len(self.sink_runs) < self.most_runs:
@@ -226,7 +231,7 @@ class Schedule:
 
     @property
     def _alive(self) -> list[SinkRun]:
-        return [each for each in self.sink_runs if not each.dead and not each.over]
+        return [run for run in self.sink_runs if not run.dead and not run.over]
 
     def _begin(self, quiet: bool = False) -> SinkRun:
         sink_run = SinkRun(len(self.sink_runs) + 1, self.config, self.server)
@@ -240,7 +245,7 @@ class Schedule:
 
     def _stop(self) -> None:
         """Somebody asks a run to end well."""
-        running = [each for each in self._alive if each.query and not each.asked]
+        running = [run for run in self._alive if run.query and not run.asked]
         if running:
             sink_run = self.world.dice.choice(running)
             sink_run.asked = True
@@ -279,8 +284,8 @@ class Schedule:
         world = self.world
         world.say("peace")
         world.switch, world.die, world.stop = min(world.switch, 0.02), 0.0, 0.0
-        for each in self.sink_runs:
-            each.client.faults, each.client.stale, each.stopped = {}, 0.0, False
+        for run in self.sink_runs:
+            run.client.faults, run.client.stale, run.stopped = {}, 0.0, False
         while self.server.flying:
             self.server.arrive(0)
         self.turns = 0
@@ -365,30 +370,30 @@ class Schedule:
         self.world.say(f"the topic grows: {[*ends.values()]}")
         self.world.wake(self.topic)
 
-    def _foreign(self, what: str) -> None:
+    def _foreign(self, act: str) -> None:
         dice = self.world.dice
-        if what == "rename" and self.open and self._rename_back():
+        if act == "rename" and self.open and self._rename_back():
             return
-        if what == "retain":
+        if act == "retain":
             return self._retain()
-        rows = what in ("append", "overwrite", "delete")  # nobody has any for the index
+        rows = act in ("append", "overwrite", "delete")  # nobody has any for the index
         names = [
             name
             for name in (*self.topic.names, *([] if rows else [INDEX]))
             if name in self.server.tables
         ]
-        if aim := self.theme.get(what):
+        if aim := self.theme.get(act):
             names = [name for name in names if (name == INDEX) == (aim == INDEX)]
         if not names:
             return
         name = dice.choice(names)
         another = self.oracle.emptied or (self.oracle.harm and name not in self.oracle.harm)
-        if what in HARMFUL and another and not self.open:
+        if act in HARMFUL and another and not self.open:
             return  # one victim: what a run makes of it is easier to see
         meta, branch = self.server.tables[name], self.branches[name]
         head = meta.head(branch)
-        self.world.say(f"somebody: {what} {name}")
-        getattr(self, f"_hand_{what}")(name, meta, branch, head)
+        self.world.say(f"somebody: {act} {name}")
+        getattr(self, f"_hand_{act}")(name, meta, branch, head)
 
     def _change(self, name: str, meta: Meta, branch: str, change: Any) -> None:
         self.server.apply(Request(name, meta.uuid, {}, change, "somebody's", branch))
@@ -492,12 +497,12 @@ class Schedule:
 
     def _hand_unstage(self, name: str, meta: Meta, branch: str, head: Held | None) -> None:
         """The folder of staged batches is emptied: the tables are the checkpoint."""
-        words = {word for each in self.oracle.harm.values() for word in each}
+        words = {word for harmed in self.oracle.harm.values() for word in harmed}
         if not self.open and (words or self.expired):
             return
         if any(map(self._untold, words)):
             return
-        if any(not each.epoch for each in self._alive):
+        if any(not run.epoch for run in self._alive):
             return  # one that lists them now would see a part of them, and stop for that
         if len(self._alive) > 1 or "stored late" in self.faults:
             return  # what an older run stores afterwards is not what is in the tables
@@ -572,14 +577,14 @@ class Schedule:
     def _hand_restore(self, name: str, meta: Meta, branch: str, head: Held | None) -> None:
         """The catalog gets an older metadata file again: a backup, or `register_table`. Ledger,
         tag and properties go back together."""
-        past = [each for each in self.server.past[name] if each.uuid == meta.uuid]
+        past = [version for version in self.server.past[name] if version.uuid == meta.uuid]
         # What is there refers to files which must be there as well.
         whole = [
-            each
-            for each in past[:-1]
+            version
+            for version in past[:-1]
             if all(
                 path in self.server.objects
-                for held in each.snapshots.values()
+                for held in version.snapshots.values()
                 for path in held.paths
             )
         ]

@@ -59,7 +59,7 @@ from tests.simulation.oracle import INDEX, SINK, Oracle
 from tests.simulation.world import Task, World
 
 
-class Here:
+class Context:
     """The world that this process is in, for the patches."""
 
     world: World
@@ -69,12 +69,12 @@ class Here:
     branches: Mapping[str, str]
 
 
-here = Here()
+context = Context()
 
 
 def current_run() -> SinkRun:
-    assert here.world.running is not None
-    return here.world.running.owner  # type: ignore[no-any-return]
+    assert context.world.running is not None
+    return context.world.running.owner  # type: ignore[no-any-return]
 
 
 # ── what stands in for the machine ───────────────────────────────────────────────────────────────
@@ -85,29 +85,29 @@ class _Time:
 
     @staticmethod
     def monotonic() -> float:
-        return here.world.now
+        return context.world.now
 
     @staticmethod
     def time() -> float:
-        return worlds.START + here.world.now
+        return worlds.START + context.world.now
 
     @staticmethod
     def sleep(seconds: float) -> None:
-        here.world.wait(None, seconds)
+        context.world.wait(None, seconds)
 
 
 class _Threading:
     @staticmethod
     def Condition() -> worlds.Condition:
-        return worlds.Condition(here.world)
+        return worlds.Condition(context.world)
 
     @staticmethod
     def Lock() -> worlds.Lock:
-        return worlds.Lock(here.world)
+        return worlds.Lock(context.world)
 
     @staticmethod
     def Thread(target: Callable[[], object], name: str = "", **_: object) -> worlds.Thread:
-        return worlds.Thread(here.world, target, name)
+        return worlds.Thread(context.world, target, name)
 
 
 class _Unwatched:
@@ -124,7 +124,7 @@ class _Unwatched:
 class _Uuid:
     @staticmethod
     def uuid4() -> str:
-        return f"id-{here.world.number():04d}"
+        return f"id-{context.world.number():04d}"
 
 
 class _Pool:
@@ -137,13 +137,13 @@ class _Pool:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def map(self, call: Callable[[Any], Any], what: Sequence[Any]) -> list[Any]:
-        order = list(range(len(what)))
-        here.world.dice.shuffle(order)
-        found: list[Any] = [None] * len(what)
+    def map(self, call: Callable[[Any], Any], tasks: Sequence[Any]) -> list[Any]:
+        order = list(range(len(tasks)))
+        context.world.dice.shuffle(order)
+        results: list[Any] = [None] * len(tasks)
         for n in order:
-            found[n] = call(what[n])
-        return found
+            results[n] = call(tasks[n])
+        return results
 
 
 class _Nowhere(dict):  # type: ignore[type-arg]
@@ -179,10 +179,10 @@ class Catalog:
         if name in server.tables:
             return Table(self._client, name, server.tables[name])
         meta = server.create(name, properties)
-        here.world.say(f"makes {name}, {meta.uuid}")
+        context.world.say(f"makes {name}, {meta.uuid}")
         if self._client.fails("lost"):
             raise Unavailable(f"cannot create table {name}: the answer was lost")
-        here.world.point(f"made {name}")
+        context.world.point(f"made {name}")
         return Table(self._client, name, meta, made=True)
 
 
@@ -192,7 +192,7 @@ _SCHEMA = SimpleNamespace(model_validate_json=lambda _: SimpleNamespace(fields=(
 
 def _index_file(rows: Sequence[Any]) -> list[str]:
     client = current_run().client
-    path = f"/{INDEX}/data/{here.world.number()}.parquet"
+    path = f"/{INDEX}/data/{context.world.number()}.parquet"
     return [client.written(File(path, tuple(rows))).descriptor]
 
 
@@ -212,22 +212,22 @@ def _index_write(_shape: object, _prefix: str, located: Sequence[Any], *_: objec
 
 
 def _index_ends(rows: Any) -> dict[str, dict[Partition, tuple[int, int]]]:
-    found: dict[str, dict[Partition, tuple[int, int]]] = {}
+    ends: dict[str, dict[Partition, tuple[int, int]]] = {}
     for row in rows.to_pylist():
-        told = found.setdefault(row["table_name"], {})
-        first, last = told.get(row["partition"], (row["start_offset"], row["end_offset"]))
-        told[row["partition"]] = min(first, row["start_offset"]), max(last, row["end_offset"])
-    return found
+        table_ends = ends.setdefault(row["table_name"], {})
+        first, last = table_ends.get(row["partition"], (row["start_offset"], row["end_offset"]))
+        table_ends[row["partition"]] = min(first, row["start_offset"]), max(last, row["end_offset"])
+    return ends
 
 
 def _index_read(_shape: object, paths: Sequence[str]) -> list[Any]:
-    return [row for path in paths for row in here.server.files[path].rows]
+    return [row for path in paths for row in context.server.files[path].rows]
 
 
 def _compact(job: RewriteJob) -> RewriteResult:
     """Live rows of small files anew; of large ones the places of those that are gone."""
-    objects, client = here.server.files, current_run().client
-    here.world.point("read what is compacted")
+    objects, client = context.server.files, current_run().client
+    context.world.point("read what is compacted")
     rows: list[Any] = []
     replaced, gone = [], {}
     for source in job.sources:
@@ -249,9 +249,9 @@ def _compact(job: RewriteJob) -> RewriteResult:
         else:
             gone[source.path] = sorted(dead) if dead - hidden else []
     files = []
-    here.world.point("write what is left of it")
+    context.world.point("write what is left of it")
     if rows:
-        path = f"{job.prefix}-{here.world.number()}.parquet"
+        path = f"{job.prefix}-{context.world.number()}.parquet"
         made = client.written(File(f"/compacted/{path}", tuple(rows), size=10 * len(rows)))
         files = [DataFileDescriptor(made.descriptor, len(rows), made.size)]
     return RewriteResult(tuple(files), tuple(replaced), gone)  # type: ignore[arg-type]
@@ -260,7 +260,7 @@ def _compact(job: RewriteJob) -> RewriteResult:
 def _mask(_shape: object, prefix: str, _v: int, descriptor: str, gone: Sequence[int]) -> str:
     client = current_run().client
     of = client.file(descriptor).path
-    path = f"/compacted/{prefix}-{here.world.number()}-hides.parquet"
+    path = f"/compacted/{prefix}-{context.world.number()}-hides.parquet"
     rows = tuple((of, n) for n in gone)
     return client.written(File(path, rows, "position-deletes", of=of)).descriptor
 
@@ -282,10 +282,10 @@ _parse = entry.parse
 
 def _parsed(summary: Mapping[str, str]) -> Any:
     """Each summary is parsed once: they do not change, and everybody reads them again."""
-    found = here.parsed.get(id(summary))
-    if found is None:
-        found = here.parsed[id(summary)] = (summary, _parse(summary))
-    return found[1]
+    cached = context.parsed.get(id(summary))
+    if cached is None:
+        cached = context.parsed[id(summary)] = (summary, _parse(summary))
+    return cached[1]
 
 
 def _new(*_: object) -> tuple[str, str, str]:
@@ -300,7 +300,7 @@ def _plan(schemas: TableSchemas, name: str, *_: object) -> SimpleNamespace:
 
 @contextmanager
 def simulated() -> Iterator[None]:
-    """The code under test in the world that `here` names."""
+    """The code under test in the world that `context` names."""
     everywhere = {
         startup_module: {"time": _Time},
         sink_module: {
@@ -388,7 +388,7 @@ class Feed:
         self._one = config.one_table
         self.sink_run = current_run()
         self._next: list[str] = []
-        self.topic = here.oracle.topic
+        self.topic = context.oracle.topic
 
     def template(self, table: str) -> str:
         return table
@@ -474,9 +474,11 @@ class Feed:
     def _tally(self, r: Range, name: str | None) -> RangeCounts:
         fates = [self.topic.fate(r.partition, o) for o in range(r.start, r.end)]
         routed = fates.count("routed")
-        mine = routed if name is None else len(self.topic.routed(name, r.partition, r.start, r.end))
+        written = (
+            routed if name is None else len(self.topic.routed(name, r.partition, r.start, r.end))
+        )
         return RangeCounts(
-            r, mine, 0, fates.count("skipped") + routed - mine, fates.count("invisible")
+            r, written, 0, fates.count("skipped") + routed - written, fates.count("invisible")
         )
 
     def _of_table(self, name: str, ranges: Sequence[Range], prefix: str) -> TableWriteResult:
@@ -486,8 +488,8 @@ class Feed:
             for r in ranges
             for o in topic.routed(name, r.partition, r.start, r.end)
         ]
-        path = f"/{name}/data/{prefix}-{here.world.number()}"
-        size = here.world.dice.choice((10, 100))
+        path = f"/{name}/data/{prefix}-{context.world.number()}"
+        size = context.world.dice.choice((10, 100))
         tallies = [self._tally(r, name) for r in ranges]
         if topic.modes[name] == "append":
             rows: Sequence[Any] = [(p.number, o) for p, o in places]
@@ -553,16 +555,16 @@ class Stream:
     def start(self) -> Stream:
         self.isActive = True
         self._feed.sink_run.query = self
-        self.task = here.world.spawn(self._feed.sink_run, "batches", self._run)
+        self.task = context.world.spawn(self._feed.sink_run, "batches", self._run)
         return self
 
     def _run(self) -> None:
         number = 0
         topic = self._feed.topic
-        dice = here.world.dice
+        dice = context.world.dice
         try:
             while self.isActive:
-                here.world.point("trigger")
+                context.world.point("trigger")
                 cut = self._feed.sink_run.sink._stream.position.cut  # type: ignore[union-attr]
                 ranges = [
                     Range(p, cut.get(p, 0), min(end, cut.get(p, 0) + dice.randint(1, 4)))
@@ -570,7 +572,7 @@ class Stream:
                     if end > cut.get(p, 0)
                 ]
                 if not ranges:
-                    here.world.wait(topic, None)
+                    context.world.wait(topic, None)
                     continue
                 if len(ranges) > 1 and dice.random() < 0.5:
                     ranges = [dice.choice(ranges)]
@@ -580,16 +582,16 @@ class Stream:
             self._error = error
         finally:
             self.isActive = False
-            here.world.wake(self)
+            context.world.wake(self)
 
     def exception(self) -> BaseException | None:
         return self._error
 
     def stop(self) -> None:
         self.isActive = False
-        here.world.wake(self._feed.topic)
+        context.world.wake(self._feed.topic)
         while self.task is not None and not self.task.done:
-            here.world.wait(self, 1.0)
+            context.world.wait(self, 1.0)
 
 
 # ── a run ────────────────────────────────────────────────────────────────────────────────────────
@@ -675,7 +677,7 @@ class SinkRun:
 
     def _step(self, step: Any) -> None:
         if step.name == "done":
-            here.oracle.done(self.epoch, step.batch, here.branches)
+            context.oracle.done(self.epoch, step.batch, context.branches)
 
     def stop(self) -> None:
         """Somebody asks it to end."""
@@ -702,9 +704,9 @@ class SinkRun:
 
     def begins(self, epoch: int) -> None:
         self.epoch = epoch
-        oracle = here.oracle
-        here.world.say(f"begins: epoch {epoch}")
+        oracle = context.oracle
+        context.world.say(f"begins: epoch {epoch}")
         if epoch in oracle.epochs and INDEX not in oracle.harm and oracle.ledgers:
-            here.world.violated("I7", f"two runs have epoch {epoch}")
+            context.world.violated("I7", f"two runs have epoch {epoch}")
         oracle.epochs.add(epoch)
         oracle.settled = max(oracle.settled, epoch)

@@ -151,7 +151,7 @@ class World:
         if task.owner.dead:
             raise Died
 
-    def point(self, what: str) -> None:
+    def point(self, step: str) -> None:
         """A call to the world begins or ends."""
         task = self.running
         if task is None:
@@ -166,13 +166,13 @@ class World:
         drawn -= self.switch
         if drawn < self.die and self.deaths:
             self.deaths -= 1
-            self.kill(task.owner, f"at {what}")
+            self.kill(task.owner, f"at {step}")
             raise Died
         drawn -= self.die
         if 0 <= drawn < self.stop and self.stops:
             self.stops -= 1
             task.owner.stopped = True
-            self.say(f"{task.owner} stops at {what}")
+            self.say(f"{task.owner} stops at {step}")
             self._give_up(task)
 
     def kill(self, owner: Any, why: str) -> None:
@@ -240,16 +240,16 @@ class World:
         self.numbers += 1
         return self.numbers
 
-    def say(self, what: str) -> None:
+    def say(self, text: str) -> None:
         if self.trace is not None:
             who = self.running
             by = f"{who.owner}/{who.name}" if who is not None else "-"
-            self.trace.append(f"{self.now:9.2f} {by:<16} {what}")
+            self.trace.append(f"{self.now:9.2f} {by:<16} {text}")
 
-    def violated(self, rule: str, what: str) -> None:
-        self.broken.append(f"{rule}: {what}")
-        self.say(f"!! {rule}: {what}")
-        raise Halt(what)
+    def violated(self, rule: str, text: str) -> None:
+        self.broken.append(f"{rule}: {text}")
+        self.say(f"!! {rule}: {text}")
+        raise Halt(text)
 
 
 class Condition:
@@ -269,12 +269,12 @@ class Condition:
 
     def wait_for(self, is_so: Callable[[], Any], timeout: float | None = None) -> Any:
         end = None if timeout is None else self._world.now + timeout
-        while not (found := is_so()):
+        while not (value := is_so()):
             left = None if end is None else end - self._world.now
             if left is not None and left <= 0:
                 return is_so()
             self._world.wait(self, left)
-        return found
+        return value
 
     def notify_all(self) -> None:
         self._world.wake(self)

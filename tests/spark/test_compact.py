@@ -95,7 +95,7 @@ class Upserted:
 
     def written(self, shape: WriterSpec, rows: Iterable[Sequence[Any]]) -> list[str]:
         writer = TableWriter(shape, "test")
-        if columns := [list(each) for each in zip(*rows, strict=True)]:
+        if columns := [list(column) for column in zip(*rows, strict=True)]:
             arrays = [pa.array(c, f.type) for c, f in zip(columns, shape.arrow, strict=True)]
             writer.write(pa.Table.from_arrays(arrays, schema=shape.arrow))
         return [file.descriptor for file in writer.close()]
@@ -162,8 +162,8 @@ class Upserted:
 
     def check(self) -> None:
         expected = sorted(self.model.values())
-        found = self.spark.sql(f"SELECT id, region, value FROM {self.sql}").collect()
-        assert sorted(map(tuple, found)) == expected
+        rows = self.spark.sql(f"SELECT id, region, value FROM {self.sql}").collect()
+        assert sorted(map(tuple, rows)) == expected
         assert sorted(self.lake.query(self.name, "id, region, value")) == expected
 
     @property
@@ -308,8 +308,8 @@ def test_icebergs_own_rewrite_brings_a_deleted_row_back(
         gate.touch()
     rewrite.join(120)
     blocker.join(120)
-    found = spark.sql(f"SELECT id, region, value FROM {table.sql}").collect()
-    assert sorted(map(tuple, found)) == [(1, "a", "deleted"), *sorted(table.model.values())]
+    rows = spark.sql(f"SELECT id, region, value FROM {table.sql}").collect()
+    assert sorted(map(tuple, rows)) == [(1, "a", "deleted"), *sorted(table.model.values())]
     assert (1,) not in table.model
 
 
@@ -344,8 +344,8 @@ def test_what_lands_at_the_last_moment_is_seen_by_the_commit_itself(
     table.upsert([(1, "a", "x"), (2, "a", "x")])
     table.upsert([(2, "a", "y")])
     base, manifests = table.table.contents("main", {})
-    files = [each.descriptor for some in manifests.values() for each in some]
-    old = [each for each in files if json.loads(each)["content"] == "data"]
+    files = [file.descriptor for some in manifests.values() for file in some]
+    old = [descriptor for descriptor in files if json.loads(descriptor)["content"] == "data"]
     new = table.written(table.shape, [(1, "a", "x"), (2, "a", "y")])
     landed = table.upsert if deletes else table.append
 
@@ -380,12 +380,12 @@ def test_commits_of_the_stream_go_on_over_a_round(make: Callable[..., Upserted],
         table.upsert([(1, "a", str(batch)), (10 + batch, "a", "x")])
     own = table.catalog.load(table.name)
     assert own is not None
-    life = TableCommitter(own, "main", "s", 1, Clock())  # type: ignore[arg-type]
-    life._set_seen(life.head().entry)
+    committer = TableCommitter(own, "main", "s", 1, Clock())  # type: ignore[arg-type]
+    committer._set_seen(committer.head().entry)
     keeper = table.compaction()
     for batch in range(3, 6):
-        snapshot = life.commit([], table.entry(batch))
-        life.set_tag(snapshot)
+        snapshot = committer.commit([], table.entry(batch))
+        committer.set_tag(snapshot)
         table.batches = batch + 1
         assert keeper.run_due() == ""
     table.check()
@@ -435,8 +435,8 @@ def test_on_a_branch_main_stays_as_it_is(make: Callable[..., Upserted], spark: A
     assert table.newest == main
     side = next(iter(table.table.history("side")))
     assert side.summary["total-delete-files"] == "0"
-    found = spark.sql(f"SELECT * FROM {table.sql} VERSION AS OF 'side'").collect()
-    assert sorted(map(tuple, found)) == sorted(table.model.values())
+    rows = spark.sql(f"SELECT * FROM {table.sql} VERSION AS OF 'side'").collect()
+    assert sorted(map(tuple, rows)) == sorted(table.model.values())
 
 
 def test_tasks_run_on_executors(make: Callable[..., Upserted], spark: Any):

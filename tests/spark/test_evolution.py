@@ -63,8 +63,8 @@ class Subject:
         )
 
     def plan(self, columns: Any, aliases: Aliases | None = None) -> Callable[[str], SchemaUpdate]:
-        return lambda there: update(
-            there,
+        return lambda schema: update(
+            schema,
             pa.schema(columns),
             self.config.name,
             aliases=aliases,
@@ -110,11 +110,11 @@ class Subject:
 
     def rows(self, where: str = "true", order: str = "id") -> list[dict[str, Any]]:
         self.spark.sql(f"REFRESH TABLE {self.sql_name}")
-        found = self.spark.sql(f"SELECT * FROM {self.sql_name} WHERE {where} ORDER BY {order}")
-        return [row.asDict(recursive=True) for row in found.collect()]
+        frame = self.spark.sql(f"SELECT * FROM {self.sql_name} WHERE {where} ORDER BY {order}")
+        return [row.asDict(recursive=True) for row in frame.collect()]
 
     def fields(self) -> dict[str, Any]:
-        return {each["name"]: each for each in json.loads(self.table.schema)["fields"]}
+        return {field["name"]: field for field in json.loads(self.table.schema)["fields"]}
 
 
 @pytest.fixture
@@ -237,9 +237,9 @@ def test_all_changes_at_once_and_old_and_new_files_are_read_together(
         "m": {"k": richer, "z": None},
         "at": MOMENT.astimezone().replace(tzinfo=None),
     }
-    found = subject.rows()
-    assert [found[0], found[2]] == [was, now]
-    assert found[1]["title"] is found[1]["l"] is None
+    rows = subject.rows()
+    assert [rows[0], rows[2]] == [was, now]
+    assert rows[1]["title"] is rows[1]["l"] is None
     # The bounds of old files have the narrower type: they must still find their rows.
     assert subject.rows("id = 1 AND f < 1 AND d < 2 AND title = 'x'") == [was]
     assert subject.rows("id > 1000 AND s.b > 1000") == [now]
@@ -341,10 +341,10 @@ def test_partition_sort_and_identifier_fields_survive(make: Callable[..., Subjec
 
 
 def test_the_name_of_a_partition_field_is_the_one_iceberg_refuses(make: Callable[..., Subject]):
-    there = {"id": INT, "at": pa.date32(), "land": TEXT}
-    subject = make(there, partition_by=("day(at)", "land"))
+    columns = {"id": INT, "at": pa.date32(), "land": TEXT}
+    subject = make(columns, partition_by=("day(at)", "land"))
     with pytest.raises(SchemaMismatch, match="column 'at_day' has the name of a partition field"):
-        subject.evolve({**there, "at_day": INT})
+        subject.evolve({**columns, "at_day": INT})
     with pytest.raises(ConfigError, match="at_day"):  # the day it can, we need not refuse it
         subject.table.evolve(lambda _: SchemaUpdate(add=(("", "at_day", subject.table.schema),)))
     new = {"id": INT, "at": pa.date32(), "country": TEXT}
@@ -359,9 +359,9 @@ def test_the_name_of_a_partition_field_is_the_one_iceberg_refuses(make: Callable
 
 
 def other(subject: Subject) -> JavaTable:
-    found = JavaCatalog(subject.spark, subject.catalog.name).load(subject.config.name)
-    assert found is not None
-    return found
+    table = JavaCatalog(subject.spark, subject.catalog.name).load(subject.config.name)
+    assert table is not None
+    return table
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -369,15 +369,15 @@ def test_an_evolver_that_comes_second_does_what_is_left(
     make: Callable[..., Subject], catalog: str, same: bool
 ):
     subject = make({"id": INT}, catalog)
-    mine = subject.plan({"id": LONG, "x": INT})
-    theirs = mine if same else subject.plan({"id": LONG, "y": TEXT})
+    own_plan = subject.plan({"id": LONG, "x": INT})
+    other_plan = own_plan if same else subject.plan({"id": LONG, "y": TEXT})
     asked: list[str] = []
 
-    def plan(there: str) -> SchemaUpdate:
-        asked.append(there)
+    def plan(schema: str) -> SchemaUpdate:
+        asked.append(schema)
         if len(asked) == 1:
-            other(subject).evolve(theirs)
-        return mine(there)
+            other(subject).evolve(other_plan)
+        return own_plan(schema)
 
     subject.table.evolve(plan)
     assert len(asked) == 2, "the other evolver was not in the way"
@@ -420,11 +420,11 @@ def test_a_commit_of_data_and_one_of_the_schema_do_not_disturb_each_other(
     subject.write({"id": INT}, [{"id": 1}])  # by a table object that has not seen the change
     asked = []
 
-    def plan(there: str) -> SchemaUpdate:
+    def plan(schema: str) -> SchemaUpdate:
         if not asked:
             subject.write({"id": INT}, [{"id": 2}])
-        asked.append(there)
-        return subject.plan({"id": INT, "y": INT})(there)
+        asked.append(schema)
+        return subject.plan({"id": INT, "y": INT})(schema)
 
     beside.evolve(plan)
     assert subject.rows() == [{"id": n, "x": None, "y": None} for n in (1, 2)]
@@ -436,8 +436,8 @@ def test_a_change_whose_answer_was_lost_is_not_made_twice(
     subject = make({"id": INT})
     change = JavaTable._change
 
-    def lost(self: JavaTable, what: SchemaUpdate) -> None:
-        change(self, what)
+    def lost(self: JavaTable, schema_update: SchemaUpdate) -> None:
+        change(self, schema_update)
         raise CommitStateUnknown("cannot change the schema: the answer was lost")
 
     monkeypatch.setattr(JavaTable, "_change", lost)
@@ -451,8 +451,8 @@ def test_a_conflict_that_does_not_end_is_reported(
 ):
     subject, tries = make({"id": INT}), []
 
-    def refused(self: JavaTable, what: SchemaUpdate) -> None:
-        tries.append(what)
+    def refused(self: JavaTable, schema_update: SchemaUpdate) -> None:
+        tries.append(schema_update)
         raise Conflict("cannot change the schema: another was first")
 
     monkeypatch.setattr(JavaTable, "_change", refused)
@@ -499,7 +499,7 @@ def test_a_table_is_made_with_every_transform_an_order_and_identifier_fields(
         identifier_fields=("id", "s.k"),
     )
     table = subject.table
-    assert [each["transform"] for each in json.loads(table.spec)["fields"]] == [
+    assert [field["transform"] for field in json.loads(table.spec)["fields"]] == [
         "identity",
         "bucket[4]",
         "truncate[2]",
@@ -546,7 +546,7 @@ def test_a_table_is_made_with_every_transform_an_order_and_identifier_fields(
         "s": {"x": 1, "k": 2},
     }
     subject.write(columns, [row, {"id": 8, "s": {"k": 3}}])
-    assert [found["name"] for found in subject.rows("country = 'é/ü' AND y = '2024-02-29'")] == [
+    assert [row["name"] for row in subject.rows("country = 'é/ü' AND y = '2024-02-29'")] == [
         "naïve"
     ]
     assert len(subject.rows()) == 2

@@ -28,8 +28,8 @@ def parquet(folder: Path, sink: str) -> Path:
     return path
 
 
-def names(found: list[tuple[Any, str]]) -> set[str]:
-    return {path.rsplit("/", 1)[-1] for _, path in found}
+def names(leftovers: list[tuple[Any, str]]) -> set[str]:
+    return {path.rsplit("/", 1)[-1] for _, path in leftovers}
 
 
 def test_tables_that_share_a_folder_keep_their_files_and_dead_ones_are_found_there(
@@ -60,9 +60,9 @@ def test_tables_that_share_a_folder_keep_their_files_and_dead_ones_are_found_the
     assert names(orphans(config, spark)) == {dead.name}
     assert orphans(config, spark, older_than=3600) == []
     spark.sql(f"ALTER TABLE lake.db.{name} SET TBLPROPERTIES ('gc.enabled' = 'false')")
-    found = orphans(config, spark)
+    leftovers = orphans(config, spark)
     with pytest.raises(ConfigError, match=r"gc\.enabled"):
-        remove(found)
+        remove(leftovers)
     assert dead.exists()
     spark.sql(f"ALTER TABLE lake.db.{name} UNSET TBLPROPERTIES ('gc.enabled')")
     remove(orphans(config, spark))

@@ -64,17 +64,17 @@ def test_hard_partition_values_are_taken_by_iceberg_and_come_back(spark, lake: L
     for number, (kind, by, values) in enumerate(HARD):
         column = pa.array(values, kind)
         table = appended(spark, f"db.{name}_{number}", column, by)
-        here = f"lake.db.{name}_{number}"
-        back = spark.sql(f"SELECT n, {exact(kind)} AS x FROM {here}").collect()
+        table_name = f"lake.db.{name}_{number}"
+        back = spark.sql(f"SELECT n, {exact(kind)} AS x FROM {table_name}").collect()
         assert {row.n: row.x for row in back} == dict(enumerate(map(spelled(kind), column))), by
         # What Iceberg lists can be given to it again: so compaction and rewind do.
         _, listed = table.live()
         for live in listed:
             again = table._data_file(live.descriptor)
-            (told,) = json.loads(table._described(again, table._table.spec()))["partition"]
+            (described,) = json.loads(table._described(again, table._table.spec()))["partition"]
             (value,) = json.loads(live.descriptor)["partition"]
-            assert str(told) == str(value)
-        assert spark.sql(f"SELECT count(*) FROM {here} WHERE x IS NULL").first()[0] == 1
+            assert str(described) == str(value)
+        assert spark.sql(f"SELECT count(*) FROM {table_name} WHERE x IS NULL").first()[0] == 1
 
 
 def exact(kind: pa.DataType) -> str:

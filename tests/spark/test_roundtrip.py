@@ -66,6 +66,6 @@ def test_defaults_are_icebergs_own_before_and_after_compaction(spark: Any, lake:
         wanted += [(at, at, 7, word), (at + 1, None, None, word)]
     for _ in range(2):
         spark.sql(f"REFRESH TABLE lake.db.{name}")
-        found = spark.sql(f"SELECT _offset, s.a, s.n, d FROM lake.db.{name} ORDER BY 1").collect()
-        assert [tuple(row) for row in found] == wanted
+        rows = spark.sql(f"SELECT _offset, s.a, s.n, d FROM lake.db.{name} ORDER BY 1").collect()
+        assert [tuple(row) for row in rows] == wanted
         stream.compact()

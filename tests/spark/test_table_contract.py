@@ -292,13 +292,13 @@ def test_a_new_table_has_no_history_and_no_tags(subject: Subject):
 def test_history_is_newest_first_with_parents_and_summaries(subject: Subject):
     for tag in ("a", "b", ""):
         append(subject, tag, mark=tag or "empty")
-    found = history(subject)
-    assert [s.summary["mark"] for s in found] == ["empty", "b", "a"]
-    assert [s.parent for s in found] == [found[1].id, found[2].id, None]
-    assert [s.operation for s in found] == ["append"] * 3
-    assert found[0].sequence > found[1].sequence > found[2].sequence
-    assert found[0].timestamp_ms >= found[2].timestamp_ms > 0
-    assert len({s.manifest_list for s in found}) == 3
+    snapshots = history(subject)
+    assert [s.summary["mark"] for s in snapshots] == ["empty", "b", "a"]
+    assert [s.parent for s in snapshots] == [snapshots[1].id, snapshots[2].id, None]
+    assert [s.operation for s in snapshots] == ["append"] * 3
+    assert snapshots[0].sequence > snapshots[1].sequence > snapshots[2].sequence
+    assert snapshots[0].timestamp_ms >= snapshots[2].timestamp_ms > 0
+    assert len({s.manifest_list for s in snapshots}) == 3
     assert subject.live() == ["a", "b"]
 
 
@@ -395,32 +395,32 @@ def test_a_tag_is_set_moved_and_survives_later_commits(subject: Subject):
 def grown(subject: Subject, count: int, epoch: int = 1) -> list[LedgerEntry]:
     """A run whose entries are large: a claim, and batches of a thousand topics."""
     parts = [Partition(f"topic-{i:04}", 0) for i in range(1000)]
-    ids = {each.topic: uuid.uuid5(uuid.NAMESPACE_OID, each.topic).hex for each in parts}
-    mine = target(subject, epoch)
+    ids = {part.topic: uuid.uuid5(uuid.NAMESPACE_OID, part.topic).hex for part in parts}
+    committer = target(subject, epoch)
     begin = Cut({p: i * 999_983 % 10**9 for i, p in enumerate(parts)})
-    found = mine.claim(lambda known: known or begin, topics=ids).entry
-    assert found is not None
-    mine.set_tag(mine.head().snapshot)  # type: ignore[arg-type]
-    made = [found]
+    claimed = committer.claim(lambda known: known or begin, topics=ids).entry
+    assert claimed is not None
+    committer.set_tag(committer.head().snapshot)  # type: ignore[arg-type]
+    made = [claimed]
     for batch in range(count):
         begin = made[-1].end
         end = Cut({p: o + 1 + hash((batch, i)) % 3000 for i, (p, o) in enumerate(begin.items())})
         one = replace(
-            found,
+            claimed,
             commit_ids=(f"{epoch}-{batch}",),
             begin=begin,
             end=end,
             batches=(batch, batch),
             leaders=dict.fromkeys(parts, batch),
         )
-        mine.set_tag(mine.commit([subject.manifest(f"{epoch}-{batch}")], one))
+        committer.set_tag(committer.commit([subject.manifest(f"{epoch}-{batch}")], one))
         made.append(one)
     return made
 
 
 def test_entries_of_a_thousand_topics_come_back_as_they_were(subject: Subject):
     made = grown(subject, 6)
-    assert [parse(each.summary) for each in history(subject)] == made[::-1]
+    assert [parse(snapshot.summary) for snapshot in history(subject)] == made[::-1]
     tagged = subject.table.tagged(ledger_tag("s"))
     assert parse(tagged.summary) == made[-1]
     assert target(subject, 2).head().entry == made[-1]
@@ -429,9 +429,11 @@ def test_entries_of_a_thousand_topics_come_back_as_they_were(subject: Subject):
 def test_large_entries_are_small_in_the_snapshot_and_forgotten_properties_go(real: Real):
     made = grown(real, 6)
     stored = json.loads(Path(real.table.metadata_file.removeprefix("file:")).read_text())
-    for each in stored["snapshots"]:
-        told = {k: v for k, v in each["summary"].items() if k.startswith("frazil.")}
-        assert sum(len(key) + len(value) for key, value in told.items()) <= 4096
+    for snapshot in stored["snapshots"]:
+        ledger_properties = {
+            k: v for k, v in snapshot["summary"].items() if k.startswith("frazil.")
+        }
+        assert sum(len(key) + len(value) for key, value in ledger_properties.items()) <= 4096
     kept = {
         key
         for key in stored["properties"]
@@ -439,14 +441,16 @@ def test_large_entries_are_small_in_the_snapshot_and_forgotten_properties_go(rea
     }
     assert len([key for key in kept if key.startswith("frazil.partitions.")]) == 1
     assert 1 < len(kept) < 7
-    assert [parse(each.summary) for each in real.table.readonly.history("main")] == made[::-1]
+    assert [parse(snapshot.summary) for snapshot in real.table.readonly.history("main")] == made[
+        ::-1
+    ]
     # What was expired refers to nothing any more; the next run sees to it.
     real.expire()
     real.table.refresh()
     again = grown(real, 4, epoch=2)
     [*newest] = history(real)
-    assert [parse(each.summary) for each in newest][:5] == again[::-1]
-    needed = {key for each in newest for key in referred(each.summary)}
+    assert [parse(snapshot.summary) for snapshot in newest][:5] == again[::-1]
+    needed = {key for snapshot in newest for key in referred(snapshot.summary)}
     tagged = real.table.tagged(ledger_tag("s"))
     left = split(real.table.properties)[1].keys() - needed - set(referred(tagged.summary))
     assert len(left) <= 1, "the one that was in use when the last base was written"
@@ -495,11 +499,11 @@ def test_earlier_metadata_tells_of_expired_snapshots(subject: Subject):
     subject.table.tag("frazil/s", before[2].id, None)
     assert subject.table.carries("main", before[2].id)
     subject.expire()
-    assert [each.id for each in history(subject)] == [before[0].id]
-    told = list(subject.table.expired(before[1].id))
-    assert [each.id for each in told] == [each.id for each in before[1:]]
-    assert told[0].summary["frazil.test"] == "c"
-    assert told[-1].parent is None
+    assert [snapshot.id for snapshot in history(subject)] == [before[0].id]
+    expired = list(subject.table.expired(before[1].id))
+    assert [snapshot.id for snapshot in expired] == [snapshot.id for snapshot in before[1:]]
+    assert expired[0].summary["frazil.test"] == "c"
+    assert expired[-1].parent is None
     assert list(subject.table.expired(12345)) == []
     assert subject.table.carries("main", before[2].id)
 
@@ -523,19 +527,19 @@ def test_a_deleted_path_may_be_gone_already(subject: Subject, tmp_path: Path):
 def test_an_entry_whose_answer_was_lost_is_found_and_not_added_twice(
     subject: Subject,
 ):
-    life = target(subject)
+    committer = target(subject)
     subject.lose_the_next_answer()
-    life.commit([subject.manifest("a")], entry(0, 5, "a"))
-    life.commit([subject.manifest("b")], entry(5, 9, "b"))
+    committer.commit([subject.manifest("a")], entry(0, 5, "a"))
+    committer.commit([subject.manifest("b")], entry(5, 9, "b"))
     assert subject.live() == ["a", "b"]
     assert [parse(s.summary).commit_ids for s in history(subject)] == [("b",), ("a",)]  # type: ignore[union-attr]
 
 
 def test_a_foreign_commit_in_between_does_not_disturb_an_entry(subject: Subject):
-    life = target(subject)
-    life.commit([subject.manifest("a")], entry(0, 5, "a"))
+    committer = target(subject)
+    committer.commit([subject.manifest("a")], entry(0, 5, "a"))
     subject.slip_in("foreign")
-    life.commit([subject.manifest("b")], entry(5, 9, "b"))
+    committer.commit([subject.manifest("b")], entry(5, 9, "b"))
     assert subject.live() == ["a", "b", "foreign"]
 
 
@@ -551,22 +555,22 @@ def test_an_older_run_is_fenced_and_its_rows_are_absent(subject: Subject):
 
 
 def test_gaps_and_overlaps_are_refused(subject: Subject):
-    life = target(subject)
-    life.commit([subject.manifest("a")], entry(0, 5, "a"))
+    committer = target(subject)
+    committer.commit([subject.manifest("a")], entry(0, 5, "a"))
     with pytest.raises(Gap):
-        life.commit([subject.manifest("b")], entry(7, 9, "b"))
+        committer.commit([subject.manifest("b")], entry(7, 9, "b"))
     with pytest.raises(Overlap):
-        life.commit([subject.manifest("c")], entry(3, 9, "c"))
+        committer.commit([subject.manifest("c")], entry(3, 9, "c"))
     assert subject.live() == ["a"]
 
 
 def test_an_entry_on_a_branch_leaves_main_alone(subject: Subject):
     append(subject, "foreign")
-    life = target(subject, branch="side")
-    snapshot = life.commit([subject.manifest("a")], entry(0, 5, "a"))
-    life.set_tag(snapshot)
+    committer = target(subject, branch="side")
+    snapshot = committer.commit([subject.manifest("a")], entry(0, 5, "a"))
+    committer.set_tag(snapshot)
     assert subject.table.tagged(f"{ledger_tag('s')}/side") == snapshot
-    life.commit([subject.manifest("b")], entry(5, 9, "b"))
+    committer.commit([subject.manifest("b")], entry(5, 9, "b"))
     assert subject.live() == ["foreign"]
     assert set(subject.live("side")) >= {"a", "b"}
 
@@ -575,11 +579,11 @@ def test_an_entry_on_a_branch_leaves_main_alone(subject: Subject):
 
 
 def test_the_manifest_list_of_a_lost_race_is_swept_once_the_entry_is_there(real: Real):
-    life = target(real)
-    life.commit([real.manifest("a")], entry(0, 5, "a"))
+    committer = target(real)
+    committer.commit([real.manifest("a")], entry(0, 5, "a"))
     real.slip_in("foreign")
     live_before = set(_manifest_lists(real))
-    life.commit([real.manifest("b")], entry(5, 9, "b"))
+    committer.commit([real.manifest("b")], entry(5, 9, "b"))
     lists = {s.manifest_list for s in history(real)}
     assert set(_manifest_lists(real)) == {Path(p.removeprefix("file:")).name for p in lists}
     assert live_before < set(_manifest_lists(real))
@@ -592,33 +596,33 @@ def test_a_commit_moves_its_tag_in_the_same_metadata_file(real: Real):
 
     append(real, "foreign")
     for branch, name in (("side", "frazil/s/side"), ("main", "frazil/s")):
-        life, before = target(real, branch=branch), version()
+        committer, before = target(real, branch=branch), version()
         for number, tag in enumerate("abc"):
             staged = [real.manifest(f"{branch}-{tag}")]
-            snapshot = life.commit(staged, entry(number, number + 1, tag))
+            snapshot = committer.commit(staged, entry(number, number + 1, tag))
             assert real.table.tagged(name) == snapshot
-            life.set_tag(snapshot)  # where it stands already
+            committer.set_tag(snapshot)  # where it stands already
         assert version() == before + 3
     claimed = target(real, epoch=2).claim()
     assert real.table.tagged("frazil/s") == snapshot, "what a claim compares the branch with"
-    life = target(real, epoch=2)
-    life.seen = claimed.commit_id
+    committer = target(real, epoch=2)
+    committer.seen = claimed.commit_id
     real.slip_in("foreign")
-    snapshot = life.commit([real.manifest("d")], entry(3, 4, "d", epoch=2))
+    snapshot = committer.commit([real.manifest("d")], entry(3, 4, "d", epoch=2))
     assert real.table.tagged("frazil/s") == snapshot
     assert real.live() == ["d", "foreign", "foreign", "main-a", "main-b", "main-c"]
 
 
 def test_manifests_of_many_commits_are_merged_and_none_is_left_behind(real: Real):
     real.table.set_property("commit.manifest.min-count-to-merge", "3")
-    life = target(real)
+    committer = target(real)
     for number in range(9):
         if number == 4:
             real.slip_in("foreign")
-        snapshot = life.commit(
+        snapshot = committer.commit(
             [real.manifest(f"{number}")], entry(number, number + 1, f"c{number}")
         )
-        life.set_tag(snapshot)
+        committer.set_tag(snapshot)
     assert real.live() == [*"012345678", "foreign"]
     assert len(real.table.manifests(snapshot.id)) - 1 < 5, "ten batches, ten manifests"
     known = {
@@ -631,37 +635,37 @@ def test_manifests_of_many_commits_are_merged_and_none_is_left_behind(real: Real
     # A try that was applied, and whose answer was lost, may have merged the manifest as well.
     for number in range(9, 14):
         real.lose_the_next_answer()
-        life.commit([real.manifest(f"{number}")], entry(number, number + 1, f"c{number}"))
+        committer.commit([real.manifest(f"{number}")], entry(number, number + 1, f"c{number}"))
     assert len(real.live()) == 15
-    assert [parse(each.summary) is not None for each in history(real)].count(True) == 14
+    assert [parse(snapshot.summary) is not None for snapshot in history(real)].count(True) == 14
 
 
 def test_a_tag_keeps_the_ledger_over_compaction_and_expiry(real: Real):
     """H4, with Iceberg's own procedures."""
-    life = target(real)
+    committer = target(real)
     for number, tag in enumerate("abc"):
-        life.set_tag(life.commit([real.manifest(tag)], entry(number, number + 1, tag)))
+        committer.set_tag(committer.commit([real.manifest(tag)], entry(number, number + 1, tag)))
     _rewrite_and_expire(real)
     assert len(history(real)) == 1, "the expiry left more than the compacted snapshot"
-    life.commit([real.manifest("d")], entry(3, 4, "d"))
+    committer.commit([real.manifest("d")], entry(3, 4, "d"))
     assert real.live() == ["a", "b", "c", "d", "foreign"]
 
 
 def test_without_tag_and_earlier_metadata_an_expired_ledger_stops_the_sink(real: Real):
     """H4: not found is not never committed."""
-    life = target(real)
+    committer = target(real)
     for number, tag in enumerate("abc"):
-        life.commit([real.manifest(tag)], entry(number, number + 1, tag))
+        committer.commit([real.manifest(tag)], entry(number, number + 1, tag))
     real.table.untag(ledger_tag("s"))
     _rewrite_and_expire(real)
-    assert life.head().commit_id == "c"
+    assert committer.head().commit_id == "c"
     newest = Path(real.table.metadata_file.removeprefix("file:"))
-    for each in newest.parent.glob("*.metadata.json"):
-        if each != newest:
-            each.unlink()
-    for any_life in (life, target(real, epoch=2)):
+    for path in newest.parent.glob("*.metadata.json"):
+        if path != newest:
+            path.unlink()
+    for any_committer in (committer, target(real, epoch=2)):
         with pytest.raises(Expired, match="not found is not never committed"):
-            any_life.commit([real.manifest("d")], entry(3, 4, "d", epoch=2))
+            any_committer.commit([real.manifest("d")], entry(3, 4, "d", epoch=2))
     with pytest.raises(Expired):
         target(real, epoch=2).claim()
     assert real.live() == ["a", "b", "c", "foreign"]
@@ -836,17 +840,17 @@ def test_a_commit_that_was_applied_and_posted_again_leaves_the_table_readable(
     manifest list of the live snapshot."""
     server, catalog = rest
     subject = Real(spark, catalog, name)
-    life = target(subject)
-    life.commit([subject.manifest("a")], entry(0, 5, "a"))
+    committer = target(subject)
+    committer.commit([subject.manifest("a")], entry(0, 5, "a"))
     posts = server.posts
     server.faults = ["lost"]
-    life.commit([subject.manifest("b")], entry(5, 9, "b"))
+    committer.commit([subject.manifest("b")], entry(5, 9, "b"))
     assert server.posts - posts >= 2, "the client did not post again: the fault was not met"
-    found = history(subject)
-    assert [parse(s.summary).commit_ids for s in found] == [("b",), ("a",)]  # type: ignore[union-attr]
-    assert all(subject.still_there(s.manifest_list) for s in found)
+    snapshots = history(subject)
+    assert [parse(s.summary).commit_ids for s in snapshots] == [("b",), ("a",)]  # type: ignore[union-attr]
+    assert all(subject.still_there(s.manifest_list) for s in snapshots)
     assert subject.live() == ["a", "b"]
-    life.commit([subject.manifest("c")], entry(9, 12, "c"))
+    committer.commit([subject.manifest("c")], entry(9, 12, "c"))
     assert subject.live() == ["a", "b", "c"]
 
 
@@ -856,11 +860,11 @@ def test_a_lost_answer_and_a_foreign_commit_lose_nobodys_rows(
     """H2: between our commit and the look at what came of it another writer commits."""
     server, catalog = rest
     subject = Real(spark, catalog, name)
-    life = target(subject)
-    life.commit([subject.manifest("a")], entry(0, 5, "a"))
+    committer = target(subject)
+    committer.commit([subject.manifest("a")], entry(0, 5, "a"))
     subject.slip_in("foreign")
     server.faults = ["", "", "lost"]  # the foreign one, ours refused, ours again
-    life.commit([subject.manifest("b")], entry(5, 9, "b"))
+    committer.commit([subject.manifest("b")], entry(5, 9, "b"))
     assert subject.live() == ["a", "b", "foreign"]
     assert all(subject.still_there(s.manifest_list) for s in history(subject))
 
@@ -885,14 +889,14 @@ def test_a_catalog_that_stays_away_is_unavailable_and_the_batch_can_go_in_later(
 ):
     server, catalog = rest
     subject = Real(spark, catalog, name)
-    life = target(subject)
-    life.commit([subject.manifest("a")], entry(0, 5, "a"))
+    committer = target(subject)
+    committer.commit([subject.manifest("a")], entry(0, 5, "a"))
     server.faults = ["down"] * 500
     waiting = subject.manifest("b")
     with pytest.raises(Unavailable, match="in 6 tries"):
-        life.commit([waiting], entry(5, 9, "b"))
+        committer.commit([waiting], entry(5, 9, "b"))
     server.faults = []
-    life.commit([waiting], replace(entry(5, 9, "b"), batches=(1, 1)))
+    committer.commit([waiting], replace(entry(5, 9, "b"), batches=(1, 1)))
     assert subject.live() == ["a", "b"]
 
 
@@ -917,15 +921,15 @@ def _manifest_lists(real: Real) -> list[str]:
 
 
 def test_a_table_keeps_what_others_brought_before_a_sink_expires_their_snapshot(real: Real):
-    life = target(real)
+    committer = target(real)
     for number in range(6):
         if number == 2:
             real.foreign("foreign")
-            theirs = next(real.table.readonly.history("main"))
-        snapshot = life.commit(
+            foreign = next(real.table.readonly.history("main"))
+        snapshot = committer.commit(
             [real.manifest(str(number))], entry(number, number + 1, f"c{number}")
         )
-        life.set_tag(snapshot)
+        committer.set_tag(snapshot)
     keeper = ExpireSnapshots(
         real.table,
         sink="s",
@@ -936,8 +940,8 @@ def test_a_table_keeps_what_others_brought_before_a_sink_expires_their_snapshot(
     )
     assert keeper.run_due() == ""
     plain = real.table.readonly
-    assert theirs.id not in {each.id for each in plain.history("main")}
+    assert foreign.id not in {snapshot.id for snapshot in plain.history("main")}
     (commits,) = foreign_commits.recorded(plain.name, plain.properties).values()
-    assert (commits.snapshot_id, commits.operation) == (theirs.id, "append")
-    assert commits.timestamp_ms == theirs.timestamp_ms
+    assert (commits.snapshot_id, commits.operation) == (foreign.id, "append")
+    assert commits.timestamp_ms == foreign.timestamp_ms
     assert len(real.live()) == 7

@@ -75,7 +75,7 @@ def test_a_right_table_is_compared_at_every_snapshot_by_both_readers(
 
 
 @pytest.mark.parametrize(
-    ("number", "held", "told"),
+    ("number", "held", "pattern"),
     [
         (2, [0, 2], r"twin: key 1 .*2 rows: .*t\[0\]@0.*t\[0\]@2"),
         (2, [1, 2], r"undeleted: key 2 .*t\[0\]@3 deleted it, and it is there as t\[0\]@1"),
@@ -87,7 +87,7 @@ def test_a_right_table_is_compared_at_every_snapshot_by_both_readers(
     ids=["a twin", "a lost delete", "a stale value", "a lost row", "too early", "an older one"],
 )
 def test_a_fault_in_one_snapshot_is_reported_for_that_one_by_both_readers(
-    number: int, held: list[int], told: str, spark: Any, lake: Lake, name: str
+    number: int, held: list[int], pattern: str, spark: Any, lake: Lake, name: str
 ):
     tables = [held if i == number else right for i, right in enumerate(TABLES, 1)]
     made(spark, name, tables)
@@ -98,4 +98,4 @@ def test_a_fault_in_one_snapshot_is_reported_for_that_one_by_both_readers(
     for reader in ("DuckDB", "Spark"):
         where = f"(number {number}), read by {reader}:"
         [line] = [line for line in text.splitlines() if where in line]
-        assert re.search(told, line), line
+        assert re.search(pattern, line), line

@@ -41,7 +41,7 @@ def numbered(count: int, start: int = 0) -> Iterator[bytes]:
 
 
 def eventually(
-    happened: Callable[[], Any], what: str, within: float = WITHIN, sink: Run | None = None
+    happened: Callable[[], Any], description: str, within: float = WITHIN, sink: Run | None = None
 ) -> Any:
     """Poll until it is true; a stream that stops first tells why."""
     deadline = time.monotonic() + within
@@ -53,13 +53,13 @@ def eventually(
             return None
 
     asked = time.monotonic()
-    while not (found := now()):
+    while not (value := now()):
         if sink is not None:
             sink.check()
-        assert time.monotonic() < deadline, f"not within {within:.0f} s: {what}"
+        assert time.monotonic() < deadline, f"not within {within:.0f} s: {description}"
         time.sleep(max(0.02, time.monotonic() - asked))  # what is waited for needs the cores too
         asked = time.monotonic()
-    return found
+    return value
 
 
 class Steps:
@@ -108,10 +108,10 @@ def proven(config: Config, spark: Any) -> TableReport:
 
 def all_proven(config: Config, spark: Any, *tables: str) -> dict[str, TableReport]:
     """The audit of each of many tables, and of the index."""
-    found = {report.table: report for report in reports(config, spark)}
+    by_table = {report.table: report for report in reports(config, spark)}
     for name in (*tables, config.index_table):
-        assert found[name].verdict == "proven", found[name]
-    return {name: found[name] for name in tables}
+        assert by_table[name].verdict == "proven", by_table[name]
+    return {name: by_table[name] for name in tables}
 
 
 def reports(config: Config, spark: Any) -> list[TableReport]:
@@ -149,12 +149,12 @@ class Registry:
                 registry.asked.append(number)
                 if number in registry.shut:
                     registry.gate.wait(WITHIN)
-                found = registry.schemas.get(number)
+                schema = registry.schemas.get(number)
                 body: dict[str, Any] = {"error_code": 40403, "message": "Schema not found"}
-                if found is not None:
-                    body = {"schema": json.dumps(found)}
+                if schema is not None:
+                    body = {"schema": json.dumps(schema)}
                 raw = json.dumps(body).encode()
-                self.send_response(404 if found is None else 200)
+                self.send_response(404 if schema is None else 200)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(raw)))
                 self.end_headers()

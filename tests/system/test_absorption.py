@@ -66,9 +66,9 @@ def staged(sink: Run, world: faults.World, table: str, way: str, batches: range)
 
 def ledger(world: faults.World, config: Config) -> list[LedgerEntry]:
     """What the table's snapshots say of records, oldest first."""
-    found = world.catalog.load(config.tables[0].name)
-    assert found is not None
-    return [e for e, _ in entries(found.history("main"), config.sink.id) if e.ranges][::-1]
+    loaded = world.catalog.load(config.tables[0].name)
+    assert loaded is not None
+    return [e for e, _ in entries(loaded.history("main"), config.sink.id) if e.ranges][::-1]
 
 
 def exact(world: faults.World, table: str, way: str) -> bool:
@@ -88,7 +88,7 @@ def test_while_the_catalog_is_down_batches_are_staged_and_go_in_by_order_when_it
         world.server.kill()
         try:
             staged(sink, world, table, way, range(1, faults.BATCHES))
-            eventually(lambda: sink.committer.progress.trouble, "the trouble is told", sink=sink)
+            eventually(lambda: sink.committer.progress.trouble, "the trouble is shown", sink=sink)
             assert f"cannot refresh table db.{table}" in sink.committer.progress.trouble
             assert "Connection refused" in sink.committer.progress.trouble
             assert sink.position == before
@@ -100,10 +100,12 @@ def test_while_the_catalog_is_down_batches_are_staged_and_go_in_by_order_when_it
         assert sink.wait_until(sink.ends(), WITHIN)
         eventually(lambda: not sink.committer.progress.trouble, "the trouble is over", sink=sink)
     assert exact(world, table, way)
-    found = ledger(world, config)
-    assert len(found) > 1
-    assert all(a.batches[1] + 1 == b.batches[0] for a, b in pairwise(found)), "out of order"
-    together = [len(entry.commit_ids) for entry in found]
+    ledger_entries = ledger(world, config)
+    assert len(ledger_entries) > 1
+    assert all(a.batches[1] + 1 == b.batches[0] for a, b in pairwise(ledger_entries)), (
+        "out of order"
+    )
+    together = [len(entry.commit_ids) for entry in ledger_entries]
     if way == "upsert":
         assert set(together) == {1}, "a snapshot each (H5)"
     else:
@@ -129,16 +131,18 @@ def test_a_run_that_takes_over_from_an_outage_needs_no_kafka_and_orphan_removal_
         future.result()
     with running(config, world.spark, flush=0.2) as heir:
         eventually(lambda: heir.committer.progress.trouble, "it fails for the heir, too", sink=heir)
-        told: dict[str, Any] = status(
+        answer: dict[str, Any] = status(
             config, JavaCatalog(world.spark, config.catalog.name).open_readonly
         )
-        assert told["epoch"] == heir.epoch == first.epoch + 1
-        assert told["pending_batches"] == told["waiting"][f"db.{table}"]["batches"] == len(waiting)
-        assert told["pending_bytes"] == sum(batch.bytes for batch in waiting) > 0
+        assert answer["epoch"] == heir.epoch == first.epoch + 1
+        assert (
+            answer["pending_batches"] == answer["waiting"][f"db.{table}"]["batches"] == len(waiting)
+        )
+        assert answer["pending_bytes"] == sum(batch.bytes for batch in waiting) > 0
         orphan = planted(world, table, epoch=first.epoch)
-        found = orphans(config, world.spark)
-        assert [Path(path.removeprefix("file:")) for _, path in found] == [orphan]
-        for handle, path in found:
+        leftovers = orphans(config, world.spark)
+        assert [Path(path.removeprefix("file:")) for _, path in leftovers] == [orphan]
+        for handle, path in leftovers:
             handle.delete(path)
         world.proxy.settle(table)  # the outage is over
         assert heir.wait_until(ends, WITHIN)
@@ -151,10 +155,10 @@ def test_a_run_that_takes_over_from_an_outage_needs_no_kafka_and_orphan_removal_
 
 def planted(world: faults.World, table: str, epoch: int) -> Path:
     """A file as a task that died would have left it, in a batch that was never staged."""
-    found = world.catalog.load(f"db.{table}")
-    assert found is not None
+    loaded = world.catalog.load(f"db.{table}")
+    assert loaded is not None
     name = f"frazil-{table}-{epoch}-99-{uuid.uuid4()}.parquet"
-    path = Path(found.location.removeprefix("file:")) / "data" / name
+    path = Path(loaded.location.removeprefix("file:")) / "data" / name
     path.write_bytes(b"of no use")
     return path
 
@@ -171,32 +175,32 @@ def planted(world: faults.World, table: str, epoch: int) -> Path:
 def test_each_bound_holds_the_stream_until_commits_go_through_and_says_why(
     world: faults.World, table: str, bound: dict[str, Any], reason: str
 ):
-    life = faults.Life(faults.config_of(world, table, "append", **bound), "append")
-    life.begin(world.spark)
+    run = faults.ScriptedRun(faults.config_of(world, table, "append", **bound), "append")
+    run.begin(world.spark)
     try:
-        life.batch()
-        life.commit()
+        run.batch()
+        run.commit()
         world.proxy.plot(table, "503", after=False, times=ALWAYS)
-        life.batch()
-        progress = life.committer.progress
+        run.batch()
+        progress = run.committer.progress
         eventually(lambda: progress.trouble, "the commit fails")
-        more = threading.Thread(target=lambda: [life.batch() for _ in range(3)], daemon=True)
+        more = threading.Thread(target=lambda: [run.batch() for _ in range(3)], daemon=True)
         more.start()
         blocked = eventually(lambda: progress.blocked, "the stream is held")
         assert reason in blocked
         assert "Service failed: 503" in blocked, "and why they wait"
-        held = len(life.committer.pending)
+        held = len(run.committer.pending)
         assert held <= 2
         more.join(0.5)
         assert more.is_alive()
-        assert len(life.committer.pending) == held
+        assert len(run.committer.pending) == held
         world.proxy.settle(table)
         more.join(WITHIN)
         assert not more.is_alive()
-        life.commit()
+        run.commit()
         assert progress.blocked == ""
     finally:
-        life.end()
-    rows = faults.rows_of("append", life.staged)
-    assert life.staged == 5
+        run.end()
+    rows = faults.rows_of("append", run.staged)
+    assert run.staged == 5
     assert world.judge(f"db.{table}", {"main": rows}) == "exact"

@@ -153,25 +153,25 @@ def test_another_cluster_behind_the_same_address_is_refused(
     catch_up(config, spark)
     index = JavaCatalog(spark, "lake").load(f"db.{name}_index")
     assert index is not None
-    life = TableCommitter(index, "main", name, 0, time)
-    here = life.head().entry
-    assert here is not None
-    assert here.cluster
-    life.seen, life.epoch = here.commit_ids[-1], here.epoch
-    life.commit(
+    committer = TableCommitter(index, "main", name, 0, time)
+    entry = committer.head().entry
+    assert entry is not None
+    assert entry.cluster
+    committer.seen, committer.epoch = entry.commit_ids[-1], entry.epoch
+    committer.commit(
         [],
         replace(
-            here,
+            entry,
             cluster="elsewhere",
             commit_ids=("planted",),
-            begin=here.end,
+            begin=entry.end,
             outcomes={},
             watermark=None,
         ),
     )
     error = stopped(config, spark)
     assert isinstance(error, IdentityMismatch)
-    assert f"belongs to Kafka cluster elsewhere, found cluster {here.cluster}" in error.message
+    assert f"belongs to Kafka cluster elsewhere, found cluster {entry.cluster}" in error.message
 
 
 def test_a_registry_that_cannot_be_reached_is_named(
@@ -359,16 +359,16 @@ def test_run_audit_and_status_from_the_command_line(
     assert "behind: 4 offsets wait in Kafka; expected at most 3" in out
     code, out, _ = frazil("status", path, "--json")
     assert code == 0
-    found = json.loads(out)
-    assert found["sink"] == name
-    assert found["table"] == f"db.{name}"
-    assert found["epoch"] == 1
-    assert found["position"] == {name: {"0": 15, "1": 15}}
-    assert found["lag"] == 4
-    assert found["lag_by_partition"] == {name: {"0": 2, "1": 2}}
-    assert (found["pending_batches"], found["pending_bytes"]) == (0, 0)
-    assert found["last_batch"] == 0
-    assert found["last_commit"].startswith("20")
+    answer = json.loads(out)
+    assert answer["sink"] == name
+    assert answer["table"] == f"db.{name}"
+    assert answer["epoch"] == 1
+    assert answer["position"] == {name: {"0": 15, "1": 15}}
+    assert answer["lag"] == 4
+    assert answer["lag_by_partition"] == {name: {"0": 2, "1": 2}}
+    assert (answer["pending_batches"], answer["pending_bytes"]) == (0, 0)
+    assert answer["last_batch"] == 0
+    assert answer["last_commit"].startswith("20")
     code, out, _ = frazil("status", path)
     assert code == 0
     assert "lag  4" in out
@@ -387,13 +387,13 @@ def test_the_audit_finds_a_planted_gap_and_exits_with_3(
     assert table is not None
     where = part(name, 0)
     for begin, end in ((0, 5), (8, 12), (10, 14)):
-        life = TableCommitter(table, "main", name, 1, time)
-        head = life.head()
+        committer = TableCommitter(table, "main", name, 1, time)
+        head = committer.head()
         entry = LedgerEntry(
             name, 1, (str(uuid.uuid4()),), (0, 0), Cut({where: begin}), Cut({where: end})
         )
         table.append([], entry.summary(), branch="main", check=lambda _: None, leftovers=[])
-        assert life.head().commit_id != head.commit_id
+        assert committer.head().commit_id != head.commit_id
     code, out, _ = frazil("audit", path, "--no-broker", "--json")
     assert code == 3
     [report] = json.loads(out)

@@ -22,7 +22,7 @@ PLACES = [("503 later", "first tag"), ("409", "index tag"), ("dropped", "claim")
 
 
 def test_every_row_is_there_once_and_every_other_writers_too(world: faults.World):
-    cells = [faults.Cell(*each) for each in WORST]
+    cells = [faults.Cell(*worst) for worst in WORST]
     cells += [faults.Cell(kind, True, "append", 0, place) for kind, place in PLACES]
     outcomes = faults.measure(world, "ours", cells, 4)
     assert all(outcome.fired for outcome in outcomes), [o for o in outcomes if not o.fired]

@@ -59,15 +59,17 @@ def send(bootstrap: str, topic: str, **times: list[str]) -> None:
     assert producer.flush(30) == 0
 
 
-def untils(lake: Lake, name: str, what: str = "batch, min(complete_until), max(complete_until)"):  # type: ignore[no-untyped-def]
+def untils(lake: Lake, name: str, columns: str = "batch, min(complete_until), max(complete_until)"):  # type: ignore[no-untyped-def]
     """What the index says with each batch: one moment in all of its rows, never an earlier one."""
-    rows = lake.query(f"db.{name}_index", what, f"WHERE sink = '{name}' GROUP BY batch ORDER BY 1")
+    rows = lake.query(
+        f"db.{name}_index", columns, f"WHERE sink = '{name}' GROUP BY batch ORDER BY 1"
+    )
     assert all(low == high for _, low, high in rows)
-    found = [low for _, low, _ in rows]
-    known = [each for each in found if each is not None]
+    lows = [low for _, low, _ in rows]
+    known = [low for low in lows if low is not None]
     assert known == sorted(known)
-    assert found[len(found) - len(known) :] == known
-    return found
+    assert lows[len(lows) - len(known) :] == known
+    return lows
 
 
 def answer(config: Config, hour: str = "") -> hours.CompletenessReport:
@@ -76,8 +78,8 @@ def answer(config: Config, hour: str = "") -> hours.CompletenessReport:
 
 
 def until(config: Config) -> dt.datetime | None:
-    found = answer(config).complete_until
-    return None if found is None else moment(found)
+    text = answer(config).complete_until
+    return None if text is None else moment(text)
 
 
 def caught_up(config: Config, spark: Any, **more: Any) -> Run:
@@ -117,11 +119,14 @@ def test_an_hour_is_complete_when_every_partition_is_past_it_and_stays_so(
     assert heard == [at("10:30")]
     assert untils(lake, name)[-1] == at("10:30")
 
-    found = frazil_command("completeness", str(path), "2026-11-14T10", "--json")
-    assert found.returncode == 3, found.stderr
-    said = json.loads(found.stdout)
-    assert (said["complete"], said["complete_until"]) == (False, at("10:30").isoformat())
-    assert [(each["partition"], each["state"], each["lacks"]) for each in said["partitions"]] == [
+    completed = frazil_command("completeness", str(path), "2026-11-14T10", "--json")
+    assert completed.returncode == 3, completed.stderr
+    shown = json.loads(completed.stdout)
+    assert (shown["complete"], shown["complete_until"]) == (False, at("10:30").isoformat())
+    assert [
+        (partition["partition"], partition["state"], partition["lacks"])
+        for partition in shown["partitions"]
+    ] == [
         (0, "holds", 1800.0),
         (1, "ahead", 600.0),
         (2, "silent", 0.0),
@@ -135,10 +140,10 @@ def test_an_hour_is_complete_when_every_partition_is_past_it_and_stays_so(
     send(broker.bootstrap, name, p1=["11:00"])
     assert caught_up(config, spark, on_complete=again.append).complete_until == at("11:00")
     assert again[1:] == [at("10:50"), at("11:00")]
-    found = frazil_command("completeness", str(path), "2026-11-14T10")
-    assert found.returncode == 0, found.stderr
-    assert f"complete until {at('11:00').isoformat()}" in found.stdout
-    assert "2026-11-14T10: complete" in found.stdout
+    completed = frazil_command("completeness", str(path), "2026-11-14T10")
+    assert completed.returncode == 0, completed.stderr
+    assert f"complete until {at('11:00').isoformat()}" in completed.stdout
+    assert "2026-11-14T10: complete" in completed.stdout
     assert frazil_command("completeness", str(path), "2026-11-14").returncode == 3
     assert frazil_command("completeness", str(path), "10 o'clock").returncode == 2
 
@@ -151,7 +156,7 @@ def test_an_hour_is_complete_when_every_partition_is_past_it_and_stays_so(
     send(broker.bootstrap, name, p0=["12:00"], p1=["12:10"])
     catch_up(config, spark)
     assert until(config) == at("11:00")
-    held = {each.partition.number: each.state for each in answer(config).partitions}
+    held = {partition.partition.number: partition.state for partition in answer(config).partitions}
     assert held == {0: "ahead", 1: "ahead", 2: "silent", 3: "holds"}
     send(broker.bootstrap, name, p3=["11:30"])
     assert caught_up(config, spark).complete_until == at("11:30")
@@ -226,7 +231,7 @@ def test_a_partition_with_records_to_read_holds_it_back_also_in_the_very_first_b
         sink.stop()
     assert sink.complete_until is None
     assert until(config) is None
-    assert [each.state for each in answer(config).partitions] == ["holds", "silent"]
+    assert [partition.state for partition in answer(config).partitions] == ["holds", "silent"]
     assert caught_up(config, spark).complete_until == at("09:00")
     assert untils(lake, name) == [None, at("09:00")]
 
@@ -250,7 +255,9 @@ def test_a_partition_that_is_idle_holds_the_others_back_no_more(
             return sink.complete_until > at("10:00")
 
         eventually(moved, "the idle partition is left out", sink=sink)
-        states = {each.partition.number: each.state for each in answer(config).partitions}
+        states = {
+            partition.partition.number: partition.state for partition in answer(config).partitions
+        }
         assert states == {0: "holds", 1: "idle"}
         send(broker.bootstrap, name, p1=["09:10"])  # late
         assert sink.wait_until(sink.ends(), WITHIN)
@@ -329,11 +336,13 @@ def test_of_many_tables_the_rows_of_the_stream_say_it_and_dead_letters_have_no_e
     broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make, tmp_path: Path
 ):
     create_topic(broker.bootstrap, name, 2)
-    tables = [{"name": f"db.{name}_{each}", "event_time": "at"} for each in "ab"]
+    tables = [{"name": f"db.{name}_{suffix}", "event_time": "at"} for suffix in "ab"]
     config = make_config(
         decode=of_events(tmp_path),
         table=tables,
-        route=[{"field": "kind", "values": [each], "to": [f"db.{name}_{each}"]} for each in "ab"],
+        route=[
+            {"field": "kind", "values": [suffix], "to": [f"db.{name}_{suffix}"]} for suffix in "ab"
+        ],
         dead_letters={"table": f"db.{name}_dead", "max_fraction": 1.0},
     )
     future = dt.datetime.now(UTC) + dt.timedelta(days=3650)
@@ -361,9 +370,9 @@ def test_of_many_tables_the_rows_of_the_stream_say_it_and_dead_letters_have_no_e
     ]
     events(broker.bootstrap, name, (0, "a", future))  # a broken clock
     assert caught_up(config, spark).complete_until == at("10:20")
-    found = answer(config).partitions[0]
-    assert found.event_time is not None
-    assert found.unbelieved is not None
+    partition = answer(config).partitions[0]
+    assert partition.event_time is not None
+    assert partition.unbelieved is not None
     events(broker.bootstrap, name, (0, "b", "12:00"))
     assert caught_up(config, spark).complete_until == at("10:40")
     untils(lake, name)
@@ -385,7 +394,7 @@ def test_a_dataframe_that_keeps_where_rows_come_from_is_judged_by_partition(
     config = make_config()
     heard: list[dt.datetime] = []
 
-    def life() -> Run:
+    def run_once() -> Run:
         frame = frazil.read(spark, config).where("value <> 'no'")
         sink = frazil.write(
             frame,
@@ -403,9 +412,9 @@ def test_a_dataframe_that_keeps_where_rows_come_from_is_judged_by_partition(
         return run
 
     send(broker.bootstrap, name, p0=["10:00"], p1=["11:30"])
-    assert life().complete_until == at("09:50")
+    assert run_once().complete_until == at("09:50")
     send(broker.bootstrap, name, p0=["12:00"])
-    assert life().complete_until == at("11:20")
+    assert run_once().complete_until == at("11:20")
     assert heard == [at("09:50"), at("09:50"), at("11:20")]
     spans = lake.query(
         f"db.{name}_index", "topic, partition, max(event_time_high)", "GROUP BY 1, 2 ORDER BY 1, 2"
@@ -433,8 +442,10 @@ def test_rows_that_come_from_no_partition_are_judged_by_batches(
     with living(sink) as run:
         assert run.wait_until(run.ends(), WITHIN)
     assert run.complete_until == at("11:30")
-    [found] = hours.completeness(sink.config, JavaCatalog(spark, "lake").open_readonly).partitions
-    assert (found.partition, found.state) == (BATCHES, "holds")
+    [partition] = hours.completeness(
+        sink.config, JavaCatalog(spark, "lake").open_readonly
+    ).partitions
+    assert (partition.partition, partition.state) == (BATCHES, "holds")
 
 
 # ── the callback, and waiting ────────────────────────────────────────────────────────────────────
@@ -459,10 +470,10 @@ def test_a_callback_that_raises_breaks_no_commit_and_is_called_again(
             send(broker.bootstrap, name, p0=[text])
             assert sink.wait_until(sink.ends(), WITHIN)
         assert "on_complete raised RuntimeError: nobody is there" in eventually(
-            lambda: sink.on_complete_error, "the error is told"
+            lambda: sink.on_complete_error, "the error is reported"
         )
         mended.set()
-        eventually(lambda: len(heard) == 3, "all hours are told", sink=sink)
+        eventually(lambda: len(heard) == 3, "all hours are reported", sink=sink)
     finally:
         sink.stop()
     assert heard == [at("10:00"), at("11:00"), at("12:00")]
@@ -482,9 +493,9 @@ def test_the_command_waits_for_an_hour(
     assert (
         frazil_command("completeness", str(path), "2026-11-14T10", "--wait", "1s").returncode == 3
     )
-    found: list[subprocess.CompletedProcess[str]] = []
+    completed: list[subprocess.CompletedProcess[str]] = []
     waiting = threading.Thread(
-        target=lambda: found.append(
+        target=lambda: completed.append(
             frazil_command("completeness", str(path), "2026-11-14T10", "--wait", "120s")
         )
     )
@@ -492,7 +503,7 @@ def test_the_command_waits_for_an_hour(
     send(broker.bootstrap, name, p0=["11:30"])
     catch_up(config, spark)
     waiting.join(WITHIN)
-    assert found[0].returncode == 0, found[0].stderr
+    assert completed[0].returncode == 0, completed[0].stderr
 
 
 # ── the guide's queries ──────────────────────────────────────────────────────────────────────────
@@ -501,12 +512,12 @@ def test_the_command_waits_for_an_hour(
 def queries(engine: str) -> dict[str, str]:
     """Title → query, as they stand in the guide."""
     page = (ROOT / "docs/guide/completeness.md").read_text()
-    found = re.findall(rf"```sql\n-- {engine}: ([^\n]+)\n(.*?)```", page, re.DOTALL)
-    return dict(found)
+    blocks = re.findall(rf"```sql\n-- {engine}: ([^\n]+)\n(.*?)```", page, re.DOTALL)
+    return dict(blocks)
 
 
 @pytest.fixture(scope="module")
-def told(
+def renamed_query(
     broker: Broker, lake: Lake, spark: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], str]:
     """A stream that went as the guide says; and its queries, with the names they have here."""
@@ -527,7 +538,7 @@ def told(
         events(broker.bootstrap, name, *given)
         catch_up(config, spark)
 
-    def here(query: str) -> str:
+    def renamed(query: str) -> str:
         replaced = {
             "lake.shop.frazil_index": "lake.db.guide_index",
             "lake.shop.orders": "lake.db.guide",
@@ -540,19 +551,19 @@ def told(
             query = query.replace(old, new)
         return query
 
-    return here
+    return renamed
 
 
-def test_the_guides_queries_run_in_spark(spark: Any, told: Callable[[str], str]):
+def test_the_guides_queries_run_in_spark(spark: Any, renamed_query: Callable[[str], str]):
     assert len(queries("Spark")) == 7
-    found = {
-        title: [tuple(row) for row in spark.sql(told(query)).collect()]
+    answers = {
+        title: [tuple(row) for row in spark.sql(renamed_query(query)).collect()]
         for title, query in queries("Spark").items()
     }
-    check(found, lambda text: at(text).replace(tzinfo=None))
-    assert len(found["only what is complete"]) == 4
-    assert found["how many of them"] == [(0,)]
-    files = found["event times of each file"]
+    check(answers, lambda text: at(text).replace(tzinfo=None))
+    assert len(answers["only what is complete"]) == 4
+    assert answers["how many of them"] == [(0,)]
+    files = answers["event times of each file"]
     assert len(files) >= 3
     assert (files[0][2], max(row[3] for row in files)) == (
         at("10:00").replace(tzinfo=None),
@@ -560,28 +571,28 @@ def test_the_guides_queries_run_in_spark(spark: Any, told: Callable[[str], str])
     )
 
 
-def test_the_guides_queries_run_in_duckdb(told: Callable[[str], str]):
+def test_the_guides_queries_run_in_duckdb(renamed_query: Callable[[str], str]):
     assert len(queries("DuckDB")) == 4
     connection = duckdb.connect()
     connection.execute("LOAD avro; LOAD iceberg; SET TimeZone='UTC'")
-    found = {
-        title: connection.execute(told(query)).fetchall()
+    answers = {
+        title: connection.execute(renamed_query(query)).fetchall()
         for title, query in queries("DuckDB").items()
     }
-    check(found, at)
+    check(answers, at)
 
 
-def check(found: dict[str, list[tuple[Any, ...]]], when: Callable[[str], Any]) -> None:
+def check(answers: dict[str, list[tuple[Any, ...]]], when: Callable[[str], Any]) -> None:
     """What both engines must say."""
-    assert found["until when?"] == [(when("11:05"),)]
-    [(complete, since)] = found["is the hour from 10 to 11 complete, and since when?"]
+    assert answers["until when?"] == [(when("11:05"),)]
+    [(complete, since)] = answers["is the hour from 10 to 11 complete, and since when?"]
     assert complete
     assert since is not None
-    assert found["where each partition stands, the last one first"] == [
+    assert answers["where each partition stands, the last one first"] == [
         ("guide", 1, when("11:05"), 3),
         ("guide", 0, when("11:20"), 4),
     ]
-    late = found["batches with late records"]
+    late = answers["batches with late records"]
     assert [(row[1], row[2], row[3], row[6], row[7]) for row in late] == [
         ("db.guide", "guide", 0, when("10:20"), when("10:55"))
     ]

@@ -84,8 +84,8 @@ def rows(count: int) -> list[dict[str, Any]]:
 def tables_like(lake: Lake, pattern: str) -> list[str]:
     """What the catalog has, asked of SQLite itself."""
     with sqlite3.connect(lake.folder / "catalog.db") as catalog:
-        found = catalog.execute("SELECT table_namespace, table_name FROM iceberg_tables").fetchall()
-    return [name for name in sorted(map(".".join, found)) if re.fullmatch(pattern, name)]
+        rows = catalog.execute("SELECT table_namespace, table_name FROM iceberg_tables").fetchall()
+    return [name for name in sorted(map(".".join, rows)) if re.fullmatch(pattern, name)]
 
 
 @pytest.fixture
@@ -144,23 +144,23 @@ def test_tables_are_partitioned_sorted_identified_and_placed_as_the_config_says(
     assert made.properties["write.metadata.previous-versions-max"] == "7"
     assert made.properties["owner"] == "me"
     fields = json.loads(made.schema)
-    named = {each["name"]: each for each in fields["fields"]}
-    inside = {each["name"]: each for each in named["inner"]["type"]["fields"]}
+    named = {field["name"]: field for field in fields["fields"]}
+    inside = {field["name"]: field for field in named["inner"]["type"]["fields"]}
     assert sorted(fields["identifier-field-ids"]) == sorted([named["id"]["id"], inside["n"]["id"]])
-    assert all(each["required"] for each in (named["id"], named["inner"], inside["n"]))
+    assert all(field["required"] for field in (named["id"], named["inner"], inside["n"]))
     files = spark.table(f"lake.{special}.files").select("file_path", "sort_order_id").collect()
     assert {row.sort_order_id for row in files} == {1}
     seen = []
     buckets = dict(spark.sql(f"SELECT id, lake.system.bucket(2, id) FROM lake.{special}").collect())
     for path in (row.file_path.removeprefix("file:") for row in files):
         assert path.startswith(f"{place}/data/")
-        here = pq.read_table(path, partitioning=None).to_pylist()
+        file_rows = pq.read_table(path, partitioning=None).to_pylist()
         keys = [
             (r["country"] is None, _backwards(r["country"]), buckets[r["id"]], -r["at"].timestamp())
-            for r in here
+            for r in file_rows
         ]
         assert keys == sorted(keys)
-        seen += [row["id"] for row in here]
+        seen += [row["id"] for row in file_rows]
     assert sorted(seen) == [row["id"] for row in given]
     assert len(files) < len(seen) / 4, "there was something to sort"
 
@@ -213,14 +213,14 @@ def test_two_sinks_that_make_the_same_table_at_once_make_one(
 ):
     """Each brings a column that the other has not."""
     configs = []
-    for each in "ab":
-        topic = f"{name}.{each}"
+    for suffix in "ab":
+        topic = f"{name}.{suffix}"
         create_topic(broker.bootstrap, topic, 1)
-        values = [json.dumps({"id": i, each: f"{each}{i}"}).encode() for i in range(20)]
+        values = [json.dumps({"id": i, suffix: f"{suffix}{i}"}).encode() for i in range(20)]
         produce(broker.bootstrap, topic, values)
         configs.append(
             lake.config(
-                f"{name}_{each}",
+                f"{name}_{suffix}",
                 topic,
                 broker.bootstrap,
                 decode={"format": "json"},
@@ -245,13 +245,13 @@ def test_two_sinks_that_make_the_same_table_at_once_make_one(
     for thread in threads:
         thread.join(2 * WITHIN)
     assert ended == [True, True]
-    found = lake.query(f"db.{name}", "_topic, _offset, id, a, b")
-    assert_once(row[:2] for row in found)
-    assert {row[0]: (row[3:]) for row in found if row[1] == 3} == {
+    rows = lake.query(f"db.{name}", "_topic, _offset, id, a, b")
+    assert_once(row[:2] for row in rows)
+    assert {row[0]: (row[3:]) for row in rows if row[1] == 3} == {
         f"{name}.a": ("a3", None),
         f"{name}.b": (None, "b3"),
     }
-    assert len(found) == 40
+    assert len(rows) == 40
     table = JavaCatalog(spark, "lake").load(f"db.{name}")
     assert table is not None
     reports = audited(spark, table.name)
@@ -294,10 +294,12 @@ def test_a_sink_makes_no_more_tables_than_it_may_and_goes_on(
     held = {table: len(lake.query(table, "kind")) for table in tables}
     assert held[f"db.{name}_own"] == 3
     assert held[f"db.{name}_of_a"] == 2
-    letters = lake.query(f"db.{name}_dead", "kind, message")
-    assert sum(held.values()) + len(letters) == 16
-    assert len(letters) == 8
-    assert all(kind == "name" and "no room" in message for kind, message in letters), letters
+    dead_letters = lake.query(f"db.{name}_dead", "kind, message")
+    assert sum(held.values()) + len(dead_letters) == 16
+    assert len(dead_letters) == 8
+    assert all(kind == "name" and "no room" in message for kind, message in dead_letters), (
+        dead_letters
+    )
     all_proven(config, spark, *tables, f"db.{name}_dead")
 
 
@@ -307,7 +309,7 @@ def test_hostile_names_make_nothing_outside_the_namespace(
     """The allowlist lets everything through: what is left is the floor that no setting lifts."""
     create_topic(broker.bootstrap, name, 2)
     names = hostile(seed=5, count=400)
-    produce(broker.bootstrap, name, [json.dumps({"to": each}).encode() for each in names], 2)
+    produce(broker.bootstrap, name, [json.dumps({"to": hostile}).encode() for hostile in names], 2)
     made = f"db.{name}_{{value}}"
     config = make_config(
         sink={"max_tables": 12},
@@ -329,13 +331,13 @@ def test_hostile_names_make_nothing_outside_the_namespace(
         assert len(inside) == 1 or inside[1] in ("data", "metadata", "stage"), path
     tables = tables_like(lake, rf"(?s)(.*\W)?{name}_.*")
     assert all(re.fullmatch(rf"db\.{name}_[A-Za-z0-9_]+", table) for table in tables), tables
-    filled = [each for each in tables if not each.endswith(("_index", f"{name}_dead"))]
+    filled = [table for table in tables if not table.endswith(("_index", f"{name}_dead"))]
     assert 5 < len(filled) <= 12, "some of them are names"
     assert len({table.lower() for table in filled}) == len(filled)
     written = [row for table in filled for row in lake.query(table, "_topic_partition, _offset")]
-    letters = lake.query(f"db.{name}_dead", '"partition", "offset"')
-    assert_once([*written, *letters])
-    assert len(written) + len(letters) == len(names)
+    dead_letters = lake.query(f"db.{name}_dead", '"partition", "offset"')
+    assert_once([*written, *dead_letters])
+    assert len(written) + len(dead_letters) == len(names)
     all_proven(config, spark, *filled, f"db.{name}_dead")
 
 

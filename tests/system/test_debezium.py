@@ -89,7 +89,7 @@ def test_avro_changes_become_rows_and_what_is_no_row_a_dead_letter(
             route=[{"pattern": ".*", "to": [f"db.{name}"], "envelope": "debezium"}],
             dead_letters={"table": f"db.{name}_dead"},
         )
-        values: list[Any] = [each and avro(one, each, 1) for each in CHANGES]
+        values: list[Any] = [change and avro(one, change, 1) for change in CHANGES]
         produce(broker.bootstrap, name, values)
         catch_up(config, spark)
         rows = lake.query(f"db.{name}", "_op, id, name, _source.pos", "ORDER BY _offset")
@@ -99,7 +99,7 @@ def test_avro_changes_become_rows_and_what_is_no_row_a_dead_letter(
             change("u", person(2, None, age=1), person(2, "B", age=2), 8),
             change("d", person(2, "B", age=2), pos=9),
         ]
-        produce(broker.bootstrap, name, [avro(two, each, 2) for each in later])
+        produce(broker.bootstrap, name, [avro(two, change, 2) for change in later])
         catch_up(config, spark)
     rows = lake.query(f"db.{name}", "_op, age, _source.table, _ts_ms", "ORDER BY _offset")
     assert rows[3:] == [
@@ -107,9 +107,9 @@ def test_avro_changes_become_rows_and_what_is_no_row_a_dead_letter(
         ("u", 2, "people", 1_008),
         ("d", 2, "people", 1_009),
     ]
-    letters = lake.query(f"db.{name}_dead", '"offset", kind, schema_id, value', "ORDER BY 1")
-    assert [row[:3] for row in letters] == [(n, "envelope", 1) for n in (5, 6, 7)]
-    assert [row[3] for row in letters] == values[5:]
+    dead_letters = lake.query(f"db.{name}_dead", '"offset", kind, schema_id, value', "ORDER BY 1")
+    assert [row[:3] for row in dead_letters] == [(n, "envelope", 1) for n in (5, 6, 7)]
+    assert [row[3] for row in dead_letters] == values[5:]
     assert fates(lake, name) == (6, 3, 1)
     all_proven(config, spark, f"db.{name}", f"db.{name}_dead")
 
@@ -129,15 +129,15 @@ def test_json_changes_become_rows_with_a_schema_around_them_and_without(
         dead_letters={"table": f"db.{name}_dead", "max_fraction": 1},
     )
     changes = [*CHANGES, change("c", after=person(2**62 + 1, "large", tags=["x"]), pos=8)]
-    values: list[Any] = [text(each, wrapped) for wrapped in (False, True) for each in changes]
+    values: list[Any] = [text(change, wrapped) for wrapped in (False, True) for change in changes]
     values += [b"{", b"[1]", b'{"op": "c"}', b'{"id": 1}', b"null"]
     produce(broker.bootstrap, name, values)
     catch_up(config, spark)
     rows = lake.query(f"db.{name}", "_op, id, name, _source.pos, tags", "ORDER BY _offset")
     both = [*((*row, None) for row in ROWS), ("c", 2**62 + 1, "large", 8, ["x"])]
     assert rows == both * 2
-    letters = lake.query(f"db.{name}_dead", '"offset", kind, value', "ORDER BY 1")
-    assert [row[:2] for row in letters] == [
+    dead_letters = lake.query(f"db.{name}_dead", '"offset", kind, value', "ORDER BY 1")
+    assert [row[:2] for row in dead_letters] == [
         *((n, "envelope") for n in (5, 6, 7, 14, 15, 16)),
         (18, "json"),
         (19, "envelope"),
@@ -145,7 +145,7 @@ def test_json_changes_become_rows_with_a_schema_around_them_and_without(
         (21, "envelope"),
         (22, "envelope"),
     ]
-    assert [row[2] for row in letters] == [values[row[0]] for row in letters]
+    assert [row[2] for row in dead_letters] == [values[row[0]] for row in dead_letters]
     assert fates(lake, name) == (10, 11, 2), "a tombstone is skipped, in a wrapper or not"
     all_proven(config, spark, f"db.{name}", f"db.{name}_dead")
 
@@ -175,7 +175,7 @@ def test_changes_of_many_tables_in_one_topic_go_where_their_source_says(
     rows = lake.query(f"db.{name}_one", "_op, id, more", "ORDER BY _offset")
     assert rows == [("c", 1, None), ("d", 1, None), ("c", 2, 1)]
     assert lake.query(f"db.{name}_two", "_op, key") == [("c", "k")]
-    letters = lake.query(f"db.{name}_dead", '"offset", kind', "ORDER BY 1")
-    assert letters == [(5, "envelope"), (6, "name")]
+    dead_letters = lake.query(f"db.{name}_dead", '"offset", kind', "ORDER BY 1")
+    assert dead_letters == [(5, "envelope"), (6, "name")]
     assert fates(lake, name) == (4, 2, 1)
-    all_proven(config, spark, *(f"db.{name}_{each}" for each in ("one", "two", "dead")))
+    all_proven(config, spark, *(f"db.{name}_{suffix}" for suffix in ("one", "two", "dead")))

@@ -41,9 +41,9 @@ def replay(config: Config, spark: Any, wanted: DeadLetterSelection = ALL) -> Rep
 
 def assert_proven(config: Config, spark: Any) -> dict[str, set[str]]:
     """Every table of the sink; gives who has written to each."""
-    found = evidence.of_sink(config, JavaCatalog(spark, config.catalog.name).open_readonly)
+    result = evidence.of_sink(config, JavaCatalog(spark, config.catalog.name).open_readonly)
     tables: dict[str, set[str]] = {}
-    for report in found.reports:
+    for report in result.reports:
         assert report.verdict == "proven", report
         if report.table != config.index_table:
             tables.setdefault(report.table, set()).add(report.sink)
@@ -210,7 +210,7 @@ def test_rules_that_send_a_dead_letter_elsewhere_are_reported_and_it_stays(
     create_topic(broker.bootstrap, name, 1)
     sections: Any = {
         "decode": {"format": "json"},
-        "table": [{"name": f"db.{name}_{each}", "schema_evolution": "reject"} for each in "xy"],
+        "table": [{"name": f"db.{name}_{suffix}", "schema_evolution": "reject"} for suffix in "xy"],
         "dead_letters": {"table": f"db.{name}_dead", "max_fraction": 1},
     }
     config = make_config(route=[{"to": [f"db.{name}_x"]}], **sections)
@@ -247,7 +247,7 @@ def test_a_function_that_is_mended(
             path.write_text(ROUTING.format(known=known))
             return make_config(
                 decode={"format": "confluent-avro", "registry": {"url": registry.url}},
-                table=[{"name": f"db.{name}_{each}"} for each in "ab"],
+                table=[{"name": f"db.{name}_{suffix}"} for suffix in "ab"],
                 route=[{"python": f"{path}:where"}],
                 dead_letters={"table": f"db.{name}_dead", "max_fraction": 1},
             )
@@ -285,7 +285,7 @@ def test_a_record_comes_back_with_its_key_its_headers_and_its_time(
     config = make_config(route=[route], **sections)
     assert replay(config, spark).replayed == 1
     times = [
-        lake.query(f"db.{name}_{each}", "epoch_ms(_timestamp), _offset") for each in ("a", "b")
+        lake.query(f"db.{name}_{suffix}", "epoch_ms(_timestamp), _offset") for suffix in ("a", "b")
     ]
     assert times == [[(1_700_000_000_123, 0)], [(1_700_000_000_123, 1)]]
 
@@ -333,20 +333,22 @@ def test_dead_letters_are_selected(rejected: Config, spark: Any, lake: Lake, nam
 
 
 def test_dead_letters_are_listed(rejected: Config, spark: Any, name: str):
-    found = dead_letters.list_dead_letters(rejected, spark, replace(ALL, limit=2))
-    assert (found["waiting"], found["replayed"]) == (6, 0)
-    assert len(found["letters"]) == 2
+    listing = dead_letters.list_dead_letters(rejected, spark, replace(ALL, limit=2))
+    assert (listing["waiting"], listing["replayed"]) == (6, 0)
+    assert len(listing["letters"]) == 2
     counts = {
-        (g["kind"], g["partition"]): (g["count"], g["first"], g["last"]) for g in found["groups"]
+        (g["kind"], g["partition"]): (g["count"], g["first"], g["last"]) for g in listing["groups"]
     }
     assert counts["route", 1] == (3, 0, 2)
     replay(rejected, spark, DeadLetterSelection(partitions=(1,)))
-    found = dead_letters.list_dead_letters(rejected, spark, ALL, "all")
-    assert (found["waiting"], found["replayed"]) == (3, 3)
+    listing = dead_letters.list_dead_letters(rejected, spark, ALL, "all")
+    assert (listing["waiting"], listing["replayed"]) == (3, 3)
     done = dead_letters.list_dead_letters(rejected, spark, ALL, "replayed")
-    assert {letter["partition"] for letter in done["letters"]} == {1}
-    assert {tuple(letter["replayed_to"]) for letter in done["letters"]} == {(f"db.{name}",)}
-    assert json.loads(json.dumps(found)) == found
+    assert {dead_letter["partition"] for dead_letter in done["letters"]} == {1}
+    assert {tuple(dead_letter["replayed_to"]) for dead_letter in done["letters"]} == {
+        (f"db.{name}",)
+    }
+    assert json.loads(json.dumps(listing)) == listing
 
 
 def test_a_config_without_dead_letters_is_refused(make_config: Make):
@@ -359,8 +361,8 @@ def test_a_config_without_dead_letters_is_refused(make_config: Make):
 )
 def test_offsets_are_half_open(text: str, span: tuple[Any, Any], make_config: Make, name: str):
     config = make_config(dead_letters={"table": f"db.{name}_dead"})
-    found = dead_letters.selection(config, [], [], text, [], [], None)
-    assert (found.start, found.end) == span
+    selection = dead_letters.selection(config, [], [], text, [], [], None)
+    assert (selection.start, selection.end) == span
     for bad in ("", "..", "a..b", "-3")[1:]:
         with pytest.raises(ConfigError, match="cannot read --offsets"):
             dead_letters.selection(config, [], [], bad, [], [], None)

@@ -98,7 +98,7 @@ def test_sessionise_writes_each_session_once_over_several_runs(
     def at(minute: int) -> dt.datetime:
         return noon + dt.timedelta(minutes=minute)
 
-    found = lake.query(f"db.{name}", '"user", start, "end", clicks', "ORDER BY ALL")
+    rows = lake.query(f"db.{name}", '"user", start, "end", clicks', "ORDER BY ALL")
     expected = [
         ("ann", at(0), at(50), 2),
         ("ann", at(100), at(150), 2),
@@ -106,11 +106,11 @@ def test_sessionise_writes_each_session_once_over_several_runs(
         ("bob", at(110), at(140), 1),
         ("eve", at(500), at(530), 1),
     ]
-    assert found == expected  # eve's second is open still
+    assert rows == expected  # eve's second is open still
     report = proven(config, spark)
     assert report.proves == "batches"
     assert counts(report)["merged"] == 8
-    assert counts(report)["written"] == len(found)
+    assert counts(report)["written"] == len(rows)
 
 
 def test_python_udf_accounts_for_every_record(
@@ -126,9 +126,9 @@ def test_python_udf_accounts_for_every_record(
     produce(broker.bootstrap, name, lines([{"id": 2000, "email": "z@z.eu"}]))
     ended(python_udf.main(spark, config))  # a second run goes on where the first one ended
 
-    found = lake.query(f"db.{name}", "id, domain, fingerprint, _topic_partition, _offset")
-    assert_once((p, o) for *_, p, o in found)
-    assert {(i, d, f) for i, d, f, *_ in found} == {
+    rows = lake.query(f"db.{name}", "id, domain, fingerprint, _topic_partition, _offset")
+    assert_once((p, o) for *_, p, o in rows)
+    assert {(i, d, f) for i, d, f, *_ in rows} == {
         (i, mail.partition("@")[2].lower(), hashlib.sha256(mail.encode()).hexdigest())
         for i, mail in [*enumerate(mails), (2000, "z@z.eu")]
     }
@@ -146,9 +146,9 @@ def test_spark_kafka_accounts_for_every_record(broker: Broker, lake: Lake, spark
         produce(broker.bootstrap, name, lines(part), 2)
         ended(spark_kafka.main(spark, broker.bootstrap, name, f"db.{name}", **settings))
 
-    found = lake.query(f"db.{name}", "_topic_partition, _offset, sensor, celsius")
-    assert_once((p, o) for p, o, *_ in found)
-    assert sorted(c for *_, c in found) == [v["celsius"] for v in values]
+    rows = lake.query(f"db.{name}", "_topic_partition, _offset, sensor, celsius")
+    assert_once((p, o) for p, o, *_ in rows)
+    assert sorted(c for *_, c in rows) == [v["celsius"] for v in values]
     report = proven(for_frame(f"db.{name}", "lake", settings), spark)
     assert report.proves == "records"
     assert counts(report) == {"written": 400, "skipped": 0, "invisible": 0, "merged": 0}
@@ -162,8 +162,8 @@ def test_many_tables_sends_every_record_where_it_belongs(broker: Broker, lake: L
     config = from_document(given, base=example.parent)
     catch_up(config, spark)
     tables = ("orders", "money", "inventory", "events_click", "events_search", "dead_letters")
-    found = {table: lake.query(f"shop.{table}", "count(*)")[0][0] for table in tables}
-    assert found == {
+    row_counts = {table: lake.query(f"shop.{table}", "count(*)")[0][0] for table in tables}
+    assert row_counts == {
         "orders": 101,
         "money": 101,
         "inventory": 101,

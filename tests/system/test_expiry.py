@@ -41,28 +41,28 @@ def test_old_snapshots_go_with_their_files_and_all_that_is_left_is_exact(
     )
     seen: set[int] = set()
 
-    def there() -> list[int]:
+    def snapshot_ids() -> list[int]:
         metadata = json.loads(Path(lake.metadata_file(table)).read_text())
-        return [each.id for each in history(metadata)]
+        return [snapshot.id for snapshot in history(metadata)]
 
     def on_step(step: Step) -> None:
         if step.name == "expire":  # every snapshot is compared before it goes
             feed.oracle.check(lake.metadata_file(table))
-            seen.update(there())
+            seen.update(snapshot_ids())
 
-    for life, count in enumerate((160, 40)):
-        chaos(feed, life, count, keys=30, partitions=2)
+    for number, count in enumerate((160, 40)):
+        chaos(feed, number, count, keys=30, partitions=2)
         sink = Sink(config, on_step=on_step).start(spark)
         try:
             assert sink.wait_until(sink.ends(), WITHIN)
         finally:
             sink.stop()
         assert sink.committer.progress.maintenance_error == ""
-        if life == 0:
+        if number == 0:
             feed.oracle.check(lake.metadata_file(table))
-            release = there()[-1]
+            release = snapshot_ids()[-1]
             spark.sql(f"ALTER TABLE lake.{table} CREATE TAG release AS OF VERSION {release}")
-    left = there()
+    left = snapshot_ids()
     assert len(seen - set(left)) >= tasks.TABLE_AT_ONCE
     rows = spark_rows(spark, f"lake.{table}")
     assert feed.oracle.check(lake.metadata_file(table), Spark=rows) == 2 * len(left)
@@ -130,7 +130,7 @@ def test_a_table_that_was_there_keeps_everything_and_its_owner_gets_advice(
         "_offset BIGINT, _timestamp TIMESTAMP) USING iceberg"
     )
     sink = catch_up(make_config(sink={"max_records_per_trigger": 2}), spark)
-    assert [each.partition(" is kept")[0] for each in sink.advice] == [
+    assert [line.partition(" is kept")[0] for line in sink.advice] == [
         f"every metadata file of db.{name}",
         f"every snapshot of db.{name}",
     ]

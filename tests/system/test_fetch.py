@@ -48,7 +48,7 @@ def read(
     broker: Broker, topic: str, start: int, end: int, client: bool
 ) -> tuple[dict[tuple[int, int], bytes | None], int]:
     """What comes out of a range, and how many of its offsets were invisible."""
-    found: dict[tuple[int, int], bytes | None] = {}
+    records: dict[tuple[int, int], bytes | None] = {}
     position, invisible = start, 0
     wanted = Range(Partition(topic, 0), start, end)
     for chunk in fetch({"bootstrap.servers": broker.bootstrap}, wanted, patience=30, client=client):
@@ -60,9 +60,9 @@ def read(
         assert (stamps > 1_600_000_000_000).all()
         position = chunk.span.end
         invisible += len(chunk.span) - len(values)
-        found.update({(0, int(o)): v for o, v in zip(offsets, values, strict=True)})
+        records.update({(0, int(o)): v for o, v in zip(offsets, values, strict=True)})
     assert position == end
-    return found, invisible
+    return records, invisible
 
 
 @WAYS
@@ -75,8 +75,8 @@ def test_every_compression_gives_the_same_records(
     for i in range(5_000):
         sender.produce(name, f"value-{i}".encode() * (1 + i % 5), key=b"k" if i % 3 else None)
     sender.flush()
-    found, invisible = read(broker, name, 0, 5_000, client)
-    assert found == topic_records(broker.bootstrap, name)
+    records, invisible = read(broker, name, 0, 5_000, client)
+    assert records == topic_records(broker.bootstrap, name)
     assert invisible == 0
 
 
@@ -91,8 +91,8 @@ def test_keys_headers_tombstones_and_empty_values_survive(
         headers = [("trace", b"x"), ("none", None)] if i % 3 == 0 else None
         sender.produce(name, value, key=b"key" if i % 2 else None, headers=headers)
     sender.flush()
-    found, _ = read(broker, name, 0, 300, client)
-    assert found == topic_records(broker.bootstrap, name)
+    records, _ = read(broker, name, 0, 300, client)
+    assert records == topic_records(broker.bootstrap, name)
 
 
 #: A record's key and its headers.
@@ -127,7 +127,7 @@ def send(broker: Broker, topic: str, given: Sequence[Envelope], **settings: Any)
 
 
 def envelopes(broker: Broker, topic: str, start: int, end: int, client: bool) -> list[Envelope]:
-    found: list[Envelope] = []
+    gathered: list[Envelope] = []
     kafka = {"bootstrap.servers": broker.bootstrap}
     wanted = Range(Partition(topic, 0), start, end)
     for chunk in fetch(kafka, wanted, patience=30, client=client, envelope=True):
@@ -137,10 +137,12 @@ def envelopes(broker: Broker, topic: str, start: int, end: int, client: bool) ->
         assert headers is not None
         assert (keys.type, headers.type) == (pa.large_binary(), HEADERS)
         assert headers.null_count == 0
-        named = [[(each["key"], each["value"]) for each in row] for row in headers.to_pylist()]
-        found += zip(keys.to_pylist(), named, strict=True)
-        assert len(found) == chunk.span.end - start
-    return found
+        named = [
+            [(header["key"], header["value"]) for header in row] for row in headers.to_pylist()
+        ]
+        gathered += zip(keys.to_pylist(), named, strict=True)
+        assert len(gathered) == chunk.span.end - start
+    return gathered
 
 
 @WAYS
@@ -243,8 +245,8 @@ def test_a_header_key_that_is_not_utf8_is_never_left_out_in_silence(
         with pytest.raises(Undecodable, match=rf"{name}\[0\] offset 1: a header's key is not"):
             envelopes(broker, name, 0, 2, client)
     else:
-        found = envelopes(broker, name, 0, 2, client)
-        assert found == [(None, HEADED[1]), (None, [("a\ufffdb", b"x")])]
+        actual = envelopes(broker, name, 0, 2, client)
+        assert actual == [(None, HEADED[1]), (None, [("a\ufffdb", b"x")])]
     # Who does not ask for headers is not stopped by them.
     assert len(read(broker, name, 0, 2, client)[0]) == 2
 
@@ -259,8 +261,8 @@ def test_a_range_begins_and_ends_in_the_middle_of_a_batch(
         sender.produce(name, b"v%d" % i)
     sender.flush()
     for start, end in ((0, 1), (17, 18), (123, 777), (999, 1000), (5, 5)):
-        found, invisible = read(broker, name, start, end, client)
-        assert sorted(offset for _, offset in found) == list(range(start, end))
+        records, invisible = read(broker, name, start, end, client)
+        assert sorted(offset for _, offset in records) == list(range(start, end))
         assert invisible == 0
 
 
@@ -289,14 +291,14 @@ def test_aborted_transactions_and_markers_are_invisible_and_counted(
             sender.commit_transaction()
             committed |= {b"%d-%d" % (turn, i) for i in range(20)}
     end = 30 * 21
-    found, invisible = read(broker, name, 0, end, client)
-    assert set(found.values()) == committed
-    assert found == topic_records(broker.bootstrap, name)
+    records, invisible = read(broker, name, 0, end, client)
+    assert set(records.values()) == committed
+    assert records == topic_records(broker.bootstrap, name)
     assert invisible == end - len(committed)
     # Cut anywhere, the pieces hold the same: also a piece that is nothing but invisible.
     pieces = [read(broker, name, at, min(at + 13, end), client) for at in range(0, end, 13)]
     joined = {key: value for part, _ in pieces for key, value in part.items()}
-    assert joined == found
+    assert joined == records
     assert sum(hidden for _, hidden in pieces) == invisible
 
 
@@ -352,12 +354,12 @@ def test_a_compacted_topic_has_holes_that_are_counted(
         sender.flush()
         if len(topic_records(broker.bootstrap, name)) < total - 100:
             break
-    found, invisible = read(broker, name, 0, total, client)
+    records, invisible = read(broker, name, 0, total, client)
     expected = topic_records(broker.bootstrap, name)
     assert len(expected) < total, "the cleaner has not run"
     # The cleaner may take more away between two looks; what is left must be the same.
-    assert expected.items() <= found.items()
-    assert invisible == total - len(found)
+    assert expected.items() <= records.items()
+    assert invisible == total - len(records)
 
 
 @WAYS
@@ -385,13 +387,13 @@ def test_a_broken_connection_is_made_again_and_nothing_is_missing(
         sender.poll(0)
     sender.flush()
     kafka = {"bootstrap.servers": broker.bootstrap}
-    found: list[int] = []
+    offsets: list[int] = []
     for chunk in fetch(kafka, Range(Partition(name, 0), 0, 60_000), patience=30):
-        found += chunk.open()[1].tolist()
+        offsets += chunk.open()[1].tolist()
         for connection in connections._own.connections.values():
             with contextlib.suppress(OSError):
                 connection.shutdown(2)
-    assert found == list(range(60_000))
+    assert offsets == list(range(60_000))
 
 
 def test_a_topic_with_a_custom_size_limit_is_read_though_a_batch_is_larger_than_a_fetch(
@@ -405,5 +407,5 @@ def test_a_topic_with_a_custom_size_limit_is_read_though_a_batch_is_larger_than_
     for _ in range(3):
         sender.produce(name, large)
     sender.flush()
-    found, _ = read(broker, name, 0, 3, client=False)
-    assert list(found.values()) == [large] * 3
+    records, _ = read(broker, name, 0, 3, client=False)
+    assert list(records.values()) == [large] * 3

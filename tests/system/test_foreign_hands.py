@@ -85,16 +85,16 @@ class Lane:
 
     def exact(self) -> None:
         rows = self.lake.query(self.table, "id, v, _topic, _offset")
-        theirs = {i: v for i, v, topic, _ in rows if topic == "by hand"}
-        mine = [(i, v, offset) for i, v, topic, offset in rows if topic == self.name]
-        assert len(theirs) + len(mine) == len(rows)
-        assert theirs == self.foreign
+        foreign_rows = {i: v for i, v, topic, _ in rows if topic == "by hand"}
+        own_rows = [(i, v, offset) for i, v, topic, offset in rows if topic == self.name]
+        assert len(foreign_rows) + len(own_rows) == len(rows)
+        assert foreign_rows == self.foreign
         if self.upserts:
-            assert_once((i,) for i, _, _ in mine)
-            assert {i: v for i, v, _ in mine} == {row["id"]: row["v"] for row in self.sent}
+            assert_once((i,) for i, _, _ in own_rows)
+            assert {i: v for i, v, _ in own_rows} == {row["id"]: row["v"] for row in self.sent}
         else:
-            assert_once((offset,) for _, _, offset in mine)
-            assert {offset: {"id": i, "v": v} for i, v, offset in mine} == dict(
+            assert_once((offset,) for _, _, offset in own_rows)
+            assert {offset: {"id": i, "v": v} for i, v, offset in own_rows} == dict(
                 enumerate(self.sent)
             )
 
@@ -154,7 +154,9 @@ def add_a_column(lane: Lane) -> None:
 
 def drop_a_column(lane: Lane) -> None:
     [name, *_] = [
-        each for each in lane.spark.table(f"lake.{lane.table}").columns if each.startswith("extra")
+        column
+        for column in lane.spark.table(f"lake.{lane.table}").columns
+        if column.startswith("extra")
     ]
     lane.sql(f"ALTER TABLE {{t}} DROP COLUMN {name}")
 
@@ -231,7 +233,7 @@ def test_rows_that_somebody_deletes_stay_deleted_and_the_audit_says_so(
     lane.send()
     catch_up(config, spark)
     assert sorted(o for (o,) in lake.query(f"db.{name}", "_offset")) == [0, 1, 2, *range(4, 12)]
-    [report] = [each for each in reports(config, spark) if each.table == f"db.{name}"]
+    [report] = [report for report in reports(config, spark) if report.table == f"db.{name}"]
     assert report.verdict in ("gap", "unaccounted")
 
 
@@ -287,7 +289,7 @@ def replace_the_branch(lane: Lane, branch: str) -> Callable[[], object]:
 
 
 def drop_and_make_again(lane: Lane, branch: str) -> Callable[[], object]:
-    there = lane.lake.metadata_file(lane.table)
+    location = lane.lake.metadata_file(lane.table)
     lane.sql("DROP TABLE {t}")
     lane.sql(
         "CREATE TABLE {t} (id BIGINT, v BIGINT, _topic STRING NOT NULL, _topic_partition INT "
@@ -296,7 +298,7 @@ def drop_and_make_again(lane: Lane, branch: str) -> Callable[[], object]:
 
     def restore() -> None:
         lane.sql("DROP TABLE {t}")
-        lane.sql(f"CALL lake.system.register_table('{{n}}', '{there}')")
+        lane.sql(f"CALL lake.system.register_table('{{n}}', '{location}')")
 
     return restore
 
@@ -336,21 +338,21 @@ def test_a_stream_stops_with_the_right_words_and_goes_on_when_it_is_mended(
         assert gate.held.wait(WITHIN)
         mend = hand(lane, "main")
         gate.go.set()
-        with pytest.raises(kind) as told:
+        with pytest.raises(kind) as caught:
             sink.wait_until({part(name, 0): len(lane.sent)}, WITHIN)
-        assert words in f"{told.value}", told.value
+        assert words in f"{caught.value}", caught.value
     finally:
         gate.go.set()
         sink.stop()
-    with pytest.raises(kind) as told:  # and so says the next run
+    with pytest.raises(kind) as caught:  # and so says the next run
         Sink(config).start(spark)
-    assert words in f"{told.value}", told.value
+    assert words in f"{caught.value}", caught.value
     mend()
     lane.send()
     catch_up(config, spark)
     lane.exact()
-    found = {report.table: report.verdict for report in reports(config, spark)}
-    assert set(found.values()) == {"proven"}, found
+    verdicts = {report.table: report.verdict for report in reports(config, spark)}
+    assert set(verdicts.values()) == {"proven"}, verdicts
 
 
 # ── a branch that was moved, and what would tell of it expired ───────────────────────────────────
@@ -369,13 +371,13 @@ def hide(lane: Lane) -> None:
 
 def forget_earlier_metadata(lane: Lane) -> None:
     newest = Path(lane.lake.metadata_file(lane.table))
-    for each in newest.parent.glob("*.metadata.json"):
-        if each != newest:
-            each.unlink()
+    for path in newest.parent.glob("*.metadata.json"):
+        if path != newest:
+            path.unlink()
 
 
 @pytest.mark.parametrize(
-    ("mode", "told"),
+    ("mode", "evident"),
     [
         ("append", True),
         ("upsert", False),
@@ -384,9 +386,9 @@ def forget_earlier_metadata(lane: Lane) -> None:
     ],
 )
 def test_a_rollback_that_others_commit_over_and_expire_stops_the_sink_and_nothing_else_does(
-    broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make, mode: str, told: bool
+    broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make, mode: str, evident: bool
 ):
-    """`told`: by earlier metadata files. Without them, nothing shows what the table holds."""
+    """`evident`: from earlier metadata files. Without them, nothing shows what the table holds."""
     create_topic(broker.bootstrap, name, 1)
     lane = Lane(broker, lake, spark, name, mode == "upsert")
     keyed = {"mode": "upsert", "key": ["id"], "compact_after_commits": 0} if lane.upserts else {}
@@ -400,9 +402,9 @@ def test_a_rollback_that_others_commit_over_and_expire_stops_the_sink_and_nothin
     [(before,)] = lane.sql("SELECT snapshot_id FROM {t}.history ORDER BY made_current_at LIMIT 1")
     lane.sql(f"CALL lake.system.set_current_snapshot('{{n}}', {before})")
     hide(lane)
-    if not told:
+    if not evident:
         forget_earlier_metadata(lane)
-    error, words = (Gap, r"\[6, 12\)") if told else (Expired, "nothing shows")
+    error, words = (Gap, r"\[6, 12\)") if evident else (Expired, "nothing shows")
     with pytest.raises(error, match=words):
         Sink(config).start(spark)
     lane.sql(f"CALL lake.system.set_current_snapshot(table => '{{n}}', ref => 'frazil/{name}')")
@@ -501,8 +503,8 @@ def test_staged_files_that_are_gone_and_that_kafka_lacks_stop_the_sink_with_the_
     offsets.apply(config, spark, plan, offsets.operator_note("accept-loss", "an orphan job", "ops"))
     lane.send()
     catch_up(config, spark)
-    found = sorted(offset for (offset,) in lake.query(lane.table, "_offset"))
-    assert found == [*range(6), *range(12, 18)]
+    left = sorted(offset for (offset,) in lake.query(lane.table, "_offset"))
+    assert left == [*range(6), *range(12, 18)]
 
 
 # ── a table that is put back to older metadata ───────────────────────────────────────────────────
@@ -529,16 +531,16 @@ def test_one_of_several_tables_that_is_put_back_to_older_metadata_is_seen(
     restore(older)
     lane.send()
     catch_up(config, spark)  # it waits, and its new records can be replayed
-    letters = lake.query(f"{lane.table}_dead", "message")
-    assert len(letters) == 6
-    assert "put back to an older state" in letters[0][0]
-    assert f"{name}[0] [6, 12)" in letters[0][0]
+    dead_letters = lake.query(f"{lane.table}_dead", "message")
+    assert len(dead_letters) == 6
+    assert "put back to an older state" in dead_letters[0][0]
+    assert f"{name}[0] [6, 12)" in dead_letters[0][0]
     assert sorted(o for (o,) in lake.query(lane.table, "_offset")) == [*range(6)]
     restore(newest)
     lane.send()
     catch_up(config, spark)
-    found = sorted(o for (o,) in lake.query(lane.table, "_offset"))
-    assert found == [*range(12), *range(18, 24)]
+    offsets = sorted(o for (o,) in lake.query(lane.table, "_offset"))
+    assert offsets == [*range(12), *range(18, 24)]
 
 
 def test_a_sink_may_come_to_a_table_that_is_old_and_whose_history_was_expired(

@@ -131,43 +131,45 @@ def batches(sink: Run) -> int:
 
 def snapshots(lake: Lake, *tables: str) -> list[int]:
     """Of the tables' own metadata files; none where there is no such table."""
-    found = []
+    ids = []
     for table in tables:
         try:
             text = Path(lake.metadata_file(table)).read_text()
         except LookupError:
             continue
-        found += [each["snapshot-id"] for each in json.loads(text)["snapshots"]]
-    return found
+        ids += [snapshot["snapshot-id"] for snapshot in json.loads(text)["snapshots"]]
+    return ids
 
 
 def wait_for_rows(lake: Lake, name: str, count: int, sink: Run) -> None:
     """By what the table's own metadata says, which is cheap to ask again and again."""
 
-    def there() -> bool:
+    def filled() -> bool:
         metadata = json.loads(Path(lake.metadata_file(f"db.{name}")).read_text())
         now = metadata.get("current-snapshot-id")
-        told = [s["summary"] for s in metadata["snapshots"] if s["snapshot-id"] == now]
-        return bool(told) and int(told[0].get("total-records", 0)) >= count
+        summaries = [s["summary"] for s in metadata["snapshots"] if s["snapshot-id"] == now]
+        return bool(summaries) and int(summaries[0].get("total-records", 0)) >= count
 
-    eventually(there, f"{count} rows", sink=sink)
+    eventually(filled, f"{count} rows", sink=sink)
 
 
 def report(spark: Any, name: str) -> TableReport:
-    [found] = [each for each in audited(spark, f"db.{name}") if each.sink == name]
-    return found
+    [table_report] = [
+        candidate for candidate in audited(spark, f"db.{name}") if candidate.sink == name
+    ]
+    return table_report
 
 
 def assert_proven(spark: Any, name: str, of: str) -> TableReport:
-    found = report(spark, name)
-    assert (found.verdict, found.proves) == ("proven", of), found
-    return found
+    table_report = report(spark, name)
+    assert (table_report.verdict, table_report.proves) == ("proven", of), table_report
+    return table_report
 
 
-def fates(found: TableReport, topic: str) -> dict[str, int]:
+def fates(table_report: TableReport, topic: str) -> dict[str, int]:
     """What became of a topic's offsets, in sum."""
     total: Counter[str] = Counter()
-    for line in json_values(found)["partitions"]:
+    for line in json_values(table_report)["partitions"]:
         if line["topic"] == topic:
             keys = ("written", "rejected", "skipped", "invisible", "merged")
             total.update({key: line[key] for key in keys})
@@ -211,7 +213,7 @@ def whole_records(bootstrap: str, topic: str) -> dict[tuple[int, int], Record]:
     consumer = Consumer(settings)
     numbers = range(partitions(bootstrap, topic))
     consumer.assign([TopicPartition(topic, number, 0) for number in numbers])
-    found: dict[tuple[int, int], Record] = {}
+    records: dict[tuple[int, int], Record] = {}
     ended: set[int] = set()
     while len(ended) < len(numbers):
         for message in consumer.consume(1000, 1.0):
@@ -221,20 +223,20 @@ def whole_records(bootstrap: str, topic: str) -> dict[tuple[int, int], Record]:
             else:
                 at = message.partition(), message.offset()
                 headers = list(message.headers() or [])
-                found[at] = message.value(), message.key(), headers, message.timestamp()[1]
+                records[at] = message.value(), message.key(), headers, message.timestamp()[1]
     consumer.close()
-    return found
+    return records
 
 
 def by_offset(rows: Iterable[Any], topic: str) -> dict[tuple[int, int], dict[str, Any]]:
-    found: dict[tuple[int, int], dict[str, Any]] = {}
+    rows_by_offset: dict[tuple[int, int], dict[str, Any]] = {}
     for row in rows:
         values = row.asDict(recursive=True)
         assert values.pop("_topic") == topic
         at = values.pop("_topic_partition"), values.pop("_offset")
-        assert at not in found, f"{at} is there twice"
-        found[at] = values
-    return found
+        assert at not in rows_by_offset, f"{at} is there twice"
+        rows_by_offset[at] = values
+    return rows_by_offset
 
 
 def beside(record: Record) -> dict[str, Any]:
@@ -288,8 +290,8 @@ def test_a_read_gives_every_record_with_its_envelope(
         "read": spark.read.format("frazil").options(**given).load().collect(),
     }
     for way, rows in ways.items():
-        found = {at: bytes_of(values) for at, values in by_offset(rows, shared).items()}
-        assert found == expected, way
+        actual = {at: bytes_of(values) for at, values in by_offset(rows, shared).items()}
+        assert actual == expected, way
 
 
 def test_confluent_avro_is_read_as_it_was_written(
@@ -318,10 +320,10 @@ def test_confluent_avro_is_read_as_it_was_written(
         }
         for i in range(8)
     ]
-    produce(broker.bootstrap, name, (avro(row, each, 1) for each in given), 2)
+    produce(broker.bootstrap, name, (avro(row, record, 1) for record in given), 2)
     with Registry(id1=row) as registry:
         config = make_config(decode={"format": "confluent-avro", "registry": {"url": registry.url}})
-        found = by_offset(streamed(frazil.read(spark, config), name), name)
+        by_place = by_offset(streamed(frazil.read(spark, config), name), name)
         options = {
             "kafka.bootstrap.servers": broker.bootstrap,
             "sink.topics": name,
@@ -329,9 +331,9 @@ def test_confluent_avro_is_read_as_it_was_written(
             "decode.registry.url": registry.url,
         }
         again = by_offset(spark.read.format("frazil").options(**options).load().collect(), name)
-    rows = [{k: found[n % 2, n // 2][k] for k in given[0]} for n in range(8)]
-    assert rows == [{**each, "at": each["at"].replace(tzinfo=None)} for each in given]
-    assert again == found
+    rows = [{k: by_place[n % 2, n // 2][k] for k in given[0]} for n in range(8)]
+    assert rows == [{**record, "at": record["at"].replace(tzinfo=None)} for record in given]
+    assert again == by_place
 
 
 def test_a_range_is_read_exactly(
@@ -343,8 +345,8 @@ def test_a_range_is_read_exactly(
     start, end = {shared: {"0": 5, "1": 29}}, {shared: {"0": 17, "1": 30}}
     rows = frazil.read(spark, config, start=start, end=end)
     assert not rows.isStreaming
-    found = sorted((r._topic_partition, r._at) for r in rows.collect())
-    assert found == [(0, o) for o in range(5, 17)] + [(1, 29)]
+    offsets = sorted((r._topic_partition, r._at) for r in rows.collect())
+    assert offsets == [(0, o) for o in range(5, 17)] + [(1, 29)]
     options = {
         "kafka.bootstrap.servers": broker.bootstrap,
         "sink.topics": shared,
@@ -353,7 +355,7 @@ def test_a_range_is_read_exactly(
         "end": json.dumps(end),
     }
     again = spark.read.format("frazil").options(**options).load()
-    assert sorted((r._topic_partition, r._offset) for r in again.collect()) == found
+    assert sorted((r._topic_partition, r._offset) for r in again.collect()) == offsets
     assert frazil.read(spark, config, start=start, end=start).count() == 0
 
 
@@ -376,8 +378,8 @@ def test_a_range_that_the_topic_does_not_have_is_refused_at_once(
             spark, config, start={shared: start} if start else "", end={shared: end}
         ).count()
     error = refused.value
-    found = error if isinstance(error, ConfigError) else from_traceback(str(error))
-    assert isinstance(found, ConfigError)
+    cause = error if isinstance(error, ConfigError) else from_traceback(str(error))
+    assert isinstance(cause, ConfigError)
 
 
 @pytest.mark.long
@@ -404,8 +406,8 @@ def test_a_plain_spark_sink_behind_a_read_loses_and_doubles_nothing_and_the_limi
     assert max(sizes) <= 10, "the limit was not kept"
     assert len(sizes) <= 10, "the limit is used, not just kept"
     files = [str(path) for path in out.glob("*.parquet")]
-    found = duckdb.sql(f"SELECT _topic_partition, _offset, value FROM read_parquet({files})")
-    rows_there = found.fetchall()
+    relation = duckdb.sql(f"SELECT _topic_partition, _offset, value FROM read_parquet({files})")
+    rows_there = relation.fetchall()
     assert_once(row[:2] for row in rows_there)
     assert {row[:2]: row[2] for row in rows_there} == topic_records(b, name)
 
@@ -414,7 +416,7 @@ def planned(checkpoint: Path) -> list[int]:
     """How many offsets Spark's own log has planned after each batch."""
     numbers = sorted(int(p.name) for p in (checkpoint / "offsets").glob("[0-9]*"))
     offsets = [(checkpoint / "offsets" / str(n)).read_text().splitlines()[2] for n in numbers]
-    cuts = [json.loads(each)["cut"] for each in offsets]
+    cuts = [json.loads(text)["cut"] for text in offsets]
     return [sum(o for topic in cut.values() for o in topic.values()) for cut in cuts] or [0]
 
 
@@ -476,9 +478,9 @@ def test_what_sql_leaves_out_is_skipped_and_what_never_was_a_record_is_invisible
     assert set(rows) == {
         (*key, r["k"], r["n"] * 10, r["k"].upper(), name) for key, r in kept.items()
     }
-    found = assert_proven(spark, name, "records")
+    table_report = assert_proven(spark, name, "records")
     ends = sum(offset for p, offset in sink.position.items() if p.topic == name)
-    assert fates(found, name) == {
+    assert fates(table_report, name) == {
         "written": len(kept),
         "skipped": 30 - len(kept),
         "invisible": ends - 30,
@@ -500,8 +502,8 @@ def test_a_common_table_expression_and_a_subquery_are_sql_too(
     catch_up(config, spark)
     numbers = sorted(n for (n,) in lake.query(f"db.{name}", "n"))
     assert numbers == [n for n in range(10, 60) if n % 5 in (1, 3)]
-    found = assert_proven(spark, name, "records")
-    assert fates(found, shared) == {"written": 20, "skipped": 40}
+    table_report = assert_proven(spark, name, "records")
+    assert fates(table_report, shared) == {"written": 20, "skipped": 40}
 
 
 def test_a_dimension_of_the_catalog_is_joined_as_it_is_when_the_batch_runs(
@@ -527,8 +529,8 @@ def test_a_dimension_of_the_catalog_is_joined_as_it_is_when_the_batch_runs(
     label = {0: "zero", 1: "one", 2: "two"}
     expected = [(n, label[n % 5]) for n in range(20) if n % 5 < (2 if n < 10 else 3)]
     assert sorted(lake.query(f"db.{name}", "n, label")) == expected
-    found = assert_proven(spark, name, "records")
-    assert fates(found, name) == {"written": len(expected), "skipped": 20 - len(expected)}
+    table_report = assert_proven(spark, name, "records")
+    assert fates(table_report, name) == {"written": len(expected), "skipped": 20 - len(expected)}
 
 
 PYTHON = """
@@ -566,8 +568,8 @@ def test_a_function_of_a_file_with_a_python_udf_in_it_is_a_transform(
     catch_up(config, spark)
     rows = sorted(lake.query(f"db.{name}", "n, scaled"))
     assert rows == [(n, 7 * n) for n in range(1, 60, 2)]
-    found = assert_proven(spark, name, "records")
-    assert fates(found, shared) == {"written": 30, "skipped": 30}
+    table_report = assert_proven(spark, name, "records")
+    assert fates(table_report, shared) == {"written": 30, "skipped": 30}
 
 
 WRONG = {
@@ -577,11 +579,11 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("what", WRONG)
+@pytest.mark.parametrize("mistake", WRONG)
 def test_sql_that_spark_does_not_understand_is_refused_in_sparks_words_with_the_line(
-    lake: Lake, spark: Any, name: str, make_config: Make, shared: str, what: str
+    lake: Lake, spark: Any, name: str, make_config: Make, shared: str, mistake: str
 ):
-    sql, words, line = WRONG[what]
+    sql, words, line = WRONG[mistake]
     config = make_config(
         decode={"format": "json"}, sink={"topics": [shared]}, transform={"sql": sql}
     )
@@ -628,10 +630,10 @@ def test_the_command_line_runs_and_explains_a_transform(
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    told = json.loads(frazil_says("config", "explain", str(toml), "--json"))
-    assert "[transform] sql" in told["way"]
-    assert told["settings"]["transform"]["sql"] == EVEN
-    assert told["way"].startswith("Kafka (frames-shared) → ")
+    explained = json.loads(frazil_says("config", "explain", str(toml), "--json"))
+    assert "[transform] sql" in explained["way"]
+    assert explained["settings"]["transform"]["sql"] == EVEN
+    assert explained["way"].startswith("Kafka (frames-shared) → ")
     ran = json.loads(frazil_says("run", str(toml), "--until-caught-up", "--json"))
     assert ran["rows"] == 30
     assert assert_even(lake, name, broker.bootstrap, shared) == 30
@@ -646,11 +648,13 @@ def test_a_source_without_offsets_is_counted_in_batches_and_goes_on_without_a_ch
 ):
     for more in (3, 2):
         with living(written(rate(spark), name)) as sink:
-            here = batches(sink)
-            eventually(lambda n=here + more: batches(sink) >= n, "some batches", sink=sink)  # type: ignore[misc]
+            before = batches(sink)
+            eventually(lambda n=before + more: batches(sink) >= n, "some batches", sink=sink)  # type: ignore[misc]
     assert assert_counted(lake, name) == batches(sink)
-    found = assert_proven(spark, name, "batches")
-    assert [str(line.range) for line in found.partitions] == [f"(batches)[0] [0, {batches(sink)})"]
+    table_report = assert_proven(spark, name, "batches")
+    assert [str(line.range) for line in table_report.partitions] == [
+        f"(batches)[0] [0, {batches(sink)})"
+    ]
 
 
 def test_files_that_arrive_are_read_once_with_a_checkpoint_and_not_without(
@@ -671,11 +675,11 @@ def test_files_that_arrive_are_read_once_with_a_checkpoint_and_not_without(
     with pytest.raises(ConfigError, match=r"source FileSource.* keeps its place in Spark's check"):
         sink().start()
     assert snapshots(lake, f"db.{name}", f"db.{name}_index") == []
-    for life in range(2):
-        arrive(2 * life + 1)
+    for run in range(2):
+        arrive(2 * run + 1)
         with living(sink(checkpoint_location=str(tmp_path / "checkpoint"))) as running_sink:
-            arrive(2 * life + 2)
-            wanted = {BATCHES: 3 + 2 * life}
+            arrive(2 * run + 2)
+            wanted = {BATCHES: 3 + 2 * run}
             assert running_sink.wait_until(wanted, WITHIN), running_sink.position
     numbers = sorted(n for (n,) in lake.query(f"db.{name}", "n"))
     assert numbers == list(range(50))
@@ -691,11 +695,11 @@ def test_an_iceberg_table_is_a_stream_and_goes_on_without_a_checkpoint(
         spark.sql(f"INSERT INTO lake.db.{name}_from SELECT id FROM range({start}, {start + 10})")
 
     append(0)
-    for life in range(2):
-        append(20 * life + 10)
+    for run in range(2):
+        append(20 * run + 10)
         with living(written(spark.readStream.table(f"lake.db.{name}_from"), name)) as sink:
-            append(20 * life + 20)
-            wait_for_rows(lake, name, 20 * life + 30, sink)
+            append(20 * run + 20)
+            wait_for_rows(lake, name, 20 * run + 30, sink)
     assert sorted(n for (n,) in lake.query(f"db.{name}", "n")) == list(range(50))
     assert_proven(spark, name, "batches")
 
@@ -716,8 +720,8 @@ def test_sparks_own_kafka_source_is_proven_by_record_and_a_new_partition_is_read
     produce(b, name, numbered(10, 200), 2)
     caught_up(written(kafka(spark, b, name), name), {part(name, 0): 20, part(name, 1): 10})
     assert assert_exact(lake, f"db.{name}", b, name) == 30
-    found = assert_proven(spark, name, "records")
-    assert fates(found, name) == {"written": 30}
+    table_report = assert_proven(spark, name, "records")
+    assert fates(table_report, name) == {"written": 30}
 
 
 def partitions(bootstrap: str, topic: str) -> int:
@@ -730,7 +734,7 @@ def test_several_sources_in_one_query_are_proven_side_by_side(
 ):
     """Two streams of ours and one of Spark's, and the next run knows where each of them was."""
     b = broker.bootstrap
-    topics = [f"{name}{letter}" for letter in "abc"]
+    topics = [f"{name}{suffix}" for suffix in "abc"]
     configs = {t: lake.config(name, t, b) for t in topics}
     for topic in topics:
         create_topic(b, topic, 1)
@@ -741,10 +745,10 @@ def test_several_sources_in_one_query_are_proven_side_by_side(
             rows = rows.unionByName(frazil.read(spark, configs[topic]).select(rows.columns))
         return written(rows, name)
 
-    for life in range(2):
+    for run in range(2):
         for number, topic in enumerate(topics):
-            produce(b, topic, numbered(4 + number, life * 100))
-        ends = {part(t, 0): (life + 1) * (4 + i) for i, t in enumerate(topics)}
+            produce(b, topic, numbered(4 + number, run * 100))
+        ends = {part(t, 0): (run + 1) * (4 + i) for i, t in enumerate(topics)}
         caught_up(sink(), ends)
     rows = lake.query(f"db.{name}", "_topic, _offset, value")
     assert_once(rows)
@@ -772,9 +776,9 @@ def test_rows_that_stand_for_no_single_record_are_proven_by_batch(
     )
     expected = [(n, i) for n in range(60) for i in range(n % 3 + 1)]
     assert sorted(lake.query(f"db.{name}", "n, i")) == expected
-    found = assert_proven(spark, name, "batches")
-    assert fates(found, shared) == {"merged": 60}
-    assert found.written == len(expected)
+    table_report = assert_proven(spark, name, "batches")
+    assert fates(table_report, shared) == {"merged": 60}
+    assert table_report.written == len(expected)
 
 
 def test_each_window_is_there_once_when_it_closes_whatever_runs_it_was_open_in(
@@ -795,22 +799,22 @@ def test_each_window_is_there_once_when_it_closes_whatever_runs_it_was_open_in(
         """By the records themselves: the watermark is 5 s behind the newest of them."""
         values = [json.loads(v or b"") for v in topic_records(b, name).values()]
         watermark = max(v["at"] for v in values) - 5
-        found = Counter((v["at"] // 10 * 10, v["k"]) for v in values)
-        return sorted((*key, count) for key, count in found.items() if key[0] + 10 <= watermark)
+        windows = Counter((v["at"] // 10 * 10, v["k"]) for v in values)
+        return sorted((*key, count) for key, count in windows.items() if key[0] + 10 <= watermark)
 
-    def there() -> list[tuple[Any, ...]]:
+    def written_windows() -> list[tuple[Any, ...]]:
         return sorted(lake.query(f"db.{name}", "epoch(start)::int, k, count"))
 
     for start, end in ((0, 28), (28, 60)):
         produce(b, name, orders(end - start, start, at=lambda n: n), 2)
         expected = closed()
-        with living(sink()) as life:
-            assert life.wait_until(life.ends(), WITHIN)
-            wait_for_rows(lake, name, len(expected), life)
-        assert there() == expected
+        with living(sink()) as run:
+            assert run.wait_until(run.ends(), WITHIN)
+            wait_for_rows(lake, name, len(expected), run)
+        assert written_windows() == expected
     assert len(expected) == 25
-    found = assert_proven(spark, name, "batches")
-    assert fates(found, name) == {"merged": 60}
+    table_report = assert_proven(spark, name, "batches")
+    assert fates(table_report, name) == {"merged": 60}
 
 
 @pytest.mark.long
@@ -836,8 +840,11 @@ def test_records_of_two_streams_find_each_other_across_runs(
     caught_up(sink())
     rows = lake.query(f"db.{name}", "n, mine, theirs, l, r", "ORDER BY n")
     assert rows == [(n, f"k{n % 5}", f"k{n % 5}", n, n) for n in range(20)]
-    found = assert_proven(spark, name, "batches")
-    assert (fates(found, left), fates(found, right)) == ({"merged": 20}, {"merged": 25})
+    table_report = assert_proven(spark, name, "batches")
+    assert (fates(table_report, left), fates(table_report, right)) == (
+        {"merged": 20},
+        {"merged": 25},
+    )
 
 
 # ── everything there is, then the end ────────────────────────────────────────────────────────────
@@ -898,8 +905,8 @@ def test_available_now_closes_the_windows_that_the_last_records_let_it_close(
         checkpoint_location=str(tmp_path / "checkpoint"),
     )
     assert sink.start().awaitTermination(WITHIN)
-    found = sorted(lake.query(f"db.{name}", "epoch(start)::int, count"))
-    assert found == [(0, 10), (10, 10), (20, 10)]
+    windows = sorted(lake.query(f"db.{name}", "epoch(start)::int, count"))
+    assert windows == [(0, 10), (10, 10), (20, 10)]
 
 
 # ── a catalog that is away ───────────────────────────────────────────────────────────────────────
@@ -922,7 +929,7 @@ def test_while_the_catalog_is_away_a_dataframe_goes_on_and_catches_up_in_order(
     monkeypatch.setattr(protocol, "LONGEST_PAUSE", 0.05)
     with living(written(rate(spark), name)) as sink:
         eventually(lambda: len(sink.committer.pending) >= 3, "batches wait, staged", sink=sink)
-        eventually(lambda: sink.committer.progress.trouble, "the trouble is told", sink=sink)
+        eventually(lambda: sink.committer.progress.trouble, "the trouble is reported", sink=sink)
         assert batches(sink) == 0
         assert lake.query(f"db.{name}", "count(*)") == [(0,)]
         away.clear()
@@ -931,12 +938,12 @@ def test_while_the_catalog_is_away_a_dataframe_goes_on_and_catches_up_in_order(
     with monkeypatch.context() as patch:
         away.set()
         with living(written(rate(spark), name), flush=0.2) as sink:
-            here = batches(sink)
+            before = batches(sink)
             eventually(lambda: len(sink.committer.pending) >= 2, "staged again", sink=sink)
         away.clear()
         patch.setattr(JavaTable, "append", append)
         with living(written(rate(spark), name)) as heir:
-            eventually(lambda: batches(heir) >= here + 3, "the heir commits them", sink=heir)
+            eventually(lambda: batches(heir) >= before + 3, "the heir commits them", sink=heir)
     assert assert_counted(lake, name) == batches(heir)
     assert_proven(spark, name, "batches")
 
@@ -963,30 +970,30 @@ def test_without_state_no_checkpoint_is_needed_and_no_old_one_can_hurt(
 ):
     b = broker.bootstrap
     create_topic(b, name, 2)
-    mine = tmp_path / "mine"
+    own = tmp_path / "mine"
     produced = 0
 
     config = make_config(
-        decode={"format": "json"}, transform={"sql": EVEN}, sink={"checkpoint_location": str(mine)}
+        decode={"format": "json"}, transform={"sql": EVEN}, sink={"checkpoint_location": str(own)}
     )
 
-    def live(what: str) -> None:
+    def live(situation: str) -> None:
         nonlocal produced
         produced += produce(b, name, orders(10, produced), 2)
-        assert catch_up(config, spark).position[part(name, 1)] == produced // 2, what
-        assert assert_even(lake, name, b, name) == produced // 2, what
+        assert catch_up(config, spark).position[part(name, 1)] == produced // 2, situation
+        assert assert_even(lake, name, b, name) == produced // 2, situation
 
     live("the first")
-    [first] = mine.iterdir()
+    [first] = own.iterdir()
     assert any(first.glob("offsets/*")), "the configured checkpoint was not used"
     shutil.copytree(first, tmp_path / "older")
-    shutil.rmtree(mine)
+    shutil.rmtree(own)
     live("after the checkpoint was deleted")
-    shutil.rmtree(mine)
-    shutil.copytree(tmp_path / "older", mine)
+    shutil.rmtree(own)
+    shutil.copytree(tmp_path / "older", own)
     live("with the folder of another query, at an older place")
-    found = assert_proven(spark, name, "records")
-    assert fates(found, name) == {"written": produced // 2, "skipped": produced // 2}
+    table_report = assert_proven(spark, name, "records")
+    assert fates(table_report, name) == {"written": produced // 2, "skipped": produced // 2}
 
 
 @pytest.mark.long
@@ -1003,8 +1010,8 @@ def test_a_sink_may_get_a_transform_and_lose_it_again_and_get_none_that_keeps_st
         catch_up(config, spark)
     numbers = sorted(n for (n,) in lake.query(f"db.{name}", "n"))
     assert numbers == [*range(8), 8, 10, 12, 14, *range(16, 24)]
-    found = assert_proven(spark, name, "records")
-    assert fates(found, name) == {"written": 20, "skipped": 4}
+    table_report = assert_proven(spark, name, "records")
+    assert fates(table_report, name) == {"written": 20, "skipped": 4}
     state = frazil.read(spark, plain).select("n", "k", *ORIGIN.split(", ")).dropDuplicates(["n"])
     with pytest.raises(
         IdentityMismatch, match=r"fed by a query without state .* and this one keeps some"
@@ -1063,7 +1070,7 @@ def test_a_topic_that_was_dropped_and_made_again_is_foreign_whoever_reads_it(
 
     catch_up(config, spark)
     spark_reads()
-    tables = [f"db.{each}" for each in (name, f"{name}_index", other, f"{other}_index")]
+    tables = [f"db.{table}" for table in (name, f"{name}_index", other, f"{other}_index")]
     before = snapshots(lake, *tables)
     admin = AdminClient({"bootstrap.servers": b})
     admin.delete_topics([name])[name].result()
@@ -1192,11 +1199,11 @@ def test_a_query_with_state_goes_on_with_its_checkpoint_and_with_no_other(
     )
     assert distinct.numbers() == list(range(15))
 
-    with living(distinct.sink()) as life:
+    with living(distinct.sink()) as run:
         elsewhere()
         distinct.refused(Expired, "an older copy", distinct.sink(checkpoint=older))
         distinct.produce(10, 20)
-        assert life.wait_until(life.ends(), WITHIN), "fenced by a run that was refused"
+        assert run.wait_until(run.ends(), WITHIN), "fenced by a run that was refused"
     assert distinct.numbers() == distinct.expected() == list(range(20))
     assert_proven(distinct.spark, distinct.name, "batches")
 
@@ -1372,8 +1379,8 @@ def test_of_two_sinks_with_one_id_the_second_is_refused_and_the_first_goes_on(
         eventually(lambda: batches(first) >= 1, "a batch is committed", sink=first)
         with pytest.raises(ConfigError, match=f"sink {name}: this process runs a sink of that id"):
             written(rate(spark), name).start()
-        here = batches(first)
-        eventually(lambda: batches(first) > here + 1, "the first goes on", sink=first)
+        before = batches(first)
+        eventually(lambda: batches(first) > before + 1, "the first goes on", sink=first)
         assert first.epoch == 1
     with living(written(rate(spark), name)) as then:
         assert then.epoch == 2, "the id is free again"

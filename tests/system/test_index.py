@@ -58,7 +58,7 @@ P, Q = Partition("orders", 0), Partition("orders", 1)
 SPEC = '{"spec-id": 0, "fields": []}'
 
 
-class Life:
+class IndexRun:
     """One run of a sink that does nothing but commit to an index and look after it."""
 
     def __init__(self, spark: Any, name: str, sink: str = "s", epoch: int = 1) -> None:
@@ -102,7 +102,7 @@ class Life:
     def commit(self) -> str:
         """One batch of ten offsets of each partition; what the upkeep says to it."""
         ranges = [Range(p, self.end[p], self.end[p] + 10) for p in (P, Q)]
-        tallies = tuple(RangeCounts(each, len(each)) for each in ranges)
+        tallies = tuple(RangeCounts(span, len(span)) for span in ranges)
         staged = StagedTable("db.t", "u", 0, (), (), 1, 1, tallies)
         batch = StagedBatch(
             self.sink,
@@ -123,14 +123,14 @@ class Life:
         self.end, self.number = batch.end, self.number + 1
         return self.upkeep.run_due()
 
-    def folder(self, what: str) -> set[str]:
+    def folder(self, kind: str) -> set[str]:
         """What lies in the index's folder."""
-        where = Path(self.table.location.removeprefix("file:")) / what
+        where = Path(self.table.location.removeprefix("file:")) / kind
         return {path.name for path in where.iterdir() if not path.name.startswith(".")}
 
-    def referred(self, spark: Any, what: str, column: str) -> set[str]:
+    def referred(self, spark: Any, metadata_table: str, column: str) -> set[str]:
         spark.catalog.refreshTable(f"lake.{self.name}")
-        rows = spark.table(f"lake.{self.name}.{what}").select(column).collect()
+        rows = spark.table(f"lake.{self.name}.{metadata_table}").select(column).collect()
         return {row[0].rsplit("/", 1)[-1] for row in rows}
 
 
@@ -164,38 +164,38 @@ def test_hundreds_of_batches_stay_few_files_manifests_snapshots_and_metadata_fil
     spark: Any, lake: Lake, name: str, few: None
 ):
     """Years of batches stay fast; and what is not needed any more is not there any more."""
-    life = Life(spark, f"db.{name}")
+    run = IndexRun(spark, f"db.{name}")
     most_files = most_manifests = most_snapshots = 0
     for _ in range(150):
-        assert life.commit() == ""
-        newest = next(life.table.history("main"))
+        assert run.commit() == ""
+        newest = next(run.table.history("main"))
         most_files = max(most_files, int(newest.summary["total-data-files"]))
-        if life.number % 10 == 0:
-            most_manifests = max(most_manifests, len(life.table.manifests(newest.id)) - 1)
-            most_snapshots = max(most_snapshots, _snapshots(life.table))
+        if run.number % 10 == 0:
+            most_manifests = max(most_manifests, len(run.table.manifests(newest.id)) - 1)
+            most_snapshots = max(most_snapshots, _snapshots(run.table))
     assert most_files <= 4 * index.FANOUT + 300 // index.FULL
     assert most_manifests <= 3 * index.FANOUT
     assert most_snapshots <= tasks.MOST + tasks.AT_ONCE + 2 * index.FANOUT
     exact(lake, f"db.{name}", 150)
-    assert _snapshots(life.table) >= tasks.KEPT
+    assert _snapshots(run.table) >= tasks.KEPT
     # What a merge replaced goes with its snapshot: of the oldest one left it may still be there.
-    there = life.folder("data") - life.referred(spark, "all_data_files", "file_path")
-    assert len(there) <= index.FANOUT
-    life.upkeep._paused_until = 2**62
-    life.commit()
+    unreferenced = run.folder("data") - run.referred(spark, "all_data_files", "file_path")
+    assert len(unreferenced) <= index.FANOUT
+    run.upkeep._paused_until = 2**62
+    run.commit()
     gone: list[str] = []
-    life.table.expire(2**62, 1, gone)
-    assert life.table.needed(gone) == set()
-    life.table.remove(gone)
-    data, metadata = life.folder("data"), life.folder("metadata")
-    assert data == life.referred(spark, "all_data_files", "file_path")
-    lists = {each for each in metadata if each.startswith("snap-")}
-    assert len(lists) == _snapshots(life.table)
-    manifests = {each for each in metadata if each.endswith(".avro")} - lists
-    assert manifests == life.referred(spark, "all_manifests", "path")
-    assert len([each for each in metadata if "metadata.json" in each]) <= 52
-    heir = Life(spark, f"db.{name}", epoch=2)
-    assert heir.end == life.end == Cut({P: 1510, Q: 1510})
+    run.table.expire(2**62, 1, gone)
+    assert run.table.needed(gone) == set()
+    run.table.remove(gone)
+    data, metadata = run.folder("data"), run.folder("metadata")
+    assert data == run.referred(spark, "all_data_files", "file_path")
+    lists = {path for path in metadata if path.startswith("snap-")}
+    assert len(lists) == _snapshots(run.table)
+    manifests = {path for path in metadata if path.endswith(".avro")} - lists
+    assert manifests == run.referred(spark, "all_manifests", "path")
+    assert len([path for path in metadata if "metadata.json" in path]) <= 52
+    heir = IndexRun(spark, f"db.{name}", epoch=2)
+    assert heir.end == run.end == Cut({P: 1510, Q: 1510})
     assert heir.commit() == ""
 
 
@@ -211,7 +211,7 @@ def test_the_position_is_found_though_the_sinks_snapshots_were_expired(
     spark: Any, lake: Lake, name: str, few: None
 ):
     """L11, H4: an idle sink, a busy one on the same index, and then anybody's expiry."""
-    idle, busy = Life(spark, f"db.{name}", "idle"), Life(spark, f"db.{name}", "busy")
+    idle, busy = IndexRun(spark, f"db.{name}", "idle"), IndexRun(spark, f"db.{name}", "busy")
     for _ in range(3):
         idle.commit()
     for _ in range(60):
@@ -222,7 +222,7 @@ def test_the_position_is_found_though_the_sinks_snapshots_were_expired(
         f"CALL lake.system.expire_snapshots(table => 'db.{name}', retain_last => 1, "
         "older_than => TIMESTAMP '2100-01-01 00:00:00')"
     )
-    heir = Life(spark, f"db.{name}", "idle", epoch=2)
+    heir = IndexRun(spark, f"db.{name}", "idle", epoch=2)
     assert heir.end == idle.end == Cut({P: 30, Q: 30})
     for _ in range(5):
         assert heir.commit() == ""
@@ -230,14 +230,16 @@ def test_the_position_is_found_though_the_sinks_snapshots_were_expired(
         f"db.{name}", "sink, count(DISTINCT batch), count(*)", "GROUP BY 1 ORDER BY 1"
     )
     assert rows == [("busy", 60, 120), ("idle", 8, 16)]
-    new = Life(spark, f"db.{name}", "new")  # one that was never here finds no history, and begins
+    new = IndexRun(
+        spark, f"db.{name}", "new"
+    )  # one that was never here finds no history, and begins
     assert new.end == Cut({P: 0, Q: 0})
 
 
 @pytest.fixture
-def life(spark: Any, name: str, few: None) -> Iterator[Life]:
+def run(spark: Any, name: str, few: None) -> Iterator[IndexRun]:
     """With three files: one more makes it merge."""
-    made = Life(spark, f"db.{name}")
+    made = IndexRun(spark, f"db.{name}")
     for _ in range(3):
         made.commit()
     yield made
@@ -245,81 +247,83 @@ def life(spark: Any, name: str, few: None) -> Iterator[Life]:
 
 
 def test_a_merge_whose_answer_was_lost_is_found(
-    life: Life, lake: Lake, monkeypatch: pytest.MonkeyPatch
+    run: IndexRun, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ):
-    rewrite = life.table.rewrite
+    rewrite = run.table.rewrite
 
     def lost(*args: Any, leftovers: list[str], **more: Any) -> None:
         """H1: what Iceberg takes for a failure it wants cleaned up, what is live included."""
         rewrite(*args, leftovers=leftovers, **more)
-        life.table.refresh()
-        leftovers += life.table.manifests(next(life.table.history("main")).id)
+        run.table.refresh()
+        leftovers += run.table.manifests(next(run.table.history("main")).id)
         raise CommitStateUnknown("cannot rewrite: CommitStateUnknownException")
 
-    monkeypatch.setattr(life.table, "rewrite", lost)
-    assert life.commit() == ""
-    assert len(life.table.live()[1]) == 1
-    exact(lake, life.name, 4)
+    monkeypatch.setattr(run.table, "rewrite", lost)
+    assert run.commit() == ""
+    assert len(run.table.live()[1]) == 1
+    exact(lake, run.name, 4)
 
 
-def test_of_two_merges_of_the_same_files_one_gives_way(life: Life, spark: Any, lake: Lake):
-    other = Life(spark, life.name, "x")
+def test_of_two_merges_of_the_same_files_one_gives_way(run: IndexRun, spark: Any, lake: Lake):
+    other = IndexRun(spark, run.name, "x")
 
     def first() -> None:
         other.table.refresh()
         other.upkeep._enough = 0
         assert other.upkeep.run_due() == ""
 
-    life.held = first
-    assert "Missing required files to delete" in life.commit()
+    run.held = first
+    assert "Missing required files to delete" in run.commit()
     assert other.steps == ["index-merge", "index-merged"]
-    assert len(life.table.live()[1]) == 1
-    life.held, life.upkeep._paused_until = (lambda: None), 0.0
-    assert life.commit() == ""
-    exact(lake, life.name, 5)
-    assert life.folder("data") == life.referred(spark, "all_data_files", "file_path")
+    assert len(run.table.live()[1]) == 1
+    run.held, run.upkeep._paused_until = (lambda: None), 0.0
+    assert run.commit() == ""
+    exact(lake, run.name, 5)
+    assert run.folder("data") == run.referred(spark, "all_data_files", "file_path")
 
 
-def test_a_commit_of_another_sink_is_no_obstacle(life: Life, spark: Any, lake: Lake):
-    other = Life(spark, life.name, "x")
-    life.held = lambda: _silent(other)
-    assert life.commit() == ""
-    assert len(life.table.live()[1]) == 2
-    rows = lake.query(life.name, "sink, count(*)", "GROUP BY 1 ORDER BY 1")
+def test_a_commit_of_another_sink_is_no_obstacle(run: IndexRun, spark: Any, lake: Lake):
+    other = IndexRun(spark, run.name, "x")
+    run.held = lambda: _silent(other)
+    assert run.commit() == ""
+    assert len(run.table.live()[1]) == 2
+    rows = lake.query(run.name, "sink, count(*)", "GROUP BY 1 ORDER BY 1")
     assert rows == [("s", 8), ("x", 2)]
 
 
-def _silent(other: Life) -> None:
+def _silent(other: IndexRun) -> None:
     other.upkeep._paused_until = 2**62
     other.commit()
 
 
-def test_a_run_that_is_fenced_while_it_merges_changes_nothing(life: Life, spark: Any, lake: Lake):
-    life.held = lambda: Life(spark, life.name, epoch=2) and None
-    assert "has another run than epoch 1" in life.commit()
-    assert len(life.table.live()[1]) == 4
-    exact(lake, life.name, 4)
-    heir = Life(spark, life.name, epoch=3)
+def test_a_run_that_is_fenced_while_it_merges_changes_nothing(
+    run: IndexRun, spark: Any, lake: Lake
+):
+    run.held = lambda: IndexRun(spark, run.name, epoch=2) and None
+    assert "has another run than epoch 1" in run.commit()
+    assert len(run.table.live()[1]) == 4
+    exact(lake, run.name, 4)
+    heir = IndexRun(spark, run.name, epoch=3)
     assert heir.commit() == ""
-    life.table.refresh()
-    life.upkeep.resolve()
-    assert life.folder("data") == life.referred(spark, "all_data_files", "file_path")
+    run.table.refresh()
+    run.upkeep.resolve()
+    assert run.folder("data") == run.referred(spark, "all_data_files", "file_path")
 
 
-def test_rows_that_somebody_deletes_do_not_come_back(life: Life, spark: Any, lake: Lake):
+def test_rows_that_somebody_deletes_do_not_come_back(run: IndexRun, spark: Any, lake: Lake):
     """H6: while files are merged; and where they are hidden by a delete file already."""
     spark.sql(
-        f"ALTER TABLE lake.{life.name} SET TBLPROPERTIES ('write.delete.mode'='merge-on-read')"
+        f"ALTER TABLE lake.{run.name} SET TBLPROPERTIES ('write.delete.mode'='merge-on-read')"
     )
-    delete = f"DELETE FROM lake.{life.name} WHERE batch = 1 AND partition = 0"
-    life.held = lambda: spark.sql(delete) and None
-    assert "found new delete for replaced data file" in life.commit()
+    delete = f"DELETE FROM lake.{run.name} WHERE batch = 1 AND partition = 0"
+    run.held = lambda: spark.sql(delete) and None
+    assert "found new delete for replaced data file" in run.commit()
     left = [(0, 0), (0, 1), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1)]
-    assert lake.query(life.name, "batch, partition", "ORDER BY 1, 2") == left
-    life.held, life.upkeep._paused_until = (lambda: None), 0.0
-    assert life.commit() == ""
-    assert life.steps.count("index-merged") == 1, "without the file whose rows are hidden"
-    assert lake.query(life.name, "batch, partition", "ORDER BY 1, 2") == [*left, (4, 0), (4, 1)]
+    assert lake.query(run.name, "batch, partition", "ORDER BY 1, 2") == left
+    run.held, run.upkeep._paused_until = (lambda: None), 0.0
+    assert run.commit() == ""
+    assert run.steps.count("index-merged") == 1, "without the file whose rows are hidden"
+    assert lake.query(run.name, "batch, partition", "ORDER BY 1, 2") == [*left, (4, 0), (4, 1)]
 
 
 # ── the six caveats ──────────────────────────────────────────────────────────────────────────────
@@ -417,22 +421,22 @@ def test_l10_l11_l12_a_run_that_is_killed_while_it_merges_leaves_nothing_behind(
     assert table.listing(f"{table.location}/stage/{name}/") == []
     folder = Path(table.location.removeprefix("file:")) / "metadata"
     new, old = (folder / f"{uuid.uuid4()}-m0.avro" for _ in "ab")
-    for each in (new, old):
-        each.write_bytes(b"of a commit that came to nothing")
+    for file in (new, old):
+        file.write_bytes(b"of a commit that came to nothing")
     os.utime(old, (time.time() - 100_000,) * 2)
-    found = orphans(config, spark)
-    assert [path for _, path in found if path.endswith((new.name, old.name))] == [
-        path for _, path in found if path.endswith(old.name)
+    leftovers = orphans(config, spark)
+    assert [path for _, path in leftovers if path.endswith((new.name, old.name))] == [
+        path for _, path in leftovers if path.endswith(old.name)
     ], "a new one may be of a commit under way"
-    made = [path for _, path in found if "/data/frazil-" in path and f"{name}_index" in path]
+    made = [path for _, path in leftovers if "/data/frazil-" in path and f"{name}_index" in path]
     assert made, "the file of the merge that was killed"
-    for where, each in found:
-        where.delete(each)
+    for where, file in leftovers:
+        where.delete(file)
     assert orphans(config, spark) == []
     ranges = lake.query(f"db.{name}_index", "start_offset, end_offset, snapshot_id", "ORDER BY 1")
     assert [start for start, _, _ in ranges] == [0, *(end for _, end, _ in ranges[:-1])]
-    there = {s.id for s in JavaCatalog(spark, "lake").load(f"db.{name}").history("main")}  # type: ignore[union-attr]
-    assert {snapshot for _, _, snapshot in ranges} <= there
+    snapshot_ids = {s.id for s in JavaCatalog(spark, "lake").load(f"db.{name}").history("main")}  # type: ignore[union-attr]
+    assert {snapshot for _, _, snapshot in ranges} <= snapshot_ids
 
 
 def test_l12_records_in_the_stage_that_cannot_be_removed_now_are_removed_later(
@@ -507,7 +511,7 @@ TOLD = (
 )
 
 
-def told(lake: Lake, name: str) -> set[tuple[Any, ...]]:
+def index_rows(lake: Lake, name: str) -> set[tuple[Any, ...]]:
     rows = lake.query(f"db.{name}_index", TOLD)
     assert len(set(rows)) == len(rows)
     return set(rows)
@@ -521,21 +525,21 @@ def test_rows_that_somebody_deleted_are_rebuilt_and_l13_other_partitions_stay_pr
     path = write_toml(sink={"max_records_per_trigger": 12})
     config = load(path)
     catch_up(config, spark)
-    before = told(lake, name)
+    before = index_rows(lake, name)
     assert len({row[1] for row in before}) >= 5
     assert invoked(path, "--dry-run") == (0, [])
     spark.sql(f"DELETE FROM lake.db.{name}_index WHERE partition = 1 AND batch IN (1, 3)")
-    lost = before - told(lake, name)
+    lost = before - index_rows(lake, name)
     assert len(lost) == 2
-    report = {each.table: each for each in reports(config, spark)}[f"db.{name}"]
+    report = {report.table: report for report in reports(config, spark)}[f"db.{name}"]
     verdicts = {line.range.partition.number: line.verdict for line in report.partitions}
     assert verdicts[0] == verdicts[2] == "proven"
     assert verdicts[1] != "proven"
     wanted = sorted((row[5], row[6]) for row in lost)
     assert invoked(path, "--dry-run") == (2, wanted)
-    assert told(lake, name) == before - lost, "nothing is done in a dry run"
+    assert index_rows(lake, name) == before - lost, "nothing is done in a dry run"
     assert invoked(path) == (2, wanted)
-    assert told(lake, name) == before
+    assert index_rows(lake, name) == before
     assert invoked(path) == (0, [])
     proven(config, spark)
     produce(broker.bootstrap, name, numbered(6, 100), 3)
@@ -552,7 +556,7 @@ def test_an_index_whose_tag_and_entries_were_removed_is_refused_and_can_be_repai
     produce(broker.bootstrap, name, numbered(40), 2)
     config = make_config(sink={"max_records_per_trigger": 12})
     catch_up(config, spark)
-    before = told(lake, name)
+    before = index_rows(lake, name)
     table = f"db.{name}_index"
     spark.sql(f"ALTER TABLE lake.{table} DROP TAG `frazil/{name}`")
     spark.sql(
@@ -566,12 +570,12 @@ def test_an_index_whose_tag_and_entries_were_removed_is_refused_and_can_be_repai
     for _ in range(2):  # the claim of the first is there when the second comes
         with pytest.raises(Expired, match=rf"rows of sink {name}, and its ledger, .* is gone"):
             catch_up(config, spark)
-    assert told(lake, name) == before
+    assert index_rows(lake, name) == before
     spark.sql(f"DELETE FROM lake.{table} WHERE sink = '{name}'")
     produce(broker.bootstrap, name, numbered(6, 100), 2)
     catch_up(config, spark)
     assert assert_exact(lake, f"db.{name}", broker.bootstrap, name) == 46
-    ranges = {row[4:7] for row in told(lake, name)}
+    ranges = {row[4:7] for row in index_rows(lake, name)}
     assert {row[4:7] for row in before} < ranges
     proven(config, spark)
 
@@ -580,9 +584,9 @@ def invoked(path: Path, *options: str) -> tuple[int, list[tuple[int, int]]]:
     """`frazil index rebuild`: how many rows are written, and of which ranges."""
     done = CliRunner().invoke(app, ["index", "rebuild", str(path), "--json", *options])
     assert done.exit_code == 0, (done.output, done.exception)
-    [found] = json.loads(done.stdout)["sinks"]
-    assert found["unknown"] == []
-    return found["written"], sorted((each["start"], each["end"]) for each in found["ranges"])
+    [rebuilt] = json.loads(done.stdout)["sinks"]
+    assert rebuilt["unknown"] == []
+    return rebuilt["written"], sorted((span["start"], span["end"]) for span in rebuilt["ranges"])
 
 
 @pytest.mark.long
@@ -594,19 +598,25 @@ def test_of_several_tables_each_gets_its_rows_and_the_stream_its_own(
         decode={"format": "json"},
         sink={"max_records_per_trigger": 20},
         table=[{"name": f"db.{name}_a"}, {"name": f"db.{name}_b"}],
-        route=[{"field": "kind", "values": [each], "to": [f"db.{name}_{each}"]} for each in "ab"]
+        route=[
+            {"field": "kind", "values": [suffix], "to": [f"db.{name}_{suffix}"]} for suffix in "ab"
+        ]
         + [{"field": "kind", "skip": True}],
     )
     for kinds in ("ab", "a", "b", "abx", "x", "ab"):
         records = [json.dumps({"kind": kinds[n % len(kinds)], "id": n}).encode() for n in range(20)]
         produce(broker.bootstrap, name, records, 2)
         catch_up(config, spark)
-    before = told(lake, name)
+    before = index_rows(lake, name)
     spark.sql(f"DELETE FROM lake.db.{name}_index WHERE batch IN (1, 3, 5) AND partition = 0")
-    assert {row[2] for row in before - told(lake, name)} == {"*", f"db.{name}_a", f"db.{name}_b"}
+    assert {row[2] for row in before - index_rows(lake, name)} == {
+        "*",
+        f"db.{name}_a",
+        f"db.{name}_b",
+    }
     [outcome] = rebuild_index(config, spark).sinks
     assert outcome.unknown == ()
-    assert told(lake, name) == before
+    assert index_rows(lake, name) == before
     all_proven(config, spark, f"db.{name}_a", f"db.{name}_b")
 
 
@@ -622,7 +632,7 @@ def test_a_rebuild_disturbs_no_running_sink_and_two_at_once_double_nothing(
     produce(broker.bootstrap, name, numbered(40))
     config = make_config(sink={"max_records_per_trigger": 10})
     catch_up(config, spark)
-    before = told(lake, name)
+    before = index_rows(lake, name)
     spark.sql(f"DELETE FROM lake.db.{name}_index WHERE batch IN (1, 2)")
     rewrite, others = JavaTable.rewrite, []
 
@@ -640,6 +650,6 @@ def test_a_rebuild_disturbs_no_running_sink_and_two_at_once_double_nothing(
         assert (others, outcome.written) == ([2], 0), "the second found nothing to do"
         produce(broker.bootstrap, name, numbered(10, 200))
         assert sink.wait_until(sink.ends(), WITHIN)
-    assert before < told(lake, name)
+    assert before < index_rows(lake, name)
     assert assert_exact(lake, f"db.{name}", broker.bootstrap, name) == 60
     proven(config, spark)

@@ -42,9 +42,9 @@ def test_odd_records_in_the_batch_that_makes_a_table_cost_nobody_else_anything(
     )
     catch_up(config, spark)
     assert sorted(lake.query(f"db.{name}", "id")) == [(i,) for i in range(41)]
-    letters = sorted(lake.query(f"db.{name}_dead", '"offset", kind'))
+    dead_letters = sorted(lake.query(f"db.{name}_dead", '"offset", kind'))
     kinds = ["misfit"] * 6 + ["limit"] * 2
-    assert letters == list(enumerate(kinds))
+    assert dead_letters == list(enumerate(kinds))
     all_proven(config, spark, f"db.{name}", f"db.{name}_dead")
 
 
@@ -71,11 +71,11 @@ def test_new_fields_are_added_beside_columns_that_json_has_no_type_for(
         {**row, "id": 2, "more": "x"},
         {**row, "id": 3, "s": {**row["s"], "n": 1}, "small": 2**40, "price": "12345678901.25"},
     ]
-    produce(broker.bootstrap, name, [json.dumps(each).encode() for each in values])
+    produce(broker.bootstrap, name, [json.dumps(value).encode() for value in values])
     config = make_config(decode={"format": "json"}, table=[{"name": f"db.{name}"}])
     catch_up(config, spark)
-    found = sorted(lake.query(f"db.{name}", "id, f, more, s.n, small, cast(price as varchar)"))
-    assert found == [
+    rows = sorted(lake.query(f"db.{name}", "id, f, more, s.n, small, cast(price as varchar)"))
+    assert rows == [
         (1, 2.0, None, None, 1, "1.50"),
         (2, 2.0, "x", None, 1, "1.50"),
         (3, 2.0, None, 1, 2**40, "12345678901.25"),
@@ -107,5 +107,5 @@ def test_a_transform_takes_columns_of_any_name(
         transform={"sql": "SELECT * EXCEPT (_key, _headers) FROM stream"},
     )
     catch_up(config, spark)
-    quoted = ", ".join('"' + each.replace('"', '""') + '"' for each in names)
+    quoted = ", ".join('"' + column.replace('"', '""') + '"' for column in names)
     assert lake.query(f"db.{name}", quoted) == [(5,) * len(names)]

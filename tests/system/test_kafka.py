@@ -94,8 +94,8 @@ def opened(config: Config, spark: Any) -> Any:
 
 
 def report_of(config: Config, spark: Any, table: str = "") -> Any:
-    [found] = [r for r in reports(config, spark) if r.table == (table or config.tables[0].name)]
-    return found
+    [report] = [r for r in reports(config, spark) if r.table == (table or config.tables[0].name)]
+    return report
 
 
 def options(hint: str) -> list[str]:
@@ -113,12 +113,12 @@ def test_retention_overtakes_the_position_and_the_loss_is_accepted(
     catch_up(config, spark)
     produce(b, name, numbered(100, 100), 2)
     retain_from(b, name, 70)
-    with pytest.raises(Expired, match=rf"{name}\[0\] \[50, 70\)") as told:
+    with pytest.raises(Expired, match=rf"{name}\[0\] \[50, 70\)") as caught:
         Sink(config).start(spark)
-    assert options(told.value.hint) == ["--lost", f"{name}:0:50..70"]
-    found = offsets.show_offsets(config, opened(config, spark))
-    assert found["stops"]["kind"] == "Expired"
-    assert [p["overtaken"] for p in found["partitions"]] == [20, 0]
+    assert options(caught.value.hint) == ["--lost", f"{name}:0:50..70"]
+    shown = offsets.show_offsets(config, opened(config, spark))
+    assert shown["stops"]["kind"] == "Expired"
+    assert [p["overtaken"] for p in shown["partitions"]] == [20, 0]
     # Before it is accepted nobody calls it so, and it is not proven either.
     seen = evidence.against_kafka(
         config, opened(config, spark), evidence.of_sink(config, opened(config, spark))
@@ -197,9 +197,9 @@ def test_a_topic_that_was_made_again_is_adopted_and_both_stay_provable(
     first = topic_records(b, name)
     make_again(b, name, 1)
     produce(b, name, numbered(records, 1000))
-    with pytest.raises(IdentityMismatch, match="was dropped and made again") as told:
+    with pytest.raises(IdentityMismatch, match="was dropped and made again") as caught:
         Sink(config).start(spark)
-    assert options(told.value.hint) == ["--topic", name]
+    assert options(caught.value.hint) == ["--topic", name]
     with pytest.raises(IdentityMismatch, match="ends before the position"):
         # With fewer records both partitions end before it, with more one is not there at all.
         offsets.preview(config, spark, offsets.adopt_topic([], "earliest", True))
@@ -217,9 +217,9 @@ def test_a_topic_that_was_made_again_is_adopted_and_both_stay_provable(
     assert report.written == 20 + records
     assert [note.command for note in report.notes] == ["adopt-topic"]
     assert locate.of_sink(config, opened(config, spark), part(name, 0), 3).also == (new,)
-    found = offsets.show_offsets(config, opened(config, spark))
-    assert found["stops"] is None
-    assert [p["state"] for p in found["partitions"]] == ["made again", "made again", "read"]
+    shown = offsets.show_offsets(config, opened(config, spark))
+    assert shown["stops"] is None
+    assert [p["state"] for p in shown["partitions"]] == ["made again", "made again", "read"]
 
 
 def test_the_same_offsets_under_another_id_go_on_where_they_stood(
@@ -364,13 +364,13 @@ def test_of_several_tables_the_stream_tells_of_the_loss_and_upserts_go_on(
     assert sorted(lake.query(f"db.{name}", "id, turn")) == [(n, 2) for n in range(10)]
     turns = [row[0] for row in lake.query(f"db.{name}_b", "turn", "ORDER BY ALL")]
     assert turns == [0] * 10 + [2] * 10, "routes go by the name that Kafka has"
-    found = {report.table: report for report in reports(config, spark)}
-    assert {table: report.verdict for table, report in found.items()} == {
+    by_table = {report.table: report for report in reports(config, spark)}
+    assert {table: report.verdict for table, report in by_table.items()} == {
         f"db.{name}": "proven",
         f"db.{name}_b": "proven",
         config.index_table: "accepted loss",
     }
-    assert [note.command for note in found[config.index_table].notes] == [
+    assert [note.command for note in by_table[config.index_table].notes] == [
         "accept-loss",
         "adopt-topic",
     ]
@@ -497,9 +497,9 @@ def test_another_cluster_behind_the_address_is_seen_and_can_be_adopted(
     own.start()  # formatted anew, on the same port
     create_topic(b, name, 1)
     produce(b, name, numbered(30, 500))
-    with pytest.raises(IdentityMismatch, match="the ledger belongs to Kafka cluster") as told:
+    with pytest.raises(IdentityMismatch, match="the ledger belongs to Kafka cluster") as caught:
         Sink(config).start(spark)
-    assert "frazil offsets adopt-topic CONFIG" in told.value.hint
+    assert "frazil offsets adopt-topic CONFIG" in caught.value.hint
     assert (
         offsets.show_offsets(config, opened(config, spark))["stops"]["kind"] == "IdentityMismatch"
     )
@@ -538,24 +538,26 @@ def test_the_commands_print_what_they_would_do_and_do_it_with_yes(
             commands.main()
         return int(ended.value.code or 0), capsys.readouterr().out
 
-    code, said = run("offsets", "show", path, "--json")
-    [line] = json.loads(said)["partitions"]
+    code, output = run("offsets", "show", path, "--json")
+    [line] = json.loads(output)["partitions"]
     assert code == 0
     assert (line["position"], line["begins"], line["ends"], line["lag"]) == (10, 14, 20, 10)
-    _, said = run("offsets", "accept-loss", path)
-    assert f"accept-loss {path} --lost {name}:0:10..14 --reason" in said
+    _, output = run("offsets", "accept-loss", path)
+    assert f"accept-loss {path} --lost {name}:0:10..14 --reason" in output
     words = ["offsets", "accept-loss", path, "--lost", f"{name}:0:10..14", "--json"]
-    code, said = run(*words)
-    assert (code, json.loads(said)["done"]) == (0, False)
+    code, output = run(*words)
+    assert (code, json.loads(output)["done"]) == (0, False)
     assert run(*words, "--yes")[0] == 2, "without a reason"
-    code, said = run(*words, "--yes", "--reason", WHY)
-    assert (code, json.loads(said)["done"]) == (0, True)
-    assert json.loads(said)["note"]["reason"] == WHY
+    code, output = run(*words, "--yes", "--reason", WHY)
+    assert (code, json.loads(output)["done"]) == (0, True)
+    assert json.loads(output)["note"]["reason"] == WHY
     assert run(*words, "--yes", "--reason", WHY)[0] == 2, "it is accepted already"
     catch_up(make_config(), spark)
-    code, said = run("audit", path, "--json")
+    code, output = run("audit", path, "--json")
     assert code == 0, "somebody has signed for it"
-    tables = [report for report in json.loads(said) if "table" in report]  # Kafka's answer is last
+    tables = [
+        report for report in json.loads(output) if "table" in report
+    ]  # Kafka's answer is last
     assert {report["verdict"] for report in tables} == {"accepted loss"}
     assert "accept-loss by" in run("audit", path)[1]
     assert run("offsets", "seek", path, "--to", f"{name}:0:99")[0] == 2

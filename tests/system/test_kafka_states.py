@@ -55,25 +55,25 @@ def send(kafka: Kafka, topic: str, texts: list[str], **where: object) -> None:
 
 def read(kafka: Kafka, wanted: Range, client: bool) -> tuple[dict[int, bytes | None], int]:
     """Records by offset, and the last leader epoch."""
-    found: dict[int, bytes | None] = {}
+    records: dict[int, bytes | None] = {}
     at = wanted.start
     for chunk in fetch(kafka, wanted, patience=20, client=client):
         assert chunk.span.start == at
         at = chunk.span.end
         opened = chunk.open()
-        found |= dict(zip(opened.offsets.tolist(), opened.values, strict=True))
+        records |= dict(zip(opened.offsets.tolist(), opened.values, strict=True))
     assert at == wanted.end
-    return found, chunk.leader
+    return records, chunk.leader
 
 
 def both(kafka: Kafka, wanted: Range) -> tuple[dict[int, bytes | None], int]:
     """What our own Fetch request and librdkafka read alike; and the last leader epoch."""
     for _ in range(20):
-        mine, theirs, again = (read(kafka, wanted, client) for client in (False, True, False))
-        if mine == again:  # else the cleaner was there meanwhile
-            assert theirs[0] == mine[0]
-            assert theirs[1] in (-1, mine[1])
-            return mine
+        fetched, consumed, again = (read(kafka, wanted, client) for client in (False, True, False))
+        if fetched == again:  # else the cleaner was there meanwhile
+            assert consumed[0] == fetched[0]
+            assert consumed[1] in (-1, fetched[1])
+            return fetched
     raise AssertionError("the log does not come to rest")
 
 
@@ -97,14 +97,14 @@ def answer(kafka: Kafka, where: Partition, offset: int) -> tuple[int, list[memor
 
 def headers(kafka: Kafka, where: Partition, end: int) -> list[tuple[int, bool, int]]:
     """Base offset, is it a control batch, and count, of all record batches."""
-    found, at = [], 0
+    batch_headers, at = [], 0
     while at < end:
         _, batches, _ = answer(kafka, where, at)
         for raw in batches:
             header = protocol._HEADER.unpack_from(raw)
-            found.append((header[0], bool(header[5] & 32), header[12]))
+            batch_headers.append((header[0], bool(header[5] & 32), header[12]))
             at = protocol._behind(raw)
-    return found
+    return batch_headers
 
 
 def test_control_batches_that_the_cleaner_emptied_are_read_over(states: Broker):
@@ -139,9 +139,9 @@ def test_control_batches_that_the_cleaner_emptied_are_read_over(states: Broker):
         time.sleep(0.05)
     assert any(control and not count for _, control, count in headers(kafka, where, end))
     for start in range(3):  # also from within
-        found, _ = both(kafka, Range(where, start, end))
-        assert found[end - 1] == b"v%d" % i
-        assert b"gone" not in found.values()
+        records, _ = both(kafka, Range(where, start, end))
+        assert records[end - 1] == b"v%d" % i
+        assert b"gone" not in records.values()
 
 
 def test_a_log_that_lost_its_tail_and_grew_again_is_not_read_on(states: Broker):
@@ -169,8 +169,8 @@ def test_a_log_that_lost_its_tail_and_grew_again_is_not_read_on(states: Broker):
     for client in (False, True):
         assert epoch_ends(kafka, {where: epoch}, position, client=client) == {where: 0}
     # What is there now is read in its own epoch, and stands.
-    found, later = both(kafka, Range(where, 0, 20))
-    assert (found[10], later > epoch) == (b"new-10", True)
+    records, later = both(kafka, Range(where, 0, 20))
+    assert (records[10], later > epoch) == (b"new-10", True)
     fresh = Planner(kafka, topics=(name,), origin=TopicIdentity(leaders={where: later}))
     fresh.require(Cut({where: 20}), fresh.watermarks([where]))
 
@@ -226,8 +226,8 @@ def test_the_broker_is_asked_in_the_protocols_own_words(states: Broker):
     made(states, "many-b", 3)
     asked = {Partition("many-a", i): 0 for i in range(5)}
     asked |= {Partition("many-b@7", i): 0 for i in range(3)}
-    found = asked_epoch_ends(kafka, asked)
-    assert found == dict.fromkeys(asked, 0)
+    answered = asked_epoch_ends(kafka, asked)
+    assert answered == dict.fromkeys(asked, 0)
 
 
 def test_a_sink_stops_at_such_a_log_and_reads_the_other_records_after_a_rebase(
@@ -316,7 +316,7 @@ def test_a_dataframe_of_our_own_source_stops_at_such_a_log_and_goes_on_over_a_re
     }
     frazil.register(spark)
 
-    def life(count: int) -> None:
+    def run_to(count: int) -> None:
         rows = spark.readStream.format("frazil").options(**given).load()
         settings = {"id": name, "index_table": f"db.{name}_index", "commit_interval": "0s"}
         sink = frazil.write(rows, f"db.{name}", **settings, trigger="50ms").start()
@@ -326,15 +326,15 @@ def test_a_dataframe_of_our_own_source_stops_at_such_a_log_and_goes_on_over_a_re
             sink.stop(20.0)
 
     send(kafka, name, [f"old-{i}" for i in range(6)])
-    life(6)
+    run_to(6)
     states.stop()
     states.start()
     send(kafka, name, [f"old-{i}" for i in range(6, 10)])
-    life(10)
+    run_to(10)
     lose_the_log(states, name)
     send(kafka, name, [f"new-{i}" for i in range(20)])
     with pytest.raises(IdentityMismatch, match=rf"grew again: {name}\[0\] \[0, 10\) were read"):
-        life(20)
+        run_to(20)
     assert lake.query(f"db.{name}", "count(*), max(_offset)") == [(10, 9)]
 
 

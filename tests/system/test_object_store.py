@@ -60,7 +60,7 @@ def test_a_topic_goes_to_s3_through_a_rest_catalog_and_two_runs(
 ):
     datagen.create_topic(broker.bootstrap, name, 2)
     source = datagen.OrderGenerator()
-    for life in (1, 2):
+    for epoch in (1, 2):
         datagen.produce(broker.bootstrap, name, 2, rows=9_000, orders=source)
         made = _sink(spark, broker, store, name, tmp_path, staging_location="s3://stage/frazil")
         sink = made.start(spark)
@@ -68,11 +68,11 @@ def test_a_topic_goes_to_s3_through_a_rest_catalog_and_two_runs(
             assert sink.wait_until(sink.ends(), 90), sink.committer.progress
         finally:
             sink.stop()
-        assert sink.epoch == life
-    found = spark.sql(
+        assert sink.epoch == epoch
+    sums = spark.sql(
         f"SELECT count(*), count(DISTINCT order_id), max(order_id) FROM s3lake.db.{name}"
     ).first()
-    assert tuple(found) == (18_000, 18_000, 18_000)
+    assert tuple(sums) == (18_000, 18_000, 18_000)
     catalog = JavaCatalog(spark, "s3lake")
     table = catalog.load(f"db.{name}")
     assert table is not None
@@ -115,8 +115,8 @@ def test_changes_are_upserted_and_compacted_on_s3(
         finally:
             sink.stop()
         assert not sink.committer.progress.maintenance_error
-        found = spark.sql(f"SELECT id, value FROM s3lake.db.{name}").collect()
-        assert sorted(map(tuple, found)) == sorted(expected.items())
+        rows = spark.sql(f"SELECT id, value FROM s3lake.db.{name}").collect()
+        assert sorted(map(tuple, rows)) == sorted(expected.items())
     rounds = spark.sql(f"SELECT summary FROM s3lake.db.{name}.snapshots").collect()
     assert any("frazil.compact" in row.summary for row in rounds)
     catalog = JavaCatalog(spark, "s3lake")

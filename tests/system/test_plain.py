@@ -30,7 +30,7 @@ def loaded(spark: Any, catalog: str, name: str) -> Java:
     return table
 
 
-def found(catalog: dict[str, str], name: str) -> ReadOnlyTable:
+def opened(catalog: dict[str, str], name: str) -> ReadOnlyTable:
     table = find(catalog, name)
     assert table is not None
     return table
@@ -43,9 +43,9 @@ def assert_alike(
     assert plain.metadata_file.removeprefix("file:") == java.metadata_file.removeprefix("file:")
     assert (plain.uuid, plain.location) == (java.uuid, java.location)
     assert plain.properties == java.properties
-    schemas = [json.loads(each.schema) for each in (plain, java)]
-    for each in schemas:
-        each.setdefault("identifier-field-ids", [])  # of none, some writers say so
+    schemas = [json.loads(table.schema) for table in (plain, java)]
+    for schema in schemas:
+        schema.setdefault("identifier-field-ids", [])  # of none, some writers say so
     assert schemas[0] == schemas[1]
     history = list(plain.history(branch))
     assert history == list(java.history(branch))
@@ -54,20 +54,20 @@ def assert_alike(
     assert plain.tags() == {row.name: java.tagged(row.name) for row in refs if row.type == "TAG"}
 
     version = "" if branch == "main" else f" VERSION AS OF '{branch}'"
-    ids = {each["name"]: each["id"] for each in json.loads(plain.schema)["fields"]}
-    topic, number, offset = (ids[each] for each in ("_topic", "_topic_partition", "_offset"))
+    ids = {field["name"]: field["id"] for field in json.loads(plain.schema)["fields"]}
+    topic, number, offset = (ids[column] for column in ("_topic", "_topic_partition", "_offset"))
     expected = {}
     rows = spark.sql(
         "SELECT file_path, record_count, null_value_counts, lower_bounds, upper_bounds "
         f"FROM {name}.files{version} WHERE content = 0"
     )
     for path, count, nulls, low, high in rows.collect():
-        low, high = ({key: bytes(each) for key, each in (b or {}).items()} for b in (low, high))
+        low, high = ({key: bytes(bound) for key, bound in (b or {}).items()} for b in (low, high))
         whose = span = None
         if topic in low and low[topic] == high.get(topic) and low[number] == high[number]:
             whose = Partition(low[topic].decode(), int.from_bytes(low[number], "little"))
         if offset in low:
-            span = tuple(int.from_bytes(each[offset], "little") for each in (low, high))
+            span = tuple(int.from_bytes(bounds[offset], "little") for bounds in (low, high))
         expected[path] = (count, whose, span, (nulls or {}).get(offset, 0))
     files, deletes = plain.files(branch)
     assert {f.path: (f.rows, f.partition, f.offsets, f.nulls) for f in files} == expected
@@ -80,7 +80,7 @@ def assert_alike(
     assert deletes == sum(content > 0 for content, _, _ in live)
 
     select = f"SELECT _topic, _topic_partition, _offset FROM {name}{version}"
-    order = lambda row: tuple((each is not None, each) for each in row)  # noqa: E731
+    order = lambda row: tuple((value is not None, value) for value in row)  # noqa: E731
     truth = sorted((tuple(row) for row in spark.sql(select).collect()), key=order)
     deep = plain.origins(branch)
     assert deep.column_names == ["topic", "partition", "offset"]
@@ -96,14 +96,14 @@ def test_the_tables_of_a_sink_are_the_same_with_and_without_a_jvm(
         produce(broker.bootstrap, name, numbered(900), partitions=3)
         catch_up(config, spark)
     settings = config.catalog.properties.resolved()
-    plain = found(settings, f"db.{name}")
+    plain = opened(settings, f"db.{name}")
     assert_alike(plain, loaded(spark, "lake", f"db.{name}"), spark, f"lake.db.{name}")
-    assert {each.partition for each in plain.files()[0]} == {Partition(name, n) for n in range(3)}
-    assert sum(each.rows for each in plain.files()[0]) == 1800
+    assert {file.partition for file in plain.files()[0]} == {Partition(name, n) for n in range(3)}
+    assert sum(file.rows for file in plain.files()[0]) == 1800
     assert plain.tagged(f"frazil/{name}") is not None
 
-    rows = found(settings, f"db.{name}_index")
-    columns = [each for each in index.COLUMNS.names if each in rows.schema]
+    rows = opened(settings, f"db.{name}_index")
+    columns = [column for column in index.COLUMNS.names if column in rows.schema]
     read = rows.rows(columns, {"table_name": [f"db.{name}"], "sink": [name]})
     names = ", ".join(columns)
     truth = spark.sql(f"SELECT {names} FROM lake.db.{name}_index").toArrow()
@@ -113,7 +113,7 @@ def test_the_tables_of_a_sink_are_the_same_with_and_without_a_jvm(
     assert rows.rows(["batch"], {"table_name": ["another"]}).num_rows == 0
     assert find(settings, f"db.{name}_none") is None
     assert find({**settings, "name": "another"}, f"db.{name}") is None
-    assert found(settings, plain.location.removeprefix("file:")).uuid == plain.uuid
+    assert opened(settings, plain.location.removeprefix("file:")).uuid == plain.uuid
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_what_spark_writes_and_deletes_is_read(
     spark.sql(f"DELETE FROM {table} WHERE _offset IN (3, 7)")
     spark.sql(f"DELETE FROM {table} WHERE _topic = 'odd' AND _offset = 5")
     catalog = lake.config("x", "x", "x:1").catalog.properties.resolved()
-    plain = found(catalog, f"db.{name}")
+    plain = opened(catalog, f"db.{name}")
     assert ".gz." in plain.metadata_file
     for branch in ("main", "other"):
         assert_alike(plain, loaded(spark, "lake", f"db.{name}"), spark, table, branch)
@@ -163,13 +163,13 @@ def test_what_spark_writes_and_deletes_is_read(
     assert set(plain.tags()) == {"frazil_tag"}
     assert plain.rows(["_offset"], {"_topic": ["short", "odd"]}).num_rows == 8
 
-    first = [each.id for each in plain.history("main")][-1]
+    first = [snapshot.id for snapshot in plain.history("main")][-1]
     assert len(plain.files(snapshot_id=first)[0]) == 1
     spark.sql(
         f"CALL lake.system.expire_snapshots(table => 'db.{name}', retain_last => 1, "
         "older_than => TIMESTAMP '2100-01-01 00:00:00')"
     )
-    expired = found(catalog, f"db.{name}")
+    expired = opened(catalog, f"db.{name}")
     assert len(list(expired.history("main"))) == 1
     assert_alike(expired, loaded(spark, "lake", f"db.{name}"), spark, table)
 
@@ -185,7 +185,7 @@ def test_a_hadoop_catalog_is_read(spark: Any, tmp_path: Path, name: str):
     )
     for number in range(3):
         spark.sql(f"INSERT INTO {name}.db.sub.t VALUES ('t', {number}, {number})")
-    plain = found(settings, "db.sub.t")
+    plain = opened(settings, "db.sub.t")
     assert_alike(plain, loaded(spark, name, "db.sub.t"), spark, f"{name}.db.sub.t")
     assert find(settings, "db.sub.none") is None
 
@@ -202,11 +202,11 @@ def test_a_rest_catalog_and_an_object_store_are_read(
     finally:
         sink.stop()
     settings = made.config.catalog.properties.resolved()
-    plain = found(settings, f"db.{name}")
+    plain = opened(settings, f"db.{name}")
     assert plain.location.startswith("s3://lake/")
     assert_alike(plain, loaded(spark, "s3lake", f"db.{name}"), spark, f"s3lake.db.{name}")
-    assert found(settings, f"db.{name}_index").rows(["sink"]).num_rows >= 2
-    assert found(settings, plain.location).uuid == plain.uuid
+    assert opened(settings, f"db.{name}_index").rows(["sink"]).num_rows >= 2
+    assert opened(settings, plain.location).uuid == plain.uuid
     assert find(settings, "db.none") is None
     assert find(settings, "none.none") is None
     as_commands_do = opener(made.config, spark=False)(f"db.{name}")
@@ -220,6 +220,6 @@ def test_a_rest_catalog_and_an_object_store_are_read(
         ({"uri": "http://127.0.0.1:1"}, Unavailable),
     ):
         with pytest.raises(kind) as caught:
-            found({**settings, **wrong}, f"db.{name}").files()
+            opened({**settings, **wrong}, f"db.{name}").files()
         assert secret not in str(caught.value)
         assert "another-secret" not in str(caught.value)

@@ -48,16 +48,16 @@ class Engines:
     def run(self, key: str) -> dict[str, list[tuple[Any, ...]]]:
         """Engine → rows, of those that the block is for."""
         engine, text = BLOCKS[key]
-        for name, mine in self._names.items():
-            text = text.replace(name, mine)
-        found = {}
+        for name, own_name in self._names.items():
+            text = text.replace(name, own_name)
+        answers = {}
         if engine != "DuckDB":
             for statement in filter(str.strip, text.split(";")):
                 rows = self._spark.sql(statement).collect()
-            found["Spark"] = [tuple(row) for row in rows]
+            answers["Spark"] = [tuple(row) for row in rows]
         if engine != "Spark":
-            found["DuckDB"] = self._duckdb.execute(text).fetchall()
-        return found
+            answers["DuckDB"] = self._duckdb.execute(text).fetchall()
+        return answers
 
 
 def test_every_question_has_the_same_answer_in_spark_and_in_duckdb(
@@ -74,9 +74,9 @@ def test_every_question_has_the_same_answer_in_spark_and_in_duckdb(
     (first,) = lake.query(whole, "snapshot_id", "WHERE partition = 0 AND start_offset = 0")
     engines.put(**{SNAPSHOT: str(first[0])})
     answers = {key: engines.run(key) for key in BLOCKS}
-    for key, found in answers.items():
-        if len(found) == 2 and "CREATE" not in BLOCKS[key][1] and key != "Slowest batches 1":
-            assert plain(found["Spark"]) == plain(found["DuckDB"]), key
+    for key, answer in answers.items():
+        if len(answer) == 2 and "CREATE" not in BLOCKS[key][1] and key != "Slowest batches 1":
+            assert plain(answer["Spark"]) == plain(answer["DuckDB"]), key
     assert answers["Gaps 1"]["DuckDB"] == answers["Overlaps 1"]["DuckDB"] == []
     assert [row[:5] for row in answers["Where offset N is 1"]["Spark"]] == [
         (name, f"db.{name}", 0, first[0], 0)
@@ -110,8 +110,8 @@ def plain(rows: list[tuple[Any, ...]]) -> list[tuple[str, ...]]:
     """Without the time zone that only one of the engines tells."""
     return [
         tuple(
-            each.replace(tzinfo=None).isoformat() if hasattr(each, "tzinfo") else f"{each}"
-            for each in row
+            value.replace(tzinfo=None).isoformat() if hasattr(value, "tzinfo") else f"{value}"
+            for value in row
         )
         for row in rows
     ]
@@ -161,9 +161,9 @@ def test_locate_finds_batch_snapshot_and_files_without_a_jvm(
     for number in range(3):
         produce(broker.bootstrap, name, numbered(40, 40 * number), 2)
         catch_up(load(path), spark)
-    code, found, said = frazil_locate(str(path), name, "0", "25")
-    assert code == 0, said
-    (batch,) = found["batches"]
+    code, answer, errors = frazil_locate(str(path), name, "0", "25")
+    assert code == 0, errors
+    (batch,) = answer["batches"]
     (place,) = batch["tables"]
     assert (batch["sink"], batch["batch"], batch["start"], batch["end"]) == (name, 1, 20, 40)
     assert (place["table"], place["holds"], place["expired"]) == (f"db.{name}", "yes", False)
@@ -184,7 +184,7 @@ def test_locate_finds_batch_snapshot_and_files_without_a_jvm(
     assert spark.sql(before).collect() == []
 
     uri = f"jdbc:sqlite:{lake.folder}/catalog.db"
-    code, by_name, said = frazil_locate(
+    code, by_name, errors = frazil_locate(
         f"db.{name}",
         name,
         "0",
@@ -196,8 +196,8 @@ def test_locate_finds_batch_snapshot_and_files_without_a_jvm(
         "--catalog",
         f"warehouse={lake.folder}/warehouse",
     )
-    assert code == 0, said
-    assert by_name["batches"] == found["batches"]
+    assert code == 0, errors
+    assert by_name["batches"] == answer["batches"]
     code, outside, _ = frazil_locate(str(path), name, "0", "60")
     assert (code, outside["reason"]) == (3, f"not read yet: sink {name} stands at 60")
 
@@ -205,8 +205,8 @@ def test_locate_finds_batch_snapshot_and_files_without_a_jvm(
         f"CALL lake.system.expire_snapshots(table => 'db.{name}', retain_last => 1, "
         "older_than => TIMESTAMP '2100-01-01 00:00:00')"
     )
-    code, found, _ = frazil_locate(str(path), name, "0", "25")
-    (place,) = found["batches"][0]["tables"]
+    code, answer, _ = frazil_locate(str(path), name, "0", "25")
+    (place,) = answer["batches"][0]["tables"]
     assert (code, place["expired"]) == (0, True)
     assert f"VERSION AS OF {place['oldest_left']} " in place["sql"]
     assert len(spark.sql(place["sql"]).collect()) == 1

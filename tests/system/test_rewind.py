@@ -46,12 +46,12 @@ from tests.system.test_object_store import _sink
 Make = Callable[..., Config]
 
 
-def batches(broker: Broker, spark: Any, config: Config, count: int, each: int = 20) -> list[Cut]:
+def batches(broker: Broker, spark: Any, config: Config, count: int, size: int = 20) -> list[Cut]:
     """So many runs of one batch; where each of them ended."""
     topic = config.sink.topics[0]
     ends = []
     for number in range(count):
-        produce(broker.bootstrap, topic, numbered(each, number * each), 2)
+        produce(broker.bootstrap, topic, numbered(size, number * size), 2)
         ends.append(catch_up(config, spark).position)
     return ends
 
@@ -67,9 +67,9 @@ def below(cut: Cut) -> set[tuple[int, int]]:
 
 
 def table_of(spark: Any, name: str) -> JavaTable:
-    found = JavaCatalog(spark, "lake").load(name)
-    assert found is not None
-    return found
+    table = JavaCatalog(spark, "lake").load(name)
+    assert table is not None
+    return table
 
 
 def test_a_table_goes_back_and_the_stream_goes_on(
@@ -146,11 +146,11 @@ def test_many_tables_go_back_together_those_made_since_and_dead_letters_too(
 ):
     create_topic(broker.bootstrap, name, 1)
     config = make_config(**many(name))
-    lives = [("a", "b", "x"), ("a", "a"), ("odd", "b"), ("y", "y", "odd"), ("b", "a", "y")]
+    runs = [("a", "b", "x"), ("a", "a"), ("odd", "b"), ("y", "y", "odd"), ("b", "a", "y")]
     at = 0
-    for life in lives:
-        produce(broker.bootstrap, name, kinds(*life, start=at))
-        at += len(life)
+    for run_kinds in runs:
+        produce(broker.bootstrap, name, kinds(*run_kinds, start=at))
+        at += len(run_kinds)
         catch_up(config, spark)
 
     def numbers(suffix: str) -> list[int]:
@@ -160,19 +160,19 @@ def test_many_tables_go_back_together_those_made_since_and_dead_letters_too(
         return [n for (n,) in lake.query(f"db.{name}_{suffix}", "n", "ORDER BY n")]
 
     plan = rewind(config, spark, "batch:1")
-    assert {each.table: each.rows for each in plan.choice.moves} == {
+    assert {move.table: move.rows for move in plan.choice.moves} == {
         f"db.{name}_a": 3,
         f"db.{name}_b": 2,
         f"db.{name}_of_y": 3,
         f"db.{name}_dead": 2,
     }
-    found = {suffix: numbers(suffix) for suffix in ("a", "b", "of_x", "of_y", "dead")}
-    assert found == {"a": [0, 1, 3, 4], "b": [1], "of_x": [2], "of_y": [], "dead": []}
-    every = [f"db.{name}_{suffix}" for suffix in found]
+    contents = {suffix: numbers(suffix) for suffix in ("a", "b", "of_x", "of_y", "dead")}
+    assert contents == {"a": [0, 1, 3, 4], "b": [1], "of_x": [2], "of_y": [], "dead": []}
+    every = [f"db.{name}_{suffix}" for suffix in contents]
     all_proven(config, spark, *every)
     catch_up(config, spark)
-    found = {suffix: numbers(suffix) for suffix in found}
-    assert found == {
+    contents = {suffix: numbers(suffix) for suffix in contents}
+    assert contents == {
         "a": [0, 1, 3, 4, 6, 10, 11],
         "b": [1, 6, 10],
         "of_x": [2],
@@ -371,8 +371,8 @@ def test_dead_letters_that_were_replayed_since_are_not_undone_by_halves(
 ):
     create_topic(broker.bootstrap, name, 1)
     config = make_config(**many(name))
-    for life in (("a", "odd"), ("a", "odd"), ("a", "a")):
-        produce(broker.bootstrap, name, kinds(*life))
+    for run_kinds in (("a", "odd"), ("a", "odd"), ("a", "a")):
+        produce(broker.bootstrap, name, kinds(*run_kinds))
         catch_up(config, spark)
     mended = make_config(**{**many(name), "route": [{"field": "kind", "to": [f"db.{name}_a"]}]})
     assert dead_letters.replay(mended, spark, DeadLetterSelection(limit=1)).replayed == 1
@@ -430,8 +430,8 @@ class Killed(BaseException):
     [
         "moved",
         *(
-            pytest.param(each, marks=pytest.mark.long)
-            for each in ("noted", "forked", "unstaged", "indexed")
+            pytest.param(step, marks=pytest.mark.long)
+            for step in ("noted", "forked", "unstaged", "indexed")
         ),
     ],
 )
@@ -440,8 +440,8 @@ def test_no_run_starts_from_half_a_rewind_and_the_next_one_finishes_it(
 ):
     create_topic(broker.bootstrap, name, 1)
     config = make_config(**many(name))
-    for life in (("a", "b", "odd"), ("b", "x"), ("a", "x")):
-        produce(broker.bootstrap, name, kinds(*life))
+    for run_kinds in (("a", "b", "odd"), ("b", "x"), ("a", "x")):
+        produce(broker.bootstrap, name, kinds(*run_kinds))
         catch_up(config, spark)
 
     def kill(reached: str, _: str) -> None:

@@ -35,19 +35,19 @@ def test_rejected_and_skipped_records_are_distinguished_from_rows(
     )
     monkeypatch.setattr("frazil.spark.session.session", lambda *_, **__: spark)
     monkeypatch.setattr(sys, "argv", ["frazil", "run", "--until-caught-up", "--json", str(path)])
-    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:
         with pytest.raises(SystemExit) as end:
             commands.main()
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
     out, err = capfd.readouterr()
     assert end.value.code == 0, err
     assert "3 rows, 2 rejected, 1 skipped" in err
-    found = json.loads(out)
-    assert (found["rows"], found["rejected"], found["skipped"]) == (3, 2, 1)
-    ((kind, told),) = found["rejected_by_kind"].items()
-    assert told["records"] == 2
-    assert told["last"].startswith(f"{name}[0] offset 5: ")
+    answer = json.loads(out)
+    assert (answer["rows"], answer["rejected"], answer["skipped"]) == (3, 2, 1)
+    ((kind, rejections),) = answer["rejected_by_kind"].items()
+    assert rejections["records"] == 2
+    assert rejections["last"].startswith(f"{name}[0] offset 5: ")
     assert f"rejected: 2 of kind {kind}; the last: {name}[0] offset 5: " in err

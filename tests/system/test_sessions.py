@@ -35,20 +35,20 @@ def test_a_session_sees_each_commit_whatever_it_read_before(
 ):
     create_topic(broker.bootstrap, name, 1)
     config = cached(spark, lake, name, broker.bootstrap)
-    tables = [f"{name}.{each}" for each in (config.tables[0].name, config.index_table)]
+    tables = [f"{name}.{table}" for table in (config.tables[0].name, config.index_table)]
     for run in range(2):  # the second begins with a table that is there
         sent = 20 * run
         produce(broker.bootstrap, name, numbered(10, sent))
         sink = Sink(config).start(spark)
         assert sink.wait_until(sink.ends(), WITHIN)
         expected = [sent + 10, 2 * run + 1]
-        assert [spark.table(each).count() for each in tables] == expected, "while it runs"
+        assert [spark.table(table).count() for table in tables] == expected, "while it runs"
         produce(broker.bootstrap, name, numbered(10, sent + 10))
         assert sink.wait_until(sink.ends(), WITHIN)
         sink.stop()
         sink.awaitTermination()
         expected = [sent + 20, 2 * run + 2]
-        assert [spark.table(each).count() for each in tables] == expected, "at its end"
+        assert [spark.table(table).count() for table in tables] == expected, "at its end"
 
 
 def test_a_sibling_session_starts_sinks_of_its_own_and_sees_their_commits(
@@ -100,7 +100,7 @@ def test_a_stream_goes_on_after_spark_could_not_reach_a_python_process(
 ):
     create_topic(broker.bootstrap, name, 1)
     produce(broker.bootstrap, name, numbered(10))
-    lost, script, python = (tmp_path / each for each in ("lost", "stranger.py", "python"))
+    lost, script, python = (tmp_path / file_name for file_name in ("lost", "stranger.py", "python"))
     lost.write_text("2")
     script.write_text(STRANGER.format(lost=str(lost), python=sys.executable))
     python.write_text(f'#!/bin/sh\nexec {sys.executable} {script} "$@"\n')
@@ -113,15 +113,15 @@ def test_a_stream_goes_on_after_spark_could_not_reach_a_python_process(
     sink = Sink(config).start(sibling)
     assert sink.wait_until(sink.ends(), WITHIN)
     assert lost.read_text() == "0"
-    told, done = range_tasks._collect, []
+    collect, done = range_tasks._collect, []
 
     def unreachable(*args: Any) -> Any:
         if not done:
-            done.append(told(*args))  # its files are written, and nobody hears of them
+            done.append(collect(*args))  # its files are written, and nobody hears of them
             raise PySparkRuntimeError(
                 errorClass="CANNOT_OPEN_SOCKET", messageParameters={"errors": "refused"}
             )
-        return told(*args)
+        return collect(*args)
 
     monkeypatch.setattr(range_tasks, "_collect", unreachable)
     produce(broker.bootstrap, name, numbered(10, 10))

@@ -47,10 +47,10 @@ def started(*command: str) -> subprocess.Popen[str]:
 
 def ended(process: subprocess.Popen[str]) -> str:
     """What it said; none of its children runs on."""
-    out, said = process.communicate(timeout=WITHIN)
+    out, errors = process.communicate(timeout=WITHIN)
     for noise in ("Traceback", "Error", "Exception", " at org.", "Caused by"):
-        assert noise not in out + said, said
-    return said
+        assert noise not in out + errors, errors
+    return errors
 
 
 def test_ctrl_c_while_the_command_is_imported_is_silent():
@@ -68,10 +68,10 @@ def test_a_stop_while_spark_starts_takes_the_jvm_with_it(
     jvm = eventually(lambda: children(process.pid), "the JVM is there")
     time.sleep(later)  # the moments within Spark's start are not named; both lie before its end
     process.send_signal(number)
-    said = ended(process)
-    assert process.returncode == code, said
-    assert f"frazil: stopped by {number.name}\n" in said
-    assert not [each for each in jvm if Path(f"/proc/{each}").exists()]
+    errors = ended(process)
+    assert process.returncode == code, errors
+    assert f"frazil: stopped by {number.name}\n" in errors
+    assert not [pid for pid in jvm if Path(f"/proc/{pid}").exists()]
 
 
 def test_a_running_sink_stops_in_two_lines(
@@ -92,7 +92,7 @@ def test_a_running_sink_stops_in_two_lines(
     assert lines[1].startswith("50 rows: committed in "), lines
     assert lines[1].endswith(f"position {name}[0] 50"), lines
     assert len(lines) == 2, lines
-    eventually(lambda: not [each for each in jvm if Path(f"/proc/{each}").exists()], "it ends", 20)
+    eventually(lambda: not [pid for pid in jvm if Path(f"/proc/{pid}").exists()], "it ends", 20)
     assert assert_exact(lake, f"db.{name}", broker.bootstrap, name) == 50
 
 
@@ -112,13 +112,13 @@ def test_a_stop_at_a_step_finishes_the_batch(
 ):
     create_topic(broker.bootstrap, name, 1)
     produce(broker.bootstrap, name, numbered(20))
-    before = {each: signal.getsignal(each) for each in (INT, TERM)}
-    told: list[str] = []
+    before = {signum: signal.getsignal(signum) for signum in (INT, TERM)}
+    stopped: list[str] = []
     tell = RunCommand._on_step
 
     def on_step(self: Any, reached: Any) -> None:
-        if reached.name == step and not told:
-            told.append(step)
+        if reached.name == step and not stopped:
+            stopped.append(step)
             os.kill(os.getpid(), number)
         tell(self, reached)
 
@@ -130,10 +130,10 @@ def test_a_stop_at_a_step_finishes_the_batch(
         with pytest.raises(SystemExit) as end:
             commands.main()
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-    said = capfd.readouterr().err
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+    errors = capfd.readouterr().err
     assert end.value.code == 0
-    assert "Traceback" not in said
-    assert "20 rows: committed" in said, said
+    assert "Traceback" not in errors
+    assert "20 rows: committed" in errors, errors
     assert assert_exact(lake, f"db.{name}", broker.bootstrap, name) == 20

@@ -69,11 +69,11 @@ def take_overs(
     older.stop()
     assert epochs == list(range(1, count + 1))
     assert assert_exact(lake, f"db.{name}", broker.bootstrap, name) == sent
-    for each in (f"db.{name}", config.index_table):
-        table = JavaCatalog(spark, "lake").load(each)
+    for table_name in (f"db.{name}", config.index_table):
+        table = JavaCatalog(spark, "lake").load(table_name)
         assert table is not None
-        found = [entry.epoch for entry, _ in entries(table.history("main"), config.sink.id)]
-        assert found == sorted(found, reverse=True), "an older epoch lies on a newer one"
+        taken = [entry.epoch for entry, _ in entries(table.history("main"), config.sink.id)]
+        assert taken == sorted(taken, reverse=True), "an older epoch lies on a newer one"
     assert proven(config, spark).written == sent
 
 
@@ -123,7 +123,7 @@ def test_two_sinks_fill_one_table_side_by_side_but_not_from_the_same_topic(
     for topic in both:
         create_topic(b, topic, 1)
         produce(b, topic, numbered(10))
-    one, other = (lake.config(each, each, b, table=table) for each in both)
+    one, other = (lake.config(sink_id, sink_id, b, table=table) for sink_id in both)
     with running(one, spark) as first, running(other, spark) as second:
         for topic in both:
             produce(b, topic, numbered(10, 10))
@@ -133,15 +133,15 @@ def test_two_sinks_fill_one_table_side_by_side_but_not_from_the_same_topic(
     expected = {(t, *at): value for t in both for at, value in topic_records(b, t).items()}
     assert len(rows) == len(expected) == 40
     assert {row[:3]: row[3] for row in rows} == expected
-    assert {each.sink: each.verdict for each in audited(spark, f"db.{name}")} == dict.fromkeys(
-        both, "proven"
-    )
+    assert {
+        report.sink: report.verdict for report in audited(spark, f"db.{name}")
+    } == dict.fromkeys(both, "proven")
     third = {"topics": [f"{name}-b"]}
     twice = lake.config(f"{name}-c", f"{name}-b", b, table=table, sink=third)
-    with pytest.raises(ConfigError, match=f"sink {name}-b fills it from {name}-b, too") as told:
+    with pytest.raises(ConfigError, match=f"sink {name}-b fills it from {name}-b, too") as caught:
         Sink(twice).start(spark)
-    assert "allow_shared_topics = true" in told.value.hint
-    assert f"DROP TAG `frazil/{name}-b`" in told.value.hint
+    assert "allow_shared_topics = true" in caught.value.hint
+    assert f"DROP TAG `frazil/{name}-b`" in caught.value.hint
     assert len(lake.query(f"db.{name}", "value")) == 40
     produce(b, f"{name}-b", numbered(1, 20))
     catch_up(other, spark)  # the refused one is in nobody's way
@@ -161,7 +161,7 @@ def test_of_two_sinks_that_come_at_the_same_moment_the_later_is_refused(
     create_topic(b, name, 1)
     produce(b, name, numbered(5))
     table = {"name": f"db.{name}"}
-    one, other = (lake.config(f"{name}-{each}", name, b, table=table) for each in "ab")
+    one, other = (lake.config(f"{name}-{suffix}", name, b, table=table) for suffix in "ab")
     columns = (
         "value BINARY, _topic STRING NOT NULL, _topic_partition INT NOT NULL, "
         "_offset BIGINT NOT NULL, _timestamp TIMESTAMP"

@@ -224,9 +224,9 @@ def test_topics_by_pattern_and_one_that_appears_later(
         eventually(lambda: len(sink.ends()) == 4, "the new topic is seen", sink=sink)
         assert sink.wait_until(sink.ends(), WITHIN)
     rows = lake.query(f"db.{name}", "_topic, _topic_partition, _offset, value")
-    found = {row[:3]: row[3] for row in rows}
-    assert len(found) == len(rows)
-    assert found == {
+    by_offset = {row[:3]: row[3] for row in rows}
+    assert len(by_offset) == len(rows)
+    assert by_offset == {
         (topic, *at): value
         for topic in (f"{name}-eu", f"{name}-us", f"{name}-jp")
         for at, value in topic_records(b, topic).items()
@@ -342,30 +342,30 @@ def test_a_checkpoint_that_is_lost_old_or_somebody_elses_changes_nothing(
     """The table is the checkpoint."""
     b = broker.bootstrap
     create_topic(b, name, 2)
-    mine, older, foreign = (tmp_path / word for word in ("mine", "older", "foreign"))
-    config = make_config(sink={"checkpoint_location": str(mine)})
+    own, older, foreign = (tmp_path / word for word in ("mine", "older", "foreign"))
+    config = make_config(sink={"checkpoint_location": str(own)})
     produced = 0
 
-    def live(what: str) -> None:
+    def live(situation: str) -> None:
         nonlocal produced
         produced += produce(b, name, numbered(10, produced), 2)
         sink = catch_up(config, spark)
-        assert sink.position == Cut({part(name, p): produced // 2 for p in (0, 1)}), what
-        assert assert_exact(lake, f"db.{name}", b, name) == produced, what
+        assert sink.position == Cut({part(name, p): produced // 2 for p in (0, 1)}), situation
+        assert assert_exact(lake, f"db.{name}", b, name) == produced, situation
 
     live("the first")
-    assert any(mine.glob("*/offsets/*")), "the configured checkpoint was not used"
-    shutil.copytree(mine, older)
+    assert any(own.glob("*/offsets/*")), "the configured checkpoint was not used"
+    shutil.copytree(own, older)
     live("after an ordinary restart")
-    shutil.rmtree(mine)
+    shutil.rmtree(own)
     live("after the checkpoint was deleted")
-    shutil.rmtree(mine)
-    shutil.copytree(older, mine)
+    shutil.rmtree(own)
+    shutil.copytree(older, own)
     live("after an older copy was put back")
     other = lake.config(f"{name}x", name, b, sink={"checkpoint_location": str(foreign)})
     catch_up(other, spark)
-    shutil.rmtree(mine)
-    shutil.copytree(foreign, mine)
+    shutil.rmtree(own)
+    shutil.copytree(foreign, own)
     live("after another sink's was put there")
     assert_joined(index_rows(lake, name))
     assert proven(config, spark).written == produced
@@ -381,9 +381,11 @@ def test_batches_gather_for_the_commit_interval_and_share_a_snapshot(
     catch_up(config, spark, steps)
     table = JavaCatalog(spark, "lake").load(f"db.{name}")
     assert table is not None
-    found = [e for e, _ in entries(table.history("main"), config.sink.id) if e.ranges]
+    committed = [e for e, _ in entries(table.history("main"), config.sink.id) if e.ranges]
     assert len(steps.named("staged")) == 5
-    assert [len(e.commit_ids) for e in found] == [4, 1], "the first at once, the others together"
+    assert [len(e.commit_ids) for e in committed] == [4, 1], (
+        "the first at once, the others together"
+    )
     rows = index_rows(lake, name)
     assert [row["batch"] for row in rows] == [0, 1, 2, 3, 4]
     assert_joined(rows)
@@ -397,7 +399,7 @@ def test_by_default_the_first_rows_are_there_at_once_and_the_next_gather_for_a_m
     b = broker.bootstrap
     create_topic(b, name, 2)
     produce(b, name, numbered(10), 2)
-    defaults = {each: getattr(SinkConfig("x"), each) for each in ("trigger", "commit_interval")}
+    defaults = {key: getattr(SinkConfig("x"), key) for key in ("trigger", "commit_interval")}
     steps = Steps()
     with running(make_config(sink=defaults), spark, steps) as sink:
         eventually(lambda: len(steps.named("done")) == 1, "the first batch is committed", sink=sink)
@@ -450,7 +452,7 @@ def test_while_the_catalog_is_away_the_stream_goes_on_and_catches_up_in_order(
         for number in range(1, 4):
             produce(b, name, numbered(20, number * 20), 2)
             eventually(lambda n=number: len(sink.committer.pending) >= n, "staged", sink=sink)  # type: ignore[misc]
-        eventually(lambda: sink.committer.progress.trouble, "the trouble is told", sink=sink)
+        eventually(lambda: sink.committer.progress.trouble, "the trouble is reported", sink=sink)
         assert "the catalog is away" in sink.committer.progress.trouble
         assert spark.table(f"lake.db.{name}").count() == 0
         assert not any(sink.position.values())
@@ -722,13 +724,13 @@ def test_stop_while_the_next_batch_is_about_to_begin_returns(
     run = sink.start(spark)
     query = run._running.query  # Spark's own: the one that `start` hands out stops the sink
     assert query is not None
-    stop, told = query.stop, threading.Event()
-    monkeypatch.setattr(query, "stop", lambda: (told.set(), stop()))
+    stop, stop_asked = query.stop, threading.Event()
+    monkeypatch.setattr(query, "stop", lambda: (stop_asked.set(), stop()))
     produce(broker.bootstrap, name, numbered(5))
     assert entering.wait(WITHIN)
     stopping = threading.Thread(target=run.stop, args=(1,), daemon=True)
     stopping.start()
-    assert told.wait(WITHIN), "stop() waits for a batch that has not begun"
+    assert stop_asked.wait(WITHIN), "stop() waits for a batch that has not begun"
     go.set()
     stopping.join(20)
     stuck = stopping.is_alive()
@@ -794,18 +796,18 @@ def test_partition_transforms_put_each_row_into_its_partition(
     expected = sorted((e["id"], e["placed"], e["seen"], e["name"], e["country"]) for e in produced)
     assert [(*r[:1], *(t.astimezone(UTC) for t in r[1:3]), *r[3:]) for r in duck] == expected
     times = "unix_micros(placed) placed, unix_millis(seen) seen"
-    there = spark.sql(
+    rows = spark.sql(
         f"SELECT id, {times}, name, country, _file, lake.system.bucket(4, id) AS bucket "
         f"FROM lake.db.{name}"
     ).collect()
     micros = {e["id"]: int(e["placed"].timestamp() * 1_000_000) for e in produced}
-    assert {r.id: r.placed for r in there} == micros
-    assert len(there) == 12
+    assert {r.id: r.placed for r in rows} == micros
+    assert len(rows) == 12
     files = spark.sql(f"SELECT file_path, partition, record_count FROM lake.db.{name}.files")
     spans = {row.file_path: row for row in files.collect()}
     assert len(spans) > 6
     assert sum(row.record_count for row in spans.values()) == 12
-    for row in there:
+    for row in rows:
         where = spans[row._file].partition
         assert where.placed_day == dt.date(1970, 1, 1) + dt.timedelta(row.placed // 86_400_000_000)
         assert where.seen_hour == row.seen // 3_600_000
@@ -870,10 +872,10 @@ def test_bare_avro_and_json_come_out_as_they_went_in(
     }
     schema.write_text(json.dumps(record))
     if kind == "avro":
-        produce(broker.bootstrap, name, (avro(record, each) for each in given))
+        produce(broker.bootstrap, name, (avro(record, value) for value in given))
         config = make_config(decode={"format": "avro", "schema": str(schema)})
     else:
-        produce(broker.bootstrap, name, (json.dumps(each).encode() for each in given))
+        produce(broker.bootstrap, name, (json.dumps(value).encode() for value in given))
         config = make_config(decode={"format": "json"})
     catch_up(config, spark)
     rows = lake.query(f"db.{name}", "id, name, ratio, deep", "ORDER BY _offset")

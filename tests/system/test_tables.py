@@ -60,10 +60,10 @@ def cut(lake: Lake, index: str) -> Cut:
 
 def commits(spark: Any, config: Config, table: str) -> list[tuple[str, ...]]:
     """The batches of each of a table's snapshots that added records, oldest first."""
-    found = JavaCatalog(spark, "lake").load(table)
-    assert found is not None
-    mine = entries(found.history("main"), config.sink.id)
-    return [entry.commit_ids for entry, _ in mine if entry.total.written][::-1]
+    loaded = JavaCatalog(spark, "lake").load(table)
+    assert loaded is not None
+    own_entries = entries(loaded.history("main"), config.sink.id)
+    return [entry.commit_ids for entry, _ in own_entries if entry.total.written][::-1]
 
 
 # ── routing ──────────────────────────────────────────────────────────────────────────────────────
@@ -74,7 +74,7 @@ def test_records_go_where_a_field_says_and_every_table_is_proven(
 ):
     create_topic(broker.bootstrap, name, 2)
     produce(broker.bootstrap, name, events(*["a", "b", "c", "noise"] * 25), 2)
-    tables = [f"db.{name}_{each}" for each in ("a", "rest", "all")]
+    tables = [f"db.{name}_{suffix}" for suffix in ("a", "rest", "all")]
     config = make_config(
         decode={"format": "json"},
         table=[{"name": table} for table in tables],
@@ -146,7 +146,7 @@ def test_topics_by_name_and_by_pattern_each_have_their_tables(
     broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make
 ):
     b = broker.bootstrap
-    topics = [f"{name}.{each}" for each in ("orders", "eu.refunds", "us.refunds", "log", "odd")]
+    topics = [f"{name}.{suffix}" for suffix in ("orders", "eu.refunds", "us.refunds", "log", "odd")]
     for topic in topics:
         create_topic(b, topic, 2)
         produce(b, topic, [f"{topic} {i}".encode() for i in range(12)], 2)
@@ -185,7 +185,7 @@ def test_topics_by_name_and_by_pattern_each_have_their_tables(
         assert {row[:3]: row[3] for row in rows} == expected
     kinds = lake.query(f"db.{name}_dead", "DISTINCT kind, message")
     assert kinds == [("route", f"cannot route a record of {name}.odd: no rule matches it")]
-    all_proven(config, spark, *(f"db.{name}_{each}" for each in into))
+    all_proven(config, spark, *(f"db.{name}_{suffix}" for suffix in into))
     assert cut(lake, f"db.{name}_index") == sink.position
     fates = lake.query(
         f"db.{name}_index", "sum(written), sum(rejected), sum(skipped)", "WHERE table_name = '*'"
@@ -223,11 +223,13 @@ def test_a_header_says_where_a_record_goes(
     catch_up(config, spark)
     assert lake.query(f"db.{name}_a", "value", "ORDER BY _offset") == [(b"0",), (b"1",)]
     assert lake.query(f"db.{name}_to_c", "value") == [(b"2",)]
-    letters = lake.query(f"db.{name}_dead", '"offset", key, kind, headers', "ORDER BY 1")
-    assert [row[:3] for row in letters] == [(i, f"k{i}".encode(), "route") for i in (3, 4, 5, 6)]
-    headers = [[tuple(h.values()) for h in row[3] or []] for row in letters]
+    dead_letters = lake.query(f"db.{name}_dead", '"offset", key, kind, headers', "ORDER BY 1")
+    assert [row[:3] for row in dead_letters] == [
+        (i, f"k{i}".encode(), "route") for i in (3, 4, 5, 6)
+    ]
+    headers = [[tuple(h.values()) for h in row[3] or []] for row in dead_letters]
     assert headers == [[("other", b"a")], [("to", None)], [("to", b"\xff")], []]
-    all_proven(config, spark, *(f"db.{name}_{each}" for each in ("a", "to_c", "dead")))
+    all_proven(config, spark, *(f"db.{name}_{suffix}" for suffix in ("a", "to_c", "dead")))
 
 
 NESTED = {
@@ -273,7 +275,7 @@ def test_a_field_inside_a_struct_says_where_a_record_goes(
     schema = tmp_path / "nested.avsc"
     schema.write_text(json.dumps(NESTED))
     decode = {"format": format, **({"schema": str(schema)} if format == "avro" else {})}
-    encoded = [avro(NESTED, each) for each in values] if format == "avro" else lines(*values)
+    encoded = [avro(NESTED, value) for value in values] if format == "avro" else lines(*values)
     produce(broker.bootstrap, name, encoded)
     config = make_config(
         decode=decode,
@@ -286,7 +288,7 @@ def test_a_field_inside_a_struct_says_where_a_record_goes(
         dead_letters={"table": f"db.{name}_dead"},
     )
     catch_up(config, spark)
-    tables = [f"db.{name}_{each}" for each in ("of_x", "of_y", "shard", "dead")]
+    tables = [f"db.{name}_{suffix}" for suffix in ("of_x", "of_y", "shard", "dead")]
     assert [lake.query(table, "id, source.shard") for table in tables[:3]] == [
         [(0, 0)],
         [(1, 0)],
@@ -317,31 +319,33 @@ def test_functions_from_a_file_and_from_the_program_say_where_records_go(
     )
     (tmp_path / "where.py").write_text(FUNCTION.replace("TABLE", f"db.{name}_large"))
     config = make_config(
-        table=[{"name": f"db.{name}_{each}"} for each in ("large", "even", "all", "no_{rest}")],
+        table=[{"name": f"db.{name}_{suffix}"} for suffix in ("large", "even", "all", "no_{rest}")],
         route=[{"python": f"{tmp_path}/where.py:by_size"}],
         dead_letters={"table": f"db.{name}_dead"},
     )
 
     def by_parity(rows: pa.Table) -> list[list[str] | str | None]:
         assert {"_topic", "_offset", "_timestamp", "_key", "_headers"} <= set(rows.schema.names)
-        found: list[list[str] | str | None] = []
+        answers: list[list[str] | str | None] = []
         for value in rows.column("value").to_pylist():
             if value == b"bad":
-                found.append(f"db.{name}_no_../..")
+                answers.append(f"db.{name}_no_../..")
             elif value == b"9":
-                found.append(None)
+                answers.append(None)
             else:
                 even = [f"db.{name}_even"] if int(value) % 2 == 0 else []
-                found.append([*even, f"db.{name}_all"])
-        return found
+                answers.append([*even, f"db.{name}_all"])
+        return answers
 
     config = replace(config, routes=(*config.routes, RouteConfig(python=by_parity)))
     catch_up(config, spark)
-    tables = [f"db.{name}_{each}" for each in ("large", "even", "all", "dead")]
-    found = [[row[0] for row in lake.query(table, "_offset", "ORDER BY 1")] for table in tables[:3]]
-    assert found == [[0, 7], [2, 4], [2, 3, 4, 5]]
-    letters = lake.query(tables[3], '"offset", kind', "ORDER BY 1")
-    assert letters == [(6, "name"), (8, "route")]
+    tables = [f"db.{name}_{suffix}" for suffix in ("large", "even", "all", "dead")]
+    offsets = [
+        [row[0] for row in lake.query(table, "_offset", "ORDER BY 1")] for table in tables[:3]
+    ]
+    assert offsets == [[0, 7], [2, 4], [2, 3, 4, 5]]
+    dead_letters = lake.query(tables[3], '"offset", kind', "ORDER BY 1")
+    assert dead_letters == [(6, "name"), (8, "route")]
     all_proven(config, spark, *tables)
 
     def broken(rows: pa.Table) -> Any:
@@ -369,13 +373,13 @@ def test_names_from_data_make_tables_and_bad_ones_are_dead_letters(
     catch_up(config, spark)
     assert len(lake.query(f"db.{name}_x", "id")) == 2
     assert len(lake.query(f"db.{name}_y", "id")) == 2
-    letters = lake.query(f"db.{name}_dead", '"offset", kind, value', "ORDER BY 1")
-    assert [(offset, kind) for offset, kind, _ in letters] == [
+    dead_letters = lake.query(f"db.{name}_dead", '"offset", kind, value', "ORDER BY 1")
+    assert [(offset, kind) for offset, kind, _ in dead_letters] == [
         (2, "name"),
         (4, "name"),
         (5, "name"),
     ]
-    assert bytes(letters[0][2]) == events(*kinds)[2]
+    assert bytes(dead_letters[0][2]) == events(*kinds)[2]
     all_proven(config, spark, f"db.{name}_x", f"db.{name}_y", f"db.{name}_dead")
 
 
@@ -469,7 +473,9 @@ def test_json_evolves_one_table_and_is_rejected_by_a_frozen_one(
     sections: dict[str, Any] = {
         "decode": {"format": "json"},
         "table": [{"name": f"db.{name}_e"}, {"name": f"db.{name}_f", "schema_evolution": "reject"}],
-        "route": [{"field": "t", "values": [each], "to": [f"db.{name}_{each}"]} for each in "ef"],
+        "route": [
+            {"field": "t", "values": [suffix], "to": [f"db.{name}_{suffix}"]} for suffix in "ef"
+        ],
         "dead_letters": {"table": f"db.{name}_dead", "max_fraction": 1},
     }
 
@@ -503,13 +509,13 @@ def test_json_evolves_one_table_and_is_rejected_by_a_frozen_one(
         (8, None, None, None, None),
     ]
     assert lake.query(f"db.{name}_f", "id", "ORDER BY id") == [(1,), (3,)]
-    letters = lake.query(f"db.{name}_dead", '"offset", kind, value, tables', "ORDER BY 1")
-    assert [(row[0], row[1], row[3]) for row in letters] == [
-        (offset, "misfit", [f"db.{name}_{each}"])
-        for offset, each in ((3, "e"), (4, "e"), (5, "f"), (8, "e"))
+    dead_letters = lake.query(f"db.{name}_dead", '"offset", kind, value, tables', "ORDER BY 1")
+    assert [(row[0], row[1], row[3]) for row in dead_letters] == [
+        (offset, "misfit", [f"db.{name}_{suffix}"])
+        for offset, suffix in ((3, "e"), (4, "e"), (5, "f"), (8, "e"))
     ]
-    assert [row[2] for row in letters] == lines(rest[1], rest[2], rest[3], rest[6])
-    all_proven(config, spark, *(f"db.{name}_{each}" for each in ("e", "f", "dead")))
+    assert [row[2] for row in dead_letters] == lines(rest[1], rest[2], rest[3], rest[6])
+    all_proven(config, spark, *(f"db.{name}_{suffix}" for suffix in ("e", "f", "dead")))
 
 
 def test_a_table_that_shall_fail_stops_the_stream_and_nothing_is_written(
@@ -599,12 +605,12 @@ def test_each_table_is_committed_at_its_own_pace_and_the_cut_waits_for_all(
 
         def settled(count: int) -> bool:
             return all(
-                len(lake.query(f"db.{name}_{each}", "id")) == count for each in ("any", "first")
+                len(lake.query(f"db.{name}_{suffix}", "id")) == count for suffix in ("any", "first")
             )
 
         produce(broker.bootstrap, name, events(*kinds))
         eventually(lambda: settled(2), "tables without a pace of their own go on", sink=sink)
-        assert [len(lake.query(f"db.{name}_{each}", "id")) for each in kinds] == [2, 2, 1, 1]
+        assert [len(lake.query(f"db.{name}_{kind}", "id")) for kind in kinds] == [2, 2, 1, 1]
         assert cut(lake, f"db.{name}_index") == Cut({part(name, 0): 4})
         big = {"kind": "large", "id": 0, "text": os.urandom(80_000).hex()}
         produce(broker.bootstrap, name, lines(big))
@@ -615,7 +621,7 @@ def test_each_table_is_committed_at_its_own_pace_and_the_cut_waits_for_all(
         assert cut(lake, f"db.{name}_index") == Cut({part(name, 0): 4})
     assert len(lake.query(f"db.{name}_lazy", "id")) == 2, "what is staged is committed at the end"
     assert cut(lake, f"db.{name}_index") == sink.position == Cut({part(name, 0): 9})
-    assert [len(each) for each in commits(spark, config, f"db.{name}_large")] == [1, 2]
+    assert [len(commit) for commit in commits(spark, config, f"db.{name}_large")] == [1, 2]
     assert len(commits(spark, config, f"db.{name}_lazy")) == 2
     all_proven(config, spark, *(f"db.{name}_{kind}" for kind in kinds))
 
@@ -651,7 +657,7 @@ def test_a_table_that_is_gone_waits_for_its_return_and_the_others_go_on(
         eventually(lambda: len(ids(other)) == 4, "b goes on and on", sink=sink)
     assert sink.position == cut(lake, f"db.{name}_index") == Cut({part(name, 0): 2})
     waiting: Any = status(config, JavaCatalog(spark, config.catalog.name).open_readonly)["waiting"]
-    assert list(waiting) == [gone], "whoever asks from outside is told as well"
+    assert list(waiting) == [gone], "whoever asks from outside sees it as well"
     assert "gone" in str(waiting[gone])
     with running(config, spark, flush=0.5) as sink:
         eventually(lambda: gone in sink.committer.progress.stuck, "a is still named", sink=sink)
@@ -677,7 +683,7 @@ def test_a_table_that_comes_back_is_filled_without_a_restart(
     produce(b, name, events("a", "b"))
     config = make_config(
         decode={"format": "json"},
-        table=[{"name": f"db.{name}_{each}"} for each in "ab"],
+        table=[{"name": f"db.{name}_{suffix}"} for suffix in "ab"],
         route=[{"field": "kind", "values": [k], "to": [f"db.{name}_{k}"]} for k in "ab"],
     )
     with running(config, spark) as sink:
@@ -700,7 +706,7 @@ def test_a_record_that_a_missing_table_cannot_take_is_a_dead_letter_and_stops_no
     b = broker.bootstrap
     create_topic(b, name, 1)
     produce(b, name, events("a", "b"))
-    gone, other, dead = (f"db.{name}_{each}" for each in ("a", "b", "dead"))
+    gone, other, dead = (f"db.{name}_{suffix}" for suffix in ("a", "b", "dead"))
     config = make_config(
         decode={"format": "json"},
         table=[{"name": f"db.{name}_{{value}}"}],
@@ -720,8 +726,8 @@ def test_a_record_that_a_missing_table_cannot_take_is_a_dead_letter_and_stops_no
     produce(b, name, events("a", start=6))
     catch_up(config, spark)
     assert lake.query(gone, "id", "ORDER BY 1") == [(0,), (6,)]
-    letters = lake.query(dead, '"offset", kind, tables', "ORDER BY 1")
-    assert letters == [(2, "misfit", [gone]), (4, "misfit", [gone])]
+    dead_letters = lake.query(dead, '"offset", kind, tables', "ORDER BY 1")
+    assert dead_letters == [(2, "misfit", [gone]), (4, "misfit", [gone])]
     all_proven(config, spark, gone, other, dead)
 
 
@@ -733,7 +739,7 @@ def test_a_lost_batch_record_brings_no_table_anything_twice(
     read again, and each table takes what it lacks."""
     b = broker.bootstrap
     create_topic(b, name, 2)
-    tables = [f"db.{name}_{each}" for each in ("a", "b", "dead")]
+    tables = [f"db.{name}_{suffix}" for suffix in ("a", "b", "dead")]
     config = make_config(
         decode={"format": "json"},
         table=[{"name": tables[0]}, {"name": tables[1], "commit_interval": "1h"}],

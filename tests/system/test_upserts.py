@@ -37,7 +37,7 @@ from tests.upserts import Oracle, Record, history, of_envelope, spark_rows
 
 Make = Callable[..., Config]
 NOW = int(time.time() * 1000)
-PER_LIFE = 150
+PER_RUN = 150
 
 
 class Feed:
@@ -82,13 +82,13 @@ class Feed:
 
     def change(self, *changes: dict[str, Any], partition: int = 0) -> None:
         """Debezium's."""
-        for each in changes:
-            self._put(json.dumps(each), None, partition, 1)
+        for change in changes:
+            self._put(json.dumps(change), None, partition, 1)
             offset = self._next[partition] - 1
             self.oracle.add(
                 [
                     of_envelope(
-                        (self.topic, partition), offset, 1, each, self._key, order=self._order
+                        (self.topic, partition), offset, 1, change, self._key, order=self._order
                     )
                 ]
             )
@@ -122,8 +122,12 @@ def upsert(**more: Any) -> dict[str, Any]:
 
 def batches(lake: Lake, table: str) -> list[dict[str, str]]:
     """Summaries of the snapshots that took records in."""
-    found = history(json.loads(Path(lake.metadata_file(table)).read_text()))
-    return [dict(each.summary) for each in found if any(a < b for a, b in each.ranges.values())]
+    snapshots = history(json.loads(Path(lake.metadata_file(table)).read_text()))
+    return [
+        dict(snapshot.summary)
+        for snapshot in snapshots
+        if any(a < b for a, b in snapshot.ranges.values())
+    ]
 
 
 def chaos(feed: Feed, seed: int, count: int, keys: int, partitions: int) -> None:
@@ -150,17 +154,17 @@ def test_at_every_snapshot_the_table_is_what_a_dictionary_holds(
         table=upsert(format_version=version),
         sink={"max_records_per_trigger": 150},
     )
-    for life in range(2):
-        chaos(feed, life, 400, keys=60, partitions=3)
+    for number in range(2):
+        chaos(feed, number, 400, keys=60, partitions=3)
         catch_up(config, spark)
     assert check(feed, f"db.{name}") >= 10
     report = proven(config, spark)
     assert report.proves == "changes"
-    told = sum(line.counts.written + line.counts.merged for line in report.partitions)
-    assert told == 800
+    counted = sum(line.counts.written + line.counts.merged for line in report.partitions)
+    assert counted == 800
     assert all(
-        int(each["frazil.keys"]) == int(each["added-equality-deletes"])
-        for each in batches(lake, f"db.{name}")
+        int(batch["frazil.keys"]) == int(batch["added-equality-deletes"])
+        for batch in batches(lake, f"db.{name}")
     )
 
 
@@ -264,12 +268,12 @@ def test_tasks_that_had_a_key_in_common_write_again_and_leave_nothing_behind(
 ):
     ways: list[bool] = []
 
-    def told(spark: Any, plan: BatchPlan, *more: Any) -> Any:
+    def collected(spark: Any, plan: BatchPlan, *more: Any) -> Any:
         ways.append(bool(plan.together))
         return run(spark, plan, *more)
 
     run = range_tasks._collect
-    monkeypatch.setattr(range_tasks, "_collect", told)
+    monkeypatch.setattr(range_tasks, "_collect", collected)
     feed = Feed(broker, name, 2)
     config = make_config(
         decode={"format": "json"}, table=upsert(), sink={"max_records_per_trigger": 40}
@@ -288,10 +292,10 @@ def test_tasks_that_had_a_key_in_common_write_again_and_leave_nothing_behind(
     check(feed, f"db.{name}")
     proven(config, spark)
     kept = spark.sql(f"SELECT file_path FROM lake.db.{name}.all_files").collect()
-    found = {
-        each.name for each in (lake.folder / "warehouse" / "db" / name / "data").rglob("*.parquet")
+    file_names = {
+        path.name for path in (lake.folder / "warehouse" / "db" / name / "data").rglob("*.parquet")
     }
-    assert found == {Path(row.file_path).name for row in kept}
+    assert file_names == {Path(row.file_path).name for row in kept}
 
 
 def change(op: str, before: Any = None, after: Any = None) -> dict[str, Any]:
@@ -397,30 +401,33 @@ def test_late_changes_do_not_win_and_deletes_are_remembered_by_a_databases_log_n
         decode={"format": "json"},
         table=upsert(version_column="_source.lsn", compact_after_commits=2),
         route=[{"pattern": ".*", "to": [f"db.{name}"], "envelope": "debezium"}],
-        sink={"max_records_per_trigger": PER_LIFE // 3},
+        sink={"max_records_per_trigger": PER_RUN // 3},
     )
     chance = random.Random(7)
-    for life in range(2):
-        for n in range(PER_LIFE):
-            row = {"id": chance.randrange(25), "value": life * 1000 + n}
+    for number in range(2):
+        for n in range(PER_RUN):
+            row = {"id": chance.randrange(25), "value": number * 1000 + n}
             op = chance.choice("uuud")
             feed.change(
                 {
                     **change(op, row if op == "d" else None, None if op == "d" else row),
-                    "source": {"lsn": n + life * 120 + chance.randrange(-60, 60), "db": "x"},
+                    "source": {"lsn": n + number * 120 + chance.randrange(-60, 60), "db": "x"},
                 },
                 partition=chance.randrange(2),
             )
         feed.flush()
         catch_up(config, spark)
     assert check(feed, f"db.{name}") >= 12
-    told = all_proven(config, spark, f"db.{name}", f"db.{name}_deleted")
-    assert (told[f"db.{name}"].proves, told[f"db.{name}_deleted"].proves) == ("changes", "records")
+    by_table = all_proven(config, spark, f"db.{name}", f"db.{name}_deleted")
+    assert (by_table[f"db.{name}"].proves, by_table[f"db.{name}_deleted"].proves) == (
+        "changes",
+        "records",
+    )
     for table in (f"db.{name}", f"db.{name}_deleted"):
-        found = history(json.loads(Path(lake.metadata_file(table)).read_text()))
-        assert any("frazil.compact" in each.summary for each in found), table
+        snapshots = history(json.loads(Path(lake.metadata_file(table)).read_text()))
+        assert any("frazil.compact" in snapshot.summary for snapshot in snapshots), table
     totals = lake.query(config.index_table, "written, skipped", "WHERE table_name = '*'")
-    assert [sum(each) for each in zip(*totals, strict=True)] == [2 * PER_LIFE, 0]
+    assert [sum(column) for column in zip(*totals, strict=True)] == [2 * PER_RUN, 0]
 
 
 @pytest.mark.long
@@ -437,10 +444,10 @@ def test_what_is_staged_counts_and_a_tombstone_takes_the_order_of_what_it_delete
 
     def known(tables: TableProvisioner, table: str) -> Any:
         """The first list has a file that is gone since: another is made."""
-        found = real(tables, table)
+        answer = real(tables, table)
         listed.append(table)
         gone = FileBounds(f"{lake.folder}/gone.parquet", (None,))
-        return found if len(listed) > 1 else (replace(found[0], files=(gone,)), *found[1:])
+        return answer if len(listed) > 1 else (replace(answer[0], files=(gone,)), *answer[1:])
 
     real = TableProvisioner._known
     monkeypatch.setattr(TableProvisioner, "_known", known)

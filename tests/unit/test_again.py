@@ -65,7 +65,7 @@ def table(
     return TablePlan(shape, metadata, metadata.timestamp, **more)
 
 
-def letter(offset: int, value: bytes | None, *tables: str, **more: Any) -> dict[str, Any]:
+def dead_letter(offset: int, value: bytes | None, *tables: str, **more: Any) -> dict[str, Any]:
     given = {"topic": "events", "partition": 0, "offset": offset, "timestamp": offset * 1000}
     return {**given, "key": None, "headers": [], "value": value, "tables": list(tables), **more}
 
@@ -79,12 +79,12 @@ class Replaying:
 
     def __init__(self, folder: Path, *tables: TablePlan, routes: Any = None, **more: Any) -> None:
         self.folder = folder
-        names = [each.shape.name for each in tables]
+        names = [table.shape.name for table in tables]
         rules = None if routes is None else RoutingRules(routes, more.pop("names", names))
         plan = BatchPlan(
             kafka={},
             format=RecordFormat("json"),
-            tables={each.shape.name: each for each in tables},
+            tables={table.shape.name: table for table in tables},
             rules=rules,
             only=names[0],
             batch=7,
@@ -94,9 +94,9 @@ class Replaying:
         self.replay = ReplayPlan(plan, more.pop("notes", notes), 3)
 
     def __call__(
-        self, *letters: dict[str, Any], attempt: int = 0
+        self, *dead_letters: dict[str, Any], attempt: int = 0
     ) -> tuple[RangeResult, list[ReplayResult]]:
-        batch = pa.RecordBatch.from_pylist(list(letters), schema=HANDED)
+        batch = pa.RecordBatch.from_pylist(list(dead_letters), schema=HANDED)
         result, rejected = replay.run(self.replay, [batch], attempt)
         for name, tally in result.tallies.items():
             assert tally.written == sum(file.rows for file in result.files[name])
@@ -113,7 +113,7 @@ class Replaying:
 
 def test_dead_letters_become_the_rows_they_should_have_been_and_are_noted(tmp_path: Path):
     replaying = Replaying(tmp_path, table(tmp_path, "db.t"))
-    result, rejected = replaying(letter(5, doc("a"), "db.t"), letter(9, doc("b")))
+    result, rejected = replaying(dead_letter(5, doc("a"), "db.t"), dead_letter(9, doc("b")))
     assert rejected == []
     assert (result.total.range, result.total.written) == (Range(BATCHES, 3, 4), 2)
     assert [(row["_offset"], row["kind"]) for row in replaying.rows("db.t")] == [(5, "a"), (9, "b")]
@@ -127,9 +127,14 @@ def test_dead_letters_become_the_rows_they_should_have_been_and_are_noted(tmp_pa
 
 def test_what_is_rejected_again_is_neither_written_nor_noted(tmp_path: Path):
     replaying = Replaying(tmp_path, table(tmp_path, "db.t"))
-    result, rejected = replaying(letter(1, b"{"), letter(2, doc("a")), letter(3, None))
+    result, rejected = replaying(
+        dead_letter(1, b"{"), dead_letter(2, doc("a")), dead_letter(3, None)
+    )
     assert (result.total.written, result.total.rejected) == (1, 2)
-    assert [(each.offset, each.kind) for each in rejected] == [(1, "json"), (3, "null")]
+    assert [(rejection.offset, rejection.kind) for rejection in rejected] == [
+        (1, "json"),
+        (3, "null"),
+    ]
     assert replaying.offsets("db.t") == replaying.offsets("db.notes", "offset") == [2]
 
 
@@ -138,16 +143,18 @@ def test_a_dead_letter_without_its_record_is_never_replayed_as_a_null(tmp_path: 
     replaying = Replaying(tmp_path, table(tmp_path, "db.t", pa.field("value", pa.large_binary())))
     plan = replace(replaying.replay.plan, format=RecordFormat("raw"))
     replaying.replay = replace(replaying.replay, plan=plan)
-    result, rejected = replaying(letter(1, None, kind="batch"), letter(2, b"x", kind="null"))
+    result, rejected = replaying(
+        dead_letter(1, None, kind="batch"), dead_letter(2, b"x", kind="null")
+    )
     assert (result.total.written, result.total.rejected) == (1, 1)
-    assert [(each.offset, each.kind) for each in rejected] == [(1, "batch")]
+    assert [(rejection.offset, rejection.kind) for rejection in rejected] == [(1, "batch")]
     assert replaying.offsets("db.t") == replaying.offsets("db.notes", "offset") == [2]
 
 
 def test_a_dead_letter_that_names_the_tables_which_rejected_it_is_for_no_other(tmp_path: Path):
-    tables = [table(tmp_path, f"db.{each}") for each in "ab"]
+    tables = [table(tmp_path, f"db.{suffix}") for suffix in "ab"]
     replaying = Replaying(tmp_path, *tables, routes=[RouteConfig(to=("db.a", "db.b"))])
-    result, _ = replaying(letter(1, doc("x"), "db.b"), letter(2, doc("y")))
+    result, _ = replaying(dead_letter(1, doc("x"), "db.b"), dead_letter(2, doc("y")))
     assert result.total.written == 2
     assert (replaying.offsets("db.a"), replaying.offsets("db.b")) == ([2], [1, 2])
     assert [row["tables"] for row in replaying.rows("db.notes")] == [["db.b"], ["db.a", "db.b"]]
@@ -158,7 +165,7 @@ def test_a_dead_letter_goes_to_all_of_its_tables_or_to_none(tmp_path: Path):
     replaying = Replaying(
         tmp_path, table(tmp_path, "db.a"), narrow, routes=[RouteConfig(to=("db.a", "db.b"))]
     )
-    result, rejected = replaying(letter(1, doc("x")), letter(2, b'{"id": 3}'))
+    result, rejected = replaying(dead_letter(1, doc("x")), dead_letter(2, b'{"id": 3}'))
     assert (result.total.written, result.total.rejected) == (1, 1)
     assert rejected[0].offset == 1
     assert replaying.offsets("db.a") == replaying.offsets("db.b") == [2]
@@ -167,7 +174,9 @@ def test_a_dead_letter_goes_to_all_of_its_tables_or_to_none(tmp_path: Path):
 def test_what_a_rule_skips_now_is_noted_as_gone_nowhere(tmp_path: Path):
     routes = [RouteConfig(field="kind", values=("x",), skip=True), RouteConfig(to=("db.a",))]
     replaying = Replaying(tmp_path, table(tmp_path, "db.a"), routes=routes)
-    result, _ = replaying(letter(1, doc("x")), letter(2, doc("y")), letter(3, doc("x"), "db.a"))
+    result, _ = replaying(
+        dead_letter(1, doc("x")), dead_letter(2, doc("y")), dead_letter(3, doc("x"), "db.a")
+    )
     assert (result.total.written, result.total.skipped, result.total.rejected) == (1, 2, 0)
     notes = {row["offset"]: row["tables"] for row in replaying.rows("db.notes")}
     assert notes == {1: [], 2: ["db.a"], 3: []}
@@ -176,7 +185,7 @@ def test_what_a_rule_skips_now_is_noted_as_gone_nowhere(tmp_path: Path):
 def test_a_dead_letter_whose_tables_the_rules_no_longer_name_stays(tmp_path: Path):
     routes = [RouteConfig(field="kind", values=("x",), skip=True), RouteConfig(to=("db.a",))]
     replaying = Replaying(tmp_path, table(tmp_path, "db.a"), routes=routes)
-    given = [letter(1, doc("y"), "db.old"), letter(2, doc("x"), "db.old")]
+    given = [dead_letter(1, doc("y"), "db.old"), dead_letter(2, doc("x"), "db.old")]
     result, [rejected] = replaying(*given)
     assert (result.total.skipped, result.total.rejected) == (1, 1)
     assert rejected.offset == 1
@@ -188,7 +197,7 @@ def test_needs_are_reported_and_nothing_counts_until_they_are_met(tmp_path: Path
     routes = [RouteConfig(field="kind", to=("db.{value}",))]
     known = table(tmp_path, "db.a")
     replaying = Replaying(tmp_path, known, routes=routes, names=["db.{value}"])
-    result, _ = replaying(letter(1, doc("a")), letter(2, doc("b")))
+    result, _ = replaying(dead_letter(1, doc("a")), dead_letter(2, doc("b")))
     assert set(result.needs) == {"db.b"}
     assert (result.files, result.tallies) == ({}, {})
 
@@ -197,7 +206,7 @@ def test_a_look_writes_nothing_and_tells_what_would_be(tmp_path: Path):
     routes = [RouteConfig(field="kind", to=("db.{value}",))]
     known = table(tmp_path, "db.a")
     replaying = Replaying(tmp_path, known, routes=routes, names=["db.{value}"], notes=None)
-    result, _ = replaying(letter(1, doc("a")), letter(2, doc("b")), letter(3, b"{"))
+    result, _ = replaying(dead_letter(1, doc("a")), dead_letter(2, doc("b")), dead_letter(3, b"{"))
     assert (result.total.written, result.total.rejected) == (2, 1)
     assert set(result.needs) == {"db.b"}
     assert not list(tmp_path.rglob("*.parquet"))
@@ -208,28 +217,33 @@ def test_rules_see_the_headers_and_partitions_stay_apart(tmp_path: Path):
     replaying = Replaying(tmp_path, table(tmp_path, "db.a"), routes=routes)
     headers = [{"key": "to", "value": b"a"}]
     _, rejected = replaying(
-        letter(1, doc("x"), headers=headers),
-        letter(1, doc("x"), headers=headers, partition=4),
-        letter(2, doc("x"), timestamp=None),
+        dead_letter(1, doc("x"), headers=headers),
+        dead_letter(1, doc("x"), headers=headers, partition=4),
+        dead_letter(2, doc("x"), timestamp=None),
     )
-    assert [(each.partition, each.offset, each.kind) for each in rejected] == [(0, 2, "route")]
+    assert [(rejection.partition, rejection.offset, rejection.kind) for rejection in rejected] == [
+        (0, 2, "route")
+    ]
     places = [(row["_topic_partition"], row["_offset"]) for row in replaying.rows("db.a")]
     assert places == [(0, 1), (4, 1)]
 
 
 def test_a_task_that_died_twice_settles_its_dead_letters_with_care(tmp_path: Path):
-    tables = [table(tmp_path, f"db.{each}") for each in "ab"]
+    tables = [table(tmp_path, f"db.{suffix}") for suffix in "ab"]
     replaying = Replaying(tmp_path, *tables, routes=[RouteConfig(to=("db.a", "db.b"))])
     result, rejected = replaying(
-        letter(1, doc("x"), "db.b"), letter(2, doc("y")), letter(3, b"{"), attempt=FEARLESS
+        dead_letter(1, doc("x"), "db.b"),
+        dead_letter(2, doc("y")),
+        dead_letter(3, b"{"),
+        attempt=FEARLESS,
     )
-    assert (result.total.written, [each.offset for each in rejected]) == (2, [3])
+    assert (result.total.written, [rejection.offset for rejection in rejected]) == (2, [3])
     assert (replaying.offsets("db.a"), replaying.offsets("db.b")) == ([2], [1, 2])
 
 
 def test_many_reasons_are_counted_and_some_of_them_reported(tmp_path: Path):
     replaying = Replaying(tmp_path, table(tmp_path, "db.t"))
-    result, rejected = replaying(*(letter(i, b"{") for i in range(3 * replay.MOST_REPORTED)))
+    result, rejected = replaying(*(dead_letter(i, b"{") for i in range(3 * replay.MOST_REPORTED)))
     assert (result.total.rejected, len(rejected)) == (
         3 * replay.MOST_REPORTED,
         replay.MOST_REPORTED,
@@ -257,17 +271,17 @@ def test_a_task_holds_few_of_its_dead_letters_in_memory_and_writes_all_of_them(
     def batches() -> Iterator[pa.RecordBatch]:
         nonlocal most
         for offset in range(40):
-            given = [letter(offset, doc("paid"))]
+            given = [dead_letter(offset, doc("paid"))]
             batch = pa.RecordBatch.from_pylist(given, schema=HANDED)
             held.append(weakref.ref(batch))
             yield batch
             del batch
-            most = max(most, sum(each() is not None for each in held))
+            most = max(most, sum(reference() is not None for reference in held))
 
     monkeypatch.setattr(task, "TableWriter", Torn)
     replaying = Replaying(tmp_path, table(tmp_path, "db.t"))
-    [told] = replay.run_all(replaying.replay, batches())
-    result = RangeResult.of(json.loads(told.column("result")[0].as_py()))
+    [output] = replay.run_all(replaying.replay, batches())
+    result = RangeResult.of(json.loads(output.column("result")[0].as_py()))
     assert result.total.written == 40
     assert result.tallies["db.t"].written == sum(file.rows for file in result.files["db.t"]) == 40
     assert most <= 2
@@ -277,14 +291,14 @@ def test_a_task_holds_few_of_its_dead_letters_in_memory_and_writes_all_of_them(
 def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     full = Path("/dev/full")
     monkeypatch.setattr(replay.tempfile, "TemporaryFile", lambda **_: full.open("r+b", 0))
-    batch = pa.RecordBatch.from_pylist([letter(1, doc("paid"))], schema=HANDED)
+    batch = pa.RecordBatch.from_pylist([dead_letter(1, doc("paid"))], schema=HANDED)
     with pytest.raises(Exception, match=r"keep dead letters in a temporary file: .*space"):
         list(replay.run_all(Replaying(tmp_path, table(tmp_path, "db.t")).replay, [batch]))
 
 
 def test_a_task_without_dead_letters_has_a_result(tmp_path: Path):
-    [told] = replay.run_all(Replaying(tmp_path, table(tmp_path, "db.t")).replay, [])
-    assert RangeResult.of(json.loads(told.column("result")[0].as_py())).total.written == 0
+    [output] = replay.run_all(Replaying(tmp_path, table(tmp_path, "db.t")).replay, [])
+    assert RangeResult.of(json.loads(output.column("result")[0].as_py())).total.written == 0
     result, rejected = replay.run(Replaying(tmp_path, table(tmp_path, "db.t")).replay, [])
     assert (result.total.written, result.files, rejected) == (0, {}, [])
 
@@ -297,7 +311,7 @@ def test_all_names_but_these(copy: Any):
 
 
 def test_what_is_read_of_a_dead_letter_is_there():
-    columns = {*DEAD_LETTER_COLUMNS.names, *(each.name for each in DEAD_LETTER_METADATA.fields)}
+    columns = {*DEAD_LETTER_COLUMNS.names, *(field.name for field in DEAD_LETTER_METADATA.fields)}
     assert set(replay.READ) <= columns
     assert set(replay.READ) == set(HANDED.names)
     assert HEADERS.value_type.num_fields == 2

@@ -328,16 +328,16 @@ def test_a_foreign_delete_that_later_appends_make_up_for_is_still_found():
 def rewritten(**change: Any) -> History:
     """UPDATE of rows in one file: another file, as many rows, the same bounds."""
     history = whole()
-    theirs = replace(history.files[0], path="/theirs", **change)
-    history.files[0] = theirs
-    return history.add({"deleted-records": "5", "added-records": "5"}, "overwrite", theirs)
+    foreign = replace(history.files[0], path="/theirs", **change)
+    history.files[0] = foreign
+    return history.add({"deleted-records": "5", "added-records": "5"}, "overwrite", foreign)
 
 
 def test_rows_that_another_writer_rewrote_are_cannot_tell():
     """One offset may be there twice and another not at all: `UPDATE SET _offset = 6 WHERE …`."""
     report = rewritten().report()
     assert report.verdict == "cannot tell"
-    assert [each.ranges for each in report.findings] == [(Range(A, 0, 5),)]
+    assert [finding.ranges for finding in report.findings] == [(Range(A, 0, 5),)]
     assert "snapshot 5, overwrite" in str(report.findings[0])
     assert "--deep" in str(report.findings[0])
     assert [line.verdict for line in report.partitions] == ["cannot tell", "proven"]
@@ -355,8 +355,8 @@ def test_rows_that_another_writer_rewrote_are_decided_by_reading_them():
 def deep_report(history: History, offsets: Mapping[Partition, Sequence[int]]) -> TableReport:
     rows = [
         {"topic": p.topic, "partition": p.number, "offset": o}
-        for p, mine in offsets.items()
-        for o in mine
+        for p, held in offsets.items()
+        for o in held
     ]
     evidence = Evidence(
         "db.t",
@@ -415,8 +415,8 @@ def test_what_a_sink_wrote_itself_is_proven_whatever_others_did_beside_it():
 
 
 def test_rows_of_others_that_came_and_went_leave_the_sinks_provable():
-    theirs = DataFile("/theirs", 5, Partition("other", 0), (0, 11), topics=("other", "other"))
-    history = whole().add({"added-records": "5"}, "append", theirs)
+    foreign = DataFile("/theirs", 5, Partition("other", 0), (0, 11), topics=("other", "other"))
+    history = whole().add({"added-records": "5"}, "append", foreign)
     history.add({"deleted-records": "5"}, "delete")
     assert history.report().verdict == "proven"
 
@@ -475,7 +475,7 @@ def expired(history: History, keep: int) -> History:
 def test_an_expired_history_is_not_called_proven():
     report = expired(whole(), 1).report()
     assert report.verdict != "proven"
-    assert any("cannot tell: snapshots before" in str(each) for each in report.findings)
+    assert any("cannot tell: snapshots before" in str(finding) for finding in report.findings)
     assert [str(line.range) for line in report.partitions] == [
         "orders[0] [9, 12)",
         "orders[1] [3, 7)",
@@ -567,9 +567,9 @@ def replayed(history: History, rows: int, at: tuple[int, int], batch: int = 0) -
 def test_replayed_dead_letters_are_counted_in_and_batches_of_replays_are_proven():
     history = whole().commit({A: (12, 20), B: (7, 9)}, outcomes={A: OutcomeCounts(0, rejected=3)})
     history.files = [replace(f, path=named("s", i)) for i, f in enumerate(history.files)]
-    mine, replay = replayed(history, 3, (13, 17)).reports()
-    assert (mine.sink, mine.verdict, mine.proves) == ("s", "proven", "records")
-    assert [line.rows_in_files for line in mine.partitions] == [
+    own, replay = replayed(history, 3, (13, 17)).reports()
+    assert (own.sink, own.verdict, own.proves) == ("s", "proven", "records")
+    assert [line.rows_in_files for line in own.partitions] == [
         17,
         9,
     ]  # names tell whose rows they are
@@ -629,8 +629,8 @@ def test_the_index_knows_the_tables_of_a_sink_few_or_many():
     assert known_tables(IndexOnly(few), "other") == {}
     assert known_tables(IndexOnly(None), "s") == {}
     many = entry({A: (0, 1)}, tables="frazil.tables.x")
-    said = {"frazil.tables.x": '{"db.b": "2"}'}
-    assert known_tables(IndexOnly(many, said), "s") == {"db.b": "2"}
+    properties = {"frazil.tables.x": '{"db.b": "2"}'}
+    assert known_tables(IndexOnly(many, properties), "s") == {"db.b": "2"}
     with pytest.raises(IdentityMismatch, match="lacks its property"):
         known_tables(IndexOnly(many), "s")
 
@@ -652,8 +652,8 @@ def chains(draw: st.DrawFn) -> History:
         elif kind == "foreign":
             rows = draw(st.integers(0, 9))
             history.add({"added-records": str(rows)})
-            theirs = DataFile(f"/x{len(history.files)}", rows, None, None, nulls=rows)
-            history.files += [theirs] * bool(rows)
+            foreign = DataFile(f"/x{len(history.files)}", rows, None, None, nulls=rows)
+            history.files += [foreign] * bool(rows)
         else:
             ranges = {p: (o, o + draw(st.integers(0, 20))) for p, o in position.items()}
             outcomes = {}
@@ -666,16 +666,16 @@ def chains(draw: st.DrawFn) -> History:
 
 
 def data_entries(history: History) -> list[int]:
-    found = []
+    indices = []
     for i, snapshot in enumerate(history.snapshots):
         if '"read":0' not in snapshot.summary.get("frazil.counts", '"read":0'):
-            found.append(i)
-    return found
+            indices.append(i)
+    return indices
 
 
 def linked(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
     """As if the chain had always been this one."""
-    return [replace(each, id=i + 1, parent=i or None) for i, each in enumerate(snapshots)]
+    return [replace(snapshot, id=i + 1, parent=i or None) for i, snapshot in enumerate(snapshots)]
 
 
 quick = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
@@ -742,7 +742,7 @@ def test_rows_that_stand_for_several_records_prove_batches():
 
 def test_a_batch_counted_beside_whole_records_still_proves_records():
     history = History().commit({A: (0, 5), BATCHES: (0, 1)}, source=("p0", "p1"))
-    history.files = [each for each in history.files if each.partition == A]
+    history.files = [file for file in history.files if file.partition == A]
     report = history.report()
     assert (report.verdict, report.proves) == ("proven", "records")
 
@@ -793,22 +793,22 @@ def test_a_claim_between_two_batches_does_not_break_the_chain():
 
 def indexed(history: History) -> pa.Table:
     """The rows that a sink's index has of such a history, with one batch in each commit."""
-    found = []
+    rows = []
     for number, snapshot in enumerate(history.snapshots):
         one = parse(snapshot.summary)
-        for each in one.ranges if one else ():
+        for span in one.ranges if one else ():
             assert one is not None
-            counts = one.counts(each.partition)
-            start = each.start + counts.elsewhere  # batches that held nothing for it came before
-            found.append(
+            counts = one.counts(span.partition)
+            start = span.start + counts.elsewhere  # batches that held nothing for it came before
+            rows.append(
                 {
                     "sink": one.sink,
                     "batch": number,
                     "table_name": "db.t",
-                    "topic": each.partition.topic,
-                    "partition": each.partition.number,
+                    "topic": span.partition.topic,
+                    "partition": span.partition.number,
                     "start_offset": start,
-                    "end_offset": each.end,
+                    "end_offset": span.end,
                     "written": counts.written,
                     "rejected": counts.rejected,
                     "skipped": counts.skipped,
@@ -819,7 +819,7 @@ def indexed(history: History) -> pa.Table:
                     "snapshot_id": snapshot.id,
                 }
             )
-    return pa.Table.from_pylist(found)
+    return pa.Table.from_pylist(rows)
 
 
 def numbered() -> History:
@@ -906,7 +906,7 @@ def test_an_index_row_that_was_edited_is_found(change: dict[str, Any]):
     history = numbered()
     report = heard(history, changed(indexed(history), 0, **change))
     assert report.verdict != "proven"
-    named = {r.partition for each in report.findings for r in each.ranges}
+    named = {r.partition for finding in report.findings for r in finding.ranges}
     assert named <= {A, B, Partition("others", 0)}
 
 
@@ -951,7 +951,7 @@ def test_what_the_index_does_not_know_yet_is_no_fault():
     """The index is committed last: a table may be a commit ahead of it."""
     history = numbered()
     rows = indexed(history)
-    behind = rows.filter([each["batch"] < 3 for each in rows.to_pylist()])
+    behind = rows.filter([row["batch"] < 3 for row in rows.to_pylist()])
     assert heard(history, behind, positions={"s": Cut({A: 9, B: 3})}).verdict == "proven"
     assert heard(history, behind).verdict == "unaccounted"
 
@@ -1014,7 +1014,7 @@ def test_an_entry_that_says_other_counts_than_its_ranges_or_its_snapshot_is_foun
 
 
 def rows_of(*offsets: tuple[Partition, Sequence[int]]) -> pa.Table:
-    listed = [(p.topic, p.number, offset) for p, each in offsets for offset in each]
+    listed = [(p.topic, p.number, offset) for p, numbers in offsets for offset in numbers]
     return pa.table(list(zip(*listed, strict=True)), names=["topic", "partition", "offset"])
 
 
@@ -1050,7 +1050,7 @@ def test_rows_of_batches_may_carry_offsets():
     """An exploded list: several rows of one record, each with its offset."""
     history = frames()
     history.files = [
-        replace(each, offsets=(0, 9), topics=("orders", "orders")) for each in history.files
+        replace(file, offsets=(0, 9), topics=("orders", "orders")) for file in history.files
     ]
     assert history.report().verdict == "proven"
     history.files[0] = replace(history.files[0], rows=history.files[0].rows - 1)
@@ -1152,7 +1152,7 @@ def test_a_gap_in_the_ledger_of_an_upsert_table_is_found():
     history = upserted()
     del history.snapshots[1]
     report = history.report()
-    assert "gap" in {each.kind for each in report.findings}
+    assert "gap" in {finding.kind for finding in report.findings}
 
 
 def bridged() -> tuple[History, dict[str, Any]]:
@@ -1195,9 +1195,9 @@ def overwritten() -> tuple[History, dict[str, Any]]:
     """`UPDATE t SET _offset = …` of one file, more commits, and then the sink's own expiry: what it
     keeps of the UPDATE, and the index, which knows what was expired."""
     history = numbered()
-    theirs = replace(history.files[0], path="/theirs")
-    history.files[0] = theirs
-    history.add({"deleted-records": "5", "added-records": "5"}, "overwrite", theirs)
+    foreign_file = replace(history.files[0], path="/theirs")
+    history.files[0] = foreign_file
+    history.add({"deleted-records": "5", "added-records": "5"}, "overwrite", foreign_file)
     for number in range(5, 7):
         ranges = {A: (number + 7, number + 8), B: (7, 7)}
         history.commit(ranges, commit_ids=(f"c{number}",), batches=(number, number))
@@ -1267,9 +1267,9 @@ def test_a_compaction_of_other_ranges_is_believed_whatever_the_table_keeps_of_ot
 def test_what_a_table_keeps_of_snapshots_that_are_still_there_says_nothing_new():
     """The sink wrote it down, and died before it expired them."""
     history = numbered()
-    theirs = DataFile("/theirs", 3, None, None, nulls=3)
-    history.add({"added-records": "3"}, "append", theirs)
-    history.files.append(theirs)
+    foreign = DataFile("/theirs", 3, None, None, nulls=3)
+    history.add({"added-records": "3"}, "append", foreign)
+    history.files.append(foreign)
     rows = indexed(history)
     commits = ForeignCommits(5, "append", 5, False, None)
     given = {"rows": rows, "brought": history.brought.__getitem__}

@@ -46,7 +46,7 @@ def test_row_groups_without_a_value_or_with_nan_alone_do_not_take_bounds_away(tm
     fact = described(tmp_path, pa.string(), [None, None], ["b", "a"], [None], **small)
     assert (bounds(fact, "lower-bounds"), bounds(fact, "upper-bounds")) == ({1: b"a"}, {1: b"b"})
     fact = described(tmp_path, pa.float32(), [NAN], [0.0, NAN], [None, NAN], **small)
-    low, high = (bounds(fact, f"{each}-bounds")[1] for each in ("lower", "upper"))
+    low, high = (bounds(fact, f"{side}-bounds")[1] for side in ("lower", "upper"))
     assert (low.hex(), high.hex()) == ("00000080", "00000000")  # -0.0 and 0.0
     for values in ([None], [NAN], [NAN, None]):
         fact = described(tmp_path, pa.float64(), values)
@@ -94,8 +94,10 @@ def test_bounds_cover_every_value_whatever_the_row_groups_and_metrics_modes(tmp_
         fact = described(tmp_path, kind, *groups, **size, **mode_)
         footer = pq.ParquetFile(fact["file-path"]).metadata
         (extent,) = extents(footer).values()
-        values = [each for some in groups for each in some if each is not None and each == each]
-        low, high = (bounds(fact, f"{each}-bounds").get(1) for each in ("lower", "upper"))
+        values = [
+            value for some in groups for value in some if value is not None and value == value
+        ]
+        low, high = (bounds(fact, f"{side}-bounds").get(1) for side in ("lower", "upper"))
         assert extent.within(low, high) is True
         assert not extent.complete or extent.low == min(values, default=None)
         assert not extent.complete or extent.high == max(values, default=None)
@@ -126,8 +128,8 @@ def test_extents_are_of_columns_in_structs_too_and_not_of_those_in_lists(tmp_pat
     )
     where = shape(tmp_path, columns)
     (fact,) = facts(written(where, {"s": [{"a": 1, "a.b": 2}, None], "l": [[3], None]}))
-    found = extents(pq.ParquetFile(fact["file-path"]).metadata)
-    assert {(each.low, each.high) for each in found.values()} == {(1, 1), (2, 2)}
+    by_column = extents(pq.ParquetFile(fact["file-path"]).metadata)
+    assert {(extent.low, extent.high) for extent in by_column.values()} == {(1, 1), (2, 2)}
     plain = tmp_path / "foreign.parquet"
     pq.write_table(pa.table({"x": [1]}), plain)  # it has no field ids
     assert extents(pq.ParquetFile(plain).metadata) == {}
@@ -160,7 +162,7 @@ def entry(name: str, content: str, low: bytes | None, high: bytes | None, sequen
             {"keys": [], "values": []} if value is None else {"keys": [1], "values": [value.hex()]}
         )
 
-    said = {
+    descriptor = {
         "file-path": name,
         "record-count": 1,
         "file-size-in-bytes": 1,
@@ -172,7 +174,7 @@ def entry(name: str, content: str, low: bytes | None, high: bytes | None, sequen
         "upper-bounds": one(high),
         "equality-ids": [1] if content != "data" else None,
     }
-    return Entry(json.dumps(said), sequence)
+    return Entry(json.dumps(descriptor), sequence)
 
 
 @pytest.mark.parametrize(

@@ -196,9 +196,9 @@ def test_records_that_kill_are_the_only_ones_that_are_rejected():
     kills = {4: "kill", 5: "segfault", 6: "exit", 7: "memory"}
     odd = {2: "nowhere", 11: "skip"}
     settled = settle(settler(), words(*kills.items(), *odd.items(), count=16))
-    letters = [settled.rejections.pop(at) for at in kills]
-    assert {(each.kind, each.tables) for each in letters} == {("deadly", ())}
-    assert [each.reason for each in letters] == [
+    rejections = [settled.rejections.pop(at) for at in kills]
+    assert {(rejection.kind, rejection.tables) for rejection in rejections} == {("deadly", ())}
+    assert [rejection.reason for rejection in rejections] == [
         f"cannot read the record: it kills the process that reads it ({how})"
         for how in ("SIGKILL", "SIGSEGV", "exit code 0", "SIGABRT")
     ]
@@ -238,9 +238,9 @@ def test_an_error_that_nobody_thought_of_is_reported_with_the_tables_the_topic_n
     settled = settle(
         ChunkPipeline(ChunkPlan(RecordFormat("raw"), None, {"db.a": broken}, only="db.a")), [b"x"]
     )
-    letter = settled.rejections[0]
-    assert (letter.kind, letter.tables) == ("deadly", ("db.a",))
-    assert letter.reason.startswith("cannot read the record: ValidationError: ")
+    rejection = settled.rejections[0]
+    assert (rejection.kind, rejection.tables) == ("deadly", ("db.a",))
+    assert rejection.reason.startswith("cannot read the record: ValidationError: ")
 
 
 def test_in_a_topic_that_is_skipped_a_deadly_record_is_skipped_too():

@@ -89,7 +89,7 @@ class Made:
         )
         entries = [{"status": 1, "data_file": {"content": 0, "file_path": str(path)}}]
         entries += [
-            {"status": 2, "data_file": {"content": 0, "file_path": each}} for each in removed or ()
+            {"status": 2, "data_file": {"content": 0, "file_path": path}} for path in removed or ()
         ]
         manifest = avro(self._folder / f"{number}-m.avro", entries, ENTRY)
         self._manifests.append({"manifest_path": manifest, "added_snapshot_id": number})
@@ -107,8 +107,8 @@ class Made:
         return str(path)
 
     def metadata(self) -> dict[str, Any]:
-        found = {"snapshots": self._snapshots, "current-snapshot-id": len(self._snapshots)}
-        return json.loads(json.dumps(found))
+        document = {"snapshots": self._snapshots, "current-snapshot-id": len(self._snapshots)}
+        return json.loads(json.dumps(document))
 
 
 @pytest.fixture
@@ -125,8 +125,8 @@ def verifier(chaos: Any, tmp_path: Path) -> Any:
 
 
 def seen(verifier: Any) -> tuple[int, int, int]:
-    found = verifier.found
-    return found.lost, found.doubled, found.wrong
+    findings = verifier.findings
+    return findings.lost, findings.doubled, findings.wrong
 
 
 def test_an_append_table_that_is_right_at_every_snapshot(chaos: Any, verifier: Any, tmp_path: Path):
@@ -137,12 +137,12 @@ def test_an_append_table_that_is_right_at_every_snapshot(chaos: Any, verifier: A
     made.snapshot([*range(30)], 100, removed=[first])  # as a compaction does
     verifier._appended("", made.metadata())
     assert seen(verifier) == (0, 0, 0)
-    assert verifier.found.append_snapshots == 3
+    assert verifier.findings.append_snapshots == 3
     assert verifier.cuts["events"] == [100, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "expected"),
     [
         (lambda made: made.snapshot([*range(10, 50), 51], 52), (1, 0, 0)),
         (lambda made: made.snapshot([*range(5, 50)], 50), (0, 5, 0)),
@@ -153,13 +153,17 @@ def test_an_append_table_that_is_right_at_every_snapshot(chaos: Any, verifier: A
     ids=["lost", "doubled", "beyond its cut", "the cut goes back", "removed"],
 )
 def test_an_append_table_that_is_not(
-    chaos: Any, verifier: Any, tmp_path: Path, damage: Callable[[Any], Any], told: tuple[int, ...]
+    chaos: Any,
+    verifier: Any,
+    tmp_path: Path,
+    damage: Callable[[Any], Any],
+    expected: tuple[int, ...],
 ):
     made = Made(chaos, tmp_path)
     made.first = made.snapshot([*range(10)], 10)  # type: ignore[attr-defined]
     damage(made)
     verifier._appended("", made.metadata())
-    assert seen(verifier) == told
+    assert seen(verifier) == expected
 
 
 def test_a_row_that_says_something_else(chaos: Any, verifier: Any, tmp_path: Path):
@@ -196,7 +200,7 @@ RIGHT = {id: 90 + id for id in range(10) if id != 3}
 )
 def test_an_upsert_table(verifier: Any, rows: list[tuple[int, int]], wrong: int):
     ids, numbers = np.array(rows).T
-    cut = [each.size for each in verifier._topics["changes"].ids]
+    cut = [partition_ids.size for partition_ids in verifier._topics["changes"].ids]
     verifier.compare(ids, numbers, cut, "")
     assert seen(verifier) == (0, 0, wrong)
 

@@ -50,7 +50,7 @@ def log(
     *batches: list[str], bound: bool = False, ended: int = -1, query: str = "q-1", **more: str
 ) -> Checkpoint:
     """The checkpoint of a query with these offsets after each batch."""
-    files = {f"offsets/{n}": "\n".join(["v1", METADATA, *each]) for n, each in enumerate(batches)}
+    files = {f"offsets/{n}": "\n".join(["v1", METADATA, *batch]) for n, batch in enumerate(batches)}
     files |= {f"commits/{n}": 'v1\n{"nextBatchWatermarkMs":0}' for n in range(ended + 1)}
     files["metadata"] = json.dumps({"id": query})
     return Checkpoint(Folder(**files, **more), bound=bound)  # type: ignore[arg-type]
@@ -71,8 +71,8 @@ def ours(cut: Cut, start: Cut | None = None, cluster: str = "k", **topics: str) 
 
 
 def sources(place: SourceOffsets) -> list[Any]:
-    found: list[Any] = json.loads(place.text)["sources"]
-    return found
+    listed: list[Any] = json.loads(place.text)["sources"]
+    return listed
 
 
 # ── where sources stand ──────────────────────────────────────────────────────────────────────
@@ -284,26 +284,26 @@ def test_a_place_that_is_seeded_comes_back(cut: Cut, kind: str):
 def test_a_stream_of_kafkas_may_be_read_by_the_other_source_from_now_on(
     cut: Cut, before: str, now: str
 ):
-    found = seeded(log([offset_of(cut, before)]).after(0), now).after(0)
-    assert found.cut == cut
-    assert sources(found) == [{now: cut.topics}]
+    place = seeded(log([offset_of(cut, before)]).after(0), now).after(0)
+    assert place.cut == cut
+    assert sources(place) == [{now: cut.topics}]
 
 
 @given(cuts, of_kafka)
 def test_a_cut_of_a_sink_that_was_fed_by_ranges_is_seeded_for_the_source_that_there_is(
     cut: Cut, kind: str
 ):
-    found = seeded(SourceOffsets(cut, "", "k", dict.fromkeys(cut.topics, "id")), kind).after(0)
-    assert found.cut == cut
-    assert sources(found) == [{kind: cut.topics}]
-    assert found.cluster == ("k" if kind == "frazil" else "")
+    place = seeded(SourceOffsets(cut, "", "k", dict.fromkeys(cut.topics, "id")), kind).after(0)
+    assert place.cut == cut
+    assert sources(place) == [{kind: cut.topics}]
+    assert place.cluster == ("k" if kind == "frazil" else "")
 
 
 @given(st.lists(st.sampled_from([*OPAQUE, "-", "kafka", "frazil"]), min_size=1, max_size=5))
 def test_several_sources_that_are_seeded_come_back(kinds: list[str]):
     texts = [
-        each if each in (*OPAQUE, "-") else offset_of(Cut({Partition(f"topic{n}", 1): n}), each)
-        for n, each in enumerate(kinds)
+        kind if kind in (*OPAQUE, "-") else offset_of(Cut({Partition(f"topic{n}", 1): n}), kind)
+        for n, kind in enumerate(kinds)
     ]
     place = log(texts).after(0)
     assert seeded(place, *kinds).after(0) == place
@@ -314,7 +314,10 @@ def test_a_topic_that_two_sources_read_is_seeded_at_both_places():
     again = seeded(place, "kafka", "kafka")
     assert again.after(0) == place
     offsets = again._folder.read("offsets/0").splitlines()[2:]  # type: ignore[union-attr]
-    assert [json.loads(each) for each in offsets] == [{"orders": {"0": 9}}, {"orders": {"0": 4}}]
+    assert [json.loads(offset) for offset in offsets] == [
+        {"orders": {"0": 9}},
+        {"orders": {"0": 4}},
+    ]
 
 
 def test_a_place_of_more_or_fewer_sources_is_not_seeded():

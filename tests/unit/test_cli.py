@@ -91,10 +91,10 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("frazil.spark.open_table._by_spark", away)
     monkeypatch.setattr("frazil.kafka.planner.Planner.origin", away)
     monkeypatch.setattr("frazil.spark.jars.fetch", away)  # before a broker is started
-    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
     yield
-    for each, handler in before.items():
-        signal.signal(each, handler)
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
 
 
 def says(
@@ -115,11 +115,11 @@ def says(
 def arguments(command: Any, given: str, rest: str) -> list[str]:
     """Its arguments: `given` for the config or table, `rest` for all others and needed options."""
     words: list[str] = []
-    for each in command.params:
-        if each.param_type_name == "argument" and each.required:
+    for param in command.params:
+        if param.param_type_name == "argument" and param.required:
             words.append(given if not words else rest)
-        elif each.required:
-            words += [each.opts[0], rest]
+        elif param.required:
+            words += [param.opts[0], rest]
     return words
 
 
@@ -143,8 +143,8 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         (folder / f"{name}.toml").write_bytes(content)
     (folder / "folder.toml").mkdir()
     (folder / "locked.toml").symlink_to(folder / "locked.toml")
-    found = [str(each) for each in folder.iterdir()]
-    return [*found, str(folder / "absent.toml"), "x" * 5000 + ".toml", "\udcff.toml"]
+    paths = [str(path) for path in folder.iterdir()]
+    return [*paths, str(folder / "absent.toml"), "x" * 5000 + ".toml", "\udcff.toml"]
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids="-".join)
@@ -152,7 +152,7 @@ def test_hostile_files_are_refused_in_a_sentence(
     path: tuple[str, ...], hostile: list[str], capfd: Any, monkeypatch: pytest.MonkeyPatch
 ):
     command = COMMANDS[path]
-    if not any(each.param_type_name == "argument" for each in command.params):
+    if not any(param.param_type_name == "argument" for param in command.params):
         assert says(capfd, monkeypatch, *path)[0] == (1 if path in STARTING else 0)
         return
     for file in hostile:
@@ -173,9 +173,9 @@ def test_hostile_arguments_are_refused_in_a_sentence(
         if not given and path != ("version",):
             given = [str(config)]
         says(capfd, monkeypatch, *path, *given)
-        for each in command.params:
-            if each.param_type_name == "option" and not getattr(each, "is_flag", False):
-                says(capfd, monkeypatch, *path, *given, each.opts[0], word)
+        for param in command.params:
+            if param.param_type_name == "option" and not getattr(param, "is_flag", False):
+                says(capfd, monkeypatch, *path, *given, param.opts[0], word)
     says(capfd, monkeypatch, *path, "--no-such-option")
 
 
@@ -191,9 +191,9 @@ def wrong_values() -> list[tuple[str, str, Any]]:
     }
     values = [5, -1, True, 1.5, "\N{SUPERSCRIPT TWO}", "", "x", [], [[1]], {"a": {"b": []}}]
     return [
-        (section, each.name, value)
+        (section, field.name, value)
         for section, kind in kinds.items()
-        for each in dataclasses.fields(kind)
+        for field in dataclasses.fields(kind)
         for value in values
     ]
 
@@ -384,7 +384,7 @@ def test_a_batch_record_that_is_none_is_reported_in_a_sentence(
 
 @pytest.mark.parametrize("path", COMMANDS, ids="-".join)
 def test_every_command_has_json(path: tuple[str, ...]):
-    assert any("--json" in each.opts for each in COMMANDS[path].params)
+    assert any("--json" in param.opts for param in COMMANDS[path].params)
 
 
 def test_frazil_alone_shows_its_help(capfd: Any, monkeypatch: pytest.MonkeyPatch):
@@ -396,9 +396,11 @@ def test_frazil_alone_shows_its_help(capfd: Any, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_version_is_printed(capfd: Any, monkeypatch: pytest.MonkeyPatch):
-    _, told, _ = says(capfd, monkeypatch, "--version")
-    assert says(capfd, monkeypatch, "version")[1] == told
-    assert json.loads(says(capfd, monkeypatch, "version", "--json")[1]) == {"version": told.strip()}
+    _, version, _ = says(capfd, monkeypatch, "--version")
+    assert says(capfd, monkeypatch, "version")[1] == version
+    assert json.loads(says(capfd, monkeypatch, "version", "--json")[1]) == {
+        "version": version.strip()
+    }
     assert "--install-completion" in says(capfd, monkeypatch, "--help")[1]
 
 
@@ -408,15 +410,15 @@ def test_config_explain_tells_where_each_setting_comes_from(
     monkeypatch.setenv("FRAZIL_SINK__UNAVAILABLE_TIMEOUT", "7s")
     path = str(_written(tmp_path))
     _, out, _ = says(capfd, monkeypatch, "config", "explain", path, "--json")
-    told = json.loads(out)
-    assert told["settings"]["sink"]["unavailable_timeout"] == "7s"
+    explained = json.loads(out)
+    assert explained["settings"]["sink"]["unavailable_timeout"] == "7s"
     assert (
-        told["origins"]["sink"]["unavailable_timeout"]
+        explained["origins"]["sink"]["unavailable_timeout"]
         == "environment variable FRAZIL_SINK__UNAVAILABLE_TIMEOUT"
     )
-    assert told["origins"]["table 0"]["name"] == "sink.toml:14"
-    assert told["origins"]["sink"]["trigger"] == "default"
-    assert told["in_effect"]["sink"]["index_table"] == "shop.frazil_index"
+    assert explained["origins"]["table 0"]["name"] == "sink.toml:14"
+    assert explained["origins"]["sink"]["trigger"] == "default"
+    assert explained["in_effect"]["sink"]["index_table"] == "shop.frazil_index"
     _, out, _ = says(capfd, monkeypatch, "config", "explain", path)
     assert 'name = "shop.orders"' in out
     assert "# sink.toml:14" in out

@@ -53,9 +53,9 @@ def put(where: TableCommitter, one: StagedBatch) -> None:
 
 def test_batches_are_committed_once_and_in_order():
     table = FakeTable()
-    life = target(table)
-    put(life, batch(0, 5, "a"))
-    put(life, batch(5, 9, "b"))
+    committer = target(table)
+    put(committer, batch(0, 5, "a"))
+    put(committer, batch(5, 9, "b"))
     assert table.live() == ["m-a", "m-b"]
 
 
@@ -70,9 +70,9 @@ def test_entries_with_records_take_the_tag_along_and_claims_leave_it_where_it_is
         append(*given, **more)
 
     table.append = seen  # type: ignore[method-assign]
-    life = target(table)
-    life.claim()
-    put(life, batch(0, 5, "a"))
+    committer = target(table)
+    committer.claim()
+    put(committer, batch(0, 5, "a"))
     assert tags == ["", "frazil/s"]
 
 
@@ -130,10 +130,10 @@ def test_what_is_live_under_another_spelling_is_not_swept(left: str, live: str, 
 def test_a_lost_answer_is_found_again_and_nothing_is_added_twice():
     """H1, H2: the commit was applied, the client saw an error."""
     table = FakeTable()
-    life = target(table)
+    committer = target(table)
     table.faults = ["lost"]
-    put(life, batch(0, 5, "a"))
-    put(life, batch(5, 9, "b"))
+    put(committer, batch(0, 5, "a"))
+    put(committer, batch(5, 9, "b"))
     assert table.live() == ["m-a", "m-b"]
 
 
@@ -147,20 +147,20 @@ def test_a_dropped_request_is_tried_again_with_the_same_files():
 def test_a_catalog_that_stays_away_is_for_later_and_leaves_the_batch_alone():
     table = FakeTable()
     table.faults = ["dropped"] * ATTEMPTS
-    life = target(table)
+    committer = target(table)
     with pytest.raises(Unavailable, match="in 6 tries"):
-        put(life, batch(0, 5, "a"))
+        put(committer, batch(0, 5, "a"))
     assert table.live() == []
-    put(life, batch(0, 5, "a"))
+    put(committer, batch(0, 5, "a"))
     assert table.live() == ["m-a"]
 
 
 def test_a_foreign_commit_in_between_survives_and_does_not_disturb():
     table = FakeTable()
-    life = target(table)
+    committer = target(table)
     table.race = lambda: table.add(["foreign"], {})
     table.faults = ["race"]
-    put(life, batch(0, 5, "a"))
+    put(committer, batch(0, 5, "a"))
     assert table.live() == ["foreign", "m-a"]
 
 
@@ -177,7 +177,7 @@ def test_check_then_commit_would_double_but_compare_and_set_does_not():
 
 def test_what_failed_tries_left_is_swept_but_never_the_live_manifest_list():
     table = FakeTable()
-    life = target(table)
+    committer = target(table)
     other = target(table)
     table.race = lambda: put(other, batch(0, 5, "a"))  # the same batch, by a lost first try
     table.faults = ["race"]
@@ -192,7 +192,7 @@ def test_what_failed_tries_left_is_swept_but_never_the_live_manifest_list():
             raise
 
     table.append = as_iceberg_does  # type: ignore[method-assign]
-    put(life, batch(0, 5, "a"))
+    put(committer, batch(0, 5, "a"))
     assert table.live() == ["m-a"]
     live = next(table.history("main")).manifest_list
     assert table.deleted
@@ -220,11 +220,11 @@ def test_a_tag_whose_answer_was_lost_is_looked_up_and_a_missing_one_is_set_again
     answers: list[str], tries: int
 ):
     table = FakeTable()
-    life = target(table)
-    put(life, batch(0, 5, "a"))
+    committer = target(table)
+    put(committer, batch(0, 5, "a"))
     made = fail_to_tag(table, *answers)
     newest = next(table.history("main"))
-    life.set_tag(newest)
+    committer.set_tag(newest)
     assert made == [newest.id] * tries
     assert table.tagged(ledger_tag("s")) == newest
 
@@ -242,15 +242,15 @@ def test_a_claim_fences_the_older_run():
 
 
 def test_a_run_checks_that_it_is_still_the_newest():
-    table, life = witnessed()
-    put(life, batch(0, 5, "a"))
-    for who in (life, target(table, epoch=0)):  # who only looks is not overtaken
+    table, committer = claimed_table()
+    put(committer, batch(0, 5, "a"))
+    for who in (committer, target(table, epoch=0)):  # who only looks is not overtaken
         entry = who.still_newest()
         assert entry is not None
         assert entry.commit_ids == ("a",)
     target(table, epoch=2).claim()
     with pytest.raises(Fenced, match="epoch 1, the table is at epoch 2"):
-        life.still_newest()
+        committer.still_newest()
 
 
 def test_of_two_claims_at_once_one_wins():
@@ -276,32 +276,32 @@ def test_an_older_run_that_commits_during_the_claim_is_taken_into_account():
 
 def test_a_gap_and_an_overlap_are_refused_with_both_ranges():
     table = FakeTable()
-    life = target(table)
-    put(life, batch(0, 5, "a"))
+    committer = target(table)
+    put(committer, batch(0, 5, "a"))
     with pytest.raises(Gap, match=r"orders\[0\] \[7, 9\).*ledger ends at orders\[0\]@5"):
-        put(life, batch(7, 9, "b"))
+        put(committer, batch(7, 9, "b"))
     with pytest.raises(Overlap):
-        put(life, batch(3, 9, "c"))
+        put(committer, batch(3, 9, "c"))
     assert table.live() == ["m-a"]
 
 
 def test_a_rolled_back_table_stops_the_sink():
     table = FakeTable()
-    life = target(table)
-    put(life, batch(0, 5, "a"))
+    committer = target(table)
+    put(committer, batch(0, 5, "a"))
     before = table.refs["main"]
-    put(life, batch(5, 9, "b"))
+    put(committer, batch(5, 9, "b"))
     table.refs["main"] = before
     with pytest.raises((Gap, Overlap), match="expected b as the newest entry, found a"):
-        put(life, batch(9, 12, "c"))
+        put(committer, batch(9, 12, "c"))
 
 
 def test_expiry_without_a_tag_stops_and_with_one_goes_on():
     """H4: not found is not never committed."""
     table = FakeTable()
-    life = target(table)
-    put(life, batch(0, 5, "a"))
-    witnessed = next(table.history("main"))
+    committer = target(table)
+    put(committer, batch(0, 5, "a"))
+    tagged = next(table.history("main"))
     table.add(["compacted"], {})
     table.add(["compacted again"], {})
     bare = FakeTable()
@@ -311,9 +311,9 @@ def test_expiry_without_a_tag_stops_and_with_one_goes_on():
     bare.expire()
     with pytest.raises(Expired, match="not found is not never committed"):
         put(target(bare, 2), batch(5, 9, "b"))
-    life.set_tag(witnessed)
+    committer.set_tag(tagged)
     table.expire()
-    put(life, batch(5, 9, "b"))
+    put(committer, batch(5, 9, "b"))
     assert table.live()[-1] == "m-b"
 
 
@@ -345,10 +345,10 @@ def rolled_back_and_expired(metadata_kept: bool, keys: int | None = None) -> Fak
     """Three batches; back to the first; somebody else's two commits; the rest is expired."""
     table = FakeTable()
     table.metadata_kept = metadata_kept
-    life = target(table)
+    committer = target(table)
     for n, name in enumerate("abc"):
         entry = replace(entry_of([batch(5 * n, 5 * n + 5, name)], "db.t", 1), keys=keys)
-        life.set_tag(life.commit([f"m-{name}"], entry))
+        committer.set_tag(committer.commit([f"m-{name}"], entry))
     first = [*table.history("main")][-1]
     table.refs["main"] = first.id
     expired(table)
@@ -363,19 +363,19 @@ def test_a_sequence_number_is_no_proof_that_the_tagged_snapshot_is_an_ancestor(
 ):
     """The tag is older than all that is left, and the branch was rolled back behind it."""
     table = rolled_back_and_expired(metadata_kept, keys)
-    life = target(table, 1 if running else 2)
+    committer = target(table, 1 if running else 2)
     words = r"found a with orders\[0\] \[0, 5\)" if metadata_kept else "holds everything below ord"
     if running:
-        life.seen, life.end = "c", Cut({P: 15})
+        committer.seen, committer.end = "c", Cut({P: 15})
         with pytest.raises(Gap if metadata_kept else Expired, match=words):
-            put(life, batch(15, 20, "d"))
+            put(committer, batch(15, 20, "d"))
     elif metadata_kept:
-        life.claim()  # on top of what is there; whoever begins looks whether that is enough
-        assert life.end == Cut({P: 5})
+        committer.claim()  # on top of what is there; whoever begins looks whether that is enough
+        assert committer.end == Cut({P: 5})
     else:
         with pytest.raises(Expired, match=r"everything below orders\[0\]@15"):
-            life.claim()
-    tag_mismatch = life.tag_mismatch()
+            committer.claim()
+    tag_mismatch = committer.tag_mismatch()
     assert isinstance(tag_mismatch, Gap if metadata_kept else Expired)
     assert "m-d" not in table.live()
 
@@ -386,10 +386,12 @@ def test_maintenance_by_others_is_no_reason_to_stop_where_earlier_metadata_tells
 ):
     table = FakeTable()
     table.metadata_kept = table.rewritten = True
-    life = target(table)
-    life.set_tag(life.commit(["m-a"], replace(entry_of([batch(0, 5, "a")], "db.t", 1), keys=keys)))
+    committer = target(table)
+    committer.set_tag(
+        committer.commit(["m-a"], replace(entry_of([batch(0, 5, "a")], "db.t", 1), keys=keys))
+    )
     expired(table)
-    put(life, batch(5, 9, "b"))
+    put(committer, batch(5, 9, "b"))
     expired(table)
     heir = target(table, 2)
     claimed = heir.claim()
@@ -406,21 +408,21 @@ def test_without_earlier_metadata_the_newest_manifest_of_the_tagged_snapshot_pro
     for keys, rewritten, shown in ((None, False, True), (None, True, False), (5, False, False)):
         table = FakeTable()
         table.rewritten = rewritten
-        life = target(table)
+        committer = target(table)
         entry = replace(entry_of([batch(0, 5, "a")], "db.t", 1), keys=keys)
-        life.set_tag(life.commit(["m-a"], entry))
+        committer.set_tag(committer.commit(["m-a"], entry))
         expired(table)
         if shown:
-            put(life, batch(5, 9, "b"))
+            put(committer, batch(5, 9, "b"))
             assert table.live()[-1] == "m-b"
             continue
         with pytest.raises(Expired, match="nothing shows"):
-            put(life, batch(5, 9, "b"))
+            put(committer, batch(5, 9, "b"))
 
 
 def test_a_commit_that_was_expired_before_its_tag_is_found_in_earlier_metadata():
     """Whether it was applied need not be guessed; and the tag goes to an entry on top."""
-    table, life = witnessed()
+    table, committer = claimed_table()
     table.metadata_kept = True
     append = table.append
 
@@ -432,28 +434,28 @@ def test_a_commit_that_was_expired_before_its_tag_is_found_in_earlier_metadata()
 
     table.append = lost  # type: ignore[method-assign]
     one = batch(0, 5, "a")
-    there = life.commit(one.table("db.t").manifests, entry_of([one], "db.t", 1))
-    assert there.id not in table.snapshots
-    assert [*life.locate([one])] == ["a"]
-    life.set_tag(there)
+    snapshot = committer.commit(one.table("db.t").manifests, entry_of([one], "db.t", 1))
+    assert snapshot.id not in table.snapshots
+    assert [*committer.locate([one])] == ["a"]
+    committer.set_tag(snapshot)
     newest = next(table.history("main"))
     assert table.tagged("frazil/s") == newest
     assert parse(newest.summary).end == Cut({P: 5})  # type: ignore[union-attr]
-    put(life, batch(5, 9, "b"))
+    put(committer, batch(5, 9, "b"))
     assert sum("m-a" in added for added in table.manifests.values()) == 1
 
 
 # ── expiry between a commit and its tag ──────────────────────────────────────────────────────────
 
 
-def witnessed() -> tuple[FakeTable, TableCommitter]:
+def claimed_table() -> tuple[FakeTable, TableCommitter]:
     """A table that a run has claimed."""
     table = FakeTable()
-    life = target(table)
-    claimed = life.claim().snapshot
+    committer = target(table)
+    claimed = committer.claim().snapshot
     assert claimed is not None
-    life.set_tag(claimed)
-    return table, life
+    committer.set_tag(claimed)
+    return table, committer
 
 
 def expired(table: FakeTable) -> None:
@@ -478,10 +480,10 @@ def test_a_tag_never_moves_back():
 
 def test_a_tag_that_another_writer_moves_meanwhile_is_read_again():
     table = FakeTable()
-    life = target(table)
-    first = life.claim().snapshot
+    committer = target(table)
+    first = committer.claim().snapshot
     assert first is not None
-    put(life, batch(0, 5, "a"))
+    put(committer, batch(0, 5, "a"))
     newest = next(table.history("main"))
     seen, table.tagged = table.tagged, lambda _: None  # type: ignore[method-assign]
     table.refs["frazil/s"] = first.id
@@ -490,15 +492,15 @@ def test_a_tag_that_another_writer_moves_meanwhile_is_read_again():
         table.tagged = seen  # type: ignore[method-assign]
 
     table.refresh = refresh  # type: ignore[method-assign]
-    life.set_tag(newest)
+    committer.set_tag(newest)
     assert table.tagged("frazil/s") == newest
 
 
 def test_a_run_whose_manifests_a_newer_one_has_removed_is_fenced():
     """A row delta reads them, before Iceberg asks whether the ledger is still the same."""
     table = FakeTable()
-    life, heir = target(table, 1), target(table, 2)
-    life.claim()
+    committer, heir = target(table, 1), target(table, 2)
+    committer.claim()
 
     def overtaken(*_: Any, **__: Any) -> None:
         del table.append  # type: ignore[method-assign]
@@ -511,7 +513,7 @@ def test_a_run_whose_manifests_a_newer_one_has_removed_is_fenced():
 
     table.append = overtaken  # type: ignore[method-assign]
     with pytest.raises(Fenced):
-        put(life, batch(0, 5, "a"))
+        put(committer, batch(0, 5, "a"))
     table.append = gone  # type: ignore[method-assign]
     with pytest.raises(IdentityMismatch, match="NotFoundException"):
         put(heir, batch(0, 5, "a"))
@@ -520,7 +522,7 @@ def test_a_run_whose_manifests_a_newer_one_has_removed_is_fenced():
 @pytest.mark.parametrize("then", ["the answer is lost", "Iceberg tries again by itself"])
 def test_a_commit_that_was_expired_before_its_tag_is_not_made_again(then: str):
     """What is left of the table tells of an older entry only."""
-    table, life = witnessed()
+    table, committer = claimed_table()
     append = table.append
 
     def lost(*given: Any, **more: Any) -> None:
@@ -534,15 +536,15 @@ def test_a_commit_that_was_expired_before_its_tag_is_not_made_again(then: str):
     with pytest.raises(
         Expired, match=r"orders\[0\] \[0, 5\).*outcome of an earlier attempt is unknown"
     ):
-        put(life, batch(0, 5, "a"))
+        put(committer, batch(0, 5, "a"))
     table.append = append  # type: ignore[method-assign]
     with pytest.raises(Expired, match="outcome of an earlier attempt is unknown"):
-        life.locate([batch(0, 5, "a")])
+        committer.locate([batch(0, 5, "a")])
     assert sum("m-a" in added for added in table.manifests.values()) == 1
 
 
 def test_a_history_that_is_expired_right_before_the_first_try_is_no_reason_to_stop():
-    table, life = witnessed()
+    table, committer = claimed_table()
     append = table.append
 
     def late(*given: Any, **more: Any) -> None:
@@ -551,26 +553,26 @@ def test_a_history_that_is_expired_right_before_the_first_try_is_no_reason_to_st
         append(*given, **more)
 
     table.append = late  # type: ignore[method-assign]
-    put(life, batch(0, 5, "a"))
+    put(committer, batch(0, 5, "a"))
     assert sum("m-a" in added for added in table.manifests.values()) == 1
 
 
 def test_a_batch_that_was_not_tried_yet_goes_on_behind_an_expired_history():
     """And from the entry that is set on top first, the outcome of its attempts is known."""
     table = FakeTable()
-    life = target(table)
-    life.set_tag(life.commit(["m-a"], entry_of([batch(0, 5, "a")], "db.t", 1)))
+    committer = target(table)
+    committer.set_tag(committer.commit(["m-a"], entry_of([batch(0, 5, "a")], "db.t", 1)))
     expired(table)
     table.faults = ["dropped", "", "lost"]
-    assert life.locate([batch(5, 9, "b")]) == {}
-    put(life, batch(5, 9, "b"))
+    assert committer.locate([batch(5, 9, "b")]) == {}
+    put(committer, batch(5, 9, "b"))
     assert table.live() == ["foreign too", "m-b"]
 
 
 def test_an_empty_entry_on_top_whose_answer_was_lost_is_our_own():
     table = FakeTable()
-    life = target(table)
-    life.set_tag(life.commit(["m-a"], entry_of([batch(0, 5, "a")], "db.t", 1)))
+    committer = target(table)
+    committer.set_tag(committer.commit(["m-a"], entry_of([batch(0, 5, "a")], "db.t", 1)))
     expired(table)
     before = len(table.manifests)
 
@@ -580,10 +582,10 @@ def test_an_empty_entry_on_top_whose_answer_was_lost_is_our_own():
 
     table.refresh = away  # type: ignore[method-assign]
     with pytest.raises(Unavailable):
-        put(life, batch(5, 9, "b"))
+        put(committer, batch(5, 9, "b"))
     del table.refresh  # type: ignore[method-assign]
     assert len(table.manifests) == before + 1
-    put(life, batch(5, 9, "b"))
+    put(committer, batch(5, 9, "b"))
     assert table.live() == ["foreign too", "m-b"]
 
 
@@ -673,20 +675,20 @@ def test_what_leads_up_to_the_oldest_entry_that_is_left_is_in_the_table():
     assert preceding(batches, [Cut({P: 9})]) == {"a", "b"}
     committed = preceding(batches, [Cut({P: 9})]) | {"c"}
     last = batch(9, 12, "c", 2)
-    found = chain(Cut({P: 0}), [*batches, last], committed)
-    assert [each.commit_id for each in found] == ["a", "b", "c"]
+    chained = chain(Cut({P: 0}), [*batches, last], committed)
+    assert [batch.commit_id for batch in chained] == ["a", "b", "c"]
 
 
 def test_batches_whose_entry_in_the_index_was_expired_are_there_all_the_same():
     """Two commits to the index, and both times its tag could not be moved."""
     table = FakeTable("db.i")
-    life = target(table)
+    committer = target(table)
     batches = [batch(0, 5, "a"), batch(5, 9, "b", 1), batch(9, 12, "c", 2)]
-    for each in batches[:2]:
-        put(life, each)
+    for committed in batches[:2]:
+        put(committer, committed)
     table.add(["merged"], {})
     table.expire(keep=2)
-    assert list(life.locate(batches)) == ["a", "b"]
+    assert list(committer.locate(batches)) == ["a", "b"]
 
 
 class Rig:
@@ -829,7 +831,7 @@ def test_a_batch_rebuilt_from_the_ledger_is_refused_where_the_table_was_rolled_b
 
 
 def deleting(one: StagedBatch, keys: int = 3) -> StagedBatch:
-    return replace(one, tables=tuple(replace(each, keys=keys) for each in one.tables))
+    return replace(one, tables=tuple(replace(table, keys=keys) for table in one.tables))
 
 
 def test_absorbed_batches_with_deletes_are_snapshots_of_their_own_and_in_order():
@@ -841,9 +843,9 @@ def test_absorbed_batches_with_deletes_are_snapshots_of_their_own_and_in_order()
         deleting(batch(12, 15, "d", 3), 1),
         batch(15, 16, "e", 4),
     )
-    entries = [parse(each.summary) for each in rig.data.history("main")][::-1][1:]
-    assert [each and each.commit_ids for each in entries] == [("a", "b"), ("c",), ("d",), ("e",)]
-    assert [each and each.keys for each in entries] == [None, 3, 1, 0]
+    entries = [parse(snapshot.summary) for snapshot in rig.data.history("main")][::-1][1:]
+    assert [entry and entry.commit_ids for entry in entries] == [("a", "b"), ("c",), ("d",), ("e",)]
+    assert [entry and entry.keys for entry in entries] == [None, 3, 1, 0]
     assert len(list(rig.index.history("main"))) == 2  # one entry of the index for all of them
 
 
@@ -938,10 +940,10 @@ def test_each_bound_of_absorption_blocks_and_says_why(bounds: BackpressureLimits
 
 
 def test_the_chain_prefers_what_the_table_already_has():
-    mine, other, behind = batch(0, 5, "mine"), batch(0, 5, "other", epoch=2), batch(5, 7, "x", 1)
-    assert chain(Cut({P: 0}), [other, mine, behind], {"mine"}) == [mine, behind]
-    assert chain(Cut({P: 0}), [other, mine], set()) == [other]
-    assert chain(Cut({P: 9}), [other, mine, behind], set()) == []
+    own, other, behind = batch(0, 5, "mine"), batch(0, 5, "other", epoch=2), batch(5, 7, "x", 1)
+    assert chain(Cut({P: 0}), [other, own, behind], {"mine"}) == [own, behind]
+    assert chain(Cut({P: 0}), [other, own], set()) == [other]
+    assert chain(Cut({P: 9}), [other, own, behind], set()) == []
 
 
 def test_an_entry_of_several_batches_begins_where_a_new_partition_appeared():
@@ -988,8 +990,8 @@ def test_the_tag_never_moves_back_from_a_claim_to_an_older_batch():
         rig.commit(batch(0, 5, "a"))
     rig.index.faults = []
     rig.restart(epoch=2)
-    for life in rig.targets:
-        life.set_tag(next(life.table.history("main")))
+    for committer in rig.targets:
+        committer.set_tag(next(committer.table.history("main")))
     rig.commit(batch(0, 5, "a"))
     claimed = rig.data.tagged("frazil/s")
     assert claimed is not None
@@ -1030,9 +1032,9 @@ def test_a_batch_that_a_fenced_run_counted_alike_is_not_taken_over():
     same number and begin elsewhere. The one that does not begin at the ledger's place would leave
     out, or double, what lies between."""
     fenced, next_of_fenced = counted(5, "a", "s5", "s7"), counted(6, "b", "s7", "s9")
-    mine = counted(6, "c", "s6", "s8")
+    own = counted(6, "c", "s6", "s8")
     assert chain(Cut({BATCHES: 6}), [fenced, next_of_fenced], set(), "s6") == []
-    assert chain(Cut({BATCHES: 6}), [next_of_fenced, mine], set(), "s6") == [mine]
+    assert chain(Cut({BATCHES: 6}), [next_of_fenced, own], set(), "s6") == [own]
     assert chain(Cut({BATCHES: 5}), [next_of_fenced, fenced], set(), "s5") == [
         fenced,
         next_of_fenced,
@@ -1041,13 +1043,13 @@ def test_a_batch_that_a_fenced_run_counted_alike_is_not_taken_over():
 
 def test_a_batch_that_does_not_begin_at_the_ledgers_place_is_refused():
     table = FakeTable()
-    life = target(table)
-    put(life, counted(0, "a", "s0", "s2"))
+    committer = target(table)
+    put(committer, counted(0, "a", "s0", "s2"))
     with pytest.raises((Gap, Overlap), match="begins at s1"):
-        put(life, counted(1, "b", "s1", "s3"))
-    put(life, counted(1, "c", "s2", "s3"))
+        put(committer, counted(1, "b", "s1", "s3"))
+    put(committer, counted(1, "c", "s2", "s3"))
     assert table.live() == ["m-a", "m-c"]
-    entry = life.head().entry
+    entry = committer.head().entry
     assert entry is not None
     assert (entry.rows, entry.source, entry.total.written) == (7, ("s2", "s3"), 7)
 
@@ -1068,13 +1070,13 @@ def test_an_entry_never_begins_before_the_ledger_it_goes_on_from():
 def test_an_entry_that_is_not_the_one_last_seen_is_refused_even_if_it_would_join():
     """Another writer under this sink's id, whose entry happens to end where ours begins."""
     table = FakeTable()
-    life, other = target(table), target(table)
-    put(life, batch(0, 5, "a"))
+    committer, other = target(table), target(table)
+    put(committer, batch(0, 5, "a"))
     other.claim = None  # type: ignore[assignment,method-assign]  # it never claimed anything
     other.seen = "a"
     put(other, batch(5, 9, "b"))
     with pytest.raises((Gap, Overlap), match="expected a as the newest entry, found b"):
-        put(life, batch(9, 12, "c"))
+        put(committer, batch(9, 12, "c"))
 
 
 def test_icebergs_own_retry_does_not_move_the_branch_back_over_another_commit():

@@ -51,9 +51,9 @@ class Stream:
         self.bounds = ROOMY
         self.steps: list[tuple[str, str]] = []
         self.unhealthy: dict[str, FrazilError] = {}
-        self.life()
+        self.begin_run()
 
-    def life(self) -> None:
+    def begin_run(self) -> None:
         """A run begins: claims, and what is staged is taken over."""
         self.epoch += 1
         self.index_target = TableCommitter(self.index, "main", "s", self.epoch, self.clock)
@@ -63,9 +63,9 @@ class Stream:
             name: TableCommitter(table, "main", "s", self.epoch, self.clock)
             for name, table in self.tables.items()
         }
-        for name, each in self.targets.items():
+        for name, target in self.targets.items():
             if name not in self.unhealthy:
-                each.claim()
+                target.claim()
         events = Events(
             table=self._target,
             index_manifests=lambda located: [
@@ -84,11 +84,11 @@ class Stream:
             alone=False,
         )
         committed = {
-            i for each in self.tables.values() for entry in ledger(each) for i in entry.commit_ids
+            i for table in self.tables.values() for entry in ledger(table) for i in entry.commit_ids
         }
-        found = chain(head.entry.end, list(self.staged.values()), committed)
-        self.end = found[-1].end if found else head.entry.end
-        for batch in found:
+        chained = chain(head.entry.end, list(self.staged.values()), committed)
+        self.end = chained[-1].end if chained else head.entry.end
+        for batch in chained:
             self.committer.submit(batch)
 
     def _target(self, name: str) -> TableCommitter:
@@ -97,8 +97,8 @@ class Stream:
         return self.targets[name]
 
     def _committed(self, batches: Any) -> None:
-        for each in batches:
-            del self.staged[each.commit_id]
+        for batch in batches:
+            del self.staged[batch.commit_id]
 
     def batch(self, bytes: int = 1, at: Partition = P, **written: int) -> StagedBatch:
         """`a=3`: three of the ten records are for db.a, the others are for nobody."""
@@ -156,7 +156,7 @@ class Stream:
 
     @property
     def indexed(self) -> list[str]:
-        return [each.partition(":")[0] for each in self.index.live()]
+        return [path.partition(":")[0] for path in self.index.live()]
 
     @property
     def stuck(self) -> Mapping[str, str]:
@@ -165,8 +165,8 @@ class Stream:
 
 def ledger(table: FakeTable) -> list[LedgerEntry]:
     """Oldest first, claims left out."""
-    found = [entry for entry, _ in entries(table.history("main"), "s")][::-1]
-    return [entry for entry in found if entry.ranges]
+    committed = [entry for entry, _ in entries(table.history("main"), "s")][::-1]
+    return [entry for entry in committed if entry.ranges]
 
 
 def counts(entry: LedgerEntry, partition: Partition = P) -> OutcomeCounts:
@@ -329,7 +329,7 @@ def test_the_index_goes_as_far_as_all_tables_have_come(stream: Stream):
     stream.tables["db.a"].faults = list(AWAY)
     stream.round()
     assert stream.indexed == ["c1"]
-    assert [each.commit_id for each in stream.committer.pending] == ["c2", "c3"]
+    assert [batch.commit_id for batch in stream.committer.pending] == ["c2", "c3"]
     stream.settle()
     assert stream.indexed == ["c1", "c2", "c3"]
 
@@ -389,13 +389,13 @@ def test_a_run_that_ended_in_the_middle_is_taken_over_table_by_table(stream: Str
     stream.hand(b=2)
     stream.round()
     assert stream.live("b") == ["c1-b", "c2-b"]
-    stream.life()
+    stream.begin_run()
     stream.hand(a=3, b=3)
     stream.settle()
     assert stream.live("a") == ["c1-a", "c3-a"]
     assert stream.live("b") == ["c1-b", "c2-b", "c3-b"]
     assert stream.indexed == ["c1", "c2", "c3"]
-    assert [counts(each) for each in ledger(stream.tables["db.a"])] == [
+    assert [counts(entry) for entry in ledger(stream.tables["db.a"])] == [
         OutcomeCounts(4, skipped=16, elsewhere=10)
     ]
 
@@ -406,10 +406,10 @@ def test_a_table_that_stays_stuck_over_several_runs_loses_nothing(stream: Stream
         stream.hand(a=1, b=1)
         stream.hand(b=1)
         stream.round()
-        stream.life()
+        stream.begin_run()
     assert stream.indexed == []
     del stream.unhealthy["db.a"]
-    stream.life()
+    stream.begin_run()
     stream.settle()
     assert stream.live("a") == ["c1-a", "c3-a", "c5-a"]
     assert stream.live("b") == [f"c{i}-b" for i in range(1, 7)]
@@ -423,10 +423,10 @@ def test_batches_are_found_though_the_history_behind_them_was_expired(stream: St
         stream.hand(a=1, b=1)
         stream.round()
     stream.tables["db.b"].expire()
-    stream.life()
+    stream.begin_run()
     stream.tables["db.b"].expire()
     del stream.unhealthy["db.a"]
-    stream.life()
+    stream.begin_run()
     stream.hand(b=5)
     stream.settle()
     assert dict(stream.stuck) == {}
@@ -475,7 +475,7 @@ def test_files_that_were_staged_for_another_table_of_that_name_are_not_committed
 def test_batches_that_wait_for_a_stuck_table_alone_do_not_count_by_number():
     stream = Stream("db.a", "db.b")
     stream.bounds = BackpressureLimits(2, 100, 3600)
-    stream.life()
+    stream.begin_run()
     stream.unhealthy["db.a"] = IdentityMismatch("cannot go on: it is gone")
     for _ in range(20):
         stream.hand(a=1, b=1)  # never blocks
@@ -490,14 +490,14 @@ def test_batches_that_wait_for_a_stuck_table_alone_do_not_count_by_number():
 def test_bytes_and_age_hold_the_stream_though_one_table_only_is_stuck():
     stream = Stream("db.a", "db.b")
     stream.bounds = BackpressureLimits(2, 100, 3600)
-    stream.life()
+    stream.begin_run()
     stream.unhealthy["db.a"] = IdentityMismatch("cannot go on: it is gone")
     stream.hand(a=1, b=1, bytes=60)
     stream.round()
     stream.hand(a=1, bytes=60)
     assert stream.committer.queue.over() == "120 staged bytes wait for a commit; the bound is 100"
     stream.bounds = BackpressureLimits(2, 1000, 3600)
-    stream.life()
+    stream.begin_run()
     stream.round()
     assert stream.committer.queue.over() == ""
     stream.clock.now += 3600
@@ -511,11 +511,11 @@ def test_a_stuck_table_does_not_hold_those_who_flush_for_ever():
     stream.committer.start()
     try:
         stream.hand(a=1, b=1)
-        found: list[bool] = []
-        waiter = threading.Thread(target=lambda: found.append(stream.committer.flush()))
+        answers: list[bool] = []
+        waiter = threading.Thread(target=lambda: answers.append(stream.committer.flush()))
         waiter.start()
         waiter.join(10)
-        assert found == [False]
+        assert answers == [False]
         assert isinstance(stream.committer.stalled(), IdentityMismatch)
     finally:
         stream.committer.close()
@@ -600,7 +600,7 @@ def test_enough_bytes_or_a_flush_end_the_gathering():
 def test_a_bound_ends_the_gathering_too():
     stream = Stream("db.a", paces={"db.a": CommitTrigger(interval=3600)})
     stream.bounds = BackpressureLimits(2, 10**9, 7200)
-    stream.life()
+    stream.begin_run()
     stream.hand(a=1)
     stream.round()
     stream.hand(a=1)
@@ -620,8 +620,8 @@ def test_more_than_an_entry_can_name_is_committed_in_several(monkeypatch: pytest
     stream.clock.now += 10
     while stream.round():
         pass
-    assert [len(each.commit_ids) for each in ledger(stream.tables["db.a"])] == [4, 4, 2]
-    assert [len(each.commit_ids) for each in ledger(stream.index)] == [4, 4, 2]
+    assert [len(entry.commit_ids) for entry in ledger(stream.tables["db.a"])] == [4, 4, 2]
+    assert [len(entry.commit_ids) for entry in ledger(stream.index)] == [4, 4, 2]
     assert stream.indexed == [f"c{i}" for i in range(1, 11)]
 
 
@@ -652,7 +652,7 @@ def test_a_run_that_was_fenced_does_not_wait_for_a_person():
     old.submit(stream.batch(a=3))
     old.round(old.queue.due())
     assert "not there" in old.progress.trouble
-    stream.life()
+    stream.begin_run()
     with pytest.raises(Fenced, match="this one is epoch 1"):
         old.round(["db.a"])
 
@@ -661,7 +661,7 @@ def test_a_run_that_was_fenced_does_not_wait_for_a_person():
 
 
 @pytest.mark.parametrize(
-    ("theirs", "mine", "shared"),
+    ("other_topics", "own_topics", "shared"),
     [
         ({"orders": ""}, {"orders": ""}, True),
         ({"orders": ""}, {"users": ""}, False),
@@ -671,10 +671,10 @@ def test_a_run_that_was_fenced_does_not_wait_for_a_person():
     ],
 )
 def test_without_topic_ids_two_sinks_of_a_table_are_distinguished_by_topic_names(
-    theirs: dict[str, str], mine: dict[str, str], shared: bool
+    other_topics: dict[str, str], own_topics: dict[str, str], shared: bool
 ):
     cut = Cut({Partition("orders", 0): 5})
-    other = LedgerEntry("other", 1, ("c",), (0, 0), cut, cut, topics=theirs)
+    other = LedgerEntry("other", 1, ("c",), (0, 0), cut, cut, topics=other_topics)
     snapshot = Snapshot(1, None, 1, 1, "append", other.summary())
     table: Any = SimpleNamespace(
         name="db.t",
@@ -689,6 +689,6 @@ def test_without_topic_ids_two_sinks_of_a_table_are_distinguished_by_topic_names
     tables: Any = SimpleNamespace(_config=SimpleNamespace(sink=sink))
     if shared:
         with pytest.raises(ConfigError, match="sink other fills it from"):
-            SinkTables.refuse_shared(tables, held, mine)
+            SinkTables.refuse_shared(tables, held, own_topics)
     else:
-        SinkTables.refuse_shared(tables, held, mine)
+        SinkTables.refuse_shared(tables, held, own_topics)

@@ -66,7 +66,7 @@ def shape(folder: Path, spec: str = UNPARTITIONED, target: int = 2**27) -> Write
 
 def written(shape: WriterSpec, rows: Sequence[Sequence[Any]]) -> list[str]:
     writer = TableWriter(shape, "test")
-    columns = [list(each) for each in zip(*rows, strict=True)]
+    columns = [list(column) for column in zip(*rows, strict=True)]
     if columns:
         arrays = [pa.array(c, f.type) for c, f in zip(columns, shape.arrow, strict=True)]
         writer.write(pa.Table.from_arrays(arrays, schema=shape.arrow))
@@ -107,7 +107,7 @@ class Memory:
     def add(self, files: list[Listed], summary: Mapping[str, str], kept: Any = None) -> None:
         before = self.snapshots[-1] if self.snapshots else None
         sequence = len(self.snapshots) + 1
-        numbered = [replace(each, sequence=each.sequence or sequence) for each in files]
+        numbered = [replace(file, sequence=file.sequence or sequence) for file in files]
         old = (before[1] if before else []) if kept is None else kept
         snapshot = Snapshot(
             100 + sequence,
@@ -120,19 +120,24 @@ class Memory:
         )
         every = [*old, *numbered]
         data = [
-            each
-            for each in map(json.loads, (e.descriptor for e in every))
-            if each["content"] == "data"
+            fact
+            for fact in map(json.loads, (e.descriptor for e in every))
+            if fact["content"] == "data"
         ]
-        snapshot.summary["total-records"] = str(sum(each["record-count"] for each in data))
+        snapshot.summary["total-records"] = str(sum(fact["record-count"] for fact in data))
         self.snapshots.append((snapshot, every))
 
     def upsert(self, rows: Sequence[Row], deleted: Sequence[tuple[Any, ...]] = ()) -> None:
         """One batch, as the sink commits it: rows, and deletes of all its keys."""
         last = {row[: self.keys]: row for row in rows}
         gone = [*dict.fromkeys([*last, *deleted])]
-        files = [Listed(each, 0, False) for each in written(self.shape, list(last.values()))]
-        files += [Listed(each, 0, True) for each in written(equality(self.shape, self.keys), gone)]
+        files = [
+            Listed(descriptor, 0, False) for descriptor in written(self.shape, list(last.values()))
+        ]
+        files += [
+            Listed(descriptor, 0, True)
+            for descriptor in written(equality(self.shape, self.keys), gone)
+        ]
         count = {"added-equality-delete-files": "1", "added-equality-deletes": str(len(gone))}
         self.add(files, count)
         for key in deleted:
@@ -142,34 +147,34 @@ class Memory:
     @property
     def files(self) -> list[dict[str, Any]]:
         return [
-            json.loads(each.descriptor) | {"sequence": each.sequence}
-            for each in self.snapshots[-1][1]
+            json.loads(file.descriptor) | {"sequence": file.sequence}
+            for file in self.snapshots[-1][1]
         ]
 
     def count(self, content: str) -> int:
-        return sum(each["content"] == content for each in self.files)
+        return sum(file["content"] == content for file in self.files)
 
     def rows(self) -> list[Row]:
         files = self.files
-        found = []
-        for data in (each for each in files if each["content"] == "data"):
+        rows = []
+        for data in (file for file in files if file["content"] == "data"):
             gone = set()
-            for each in files:
-                if each.get("referenced-data-file") == data["file-path"]:
-                    gone |= positions(each)
+            for file in files:
+                if file.get("referenced-data-file") == data["file-path"]:
+                    gone |= positions(file)
             deleted = set()
-            for each in files:
-                if each["content"] == "equality-deletes" and each["sequence"] > data["sequence"]:
-                    deleted |= set(read(each["file-path"]))
+            for file in files:
+                if file["content"] == "equality-deletes" and file["sequence"] > data["sequence"]:
+                    deleted |= set(read(file["file-path"]))
             for position, row in enumerate(read(data["file-path"])):
                 if position not in gone and row[: self.keys] not in deleted:
-                    found.append(row)
-        return sorted(found)
+                    rows.append(row)
+        return sorted(rows)
 
     def check(self) -> None:
         assert self.rows() == sorted(self.model.values())
-        for each in self.files:
-            assert Path(each["file-path"]).exists()
+        for file in self.files:
+            assert Path(file["file-path"]).exists()
 
     # What a keeper needs of it.
 
@@ -214,13 +219,13 @@ class Memory:
             raise CommitStateUnknown("cannot rewrite: it is not the newest one any more")
         files = self.snapshots[-1][1]
         assert removed
-        assert set(removed) <= {each.descriptor for each in files}
+        assert set(removed) <= {file.descriptor for file in files}
         assert len(set(removed)) == len(removed)
-        kept = [each for each in files if each.descriptor not in removed]
-        masks = [each for each in map(json.loads, added) if each["content"] != "data"]
+        kept = [file for file in files if file.descriptor not in removed]
+        masks = [fact for fact in map(json.loads, added) if fact["content"] != "data"]
         if masks:  # Iceberg's rule
-            assert any(json.loads(each)["content"] != "data" for each in removed)
-        self.add([Listed(each, 0, False) for each in added], summary, kept)
+            assert any(json.loads(descriptor)["content"] != "data" for descriptor in removed)
+        self.add([Listed(descriptor, 0, False) for descriptor in added], summary, kept)
         named = [e["referenced-data-file"] for e in self.files if e.get("referenced-data-file")]
         assert len(set(named)) == len(named), "two masks of one file"
         if fault == "lost":
@@ -232,17 +237,17 @@ def read(path: str) -> list[tuple[Any, ...]]:
     return [tuple(row.values()) for row in pq.read_table(path).to_pylist()]
 
 
-def positions(said: Mapping[str, Any]) -> set[int]:
+def positions(fact: Mapping[str, Any]) -> set[int]:
     """By pyiceberg's reader, or Arrow's."""
-    path = said["file-path"]
-    if said["file-format"] == "puffin":
+    path = fact["file-path"]
+    if fact["file-format"] == "puffin":
         [vector] = deletion_vectors_from_puffin_file(PuffinFile(Path(path).read_bytes()))
-        assert vector.referenced_data_file == said["referenced-data-file"]
-        found = set(vector.to_vector().to_pylist())
+        assert vector.referenced_data_file == fact["referenced-data-file"]
+        numbers = set(vector.to_vector().to_pylist())
     else:
-        found = {row["pos"] for row in pq.read_table(path).to_pylist()}
-    assert len(found) == said["record-count"]
-    return found
+        numbers = {row["pos"] for row in pq.read_table(path).to_pylist()}
+    assert len(numbers) == fact["record-count"]
+    return numbers
 
 
 class Clock:
@@ -311,7 +316,7 @@ def test_a_large_file_of_which_much_is_gone_is_written_anew(tmp_path: Path, vers
     assert table.count("position-deletes") == 1
     table.upsert([], [(key,) for key in range(150, 250)])
     keeper.run_due()
-    assert [each["record-count"] for each in table.files] == [750]
+    assert [file["record-count"] for file in table.files] == [750]
     table.check()
 
 
@@ -467,7 +472,7 @@ def test_files_of_a_round_whose_snapshot_was_expired_before_it_was_found_stay(tm
 
     table.replace = done_and_forgotten  # type: ignore[method-assign]
     keeper = compaction(table)
-    assert keeper.run_due(), "it cannot be told whether it was done"
+    assert keeper.run_due(), "nothing shows whether it was done"
     table.check()
     assert table.removed == []
 
@@ -508,9 +513,9 @@ def test_whatever_happens_the_rows_are_those_of_the_model(tmp_path: Path, seed: 
         span = chance.choice([5, 40, 400])
         low = chance.randrange(0, 400)
         keyed = [(chance.randrange(low, low + span), chance.choice("ab")) for _ in range(span)]
-        gone = [each[:keys] for each in keyed[: chance.randrange(0, 4)]]
+        gone = [row[:keys] for row in keyed[: chance.randrange(0, 4)]]
         value = str(chance.random())
-        table.upsert([(*each, value) for each in keyed if each[:keys] not in gone], gone)
+        table.upsert([(*row, value) for row in keyed if row[:keys] not in gone], gone)
 
     most = chance.choice([1, 2000, 2**30])
     keeper = compaction(table, most=most)
@@ -544,7 +549,7 @@ def test_deletes_of_a_branch_that_was_moved_here_are_not_taken_for_known(tmp_pat
     keeper = compaction(table)
     keeper.run_due()
     table.check()
-    moved = [each for each in elsewhere[1] if each not in base[-1][1]]
+    moved = [file for file in elsewhere[1] if file not in base[-1][1]]
     snapshot, files = table.snapshots[-1]
     table.snapshots[-1] = (
         replace(snapshot, id=8, summary={"added-equality-delete-files": "1"}),
@@ -562,20 +567,20 @@ def test_deletes_of_a_branch_that_was_moved_here_are_not_taken_for_known(tmp_pat
 
 
 def source(descriptor: str, sequence: int, **more: Any) -> SourceFile:
-    said = json.loads(descriptor)
-    given = {"small": True, "rows": said["record-count"], **more}
+    fact = json.loads(descriptor)
+    given = {"small": True, "rows": fact["record-count"], **more}
     return SourceFile(
-        path=said["file-path"], bytes=said["file-size-in-bytes"], sequence=sequence, **given
+        path=fact["file-path"], bytes=fact["file-size-in-bytes"], sequence=sequence, **given
     )
 
 
 def test_a_delete_counts_for_older_files_only(tmp_path: Path):
-    here = shape(tmp_path)
-    [data] = written(here, [(1, "a", "x"), (2, "a", "x")])
-    [gone] = written(equality(here, 1), [(1,)])
+    spec = shape(tmp_path)
+    [data] = written(spec, [(1, "a", "x"), (2, "a", "x")])
+    [gone] = written(equality(spec, 1), [(1,)])
     delete = EqualityDelete(json.loads(gone)["file-path"], 5, (1,))
     for sequence, left in ((4, 1), (5, 2), (6, 2)):
-        done = rewrite(RewriteJob(here, "p", (source(data, sequence),), (delete,), 0.2, 0))
+        done = rewrite(RewriteJob(spec, "p", (source(data, sequence),), (delete,), 0.2, 0))
         assert sum(file.rows for file in done.files) == left
 
 
@@ -585,10 +590,10 @@ def test_files_of_older_schemas_are_read_by_the_ids_of_their_columns(tmp_path: P
         schema=schema({"id": 1, "name": "id", "required": True, "type": "int"}, FIELDS[1]),
     )
     [data] = written(old, [(1, "a"), (2, "b")])
-    here = shape(tmp_path)
-    [gone] = written(equality(here, 1), [(1,)])
+    spec = shape(tmp_path)
+    [gone] = written(equality(spec, 1), [(1,)])
     delete = EqualityDelete(json.loads(gone)["file-path"], 9, (1,))
-    done = rewrite(RewriteJob(here, "p", (source(data, 1),), (delete,), 0.2, 0))
+    done = rewrite(RewriteJob(spec, "p", (source(data, 1),), (delete,), 0.2, 0))
     [file] = done.files
     assert read(json.loads(file.descriptor)["file-path"]) == [(2, "b", None)]
 
@@ -607,85 +612,87 @@ def test_files_of_older_schemas_are_read_by_the_ids_of_their_columns(tmp_path: P
     ],
 )
 def test_keys_may_be_of_any_type(tmp_path: Path, kind: str, values: list[Any]):
-    here = replace(
+    spec = replace(
         shape(tmp_path), schema=schema({"id": 1, "name": "deleted", "required": True, "type": kind})
     )
-    arrow = here.arrow.field(0).type
+    arrow = spec.arrow.field(0).type
     plain = arrow.storage_type if isinstance(arrow, pa.BaseExtensionType) else arrow
     columns = pa.array(values, pa.string() if "decimal" in kind else plain).cast(plain)
-    table = pa.Table.from_arrays([columns.cast(arrow)], schema=here.arrow)
+    table = pa.Table.from_arrays([columns.cast(arrow)], schema=spec.arrow)
 
     def put(of: WriterSpec, rows: pa.Table) -> str:
         writer = TableWriter(of, "test")
         writer.write(rows)
         return writer.close()[0].descriptor
 
-    gone = put(replace(here, equality=(1,)), table.slice(1, 1))
+    gone = put(replace(spec, equality=(1,)), table.slice(1, 1))
     delete = EqualityDelete(json.loads(gone)["file-path"], 9, (1,))
-    done = rewrite(RewriteJob(here, "p", (source(put(here, table), 1),), (delete,), 0.2, 0))
+    done = rewrite(RewriteJob(spec, "p", (source(put(spec, table), 1),), (delete,), 0.2, 0))
     assert sum(file.rows for file in done.files) == len(values) - 1
 
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_positions_are_read_as_they_were_written(tmp_path: Path, version: int):
-    here = shape(tmp_path)
-    [data] = written(here, [(n, "a", "x") for n in range(100_000)])
+    spec = shape(tmp_path)
+    [data] = written(spec, [(n, "a", "x") for n in range(100_000)])
     gone = np.array([0, 7, 65_535, 65_536, 99_999], np.uint64)
-    said = json.loads(mask(here, "p", version, data, gone))
-    assert positions(said) == set(gone.tolist())
-    at = (said["content-offset"], said["content-size-in-bytes"]) if version == 3 else None
-    hides = AppliedDeletes(said["file-path"], at)
-    done = rewrite(RewriteJob(here, "p", (source(data, 1, hiding=(hides,)),), (), 0.2, 0))
+    fact = json.loads(mask(spec, "p", version, data, gone))
+    assert positions(fact) == set(gone.tolist())
+    at = (fact["content-offset"], fact["content-size-in-bytes"]) if version == 3 else None
+    hides = AppliedDeletes(fact["file-path"], at)
+    done = rewrite(RewriteJob(spec, "p", (source(data, 1, hiding=(hides,)),), (), 0.2, 0))
     assert sum(file.rows for file in done.files) == 99_995
     kept = rewrite(
-        RewriteJob(here, "p", (source(data, 1, hiding=(hides,), small=False),), (), 0.2, 0)
+        RewriteJob(spec, "p", (source(data, 1, hiding=(hides,), small=False),), (), 0.2, 0)
     )
-    assert [len(each) for each in kept.gone.values()] == [0], "they are written down already"
+    assert [len(rows_gone) for rows_gone in kept.gone.values()] == [0], (
+        "they are written down already"
+    )
 
 
 def test_rows_keep_their_numbers_when_they_move(tmp_path: Path):
-    here = shape(tmp_path)
-    [data] = written(here, [(n, "a", "x") for n in range(5)])
-    [gone] = written(equality(here, 1), [(1,), (3,)])
+    spec = shape(tmp_path)
+    [data] = written(spec, [(n, "a", "x") for n in range(5)])
+    [gone] = written(equality(spec, 1), [(1,), (3,)])
     delete = EqualityDelete(json.loads(gone)["file-path"], 9, (1,))
-    done = rewrite(RewriteJob(here, "p", (source(data, 4, first_row=100),), (delete,), 0.2, 0))
+    done = rewrite(RewriteJob(spec, "p", (source(data, 4, first_row=100),), (delete,), 0.2, 0))
     path = json.loads(done.files[0].descriptor)["file-path"]
     assert [row[-2:] for row in read(path)] == [(100, 4), (102, 4), (104, 4)]
     again = rewrite(
-        RewriteJob(here, "p", (source(done.files[0].descriptor, 10, first_row=500),), (), 0.2, 0)
+        RewriteJob(spec, "p", (source(done.files[0].descriptor, 10, first_row=500),), (), 0.2, 0)
     )
     path = json.loads(again.files[0].descriptor)["file-path"]
     assert [row[-2:] for row in read(path)] == [(100, 4), (102, 4), (104, 4)]
 
 
 def test_a_file_that_is_not_what_its_manifest_says_is_refused(tmp_path: Path):
-    here = shape(tmp_path)
-    [data] = written(here, [(1, "a", "x")])
+    spec = shape(tmp_path)
+    [data] = written(spec, [(1, "a", "x")])
     with pytest.raises(AccountingError, match="expected 2 rows, found 1"):
-        rewrite(RewriteJob(here, "p", (source(data, 1, rows=2),), (), 0.2, 0))
+        rewrite(RewriteJob(spec, "p", (source(data, 1, rows=2),), (), 0.2, 0))
     with pytest.raises(SchemaMismatch, match="deleted by column 7"):
-        rewrite(RewriteJob(here, "p", (source(data, 1),), (EqualityDelete("x", 9, (7,)),), 0.2, 0))
+        rewrite(RewriteJob(spec, "p", (source(data, 1),), (EqualityDelete("x", 9, (7,)),), 0.2, 0))
 
 
 def test_a_task_writes_no_more_large_files_anew_than_it_may(tmp_path: Path):
-    here = shape(tmp_path)
-    files = [written(here, [(n, "a", "x") for n in range(100)])[0] for _ in range(3)]
-    [gone] = written(equality(here, 1), [(n,) for n in range(50)])
+    spec = shape(tmp_path)
+    files = [written(spec, [(n, "a", "x") for n in range(100)])[0] for _ in range(3)]
+    [gone] = written(equality(spec, 1), [(n,) for n in range(50)])
     delete = EqualityDelete(json.loads(gone)["file-path"], 9, (1,))
-    sources = tuple(source(each, 1, small=False) for each in files)
-    done = rewrite(RewriteJob(here, "p", sources, (delete,), 0.2, 1))
+    sources = tuple(source(descriptor, 1, small=False) for descriptor in files)
+    done = rewrite(RewriteJob(spec, "p", sources, (delete,), 0.2, 1))
     assert len(done.replaced) == 1
-    assert [len(each) for each in done.gone.values()] == [50, 50]
+    assert [len(rows_gone) for rows_gone in done.gone.values()] == [50, 50]
 
 
 def test_the_files_of_a_partition_go_to_one_task(tmp_path: Path):
     table = Memory(shape(tmp_path, BUCKETS))
     for batch in range(4):
         table.upsert([(1, "a", str(batch)), (2, "b", str(batch))])
-    here = table.shape
-    state = rounds.RewriteState(table.snapshots[-1][1], Schema.model_validate_json(here.schema), {})
-    files = rounds.chosen(state, here.target_file_size)
+    spec = table.shape
+    state = rounds.RewriteState(table.snapshots[-1][1], Schema.model_validate_json(spec.schema), {})
+    files = rounds.chosen(state, spec.target_file_size)
     assert len(files) == 6
     room = 2 * max(file.bytes for file in files)
-    tasks = rounds.jobs(state, files, here, "p", room=3 * room // 2)
+    tasks = rounds.jobs(state, files, spec, "p", room=3 * room // 2)
     assert [len(task.sources) for task in tasks] == [3, 3]

@@ -107,7 +107,7 @@ def batch(
     )
 
 
-def told(
+def judged(
     judge: CompletenessTracker, one: StagedBatch, ends: Any = never, now: int = NOW
 ) -> int | None:
     return judge.tell([one], ends, now)[one.commit_id]
@@ -118,9 +118,11 @@ def told(
 
 def test_the_stream_stands_where_its_last_partition_stands_less_lateness():
     cut = Cut({A: 9, B: 9, C: 9})
-    there = marks(a="11:20", b="10:50", c="11:31")
-    assert complete(cut, there, CompletenessRules(), never, NOW) == at("10:50")
-    assert complete(cut, there, CompletenessRules(lateness=5 * MINUTE), never, NOW) == at("10:45")
+    known_marks = marks(a="11:20", b="10:50", c="11:31")
+    assert complete(cut, known_marks, CompletenessRules(), never, NOW) == at("10:50")
+    assert complete(cut, known_marks, CompletenessRules(lateness=5 * MINUTE), never, NOW) == at(
+        "10:45"
+    )
 
 
 def test_a_partition_with_records_to_read_holds_everything_back_until_it_has_an_event_time():
@@ -150,46 +152,51 @@ def test_a_stream_without_any_event_time_is_complete_until_nobody_knows():
 
 def test_a_partition_idle_for_long_enough_and_read_to_its_end_does_not_count():
     cut = Cut({A: 9, B: 3})
-    there = {
+    known_marks = {
         A: CompletenessMark(at("11:20"), NOW),
         B: CompletenessMark(at("9:00"), NOW - 10 * MINUTE),
     }
     idle = CompletenessRules(idle=10 * MINUTE)
-    assert complete(cut, there, idle, lambda: {A: 9, B: 3}, NOW) == at("11:20")
-    assert complete(cut, there, idle, lambda: {A: 9, B: 4}, NOW) == at("9:00")  # it has more
-    assert complete(cut, there, idle, lambda: {}, NOW) == at("9:00")  # nobody knows
-    assert complete(cut, there, CompletenessRules(idle=11 * MINUTE), never, NOW) == at("9:00")
-    assert complete(cut, there, CompletenessRules(), never, NOW) == at("9:00")  # never idle
+    assert complete(cut, known_marks, idle, lambda: {A: 9, B: 3}, NOW) == at("11:20")
+    assert complete(cut, known_marks, idle, lambda: {A: 9, B: 4}, NOW) == at("9:00")  # it has more
+    assert complete(cut, known_marks, idle, lambda: {}, NOW) == at("9:00")  # nobody knows
+    assert complete(cut, known_marks, CompletenessRules(idle=11 * MINUTE), never, NOW) == at("9:00")
+    assert complete(cut, known_marks, CompletenessRules(), never, NOW) == at("9:00")  # never idle
 
 
 def test_where_all_are_idle_nothing_is_said():
-    there = {A: CompletenessMark(at("11:20"), 0)}
-    assert complete(Cut({A: 9}), there, CompletenessRules(idle=MINUTE), lambda: {A: 9}, NOW) is None
+    known_marks = {A: CompletenessMark(at("11:20"), 0)}
+    assert (
+        complete(Cut({A: 9}), known_marks, CompletenessRules(idle=MINUTE), lambda: {A: 9}, NOW)
+        is None
+    )
 
 
 def test_batches_count_where_rows_do_not_say_which_partition_they_come_from():
     cut = Cut({A: 9, B: 9, BATCHES: 2})
-    there = {BATCHES: CompletenessMark(at("11:20"), NOW)}
-    assert complete(cut, there, CompletenessRules(lateness=MINUTE), never, NOW) == at("11:19")
+    known_marks = {BATCHES: CompletenessMark(at("11:20"), NOW)}
+    assert complete(cut, known_marks, CompletenessRules(lateness=MINUTE), never, NOW) == at("11:19")
     assert complete(cut, {}, CompletenessRules(), never, NOW) is None
-    by_partition = {**there, **marks(a="11:10", b="10:40")}
+    by_partition = {**known_marks, **marks(a="11:10", b="10:40")}
     assert complete(cut, by_partition, CompletenessRules(), never, NOW) == at("10:40")
     assert (
-        complete(cut, {**there, **marks(a="11:10")}, CompletenessRules(), lambda: {B: 10}, NOW)
+        complete(
+            cut, {**known_marks, **marks(a="11:10")}, CompletenessRules(), lambda: {B: 10}, NOW
+        )
         is None
     )
 
 
 @pytest.mark.parametrize(
-    ("span", "found"),
+    ("span", "expected"),
     [
         ((at("10:00"), NOW + HOUR), NOW + HOUR),
         ((at("10:00"), NOW + HOUR + 1), at("10:00")),
         ((NOW + HOUR + 1, NOW + 99 * HOUR), None),
     ],
 )
-def test_event_times_far_ahead_of_the_clock_are_not_believed(span: Any, found: int | None):
-    assert believed(span, NOW, HOUR) == found
+def test_event_times_far_ahead_of_the_clock_are_not_believed(span: Any, expected: int | None):
+    assert believed(span, NOW, HOUR) == expected
 
 
 # ── batch by batch ───────────────────────────────────────────────────────────────────────────────
@@ -198,18 +205,18 @@ def test_event_times_far_ahead_of_the_clock_are_not_believed(span: Any, found: i
 def test_it_goes_on_with_each_batch_and_never_goes_back():
     judge = CompletenessTracker(CompletenessRules())
     span = (at("10:00"), at("10:30"))
-    assert told(judge, batch("1", {A: 1, B: 0}, {A: span}), lambda: {B: 5}) is None
-    assert told(judge, batch("2", {A: 1, B: 1}, {B: (at("9:00"), at("10:10"))})) == at("10:10")
+    assert judged(judge, batch("1", {A: 1, B: 0}, {A: span}), lambda: {B: 5}) is None
+    assert judged(judge, batch("2", {A: 1, B: 1}, {B: (at("9:00"), at("10:10"))})) == at("10:10")
     late = batch("3", {A: 2, B: 2}, {A: (at("8:00"), at("8:10")), B: span})
-    assert told(judge, late) == at("10:30")
+    assert judged(judge, late) == at("10:30")
     older = batch("4", {A: 3, B: 2, C: 1}, {A: (at("12:00"), at("12:00")), C: (0, at("3:00"))})
-    assert told(judge, older) == at("10:30")  # a new partition with older data
+    assert judged(judge, older) == at("10:30")  # a new partition with older data
 
 
 def test_a_batch_is_judged_once_however_often_its_commit_is_tried():
     judge = CompletenessTracker(CompletenessRules())
     first = batch("1", {A: 1, B: 0}, {A: (0, at("10:30"))})
-    assert told(judge, first, lambda: {A: 1, B: 0}) == at("10:30")
+    assert judged(judge, first, lambda: {A: 1, B: 0}) == at("10:30")
     # The try was lost, or was it? Meanwhile a record came into the partition that was empty.
     assert judge.tell([first], lambda: {A: 1, B: 7}, NOW) == {"1": at("10:30")}
     assert judge.committed([first]) == at("10:30")
@@ -218,15 +225,15 @@ def test_a_batch_is_judged_once_however_often_its_commit_is_tried():
 def test_the_time_that_a_batch_takes_is_no_silence():
     judge = CompletenessTracker(CompletenessRules(idle=MINUTE))
     slow = batch("1", {A: 1, B: 1}, {A: (0, at("10:30")), B: (0, at("10:10"))}, began=NOW - HOUR)
-    assert told(judge, slow, lambda: {A: 1, B: 1}) == at("10:10")
+    assert judged(judge, slow, lambda: {A: 1, B: 1}) == at("10:10")
 
 
 def test_whoever_waits_for_a_position_knows_how_complete_it_is():
     """`indexed` comes before the position is published."""
     index_table, data = FakeTable("db.i", "u2"), FakeTable("db.t", "u")
-    targets = [TableCommitter(each, "main", "s", 1, FakeClock()) for each in (data, index_table)]
-    for each in targets:
-        each.claim()
+    targets = [TableCommitter(table, "main", "s", 1, FakeClock()) for table in (data, index_table)]
+    for target in targets:
+        target.claim()
     seen: list[Cut] = []
     events = Events(
         table=lambda _: targets[0],
@@ -256,8 +263,8 @@ def test_who_is_idle_is_seen_from_when_a_batch_began_not_from_when_it_is_committ
     judge = CompletenessTracker(CompletenessRules(idle=5 * MINUTE))
     first = batch("1", {A: 1, B: 1}, {A: (0, at("10:30")), B: (0, at("10:10"))}, began=NOW - HOUR)
     later = batch("2", {A: 2, B: 1}, {A: (0, at("10:40"))}, began=NOW - HOUR + 6 * MINUTE)
-    found = judge.tell([first, later], lambda: {A: 2, B: 1}, NOW)
-    assert found == {"1": at("10:10"), "2": at("10:40")}
+    answers = judge.tell([first, later], lambda: {A: 2, B: 1}, NOW)
+    assert answers == {"1": at("10:10"), "2": at("10:40")}
 
 
 def test_the_topics_ends_are_asked_for_once_for_all_batches_of_a_commit():
@@ -281,16 +288,16 @@ def test_dead_letters_have_no_event_time_and_the_highest_of_several_tables_count
         {A: (0, at("9:00"))},
         more={"db.u": {A: (0, at("10:00"))}, "db.dead": {A: (0, at("12:00"))}},
     )
-    assert told(judge, several) == at("10:00")
+    assert judged(judge, several) == at("10:00")
     # Tables that have the range already, of a batch whose record was lost: the sum knows.
     again = batch("2", {A: 2}, {A: None}, total={A: (0, at("11:00"))})
-    assert told(judge, again) == at("11:00")
+    assert judged(judge, again) == at("11:00")
 
 
 def test_a_broken_clock_completes_nothing():
     judge = CompletenessTracker(CompletenessRules())
-    assert told(judge, batch("1", {A: 1}, {A: (at("10:00"), DAY + 10**6 * HOUR)})) == at("10:00")
-    assert told(judge, batch("2", {A: 2}, {A: (at("10:30"), at("11:00"))})) == at("11:00")
+    assert judged(judge, batch("1", {A: 1}, {A: (at("10:00"), DAY + 10**6 * HOUR)})) == at("10:00")
+    assert judged(judge, batch("2", {A: 2}, {A: (at("10:30"), at("11:00"))})) == at("11:00")
 
 
 # ── what the index remembers ─────────────────────────────────────────────────────────────────────
@@ -298,20 +305,20 @@ def test_a_broken_clock_completes_nothing():
 
 def rows(judge: CompletenessTracker, *batches: StagedBatch, ends: Any = never) -> pa.Table:
     values = judge.tell(batches, ends, NOW)
-    where = {name: EXPIRED for each in batches for name in each.names}
-    return index.rows([(each, where) for each in batches], values)
+    where = {name: EXPIRED for batch in batches for name in batch.names}
+    return index.rows([(batch, where) for batch in batches], values)
 
 
 def test_every_row_of_a_batch_says_until_when_the_stream_is_complete_with_it():
     judge = CompletenessTracker(CompletenessRules())
-    found = rows(
+    index_rows = rows(
         judge,
         batch("1", {A: 1, B: 1}, {A: (0, at("10:30")), B: (0, at("10:40"))}, total={A: None}),
         batch("2", {A: 2, B: 2}, {A: (0, at("10:50"))}, number=1),
     )
-    assert "complete_until" in found.column_names
+    assert "complete_until" in index_rows.column_names
     first, second = moment(at("10:30")), moment(at("10:40"))
-    assert found["complete_until"].to_pylist() == [first] * 3 + [second]
+    assert index_rows["complete_until"].to_pylist() == [first] * 3 + [second]
     assert index.rows([(batch("1", {A: 1}, {A: None}), {"db.t": EXPIRED})])[
         "complete_until"
     ].to_pylist() == [None]
@@ -320,33 +327,35 @@ def test_every_row_of_a_batch_says_until_when_the_stream_is_complete_with_it():
 def test_the_next_run_knows_from_the_rows_what_the_last_one_knew():
     judge = CompletenessTracker(CompletenessRules(), "db.dead")
     wild = {A: (at("9:50"), DAY + 10**6 * HOUR), B: (0, at("10:40"))}
-    found = rows(
+    index_rows = rows(
         judge,
         batch("1", {A: 1, B: 1}, wild, began=NOW - MINUTE, more={"db.dead": {B: (0, at("12:00"))}}),
         batch("2", {A: 2, B: 2}, {A: (0, at("9:40")), B: None}, began=NOW),
     )
     stands = {A: CompletenessMark(at("9:50"), NOW), B: CompletenessMark(at("10:40"), NOW - MINUTE)}
-    assert recalled(found, CompletenessRules(), "db.dead") == (stands, at("9:50"))
-    assert recalled(found.slice(0, 0), CompletenessRules()) == ({}, None)
-    older = found.drop_columns("complete_until")  # somebody dropped it
+    assert recalled(index_rows, CompletenessRules(), "db.dead") == (stands, at("9:50"))
+    assert recalled(index_rows.slice(0, 0), CompletenessRules()) == ({}, None)
+    older = index_rows.drop_columns("complete_until")  # somebody dropped it
     assert recalled(older, CompletenessRules(), "db.dead") == (stands, None)
 
 
 def test_rows_that_were_made_from_the_ledger_have_no_beginning_and_count_by_their_commit():
-    found = rows(
+    index_rows = rows(
         CompletenessTracker(CompletenessRules()), batch("1", {A: 1}, {A: (0, at("10:30"))}, began=0)
     )
-    assert found["started_at"].null_count == 1
-    stands, until = recalled(found, CompletenessRules())
+    assert index_rows["started_at"].null_count == 1
+    stands, until = recalled(index_rows, CompletenessRules())
     assert (stands[A].high, until) == (at("10:30"), at("10:30"))
 
 
 def test_text_columns_of_any_kind_are_read():
-    found = rows(
+    index_rows = rows(
         CompletenessTracker(CompletenessRules()), batch("1", {A: 1}, {A: (0, at("10:30"))})
     )
-    other = found.set_column(3, "topic", found["topic"].cast(pa.string()).dictionary_encode())
-    assert recalled(other, CompletenessRules()) == recalled(found, CompletenessRules())
+    other = index_rows.set_column(
+        3, "topic", index_rows["topic"].cast(pa.string()).dictionary_encode()
+    )
+    assert recalled(other, CompletenessRules()) == recalled(index_rows, CompletenessRules())
 
 
 # ── against a plain model ────────────────────────────────────────────────────────────────────────
@@ -363,13 +372,15 @@ class Model:
     def judge(self, cut: Mapping[Partition, int], ends: Mapping[Partition, int], now: int) -> None:
         stands = []
         for partition in cut:
-            mine = [(time, read) for p, time, read in self.records if p == partition]
+            own_records = [(time, read) for p, time, read in self.records if p == partition]
             caught_up = ends[partition] <= cut[partition]
-            if not mine and not caught_up:
+            if not own_records and not caught_up:
                 return
-            quiet = mine and now - max(read for _, read in mine) >= (self.rules.idle or 10**18)
-            if mine and not (quiet and caught_up):
-                stands.append(max(time for time, _ in mine))
+            quiet = own_records and now - max(read for _, read in own_records) >= (
+                self.rules.idle or 10**18
+            )
+            if own_records and not (quiet and caught_up):
+                stands.append(max(time for time, _ in own_records))
         if stands:
             now_until = min(stands) - self.rules.lateness
             self.until = now_until if self.until is None else max(self.until, now_until)
@@ -409,11 +420,11 @@ def test_it_is_what_a_plain_model_says_and_never_goes_back(
         log.setdefault(parts[where], []).extend(records)
         now += minutes * MINUTE
         spans: dict[Partition, tuple[int, int] | None] = {}
-        for partition, there in log.items():
-            if partition not in cut and not there:
+        for partition, arrived in log.items():
+            if partition not in cut and not arrived:
                 continue
             start = cut.setdefault(partition, 0)
-            taken = there[start : start + room]
+            taken = arrived[start : start + room]
             room -= len(taken)
             cut[partition] += len(taken)
             known = [DAY + minute * MINUTE for minute in taken if minute is not None]
@@ -422,17 +433,17 @@ def test_it_is_what_a_plain_model_says_and_never_goes_back(
                 spans[partition] = (min(known), max(known)) if known else None
         if not spans:
             continue
-        ends = {partition: len(there) for partition, there in log.items()}
+        ends = {partition: len(arrived) for partition, arrived in log.items()}
         one = batch(f"c{number}", cut, spans, began=now, number=number)
-        found = judge.tell([one], lambda ends=ends: ends, now + HOUR)  # it took an hour
+        answers = judge.tell([one], lambda ends=ends: ends, now + HOUR)  # it took an hour
         model.judge(cut, ends, now)
-        assert found[one.commit_id] == model.until
+        assert answers[one.commit_id] == model.until
         assert before is None or model.until >= before  # type: ignore[operator]
         before = model.until
         if then == "again":
             later = {partition: end + 9 for partition, end in ends.items()}
-            assert judge.tell([one], lambda later=later: later, now + HOUR) == found
-        written = pa.concat_tables([written, index.rows([(one, {"db.t": EXPIRED})], found)])
+            assert judge.tell([one], lambda later=later: later, now + HOUR) == answers
+        written = pa.concat_tables([written, index.rows([(one, {"db.t": EXPIRED})], answers)])
         assert judge.committed([one]) == model.until
         if then == "restart":
             stands, until = recalled(written, rules)
@@ -501,8 +512,10 @@ def test_the_command_loads_no_spark():
         "import sys, frazil.cli.commands, frazil.ops.completeness, frazil.spark.open_table; "
         "print('pyspark' in sys.modules)"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
-    assert found.stdout.strip() == "False"
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, check=True, text=True
+    )
+    assert completed.stdout.strip() == "False"
 
 
 # ── the callback ─────────────────────────────────────────────────────────────────────────────────

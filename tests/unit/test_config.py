@@ -469,8 +469,8 @@ def test_a_setting_that_breaks_the_promise_is_refused_with_its_reason(number: in
     reason = checks._REFUSED[number][3]
     with pytest.raises(ConfigError) as caught:
         made(**{section: {key: bad}})
-    said, _, place = caught.value.message.rpartition(" (")
-    assert said == f"cannot take [{section}] {key} = {bad!r}: {reason}"
+    message, _, place = caught.value.message.rpartition(" (")
+    assert message == f"cannot take [{section}] {key} = {bad!r}: {reason}"
     assert place in (f"argument {section}[{key!r}])", f"argument {section}.{key})")
     if good is not None:
         made(**{section: {key: good}})
@@ -851,10 +851,10 @@ def test_a_catalog_name_that_is_no_text_is_refused():
         made(catalog={"name": 5})
 
 
-@pytest.mark.parametrize("said", ["hex:", "hex:0", "hex:zz", "hex:00 11"])
-def test_a_placeholder_that_is_no_hex_is_refused(said: str):
+@pytest.mark.parametrize("text", ["hex:", "hex:0", "hex:zz", "hex:00 11"])
+def test_a_placeholder_that_is_no_hex_is_refused(text: str):
     with pytest.raises(ConfigError, match="unavailable_value: expected pairs of hex"):
-        made(decode={"unavailable_value": said})
+        made(decode={"unavailable_value": text})
     assert made(decode={"unavailable_value": "hex:00fF"})
     assert made(decode={"unavailable_value": ""}).decode.unavailable_value == ""
 
@@ -901,10 +901,10 @@ def test_sections_made_in_python_are_checked_as_those_of_a_file():
 def test_no_field_takes_what_is_not_of_its_type(kind: Any):
     required = {"id": "a"} if kind is SinkConfig else {"name": "a.b"}
     required = required if kind in (SinkConfig, TableConfig) else {}
-    for each in dataclasses.fields(kind):
+    for field in dataclasses.fields(kind):
         for wrong in (None, object(), b"x", {1, 2}):
-            with pytest.raises(ConfigError, match=rf"\] {each.name}: expected "):
-                kind(**{**required, each.name: wrong})
+            with pytest.raises(ConfigError, match=rf"\] {field.name}: expected "):
+                kind(**{**required, field.name: wrong})
 
 
 def test_dicts_and_lists_stand_for_sections():
@@ -940,7 +940,7 @@ def test_names_may_begin_with_the_catalogs():
 
 
 @pytest.mark.parametrize(
-    ("catalog", "said"),
+    ("catalog", "message"),
     [
         ("", "no .catalog"),
         ('name = "prod"', "no .catalog"),
@@ -952,7 +952,7 @@ def test_names_may_begin_with_the_catalogs():
     ],
 )
 def test_a_catalog_that_cannot_be_opened_is_refused_by_the_file(
-    tmp_path: Path, catalog: str, said: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, catalog: str, message: str, monkeypatch: pytest.MonkeyPatch
 ):
     for name in ("HIVE_CONF_DIR", "HADOOP_CONF_DIR", "SPARK_CONF_DIR"):
         monkeypatch.delenv(name, raising=False)
@@ -960,7 +960,7 @@ def test_a_catalog_that_cannot_be_opened_is_refused_by_the_file(
         '[catalog]\ntype = "glue"\n"s3.path-style-access" = true\n',
         f"[catalog]\n{catalog}\n" if catalog else "",
     )
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         loaded(tmp_path, text)
 
 
@@ -1153,24 +1153,24 @@ def test_every_wrong_value_is_reported_with_the_line_of_its_key_or_section(tmp_p
     }
     refused = 0
     for section, kind in kinds.items():
-        for key in (*(each.name for each in dataclasses.fields(kind)), "no_such_key"):
+        for key in (*(field.name for field in dataclasses.fields(kind)), "no_such_key"):
             for value in ("-1", "true", "1.5", '"\\u00b2"', '"x"', "[[1]]", "{a = {b = []}}"):
-                settings = [each for each in document if each[:2] != (section, key)]
+                settings = [setting for setting in document if setting[:2] != (section, key)]
                 settings.append((section, key, value))
                 lines: list[str] = []
                 where: dict[Any, int] = {}
-                for title in dict.fromkeys(each[0] for each in settings):
+                for title in dict.fromkeys(setting[0] for setting in settings):
                     lines.append(f"[{title}]")
                     where[title] = len(lines)
-                    for _, name, given in (each for each in settings if each[0] == title):
+                    for _, name, given in (setting for setting in settings if setting[0] == title):
                         lines.append(f'"{name}" = {given}')
                         where[title, name] = len(lines)
                 if error := _error(tmp_path, "\n".join(lines)):
                     refused += 1
-                    told = re.search(r" \(sink\.toml:(\d+)\)$", error)
+                    named_line = re.search(r" \(sink\.toml:(\d+)\)$", error)
                     fit = {where[section, key], where[section]}
-                    assert told, (section, key, value, error)
-                    assert int(told[1]) in fit, (section, key, value, error)
+                    assert named_line, (section, key, value, error)
+                    assert int(named_line[1]) in fit, (section, key, value, error)
     assert refused > 300
 
 
@@ -1193,7 +1193,7 @@ class Frame:
 
     def __init__(self) -> None:
         self.sparkSession = self
-        self.conf = {f"spark.sql.catalog.{each}": "SparkCatalog" for each in ("lake", "prod")}
+        self.conf = {f"spark.sql.catalog.{catalog}": "SparkCatalog" for catalog in ("lake", "prod")}
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def making() -> ChunkPipeline:
 
 def needed(settled: ChunkResult) -> dict[str, pa.DataType]:
     columns = settled.needs["db.t"]
-    return {each.name: each.type for each in columns if each.name in TYPES}
+    return {column.name: column.type for column in columns if column.name in TYPES}
 
 
 def rows(settled: ChunkResult) -> list[dict[str, Any]]:
@@ -163,13 +163,13 @@ def test_a_table_made_of_json_has_the_types_that_the_schema_beside_it_names(op: 
     }
     assert list(kinds.items()) == list(TYPES.items())
     columns = pa.schema([*TYPES.items(), ("_op", pa.large_string())])
-    there = settle(
+    first = settle(
         settler(RecordFormat("json"), plan("db.t", columns, key=()), routes=ROUTES),
         (None, value),
         (None, event("c", None, dict.fromkeys(ROW))),
     )
-    assert there.rejections == {}
-    assert rows(there) == [WANTED, dict.fromkeys(TYPES)]
+    assert first.rejections == {}
+    assert rows(first) == [WANTED, dict.fromkeys(TYPES)]
 
 
 def test_a_column_that_is_new_to_a_table_has_the_type_that_the_schema_names():
@@ -178,14 +178,14 @@ def test_a_column_that_is_new_to_a_table_has_the_type_that_the_schema_names():
         settler(RecordFormat("json"), plan("db.t", columns, key=()), routes=ROUTES),
         (None, event("c", None, {"id": 1, "born": 0, "price": unscaled(5)})),
     )
-    found = needed(settled)
-    assert (found["born"], found["price"]) == (pa.date32(), pa.decimal128(10, 2))
+    types = needed(settled)
+    assert (types["born"], types["price"]) == (pa.date32(), pa.decimal128(10, 2))
 
 
 def test_without_a_schema_beside_it_json_is_what_it_is():
     value = json.dumps({"op": "c", "after": {"id": 1, "born": 18628, "price": "BNI="}}).encode()
-    found = needed(settle(making(), (None, value)))
-    assert found == {"id": pa.int64(), "born": pa.int64(), "price": pa.large_string()}
+    types = needed(settle(making(), (None, value)))
+    assert types == {"id": pa.int64(), "born": pa.int64(), "price": pa.large_string()}
 
 
 def test_keys_of_named_types_are_compared_and_deleted_as_what_they_are():
@@ -199,7 +199,7 @@ def test_keys_of_named_types_are_compared_and_deleted_as_what_they_are():
     )
     assert settled.rejections == {}
     assert left(settled) == [(100, Decimal("1.00"))]
-    assert [each["price"] for _, gone in settled.gone for each in gone.to_pylist()] == [
+    assert [row["price"] for _, gone in settled.gone for row in gone.to_pylist()] == [
         Decimal("3.00")
     ]
 
@@ -225,8 +225,8 @@ def test_a_value_that_is_not_what_its_type_says_is_rejected_by_itself(column: An
         (None, event("c", None, {"id": 1, name: value}, columns)),
         (None, event("c", None, {"id": 2, name: None}, columns)),
     )
-    assert {i: each.kind for i, each in settled.rejections.items()} == {0: "misfit"}
-    assert [row["id"] for _, found in settled.rows for row in found.to_pylist()] == [2]
+    assert {i: rejection.kind for i, rejection in settled.rejections.items()} == {0: "misfit"}
+    assert [row["id"] for _, table in settled.rows for row in table.to_pylist()] == [2]
 
 
 @pytest.mark.parametrize(
@@ -274,9 +274,9 @@ def test_a_value_that_is_not_what_its_type_says_is_rejected_by_itself(column: An
 )
 def test_a_schema_that_says_nothing_of_use_changes_nothing(schema: Any):
     text = json.dumps({"schema": schema, "payload": {"op": "c", "after": {"id": 1}}})
-    found = debezium.unwrap_json([text.encode()])
-    assert found.rows == [b'{"id": 1,"_op":"c"}']
-    assert (found.rejected, found.named) == ([], {})
+    unwrapped = debezium.unwrap_json([text.encode()])
+    assert unwrapped.rows == [b'{"id": 1,"_op":"c"}']
+    assert (unwrapped.rejected, unwrapped.named) == ([], {})
 
 
 # ── Avro ─────────────────────────────────────────────────────────────────────────────────────────

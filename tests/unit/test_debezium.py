@@ -98,8 +98,8 @@ def test_what_is_no_change_of_a_row_is_rejected_by_itself():
     assert rows.column("id").to_pylist() == [1, 9]
     assert index is not None
     assert index.tolist() == [0, 8]
-    assert [each.index for each in rejected] == [1, 2, 3, 4, 5, 6, 7]
-    assert {each.kind for each in rejected} == {"envelope"}
+    assert [rejection.index for rejection in rejected] == [1, 2, 3, 4, 5, 6, 7]
+    assert {rejection.kind for rejection in rejected} == {"envelope"}
     assert rejected[0].reason == ("cannot make a row of a change: the table was truncated (op t)")
     assert rejected[4].reason == "cannot make a row of a change: op is 'u' and after is null"
     assert rejected[5].reason == "cannot make a row of a change: op is 'd' and before is null"
@@ -111,7 +111,9 @@ def test_a_change_without_op_is_rejected():
     assert rows.num_rows == 0
     assert rows.schema == columns(schema)
     assert index is not None
-    assert [each.reason for each in rejected] == ["cannot make a row of a change: it has no op"]
+    assert [rejection.reason for rejection in rejected] == [
+        "cannot make a row of a change: it has no op"
+    ]
 
 
 def nested(nullable: bool) -> pa.DataType:
@@ -173,7 +175,7 @@ def test_without_before_a_delete_has_no_row():
         pa.Table.from_pylist([{"op": "d", "after": None}, {"op": "c", "after": row(1)}], schema)
     )
     assert rows.num_rows == 1
-    assert [each.index for each in rejected] == [0]
+    assert [rejection.index for rejection in rejected] == [0]
 
 
 def test_chunks_and_no_rows_at_all_are_fine():
@@ -213,7 +215,7 @@ def test_sides_of_different_types_and_columns_named_as_ours_are_misfits():
 
 
 def encoded(*changes: Any) -> list[bytes]:
-    return [json.dumps(each).encode() for each in changes]
+    return [json.dumps(change).encode() for change in changes]
 
 
 def test_json_is_unwrapped_with_and_without_connects_wrapper():
@@ -221,7 +223,7 @@ def test_json_is_unwrapped_with_and_without_connects_wrapper():
     out, rejected, *_ = unwrap_json(encoded(one, {"schema": {"type": "struct"}, "payload": one}))
     assert rejected == []
     wanted = {"id": 1, "name": "x", "_op": "c", "_source": {"table": "t", "lsn": 7}, "_ts_ms": 5}
-    assert [json.loads(each or b"") for each in out] == [wanted, wanted]
+    assert [json.loads(value or b"") for value in out] == [wanted, wanted]
 
 
 def test_tombstones_are_neither_rows_nor_rejected():
@@ -248,11 +250,13 @@ def test_json_chooses_the_side_as_avro_does():
         change(7, None, row(1)),
     ]
     out, rejected, *_ = unwrap_json(encoded(*changes))
-    assert [each and json.loads(each)["id"] for each in out] == [1, 2, 3, 4, *[None] * 7]
-    assert [each.index for each in rejected] == list(range(4, 11))
-    assert {each.kind for each in rejected} == {"envelope"}
+    assert [value and json.loads(value)["id"] for value in out] == [1, 2, 3, 4, *[None] * 7]
+    assert [rejection.index for rejection in rejected] == list(range(4, 11))
+    assert {rejection.kind for rejection in rejected} == {"envelope"}
     _, _, of_avro = unwrap(given(*changes[:9]))
-    assert [each.reason for each in rejected[:5]] == [each.reason for each in of_avro]
+    assert [rejection.reason for rejection in rejected[:5]] == [
+        rejection.reason for rejection in of_avro
+    ]
 
 
 def test_every_digit_and_escape_stays_as_it_was():
@@ -314,7 +318,7 @@ def test_bad_json_is_rejected_by_itself(value: bytes, kind: str):
     good = b'{"op":"c","after":{"a":1}}'
     out, rejected, *_ = unwrap_json([good, value, good])
     assert out == [b'{"a":1,"_op":"c"}', None, b'{"a":1,"_op":"c"}']
-    assert [(each.index, each.kind) for each in rejected] == [(1, kind)]
+    assert [(rejection.index, rejection.kind) for rejection in rejected] == [(1, kind)]
 
 
 def test_the_json_decoder_reads_on():
@@ -327,5 +331,5 @@ def test_the_json_decoder_reads_on():
 
 
 def test_former_names_of_a_rows_columns_come_from_the_envelopes_schema():
-    told = {"before.a": ("x",), "after.a": ("x",), "after.s.b": ("y",), "source.db": ("z",)}
-    assert aliases(told) == {"a": ("x",), "s.b": ("y",)}
+    names = {"before.a": ("x",), "after.a": ("x",), "after.s.b": ("y",), "source.db": ("z",)}
+    assert aliases(names) == {"a": ("x",), "s.b": ("y",)}

@@ -40,8 +40,8 @@ def marks(low: dict[Partition, int], end: dict[Partition, int]) -> Watermarks:
 
 def decided(wanted: WantedPosition, now: TopicIdentity = KNOWN, **more: Any) -> Intervention:
     position = more.get("position", Cut({A: 50, B: 60}))
-    there = more.get("marks", marks({A: 0, B: 0}, {A: 100, B: 100}))
-    return decide(wanted, position, more.get("known", KNOWN), now, there, "7")
+    watermarks = more.get("marks", marks({A: 0, B: 0}, {A: 100, B: 100}))
+    return decide(wanted, position, more.get("known", KNOWN), now, watermarks, "7")
 
 
 # ── names ────────────────────────────────────────────────────────────────────────────────────────
@@ -62,8 +62,8 @@ def test_nothing_more_comes_of_a_topic_that_was_made_again():
 
 
 def test_a_topic_that_was_made_again_holds_no_hour_back():
-    found = {A: CompletenessMark(100, 0), AGAIN: CompletenessMark(900, 0)}
-    assert complete(Cut({A: 50, AGAIN: 3}), found, CompletenessRules(), dict, 0) == 900
+    known_marks = {A: CompletenessMark(100, 0), AGAIN: CompletenessMark(900, 0)}
+    assert complete(Cut({A: 50, AGAIN: 3}), known_marks, CompletenessRules(), dict, 0) == 900
 
 
 # ── accepting a loss ─────────────────────────────────────────────────────────────────────────────
@@ -76,14 +76,14 @@ def test_what_retention_overtook_is_reported_to_the_offset():
 
 
 def test_so_is_what_it_took_of_a_partition_that_was_never_read():
-    there = marks({A: 0, B: 7}, {A: 100, B: 100})
+    watermarks = marks({A: 0, B: 7}, {A: 100, B: 100})
     position = Cut({A: 50})
-    assert overtaken(position, there) == [Range(B, 0, 7)]
-    found = decided(
-        WantedPosition("accept-loss", (Range(B, 0, 7),)), position=position, marks=there
+    assert overtaken(position, watermarks) == [Range(B, 0, 7)]
+    intervention = decided(
+        WantedPosition("accept-loss", (Range(B, 0, 7),)), position=position, marks=watermarks
     )
-    assert found.lost == (Range(B, 0, 7),)
-    assert overtaken(Cut({Partition("users", 0): 3}), there) == [], "of a topic that is new"
+    assert intervention.lost == (Range(B, 0, 7),)
+    assert overtaken(Cut({Partition("users", 0): 3}), watermarks) == [], "of a topic that is new"
 
 
 def test_of_partitions_whose_offsets_were_passed_over_no_leader_epoch_is_known_any_more():
@@ -111,10 +111,10 @@ def test_without_topic_ids_only_another_cluster_makes_topics_others():
 
 
 def test_exactly_what_is_lost_is_accepted():
-    found = decided(WantedPosition("accept-loss", (Range(A, 50, 70),)), marks=LOST)
-    assert found.lost == (Range(A, 50, 70),)
-    assert not found.begin
-    assert found.origin == KNOWN
+    intervention = decided(WantedPosition("accept-loss", (Range(A, 50, 70),)), marks=LOST)
+    assert intervention.lost == (Range(A, 50, 70),)
+    assert not intervention.begin
+    assert intervention.origin == KNOWN
 
 
 def test_less_than_is_lost_may_be_accepted_while_retention_goes_on():
@@ -143,17 +143,17 @@ def test_nothing_else_is(wrong: Range):
 
 @pytest.mark.parametrize(("start", "at"), [("earliest", 2), ("latest", 30)])
 def test_a_recreated_topic_is_read_under_a_new_name_from_the_given_start(start: str, at: int):
-    there = marks({A: 2}, {A: 30})  # with one partition less
-    found = decided(WantedPosition("adopt-topic", start=start), OTHER, marks=there)
-    assert found.begin == Cut({AGAIN: at})
-    assert found.origin == TopicIdentity("k", {"orders": "id-1", "orders@7": "id-2"})
-    assert not found.lost
+    watermarks = marks({A: 2}, {A: 30})  # with one partition less
+    intervention = decided(WantedPosition("adopt-topic", start=start), OTHER, marks=watermarks)
+    assert intervention.begin == Cut({AGAIN: at})
+    assert intervention.origin == TopicIdentity("k", {"orders": "id-1", "orders@7": "id-2"})
+    assert not intervention.lost
 
 
 def test_one_that_was_adopted_can_be_adopted_again():
     known = TopicIdentity("k", {"orders": "id-1", "orders@5": "id-2"})
     old = Partition("orders@5", 0)
-    found = decide(
+    intervention = decide(
         WantedPosition("adopt-topic"),
         Cut({A: 50, old: 9}),
         known,
@@ -161,8 +161,8 @@ def test_one_that_was_adopted_can_be_adopted_again():
         marks({old: 0}, {old: 4}),
         "7",
     )
-    assert found.begin == Cut({AGAIN: 0})
-    assert found.origin.topics == {"orders": "id-1", "orders@5": "id-2", "orders@7": "id-3"}
+    assert intervention.begin == Cut({AGAIN: 0})
+    assert intervention.origin.topics == {"orders": "id-1", "orders@5": "id-2", "orders@7": "id-3"}
 
 
 def test_nothing_is_adopted_where_all_are_the_same():
@@ -172,52 +172,54 @@ def test_nothing_is_adopted_where_all_are_the_same():
 
 
 def test_the_same_offsets_go_on_under_the_old_name():
-    found = decided(WantedPosition("adopt-topic", same_offsets=True), OTHER)
-    assert found.begin == Cut({A: 50, B: 60})
-    assert found.origin == OTHER
+    intervention = decided(WantedPosition("adopt-topic", same_offsets=True), OTHER)
+    assert intervention.begin == Cut({A: 50, B: 60})
+    assert intervention.origin == OTHER
 
 
-@pytest.mark.parametrize("there", [marks({A: 0, B: 0}, {A: 49, B: 100}), marks({A: 0}, {A: 100})])
-def test_offsets_that_are_not_there_are_not_the_same(there: Watermarks):
+@pytest.mark.parametrize(
+    "watermarks", [marks({A: 0, B: 0}, {A: 49, B: 100}), marks({A: 0}, {A: 100})]
+)
+def test_offsets_that_are_not_there_are_not_the_same(watermarks: Watermarks):
     with pytest.raises(IdentityMismatch, match="ends before the position"):
-        decided(WantedPosition("adopt-topic", same_offsets=True), OTHER, marks=there)
+        decided(WantedPosition("adopt-topic", same_offsets=True), OTHER, marks=watermarks)
 
 
 def test_another_cluster_is_adopted_with_all_its_topics():
-    found = decided(WantedPosition("adopt-topic"), TopicIdentity("k2", {"orders": "id-2"}))
-    assert found.origin.cluster == "k2"
-    assert found.begin == Cut({AGAIN: 0, Partition("orders@7", 1): 0})
-    assert "cluster k2 for k" in found.says
+    intervention = decided(WantedPosition("adopt-topic"), TopicIdentity("k2", {"orders": "id-2"}))
+    assert intervention.origin.cluster == "k2"
+    assert intervention.begin == Cut({AGAIN: 0, Partition("orders@7", 1): 0})
+    assert "cluster k2 for k" in intervention.says
 
 
 def test_a_cluster_with_the_same_topics_changes_its_id_alone():
-    found = decided(WantedPosition("adopt-topic"), TopicIdentity("k2", {"orders": "id-1"}))
-    assert found.begin == Cut({A: 50, B: 60})
-    assert found.origin == TopicIdentity("k2", {"orders": "id-1"})
+    intervention = decided(WantedPosition("adopt-topic"), TopicIdentity("k2", {"orders": "id-1"}))
+    assert intervention.begin == Cut({A: 50, B: 60})
+    assert intervention.origin == TopicIdentity("k2", {"orders": "id-1"})
 
 
 # ── rebasing ─────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_forward_gives_up_what_lies_between():
-    found = decided(WantedPosition("seek", to={("orders", 0): 80}))
-    assert found.lost == (Range(A, 50, 80),)
-    assert not found.begin
+    intervention = decided(WantedPosition("seek", to={("orders", 0): 80}))
+    assert intervention.lost == (Range(A, 50, 80),)
+    assert not intervention.begin
 
 
 def test_back_reads_the_whole_topic_on_under_a_new_name():
     """Partitions that are not named go on where they stood: none of their records comes twice."""
-    found = decided(WantedPosition("seek", to={("orders", 0): 20}))
-    assert found.begin == Cut({AGAIN: 20, Partition("orders@7", 1): 60})
-    assert found.origin.topics == {"orders": "id-1", "orders@7": "id-1"}
-    assert "30 offsets come again" in found.says
+    intervention = decided(WantedPosition("seek", to={("orders", 0): 20}))
+    assert intervention.begin == Cut({AGAIN: 20, Partition("orders@7", 1): 60})
+    assert intervention.origin.topics == {"orders": "id-1", "orders@7": "id-1"}
+    assert "30 offsets come again" in intervention.says
 
 
 def test_a_topic_that_lost_its_tail_is_read_on_from_its_end():
-    found = decided(
+    intervention = decided(
         WantedPosition("seek", to={("orders", 0): 40}), marks=marks({A: 0, B: 0}, {A: 40, B: 100})
     )
-    assert found.begin[AGAIN] == 40
+    assert intervention.begin[AGAIN] == 40
 
 
 @pytest.mark.parametrize("to", [101, 5])
@@ -268,8 +270,8 @@ def test_a_decision_survives_stage_ledger_and_index():
 
 def test_what_is_signed_for_shares_no_snapshot():
     plain = replace(lost_batch(note=""), commit_id="p")
-    found = list(_grouped_by_deletes([plain, plain, lost_batch(), plain], "db.t"))
-    assert [[each.commit_id for each in some] for some in found] == [["p", "p"], ["c"], ["p"]]
+    groups = list(_grouped_by_deletes([plain, plain, lost_batch(), plain], "db.t"))
+    assert [[batch.commit_id for batch in some] for some in groups] == [["p", "p"], ["c"], ["p"]]
 
 
 # ── the proof ────────────────────────────────────────────────────────────────────────────────────
@@ -300,7 +302,7 @@ def test_a_loss_that_nobody_signed_for_is_a_gap(note: str):
     report = history(note).report()
     assert report.verdict == "gap"
     assert report.partitions[0].gaps == (Range(A, 10, 15),)
-    assert "accepted loss" not in {each.kind for each in report.findings}
+    assert "accepted loss" not in {finding.kind for finding in report.findings}
 
 
 def test_a_note_covers_its_own_range_alone():
@@ -309,9 +311,9 @@ def test_a_note_covers_its_own_range_alone():
 
 
 def test_a_hole_beside_an_accepted_loss_is_still_a_gap():
-    found = History().commit({A: (0, 10)})
-    found.commit({A: (10, 15)}, outcomes={A: OutcomeCounts(lost=5)}, note=NOTE.text())
-    report = found.commit({A: (17, 20)}).report()
+    recorded = History().commit({A: (0, 10)})
+    recorded.commit({A: (10, 15)}, outcomes={A: OutcomeCounts(lost=5)}, note=NOTE.text())
+    report = recorded.commit({A: (17, 20)}).report()
     assert report.verdict == "gap"
     assert report.partitions[0].gaps == (Range(A, 15, 17),)
     assert report.partitions[0].ranges("accepted loss") == (Range(A, 10, 15),)
@@ -319,23 +321,23 @@ def test_a_hole_beside_an_accepted_loss_is_still_a_gap():
 
 @pytest.mark.parametrize("signed", [True, False])
 def test_of_an_expired_ledger_the_index_has_the_note(signed: bool):
-    found = history(NOTE.text())
+    recorded = history(NOTE.text())
     located = []
-    for snapshot in found.snapshots:
+    for snapshot in recorded.snapshots:
         entry = parse(snapshot.summary)
         assert entry is not None
         batch = rebuilt(replace(entry, note=entry.note if signed else ""), "db.t", "u")
         located.append((batch, {"db.t": snapshot}))
-    left = [replace(found.snapshots[-1], parent=2)]
-    [report] = audit(Evidence("db.t", left, files=found.files, index={"s": of(rows(located))}))
+    left = [replace(recorded.snapshots[-1], parent=2)]
+    [report] = audit(Evidence("db.t", left, files=recorded.files, index={"s": of(rows(located))}))
     assert report.verdict == ("accepted loss" if signed else "gap")
     assert report.notes == ((NOTE,) if signed else ())
 
 
 def test_rows_where_offsets_were_given_up_are_found():
-    found = history(NOTE.text())
-    found.files.append(replace(found.files[0], path="/x", rows=2, offsets=(11, 12)))
-    assert found.report().verdict == "overlap"
+    recorded = history(NOTE.text())
+    recorded.files.append(replace(recorded.files[0], path="/x", rows=2, offsets=(11, 12)))
+    assert recorded.report().verdict == "overlap"
 
 
 def test_a_summary_says_nothing_of_losses_where_there_are_none():

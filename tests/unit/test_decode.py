@@ -71,7 +71,7 @@ def slow(schema: Any) -> WriterSchema:
 
 
 def accounted(count: int, decoded: list[DecodedChunk], rejected: list[UndecodableRecord]) -> bool:
-    seen = [each.index for each in rejected]
+    seen = [rejection.index for rejection in rejected]
     for group in decoded:
         seen += range(count) if group.index is None else group.index.tolist()
         assert group.index is None or group.index.dtype == np.int64
@@ -301,9 +301,9 @@ TYPES: dict[str, tuple[Any, pa.DataType, list[Any], list[Any] | None, bool]] = {
     ("name", "wrap"),
     [
         (name, wrap)
-        for name, each in TYPES.items()
+        for name, case in TYPES.items()
         for wrap in ("required", "null first", "null last")
-        if wrap == "required" or not isinstance(each[0], list)  # a union cannot hold a union
+        if wrap == "required" or not isinstance(case[0], list)  # a union cannot hold a union
     ],
 )
 def test_each_type_is_read_alike_at_once_and_one_by_one(name: str, wrap: str) -> None:
@@ -314,7 +314,7 @@ def test_each_type_is_read_alike_at_once_and_one_by_one(name: str, wrap: str) ->
         written, expected = [None, *written, None], [None, *expected, None]
     schema = record(before="long", it=kind, after="string")
     values = [
-        encode(schema, {"before": i, "it": each, "after": "!"}) for i, each in enumerate(written)
+        encode(schema, {"before": i, "it": value, "after": "!"}) for i, value in enumerate(written)
     ]
     fast, by_hand = WriterSchema(json.dumps(schema)), slow(schema)
 
@@ -323,18 +323,18 @@ def test_each_type_is_read_alike_at_once_and_one_by_one(name: str, wrap: str) ->
     assert (table is not None) == polars_can, "polars changed: adapt `glued`"
     again, bad = by_hand.read(values)
     assert not bad
-    for each in [again] if table is None else [table, again]:
-        each.validate(full=True)
-        assert each.schema.equals(fast.columns)
-        assert each["before"].to_pylist() == list(range(len(values)))
-        assert each["it"].to_pylist() == expected
+    for result in [again] if table is None else [table, again]:
+        result.validate(full=True)
+        assert result.schema.equals(fast.columns)
+        assert result["before"].to_pylist() == list(range(len(values)))
+        assert result["it"].to_pylist() == expected
     assert table is None or table.equals(again)
 
 
 def test_an_optional_union_of_several_is_null_or_one_member() -> None:
     schema = record(it=["string", "null", "long", COLOR])
     decoder = Decoder(RecordFormat("avro", json.dumps(schema)))
-    values = [encode(schema, {"it": each}) for each in ("a", None, 5)]
+    values = [encode(schema, {"it": value}) for value in ("a", None, 5)]
     [group], rejected = decoder.decode(values)
     assert not rejected
     assert decoder.columns(values).field("it").nullable
@@ -397,7 +397,7 @@ def test_field_names_that_polars_or_the_glue_would_trip_over_are_kept() -> None:
 
 def test_a_top_level_that_is_no_record_is_one_column_named_value() -> None:
     decoder = Decoder(RecordFormat("avro", '["null", "string"]'))
-    [group], _ = decoder.decode([encode(["null", "string"], each) for each in ("a", None)])
+    [group], _ = decoder.decode([encode(["null", "string"], value) for value in ("a", None)])
     assert decoder.columns([]) == pa.schema([("value", pa.large_string())])
     assert group.rows.to_pylist() == [{"value": "a"}, {"value": None}]
 
@@ -406,7 +406,7 @@ def test_a_record_without_fields_keeps_the_number_of_rows() -> None:
     decoder = Decoder(RecordFormat("avro", json.dumps(record())))
     [group], rejected = decoder.decode([b"", b"x", b"", b""])
     assert (group.rows.num_rows, group.rows.num_columns) == (3, 0)
-    assert [each.index for each in rejected] == [1]
+    assert [rejection.index for rejection in rejected] == [1]
 
 
 RECURSIVE = {
@@ -457,7 +457,7 @@ def test_a_schema_that_no_table_can_hold_is_rejected_with_its_reason(
     decoder = Decoder(RecordFormat("avro", json.dumps(schema)))
     decoded, rejected = decoder.decode([b"\x00", b"\x02"])
     assert not decoded
-    assert [each.kind for each in rejected] == ["schema", "schema"]
+    assert [rejection.kind for rejection in rejected] == ["schema", "schema"]
     assert reason in rejected[0].reason
     with pytest.raises(SchemaMismatch, match="cannot make columns"):
         decoder.columns([b"\x00"])
@@ -499,7 +499,7 @@ def test_two_datums_whose_cut_is_moved_are_both_rejected() -> None:
     one, two = flat(1), flat(2)
     decoder = Decoder(RecordFormat("avro", json.dumps(FLAT)))
     decoded, rejected = decoder.decode([flat(0), one + two[:2], two[2:], flat(3)])
-    assert [each.index for each in rejected] == [1, 2]
+    assert [rejection.index for rejection in rejected] == [1, 2]
     assert decoded[0].rows["id"].to_pylist() == [0, 3]
 
 
@@ -508,7 +508,7 @@ def test_the_last_datum_may_not_be_longer_though_nothing_follows_it() -> None:
         _, rejected = Decoder(RecordFormat("avro", json.dumps(FLAT))).decode(
             [flat(0), flat(1) + extra]
         )
-        assert [each.index for each in rejected] == [1]
+        assert [rejection.index for rejection in rejected] == [1]
 
 
 def test_a_rejected_datum_names_the_field() -> None:
@@ -571,7 +571,7 @@ def test_a_datum_out_of_its_bounds_is_rejected_and_its_neighbours_stay(
 ) -> None:
     schema = record(it=kind)
     samples = {"int": 1, "string": "a", "bytes": b"a", "long": 1, "double": 1.5}
-    good = next((each[2][0] for each in TYPES.values() if each[0] == kind), None)
+    good = next((case[2][0] for case in TYPES.values() if case[0] == kind), None)
     if good is None:
         good = samples.get(
             str(kind),
@@ -647,17 +647,17 @@ def test_a_broken_block_is_split_so_that_one_bad_row_costs_few_slow_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     taken = []
-    each = WriterSchema._each
+    original = WriterSchema._each
 
     def spied(self: WriterSchema, values: Any, start: int, end: int, *more: Any) -> pa.Table:
         taken.append(end - start)
-        return each(self, values, start, end, *more)
+        return original(self, values, start, end, *more)
 
     monkeypatch.setattr(WriterSchema, "_each", spied)
     values = [flat(i) for i in range(20_000)]
     values[4321] = b"\x01"
     _, rejected = Decoder(RecordFormat("avro", json.dumps(FLAT))).decode(values)
-    assert [each.index for each in rejected] == [4321]
+    assert [rejection.index for rejection in rejected] == [4321]
     assert sum(taken) <= avro.ONE_BY_ONE
 
 
@@ -761,7 +761,7 @@ def test_a_chunk_of_everything_accounts_for_each_value_once(registry: Any) -> No
     decoder = confluent(registry)
     decoded, rejected = decoder.decode(values)
     assert accounted(len(values), decoded, rejected)
-    assert {(each.index, each.kind) for each in rejected} == {
+    assert {(rejection.index, rejection.kind) for rejection in rejected} == {
         (1, "null"),
         (3, "header"),
         (4, "header"),
@@ -770,11 +770,14 @@ def test_a_chunk_of_everything_accounts_for_each_value_once(registry: Any) -> No
         (8, "datum"),
         (9, "schema"),
     }
-    assert [(each.schema_id, each.rows["id"].to_pylist()) for each in decoded] == [
+    assert [(chunk.schema_id, chunk.rows["id"].to_pylist()) for chunk in decoded] == [
         (7, [0, 7, 10]),
         (8, [2]),
     ]
-    assert [each.index.tolist() for each in decoded if each.index is not None] == [[0, 7, 10], [2]]
+    assert [chunk.index.tolist() for chunk in decoded if chunk.index is not None] == [
+        [0, 7, 10],
+        [2],
+    ]
     # The newest id of the sample that the registry knows names the columns.
     assert decoder.columns([values[0], values[2]]).names == ["id", "extra"]
     assert decoder.columns([values[0], values[5]]).names == FLAT_NAMES
@@ -792,7 +795,7 @@ def test_a_header_that_changes_without_a_sign_in_the_datum_is_seen(registry: Any
         heads[last] = 2
         decoded, rejected = confluent(registry).decode([header(head) + b"\x02" for head in heads])
         assert not rejected
-        assert [each.rows.column_names for each in decoded] == [["meters"], ["feet"]]
+        assert [chunk.rows.column_names for chunk in decoded] == [["meters"], ["feet"]]
         assert decoded[1].index is not None
         assert decoded[1].index.tolist() == [last]
 
@@ -851,8 +854,8 @@ def test_schemas_that_a_schema_refers_to_are_fetched(registry: Any) -> None:
 def test_with_a_schema_given_no_registry_is_asked() -> None:
     decoder = Decoder(RecordFormat("confluent-avro", json.dumps(FLAT)))
     decoded, rejected = decoder.decode([flat(0, header(1)), flat(1, header(2)), flat(2)])
-    assert [each.schema_id for each in decoded] == [1, 2]
-    assert [each.kind for each in rejected] == ["header"]
+    assert [chunk.schema_id for chunk in decoded] == [1, 2]
+    assert [rejection.kind for rejection in rejected] == ["header"]
 
 
 def test_an_unknown_id_is_asked_for_again_later(
@@ -992,18 +995,18 @@ def test_a_good_record_is_good_among_any_number_of_unknown_ids(
     monkeypatch.setattr(schema_registry, "MOST_MISSING", 100)
     ids = [*range(1_000, 3_000), 7]
     decoder = confluent(registry)
-    [group], rejected = decoder.decode([flat(each, header(each)) for each in ids])
+    [group], rejected = decoder.decode([flat(schema_id, header(schema_id)) for schema_id in ids])
     assert group.rows["id"].to_pylist() == [7]
     assert len(rejected) == 2_000
     assert len(schema_registry._missing) == 100
-    decoder.decode([flat(each, header(each)) for each in ids[-50:]])
+    decoder.decode([flat(schema_id, header(schema_id)) for schema_id in ids[-50:]])
     assert len(asked) == 2_001, "the newest are kept in mind"
 
 
 def test_an_id_that_no_registry_can_have_is_not_asked_for(registry: Any) -> None:
     """Asked for it, a registry answers as if it had no such path: 404 without a word of its own."""
     _, rejected = confluent(registry).decode([flat(0, header(2**31)), flat(0, header(2**32 - 1))])
-    assert [each.kind for each in rejected] == ["schema", "schema"]
+    assert [rejection.kind for rejection in rejected] == ["schema", "schema"]
     assert "expected an id of at most 2147483647" in rejected[0].reason
     assert registry.asked == []
 
@@ -1012,13 +1015,13 @@ def test_a_schema_id_in_a_header_is_not_taken_for_one_before_the_value(registry:
     """A bare datum may begin as if it had an id: here it is one of a schema with the same bytes."""
     registry.answers["/schemas/ids/7"] = 200, {"schema": json.dumps(record(a="long"))}
     guid = b"\x01" + KEY.bytes
-    there = ("__value_schema_id", guid)
-    said = [[("x", b"1"), there], [], [("__value_schema_id", None)], [("y", b"")], [there]]
+    pair = ("__value_schema_id", guid)
+    listed = [[("x", b"1"), pair], [], [("__value_schema_id", None)], [("y", b"")], [pair]]
     values = [header(7) + b"\x02", header(7) + b"\x04", b"\x06", header(7) + b"\x08", None]
-    headers = pa.array(said, HEADERS)
+    headers = pa.array(listed, HEADERS)
     [group], rejected = confluent(registry).decode(values, headers)
     assert group.rows["a"].to_pylist() == [2, 4]
-    assert [(each.index, each.kind) for each in rejected] == [
+    assert [(rejection.index, rejection.kind) for rejection in rejected] == [
         (0, "header"),
         (2, "header"),
         (4, "null"),
@@ -1047,7 +1050,7 @@ def test_a_format_can_be_pickled_and_hides_its_secrets() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "found"),
+    ("arguments", "message"),
     [
         (("xml",), "found 'xml'"),
         (("avro",), "expected a schema"),
@@ -1055,9 +1058,9 @@ def test_a_format_can_be_pickled_and_hides_its_secrets() -> None:
     ],
 )
 def test_a_format_that_makes_no_sense_is_a_config_error(
-    arguments: tuple[str, ...], found: str
+    arguments: tuple[str, ...], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=found):
+    with pytest.raises(ConfigError, match=message):
         RecordFormat(*arguments)
 
 
@@ -1080,7 +1083,10 @@ def test_only_nulls_are_all_rejected(kind: str) -> None:
         [None, None]
     )
     assert not decoded
-    assert [(each.index, each.kind) for each in rejected] == [(0, "null"), (1, "null")]
+    assert [(rejection.index, rejection.kind) for rejection in rejected] == [
+        (0, "null"),
+        (1, "null"),
+    ]
 
 
 def test_the_module_needs_no_spark() -> None:
@@ -1114,11 +1120,11 @@ def both(shape: pa.Schema, values: list[bytes | None]) -> tuple[Any, list[Undeco
     assert accounted(len(values), *one)
     assert accounted(len(values), *other)
     assert len(one[0]) == len(other[0])
-    for mine, theirs in zip(one[0], other[0], strict=True):
-        assert mine.rows.schema.equals(shape)
-        assert theirs.rows.schema.equals(shape)
-        mine.rows.validate(full=True)
-        assert mine.rows.equals(theirs.rows)
+    for chunk, other_chunk in zip(one[0], other[0], strict=True):
+        assert chunk.rows.schema.equals(shape)
+        assert other_chunk.rows.schema.equals(shape)
+        chunk.rows.validate(full=True)
+        assert chunk.rows.equals(other_chunk.rows)
     return (one[0][0].rows.to_pylist() if one[0] else []), one[1], took
 
 
@@ -1182,7 +1188,7 @@ def test_json_objects_are_read_at_once() -> None:
         (b"[" * 200_000, "limit", "nested too deep"),
         (b'{"id":1,"l":' + b"[" * 200_000 + b"]" * 200_000 + b"}", "limit", "nested too deep"),
     ],
-    ids=lambda each: repr(each)[:40],
+    ids=lambda value: repr(value)[:40],
 )
 def test_json_that_does_not_fit_is_rejected_and_its_neighbours_stay(
     value: bytes, kind: str, reason: str
@@ -1208,7 +1214,7 @@ def test_a_value_cannot_break_out_of_its_wrapper() -> None:
         b'{"id":1},"x":1',
     ):  # even with the secret names known
         rows, rejected, _ = both(SHAPE, [value, b'{"id":3}'])
-        assert [each.kind for each in rejected] == ["json"]
+        assert [rejection.kind for rejection in rejected] == ["json"]
         assert [r["id"] for r in rows] == [3]
 
 

@@ -41,7 +41,7 @@ def table(*fields: Any) -> pa.Schema:
 
 @pytest.mark.parametrize("kind", DEFAULTS)
 def test_what_a_record_lacks_is_the_write_default_at_every_depth(tmp_path: Path, kind: str):
-    here = replace(
+    spec = replace(
         shape(tmp_path),
         schema=schema(
             _INT("id", 1),
@@ -59,8 +59,8 @@ def test_what_a_record_lacks_is_the_write_default_at_every_depth(tmp_path: Path,
             "l": pa.array([[{"a": 1}, None], None], pa.large_list(inner)),
         }
     )
-    writer = TableWriter(here, "p")
-    writer.write(fitted(rows, here.arrow, "x"))
+    writer = TableWriter(spec, "p")
+    writer.write(fitted(rows, spec.arrow, "x"))
     [file] = writer.close()
     value = VALUES[kind]
     assert pq.ParquetFile(json.loads(file.descriptor)["file-path"]).read().to_pylist() == [
@@ -76,16 +76,16 @@ def test_what_a_record_lacks_is_the_write_default_at_every_depth(tmp_path: Path,
 
 
 def test_a_null_that_a_record_has_is_no_default():
-    here = table(column(1, "d", "int"), column(2, "r", "int", True))
+    target = table(column(1, "d", "int"), column(2, "r", "int", True))
     rows = pa.table({"d": pa.array([None, 5], pa.int32())})
-    assert fitted(rows, here, "x").to_pylist() == [{"d": None, "r": 3}, {"d": 5, "r": 3}]
+    assert fitted(rows, target, "x").to_pylist() == [{"d": None, "r": 3}, {"d": 5, "r": 3}]
     with pytest.raises(SchemaMismatch, match="requires column 'r'"):
-        fitted(pa.table({"r": pa.array([None], pa.int32())}), here, "x")
+        fitted(pa.table({"r": pa.array([None], pa.int32())}), target, "x")
 
 
 def test_the_initial_default_is_not_written():
-    here = table({"id": 1, "name": "d", "required": False, "type": "int", "initial-default": 9})
-    assert fitted(pa.table({"d": [1]}).select([]), here, "x").num_columns == 1
+    target = table({"id": 1, "name": "d", "required": False, "type": "int", "initial-default": 9})
+    assert fitted(pa.table({"d": [1]}).select([]), target, "x").num_columns == 1
     rows = pa.table({"e": pa.array([1], pa.int32())})
     both = table(
         _INT("e", 2), {"id": 1, "name": "d", "required": False, "type": "int", "initial-default": 9}

@@ -54,10 +54,10 @@ def settler(
     upserts: tuple[str, ...] = (),
     modes: dict[str, str] | None = None,  # instead of those of `tables` and `upserts`
 ) -> ChunkPipeline:
-    plans = {each.shape.name: each for each in tables}
+    plans = {table.shape.name: table for table in tables}
     keyed = dict.fromkeys(upserts, "upsert")
     keyed |= {
-        name: LOG if each.log else "upsert" for name, each in plans.items() if each.key or each.log
+        name: LOG if plan.log else "upsert" for name, plan in plans.items() if plan.key or plan.log
     }
     rules = RoutingRules(routes, list({**plans, **keyed})) if routes else None
     keyed = keyed if modes is None else modes
@@ -70,28 +70,28 @@ def settle(by: ChunkPipeline, *records: tuple[bytes | None, bytes | None]) -> Ch
     offsets = np.arange(100, 100 + len(records), dtype=np.int64)
     opened = RawRecords(list(values), offsets, offsets, pa.array(keys, pa.large_binary()), None)
     settled = by.process(HERE, opened, None, frozenset())
-    told = {
-        each
+    accounted = {
+        offset
         for _, rows in (*settled.rows, *settled.gone)
-        for each in rows.column("_offset").to_pylist()
+        for offset in rows.column("_offset").to_pylist()
     }
-    told |= {100 + index for index in settled.rejections}
+    accounted |= {100 + index for index in settled.rejections}
     if not settled.needs:
-        assert len(told) + settled.skipped == len(records)
+        assert len(accounted) + settled.skipped == len(records)
     return settled
 
 
 def gone(settled: ChunkResult, name: str = "db.t") -> list[tuple[Any, ...]]:
-    return _told(settled.gone, name)
+    return _offsets_and_keys(settled.gone, name)
 
 
 def left(settled: ChunkResult, name: str = "db.t") -> list[tuple[Any, ...]]:
-    return _told(settled.left, name)
+    return _offsets_and_keys(settled.left, name)
 
 
-def _told(found: list[tuple[str, pa.Table]], name: str) -> list[tuple[Any, ...]]:
+def _offsets_and_keys(pairs: list[tuple[str, pa.Table]], name: str) -> list[tuple[Any, ...]]:
     """Offset and key of each."""
-    rows = [row for table, rows in found if table == name for row in rows.to_pylist()]
+    rows = [row for table, rows in pairs if table == name for row in rows.to_pylist()]
     return sorted(
         (row["_offset"], *(v for k, v in row.items() if not k.startswith("_"))) for row in rows
     )
@@ -140,7 +140,7 @@ def test_a_key_that_cannot_be_read_is_rejected_by_itself():
     )
     assert gone(settled) == [(104, 3)]
     assert sorted(settled.rejections) == [0, 1, 2, 3]
-    assert {letter.kind for letter in settled.rejections.values()} == {"key"}
+    assert {rejection.kind for rejection in settled.rejections.values()} == {"key"}
     assert "nothing says what it deletes" in settled.rejections[0].reason
 
 
@@ -306,7 +306,7 @@ def test_a_change_of_the_key_in_json_is_seen_whatever_the_key_is(
     text = '{"op":"u","before":{"id":%s},"after":{"id":%s}}'
     moved = settle(by, (None, (text % (before, after)).encode()))
     assert moved.rejections == {}
-    assert [each for each, *_ in left(moved)] == [100]
+    assert [offset for offset, *_ in left(moved)] == [100]
     stays = settle(by, (None, (text % (after, after)).encode()))
     assert left(stays) == []
 
@@ -358,11 +358,11 @@ def test_a_change_log_is_made_with_its_operation_and_optional_columns():
     by = settler(JSON, modes={"db.t": LOG})
     need = settle(by, (doc(id=1), doc(id=1, name="a"))).needs["db.t"]
     assert need.names == ["id", "name", "_op"]
-    assert all(each.nullable for each in need)
+    assert all(field.nullable for field in need)
     by = settler(RecordFormat("avro", json.dumps(SCHEMA)), modes={"db.t": LOG})
     need = settle(by, (doc(id=1), datum(SCHEMA, id=1, name="a"))).needs["db.t"]
     assert need.names == ["id", "name", "_op"]
-    assert all(each.nullable for each in need)
+    assert all(field.nullable for field in need)
 
 
 def test_a_database_tells_the_operation_itself():
@@ -383,9 +383,9 @@ def test_a_change_of_the_key_whose_row_is_rejected_leaves_the_old_row_alone(kind
     format = JSON
     if kind == "avro":
         format = RecordFormat("avro", json.dumps(ENVELOPE))
-        changes = [datum(ENVELOPE, **json.loads(each)) for each in changes]
+        changes = [datum(ENVELOPE, **json.loads(change)) for change in changes]
     plans = replace(plan("db.t", required), evolution="reject")
-    settled = settle(settler(format, plans, routes=ROUTES), *((None, each) for each in changes))
+    settled = settle(settler(format, plans, routes=ROUTES), *((None, change) for change in changes))
     assert sorted(settled.rejections) == [0]
     assert (ids(settled), left(settled)) == ([6], [(101, 5)])
 
@@ -431,8 +431,8 @@ def ordered(path: str, columns: pa.Schema = ORDERED) -> TablePlan:
     return replace(plan("db.t", columns), order=path)
 
 
-def orders(found: list[tuple[str, pa.Table]], path: str) -> list[tuple[int, Any]]:
-    return sorted((each["_offset"], each[path]) for _, t in found for each in t.to_pylist())
+def orders(pairs: list[tuple[str, pa.Table]], path: str) -> list[tuple[int, Any]]:
+    return sorted((row["_offset"], row[path]) for _, t in pairs for row in t.to_pylist())
 
 
 @pytest.mark.parametrize("kind", ["json", "avro"])
@@ -458,15 +458,19 @@ def test_a_delete_has_the_order_of_its_row_or_of_its_change(
         {"op": "u", "before": versioned(7, 1), "after": versioned(8, 5), "source": {"lsn": None}},
     ]
     format = JSON if kind == "json" else RecordFormat("avro", json.dumps(ORDERED_ENVELOPE))
-    values = [doc(**each) if kind == "json" else datum(ORDERED_ENVELOPE, **each) for each in story]
+    values = [
+        doc(**change) if kind == "json" else datum(ORDERED_ENVELOPE, **change) for change in story
+    ]
     settled = settle(
         settler(format, ordered(path), routes=ROUTES), *((None, value) for value in values)
     )
     assert orders(settled.gone, path) == deletes
-    assert [each for each in orders(settled.left, path) if each[0] == 103] == moves
+    assert [pair for pair in orders(settled.left, path) if pair[0] == 103] == moves
     assert sorted(settled.rejections) == rejected
     assert "says which change of a key is the newer one" in settled.rejections[rejected[0]].reason
-    assert {each for each, _ in orders(settled.left, path)} == {103, 104, 105} - {100 + rejected[0]}
+    assert {offset for offset, _ in orders(settled.left, path)} == {103, 104, 105} - {
+        100 + rejected[0]
+    }
 
 
 def test_a_record_without_a_value_has_no_order_but_its_time():
@@ -481,7 +485,7 @@ def test_a_record_without_a_value_has_no_order_but_its_time():
 def test_rows_without_an_order_are_rejected_and_all_others_taken():
     by = settler(JSON, ordered("version", pa.schema([*COLUMNS, pa.field("version", pa.int64())])))
     given = [doc(id=n, name="a", **({} if n % 3 else {"version": n})) for n in range(9)]
-    settled = settle(by, *((None, each) for each in given))
+    settled = settle(by, *((None, value) for value in given))
     assert sorted(ids(settled)) == [0, 3, 6]
     assert sorted(settled.rejections) == [1, 2, 4, 5, 7, 8]
-    assert {each.kind for each in settled.rejections.values()} == {"misfit"}
+    assert {rejection.kind for rejection in settled.rejections.values()} == {"misfit"}

@@ -75,7 +75,7 @@ def test_every_default_in_the_reference_is_the_codes(kind: type):
     title = re.search(r"`\[+(\w+)\]+`", kind.__doc__ or "")
     assert title
     page = re.split(r"^## ", text("docs/reference/config.md"), flags=re.MULTILINE)
-    (section,) = [each for each in page if re.match(rf"`\[+{title[1]}\]+`\n", each)]
+    (section,) = [block for block in page if re.match(rf"`\[+{title[1]}\]+`\n", block)]
     shown = dict(re.findall(r"^\| `(\w+)` \| [^|]* \| ([^|]*) \|", section, re.MULTILINE))
     for field in dataclasses.fields(kind):
         if field.default not in ("", (), dataclasses.MISSING):
@@ -103,10 +103,10 @@ def test_every_step_of_a_batch_is_in_the_architecture(step: str):
 
 def test_every_decision_is_listed():
     listed = text("docs/decisions/README.md")
-    found = sorted(p.name for p in (ROOT / "docs/decisions").glob("*.md") if p.name != "README.md")
-    assert found
-    assert [name for name in found if name not in listed] == []
-    assert all(re.fullmatch(r"\d{3}-[a-z0-9-]+\.md", name) for name in found)
+    notes = sorted(p.name for p in (ROOT / "docs/decisions").glob("*.md") if p.name != "README.md")
+    assert notes
+    assert [name for name in notes if name not in listed] == []
+    assert all(re.fullmatch(r"\d{3}-[a-z0-9-]+\.md", name) for name in notes)
 
 
 def test_no_decision_is_listed_that_is_not_there():

@@ -28,18 +28,18 @@ def drawn() -> dict[str, str | None]:
     parents: dict[str, str | None] = {}
     path: list[str] = []
     for line in (errors.__doc__ or "").splitlines():
-        found = re.fullmatch(r"    ((?:│   |    )*)(├── |└── )?([A-Z]\w+)(?:  .*)?", line)
-        if not found:
+        parsed = re.fullmatch(r"    ((?:│   |    )*)(├── |└── )?([A-Z]\w+)(?:  .*)?", line)
+        if not parsed:
             continue
-        depth = len(found[1]) // 4 + bool(found[2])
-        path[depth:] = [found[3]]
-        parents[found[3]] = path[depth - 1] if depth else None
+        depth = len(parsed[1]) // 4 + bool(parsed[2])
+        path[depth:] = [parsed[3]]
+        parents[parsed[3]] = path[depth - 1] if depth else None
     return parents
 
 
 def test_the_tree_that_is_drawn_is_the_tree_that_is_there():
-    there = {name: kind.__mro__[1].__name__ for name, kind in OURS.items()}
-    assert drawn() == {**there, "FrazilError": None}
+    actual = {name: kind.__mro__[1].__name__ for name, kind in OURS.items()}
+    assert drawn() == {**actual, "FrazilError": None}
 
 
 def test_every_error_says_what_the_operator_must_do():
@@ -102,9 +102,9 @@ def test_an_error_is_found_again_in_sparks_traceback(
     kind: type[FrazilError], message: str, hint: str
 ):
     text = SPARK.replace("{line}", str(encode_for_spark(kind(message, hint=hint))))
-    found = from_traceback("x" * 10_000 + text + text)
-    assert type(found) is kind
-    assert (found.message, found.hint) == (message, hint)
+    error = from_traceback("x" * 10_000 + text + text)
+    assert type(error) is kind
+    assert (error.message, error.hint) == (message, hint)
 
 
 def test_what_spark_adds_on_the_same_line_does_not_hide_the_error():
@@ -132,6 +132,6 @@ def test_a_text_that_holds_none_of_ours_gives_none(text: str):
 
 
 def test_an_error_of_a_newer_version_is_still_an_error():
-    found = from_traceback('frazil-error:["Novel", "cannot x", "y"]')
-    assert type(found) is FrazilError
-    assert str(found) == "cannot x\nhint: y"
+    error = from_traceback('frazil-error:["Novel", "cannot x", "y"]')
+    assert type(error) is FrazilError
+    assert str(error) == "cannot x\nhint: y"

@@ -31,22 +31,22 @@ def must(name: str, kind: pa.DataType) -> pa.Field:
     return pa.field(name, kind, nullable=False)
 
 
-def found(there: Any, given: Any, aliases: Any = None, **more: Any) -> SchemaChanges:
-    return changes(pa.schema(there), pa.schema(given), aliases, **more)
+def compared(existing: Any, given: Any, aliases: Any = None, **more: Any) -> SchemaChanges:
+    return changes(pa.schema(existing), pa.schema(given), aliases, **more)
 
 
 # ── changes ──────────────────────────────────────────────────────────────────────────────────
 
 
 def test_what_fits_needs_no_change():
-    there = {"x": LONG, "s": S({"a": DOUBLE, "more": TEXT}), "l": L(LONG), "m": M(TEXT, LONG)}
+    existing = {"x": LONG, "s": S({"a": DOUBLE, "more": TEXT}), "l": L(LONG), "m": M(TEXT, LONG)}
     given = {"x": INT, "s": S({"a": FLOAT}), "l": pa.list_(INT), "m": M(pa.string(), pa.int16())}
-    assert found(there, given) == SchemaChanges()
-    assert not found(there, given)
+    assert compared(existing, given) == SchemaChanges()
+    assert not compared(existing, given)
 
 
 def test_a_column_that_the_table_lacks_is_added_and_optional():
-    assert found({"x": INT}, [must("y", pa.string()), pa.field("x", INT)]).add == (
+    assert compared({"x": INT}, [must("y", pa.string()), pa.field("x", INT)]).add == (
         ("", pa.field("y", TEXT)),
     )
 
@@ -57,30 +57,30 @@ def test_columns_are_added_inside_structs_lists_and_maps():
         return {"s": inside, "l": L(inside), "m": M(TEXT, inside), "d": S({"s": L(L(inside))})}
 
     new = pa.field("b", INT)
-    assert found(nested("a"), nested("a", "b")) == SchemaChanges(
+    assert compared(nested("a"), nested("a", "b")) == SchemaChanges(
         add=(("s", new), ("l.element", new), ("m.value", new), ("d.s.element.element", new))
     )
 
 
 def test_what_is_inside_an_added_struct_stays_required():
     inside = S([must("a", pa.list_(must("item", pa.int16())))])
-    (column,) = found({}, {"s": inside}).add
+    (column,) = compared({}, {"s": inside}).add
     assert column == ("", pa.field("s", S([must("a", L(must("element", INT)))])))
 
 
 @pytest.mark.parametrize(
-    ("there", "given"),
+    ("existing", "given"),
     [(INT, LONG), (FLOAT, DOUBLE), (pa.decimal128(5, 2), pa.decimal128(9, 2))],
 )
-def test_a_type_is_widened(there: pa.DataType, given: pa.DataType):
-    assert found({"x": there}, {"x": given}) == SchemaChanges(widen=(("x", given),))
-    assert found({"x": given}, {"x": there}) == SchemaChanges()
-    deep = [L(S({"a": M(TEXT, kind)})) for kind in (there, given)]
-    assert found({"x": deep[0]}, {"x": deep[1]}).widen == (("x.element.a.value", given),)
+def test_a_type_is_widened(existing: pa.DataType, given: pa.DataType):
+    assert compared({"x": existing}, {"x": given}) == SchemaChanges(widen=(("x", given),))
+    assert compared({"x": given}, {"x": existing}) == SchemaChanges()
+    deep = [L(S({"a": M(TEXT, kind)})) for kind in (existing, given)]
+    assert compared({"x": deep[0]}, {"x": deep[1]}).widen == (("x.element.a.value", given),)
 
 
 @pytest.mark.parametrize(
-    ("there", "given"),
+    ("existing", "given"),
     [
         (LONG, DOUBLE),
         (INT, FLOAT),
@@ -97,21 +97,21 @@ def test_a_type_is_widened(there: pa.DataType, given: pa.DataType):
         (INT, pa.null()),
     ],
 )
-def test_any_other_change_of_type_is_impossible(there: pa.DataType, given: pa.DataType):
-    (said,) = found({"x": there}, {"x": given}).impossible
-    assert said.startswith("column 'x' is ")
-    assert str(given) in said
+def test_any_other_change_of_type_is_impossible(existing: pa.DataType, given: pa.DataType):
+    (reason,) = compared({"x": existing}, {"x": given}).impossible
+    assert reason.startswith("column 'x' is ")
+    assert str(given) in reason
 
 
 def test_the_key_of_a_map_never_changes():
-    assert found({"m": M(INT, TEXT)}, {"m": M(LONG, TEXT)}).impossible == (
+    assert compared({"m": M(INT, TEXT)}, {"m": M(LONG, TEXT)}).impossible == (
         "column 'm.key' is int32 in the table, int64 in the records",
     )
-    assert not found({"m": M(LONG, TEXT)}, {"m": M(INT, TEXT)})
+    assert not compared({"m": M(LONG, TEXT)}, {"m": M(INT, TEXT)})
 
 
 def test_columns_that_records_may_lack_become_optional():
-    there = [
+    existing = [
         must("x", INT),
         must("y", INT),
         must("s", S([must("a", INT), must("b", INT)])),
@@ -124,33 +124,33 @@ def test_columns_that_records_may_lack_become_optional():
         must("l", L(pa.field("element", INT))),
         must("m", M(TEXT, pa.field("value", INT))),
     ]
-    assert found(there, given) == SchemaChanges(
+    assert compared(existing, given) == SchemaChanges(
         relax=("x", "s.b", "s.a", "l.element", "m.value", "y")
     )
 
 
 def test_identifier_fields_and_what_is_around_them_stay_required():
-    there = [must("id", INT), must("s", S([must("id", INT), must("b", INT)])), must("t", INT)]
+    existing = [must("id", INT), must("s", S([must("id", INT), must("b", INT)])), must("t", INT)]
     given = {"id": INT, "s": S({"id": INT, "b": INT}), "t": INT}
-    assert found(there, given, identifier=["id", "s.id"]) == SchemaChanges(relax=("s.b", "t"))
-    assert found(there, {"t": INT}, identifier=["id", "s.id"]).impossible == (
+    assert compared(existing, given, identifier=["id", "s.id"]) == SchemaChanges(relax=("s.b", "t"))
+    assert compared(existing, {"t": INT}, identifier=["id", "s.id"]).impossible == (
         "column 'id' is an identifier field of the table and not in the records",
         "column 's' is an identifier field of the table and not in the records",
     )
 
 
 def test_metadata_columns_are_not_the_records():
-    there = [must("_offset", LONG), pa.field("x", INT)]
-    assert not found(there, {"x": INT}, beside=["_offset"])
-    for name, said in [
+    existing = [must("_offset", LONG), pa.field("x", INT)]
+    assert not compared(existing, {"x": INT}, beside=["_offset"])
+    for name, reason in [
         ("_offset", "column '_offset' is also the name of a metadata column"),
         ("_Offset", "columns '_offset' and '_Offset' differ only in case"),
     ]:
-        assert found(there, {name: LONG}, beside=["_offset"]).impossible == (said,)
+        assert compared(existing, {name: LONG}, beside=["_offset"]).impossible == (reason,)
 
 
 @pytest.mark.parametrize(
-    ("there", "given", "said"),
+    ("existing", "given", "reason"),
     [
         ({"id": INT}, {"Id": INT}, "columns 'id' and 'Id' differ only in case"),
         ({"id": INT}, {"id": INT, "ID": INT}, "columns 'id' and 'ID' differ only in case"),
@@ -167,35 +167,35 @@ def test_metadata_columns_are_not_the_records():
         ({}, {"x": pa.duration("s")}, "column 'x' is duration[s] " + LACKS),
     ],
 )
-def test_a_column_that_no_table_can_have_is_impossible(there: Any, given: Any, said: str):
-    it = found(there, given)
-    assert it.impossible == (said,)
+def test_a_column_that_no_table_can_have_is_impossible(existing: Any, given: Any, reason: str):
+    it = compared(existing, given)
+    assert it.impossible == (reason,)
     assert it
 
 
 @pytest.mark.parametrize("name", sorted(RESERVED))
 def test_a_name_that_iceberg_keeps_is_impossible_at_the_top_only(name: str):
-    assert found({}, {name: INT}).impossible == (
+    assert compared({}, {name: INT}).impossible == (
         f"column {name!r} has a name that Iceberg keeps for itself",
     )
-    assert not found({}, {"s": S({name: INT})}).impossible
+    assert not compared({}, {"s": S({name: INT})}).impossible
 
 
 def test_a_name_of_a_partition_field_is_impossible_for_a_new_column_only():
-    it = found({"x": INT}, {"x": INT, "at_day": INT}, partitions=["x", "at_day"])
+    it = compared({"x": INT}, {"x": INT, "at_day": INT}, partitions=["x", "at_day"])
     assert it.impossible == ("column 'at_day' has the name of a partition field of the table",)
-    assert found({"y": INT}, {"at_day": INT}, {"at_day": "y"}, partitions=["at_day"]).impossible
+    assert compared({"y": INT}, {"at_day": INT}, {"at_day": "y"}, partitions=["at_day"]).impossible
 
 
 def test_nanoseconds_need_format_three():
     kind = pa.timestamp("ns", "UTC")
-    assert found({}, {"x": kind}).add == (("", pa.field("x", kind)),)
-    assert "format_version = 3" in found({}, {"x": kind}, format_version=2).impossible[0]
-    assert not found({"x": kind}, {"x": kind}, format_version=2)
+    assert compared({}, {"x": kind}).add == (("", pa.field("x", kind)),)
+    assert "format_version = 3" in compared({}, {"x": kind}, format_version=2).impossible[0]
+    assert not compared({"x": kind}, {"x": kind}, format_version=2)
 
 
 def test_a_zone_is_how_a_moment_is_shown_so_a_new_column_has_none_but_utc():
-    (added,) = found({}, {"at": pa.timestamp("us", "+03:00")}).add
+    (added,) = compared({}, {"at": pa.timestamp("us", "+03:00")}).add
     assert added[1].type == pa.timestamp("us", "UTC")
 
 
@@ -203,17 +203,17 @@ def test_a_zone_is_how_a_moment_is_shown_so_a_new_column_has_none_but_utc():
 
 
 def test_a_column_is_renamed_by_its_alias_and_compared_under_it():
-    there = [must("old", INT), pa.field("x", INT)]
-    assert found(there, {"new": LONG, "x": INT}, {"new": "old"}) == SchemaChanges(
+    existing = [must("old", INT), pa.field("x", INT)]
+    assert compared(existing, {"new": LONG, "x": INT}, {"new": "old"}) == SchemaChanges(
         widen=(("old", LONG),), relax=("old",), rename=(("old", "new"),)
     )
 
 
 def test_columns_inside_are_renamed_and_paths_have_the_names_that_the_table_has():
-    there = {"s": S({"a": INT}), "l": L(S({"a": INT})), "m": M(TEXT, S({"a": INT}))}
+    existing = {"s": S({"a": INT}), "l": L(S({"a": INT})), "m": M(TEXT, S({"a": INT}))}
     given = {"t": S({"b": LONG}), "l": L(S({"b": INT, "c": INT})), "m": M(TEXT, S({"b": INT}))}
     aliases = {"t": ("s",), "t.b": "s.a", "l.element.b": ("z", "a"), "m.value.b": "a"}
-    assert found(there, given, aliases) == SchemaChanges(
+    assert compared(existing, given, aliases) == SchemaChanges(
         add=(("l.element", pa.field("c", INT)),),
         widen=(("s.a", LONG),),
         rename=(("s", "t"), ("s.a", "b"), ("l.element.a", "b"), ("m.value.a", "b")),
@@ -221,36 +221,38 @@ def test_columns_inside_are_renamed_and_paths_have_the_names_that_the_table_has(
 
 
 def test_a_record_that_has_both_names_has_two_columns():
-    assert found({"old": INT}, {"old": INT, "new": INT}, {"new": "old"}) == SchemaChanges(
+    assert compared({"old": INT}, {"old": INT, "new": INT}, {"new": "old"}) == SchemaChanges(
         add=(("", pa.field("new", INT)),)
     )
 
 
 def test_a_rename_may_change_nothing_but_case():
-    assert found({"Id": INT}, {"id": INT}, {"id": "Id"}) == SchemaChanges(rename=(("Id", "id"),))
+    assert compared({"Id": INT}, {"id": INT}, {"id": "Id"}) == SchemaChanges(rename=(("Id", "id"),))
 
 
 def test_a_rename_to_a_name_that_is_taken_is_impossible():
-    it = found({"old": INT, "New": INT}, {"new": INT}, {"new": "old"})
+    it = compared({"old": INT, "New": INT}, {"new": INT}, {"new": "old"})
     assert it.impossible == ("columns 'New' and 'new' differ only in case",)
-    assert found({"old": INT}, {"_pos": INT}, {"_pos": "old"}).impossible
-    assert found([must("_o", INT), pa.field("old", INT)], {"_o": INT}, {"_o": "old"}, beside=["_o"])
+    assert compared({"old": INT}, {"_pos": INT}, {"_pos": "old"}).impossible
+    assert compared(
+        [must("_o", INT), pa.field("old", INT)], {"_o": INT}, {"_o": "old"}, beside=["_o"]
+    )
 
 
 def test_a_metadata_column_is_never_renamed():
-    it = found({"_offset": LONG}, {"offset": LONG}, {"offset": "_offset"}, beside=["_offset"])
+    it = compared({"_offset": LONG}, {"offset": LONG}, {"offset": "_offset"}, beside=["_offset"])
     assert it == SchemaChanges(add=(("", pa.field("offset", LONG)),))
 
 
 def test_records_of_an_older_writer_need_no_change_after_a_rename():
-    there = {"new": LONG, "s": S({"b": INT})}
-    assert not found(there, {"old": INT, "s": S({"a": INT})}, {"new": "old", "s.b": "a"})
+    existing = {"new": LONG, "s": S({"b": INT})}
+    assert not compared(existing, {"old": INT, "s": S({"a": INT})}, {"new": "old", "s.b": "a"})
 
 
 def test_two_writers_that_rename_to_and_fro_come_to_rest():
     aliases = {"x": "y", "y": "x"}
-    assert not found({"x": INT}, {"y": INT}, aliases)
-    assert not found({"y": INT}, {"x": INT}, aliases)
+    assert not compared({"x": INT}, {"y": INT}, aliases)
+    assert not compared({"y": INT}, {"x": INT}, aliases)
 
 
 def test_rows_of_an_older_writer_get_the_names_that_the_table_has():
@@ -285,7 +287,7 @@ def test_rows_of_an_older_writer_get_the_names_that_the_table_has():
     ]
     assert out.schema.equals(target)
     assert renamed(rows.slice(1), target, aliases).to_pylist() == out.to_pylist()[1:]
-    numbers = [each.column(0).chunk(0).field(0).buffers()[1] for each in (out, rows)]
+    numbers = [table.column(0).chunk(0).field(0).buffers()[1] for table in (out, rows)]
     assert numbers[0].address == numbers[1].address, "values are not copied"
 
 
@@ -367,7 +369,7 @@ def test_columns_that_are_the_same_by_an_alias_are_one_under_the_newer_name():
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "said"),
+    ("one", "other", "reason"),
     [
         ({"x": INT}, {"x": TEXT}, "column 'x' is int32 in some, large_string in others"),
         ({"x": L(INT)}, {"x": L(FLOAT)}, "column 'x.element' is int32 in some, float in others"),
@@ -375,12 +377,12 @@ def test_columns_that_are_the_same_by_an_alias_are_one_under_the_newer_name():
         ({"x": pa.null()}, {"x": INT}, "column 'x' is null in the records, a type that Iceberg"),
     ],
 )
-def test_columns_that_have_nothing_in_common_are_a_misfit(one: Any, other: Any, said: str):
+def test_columns_that_have_nothing_in_common_are_a_misfit(one: Any, other: Any, reason: str):
     for pair in ((one, other), (other, one)):
         with pytest.raises(SchemaMismatch, match="cannot merge the columns of records: ") as caught:
             merged(*map(pa.schema, pair))
         words = {"in", "some", "others", "and"}
-        assert set(said.replace(",", "").split()) - words <= set(
+        assert set(reason.replace(",", "").split()) - words <= set(
             caught.value.message.replace(",", "").split()
         )
 
@@ -410,8 +412,8 @@ LEAVES = [
 
 
 def fields(kinds: st.SearchStrategy[pa.DataType], least: int) -> st.SearchStrategy[list[pa.Field]]:
-    each = st.builds(pa.field, st.sampled_from("abcd"), kinds, st.booleans())
-    return st.lists(each, unique_by=lambda field: field.name, min_size=least, max_size=3)
+    any_field = st.builds(pa.field, st.sampled_from("abcd"), kinds, st.booleans())
+    return st.lists(any_field, unique_by=lambda field: field.name, min_size=least, max_size=3)
 
 
 def nested(kinds: st.SearchStrategy[pa.DataType]) -> st.SearchStrategy[pa.DataType]:
@@ -431,24 +433,24 @@ schemas = st.one_of(
 )
 
 
-def applied(target: pa.Schema, what: SchemaChanges) -> pa.Schema:
+def applied(target: pa.Schema, schema_changes: SchemaChanges) -> pa.Schema:
     """As Iceberg would, path by path."""
 
     def struct(fields: Any, path: str) -> list[pa.Field]:
-        inside = [field(each, f"{path}.{each.name}".lstrip(".")) for each in fields]
-        return inside + [new for where, new in what.add if where == path]
+        inside = [field(column, f"{path}.{column.name}".lstrip(".")) for column in fields]
+        return inside + [new for where, new in schema_changes.add if where == path]
 
-    def field(each: pa.Field, path: str) -> pa.Field:
-        kind = each.type
+    def field(column: pa.Field, path: str) -> pa.Field:
+        kind = column.type
         if pa.types.is_struct(kind):
             kind = S(struct(kind, path))
         elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
             kind = L(field(kind.value_field.with_name("element"), f"{path}.element"))
         elif pa.types.is_map(kind):
             kind = M(TEXT, field(kind.item_field.with_name("value"), f"{path}.value"))
-        kind = dict(what.widen).get(path, kind)
-        name = dict(what.rename).get(path, each.name)
-        return pa.field(name, kind, each.nullable or path in what.relax)
+        kind = dict(schema_changes.widen).get(path, kind)
+        name = dict(schema_changes.rename).get(path, column.name)
+        return pa.field(name, kind, column.nullable or path in schema_changes.relax)
 
     return pa.schema(struct(target, ""))
 
@@ -458,7 +460,7 @@ def unordered(schema: Any) -> Any:
     if isinstance(schema, pa.Field):
         return schema.nullable, unordered(schema.type)
     if isinstance(schema, pa.Schema) or pa.types.is_struct(schema):
-        return {each.name: unordered(each) for each in schema}
+        return {field.name: unordered(field) for field in schema}
     if pa.types.is_large_list(schema):
         return [unordered(schema.value_field)]
     if pa.types.is_map(schema):
@@ -488,47 +490,49 @@ def test_whatever_is_merged_both_fit_into_it_and_nothing_is_left_to_change(
         both = merged(one, other)
     except SchemaMismatch:
         return
-    for each in (one, other):
-        assert changes(both, each) == SchemaChanges()
-        assert differences(each, both) == []
+    for side in (one, other):
+        assert changes(both, side) == SchemaChanges()
+        assert differences(side, both) == []
     assert unordered(merged(both, one)) == unordered(both)
 
 
 @given(schemas, schemas, schemas)
 def test_the_order_of_merging_does_not_count(a: pa.Schema, b: pa.Schema, c: pa.Schema):
     assert attempt(a, b) == attempt(b, a)
-    each = [attempt(*some) for some in ((a, b, c), (b, a, c), (c, b, a), (c, a, b), (b, c, a))]
-    assert all(one == each[0] for one in each)
+    results = [attempt(*some) for some in ((a, b, c), (b, a, c), (c, b, a), (c, a, b), (b, c, a))]
+    assert all(one == results[0] for one in results)
 
 
 @given(schemas.map(table), schemas)
 @settings(max_examples=300)
 def test_a_table_that_is_changed_fits_the_new_records_and_still_the_old(
-    there: pa.Schema, given: pa.Schema
+    existing: pa.Schema, given: pa.Schema
 ):
-    what = changes(there, given)
-    if what.impossible:
-        assert attempt(there, given) is None
+    schema_changes = changes(existing, given)
+    if schema_changes.impossible:
+        assert attempt(existing, given) is None
         return
-    after = applied(there, what)
+    after = applied(existing, schema_changes)
     assert differences(given, after) == []
     assert changes(after, given) == SchemaChanges()
-    assert differences(there, after) == []  # what was there goes on to fit
-    assert unordered(after) == attempt(there, given)
-    rows = pa.Table.from_arrays([pa.nulls(0, each.type) for each in given], schema=given)
+    assert differences(existing, after) == []  # what was there goes on to fit
+    assert unordered(after) == attempt(existing, given)
+    rows = pa.Table.from_arrays([pa.nulls(0, field.type) for field in given], schema=given)
     assert fitted(rows, after, "rows").schema == after
 
 
 @given(schemas.map(table), schemas)
-def test_what_has_no_differences_needs_at_most_optional_columns(there: pa.Schema, given: pa.Schema):
-    what = changes(there, given)
-    if differences(given, there):
-        assert what
+def test_what_has_no_differences_needs_at_most_optional_columns(
+    existing: pa.Schema, given: pa.Schema
+):
+    schema_changes = changes(existing, given)
+    if differences(given, existing):
+        assert schema_changes
     else:
-        assert what == SchemaChanges(relax=what.relax)
+        assert schema_changes == SchemaChanges(relax=schema_changes.relax)
 
 
 @given(schemas.map(table))
-def test_a_table_fits_itself(there: pa.Schema):
-    assert changes(there, there) == SchemaChanges()
-    assert twins(there) == ""
+def test_a_table_fits_itself(existing: pa.Schema):
+    assert changes(existing, existing) == SchemaChanges()
+    assert twins(existing) == ""

@@ -44,7 +44,7 @@ def written(folder: Path, kind: pa.DataType, *groups: list[Any]) -> pq.ParquetFi
 
 def described(file: pq.ParquetFile, lower: bytes | None, upper: bytes | None) -> DescribedFile:
     rows, column = file.metadata.num_rows, file.read().column(0)
-    low, high = ({} if each is None else {1: each} for each in (lower, upper))
+    low, high = ({} if bound is None else {1: bound} for bound in (lower, upper))
     return DescribedFile("/f", rows, {1: rows}, {1: column.null_count}, low, high)
 
 
@@ -71,7 +71,7 @@ def raw(kind: Any, value: Any) -> bytes:
     return to_bytes(kind, value)
 
 
-@pytest.mark.parametrize(("arrow", "kind", "values"), KINDS, ids=[str(each[0]) for each in KINDS])
+@pytest.mark.parametrize(("arrow", "kind", "values"), KINDS, ids=[str(case[0]) for case in KINDS])
 def test_bounds_that_leave_values_out_are_reported_with_their_number(
     arrow: pa.DataType, kind: Any, values: list[Any], tmp_path: Path
 ):
@@ -80,15 +80,15 @@ def test_bounds_that_leave_values_out_are_reported_with_their_number(
     assert misdescribed(described(file, raw(kind, low), raw(kind, high)), file, NAMES) == []
     assert misdescribed(described(file, None, None), file, NAMES) == []
     for lower, upper, many in ((middle, high, 1), (low, middle, 2), (high, high, 2)):
-        [told] = misdescribed(described(file, raw(kind, lower), raw(kind, upper)), file, NAMES)
-        assert told == f"bounds of column x that leave {many} of its values out"
+        [message] = misdescribed(described(file, raw(kind, lower), raw(kind, upper)), file, NAMES)
+        assert message == f"bounds of column x that leave {many} of its values out"
 
 
 def test_values_too_long_for_a_footer_are_read_before_anything_is_said(tmp_path: Path):
     """As it was: a row group with a value of 5,000 bytes, and bounds of the others."""
     file = written(tmp_path, pa.string(), ["a", "m"], ["n", "z" * 5000, "y"])
-    [told] = misdescribed(described(file, b"a", b"m"), file, NAMES)
-    assert told == "bounds of column x that leave 3 of its values out"
+    [message] = misdescribed(described(file, b"a", b"m"), file, NAMES)
+    assert message == "bounds of column x that leave 3 of its values out"
     assert misdescribed(described(file, b"a", b"zzzzzzzzzzzzzzz{"), file, NAMES) == []
 
 
@@ -101,15 +101,15 @@ def test_counts_that_are_not_the_footers_are_reported(tmp_path: Path):
         "2 values of column x; expected 3": replace(right, values={1: 2}),
         "0 nulls of column x; expected 1": replace(right, nulls={1: 0}),
     }
-    for told, said in wrong.items():
-        assert misdescribed(said, file, NAMES) == [told]
+    for message, description in wrong.items():
+        assert misdescribed(description, file, NAMES) == [message]
 
 
 def test_bounds_of_a_wider_type_count_and_those_of_no_type_are_reported(tmp_path: Path):
     file = written(tmp_path, pa.int32(), [1, 5])
     assert misdescribed(described(file, raw(LongType(), 1), raw(LongType(), 5)), file, NAMES) == []
-    [told] = misdescribed(described(file, raw(LongType(), 2), raw(LongType(), 5)), file, NAMES)
-    assert "leave 1 of" in told
+    [message] = misdescribed(described(file, raw(LongType(), 2), raw(LongType(), 5)), file, NAMES)
+    assert "leave 1 of" in message
     file = written(tmp_path, pa.int64(), [1])
     assert misdescribed(described(file, b"\x01", None), file, NAMES) == [
         "bounds of column x that are no long"
@@ -127,18 +127,20 @@ def test_columns_inside_structs_are_compared_and_those_in_lists_have_no_bounds(t
         pa.table([texts, lists], schema=pa.schema([outer, many])), tmp_path / "f.parquet"
     )
     file = pq.ParquetFile(tmp_path / "f.parquet")
-    said = DescribedFile("/f", 3, {2: 3}, {2: 1}, {2: b"k"}, {2: b"p"})
-    assert misdescribed(said, file, {}) == ["bounds of column a.b that leave 1 of its values out"]
-    assert misdescribed(replace(said, upper={2: b"q"}), file, {}) == []
+    description = DescribedFile("/f", 3, {2: 3}, {2: 1}, {2: b"k"}, {2: b"p"})
+    assert misdescribed(description, file, {}) == [
+        "bounds of column a.b that leave 1 of its values out"
+    ]
+    assert misdescribed(replace(description, upper={2: b"q"}), file, {}) == []
 
 
 def test_uuids_are_compared_as_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from frazil.iceberg import footers
 
     values = sorted(uuid.UUID(int=random.Random(n).getrandbits(128)) for n in range(3))
-    file = written(tmp_path, pa.binary(16), [each.bytes for each in values])
-    found = {1: replace(extents(file.metadata)[1], kind=UUIDType())}
-    monkeypatch.setattr(footers, "extents", lambda _: found)
+    file = written(tmp_path, pa.binary(16), [value.bytes for value in values])
+    uuid_extents = {1: replace(extents(file.metadata)[1], kind=UUIDType())}
+    monkeypatch.setattr(footers, "extents", lambda _: uuid_extents)
     monkeypatch.setattr(ColumnExtent, "within", lambda *_: None)
-    [told] = misdescribed(described(file, values[1].bytes, values[2].bytes), file, NAMES)
-    assert "leave 1 of" in told
+    [message] = misdescribed(described(file, values[1].bytes, values[2].bytes), file, NAMES)
+    assert "leave 1 of" in message

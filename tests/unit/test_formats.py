@@ -167,8 +167,8 @@ def loaded(name: str) -> Any:
     return json.loads(example(name))
 
 
-def reads(name: str, found: object, meant: object) -> None:
-    assert found == meant, (
+def reads(name: str, actual: object, meant: object) -> None:
+    assert actual == meant, (
         f"{name} of version 1 is read as another value: {NEEDED}, and version 1 is read for ever"
     )
 
@@ -191,10 +191,10 @@ def test_a_ledger_entry():
 def test_a_large_ledger_entry_and_its_properties():
     stored = loaded("ledger-entry-packed.json")
     summary, properties = stored["summary"], stored["properties"]
-    found = ledger.parse(ledger.joined(summary, properties))
-    reads("a large ledger entry", found, LARGE)
-    assert found is not None
-    written = ledger.split(replace(LARGE, kept=found.kept).summary())
+    entry = ledger.parse(ledger.joined(summary, properties))
+    reads("a large ledger entry", entry, LARGE)
+    assert entry is not None
+    written = ledger.split(replace(LARGE, kept=entry.kept).summary())
     same(
         "a large ledger entry", [*map(unpacked, written)], [unpacked(summary), unpacked(properties)]
     )
@@ -214,21 +214,21 @@ def kind(key: str) -> str:
 
 def unpacked(values: Mapping[str, str]) -> dict[str, object]:
     """Without what deflate makes of the numbers: its output differs between builds of zlib."""
-    found: dict[str, object] = {}
+    readable: dict[str, object] = {}
     for key, text in values.items():
         if key.startswith("frazil.partitions."):
             assert key.endswith(f".{hashlib.sha256(text.encode()).hexdigest()[:16]}")
-            found[kind(key)] = json.loads(zlib.decompress(base64.b85decode(text)))
+            readable[kind(key)] = json.loads(zlib.decompress(base64.b85decode(text)))
         elif key.startswith("frazil.base."):
             assert key.endswith(f".{hashlib.sha256(text.encode()).hexdigest()[:16]}")
-            found[kind(key)] = unpack(text.partition(":")[2], len(MANY)).tolist()
+            readable[kind(key)] = unpack(text.partition(":")[2], len(MANY)).tolist()
         elif text.startswith("packed:"):
-            found[key] = (text.split(":")[1], unpack(text, len(MANY)).tolist())
+            readable[key] = (text.split(":")[1], unpack(text, len(MANY)).tolist())
         elif key in ("frazil.partitions", "frazil.base"):
-            found[key] = text.partition(".")[0]
+            readable[key] = text.partition(".")[0]
         else:
-            found[key] = text
-    return found
+            readable[key] = text
+    return readable
 
 
 def test_an_operators_note():
@@ -317,15 +317,15 @@ def test_names_of_tables_tags_properties_and_files():
 
 def test_the_property_of_an_unfinished_rewind():
     stored = example("rewind-property.json")
-    found = rewind.note_of({"frazil.rewind.orders": stored}, "orders")
-    reads("an unfinished rewind", found, REWIND)
+    note = rewind.note_of({"frazil.rewind.orders": stored}, "orders")
+    reads("an unfinished rewind", note, REWIND)
     same("an unfinished rewind", REWIND.text(), stored)
 
 
 def test_the_property_of_foreign_commits():
     stored, key = example("foreign-commits-property.json"), "frazil.foreign-commits.orders"
-    found = foreign_commits.recorded("shop.orders", {key: stored})
-    reads("foreign commits", found, {key: FOREIGN})
+    recorded = foreign_commits.recorded("shop.orders", {key: stored})
+    reads("foreign commits", recorded, {key: FOREIGN})
     same("foreign commits", FOREIGN.text(), stored)
 
 

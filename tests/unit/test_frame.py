@@ -44,7 +44,7 @@ A, B, C = Partition("orders", 0), Partition("orders", 1), Partition("other", 0)
 COLUMNS = ("t", "p", "o")
 UTC = dt.timezone.utc
 
-Told = dict[tuple[str, int, int, int], tuple[int, int, tuple[int, ...]]]
+ReportedPieces = dict[tuple[str, int, int, int], tuple[int, int, tuple[int, ...]]]
 
 
 def outcome(
@@ -53,14 +53,14 @@ def outcome(
     """Of a task whose rows carry these offsets."""
     if carried is None:
         return WriteOutcome((), rows or 0, 0, None, None, {})
-    found = {key: np.array(sorted(offsets), np.int64) for key, offsets in carried.items()}
-    return WriteOutcome((), sum(map(len, found.values())), 0, found, None, {})
+    arrays = {key: np.array(sorted(offsets), np.int64) for key, offsets in carried.items()}
+    return WriteOutcome((), sum(map(len, arrays.values())), 0, arrays, None, {})
 
 
 # ── what a task hands back ───────────────────────────────────────────────────────────────────
 
 offset_sets = st.builds(
-    lambda low, above: {low + each for each in above},
+    lambda low, above: {low + distance for distance in above},
     st.integers(0, 2**62),
     st.sets(st.integers(0, 5_000), min_size=1, max_size=200),
 )
@@ -77,8 +77,8 @@ def test_an_outcome_comes_back_as_it_went(
 ):
     packed = None if carried is None else {p: np.array(sorted(o)) for p, o in carried.items()}
     file = DataFileDescriptor('{"file-path":"/a"}', 3, 1000)
-    there = WriteOutcome((file, file), 6, 77, packed, span, {"write": 0.5})
-    back = WriteOutcome.load(there.dump())
+    sent = WriteOutcome((file, file), 6, 77, packed, span, {"write": 0.5})
+    back = WriteOutcome.load(sent.dump())
     assert (back.files, back.rows, back.bytes, back.watermark, dict(back.seconds)) == (
         (file, file),
         6,
@@ -110,10 +110,14 @@ def rows_with(*origins: tuple[Any, Any, Any]) -> pa.Table:
 
 def carried(*tables: pa.Table) -> dict[Partition, list[int]] | None:
     seen = _CarriedColumns(COLUMNS)
-    for each in tables:
-        seen.add(each)
-    found = seen.offsets()
-    return None if found is None else {p: offsets.tolist() for p, offsets in found.items()}
+    for table in tables:
+        seen.add(table)
+    carried_offsets = seen.offsets()
+    return (
+        None
+        if carried_offsets is None
+        else {p: offsets.tolist() for p, offsets in carried_offsets.items()}
+    )
 
 
 def test_offsets_are_distinguished_by_topic_and_partition():
@@ -149,7 +153,7 @@ def test_columns_in_several_pieces_are_read_as_one():
     ],
 )
 def test_an_offset_that_two_rows_carry_proves_nothing(tables: list[Any]):
-    assert carried(*(rows_with(*each) for each in tables)) is None
+    assert carried(*(rows_with(*table) for table in tables)) is None
 
 
 @pytest.mark.parametrize("origin", [(None, 0, 5), ("a", None, 5), ("a", 0, None)])
@@ -177,7 +181,7 @@ def test_no_row_carries_no_offset():
 # ── what adds up ─────────────────────────────────────────────────────────────────────────────
 
 
-def told(*pieces: tuple[Partition, int, int, int]) -> Told:
+def reported(*pieces: tuple[Partition, int, int, int]) -> ReportedPieces:
     """(partition, start, end, how many of them held no record)"""
     return {(*p, start, end): (end - start - n, n, (7,)) for p, start, end, n in pieces}
 
@@ -188,21 +192,21 @@ R = Range(A, 10, 20)
 def test_every_offset_written_is_accounted_for_without_a_report():
     split = [outcome({A: range(10, 14)}), outcome({A: range(14, 20)})]
     assert accounted([R], split, {}) == [RangeCounts(R, 10, seen=(10, 19))]
-    assert accounted([R], [outcome({A: range(10, 20)})], told((A, 10, 20, 0))) == [
+    assert accounted([R], [outcome({A: range(10, 20)})], reported((A, 10, 20, 0))) == [
         RangeCounts(R, 10, seen=(10, 19))
     ]
 
 
 def test_what_a_filter_left_out_is_skipped_where_the_source_reported_the_number_of_records():
-    found = accounted([R], [outcome({A: [12, 17]})], told((A, 10, 15, 0), (A, 15, 20, 0)))
-    assert found == [RangeCounts(R, 2, skipped=8, seen=(12, 17))]
-    assert accounted([R], [], told((A, 10, 20, 0))) == [RangeCounts(R, 0, skipped=10)]
+    tallies = accounted([R], [outcome({A: [12, 17]})], reported((A, 10, 15, 0), (A, 15, 20, 0)))
+    assert tallies == [RangeCounts(R, 2, skipped=8, seen=(12, 17))]
+    assert accounted([R], [], reported((A, 10, 20, 0))) == [RangeCounts(R, 0, skipped=10)]
 
 
 def test_offsets_that_held_no_record_are_invisible_and_not_skipped():
-    found = accounted([R], [outcome({A: [12, 17]})], told((A, 10, 15, 2), (A, 15, 20, 1)))
-    assert found == [RangeCounts(R, 2, skipped=5, invisible=3, seen=(12, 17))]
-    assert accounted([R], [outcome({A: range(10, 17)})], told((A, 10, 20, 3))) == [
+    tallies = accounted([R], [outcome({A: [12, 17]})], reported((A, 10, 15, 2), (A, 15, 20, 1)))
+    assert tallies == [RangeCounts(R, 2, skipped=5, invisible=3, seen=(12, 17))]
+    assert accounted([R], [outcome({A: range(10, 17)})], reported((A, 10, 20, 3))) == [
         RangeCounts(R, 7, invisible=3, seen=(10, 16))
     ]
 
@@ -224,55 +228,55 @@ def test_offsets_that_held_no_record_are_invisible_and_not_skipped():
 def test_pieces_that_do_not_tile_the_range_prove_nothing_unless_all_of_it_was_written(
     pieces: list[Any],
 ):
-    assert accounted([R], [outcome({A: [12, 17]})], told(*pieces)) is None
-    assert accounted([R], [outcome({A: range(10, 20)})], told(*pieces)) == [
+    assert accounted([R], [outcome({A: [12, 17]})], reported(*pieces)) is None
+    assert accounted([R], [outcome({A: range(10, 20)})], reported(*pieces)) == [
         RangeCounts(R, 10, seen=(10, 19))
     ]
 
 
 def test_pieces_of_other_batches_and_partitions_do_not_disturb():
-    pieces = told((A, 0, 10, 4), (A, 10, 20, 1), (A, 20, 30, 4), (B, 10, 20, 4))
+    pieces = reported((A, 0, 10, 4), (A, 10, 20, 1), (A, 20, 30, 4), (B, 10, 20, 4))
     assert accounted([R], [outcome({A: [12]})], pieces) == [
         RangeCounts(R, 1, skipped=8, invisible=1, seen=(12, 12))
     ]
 
 
 def test_more_rows_than_records_prove_nothing():
-    assert accounted([R], [outcome({A: range(10, 18)})], told((A, 10, 20, 3))) is None
+    assert accounted([R], [outcome({A: range(10, 18)})], reported((A, 10, 20, 3))) is None
 
 
 @pytest.mark.parametrize("offset", [9, 20])
 def test_a_row_of_another_batch_proves_nothing(offset: int):
-    assert accounted([R], [outcome({A: [12, offset]})], told((A, 10, 20, 0))) is None
+    assert accounted([R], [outcome({A: [12, offset]})], reported((A, 10, 20, 0))) is None
 
 
 def test_a_row_of_a_partition_that_the_batch_does_not_have_proves_nothing():
     carried = {A: range(10, 20), B: [5]}
-    assert accounted([R], [outcome(carried)], told((A, 10, 20, 0))) is None
+    assert accounted([R], [outcome(carried)], reported((A, 10, 20, 0))) is None
 
 
 def test_an_offset_that_two_tasks_wrote_proves_nothing():
     twice = [outcome({A: [12, 13]}), outcome({A: [13, 14]})]
-    assert accounted([R], twice, told((A, 10, 20, 0))) is None
+    assert accounted([R], twice, reported((A, 10, 20, 0))) is None
 
 
 def test_one_task_whose_rows_carry_nothing_spoils_the_proof():
     some = [outcome({A: range(10, 20)}), outcome(None, rows=1)]
-    assert accounted([R], some, told((A, 10, 20, 0))) is None
+    assert accounted([R], some, reported((A, 10, 20, 0))) is None
 
 
 def test_each_partition_has_a_tally_of_its_own():
     other = Range(B, 0, 3)
-    found = accounted(
+    tallies = accounted(
         [R, other],
         [outcome({A: [10], B: [1]}), outcome({B: [2]})],
-        told((A, 10, 20, 1), (B, 0, 3, 0)),
+        reported((A, 10, 20, 1), (B, 0, 3, 0)),
     )
-    assert found == [
+    assert tallies == [
         RangeCounts(R, 1, skipped=8, invisible=1, seen=(10, 10)),
         RangeCounts(other, 2, skipped=1, seen=(1, 2)),
     ]
-    assert all(tally.balanced for tally in found)
+    assert all(tally.balanced for tally in tallies)
 
 
 def test_a_batch_without_ranges_has_no_tally():
@@ -294,8 +298,8 @@ def test_what_is_accounted_for_always_adds_up(data: st.DataObject):
         if n in tasks
     ]
     inner = data.draw(st.sets(st.integers(1, length - 1))) if length > 1 else set()
-    edges = [start + each for each in sorted({0, length, *inner})]
-    pieces = told(
+    edges = [start + edge for edge in sorted({0, length, *inner})]
+    pieces = reported(
         *((A, a, b, fates[a - start : b - start].count("i")) for a, b in itertools.pairwise(edges))
     )
     [tally] = accounted([where], outcomes, pieces) or [None]
@@ -308,7 +312,7 @@ def test_what_is_accounted_for_always_adds_up(data: st.DataObject):
 def test_a_range_that_a_second_attempt_reported_again_counts_once():
     adding = ReadCountsAccumulator()
     first = adding.addInPlace(adding.zero({}), {("a", 0, 0, 5): (4, 1, (3,))})
-    again: Told = {("a", 0, 0, 5): (4, 1, (4,)), ("a", 0, 5, 9): (4, 0, (4,))}
+    again: ReportedPieces = {("a", 0, 0, 5): (4, 1, (4,)), ("a", 0, 5, 9): (4, 0, (4,))}
     both = adding.addInPlace(first, again)
     assert both == {("a", 0, 0, 5): (4, 1, (3, 4)), ("a", 0, 5, 9): (4, 0, (4,))}
     assert adding.zero(both) == {}
@@ -317,7 +321,7 @@ def test_a_range_that_a_second_attempt_reported_again_counts_once():
 # ── leader epochs ────────────────────────────────────────────────────────────────────────────
 
 
-def read_in(*pieces: tuple[Partition, int, int, tuple[int, ...]]) -> Told:
+def read_in(*pieces: tuple[Partition, int, int, tuple[int, ...]]) -> ReportedPieces:
     """(partition, start, end, the leader epoch that each attempt reported)"""
     return {(*p, start, end): (end - start, 0, epochs) for p, start, end, epochs in pieces}
 
@@ -330,7 +334,7 @@ def test_the_epoch_of_a_range_is_that_of_its_last_piece():
 @pytest.mark.parametrize(
     ("pieces", "why"),
     [
-        ([], "nobody told"),
+        ([], "nobody reports"),
         ([(A, 10, 15, (3,))], "the end of the range is missing"),
         ([(A, 15, 21, (3,))], "of another batch"),
         ([(A, 9, 20, (3,))], "of another batch"),
@@ -445,10 +449,10 @@ def test_types_that_spark_lacks_become_ones_that_it_has(
         ]
     )
     given = pa.schema([pa.field("x", kind, nullable=False), pa.field("deep", deep)])
-    found = presented(given)
-    assert found.field("x") == pa.field("x", top, nullable=False)
-    assert [field.name for field in found.field("deep").type] == ["l", "m", "s"]
-    lists, maps, struct = (field.type for field in found.field("deep").type)
+    schema = presented(given)
+    assert schema.field("x") == pa.field("x", top, nullable=False)
+    assert [field.name for field in schema.field("deep").type] == ["l", "m", "s"]
+    lists, maps, struct = (field.type for field in schema.field("deep").type)
     assert lists.value_type == inside
     assert (maps.key_type, maps.item_type) == (pa.large_string(), inside)
     assert struct.field("x") == pa.field("x", inside, nullable=False)
@@ -488,9 +492,9 @@ def test_values_keep_their_meaning_in_types_that_spark_has(
 
 def shown(column: pa.Array) -> list[Any]:
     kind = presented(pa.schema({"x": column.type})).field("x").type
-    found = frame._present(column, kind)
-    assert found.type == kind
-    return list(found.to_pylist())
+    result = frame._present(column, kind)
+    assert result.type == kind
+    return list(result.to_pylist())
 
 
 def test_uuids_are_text_at_the_top_and_bytes_inside():
@@ -520,11 +524,11 @@ def plan_for(
 
 
 def batches(columns: pa.Schema, *rows: Sequence[Any]) -> list[pa.RecordBatch]:
-    return [pa.RecordBatch.from_pylist(list(each), schema=columns) for each in rows]
+    return [pa.RecordBatch.from_pylist(list(row), schema=columns) for row in rows]
 
 
-def read_back(found: WriteOutcome) -> list[dict[str, Any]]:
-    paths = [json.loads(file.descriptor)["file-path"] for file in found.files]
+def read_back(written: WriteOutcome) -> list[dict[str, Any]]:
+    paths = [json.loads(file.descriptor)["file-path"] for file in written.files]
     return [row for path in paths for row in pq.ParquetFile(path).read().to_pylist()]
 
 
@@ -532,13 +536,13 @@ def test_rows_come_back_from_the_files(tmp_path: Path):
     columns = pa.schema({"id": pa.int64(), "name": pa.string(), "at": pa.timestamp("us", "UTC")})
     rows = [{"id": i, "name": f"é{i}", "at": NOON + dt.timedelta(seconds=i)} for i in range(10)]
     plan = plan_for(tmp_path, columns, event_time="at")
-    found = write(plan, batches(columns, rows[:4], [], rows[4:]))
-    assert read_back(found) == rows
-    assert found.rows == sum(file.rows for file in found.files) == 10
-    assert found.bytes > 0
-    assert found.carried is None
+    written = write(plan, batches(columns, rows[:4], [], rows[4:]))
+    assert read_back(written) == rows
+    assert written.rows == sum(file.rows for file in written.files) == 10
+    assert written.bytes > 0
+    assert written.carried is None
     low = int(NOON.timestamp()) * 10**6
-    assert found.watermark == (low, low + 9 * 10**6)
+    assert written.watermark == (low, low + 9 * 10**6)
 
 
 def test_event_times_are_distinguished_by_the_partition_that_rows_say_they_come_from(
@@ -554,29 +558,32 @@ def test_event_times_are_distinguished_by_the_partition_that_rows_say_they_come_
         return {"t": "a", "p": partition, "o": offset, "at": moment}
 
     given = [row(0, 0, 5), row(1, 0, 2), row(0, 1, 7), row(2, 0, None)], [row(1, 1, 9)]
-    found = write(
+    written = write(
         plan_for(tmp_path, columns, event_time="at", origin=True), batches(columns, *given)
     )
     a, b = Partition("a", 0), Partition("a", 1)
     spans = {a: (low + 5 * 10**6, low + 7 * 10**6), b: (low + 2 * 10**6, low + 9 * 10**6)}
-    assert found.watermarks == spans
-    assert WriteOutcome.load(found.dump()).watermarks == spans
+    assert written.watermarks == spans
+    assert WriteOutcome.load(written.dump()).watermarks == spans
     assert write(plan_for(tmp_path, columns, event_time="at"), []).watermarks == {}
 
 
 def test_a_task_without_rows_writes_no_file_and_says_so(tmp_path: Path):
     columns = pa.schema({"t": pa.string(), "p": pa.int32(), "o": pa.int64()})
-    found = write(plan_for(tmp_path, columns, origin=True), [])
-    assert (found.files, found.rows, found.carried, found.watermark) == ((), 0, {}, None)
+    written = write(plan_for(tmp_path, columns, origin=True), [])
+    assert (written.files, written.rows, written.carried, written.watermark) == ((), 0, {}, None)
     assert list(tmp_path.rglob("*")) == []
 
 
 def test_the_offsets_that_the_rows_carry_come_with_the_files(tmp_path: Path):
     columns = pa.schema({"t": pa.string(), "p": pa.int32(), "o": pa.int64(), "x": pa.int64()})
     rows = [{"t": "orders", "p": i % 2, "o": 100 - i, "x": i} for i in range(6)]
-    found = write(plan_for(tmp_path, columns, origin=True), batches(columns, rows))
-    assert found.carried is not None
-    assert {p: o.tolist() for p, o in found.carried.items()} == {A: [96, 98, 100], B: [95, 97, 99]}
+    written = write(plan_for(tmp_path, columns, origin=True), batches(columns, rows))
+    assert written.carried is not None
+    assert {p: o.tolist() for p, o in written.carried.items()} == {
+        A: [96, 98, 100],
+        B: [95, 97, 99],
+    }
 
 
 def test_small_batches_are_gathered_and_each_row_is_written_once(
@@ -590,28 +597,28 @@ def test_small_batches_are_gathered_and_each_row_is_written_once(
     tables: list[int] = []
     gathered = frame._gathered
 
-    def watched(each: Iterable[pa.RecordBatch]) -> Any:
-        for table in gathered(each):
+    def watched(stream: Iterable[pa.RecordBatch]) -> Any:
+        for table in gathered(stream):
             tables.append(len(table))
             yield table
 
     monkeypatch.setattr(frame, "_gathered", watched)
-    found = write(plan_for(tmp_path, columns, origin=True), batches(columns, *given))
+    written = write(plan_for(tmp_path, columns, origin=True), batches(columns, *given))
     assert tables == [12, 25, 10, 4]
-    assert [row["o"] for row in read_back(found)] == list(range(sum(sizes)))
-    assert found.carried is not None
-    assert found.carried[A].tolist() == list(range(sum(sizes)))
+    assert [row["o"] for row in read_back(written)] == list(range(sum(sizes)))
+    assert written.carried is not None
+    assert written.carried[A].tolist() == list(range(sum(sizes)))
 
 
 def test_the_tables_partitions_are_kept(tmp_path: Path):
     columns = pa.schema({"k": pa.string(), "n": pa.int64()})
     rows = [{"k": "ab"[i % 2], "n": i} for i in range(6)]
-    found = write(plan_for(tmp_path, columns, "k"), batches(columns, rows[:3], rows[3:]))
-    assert sorted((json.loads(f.descriptor)["partition"], f.rows) for f in found.files) == [
+    written = write(plan_for(tmp_path, columns, "k"), batches(columns, rows[:3], rows[3:]))
+    assert sorted((json.loads(f.descriptor)["partition"], f.rows) for f in written.files) == [
         (["a"], 3),
         (["b"], 3),
     ]
-    assert sorted(row["n"] for row in read_back(found)) == list(range(6))
+    assert sorted(row["n"] for row in read_back(written)) == list(range(6))
 
 
 def test_columns_may_come_in_another_order_and_narrower_and_optional_ones_may_be_missing(
@@ -619,8 +626,8 @@ def test_columns_may_come_in_another_order_and_narrower_and_optional_ones_may_be
 ):
     plan = plan_for(tmp_path, pa.schema({"a": pa.int64(), "b": pa.string(), "c": pa.float64()}))
     given = pa.schema({"c": pa.float32(), "a": pa.int32()})
-    found = write(plan, batches(given, [{"c": 0.5, "a": 7}]))
-    assert read_back(found) == [{"a": 7, "b": None, "c": 0.5}]
+    written = write(plan, batches(given, [{"c": 0.5, "a": 7}]))
+    assert read_back(written) == [{"a": 7, "b": None, "c": 0.5}]
 
 
 def test_a_row_that_does_not_fit_is_named_and_crosses_to_the_driver(tmp_path: Path):

@@ -102,9 +102,9 @@ class FakeIndex(FakeTable):
         before = self.files.get(self.refs.get(branch, 0), [])
         snapshot = super().add(manifests, summary, branch)
         new = [
-            File(each["file-path"], each["record-count"], snapshot.sequence)
+            File(fact["file-path"], fact["record-count"], snapshot.sequence)
             for manifest in manifests
-            for each in map(json.loads, json.loads(manifest))
+            for fact in map(json.loads, json.loads(manifest))
         ]
         return self._hold(snapshot, [*before, *new])
 
@@ -164,7 +164,7 @@ class FakeIndex(FakeTable):
         return ["main"]
 
     def needed(self, paths: Sequence[str]) -> set[str]:
-        return {each.manifest_list for each in self.snapshots.values()} & set(paths)
+        return {snapshot.manifest_list for snapshot in self.snapshots.values()} & set(paths)
 
     def expire(self, before_ms: int = 2**62, keep: int = 1, unneeded: Any = None) -> None:
         held = {number for ref, number in self.refs.items() if ref != "main"}
@@ -189,7 +189,7 @@ class FakeIndex(FakeTable):
         return {str(path) for path in self.folder.rglob("*.parquet")}
 
 
-class Life:
+class IndexRun:
     """One run of a sink that commits to an index and looks after it."""
 
     def __init__(self, table: FakeIndex, sink: str = "s", epoch: int = 1) -> None:
@@ -267,12 +267,12 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def exact(table: FakeIndex, batches: int, sinks: Sequence[str] = ("s",)) -> None:
     """Every row of every batch is there once."""
-    found = (
+    rows = (
         table.rows()
         .select(["sink", "batch", "table_name", "topic", "partition", "start_offset", "end_offset"])
         .to_pylist()
     )
-    keys = [tuple(row.values()) for row in found]
+    keys = [tuple(row.values()) for row in rows]
     assert len(set(keys)) == len(keys), "doubled"
     expected = {
         (sink, n, "db.t0", "orders", p, n * 10, n * 10 + 10)
@@ -337,15 +337,15 @@ def test_what_is_full_or_hidden_in_part_or_no_parquet_is_left_alone():
 
 
 def test_files_of_a_tier_become_one_sorted_and_every_row_is_kept(table: FakeIndex):
-    life = Life(table)
+    run = IndexRun(table)
     for _ in range(4):
-        assert life.commit() == ""
+        assert run.commit() == ""
     _, [file] = table.live()
     assert file.rows == 8
     exact(table, 4)
     keys = table.rows().select(list(index.ORDER)).to_pylist()
     assert [tuple(key.values()) for key in keys] == sorted(tuple(key.values()) for key in keys)
-    assert life.steps == ["index-merge", "index-merged"]
+    assert run.steps == ["index-merge", "index-merged"]
     assert [path for path in table.deleted if "filtered" in path], "what Iceberg made on the way"
 
 
@@ -354,29 +354,29 @@ def test_hundreds_of_batches_stay_few_files_and_snapshots(
 ):
     monkeypatch.setattr(tasks, "KEPT", 10)
     monkeypatch.setattr(tasks, "AT_ONCE", 10)
-    life = Life(table)
+    run = IndexRun(table)
     most = 0
     for _ in range(200):
-        life.commit()
+        run.commit()
         most = max(most, len(table.live()[1]))
     assert most <= 4 * index.FANOUT + 400 // index.FULL
     assert len(table.snapshots) <= 10 + 10 + 2 * index.FANOUT
     exact(table, 200)
-    head = TableCommitter(table, "main", "s", 0, life.clock).head()
+    head = TableCommitter(table, "main", "s", 0, run.clock).head()
     assert head.entry is not None
-    assert head.entry.end == life.end == Cut({P: 2000, Q: 2000})
+    assert head.entry.end == run.end == Cut({P: 2000, Q: 2000})
 
 
 def test_the_position_is_found_when_everything_else_was_expired(table: FakeIndex):
     """L11: a merge on top of the tag, and nothing left before it."""
-    life = Life(table)
+    run = IndexRun(table)
     for _ in range(4):
-        life.commit()
+        run.commit()
     assert tasks.MERGE in next(table.history("main")).summary
     table.add([], {})
     table.expire(2**62, 1)
     assert len(list(table.history("main"))) == 1
-    heir = Life(table, epoch=2)
+    heir = IndexRun(table, epoch=2)
     assert heir.end == Cut({P: 40, Q: 40})
     for _ in range(5):
         assert heir.commit() == ""
@@ -384,22 +384,22 @@ def test_the_position_is_found_when_everything_else_was_expired(table: FakeIndex
 
 
 def test_what_a_merge_reads_is_counted_against_what_the_manifests_say(table: FakeIndex):
-    life = Life(table)
+    run = IndexRun(table)
     for _ in range(3):
-        life.commit()
+        run.commit()
     newest, files = table.live()
     table.files[newest.id] = [*files[1:], replace(files[0], rows=files[0].rows + 1)]
-    assert "expected 9 rows, found 8" in life.commit()
+    assert "expected 9 rows, found 8" in run.commit()
 
 
 # ── merging, when something goes wrong ───────────────────────────────────────────────────────────
 
 
 def test_a_merge_whose_answer_was_lost_is_found_and_nothing_live_is_removed(table: FakeIndex):
-    life = Life(table)
+    run = IndexRun(table)
     table.rewrites = ["lost"]
     for _ in range(4):
-        assert life.commit() == ""
+        assert run.commit() == ""
     newest, [file] = table.live()
     assert newest.manifest_list not in table.deleted
     assert Path(file.path).exists()
@@ -407,16 +407,16 @@ def test_a_merge_whose_answer_was_lost_is_found_and_nothing_live_is_removed(tabl
 
 
 def test_files_of_a_merge_that_failed_go_when_it_can_come_to_nothing_any_more(table: FakeIndex):
-    life = Life(table)
+    run = IndexRun(table)
     table.rewrites = ["dropped"]
     for _ in range(3):
-        life.commit()
+        run.commit()
     before = table.on_disk
-    assert "503" in life.commit()
-    [made] = table.on_disk - before - {life.table.live()[1][-1].path}
+    assert "503" in run.commit()
+    [made] = table.on_disk - before - {run.table.live()[1][-1].path}
     assert Path(made).name.startswith("frazil-s-1-4-"), "named so that `frazil orphans` finds it"
-    life.clock.sleep(3600)
-    assert life.commit() == "", "the next commit moved the table on"
+    run.clock.sleep(3600)
+    assert run.commit() == "", "the next commit moved the table on"
     assert made in table.deleted
     assert len(table.live()[1]) == 1
     assert table.on_disk >= {file.path for file in table.live()[1]}
@@ -425,20 +425,20 @@ def test_files_of_a_merge_that_failed_go_when_it_can_come_to_nothing_any_more(ta
 
 def test_a_request_that_may_still_arrive_keeps_its_files(table: FakeIndex):
     """Nothing is deleted before it is certain that the merge was not, and will not be, applied."""
-    life = Life(table)
+    run = IndexRun(table)
     table.rewrites = ["dropped"]
     for _ in range(4):
-        life.commit()
-    life.clock.sleep(3600)
-    life.upkeep.resolve()
-    life.upkeep.resolve()
+        run.commit()
+    run.clock.sleep(3600)
+    run.upkeep.resolve()
+    run.upkeep.resolve()
     assert table.deleted == []
 
 
 def test_a_store_that_does_not_answer_is_left_in_peace_and_tried_again(
     table: FakeIndex, monkeypatch: pytest.MonkeyPatch
 ):
-    life = Life(table)
+    run = IndexRun(table)
     asked: list[int] = []
 
     def away(*_: Any) -> pa.Table:
@@ -448,20 +448,20 @@ def test_a_store_that_does_not_answer_is_left_in_peace_and_tried_again(
     with monkeypatch.context() as patched:
         patched.setattr(index, "read", away)
         for _ in range(40):
-            life.commit()
-            life.clock.sleep(1)
-    assert life.upkeep.trouble == "OSError: the bucket is away"
+            run.commit()
+            run.clock.sleep(1)
+    assert run.upkeep.trouble == "OSError: the bucket is away"
     assert len(asked) < 8, "longer and longer"
-    life.clock.sleep(3600)
-    assert life.commit() == ""
+    run.clock.sleep(3600)
+    assert run.commit() == ""
     exact(table, 41)
 
 
 def test_a_fenced_run_does_not_merge(table: FakeIndex):
-    old = Life(table)
+    old = IndexRun(table)
     for _ in range(3):
         old.commit()
-    heir = Life(table, epoch=2)
+    heir = IndexRun(table, epoch=2)
     heir.commit()
     files = table.live()[1]
     old.upkeep._enough = 0
@@ -471,9 +471,9 @@ def test_a_fenced_run_does_not_merge(table: FakeIndex):
 
 
 def test_a_run_that_is_fenced_while_it_merges_changes_nothing(table: FakeIndex):
-    old = Life(table)
-    heirs: list[Life] = []
-    table.rewrites, table.race = ["race"], lambda: heirs.append(Life(table, epoch=2))
+    old = IndexRun(table)
+    heirs: list[IndexRun] = []
+    table.rewrites, table.race = ["race"], lambda: heirs.append(IndexRun(table, epoch=2))
     for _ in range(3):
         old.commit()
     assert "has another run than epoch 1" in old.commit()
@@ -484,23 +484,23 @@ def test_a_run_that_is_fenced_while_it_merges_changes_nothing(table: FakeIndex):
 
 
 def test_two_sinks_share_an_index_and_of_two_merges_one_gives_way(table: FakeIndex):
-    ours, theirs = Life(table, "s"), Life(table, "x")
+    ours, other = IndexRun(table, "s"), IndexRun(table, "x")
     for _ in range(2):
         ours.commit()
-    theirs.commit()
+    other.commit()
 
     def race() -> None:
-        theirs.upkeep._enough = 0
-        assert theirs.upkeep.run_due() == ""  # merges the same four first
+        other.upkeep._enough = 0
+        assert other.upkeep.run_due() == ""  # merges the same four first
 
     table.rewrites, table.race = ["race"], race
     assert "Missing required files" in ours.commit()
-    assert "index-merged" in theirs.steps
+    assert "index-merged" in other.steps
     assert len(table.live()[1]) == 1
     ours.clock.sleep(3600)
     for _ in range(20):
         assert ours.commit() == ""
-        assert theirs.commit() == ""
+        assert other.commit() == ""
     rows = table.rows()
     assert sorted(set(rows["sink"].to_pylist())) == ["s", "x"]
     assert len(rows) == 2 * (23 + 21)
@@ -517,19 +517,19 @@ def test_a_column_that_somebody_added_or_renamed_is_kept(table: FakeIndex):
     batch = batch_of("s", 1, 0, Cut({P: 0}), [Range(P, 0, 3)])
     located = [(batch, {"db.t0": Snapshot(7, None, 0, 0, "", {})})]
     [file] = index.paths(index.write(shape, "a", located))
-    found = json.loads(shape.schema)
-    by_name = {each["name"]: each for each in found["fields"]}
+    schema = json.loads(shape.schema)
+    by_name = {field["name"]: field for field in schema["fields"]}
     by_name["skipped"]["name"] = "left_out"
-    found["fields"].append({"id": 99, "name": "note", "required": False, "type": "string"})
-    changed = replace(shape, schema=json.dumps(found))
+    schema["fields"].append({"id": 99, "name": "note", "required": False, "type": "string"})
+    changed = replace(shape, schema=json.dumps(schema))
     rows = index.read(changed, [file])
     assert rows["left_out"].to_pylist() == [0]
     assert rows["note"].to_pylist() == [None]
-    found["fields"][-1]["required"] = True
+    schema["fields"][-1]["required"] = True
     with pytest.raises(SchemaMismatch, match="'note'"):
-        index.read(replace(shape, schema=json.dumps(found)), [file])
+        index.read(replace(shape, schema=json.dumps(schema)), [file])
     with pytest.raises(SchemaMismatch, match="make it optional"):
-        index.put(replace(shape, schema=json.dumps(found)), "a", index.rows(located))
+        index.put(replace(shape, schema=json.dumps(schema)), "a", index.rows(located))
 
 
 # ── the six caveats ──────────────────────────────────────────────────────────────────────────────
@@ -562,7 +562,7 @@ def broken(stream: Stream, error: FrazilError) -> Callable[[], None]:
 )
 def test_l9_index_trouble_never_stops_the_data(stream: Stream, error: FrazilError):
     stream.bounds = BackpressureLimits(6, 10**9, 3600)
-    stream.life()
+    stream.begin_run()
     stream.hand(a=1)
     stream.settle()
     mended = broken(stream, error)
@@ -607,8 +607,10 @@ def test_l9_what_contradicts_the_position_still_stops_at_once(stream: Stream, er
 def history_of(stream: Stream, name: str) -> dict[str, int]:
     """Commit id → the snapshot of the table that has it."""
     table = stream.tables[name]
-    found = ledger.entries(table.history("main"), "s")
-    return {each: snapshot.id for entry, snapshot in found for each in entry.commit_ids}
+    committed = ledger.entries(table.history("main"), "s")
+    return {
+        commit_id: snapshot.id for entry, snapshot in committed for commit_id in entry.commit_ids
+    }
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -628,18 +630,20 @@ def test_l10_l11_no_row_without_its_data_and_none_twice_whatever_dies(seed: int)
         if dice.random() < 0.1:
             for table in tables:
                 table.faults = []  # a claim needs its tables
-            stream.life()
+            stream.begin_run()
         stream.clock.sleep(dice.choice([0, 1, LONGEST_PAUSE]))
-        there = {name: history_of(stream, name) for name in stream.tables}
+        histories = {name: history_of(stream, name) for name in stream.tables}
         for row in stream.index.live():
             commit_id, _, names = row.partition(":")
-            assert all(commit_id in there[name] for name in names.split(",") if name), "orphaned"
+            assert all(commit_id in histories[name] for name in names.split(",") if name), (
+                "orphaned"
+            )
     for table in tables:
         table.faults = []
     stream.settle()
     assert stream.indexed == [f"c{n}" for n in range(1, 61)]
     for name, table in stream.tables.items():
-        batches = [each for each in table.live() if each]
+        batches = [batch for batch in table.live() if batch]
         assert len(set(batches)) == len(batches), name
     total = sum(
         entry.total.offsets for entry, _ in ledger.entries(stream.index.history("main"), "s")
@@ -659,8 +663,8 @@ def test_l12_what_an_abandoned_run_leaves_is_found_by_its_name():
             ("index/metadata", "-m0.avro"),
         )
     ]
-    found = tasks.orphan_files(made, sink="s", epoch=2, referenced=made[2:3], staged=[])
-    assert found == [made[0], made[1], made[3]]
+    orphans = tasks.orphan_files(made, sink="s", epoch=2, referenced=made[2:3], staged=[])
+    assert orphans == [made[0], made[1], made[3]]
 
 
 def test_l12_what_iceberg_made_for_a_commit_that_came_to_nothing_is_found_too():
@@ -669,22 +673,22 @@ def test_l12_what_iceberg_made_for_a_commit_that_came_to_nothing_is_found_too():
     lists = [f"/i/metadata/snap-{n}-1-{uuid.uuid4()}.avro" for n in (123, 456)]
     ours = f"/i/metadata/frazil-s-1-7-{uuid.uuid4()}-m0.avro"
     others = ["/i/metadata/v7.metadata.json", "/i/metadata/version-hint.text", "/i/metadata/x.avro"]
-    found = tasks.abandoned([one, other, *lists, ours, *others], [f"file:{one}", lists[1]])
-    assert found == [other, lists[0]]
+    orphans = tasks.abandoned([one, other, *lists, ours, *others], [f"file:{one}", lists[1]])
+    assert orphans == [other, lists[0]]
 
 
 def test_l13_one_partitions_trouble_stays_its_own():
     """The index and the ledger tell of each partition apart: one hole, one line that says so."""
-    snapshots, told = [], []
+    snapshots, parts = [], []
     for n in range(4):
         ranges = [Range(p, n * 10, n * 10 + 10) for p in (P, Q)]
         begin = Cut({P: n * 10, Q: n * 10})
         batch = replace(batch_of("s", 1, n, begin, ranges), commit_id=f"c{n}")
         summary = {**entry_of([batch], "db.t0", 1).summary(), "added-records": "20"}
         snapshots.append(Snapshot(100 + n, 99 + n if n else None, n + 1, n, "append", summary))
-        told.append(index.rows([(batch, {"db.t0": snapshots[-1]})]))
-    told[2] = told[2].filter(pc.not_equal(told[2]["partition"], Q.number))
-    rows, position = pa.concat_tables(told), Cut({P: 40, Q: 40})
+        parts.append(index.rows([(batch, {"db.t0": snapshots[-1]})]))
+    parts[2] = parts[2].filter(pc.not_equal(parts[2]["partition"], Q.number))
+    rows, position = pa.concat_tables(parts), Cut({P: 40, Q: 40})
     evidence = Evidence(
         "db.t0", snapshots[::-1], index={"s": told_of(rows)}, positions={"s": position}
     )
@@ -692,13 +696,13 @@ def test_l13_one_partitions_trouble_stays_its_own():
     verdicts = {line.range.partition: line.verdict for line in report.partitions}
     assert verdicts[P] == "proven"
     assert verdicts[Q] != "proven"
-    assert {r for each in report.findings for r in each.ranges} == {Range(Q, 20, 30)}
+    assert {r for finding in report.findings for r in finding.ranges} == {Range(Q, 20, 30)}
 
 
 def test_l14_a_slow_index_pushes_back_and_says_so(stream: Stream):
     """The stream waits at its bound, with a reason; nothing piles up, nothing is lost."""
     stream.bounds = BackpressureLimits(4, 10**9, 3600)
-    stream.life()
+    stream.begin_run()
     stream.committer.queue.clock = time
     slow, append = threading.Event(), stream.index.append
 
@@ -749,7 +753,7 @@ class Filled(Stream):
             if dice.random() < 0.4:
                 self.round()
         self.settle()
-        self.told = pa.concat_tables(self.rows)
+        self.all_rows = pa.concat_tables(self.rows)
 
     def _rows(self, located: Any) -> list[str]:
         self.rows.append(index.rows(located))
@@ -759,19 +763,19 @@ class Filled(Stream):
         dice, name = self.dice, [*self.tables]
         where = [p for p in (P, Q) if dice.random() < 0.8] or [P]
         ranges = [Range(p, self.end[p], self.end[p] + dice.randint(1, 9)) for p in where]
-        held = name if self.alone else [each for each in name if dice.random() < 0.6]
+        held = name if self.alone else [table for table in name if dice.random() < 0.6]
         tables = tuple(
             StagedTable(
-                each,
-                f"uuid-{each}",
+                table,
+                f"uuid-{table}",
                 0,
-                (f"c{number}-{each}",),
+                (f"c{number}-{table}",),
                 (),
                 1,
                 1,
                 tuple(map(self._tally, ranges)),
             )
-            for each in held
+            for table in held
         )
         total = () if self.alone else tuple(map(self._tally, ranges))
         made = StagedBatch(
@@ -807,11 +811,15 @@ class Filled(Stream):
         def of(table: FakeTable) -> list[Snapshot]:
             return [s for _, s in ledger.entries(table.history("main"), "s")][::-1]
 
-        found = [
+        histories = [
             LedgerHistory(name, table.uuid, of(table), self._files(name))
             for name, table in self.tables.items()
         ]
-        return found if self.alone else [*found, LedgerHistory(index.STREAM, "", of(self.index))]
+        return (
+            histories
+            if self.alone
+            else [*histories, LedgerHistory(index.STREAM, "", of(self.index))]
+        )
 
     def _files(self, name: str) -> list[DataFile]:
         """Live ones, unless the table was compacted."""
@@ -834,14 +842,14 @@ class Filled(Stream):
 
     def rebuild(self, rows: pa.Table) -> tuple[pa.Table, RebuiltRows]:
         """The rows as they are afterwards."""
-        found = rebuild(self.ledgers, rows.select(list(COLUMNS)), self.end)
-        gone = set(found.drop)
+        rebuilt = rebuild(self.ledgers, rows.select(list(COLUMNS)), self.end)
+        gone = set(rebuilt.drop)
         kept = rows.filter(pa.array([n not in gone for n in range(len(rows))], pa.bool_()))
-        return pa.concat_tables([kept, index.rows(found.located)]), found
+        return pa.concat_tables([kept, index.rows(rebuilt.located)]), rebuilt
 
     def verdicts(self, rows: pa.Table) -> set[str]:
         """The audit's, of ledger and index."""
-        found = set()
+        seen = set()
         of = {
             name: told_of(rows.filter(pc.equal(rows["table_name"], name)))
             for name in (*self.tables, index.STREAM)
@@ -854,8 +862,8 @@ class Filled(Stream):
                 stream={} if self.alone else {"s": of[index.STREAM]},
                 positions={"s": self.end},
             )
-            found |= {report.verdict for report in audit(evidence, "s")}
-        return found
+            seen |= {report.verdict for report in audit(evidence, "s")}
+        return seen
 
 
 def keys(rows: pa.Table) -> list[tuple[Any, ...]]:
@@ -868,8 +876,8 @@ def keys(rows: pa.Table) -> list[tuple[Any, ...]]:
 def test_an_index_that_lacks_nothing_is_left_as_it_is():
     for names in (["db.a"], ["db.a", "db.b"]):
         filled = Filled(random.Random(1), 30, *names)
-        assert filled.verdicts(filled.told) == {"proven"}
-        assert filled.rebuild(filled.told)[1] == RebuiltRows()
+        assert filled.verdicts(filled.all_rows) == {"proven"}
+        assert filled.rebuild(filled.all_rows)[1] == RebuiltRows()
 
 
 @pytest.mark.parametrize("names", [["db.a"], ["db.a", "db.b", "db.c"]], ids=["one", "three"])
@@ -877,26 +885,26 @@ def test_an_index_that_lacks_nothing_is_left_as_it_is():
 def test_rows_that_are_lost_or_altered_are_rebuilt_from_the_ledgers(seed: int, names: list[str]):
     dice = random.Random(seed)
     filled = Filled(dice, 24, *names)
-    rows = filled.told.take(
-        [n for n in range(len(filled.told)) if dice.random() > 0.15 * (seed % 4)]
+    rows = filled.all_rows.take(
+        [n for n in range(len(filled.all_rows)) if dice.random() > 0.15 * (seed % 4)]
     )
     if seed % 3 == 0 and len(rows):
         at = dice.randrange(len(rows))
         altered = rows["written"].to_pylist()
         altered[at] += dice.choice([-1, 1, 5])
         rows = rows.set_column(7, rows.schema.field(7), pa.array(altered, pa.int64()))
-    after, found = filled.rebuild(rows)
+    after, rebuilt = filled.rebuild(rows)
     assert len(set(keys(after))) == len(after), "doubled"
     _, nothing = filled.rebuild(after)
     assert (nothing.located, nothing.drop) == ([], [])
-    assert nothing.unknown == found.unknown
-    if not found.unknown:
+    assert nothing.unknown == rebuilt.unknown
+    if not rebuilt.unknown:
         assert filled.verdicts(after) == {"proven"}
         for name in filled.tables:
             of = after.filter(pc.equal(after["table_name"], name))
             total = sum(entry.total.written for entry in ledgers(filled.tables[name]))
             assert sum(of["written"].to_pylist()) == total
-    assert not (found.unknown and len(names) == 1), "of one table alone everything can be told"
+    assert not (rebuilt.unknown and len(names) == 1), "of one table alone everything is known"
 
 
 def ledgers(table: FakeTable) -> list[ledger.LedgerEntry]:
@@ -905,10 +913,10 @@ def ledgers(table: FakeTable) -> list[ledger.LedgerEntry]:
 
 def test_everything_lost_is_rebuilt_entry_by_entry():
     filled = Filled(random.Random(3), 40, "db.a")
-    after, found = filled.rebuild(filled.told.slice(0, 0))
+    after, rebuilt = filled.rebuild(filled.all_rows.slice(0, 0))
     assert filled.verdicts(after) == {"proven"}
     entries = [entry for entry in ledgers(filled.tables["db.a"]) if entry.ranges]
-    assert len(found.ranges) == sum(len(entry.ranges) for entry in entries)
+    assert len(rebuilt.ranges) == sum(len(entry.ranges) for entry in entries)
     assert set(after["snapshot_id"].to_pylist()) == {
         snapshot.id
         for entry, snapshot in ledger.entries(filled.tables["db.a"].history("main"), "s")
@@ -919,19 +927,19 @@ def test_everything_lost_is_rebuilt_entry_by_entry():
 def test_what_the_index_has_not_reached_yet_is_not_rebuilt():
     """The sink writes those rows itself: rebuilt here too, they would be there twice."""
     filled = Filled(random.Random(4), 20, "db.a")
-    kept = filled.told.filter(pc.less(filled.told["batch"], 10))
+    kept = filled.all_rows.filter(pc.less(filled.all_rows["batch"], 10))
     reached = {row["partition"]: row["end_offset"] for row in kept.to_pylist()}
     position = Cut({p: reached.get(p.number, 0) for p in (P, Q)})
-    found = rebuild(filled.ledgers, kept.select(list(COLUMNS)), position)
-    assert all(each.range.end <= position[each.range.partition] for each in found.ranges)
+    rebuilt = rebuild(filled.ledgers, kept.select(list(COLUMNS)), position)
+    assert all(span.range.end <= position[span.range.partition] for span in rebuilt.ranges)
 
 
 def test_rows_that_the_index_lacks_are_written_with_one_batch(monkeypatch: pytest.MonkeyPatch):
     """Its commit was applied and only the tag failed: the next one goes on behind that batch."""
-    told: list[list[str]] = []
+    written: list[list[str]] = []
 
     def write(_shape: Any, _prefix: str, located: Any, _until: Any) -> list[str]:
-        told.append([batch.commit_id for batch, _ in located])
+        written.append([batch.commit_id for batch, _ in located])
         return []
 
     monkeypatch.setattr(index, "write", write)
@@ -942,26 +950,26 @@ def test_rows_that_the_index_lacks_are_written_with_one_batch(monkeypatch: pytes
     first, second = (batch(5, 9, "a", 1), {}), (batch(9, 12, "b", 2), {})
     for located in ([first], [first, second], [second]):
         writer.manifests(located)
-    assert told == [["owed", "a"], ["owed", "a", "b"], ["b"]]
+    assert written == [["owed", "a"], ["owed", "a", "b"], ["b"]]
 
 
 def test_what_no_snapshot_tells_any_more_is_said():
     filled = Filled(random.Random(5), 30, "db.a")
     filled.tables["db.a"].refs["frazil/s"] = filled.tables["db.a"].refs["main"]
     filled.tables["db.a"].expire(keep=2)
-    rows = filled.told.filter(pc.not_equal(filled.told["batch"], 3))
-    lost = filled.told.filter(pc.equal(filled.told["batch"], 3))
-    _, found = filled.rebuild(rows)
-    assert found.located == []
-    told = {
-        (each.range.partition.number, each.range.start, each.range.end)
-        for each in found.unknown
-        if each.range and "any more" in each.why
+    rows = filled.all_rows.filter(pc.not_equal(filled.all_rows["batch"], 3))
+    lost = filled.all_rows.filter(pc.equal(filled.all_rows["batch"], 3))
+    _, rebuilt = filled.rebuild(rows)
+    assert rebuilt.located == []
+    unknown = {
+        (span.range.partition.number, span.range.start, span.range.end)
+        for span in rebuilt.unknown
+        if span.range and "any more" in span.why
     }
     wanted = zip(
         *(lost[c].to_pylist() for c in ("partition", "start_offset", "end_offset")), strict=True
     )
-    assert told == set(wanted)
+    assert unknown == set(wanted)
 
 
 def test_the_rows_of_a_table_show_how_far_it_was_recorded():
@@ -973,11 +981,11 @@ def test_the_rows_of_a_table_show_how_far_it_was_recorded():
                 "topic": pa.array(["t"] * len(names)).dictionary_encode(),
                 "partition": pa.array([0] * len(names), pa.int32()),
                 "start_offset": starts,
-                "end_offset": [each + 5 for each in starts],
+                "end_offset": [start + 5 for start in starts],
             }
         )
         for names, starts in ((["db.a", "db.b"], [0, 3]), (["db.b", "*"], [8, 0]))
     ]
-    found = index.ends(pa.concat_tables(chunks, promote_options="none"))
+    ends = index.ends(pa.concat_tables(chunks, promote_options="none"))
     where = Partition("t", 0)
-    assert found == {"db.a": {where: (0, 5)}, "db.b": {where: (3, 13)}, "*": {where: (0, 5)}}
+    assert ends == {"db.a": {where: (0, 5)}, "db.b": {where: (3, 13)}, "*": {where: (0, 5)}}

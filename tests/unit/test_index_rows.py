@@ -27,7 +27,7 @@ NAMES = (
 )
 
 
-def rows(found: Sequence[Row]) -> pa.Table:
+def rows(listed: Sequence[Row]) -> pa.Table:
     kinds = [
         pa.large_string(),
         pa.int32(),
@@ -37,13 +37,13 @@ def rows(found: Sequence[Row]) -> pa.Table:
         *[pa.int64()] * 5,
     ]
     columns = {
-        name: pa.array([row[i] for row in found], kind)
+        name: pa.array([row[i] for row in listed], kind)
         for i, (name, kind) in enumerate(zip(NAMES, kinds, strict=True))
     }
-    columns["topic"] = pa.array(["orders"] * len(found), pa.large_string())
-    columns["written"] = pa.array([row[3] - row[2] for row in found], pa.int64())
+    columns["topic"] = pa.array(["orders"] * len(listed), pa.large_string())
+    columns["written"] = pa.array([row[3] - row[2] for row in listed], pa.int64())
     for name in ("rejected", "skipped", "invisible", "merged"):
-        columns[name] = pa.array([0] * len(found), pa.int64())
+        columns[name] = pa.array([0] * len(listed), pa.int64())
     return pa.table(columns)
 
 
@@ -54,16 +54,16 @@ def row(table: str = "db.a", partition: int = 0, batch: int = 0, **changed: obje
     return tuple((values | changed).values())  # type: ignore[return-value]
 
 
-def said(found: IndexRows) -> list[tuple[object, ...]]:
+def contents(parsed: IndexRows) -> list[tuple[object, ...]]:
     """Partition, range, commit, snapshot, batch and epoch of each row."""
-    spans = found.spans
+    spans = parsed.spans
     return sorted(
         (
             spans.partitions[key].number,
             start,
             end,
-            found.commit_ids[source],
-            *(int(facts[source]) for facts in (found.snapshots, found.batches, found.epochs)),
+            parsed.commit_ids[source],
+            *(int(facts[source]) for facts in (parsed.snapshots, parsed.batches, parsed.epochs)),
         )
         for key, start, end, source in zip(
             spans.key.tolist(),
@@ -76,8 +76,8 @@ def said(found: IndexRows) -> list[tuple[object, ...]]:
 
 
 any_row = st.builds(
-    lambda table, partition, batch, snapshot, life: row(
-        table, partition, batch, snapshot_id=100 + batch + snapshot, epoch=life
+    lambda table, partition, batch, snapshot, epoch: row(
+        table, partition, batch, snapshot_id=100 + batch + snapshot, epoch=epoch
     ),
     st.sampled_from(["db.a", "db.b", "*"]),
     st.integers(0, 3),
@@ -91,26 +91,28 @@ any_row = st.builds(
 @given(st.lists(st.lists(any_row, max_size=12), max_size=4), st.booleans())
 def test_files_tell_of_each_table_what_their_rows_say(files: list[list[Row]], ordered: bool):
     if ordered:
-        files = [sorted(file, key=lambda each: each[:3]) for file in files]
-    found = index_rows.by_table(index_rows.of_file(rows(file)) for file in files)
-    every = [each for file in files for each in file]
-    assert set(found) == {each[0] for each in every}
-    for name, mine in found.items():
-        assert said(mine) == sorted(each[1:8] for each in every if each[0] == name)
-        assert not len(mine.strange)
-        one = index_rows.of(rows([each for each in every if each[0] == name]))
-        assert said(one) == said(mine)
+        files = [sorted(file, key=lambda index_row: index_row[:3]) for file in files]
+    by_table = index_rows.by_table(index_rows.of_file(rows(file)) for file in files)
+    every = [index_row for file in files for index_row in file]
+    assert set(by_table) == {index_row[0] for index_row in every}
+    for name, parsed in by_table.items():
+        assert contents(parsed) == sorted(
+            index_row[1:8] for index_row in every if index_row[0] == name
+        )
+        assert not len(parsed.strange)
+        one = index_rows.of(rows([index_row for index_row in every if index_row[0] == name]))
+        assert contents(one) == contents(parsed)
 
 
 def test_a_commit_is_kept_once_and_a_row_that_differs_speaks_for_itself():
     many = [row(partition=i, batch=batch) for i in range(50) for batch in range(3)]
-    found = index_rows.of(rows(many))
-    assert sorted(found.commit_ids) == ["c0", "c1", "c2"]
+    parsed = index_rows.of(rows(many))
+    assert sorted(parsed.commit_ids) == ["c0", "c1", "c2"]
     many[7] = row(partition=2, batch=1, snapshot_id=99)
-    found = index_rows.of(rows(many))
-    assert sorted(found.commit_ids) == ["c0", "c1", "c1", "c2"]
-    assert (2, 10, 20, "c1", 99, 1, 1) in said(found)
-    assert len(said(found)) == len(many)
+    parsed = index_rows.of(rows(many))
+    assert sorted(parsed.commit_ids) == ["c0", "c1", "c1", "c2"]
+    assert (2, 10, 20, "c1", 99, 1, 1) in contents(parsed)
+    assert len(contents(parsed)) == len(many)
 
 
 @pytest.mark.parametrize(
@@ -120,21 +122,21 @@ def test_a_commit_is_kept_once_and_a_row_that_differs_speaks_for_itself():
 def test_rows_whose_lowest_and_highest_offset_cannot_be_are_strange(
     low: int | None, high: int | None, strange: bool
 ):
-    found = index_rows.of(rows([row(batch=0), row(batch=1, min_offset=low, max_offset=high)]))
-    assert found.strange.start.tolist() == ([10] if strange else [])
+    parsed = index_rows.of(rows([row(batch=0), row(batch=1, min_offset=low, max_offset=high)]))
+    assert parsed.strange.start.tolist() == ([10] if strange else [])
 
 
 def test_rows_that_lie_where_others_are_none():
     """Of a run that tells of the whole stream nothing is filled in: what it lacks is lost."""
-    lives = {0: 1, 1: 2, 2: 3, 3: 2, 4: 3, 5: 2}
-    found = index_rows.of(rows([row(batch=batch, epoch=lives[batch]) for batch in range(5)]))
+    epochs = {0: 1, 1: 2, 2: 3, 3: 2, 4: 3, 5: 2}
+    parsed = index_rows.of(rows([row(batch=batch, epoch=epochs[batch]) for batch in range(5)]))
     whole = index_rows.of(rows([row(batch=batch, epoch=2) for batch in (1, 3)]))
-    lost = index_rows.of(rows([row(batch=batch, epoch=lives[batch]) for batch in range(6)]))
-    assert [each[1] for each in said(index_rows.outside(lost, whole))] == [0, 20, 40]
-    rest = index_rows.outside(found, whole)
-    assert [each[1] for each in said(rest)] == [0, 20, 40]
-    assert said(index_rows.one([rest, whole])) == said(found)
-    assert said(index_rows.outside(found, index_rows.NOTHING)) == said(found)
+    lost = index_rows.of(rows([row(batch=batch, epoch=epochs[batch]) for batch in range(6)]))
+    assert [index_row[1] for index_row in contents(index_rows.outside(lost, whole))] == [0, 20, 40]
+    rest = index_rows.outside(parsed, whole)
+    assert [index_row[1] for index_row in contents(rest)] == [0, 20, 40]
+    assert contents(index_rows.one([rest, whole])) == contents(parsed)
+    assert contents(index_rows.outside(parsed, index_rows.NOTHING)) == contents(parsed)
     assert len(index_rows.one([])) == 0
 
 
@@ -142,6 +144,6 @@ def test_an_index_without_names_still_has_its_ranges():
     bare = rows([row(batch=batch) for batch in range(3)]).drop_columns(
         ["commit_id", "snapshot_id", "min_offset", "max_offset"]
     )
-    found = index_rows.of(bare)
-    assert found.spans.start.tolist() == [0, 10, 20]
-    assert found.commit_ids == ()
+    parsed = index_rows.of(bare)
+    assert parsed.spans.start.tolist() == [0, 10, 20]
+    assert parsed.commit_ids == ()

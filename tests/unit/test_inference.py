@@ -60,8 +60,8 @@ class World:
                     Partition("t", 0), RawRecords(some, at, at), None, frozenset()
                 )
                 whole.rows += part.rows
-                for i, letter in part.rejections.items():
-                    whole.rejections[start + i] = letter
+                for i, rejection in part.rejections.items():
+                    whole.rejections[start + i] = rejection
                 for name, need in part.needs.items():
                     add_need(whole.needs, name, need)
             if not whole.needs:
@@ -73,7 +73,7 @@ class World:
         if not self.schema:
             self.schema = iceberg_schema(need, METADATA, CONFIG)
             return
-        found = update(
+        changes = update(
             self.schema,
             need,
             "db.t",
@@ -82,17 +82,17 @@ class World:
             aliases=self.more.get("aliases"),
             beside=[field.name for field in METADATA.fields],
         )
-        there = list(columns_of(self.schema))
-        names = [field.name for field in there]
-        for path, kind in found.widen:
+        columns = list(columns_of(self.schema))
+        names = [field.name for field in columns]
+        for path, kind in changes.widen:
             at = names.index(path)
-            there[at] = pa.field(path, _read(kind), there[at].nullable)
-        for path, name in found.rename:
-            there[names.index(path)] = there[names.index(path)].with_name(name)
-        for path, name, kind in found.add:
-            there = _added(there, path.split(".") if path else [], pa.field(name, _read(kind)))
-        mine = {field.name for field in METADATA.fields}
-        own = [field for field in there if field.name not in mine]
+            columns[at] = pa.field(path, _read(kind), columns[at].nullable)
+        for path, name in changes.rename:
+            columns[names.index(path)] = columns[names.index(path)].with_name(name)
+        for path, name, kind in changes.add:
+            columns = _added(columns, path.split(".") if path else [], pa.field(name, _read(kind)))
+        metadata_names = {field.name for field in METADATA.fields}
+        own = [field for field in columns if field.name not in metadata_names]
         self.schema = iceberg_schema(pa.schema(own), METADATA, CONFIG)
 
 
@@ -124,8 +124,8 @@ def doc(**members: Any) -> bytes:
 
 
 def ids(settled: ChunkResult) -> list[int]:
-    found = [each for _, rows in settled.rows for each in rows.column("id").to_pylist()]
-    return sorted(found)
+    numbers = [number for _, rows in settled.rows for number in rows.column("id").to_pylist()]
+    return sorted(numbers)
 
 
 # ── a table that is there ───────────────────────────────────────────────────────────────────────
@@ -157,7 +157,7 @@ TYPES: list[tuple[pa.DataType, list[Any]]] = [
 
 
 @pytest.mark.parametrize("upsert", [False, True])
-@pytest.mark.parametrize(("kind", "values"), TYPES, ids=lambda each: str(each)[:24])
+@pytest.mark.parametrize(("kind", "values"), TYPES, ids=lambda value: str(value)[:24])
 def test_a_new_field_is_added_whatever_types_the_other_columns_have(
     kind: pa.DataType, values: list[Any], upsert: bool
 ):
@@ -227,10 +227,10 @@ def test_a_new_field_inside_a_struct_a_list_or_a_map_is_added_beside_those_that_
     value = {"at": "2024-02-29T12:34:56Z", "n": 1}
     settled = world.settle([doc(id=1, s=value, l=[value, {"o": True}], m={"k": value})])
     assert ids(settled) == [1]
-    there = columns_of(world.schema)
-    assert [field.name for field in there.field("s").type] == ["at", "n"]
-    assert [field.name for field in there.field("l").type.value_type] == ["at", "n", "o"]
-    assert [field.name for field in there.field("m").type.item_type] == ["at", "n"]
+    columns = columns_of(world.schema)
+    assert [field.name for field in columns.field("s").type] == ["at", "n"]
+    assert [field.name for field in columns.field("l").type.value_type] == ["at", "n", "o"]
+    assert [field.name for field in columns.field("m").type.item_type] == ["at", "n"]
 
 
 def test_a_change_log_gets_new_columns_and_has_its_operation_once():
@@ -249,9 +249,9 @@ def test_a_column_gets_its_new_name_whatever_its_type_is():
 
 
 @pytest.mark.parametrize("value", ["1e400", "-1e999999", "9223372036854775808", '"\\ud800"', "{}"])
-@pytest.mark.parametrize("there", [True, False])
-def test_a_record_adds_no_column_that_does_not_take_its_own_value(value: str, there: bool):
-    world = World(ID) if there else World()
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_record_adds_no_column_that_does_not_take_its_own_value(value: str, exists: bool):
+    world = World(ID) if exists else World()
     settled = world.settle([doc(id=1), f'{{"id":2,"more":{value}}}'.encode()])
     assert (ids(settled), list(settled.rejections)) == ([1], [1])
     assert columns_of(world.schema).names[:2] == ["id", "_topic"]
@@ -365,7 +365,11 @@ def test_the_same_table_is_made_in_whatever_order_and_chunks_the_records_come():
 
 def test_where_no_record_can_have_a_table_each_is_rejected_with_its_own_reason():
     settled = World().settle([ODD["case"], ODD["metadata column"], ODD["no json"]])
-    assert [each.kind for each in settled.rejections.values()] == ["misfit", "misfit", "json"]
+    assert [rejection.kind for rejection in settled.rejections.values()] == [
+        "misfit",
+        "misfit",
+        "json",
+    ]
     assert "differ only in case" in settled.rejections[0].reason
     assert "'_offset'" in settled.rejections[1].reason
     assert "id,name" in settled.rejections[2].reason, "how it begins"
@@ -374,16 +378,16 @@ def test_where_no_record_can_have_a_table_each_is_rejected_with_its_own_reason()
 # ── how many columns ────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("there", [False, True])
-def test_one_record_adds_no_more_columns_than_the_table_may_have(there: bool):
+@pytest.mark.parametrize("exists", [False, True])
+def test_one_record_adds_no_more_columns_than_the_table_may_have(exists: bool):
     wide = {f"c{i}": i for i in range(997)}
     for fields, fits in (({**wide, "s": {"a": 1}}, True), ({**wide, "s": {"a": 1, "b": 1}}, False)):
-        world = World(ID) if there else World()
+        world = World(ID) if exists else World()
         settled = world.settle([doc(id=1), doc(id=2, **fields), doc(id=3)])
         assert ids(settled) == ([1, 2, 3] if fits else [1, 3])
         assert len(columns_of(world.schema)) == (1003 if fits else 5)
-        for letter in settled.rejections.values():
-            assert "would have 1001 columns; max_columns is 1000" in letter.reason
+        for rejection in settled.rejections.values():
+            assert "would have 1001 columns; max_columns is 1000" in rejection.reason
 
 
 def test_of_what_records_together_want_too_much_of_the_table_gets_what_most_want():
@@ -403,8 +407,10 @@ def test_of_what_records_together_want_too_much_of_the_table_gets_what_most_want
         settled = world.settle(values, r.choice([1, 2, 10]))
         made.add((str(columns_of(world.schema)), tuple(ids(settled))))
         assert all(
-            "max_columns is 4" in each.reason or "'b'" in each.reason or "b:" in each.reason
-            for each in settled.rejections.values()
+            "max_columns is 4" in rejection.reason
+            or "'b'" in rejection.reason
+            or "b:" in rejection.reason
+            for rejection in settled.rejections.values()
         ), settled.rejections
     assert len(made) == 1
     assert {"a", "b", "d"} == set(columns_of(world.schema).names) - {
@@ -437,17 +443,19 @@ def nested(levels: int, shape: str) -> bytes:
 
 
 @pytest.mark.parametrize("shape", ["object", "array"])
-@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("exists", [False, True])
 def test_json_may_be_nested_so_deep_and_what_is_deeper_is_rejected_by_itself(
-    there: bool, shape: str
+    exists: bool, shape: str
 ):
     for levels in (MAX_DEPTH + 1, 65, 70, 150, 300, 480, 900, 5_000):
-        world = World(ID) if there else World()
+        world = World(ID) if exists else World()
         settled = world.settle([doc(id=0), nested(levels, shape), doc(id=2)])
-        assert {i: each.kind for i, each in settled.rejections.items()} == {1: "limit"}, levels
+        assert {i: rejection.kind for i, rejection in settled.rejections.items()} == {1: "limit"}, (
+            levels
+        )
         assert str(MAX_DEPTH) in settled.rejections[1].reason
         assert ids(settled) == [0, 2]
-    world = World(ID) if there else World()
+    world = World(ID) if exists else World()
     assert ids(world.settle([doc(id=0), nested(MAX_DEPTH, shape)])) == [0, 1]
 
 

@@ -118,8 +118,8 @@ def words(monkeypatch: pytest.MonkeyPatch) -> dict[int, str]:
 
 
 def plan(folder: Path, *tables: TablePlan, **more: Any) -> BatchPlan:
-    made = {each.shape.name: each for each in tables or (table(folder),)}
-    keyed = {name: "upsert" for name, each in made.items() if each.key}
+    made = {table_plan.shape.name: table_plan for table_plan in tables or (table(folder),)}
+    keyed = {name: "upsert" for name, table_plan in made.items() if table_plan.key}
     return BatchPlan(
         rules=None,
         kafka={},
@@ -140,20 +140,22 @@ def rows_of(files: Any) -> list[dict[str, Any]]:
 
 def everything(plan: BatchPlan) -> tuple[set[int], dict[int, tuple[str, str]], EndedRange]:
     """Ids that were written, and of each dead letter kind and message; all counted (I3)."""
-    told = [each for _, each in run_all(plan, [Range(HERE, 0, COUNT)])]
-    [ended] = [each for each in told if isinstance(each, EndedRange)]
+    outcomes = [outcome for _, outcome in run_all(plan, [Range(HERE, 0, COUNT)])]
+    [ended] = [outcome for outcome in outcomes if isinstance(outcome, EndedRange)]
     [result] = ended.results
     files = [f for name, some in result.files.items() if name != "db.dead" for f in some]
-    files += [f for each in told if isinstance(each, UpsertOutcome) for f in each.done.files]
-    letters = {
+    files += [
+        f for outcome in outcomes if isinstance(outcome, UpsertOutcome) for f in outcome.done.files
+    ]
+    dead_letters = {
         row["offset"]: (row["kind"], row["message"])
         for row in rows_of(result.files.get("db.dead", ()))
     }
     assert result.total.balanced
-    assert result.total.rejected == len(letters)
+    assert result.total.rejected == len(dead_letters)
     written = [row["id"] for row in rows_of(files)]
     assert len(set(written)) == len(written)
-    return set(written), letters, ended
+    return set(written), dead_letters, ended
 
 
 # ── the stations, each made to raise at a marked record ─────────────────────────────────────────
@@ -161,13 +163,13 @@ def everything(plan: BatchPlan) -> tuple[set[int], dict[int, tuple[str, str]], E
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
-def raising(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, found: Callable[..., bool]):
-    there = getattr(where, name)
+def raising(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, matches: Callable[..., bool]):
+    original = getattr(where, name)
 
     def planted(*args: Any, **named: Any) -> Any:
-        if found(*args):
+        if matches(*args):
             raise Planted("out of the blue")
-        return there(*args, **named)
+        return original(*args, **named)
 
     monkeypatch.setattr(where, name, planted)
 
@@ -220,10 +222,10 @@ def test_the_record_at_which_a_station_fails_is_a_dead_letter_and_nobody_elses_t
     words |= BAD
     {**SETTLE, **WRITE}[station](monkeypatch)
     by = ("word",) if station == "path" else ()
-    written, letters, ended = everything(plan(tmp_path, table(tmp_path, by=by, key=key)))
+    written, dead_letters, ended = everything(plan(tmp_path, table(tmp_path, by=by, key=key)))
     assert written == set(range(COUNT)) - BAD.keys()
-    assert letters.keys() == BAD.keys()
-    for kind, message in letters.values():
+    assert dead_letters.keys() == BAD.keys()
+    for kind, message in dead_letters.values():
         assert kind == ("failed" if station in SETTLE else "unwritable")
         assert "Planted: out of the blue" in message
     tally = ended.results[0].tallies["db.t"]
@@ -253,9 +255,9 @@ def test_a_record_at_which_the_unwrapping_of_changes_fails_is_rejected_alone(
     made = RoutingRules(
         [RouteConfig(topics=("events",), to=("db.t",), envelope="debezium")], ["db.t"]
     )
-    _, letters, _ = everything(replace(plan(tmp_path), rules=made))
-    assert {i for i, (kind, _) in letters.items() if kind == "failed"} == BAD.keys()
-    assert {kind for i, (kind, _) in letters.items() if i not in BAD} == {"envelope"}
+    _, dead_letters, _ = everything(replace(plan(tmp_path), rules=made))
+    assert {i for i, (kind, _) in dead_letters.items() if kind == "failed"} == BAD.keys()
+    assert {kind for i, (kind, _) in dead_letters.items() if i not in BAD} == {"envelope"}
 
 
 def test_a_record_at_which_the_rules_fail_is_rejected_alone(
@@ -264,9 +266,9 @@ def test_a_record_at_which_the_rules_fail_is_rejected_alone(
     words |= BAD
     raising(monkeypatch, RoutingRules, "sort", lambda _, topic, rows, **more: poisoned(rows))
     made = RoutingRules([RouteConfig(field="word", to=("db.t",))], ["db.t"])
-    written, letters, _ = everything(replace(plan(tmp_path), rules=made))
+    written, dead_letters, _ = everything(replace(plan(tmp_path), rules=made))
     assert written == set(range(COUNT)) - BAD.keys()
-    assert {i: kind for i, (kind, _) in letters.items()} == dict.fromkeys(BAD, "failed")
+    assert {i: kind for i, (kind, _) in dead_letters.items()} == dict.fromkeys(BAD, "failed")
 
 
 def test_a_record_at_which_learning_fails_does_not_keep_a_table_from_being_made(
@@ -274,8 +276,8 @@ def test_a_record_at_which_learning_fails_does_not_keep_a_table_from_being_made(
 ):
     words |= BAD
     raising(monkeypatch, json_records, "wanted", lambda value, *_: POISON.encode() in value)
-    found = task.run(replace(plan(tmp_path), tables={}), Range(HERE, 0, COUNT), dry=True)
-    assert found.needs["db.t"].names == ["id", "word"]
+    result = task.run(replace(plan(tmp_path), tables={}), Range(HERE, 0, COUNT), dry=True)
+    assert result.needs["db.t"].names == ["id", "word"]
 
 
 def test_what_fails_while_records_are_fetched_is_named_with_the_offset_that_was_reached(
@@ -313,8 +315,8 @@ def test_two_tables_of_one_record_do_not_share_its_trouble(
     at_path(monkeypatch)
     two = table(tmp_path, "db.a", by=("word",)), table(tmp_path, "db.b")
     rules = RoutingRules([RouteConfig(topics=("events",), to=("db.a", "db.b"))], ["db.a", "db.b"])
-    told = run_all(replace(plan(tmp_path, *two), rules=rules), [Range(HERE, 0, COUNT)])
-    [(_, ended)] = list(told)
+    outcomes = run_all(replace(plan(tmp_path, *two), rules=rules), [Range(HERE, 0, COUNT)])
+    [(_, ended)] = list(outcomes)
     assert isinstance(ended, EndedRange)
     [result] = ended.results
     assert len(rows_of(result.files["db.a"])) == COUNT - 1
@@ -364,16 +366,16 @@ def test_a_fault_that_passes_costs_nobody_anything(
 ):
     left = [1, 1, 1]
     raising(monkeypatch, write._OpenFile, "encode", lambda *_: bool(left) and bool(left.pop()))
-    written, letters, _ = everything(plan(tmp_path))
-    assert (len(written), letters) == (COUNT, {})
+    written, dead_letters, _ = everything(plan(tmp_path))
+    assert (len(written), dead_letters) == (COUNT, {})
 
 
 def test_rows_that_fail_together_and_not_apart_are_all_written(
     words: dict[int, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     raising(monkeypatch, write._OpenFile, "encode", lambda _, rows: len(rows) > 4)
-    written, letters, _ = everything(plan(tmp_path))
-    assert (len(written), letters) == (COUNT, {})
+    written, dead_letters, _ = everything(plan(tmp_path))
+    assert (len(written), dead_letters) == (COUNT, {})
 
 
 def test_changes_that_were_brought_together_and_fail_stop_it_by_table_and_range(
@@ -381,7 +383,7 @@ def test_changes_that_were_brought_together_and_fail_stop_it_by_table_and_range(
 ):
     made = plan(tmp_path, table(tmp_path, key="id"), together=frozenset({"db.t"}))
     handed = list(run_all(made, [Range(HERE, 0, COUNT)]))
-    assert any(isinstance(each, ShuffleBlock) for _, each in handed)
+    assert any(isinstance(part, ShuffleBlock) for _, part in handed)
     raising(monkeypatch, upsert, "_last", lambda *_: True)
     with pytest.raises(RuntimeError) as caught:
         list(apply_all(made, handed))
@@ -403,17 +405,19 @@ def test_the_record_at_fault_among_changes_that_come_together_is_found_by_a_seco
         list(apply_all(made, list(run_all(made, [Range(HERE, 0, COUNT)]))))
     assert isinstance(from_traceback(str(caught.value)), Unwritable)
     again = replace(made, isolating=True)
-    told = [each for _, each in apply_all(again, list(run_all(again, [Range(HERE, 0, COUNT)])))]
+    outcomes = [
+        outcome for _, outcome in apply_all(again, list(run_all(again, [Range(HERE, 0, COUNT)])))
+    ]
     rows = [
         row["id"]
-        for each in told
-        if isinstance(each, UpsertOutcome)
-        for row in rows_of(each.done.files)
+        for outcome in outcomes
+        if isinstance(outcome, UpsertOutcome)
+        for row in rows_of(outcome.done.files)
     ]
-    [ended] = [each for each in told if isinstance(each, EndedRange)]
-    letters = rows_of(ended.results[0].files["db.dead"])
+    [ended] = [outcome for outcome in outcomes if isinstance(outcome, EndedRange)]
+    dead_letters = rows_of(ended.results[0].files["db.dead"])
     assert sorted(rows) == sorted(set(range(COUNT)) - BAD.keys())
-    assert {row["offset"]: row["kind"] for row in letters} == dict.fromkeys(BAD, "unwritable")
+    assert {row["offset"]: row["kind"] for row in dead_letters} == dict.fromkeys(BAD, "unwritable")
 
 
 def test_an_error_of_our_own_passes_through(

@@ -29,8 +29,8 @@ def no_java(monkeypatch: pytest.MonkeyPatch) -> None:
 class Ivy:
     """In place of Java: does what Ivy does with `-retrieve`, or fails on request."""
 
-    def __init__(self, *files: str, code: int = 0, said: str = "") -> None:
-        self.files, self.code, self.said = files, code, said
+    def __init__(self, *files: str, code: int = 0, output: str = "") -> None:
+        self.files, self.code, self.output = files, code, output
         self.runs: list[list[str]] = []
 
     def __call__(self, command: list[str], **_: Any) -> Any:
@@ -40,7 +40,7 @@ class Ivy:
         for name in self.files:
             libs.mkdir(exist_ok=True)
             (libs / name).write_bytes(b"jar")
-        return SimpleNamespace(returncode=self.code, stdout=self.said, stderr="")
+        return SimpleNamespace(returncode=self.code, stdout=self.output, stderr="")
 
 
 @pytest.fixture
@@ -54,9 +54,11 @@ def ivy(monkeypatch: pytest.MonkeyPatch) -> Ivy:
 
 def xml(*coordinates: str, transitive: bool = True, **more: Any) -> ET.Element:
     given = {"overrides": (), "excludes": (), **more}
-    found = ET.fromstring(jars._ivy_xml(coordinates, transitive, **given)).find("dependencies")
-    assert found is not None
-    return found
+    dependencies = ET.fromstring(jars._ivy_xml(coordinates, transitive, **given)).find(
+        "dependencies"
+    )
+    assert dependencies is not None
+    return dependencies
 
 
 # ── what Ivy is asked ────────────────────────────────────────────────────────────────────────
@@ -93,20 +95,22 @@ def test_a_classifier_names_its_artifact():
 
 
 def test_an_override_replaces_a_version_below():
-    found = xml(*ONE, overrides=("org.c:deep:9",)).find("override")
-    assert found is not None
-    assert found.attrib == {"org": "org.c", "module": "deep", "rev": "9"}
+    override = xml(*ONE, overrides=("org.c:deep:9",)).find("override")
+    assert override is not None
+    assert override.attrib == {"org": "org.c", "module": "deep", "rev": "9"}
 
 
 def test_a_group_can_be_excluded():
-    assert [each.attrib for each in xml(*ONE, excludes=("org.x", "org.y")).findall("exclude")] == [
+    assert [
+        exclude.attrib for exclude in xml(*ONE, excludes=("org.x", "org.y")).findall("exclude")
+    ] == [
         {"org": "org.x"},
         {"org": "org.y"},
     ]
 
 
 def test_ivy_wants_dependencies_before_excludes_before_overrides():
-    tags = [each.tag for each in xml(*ONE, excludes=("org.x",), overrides=("org.c:deep:9",))]
+    tags = [element.tag for element in xml(*ONE, excludes=("org.x",), overrides=("org.c:deep:9",))]
     assert tags == ["dependency", "exclude", "override"]
 
 
@@ -119,12 +123,12 @@ def test_signs_that_mean_something_in_xml_are_escaped():
 
 
 def test_jars_are_fetched_once_and_answered_from_the_folder_then(ivy: Ivy, cache: Path):
-    said: list[str] = []
-    first = jars.fetch(ONE, say=said.append)
+    lines: list[str] = []
+    first = jars.fetch(ONE, say=lines.append)
     assert [path.name for path in first] == ["below-3.jar", "thing-1.2.jar"]
-    assert said == ["fetching thing:1.2"]
-    assert jars.fetch(ONE, say=said.append) == first
-    assert len(ivy.runs) == len(said) == 1
+    assert lines == ["fetching thing:1.2"]
+    assert jars.fetch(ONE, say=lines.append) == first
+    assert len(ivy.runs) == len(lines) == 1
     assert 'name="thing"' in ivy.xml
 
 
@@ -148,7 +152,7 @@ def test_another_question_has_another_folder(ivy: Ivy):
 
 def test_what_fails_leaves_no_folder_behind(ivy: Ivy, cache: Path):
     ivy.files, ivy.code = ("thing-1.2.jar",), 1
-    ivy.said = "a\n\t\tUNRESOLVED DEPENDENCIES: thing\nb"
+    ivy.output = "a\n\t\tUNRESOLVED DEPENDENCIES: thing\nb"
     with pytest.raises(
         Unavailable, match=r"org\.example:thing:1\.2: UNRESOLVED DEPENDENCIES: thing"
     ):
@@ -172,13 +176,13 @@ def test_an_artifact_that_a_mirror_misses_once_is_asked_for_again(
         return ivy(command, **options)
 
     monkeypatch.setattr("subprocess.run", found_at_the_second_try)
-    said: list[str] = []
-    assert [path.name for path in jars.fetch(ONE, say=said.append)] == [
+    lines: list[str] = []
+    assert [path.name for path in jars.fetch(ONE, say=lines.append)] == [
         "below-3.jar",
         "thing-1.2.jar",
     ]
     assert len(ivy.runs) == 2
-    assert any("trying again" in line for line in said)
+    assert any("trying again" in line for line in lines)
 
 
 def test_an_artifact_that_nobody_has_is_asked_for_three_times(ivy: Ivy):

@@ -75,7 +75,7 @@ def spread(
     return [Partition(name, i) for name in names for i in range(partitions)], ids
 
 
-def life(
+def run_entries(
     parts: list[Partition], ids: dict[str, str], dice: random.Random, batches: int, **more: object
 ) -> Iterator[LedgerEntry]:
     """Entries that follow each other: uneven lengths, some partitions quiet, leaders that move."""
@@ -118,10 +118,10 @@ def test_an_entry_of_a_thousand_partitions_stays_within_four_kib(
     tables = {"frazil.tables.a-sink-with-a-name": ""} if whose == "index" else {}
     kept: Mapping[str, str] = {}
     properties: dict[str, str] = {}
-    for made in life(parts, ids, dice, 40, tables=next(iter(tables), {})):
+    for made in run_entries(parts, ids, dice, 40, tables=next(iter(tables), {})):
         summary = replace(made, kept=kept).summary()
-        lean, mine = ledger.split(summary)
-        properties |= mine
+        lean, stored = ledger.split(summary)
+        properties |= stored
         assert size(lean) <= 4096
         read = ledger.parse(ledger.joined(lean, properties))
         assert read == made
@@ -138,7 +138,7 @@ def test_an_entry_of_a_thousand_partitions_stays_within_four_kib(
 def test_so_does_one_with_transactions_and_a_few_rejected_records(spreading: tuple[int, int]):
     dice = random.Random(7)
     parts, ids = spread(*spreading, dice)
-    [made] = life(parts, ids, dice, 1)
+    [made] = run_entries(parts, ids, dice, 1)
     fates = {
         p: OutcomeCounts(0, 1 if dice.random() < 0.01 else 0, 0, dice.randrange(1, 4))
         for p in parts
@@ -158,7 +158,7 @@ def world(
     `taken` says of each length and partition. The index's, which is a little larger."""
     dice = random.Random(f"{spreading}{longest}")
     parts, ids = spread(*spreading, dice)
-    [made] = life(parts, ids, dice, 1, tables="frazil.tables.a-sink-with-a-name")
+    [made] = run_entries(parts, ids, dice, 1, tables="frazil.tables.a-sink-with-a-name")
     begin = {p: dice.randrange(2**40) for p in parts}
     length = {p: dice.randrange(longest) for p in parts}
     counts = {p: taken(length[p], p) for p in parts}
@@ -166,7 +166,7 @@ def world(
         made,
         begin=Cut(begin),
         end=Cut({p: begin[p] + length[p] for p in parts}),
-        outcomes={p: each for p, each in counts.items() if each != OutcomeCounts()},
+        outcomes={p: count for p, count in counts.items() if count != OutcomeCounts()},
     )
 
 
@@ -236,10 +236,10 @@ def test_a_few_partitions_are_readable():
 @pytest.mark.parametrize("kind", ["partitions", "base"])
 def test_a_property_that_is_gone_or_altered_stops_instead_of_being_guessed(kind: str):
     dice = random.Random(7)
-    [made] = life(*spread(1000, 1, dice), dice, 1)
+    [made] = run_entries(*spread(1000, 1, dice), dice, 1)
     lean, kept = ledger.split(made.summary())
-    [key] = [each for each in kept if each.startswith(f"frazil.{kind}.")]
-    rest = {each: text for each, text in kept.items() if each != key}
+    [key] = [name for name in kept if name.startswith(f"frazil.{kind}.")]
+    rest = {name: text for name, text in kept.items() if name != key}
     with pytest.raises(Fatal, match=f"property {key}, which it refers to, is gone"):
         ledger.parse(ledger.joined(lean, rest))
     with pytest.raises(Fatal, match=f"property {key}, which it refers to, was altered"):
@@ -250,12 +250,12 @@ def test_a_property_that_is_gone_or_altered_stops_instead_of_being_guessed(kind:
 
 def test_properties_without_a_reference_are_removed_of_this_and_older_runs_only():
     dice = random.Random(7)
-    one, two = life(*spread(1000, 1, dice), dice, 2)
+    one, two = run_entries(*spread(1000, 1, dice), dice, 2)
     kept = {}
     summaries = []
     for epoch, made in ((3, one), (4, two)):
-        lean, mine = ledger.split(replace(made, epoch=epoch).summary())
-        kept |= mine
+        lean, stored = ledger.split(replace(made, epoch=epoch).summary())
+        kept |= stored
         summaries.append(lean)
     old = [key for key in kept if ".3." in key]
     assert len(old) == 2
@@ -298,7 +298,7 @@ def test_an_entry_of_another_sink_may_have_a_newer_format():
     newer = {**replace(entry(0, 99, "x"), sink="other").summary(), "frazil.format-version": "2"}
     history = [snapshot(2, 1, newer), snapshot(1, None, entry(0, 3, "own").summary())]
     assert ledger.head(history, "s").commit_id == "own"
-    assert [found.commit_ids for found, _ in ledger.entries(history, "s")] == [("own",)]
+    assert [entry.commit_ids for entry, _ in ledger.entries(history, "s")] == [("own",)]
     with pytest.raises(Fatal, match="of sink other: expected Frazil format version 1, found 2"):
         ledger.head(history, "other")
 

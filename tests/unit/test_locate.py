@@ -52,14 +52,14 @@ class FakePlain(FakeTable):
     def rows(
         self, columns: Sequence[str], where: Mapping[str, Collection[str]] | None = None
     ) -> pa.Table:
-        found = self.made
+        rows = self.made
         for name, values in (where or {}).items():
-            found = found.filter(pc.is_in(found[name], pa.array(values, found[name].type)))
+            rows = rows.filter(pc.is_in(rows[name], pa.array(values, rows[name].type)))
         texts = pa.dictionary(pa.int32(), pa.string())  # as `ReadOnlyTable` has them
-        for at, field in enumerate(found.schema):
+        for at, field in enumerate(rows.schema):
             if pa.types.is_large_string(field.type):
-                found = found.set_column(at, field.name, found[field.name].cast(texts))
-        return found.select(list(columns))
+                rows = rows.set_column(at, field.name, rows[field.name].cast(texts))
+        return rows.select(list(columns))
 
 
 class World:
@@ -195,7 +195,7 @@ def test_an_offset_is_in_its_batch_its_first_snapshot_and_the_files_whose_bounds
 
 
 @pytest.mark.parametrize(
-    ("offset", "where", "said"),
+    ("offset", "where", "reason"),
     [
         (100, P, "not read yet: sink s stands at 30"),
         (0, P, "before the beginning: sink s began at 10"),
@@ -203,15 +203,15 @@ def test_an_offset_is_in_its_batch_its_first_snapshot_and_the_files_whose_bounds
         (0, Q, "not read yet: sink s stands at 0"),
     ],
 )
-def test_outside_of_every_range_it_is_said_why(offset: int, where: Partition, said: str):
+def test_outside_of_every_range_it_is_said_why(offset: int, where: Partition, reason: str):
     world = World("db.a", begin=10)
     world.batch(a=tally(10, 20))
     world.batch(a=tally(20, 30))
     answer = world.ask(offset, where)
     assert not answer.held
     assert answer.batches == ()
-    assert answer.reason == said
-    assert said in shown(answer)
+    assert answer.reason == reason
+    assert reason in shown(answer)
 
 
 def test_a_hole_in_the_index_is_filled_by_the_ledger():
@@ -318,16 +318,16 @@ def test_an_expired_snapshot_is_said_to_be_and_the_oldest_one_left_that_has_it_i
     assert (place.expired, place.oldest_left) == (True, oldest)
     assert f"VERSION AS OF {oldest} " in place.sql
     assert f"which was expired; the oldest one left that has it is {oldest}" in shown(world.ask(5))
-    _, there = only(world.ask(45))
-    assert (there.expired, there.snapshot) == (False, newest)
+    _, newest_place = only(world.ask(45))
+    assert (newest_place.expired, newest_place.snapshot) == (False, newest)
 
 
 def test_a_table_by_its_name_finds_the_index_in_its_ledger():
     world = World("db.a")
     world.batch(a=tally(0, 10))
     world.batch(a=tally(10, 20))
-    found = of_table("prod", world.open, "db.a", P, 12)
-    batch, place = only(found)
+    answer = of_table("prod", world.open, "db.a", P, 12)
+    batch, place = only(answer)
     assert (batch.found_in, batch.sink, batch.batch) == ("index", "s", 1)
     assert place.sql.startswith("SELECT * FROM prod.db.a VERSION AS OF ")
     del world.tables["db.index"]
@@ -348,15 +348,15 @@ def history(*spans: tuple[int, int], sink: str = "s") -> tuple[list[Snapshot], l
     world = World("db.a", begin=spans[0][0], sink=sink)
     for start, end in spans:
         world.batch(a=tally(start, end))
-    found = list(world.tables["db.a"].history("main"))
-    return found, [snapshot.id for snapshot in found][::-1]
+    snapshots = list(world.tables["db.a"].history("main"))
+    return snapshots, [snapshot.id for snapshot in snapshots][::-1]
 
 
 @pytest.mark.parametrize(("offset", "nth"), [(1, 1), (10, 1), (11, 2), (20, 2), (30, 3)])
 def test_the_first_snapshot_that_has_everything_below_a_cut(offset: int, nth: int):
     """(Of the ids, the first is the claim's.)"""
-    found, ids = history((0, 10), (10, 20), (20, 30))
-    snapshot = first("db.a", found, Cut({P: offset}))
+    snapshots, ids = history((0, 10), (10, 20), (20, 30))
+    snapshot = first("db.a", snapshots, Cut({P: offset}))
     assert snapshot is not None
     assert snapshot.id == ids[nth]
 
@@ -369,45 +369,45 @@ def test_commits_of_others_in_between_are_none_of_it():
     world.tables["db.a"].add(["y"], {})
     snapshots = list(world.tables["db.a"].history("main"))
     for offset, at in ((10, 3), (11, 1)):
-        found = first("db.a", snapshots, Cut({P: offset}))
-        assert found == snapshots[at]
+        snapshot = first("db.a", snapshots, Cut({P: offset}))
+        assert snapshot == snapshots[at]
 
 
 def test_what_is_not_there_yet_is_none():
-    found, _ = history((0, 10))
-    assert first("db.a", found, Cut({P: 11})) is None
-    assert first("db.a", found, Cut({Partition("other", 0): 1})) is None
+    snapshots, _ = history((0, 10))
+    assert first("db.a", snapshots, Cut({P: 11})) is None
+    assert first("db.a", snapshots, Cut({Partition("other", 0): 1})) is None
     assert first("db.a", [], Cut({P: 1})) is None
 
 
 def test_what_lies_before_the_beginning_is_refused():
-    found, _ = history((100, 110))
+    snapshots, _ = history((100, 110))
     with pytest.raises(ConfigError, match=r"its ledger begins at orders\[0\]@100"):
-        first("db.a", found, Cut({P: 50}))
+        first("db.a", snapshots, Cut({P: 50}))
 
 
 def test_what_was_expired_is_refused_with_the_oldest_one_left():
-    found, ids = history((0, 10), (10, 20), (20, 30))
+    snapshots, ids = history((0, 10), (10, 20), (20, 30))
     with pytest.raises(Expired) as refused:
-        first("db.a", found[:1], Cut({P: 15}))
+        first("db.a", snapshots[:1], Cut({P: 15}))
     assert f"VERSION AS OF {ids[3]}" in refused.value.hint
-    assert first("db.a", found[:1], Cut({P: 25})) == found[0]
+    assert first("db.a", snapshots[:1], Cut({P: 25})) == snapshots[0]
 
 
 def test_of_several_sinks_one_must_be_named():
-    mine, _ = history((0, 10))
-    theirs, _ = history((0, 10), sink="other")
+    own, _ = history((0, 10))
+    foreign, _ = history((0, 10), sink="other")
 
     with pytest.raises(ConfigError, match="sinks other, s write to table"):
-        first("db.a", [*mine, *theirs], Cut({P: 5}))
-    assert first("db.a", [*mine, *theirs], Cut({P: 5}), "s") == mine[0]
+        first("db.a", [*own, *foreign], Cut({P: 5}))
+    assert first("db.a", [*own, *foreign], Cut({P: 5}), "s") == own[0]
 
 
 @pytest.mark.parametrize("args", [("0", str(2**63)), (str(2**31), "0"), ("0", "9" * 400)])
 def test_a_partition_or_offset_that_kafka_cannot_have_is_a_usage_error(args: tuple[str, str]):
-    said = CliRunner().invoke(app, ["locate", "sink.toml", "orders", *args])
-    assert said.exit_code == 2
-    assert "Invalid value for" in said.output
+    result = CliRunner().invoke(app, ["locate", "sink.toml", "orders", *args])
+    assert result.exit_code == 2
+    assert "Invalid value for" in result.output
 
 
 @pytest.mark.parametrize("indexed", [True, False])

@@ -47,14 +47,14 @@ def test_only_files_of_older_runs_that_nothing_refers_to_are_left_over():
         "/lake/t/data/part-0.parquet",
         name(1, 4, sink="s-1"),
     )
-    found = orphan_files(
+    leftovers = orphan_files(
         [dead, manifest, live, staged, present, other, foreign, near],
         sink="s",
         epoch=3,
         referenced=[f"file:{live}"],
         staged=[batch(epoch=2, number=5)],
     )
-    assert found == [dead, manifest]
+    assert leftovers == [dead, manifest]
 
 
 def test_a_local_path_is_the_same_however_it_is_written():
@@ -107,7 +107,7 @@ def test_a_live_file_is_never_left_over_however_it_is_spelled(listed: str, refer
 def test_the_same_path_under_another_prefix_stops_the_command(listed: str, referred: str):
     own = f"frazil-s-1-4-{uuid4()}.parquet"
     for one, other in ((listed, referred), (referred, listed)):
-        with pytest.raises(IdentityMismatch, match="under another prefix") as told:
+        with pytest.raises(IdentityMismatch, match="under another prefix") as caught:
             orphan_files(
                 [f"{one[:-1]}{own}"],
                 sink="s",
@@ -115,7 +115,7 @@ def test_the_same_path_under_another_prefix_stops_the_command(listed: str, refer
                 referenced=[f"{other[:-1]}{own}"],
                 staged=[],
             )
-        assert "nothing was removed" in told.value.hint
+        assert "nothing was removed" in caught.value.hint
 
 
 def test_a_dead_file_is_left_over_beside_live_ones_of_other_spellings():
@@ -182,7 +182,7 @@ class Aging(FakeTable):
         return snapshot.id
 
     def moment(self, number: int) -> int | None:
-        moments = [each.timestamp_ms for each in self.snapshots.values()]
+        moments = [snapshot.timestamp_ms for snapshot in self.snapshots.values()]
         return moments[number] if -len(moments) <= number < len(moments) else None
 
     def branches(self) -> list[str]:
@@ -194,18 +194,18 @@ class Aging(FakeTable):
     def expire(self, before_ms: int, keep: int, unneeded: list[str]) -> None:  # type: ignore[override]
         self.story.append("expired")
         held = {number for ref, number in self.refs.items()}
-        recent = [each.id for each in self.history("main")][:keep]
-        for number, each in list(self.snapshots.items()):
-            if number not in held and number not in recent and each.timestamp_ms < before_ms:
+        recent = [snapshot.id for snapshot in self.history("main")][:keep]
+        for number, snapshot in list(self.snapshots.items()):
+            if number not in held and number not in recent and snapshot.timestamp_ms < before_ms:
                 del self.snapshots[number]
-                unneeded.append(each.manifest_list)
+                unneeded.append(snapshot.manifest_list)
         unneeded += [OLD, *self.live_files]  # as Iceberg does where it could not read a list
 
     def needed(self, paths: Sequence[str]) -> set[str]:
         if self.unreadable:
             self.unreadable -= 1
             raise Unavailable("cannot read the manifests: 503")
-        lists = {each.manifest_list for each in self.snapshots.values()}
+        lists = {snapshot.manifest_list for snapshot in self.snapshots.values()}
         return (lists | self.live_files) & set(paths)
 
     def remove(self, paths: Sequence[str]) -> None:
@@ -307,7 +307,11 @@ def test_a_table_of_the_default_settings_never_has_more_than_a_few_snapshots(
         rounds += len(table.snapshots) < before
         sizes.append(len(table.snapshots))
     assert max(sizes) <= tasks.TABLE_MOST * 1.2, "metadata files grow with them"
-    day = [each for each in table.snapshots.values() if each.timestamp_ms > (now[0] - 86400) * 1000]
+    day = [
+        snapshot
+        for snapshot in table.snapshots.values()
+        if snapshot.timestamp_ms > (now[0] - 86400) * 1000
+    ]
     assert len(day) >= 86400 // 60, "a day, and a thousand and more where commits are quick"
     assert rounds <= 8_000 / 100, "to expire is work: many go at once"
 
@@ -315,8 +319,8 @@ def test_a_table_of_the_default_settings_never_has_more_than_a_few_snapshots(
 def test_the_owner_of_a_table_that_no_sink_made_gets_advice_about_what_grows():
     ours = {CREATED_BY: "s", **index.OLD_METADATA}
     assert advice({"db.a": ("", ours), "db.b": ("never", index.OLD_METADATA)}) == []
-    said = advice({"db.a": ("", ours), "db.old": ("", {}), "db.kept": ("7d", {})})
-    assert said == [
+    advised = advice({"db.a": ("", ours), "db.old": ("", {}), "db.kept": ("7d", {})})
+    assert advised == [
         "every metadata file of db.old, db.kept is kept; to keep the newest alone: ALTER TABLE "
         "db.old SET TBLPROPERTIES ('write.metadata.delete-after-commit.enabled' = 'true', "
         "'write.metadata.previous-versions-max' = '50')",

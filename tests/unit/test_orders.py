@@ -34,14 +34,14 @@ def file(path: str, low: int, high: int, **more: str) -> Any:
     def bound(number: int) -> dict[str, Any]:
         return {"keys": [1], "values": [number.to_bytes(8, "little", signed=True).hex()]}
 
-    said = {
+    fact = {
         "file-path": path,
         "file-format": "PARQUET",
         "lower-bounds": bound(low),
         "upper-bounds": bound(high),
         **more,
     }
-    return SimpleNamespace(descriptor=json.dumps(said))
+    return SimpleNamespace(descriptor=json.dumps(fact))
 
 
 class Listing:
@@ -59,10 +59,10 @@ class Listing:
         self, branch: str, known: Mapping[str, list[Any]], data: bool = False
     ) -> tuple[Any, dict[str, list[Any]]]:
         assert data
-        self.live = [each for each in self.live if each != "expired"] if self.expired else self.live
+        self.live = [path for path in self.live if path != "expired"] if self.expired else self.live
         self.expired = "expired" in self.live
         return None, {
-            each: known[each] if each in known else self.staged(each) for each in self.live
+            path: known[path] if path in known else self.staged(path) for path in self.live
         }
 
     def staged(self, manifest: str) -> list[Any]:
@@ -81,9 +81,9 @@ def test_staged_and_live_files_are_listed_together_and_each_manifest_is_read_onc
     orders = VersionFiles(table, "main", ("id",), "version")
 
     def listed(*pending: Any) -> dict[str, Any]:
-        found = orders.within(SHAPE, pending)
-        assert (found.key, found.order) == (("id",), "version")
-        return {each.path: each.spans for each in found.files}
+        listed_bounds = orders.within(SHAPE, pending)
+        assert (listed_bounds.key, listed_bounds.order) == (("id",), "version")
+        return {file.path: file.spans for file in listed_bounds.files}
 
     table.live = ["a"]
     assert listed(batch("b"), batch("x", table="db.other")) == {"a": ((1, 5),), "b": ((6, 9),)}
@@ -121,7 +121,7 @@ def test_a_table_waits_for_its_memory(version_column: str):
         assert configs.names == ["db.t", "db.t_deleted"]
         assert configs.is_deleted_keys_table("db.t_deleted")
         assert not configs.is_deleted_keys_table("db.t")
-        assert {type(each) for each in tables.unhealthy.values()} == {Gap}
+        assert {type(error) for error in tables.unhealthy.values()} == {Gap}
         assert set(tables.unhealthy) == {"db.t", "db.t_deleted"}
     else:
         assert tables.unhealthy == {}  # none of ours any more
@@ -139,9 +139,9 @@ def test_a_table_that_tasks_cannot_write_as_it_wants_is_refused_when_it_is_opene
     version: int, properties: dict[str, str], words: str
 ):
     table: Any = SimpleNamespace(name="db.t", format_version=version, properties=properties)
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as caught:
         refuse_unsupported(table)
-    assert re.search(words, str(told.value))
+    assert re.search(words, str(caught.value))
     for fine in (2, 3):
         table = SimpleNamespace(name="db.t", format_version=fine, properties={})
         refuse_unsupported(table)

@@ -46,11 +46,11 @@ def bits(value: float | None) -> bytes | None:
 def test_each_float_is_a_partition_of_its_own_both_zeros_and_nan_too(tmp_path: Path, kind: Any):
     minus_nan = struct.unpack("<d", struct.pack("<Q", 0xFFF8000000000001))[0]
     column = pa.array([NAN, 0.0, -0.0, math.inf, -math.inf, 0.1, None, minus_nan, -0.0], kind)
-    found = files(tmp_path, column, "x")
-    for fact in found:
-        (told,) = json.loads(json.dumps(fact["partition"]))  # as the driver hears it
-        assert {bits(value) for value in values(fact)} == {bits(told)}
-    assert sorted(len(values(fact)) for fact in found) == [1, 1, 1, 1, 1, 2, 2]
+    facts = files(tmp_path, column, "x")
+    for fact in facts:
+        (described,) = json.loads(json.dumps(fact["partition"]))  # as the driver hears it
+        assert {bits(value) for value in values(fact)} == {bits(described)}
+    assert sorted(len(values(fact)) for fact in facts) == [1, 1, 1, 1, 1, 2, 2]
 
 
 def test_files_of_one_partition_are_not_mixed_with_those_of_the_other_zero(tmp_path: Path):
@@ -65,9 +65,9 @@ def test_files_of_one_partition_are_not_mixed_with_those_of_the_other_zero(tmp_p
 @pytest.mark.parametrize("length", [100, 127, 400, 5000, 100_000])
 def test_a_partition_of_any_text_has_a_path_that_every_store_takes(tmp_path: Path, length: int):
     texts = ["a" * length, "a" * (length - 1) + "b", "ü/%\0" * length]
-    found = files(tmp_path, pa.array(texts, pa.large_string()), "x")
-    assert sorted(fact["partition"][0] for fact in found) == sorted(texts)
-    folders = {Path(fact["file-path"]).parent.name for fact in found}
+    facts = files(tmp_path, pa.array(texts, pa.large_string()), "x")
+    assert sorted(fact["partition"][0] for fact in facts) == sorted(texts)
+    folders = {Path(fact["file-path"]).parent.name for fact in facts}
     assert len(folders) == 3
     assert all(len(folder) <= 128 for folder in folders)
 
@@ -84,11 +84,11 @@ def test_many_partition_fields_together_have_a_short_path(tmp_path: Path):
 
 def test_bytes_are_truncated(tmp_path: Path):
     column = pa.array([b"abc", b"abd", b"\xff\xff\xff", b"", None], pa.large_binary())
-    found = {
+    counts = {
         fact["partition"][0]: len(values(fact))
         for fact in files(tmp_path, column, "truncate(2, x)")
     }
-    assert found == {"6162": 2, "ffff": 1, "": 1, None: 1}
+    assert counts == {"6162": 2, "ffff": 1, "": 1, None: 1}
 
 
 def test_a_source_inside_structs_is_found_whatever_the_names(tmp_path: Path):
@@ -113,7 +113,7 @@ def test_calendar_transforms_are_those_of_pythons_calendar():
         (TimestamptzNanoType(), "ns", "UTC"),
     ):
         near = [day for day in days if abs(day) < 100_000 or unit != "ns"]
-        here = [date for day, date in zip(days, dates, strict=True) if day in set(near)]
+        near_dates = [date for day, date in zip(days, dates, strict=True) if day in set(near)]
         scale = {"": 1, "us": 86_400_000_000, "ns": 86_400_000_000_000}[unit]
         last = 0 if not unit else scale - 1  # the end of the day
         numbers = [day * scale + last for day in near]
@@ -124,12 +124,14 @@ def test_calendar_transforms_are_those_of_pythons_calendar():
         def by(word: str, kind: Any = kind, column: Any = column) -> list[Any]:
             return transformation(parse_transform(word), kind)(column).to_pylist()
 
-        assert by("year") == [date.year - 1970 for date in here]
-        assert by("month") == [(date.year - 1970) * 12 + date.month - 1 for date in here]
+        assert by("year") == [date.year - 1970 for date in near_dates]
+        assert by("month") == [(date.year - 1970) * 12 + date.month - 1 for date in near_dates]
         assert by("day") == near
         if unit:
             assert by("hour") == [day * 24 + 23 for day in near]
-        assert [json_value(DateType(), day) for day in near] == [date.isoformat() for date in here]
+        assert [json_value(DateType(), day) for day in near] == [
+            date.isoformat() for date in near_dates
+        ]
 
 
 @pytest.mark.parametrize(
@@ -147,8 +149,8 @@ def test_years_that_python_does_not_have_are_partitions_too(
 ):
     column = pa.array([days, None], pa.date32())
     for by, value in (("x", text), ("day(x)", text), ("year(x)", year), ("month(x)", month)):
-        found = [fact["partition"][0] for fact in files(tmp_path, column, by)]
-        assert sorted(found, key=str) == sorted([value, None], key=str)
+        partitions = [fact["partition"][0] for fact in files(tmp_path, column, by)]
+        assert sorted(partitions, key=str) == sorted([value, None], key=str)
 
 
 def test_timestamps_are_exact_to_the_last_digit():
@@ -161,8 +163,8 @@ def test_timestamps_are_exact_to_the_last_digit():
 
 def test_nanoseconds_are_partitions_by_themselves_by_hour_and_by_bucket(tmp_path: Path):
     column = pa.array([1, -1, 3_600_000_000_000, -1001], pa.timestamp("ns"))
-    told = [fact["partition"][0] for fact in files(tmp_path, column, "x", version=3)]
-    assert sorted(told)[0] == "1969-12-31T23:59:59.999998999"
+    partitions = [fact["partition"][0] for fact in files(tmp_path, column, "x", version=3)]
+    assert sorted(partitions)[0] == "1969-12-31T23:59:59.999998999"
     hours = {fact["partition"][0] for fact in files(tmp_path, column, "hour(x)", version=3)}
     assert hours == {-1, 0, 1}
     buckets = transformation(parse_transform("bucket[16]"), TimestampNanoType())(column)

@@ -72,10 +72,10 @@ def test_what_only_looks_like_it_is_a_value(kind: pa.DataType, value: Any):
 
 def test_the_placeholder_may_be_other_text_or_bytes():
     rows = pa.table({"c": ["gone", "?"], "b": [b"\xff\x00", b""], "n": [[1], [-1, 0]]})
-    found = Placeholder("gone").in_columns(rows)
-    assert {name: mask.tolist() for name, mask in found.items()} == {"c": [True, False]}
-    found = Placeholder("hex:ff00").in_columns(rows)
-    assert {name: mask.tolist() for name, mask in found.items()} == {
+    masks = Placeholder("gone").in_columns(rows)
+    assert {name: mask.tolist() for name, mask in masks.items()} == {"c": [True, False]}
+    masks = Placeholder("hex:ff00").in_columns(rows)
+    assert {name: mask.tolist() for name, mask in masks.items()} == {
         "b": [True, False],
         "n": [False, True],
     }
@@ -103,20 +103,20 @@ STORY = [
 ]
 
 
-def told(kind: str, *tables: Any, said: str = TEXT, routes: Any = ROUTES) -> Any:
+def settled_with(kind: str, *tables: Any, placeholder: str = TEXT, routes: Any = ROUTES) -> Any:
     schema = json.dumps(ENVELOPE) if kind == "avro" else ""
-    by = settler(RecordFormat(kind, schema, {}, said), *tables, routes=routes)
+    by = settler(RecordFormat(kind, schema, {}, placeholder), *tables, routes=routes)
     encode = doc if kind == "json" else lambda **change: datum(ENVELOPE, **change)
     return settle(by, *((None, encode(**change)) for change in STORY))
 
 
 @pytest.mark.parametrize("kind", ["json", "avro"])
 def test_an_upsert_table_rejects_what_would_replace_a_value_by_the_placeholder(kind: str):
-    settled = told(kind, plan("db.t", CHANGES))
+    settled = settled_with(kind, plan("db.t", CHANGES))
     assert ids(settled) == [1]
     assert gone(settled) == [(103, 4)]
     assert left(settled) == []  # the row whose key changed stays as it was
-    assert {i: each.kind for i, each in settled.rejections.items()} == dict.fromkeys(
+    assert {i: rejection.kind for i, rejection in settled.rejections.items()} == dict.fromkeys(
         (1, 2), "unavailable"
     )
     reason = settled.rejections[1].reason
@@ -127,10 +127,10 @@ def test_an_upsert_table_rejects_what_would_replace_a_value_by_the_placeholder(k
 
 @pytest.mark.parametrize("kind", ["json", "avro"])
 def test_tables_that_keep_every_change_keep_the_placeholder_as_it_was_sent(kind: str):
-    log = told(
-        kind, plan("db.t", pa.schema([each.with_nullable(True) for each in CHANGES]), log=True)
+    log = settled_with(
+        kind, plan("db.t", pa.schema([field.with_nullable(True) for field in CHANGES]), log=True)
     )
-    for settled in (log, told(kind, plan("db.t", CHANGES, key=()))):
+    for settled in (log, settled_with(kind, plan("db.t", CHANGES, key=()))):
         assert settled.rejections == {}
         names = [name for _, rows in settled.rows for name in rows["name"].to_pylist()]
         assert names == ["a long text", TEXT, TEXT, TEXT]
@@ -138,16 +138,18 @@ def test_tables_that_keep_every_change_keep_the_placeholder_as_it_was_sent(kind:
 
 @pytest.mark.parametrize("kind", ["json", "avro"])
 def test_without_a_placeholder_it_is_a_value_like_others(kind: str):
-    settled = told(kind, plan("db.t", CHANGES), said="")
+    settled = settled_with(kind, plan("db.t", CHANGES), placeholder="")
     assert (ids(settled), left(settled), settled.rejections) == ([1, 1, 3], [(102, 2)], {})
 
 
 @pytest.mark.parametrize("kind", ["json", "avro"])
 def test_of_two_tables_the_one_that_keeps_every_change_has_it(kind: str):
     routes = (RouteConfig(to=("db.t", "db.log"), envelope="debezium"),)
-    settled = told(kind, plan("db.t", CHANGES), plan("db.log", CHANGES, key=()), routes=routes)
+    settled = settled_with(
+        kind, plan("db.t", CHANGES), plan("db.log", CHANGES, key=()), routes=routes
+    )
     assert ids(settled, "db.log") == [1, 1, 3, 4]
-    assert {letter.tables for letter in settled.rejections.values()} == {("db.t",)}
+    assert {rejection.tables for rejection in settled.rejections.values()} == {("db.t",)}
 
 
 FLAT = {"id": 1, "name": TEXT}
@@ -167,9 +169,9 @@ HSTORE = {"op": "u", "before": None, "after": {"id": 1, "h": {TEXT: TEXT}}}
 
 
 @pytest.mark.parametrize("mode", ["upsert", "append", LOG])
-@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("exists", [True, False])
 @pytest.mark.parametrize("more", [{}, {"doc": TEXT}], ids=["alone", "with another"])
-def test_the_placeholder_names_no_column(mode: str, there: bool, more: dict[str, str]):
+def test_the_placeholder_names_no_column(mode: str, exists: bool, more: dict[str, str]):
     columns = pa.schema(
         [
             CHANGES.field(0),
@@ -180,7 +182,7 @@ def test_the_placeholder_names_no_column(mode: str, there: bool, more: dict[str,
     made = plan("db.t", columns, key=() if mode == "append" else ("id",), log=mode == LOG)
     by = settler(
         RecordFormat("json"),
-        *([made] if there else []),
+        *([made] if exists else []),
         routes=ROUTES,
         upserts=("db.t",),
         modes={} if mode == "append" else {"db.t": mode},

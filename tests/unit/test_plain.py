@@ -186,14 +186,14 @@ def list_schema(version: int) -> dict[str, Any]:
 
 
 def bounds(topic: str | None, number: int | None, offset: int | None) -> dict[int, bytes]:
-    found = {1: b"a value"}
+    values = {1: b"a value"}
     if topic is not None:
-        found[TOPIC] = topic.encode()
+        values[TOPIC] = topic.encode()
     if number is not None:
-        found[NUMBER] = number.to_bytes(4, "little", signed=True)
+        values[NUMBER] = number.to_bytes(4, "little", signed=True)
     if offset is not None:
-        found[OFFSET] = offset.to_bytes(8, "little", signed=True)
-    return found
+        values[OFFSET] = offset.to_bytes(8, "little", signed=True)
+    return values
 
 
 def data(
@@ -291,7 +291,7 @@ class Made:
         partition: Sequence[dict[str, Any]] = (),
         codec: str = "deflate",
     ) -> dict[str, Any]:
-        counts = [sum(each["status"] == status for each in entries) for status in (1, 0, 2)]
+        counts = [sum(entry["status"] == status for entry in entries) for status in (1, 0, 2)]
         names = ("added_files_count", "existing_files_count", "deleted_files_count")
         return {
             "manifest_path": self.avro(entry_schema(self.version, partition), entries, codec),
@@ -355,8 +355,8 @@ def parquet(
     """A data file; `ids`: of its columns, in their order."""
     table = pa.table(columns)
     fields = [
-        each.with_metadata({"PARQUET:field_id": str(id)})
-        for each, id in zip(table.schema, ids, strict=False)
+        field.with_metadata({"PARQUET:field_id": str(id)})
+        for field, id in zip(table.schema, ids, strict=False)
     ]
     path = made.path("data", name)
     pq.write_table(table.cast(pa.schema(fields)) if ids else table, path, **write)
@@ -424,17 +424,17 @@ def test_history_is_a_branchs_ancestry_newest_first(made: Made):
         made.commit(n=number)
     made.commit(branch="audit", parent=2, n="4")
     table = made.plain()
-    found = list(table.history("main"))
-    assert [(each.id, each.parent, each.sequence) for each in found] == [
+    snapshots = list(table.history("main"))
+    assert [(snapshot.id, snapshot.parent, snapshot.sequence) for snapshot in snapshots] == [
         (3, 2, 3),
         (2, 1, 2),
         (1, None, 1),
     ]
-    assert found[0].timestamp_ms == 3000
-    assert found[0].operation == "append"
-    assert found[0].summary == {"n": "3"}
-    assert found[0].manifest_list == made.values["snapshots"][2]["manifest-list"]
-    assert [each.id for each in table.history("audit")] == [4, 2, 1]
+    assert snapshots[0].timestamp_ms == 3000
+    assert snapshots[0].operation == "append"
+    assert snapshots[0].summary == {"n": "3"}
+    assert snapshots[0].manifest_list == made.values["snapshots"][2]["manifest-list"]
+    assert [snapshot.id for snapshot in table.history("audit")] == [4, 2, 1]
     assert list(table.history("none")) == []
 
 
@@ -442,14 +442,17 @@ def test_history_ends_where_snapshots_were_expired(made: Made):
     for _ in range(4):
         made.commit()
     del made.values["snapshots"][:2]
-    assert [(each.id, each.parent) for each in made.plain().history("main")] == [(4, 3), (3, 2)]
+    assert [(snapshot.id, snapshot.parent) for snapshot in made.plain().history("main")] == [
+        (4, 3),
+        (3, 2),
+    ]
 
 
 def test_history_that_bites_its_own_tail_ends(made: Made):
     made.commit()
     made.commit()
     made.values["snapshots"][0]["parent-snapshot-id"] = 2
-    assert [each.id for each in made.plain().history("main")] == [2, 1]
+    assert [snapshot.id for snapshot in made.plain().history("main")] == [2, 1]
 
 
 def test_tags_name_snapshots_that_are_still_there(made: Made):
@@ -458,7 +461,7 @@ def test_tags_name_snapshots_that_are_still_there(made: Made):
     made.values["refs"]["frazil/s"] = {"snapshot-id": 1, "type": "tag"}
     made.values["refs"]["lost"] = {"snapshot-id": 77, "type": "tag"}
     table = made.plain()
-    assert {name: each.id for name, each in table.tags().items()} == {"frazil/s": 1}
+    assert {name: snapshot.id for name, snapshot in table.tags().items()} == {"frazil/s": 1}
     tagged = table.tagged("frazil/s")
     assert tagged is not None
     assert tagged.summary == {"n": "1"}
@@ -535,7 +538,7 @@ def test_only_what_is_live_counts(made: Made):
         ),
     )
     files, deletes = made.plain().files()
-    assert [(each.path, each.sequence) for each in files] == [("old", 4), ("new", 9)]
+    assert [(file.path, file.sequence) for file in files] == [("old", 4), ("new", 9)]
     assert deletes == 3
 
 
@@ -576,10 +579,10 @@ def test_bounds_that_do_not_say_it_for_certain_say_nothing(
     # between files that have all: what one lacks must not come from its neighbour
     around = [of(path, "near", 7, 70, 79) for path in ("x", "y")]
     made.commit(made.manifest(around[0], data("a", low, high), around[1]))
-    (_, found, _), _ = made.plain().files()
-    assert (found.path, found.partition, found.offsets) == ("a", partition, offsets)
-    topics = [(each or {}).get(TOPIC) for each in (low, high)]
-    assert found.topics == (None if None in topics else tuple(each.decode() for each in topics))
+    (_, file, _), _ = made.plain().files()
+    assert (file.path, file.partition, file.offsets) == ("a", partition, offsets)
+    topics = [(bound or {}).get(TOPIC) for bound in (low, high)]
+    assert file.topics == (None if None in topics else tuple(topic.decode() for topic in topics))
 
 
 def test_the_columns_are_those_that_the_table_names(tmp_path: Path):
@@ -647,9 +650,9 @@ def test_files_of_a_branch_or_of_any_snapshot(made: Made):
     made.commit(first, second)
     made.commit(second, branch="other", parent=1)
     table = made.plain()
-    assert [each.path for each in table.files()[0]] == ["a", "b"]
-    assert [each.path for each in table.files("other")[0]] == ["b"]
-    assert [each.path for each in table.files("main", 1)[0]] == ["a"]
+    assert [file.path for file in table.files()[0]] == ["a", "b"]
+    assert [file.path for file in table.files("other")[0]] == ["b"]
+    assert [file.path for file in table.files("main", 1)[0]] == ["a"]
     assert table.files("none") == ([], 0)
     with pytest.raises(Expired, match=r"cannot read snapshot 9 of table db.t: it is not there"):
         table.files(snapshot_id=9)
@@ -661,7 +664,7 @@ def test_version_1_may_name_its_manifests_itself(tmp_path: Path):
     made.commit()
     del made.values["snapshots"][0]["manifest-list"]
     made.values["snapshots"][0]["manifests"] = [manifest["manifest_path"]]
-    assert [each.path for each in made.plain().files()[0]] == ["a"]
+    assert [file.path for file in made.plain().files()[0]] == ["a"]
 
 
 def snappy(path: str) -> None:
@@ -687,7 +690,7 @@ def test_manifests_in_several_blocks_of_any_codec(made: Made, codec: str):
         snappy(manifest["manifest_path"])
     made.commit(manifest, made.manifest(of("more", "t", 1, 0, 0)))
     files, _ = made.plain().files()
-    assert [each.path for each in files] == [*(f"f{i}" * 20 for i in range(50)), "more"]
+    assert [file.path for file in files] == [*(f"f{i}" * 20 for i in range(50)), "more"]
 
 
 @pytest.mark.parametrize(
@@ -764,8 +767,8 @@ def test_what_pyiceberg_writes_is_read(tmp_path: Path, version: Any, codec: Any)
         manifests.add_manifests([entries.to_manifest_file()])
     made.commit()
     made.values["snapshots"][0]["manifest-list"] = listed
-    found, _ = made.plain().files()
-    assert found == [
+    files, _ = made.plain().files()
+    assert files == [
         DataFile(f"f{i}", 1, Partition("t", i % 7), (i, i + 1), 1, int(version > 1), ("t", "t"))
         for i in range(300)
     ]
@@ -799,15 +802,15 @@ def test_rows_come_as_columns_with_texts_as_dictionaries(index: Made):
         index, "b", {"begin": pa.array([4, None], pa.int32()), "table": ["x", None]}, (3, 1)
     )
     index.commit(index.manifest(data(first), data(second)))
-    found = index.plain().rows(["start", "table_name", "topic", "seen"])
-    assert found.to_pydict() == {
+    rows = index.plain().rows(["start", "table_name", "topic", "seen"])
+    assert rows.to_pydict() == {
         "start": [1, 2, 3, 4, None],
         "table_name": ["x", "y", "x", "x", None],
         "topic": [None] * 5,
         "seen": [None] * 5,
     }
     text = pa.dictionary(pa.int32(), pa.string())
-    assert found.schema.types == [pa.int64(), text, text, pa.timestamp("us", "UTC")]
+    assert rows.schema.types == [pa.int64(), text, text, pa.timestamp("us", "UTC")]
 
 
 def test_rows_are_chosen_by_values(index: Made):
@@ -1149,7 +1152,7 @@ def test_a_rest_catalog_is_asked(rest: Rest, made: Made):
     table = find(catalog, "db.t")
     assert table is not None
     assert table.uuid == made.values["table-uuid"]
-    assert [each.summary for each in table.history("main")] == [{"n": "1"}]
+    assert [snapshot.summary for snapshot in table.history("main")] == [{"n": "1"}]
     assert rest.asked[-1] == (f"{TABLE}?snapshots=refs", "Bearer the-token")
     assert find(catalog, "db.none") is None
     assert find(catalog, "none.t") is None
@@ -1202,7 +1205,7 @@ def test_a_catalog_in_postgresql_is_asked_where_there_is_a_driver(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ):
     """The driver is none of our dependencies: here is one that remembers its requests."""
-    told: list[Any] = []
+    calls: list[Any] = []
     rows = [{"catalog_name": "lake", "metadata_location": made.save(), "iceberg_type": "TABLE"}]
 
     class Connection:
@@ -1212,7 +1215,7 @@ def test_a_catalog_in_postgresql_is_asked_where_there_is_a_driver(
         def __exit__(self, *_: object) -> None: ...
 
         def execute(self, query: str, values: tuple[str, ...]) -> list[dict[str, str]]:
-            told.append((query, values))
+            calls.append((query, values))
             return rows
 
     psycopg = types.ModuleType("psycopg")
@@ -1228,7 +1231,7 @@ def test_a_catalog_in_postgresql_is_asked_where_there_is_a_driver(
     def connect(place: str, **settings: Any) -> Connection:
         if failure:
             raise failure[0]
-        told.append((place, settings["user"], settings["password"]))
+        calls.append((place, settings["user"], settings["password"]))
         return Connection()
 
     psycopg.connect, psycopg.Error, psycopg.ProgrammingError = connect, Error, ProgrammingError  # type: ignore[attr-defined]
@@ -1242,9 +1245,9 @@ def test_a_catalog_in_postgresql_is_asked_where_there_is_a_driver(
         "jdbc.password": "pass-word",
     }
     assert find(catalog, "db.sub.t") is not None
-    assert told[0] == ("postgresql://host:5432/lake", "me", "pass-word")
-    assert told[1][0].count("%s") == 2
-    assert told[1][1] == ("db.sub", "t")
+    assert calls[0] == ("postgresql://host:5432/lake", "me", "pass-word")
+    assert calls[1][0].count("%s") == 2
+    assert calls[1][1] == ("db.sub", "t")
     for error, kind in ((Error("no pass-word"), Unavailable), (ProgrammingError(), NeedsSpark)):
         failure[:] = [error]
         with pytest.raises(kind) as caught:
@@ -1265,8 +1268,10 @@ def test_reading_local_files_loads_nothing_of_weight(made: Made):
         "print([name for name in ('pyiceberg', 'pyspark', 'py4j', 'duckdb', 'confluent_kafka') "
         "if name in sys.modules])"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
-    assert found.stdout.strip() == "[]"
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, check=True, text=True
+    )
+    assert completed.stdout.strip() == "[]"
 
 
 def test_expired_ancestors_are_read_from_earlier_metadata_files(made: Made):
@@ -1282,6 +1287,6 @@ def test_expired_ancestors_are_read_from_earlier_metadata_files(made: Made):
     ]
     made.values["snapshots"] = made.values["snapshots"][-1:]
     table = ReadOnlyTable("db.t", made.save("v3.metadata.json"), {})
-    assert [each.id for each in table.history("main")] == [5]
-    assert [each.id for each in table.expired(4)] == [4, 3, 2, 1]
+    assert [snapshot.id for snapshot in table.history("main")] == [5]
+    assert [snapshot.id for snapshot in table.expired(4)] == [4, 3, 2, 1]
     assert list(table.expired(99)) == []

@@ -56,7 +56,7 @@ def value(kind: pa.DataType, dice: random.Random, null: bool = True) -> Any:
     if null and dice.random() < 0.3:
         return None
     if pa.types.is_struct(kind):
-        return {each.name: value(each.type, dice, each.nullable) for each in kind}
+        return {child.name: value(child.type, dice, child.nullable) for child in kind}
     if pa.types.is_large_list(kind) or pa.types.is_list(kind):
         return [
             value(kind.value_type, dice, kind.value_field.nullable)
@@ -74,7 +74,7 @@ def made(values: list[Any], kind: pa.DataType) -> pa.Array:
     def plain(field: pa.Field) -> pa.Field:
         kind = field.type
         if pa.types.is_struct(kind):
-            kind = pa.struct([plain(each) for each in kind])
+            kind = pa.struct([plain(child) for child in kind])
         elif pa.types.is_map(kind):
             kind = pa.map_(plain(kind.key_field), plain(kind.item_field))
         elif pa.types.is_nested(kind):
@@ -117,8 +117,8 @@ def test_what_stands_under_a_null_is_in_no_statistics():
     rows = pa.StructArray.from_arrays([under], fields=[X], mask=pa.array([True, False, False]))
     sink = io.BytesIO()
     pq.write_table(projected(pa.table({"c": rows})), sink)
-    said = pq.ParquetFile(sink).metadata.row_group(0).column(0).statistics
-    assert (said.min, said.max, said.null_count) == (1, 2, 1)
+    statistics = pq.ParquetFile(sink).metadata.row_group(0).column(0).statistics
+    assert (statistics.min, statistics.max, statistics.null_count) == (1, 2, 1)
 
 
 def test_columns_that_are_sound_are_not_copied():
@@ -134,7 +134,7 @@ def test_columns_that_are_sound_are_not_copied():
 def test_a_null_that_is_not_allowed_is_reported_with_its_path(kind: pa.DataType):
     def loose(kind: pa.DataType) -> pa.DataType:
         if pa.types.is_struct(kind):
-            return pa.struct([pa.field(each.name, loose(each.type)) for each in kind])
+            return pa.struct([pa.field(child.name, loose(child.type)) for child in kind])
         if pa.types.is_map(kind):
             return pa.map_(kind.key_type, loose(kind.item_type))
         if pa.types.is_nested(kind):
@@ -144,7 +144,7 @@ def test_a_null_that_is_not_allowed_is_reported_with_its_path(kind: pa.DataType)
     def bare(kind: pa.DataType) -> Any:
         """Everything is there but the innermost values."""
         if pa.types.is_struct(kind):
-            return {each.name: bare(each.type) for each in kind}
+            return {child.name: bare(child.type) for child in kind}
         if pa.types.is_map(kind):
             return [("a", bare(kind.item_type))]
         return [bare(kind.value_type)] if pa.types.is_nested(kind) else None
@@ -161,13 +161,13 @@ def test_a_list_of_which_nulls_hide_values_shows_none_of_them():
     offsets = pa.array([0, 2, 4, 5], pa.int32())
     lists = pa.ListArray.from_arrays(offsets, items, mask=pa.array([False, True, False]))
     kind = pa.large_list(pa.field("element", POINT, nullable=False))
-    assert [each and len(each) for each in project(lists, pa.field("c", kind)).to_pylist()] == [
+    assert [value and len(value) for value in project(lists, pa.field("c", kind)).to_pylist()] == [
         2,
         None,
         1,
     ]
     assert [
-        each and len(each) for each in project(lists.slice(1), pa.field("c", kind)).to_pylist()
+        value and len(value) for value in project(lists.slice(1), pa.field("c", kind)).to_pylist()
     ] == [None, 1]
 
 
@@ -175,7 +175,7 @@ def test_fields_are_found_by_id_and_defaults_stand_for_those_that_are_not_there(
     def field(number: int, name: str, kind: pa.DataType) -> pa.Field:
         return pa.field(name, kind, metadata={"PARQUET:field_id": str(number)})
 
-    there = pa.struct([field(2, "a", pa.int32()), field(3, "b", pa.string())])
+    struct = pa.struct([field(2, "a", pa.int32()), field(3, "b", pa.string())])
     wanted = pa.struct(
         [
             field(3, "a", pa.large_string()),
@@ -184,7 +184,7 @@ def test_fields_are_found_by_id_and_defaults_stand_for_those_that_are_not_there(
             field(5, "d", pa.int32()),
         ]
     )
-    column = pa.array([{"a": 1, "b": "x"}, None, {"a": None, "b": None}], there)
+    column = pa.array([{"a": 1, "b": "x"}, None, {"a": None, "b": None}], struct)
     out = project(column, field(1, "s", wanted), by_id, {4: pa.scalar(9, pa.int32())})
     assert out.to_pylist() == [
         {"a": "x", "c": 1, "b": 9, "d": None},
@@ -219,7 +219,7 @@ def datum(schema: Any, record: Any) -> bytes:
 
 
 def avro(*records: Any, schema: Any = OPTIONAL) -> pa.Table:
-    values = [datum(schema, each) for each in records]
+    values = [datum(schema, record) for record in records]
     groups, rejected = Decoder(RecordFormat("avro", json.dumps(schema))).decode(values)
     assert not rejected
     [group] = groups
@@ -227,19 +227,19 @@ def avro(*records: Any, schema: Any = OPTIONAL) -> pa.Table:
 
 
 def test_a_null_in_an_optional_record_with_a_required_field_is_written(tmp_path: Path):
-    here = replace(shape(tmp_path), schema=schema(_struct(1, "s", _INT("x", 2, True))))
+    spec = replace(shape(tmp_path), schema=schema(_struct(1, "s", _INT("x", 2, True))))
     for records in ([{"s": None}, {"s": {"x": 5}}], [{"s": None}]):
-        writer = TableWriter(here, "p")
-        writer.write(fitted(avro(*records), here.arrow, "x"))
+        writer = TableWriter(spec, "p")
+        writer.write(fitted(avro(*records), spec.arrow, "x"))
         assert _read(writer.close()[0].descriptor) == records
 
 
 def test_an_older_writer_without_such_a_record_is_written(tmp_path: Path):
-    here = replace(
+    spec = replace(
         shape(tmp_path), schema=schema(_INT("id", 3, True), _struct(1, "s", _INT("x", 2, True)))
     )
-    writer = TableWriter(here, "p")
-    writer.write(fitted(pa.table({"id": pa.array([1], pa.int32())}), here.arrow, "x"))
+    writer = TableWriter(spec, "p")
+    writer.write(fitted(pa.table({"id": pa.array([1], pa.int32())}), spec.arrow, "x"))
     assert _read(writer.close()[0].descriptor) == [{"id": 1, "s": None}]
 
 
@@ -345,7 +345,7 @@ def _compacted(folder: Path, rows: list[Any], old: str, new: str) -> list[Any]:
     done = rewrite(
         RewriteJob(replace(before, schema=new), "p", (source(file.descriptor, 1),), (), 0.2, 0)
     )
-    return [row for each in done.files for row in _read(each.descriptor)]
+    return [row for file in done.files for row in _read(file.descriptor)]
 
 
 def test_compaction_keeps_null_lists_and_maps_of_structs_apart_from_empty_ones(tmp_path: Path):
@@ -363,8 +363,8 @@ def test_compaction_of_a_file_older_than_such_a_struct_gives_null(tmp_path: Path
     new = schema(
         _INT("id", 1), _struct(2, "s", _INT("x", 3, True)), _list(4, "l", _INT("y", 6, True))
     )
-    found = _compacted(tmp_path, [{"id": 1}, {"id": None}], schema(_INT("id", 1)), new)
-    assert found == [{"id": 1, "s": None, "l": None}, {"id": None, "s": None, "l": None}]
+    rows = _compacted(tmp_path, [{"id": 1}, {"id": None}], schema(_INT("id", 1)), new)
+    assert rows == [{"id": 1, "s": None, "l": None}, {"id": None, "s": None, "l": None}]
 
 
 def test_compaction_follows_ids_through_renames_drops_and_additions_at_every_depth(tmp_path: Path):
@@ -436,14 +436,14 @@ def test_a_column_that_a_file_lacks_has_its_initial_default_after_compaction(tmp
 
 
 def test_a_file_without_field_ids_is_not_read_as_one_of_nulls(tmp_path: Path):
-    here = replace(shape(tmp_path), schema=schema(_INT("id", 1)))
+    spec = replace(shape(tmp_path), schema=schema(_INT("id", 1)))
     pq.write_table(pa.table({"id": pa.array([1], pa.int32())}), tmp_path / "f.parquet")
-    said = {"file-path": str(tmp_path / "f.parquet"), "record-count": 1, "file-size-in-bytes": 1}
+    fact = {"file-path": str(tmp_path / "f.parquet"), "record-count": 1, "file-size-in-bytes": 1}
     with pytest.raises(SchemaMismatch, match="column 'id' has no field id"):
-        rewrite(RewriteJob(here, "p", (source(json.dumps(said), 1),), (), 0.2, 0))
+        rewrite(RewriteJob(spec, "p", (source(json.dumps(fact), 1),), (), 0.2, 0))
     top = pa.field("s", pa.struct({"x": pa.int32()}), metadata={"PARQUET:field_id": "1"})
     rows = pa.Table.from_pylist([{"s": {"x": 1}}], schema=pa.schema([top]))
     pq.write_table(rows, tmp_path / "f.parquet", store_schema=False)
-    here = replace(here, schema=schema(_struct(1, "s", _INT("x", 2))))
+    spec = replace(spec, schema=schema(_struct(1, "s", _INT("x", 2))))
     with pytest.raises(SchemaMismatch, match=r"column 's\.x' has no field id"):
-        rewrite(RewriteJob(here, "p", (source(json.dumps(said), 1),), (), 0.2, 0))
+        rewrite(RewriteJob(spec, "p", (source(json.dumps(fact), 1),), (), 0.2, 0))

@@ -51,36 +51,36 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def running(first: FakeQuery, *later: Any, patience: float = WITHIN) -> tuple[Running, list[str]]:
-    queue, told = list(later), list[str]()
+    queue, messages = list(later), list[str]()
 
     def start() -> Any:
-        each = queue.pop(0) if len(queue) > 1 else queue[0]
-        if isinstance(each, Exception):
-            raise each
-        return each
+        answer = queue.pop(0) if len(queue) > 1 else queue[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
-    return Running(first, start, patience=patience, blocked=told.append), told  # type: ignore[arg-type]
+    return Running(first, start, patience=patience, blocked=messages.append), messages  # type: ignore[arg-type]
 
 
-def eventually(what: Callable[[], Any]) -> None:
+def eventually(condition: Callable[[], Any]) -> None:
     deadline = time.monotonic() + WITHIN
-    while not what():
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
 def test_a_query_that_lost_a_python_process_is_started_again_until_it_works():
     works = FakeQuery(worked=True)
-    found, told = running(FakeQuery(LOST), FakeQuery(LOST), FakeQuery(LOST), works)
-    assert found.active
-    assert found.failure is None
-    eventually(lambda: told[-1:] == [""])
-    assert found.query is works  # type: ignore[comparison-overlap]
-    assert len(told) == 4
-    assert "Spark could not start a Python process" in told[0]
+    handle, messages = running(FakeQuery(LOST), FakeQuery(LOST), FakeQuery(LOST), works)
+    assert handle.active
+    assert handle.failure is None
+    eventually(lambda: messages[-1:] == [""])
+    assert handle.query is works  # type: ignore[comparison-overlap]
+    assert len(messages) == 4
+    assert "Spark could not start a Python process" in messages[0]
     works.error, works.lastProgress = LOST, {}  # and once more, long after
-    eventually(lambda: len(told) > 4)
-    found.stop()
+    eventually(lambda: len(messages) > 4)
+    handle.stop()
 
 
 @pytest.mark.parametrize(
@@ -96,35 +96,35 @@ def test_a_query_that_lost_a_python_process_is_started_again_until_it_works():
     ],
 )
 def test_any_other_failure_ends_it(error: str):
-    found, told = running(FakeQuery(error), FakeQuery())
-    assert not found.active
-    assert not isinstance(found.failure, PythonWorkerUnavailable)
-    found._thread.join(WITHIN)
-    assert not found._thread.is_alive()
-    assert told == []
+    handle, messages = running(FakeQuery(error), FakeQuery())
+    assert not handle.active
+    assert not isinstance(handle.failure, PythonWorkerUnavailable)
+    handle._thread.join(WITHIN)
+    assert not handle._thread.is_alive()
+    assert messages == []
 
 
 def test_patience_ends_and_the_message_says_what_to_do():
-    found, _ = running(FakeQuery(LOST), FakeQuery(LOST), patience=0.1)
-    eventually(lambda: not found.active)
-    assert isinstance(found.failure, PythonWorkerUnavailable)
-    assert "loopback" in found.failure.hint
-    assert found.failure.detail == LOST
+    handle, _ = running(FakeQuery(LOST), FakeQuery(LOST), patience=0.1)
+    eventually(lambda: not handle.active)
+    assert isinstance(handle.failure, PythonWorkerUnavailable)
+    assert "loopback" in handle.failure.hint
+    assert handle.failure.detail == LOST
 
 
 def test_what_stands_in_the_way_of_another_start_is_what_ended_it():
-    found, _ = running(FakeQuery(LOST), Expired("cannot fetch t[0]: retention"))
-    eventually(lambda: not found.active)
-    assert isinstance(found.failure, Expired)
+    handle, _ = running(FakeQuery(LOST), Expired("cannot fetch t[0]: retention"))
+    eventually(lambda: not handle.active)
+    assert isinstance(handle.failure, Expired)
 
 
 def test_nothing_is_started_after_the_end():
     later = FakeQuery()
-    found, _ = running(FakeQuery(LOST), later)
-    found.stop()
-    found._thread.join(WITHIN)
-    assert found.query is not later or later.stopped  # type: ignore[comparison-overlap]
-    assert not found.active
+    handle, _ = running(FakeQuery(LOST), later)
+    handle.stop()
+    handle._thread.join(WITHIN)
+    assert handle.query is not later or later.stopped  # type: ignore[comparison-overlap]
+    assert not handle.active
 
 
 @pytest.mark.parametrize(
@@ -140,6 +140,6 @@ def test_nothing_is_started_after_the_end():
     ],
 )
 def test_what_spark_says_of_a_python_process_that_it_did_not_reach(text: str):
-    found: FrazilError = translated(RuntimeError(text))
-    assert isinstance(found, PythonWorkerUnavailable)
-    assert found.detail == text
+    error: FrazilError = translated(RuntimeError(text))
+    assert isinstance(error, PythonWorkerUnavailable)
+    assert error.detail == text

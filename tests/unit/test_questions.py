@@ -29,16 +29,16 @@ SNAPSHOT = "3821550127947089009"
 
 def blocks() -> dict[str, tuple[str, str]]:
     """Heading and number → engine (empty: both) and statements."""
-    found: dict[str, tuple[str, str]] = {}
+    queries: dict[str, tuple[str, str]] = {}
     heading = ""
     pieces = re.findall(r"^## ([^\n]+)$|^```sql\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
     for title, sql in pieces:
         heading = title or heading
         if sql:
             engine = re.match(r"-- (Spark|DuckDB)\n", sql)
-            number = sum(key.startswith(f"{heading} ") for key in found) + 1
-            found[f"{heading} {number}"] = (engine[1] if engine else "", sql)
-    return found
+            number = sum(key.startswith(f"{heading} ") for key in queries) + 1
+            queries[f"{heading} {number}"] = (engine[1] if engine else "", sql)
+    return queries
 
 
 BLOCKS = blocks()
@@ -67,7 +67,7 @@ def batch(
 ) -> Any:
     """Of one table, or, with `tables`, of several and the whole stream."""
     several = {f"shop.{name}": (tally,) for name, tally in tables.items()} or {"shop.one": tallies}
-    staged = tuple(StagedTable(n, "u", 0, (), (), 0, 0, told) for n, told in several.items())
+    staged = tuple(StagedTable(n, "u", 0, (), (), 0, 0, tallies) for n, tallies in several.items())
     began = NOON + timedelta(hours=number)
     whole = tallies if tables else ()
     made = StagedBatch(
@@ -99,7 +99,7 @@ def tally(
 
 
 def minutes(first: int, last: int) -> tuple[int, int]:
-    low, high = (NOON + timedelta(minutes=each) for each in (first, last))
+    low, high = (NOON + timedelta(minutes=minute) for minute in (first, last))
     return int(low.timestamp() * 10**6), int(high.timestamp() * 10**6)
 
 
@@ -152,9 +152,9 @@ def test_what_became_of_a_range(ask: Any):
 
 
 def test_rows_of_an_hour(ask: Any):
-    found = {(hour, table): written for hour, table, written, _ in ask("Rows per hour 1")}
-    assert found[NOON, "shop.one"] == 1495
-    assert found[NOON + timedelta(hours=1), "shop.b"] == 10
+    answers = {(hour, table): written for hour, table, written, _ in ask("Rows per hour 1")}
+    assert answers[NOON, "shop.one"] == 1495
+    assert answers[NOON + timedelta(hours=1), "shop.b"] == 10
     assert [row[1:] for row in ask("Rows per hour 2")] == [("shop.one", 1590, 590)]
 
 
@@ -162,8 +162,8 @@ def test_rejected_of_a_day_and_positions(ask: Any):
     ((day, topic, rejected, read, percent),) = ask("Rejected by day 1")
     assert (day, topic, rejected, read) == (NOON.replace(hour=0), "orders", 16, 2730)
     assert float(percent) == 0.586
-    found = {(sink, number): position for sink, _, number, position, _ in ask("Position 1")}
-    assert found == {("one", 0): 2000, ("one", 1): 700, ("two", 0): 30}
+    answers = {(sink, number): position for sink, _, number, position, _ in ask("Position 1")}
+    assert answers == {("one", 0): 2000, ("one", 1): 700, ("two", 0): 30}
 
 
 def test_the_slowest_batch_is_the_first_and_runs_are_listed(ask: Any):

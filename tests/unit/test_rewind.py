@@ -111,17 +111,17 @@ class Movable(FakeTable):
 
     def live_at(self, snapshot_id: int) -> list[str]:
         self.refs["at"] = snapshot_id
-        found = self.live("at")
+        files = self.live("at")
         del self.refs["at"]
-        return found
+        return files
 
     def live(self, branch: str = "main") -> list[str]:
-        found: list[str] = []
+        files: list[str] = []
         for snapshot in self.history(branch):
             if snapshot.id in self.files:
-                return self.files[snapshot.id] + found
-            found = self.manifests[snapshot.id] + found
-        return found
+                return self.files[snapshot.id] + files
+            files = self.manifests[snapshot.id] + files
+        return files
 
 
 class World:
@@ -136,12 +136,12 @@ class World:
         self.clock = FakeClock()
         self.epoch = 0
         self.beginnings = {P: 0, Q: beginning}
-        self.life()
+        self.begin_run()
 
-    def life(self) -> None:
+    def begin_run(self) -> None:
         refuse_unfinished(self.index.properties, "s")
         heads = [TableCommitter(t, "main", "s", 0, self.clock).head().entry for t in self.every]
-        self.epoch = 1 + max((each.epoch for each in heads if each), default=0)
+        self.epoch = 1 + max((head.epoch for head in heads if head), default=0)
         self.index_target = TableCommitter(self.index, "main", "s", self.epoch, self.clock)
         head = take(self.index_target, lambda position: Cut({**self.beginnings, **position}))
         refuse_unfinished(self.index.properties, "s")
@@ -166,16 +166,16 @@ class World:
             clock=self.clock,
             alone=self.alone,
         )
-        there = {
+        committed = {
             i
             for t in self.tables.values()
             for e, _ in entries(t.history("main"), "s")
             for i in e.commit_ids
         }
-        found = chain(head.entry.end, list(self.staged.values()), there)
-        self.end = found[-1].end if found else head.entry.end
-        self.number = max([head.entry.batches[1] + 1, *(b.number + 1 for b in found)])
-        for batch in found:
+        chained = chain(head.entry.end, list(self.staged.values()), committed)
+        self.end = chained[-1].end if chained else head.entry.end
+        self.number = max([head.entry.batches[1] + 1, *(b.number + 1 for b in chained)])
+        for batch in chained:
             self.committer.submit(batch)
 
     @property
@@ -230,7 +230,7 @@ class World:
         assert not self.committer.pending
 
     def rows(self) -> pa.Table:
-        found = []
+        parts = []
         for at, commit_id in enumerate(self.index.live()):
             batch = self.batches[commit_id]
             made = offset_index.rows(
@@ -238,8 +238,8 @@ class World:
             )
             moment = pa.array([moment_of(at)] * made.num_rows, pa.timestamp("us", "UTC"))
             column = made.schema.get_field_index("committed_at")
-            found.append(made.set_column(column, "committed_at", moment))
-        return pa.concat_tables(found) if found else offset_index.rows([])
+            parts.append(made.set_column(column, "committed_at", moment))
+        return pa.concat_tables(parts) if parts else offset_index.rows([])
 
     def rewinding(self, step: Callable[[str, str], None] = lambda name, table: None) -> RewindSteps:
         def without(batch: int, epoch: int) -> IndexRemoval:
@@ -259,14 +259,16 @@ class World:
         )
 
     def choose(self, text: str) -> RewindPlan:
-        found = self.rewinding()
-        found.read()
-        return found.choice(found.state.timeline.named(text))
+        rewinding = self.rewinding()
+        rewinding.read()
+        return rewinding.choice(rewinding.state.timeline.named(text))
 
     def earliest(self, refused: RewindPlan) -> Any:
-        found = self.rewinding()
-        found.read()
-        return earliest(found.state.timeline, found.state.tables, "s", refused, lambda _: True)
+        rewinding = self.rewinding()
+        rewinding.read()
+        return earliest(
+            rewinding.state.timeline, rewinding.state.tables, "s", refused, lambda _: True
+        )
 
     def rewind(
         self,
@@ -299,11 +301,11 @@ class World:
         head = TableCommitter(self.index, "main", "s", 0, self.clock).head().entry
         assert head is not None
         assert (head.end, head.batches[1]) == (boundary.cut, boundary.batch)
-        for each in self.every:
+        for target in self.every:
             epochs = [
-                e.epoch for e in map(parse, (s.summary for s in each.snapshots.values())) if e
+                e.epoch for e in map(parse, (s.summary for s in target.snapshots.values())) if e
             ]
-            newest = TableCommitter(each, "main", "s", 0, self.clock).head().entry
+            newest = TableCommitter(target, "main", "s", 0, self.clock).head().entry
             assert newest is not None
             assert newest.epoch == max(epochs), "none that went is newer"
         assert self.staged == {}
@@ -353,8 +355,8 @@ def filled(*batches: Sequence[str], alone: bool = False) -> World:
 )
 def test_the_boundary_is_the_newest_at_or_below_a_batch_a_moment_or_offsets(text: str, batch: int):
     world = filled(["db.a"], ["db.a"], ["db.a"], alone=True)
-    found = BatchTimeline(world.rows(), world.end).named(text)
-    assert (found.batch, found.cut[P]) == (batch, 10 * (batch + 1))
+    boundary = BatchTimeline(world.rows(), world.end).named(text)
+    assert (boundary.batch, boundary.cut[P]) == (batch, 10 * (batch + 1))
 
 
 @pytest.mark.parametrize("text", ["", "17", "batch:", "yesterday", "{", '{"orders": 7}', "[]"])
@@ -378,16 +380,16 @@ def test_a_partition_that_came_later_stands_at_its_beginning():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("batch:9", "the last batch is 1"),
         ('{"orders": {"7": 1}}', "does not read it; it reads"),
         ('{"other": {"0": 1}}', "does not read it; it reads"),
     ],
 )
-def test_a_cut_that_the_sink_does_not_know_is_refused(text: str, said: str):
+def test_a_cut_that_the_sink_does_not_know_is_refused(text: str, message: str):
     world = filled(["db.a"], ["db.a"])
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         world.choose(text)
 
 
@@ -412,8 +414,8 @@ def test_absorbed_batches_share_a_snapshot_and_a_boundary_between_them_is_nobody
     choice = world.choose("batch:2")
     assert choice.boundary.batch == 0
     assert choice.because == ("table db.a took batches 1 to 3 in one commit",)
-    assert [(each.table, each.rows) for each in choice.moves] == [("db.a", 30), ("db.b", 30)]
-    assert [each.commits for each in choice.moves] == [1, 3]
+    assert [(move.table, move.rows) for move in choice.moves] == [("db.a", 30), ("db.b", 30)]
+    assert [move.commits for move in choice.moves] == [1, 3]
 
 
 def test_what_went_elsewhere_holds_nobody_back():
@@ -422,7 +424,7 @@ def test_what_went_elsewhere_holds_nobody_back():
     world = filled(["db.a", "db.b"], ["db.b"], ["db.b"], ["db.a"])
     choice = world.choose("batch:1")
     assert choice.boundary.batch == 1
-    assert {each.table: each.ranges for each in choice.moves} == {
+    assert {move.table: move.ranges for move in choice.moves} == {
         "db.a": (Range(P, 20, 40),),
         "db.b": (Range(P, 20, 30),),
     }
@@ -433,7 +435,7 @@ def test_a_table_that_is_ahead_of_the_index_goes_back_with_the_others():
     world.make("db.a", "db.b")
     world.commit("db.a")
     choice = world.choose("batch:1")
-    assert [(each.table, each.rows) for each in choice.moves] == [("db.a", 10)]
+    assert [(move.table, move.rows) for move in choice.moves] == [("db.a", 10)]
     world.check(world.rewind("batch:1"))
 
 
@@ -443,7 +445,7 @@ def test_what_is_staged_says_what_a_commit_holds_that_no_row_of_the_index_tells_
     world.commit("db.a")  # from 10, where its ledger ends; its records begin at 30
     choice = world.choose("batch:2")
     assert choice.boundary.batch == 2
-    assert [(each.table, each.rows) for each in choice.moves] == [("db.a", 10)]
+    assert [(move.table, move.rows) for move in choice.moves] == [("db.a", 10)]
     world.staged.clear()
     assert world.choose("batch:2").boundary.batch == 0, "who cannot tell does not guess"
 
@@ -454,7 +456,7 @@ def test_a_batch_whose_record_was_lost_and_read_again_in_other_pieces_is_not_tor
     world.make("db.a")
     world.commit("db.a")  # [10, 20) is in the table, its record is lost
     world.staged.clear()
-    world.life()
+    world.begin_run()
     lost = world.batches["c1"]
     short = Range(P, 10, 15)
     staged = StagedBatch(
@@ -492,7 +494,7 @@ def test_expired_snapshots_are_named_with_the_earliest_boundary_left():
     world = filled(["db.a", "db.b"], ["db.b"], ["db.a", "db.b"], ["db.a"], ["db.a"])
     world.tables["db.a"].expire(keep=2)
     choice = world.choose("batch:0")
-    assert [(each.table, each.expired) for each in choice.expired] == [("db.a", True)]
+    assert [(move.table, move.expired) for move in choice.expired] == [("db.a", True)]
     assert world.earliest(choice).batch == 3
     world.check(world.rewind("batch:3"))
 
@@ -504,7 +506,7 @@ def test_the_tag_alone_proves_a_table_that_does_not_move():
     table.add(["y"], {})
     table.expire(keep=1)
     choice = world.choose("batch:1")
-    assert [each.table for each in choice.moves] == ["db.b"]
+    assert [move.table for move in choice.moves] == ["db.b"]
     assert world.choose("batch:-1").expired, "what it holds cannot be taken out any more"
 
 
@@ -524,7 +526,7 @@ def test_foreign_commits_that_would_go_are_listed_and_those_before_stay():
         "",
         "append: 1 row added, 0 deleted",
     )
-    assert [each.snapshot for each in world.choose("batch:0").foreign][1] == table.snapshots[
+    assert [commit.snapshot for commit in world.choose("batch:0").foreign][1] == table.snapshots[
         late.parent or 0
     ].parent
     assert world.choose("batch:2").foreign == ()
@@ -538,9 +540,9 @@ def test_claims_of_others_and_compactions_are_no_loss_and_their_tags_move_along(
     world.settle()
     take(TableCommitter(table, "main", "s.replay", 2, world.clock))
     take(TableCommitter(table, "main", "late", 1, world.clock))
-    (found,) = world.choose("batch:0").moves
-    assert found.foreign == ()
-    assert found.tags == {"frazil/s.replay": first.snapshot.id, "frazil/late": None}
+    (move,) = world.choose("batch:0").moves
+    assert move.foreign == ()
+    assert move.tags == {"frazil/s.replay": first.snapshot.id, "frazil/late": None}
     world.rewind("batch:0")
     assert not TableCommitter(table, "main", "s.replay", 0, world.clock).tag_mismatch()
     assert "frazil/late" not in table.refs
@@ -570,7 +572,7 @@ def test_a_sink_that_loses_records_keeps_its_tag_so_that_it_detects_it():
     )
     other.set_tag(other.commit(["o/a"], entry_of([staged], "db.a", 1)))
     choice = world.choose("batch:0")
-    assert [each.sink for each in choice.foreign] == ["other"]
+    assert [commit.sink for commit in choice.foreign] == ["other"]
     world.rewind("batch:0")
     assert TableCommitter(table, "main", "other", 0, world.clock).tag_mismatch()
 
@@ -602,7 +604,7 @@ def test_tables_and_index_go_back_together_and_the_stream_goes_on():
     boundary = world.rewind("batch:1")
     world.check(boundary)
     assert boundary.cut == Cut({P: 20, Q: 0})
-    world.life()
+    world.begin_run()
     assert world.epoch > before + 1
     assert (world.end, world.number) == (boundary.cut, 2)
     world.make("db.b")
@@ -610,8 +612,8 @@ def test_tables_and_index_go_back_together_and_the_stream_goes_on():
     assert world.tables["db.a"].live() == ["c0/db.a", "c1/db.a"]
     assert world.tables["db.b"].live() == ["c0/db.b", "c4/db.b"]
     for table in world.tables.values():
-        found = [e for e, _ in entries(table.history("main"), "s")][::-1]
-        for one, other in pairwise(found):
+        committed = [e for e, _ in entries(table.history("main"), "s")][::-1]
+        for one, other in pairwise(committed):
             assert other.begin.continues(one.end), "the ledger joins"
             assert other.epoch >= one.epoch
 
@@ -626,7 +628,7 @@ def test_the_beginning_is_a_boundary_too(alone: bool):
     assert boundary == Boundary(BEGINNING, Cut({P: 0, Q: 100}))
     world.check(boundary)
     assert world.tables["db.a"].live() == []
-    world.life()
+    world.begin_run()
     world.make("db.a")
     world.settle()
     assert world.tables["db.a"].live() == ["c2/db.a"]
@@ -639,7 +641,7 @@ def test_a_table_made_after_the_cut_is_empty_and_still_the_sinks():
     (claim,) = table.history("main")
     assert claim.parent is None
     assert table.tags() == {"frazil/s": claim.id}
-    world.life()
+    world.begin_run()
     world.make("db.a", "db.b")
     world.settle()
     assert table.live() == ["c3/db.b"]
@@ -681,7 +683,7 @@ def test_an_earlier_run_can_commit_at_no_moment_of_a_rewind():
     world = filled(["db.a", "db.b"], ["db.a", "db.b"])
     zombies = {name: world.targets[name] for name in world.tables}
     pending = world.make("db.a", "db.b")
-    world.life()
+    world.begin_run()
     world.settle()
     refusals = []
 
@@ -702,7 +704,7 @@ def test_a_run_that_starts_during_a_rewind_is_refused_and_the_rewind_ends():
     def step(name: str, table: str) -> None:
         if name not in ("claimed", "done"):
             with pytest.raises(Gap, match="a rewind to batch:0 was begun and not finished"):
-                world.life()
+                world.begin_run()
             refused.append(name)
 
     # (The world's run looks before it claims, and once more after.)
@@ -715,7 +717,7 @@ def test_a_run_that_claims_before_it_can_see_the_note_goes_on_and_the_rewind_doe
 
     def step(name: str, table: str) -> None:
         if name == "claimed":
-            world.life()
+            world.begin_run()
 
     with pytest.raises(Fenced, match=r"claimed db\.index meanwhile"):
         world.rewind("batch:0", step)
@@ -733,7 +735,7 @@ def test_of_two_rewinds_one_goes_through_and_the_other_stops(moment: str):
     def step(name: str, table: str) -> None:
         if name == moment:
             world.rewind("batch:1")
-            world.life()
+            world.begin_run()
             world.make("db.a")
             world.settle()
 
@@ -774,7 +776,7 @@ def test_a_rewind_that_was_killed_is_finished_by_the_next(nth: int, text: str):
     assert killed_at(world, text, nth) == (nth < len(STEPS) - 1 + 2)  # two tables move
     started = True
     try:
-        world.life()  # refused, or right
+        world.begin_run()  # refused, or right
     except Gap:
         started = False
     if started:
@@ -783,7 +785,7 @@ def test_a_rewind_that_was_killed_is_finished_by_the_next(nth: int, text: str):
         for name in live:
             assert live[name] == [f"{i}/{name}" for i in kept if name in world.batches[i].names]
     world.check(world.rewind(text))
-    world.life()
+    world.begin_run()
     world.make("db.a", "db.b")
     world.settle()
 
@@ -795,7 +797,7 @@ doings = st.lists(
         st.tuples(st.just("batch"), several, st.sampled_from([P, Q])),
         st.tuples(st.just("commit"), several),
         st.tuples(st.just("index")),
-        st.tuples(st.just("life")),
+        st.tuples(st.just("begin_run")),
         st.tuples(st.just("foreign"), names),
         st.tuples(st.just("compact"), names),
         st.tuples(st.just("expire"), names, st.integers(1, 3)),
@@ -816,11 +818,11 @@ doings = st.lists(
 @example(  # rolled back to a snapshot below which the ledger was expired
     doings=[
         ("batch", ["db.a"], P),
-        ("life",),
+        ("begin_run",),
         ("foreign", "db.a"),
-        ("life",),
+        ("begin_run",),
         ("expire", "db.a", 2),
-        ("life",),
+        ("begin_run",),
     ],
     batch=0,
     kills=[],
@@ -835,11 +837,11 @@ def test_whatever_happened_before_and_wherever_it_is_killed_all_stand_together_a
         if name == "batch":
             world.make(*rest[0], at=rest[1])
         elif name == "commit":
-            world.commit(*(each for each in rest[0] if each in world.tables))
+            world.commit(*(table for table in rest[0] if table in world.tables))
         elif name == "index":
             world.commit(INDEX)
-        elif name == "life":
-            world.life()
+        elif name == "begin_run":
+            world.begin_run()
         elif name in ("foreign", "compact") and rest[0] in world.tables:
             table = world.tables[rest[0]]
             made = table.add([], {"added-records": "1", "deleted-records": "1"})
@@ -857,24 +859,24 @@ def test_whatever_happened_before_and_wherever_it_is_killed_all_stand_together_a
     choice = world.choose(text)
     assert choice.boundary.batch <= min(batch, last)
     if choice.trouble or choice.expired:
-        found = world.earliest(choice)
-        if found is None:
+        boundary = world.earliest(choice)
+        if boundary is None:
             return
-        text = f"batch:{found.batch}"
+        text = f"batch:{boundary.batch}"
         choice = world.choose(text)
     expected = choice.boundary
     if all(killed_at(world, text, kill) for kill in kills):  # else one went through
         assert world.rewind(text) == expected
     world.check(expected)
-    world.life()
-    for each in more:
-        world.make(*each)
+    world.begin_run()
+    for arguments in more:
+        world.make(*arguments)
     world.settle()
     kept = world.index.live()
     for name, table in world.tables.items():
         assert table.live() == [f"{i}/{name}" for i in kept if name in world.batches[i].names]
-        found = [e for e, _ in entries(table.history("main"), "s")][::-1]
-        assert all(b.begin.continues(a.end) for a, b in pairwise(found))
+        committed = [e for e, _ in entries(table.history("main"), "s")][::-1]
+        assert all(b.begin.continues(a.end) for a, b in pairwise(committed))
     joined = BatchTimeline(world.rows(), world.end)
     assert joined.broken is None
 

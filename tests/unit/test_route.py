@@ -123,15 +123,15 @@ def test_headers_take_the_shape_that_the_table_has_for_them(given: list[Any] | N
     pair = pa.struct(
         [pa.field("key", pa.large_string(), nullable=False), pa.field("value", pa.large_binary())]
     )
-    there = pa.large_list(pa.field("element", pair, nullable=False))
-    target = pa.schema([pa.field("_headers", there, nullable=False)])
+    wanted = pa.large_list(pa.field("element", pair, nullable=False))
+    target = pa.schema([pa.field("_headers", wanted, nullable=False)])
     metadata = MetadataColumns("", "", "", "", headers="_headers")
     headers = None if given is None else pa.array(given, HEADERS)
     rows = pa.Table.from_batches([pa.RecordBatch.from_pylist([{}, {}], schema=pa.schema([]))])
     out = project_rows(
         rows, target, metadata, P, np.arange(2), np.zeros(2, np.int64), headers=headers
     )
-    assert out.column("_headers").type == there
+    assert out.column("_headers").type == wanted
     assert out.column("_headers").to_pylist() == (given or [[], []])
 
 
@@ -172,7 +172,7 @@ def test_a_column_with_a_metadata_columns_name_is_a_misfit():
 
 
 @pytest.mark.parametrize(
-    ("given", "there", "values"),
+    ("given", "wanted", "values"),
     [
         (pa.int32(), pa.int64(), [1, None, -(2**31)]),
         (pa.float32(), pa.float64(), [0.5, None]),
@@ -185,17 +185,17 @@ def test_a_column_with_a_metadata_columns_name_is_a_misfit():
     ],
 )
 def test_a_column_is_widened_to_the_tables_type(
-    given: pa.DataType, there: pa.DataType, values: list[Any]
+    given: pa.DataType, wanted: pa.DataType, values: list[Any]
 ):
-    out = routed(one(given, values), x(there)).column("x")
-    assert out.type == there
+    out = routed(one(given, values), x(wanted)).column("x")
+    assert out.type == wanted
     assert out.to_pylist() == values
 
 
 def test_fields_of_a_struct_find_their_own_by_name():
     given = pa.struct({"b": pa.int32(), "a": pa.int32()})
-    there = pa.struct({"a": pa.int32(), "b": pa.int32(), "c": pa.string()})
-    out = routed(one(given, [{"a": 1, "b": 2}]), x(there))
+    wanted = pa.struct({"a": pa.int32(), "b": pa.int32(), "c": pa.string()})
+    out = routed(one(given, [{"a": 1, "b": 2}]), x(wanted))
     assert out.column("x").to_pylist() == [{"a": 1, "b": 2, "c": None}]
 
 
@@ -208,13 +208,13 @@ def test_fields_of_a_struct_find_their_own_by_name():
     ],
 )
 def test_a_nested_field_the_table_lacks_is_a_misfit_and_not_dropped(wrap: Any, value: Any):
-    given, there = pa.struct({"a": pa.int32(), "b": pa.int32()}), pa.struct({"a": pa.int32()})
+    given, wanted = pa.struct({"a": pa.int32(), "b": pa.int32()}), pa.struct({"a": pa.int32()})
     with pytest.raises(SchemaMismatch, match=r"b"):
-        routed(one(wrap(given), [value]), x(wrap(there)))
+        routed(one(wrap(given), [value]), x(wrap(wanted)))
 
 
 @pytest.mark.parametrize(
-    ("given", "there", "value"),
+    ("given", "wanted", "value"),
     [
         (pa.int64(), pa.int32(), 2**40),
         (pa.float64(), pa.int64(), 1.5),
@@ -228,18 +228,18 @@ def test_a_nested_field_the_table_lacks_is_a_misfit_and_not_dropped(wrap: Any, v
     ],
 )
 def test_a_value_the_table_cannot_hold_unchanged_is_a_misfit(
-    given: pa.DataType, there: pa.DataType, value: Any
+    given: pa.DataType, wanted: pa.DataType, value: Any
 ):
     array = pa.array([value], pa.string()).cast(given) if isinstance(value, str) else None
     rows = pa.table({"x": array if array is not None else pa.array([value], given)})
     with pytest.raises(
         SchemaMismatch, match=r"orders\[3\]: column 'x' does not fit; the table has"
     ):
-        routed(rows, x(there))
+        routed(rows, x(wanted))
 
 
 @pytest.mark.parametrize(
-    ("given", "there", "value"),
+    ("given", "wanted", "value"),
     [
         (pa.string(), pa.int64(), "012"),
         (pa.int64(), pa.large_string(), 12),
@@ -247,10 +247,10 @@ def test_a_value_the_table_cannot_hold_unchanged_is_a_misfit(
     ],
 )
 def test_a_column_of_another_kind_is_a_misfit_though_arrow_could_convert_it(
-    given: pa.DataType, there: pa.DataType, value: Any
+    given: pa.DataType, wanted: pa.DataType, value: Any
 ):
     with pytest.raises(SchemaMismatch):
-        routed(one(given, [value]), x(there))
+        routed(one(given, [value]), x(wanted))
 
 
 def test_nulls_in_a_required_column_are_a_misfit_with_their_number():
@@ -260,21 +260,21 @@ def test_nulls_in_a_required_column_are_a_misfit_with_their_number():
 
 
 def test_nulls_in_required_elements_of_a_list_are_a_misfit():
-    there = pa.list_(pa.field("element", pa.int32(), nullable=False))
+    wanted = pa.list_(pa.field("element", pa.int32(), nullable=False))
     with pytest.raises(SchemaMismatch):
-        routed(one(pa.list_(pa.int32()), [[1, None]]), x(there))
+        routed(one(pa.list_(pa.int32()), [[1, None]]), x(wanted))
 
 
 def test_an_optional_field_goes_into_a_required_one_while_it_holds_no_null():
     given = pa.struct({"a": pa.int32()})
-    there = pa.struct([pa.field("a", pa.int32(), nullable=False)])
-    assert routed(one(given, [{"a": 1}]), x(there)).column("x").to_pylist() == [{"a": 1}]
+    wanted = pa.struct([pa.field("a", pa.int32(), nullable=False)])
+    assert routed(one(given, [{"a": 1}]), x(wanted)).column("x").to_pylist() == [{"a": 1}]
     with pytest.raises(SchemaMismatch, match=r"requires column 'x\.a'"):
-        routed(one(given, [{"a": None}]), x(there))
+        routed(one(given, [{"a": None}]), x(wanted))
 
 
 def test_a_timestamp_never_becomes_another_one():
     stamps = np.array([0, LAST_MS, LAST_MS + 1, 1794867748844274479, 2**63 - 1, -1], np.int64)
-    found = moments(stamps).cast(pa.int64()).to_pylist()
-    assert found == [0, LAST_MS * 1000, None, None, None, None]
+    micros = moments(stamps).cast(pa.int64()).to_pylist()
+    assert micros == [0, LAST_MS * 1000, None, None, None, None]
     assert too_late(stamps).tolist() == [2, 3, 4]

@@ -34,16 +34,16 @@ def typed(*values: Any) -> pa.Table:
 
 def ways(out: RoutedChunk, count: int) -> list[Any]:
     """For each record the tables it goes to, or the kind under which it is rejected."""
-    found: list[Any] = [None] * count
+    routed: list[Any] = [None] * count
     for share in out.shares:
         for i in range(count) if share.index is None else share.index.tolist():
-            assert found[i] is None
-            found[i] = share.tables
-    for each in out.rejected:
-        assert found[each.index] is None
-        found[each.index] = each.kind
-    assert None not in found
-    return found
+            assert routed[i] is None
+            routed[i] = share.tables
+    for rejection in out.rejected:
+        assert routed[rejection.index] is None
+        routed[rejection.index] = rejection.kind
+    assert None not in routed
+    return routed
 
 
 def sort(
@@ -91,7 +91,10 @@ def test_a_topic_that_no_rule_speaks_of_is_rejected_record_by_record():
     assert why == NoRoute("route", "cannot route a record of users: no rule matches it")
     out = rules.sort("users", typed("a", "b"))
     assert out.shares == []
-    assert [(each.index, each.kind) for each in out.rejected] == [(0, "route"), (1, "route")]
+    assert [(rejection.index, rejection.kind) for rejection in out.rejected] == [
+        (0, "route"),
+        (1, "route"),
+    ]
 
 
 def test_where_a_value_or_a_header_says_it_the_topic_does_not():
@@ -132,12 +135,12 @@ def test_a_share_says_which_rule_and_keeps_the_order_of_its_records():
     ]
     out = RoutingRules(routes, TABLES).sort("t", typed("b", None, "a", "c", "b"))
     assert out.rejected == []
-    found = {each.rule: each for each in out.shares}
-    assert found[0].index is not None
-    assert found[0].index.tolist() == [0, 2, 4]
-    assert found[0].envelope == "debezium"
-    assert found[1].index is not None
-    assert found[1].index.tolist() == [1, 3]
+    by_rule = {share.rule: share for share in out.shares}
+    assert by_rule[0].index is not None
+    assert by_rule[0].index.tolist() == [0, 2, 4]
+    assert by_rule[0].envelope == "debezium"
+    assert by_rule[1].index is not None
+    assert by_rule[1].index.tolist() == [1, 3]
 
 
 def test_records_that_all_go_the_same_way_are_one_share_without_an_index():
@@ -242,7 +245,7 @@ def test_columns_may_come_in_chunks():
 
 
 def headers(*records: Any) -> pa.Array:
-    pairs = [[{"key": key, "value": value} for key, value in each] for each in records]
+    pairs = [[{"key": key, "value": value} for key, value in record] for record in records]
     return pa.array(pairs, HEADERS)
 
 
@@ -306,14 +309,14 @@ def test_the_cost_is_by_distinct_values_and_not_by_tables(monkeypatch: pytest.Mo
 def test_a_function_sees_columns_and_origin_and_names_tables():
     def by_parity(rows: pa.Table) -> list[Any]:
         assert rows.schema.names == ["type", "n", "_topic", "_offset"]
-        said = []
+        answers = []
         for row in rows.to_pylist():
-            said.append(
+            answers.append(
                 {0: "lake.orders", 1: None, 2: SKIP, 3: ["lake.users", "lake.all"], 4: []}[
                     row["_offset"] - 10
                 ]
             )
-        return said
+        return answers
 
     origin = {"_topic": pa.array(["t"] * 5), "_offset": pa.array(range(10, 15))}
     routes = [route(python=by_parity), route(field="type", values=("b",), to=("lake.users",))]
@@ -322,7 +325,7 @@ def test_a_function_sees_columns_and_origin_and_names_tables():
 
 
 @pytest.mark.parametrize(
-    "said",
+    "answer",
     [
         pa.array(["lake.all", None, SKIP]),
         pa.array(["lake.all", None, SKIP], pa.large_string()),
@@ -334,8 +337,8 @@ def test_a_function_sees_columns_and_origin_and_names_tables():
         np.array(["lake.all", None, SKIP], object),
     ],
 )
-def test_a_function_answers_with_columns_or_plain_python(said: Any):
-    assert sort([route(python=lambda rows: said)], typed(*"abc")) == [("lake.all",), "route", ()]
+def test_a_function_answers_with_columns_or_plain_python(answer: Any):
+    assert sort([route(python=lambda rows: answer)], typed(*"abc")) == [("lake.all",), "route", ()]
 
 
 def test_a_function_gets_only_what_no_rule_before_it_matched():
@@ -361,19 +364,19 @@ def test_a_name_from_a_function_that_is_no_tables_is_rejected(name: str):
     out = RoutingRules([route(python=lambda rows: [name, [name, "lake.all"]])], TABLES).sort(
         "t", typed("a", "b")
     )
-    assert [each.kind for each in out.rejected] == ["name", "name"]
+    assert [rejection.kind for rejection in out.rejected] == ["name", "name"]
     assert ascii(name) in out.rejected[0].reason
 
 
 def test_a_name_from_a_function_may_be_made_of_a_template():
-    said = ["lake.t_one", "lake.t_Two", "lake.t_", "lake.orders", "lake.t_a.b", None, [None]]
-    routes = [route(python=lambda rows: said)]
+    names = ["lake.t_one", "lake.t_Two", "lake.t_", "lake.orders", "lake.t_a.b", None, [None]]
+    routes = [route(python=lambda rows: names)]
     out = sort(routes, typed(*"abcdefg"), ("lake.orders", "lake.t_{kind}"))
     assert out == [("lake.t_one",), "name", "name", ("lake.orders",), "name", "route", "name"]
 
 
 @pytest.mark.parametrize(
-    ("said", "fact"),
+    ("answer", "fact"),
     [
         (["a"], "expected answers for 2 records, found 1"),
         (pa.array(["a"] * 3), "expected answers for 2 records, found 3"),
@@ -384,9 +387,9 @@ def test_a_name_from_a_function_may_be_made_of_a_template():
         ([["a", 1], None], "(list)"),
     ],
 )
-def test_an_answer_of_another_shape_stops_the_stream(said: Any, fact: str):
+def test_an_answer_of_another_shape_stops_the_stream(answer: Any, fact: str):
     def odd(rows: pa.Table) -> Any:
-        return said
+        return answer
 
     with pytest.raises(Fatal) as caught:
         sort([route(python=odd)], typed("a", "b"))
@@ -411,7 +414,7 @@ def test_functions_are_loaded_from_files_and_modules(tmp_path: Path, monkeypatch
     for name in (f"{tmp_path}/mine.py:to_all", "my_routes:to_all"):
         rules = RoutingRules([route(python=name)], TABLES)
         assert ways(rules.sort("t", typed("a")), 1) == [("lake.all",)]
-        assert [each.__file__ for each in rules.travelling] == [
+        assert [module.__file__ for module in rules.travelling] == [
             str(tmp_path / ("mine.py" if "mine" in name else "my_routes.py"))
         ]
 
@@ -438,8 +441,8 @@ def test_rules_travel_pickled_with_their_functions_and_without_what_they_learned
     tables = ("lake.all", "lake.{value}")
     rules = RoutingRules(routes, tables, reserved=["lake.index"], known=["lake.Known"], room=1)
     assert ways(rules.sort("t", typed("a", "b", None)), 3) == [("lake.a",), "name", ("lake.all",)]
-    there = pickle.loads(pickle.dumps(rules))
-    assert ways(there.sort("t", typed("b", "index", "known", None)), 4) == [
+    arrived = pickle.loads(pickle.dumps(rules))
+    assert ways(arrived.sort("t", typed("b", "index", "known", None)), 4) == [
         ("lake.b",),
         "name",
         "name",
@@ -468,7 +471,9 @@ def test_a_name_by_topic_alone_is_decided_by_the_topic():
     assert isinstance(refused, NoRoute)
     assert refused.kind == "name"
     assert refused.reason == "cannot name a table 'shop.orders': expected '[a-z][a-z0-9_]{0,63}'"
-    assert [each.kind for each in rules.sort("shop.orders", typed("a")).rejected] == ["name"]
+    assert [rejection.kind for rejection in rules.sort("shop.orders", typed("a")).rejected] == [
+        "name"
+    ]
 
 
 def test_a_group_that_matched_nothing_makes_no_name():
@@ -704,9 +709,9 @@ def test_peek_gives_the_fields_as_text():
         {"other": 1},
         {"type": 12345678901234567890},
     ]
-    found = peek([json.dumps(each).encode() for each in values], ["type", "s.t"])
-    assert found.schema == pa.schema([("type", pa.large_string()), ("s.t", pa.large_string())])
-    assert found.column(0).to_pylist() == [
+    peeked = peek([json.dumps(value).encode() for value in values], ["type", "s.t"])
+    assert peeked.schema == pa.schema([("type", pa.large_string()), ("s.t", pa.large_string())])
+    assert peeked.column(0).to_pylist() == [
         "a",
         "true",
         "1.5",
@@ -716,13 +721,13 @@ def test_peek_gives_the_fields_as_text():
         None,
         "12345678901234567890",
     ]
-    assert found.column(1).to_pylist() == ["x", "1", *[None] * 6]
+    assert peeked.column(1).to_pylist() == ["x", "1", *[None] * 6]
 
 
 def test_peek_gives_fractions_as_they_were_written():
     texts = ["1.10", "0.30000000000000000001", "12345678901234567890.5", "1e3", "-0.0"]
-    assert peek([b'{"v":%b}' % each.encode() for each in texts], ["v"])["v"].to_pylist() == texts
-    many = [b'{"v":%d}' % each for each in range(20)] + [b'{"v":2.50}', b'{"v":"2.50"}']
+    assert peek([b'{"v":%b}' % text.encode() for text in texts], ["v"])["v"].to_pylist() == texts
+    many = [b'{"v":%d}' % number for number in range(20)] + [b'{"v":2.50}', b'{"v":"2.50"}']
     assert peek(many, ["v"])["v"].to_pylist()[-3:] == ["19", "2.50", "2.50"]
 
 
@@ -791,16 +796,20 @@ def test_values_read_at_once_say_the_same_as_one_by_one(seed: int):
         return {"o": {"x": [i]}, "t": kind(), "s": rng.choice([None, {}, {"t": kind()}])}
 
     values = [value(i) for i in range(3000)]
-    encoded = [json.dumps(each, ensure_ascii=bool(i % 2)).encode() for i, each in enumerate(values)]
-    found = peek(encoded, ["t", "s.t"])
-    found.validate(full=True)
+    encoded = [
+        json.dumps(value, ensure_ascii=bool(i % 2)).encode() for i, value in enumerate(values)
+    ]
+    peeked = peek(encoded, ["t", "s.t"])
+    peeked.validate(full=True)
 
     def text(it: Any) -> Any:
         plain = None if isinstance(it, (dict, list)) or it is None else str(it)
         return str(it).lower() if isinstance(it, bool) else plain
 
-    assert found.column("t").to_pylist() == [text(each["t"]) for each in values]
-    assert found.column("s.t").to_pylist() == [text((each["s"] or {}).get("t")) for each in values]
+    assert peeked.column("t").to_pylist() == [text(value["t"]) for value in values]
+    assert peeked.column("s.t").to_pylist() == [
+        text((value["s"] or {}).get("t")) for value in values
+    ]
 
 
 def test_of_a_name_given_twice_the_last_counts():

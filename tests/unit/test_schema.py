@@ -31,8 +31,8 @@ def made(columns: dict[str, pa.DataType] | pa.Schema, table: TableConfig = TABLE
 
 
 def fields(text: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(text)["fields"]
-    return found
+    listed: list[dict[str, Any]] = json.loads(text)["fields"]
+    return listed
 
 
 def type_of(kind: pa.DataType, table: TableConfig = TABLE) -> Any:
@@ -188,7 +188,7 @@ def test_identifier_fields_are_required_and_so_is_all_around_them():
     ]
     assert identifier["required"]
     assert around["required"]
-    assert [each["required"] for each in around["type"]["fields"]] == [True, False]
+    assert [field["required"] for field in around["type"]["fields"]] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -321,7 +321,7 @@ def test_a_partition_field_does_not_take_the_name_of_another_column():
         "s": pa.struct({"x": pa.int32()}),
     }
     spec = json.loads(partition_spec(made(columns), ("day(at)", "s.x", "at_day"), "db.t"))
-    assert [each["name"] for each in spec["fields"]] == ["at_day_part", "s_x_part", "at_day"]
+    assert [field["name"] for field in spec["fields"]] == ["at_day_part", "s_x_part", "at_day"]
 
 
 # ── sort_order ───────────────────────────────────────────────────────────────────────────────
@@ -358,7 +358,7 @@ def test_no_sort_field_is_no_order_and_many_keep_theirs():
     assert sort_order(ORDERS, (), "db.t") == ""
     order = json.loads(sort_order(ORDERS, ("s.at", "day(at) desc", "id"), "db.t"))
     inside = fields(ORDERS)[4]["type"]["fields"][0]["id"]
-    assert [each["source-id"] for each in order["fields"]] == [inside, 3, 1]
+    assert [field["source-id"] for field in order["fields"]] == [inside, 3, 1]
 
 
 @pytest.mark.parametrize(
@@ -388,11 +388,11 @@ def test_the_same_sort_field_twice_is_refused():
 # ── update ───────────────────────────────────────────────────────────────────────────────────
 
 
-def planned(there: str, columns: dict[str, pa.DataType], **more: Any) -> SchemaUpdate:
+def planned(existing: str, columns: dict[str, pa.DataType], **more: Any) -> SchemaUpdate:
     beside = [field.name for field in METADATA.fields]
-    spec = partition_spec(there, ("bucket(4, x)",) if "x" in columns else (), "db.t")
+    spec = partition_spec(existing, ("bucket(4, x)",) if "x" in columns else (), "db.t")
     return update(
-        there, pa.schema(columns), "db.t", spec=spec, format_version=2, beside=beside, **more
+        existing, pa.schema(columns), "db.t", spec=spec, format_version=2, beside=beside, **more
     )
 
 
@@ -430,10 +430,10 @@ def test_a_new_column_must_not_have_the_name_of_a_partition_field():
 def test_identifier_fields_go_along_with_a_rename_of_what_is_around_them():
     config = TableConfig("db.t", identifier_fields=("id", "s.a.key"))
     inner = pa.struct({"key": pa.string()})
-    there = made({"id": INT, "s": pa.struct({"a": inner})}, config)
+    existing = made({"id": INT, "s": pa.struct({"a": inner})}, config)
     new = {"id": INT, "t": pa.struct({"b": pa.struct({"name": pa.string()})})}
     aliases = {"t": "s", "t.b": "a", "t.b.name": "key"}
-    it = planned(there, new, aliases=aliases)
+    it = planned(existing, new, aliases=aliases)
     assert dict(it.rename) == {"s": "t", "s.a": "b", "s.a.key": "name"}
     assert it.identifier == ("id", "t.b.name")
     assert it.relax == ()
@@ -476,15 +476,15 @@ def test_former_names_are_those_the_same_field_had():
 # ── check_fits ───────────────────────────────────────────────────────────────────────────────
 
 
-def fits(given: pa.Schema | dict[str, pa.DataType], there: pa.Schema | dict[str, pa.DataType]):
-    check_fits(pa.schema(given), made(there, V3), METADATA, "db.t")
+def fits(given: pa.Schema | dict[str, pa.DataType], existing: pa.Schema | dict[str, pa.DataType]):
+    check_fits(pa.schema(given), made(existing, V3), METADATA, "db.t")
 
 
 S, L, M = pa.struct, pa.list_, pa.map_
 
 
 @pytest.mark.parametrize(
-    ("given", "there"),
+    ("given", "existing"),
     [
         (pa.int32(), pa.int64()),
         (pa.float32(), pa.float64()),
@@ -499,12 +499,12 @@ S, L, M = pa.struct, pa.list_, pa.map_
         (L(S({"a": pa.int32()})), L(S({"a": pa.int64()}))),
     ],
 )
-def test_a_type_that_goes_into_the_tables_unchanged_fits(given: pa.DataType, there: pa.DataType):
-    fits({"x": given}, {"x": there})
+def test_a_type_that_goes_into_the_tables_unchanged_fits(given: pa.DataType, existing: pa.DataType):
+    fits({"x": given}, {"x": existing})
 
 
 @pytest.mark.parametrize(
-    ("given", "there"),
+    ("given", "existing"),
     [
         (pa.int64(), pa.int32()),
         (pa.float64(), pa.float32()),
@@ -524,15 +524,17 @@ def test_a_type_that_goes_into_the_tables_unchanged_fits(given: pa.DataType, the
         (L(S({"b": pa.int32()})), L(S({"a": pa.int32()}))),
     ],
 )
-def test_a_type_that_would_be_changed_or_cut_does_not_fit(given: pa.DataType, there: pa.DataType):
+def test_a_type_that_would_be_changed_or_cut_does_not_fit(
+    given: pa.DataType, existing: pa.DataType
+):
     with pytest.raises(SchemaMismatch, match=r"column 'x' is .* in the table, .* in the records"):
-        fits({"x": given}, {"x": there})
+        fits({"x": given}, {"x": existing})
 
 
 def test_a_required_field_of_a_struct_must_be_in_the_records():
-    there = S([pa.field("a", pa.int32()), pa.field("b", pa.int32(), nullable=False)])
+    existing = S([pa.field("a", pa.int32()), pa.field("b", pa.int32(), nullable=False)])
     with pytest.raises(SchemaMismatch, match="column 'x'"):
-        fits({"x": S({"a": pa.int32()})}, {"x": there})
+        fits({"x": S({"a": pa.int32()})}, {"x": existing})
 
 
 def test_a_table_may_have_more_optional_columns():
@@ -540,9 +542,9 @@ def test_a_table_may_have_more_optional_columns():
 
 
 def test_every_difference_is_reported_at_once():
-    there = pa.schema([pa.field("x", pa.int32()), pa.field("must", pa.int64(), nullable=False)])
+    existing = pa.schema([pa.field("x", pa.int32()), pa.field("must", pa.int64(), nullable=False)])
     with pytest.raises(SchemaMismatch) as caught:
-        fits({"x": pa.string(), "new": pa.int64()}, there)
+        fits({"x": pa.string(), "new": pa.int64()}, existing)
     assert caught.value.message == (
         "cannot write to table db.t: its schema does not fit the records: "
         "column 'x' is int32 in the table, string in the records; "

@@ -36,7 +36,7 @@ def test_everything_that_is_made_has_the_name_of_the_self_test(given: Config):
     made = plan(given, rows=1000)
     assert made.name.startswith("frazil_selftest_")
     assert made.steps == STEPS
-    assert all(made.name in each for each in made.creates)
+    assert all(made.name in created for created in made.creates)
     assert plan(given, rows=1000).name != made.name
     elsewhere = plan(given, rows=1000, namespace="db", modes=["upsert"])
     [part] = elsewhere.parts
@@ -56,13 +56,13 @@ def test_what_makes_no_sense_is_refused(given: Config, options: dict[str, Any], 
 
 
 def test_append_every_record_once_as_it_is():
-    there = {at: each for at, each in RECORDS.items() if each[1] is not None}
-    assert appended(there, ROWS) == (set(), set(), set())
-    assert appended(there, ROWS[1:]) == ({(0, 0)}, set(), set())
-    assert appended(there, [*ROWS, ROWS[2]]) == (set(), {(1, 0)}, set())
-    assert appended(there, [(0, 0, 1, 99), *ROWS[1:]]) == (set(), set(), {(0, 0)})
+    present = {at: record for at, record in RECORDS.items() if record[1] is not None}
+    assert appended(present, ROWS) == (set(), set(), set())
+    assert appended(present, ROWS[1:]) == ({(0, 0)}, set(), set())
+    assert appended(present, [*ROWS, ROWS[2]]) == (set(), {(1, 0)}, set())
+    assert appended(present, [(0, 0, 1, 99), *ROWS[1:]]) == (set(), set(), {(0, 0)})
     beyond = (0, 7, 5, 20)
-    assert appended(there, [*ROWS, beyond]) == (set(), set(), {(0, 7)})
+    assert appended(present, [*ROWS, beyond]) == (set(), set(), {(0, 7)})
 
 
 def test_upsert_the_last_record_of_each_key_and_none_that_was_deleted():
@@ -139,9 +139,9 @@ def test_a_catalog_that_refuses_is_reported_before_a_topic_is_made(
 ):
     catalog = Refusing()
     scratch = made(given, catalog, tmp_path, monkeypatch)
-    with pytest.raises(ConfigError, match="ForbiddenException") as told:
+    with pytest.raises(ConfigError, match="ForbiddenException") as caught:
         scratch.make()
-    assert "--namespace" in told.value.hint
+    assert "--namespace" in caught.value.hint
     assert scratch.clear() == []
     assert catalog.dropped == [scratch.plan.name]
     assert not scratch.folder.exists()
@@ -156,5 +156,5 @@ def test_what_cannot_be_removed_is_listed_and_the_rest_is_removed(
     scratch = made(given, Refusing(Table()), tmp_path, monkeypatch)
     left = scratch.clear()
     assert len(left) == 4, "two tables and their indexes"
-    assert all(f"table {scratch.plan.name}." in each and "does not answer" in each for each in left)
+    assert all(f"table {scratch.plan.name}." in line and "does not answer" in line for line in left)
     assert not scratch.folder.exists()

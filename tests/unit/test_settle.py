@@ -47,14 +47,14 @@ def plan(
 
 
 def plans(*tables: TablePlan) -> dict[str, TablePlan]:
-    return {each.shape.name: each for each in tables}
+    return {table.shape.name: table for table in tables}
 
 
 def opened(values: list[bytes | None], headers: list[str | None] | None = None) -> RawRecords:
     """Offsets 100, 102, 104, …"""
     offsets = np.arange(100, 100 + 2 * len(values), 2, dtype=np.int64)
-    said = headers or [None] * len(values)
-    beside = pa.array([[("kind", word.encode())] if word else [] for word in said], HEADERS)
+    words = headers or [None] * len(values)
+    beside = pa.array([[("kind", word.encode())] if word else [] for word in words], HEADERS)
     return RawRecords(values, offsets, offsets * 10, None, beside)
 
 
@@ -67,26 +67,26 @@ def settle(
     """And nothing falls through: each record has a row, a dead letter or is skipped, unless
     something is needed first."""
     settled = settler.process(HERE, opened(values, headers), None, below)
-    offsets = {each for _, rows in settled.rows for each in rows.column("_offset").to_pylist()}
-    letters = {100 + 2 * index for index in settled.rejections}
-    assert all(letter.index == index for index, letter in settled.rejections.items())
+    offsets = {offset for _, rows in settled.rows for offset in rows.column("_offset").to_pylist()}
+    rejected = {100 + 2 * index for index in settled.rejections}
+    assert all(rejection.index == index for index, rejection in settled.rejections.items())
     if not settled.needs and not below:
-        assert len(offsets | letters) + settled.skipped == len(values)
+        assert len(offsets | rejected) + settled.skipped == len(values)
     return settled
 
 
 def ids(settled: ChunkResult, table: str) -> list[int]:
     """Those that a table gets, in the order of their offsets."""
-    mine = [rows for name, rows in settled.rows if name == table]
-    return pa.concat_tables(mine).sort_by("_offset").column("id").to_pylist() if mine else []
+    tables = [rows for name, rows in settled.rows if name == table]
+    return pa.concat_tables(tables).sort_by("_offset").column("id").to_pylist() if tables else []
 
 
 def reasons(settled: ChunkResult) -> dict[int, str]:
-    return {index: letter.reason for index, letter in sorted(settled.rejections.items())}
+    return {index: rejection.reason for index, rejection in sorted(settled.rejections.items())}
 
 
 def kinds(settled: ChunkResult) -> dict[int, str]:
-    return {index: letter.kind for index, letter in sorted(settled.rejections.items())}
+    return {index: rejection.kind for index, rejection in sorted(settled.rejections.items())}
 
 
 # ── JSON ────────────────────────────────────────────────────────────────────────────────────────
@@ -127,7 +127,7 @@ def test_values_that_are_no_json_or_null_are_rejected_one_by_one_with_the_table_
     settled = settle(of_json(plan("db.t")), values)
     assert ids(settled, "db.t") == [1, 2]
     assert kinds(settled) == {1: "json", 2: "null", 3: "json", 5: "limit"}
-    assert {letter.tables for letter in settled.rejections.values()} == {("db.t",)}
+    assert {rejection.tables for rejection in settled.rejections.values()} == {("db.t",)}
 
 
 def test_a_missing_table_is_needed_with_the_columns_of_all_records_that_have_any():
@@ -272,7 +272,7 @@ def test_a_record_that_several_tables_reject_is_one_dead_letter_that_names_them_
     assert settled.rejections[1].tables == ("db.a",)
     assert settled.rejections[2].tables == ("db.a", "db.b")
     assert settled.rejections[3].tables == ("db.a", "db.b")
-    assert settled.rejections[3].reason.count("cannot read JSON") == 1, "a reason is not told twice"
+    assert settled.rejections[3].reason.count("cannot read JSON") == 1, "a reason is not repeated"
 
 
 def test_a_topic_that_a_rule_skips_is_skipped_whatever_its_records_are():
@@ -367,7 +367,7 @@ def test_changes_in_json_become_rows_and_tombstones_are_skipped():
     assert ids(settled, "db.t") == [1, 2]
     assert settled.skipped == 1
     assert kinds(settled) == {2: "json", 4: "envelope", 5: "envelope", 6: "misfit"}
-    assert {letter.tables for letter in settled.rejections.values()} == {("db.t",)}
+    assert {rejection.tables for rejection in settled.rejections.values()} == {("db.t",)}
 
 
 def test_a_tombstone_in_kafka_connects_envelope_is_one_too():
@@ -615,16 +615,16 @@ def test_a_value_that_no_partition_can_have_is_a_misfit_of_its_own_row(
         column = pa.StructArray.from_arrays([column], ["at"])
         by = by.replace("at)", "s.at)") if "(" in by else f"s.{by}"
     name = "s" if inside else "at"
-    here = plan("db.t", ID, pa.field(name, column.type), evolution="reject")
-    spec = partition_spec(here.shape.schema, (by,), "db.t")
-    here = replace(here, shape=replace(here.shape, spec=spec))
+    table_plan = plan("db.t", ID, pa.field(name, column.type), evolution="reject")
+    spec = partition_spec(table_plan.shape.schema, (by,), "db.t")
+    table_plan = replace(table_plan, shape=replace(table_plan.shape, spec=spec))
     rows = pa.table({"id": pa.array(range(5)), name: column})
-    records = ColumnRecords(ChunkPlan(RecordFormat("raw"), None, plans(here)))
+    records = ColumnRecords(ChunkPlan(RecordFormat("raw"), None, plans(table_plan)))
     work = ChunkWork(HERE, opened([b""] * 5), NOBODY)
     records._into(work, "db.t", rows, None, {}, None)
     assert ids(work.result, "db.t") == [0, 1, 3]
     assert kinds(work.result) == {2: "misfit", 4: "misfit"}
-    assert all(reason in letter.reason for letter in work.result.rejections.values())
+    assert all(reason in rejection.reason for rejection in work.result.rejections.values())
 
 
 # ── timestamps that no column holds ──────────────────────────────────────────────────────────────

@@ -25,11 +25,11 @@ INDEX = replace(TABLE, data_files=5, snapshots=33)
 
 
 def samples(**last: Any) -> list[soak.Sample]:
-    found = [
+    made = [
         soak.Sample(60.0 * n, 10_000 * n, n, n, TABLE, INDEX, 0.1, 200, 900, 300)
         for n in range(1, 31)
     ]
-    return [*found[:-1], replace(found[-1], **last)]
+    return [*made[:-1], replace(made[-1], **last)]
 
 
 def test_a_sink_that_keeps_its_tables_small_is_well():
@@ -50,18 +50,18 @@ def test_a_sink_that_keeps_its_tables_small_is_well():
     ],
 )
 def test_what_grows_is_named(last: dict[str, Any], says: str):
-    [found] = soak.judge(samples(**last), 4)
-    assert says in found
+    [message] = soak.judge(samples(**last), 4)
+    assert says in message
 
 
-@pytest.mark.parametrize("what", ["commit_seconds", "driver", "jvm", "workers"])
-def test_commits_that_become_slow_and_memory_that_grows_are_named_in_a_long_run(what: str):
-    found = [
-        replace(each, **{what: getattr(each, what) * (1, 1, 4)[n // 10]})
-        for n, each in enumerate(samples())
+@pytest.mark.parametrize("measure", ["commit_seconds", "driver", "jvm", "workers"])
+def test_commits_that_become_slow_and_memory_that_grows_are_named_in_a_long_run(measure: str):
+    grown = [
+        replace(sample, **{measure: getattr(sample, measure) * (1, 1, 4)[n // 10]})
+        for n, sample in enumerate(samples())
     ]
-    assert len(soak.judge(found, 4)) == 1
-    assert soak.judge(found, 4, judged=False) == [], "a short run warms up"
+    assert len(soak.judge(grown, 4)) == 1
+    assert soak.judge(grown, 4, judged=False) == [], "a short run warms up"
 
 
 def test_a_table_is_counted_as_it_lies_on_disk(tmp_path: Path):
@@ -75,7 +75,7 @@ def test_a_table_is_counted_as_it_lies_on_disk(tmp_path: Path):
         known = {"current-snapshot-id": 7, "snapshots": [snapshot]}
         (tmp_path / f"metadata/0000{version}-x.metadata.json").write_text(json.dumps(known))
     (tmp_path / "metadata/00003-x.metadata.json").write_text('{"snapsh')  # being written
-    found = soak.look(tmp_path)
-    assert (found.data_files, found.data_bytes, found.metadata_files) == (1, 5, 3)
-    assert (found.snapshots, found.manifests) == (1, 3)
+    folder = soak.look(tmp_path)
+    assert (folder.data_files, folder.data_bytes, folder.metadata_files) == (1, 5, 3)
+    assert (folder.snapshots, folder.manifests) == (1, 3)
     assert soak.look(tmp_path / "nothing") == soak.Folder()

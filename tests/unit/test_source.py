@@ -92,11 +92,13 @@ class Kafka:
     def epoch_ends(self, kafka: Any, epochs: Mapping[Partition, int], position: Cut) -> Any:
         """As a broker's own cache of epochs answers."""
         self.asked.append(dict(epochs))
-        found = {}
-        for each, epoch in epochs.items():
-            ends = [end for number, end in self.epochs[each] if number <= epoch]
-            found[each] = -1 if self.epochs[each][-1][0] < epoch else ends[-1] if ends else 0
-        return found
+        answers = {}
+        for partition, epoch in epochs.items():
+            ends = [end for number, end in self.epochs[partition] if number <= epoch]
+            answers[partition] = (
+                -1 if self.epochs[partition][-1][0] < epoch else ends[-1] if ends else 0
+            )
+        return answers
 
     def sample_sizes(self, kafka: Mapping[str, str], wanted: Range) -> list[int]:
         self.samples.append(wanted)
@@ -150,7 +152,7 @@ def test_pieces_cover_the_ranges_exactly_and_none_is_over_the_most(
 ):
     ranges = [Range(Partition("t", i), a, a + b) for i, (a, b) in enumerate(spans)]
     pieces = split(ranges, most=most, parallelism=parallelism)
-    assert join(pieces) == [each for each in ranges if len(each)]
+    assert join(pieces) == [span for span in ranges if len(span)]
     assert all(0 < len(piece) <= most for piece in pieces)
 
 
@@ -489,9 +491,9 @@ def test_the_stream_begins_at_its_start_and_hands_out_every_offset_once(kafka: K
     assert stream.initialOffset()["cut"] == {"orders": {"0": 5, "1": 0}}
     end = stream.latestOffset()
     assert stream.initialOffset()["cut"] == {"orders": {"0": 5, "1": 0}}
-    pieces = [each.value for each in stream.partitions(stream.initialOffset(), end)]
-    found = [Range(Partition(p[0], p[1]), p[2], p[3]) for p in pieces]
-    assert join(found) == [Range(A, 5, 1000), Range(B, 0, 500)]
+    pieces = [partition.value for partition in stream.partitions(stream.initialOffset(), end)]
+    spans = [Range(Partition(p[0], p[1]), p[2], p[3]) for p in pieces]
+    assert join(spans) == [Range(A, 5, 1000), Range(B, 0, 500)]
     assert {p[4] for p in pieces} == {len(pieces)}
     assert {p[5] for p in pieces} == {'["k", {"orders": "id-1"}]'}
 
@@ -530,10 +532,10 @@ def test_what_cannot_go_on_leaves_the_planning_process_as_text(kafka: Kafka):
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The planning process's clock."""
-    found = [100.0]
+    clock = [100.0]
     for module in (source, range_source):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: found[0]))
-    return found
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    return clock
 
 
 def planned(stream: RangeStreamReader) -> dict[str, int]:
@@ -624,9 +626,11 @@ def test_a_topic_that_was_adopted_is_asked_by_kafkas_name_and_answers_by_its_own
 
 def test_one_that_was_made_again_once_more_is_seen(kafka: Kafka):
     kafka.ids["orders"] = "id-2"
-    with pytest.raises(IdentityMismatch, match="topic orders@7 was dropped and made again") as told:
+    with pytest.raises(
+        IdentityMismatch, match="topic orders@7 was dropped and made again"
+    ) as caught:
         planner(origin=AGAIN).origin()
-    assert told.value.hint.endswith("frazil offsets adopt-topic CONFIG --topic orders")
+    assert caught.value.hint.endswith("frazil offsets adopt-topic CONFIG --topic orders")
     now, _ = planner(origin=AGAIN, trusting=True).origin()
     assert now.topics == {"orders@7": "id-2"}
 
@@ -645,9 +649,9 @@ def test_what_stops_the_stream_names_the_command_that_helps(kafka: Kafka):
         planner(origin=TopicIdentity("k0")).origin()
     assert other.value.hint.endswith("frazil offsets adopt-topic CONFIG")
     many = {Partition("orders", n): 9 for n in range(20)}
-    with pytest.raises(Expired) as told:
+    with pytest.raises(Expired) as caught:
         where.require(Cut(dict.fromkeys(many, 1)), Watermarks(Cut(many), Cut(many)))
-    assert told.value.hint.endswith("accept-loss CONFIG (which shows all of them)")
+    assert caught.value.hint.endswith("accept-loss CONFIG (which shows all of them)")
 
 
 # ── leader epochs ────────────────────────────────────────────────────────────────────────────────

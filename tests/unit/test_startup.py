@@ -42,10 +42,10 @@ from tests.unit.test_commit import P, batch, put, target
 def test_a_batch_whose_records_a_table_has_with_another_is_read_again(staged, contradicted):
     """A fenced run stages them once more, and somebody emptied the folder in between."""
     table = FakeTable()
-    life = target(table)
-    for each in (batch(0, 5, "a"), batch(5, 9, "b"), batch(9, 12, "c")):
-        put(life, each)
-    after = {"db.t": life.entries_after(Cut({P: 5})), "db.empty": []}
+    committer = target(table)
+    for committed in (batch(0, 5, "a"), batch(5, 9, "b"), batch(9, 12, "c")):
+        put(committer, committed)
+    after = {"db.t": committer.entries_after(Cut({P: 5})), "db.empty": []}
     assert [entry.commit_ids for entry, _ in after["db.t"]] == [("b",), ("c",)]
     assert _contradicts(staged, after) is contradicted
 
@@ -53,12 +53,12 @@ def test_a_batch_whose_records_a_table_has_with_another_is_read_again(staged, co
 def test_no_run_continues_from_the_position_of_a_newer_run():
     """A table may have been rolled back to this run's own claim: nothing would fence it there."""
     table = FakeTable("db.i")
-    life = object.__new__(Recovery)
-    life._target = target(table)
-    life._target.claim()
+    recovery = object.__new__(Recovery)
+    recovery._target = target(table)
+    recovery._target.claim()
     target(table, epoch=2).claim()
     with pytest.raises(Fenced, match="newer run"):
-        life.recover()
+        recovery.recover()
 
 
 @pytest.mark.parametrize(("stale", "put_back"), [(0, False), (3, False), (99, True)])
@@ -69,8 +69,8 @@ def test_a_stale_read_of_a_table_is_not_taken_for_one_that_was_put_back(
     table = FakeTable()
     states = []
     writer = target(table)
-    for each in (batch(0, 5, "a"), batch(5, 9, "b")):
-        put(writer, each)
+    for committed in (batch(0, 5, "a"), batch(5, 9, "b")):
+        put(writer, committed)
         states.append(dict(table.refs))
     reads = iter(range(stale))
 
@@ -78,9 +78,9 @@ def test_a_stale_read_of_a_table_is_not_taken_for_one_that_was_put_back(
         table.refs = states[next(reads, None) is None]
 
     monkeypatch.setattr(table, "refresh", refresh)
-    life = object.__new__(Startup)
-    life._alone, life._index_ends = False, {"db.t": {P: (0, 9)}}
-    error = life._mismatch(target(table))
+    startup = object.__new__(Startup)
+    startup._alone, startup._index_ends = False, {"db.t": {P: (0, 9)}}
+    error = startup._mismatch(target(table))
     assert isinstance(error, Gap) == put_back
     assert error is None or f"{P} [5, 9)" in str(error)
 
@@ -90,13 +90,15 @@ def test_what_is_staged_counts_up_to_the_first_batch_whose_files_are_gone():
     table = FakeTable()
     put(target(table), batch(0, 5, "a"))
     table.deleted = ["m-a", "m-c"]
-    life = object.__new__(Recovery)
-    life.tables = {"db.t": SimpleNamespace(target=target(table))}  # type: ignore[assignment]
+    recovery = object.__new__(Recovery)
+    recovery.tables = {"db.t": SimpleNamespace(target=target(table))}  # type: ignore[assignment]
     staged = [batch(5 * n, 5 * n + 5, name) for n, name in enumerate("abcd")]
     after = {"db.t": target(table).entries_after(Cut())}
-    assert life._with_files(staged, after, set()) == (staged[:2], ["m-c"])
-    assert life._with_files(staged, after, {"c"}) == (staged, [])
-    assert life._with_files(staged, {}, set()) == (staged, []), "of an unhealthy table: it waits"
+    assert recovery._with_files(staged, after, set()) == (staged[:2], ["m-c"])
+    assert recovery._with_files(staged, after, {"c"}) == (staged, [])
+    assert recovery._with_files(staged, {}, set()) == (staged, []), (
+        "of an unhealthy table: it waits"
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,27 +116,27 @@ def test_a_batch_that_leaves_out_what_a_table_has_is_used_while_the_table_has_it
 ):
     table = FakeTable()
     put(target(table), batch(0, 5, "a"))
-    life = object.__new__(Recovery)
-    life.tables = Mock(
+    recovery = object.__new__(Recovery)
+    recovery.tables = Mock(
         held={"db.t": None} if held else {}, unhealthy={"db.t": Gap("")} if unhealthy else {}
     )
-    life.tables.__getitem__ = lambda *_: SimpleNamespace(target=target(table))
+    recovery.tables.__getitem__ = lambda *_: SimpleNamespace(target=target(table))
     staged = replace(batch(5, 9, "b"), already_written={"db.t": Cut({P: floor})} if floor else {})
-    assert life._with_records([staged]) == [staged] * used
+    assert recovery._with_records([staged]) == [staged] * used
 
 
 def _starting(index_rows: int = 0, made: bool = False, alone: bool = False) -> Startup:
     """A start whose index has so many rows of its sink."""
-    life = object.__new__(Startup)
+    startup = object.__new__(Startup)
     rows = SimpleNamespace(num_rows=index_rows)
     plain = SimpleNamespace(rows=lambda *_: rows)
-    life.index = SimpleNamespace(name="db.i", made=made, readonly=plain)  # type: ignore[assignment]
+    startup.index = SimpleNamespace(name="db.i", made=made, readonly=plain)  # type: ignore[assignment]
     table, sink = SimpleNamespace(name="db.t"), SimpleNamespace(id="s")
-    life._config = SimpleNamespace(  # type: ignore[assignment]
+    startup._config = SimpleNamespace(  # type: ignore[assignment]
         sink=sink, index_table="db.i", tables=(table,)
     )
-    life._alone = alone
-    return life
+    startup._alone = alone
+    return startup
 
 
 def _holding(table: FakeTable) -> SimpleNamespace:
@@ -151,34 +153,34 @@ def _holding(table: FakeTable) -> SimpleNamespace:
     ],
 )
 def test_an_index_with_rows_of_the_sink_and_no_ledger_is_refused(rows, made, number, refused):
-    life = _starting(rows, made)
+    startup = _starting(rows, made)
     claimed = LedgerEntry("s", 2, ("c",), (number, number), Cut(), Cut())
     with pytest.raises(Expired, match="its ledger") if refused else nullcontext():
-        life._refuse_a_forgotten_ledger(claimed)
+        startup._refuse_a_forgotten_ledger(claimed)
     with pytest.raises(Expired, match="its ledger") if rows and not made else nullcontext():
-        life._refuse_a_forgotten_ledger(None)  # before the claim
+        startup._refuse_a_forgotten_ledger(None)  # before the claim
 
 
 def test_a_table_that_the_sink_filled_and_the_index_does_not_know_is_refused():
     table = FakeTable()
-    life = _starting()
-    life.refuse_unknown(_holding(table))  # type: ignore[arg-type]
+    startup = _starting()
+    startup.refuse_unknown(_holding(table))  # type: ignore[arg-type]
     earlier = target(table)
     earlier.claim(lambda _: Cut({P: 0}))
-    life.refuse_unknown(_holding(table))  # type: ignore[arg-type]
+    startup.refuse_unknown(_holding(table))  # type: ignore[arg-type]
     put(earlier, batch(0, 5, "a"))
     with pytest.raises(Gap, match=r"table db\.t holds what sink s wrote before"):
-        life.refuse_unknown(_holding(table))  # type: ignore[arg-type]
+        startup.refuse_unknown(_holding(table))  # type: ignore[arg-type]
 
 
 def test_before_an_index_is_made_anew_every_table_is_asked_unless_there_is_one_alone():
     table = FakeTable()
     put(target(table), batch(0, 5, "a"))
     for alone in (True, False):
-        life = _starting(alone=alone)
-        life.tables = SimpleNamespace(held={"db.t": _holding(table)})  # type: ignore[assignment]
+        startup = _starting(alone=alone)
+        startup.tables = SimpleNamespace(held={"db.t": _holding(table)})  # type: ignore[assignment]
         with nullcontext() if alone else pytest.raises(Gap, match="knows nothing"):
-            life._refuse_a_lost_index()
+            startup._refuse_a_lost_index()
 
 
 @pytest.mark.parametrize("alone", [True, False])
@@ -188,17 +190,17 @@ def test_a_table_that_says_the_sink_fills_it_and_has_no_entry_is_refused(alone):
     earlier = target(table)
     put(earlier, batch(0, 5, "a"))
     earlier.set_filled("db.i")
-    life = _starting(alone=alone)
-    life.tables = SimpleNamespace(held={"db.t": _holding(table)})  # type: ignore[assignment]
+    startup = _starting(alone=alone)
+    startup.tables = SimpleNamespace(held={"db.t": _holding(table)})  # type: ignore[assignment]
     table.refs.pop("frazil/s", None)
     table.add(["somebody's"], {})
     table.expire()
     with pytest.raises(Expired, match="nothing says up to which offset"):
-        life._refuse_a_lost_index()
+        startup._refuse_a_lost_index()
     late = TableCommitter(table, "main", "s", 2, FakeClock(), claimed_first=True)
     assert not late.head().complete, "nor is it taken for new where the index is there"
     table.properties = {}
-    life._refuse_a_lost_index()
+    startup._refuse_a_lost_index()
     assert late.head().complete
 
 
@@ -221,10 +223,10 @@ def test_the_property_of_a_filled_table_is_written_once_whatever_the_catalog_ans
         target(table).set_filled("db.i")
 
 
-@pytest.mark.parametrize(("found", "fact"), [(None, "is gone"), ("b", "was dropped and made")])
-def test_a_table_that_is_replaced_between_two_loads_is_not_opened(found, fact):
+@pytest.mark.parametrize(("new_uuid", "fact"), [(None, "is gone"), ("b", "was dropped and made")])
+def test_a_table_that_is_replaced_between_two_loads_is_not_opened(new_uuid, fact):
     first = SimpleNamespace(name="db.t", uuid="a")
-    again = found and SimpleNamespace(name="db.t", uuid=found)
+    again = new_uuid and SimpleNamespace(name="db.t", uuid=new_uuid)
     with pytest.raises(IdentityMismatch, match=fact):
         second_handle(SimpleNamespace(load=lambda _: again), first)  # type: ignore[arg-type]
     assert second_handle(SimpleNamespace(load=lambda _: first), first) is first  # type: ignore[arg-type]
@@ -238,9 +240,9 @@ def test_one_table_that_ends_before_kafka_begins_is_refused_though_no_record_com
     put(target(table), batch(0, 5, "a"))
     held = _holding(table)
     held.target.claim()
-    life = object.__new__(Recovery)
-    life._config = _starting(alone=True)._config
-    life.tables = SimpleNamespace(held={"db.t": held})  # type: ignore[assignment]
+    recovery = object.__new__(Recovery)
+    recovery._config = _starting(alone=True)._config
+    recovery.tables = SimpleNamespace(held={"db.t": held})  # type: ignore[assignment]
     expected = pytest.raises(Gap, match=rf"neither has: {re.escape(str(P))} \[5, 6\)")
     with expected if lost else nullcontext():
-        life.check_table({}, Cut({P: begins}))
+        recovery.check_table({}, Cut({P: begins}))

@@ -37,7 +37,7 @@ CONFIG = from_document(
 
 
 @pytest.mark.parametrize(
-    ("lag", "ago", "said"),
+    ("lag", "ago", "state"),
     [
         (0, None, "nothing committed yet; nothing waits"),
         (1, None, "nothing committed yet; 1 offset waits in Kafka"),
@@ -47,10 +47,10 @@ CONFIG = from_document(
     ],
 )
 def test_the_state_says_when_and_asks_only_where_records_wait(
-    lag: int, ago: float | None, said: str
+    lag: int, ago: float | None, state: str
 ):
     moved = None if ago is None else int((time.time() - ago) * 1000)
-    assert _state(CONFIG, lag, moved) == said
+    assert _state(CONFIG, lag, moved) == state
 
 
 class Index:
@@ -134,7 +134,7 @@ DOUBTS: dict[Callable[[World], None], tuple[str, str, str]] = {
 
 
 @pytest.mark.parametrize("names", [("db.a",), ("db.a", "db.b")], ids=["one", "several"])
-@pytest.mark.parametrize("harm", DOUBTS, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("harm", DOUBTS, ids=lambda harm: harm.__name__)
 def test_a_table_that_stops_the_next_start_is_in_doubt(
     harm: Callable[[World], None], names: tuple[str, ...]
 ):
@@ -142,11 +142,11 @@ def test_a_table_that_stops_the_next_start_is_in_doubt(
     config = world.config
     assert in_doubt(config, world.open) == {}
     harm(world)
-    ((name, told),) = in_doubt(config, world.open).items()
+    ((name, doubt),) = in_doubt(config, world.open).items()
     where, kind, says = DOUBTS[harm]
-    assert (name, told["kind"]) == (where, kind)
-    assert re.search(says, told["says"])
-    assert told["hint"]
+    assert (name, doubt["kind"]) == (where, kind)
+    assert re.search(says, doubt["says"])
+    assert doubt["hint"]
 
 
 def test_an_index_that_is_gone_leaves_its_tables_in_doubt():
@@ -179,12 +179,12 @@ def test_status_and_offsets_show_name_tables_in_doubt(
     monkeypatch.setattr("frazil.kafka.planner.TopicIdentity.check", lambda *_: None)
     monkeypatch.setattr("frazil.kafka.planner.TopicIdentity.differs", lambda *_: False)
     monkeypatch.setattr("frazil.ops.status.staged_batches", lambda *_: [])
-    found = status(world.config, world.open)
-    assert "in doubt: db.a" in found["state"]
-    assert set(found["in_doubt"]) == {"db.a"}
-    told = show_offsets(world.config, world.open)
-    assert told["in_doubt"] == found["in_doubt"]
-    show(told, output())
+    shown_status = status(world.config, world.open)
+    assert "in doubt: db.a" in shown_status["state"]
+    assert set(shown_status["in_doubt"]) == {"db.a"}
+    shown = show_offsets(world.config, world.open)
+    assert shown["in_doubt"] == shown_status["in_doubt"]
+    show(shown, output())
     assert "in doubt: db.a: Gap: cannot go on with table db.a" in capsys.readouterr().out
 
 

@@ -64,11 +64,11 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     def fetch(kafka: Any, wanted: Range, **_: Any) -> Iterator[FetchedChunk]:
         for start in range(wanted.start, wanted.end, 10):
             end = min(start + 10, wanted.end)
-            mine = [offset for offset in range(start, end) if offset in held]
-            offsets = np.array(mine, np.int64)
-            keys = pa.array([f"k{each}".encode() for each in mine], pa.large_binary())
-            headers = pa.array([[("h", b"v")] for _ in mine], HEADERS)
-            values = [held[each] for each in mine]
+            kept = [offset for offset in range(start, end) if offset in held]
+            offsets = np.array(kept, np.int64)
+            keys = pa.array([f"k{offset}".encode() for offset in kept], pa.large_binary())
+            headers = pa.array([[("h", b"v")] for _ in kept], HEADERS)
+            values = [held[offset] for offset in kept]
             opened = RawRecords(values, offsets, offsets * 1000, keys, headers)
             yield FetchedChunk(Range(wanted.partition, start, end), None, opened, envelope=True)
 
@@ -103,12 +103,12 @@ def kinds(tmp_path: Path) -> BatchPlan:
 
 def rows(result: RangeResult, table: str) -> list[dict[str, Any]]:
     """What the files of a table hold, by offset."""
-    found = []
+    read_rows = []
     for file in result.files.get(table, ()):
         read = pq.ParquetFile(json.loads(file.descriptor)["file-path"]).read()
         assert len(read) == file.rows
-        found += read.to_pylist()
-    return sorted(found, key=lambda row: row.get("_offset", row.get("offset")))
+        read_rows += read.to_pylist()
+    return sorted(read_rows, key=lambda row: row.get("_offset", row.get("offset")))
 
 
 def assert_closed(result: RangeResult) -> None:
@@ -160,28 +160,28 @@ def test_the_event_times_of_a_range_are_those_of_all_tables_and_not_of_dead_lett
 ):
     log |= {0: b"{", 3: doc(id=3, kind="a"), 5: doc(id=5, kind="b"), 9: b"{"}
     assert run(kinds, Range(HERE, 0, 10)).total.watermark == (3_000_000, 5_000_000)
-    there = run(kinds, Range(HERE, 0, 10), frozenset({"db.b"}))  # which has its record already
-    assert there.total.watermark == (3_000_000, 5_000_000)
+    result = run(kinds, Range(HERE, 0, 10), frozenset({"db.b"}))  # which has its record already
+    assert result.total.watermark == (3_000_000, 5_000_000)
     assert run(kinds, Range(HERE, 6, 10)).total.watermark is None
 
 
 def test_a_dead_letter_is_the_record_as_it_was_with_reason_and_tables(log: Log, kinds: BatchPlan):
     log |= {3: b"{", 14: doc(id="x", kind="both"), 15: doc(id=1, kind="b", more=1)}
     result = run(kinds, Range(HERE, 0, 20))
-    letters = rows(result, DEAD)
-    assert [(row["offset"], row["kind"], row["tables"]) for row in letters] == [
+    dead_letters = rows(result, DEAD)
+    assert [(row["offset"], row["kind"], row["tables"]) for row in dead_letters] == [
         (3, "route", []),
         (14, "misfit", ["db.a", "db.b"]),
         (15, "misfit", ["db.b"]),
     ]
-    assert [row["value"] for row in letters] == [log[3], log[14], log[15]]
-    first = letters[0]
+    assert [row["value"] for row in dead_letters] == [log[3], log[14], log[15]]
+    first = dead_letters[0]
     assert (first["topic"], first["partition"], first["batch"]) == ("events", 0, 7)
     assert first["key"] == b"k3"
     assert first["headers"] == [{"key": "h", "value": b"v"}]
     assert first["timestamp"].timestamp() == 3
     assert "db.a" not in result.files
-    assert counts(result.tallies["db.a"]) == (0, 1, 2, 17), "only rejected, and told all the same"
+    assert counts(result.tallies["db.a"]) == (0, 1, 2, 17), "only rejected, and counted"
 
 
 def test_a_table_that_got_nothing_is_not_reported(log: Log, kinds: BatchPlan):
@@ -254,14 +254,14 @@ def test_a_table_that_is_not_there_has_no_tally_of_its_own(
     log: Log, tmp_path: Path, refused: dict[str, str]
 ):
     log |= {0: b"{", 1: doc(id=1)} if refused else {0: b"{"}
-    letters = plan(tmp_path, DEAD, *DEAD_LETTER_COLUMNS, metadata=DEAD_LETTER_METADATA)
+    dead_letters = plan(tmp_path, DEAD, *DEAD_LETTER_COLUMNS, metadata=DEAD_LETTER_METADATA)
     nothing = BatchPlan(
         rules=None,
         kafka={},
         format=RecordFormat("json"),
         tables={},
         only="db.t",
-        dead_letters=letters,
+        dead_letters=dead_letters,
         refused=refused,
     )
     result = run(nothing, Range(HERE, 0, 2))
@@ -300,16 +300,18 @@ def test_the_arithmetic_closes_whatever_comes(log: Log, kinds: BatchPlan, seed: 
         assert not set(result.tallies) & below
         for name in seen:
             seen[name] += [row.get("_offset", row.get("offset")) for row in rows(result, name)]
-    there = {
+    kinds_by_offset = {
         offset: json.loads(value)["kind"]
         for offset, value in log.items()
         if start <= offset < end and value and b'"id": %d,' % offset in value
     }
-    a = [offset for offset, kind in there.items() if kind in ("a", "both")]
-    assert [each for each in seen["db.a"] if each in there] == [o for o in a if o >= floor[HERE]]
-    assert not [each for each in seen["db.a"] if each < floor[HERE]]
-    b = [offset for offset, kind in there.items() if kind in ("b", "both")]
-    assert [each for each in seen["db.b"] if each in there] == b
+    a = [offset for offset, kind in kinds_by_offset.items() if kind in ("a", "both")]
+    assert [offset for offset in seen["db.a"] if offset in kinds_by_offset] == [
+        o for o in a if o >= floor[HERE]
+    ]
+    assert not [offset for offset in seen["db.a"] if offset < floor[HERE]]
+    b = [offset for offset, kind in kinds_by_offset.items() if kind in ("b", "both")]
+    assert [offset for offset in seen["db.b"] if offset in kinds_by_offset] == b
     assert len(set(seen[DEAD])) == len(seen[DEAD]), "a record is one letter"
 
 
@@ -323,17 +325,17 @@ def pieces(plan: BatchPlan, wanted: Range) -> list[tuple[int, int, set[str]]]:
 def ahead(plan: BatchPlan, **floors: int) -> BatchPlan:
     """db.<name> has everything below the floor, in the first partition."""
     tables = {
-        name: replace(each, floor={HERE: floors[name[3:]]} if name[3:] in floors else {})
-        for name, each in plan.tables.items()
+        name: replace(table, floor={HERE: floors[name[3:]]} if name[3:] in floors else {})
+        for name, table in plan.tables.items()
     }
-    letters = plan.dead_letters
-    if letters and "dead" in floors:
-        letters = replace(letters, floor={HERE: floors["dead"]})
-    return replace(plan, tables=tables, dead_letters=letters)
+    dead_letters = plan.dead_letters
+    if dead_letters and "dead" in floors:
+        dead_letters = replace(dead_letters, floor={HERE: floors["dead"]})
+    return replace(plan, tables=tables, dead_letters=dead_letters)
 
 
 @pytest.mark.parametrize(
-    ("floors", "found"),
+    ("floors", "expected"),
     [
         ({}, [(10, 20, set())]),
         ({"a": 10}, [(10, 20, set())]),
@@ -350,9 +352,9 @@ def ahead(plan: BatchPlan, **floors: int) -> BatchPlan:
     ],
 )
 def test_a_range_is_cut_where_some_table_begins_to_lack_records(
-    kinds: BatchPlan, floors: dict[str, int], found: list[Any]
+    kinds: BatchPlan, floors: dict[str, int], expected: list[Any]
 ):
-    assert pieces(ahead(kinds, **floors), Range(HERE, 10, 20)) == found
+    assert pieces(ahead(kinds, **floors), Range(HERE, 10, 20)) == expected
     assert pieces(ahead(kinds, **floors), Range(OTHER, 10, 20)) == [(10, 20, set())]
 
 
@@ -379,9 +381,9 @@ def test_what_a_table_rejected_below_its_floor_is_still_a_dead_letter(log: Log, 
 
 def test_what_was_not_for_a_table_it_skipped():
     total = RangeCounts(Range(HERE, 0, 20), 10, 4, 3, 3, seen=(1, 19), watermark=(1, 9))
-    mine = for_table(total, RangeCounts(Range(HERE, 0, 0), 6, 2, watermark=(2, 5)))
-    assert mine == RangeCounts(Range(HERE, 0, 20), 6, 2, 9, 3, seen=(1, 19), watermark=(2, 5))
-    assert mine.balanced
+    own_counts = for_table(total, RangeCounts(Range(HERE, 0, 0), 6, 2, watermark=(2, 5)))
+    assert own_counts == RangeCounts(Range(HERE, 0, 20), 6, 2, 9, 3, seen=(1, 19), watermark=(2, 5))
+    assert own_counts.balanced
     assert counts(for_table(total, RangeCounts(Range(HERE, 0, 0), 0))) == (0, 0, 17, 3)
 
 
@@ -402,11 +404,11 @@ def test_a_result_comes_back_from_the_wire_as_it_was():
 
 def test_what_an_upsert_table_has_already_is_not_deleted_from_it_again(log: Log, tmp_path: Path):
     """A row below its floor is not written again: a tombstone before it must not take it away."""
-    mine = plan(tmp_path, "db.a", floor={HERE: 5}, key=("kind",))
+    plain_table = plan(tmp_path, "db.a", floor={HERE: 5}, key=("kind",))
     deleted_keys = plan(tmp_path, "db.a_deleted", KIND, floor={HERE: 3})
     log |= {2: None, 4: None, 6: None, 7: doc(id=1, kind="a")}
     seen: list[list[int]] = []
-    for table in (mine, replace(mine, order="_timestamp", deleted_keys=deleted_keys)):
+    for table in (plain_table, replace(plain_table, order="_timestamp", deleted_keys=deleted_keys)):
         kinds = BatchPlan(
             rules=None,
             kafka={},
@@ -420,8 +422,10 @@ def test_what_an_upsert_table_has_already_is_not_deleted_from_it_again(log: Log,
             run(kinds, piece, below, changes=changes)
             for piece, below in kinds.pieces(Range(HERE, 0, 8))
         ]
-        assert all(each.total.balanced for each in results)
-        assert [each.tallies["db.a"].merged for each in results if "db.a" in each.tallies] == [2]
+        assert all(result.total.balanced for result in results)
+        assert [
+            result.tallies["db.a"].merged for result in results if "db.a" in result.tallies
+        ] == [2]
         seen.append([n for t in changes["db.a"].gone for n in t["_offset"].to_pylist()])
     assert seen == [[6], [4, 6]]  # what its memory lacks is looked at once more
 
@@ -462,11 +466,12 @@ def test_records_of_a_batch_that_cannot_be_read_are_dead_letters_and_their_neigh
     assert_closed(result)
     assert counts(result.total) == (4, 3, 0, 0)
     assert [row["_offset"] for row in rows(result, "db.a")] == [0, 1, 5, 6]
-    letters = rows(result, DEAD)
-    assert [(each["offset"], each["kind"], each["value"]) for each in letters] == [
-        (offset, "batch", None) for offset in (2, 3, 4)
-    ]
-    assert "512 MiB" in letters[0]["message"]
+    dead_letters = rows(result, DEAD)
+    assert [
+        (dead_letter["offset"], dead_letter["kind"], dead_letter["value"])
+        for dead_letter in dead_letters
+    ] == [(offset, "batch", None) for offset in (2, 3, 4)]
+    assert "512 MiB" in dead_letters[0]["message"]
 
 
 def test_without_dead_letters_a_batch_that_cannot_be_read_stops_with_its_offsets(

@@ -40,7 +40,7 @@ def read(
     broker: ByteBroker, start: int, end: int, client: bool = False, patience: float = 1
 ) -> Read:
     """Values by offset, broken records by offset, and how many offsets were invisible."""
-    found: dict[int, bytes | None] = {}
+    records: dict[int, bytes | None] = {}
     broken: dict[int, str] = {}
     invisible, at = 0, start
     wanted = Range(HERE, start, end)
@@ -51,13 +51,13 @@ def read(
         for i, (offset, value) in enumerate(
             zip(opened.offsets.tolist(), opened.values, strict=True)
         ):
-            assert offset not in found
-            found[offset] = value
+            assert offset not in records
+            records[offset] = value
             if i in chunk.broken:
                 broken[offset] = chunk.broken[i]
         invisible += len(chunk.span) - len(opened.offsets)
     assert at == end
-    return found, broken, invisible
+    return records, broken, invisible
 
 
 @pytest.fixture
@@ -89,15 +89,15 @@ Serve = Callable[..., ByteBroker]
 @WAYS
 def test_a_control_batch_that_the_cleaner_emptied_is_passed_over(serve: Serve, client: bool):
     log = [values(0, 3), marker(3, 7), marker(4, 8, record(0, b"", ABORT)), values(5, 2)]
-    found, broken, invisible = read(serve(*log, end=7), 0, 7, client)
-    assert (found, broken, invisible) == (expected((0, 3), (5, 7)), {}, 2)
+    records, broken, invisible = read(serve(*log, end=7), 0, 7, client)
+    assert (records, broken, invisible) == (expected((0, 3), (5, 7)), {}, 2)
 
 
 @WAYS
 def test_a_batch_that_the_cleaner_emptied_is_passed_over(serve: Serve, client: bool):
     log = [values(0, 2), batch(2, [], last_delta=5), values(8, 1)]
-    found, _, invisible = read(serve(*log, end=9), 0, 9, client)
-    assert (found, invisible) == (expected((0, 2), (8, 9)), 6)
+    records, _, invisible = read(serve(*log, end=9), 0, 9, client)
+    assert (records, invisible) == (expected((0, 2), (8, 9)), 6)
 
 
 def test_an_emptied_marker_ends_its_producers_transaction(serve: Serve):
@@ -106,16 +106,16 @@ def test_an_emptied_marker_ends_its_producers_transaction(serve: Serve):
     log = [values(0, 2, **sent), marker(2, 7), values(3, 2, **sent), marker(5, 7, record(0, b""))]
     broker = serve(*log, end=6)
     broker.aborted = [(7, 0)]
-    found, _, invisible = read(broker, 0, 6)
-    assert (found, invisible) == (expected((3, 5)), 4)
+    records, _, invisible = read(broker, 0, 6)
+    assert (records, invisible) == (expected((3, 5)), 4)
 
 
 @WAYS
 def test_control_records_of_other_kinds_are_invisible(serve: Serve, client: bool):
     odd = [record(0, b"x", struct.pack(">hh", 0, kind)) for kind in (1, 2, 5)]
-    log = [values(0, 1), *(marker(1 + i, 9, each) for i, each in enumerate(odd)), values(4, 1)]
-    found, _, invisible = read(serve(*log, end=5), 0, 5, client)
-    assert (found, invisible) == (expected((0, 1), (4, 5)), 3)
+    log = [values(0, 1), *(marker(1 + i, 9, kind) for i, kind in enumerate(odd)), values(4, 1)]
+    records, _, invisible = read(serve(*log, end=5), 0, 5, client)
+    assert (records, invisible) == (expected((0, 1), (4, 5)), 3)
 
 
 # ── older formats ────────────────────────────────────────────────────────────────────────────────
@@ -130,8 +130,8 @@ def test_messages_of_older_formats_are_left_to_the_client_however_small(
     given = {i: b"%d" % (i % 10) * size for i in range(5)}
     log = [old(i, value, magic) for i, value in given.items()]
     broker = serve(*log, end=5)
-    found, broken, invisible = read(broker, 0, 5, client, patience=5)
-    assert (found, broken, invisible) == (given, {}, 0)
+    records, broken, invisible = read(broker, 0, 5, client, patience=5)
+    assert (records, broken, invisible) == (given, {}, 0)
     # The last message of a log, alone.
     assert read(broker, 4, 5, client, patience=5)[0] == {4: given[4]}
 
@@ -146,14 +146,14 @@ RECORDS = b"".join(record(i, b"v%d" % (10 + i)) for i in range(20))
 @CODECS
 def test_each_codec_gives_the_records(serve: Serve, codec: int, client: bool):
     packed = batch(10, compressed(codec, RECORDS), count=20, attributes=codec)
-    found, broken, _ = read(serve(packed, end=30), 10, 30, client)
-    assert (found, broken) == (expected((10, 30)), {})
+    records, broken, _ = read(serve(packed, end=30), 10, 30, client)
+    assert (records, broken) == (expected((10, 30)), {})
 
 
 def test_gzip_of_two_members_gives_all_records(serve: Serve):
     packed = gzip.compress(RECORDS[:50]) + gzip.compress(RECORDS[50:])
-    found, broken, _ = read(serve(batch(10, packed, count=20, attributes=1), end=30), 10, 30)
-    assert (found, broken) == (expected((10, 30)), {})
+    records, broken, _ = read(serve(batch(10, packed, count=20, attributes=1), end=30), 10, 30)
+    assert (records, broken) == (expected((10, 30)), {})
 
 
 @CODECS
@@ -170,15 +170,15 @@ def test_broken_compression_rejects_the_records_of_its_batch_and_no_others(
     }[how]
     log = [values(0, 10), batch(10, packed, count=20, attributes=codec), values(30, 5)]
     try:
-        found, broken, invisible = read(serve(*log, end=35), 0, 35)
+        records, broken, invisible = read(serve(*log, end=35), 0, 35)
     except Undecodable as error:
         pytest.fail(str(error))
     assert invisible == 0
     if broken:  # a turned bit may hit what does not matter
         assert set(broken) == set(range(10, 30))
-        assert all(found[i] is None for i in broken)
+        assert all(records[i] is None for i in broken)
     assert how == "bit" or broken
-    assert {i: v for i, v in found.items() if i not in broken} == {
+    assert {i: v for i, v in records.items() if i not in broken} == {
         i: v for i, v in expected((0, 35)).items() if i not in broken
     }
 
@@ -195,10 +195,10 @@ def test_a_batch_that_unpacks_to_too_much_is_rejected_with_its_offsets(
         values(5, 2),
     ]
     broker = serve(*log, end=7)
-    found, broken, invisible = read(broker, 0, 7)
+    records, broken, invisible = read(broker, 0, 7)
     assert set(broken) == {3, 4}
     assert "unpacks to more than" in broken[3]
-    assert {i: v for i, v in found.items() if i not in broken} == expected((0, 3), (5, 7))
+    assert {i: v for i, v in records.items() if i not in broken} == expected((0, 3), (5, 7))
     assert (invisible, broker.fetches) == (0, 1), "it is not asked for again and again"
 
 
@@ -207,21 +207,21 @@ def test_a_batch_that_unpacks_to_too_much_is_rejected_with_its_offsets(
 
 def test_records_that_the_count_leaves_out_are_not_left_out_in_silence(serve: Serve):
     three = b"".join(record(i, b"v%d" % i) for i in range(3))
-    found, broken, _ = read(serve(batch(0, three, count=2, last_delta=1), end=2), 0, 2)
-    assert set(broken) == set(found) == {0, 1}
+    records, broken, _ = read(serve(batch(0, three, count=2, last_delta=1), end=2), 0, 2)
+    assert set(broken) == set(records) == {0, 1}
 
 
 def test_a_count_beyond_what_the_batch_holds_rejects_it(serve: Serve):
     log = [batch(0, [record(0, b"v0")], count=3), values(3, 1)]
-    found, broken, _ = read(serve(*log, end=4), 0, 4)
+    records, broken, _ = read(serve(*log, end=4), 0, 4)
     assert set(broken) == {0, 1, 2}
-    assert found[3] == b"v3"
+    assert records[3] == b"v3"
 
 
 def test_a_batch_that_counts_no_record_is_read_over_only_if_it_has_no_bytes(serve: Serve):
     log = [values(0, 2), batch(2, b"", count=0, last_delta=2), values(5, 1)]
-    found, broken, invisible = read(serve(*log, end=6), 0, 6)
-    assert (set(found), broken, invisible) == ({0, 1, 5}, {}, 3)
+    records, broken, invisible = read(serve(*log, end=6), 0, 6)
+    assert (set(records), broken, invisible) == ({0, 1, 5}, {}, 3)
 
 
 @pytest.mark.parametrize("value", [b"v", None], ids=["in a block", "one by one"])
@@ -294,9 +294,9 @@ def test_of_a_broken_batch_the_client_stops_where_our_own_fetch_rejects_its_reco
     made, at = BROKEN[name]
     end = 10 + struct.unpack_from(">i", made, 23)[0] + 1
     log = [values(0, 10), made, values(end, 5)]
-    found, broken, _ = read(serve(*log, end=end + 5), 0, end + 5)
+    records, broken, _ = read(serve(*log, end=end + 5), 0, end + 5)
     assert set(broken) == set(range(10, end))
-    good = {i: v for i, v in found.items() if i not in broken}
+    good = {i: v for i, v in records.items() if i not in broken}
     assert good == expected((0, 10), (end, end + 5))
     with pytest.raises(Undecodable, match=rf"cannot read t\[0\] at offset {at}: \S+") as stopped:
         read(serve(*log, end=end + 5), 0, end + 5, client=True)
@@ -356,17 +356,17 @@ def test_any_bytes_at_all_end_in_records_or_an_error_of_ours(serve: Serve):
 
     broker.alter = turned
     for at in range(4, len(whole[0])):  # noqa: B007  # `turned` reads it
-        found = outcome(broker)
-        assert isinstance(found, str) or found.items() <= expected((0, 2), (3, 5)).items()
-        assert not isinstance(found, str) or "t[0]" in found
+        result = outcome(broker)
+        assert isinstance(result, str) or result.items() <= expected((0, 2), (3, 5)).items()
+        assert not isinstance(result, str) or "t[0]" in result
 
 
 def outcome(broker: ByteBroker) -> dict[int, bytes | None] | str:
     try:
-        found, broken, _ = read(broker, 0, 5, patience=0.0)
+        records, broken, _ = read(broker, 0, 5, patience=0.0)
     except FrazilError as error:
         return str(error)
-    return {i: value for i, value in found.items() if i not in broken}
+    return {i: value for i, value in records.items() if i not in broken}
 
 
 # ── answers and requests ─────────────────────────────────────────────────────────────────────────

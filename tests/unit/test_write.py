@@ -59,12 +59,12 @@ def facts(files: list[DataFileDescriptor]) -> list[dict[str, Any]]:
 
 def by_partition(files: list[DataFileDescriptor]) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
     """Partition values → the rows of its files, as Arrow reads them."""
-    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for each in facts(files):
-        rows = pq.ParquetFile(each["file-path"]).read().to_pylist()
-        assert len(rows) == each["record-count"]
-        found.setdefault(tuple(each["partition"]), []).extend(rows)
-    return found
+    grouped: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for fact in facts(files):
+        rows = pq.ParquetFile(fact["file-path"]).read().to_pylist()
+        assert len(rows) == fact["record-count"]
+        grouped.setdefault(tuple(fact["partition"]), []).extend(rows)
+    return grouped
 
 
 # ── files ────────────────────────────────────────────────────────────────────────────────────
@@ -95,7 +95,7 @@ def test_no_rows_make_no_file(tmp_path: Path):
 def test_files_are_named_after_the_sink_and_no_two_alike(tmp_path: Path):
     where = shape(tmp_path, pa.schema({"id": pa.int64()}))
     paths = [
-        Path(each["file-path"]) for _ in range(20) for each in facts(written(where, {"id": [1]}))
+        Path(fact["file-path"]) for _ in range(20) for fact in facts(written(where, {"id": [1]}))
     ]
     assert len(set(paths)) == 20
     assert all(p.parent == tmp_path / "data" and p.name.startswith("frazil-s-1-") for p in paths)
@@ -128,21 +128,21 @@ def test_open_files_are_capped_and_the_least_recently_written_is_finished_first(
         writer.write(pa.table({"k": [k]}, schema=where.arrow))
         assert files_open.open <= 3
     files = writer.close()
-    assert sorted((each["partition"], each["record-count"]) for each in facts(files)) == [
+    assert sorted((fact["partition"], fact["record-count"]) for fact in facts(files)) == [
         ([1], 3),
         ([2], 1),
         ([3], 1),
         ([4], 1),
         ([5], 1),
     ]
-    assert [each["partition"] for each in facts(files)][:2] == [[2], [3]]
+    assert [fact["partition"] for fact in facts(files)][:2] == [[2], [3]]
 
 
 def test_more_partitions_than_open_files_lose_no_row(tmp_path: Path):
     where = shape(tmp_path, pa.schema({"k": pa.int32()}), "k")
     keys = list(range(write.MAX_OPEN + 10)) * 2
-    found = by_partition(written(where, {"k": keys}, {"k": keys}))
-    assert {k: len(rows) for (k,), rows in found.items()} == dict.fromkeys(set(keys), 4)
+    grouped = by_partition(written(where, {"k": keys}, {"k": keys}))
+    assert {k: len(rows) for (k,), rows in grouped.items()} == dict.fromkeys(set(keys), 4)
 
 
 @pytest.mark.parametrize("codec", ["zstd", "snappy", "gzip", "none"])
@@ -251,17 +251,17 @@ def test_every_field_has_icebergs_id_in_the_file_nested_ones_too(tmp_path: Path)
     file = pq.ParquetFile(fact["file-path"])
 
     def ids(fields: Any) -> dict[int, str]:
-        found: dict[int, str] = {}
-        for each in fields:
-            found[int(each.metadata[b"PARQUET:field_id"])] = each.name
-            kind = each.type
+        names: dict[int, str] = {}
+        for field in fields:
+            names[int(field.metadata[b"PARQUET:field_id"])] = field.name
+            kind = field.type
             if pa.types.is_struct(kind):
-                found |= ids(kind)
+                names |= ids(kind)
             elif pa.types.is_map(kind):
-                found |= ids([kind.key_field, kind.item_field])
+                names |= ids([kind.key_field, kind.item_field])
             elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
-                found |= ids([kind.value_field])
-        return found
+                names |= ids([kind.value_field])
+        return names
 
     assert ids(file.schema_arrow) == ids(where.arrow)
     assert len(ids(file.schema_arrow)) == 10
@@ -321,12 +321,12 @@ def test_each_file_lies_within_one_partition(
 ):
     where = shape(tmp_path, pa.schema({"x": kind, "n": pa.int64()}), by)
     rows = {"x": values * 2, "n": list(range(len(values) * 2))}
-    found = by_partition(written(where, rows))
-    assert set(found) == {(each,) for each in partitions}
+    grouped = by_partition(written(where, rows))
+    assert set(grouped) == {(wanted,) for wanted in partitions}
     for n, (value, partition) in enumerate(zip(values, partitions, strict=True)):
-        assert {"x": value, "n": n} in found[(partition,)]
-        assert {"x": value, "n": n + len(values)} in found[(partition,)]
-    assert sum(map(len, found.values())) == len(values) * 2
+        assert {"x": value, "n": n} in grouped[(partition,)]
+        assert {"x": value, "n": n + len(values)} in grouped[(partition,)]
+    assert sum(map(len, grouped.values())) == len(values) * 2
 
 
 @pytest.mark.parametrize(
@@ -353,8 +353,8 @@ def test_buckets_are_those_of_icebergs_specification(
     tmp_path: Path, kind: pa.DataType, value: Any, hashed: int
 ):
     where = shape(tmp_path, pa.schema({"x": kind}), "bucket(1000, x)")
-    found = by_partition(written(where, {"x": [value, None]}))
-    assert set(found) == {((hashed & 0x7FFFFFFF) % 1000,), (None,)}
+    grouped = by_partition(written(where, {"x": [value, None]}))
+    assert set(grouped) == {((hashed & 0x7FFFFFFF) % 1000,), (None,)}
 
 
 def test_two_partition_fields_make_every_combination_apart(tmp_path: Path):
@@ -363,17 +363,17 @@ def test_two_partition_fields_make_every_combination_apart(tmp_path: Path):
     days = [dt.datetime(2024, 1, day, hour, tzinfo=UTC) for day in (1, 2) for hour in (0, 23)]
     rows = [(at, k) for at in days for k in ("a", "b", None)]
     given = {"at": [r[0] for r in rows], "k": [r[1] for r in rows], "n": list(range(len(rows)))}
-    found = by_partition(written(where, given))
-    assert set(found) == {(d, k) for d in ("2024-01-01", "2024-01-02") for k in ("a", "b", None)}
-    for (day, key), inside in found.items():
+    grouped = by_partition(written(where, given))
+    assert set(grouped) == {(d, k) for d in ("2024-01-01", "2024-01-02") for k in ("a", "b", None)}
+    for (day, key), inside in grouped.items():
         assert [(str(row["at"].date()), row["k"]) for row in inside] == [(day, key)] * 2
         assert [row["n"] for row in inside] == sorted(row["n"] for row in inside)
 
 
 def test_a_partition_field_may_stand_inside_a_struct(tmp_path: Path):
     where = shape(tmp_path, pa.schema({"s": pa.struct({"k": pa.string()})}), "s.k")
-    found = by_partition(written(where, {"s": [{"k": "a"}, {"k": "b"}, {"k": "a"}, None]}))
-    assert {key: len(rows) for key, rows in found.items()} == {("a",): 2, ("b",): 1, (None,): 1}
+    grouped = by_partition(written(where, {"s": [{"k": "a"}, {"k": "b"}, {"k": "a"}, None]}))
+    assert {key: len(rows) for key, rows in grouped.items()} == {("a",): 2, ("b",): 1, (None,): 1}
 
 
 def test_rows_of_one_partition_from_many_writes_share_a_file(tmp_path: Path):
@@ -390,18 +390,21 @@ def test_chunked_columns_are_partitioned_as_whole_ones(tmp_path: Path):
     chunks = [pa.table({"k": [k], "n": [n]}, where.arrow) for n, k in enumerate("abab")]
     writer = TableWriter(where, "p")
     writer.write(pa.concat_tables(chunks))
-    found = by_partition(writer.close())
-    assert {k: [r["n"] for r in rows] for (k,), rows in found.items()} == {"a": [0, 2], "b": [1, 3]}
+    grouped = by_partition(writer.close())
+    assert {k: [r["n"] for r in rows] for (k,), rows in grouped.items()} == {
+        "a": [0, 2],
+        "b": [1, 3],
+    }
 
 
 def test_rows_of_a_partition_stay_in_offset_order(tmp_path: Path):
     where = shape(tmp_path, pa.schema({"k": pa.int32(), "n": pa.int64()}), "k")
     dice = random.Random(5)
-    found = by_partition(
+    grouped = by_partition(
         written(where, {"k": [dice.randrange(3) for _ in range(5000)], "n": list(range(5000))})
     )
-    assert len(found) == 3
-    for rows in found.values():
+    assert len(grouped) == 3
+    for rows in grouped.values():
         assert [row["n"] for row in rows] == sorted(row["n"] for row in rows)
 
 

@@ -36,7 +36,7 @@ def read(files: list[DataFileDescriptor]) -> list[list[dict[str, Any]]]:
 
 def sort_order(*fields: tuple[int, str, str, str], number: int = 3) -> str:
     keys = ("source-id", "transform", "direction", "null-order")
-    listed = [dict(zip(keys, each, strict=True)) for each in fields]
+    listed = [dict(zip(keys, field, strict=True)) for field in fields]
     return json.dumps({"order-id": number, "fields": listed})
 
 
@@ -46,12 +46,12 @@ def sort_order(*fields: tuple[int, str, str, str], number: int = 3) -> str:
 def test_all_tables_of_a_task_share_the_cap_on_open_files(tmp_path: Path):
     files = OpenFiles(most=2, bytes=0)
     tables = [shape(tmp_path / str(i), pa.schema({"n": pa.int64()})) for i in range(4)]
-    writers = [TableWriter(each, "p", files) for each in tables]
+    writers = [TableWriter(table, "p", files) for table in tables]
     for i in (0, 1, 0, 2, 3, 0):  # 1 and then 0 give way, both to other tables
         writers[i].write(table(tables[i], n=[i]))
         assert files.open <= 2
-    found = [[file.rows for file in each.close()] for each in writers]
-    assert found == [[2, 1], [1], [1], [1]]
+    sizes = [[file.rows for file in writer.close()] for writer in writers]
+    assert sizes == [[2, 1], [1], [1], [1]]
     assert files.open == 0
 
 
@@ -75,7 +75,7 @@ def test_the_fullest_table_gives_way_and_the_small_ones_wait(tmp_path: Path):
 def test_a_thousand_tables_lose_no_row_and_stay_within_the_bound(tmp_path: Path):
     files = OpenFiles(most=8, bytes=2**20)
     tables = [shape(tmp_path / str(i), KEYED, *(["k"] if i % 7 == 0 else [])) for i in range(1000)]
-    writers = [TableWriter(each, "p", files) for each in tables]
+    writers = [TableWriter(table, "p", files) for table in tables]
     dice = random.Random(3)
     given = dict.fromkeys(range(1000), 0)
     for _ in range(3000):
@@ -157,8 +157,8 @@ def test_crumbs_and_clusters_are_made_of_columns_of_any_type(tmp_path: Path):
     for n in range(200):
         writer.write(rows.slice(n, 1))
     tables = [pq.ParquetFile(fact["file-path"]).read() for fact in facts(writer.close())]
-    for each in tables:
-        raw = each.column("u").to_pylist()
+    for table in tables:
+        raw = table.column("u").to_pylist()
         assert raw == sorted(raw, reverse=True)
     back = pa.concat_tables(tables).cast(where.arrow).to_pylist()
     assert sorted(back, key=lambda row: row["u"].int) == rows.to_pylist()
@@ -178,14 +178,14 @@ def test_a_backfill_makes_few_files_of_many_partitions(tmp_path: Path):
         writer.write(table(where, k=part, n=np.arange(start, start + 1000)))
         assert files.bytes <= 200_000
         assert files.open <= 8
-    found = writer.close()
+    finished = writer.close()
     # A file per partition whenever the memory is full would make 200 × 60,000 / 16,000 = 750.
-    assert 200 <= len(found) < 650
-    rows = by_partition(found)
-    assert {k: len(each) for (k,), each in rows.items()} == dict(
-        zip(*(each.tolist() for each in np.unique(keys, return_counts=True)), strict=True)
+    assert 200 <= len(finished) < 650
+    rows = by_partition(finished)
+    assert {k: len(part) for (k,), part in rows.items()} == dict(
+        zip(*(array.tolist() for array in np.unique(keys, return_counts=True)), strict=True)
     )
-    assert sorted(row["n"] for each in rows.values() for row in each) == list(range(60_000))
+    assert sorted(row["n"] for part in rows.values() for row in part) == list(range(60_000))
 
 
 def test_large_partitions_stay_open_while_small_ones_wait(tmp_path: Path):
@@ -235,10 +235,10 @@ def test_no_file_is_over_the_ceiling_whatever_the_target(
     for i in range(0, len(values), step):
         part = values[i : i + step]
         writer.write(table(where, x=part, n=list(range(i, i + len(part)))))
-    found = writer.close()
-    assert all(file.bytes <= 400_000 for file in found)
-    assert len(found) <= 12  # and they are more than half full
-    assert [row["x"] for rows in read(found) for row in rows] == values
+    finished = writer.close()
+    assert all(file.bytes <= 400_000 for file in finished)
+    assert len(finished) <= 12  # and they are more than half full
+    assert [row["x"] for rows in read(finished) for row in rows] == values
 
 
 def test_lists_of_booleans_stay_below_the_ceiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -248,9 +248,9 @@ def test_lists_of_booleans_stay_below_the_ceiling(tmp_path: Path, monkeypatch: p
     where = shape(tmp_path, columns, target_file_size=2**30, compression="none")
     dice = random.Random(1)
     values = [[dice.choice([True, False, None]) for _ in range(5000)] for _ in range(200)]
-    found = written(where, {"x": values})
-    assert all(file.bytes <= 200_000 for file in found)
-    assert [row["x"] for rows in read(found) for row in rows] == values
+    finished = written(where, {"x": values})
+    assert all(file.bytes <= 200_000 for file in finished)
+    assert [row["x"] for rows in read(finished) for row in rows] == values
 
 
 def test_a_large_row_has_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -273,14 +273,14 @@ def test_each_file_is_sorted_from_end_to_end_and_says_by_what(tmp_path: Path):
         values = [dice.choice([None, dice.randrange(10**6)]) for _ in range(1000)]
         writer.write(table(where, k=[dice.randrange(3) for _ in values], n=values))
         total += len(values)
-    found = writer.close()
-    assert {fact["sort-order-id"] for fact in facts(found)} == {7}
-    assert len(found) > 3
-    for rows in read(found):
+    finished = writer.close()
+    assert {fact["sort-order-id"] for fact in facts(finished)} == {7}
+    assert len(finished) > 3
+    for rows in read(finished):
         values = [row["n"] for row in rows]
         assert values == sorted(values, key=lambda n: (n is None, -(n or 0)))
         assert len({row["k"] for row in rows}) == 1
-    assert sum(file.rows for file in found) == total
+    assert sum(file.rows for file in finished) == total
 
 
 def test_a_sorted_run_may_be_several_files_and_goes_on_from_one_to_the_next(tmp_path: Path):
@@ -289,9 +289,9 @@ def test_a_sorted_run_may_be_several_files_and_goes_on_from_one_to_the_next(tmp_
     where = shape(tmp_path, columns, sort_order=order, target_file_size=50_000)
     dice = random.Random(1)
     numbers = [dice.randrange(10**9) for _ in range(1000)]
-    found = written(where, {"n": numbers, "x": [dice.randbytes(500) for _ in numbers]})
-    assert len(found) > 4
-    assert [row["n"] for rows in read(found) for row in rows] == sorted(numbers)
+    finished = written(where, {"n": numbers, "x": [dice.randbytes(500) for _ in numbers]})
+    assert len(finished) > 4
+    assert [row["n"] for rows in read(finished) for row in rows] == sorted(numbers)
 
 
 def test_rows_alike_stay_in_offset_order(tmp_path: Path):
@@ -301,7 +301,7 @@ def test_rows_alike_stay_in_offset_order(tmp_path: Path):
     (rows,) = read(written(where, {"k": keys, "n": list(range(3000))}))
     assert [(row["k"], row["n"]) for row in rows] == sorted(
         ((k, n) for n, k in enumerate(keys)),
-        key=lambda each: (each[0] is not None, -(each[0] or 0), each[1]),
+        key=lambda pair: (pair[0] is not None, -(pair[0] or 0), pair[1]),
     )
 
 
@@ -434,8 +434,8 @@ def test_a_level_compresses_as_asked(tmp_path: Path):
 def test_row_groups_have_the_size_the_table_asks_for(tmp_path: Path):
     properties = {"write.parquet.row-group-size-bytes": "80000"}
     where = shape(tmp_path, pa.schema({"n": pa.int64()}), properties=properties)
-    found = metadata(written(where, *({"n": list(range(1000))} for _ in range(100))))
-    assert found.num_row_groups == 10
+    footer = metadata(written(where, *({"n": list(range(1000))} for _ in range(100))))
+    assert footer.num_row_groups == 10
 
 
 def test_pages_and_dictionaries_have_the_size_the_table_asks_for(tmp_path: Path):
@@ -462,10 +462,10 @@ def test_bloom_filters_are_written_where_the_table_asks_for_them(tmp_path: Path)
     where = shape(tmp_path, columns, properties=properties)
     rows = {"id": list(range(50_000)), "l": [["a"]] * 50_000, "b": [True] * 50_000}
     group = metadata(written(where, rows)).row_group(0)
-    found = {group.column(i).path_in_schema: group.column(i) for i in range(3)}
-    assert 1024 <= found["id"].bloom_filter_length < 1100  # the bound, and a header
-    assert found["l.list.element"].bloom_filter_length
-    assert found["b"].bloom_filter_length is None
+    chunks = {group.column(i).path_in_schema: group.column(i) for i in range(3)}
+    assert 1024 <= chunks["id"].bloom_filter_length < 1100  # the bound, and a header
+    assert chunks["l.list.element"].bloom_filter_length
+    assert chunks["b"].bloom_filter_length is None
 
 
 def test_options_that_are_not_known_are_passed_over(tmp_path: Path):

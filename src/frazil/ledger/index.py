@@ -159,18 +159,7 @@ def rebuilt(entry: LedgerEntry, table: str, uuid: str) -> StagedBatch:
         counts = entry.counts(span.partition)
         # Batches without records for the table come before the one with records.
         rest = Range(span.partition, span.start + counts.elsewhere, span.end)
-        tallies.append(
-            RangeCounts(
-                rest,
-                counts.written,
-                counts.rejected,
-                counts.skipped,
-                counts.invisible,
-                counts.merged,
-                watermark=whose,
-                lost=counts.lost,
-            )
-        )
+        tallies.append(RangeCounts.of(rest, counts, whose))
     staged = StagedTable(
         table, uuid, entry.schema_id, (), (), 0, 0, tuple(tallies), entry.keys or 0
     )

@@ -316,7 +316,7 @@ class _LedgerRows:
             and len({row.commit_id for row in rows}) == len(rows)
             and all(row.range.start >= end for row, end in zip(rows, ends, strict=False))
             and ends[-1] <= span.end
-            and all(_tally(row.range, row.counts).balanced for row in rows)
+            and all(RangeCounts.of(row.range, row.counts).balanced for row in rows)
         )
 
     def _pieces(
@@ -387,7 +387,7 @@ class _LedgerRows:
             return False
         sole = [together[0]] == entry.ranges
         for range_, commit_id, batch, counts in parts:
-            tally = _tally(range_, counts, entry.watermark if sole else None)
+            tally = RangeCounts.of(range_, counts, entry.watermark if sole else None)
             self._write(snapshot, entry, batch or 0, commit_id, tally)
         return True
 
@@ -440,19 +440,4 @@ def _less(counts: OutcomeCounts, rows: Sequence[_Row]) -> OutcomeCounts:
     }
     return OutcomeCounts(
         **{outcome: getattr(counts, outcome) - sums[outcome] for outcome in INDEXED_OUTCOMES}
-    )
-
-
-def _tally(
-    range: Range, counts: OutcomeCounts, watermark: tuple[int, int] | None = None
-) -> RangeCounts:
-    return RangeCounts(
-        range,
-        counts.written,
-        counts.rejected,
-        counts.skipped,
-        counts.invisible,
-        counts.merged,
-        watermark=watermark,
-        lost=counts.lost,
     )

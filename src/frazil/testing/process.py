@@ -256,7 +256,7 @@ def main() -> int:
     parser.add_argument("--hold", default="", help="see `StepHold`")
     parser.add_argument("--until", default="caught-up", help="caught-up, or forever")
     parser.add_argument("--audit", action="store_true")
-    parser.add_argument("--ready", action="store_true", help="wait to be told these three")
+    parser.add_argument("--ready", action="store_true", help="read these three from standard input")
     given = parser.parse_args()
     out = os.fdopen(os.dup(1), "w")  # Spark's output must not mix with the events
     os.dup2(2, 1)
