@@ -13,6 +13,7 @@ import struct
 import threading
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
@@ -156,9 +157,9 @@ def admin_client(kafka: Mapping[str, str]) -> AdminClient:
     return _admins[key]
 
 
-def client_settings(kafka: Mapping[str, str]) -> dict[str, object]:
+def client_settings(kafka: Mapping[str, str]) -> dict[str, Any]:
     """The settings as confluent-kafka takes them."""
-    settings: dict[str, object] = dict(kafka)
+    settings: dict[str, Any] = dict(kafka)
     if name := kafka.get("oauth_cb"):
         settings["oauth_cb"] = token_function(name)
     return settings
