@@ -1,4 +1,4 @@
-"""A real broker with TLS and SASL: our own Fetch reads behind every door, and says what is wrong."""
+"""A real broker with TLS and SASL: our Fetch reads behind every door, and says what is wrong."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ and in the planner's process: imports nothing of weight.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import socket
 import struct
@@ -108,13 +109,12 @@ def connection_to(kafka: Mapping[str, str], partition: Partition) -> socket.sock
 
 
 def _connected(address: tuple[str, int], kafka: Mapping[str, str]) -> tuple[socket.socket, float]:
-    connection = socket.create_connection(address, timeout=30)
-    try:
+    with contextlib.ExitStack() as opened:
+        connection = opened.enter_context(socket.create_connection(address, timeout=30))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return secured(connection, address[0], kafka, _request)
-    except BaseException:
-        connection.close()
-        raise
+        ready = secured(connection, address[0], kafka, _request)
+        opened.pop_all()
+    return ready
 
 
 def _request(connection: socket.socket, api: int, version: int, body: bytes) -> bytearray:
