@@ -79,6 +79,7 @@ LATE = {
 }
 #: Imports by name at run time: module → how many.
 DYNAMIC = {
+    "kafka.security": 1,  # `oauth_cb` names the user's own module
     "pipeline.routing": 1,  # `[[route]]` and `[transform] python` name the user's own module
     "formats.schema_registry": 3,  # the registry's client is heavy and comes with confluent-kafka
     "spark.worker_daemon": 1,  # only for the workers' daemon

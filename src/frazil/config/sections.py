@@ -79,8 +79,9 @@ class SinkConfig(CheckedSection):
     max_pending_batches: int = 64
     max_pending_bytes: str = "16GiB"
     max_pending_age: str = "6h"
-    #: auto: Frazil's own fetch client on plaintext connections, confluent-kafka otherwise;
-    #: librdkafka: always confluent-kafka
+    #: auto: Frazil's own fetch client, also over TLS and SASL, and confluent-kafka for what that
+    #: does not know (Kerberos, key stores, old message formats); librdkafka: always
+    #: confluent-kafka
     kafka_client: str = "auto"
     #: how long a broker may be unavailable before the stream stops
     unavailable_timeout: str = "5m"

@@ -1,21 +1,25 @@
-"""Plain connections to the leaders of partitions, one per broker and thread; and the settings of
+"""Connections to the leaders of partitions, one per broker and thread; and the settings of
 librdkafka.
 
-Leaders come from confluent-kafka. TLS and SASL are `Unsupported` here: the client library does
-them. Runs on executors and in the planner's process: imports nothing of weight.
+Leaders come from confluent-kafka; TLS and SASL are in `frazil.kafka.security`. Runs on executors
+and in the planner's process: imports nothing of weight.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import socket
 import struct
 import threading
+import time
 from collections.abc import Mapping
+from typing import Any
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
+from frazil.kafka.security import secured, token_function, unsupported
 from frazil.offsets import Partition
 
 #: Defaults under the user's own [kafka] settings.
@@ -38,6 +42,8 @@ FIXED = {
     "auto.offset.reset": "error",
 }
 
+#: Address of a broker, and the settings: a process may read as several users.
+_Connected = tuple[tuple[str, int], tuple[tuple[str, str], ...]]
 _admins: dict[tuple[tuple[str, str], ...], AdminClient] = {}
 
 
@@ -47,7 +53,8 @@ class _ThreadState(threading.local):
     def __init__(self) -> None:
         #: server, topic, partition → address of its leader
         self.leaders: dict[tuple[str, str, int], tuple[str, int]] = {}
-        self.connections: dict[tuple[str, int], socket.socket] = {}
+        #: address and settings → the connection, and when the broker ends its session
+        self.connections: dict[_Connected, tuple[socket.socket, float]] = {}
 
 
 _own = _ThreadState()
@@ -67,8 +74,8 @@ class Unsupported(Exception):
 
 
 def supports(kafka: Mapping[str, str]) -> bool:
-    """Plain connections only; the client library does everything else."""
-    return kafka.get("security.protocol", "plaintext").lower() == "plaintext"
+    """Whether these settings are for connections of our own; else the client library is used."""
+    return not unsupported(kafka)
 
 
 def read_answer(connection: socket.socket) -> bytearray:
@@ -91,11 +98,34 @@ def _exactly(connection: socket.socket, size: int) -> bytearray:
 
 def connection_to(kafka: Mapping[str, str], partition: Partition) -> socket.socket:
     address = leader_of(kafka, partition)
-    if address not in _own.connections:
-        connection = socket.create_connection(address, timeout=30)
+    place = address, tuple(sorted(kafka.items()))
+    connection, until = _own.connections.get(place, (None, 0.0))
+    if connection is None or time.monotonic() > until:
+        if connection is not None:
+            connection.close()
+            del _own.connections[place]
+        _own.connections[place] = _connected(address, kafka)
+    return _own.connections[place][0]
+
+
+def _connected(address: tuple[str, int], kafka: Mapping[str, str]) -> tuple[socket.socket, float]:
+    with contextlib.ExitStack() as opened:
+        connection = opened.enter_context(socket.create_connection(address, timeout=30))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _own.connections[address] = connection
-    return _own.connections[address]
+        ready = secured(connection, address[0], kafka, _request)
+        opened.pop_all()
+    return ready
+
+
+def _request(connection: socket.socket, api: int, version: int, body: bytes) -> bytearray:
+    """The answer to a request whose header is the first version of all."""
+    correlation = next_correlation()
+    body = struct.pack(">hhih", api, version, correlation, 6) + b"frazil" + body
+    connection.sendall(struct.pack(">i", len(body)) + body)
+    answer = read_answer(connection)
+    if struct.unpack_from(">i", answer)[0] != correlation:
+        raise OSError(f"an answer to another request than {correlation}")
+    return answer[4:]
 
 
 def leader_of(kafka: Mapping[str, str], partition: Partition) -> tuple[str, int]:
@@ -123,14 +153,23 @@ def look_up_leaders(kafka: Mapping[str, str], topic: str | None) -> None:
 def admin_client(kafka: Mapping[str, str]) -> AdminClient:
     key = tuple(sorted(kafka.items()))
     if key not in _admins:
-        _admins[key] = AdminClient({"log_level": "2", **kafka})
+        _admins[key] = AdminClient({"log_level": "2", **client_settings(kafka)})
     return _admins[key]
+
+
+def client_settings(kafka: Mapping[str, str]) -> dict[str, Any]:
+    """The settings as confluent-kafka takes them."""
+    settings: dict[str, Any] = dict(kafka)
+    if name := kafka.get("oauth_cb"):
+        settings["oauth_cb"] = token_function(name)
+    return settings
 
 
 def drop_connection(kafka: Mapping[str, str], partition: Partition) -> None:
     """Drop the connection, and the cached leader of the partition."""
     where = (kafka["bootstrap.servers"], partition.kafka_topic, partition.number)
     address = _own.leaders.pop(where, None)
-    connection = _own.connections.pop(address, None) if address else None
+    place = address, tuple(sorted(kafka.items()))
+    connection, _ = _own.connections.pop(place, (None, 0.0))  # type: ignore[arg-type]
     if connection is not None:
         connection.close()

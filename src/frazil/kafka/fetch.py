@@ -21,7 +21,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from frazil.arrow.avro_types import UnreadableDatum
 from frazil.errors import AccountingError, Expired, Unavailable, Undecodable
 from frazil.kafka import protocol
-from frazil.kafka.connection import DEFAULTS, FIXED, Unsupported, supports
+from frazil.kafka.connection import DEFAULTS, FIXED, Unsupported, client_settings, supports
 from frazil.kafka.record_batch import HEADERS, Longs, RawRecords, RecordBatches
 from frazil.offsets import Partition, Range
 
@@ -317,7 +317,7 @@ def _consumer(kafka: Mapping[str, str]) -> Consumer:
     key = tuple(sorted(conf.items()))
     if key not in _consumers:
         try:
-            _consumers[key] = Consumer(conf)
+            _consumers[key] = Consumer(client_settings(conf))
         except KafkaException as error:
             raise Unavailable(f"cannot make a Kafka consumer: {error.args[0].str()}") from None
     return _consumers[key]

@@ -17,6 +17,7 @@ from frazil.kafka.connection import (
     DEFAULTS,
     FIXED,
     Unsupported,
+    client_settings,
     connection_to,
     drop_connection,
     leader_of,
@@ -52,7 +53,7 @@ def epoch_ends(
     }
     conf = {**DEFAULTS, **kafka, **little, **FIXED}
     conf.setdefault("group.id", "frazil-reader")
-    consumer = Consumer(conf)
+    consumer = Consumer(client_settings(conf))
     called = {(partition.kafka_topic, partition.number): partition for partition in epochs}
     ends: dict[Partition, int] = {}
     try:

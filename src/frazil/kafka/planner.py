@@ -27,6 +27,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
 from frazil.errors import ConfigError, Expired, IdentityMismatch, Unavailable, counted
+from frazil.kafka.connection import client_settings
 from frazil.kafka.leader_epochs import epoch_ends
 from frazil.offsets import BATCHES, Cut, Partition, Range, newest_names
 
@@ -138,7 +139,7 @@ class Planner:
         #: no record batch below the position has a later leader epoch
         self._epochs: dict[Partition, int] = dict(self.known.leaders)
         self._trusting = trusting
-        self._admin = AdminClient({"log_level": "2", **kafka})
+        self._admin = AdminClient({"log_level": "2", **client_settings(kafka)})
         self._uncommitted = kafka.get("isolation.level") == "read_uncommitted"
         #: did the last cut take all that the limits allow?
         self.full = False
@@ -475,8 +476,8 @@ def _exists(name: str, future: Any) -> Any:
 
 def sample_sizes(kafka: Mapping[str, str], wanted: Range) -> list[int]:
     """Sizes of the first records of a range, as many as come at once."""
-    conf = {"log_level": "2", **kafka, "group.id": "frazil-sample", "auto.offset.reset": "error"}
-    consumer = Consumer({**conf, "enable.auto.commit": "false"})
+    own = {"group.id": "frazil-sample", "auto.offset.reset": "error", "enable.auto.commit": "false"}
+    consumer = Consumer({"log_level": "2", **client_settings(kafka), **own})
     try:
         where = wanted.partition
         consumer.assign([TopicPartition(where.kafka_topic, where.number, wanted.start)])
@@ -555,7 +556,12 @@ def tasks(pieces: Sequence[Range], parallelism: int) -> int:
 def publish(kafka: Mapping[str, str], group: str, cut: Cut) -> None:
     """Commit the tables' position to Kafka, for its own lag tools. Never read back."""
     consumer = Consumer(
-        {"log_level": "2", **kafka, "group.id": group, "enable.auto.commit": "false"}
+        {
+            "log_level": "2",
+            **client_settings(kafka),
+            "group.id": group,
+            "enable.auto.commit": "false",
+        }
     )
     try:
         consumer.commit(

@@ -2,7 +2,7 @@
 
 The client libraries create one object per record, which costs more than all further processing.
 Here the bytes stay as the broker sends them (`record_batch` reads them). Features that this module
-lacks (TLS, SASL, old formats) raise `Unsupported`, and `fetch` continues with confluent-kafka from
+lacks (old formats, Kerberos) raise `Unsupported`, and `fetch` continues with confluent-kafka from
 the same offset.
 
 Promises the same as `fetch`: all committed records of the range, and the offsets in between proven

@@ -61,7 +61,7 @@ class Broker:
     ) -> None:
         self.directory = directory
         self._options = jvm
-        self._settings = dict(settings or {})
+        self.settings = dict(settings or {})
         self._classpath = jars.classpath(jars.fetch(jars.KAFKA, say=say))
         self._port, self._controller = free_ports(2)
         self._process: subprocess.Popen[bytes] | None = None
@@ -69,6 +69,10 @@ class Broker:
     @property
     def bootstrap(self) -> str:
         return f"127.0.0.1:{self._port}"
+
+    @property
+    def controller(self) -> str:
+        return f"127.0.0.1:{self._controller}"
 
     @property
     def pid(self) -> int:
@@ -138,7 +142,7 @@ class Broker:
             "broker.heartbeat.interval.ms": "500",
             "group.initial.rebalance.delay.ms": "0",
             "auto.create.topics.enable": "false",
-            **self._settings,
+            **self.settings,
         }
         config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
