@@ -70,6 +70,7 @@ LATE = {
     "iceberg.file_io": 1,  # the same
     "iceberg.metadata_location": 4,  # the same, and psycopg is there or not
     "cli.app": 2,  # a command loads what it needs: `frazil --help` answers at once
+    "cli.preflight": 3,  # the same
     "cli.commands": 20,  # a command loads what it needs: `frazil --help` answers at once
     "spark.open_table": 2,  # Spark only where it is needed
     "auditing.evidence": 1,  # and Kafka's client only where the broker is asked

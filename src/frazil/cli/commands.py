@@ -19,6 +19,7 @@ from typing import Annotated, Any
 try:  # Ctrl-C this early is a normal stop: nothing was begun
     import typer
 
+    from frazil.cli import preflight as _preflight  # noqa: F401  its commands register themselves
     from frazil.cli.app import (
         Branch,
         By,

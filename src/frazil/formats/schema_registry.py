@@ -14,13 +14,14 @@ from __future__ import annotations
 import importlib
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from frazil.arrow.avro import WriterSchema
 from frazil.arrow.avro_types import UnsupportedSchema
-from frazil.errors import ConfigError, Unavailable
+from frazil.errors import ConfigError, FrazilError, Unavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,31 +115,57 @@ class SchemaRegistry:
             _writers[key] = writer
         return writer
 
+    def subjects(self) -> list[str]:
+        """All subjects; raises what a request for a schema would raise."""
+        errors = _client_errors()
+        with self._translated("list the subjects"):
+            try:
+                return list(map(str, self._opened().get_subjects()))
+            except errors.SchemaRegistryError as error:
+                raise self._failure("list the subjects", error) from None
+
+    def latest(self, subject: str) -> tuple[int, WriterSchema | RegistryRefusal]:
+        """Id and schema of a subject's newest version."""
+        errors = _client_errors()
+        with self._translated(f"get the schema of {subject}"):
+            try:
+                number = int(self._opened().get_latest_version(subject).schema_id)
+            except errors.SchemaRegistryError as error:
+                raise self._failure(f"get the schema of {subject}", error) from None
+        return number, self.writer(number)
+
     def _ask(self, schema_id: int) -> WriterSchema | RegistryRefusal:
-        errors = importlib.import_module("confluent_kafka.schema_registry.error")
-        client = self._opened()
+        errors = _client_errors()
+        with self._translated(f"get schema {schema_id}"):
+            try:
+                client = self._opened()
+                schema = client.get_schema(schema_id)
+                kind, text = _schema_text(schema)
+                references = self._references(client, schema, set())
+            except errors.SchemaRegistryError as error:
+                return self._refused(schema_id, error)
+        if kind != "AVRO":
+            return RegistryRefusal(f"cannot read schema {schema_id}: expected AVRO, found {kind}")
+        return _prepared(f"schema {schema_id}", text, references)
+
+    @contextmanager
+    def _translated(self, doing: str) -> Iterator[None]:
+        """Errors of the client below → ours."""
+        errors = _client_errors()
         try:
-            schema = client.get_schema(schema_id)
-            kind, text = _schema_text(schema)
-            references = self._references(client, schema, set())
-        except errors.SchemaRegistryError as error:
-            return self._refused(schema_id, error)
+            yield
         except (OSError, errors.OAuthTokenError, *_transport_errors()) as error:
             raise Unavailable(
-                f"cannot get schema {schema_id}: {self.url} does not answer: "
-                f"{type(error).__name__}",
+                f"cannot {doing}: {self.url} does not answer: {type(error).__name__}",
                 hint="is the registry up, and its url right?",
             ) from None
         except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
             self._client = None  # the client caches the bad answer
             raise Unavailable(
-                f"cannot get schema {schema_id}: {self.url} answers something else; expected a "
+                f"cannot {doing}: {self.url} answers something else; expected a "
                 f"schema as JSON, found {type(error).__name__}: {str(error)[:200]!a}",
                 hint=_BETWEEN,
             ) from None
-        if kind != "AVRO":
-            return RegistryRefusal(f"cannot read schema {schema_id}: expected AVRO, found {kind}")
-        return _prepared(f"schema {schema_id}", text, references)
 
     def _opened(self) -> Any:
         if self._client is None:
@@ -160,11 +187,17 @@ class SchemaRegistry:
             return UnknownSchemaId(
                 f"cannot find schema {schema_id}, or one that it refers to: {fact}", until
             )
-        message = f"cannot get schema {schema_id}: {fact}"
+        raise self._failure(f"get schema {schema_id}", error) from None
+
+    def _failure(self, doing: str, error: Any) -> FrazilError:
+        """The error for an answer that is a failure of the environment."""
+        status = error.http_status_code
+        answer = f"{self.url} answers {status}: {str(error.error_message)[:200]}"
+        message = f"cannot {doing}: {answer}"
         if status in (401, 403, 407):
-            raise ConfigError(message, hint="check the registry's credentials") from None
+            return ConfigError(message, hint="check the registry's credentials")
         patient = status in (408, 429) or status >= 500
-        raise Unavailable(message, hint="is the registry up?" if patient else _BETWEEN) from None
+        return Unavailable(message, hint="is the registry up?" if patient else _BETWEEN)
 
     def _references(self, client: Any, schema: Any, seen: set[tuple[str, int]]) -> list[str]:
         """The texts of the schemas that this one references, dependencies first."""
@@ -183,6 +216,10 @@ def _schema_text(schema: Any) -> tuple[str, str]:
     if not isinstance(kind, str) or not isinstance(text, str) or not text:
         raise TypeError(f"schema is {str(text)[:80]!r}, schemaType {str(kind)[:80]!r}")
     return kind, text
+
+
+def _client_errors() -> Any:
+    return importlib.import_module("confluent_kafka.schema_registry.error")
 
 
 def _transport_errors() -> list[type[Exception]]:

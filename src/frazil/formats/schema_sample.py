@@ -22,7 +22,7 @@ RECORDS = 200
 def format_of(config: Config) -> RecordFormat:
     decode = config.decode
     return RecordFormat(
-        decode.format, _text(decode.schema), decode.registry.resolved(), decode.unavailable_value
+        decode.format, text_of(decode.schema), decode.registry.resolved(), decode.unavailable_value
     )
 
 
@@ -35,7 +35,7 @@ def key_format_of(config: Config) -> RecordFormat | None:
         kind = decode.format if known or decode.format == "json" else "text"
     if kind == "text":
         return None
-    return RecordFormat(kind, _text(decode.key_schema), decode.registry.resolved())
+    return RecordFormat(kind, text_of(decode.key_schema), decode.registry.resolved())
 
 
 def columns(
@@ -71,7 +71,7 @@ def _first_values(config: Config, kafka: Mapping[str, str], wanted: Range) -> li
     return list(itertools.islice(values, RECORDS))
 
 
-def _text(path: str) -> str:
+def text_of(path: str) -> str:
     """A schema file's text; empty for an empty path."""
     try:
         return Path(path).read_text() if path else ""

@@ -86,13 +86,13 @@ class ReadOnlyTable:
     def __init__(self, name: str, metadata_file: str, properties: Mapping[str, str]) -> None:
         self.name = name
         self.metadata_file = metadata_file
-        self._store = FileStore(properties)
-        raw = self._store.read(metadata_file)
+        self.store = FileStore(properties)
+        raw = self.store.read(metadata_file)
         try:
-            self._metadata = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
-            version = int(self._metadata["format-version"])
-            self.location = str(self._metadata["location"]).rstrip("/")
-            self.properties: dict[str, str] = dict(self._metadata.get("properties") or {})
+            self.metadata = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
+            version = int(self.metadata["format-version"])
+            self.location = str(self.metadata["location"]).rstrip("/")
+            self.properties: dict[str, str] = dict(self.metadata.get("properties") or {})
             self._check()
         except (
             ValueError,
@@ -113,7 +113,7 @@ class ReadOnlyTable:
                 f"found {version}"
             )
         check_table(name, self.properties.get(KEY))
-        self.uuid = str(self._metadata.get("table-uuid", ""))
+        self.uuid = str(self.metadata.get("table-uuid", ""))
 
     def _check(self) -> None:
         """Checks the types of all metadata that is used later, so that an error is raised on
@@ -148,7 +148,7 @@ class ReadOnlyTable:
                 raise TypeError(f"column {field['name']} has no type")
         if not all(
             isinstance(entry["metadata-file"], str)
-            for entry in self._metadata.get("metadata-log") or ()
+            for entry in self.metadata.get("metadata-log") or ()
         ):
             raise TypeError("the metadata log names no file")
 
@@ -159,25 +159,25 @@ class ReadOnlyTable:
 
     @cached_property
     def _schema(self) -> dict[str, Any]:
-        current = self._metadata.get("current-schema-id")
-        for schema in self._metadata.get("schemas") or ():
+        current = self.metadata.get("current-schema-id")
+        for schema in self.metadata.get("schemas") or ():
             if schema.get("schema-id") == current:
                 return dict(schema)
-        return dict(self._metadata["schema"])  # format version 1 may have only this one
+        return dict(self.metadata["schema"])  # format version 1 may have only this one
 
     # ── snapshots ────────────────────────────────────────────────────────────────────────────────
 
     @cached_property
     def _snapshots(self) -> dict[int, dict[str, Any]]:
         return {
-            snapshot["snapshot-id"]: snapshot for snapshot in self._metadata.get("snapshots") or ()
+            snapshot["snapshot-id"]: snapshot for snapshot in self.metadata.get("snapshots") or ()
         }
 
     @cached_property
     def _refs(self) -> dict[str, dict[str, Any]]:
-        current = self._metadata.get("current-snapshot-id")
+        current = self.metadata.get("current-snapshot-id")
         main = {} if current in (None, -1) else {"main": {"snapshot-id": current, "type": "branch"}}
-        return {**(self._metadata.get("refs") or {}), **main}
+        return {**(self.metadata.get("refs") or {}), **main}
 
     def _head(self, ref: str) -> int | None:
         return self._refs[ref]["snapshot-id"] if ref in self._refs else None
@@ -198,11 +198,11 @@ class ReadOnlyTable:
         )
 
     def expired(self, snapshot_id: int) -> Iterator[Snapshot]:
-        log = [entry["metadata-file"] for entry in self._metadata.get("metadata-log") or ()]
+        log = [entry["metadata-file"] for entry in self.metadata.get("metadata-log") or ()]
         wanted: int | None = snapshot_id
         while wanted is not None and log:
             try:
-                earlier = ReadOnlyTable(self.name, log.pop(), self._store.properties)
+                earlier = ReadOnlyTable(self.name, log.pop(), self.store.properties)
             except IdentityMismatch:  # removed, and so are all older ones
                 return
             while wanted is not None and wanted in earlier._snapshots:
@@ -273,7 +273,7 @@ class ReadOnlyTable:
         def one(row: tuple[Any, ...]) -> list[tuple[str, str]]:
             claims = [{pair["key"]: pair["value"] for pair in pairs or ()} for pairs in row[2:]]
             described = DescribedFile(row[0], row[1], *claims)
-            with self._store.reading(described.path), self._store.open(described.path) as source:
+            with self.store.reading(described.path), self.store.open(described.path) as source:
                 return [
                     (described.path, problem)
                     for problem in misdescribed(described, pq.ParquetFile(source), names)
@@ -361,7 +361,7 @@ class ReadOnlyTable:
             raise Expired(f"cannot read snapshot {wanted} of table {self.name}: it is not there")
         snapshot = self._snapshots[wanted]
         if "manifest-list" in snapshot:
-            return frame([AvroFile(self._store, snapshot["manifest-list"])]).to_dicts()
+            return frame([AvroFile(self.store, snapshot["manifest-list"])]).to_dicts()
         # format version 1 may list them in the metadata file
         return [{"manifest_path": path} for path in snapshot.get("manifests", ())]
 
@@ -370,7 +370,7 @@ class ReadOnlyTable:
     ) -> list[pl.DataFrame]:
         alike: dict[bytes, list[tuple[AvroFile, int]]] = {}
         for manifest in manifests:
-            file = AvroFile(self._store, manifest["manifest_path"])
+            file = AvroFile(self.store, manifest["manifest_path"])
             counts = [
                 manifest.get(f"{kind}_files_count") for kind in ("added", "existing", "deleted")
             ]
@@ -400,10 +400,10 @@ class ReadOnlyTable:
 
     def listing(self, prefix: str) -> list[str]:
         """Paths of the files in a folder of the table's store."""
-        return [f"{prefix.rstrip('/')}/{name}" for name in sorted(self._store.names(prefix))]
+        return [f"{prefix.rstrip('/')}/{name}" for name in sorted(self.store.names(prefix))]
 
     def fetch(self, path: str) -> bytes:
-        return self._store.read(path)
+        return self.store.read(path)
 
     # ── rows ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -494,7 +494,7 @@ class ReadOnlyTable:
     def _file(
         self, wanted: Sequence[_Column], where: Mapping[str, Collection[str]], path: str
     ) -> pa.Table:
-        with self._store.reading(path), self._store.open(path) as source:
+        with self.store.reading(path), self.store.open(path) as source:
             file = pq.ParquetFile(source)
             # Iceberg identifies columns by id: names may have changed since the file was written.
             ids = {
@@ -525,12 +525,12 @@ class ReadOnlyTable:
         from pyiceberg.table.metadata import TableMetadataUtil
 
         names = tuple(column.name for column in wanted)
-        with self._store.reading(f"table {self.name}"):
+        with self.store.reading(f"table {self.name}"):
             table = StaticTable(
                 ("plain", self.name),
-                TableMetadataUtil.parse_obj({**self._metadata}),
+                TableMetadataUtil.parse_obj({**self.metadata}),
                 self.metadata_file,
-                self._store.io(self.metadata_file),
+                self.store.io(self.metadata_file),
                 NoopCatalog("plain"),
             )
             return table.scan(selected_fields=names, snapshot_id=self._head(branch)).to_arrow()

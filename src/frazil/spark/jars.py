@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
@@ -68,9 +68,7 @@ def fetch(
     `overrides`: coordinates that replace the version of a dependency; `excludes`: groups that are
     already on the caller's class path.
     """
-    wanted = repr((tuple(coordinates), transitive, tuple(overrides), tuple(excludes)))
-    name = coordinates[0].split(":")[1] + "-" + hashlib.sha256(wanted.encode()).hexdigest()[:12]
-    target = cache_dir() / "jars" / name
+    target = _folder(coordinates, transitive, overrides, excludes)
     if not target.is_dir():
         say(f"fetching {', '.join(c.split(':', 1)[1] for c in coordinates)}")
         for pause in (*_PAUSES, None):
@@ -83,6 +81,32 @@ def fetch(
                 say(f"not all of it was found; trying again in {pause:g} s")
                 time.sleep(pause)
     return sorted(target.glob("*.jar"))
+
+
+def _folder(
+    coordinates: Sequence[str],
+    transitive: bool,
+    overrides: Sequence[str] = (),
+    excludes: Sequence[str] = (),
+) -> Path:
+    wanted = repr((tuple(coordinates), transitive, tuple(overrides), tuple(excludes)))
+    name = coordinates[0].split(":")[1] + "-" + hashlib.sha256(wanted.encode()).hexdigest()[:12]
+    return cache_dir() / "jars" / name
+
+
+def of_catalog(properties: Mapping[str, str]) -> list[Sequence[str]]:
+    """The jars that a session needs for a catalog; each is fetched without its dependencies."""
+    groups: list[Sequence[str]] = [ICEBERG]
+    if "sqlite" in properties.get("uri", ""):
+        groups.append(SQLITE)
+    if "S3FileIO" in properties.get("io-impl", "") or any(k.startswith("s3.") for k in properties):
+        groups.append(AWS)
+    return groups
+
+
+def cached(coordinates: Sequence[str]) -> bool:
+    """Whether the jars, without their dependencies, were fetched before."""
+    return _folder(coordinates, transitive=False).is_dir()
 
 
 def spark_kafka(say: Callable[[str], None] = lambda _: None) -> list[Path]:

@@ -42,11 +42,8 @@ def session(
     os.environ["RUST_BACKTRACE"] = "0"  # a block that polars refuses is expected
     name = config.catalog.name
     properties = config.catalog.properties.resolved()
-    paths = [*jars.fetch(jars.ICEBERG, transitive=False, say=say)]
-    if "sqlite" in properties.get("uri", ""):
-        paths += jars.fetch(jars.SQLITE, transitive=False, say=say)
-    if "S3FileIO" in properties.get("io-impl", "") or any(k.startswith("s3.") for k in properties):
-        paths += jars.fetch(jars.AWS, transitive=False, say=say)
+    groups = jars.of_catalog(properties)
+    paths = [path for group in groups for path in jars.fetch(group, transitive=False, say=say)]
     settings = {
         "spark.app.name": f"frazil-{config.sink.id}",
         # Twice the cores: a task that waits for Kafka leaves its core to another. Four attempts:

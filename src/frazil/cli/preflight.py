@@ -1,0 +1,49 @@
+"""`frazil check`, `frazil plan` and `frazil init`: before a sink runs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from frazil.cli.app import ConfigFile, ConfigPath, Spark, app, command, spark_session, table_opener
+from frazil.config.model import Config
+from frazil.config.units import duration
+from frazil.render import Report
+
+
+@command(app)
+def check(
+    config: ConfigPath,
+    write: Annotated[
+        bool,
+        typer.Option(
+            "--write/--no-write",
+            help="Prove the right to write by a file that is removed again; or leave that out.",
+        ),
+    ] = True,
+    limit: Annotated[str, typer.Option(help="How long each check may take: 10s, 1m.")] = "10s",
+    spark: Annotated[
+        bool, typer.Option("--spark", help="Open catalogs with Spark that need it; slower.")
+    ] = False,
+) -> Report:
+    """Test broker, topics, rights, registry, catalog, storage, position, tables and the newest
+    records, and list all that is wrong (exit 1; 2 if the config is)."""
+    from frazil.ops.check import Check, CheckOptions
+
+    def opener(loaded: Config) -> Any:
+        return table_opener(loaded, None if spark else False)
+
+    return Check(config, opener, CheckOptions(write, duration(limit))).run()
+
+
+@command(app)
+def plan(config: ConfigFile, spark: Spark = None) -> Report:
+    """What a start would create (+), change (~) or refuse (!) now; nothing is changed. Exit code:
+    that of the start, or 1 if a table is refused."""
+    from frazil.ops.plan_report import PlanReport
+    from frazil.ops.start_plan import start_plan, with_new_catalog
+
+    opened = with_new_catalog(config, table_opener(config, spark))
+    session = spark_session(config) if config.transform else None
+    return PlanReport(config, start_plan(config, opened, session))

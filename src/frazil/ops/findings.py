@@ -1,0 +1,114 @@
+"""What `frazil check` found: findings in the order in which an operator works them off.
+
+In: findings of the checks. Out: a report with lines, JSON and an exit code. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from rich.text import Text
+
+from frazil.errors import ConfigError, FrazilError, counted
+from frazil.render import Line
+
+#: What is checked, in the order in which errors are worked off: each may hide errors behind it.
+AREAS = (
+    "config",
+    "secrets",
+    "java",
+    "broker",
+    "topics",
+    "group",
+    "registry",
+    "catalog",
+    "storage",
+    "position",
+    "tables",
+    "records",
+)
+_SIGNS = {
+    "ok": ("✓", "green"),
+    "warning": ("?", "yellow"),
+    "error": ("✗", "red"),
+    "skipped": ("-", "dim"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckFinding:
+    area: str
+    #: ok, warning, error, or skipped: not checked, and why
+    verdict: str
+    says: str
+    hint: str = ""
+    #: the setting at fault: section, number where there are several, key
+    setting: tuple[str, ...] = ()
+    #: where it stands: file and line, or a variable
+    place: str = ""
+
+    @staticmethod
+    def of(
+        area: str, error: FrazilError, setting: tuple[str, ...] = (), verdict: str = "error"
+    ) -> CheckFinding:
+        path = setting
+        says = error.message
+        if isinstance(error, ConfigError) and error.path:
+            path = error.path
+        return CheckFinding(area, verdict, says, error.hint, path)
+
+
+@dataclass
+class CheckReport:
+    JSON: ClassVar = "verdict sink seconds errors warnings findings"
+
+    sink: str
+    findings: Sequence[CheckFinding] = ()
+    seconds: float = 0.0
+    #: shown one by one, too, where all is well
+    details: bool = field(default=True, compare=False)
+
+    def __post_init__(self) -> None:
+        self.findings = sorted(self.findings, key=lambda finding: AREAS.index(finding.area))
+
+    @property
+    def errors(self) -> int:
+        return sum(finding.verdict == "error" for finding in self.findings)
+
+    @property
+    def warnings(self) -> int:
+        return sum(finding.verdict == "warning" for finding in self.findings)
+
+    @property
+    def verdict(self) -> str:
+        return "errors" if self.errors else "warnings" if self.warnings else "ok"
+
+    @property
+    def exit_code(self) -> int:
+        """2: the config itself is wrong; 1: something else would stop a start."""
+        wrong = {finding.area for finding in self.findings if finding.verdict == "error"}
+        return 2 if "config" in wrong else 1 if wrong else 0
+
+    def lines(self) -> Iterator[Line]:
+        for finding in self.findings:
+            sign, colour = _SIGNS[finding.verdict]
+            place = (
+                f" ({finding.place})" if finding.place and finding.place not in finding.says else ""
+            )
+            yield Text.assemble(
+                (f"{sign} ", colour),
+                (f"{finding.area:<9}", "bold"),
+                f"{finding.says}{place}",
+            )
+            for line in finding.hint.splitlines():
+                yield Text(
+                    f"{'':<11}hint: {line}"
+                    if line == finding.hint.splitlines()[0]
+                    else f"{'':<17}{line}"
+                )
+        skipped = sum(finding.verdict == "skipped" for finding in self.findings)
+        parts = [counted(self.errors, "error"), counted(self.warnings, "warning")]
+        parts += [f"{skipped} not checked"] if skipped else []
+        yield f"sink {self.sink}: {', '.join(parts)}; {self.seconds:.1f} s"

@@ -1,0 +1,211 @@
+"""Before a sink runs: every error of a config, plans in memory, the order of findings."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from frazil.config.every_error import every_error
+from frazil.config.model import load
+from frazil.errors import ConfigError, Fatal
+from frazil.iceberg.file_io import FileStore
+from frazil.iceberg.planned_table import PlannedCatalog, updated
+from frazil.iceberg.table import SchemaUpdate
+from frazil.ops.check import Check, CheckOptions, setting_of, side_by_side
+from frazil.ops.findings import AREAS, CheckFinding, CheckReport
+
+TEN = """[sink]
+id = "bad id!"
+topics = ["or ders"]
+trigger = "continuous"
+[kafka]
+"bootstrap.servers" = "127.0.0.1:1"
+"sasl.password" = "hunter2"
+[decode]
+format = "jsn"
+[catalog]
+type = "resst"
+uri = "http://127.0.0.1:1"
+[[table]]
+name = "shop.orders"
+mod = "upsert"
+key = ["id"]
+[[table]]
+name = "shop.users"
+partition_by = ["dya(x)"]
+compression = "zst"
+[[route]]
+to = ["shop.users"]
+[dead_letters]
+tabel = "shop.dead"
+max_fraction = 3
+[metrocs]
+x = 1
+"""
+#: The lines of the errors in it.
+LINES = [2, 3, 4, 7, 9, 11, 15, 19, 20, 24, 25, 26]
+
+
+def test_every_error_of_a_config_is_listed_once_with_its_line(tmp_path: Path):
+    path = tmp_path / "sink.toml"
+    path.write_text(TEN)
+    errors = every_error(path, {"FRAZIL_SINK__A__B": "1"})
+    assert "FRAZIL_SINK__A__B" in errors.errors[0].message
+    lines = [int(errors.place(*e.path).rpartition(":")[2]) for e in errors.errors[1:]]
+    assert sorted(lines) == LINES
+    assert "hunter2" not in str(errors.errors)
+    # What is left is a config, in which nothing of a section with an error is tried out.
+    assert errors.config is not None
+    assert {"sink", "kafka", "decode", "catalog", "table", "dead_letters"} <= errors.sections
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", ["there is no [sink]"]),
+        ("x = [", ["not TOML"]),
+        (
+            '[sink]\nid = "a"\ntopics = ["t"]\n[kafka]\nx = 1',
+            ["bootstrap.servers", "neither [decode] schema", "expected a table", "no [catalog]"],
+        ),
+        ('[sink]\nid = ""\ntopics = []', ["sink id", "topics"]),
+        ("[[table]]\n[[table]]\n[[table]]", ["'name' is missing"] * 3),
+        ("sink = 1", ["[sink]"]),
+    ],
+)
+def test_a_broken_config_ends_in_sentences(tmp_path: Path, text: str, expected: list[str]):
+    path = tmp_path / "sink.toml"
+    path.write_text(text)
+    messages = [error.message for error in every_error(path, {}).errors]
+    for fact in expected:
+        assert sum(fact in message for message in messages) >= expected.count(fact), messages
+
+
+def test_a_wrong_word_does_not_make_its_consequence_an_error(tmp_path: Path):
+    """Without its mode the table would have a key for nothing."""
+    path = tmp_path / "sink.toml"
+    good = '[sink]\nid = "a"\ntopics = ["t"]\n[kafka]\n"bootstrap.servers" = "b:1"\n[decode]\n'
+    good += 'format = "json"\n[catalog]\ntype = "hadoop"\nwarehouse = "/x"\n[[table]]\n'
+    for mode in ("upsrt", "qqqqqq"):
+        path.write_text(good + f'name = "a.b"\nmode = "{mode}"\nkey = ["id"]')
+        assert [error.path for error in every_error(path, {}).errors] == [("table", "0", "mode")]
+
+
+def test_a_config_with_errors_exits_with_2_and_names_no_server(tmp_path: Path):
+    path = tmp_path / "sink.toml"
+    path.write_text(TEN)
+    report = Check(path, lambda _: lambda _: None, CheckOptions(), {}).run()
+    assert report.exit_code == 2
+    assert report.errors == len(LINES)
+    assert [f.area for f in report.findings if f.verdict != "error"] == ["java", "position"]
+    numbers = [int(f.place.rpartition(":")[2]) for f in report.findings if f.area == "config"]
+    assert numbers == LINES
+
+
+def test_findings_stand_in_the_order_in_which_they_are_mended():
+    findings = [CheckFinding(area, "error", area) for area in reversed(AREAS)]
+    report = CheckReport("s", findings)
+    assert [finding.area for finding in report.findings] == list(AREAS)
+    assert CheckReport("s", [CheckFinding("topics", "warning", "old")]).exit_code == 0
+    assert CheckReport("s", [CheckFinding("topics", "error", "gone")]).exit_code == 1
+    assert CheckReport("s", []).verdict == "ok"
+
+
+def test_a_check_that_hangs_or_fails_is_a_finding():
+    never = threading.Event()
+
+    def hanging() -> list[CheckFinding]:
+        never.wait(60)
+        return []
+
+    def failing() -> list[CheckFinding]:
+        raise Fatal("cannot read it", hint="look")
+
+    def odd() -> list[CheckFinding]:
+        raise KeyError("x")
+
+    results = side_by_side({"broker": hanging, "catalog": failing, "registry": odd}, 0.3)
+    never.set()
+    assert "no answer within" in results["broker"][0].says
+    assert (results["catalog"][0].says, results["catalog"][0].hint) == ("cannot read it", "look")
+    assert "KeyError" in results["registry"][0].says
+
+
+SCHEMA = {
+    "type": "struct",
+    "schema-id": 0,
+    "identifier-field-ids": [1],
+    "fields": [
+        {"id": 1, "name": "id", "type": "int", "required": True},
+        {"id": 2, "name": "name", "type": "string", "required": True},
+        {
+            "id": 3,
+            "name": "lines",
+            "type": {
+                "type": "list",
+                "element-id": 4,
+                "element-required": False,
+                "element": {
+                    "type": "struct",
+                    "fields": [{"id": 5, "name": "sku", "type": "string", "required": False}],
+                },
+            },
+            "required": False,
+        },
+    ],
+}
+
+
+def one(kind: str) -> str:
+    fields = [{"id": 1, "name": "type", "type": kind, "required": False}]
+    return json.dumps({"type": "struct", "schema-id": 0, "fields": fields})
+
+
+def test_a_planned_change_of_a_schema_is_icebergs():
+    update = SchemaUpdate(
+        add=(("lines.element", "count", one("long")), ("", "note", one("string"))),
+        widen=(("id", one("long")),),
+        relax=("name",),
+        rename=(("name", "title"),),
+        identifier=("id",),
+    )
+    after = json.loads(updated(json.dumps(SCHEMA), update))
+    columns = {field["name"]: field for field in after["fields"]}
+    assert list(columns) == ["id", "title", "lines", "note"]
+    assert columns["id"]["type"] == "long"
+    assert columns["title"]["required"] is False
+    element = columns["lines"]["type"]["element"]["fields"]
+    assert [field["name"] for field in element] == ["sku", "count"]
+    assert after["identifier-field-ids"] == [1]
+    ids = [columns[name]["id"] for name in columns] + [field["id"] for field in element]
+    assert len({*ids, 4}) == 7
+
+
+def test_a_planned_table_takes_commits_and_keeps_them_to_itself(tmp_path: Path):
+    catalog = PlannedCatalog(lambda _: None, lambda name: f"{tmp_path}/{name}", FileStore({}))
+    assert catalog.load("a.b") is None
+    made = catalog.create("a.b", json.dumps(SCHEMA), '{"spec-id": 0, "fields": []}', properties={})
+    made.append([], {"x": "1"}, branch="main", check=lambda _: None, leftovers=[])
+    [snapshot] = made.history("main")
+    made.tag("t", snapshot.id, None)
+    assert made.tagged("t") == snapshot
+    assert catalog.load("a.b") is made
+    assert made.changes.created
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_of_a_start_leads_to_the_setting_that_it_quotes(tmp_path: Path):
+    path = tmp_path / "sink.toml"
+    path.write_text(
+        '[sink]\nid = "a"\ntopics = ["t"]\n[kafka]\n"bootstrap.servers" = "b:1"\n[decode]\n'
+        'format = "json"\n[catalog]\ntype = "hadoop"\nwarehouse = "/x"\n[[table]]\nname = "a.b"\n'
+        'partition_by = ["day(at)"]'
+    )
+    config = load(path, {})
+    error = ConfigError("cannot partition table a.b by 'day(at)': there is no column 'at'")
+    assert setting_of(config, error) == ("table", "0", "partition_by")
+    assert setting_of(config, Fatal("cannot change table a.b: x")) == ("table", "0", "name")
+    assert setting_of(config, Fatal("cannot go on")) == ()
