@@ -1,0 +1,1 @@
+"""Compiled code: loops over bytes and Arrow buffers, compiled by numba. Runs on executors."""
