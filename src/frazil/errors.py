@@ -2,16 +2,16 @@
 
     FrazilError
     ├── ConfigError           change the configuration or the machine; nothing was started (exit 2)
-    ├── Retryable             goes away by itself; tried again, bounded
+    ├── Retryable             goes away by itself; tried again, bounded (exit 75)
     │   ├── Conflict          another writer of the table was first
     │   └── Unavailable       a broker, registry, catalog or store does not answer
     │       └── PythonWorkerUnavailable  Spark could not start or reach a Python process
-    ├── CommitStateUnknown    the answer was lost: read back, never guess
-    └── Fatal                 an operator must act; nothing was skipped or guessed
+    ├── CommitStateUnknown    the answer was lost: read back, never guess (exit 75)
+    └── Fatal                 an operator must act; nothing was skipped or guessed (exit 5)
         ├── Gap               offsets between the position and the next range are missing
         ├── Overlap           offsets would be written twice
         ├── Expired           the snapshots that prove the position, or the offsets, were deleted
-        ├── Fenced            a newer epoch of the same sink owns the tables
+        ├── Fenced            a newer epoch of the same sink owns the tables (exit 4)
         ├── IdentityMismatch  the topic, cluster or table is not the one the ledger knows
         ├── SchemaMismatch    data and table schema do not fit
         ├── Undecodable       a record cannot be decoded
@@ -30,6 +30,11 @@ from __future__ import annotations
 import json
 import re
 
+#: Exit code of an error that goes away by itself: EX_TEMPFAIL of sysexits.
+TRY_AGAIN = 75
+#: Exit code of an error that stays until an operator acts.
+OPERATOR = 5
+
 
 class FrazilError(Exception):
     """Base of all. `str()` is the message on one line, and the hint on a second."""
@@ -45,6 +50,17 @@ class FrazilError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
+
+    @property
+    def log_text(self) -> str:
+        """The message for logs, notifications and health: without what it quotes of a record, or
+        of an error that Frazil does not know. Place, column and class stay."""
+        kept = _kept(self)
+        if kept == self.message:
+            return kept
+        column = _COLUMN.search(self.message, len(kept))
+        place = f": {column[0]}" if column else ""
+        return f"{kept.rstrip(': ')}{place} ({type(self).__name__}; values are not logged)"
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self).__name__, self.message, self.hint)
@@ -68,7 +84,7 @@ class ConfigError(FrazilError):
 
 
 class Retryable(FrazilError):
-    pass
+    exit_code = TRY_AGAIN
 
 
 class Conflict(Retryable):
@@ -84,11 +100,11 @@ class PythonWorkerUnavailable(Unavailable):
 
 
 class CommitStateUnknown(FrazilError):
-    pass
+    exit_code = TRY_AGAIN
 
 
 class Fatal(FrazilError):
-    pass
+    exit_code = OPERATOR
 
 
 class Gap(Fatal):
@@ -137,6 +153,32 @@ class NotProven(Fatal):
 
 class AccountingError(Fatal):
     pass
+
+
+#: Where a message that names a record, or a partition, begins to quote it.
+_PLACE = re.compile(r"cannot \w+ [^:]*?\[\d+\](?:(?: from)? offset \d+(?: on)?)?")
+_BY_FUNCTION = re.compile(r"cannot route by [^:]+")
+#: What is kept of an error that Frazil does not know: its class.
+_UNKNOWN = re.compile(
+    r"cannot [^:]*(?:: Spark stopped the stream)?"
+    r"(?:: (?:[\w.]+(?:Error|Exception)\b|\[[A-Z_.]+\]))?"
+)
+_COLUMN = re.compile(r"column '[^']{1,200}'")
+
+
+def _kept(error: FrazilError) -> str:
+    message, kind = error.message, type(error)
+    if kind is FrazilError:
+        kept = _UNKNOWN.match(message)
+        return kept[0] if kept else message.partition(":")[0]
+    if kind is Fatal:
+        kept = _BY_FUNCTION.match(message) or _PLACE.match(message)
+        return kept[0] if kept else message
+    if kind in (Undecodable, Unroutable, SchemaMismatch, Unwritable):
+        kept = _PLACE.match(message)
+        cut = message.partition(": ")[0] if kind is Unwritable else message
+        return kept[0] if kept else cut
+    return message
 
 
 def kinds() -> dict[str, type[FrazilError]]:

@@ -1,8 +1,8 @@
 """The `frazil` command. Results on standard output, progress and errors on standard error.
 
 Exit codes: 0 well, 1 failed, 2 bad configuration, 3 the audit found something, dead letters were
-rejected again, or no table holds an offset, 4 fenced, 130 or 143 stopped by a signal before it was
-done.
+rejected again, or no table holds an offset, 4 fenced, 5 an operator must act, 75 try again, 130 or
+143 stopped by a signal before it was done.
 """
 
 from __future__ import annotations
