@@ -45,7 +45,7 @@ from duckdb_extensions import import_extension
 from frazil.auditing.evidence import of_sink
 from frazil.config.model import Config, load
 from frazil.iceberg.java import JavaCatalog
-from frazil.ops.status import orphans
+from frazil.ops.orphans import orphans
 from frazil.spark.session import session
 from frazil.steps import STEPS
 from frazil.testing.datagen import create_topic, zigzag

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Producer
 
 from frazil.config.model import load
-from frazil.ops.status import orphans
+from frazil.ops.orphans import orphans
 from frazil.steps import STEPS
 from frazil.testing.datagen import create_topic
 from frazil.testing.kafka import Broker

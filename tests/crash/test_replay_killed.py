@@ -12,7 +12,7 @@ from frazil.auditing import evidence
 from frazil.config.model import load
 from frazil.iceberg.java import JavaCatalog
 from frazil.ops import dead_letters
-from frazil.ops.status import orphans
+from frazil.ops.orphans import orphans
 from frazil.sources.dead_letters import DeadLetterSelection, ReplayReport
 from frazil.testing.datagen import create_topic
 from frazil.testing.kafka import Broker

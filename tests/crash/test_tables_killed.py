@@ -13,7 +13,7 @@ from frazil.config.model import Config, load
 from frazil.errors import Fenced
 from frazil.iceberg.java import JavaCatalog
 from frazil.offsets import Cut
-from frazil.ops.status import orphans
+from frazil.ops.orphans import orphans
 from frazil.steps import STEPS
 from frazil.testing.datagen import create_topic
 from frazil.testing.kafka import Broker

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from frazil.config.model import load
-from frazil.ops.status import orphans
+from frazil.ops.orphans import orphans
 from frazil.steps import STEPS
 from frazil.testing.kafka import Broker
 from frazil.testing.process import SinkRuns

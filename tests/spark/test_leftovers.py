@@ -16,7 +16,7 @@ from frazil.commit.protocol import TableCommitter
 from frazil.errors import ConfigError, IdentityMismatch
 from frazil.iceberg.java import JavaCatalog
 from frazil.offsets import Cut
-from frazil.ops.status import orphans, remove
+from frazil.ops.orphans import orphans, remove
 from tests.oracle import Lake
 
 

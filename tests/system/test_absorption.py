@@ -18,7 +18,8 @@ from frazil.config.model import Config
 from frazil.errors import Unavailable
 from frazil.iceberg.java import JavaCatalog
 from frazil.ledger.entry import LedgerEntry, entries
-from frazil.ops.status import orphans, status
+from frazil.ops.orphans import orphans
+from frazil.ops.status import status
 from frazil.run import Run
 from frazil.testing.datagen import create_topic
 from tests.bench import faults

@@ -35,7 +35,7 @@ from frazil.maintenance import tasks
 from frazil.maintenance.tasks import RewriteIndexFiles
 from frazil.offsets import Cut, Partition, Range
 from frazil.ops.index_rebuild import rebuild_index
-from frazil.ops.status import orphans
+from frazil.ops.orphans import orphans
 from frazil.pipeline.projection import MetadataColumns
 from frazil.testing.datagen import create_topic
 from frazil.testing.kafka import Broker

@@ -21,8 +21,8 @@ import pytest
 
 from frazil import format_version
 from frazil.accounting import OutcomeCounts, RangeCounts
-from frazil.commit import rewind
-from frazil.commit.rewind import RewindNote
+from frazil.commit import rewind, rewind_note
+from frazil.commit.rewind_note import RewindNote
 from frazil.config.sections import TableConfig, deleted_keys_table, replayed
 from frazil.errors import Fatal, IdentityMismatch
 from frazil.files.writer import WriterSpec
@@ -296,7 +296,7 @@ def test_names_of_tables_tags_properties_and_files():
         "property: sink that fills a table": filled_by("orders"),
         "property: metadata columns": COLUMNS_PROPERTY,
         "property: tables of a sink": tables_property("orders"),
-        "property: unfinished rewind": f"{rewind.PROPERTY}.orders",
+        "property: unfinished rewind": f"{rewind_note.PROPERTY}.orders",
         "property: foreign commits": foreign_commits.key_of("orders"),
         "summary key: compaction": COMPACT,
         "summary key: merge of index files": MERGE,
@@ -317,7 +317,7 @@ def test_names_of_tables_tags_properties_and_files():
 
 def test_the_property_of_an_unfinished_rewind():
     stored = example("rewind-property.json")
-    note = rewind.note_of({"frazil.rewind.orders": stored}, "orders")
+    note = rewind_note.note_of({"frazil.rewind.orders": stored}, "orders")
     reads("an unfinished rewind", note, REWIND)
     same("an unfinished rewind", REWIND.text(), stored)
 
@@ -396,7 +396,7 @@ REFUSED: dict[str, Callable[[Path], object]] = {
     ),
     "read staged batch s3://b": lambda _: staged_batch.load(record(version=2), "s3://b"),
     "open table shop.orders": lambda folder: table(folder, "2"),
-    "read property frazil.rewind.orders of the index": lambda _: rewind.note_of(
+    "read property frazil.rewind.orders of the index": lambda _: rewind_note.note_of(
         {"frazil.rewind.orders": newer("rewind-property.json")}, "orders"
     ),
     "read property frazil.foreign-commits.orders of table t": lambda _: foreign_commits.recorded(

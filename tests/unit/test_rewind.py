@@ -24,14 +24,11 @@ from frazil.commit.commit_queue import INDEX, BackpressureLimits
 from frazil.commit.committer import Committer, Progress
 from frazil.commit.protocol import TableCommitter
 from frazil.commit.rewind import (
-    PROPERTY,
     STEPS,
     IndexRemoval,
-    RewindNote,
     RewindSteps,
-    note_of,
-    refuse_unfinished,
 )
+from frazil.commit.rewind_note import PROPERTY, RewindNote, note_of, refuse_unfinished
 from frazil.commit.rewind_plan import BEGINNING, BatchTimeline, Boundary, RewindPlan, earliest
 from frazil.errors import (
     CommitStateUnknown,

@@ -183,14 +183,14 @@ def orphans(
     older_than: Annotated[str, typer.Option(help="Only files older than this: 6h, 3d.")] = "0s",
 ) -> Report:
     """Files that killed or failed runs of the sink left behind; never a live file."""
-    from frazil.ops import status
+    from frazil.ops import orphans
 
     age = duration(older_than)
-    files = status.orphans(config, spark_session(config), age)
+    files = orphans.orphans(config, spark_session(config), age)
     if remove:
-        status.remove(files)
+        orphans.remove(files)
     progress.print(f"{counted(len(files), 'file')} {'removed' if remove else 'found'}")
-    return status.OrphansReport([path for _, path in files], remove)
+    return orphans.OrphansReport([path for _, path in files], remove)
 
 
 @command(app)

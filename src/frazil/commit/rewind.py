@@ -18,17 +18,15 @@ a simulation.
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import pyarrow as pa
 
-from frazil import format_version
 from frazil.commit.protocol import ATTEMPTS, FIRST_PAUSE, TableCommitter
+from frazil.commit.rewind_note import PROPERTY, RewindNote, note_of
 from frazil.commit.rewind_plan import (
     Ancestry,
     BatchTimeline,
@@ -57,10 +55,6 @@ from frazil.ledger.tags import ledger_tag
 from frazil.offsets import Cut, Range
 from frazil.retry import Clock
 
-#: Prefix, before the sink's id, of the index property that exists while a rewind is running.
-PROPERTY = "frazil.rewind"
-#: Version of the property's JSON.
-VERSION = 1
 #: Summary key of the index snapshot that a rewind commits: the last batch that remains.
 REWOUND = f"{PREFIX}rewound"
 #: The steps of a rewind, in order; `forked` and `moved` occur once per table that moves.
@@ -77,20 +71,6 @@ class IndexRemoval:
     added: Sequence[str] = ()
 
 
-class RewindNote(NamedTuple):
-    """An unfinished rewind, as recorded in the index's property."""
-
-    #: the target, as the operator gave it
-    to: str
-    #: the last batch that remains
-    batch: int
-    #: topic → partition → the offset that the stream continues from
-    cut: dict[str, dict[str, int]]
-
-    def text(self) -> str:
-        return json.dumps({"version": VERSION, **self._asdict()}, separators=(",", ":"))
-
-
 @dataclass(frozen=True, slots=True)
 class RewindState:
     """The state of a sink before a step: of its index, tables and staged batches."""
@@ -104,32 +84,6 @@ class RewindState:
     #: table → commit id of a staged batch → its ranges
     staged_ranges: Mapping[str, dict[str, list[Range]]]
     tables: Sequence[TableState]
-
-
-def note_of(properties: Mapping[str, str], sink: str) -> RewindNote | None:
-    key = f"{PROPERTY}.{sink}"
-    if key not in properties:
-        return None
-    try:
-        values = dict(json.loads(properties[key]))
-        format_version.check(f"read property {key} of the index", values.get("version"), VERSION)
-        return RewindNote(values["to"], values["batch"], values["cut"])
-    except (ValueError, TypeError, KeyError) as error:
-        raise Fatal(
-            f"cannot read property {key} of the index: {type(error).__name__}: {error}",
-            hint="it was altered by hand; restore it from an earlier metadata file of the index",
-        ) from None
-
-
-def refuse_unfinished(properties: Mapping[str, str], sink: str, action: str = "") -> None:
-    """Raises Gap if a rewind is unfinished: tables may have moved before the position did."""
-    note = note_of(properties, sink)
-    if note is not None:
-        raise Gap(
-            f"cannot {action or f'start sink {sink}'}: a rewind to {note.to} was begun and not "
-            "finished; its tables do not stand together",
-            hint=f"finish it: frazil rewind CONFIG --to '{note.to}'",
-        )
 
 
 def fence(index: TableCommitter, tables: Sequence[TableCommitter]) -> int:

@@ -20,9 +20,11 @@ from frazil.errors import SchemaMismatch
 from frazil.files.writer import TableWriter, WriterSpec, file_io
 from frazil.iceberg.table import LiveFile, Snapshot
 from frazil.ledger.entry import LedgerEntry
+from frazil.ledger.index_ends import ENDS as ENDS
+from frazil.ledger.index_ends import ends as ends
 from frazil.ledger.sink_state import STREAM
 from frazil.ledger.staged_batch import StagedBatch, StagedTable
-from frazil.offsets import Partition, Range
+from frazil.offsets import Range
 
 _TIME = pa.timestamp("us", "UTC")
 COLUMNS = pa.schema(
@@ -123,28 +125,6 @@ def put(shape: WriterSpec, prefix: str, rows: pa.Table) -> list[str]:
     writer = TableWriter(shape, prefix)
     writer.write(rows.select(target.names).cast(target))
     return [file.descriptor for file in writer.close()]
-
-
-#: Columns that `ends` reads.
-ENDS = ("table_name", "topic", "partition", "start_offset", "end_offset")
-
-
-def ends(rows: pa.Table) -> dict[str, dict[Partition, tuple[int, int]]]:
-    """Table → partition → lowest start and highest end offset of its rows."""
-    # Readers differ in their string types.
-    types = pa.schema([COLUMNS.field(name) for name in ENDS])
-    grouped = (
-        rows.select(ENDS)
-        .cast(types)
-        .group_by(list(ENDS[:3]))
-        .aggregate([("start_offset", "min"), ("end_offset", "max")])
-    )
-    spans: dict[str, dict[Partition, tuple[int, int]]] = {}
-    for row in grouped.to_pylist():
-        span = row["start_offset_min"], row["end_offset_max"]
-        where = Partition(row["topic"], row["partition"])
-        spans.setdefault(row["table_name"], {})[where] = span
-    return spans
 
 
 def paths(descriptors: Sequence[str]) -> list[str]:

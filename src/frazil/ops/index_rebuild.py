@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from frazil.commit.protocol import ATTEMPTS, FIRST_PAUSE, TableCommitter
-from frazil.commit.rewind import refuse_unfinished
+from frazil.commit.rewind_note import refuse_unfinished
 from frazil.commit.table_schemas import writer_spec
 from frazil.config.model import Config
 from frazil.config.sections import TableConfig

@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 
 from frazil.commit.batch_chain import chain
 from frazil.commit.protocol import TableCommitter
-from frazil.commit.rewind import refuse_unfinished
+from frazil.commit.rewind_note import refuse_unfinished
 from frazil.config.model import Config
 from frazil.errors import ConfigError, FrazilError, counted
 from frazil.iceberg.java import JavaCatalog
