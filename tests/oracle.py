@@ -55,6 +55,7 @@ class Lake:
             "route": sections.get("route", []),
             "dead_letters": sections.get("dead_letters", {}),
             "completeness": sections.get("completeness", {}),
+            "metrics": sections.get("metrics", {}),
         }
 
     def config(self, name: str, topic: str, bootstrap: str, **sections: Any) -> Config:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from frazil.config.sections import (
     CompletenessConfig,
     DeadLettersConfig,
     DecodeConfig,
+    MetricsConfig,
     RouteConfig,
     SinkConfig,
     TableConfig,
@@ -192,6 +194,7 @@ def wrong_values() -> list[tuple[str, str, Any]]:
         "route": RouteConfig,
         "dead_letters": DeadLettersConfig,
         "completeness": CompletenessConfig,
+        "metrics": MetricsConfig,
     }
     values = [5, -1, True, 1.5, "\N{SUPERSCRIPT TWO}", "", "x", [], [[1]], {"a": {"b": []}}]
     return [
@@ -507,3 +510,20 @@ def test_a_schema_file_that_is_no_text_is_named(tmp_path: Path, content: bytes |
     schema.write_bytes(content or b"")
     with pytest.raises(ConfigError, match="cannot read schema"):
         schema_sample.text_of(str(schema) if content else "a\0b")
+
+
+def test_a_taken_port_of_metrics_is_an_error_before_spark_starts(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    path = tmp_path / "sink.toml"
+    path.write_text(GOOD.format(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        where = f"127.0.0.1:{taken.getsockname()[1]}"
+        code, _, err = says(capfd, monkeypatch, "run", str(path), "--metrics", where)
+    assert (code, err.splitlines()[0]) == (
+        2,
+        f"frazil: cannot serve metrics at {where}: Address already in use",
+    )
+    code, _, err = says(capfd, monkeypatch, "run", str(path), "--metrics", "http://x")
+    assert code == 2
+    assert "[metrics] address: expected HOST:PORT" in err

@@ -18,6 +18,7 @@ from frazil.config.sections import (
     CompletenessConfig,
     DeadLettersConfig,
     DecodeConfig,
+    MetricsConfig,
     RouteConfig,
     SinkConfig,
     TableConfig,
@@ -1150,6 +1151,7 @@ def test_every_wrong_value_is_reported_with_the_line_of_its_key_or_section(tmp_p
         "[route]": RouteConfig,
         "dead_letters": DeadLettersConfig,
         "completeness": CompletenessConfig,
+        "metrics": MetricsConfig,
     }
     refused = 0
     for section, kind in kinds.items():

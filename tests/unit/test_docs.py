@@ -18,6 +18,7 @@ from frazil.config.sections import (
     CompletenessConfig,
     DeadLettersConfig,
     DecodeConfig,
+    MetricsConfig,
     RouteConfig,
     SinkConfig,
     TableConfig,
@@ -36,6 +37,7 @@ SECTIONS = (
     RouteConfig,
     DeadLettersConfig,
     CompletenessConfig,
+    MetricsConfig,
 )
 FIELDS = [(kind.__name__, f.name) for kind in SECTIONS for f in dataclasses.fields(kind)]
 COMMANDS = [c.name or c.callback.__name__ for c in app.registered_commands if c.callback]
@@ -156,7 +158,13 @@ def test_readme_docs_and_examples_import_nothing_below_the_package():
 def test_every_public_name_is_documented():
     guide = text("docs/guide/python.md") + text("docs/guide/tables.md")
     internal = {"Partition", "Range", "Settings", "Cut", "SinkConfig", "DecodeConfig"}
-    internal |= {"CatalogConfig", "CompletenessConfig", "TransformConfig", "__version__"}
+    internal |= {
+        "CatalogConfig",
+        "CompletenessConfig",
+        "MetricsConfig",
+        "TransformConfig",
+        "__version__",
+    }
     assert [n for n in frazil.__all__ if n not in internal and n not in guide] == []
     assert all(hasattr(frazil, name) for name in frazil.__all__)
 

@@ -98,11 +98,16 @@ def run(
     until_caught_up: Annotated[
         bool, typer.Option(help="Stop at the end of the topic as it was at the start.")
     ] = False,
+    metrics: Annotated[
+        str, typer.Option(help="HOST:PORT of /metrics for Prometheus; over [metrics] address.")
+    ] = "",
 ) -> Report:
     """Stream Kafka into the tables until stopped."""
-    from frazil.cli.run import RunCommand
+    from frazil.cli.run import RunCommand, with_metrics
+    from frazil.monitoring.of_config import observers_of
 
-    running = RunCommand(config, progress)
+    config = with_metrics(config, metrics)
+    running = RunCommand(config, progress, observers_of(config))
     running.stream(spark_session(config), stop, until_caught_up)
     return running
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -165,6 +166,13 @@ class RunCommand:
                 "the next run commits what waits",
                 style="yellow",
             )
+
+
+def with_metrics(config: Config, address: str) -> Config:
+    """The config with the address that an option gives, if it gives one."""
+    if not address:
+        return config
+    return dataclasses.replace(config, metrics=dataclasses.replace(config.metrics, address=address))
 
 
 def _rejected_lines(kinds: Mapping[str, tuple[int, str]]) -> Iterator[Line]:

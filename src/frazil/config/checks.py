@@ -25,7 +25,7 @@ from frazil.config.sections import (
 )
 from frazil.config.settings import REFERENCE, SECRET
 from frazil.config.table_checks import check_tables
-from frazil.config.units import duration, size
+from frazil.config.units import address, duration, size
 from frazil.errors import ConfigError
 
 
@@ -61,6 +61,8 @@ def check(config: ConfigSections) -> None:
         *([] if hours.idle_timeout == NEVER else ["idle_timeout"]),
     ):
         duration(getattr(hours, name), f"[completeness] {name}", ("completeness", name))
+    if config.metrics.address:
+        address(config.metrics.address, "[metrics] address", ("metrics", "address"))
     for name in ("max_bytes_per_trigger", "max_pending_bytes"):
         size(getattr(sink, name), f"[sink] {name}", ("sink", name))
     for name in ("max_records_per_trigger", "max_records_per_task", "max_pending_batches"):

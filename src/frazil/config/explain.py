@@ -65,7 +65,8 @@ def path_taken(config: Config) -> tuple[str, str]:
 def settings(config: Config) -> dict[str, dict[str, Any]]:
     """Every setting in effect, section by section; secrets are masked."""
     shown: dict[str, dict[str, Any]] = {}
-    for name in ("sink", "kafka", "decode", "transform", "catalog", "spark", "completeness"):
+    names = ("sink", "kafka", "decode", "transform", "catalog", "spark", "completeness", "metrics")
+    for name in names:
         section: Any = getattr(config, name)
         values: dict[str, Any] = (
             dict(section) if isinstance(section, Settings) else dataclasses.asdict(section)

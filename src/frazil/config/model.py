@@ -35,6 +35,7 @@ from frazil.config.sections import (
     ConfigSections,
     DeadLettersConfig,
     DecodeConfig,
+    MetricsConfig,
     RouteConfig,
     SinkConfig,
     TableConfig,
@@ -71,6 +72,7 @@ class Config(ConfigSections):
             routes: Sequence[RouteConfig | Mapping[str, Any]] = ...,
             dead_letters: DeadLettersConfig | Mapping[str, Any] = ...,
             completeness: CompletenessConfig | Mapping[str, Any] = ...,
+            metrics: MetricsConfig | Mapping[str, Any] = ...,
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -93,6 +95,7 @@ class Config(ConfigSections):
             "catalog": CatalogConfig,
             "dead_letters": DeadLettersConfig,
             "completeness": CompletenessConfig,
+            "metrics": MetricsConfig,
         }
         for name, kind in kinds.items():
             with within(name):
@@ -215,6 +218,7 @@ def from_document(document: Mapping[str, Any], base: Path = Path()) -> Config:
         routes=routes,
         dead_letters=document.get("dead_letters", {}),
         completeness=document.get("completeness", {}),
+        metrics=document.get("metrics", {}),
     )
     check_stream(config)
     if config.sink.id.endswith(".replay"):
@@ -239,6 +243,7 @@ def _check_sections(document: Mapping[str, Any]) -> None:
         "route",
         "dead_letters",
         "completeness",
+        "metrics",
     )
     for several in ("table", "route"):
         if not isinstance(document.get(several, []), list):

@@ -247,6 +247,14 @@ class CompletenessConfig(CheckedSection):
 
 
 @dataclass(frozen=True, slots=True)
+class MetricsConfig(CheckedSection):
+    """`[metrics]`: where metrics of a running sink can be read."""
+
+    #: HOST:PORT of `/metrics` for Prometheus; a port alone is on loopback; empty: no server
+    address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ConfigSections:
     """All sections of a config, and the values that follow from several of them. Not checked:
     `frazil.config.model.Config` is the checked one."""
@@ -261,6 +269,7 @@ class ConfigSections:
     routes: tuple[RouteConfig, ...] = ()
     dead_letters: DeadLettersConfig = field(default_factory=DeadLettersConfig)
     completeness: CompletenessConfig = field(default_factory=CompletenessConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
 
     @property
     def index_table(self) -> str:

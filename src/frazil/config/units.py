@@ -1,7 +1,8 @@
-"""Durations, sizes and partition transforms: the texts of settings → values.
+"""Durations, sizes, addresses and partition transforms: the texts of settings → values.
 
-In: `20s`, `256MiB`, `bucket(16, id)`. Out: seconds, bytes, a column and Iceberg's transform. Any
-other text raises `ConfigError`, with the setting that the caller names. Pure.
+In: `20s`, `256MiB`, `127.0.0.1:9464`, `bucket(16, id)`. Out: seconds, bytes, host and port, a
+column and Iceberg's transform. Any other text raises `ConfigError`, with the setting that the
+caller names. Pure.
 """
 
 from __future__ import annotations
@@ -35,6 +36,24 @@ def size(text: str, key: str = "", path: tuple[str, ...] = ()) -> int:
         )
     base = 1000 if match.group(3) == "B" and match.group(2) else 1024
     return int(float(match.group(1)) * base ** " KMGT".index(match.group(2) or " "))
+
+
+_ADDRESS = re.compile(
+    r"(?:(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+))?:)?(?P<port>[0-9]{1,5})"
+)
+
+
+def address(text: str, key: str = "", path: tuple[str, ...] = ()) -> tuple[str, int]:
+    """Host and port of `127.0.0.1:9464`, `[::1]:9464`, `metrics.local:9464`. A port alone is on
+    loopback: nothing is open to other machines unless a host says so."""
+    match = _ADDRESS.fullmatch(text.strip())
+    if not match or int(match["port"]) > 65535:
+        raise ConfigError(
+            f"cannot read {key or 'address'}: expected HOST:PORT, as 127.0.0.1:9464, found "
+            f"{text!r}",
+            path=path,
+        )
+    return match["six"] or match["host"] or "127.0.0.1", int(match["port"])
 
 
 _TRANSFORM = re.compile(
