@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from frazil.errors import FrazilError
+from frazil.offsets import Partition
 
 #: Of a batch, in order. Crash tests kill at each of them.
 STEPS = (
@@ -22,6 +23,10 @@ STEPS = (
 )
 #: A commit that failed: it is tried again, or an operator must act.
 COMMIT_FAILED = "commit-failed"
+#: One attempt of a commit failed; the next one follows at once.
+COMMIT_RETRIED = "commit-retried"
+#: A maintenance task of a table did something, or failed.
+MAINTAINED = "maintained"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,8 @@ class WrittenFiles:
     rows: int
     files: int
     bytes: int
+    #: the highest event time, in microseconds; 0: unknown
+    newest: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +50,24 @@ class Step:
     #: of `written`: rows of its tables, without dead letters and the rows of `_deleted` tables
     records: int = 0
     #: of `written`: seconds of its tasks by part; of `committed` and `commit-failed`: of the commit
+    #: of `maintained`: of the task, by its name
     seconds: Mapping[str, float] | None = None
     skipped: int = 0
+    #: of `written`: offsets that held no record
+    invisible: int = 0
+    #: of `written`: the most files that one of its tasks had open at a time
+    open_files: int = 0
+    #: of `committed`, `index-committed` and `done`: batches committed together
+    batches: int = 1
+    #: of `done`: the highest event time by partition, in microseconds
+    event_times: Mapping[Partition, int] = field(default_factory=dict)
+    #: of `maintained`: files removed
+    removed: int = 0
     #: kind of rejected records → their number, and position and reason of the last one
     rejected: Mapping[str, tuple[int, str]] = field(default_factory=dict)
-    #: of `written`: the files of each table
+    #: of `written` and `committed`: the files of each table
     tables: Mapping[str, WrittenFiles] = field(default_factory=dict)
-    #: of commits: the table; of `commit` to `tagged`, and of `commit-failed`
+    #: of commits and of `maintained`: the table
     table: str = ""
-    #: of `commit-failed`
+    #: of `commit-failed` and `commit-retried`; of `maintained`, if the task failed
     error: FrazilError | None = None

@@ -73,7 +73,7 @@ class Stream:
             ],
             committed=self._committed,
             trigger=lambda name: self.paces.get(name, CommitTrigger()),
-            step=lambda name, batch, *_: self.steps.append((name, batch.commit_id)),
+            step=lambda name, batches, *_: self.steps.append((name, batches[-1].commit_id)),
         )
         self.committer = Committer(
             events,

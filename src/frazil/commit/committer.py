@@ -90,8 +90,11 @@ class CommitEvents(Protocol):
     def index_manifests(self, located: Sequence[Located]) -> list[str]:
         """Write the index rows of these batches."""
 
-    def step(self, name: str, batch: StagedBatch, table: str, seconds: float = 0.0) -> None:
-        """A named moment of a batch has come; `seconds`: of the commit that it ends."""
+    def step(
+        self, name: str, batches: Sequence[StagedBatch], table: str, seconds: float = 0.0
+    ) -> None:
+        """A named moment of batches that are committed together; `seconds`: of the commit that it
+        ends."""
 
     def failed(self, table: str, error: FrazilError, seconds: float) -> None:
         """A commit failed, and is absorbed: its batches wait."""
@@ -339,7 +342,7 @@ class Committer:
             self.progress.last_commit_ms = int(time.time() * 1000)
             self._changed.notify_all()
         self._events.committed(batches)
-        self._events.step("done", batches[-1], self._index.table.name)
+        self._events.step("done", batches, self._index.table.name)
         self.queue.maintain_at = self._events.maintain()
 
     def _attempt(self, name: str, call: Callable[[], None]) -> None:
@@ -383,7 +386,7 @@ class Committer:
         for some in _grouped_by_deletes(batches[len(where) :], target.table.name):
             ready = manifests(some)
             began = self.queue.clock.monotonic()
-            self._events.step(f"{prefix}commit", some[-1], target.table.name)
+            self._events.step(f"{prefix}commit", some, target.table.name)
             try:
                 snapshot = target.commit(ready, entry(some))
             except IdentityMismatch:
@@ -391,14 +394,14 @@ class Committer:
                     self._refuse_missing(some, target)
                 raise
             seconds = self.queue.clock.monotonic() - began
-            self._events.step(f"{prefix}committed", some[-1], target.table.name, seconds)
+            self._events.step(f"{prefix}committed", some, target.table.name, seconds)
             where |= {batch.commit_id: snapshot for batch in some}
         if snapshot is None:
             snapshot = target.head().snapshot  # maybe a later claim: the tag never moves back
             if snapshot is None:
                 raise target.unknown_outcome("what is there already")
         target.set_tag(snapshot)
-        self._events.step(f"{prefix}tagged", batches[-1], target.table.name)
+        self._events.step(f"{prefix}tagged", batches, target.table.name)
         return where
 
     def _with_cause(self, reason: str) -> str:

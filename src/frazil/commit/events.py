@@ -20,9 +20,9 @@ from frazil.errors import FrazilError, Unavailable
 from frazil.kafka.planner import publish
 from frazil.ledger.completeness import CompletenessTracker
 from frazil.ledger.staged_batch import StagedBatch
-from frazil.offsets import Cut
+from frazil.offsets import Cut, Partition
 from frazil.sources.base import StreamState
-from frazil.steps import COMMIT_FAILED, Step
+from frazil.steps import COMMIT_FAILED, COMMIT_RETRIED, Step, WrittenFiles
 
 
 class SinkCommitEvents:
@@ -57,13 +57,16 @@ class SinkCommitEvents:
             startup,
             stream,
             position=lambda: self.progress.position,
-            step=lambda name: on_step(Step(name, stream.number, time.time())),
+            on_step=on_step,
         )
+        startup.target.on_retry = self._retried
         #: tables whose columns another writer changed; the thread of the batches empties it
         self.changed: set[str] = set()
 
     def table(self, name: str) -> TableCommitter:
-        return self._tables.target(name)
+        target = self._tables.target(name)
+        target.on_retry = self._retried
+        return target
 
     def trigger(self, name: str) -> CommitTrigger:
         return self._tables.configs.commit_trigger(name, self._interval)
@@ -74,9 +77,24 @@ class SinkCommitEvents:
     def index_manifests(self, located: Sequence[Located]) -> list[str]:
         return self.index_writer.manifests(located)
 
-    def step(self, name: str, batch: StagedBatch, table: str, seconds: float = 0.0) -> None:
-        spent = {"commit": seconds} if seconds else None
-        self._on_step(Step(name, batch.number, time.time(), seconds=spent, table=table))
+    def step(
+        self, name: str, batches: Sequence[StagedBatch], table: str, seconds: float = 0.0
+    ) -> None:
+        self._on_step(
+            Step(
+                name,
+                batches[-1].number,
+                time.time(),
+                seconds={"commit": seconds} if seconds else None,
+                batches=len(batches),
+                tables={table: files_of(batches, table)} if name == "committed" else {},
+                event_times=event_times(batches) if name == "done" else {},
+                table=table,
+            )
+        )
+
+    def _retried(self, table: str, error: FrazilError) -> None:
+        self._on_step(Step(COMMIT_RETRIED, -1, time.time(), table=table, error=error))
 
     def failed(self, table: str, error: FrazilError, seconds: float) -> None:
         spent = {"commit": seconds}
@@ -105,3 +123,27 @@ class SinkCommitEvents:
         if errors or not self.staging.waiting:
             self.progress.maintenance_error = "; ".join(errors)
         return again
+
+
+def files_of(batches: Sequence[StagedBatch], table: str) -> WrittenFiles:
+    """The files of one table in batches that were committed together."""
+    staged = [batch.table(table) for batch in batches]
+    tallies = [tally for some in staged for tally in some.tallies]
+    return WrittenFiles(
+        sum(tally.written for tally in tallies),
+        sum(some.files for some in staged),
+        sum(some.bytes for some in staged),
+        max((tally.watermark[1] for tally in tallies if tally.watermark), default=0),
+    )
+
+
+def event_times(batches: Sequence[StagedBatch]) -> dict[Partition, int]:
+    """The highest event time of each partition, in microseconds."""
+    newest: dict[Partition, int] = {}
+    for batch in batches:
+        tallies = batch.total or [tally for table in batch.tables for tally in table.tallies]
+        for tally in tallies:
+            if tally.watermark is not None:
+                partition = tally.range.partition
+                newest[partition] = max(newest.get(partition, 0), tally.watermark[1])
+    return newest

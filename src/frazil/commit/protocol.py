@@ -126,6 +126,8 @@ class TableCommitter:
         self.sink = sink
         self.epoch = epoch
         self.seen: str | None = None
+        #: called with the table's name and the error of an attempt that is repeated
+        self.on_retry: Callable[[str, FrazilError], None] = lambda table, error: None
         #: end of the entry last seen
         self.end = Cut()
         self._branch = branch
@@ -291,7 +293,7 @@ class TableCommitter:
             if head.bridged and head.entry is not None and head.entry.epoch < self.epoch:
                 entry = replace(entry, unknown_before=self.epoch)  # a claim
             if trouble is not None:
-                self.pause(attempt)
+                self.pause(attempt, trouble)
             try:
                 self.table.append(
                     manifests,
@@ -536,7 +538,10 @@ class TableCommitter:
                 if path not in guard:
                     self.table.delete(path)
 
-    def pause(self, attempt: int) -> None:
+    def pause(self, attempt: int, error: FrazilError | None = None) -> None:
+        """`error`: of the attempt of a commit that is repeated then."""
+        if error is not None:
+            self.on_retry(self.table.name, error)
         self._clock.sleep(pause_after(attempt))
 
 

@@ -16,6 +16,7 @@ from frazil.commit.tables import SinkTable
 from frazil.config.model import Config
 from frazil.config.sections import NEVER, TableConfig
 from frazil.config.units import duration
+from frazil.errors import FrazilError
 from frazil.maintenance.rewrite_data_files import RewriteDataFiles
 from frazil.maintenance.tasks import (
     ExpireSnapshots,
@@ -26,10 +27,11 @@ from frazil.maintenance.tasks import (
 )
 from frazil.offsets import Cut
 from frazil.sources.base import StreamState
+from frazil.steps import MAINTAINED, Step
 
 
 class TableMaintenance:
-    """`position`: the committed one; `step`: called with the name of each step of a task."""
+    """`position`: the committed one; `on_step`: called at each step of a task."""
 
     def __init__(
         self,
@@ -38,12 +40,14 @@ class TableMaintenance:
         stream: StreamState,
         *,
         position: Callable[[], Cut],
-        step: Callable[[str], None],
+        on_step: Callable[[Step], None],
     ) -> None:
         self._stream = stream
         self._tables = startup.tables
         self._position = position
-        self._step = step
+        self._on_step = on_step
+        #: did the task under way change the table?
+        self._changed = False
         table = startup.target.table
         merge = RewriteIndexFiles(
             table,
@@ -52,7 +56,7 @@ class TableMaintenance:
             shape=lambda: writer_spec(table, TableConfig(table.name)),
             prefix=lambda: stream.file_prefix,
             history=duration(config.sink.index_snapshot_retention),
-            step=step,
+            step=self._step,
             clock=time,
         )
         #: tasks of each table, the index first
@@ -67,13 +71,38 @@ class TableMaintenance:
         errors = []
         for name, tasks in self._tasks.items():
             for task in tasks if name not in self._tables.unhealthy else ():
-                try:
-                    errors.append(task.run_due())
-                except Exception as error:
-                    errors.append(f"cannot look after {name}: {type(error).__name__}: {error}")
+                errors.append(self._run_due(name, task))
         moments = [task.due_at for tasks in self._tasks.values() for task in tasks]
         again = min((moment for moment in moments if moment is not None), default=None)
         return [error for error in errors if error], again
+
+    def _run_due(self, name: str, task: MaintenanceTask) -> str:
+        """Do what is due of one task. Returns the error message, or an empty string."""
+        self._changed, failures, removed = False, task.failures, task.removed
+        began = time.monotonic()
+        try:
+            text = task.run_due()
+            failed = task.failures > failures
+        except Exception as error:
+            text, failed = f"cannot look after {name}: {type(error).__name__}: {error}", True
+        removed = task.removed - removed
+        if self._changed or failed or removed:
+            self._on_step(
+                Step(
+                    MAINTAINED,
+                    self._stream.number,
+                    time.time(),
+                    seconds={task.NAME: time.monotonic() - began},
+                    removed=removed,
+                    table=name,
+                    error=FrazilError(text) if failed else None,
+                )
+            )
+        return text
+
+    def _step(self, name: str) -> None:
+        self._changed = True
+        self._on_step(Step(name, self._stream.number, time.time()))
 
     def _tasks_of(self, name: str, held: SinkTable) -> list[MaintenanceTask]:
         config, table = held.config, held.target.table  # the committer's own handle

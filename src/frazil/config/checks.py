@@ -21,6 +21,7 @@ from frazil.config.sections import (
     NEVER,
     ConfigSections,
     DecodeConfig,
+    MetricsConfig,
     TransformConfig,
 )
 from frazil.config.settings import REFERENCE, SECRET
@@ -61,8 +62,7 @@ def check(config: ConfigSections) -> None:
         *([] if hours.idle_timeout == NEVER else ["idle_timeout"]),
     ):
         duration(getattr(hours, name), f"[completeness] {name}", ("completeness", name))
-    if config.metrics.address:
-        address(config.metrics.address, "[metrics] address", ("metrics", "address"))
+    _check_metrics(config.metrics)
     for name in ("max_bytes_per_trigger", "max_pending_bytes"):
         size(getattr(sink, name), f"[sink] {name}", ("sink", name))
     for name in ("max_records_per_trigger", "max_records_per_task", "max_pending_batches"):
@@ -245,6 +245,30 @@ def _check_trigger(trigger: str) -> None:
         raise ConfigError(f"cannot use trigger {trigger!r}: {reason}", path=("sink", "trigger"))
     if trigger not in (AVAILABLE_NOW, AUTO):
         duration(trigger, "[sink] trigger", ("sink", "trigger"))
+
+
+def _check_metrics(metrics: MetricsConfig) -> None:
+    if metrics.address:
+        address(metrics.address, "[metrics] address", ("metrics", "address"))
+    for name in ("lag_interval", "audit_interval"):
+        if (text := getattr(metrics, name)) != NEVER:
+            seconds = duration(text, f"[metrics] {name}", ("metrics", name))
+            if seconds < 1:
+                raise ConfigError(
+                    f"cannot read [metrics] {name}: expected at least 1s, found {text!r}",
+                    path=("metrics", name),
+                )
+    if metrics.max_labels < 1:
+        raise ConfigError(
+            f"cannot read [metrics] max_labels: expected at least 1, found {metrics.max_labels}",
+            path=("metrics", "max_labels"),
+        )
+    if metrics.otlp_endpoint and not re.match(r"https?://[^/]", metrics.otlp_endpoint):
+        raise ConfigError(
+            "cannot read [metrics] otlp_endpoint: expected an URL, as http://127.0.0.1:4318, "
+            f"found {metrics.otlp_endpoint!r}",
+            path=("metrics", "otlp_endpoint"),
+        )
 
 
 def _check_transform(transform: TransformConfig) -> None:

@@ -248,10 +248,21 @@ class CompletenessConfig(CheckedSection):
 
 @dataclass(frozen=True, slots=True)
 class MetricsConfig(CheckedSection):
-    """`[metrics]`: where metrics of a running sink can be read."""
+    """`[metrics]`: where metrics of a running sink go, and what they ask for."""
 
     #: HOST:PORT of `/metrics` for Prometheus; a port alone is on loopback; empty: no server
     address: str = ""
+    #: base URL of an OpenTelemetry collector (OTLP over HTTP); empty: none
+    otlp_endpoint: str = ""
+    #: how often Kafka is asked for the ends of the topics
+    lag_interval: str = "10s"
+    #: how often the sink audits itself, from metadata; never: it does not
+    audit_interval: str = "never"
+    #: tables, topics, and partitions that have series of their own; further ones are `other`
+    max_labels: int = 100
+
+    def __bool__(self) -> bool:
+        return bool(self.address or self.otlp_endpoint)
 
 
 @dataclass(frozen=True, slots=True)

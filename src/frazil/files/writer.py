@@ -153,6 +153,9 @@ class OpenFiles:
     def open(self) -> int:
         return len(self._open)
 
+    #: the most that were open at a time
+    peak = 0
+
     @property
     def bytes(self) -> int:
         """Bytes of rows in memory."""
@@ -172,6 +175,7 @@ class OpenFiles:
 
     def keep(self, writer: TableWriter, partition: Partition, file: _OpenFile) -> None:
         self._open[writer, partition] = file
+        self.peak = max(self.peak, len(self._open))
 
     def room(self) -> None:
         """Makes room for one more open file."""

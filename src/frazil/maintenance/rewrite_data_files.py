@@ -290,6 +290,8 @@ class RewriteDataFiles(MaintenanceTask):
     """Compaction of one upsert table by one run of a sink, which calls `run_due` after its
     commits."""
 
+    NAME = "rewrite-data-files"
+
     def __init__(
         self,
         table: Table,

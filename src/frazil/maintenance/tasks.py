@@ -171,6 +171,8 @@ class MaintenanceTask:
     """Maintenance of one table by one run of a sink, which calls `run_due` after each of its
     commits. Failures are retried later: no commit of the stream fails for them."""
 
+    NAME = ""
+
     def __init__(
         self,
         table: Table,
@@ -192,7 +194,10 @@ class MaintenanceTask:
         self._branch = branch
         self._clock = clock
         self._attempts: list[RewriteAttempt] = []
-        self._failures = 0
+        #: attempts since the last success
+        self.failures = 0
+        #: files removed so far
+        self.removed = 0
         self._paused_until = 0.0
 
     def run_due(self) -> str:
@@ -200,8 +205,8 @@ class MaintenanceTask:
         now = self._clock.monotonic()
         if now < self._paused_until:
             return self.trouble
-        self._failures += 1  # reset below on success
-        self._paused_until = now + min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self._failures, 10))
+        self.failures += 1  # reset below on success
+        self._paused_until = now + min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self.failures, 10))
         self.due_at = self._paused_until
         try:
             self.resolve()
@@ -209,8 +214,12 @@ class MaintenanceTask:
         except (FrazilError, OSError, pa.ArrowException) as error:
             self.trouble = getattr(error, "message", "") or f"{type(error).__name__}: {error}"
             return self.trouble
-        self._failures, self._paused_until, self.trouble = 0, 0.0, ""
+        self.failures, self._paused_until, self.trouble = 0, 0.0, ""
         return ""
+
+    def _remove(self, paths: Sequence[str]) -> None:
+        self._table.remove(paths)
+        self.removed += len(paths)
 
     def work(self) -> float | None:
         """Do the work that is due. Returns when more is due even without a new commit."""
@@ -259,13 +268,13 @@ class MaintenanceTask:
             newest = after[0].id if after else attempt.since
             if done:
                 needed = LiveFiles(self._table.manifests(done[0]))
-                self._table.remove([path for path in attempt.unneeded if path not in needed])
+                self._remove([path for path in attempt.unneeded if path not in needed])
                 applied.append(attempt)
             elif attempt.seen in (0, newest):
                 attempt.seen = newest
                 continue
             elif whole:
-                self._table.remove([*attempt.made, *attempt.unneeded])
+                self._remove([*attempt.made, *attempt.unneeded])
             self._attempts.remove(attempt)
         return applied
 
@@ -281,6 +290,8 @@ class MaintenanceTask:
 
 class ExpireSnapshots(MaintenanceTask):
     """Expiry of old snapshots of one table, by one run of a sink."""
+
+    NAME = "expire-snapshots"
 
     def __init__(
         self,
@@ -409,7 +420,7 @@ class ExpireSnapshots(MaintenanceTask):
         again."""
         if self._unneeded:
             needed = LiveFiles(self._table.needed(self._unneeded))
-            self._table.remove([path for path in self._unneeded if path not in needed])
+            self._remove([path for path in self._unneeded if path not in needed])
             self._unneeded.clear()
 
 
@@ -424,6 +435,8 @@ def _added(table: TableScan, snapshot_id: int) -> list[DataFile] | None:
 class RewriteIndexFiles(MaintenanceTask):
     """Merges index files in one run of a sink; `run_due` is called after its commits to
     the index."""
+
+    NAME = "rewrite-index-files"
 
     def __init__(
         self,
@@ -456,7 +469,11 @@ class RewriteIndexFiles(MaintenanceTask):
     def work(self) -> None:
         self._commits += 1
         self._merge()
-        self._expiry.work()
+        before = self._expiry.removed
+        try:
+            self._expiry.work()
+        finally:
+            self.removed += self._expiry.removed - before
 
     def _merge(self) -> None:
         """Merge many files of a tier into one of the next."""

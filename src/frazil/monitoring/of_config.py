@@ -9,4 +9,4 @@ from frazil.monitoring.observer import ObserverFactory
 
 
 def observers_of(config: Config) -> list[ObserverFactory]:
-    return [MetricsObserver] if config.metrics.address else []
+    return [MetricsObserver] if config.metrics else []

@@ -151,6 +151,8 @@ class RangeResult:
     leader: int = -1
     #: kind of rejected records → their number, and offset and reason of the last of them
     rejected: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    #: the most files that the task had open at a time
+    open_files: int = 0
 
     def values(self) -> list[object]:
         return [
@@ -168,11 +170,12 @@ class RangeResult:
             dict(self.seconds),
             self.leader,
             {kind: list(pair) for kind, pair in self.rejected.items()},
+            self.open_files,
         ]
 
     @staticmethod
     def of(values: list[object]) -> RangeResult:
-        total, tallies, files, needs, below, seconds, leader, rejected = values
+        total, tallies, files, needs, below, seconds, leader, rejected, open_files = values
         return RangeResult(
             range_counts_of(total),  # type: ignore[arg-type]
             {name: range_counts_of(counts) for name, counts in tallies.items()},  # type: ignore[attr-defined]
@@ -188,6 +191,7 @@ class RangeResult:
             seconds,  # type: ignore[arg-type]
             leader,  # type: ignore[arg-type]
             {kind: (count, last) for kind, (count, last) in rejected.items()},  # type: ignore[attr-defined]
+            open_files,  # type: ignore[arg-type]
         )
 
 
@@ -308,7 +312,15 @@ class TaskOutput:
             files = {name: tuple(writer.close()) for name, writer in self._writers.items()}
         needs, seconds = self._needs, self.clock.seconds()
         tallies = {} if needs else self._tallies
-        return RangeResult(self.total, tallies, {} if needs else files, needs, frozenset(), seconds)
+        return RangeResult(
+            self.total,
+            tallies,
+            {} if needs else files,
+            needs,
+            frozenset(),
+            seconds,
+            open_files=self._files.peak,
+        )
 
 
 class _RangeOutput(TaskOutput):

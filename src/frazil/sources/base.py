@@ -75,6 +75,8 @@ class WriteResult:
     note: str = ""
     #: kind of rejected records → their number, and position and reason of the last one
     rejected: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    #: the most files that one of its tasks had open at a time; 0: unknown
+    open_files: int = 0
 
     def step(self, batch: int, apart: Callable[[str], bool]) -> Step:
         """The step `written`; rows of tables for which `apart` is true are no records."""
@@ -90,6 +92,8 @@ class WriteResult:
             records=sum(table.rows for name, table in tables.items() if not apart(name)),
             seconds=self.seconds,
             skipped=self.skipped,
+            invisible=sum(tally.invisible for tally in self._outcomes),
+            open_files=self.open_files,
             rejected=self.rejected,
             tables=tables,
         )
@@ -97,8 +101,11 @@ class WriteResult:
     @property
     def skipped(self) -> int:
         """Records that a rule left out. (A table's counts also skip records of other tables.)"""
-        tallies = self.total or [t for table in self.tables.values() for t in table.tallies]
-        return sum(tally.skipped for tally in tallies)
+        return sum(tally.skipped for tally in self._outcomes)
+
+    @property
+    def _outcomes(self) -> Sequence[RangeCounts]:
+        return self.total or [t for table in self.tables.values() for t in table.tallies]
 
 
 @dataclass(slots=True)

@@ -72,6 +72,7 @@ def write_result(
         total=() if config.one_table else by_partition(r.total for r in ordered),
         origin=TopicIdentity(origin.cluster, origin.topics, leaders),
         rejected=_by_kind(ordered),
+        open_files=max(result.open_files for result in results),
         seconds=added(
             [
                 *(result.seconds for result in results),
