@@ -335,7 +335,7 @@ def test_dead_letters_are_selected(rejected: Config, spark: Any, lake: Lake, nam
 def test_dead_letters_are_listed(rejected: Config, spark: Any, name: str):
     listing = dead_letters.list_dead_letters(rejected, spark, replace(ALL, limit=2))
     assert (listing["waiting"], listing["replayed"]) == (6, 0)
-    assert len(listing["letters"]) == 2
+    assert len(listing["dead_letters"]) == 2
     counts = {
         (g["kind"], g["partition"]): (g["count"], g["first"], g["last"]) for g in listing["groups"]
     }
@@ -344,8 +344,8 @@ def test_dead_letters_are_listed(rejected: Config, spark: Any, name: str):
     listing = dead_letters.list_dead_letters(rejected, spark, ALL, "all")
     assert (listing["waiting"], listing["replayed"]) == (3, 3)
     done = dead_letters.list_dead_letters(rejected, spark, ALL, "replayed")
-    assert {dead_letter["partition"] for dead_letter in done["letters"]} == {1}
-    assert {tuple(dead_letter["replayed_to"]) for dead_letter in done["letters"]} == {
+    assert {dead_letter["partition"] for dead_letter in done["dead_letters"]} == {1}
+    assert {tuple(dead_letter["replayed_to"]) for dead_letter in done["dead_letters"]} == {
         (f"db.{name}",)
     }
     assert json.loads(json.dumps(listing)) == listing

@@ -110,7 +110,6 @@ LARGE = {
     "files.writer._Layout": (13, 19),  # a table's settings parsed once, read for every file
     "pipeline.routing.RoutingRules": (25, 16),  # the rules compiled once, read for every record
     "auditing.history.TableHistory": (7, 16),  # one attribute for each fact that checks ask for
-    "iceberg.static_table.ReadOnlyTable": (37, 7),  # one method for each question about metadata
 }
 
 

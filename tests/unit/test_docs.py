@@ -172,9 +172,45 @@ def test_every_public_name_is_documented():
 def test_the_glossary_has_at_most_twelve_words_of_our_own_and_every_outcome():
     own, outcomes = (
         re.findall(r"^\| ([a-z ]+) \|", part, re.M)[1:]
-        for part in text("docs/reference/glossary.md").split("The outcomes of an offset")
+        for part in re.split(
+            r"^(?:The outcomes|Words) of ", text("docs/reference/glossary.md"), flags=re.M
+        )[:2]
     )
     assert len(own) <= 12
     named = re.findall(r"^\| outcome \| .*?: (.*?) \|$", text("docs/reference/glossary.md"), re.M)
     assert [word.strip() for word in named[0].split(",")] == outcomes
     assert set(outcomes) == {field.name for field in dataclasses.fields(OutcomeCounts)}
+
+
+def test_words_are_defined_in_the_glossary_alone():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    defining = [
+        page.name for page in pages if re.search(r"^\| word \| meaning \|", page.read_text(), re.M)
+    ]
+    assert defining == ["glossary.md"]
+
+
+#: Coined words of earlier versions, and the word that replaced each.
+COINED = {
+    "life": "run, epoch",
+    "lives": "runs",
+    "witness": "tag; source of evidence",
+    "witnesses": "tags; sources of evidence",
+    "amiss": "unhealthy",
+    "leftovers": "orphans",
+    "parcel": "shuffle block",
+    "told": "recorded, reported",
+    "untold": "unknown",
+}
+
+
+@pytest.mark.parametrize("word", COINED)
+def test_no_page_uses_a_coined_word_that_the_glossary_lacks(word: str):
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    using = [
+        page.name
+        for page in pages
+        if page.name != "060-packages-as-chapters.md"  # the table of former names
+        and re.search(rf"(?<![`\w]){word}(?![`\w])", page.read_text())
+    ]
+    assert using == []

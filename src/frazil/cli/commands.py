@@ -469,7 +469,7 @@ def _require_reason(did: str, reason: str, yes: bool) -> None:
     if yes and not reason.strip():
         raise ConfigError(
             f"cannot {did}: expected a --reason, found none",
-            hint="it stands in the ledger for whoever audits it",
+            hint="the reason is kept in the ledger, for later audits",
         )
 
 

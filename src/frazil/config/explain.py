@@ -58,7 +58,7 @@ def path_taken(config: Config) -> tuple[str, str]:
     return (
         f"{source} → fetch and decode in Python workers → rows in Spark: [transform] {query} → "
         f"write in Python workers → {name}",
-        "there is a [transform]: what Spark shall work on must be rows of its own",
+        "there is a [transform]: Spark's query needs rows in Spark",
     )
 
 

@@ -75,7 +75,7 @@ class DeadLetterList(dict[str, Any]):
         if self["groups"]:
             yield text_table(
                 f"{self['table']}: dead letters of sink {self['sink']}",
-                ("kind", "tables", "partition", "offsets", "letters", "", "first message"),
+                ("kind", "tables", "partition", "offsets", "records", "", "first message"),
                 (
                     (
                         group["kind"],
@@ -88,11 +88,11 @@ class DeadLetterList(dict[str, Any]):
                     )
                     for group in self["groups"]
                 ),
-                right=("letters",),
+                right=("records",),
             )
-        for letter in self["letters"]:
-            where = f"{letter['topic']}[{letter['partition']}]@{letter['offset']}"
-            yield f"{where}  {letter['kind']}  {_short(letter['message'])}"
+        for record in self["dead_letters"]:
+            where = f"{record['topic']}[{record['partition']}]@{record['offset']}"
+            yield f"{where}  {record['kind']}  {_short(record['message'])}"
         yield (
             f"{counted(self['waiting'], 'dead letter waits', 'dead letters wait')}, "
             f"{counted(self['replayed'], 'was', 'were')} replayed"
@@ -111,7 +111,7 @@ def list_dead_letters(
         waiting=0,
         replayed=0,
         groups=[],
-        letters=[],
+        dead_letters=[],
     )
     if frame is None:
         return listing
@@ -134,7 +134,7 @@ def list_dead_letters(
     listing["groups"] = [
         group.asDict() for group in groups if which in ("all", _state(group.replayed))
     ]
-    listing["letters"] = [_values(row) for row in _newest(frame, which, wanted.limit or 10)]
+    listing["dead_letters"] = [_values(row) for row in _newest(frame, which, wanted.limit or 10)]
     return listing
 
 
