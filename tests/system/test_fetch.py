@@ -370,11 +370,14 @@ def test_a_broker_that_does_not_answer_is_named(client: bool):
         list(fetch(kafka, Range(Partition("t", 0), 0, 9), patience=1, client=client))
 
 
-def test_only_plain_connections_are_read_without_the_client():
+def test_connections_that_only_the_client_library_makes_are_left_to_it():
+    kerberos = {"security.protocol": "SASL_SSL"}  # librdkafka's default mechanism
     assert connections.supports({"bootstrap.servers": "x"})
     assert connections.supports({"security.protocol": "PLAINTEXT"})
-    assert not connections.supports({"security.protocol": "SASL_SSL"})
-    assert not connections.supports({"security.protocol": "ssl"})
+    assert connections.supports({"security.protocol": "ssl"})
+    assert connections.supports({**kerberos, "sasl.mechanism": "SCRAM-SHA-512"})
+    assert not connections.supports(kerberos)
+    assert not connections.supports({"security.protocol": "ssl", "ssl.keystore.location": "x"})
 
 
 def test_a_broken_connection_is_made_again_and_nothing_is_missing(
@@ -390,7 +393,7 @@ def test_a_broken_connection_is_made_again_and_nothing_is_missing(
     offsets: list[int] = []
     for chunk in fetch(kafka, Range(Partition(name, 0), 0, 60_000), patience=30):
         offsets += chunk.open()[1].tolist()
-        for connection in connections._own.connections.values():
+        for connection, _ in connections._own.connections.values():
             with contextlib.suppress(OSError):
                 connection.shutdown(2)
     assert offsets == list(range(60_000))

@@ -184,8 +184,11 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 @pytest.fixture(scope="module")
 def shared(broker: Broker) -> str:
-    """A topic that no test adds to: 60 orders with keys and headers over two partitions."""
+    """A topic that no test adds to: 60 orders with keys and headers over two partitions. Made once a
+    broker: with several workers of pytest the fixture may be set up twice."""
     topic = "frames-shared"
+    if topic in AdminClient({"bootstrap.servers": broker.bootstrap}).list_topics().topics:
+        return topic
     create_topic(broker.bootstrap, topic, 2)
     producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 5})
     began = int(time.time()) * 1000
