@@ -184,8 +184,8 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 @pytest.fixture(scope="module")
 def shared(broker: Broker) -> str:
-    """A topic that no test adds to: 60 orders with keys and headers over two partitions. Made once a
-    broker: with several workers of pytest the fixture may be set up twice."""
+    """A topic that no test adds to: 60 orders with keys and headers over two partitions. With
+    several workers of pytest the fixture may be set up twice: the topic is made once a broker."""
     topic = "frames-shared"
     if topic in AdminClient({"bootstrap.servers": broker.bootstrap}).list_topics().topics:
         return topic
