@@ -105,7 +105,7 @@ PARTITION_LAG = _gauge(
 LAG_SECONDS = _gauge(
     "lag_seconds", "Age of the oldest offset that is not committed.", "topic", combine=max
 )
-LAG_CHECKED = _gauge("lag_age_seconds", "Time since Kafka last told the lag.", age=True)
+LAG_CHECKED = _gauge("lag_age_seconds", "Time since Kafka was last asked for the lag.", age=True)
 NEWEST_EVENT = _gauge(
     "newest_event_timestamp_seconds", "Newest committed event time.", "table", combine=min
 )
