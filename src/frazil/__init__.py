@@ -12,7 +12,7 @@ nothing of weight: Spark, Arrow and Kafka's client are imported where they are f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from frazil.ops.locate import LocateReport
     from frazil.pipeline.routing import SKIP
     from frazil.run import Run
+    from frazil.service.service import Service
+    from frazil.service.supervision import SinkStatus
     from frazil.sink import Sink
     from frazil.spark.session import session
     from frazil.steps import STEPS, Step
@@ -63,9 +65,11 @@ __all__ = [
     "Range",
     "RouteConfig",
     "Run",
+    "Service",
     "Settings",
     "Sink",
     "SinkConfig",
+    "SinkStatus",
     "Step",
     "TableConfig",
     "TransformConfig",
@@ -76,6 +80,7 @@ __all__ = [
     "locate",
     "read",
     "register",
+    "run_all",
     "session",
     "status",
     "write",
@@ -86,7 +91,9 @@ _LAZY = {
     "SKIP": "frazil.pipeline.routing",
     "STEPS": "frazil.steps",
     "Run": "frazil.run",
+    "Service": "frazil.service.service",
     "Sink": "frazil.sink",
+    "SinkStatus": "frazil.service.supervision",
     "Step": "frazil.steps",
     "session": "frazil.spark.session",
 }
@@ -157,6 +164,32 @@ def write(
         known = frame.sparkSession.conf.get(f"spark.sql.catalog.{first}", "") if first else ""
         config = for_frame(target, catalog or (first if known else "lake"), settings)
     return Sink(config, frame=frame, on_step=on_step, on_complete=on_complete)
+
+
+def run_all(
+    targets: Sequence[str | Path | Config],
+    *,
+    spark: SparkSession | None = None,
+    watch: str = "",
+    until_caught_up: bool = False,
+    changed: Callable[[SinkStatus], None] = lambda status: None,
+) -> Service:
+    """Several sinks in one process, started. `targets`: TOML files, folders of them, or configs.
+
+    With `watch`, a duration, files and folders are looked at so often, and what is added, changed
+    or removed is taken over. `changed` gets the status of a sink whenever it has changed, on a
+    thread of that sink. Without `spark` one Spark process is started as the configs say.
+    """
+    from frazil.service.definitions import source_of
+    from frazil.service.service import Service
+
+    return Service(
+        source_of(targets),
+        spark=spark,
+        watch=duration(watch, "watch") if watch else None,
+        until_caught_up=until_caught_up,
+        changed=changed,
+    ).start()
 
 
 def as_of(

@@ -15,6 +15,7 @@ from typing import Any
 from pyspark.errors import PySparkException
 from pyspark.sql.streaming.query import StreamingQuery
 
+from frazil.commit.commit_queue import BackpressureLimits
 from frazil.commit.committer import Committer, Progress
 from frazil.commit.events import SinkCommitEvents
 from frazil.config.model import Config
@@ -233,6 +234,13 @@ class Run(StreamingQuery):
             raise failure or reason from None
         time.sleep(0.05)
         return False
+
+    def adapt(self, config: Config) -> None:
+        """Take over what can change while it runs: commit intervals, sizes and priorities, and the
+        bounds of staged batches. Everything else of `config` must be as it was."""
+        self._events.adapt(config)
+        self.committer.adapt(BackpressureLimits.of(config.sink))
+        self._gathering.adapt(config.gather)
 
     # ── its end ──────────────────────────────────────────────────────────────────────────────
 

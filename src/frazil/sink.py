@@ -245,6 +245,11 @@ class Sink:
             ).start()
         return run
 
+    def cancel(self) -> None:
+        """From another thread: a start in progress gives up waiting for servers, and no batch
+        begins."""
+        self._gate.closed = True
+
     def once(self, spark: SparkSession, counts_on: str = "") -> Sequence[StagedBatch]:
         """A run of one batch, without a query. Returns the batches that an earlier run left staged.
 

@@ -43,6 +43,7 @@ CHAPTERS = (
     "sink",
     "auditing",
     "monitoring",
+    "service",
     "ops",
     "testing",
     "cli",
@@ -67,7 +68,7 @@ JVM = {"_jvm", "_jsc", "_jdf", "_jsparkSession", "_gateway", "_jwrapped", "_jc"}
 
 #: Imports inside functions: module → how many there may be, and why.
 LATE = {
-    "": 14,  # `import frazil` loads nothing heavy; its functions load Spark when they are called
+    "": 16,  # `import frazil` loads nothing heavy; its functions load Spark when they are called
     "iceberg.static_table": 4,  # local files are read without paying for pyiceberg's import
     "iceberg.file_io": 1,  # the same
     "iceberg.metadata_location": 4,  # the same, and psycopg is there or not
@@ -231,6 +232,8 @@ def test_the_jvms_room_does_touch_it():
 KNOWING = {
     "sink": "drives the query",
     "run": "Spark's own handle of a query",
+    "service.service": "hands a user's session on",
+    "service.sink_run": "hands the session to the sink",
     "commit.startup": "hands the session to the source",
     "sources.of_config": "a DataFrame, or the stream of the config",
     "iceberg.java": "the catalogs of a session, with Py4J",

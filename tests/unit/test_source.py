@@ -588,6 +588,22 @@ def test_nothing_gathers_while_somebody_waits_for_it(kafka: Kafka, now: list[flo
 
 
 @pytest.mark.usefixtures("password")
+def test_a_running_stream_takes_over_how_long_records_may_gather(kafka: Kafka, now: list[float]):
+    gathering = BatchGathering(0.0)
+    stream = reader(Cut({A: 0, B: 500}), gathering=gathering)
+    assert planned(stream)["0"] == 1000
+    kafka.end[A] += 1
+    gathering.adapt(60.0)
+    assert planned(stream)["0"] == 1000
+    gathering.adapt(5.0)
+    now[0] += 6
+    assert planned(stream)["0"] == 1001
+    gathering.close()
+    gathering.adapt(1.0)
+    assert not gathering._folder
+
+
+@pytest.mark.usefixtures("password")
 def test_a_run_to_a_given_cut_gathers_nothing(kafka: Kafka, now: list[float]):
     stream = reader(Cut({A: 0, B: 0}), until=Cut({A: 1001, B: 500}), gathering=BatchGathering(60.0))
     stream.latestOffset()

@@ -61,6 +61,7 @@ try:  # Ctrl-C this early is a normal stop: nothing was begun
     from frazil.errors import ConfigError, FrazilError, counted, from_traceback
     from frazil.offsets import Partition
     from frazil.render import Report
+    from frazil.service.definitions import is_folder
 except KeyboardInterrupt:
     sys.exit(130)
 
@@ -94,19 +95,53 @@ def _print_version() -> None:
 
 @command(app, console=lambda: progress)
 def run(
-    config: Annotated[Config, config_argument("TOML file; see docs/reference/config.md.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE|DIR...",
+            help="TOML file; see docs/reference/config.md. Of several, or of a folder, every sink "
+            "in one process.",
+        ),
+    ],
     until_caught_up: Annotated[
         bool, typer.Option(help="Stop at the end of the topic as it was at the start.")
     ] = False,
     metrics: Annotated[
         str, typer.Option(help="HOST:PORT of /metrics for Prometheus; over [metrics] address.")
     ] = "",
+    watch: Annotated[
+        bool | None,
+        typer.Option(
+            help="With several sinks: take over files that are added, changed and removed. "
+            "By default, but not with --until-caught-up."
+        ),
+    ] = None,
+    watch_interval: Annotated[str, typer.Option(help="How often the files are looked at.")] = "2s",
 ) -> Report:
-    """Stream Kafka into the tables until stopped."""
+    """Stream Kafka into the tables until stopped: one sink, or several in one process."""
+    if len(paths) > 1 or is_folder(paths[0]):
+        from frazil.cli.service import ServiceCommand
+
+        seconds = duration(watch_interval, "--watch-interval")
+        watched = watch if watch is not None else not until_caught_up
+        service = ServiceCommand(
+            paths,
+            progress,
+            watch=max(0.1, seconds) if watched else None,
+            until_caught_up=until_caught_up,
+            metrics=metrics,
+        )
+        service.run(stop)
+        return service
+    if watch is not None:
+        raise ConfigError(
+            f"cannot {'watch' if watch else 'leave unwatched'} {paths[0]}: one file is one run",
+            hint="give the folder that it is in",
+        )
     from frazil.cli.run import RunCommand, with_metrics
     from frazil.monitoring.of_config import observers_of
 
-    config = with_metrics(config, metrics)
+    config = with_metrics(configs.load(paths[0]), metrics)
     running = RunCommand(config, progress, observers_of(config))
     running.stream(spark_session(config), stop, until_caught_up)
     return running

@@ -84,7 +84,7 @@ class CommitQueue:
         self.maintain_at: float | None = None
         #: tables that need an operator
         self.needs_operator: dict[str, FrazilError] = {}
-        self._limits = limits
+        self.limits = limits
         self._trigger = trigger
         #: table → time of its last commit; table → failures since, and the time of the next
         #: attempt
@@ -144,20 +144,20 @@ class CommitQueue:
         """
         stuck = set() if self.alone else set(self._failures) - {INDEX}
         moving = [item for item in self.pending if not stuck or set(item.left) - stuck]
-        if len(moving) >= self._limits.batches:
-            return f"{len(moving)} batches wait for a commit; the bound is {self._limits.batches}"
+        if len(moving) >= self.limits.batches:
+            return f"{len(moving)} batches wait for a commit; the bound is {self.limits.batches}"
         stored = sum(
             table.bytes
             for item in self.pending
             for table in item.batch.tables
             if table.name not in item.snapshots
         )
-        if self.pending and stored >= self._limits.bytes:
-            return f"{stored} staged bytes wait for a commit; the bound is {self._limits.bytes}"
+        if self.pending and stored >= self.limits.bytes:
+            return f"{stored} staged bytes wait for a commit; the bound is {self.limits.bytes}"
         if self.pending:
             age = self.clock.monotonic() - self.pending[0].since
-            if age >= self._limits.age:
-                return f"a batch has waited {age:.0f} s; the bound is {self._limits.age:.0f} s"
+            if age >= self.limits.age:
+                return f"a batch has waited {age:.0f} s; the bound is {self.limits.age:.0f} s"
         return ""
 
     def stalled(self) -> FrazilError | None:

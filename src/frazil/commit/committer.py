@@ -181,6 +181,12 @@ class Committer:
             self.queue.hurried = True
             self._changed.notify_all()
 
+    def adapt(self, limits: BackpressureLimits) -> None:
+        """From now on so much may wait; the triggers of the tables may have changed, too."""
+        with self._changed:
+            self.queue.limits = limits
+            self._changed.notify_all()
+
     def flush(self, timeout: float | None = None) -> bool:
         """Commit the waiting batches now. False if that times out or is impossible."""
         with self._changed:

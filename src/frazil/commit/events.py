@@ -63,6 +63,11 @@ class SinkCommitEvents:
         #: tables whose columns another writer changed; the thread of the batches empties it
         self.changed: set[str] = set()
 
+    def adapt(self, config: Config) -> None:
+        """Take over the commit intervals, sizes and priorities of `config`."""
+        self._tables.configs.adapt(config)
+        self._interval = duration(config.sink.commit_interval)
+
     def table(self, name: str) -> TableCommitter:
         target = self._tables.target(name)
         target.on_retry = self._retried

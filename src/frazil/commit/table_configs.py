@@ -24,32 +24,37 @@ class TableConfigs:
     def __init__(self, config: Config, template: Callable[[str], str]) -> None:
         self._template = template
         self._dead_letters = config.dead_letters.table
-        self._configs = {table.name: table for table in config.tables}
-        if self._dead_letters:
-            self._configs[self._dead_letters] = TableConfig(
-                self._dead_letters,
+        self.adapt(config)
+        self._deleted_keys_tables = {deleted_keys_table(name) for name in config.versioned_tables}
+
+    def adapt(self, config: Config) -> None:
+        """Take over the tables of `config`: the same ones, with other settings of their commits."""
+        configs = {table.name: table for table in config.tables}
+        if table := config.dead_letters.table:
+            configs[table] = TableConfig(
+                table,
                 topic_column=DEAD_LETTER_METADATA.topic,
                 partition_column=DEAD_LETTER_METADATA.partition,
                 offset_column=DEAD_LETTER_METADATA.offset,
                 timestamp_column=DEAD_LETTER_METADATA.timestamp,
                 schema_evolution="fail",
             )
-        for table in config.tables:
-            if table.version_column:
-                self._configs[deleted_keys_table(table.name)] = TableConfig(
-                    deleted_keys_table(table.name),
-                    topic_column=table.topic_column,
-                    partition_column=table.partition_column,
-                    offset_column=table.offset_column,
-                    timestamp_column=table.timestamp_column,
-                    compression=table.compression,
-                    format_version=table.format_version,
-                    compact_after_commits=table.compact_after_commits,
-                    commit_interval=table.commit_interval,
-                    priority=table.priority,
-                    snapshot_retention=table.snapshot_retention,
+        for versioned in config.tables:
+            if versioned.version_column:
+                configs[deleted_keys_table(versioned.name)] = TableConfig(
+                    deleted_keys_table(versioned.name),
+                    topic_column=versioned.topic_column,
+                    partition_column=versioned.partition_column,
+                    offset_column=versioned.offset_column,
+                    timestamp_column=versioned.timestamp_column,
+                    compression=versioned.compression,
+                    format_version=versioned.format_version,
+                    compact_after_commits=versioned.compact_after_commits,
+                    commit_interval=versioned.commit_interval,
+                    priority=versioned.priority,
+                    snapshot_retention=versioned.snapshot_retention,
                 )
-        self._deleted_keys_tables = {deleted_keys_table(name) for name in config.versioned_tables}
+        self._configs = configs  # at once: other threads read it
 
     @property
     def names(self) -> list[str]:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -33,6 +34,14 @@ def active(spark: SparkSession) -> Iterator[None]:
             sessions.setActiveSession(before.get())
         else:
             sessions.clearActiveSession()
+
+
+def runs(spark: SparkSession) -> bool:
+    """Does Spark's process still run, and take jobs?"""
+    try:
+        return spark.sparkContext.defaultParallelism > 0
+    except (Py4JError, PySparkException, OSError, AttributeError):  # killed, or stopped
+        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,11 +71,15 @@ class RangeDataSource(DataSource):
         return RangeStreamReader(json.loads(self.options["plan"]))
 
 
+#: Files by which the driver tells the planning process how long records may gather.
+_HURRY, _PACE = "hurry", "pace"
+
+
 class BatchGathering:
     """How long records may wait in Kafka for a batch, and whether a caller waits for them.
 
-    Spark plans in a process of its own on the driver's machine, so the driver signals it by a file:
-    while the file exists, nothing gathers.
+    Spark plans in a process of its own on the driver's machine, so the driver signals it by files:
+    while `hurry` exists, nothing gathers; `pace`, once it exists, says how long.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -91,7 +95,17 @@ class BatchGathering:
         with self._lock:
             if not self._folder:
                 self._folder = tempfile.mkdtemp(prefix="frazil-gathering-")
-            return os.path.join(self._folder, "hurry")
+            return os.path.join(self._folder, _HURRY)
+
+    def adapt(self, seconds: float) -> None:
+        """From now on records may wait so long."""
+        with self._lock:
+            self.seconds = seconds
+            if self._folder:  # else nothing is planned yet, or no more
+                path = os.path.join(self._folder, _PACE)
+                with open(f"{path}.new", "w") as file:
+                    file.write(repr(seconds))
+                os.replace(f"{path}.new", path)
 
     @contextmanager
     def hurried(self) -> Iterator[None]:
@@ -149,7 +163,7 @@ def options(
         "parallelism": parallelism,
         "patience": duration(config.sink.unavailable_timeout),
         "gather": gather,
-        "hurry": gathering.hurry if gathering and gather else "",
+        "hurry": gathering.hurry if gathering and until is None else "",
     }
     return {"plan": json.dumps(plan)}
 
@@ -210,12 +224,24 @@ class RangeStreamReader(DataSourceStreamReader):
         if not any(offset > self._at[p] for p, offset in ahead.items() if p in self._at):
             return True  # no records
         now = time.monotonic()
-        rested = self._planned_at is None or now - self._planned_at >= self._plan["gather"]
+        rested = self._planned_at is None or now - self._planned_at >= self._gather
         assert self._planner is not None
         if not (rested or self._planner.full or os.path.exists(self._plan["hurry"])):
             return False
         self._planned_at = now
         return True
+
+    @property
+    def _gather(self) -> float:
+        """Seconds that records may wait for their batch, as the driver says it now."""
+        given: float = self._plan["gather"]
+        if not self._plan["hurry"]:
+            return given
+        try:
+            with open(os.path.join(os.path.dirname(self._plan["hurry"]), _PACE)) as file:
+                return float(file.read())
+        except FileNotFoundError:
+            return given
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         try:

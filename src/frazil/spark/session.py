@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -37,15 +37,18 @@ def session(
 ) -> SparkSession:
     """`log_level` is Spark's: our own errors state the cause, without Java's stack traces."""
     check_catalog(config)
-    jars.java()
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers need the same packages
-    os.environ["RUST_BACKTRACE"] = "0"  # a block that polars refuses is expected
-    name = config.catalog.name
-    properties = config.catalog.properties.resolved()
-    groups = jars.of_catalog(properties)
-    paths = [path for group in groups for path in jars.fetch(group, transitive=False, say=say)]
     settings = {
-        "spark.app.name": f"frazil-{config.sink.id}",
+        **process_settings(f"frazil-{config.sink.id}", transform=bool(config.transform)),
+        **catalog_settings(config),
+        **config.spark.resolved(),
+    }
+    return started(settings, jar_paths([config], say), log_level)
+
+
+def process_settings(name: str, *, transform: bool) -> dict[str, str]:
+    """The settings of a Spark process; `transform`: records enter its JVM."""
+    return {
+        "spark.app.name": name,
         # Twice the cores: a task that waits for Kafka leaves its core to another. Four attempts:
         # plain local[n] would fail a job at the first lost worker.
         "spark.master": f"local[{2 * (os.cpu_count() or 1)},4]",
@@ -53,17 +56,39 @@ def session(
         "spark.ui.showConsoleProgress": "false",
         "spark.redaction.regex": _REDACT,
         "spark.python.daemon.module": "frazil.spark.worker_daemon",
-        "spark.driver.extraJavaOptions": f"{_JVM if config.transform else _SMALL_JVM} "
+        "spark.driver.extraJavaOptions": f"{_JVM if transform else _SMALL_JVM} "
         f"{class_archive.jvm_options()} "
         f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties')}",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
-        f"spark.sql.catalog.{name}": "org.apache.iceberg.spark.SparkCatalog",
-        # A cached table is not refreshed: joins would keep its content from the start.
-        f"spark.sql.catalog.{name}.cache-enabled": "false",
-        **{f"spark.sql.catalog.{name}.{key}": value for key, value in properties.items()},
-        **config.spark.resolved(),
     }
+
+
+def catalog_settings(config: Config) -> dict[str, str]:
+    """The catalog of a config, as settings of a session. Secrets are resolved: never log them."""
+    lead = f"spark.sql.catalog.{config.catalog.name}"
+    properties = config.catalog.properties.resolved()
+    return {
+        lead: "org.apache.iceberg.spark.SparkCatalog",
+        # A cached table is not refreshed: joins would keep its content from the start.
+        f"{lead}.cache-enabled": "false",
+        **{f"{lead}.{key}": value for key, value in properties.items()},
+    }
+
+
+def jar_groups(config: Config) -> list[Sequence[str]]:
+    return jars.of_catalog(config.catalog.properties.resolved())
+
+
+def jar_paths(configs: Iterable[Config], say: Callable[[str], None]) -> list[Path]:
+    groups = dict.fromkeys(group for config in configs for group in jar_groups(config))
+    return [path for group in groups for path in jars.fetch(group, transitive=False, say=say)]
+
+
+def started(settings: dict[str, str], paths: Iterable[Path], log_level: str) -> SparkSession:
+    jars.java()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers need the same packages
+    os.environ["RUST_BACKTRACE"] = "0"  # a block that polars refuses is expected
     extra = settings.pop("spark.jars", "")
     builder = SparkSession.builder.config(
         "spark.jars", ",".join([*map(str, paths), *filter(None, [extra])])
