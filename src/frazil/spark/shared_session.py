@@ -9,7 +9,7 @@ turns: each has its own pool of the fair scheduler. Runs on the driver.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from pyspark.sql import SparkSession
 
