@@ -74,7 +74,7 @@ LATE = {
     "iceberg.metadata_location": 4,  # the same, and psycopg is there or not
     "cli.app": 2,  # a command loads what it needs: `frazil --help` answers at once
     "cli.preflight": 3,  # the same
-    "cli.commands": 21,  # a command loads what it needs: `frazil --help` answers at once
+    "cli.commands": 22,  # a command loads what it needs: `frazil --help` answers at once
     "spark.open_table": 2,  # Spark only where it is needed
     "auditing.evidence": 1,  # and Kafka's client only where the broker is asked
     "testing.process": 5,  # the parent process, which also imports it, needs no Spark
